@@ -1,0 +1,34 @@
+//! All that is ever asked of the two threads.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crossbeam::channel::Sender;
+
+use crate::keep::KeptSpan;
+use crate::profile::{MappingId, Profile};
+use crate::unwind::Module;
+
+/// Asked of the collector.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Export what has been kept until now, then say so.
+    Flush(Sender<()>),
+    /// The same, then end.
+    Shutdown(Option<Sender<()>>),
+}
+
+/// Asked of the exporting thread.
+#[derive(Debug)]
+pub(super) enum Job {
+    /// Say what is sampled here and what is not.
+    Introduce(String),
+    /// Symbolize and export.
+    Export { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, kept: Vec<KeptSpan> },
+    /// Say that these were kept and have no profile.
+    Report(Vec<KeptSpan>),
+    /// Everything before this is done.
+    Done(Sender<()>),
+    /// End.
+    Stop,
+}

@@ -1,0 +1,194 @@
+//! Reading one thread's ring.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use super::pending::{Added, Pending, Stack};
+use crate::sampler::record::{Machine, Place, Record, Records, read_sample};
+use crate::span::{Mark, Recording, SpanKey, Stretch};
+use crate::stats::Counters;
+use crate::sys::Ring;
+use crate::unwind::{End, Unwinder};
+
+/// A thread that is sampled.
+#[derive(Debug)]
+pub(super) struct Sampled {
+    pub(super) recording: Arc<Recording>,
+    /// Marks of what lies beyond what has been read.
+    marks: VecDeque<Mark>,
+    /// Since when it was in no profiled span whenever we looked.
+    unused_since: Option<Instant>,
+}
+
+/// What draining needs, and what it fills.
+pub(super) struct Drain<'a> {
+    pub(super) unwinder: &'a mut Unwinder,
+    pub(super) pending: &'a mut Pending,
+    pub(super) counters: &'a Counters,
+    pub(super) most_frames: usize,
+    pub(super) round: u64,
+    pub(super) stack_bytes: &'a mut Vec<u8>,
+    pub(super) stack: &'a mut Stack,
+}
+
+impl Sampled {
+    pub(super) fn new(recording: Arc<Recording>) -> Self {
+        Self { recording, marks: VecDeque::new(), unused_since: None }
+    }
+
+    /// Reads everything that is in the ring. Returns the span that the thread is in.
+    pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
+        let ring = self.recording.ring.clone()?;
+        // In this order: see `Recording::stretch`.
+        let head = ring.head();
+        let stretch = self.recording.stretch();
+        while let Some(mark) = self.recording.take_mark() {
+            self.marks.push_back(mark);
+        }
+        for record in Records::between(&*ring, ring.tail(), head) {
+            match record {
+                Ok(Record::Sample(place)) => {
+                    match owner(&mut self.marks, stretch, place.position) {
+                        Some((span, period_ns)) => {
+                            drain.sample(&ring, self.recording.tid, place, span, period_ns);
+                        }
+                        None => count(&drain.counters.samples_outside_spans, 1),
+                    }
+                    // Room for the next sample, before this round has read them all.
+                    ring.release_to(place.position + u64::from(place.size));
+                }
+                Ok(Record::Lost(samples)) => {
+                    count(&drain.counters.samples_dropped_ring_full, samples);
+                }
+                Ok(Record::Throttled) => count(&drain.counters.sampling_throttled, 1),
+                Ok(_) => {}
+                Err(_) => count(&drain.counters.records_malformed, 1),
+            }
+        }
+        ring.release_to(head);
+        stretch.span
+    }
+
+    /// Ends the recording of a thread that has been in no profiled span for a while: its ring
+    /// takes memory and its samples take time. Returns whether it was ended.
+    pub(super) fn end_if_idle(&mut self, now: Instant, idle: std::time::Duration) -> bool {
+        if self.recording.stretch().span.is_some() {
+            self.unused_since = None;
+            return false;
+        }
+        match self.unused_since {
+            Some(since) if now.duration_since(since) >= idle => {
+                self.unused_since = None;
+                self.recording.end_if_unused()
+            }
+            Some(_) => false,
+            None => {
+                self.recording.note_unused();
+                self.unused_since = Some(now);
+                false
+            }
+        }
+    }
+}
+
+fn count(counter: &AtomicU64, count: u64) {
+    Counters::add(counter, count);
+}
+
+/// The span that a sample at `position` belongs to, and the CPU time it stands for. Positions are
+/// asked for in order: marks that lie before are dropped.
+fn owner(marks: &mut VecDeque<Mark>, stretch: Stretch, position: u64) -> Option<(SpanKey, u64)> {
+    while marks.front().is_some_and(|mark| mark.to <= position) {
+        marks.pop_front();
+    }
+    if let Some(mark) = marks.front().filter(|mark| mark.from <= position) {
+        return Some((mark.span, mark.period_ns));
+    }
+    let is_open = stretch.from <= position;
+    stretch.span.filter(|_| is_open).map(|span| (span, stretch.period_ns))
+}
+
+impl Drain<'_> {
+    fn sample(&mut self, ring: &Ring, tid: u32, place: Place, span: SpanKey, period_ns: u64) {
+        let read = read_sample(ring, place, Machine::NATIVE, self.stack_bytes);
+        let Some(sample) = read.ok().filter(|sample| sample.tid == tid) else {
+            count(&self.counters.records_malformed, 1);
+            return;
+        };
+        self.stack.end = self.unwinder.unwind(
+            sample.registers,
+            self.stack_bytes,
+            self.most_frames,
+            &mut self.stack.frames,
+        );
+        match self.stack.end {
+            End::Root => {}
+            End::Cut => count(&self.counters.stacks_truncated, 1),
+            End::Lost => count(&self.counters.stacks_incomplete, 1),
+        }
+        count(&self.counters.samples_taken, 1);
+        match self.pending.add(span, sample.time_ns, period_ns, self.stack, self.round) {
+            Added::Kept => {}
+            Added::Thinned(samples) => count(&self.counters.samples_thinned, samples),
+            Added::Lost => count(&self.counters.samples_dropped_memory, 1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: SpanKey = SpanKey::new(1).unwrap();
+    const B: SpanKey = SpanKey::new(2).unwrap();
+
+    fn mark(span: SpanKey, from: u64, to: u64) -> Mark {
+        Mark { span, from, to, period_ns: 5 }
+    }
+
+    fn owners(
+        marks: &[Mark],
+        open: Option<SpanKey>,
+        from: u64,
+        positions: &[u64],
+    ) -> Vec<Option<SpanKey>> {
+        let mut marks: VecDeque<_> = marks.iter().copied().collect();
+        let stretch = Stretch { span: open, from, period_ns: 7 };
+        positions
+            .iter()
+            .map(|position| owner(&mut marks, stretch, *position).map(|(span, _)| span))
+            .collect()
+    }
+
+    #[test]
+    fn a_sample_belongs_to_the_stretch_that_holds_its_position() {
+        let marks = [mark(A, 0, 32), mark(B, 64, 96)];
+        let found = owners(&marks, Some(A), 128, &[0, 16, 32, 64, 95, 96, 128, 999]);
+        assert_eq!(
+            found,
+            [Some(A), Some(A), None, Some(B), Some(B), None, Some(A), Some(A)]
+        );
+    }
+
+    #[test]
+    fn a_mark_that_is_pushed_late_wins_over_an_open_stretch_that_began_before() {
+        // The stretch was read before the thread ended it: both say the same.
+        assert_eq!(owners(&[mark(A, 32, 64)], Some(A), 32, &[32, 64]), [Some(A), Some(A)]);
+    }
+
+    #[test]
+    fn outside_all_stretches_a_sample_belongs_to_nobody() {
+        assert_eq!(owners(&[], None, 0, &[0, 32]), [None, None]);
+        assert_eq!(owners(&[], Some(A), 64, &[32]), [None]);
+    }
+
+    #[test]
+    fn each_stretch_has_its_own_period() {
+        let mut marks = VecDeque::from([mark(A, 0, 32)]);
+        let stretch = Stretch { span: Some(B), from: 32, period_ns: 7 };
+        assert_eq!(owner(&mut marks, stretch, 0), Some((A, 5)));
+        assert_eq!(owner(&mut marks, stretch, 32), Some((B, 7)));
+    }
+}

@@ -1,0 +1,389 @@
+//! Samples that wait for a verdict.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::span::{RegistryId, SpanKey};
+use crate::unwind::{End, Frame};
+
+/// One sample of a span that is open still, or whose root is: 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PendingSample {
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(super) time_ns: u64,
+    pub(super) stack: u32,
+    /// CPU time that the sample stands for.
+    pub(super) weight_ns: u32,
+}
+
+/// A stack with how it ends, each once.
+#[derive(Debug, Default)]
+struct Stacks {
+    by_number: Vec<Arc<Stack>>,
+    numbers: HashMap<Arc<Stack>, u32>,
+}
+
+/// A stack as it was unwound, the innermost frame first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stack {
+    pub(super) frames: Vec<Frame>,
+    pub(super) end: End,
+}
+
+/// What is known of a span in which samples fell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) parent: Option<SpanKey>,
+    pub(super) root: SpanKey,
+    pub(super) id: RegistryId,
+    pub(super) plan: u32,
+}
+
+/// The samples of one span.
+#[derive(Debug, Default)]
+pub(super) struct PendingSpan {
+    pub(super) known: Option<Known>,
+    pub(super) samples: Vec<PendingSample>,
+    stacks: Stacks,
+    /// Every so many samples, one is taken.
+    thinning: u32,
+    skipped: u32,
+    /// Samples of which only this is left, and the CPU time that they stood for.
+    pub(super) lost: u64,
+    pub(super) lost_ns: u64,
+    /// Samples for which others stand.
+    pub(super) thinned: u64,
+    /// When the last sample was taken.
+    pub(super) last_ns: u64,
+    /// The round in which its first sample came.
+    first_round: u64,
+}
+
+/// A local root and its spans.
+#[derive(Debug, Default)]
+struct PendingRoot {
+    spans: Vec<SpanKey>,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Pending {
+    spans: HashMap<SpanKey, PendingSpan>,
+    roots: HashMap<SpanKey, PendingRoot>,
+    bytes: usize,
+    budget_bytes: usize,
+    most_samples: usize,
+}
+
+/// What became of a sample that was added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Added {
+    Kept,
+    /// It stands for others, or others for it.
+    Thinned(u64),
+    /// No memory: only its CPU time is kept.
+    Lost,
+}
+
+impl Pending {
+    pub(super) fn new(budget_bytes: usize, most_samples: usize) -> Self {
+        Self {
+            spans: HashMap::new(),
+            roots: HashMap::new(),
+            bytes: 0,
+            budget_bytes,
+            most_samples: most_samples.max(2),
+        }
+    }
+
+    /// Adds a sample to a span. `round` is the present one.
+    pub(super) fn add(
+        &mut self,
+        span: SpanKey,
+        time_ns: u64,
+        weight_ns: u64,
+        stack: &Stack,
+        round: u64,
+    ) -> Added {
+        let pending = self.spans.entry(span).or_insert_with(|| {
+            self.bytes += BYTES_A_SPAN;
+            PendingSpan { thinning: 1, first_round: round, ..PendingSpan::default() }
+        });
+        pending.last_ns = time_ns;
+        pending.skipped += 1;
+        if pending.skipped < pending.thinning {
+            pending.thinned += 1;
+            return Added::Thinned(1);
+        }
+        pending.skipped = 0;
+        let weight_ns = weight_ns.saturating_mul(u64::from(pending.thinning));
+        let needed = size_of::<PendingSample>() + pending.stacks.cost(stack);
+        if self.bytes + needed > self.budget_bytes {
+            pending.lost += u64::from(pending.thinning);
+            pending.lost_ns += weight_ns;
+            return Added::Lost;
+        }
+        self.bytes += needed;
+        let stack = pending.stacks.add(stack);
+        let weight_ns = u32::try_from(weight_ns).unwrap_or(u32::MAX);
+        pending.samples.push(PendingSample { time_ns, stack, weight_ns });
+        if pending.samples.len() <= self.most_samples {
+            return Added::Kept;
+        }
+        let before = pending.samples.len();
+        pending.thin();
+        let thinned = before - pending.samples.len();
+        pending.thinned += thinned as u64;
+        self.bytes -= thinned * size_of::<PendingSample>();
+        Added::Thinned(thinned as u64)
+    }
+
+    /// What the hooks say of a span; more than once if threads said it at the same time.
+    pub(super) fn know(&mut self, span: SpanKey, known: Known, round: u64) {
+        let pending = self.spans.entry(span).or_insert_with(|| {
+            self.bytes += BYTES_A_SPAN;
+            PendingSpan { thinning: 1, first_round: round, ..PendingSpan::default() }
+        });
+        if pending.known.replace(known).is_none() {
+            self.roots.entry(known.root).or_default().spans.push(span);
+        }
+    }
+
+    pub(super) fn get(&self, span: SpanKey) -> Option<&PendingSpan> {
+        self.spans.get(&span)
+    }
+
+    /// The spans of a root, itself among them.
+    pub(super) fn of_root(&self, root: SpanKey) -> &[SpanKey] {
+        self.roots.get(&root).map_or(&[], |root| &root.spans)
+    }
+
+    /// A span's ancestors from the inside out.
+    pub(super) fn ancestors(&self, span: SpanKey) -> impl Iterator<Item = SpanKey> {
+        let parent = |span: &SpanKey| self.spans.get(span)?.known?.parent;
+        std::iter::successors(parent(&span), move |span| parent(span))
+    }
+
+    /// The spans among `kept` that are inside no other of them.
+    pub(super) fn topmost(&self, kept: &HashSet<SpanKey>) -> Vec<SpanKey> {
+        let inside = |span: &&SpanKey| self.ancestors(**span).any(|above| kept.contains(&above));
+        kept.iter().filter(|span| !inside(span)).copied().collect()
+    }
+
+    /// Forgets the samples of a span, which are exported; the span stays.
+    pub(super) fn clear(&mut self, span: SpanKey) {
+        if let Some(pending) = self.spans.get_mut(&span) {
+            self.bytes -= pending.bytes() - BYTES_A_SPAN;
+            pending.samples = Vec::new();
+            pending.stacks = Stacks::default();
+            pending.lost = 0;
+            pending.lost_ns = 0;
+            pending.thinned = 0;
+        }
+    }
+
+    /// Forgets a root and all its spans.
+    pub(super) fn remove_root(&mut self, root: SpanKey) {
+        for span in self.roots.remove(&root).unwrap_or_default().spans {
+            self.remove_span(span);
+        }
+    }
+
+    fn remove_span(&mut self, span: SpanKey) {
+        if let Some(pending) = self.spans.remove(&span) {
+            self.bytes -= pending.bytes();
+        }
+    }
+
+    /// The spans of which somebody should ask whether they are open still.
+    pub(super) fn known_spans(&self) -> Vec<(SpanKey, Known)> {
+        self.spans.iter().filter_map(|(span, pending)| Some((*span, pending.known?))).collect()
+    }
+
+    /// Forgets spans that nobody has made known since before `round`, but for those that are
+    /// `entered`. Returns the number of their samples.
+    pub(super) fn remove_unknown(&mut self, round: u64, entered: &HashSet<SpanKey>) -> u64 {
+        let unknown: Vec<_> = self
+            .spans
+            .iter()
+            .filter(|(span, pending)| {
+                pending.known.is_none()
+                    && pending.first_round < round
+                    && !entered.contains(span)
+            })
+            .map(|(span, _)| *span)
+            .collect();
+        let mut samples = 0;
+        for span in unknown {
+            samples += self.spans.get(&span).map_or(0, |pending| pending.samples.len() as u64);
+            self.remove_span(span);
+        }
+        samples
+    }
+}
+
+/// What a span takes beside its samples and stacks, roughly.
+const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;
+
+impl PendingSpan {
+    pub(super) fn stack(&self, sample: &PendingSample) -> Option<&Stack> {
+        self.stacks.by_number.get(sample.stack as usize).map(AsRef::as_ref)
+    }
+
+    /// Leaves out every other sample, and lets those that are left stand for two.
+    fn thin(&mut self) {
+        let mut number = 0_u32;
+        self.samples.retain_mut(|sample| {
+            number += 1;
+            sample.weight_ns = sample.weight_ns.saturating_mul(2);
+            number.is_multiple_of(2)
+        });
+        self.thinning = self.thinning.saturating_mul(2);
+    }
+
+    fn bytes(&self) -> usize {
+        let stacks = self.stacks.by_number.iter().map(|stack| stack.bytes()).sum::<usize>();
+        BYTES_A_SPAN + self.samples.len() * size_of::<PendingSample>() + stacks
+    }
+}
+
+impl Stack {
+    /// What the stack takes in its tables.
+    fn bytes(&self) -> usize {
+        self.frames.len() * size_of::<Frame>() + 96
+    }
+}
+
+impl Stacks {
+    fn cost(&self, stack: &Stack) -> usize {
+        if self.numbers.contains_key(stack) { 0 } else { stack.bytes() }
+    }
+
+    fn add(&mut self, stack: &Stack) -> u32 {
+        if let Some(number) = self.numbers.get(stack) {
+            return *number;
+        }
+        let number = self.by_number.len() as u32;
+        let stack = Arc::new(stack.clone());
+        self.by_number.push(Arc::clone(&stack));
+        self.numbers.insert(stack, number);
+        number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPAN: SpanKey = SpanKey::new(5).unwrap();
+    const PLENTY: usize = 1 << 20;
+
+    fn stack(address: u64) -> Stack {
+        Stack { frames: vec![Frame::new(None, address)], end: End::Root }
+    }
+
+    fn key(number: u64) -> SpanKey {
+        SpanKey::new(number).unwrap()
+    }
+
+    fn known(root: u64, parent: Option<u64>) -> Known {
+        let id = RegistryId::MIN;
+        Known { parent: parent.map(key), root: key(root), id, plan: 0 }
+    }
+
+    #[test]
+    fn equal_stacks_are_held_once() {
+        let mut pending = Pending::new(PLENTY, 100);
+        for time in 0..10 {
+            pending.add(SPAN, time, 1, &stack(7), 0);
+        }
+        pending.add(SPAN, 11, 1, &stack(8), 0);
+        let span = pending.get(SPAN).unwrap();
+        assert_eq!(span.samples.len(), 11);
+        assert_eq!(span.stacks.by_number.len(), 2);
+        assert_eq!(pending.bytes, span.bytes());
+    }
+
+    #[test]
+    fn more_than_the_most_are_thinned_and_stand_for_the_rest() {
+        let mut pending = Pending::new(PLENTY, 100);
+        let mut thinned = 0;
+        for time in 0..1_000 {
+            if let Added::Thinned(count) = pending.add(SPAN, time, 3, &stack(7), 0) {
+                thinned += count;
+            }
+        }
+        let span = pending.get(SPAN).unwrap();
+        assert!(span.samples.len() <= 100 && span.samples.len() > 40);
+        let weight: u64 = span.samples.iter().map(|s| u64::from(s.weight_ns)).sum();
+        assert!(weight.abs_diff(3_000) <= 3 * u64::from(span.thinning), "{weight}");
+        assert_eq!(thinned + span.samples.len() as u64, 1_000);
+        // Evenly over the whole time.
+        let half = span.samples.iter().filter(|s| s.time_ns < 500).count();
+        assert!(half.abs_diff(span.samples.len() / 2) <= 2);
+        assert_eq!(pending.bytes, span.bytes());
+    }
+
+    #[test]
+    fn without_memory_the_cpu_time_is_kept() {
+        let mut pending = Pending::new(1_000, 100);
+        let lost = (0..100).filter(|i| pending.add(SPAN, *i, 3, &stack(*i), 0) == Added::Lost);
+        let lost = lost.count() as u64;
+        assert!(lost > 50);
+        let span = pending.get(SPAN).unwrap();
+        assert_eq!((span.lost, span.lost_ns), (lost, lost * 3));
+        assert!(pending.bytes <= 1_000);
+    }
+
+    #[test]
+    fn a_root_is_forgotten_with_all_its_spans() {
+        let mut pending = Pending::new(PLENTY, 100);
+        for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2))] {
+            pending.know(key(span), known(1, parent), 0);
+            pending.add(key(span), 0, 1, &stack(span), 0);
+        }
+        pending.know(key(9), known(9, None), 0);
+        assert_eq!(pending.of_root(key(1)), [key(1), key(2), key(3)]);
+        assert_eq!(pending.ancestors(key(3)).collect::<Vec<_>>(), [key(2), key(1)]);
+        pending.remove_root(key(1));
+        assert!(pending.get(key(2)).is_none());
+        assert!(pending.get(key(9)).is_some());
+        pending.remove_root(key(9));
+        assert_eq!(pending.bytes, 0);
+    }
+
+    #[test]
+    fn the_topmost_of_kept_spans_cover_the_others() {
+        let mut pending = Pending::new(PLENTY, 100);
+        for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(1))] {
+            pending.know(key(span), known(1, parent), 0);
+        }
+        let mut topmost = pending.topmost(&HashSet::from([key(2), key(3), key(4)]));
+        topmost.sort();
+        assert_eq!(topmost, [key(2), key(4)]);
+    }
+
+    #[test]
+    fn what_nobody_made_known_is_forgotten_after_a_while() {
+        let mut pending = Pending::new(PLENTY, 100);
+        pending.add(key(1), 0, 1, &stack(1), 5);
+        pending.add(key(2), 0, 1, &stack(1), 5);
+        let entered = HashSet::from([key(2)]);
+        assert_eq!(pending.remove_unknown(5, &entered), 0);
+        assert_eq!(pending.remove_unknown(6, &entered), 1);
+        assert!(pending.get(key(1)).is_none());
+        assert!(pending.get(key(2)).is_some());
+    }
+
+    #[test]
+    fn exported_samples_are_cleared_and_the_span_stays() {
+        let mut pending = Pending::new(PLENTY, 100);
+        pending.know(SPAN, known(5, None), 0);
+        pending.add(SPAN, 0, 1, &stack(1), 0);
+        pending.clear(SPAN);
+        assert!(pending.get(SPAN).unwrap().samples.is_empty());
+        assert_eq!(pending.bytes, BYTES_A_SPAN);
+        pending.remove_root(SPAN);
+        assert_eq!(pending.bytes, 0);
+    }
+}

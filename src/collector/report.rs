@@ -1,0 +1,224 @@
+//! What is said of kept spans: in a profile's title, in its attributes, and in the log.
+
+use std::fmt::{self, Display, Write};
+
+use crate::keep::{Epoch, Kept, KeptSpan};
+use crate::profile::{Attribute, Profile, Value};
+use crate::span::Account;
+
+/// What a profile lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Losses {
+    /// Samples of which only the CPU time is left.
+    pub(super) lost: u64,
+    /// Samples for which others stand.
+    pub(super) thinned: u64,
+    /// Stacks whose outermost frames were not copied.
+    pub(super) cut: u64,
+    /// Stacks that could not be unwound to their end.
+    pub(super) incomplete: u64,
+    /// One sample in so many was taken into the profile.
+    pub(super) every: usize,
+}
+
+/// Spans that are named one by one above a picture.
+const MOST_NOTED: usize = 4;
+
+/// Gives a profile its name, title, notes and attributes.
+pub(super) fn describe(profile: &mut Profile, epoch: &Epoch, losses: &Losses) {
+    let kept = outermost_first(&epoch.kept);
+    let Some(first) = kept.first() else { return };
+    profile.name = first.name().to_owned();
+    profile.title = format!("{} · kept: {}", first.name(), first.reasons());
+    for span in kept.iter().take(MOST_NOTED) {
+        profile.notes.push(format!("{}: {}", span.name(), Split(&span.account)));
+    }
+    if kept.len() > MOST_NOTED {
+        profile.notes.push(format!("and {} more spans inside", kept.len() - MOST_NOTED));
+    }
+    let count = profile.sample_count();
+    let mut samples = format!(
+        "{count} samples, one every {} of CPU time: {} of {} on-CPU",
+        Ns(profile.period_ns),
+        Ns(profile.weight_ns()),
+        Ns(first.account.on_cpu_ns),
+    );
+    _ = write!(samples, "; {}", losses_in_words(losses));
+    profile.notes.push(samples);
+    profile.attributes = attributes(first, losses);
+}
+
+fn losses_in_words(losses: &Losses) -> String {
+    let mut words = Vec::new();
+    for (count, what) in [
+        (losses.lost, "stacks given up for want of memory"),
+        (losses.thinned, "samples thinned out"),
+        (losses.cut, "stacks cut short"),
+        (losses.incomplete, "stacks not unwound to their end"),
+    ] {
+        if count > 0 {
+            words.push(format!("{count} {what}"));
+        }
+    }
+    if words.is_empty() { "nothing lost".to_owned() } else { words.join(", ") }
+}
+
+fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
+    let int = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
+    let account = &span.account;
+    let mut attributes = vec![
+        Attribute { key: "profile.reason", value: Value::String(span.reasons().to_string()) },
+        Attribute { key: "profile.span.name", value: Value::String(span.name().to_owned()) },
+        Attribute { key: "profile.wall_ns", value: int(account.wall_ns) },
+        Attribute { key: "profile.on_cpu_ns", value: int(account.on_cpu_ns) },
+        Attribute { key: "profile.on_cpu_error_ns", value: int(account.on_cpu_error_ns) },
+        Attribute { key: "profile.off_cpu_ns", value: int(account.off_cpu_ns) },
+        Attribute { key: "profile.idle_ns", value: int(account.idle_ns) },
+    ];
+    for (key, count) in [
+        ("profile.samples_lost_memory", losses.lost),
+        ("profile.samples_thinned", losses.thinned),
+        ("profile.stacks_truncated", losses.cut),
+        ("profile.stacks_incomplete", losses.incomplete),
+    ] {
+        if count > 0 {
+            attributes.push(Attribute { key, value: int(count) });
+        }
+    }
+    attributes
+}
+
+/// Spans as they lie inside each other: those that began first, and of those the longest.
+pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
+    let mut kept = kept.to_vec();
+    kept.sort_by_key(|span| (span.opened_ns, u64::MAX - span.account.wall_ns));
+    kept
+}
+
+/// The line that goes to the log.
+pub(super) fn line(kept: &Kept) -> String {
+    let Some(first) = kept.spans.first() else { return String::new() };
+    let mut line = format!("kept `{}` ({}", first.name(), first.reasons());
+    let inside: Vec<_> = kept.spans.iter().skip(1).map(|span| span.name()).collect();
+    if let Some((name, others)) = inside.split_first() {
+        _ = write!(line, "; with `{name}`");
+        if !others.is_empty() {
+            _ = write!(line, " and {} more inside it", others.len());
+        }
+    }
+    _ = write!(line, "): {}", Split(&first.account));
+    match &kept.profile {
+        Some(_) => _ = write!(line, "; {} samples", kept.samples),
+        None => {
+            let why = kept.spans.iter().find_map(|span| span.profile().err());
+            _ = match why {
+                Some(why) => write!(line, "; no profile: {why}"),
+                None => write!(line, "; no profile"),
+            };
+        }
+    }
+    if let Some((function, share)) = &kept.top_function {
+        _ = write!(line, ", {:.0} % in {function}", share * 100.0);
+    }
+    if let Some(file) = kept.files.first() {
+        _ = write!(line, "; {}", file.display());
+    }
+    line
+}
+
+/// Wall time and its parts, in words.
+struct Split<'a>(&'a Account);
+
+impl Display for Split<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Account { wall_ns, on_cpu_ns, on_cpu_error_ns, off_cpu_ns, idle_ns, .. } = *self.0;
+        write!(f, "wall {} = on-CPU {}", Ns(wall_ns), Ns(on_cpu_ns))?;
+        if on_cpu_error_ns > 0 {
+            write!(f, " (± {})", Ns(on_cpu_error_ns))?;
+        }
+        write!(f, " + off-CPU {} + idle {}", Ns(off_cpu_ns), Ns(idle_ns))
+    }
+}
+
+/// A length of time with three digits.
+pub(super) struct Ns(pub(super) u64);
+
+impl Display for Ns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ns = self.0;
+        let (value, unit) = match ns {
+            0..1_000 => return write!(f, "{ns} ns"),
+            1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
+            1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
+            _ => (ns as f64 / 1e9, "s"),
+        };
+        let digits = if value >= 100.0 { 0 } else if value >= 10.0 { 1 } else { 2 };
+        write!(f, "{value:.digits$} {unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::ProfileId;
+    use crate::span::SpanKey;
+
+    fn kept() -> Kept {
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);
+        span.account.wall_ns = 1_312_000_000;
+        span.account.on_cpu_ns = 1_290_000_000;
+        span.account.off_cpu_ns = 12_000_000;
+        span.account.idle_ns = 10_000_000;
+        span.reasons = [crate::keep::Reason::Latency].into_iter().collect();
+        span.profile = Ok(ProfileId::for_test(1));
+        Kept {
+            spans: vec![span],
+            profile: Some(ProfileId::for_test(1)),
+            samples: 258,
+            top_function: Some(("shop::render".to_owned(), 0.97)),
+            files: vec!["profiles/x.svg".into()],
+        }
+    }
+
+    #[test]
+    fn lengths_have_three_digits() {
+        let lengths = [0, 999, 1_000, 12_345, 999_900, 1_312_000_000, 250_000_000];
+        let texts: Vec<_> = lengths.into_iter().map(|ns| Ns(ns).to_string()).collect();
+        assert_eq!(texts, ["0 ns", "999 ns", "1.00 µs", "12.3 µs", "1000 µs", "1.31 s", "250 ms"]);
+    }
+
+    #[test]
+    fn one_line_says_what_why_and_where() {
+        assert_eq!(
+            line(&kept()),
+            "kept `test` (latency): wall 1.31 s = on-CPU 1.29 s + off-CPU 12.0 ms + idle 10.0 ms; \
+             258 samples, 97 % in shop::render; profiles/x.svg"
+        );
+    }
+
+    #[test]
+    fn without_a_profile_the_line_says_why() {
+        let mut kept = kept();
+        kept.profile = None;
+        kept.top_function = None;
+        kept.files.clear();
+        kept.spans[0].profile = Err(crate::keep::NoProfile::NoSamples);
+        assert!(line(&kept).ends_with("; no profile: no sample fell in it"));
+    }
+
+    #[test]
+    fn what_is_not_sure_is_said() {
+        let account = Account { on_cpu_ns: 100, on_cpu_error_ns: 7, ..Account::default() };
+        assert!(Split(&account).to_string().contains("on-CPU 100 ns (± 7 ns) +"));
+    }
+
+    #[test]
+    fn losses_are_named_one_by_one() {
+        assert_eq!(losses_in_words(&Losses::default()), "nothing lost");
+        let losses = Losses { lost: 3, cut: 2, ..Losses::default() };
+        assert_eq!(
+            losses_in_words(&losses),
+            "3 stacks given up for want of memory, 2 stacks cut short"
+        );
+    }
+}

@@ -1,0 +1,286 @@
+//! The collector's loop.
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, Sender};
+
+use super::build::{Builder, Built};
+use super::command::{Command, Job};
+use super::drain::{Drain, Sampled};
+use super::engine::{Engine, Limits};
+use super::pending::{Known, Pending, Stack};
+use crate::keep::Epoch;
+use crate::profile::ProfileId;
+use crate::sampler::PerfSource;
+use crate::span::{LOOK_INTERVAL, Notice, SpanKey};
+use crate::stats::Counters;
+use crate::sys::Poller;
+use crate::unwind::{End, Unwinder};
+
+/// How long a kept span waits for its root to close, and for others of its tree to be kept too.
+const LINGER: Duration = Duration::from_secs(2);
+/// After how long without a profiled span a thread is disarmed.
+const IDLE: Duration = Duration::from_secs(10);
+const _: () = assert!(IDLE.as_secs() >= 2 * LOOK_INTERVAL.as_secs());
+/// How often the clock's rate is measured anew.
+const REFINE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The thread that drains the rings.
+pub(super) struct Collector {
+    engine: Arc<Engine>,
+    source: PerfSource,
+    poller: Poller,
+    commands: Receiver<Command>,
+    jobs: Sender<Job>,
+    limits: Limits,
+    base_period_ns: u64,
+    unwinder: Unwinder,
+    pending: Pending,
+    sampled: Vec<Sampled>,
+    round: u64,
+    /// Spans that closed after the last round had begun.
+    closed: Vec<SpanKey>,
+    refined: Instant,
+    introduced: bool,
+    stack_bytes: Vec<u8>,
+    stack: Stack,
+}
+
+/// What a round was asked to do besides.
+#[derive(Default)]
+struct Asked {
+    acknowledge: Vec<Sender<()>>,
+    everything: bool,
+    end: bool,
+}
+
+impl Collector {
+    pub(super) fn new(
+        engine: Arc<Engine>,
+        source: PerfSource,
+        poller: Poller,
+        commands: Receiver<Command>,
+        jobs: Sender<Job>,
+        limits: Limits,
+        base_period_ns: u64,
+    ) -> Self {
+        Self {
+            engine,
+            source,
+            poller,
+            commands,
+            jobs,
+            limits,
+            base_period_ns,
+            unwinder: Unwinder::default(),
+            pending: Pending::new(limits.memory_bytes, limits.samples_per_profile),
+            sampled: Vec::new(),
+            round: 0,
+            closed: Vec::new(),
+            refined: Instant::now(),
+            introduced: false,
+            stack_bytes: Vec::new(),
+            stack: Stack { frames: Vec::new(), end: End::Root },
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let run = || while self.step() {};
+        // Nothing here should panic; if it does, the host must not notice more than silence.
+        let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
+        self.engine.stop();
+        for sampled in &self.sampled {
+            sampled.recording.end();
+            self.source.give_back(&sampled.recording);
+        }
+        if panicked {
+            self.engine.with_dispatch(|| {
+                tracing::error!(
+                    target: "tracing_profiling",
+                    "the collector has failed and profiling has ended; please report this"
+                );
+            });
+        }
+        _ = self.jobs.send(Job::Stop);
+    }
+
+    /// Sleeps until there is something to do, and does it. False when all has ended.
+    fn step(&mut self) -> bool {
+        self.poller.wait(self.sleep());
+        loop {
+            let (asked, again) = self.do_round();
+            for done in asked.acknowledge {
+                _ = self.jobs.send(Job::Done(done));
+            }
+            if asked.end {
+                return false;
+            }
+            if !again {
+                return true;
+            }
+        }
+    }
+
+    /// Nothing to wait for means to sleep until somebody wakes us: a process in which no profiled
+    /// span is open has no wake-ups of ours, once its threads are disarmed.
+    fn sleep(&self) -> Option<Duration> {
+        let linger = self.engine.keeper.next_ripe(LINGER);
+        let idle = (!self.sampled.is_empty()).then_some(IDLE);
+        linger.into_iter().chain(idle).min()
+    }
+
+    /// One look at everything. Returns what was asked for, and whether another round must follow
+    /// at once.
+    ///
+    /// What has closed before a round begins is complete when it ends: all its marks and samples
+    /// were written before. So profiles are made only of epochs that are ended at the beginning.
+    fn do_round(&mut self) -> (Asked, bool) {
+        self.round += 1;
+        let asked = self.take_commands();
+        self.sampled.extend(self.source.take_new().into_iter().map(Sampled::new));
+        let mut closed = std::mem::take(&mut self.closed);
+        closed.extend(self.take_notices());
+        let epochs = self.end_epochs(&closed, asked.everything);
+
+        let entered = self.drain_all();
+        // A span is made known before its first mark is written, so those that the marks just
+        // read belong to are among these.
+        self.closed = self.take_notices().collect();
+
+        for epoch in epochs {
+            self.export(epoch);
+        }
+        for span in closed {
+            self.engine.keeper.forget(span);
+            self.pending.remove_root(span);
+        }
+        self.housekeep(&entered);
+        let again = self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
+        (asked, again)
+    }
+
+    fn take_commands(&self) -> Asked {
+        let mut asked = Asked::default();
+        for command in self.commands.try_iter() {
+            asked.everything = true;
+            match command {
+                Command::Flush(done) => asked.acknowledge.push(done),
+                Command::Shutdown(done) => {
+                    asked.acknowledge.extend(done);
+                    asked.end = true;
+                }
+            }
+        }
+        asked
+    }
+
+    /// Learns of spans; returns those that have closed.
+    fn take_notices(&mut self) -> impl Iterator<Item = SpanKey> + use<> {
+        let mut closed = Vec::new();
+        while let Some(notice) = self.engine.spans.take_notice() {
+            match notice {
+                Notice::Opened { key, parent, root, id, plan } => {
+                    self.pending.know(key, Known { parent, root, id, plan }, self.round);
+                }
+                Notice::Closed { key } => closed.push(key),
+            }
+        }
+        if self.engine.spans.lost_notice() {
+            let is_open = |known: &Known, key| self.engine.spans.is_open(known.id, key);
+            let spans = self.pending.known_spans();
+            closed.extend(spans.iter().filter(|(key, known)| !is_open(known, *key)).map(|(key, _)| *key));
+        }
+        closed.into_iter()
+    }
+
+    fn end_epochs(&self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
+        let linger = if everything { Duration::ZERO } else { LINGER };
+        let ripe = self.engine.keeper.ripe(linger);
+        let roots = closed.iter().copied().chain(ripe);
+        roots.filter_map(|root| self.engine.keeper.end_epoch(root)).collect()
+    }
+
+    /// Reads every ring. Returns the spans that threads are in.
+    fn drain_all(&mut self) -> HashSet<SpanKey> {
+        if !self.sampled.is_empty() {
+            self.unwinder.refresh();
+        }
+        let mut entered = HashSet::new();
+        let mut drain = Drain {
+            unwinder: &mut self.unwinder,
+            pending: &mut self.pending,
+            counters: &self.engine.counters,
+            most_frames: self.limits.frames_per_stack,
+            round: self.round,
+            stack_bytes: &mut self.stack_bytes,
+            stack: &mut self.stack,
+        };
+        self.sampled.retain_mut(|sampled| {
+            // Asked before the ring is read: then nothing comes after what is read.
+            let is_over = sampled.recording.is_over();
+            entered.extend(sampled.drain(&mut drain));
+            if is_over {
+                self.source.give_back(&sampled.recording);
+            }
+            !is_over
+        });
+        entered
+    }
+
+    fn export(&mut self, epoch: Epoch) {
+        let Some(id) = epoch.id else {
+            _ = self.jobs.send(Job::Report(epoch.kept));
+            return;
+        };
+        let builder = Builder {
+            pending: &self.pending,
+            modules: self.unwinder.modules(),
+            callsites: &self.engine.callsites,
+            unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
+            period_ns: self.base_period_ns,
+            most_samples: self.limits.samples_per_profile,
+        };
+        let Built { profile, modules, spans } = builder.build(id, &epoch);
+        self.note_exported(id, &epoch);
+        for span in spans {
+            self.pending.clear(span);
+        }
+        let profile = Box::new(profile);
+        _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept });
+    }
+
+    /// Spans around those that were kept may be kept later, and then list this profile.
+    fn note_exported(&self, id: ProfileId, epoch: &Epoch) {
+        let kept: HashSet<SpanKey> = epoch.kept.iter().map(|span| span.key).collect();
+        for top in self.pending.topmost(&kept) {
+            let samples = epoch.kept.iter().find(|s| s.key == top).map_or(0, |s| s.samples);
+            for ancestor in self.pending.ancestors(top) {
+                self.engine.keeper.note_exported(ancestor, id, samples);
+            }
+        }
+    }
+
+    fn housekeep(&mut self, entered: &HashSet<SpanKey>) {
+        let now = Instant::now();
+        if now.duration_since(self.refined) >= REFINE_INTERVAL {
+            self.engine.spans.clock().refine();
+            self.refined = now;
+        }
+        for sampled in &mut self.sampled {
+            // Its ring is read once more, in the next round, before it is given back.
+            if sampled.end_if_idle(now, IDLE) {
+                self.engine.waker.wake();
+            }
+        }
+        // A span is made known when its first stretch ends, or never.
+        let unknown = self.pending.remove_unknown(self.round.saturating_sub(1), entered);
+        Counters::add(&self.engine.counters.samples_dropped_unknown_span, unknown);
+        if !self.introduced && self.engine.has_dispatch() {
+            self.introduced = true;
+            _ = self.jobs.send(Job::Introduce(self.source.describe(self.base_period_ns)));
+        }
+    }
+}

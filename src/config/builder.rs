@@ -1,0 +1,283 @@
+//! Settings in code.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use opentelemetry::KeyValue;
+use opentelemetry_sdk::Resource;
+
+use crate::collector::{Engine, Limits, Parts};
+use crate::error::Error;
+use crate::export::{Directory, Exporter};
+use crate::keep::{Callsites, Keep, Keeper, Kept, Rules};
+use crate::layer::ProfilingLayer;
+use crate::sampler::{PerfSource, period_for, period_of_rate};
+use crate::span::{KEEP_ON_ERROR, Plan, Spans, TIGHTER};
+use crate::stats::Counters;
+use crate::sys::{self, Clock, Poller, SampleRequest};
+
+/// Makes a [`ProfilingLayer`] with other settings than the default.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tracing_profiling::{Keep, ProfilingLayer, Rule, Rules};
+/// use tracing_subscriber::prelude::*;
+///
+/// # fn main() -> Result<(), tracing_profiling::Error> {
+/// let layer = ProfilingLayer::builder()
+///     .rules(Rules::new([Rule::for_all(Keep::slower_than(Duration::from_millis(100)))]))
+///     .directory("/var/lib/shop/profiles")
+///     .build()?;
+/// tracing_subscriber::registry().with(layer).init();
+/// # Ok(())
+/// # }
+/// ```
+pub struct Builder {
+    rules: Rules,
+    rate: Option<u32>,
+    stack_bytes: u32,
+    max_depth: u32,
+    directory: PathBuf,
+    exporter: Option<Box<dyn Exporter>>,
+    resource: Option<Resource>,
+    profiles_per_minute: u32,
+    samples_per_profile: usize,
+    memory_bytes: usize,
+    on_kept: Option<Box<dyn Fn(&Kept) + Send>>,
+}
+
+/// Deep enough for an async service built for release; see `docs/design.md` for the figures.
+const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
+/// As much as fits into a record.
+const MOST_STACK_BYTES: u32 = 65_528;
+const LEAST_STACK_BYTES: u32 = 1024;
+const DEFAULT_DEPTH: u32 = 256;
+const MOST_DEPTH: u32 = 1024;
+const MOST_HERTZ: u32 = 10_000;
+const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
+/// What Pyroscope takes by default.
+const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
+const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
+
+const RING_BYTES: usize = 256 * 1024;
+/// The collector is woken when a ring is this full: early enough to get a CPU before it is full.
+const WAKE_SHARE: usize = 3;
+
+impl Builder {
+    pub(crate) fn new() -> Self {
+        Self {
+            rules: Rules::default(),
+            rate: None,
+            stack_bytes: DEFAULT_STACK_BYTES,
+            max_depth: DEFAULT_DEPTH,
+            directory: PathBuf::from("profiles"),
+            exporter: None,
+            resource: None,
+            profiles_per_minute: DEFAULT_PROFILES_PER_MINUTE,
+            samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
+            memory_bytes: DEFAULT_MEMORY_BYTES,
+            on_kept: None,
+        }
+    }
+
+    /// Which spans are profiled, and when they are kept. `250ms|error` for all by default.
+    #[must_use]
+    pub fn rules(self, rules: Rules) -> Self {
+        Self { rules, ..self }
+    }
+
+    /// Samples a second of CPU time, from 1 to 10,000. By default the rate follows the latency of
+    /// the rules: a span that is just slow enough to be kept has about 50 samples, at no more than
+    /// 1,000 and no less than 100 a second.
+    #[must_use]
+    pub fn rate(self, hertz: u32) -> Self {
+        Self { rate: Some(hertz.clamp(1, MOST_HERTZ)), ..self }
+    }
+
+    /// Bytes of stack that are copied with each sample, from 1,024 to 65,528; 32 KiB by default.
+    /// The outer frames of a deeper stack are missing, and its profile says so.
+    #[must_use]
+    pub fn stack_bytes(self, bytes: u32) -> Self {
+        // The kernel wants a multiple of 8.
+        Self { stack_bytes: bytes.clamp(LEAST_STACK_BYTES, MOST_STACK_BYTES) & !7, ..self }
+    }
+
+    /// Frames of a stack that are kept, from 1 to 1,024; 256 by default.
+    #[must_use]
+    pub fn max_depth(self, frames: u32) -> Self {
+        Self { max_depth: frames.clamp(1, MOST_DEPTH), ..self }
+    }
+
+    /// Where profiles are written, if no exporter is set; `profiles` in the working directory by
+    /// default. See [`Directory`].
+    #[must_use]
+    pub fn directory(self, path: impl Into<PathBuf>) -> Self {
+        Self { directory: path.into(), ..self }
+    }
+
+    /// Where profiles go instead of a directory.
+    #[must_use]
+    pub fn exporter(self, exporter: impl Exporter + 'static) -> Self {
+        Self { exporter: Some(Box::new(exporter)), ..self }
+    }
+
+    /// What the process is, as the profiles written to the directory say. Give the same to the
+    /// tracer provider. By default what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say.
+    #[must_use]
+    pub fn resource(self, resource: Resource) -> Self {
+        Self { resource: Some(resource), ..self }
+    }
+
+    /// Profiles that each rule may keep a minute, and at once; 60 by default. Spans over the limit
+    /// are counted.
+    #[must_use]
+    pub fn profiles_per_minute(self, profiles: u32) -> Self {
+        Self { profiles_per_minute: profiles, ..self }
+    }
+
+    /// Samples that a profile may have; 16,000 by default. A longer span's samples are thinned
+    /// out evenly, and those that are left stand for the others.
+    #[must_use]
+    pub fn samples_per_profile(self, samples: usize) -> Self {
+        Self { samples_per_profile: samples.max(2), ..self }
+    }
+
+    /// Memory in which samples may wait for their span's verdict; 32 MiB by default. What does not
+    /// fit keeps its CPU time and loses its stack.
+    #[must_use]
+    pub fn memory_bytes(self, bytes: usize) -> Self {
+        Self { memory_bytes: bytes, ..self }
+    }
+
+    /// Called for what was kept, after its profile is exported, on the thread that exports.
+    #[must_use]
+    pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
+        Self { on_kept: Some(Box::new(on_kept)), ..self }
+    }
+
+    /// The layer.
+    ///
+    /// With rules that never keep anything it does nothing at all: no thread, no file and no
+    /// signal handler is ever made.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not let us start two threads and open an epoll instance.
+    pub fn build(self) -> Result<ProfilingLayer, Error> {
+        if self.rules.is_off() {
+            return Ok(ProfilingLayer::off());
+        }
+        let clock = Clock::new();
+        let counters = Arc::new(Counters::default());
+        let poller = Poller::new().map_err(Error::thread)?;
+        let period = match self.rate {
+            Some(hertz) => period_of_rate(hertz),
+            None => period_for(self.rules.usual_latency()),
+        };
+        let base_period_ns = nanoseconds(period);
+        let request = SampleRequest {
+            period_ns: base_period_ns,
+            stack_bytes: self.stack_bytes,
+            ring_bytes: RING_BYTES,
+            wake_after_bytes: (RING_BYTES / WAKE_SHARE) as u32,
+            in_kernel: true,
+        };
+        let source = PerfSource::new(request, poller.waker(), Arc::clone(&counters));
+        let rate_is_set = self.rate.is_some();
+        let plan = |keep: &Keep| plan(keep, &clock, rate_is_set, base_period_ns);
+        let callsites = Callsites::new(self.rules.clone(), plan);
+        let keeper = Keeper::new(self.rules.len(), self.profiles_per_minute);
+        let spans =
+            Spans::new(clock, Box::new(source.clone()), base_period_ns, Arc::clone(&counters));
+        let resource = self.resource.unwrap_or_else(default_resource);
+        let exporter =
+            self.exporter.unwrap_or_else(|| Box::new(Directory::new(self.directory, resource)));
+        let engine = Engine::start(Parts {
+            spans,
+            callsites,
+            keeper,
+            counters,
+            source,
+            poller,
+            limits: Limits {
+                memory_bytes: self.memory_bytes,
+                samples_per_profile: self.samples_per_profile,
+                frames_per_stack: self.max_depth as usize,
+            },
+            base_period_ns,
+            exporter,
+            on_kept: self.on_kept,
+        })?;
+        Ok(ProfilingLayer::new(engine))
+    }
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder")
+            .field("rules", &self.rules)
+            .field("rate", &self.rate)
+            .field("stack_bytes", &self.stack_bytes)
+            .field("max_depth", &self.max_depth)
+            .field("directory", &self.directory)
+            .field("profiles_per_minute", &self.profiles_per_minute)
+            .field("samples_per_profile", &self.samples_per_profile)
+            .field("memory_bytes", &self.memory_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the hooks must know of a rule.
+fn plan(keep: &Keep, clock: &Clock, rate_is_set: bool, base_period_ns: u64) -> Plan {
+    let suspect_after = keep.latency().map_or(u64::MAX, |latency| {
+        let ticks = clock.ticks(latency);
+        // The clock's rate gets better with time: what may be over by the last word on it must be
+        // looked at.
+        ticks - ticks / 1024
+    });
+    let needed = nanoseconds(period_for(keep.latency()));
+    let is_tighter = !rate_is_set && keep.latency().is_some() && needed < base_period_ns;
+    let on_error = if keep.on_error() { KEEP_ON_ERROR } else { 0 };
+    let tighter = if is_tighter { TIGHTER } else { 0 };
+    Plan { number: 0, flags: on_error | tighter, suspect_after, period_ns: needed }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn default_resource() -> Resource {
+    Resource::builder().with_attribute(KeyValue::new("process.pid", i64::from(sys::process_id()))).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_out_of_range_is_brought_into_it() {
+        let builder = Builder::new().rate(0).stack_bytes(70_000).max_depth(0);
+        assert_eq!(builder.rate, Some(1));
+        assert_eq!(builder.stack_bytes, 65_528);
+        assert_eq!(builder.max_depth, 1);
+        assert_eq!(Builder::new().stack_bytes(5_003).stack_bytes, 5_000);
+    }
+
+    #[test]
+    fn a_tighter_rule_asks_for_a_higher_rate_unless_it_is_set() {
+        let clock = Clock::nanoseconds();
+        let keep = Keep::slower_than(Duration::from_millis(50));
+        let tight = plan(&keep, &clock, false, 4_985_000);
+        assert_eq!((tight.flags, tight.period_ns), (TIGHTER, 997_000));
+        assert_eq!(plan(&keep, &clock, true, 4_985_000).flags, 0);
+        assert_eq!(plan(&Keep::failed(), &clock, false, 4_985_000).flags, KEEP_ON_ERROR);
+    }
+
+    #[test]
+    fn suspicion_begins_a_little_before_the_threshold() {
+        let keep = Keep::slower_than(Duration::from_millis(250));
+        let after = plan(&keep, &Clock::nanoseconds(), false, 1).suspect_after;
+        assert!(after < 250_000_000 && after > 249_000_000);
+    }
+}

@@ -1,0 +1,86 @@
+//! From a profile to bytes. Pure: nothing here reads or writes anything else.
+
+mod folded;
+mod frames;
+mod otlp;
+mod pprof;
+mod pprof_messages;
+mod svg;
+
+pub use folded::folded;
+pub use otlp::otlp;
+pub use pprof::pprof;
+pub use svg::svg;
+
+#[cfg(test)]
+mod tests {
+    use crate::profile::{
+        FrameKind, Function, Line, Link, LinkId, Location, LocationId, Mapping, Point, Profile,
+        ProfileId,
+    };
+
+    const PERIOD: u64 = 5_000_000;
+
+    fn function(profile: &mut Profile, address: u64, name: &str, file: &str, line: u32) -> LocationId {
+        let mapping = profile.add_mapping(Mapping {
+            file: "/usr/bin/shop".into(),
+            start: 0x1000,
+            end: 0x9000,
+            file_offset: 0x1000,
+            build_ids: vec![("process.executable.build_id.gnu".into(), "abcd".into())],
+        });
+        let function = Function {
+            name: profile.add_string(name),
+            system_name: profile.add_string(name),
+            file: profile.add_string(file),
+        };
+        let line = Line { function: profile.add_function(function), line, column: 0 };
+        profile.add_location(Location {
+            mapping: Some(mapping),
+            address,
+            kind: FrameKind::Rust,
+            lines: vec![line],
+        })
+    }
+
+    fn link(profile: &mut Profile, span: &str, parent: Option<LinkId>) -> LinkId {
+        profile.add_link(Link { span: span.into(), parent, ids: None })
+    }
+
+    /// A request with a span inside it: a sample in `main`, and three in `price`, two of them in
+    /// the inner span.
+    pub(super) fn checkout() -> Profile {
+        let mut profile = Profile::new(ProfileId::for_test(1), PERIOD);
+        profile.title = "GET /checkout <slow>".to_owned();
+        profile.notes = vec!["4 samples & no losses".to_owned()];
+        profile.start_unix_ns = 1_000;
+        profile.duration_ns = 100;
+        let price = function(&mut profile, 0x1010, "shop::price", "/shop/src/price.rs", 7);
+        let main = function(&mut profile, 0x1020, "shop::main", "/shop/src/main.rs", 3);
+        let inner_stack = profile.add_stack(vec![price, main]);
+        let outer_stack = profile.add_stack(vec![main]);
+        let request = link(&mut profile, "GET /checkout", None);
+        let inner = link(&mut profile, "price all", Some(request));
+        for (stack, link, time_unix_ns) in [
+            (inner_stack, inner, 1_010),
+            (inner_stack, inner, 1_020),
+            (inner_stack, request, 1_030),
+            (outer_stack, request, 1_099),
+        ] {
+            let point = Point { time_unix_ns, weight_ns: PERIOD };
+            profile.add_sample(stack, Some(link), point);
+        }
+        profile
+    }
+
+    /// Two samples, of which one stands for 5 ms and one for 1 ms.
+    pub(super) fn mixed_rates() -> Profile {
+        let mut profile = Profile::new(ProfileId::for_test(2), PERIOD);
+        let main = function(&mut profile, 0x1020, "shop::main", "/shop/src/main.rs", 3);
+        let stack = profile.add_stack(vec![main]);
+        for (time_unix_ns, weight_ns) in [(1, PERIOD), (2, 1_000_000)] {
+            profile.add_sample(stack, None, Point { time_unix_ns, weight_ns });
+        }
+        profile
+    }
+}

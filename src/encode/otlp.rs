@@ -1,0 +1,359 @@
+//! OTLP Profiles, `v1development` as of opentelemetry-proto v1.10 and v1.11.
+//!
+//! The rules that the messages state in their comments, and those that receivers were found to
+//! need, are listed in `docs/otlp.md`.
+
+use std::collections::HashMap;
+
+use opentelemetry_proto::tonic::common::v1::{
+    AnyValue, InstrumentationScope, KeyValue, any_value,
+};
+use opentelemetry_proto::tonic::profiles::v1development as proto;
+use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
+use opentelemetry_sdk::Resource;
+use prost::Message;
+
+use crate::profile::{
+    Attribute, FrameKind, Function, FunctionId, LinkId, LocationId, MappingId, Profile, StackId,
+    Value,
+};
+
+/// A binary `ProfilesData` of one profile. The bytes are also those of an
+/// `ExportProfilesServiceRequest`.
+///
+/// If all samples stand for the same CPU time, each point is a timestamp; otherwise timestamps
+/// would count for too little or too much, and each sample is its CPU time in nanoseconds.
+pub fn otlp(profile: &Profile, resource: &Resource) -> Vec<u8> {
+    let mut dictionary = Dictionary::new(profile);
+    let profile = encode_profile(profile, &mut dictionary);
+    let scope = InstrumentationScope {
+        name: env!("CARGO_PKG_NAME").to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..InstrumentationScope::default()
+    };
+    let scope_profiles = proto::ScopeProfiles {
+        scope: Some(scope),
+        profiles: vec![profile],
+        schema_url: String::new(),
+    };
+    let resource_profiles = proto::ResourceProfiles {
+        resource: Some(encode_resource(resource)),
+        scope_profiles: vec![scope_profiles],
+        schema_url: resource.schema_url().unwrap_or_default().to_owned(),
+    };
+    proto::ProfilesData {
+        resource_profiles: vec![resource_profiles],
+        dictionary: Some(dictionary.message),
+    }
+    .encode_to_vec()
+}
+
+fn encode_resource(resource: &Resource) -> ProtoResource {
+    let attributes = resource.iter().map(|(key, value)| KeyValue {
+        key: key.as_str().to_owned(),
+        value: Some(value.clone().into()),
+        ..KeyValue::default()
+    });
+    ProtoResource { attributes: attributes.collect(), ..ProtoResource::default() }
+}
+
+fn encode_profile(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
+    let weight = profile.uniform_weight_ns();
+    // One sample for each stack and exported span: spans without ids are alike here.
+    let mut places: HashMap<(i32, i32), usize> = HashMap::new();
+    let mut samples: Vec<proto::Sample> = Vec::new();
+    for sample in profile.samples() {
+        let stack_index = dictionary.stack(sample.stack);
+        let link_index = dictionary.link(sample.link);
+        let place = *places.entry((stack_index, link_index)).or_insert_with(|| {
+            samples.push(proto::Sample { stack_index, link_index, ..proto::Sample::default() });
+            samples.len() - 1
+        });
+        let Some(encoded) = samples.get_mut(place) else { continue };
+        if weight.is_some() {
+            let times = sample.points.iter().map(|point| point.time_unix_ns);
+            encoded.timestamps_unix_nano.extend(times);
+        } else {
+            let sum: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
+            let before = encoded.values.pop().unwrap_or(0);
+            encoded.values.push(before.saturating_add_unsigned(sum));
+        }
+    }
+    for sample in &mut samples {
+        sample.timestamps_unix_nano.sort_unstable();
+    }
+    let sample_type = match weight {
+        Some(_) => dictionary.value_type("samples", "count"),
+        None => dictionary.value_type("cpu", "nanoseconds"),
+    };
+    let period_type = dictionary.value_type("cpu", "nanoseconds");
+    let attribute_indices = profile.attributes.iter().map(|attribute| {
+        let Attribute { key, value } = attribute;
+        dictionary.attribute(key, value)
+    });
+    proto::Profile {
+        attribute_indices: attribute_indices.collect(),
+        sample_type: Some(sample_type),
+        samples,
+        time_unix_nano: profile.start_unix_ns,
+        duration_nano: profile.duration_ns,
+        period_type: Some(period_type),
+        period: i64::try_from(weight.unwrap_or(profile.period_ns).max(1)).unwrap_or(i64::MAX),
+        profile_id: profile.id.to_bytes().to_vec(),
+        ..proto::Profile::default()
+    }
+}
+
+/// The tables, filled with what is used and nothing else. The first entry of each is the zero
+/// value, which stands for "none".
+struct Dictionary<'a> {
+    profile: &'a Profile,
+    message: proto::ProfilesDictionary,
+    strings: HashMap<String, i32>,
+    functions: HashMap<FunctionId, i32>,
+    mappings: HashMap<MappingId, i32>,
+    locations: HashMap<LocationId, i32>,
+    stacks: HashMap<StackId, i32>,
+    links: HashMap<Vec<u8>, i32>,
+    attributes: HashMap<(i32, Vec<u8>), i32>,
+}
+
+/// Appends a value to a table, and returns its index.
+fn push<T>(table: &mut Vec<T>, value: T) -> i32 {
+    table.push(value);
+    i32::try_from(table.len() - 1).unwrap_or(i32::MAX)
+}
+
+impl<'a> Dictionary<'a> {
+    fn new(profile: &'a Profile) -> Self {
+        let message = proto::ProfilesDictionary {
+            mapping_table: vec![proto::Mapping::default()],
+            location_table: vec![proto::Location::default()],
+            function_table: vec![proto::Function::default()],
+            link_table: vec![proto::Link::default()],
+            string_table: vec![String::new()],
+            attribute_table: vec![proto::KeyValueAndUnit::default()],
+            stack_table: vec![proto::Stack::default()],
+        };
+        Self {
+            profile,
+            message,
+            strings: HashMap::from([(String::new(), 0)]),
+            functions: HashMap::new(),
+            mappings: HashMap::new(),
+            locations: HashMap::new(),
+            stacks: HashMap::new(),
+            links: HashMap::new(),
+            attributes: HashMap::new(),
+        }
+    }
+
+    fn string(&mut self, string: &str) -> i32 {
+        if let Some(index) = self.strings.get(string) {
+            return *index;
+        }
+        let index = push(&mut self.message.string_table, string.to_owned());
+        self.strings.insert(string.to_owned(), index);
+        index
+    }
+
+    fn value_type(&mut self, kind: &str, unit: &str) -> proto::ValueType {
+        proto::ValueType { type_strindex: self.string(kind), unit_strindex: self.string(unit) }
+    }
+
+    fn attribute(&mut self, key: &str, value: &Value) -> i32 {
+        let value = match value {
+            Value::String(text) => any_value::Value::StringValue(text.clone()),
+            Value::Int(number) => any_value::Value::IntValue(*number),
+            Value::Bool(truth) => any_value::Value::BoolValue(*truth),
+        };
+        let value = AnyValue { value: Some(value) };
+        let key_strindex = self.string(key);
+        let identity = (key_strindex, value.encode_to_vec());
+        if let Some(index) = self.attributes.get(&identity) {
+            return *index;
+        }
+        let entry = proto::KeyValueAndUnit { key_strindex, value: Some(value), unit_strindex: 0 };
+        let index = push(&mut self.message.attribute_table, entry);
+        self.attributes.insert(identity, index);
+        index
+    }
+
+    fn function(&mut self, id: FunctionId) -> i32 {
+        if let Some(index) = self.functions.get(&id) {
+            return *index;
+        }
+        let Some(Function { name, system_name, file }) = self.profile.function(id) else {
+            return 0;
+        };
+        let function = proto::Function {
+            name_strindex: self.string(self.profile.string(*name)),
+            system_name_strindex: self.string(self.profile.string(*system_name)),
+            filename_strindex: self.string(self.profile.string(*file)),
+            start_line: 0,
+        };
+        let index = push(&mut self.message.function_table, function);
+        self.functions.insert(id, index);
+        index
+    }
+
+    fn mapping(&mut self, id: MappingId) -> i32 {
+        if let Some(index) = self.mappings.get(&id) {
+            return *index;
+        }
+        let Some(mapping) = self.profile.mapping(id) else { return 0 };
+        let build_ids = mapping.build_ids.iter();
+        let attribute_indices = build_ids
+            .map(|(kind, id)| self.attribute(kind, &Value::String(id.clone())))
+            .collect();
+        let entry = proto::Mapping {
+            memory_start: mapping.start,
+            memory_limit: mapping.end,
+            file_offset: mapping.file_offset,
+            filename_strindex: self.string(&mapping.file),
+            attribute_indices,
+        };
+        let index = push(&mut self.message.mapping_table, entry);
+        self.mappings.insert(id, index);
+        index
+    }
+
+    fn location(&mut self, id: LocationId) -> i32 {
+        if let Some(index) = self.locations.get(&id) {
+            return *index;
+        }
+        let Some(location) = self.profile.location(id) else { return 0 };
+        let frame_type = match location.kind {
+            FrameKind::Rust => Some("rust"),
+            FrameKind::Native => Some("native"),
+            FrameKind::Remark => None,
+        };
+        let attribute_indices = frame_type
+            .map(|kind| self.attribute("profile.frame.type", &Value::String(kind.to_owned())));
+        let lines = location.lines.iter().map(|line| proto::Line {
+            function_index: self.function(line.function),
+            line: i64::from(line.line),
+            column: i64::from(line.column),
+        });
+        let lines = lines.collect();
+        let entry = proto::Location {
+            mapping_index: location.mapping.map_or(0, |mapping| self.mapping(mapping)),
+            address: location.address,
+            lines,
+            attribute_indices: attribute_indices.into_iter().collect(),
+        };
+        let index = push(&mut self.message.location_table, entry);
+        self.locations.insert(id, index);
+        index
+    }
+
+    fn stack(&mut self, id: StackId) -> i32 {
+        if let Some(index) = self.stacks.get(&id) {
+            return *index;
+        }
+        let locations = self.profile.stack(id);
+        let location_indices = locations.iter().map(|id| self.location(*id)).collect();
+        let index = push(&mut self.message.stack_table, proto::Stack { location_indices });
+        self.stacks.insert(id, index);
+        index
+    }
+
+    fn link(&mut self, id: Option<LinkId>) -> i32 {
+        let Some((trace_id, span_id)) =
+            id.and_then(|id| self.profile.link(id)).and_then(|link| link.ids)
+        else {
+            return 0;
+        };
+        let (trace_id, span_id) = (trace_id.to_bytes().to_vec(), span_id.to_bytes().to_vec());
+        let identity = [trace_id.as_slice(), span_id.as_slice()].concat();
+        if let Some(index) = self.links.get(&identity) {
+            return *index;
+        }
+        let index = push(&mut self.message.link_table, proto::Link { trace_id, span_id });
+        self.links.insert(identity, index);
+        index
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{checkout, mixed_rates};
+    use super::*;
+
+    fn decode(profile: &Profile) -> proto::ProfilesData {
+        let resource = Resource::builder_empty().with_service_name("shop").build();
+        proto::ProfilesData::decode(otlp(profile, &resource).as_slice()).unwrap()
+    }
+
+    fn only_profile(data: &proto::ProfilesData) -> &proto::Profile {
+        &data.resource_profiles[0].scope_profiles[0].profiles[0]
+    }
+
+    #[test]
+    fn the_first_entry_of_each_table_is_the_zero_value() {
+        let dictionary = decode(&checkout()).dictionary.unwrap();
+        assert_eq!(dictionary.string_table[0], "");
+        assert_eq!(dictionary.function_table[0], proto::Function::default());
+        assert_eq!(dictionary.mapping_table[0], proto::Mapping::default());
+        assert_eq!(dictionary.location_table[0], proto::Location::default());
+        assert_eq!(dictionary.stack_table[0], proto::Stack::default());
+        assert_eq!(dictionary.link_table[0], proto::Link::default());
+        assert_eq!(dictionary.attribute_table[0], proto::KeyValueAndUnit::default());
+    }
+
+    #[test]
+    fn samples_of_one_rate_are_timestamps_that_count() {
+        let data = decode(&checkout());
+        let dictionary = data.dictionary.as_ref().unwrap();
+        let profile = only_profile(&data);
+        let sample_type = profile.sample_type.unwrap();
+        let name = |index: i32| dictionary.string_table[index as usize].as_str();
+        assert_eq!(name(sample_type.type_strindex), "samples");
+        assert_eq!(name(sample_type.unit_strindex), "count");
+        assert_eq!(name(profile.period_type.unwrap().type_strindex), "cpu");
+        assert_eq!(profile.period, 5_000_000);
+        let times: Vec<_> =
+            profile.samples.iter().flat_map(|s| s.timestamps_unix_nano.clone()).collect();
+        assert_eq!(times.len(), 4);
+        assert!(profile.samples.iter().all(|sample| sample.values.is_empty()));
+        let range = profile.time_unix_nano..profile.time_unix_nano + profile.duration_nano;
+        assert!(times.iter().all(|time| range.contains(time)));
+    }
+
+    #[test]
+    fn samples_of_several_rates_are_cpu_time() {
+        let data = decode(&mixed_rates());
+        let dictionary = data.dictionary.as_ref().unwrap();
+        let profile = only_profile(&data);
+        let kind = profile.sample_type.unwrap().type_strindex;
+        assert_eq!(dictionary.string_table[kind as usize], "cpu");
+        assert!(profile.samples.iter().all(|sample| sample.timestamps_unix_nano.is_empty()));
+        let sum: i64 = profile.samples.iter().flat_map(|sample| &sample.values).sum();
+        assert_eq!(sum, 6_000_000);
+    }
+
+    #[test]
+    fn spans_without_ids_share_their_stacks_sample() {
+        // Two spans with the same stack, and no trace.
+        let data = decode(&checkout());
+        let profile = only_profile(&data);
+        assert_eq!(profile.samples.len(), 2);
+        assert!(profile.samples.iter().all(|sample| sample.link_index == 0));
+    }
+
+    #[test]
+    fn locations_say_what_they_are_and_where() {
+        let data = decode(&checkout());
+        let dictionary = data.dictionary.as_ref().unwrap();
+        let location = &dictionary.location_table[1];
+        let function = dictionary.function_table[location.lines[0].function_index as usize];
+        let name = |index: i32| dictionary.string_table[index as usize].as_str();
+        assert_eq!(name(function.name_strindex), "shop::price");
+        assert_eq!(name(function.filename_strindex), "/shop/src/price.rs");
+        assert_eq!(location.lines[0].line, 7);
+        let kind = &dictionary.attribute_table[location.attribute_indices[0] as usize];
+        assert_eq!(name(kind.key_strindex), "profile.frame.type");
+        let mapping = &dictionary.mapping_table[location.mapping_index as usize];
+        assert!(mapping.memory_start <= location.address && location.address < mapping.memory_limit);
+    }
+}

@@ -1,0 +1,239 @@
+//! pprof, as `go tool pprof` and many viewers read it.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use prost::Message;
+
+use super::pprof_messages as proto;
+use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, Value};
+
+/// A gzipped pprof file with the number of samples and their CPU time in nanoseconds. Each sample
+/// has its span's name as the label `span`, and `trace_id` and `span_id` where the span has them;
+/// the profile's attributes and notes are comments.
+pub fn pprof(profile: &Profile) -> Vec<u8> {
+    let bytes = Encoder::new(profile).encode().encode_to_vec();
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    // Writing into memory does not fail.
+    _ = gzip.write_all(&bytes);
+    gzip.finish().unwrap_or_default()
+}
+
+struct Encoder<'a> {
+    profile: &'a Profile,
+    message: proto::Profile,
+    strings: HashMap<String, i64>,
+    mappings: HashMap<MappingId, u64>,
+    locations: HashMap<LocationId, u64>,
+    functions: HashMap<crate::profile::FunctionId, u64>,
+}
+
+impl<'a> Encoder<'a> {
+    fn new(profile: &'a Profile) -> Self {
+        Self {
+            profile,
+            message: proto::Profile {
+                string_table: vec![String::new()],
+                ..proto::Profile::default()
+            },
+            strings: HashMap::from([(String::new(), 0)]),
+            mappings: HashMap::new(),
+            locations: HashMap::new(),
+            functions: HashMap::new(),
+        }
+    }
+
+    fn encode(mut self) -> proto::Profile {
+        let profile = self.profile;
+        let count = self.value_type("samples", "count");
+        let cpu = self.value_type("cpu", "nanoseconds");
+        self.message.sample_type = vec![count, cpu];
+        self.message.default_sample_type = self.string("cpu");
+        self.message.period_type = Some(cpu);
+        self.message.period = signed(profile.uniform_weight_ns().unwrap_or(profile.period_ns));
+        self.message.time_nanos = signed(profile.start_unix_ns);
+        self.message.duration_nanos = signed(profile.duration_ns);
+        for sample in profile.samples() {
+            let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
+            let encoded = proto::Sample {
+                location_id: profile
+                    .stack(sample.stack)
+                    .iter()
+                    .map(|id| self.location(*id))
+                    .collect(),
+                value: vec![signed(sample.points.len() as u64), signed(weight)],
+                label: self.labels(sample.link),
+            };
+            self.message.sample.push(encoded);
+        }
+        let mut comments = vec![profile.title.clone()];
+        comments.extend(profile.notes.iter().cloned());
+        comments.push(format!("profile.id={}", profile.id));
+        comments.extend(profile.attributes.iter().map(comment));
+        self.message.comment = comments.iter().map(|comment| self.string(comment)).collect();
+        self.message
+    }
+
+    fn string(&mut self, string: &str) -> i64 {
+        if let Some(index) = self.strings.get(string) {
+            return *index;
+        }
+        let index = signed(self.message.string_table.len() as u64);
+        self.message.string_table.push(string.to_owned());
+        self.strings.insert(string.to_owned(), index);
+        index
+    }
+
+    fn value_type(&mut self, kind: &str, unit: &str) -> proto::ValueType {
+        proto::ValueType { r#type: self.string(kind), unit: self.string(unit) }
+    }
+
+    fn labels(&mut self, link: Option<LinkId>) -> Vec<proto::Label> {
+        let Some(link) = link.and_then(|id| self.profile.link(id)) else { return Vec::new() };
+        let mut labels = vec![("span", link.span.clone())];
+        if let Some((trace_id, span_id)) = link.ids {
+            labels.push(("trace_id", trace_id.to_string()));
+            labels.push(("span_id", span_id.to_string()));
+        }
+        let label = |(key, value): (&str, String)| proto::Label {
+            key: self.string(key),
+            str: self.string(&value),
+        };
+        labels.into_iter().map(label).collect()
+    }
+
+    fn location(&mut self, id: LocationId) -> u64 {
+        if let Some(number) = self.locations.get(&id) {
+            return *number;
+        }
+        let Some(location) = self.profile.location(id) else { return 0 };
+        let line = location.lines.iter().map(|line| proto::Line {
+            function_id: self.function(line.function),
+            line: i64::from(line.line),
+            column: i64::from(line.column),
+        });
+        let line = line.collect();
+        let mapping_id = location.mapping.map_or(0, |mapping| self.mapping(mapping));
+        let number = self.message.location.len() as u64 + 1;
+        self.message.location.push(proto::Location {
+            id: number,
+            mapping_id,
+            address: location.address,
+            line,
+        });
+        self.locations.insert(id, number);
+        number
+    }
+
+    fn function(&mut self, id: crate::profile::FunctionId) -> u64 {
+        if let Some(number) = self.functions.get(&id) {
+            return *number;
+        }
+        let Some(function) = self.profile.function(id) else { return 0 };
+        let number = self.message.function.len() as u64 + 1;
+        let encoded = proto::Function {
+            id: number,
+            name: self.string(self.profile.string(function.name)),
+            system_name: self.string(self.profile.string(function.system_name)),
+            filename: self.string(self.profile.string(function.file)),
+        };
+        self.message.function.push(encoded);
+        self.functions.insert(id, number);
+        number
+    }
+
+    fn mapping(&mut self, id: MappingId) -> u64 {
+        if let Some(number) = self.mappings.get(&id) {
+            return *number;
+        }
+        let Some(mapping) = self.profile.mapping(id) else { return 0 };
+        let build_id = mapping.build_ids.first().map_or("", |(_, id)| id.as_str());
+        let number = self.message.mapping.len() as u64 + 1;
+        let encoded = proto::Mapping {
+            id: number,
+            memory_start: mapping.start,
+            memory_limit: mapping.end,
+            file_offset: mapping.file_offset,
+            filename: self.string(&mapping.file),
+            build_id: self.string(build_id),
+            // Otherwise pprof would look for the file and symbolize once more.
+            has_functions: true,
+            has_filenames: true,
+            has_line_numbers: true,
+            has_inline_frames: true,
+        };
+        self.message.mapping.push(encoded);
+        self.mappings.insert(id, number);
+        number
+    }
+}
+
+fn comment(attribute: &Attribute) -> String {
+    let key = attribute.key;
+    match &attribute.value {
+        Value::String(text) => format!("{key}={text}"),
+        Value::Int(number) => format!("{key}={number}"),
+        Value::Bool(truth) => format!("{key}={truth}"),
+    }
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use flate2::read::GzDecoder;
+
+    use super::super::tests::checkout;
+    use super::*;
+
+    fn decode(profile: &Profile) -> proto::Profile {
+        let mut bytes = Vec::new();
+        GzDecoder::new(pprof(profile).as_slice()).read_to_end(&mut bytes).unwrap();
+        proto::Profile::decode(bytes.as_slice()).unwrap()
+    }
+
+    #[test]
+    fn counts_samples_and_cpu_time_and_names_their_spans() {
+        let message = decode(&checkout());
+        let name = |index: i64| message.string_table[index as usize].as_str();
+        let mut samples: Vec<_> = message
+            .sample
+            .iter()
+            .map(|sample| (name(sample.label[0].str), sample.value.clone()))
+            .collect();
+        samples.sort();
+        assert_eq!(
+            samples,
+            [
+                ("GET /checkout", vec![1, 5_000_000]),
+                ("GET /checkout", vec![1, 5_000_000]),
+                ("price all", vec![2, 10_000_000]),
+            ]
+        );
+        assert_eq!(name(message.sample[0].label[0].key), "span");
+        assert_eq!(name(message.default_sample_type), "cpu");
+        assert!(message.comment.iter().any(|c| name(*c).starts_with("profile.id=0101")));
+    }
+
+    #[test]
+    fn every_number_refers_to_something() {
+        let message = decode(&checkout());
+        for sample in &message.sample {
+            assert!(!sample.location_id.is_empty());
+            for id in &sample.location_id {
+                let location = &message.location[*id as usize - 1];
+                assert_eq!(location.id, *id);
+                assert!(location.mapping_id as usize <= message.mapping.len());
+                for line in &location.line {
+                    assert_eq!(message.function[line.function_id as usize - 1].id, line.function_id);
+                }
+            }
+        }
+    }
+}

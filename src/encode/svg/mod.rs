@@ -1,0 +1,258 @@
+//! A flame graph that a browser shows by itself: no network, no other file.
+
+mod tree;
+
+use std::fmt::Write;
+
+use super::frames::Kind;
+use crate::profile::Profile;
+use tree::Node;
+
+const WIDTH: f64 = 1200.0;
+const MARGIN: f64 = 10.0;
+const ROW: f64 = 18.0;
+const LINE: f64 = 17.0;
+/// Of the monospaced font below.
+const CHARACTER: f64 = 6.9;
+/// Narrower boxes are left out.
+const NARROWEST: f64 = 0.2;
+
+/// A flame graph of the CPU time: the outermost span on top, functions below those that called
+/// them, inlined functions below those that they are part of.
+///
+/// The width of a box is its CPU time. The boxes carry their names, places in the source and times
+/// as tooltips; a click zooms, and a search shows the share of what it finds.
+pub fn svg(profile: &Profile) -> String {
+    let root = Node::of(profile);
+    let top = MARGIN * 2.0 + LINE * (profile.notes.len() + 3) as f64;
+    let height = top + ROW * root.depth() as f64 + LINE * 2.0;
+    let mut svg = String::new();
+    // Writing into a string does not fail.
+    _ = write_svg(&mut svg, profile, &root, top, height);
+    svg
+}
+
+fn write_svg(
+    svg: &mut String,
+    profile: &Profile,
+    root: &Node,
+    top: f64,
+    height: f64,
+) -> std::fmt::Result {
+    write!(
+        svg,
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+         <svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         width=\"{WIDTH}\" height=\"{height}\" font-family=\"ui-monospace, 'DejaVu Sans Mono', \
+         Menlo, Consolas, monospace\" font-size=\"11.5\">\n\
+         <title>{}</title>\n<style>{}</style>\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#fdfdfb\"/>\n",
+        Text(&profile.title),
+        include_str!("style.css"),
+    )?;
+    let mut y = MARGIN + LINE;
+    text(svg, "title", MARGIN, y, &profile.title)?;
+    for note in &profile.notes {
+        y += LINE;
+        text(svg, "note", MARGIN, y, note)?;
+    }
+    y += LINE * 1.3;
+    writeln!(
+        svg,
+        "<text id=\"details\" class=\"note\" x=\"{MARGIN}\" y=\"{y:.1}\"> </text>\n\
+         <text id=\"reset\" class=\"button\" x=\"{}\" y=\"{}\">reset zoom</text>\n\
+         <text id=\"search\" class=\"button\" x=\"{}\" y=\"{}\">search</text>\n\
+         <text id=\"matched\" class=\"note\" x=\"{}\" y=\"{y:.1}\" text-anchor=\"end\"> </text>",
+        WIDTH - 170.0,
+        MARGIN + LINE,
+        WIDTH - 65.0,
+        MARGIN + LINE,
+        WIDTH - MARGIN,
+    )?;
+    writeln!(svg, "<g id=\"frames\" data-left=\"{MARGIN}\" data-width=\"{}\">", WIDTH - 2.0 * MARGIN)?;
+    let scale = (WIDTH - 2.0 * MARGIN) / root.weight_ns.max(1) as f64;
+    let mut boxes = Boxes { svg, top, scale, total_ns: root.weight_ns.max(1) };
+    boxes.draw_children(root, 0, MARGIN)?;
+    writeln!(svg, "</g>")?;
+    legend(svg, height - LINE)?;
+    writeln!(svg, "<script><![CDATA[\n{}]]></script>\n</svg>", include_str!("script.js"))
+}
+
+fn text(svg: &mut String, class: &str, x: f64, y: f64, content: &str) -> std::fmt::Result {
+    writeln!(svg, "<text class=\"{class}\" x=\"{x}\" y=\"{y:.1}\">{}</text>", Text(content))
+}
+
+fn legend(svg: &mut String, y: f64) -> std::fmt::Result {
+    let mut x = MARGIN;
+    for (kind, name) in [
+        (Kind::Span, "span"),
+        (Kind::Rust, "Rust"),
+        (Kind::Native, "other code"),
+        (Kind::Remark, "remark"),
+    ] {
+        let fill = color(kind, "");
+        writeln!(svg, "<rect x=\"{x}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{fill}\"/>", y - 9.0)?;
+        text(svg, "note", x + 15.0, y, name)?;
+        x += 40.0 + CHARACTER * name.len() as f64;
+    }
+    Ok(())
+}
+
+struct Boxes<'a> {
+    svg: &'a mut String,
+    top: f64,
+    /// Width of a nanosecond.
+    scale: f64,
+    total_ns: u64,
+}
+
+impl Boxes<'_> {
+    fn draw_children(&mut self, node: &Node, depth: usize, mut x: f64) -> std::fmt::Result {
+        for child in &node.children {
+            let width = child.weight_ns as f64 * self.scale;
+            if width >= NARROWEST {
+                self.draw(child, depth, x, width)?;
+                self.draw_children(child, depth + 1, x)?;
+            }
+            x += width;
+        }
+        Ok(())
+    }
+
+    fn draw(&mut self, node: &Node, depth: usize, x: f64, width: f64) -> std::fmt::Result {
+        let y = self.top + ROW * depth as f64;
+        let share = node.weight_ns as f64 * 100.0 / self.total_ns as f64;
+        let time = humantime::format_duration(std::time::Duration::from_micros(
+            node.weight_ns.div_ceil(1000),
+        ));
+        let samples = if node.samples == 1 { "sample" } else { "samples" };
+        let mut details = format!("{} ({time}, {share:.1} %, {} {samples})", node.name, node.samples);
+        for place in node.heaviest_places() {
+            _ = write!(details, "\n{place}");
+        }
+        writeln!(
+            self.svg,
+            "<g class=\"frame\" data-depth=\"{depth}\" data-name=\"{}\"><title>{}</title>\
+             <rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"{}\" fill=\"{}\"/>\
+             <text x=\"{:.2}\" y=\"{:.1}\">{}</text></g>",
+            Text(&node.name),
+            Text(&details),
+            ROW - 1.0,
+            color(node.kind, &node.name),
+            x + 3.0,
+            y + 12.5,
+            Text(&shortened(&node.name, width)),
+        )
+    }
+}
+
+/// As much of a name as fits.
+fn shortened(name: &str, width: f64) -> String {
+    let fits = ((width - 6.0) / CHARACTER).max(0.0) as usize;
+    if name.chars().count() <= fits {
+        name.to_owned()
+    } else if fits < 4 {
+        String::new()
+    } else {
+        name.chars().take(fits - 1).chain(['…']).collect()
+    }
+}
+
+/// A color for what a frame is, a little different for each name so that neighbours differ.
+fn color(kind: Kind, name: &str) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in name.bytes() {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    let vary = (hash >> 32) as u32 % 24;
+    match kind {
+        Kind::Span => format!("hsl({}, 55%, 78%)", 215 + vary / 2),
+        Kind::Rust => format!("hsl({}, 82%, {}%)", 18 + vary, 68 + vary % 8),
+        Kind::Native => format!("hsl({}, 45%, {}%)", 130 + vary, 74 + vary % 6),
+        Kind::Remark => "#d9d9d9".to_owned(),
+    }
+}
+
+/// Text as XML has it: escaped, and without the characters that XML cannot have.
+struct Text<'a>(&'a str);
+
+impl std::fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for character in self.0.chars() {
+            match character {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '"' => f.write_str("&quot;")?,
+                '\'' => f.write_str("&#39;")?,
+                '\n' | '\t' => f.write_char(character)?,
+                c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => f.write_char('�')?,
+                c => f.write_char(c)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::checkout;
+    use super::*;
+
+    #[test]
+    fn is_well_formed_and_shows_what_it_should() {
+        let svg = svg(&checkout());
+        let document = roxmltree::Document::parse(&svg).unwrap();
+        let texts: Vec<_> = document
+            .descendants()
+            .filter(|node| node.has_tag_name("text"))
+            .filter_map(|node| node.text())
+            .collect();
+        assert!(texts.contains(&"GET /checkout <slow>"));
+        assert!(texts.contains(&"4 samples & no losses"));
+        assert!(texts.contains(&"shop::price"));
+        let titles: Vec<_> = document
+            .descendants()
+            .filter(|node| node.has_tag_name("title"))
+            .filter_map(|node| node.text())
+            .collect();
+        assert!(titles.contains(&"price all (10ms, 50.0 %, 2 samples)"), "{titles:?}");
+        assert!(
+            titles.contains(&"shop::price (5ms, 25.0 %, 1 sample)\n/shop/src/price.rs:7"),
+            "{titles:?}"
+        );
+    }
+
+    #[test]
+    fn boxes_lie_inside_those_of_their_callers() {
+        let svg = svg(&checkout());
+        let document = roxmltree::Document::parse(&svg).unwrap();
+        let number = |node: &roxmltree::Node<'_, '_>, name| -> f64 {
+            node.attribute(name).unwrap().parse().unwrap()
+        };
+        let mut above: Vec<(f64, f64)> = Vec::new();
+        for frame in document.descendants().filter(|n| n.attribute("class") == Some("frame")) {
+            let depth = number(&frame, "data-depth") as usize;
+            let rect = frame.children().find(|node| node.has_tag_name("rect")).unwrap();
+            let (left, width) = (number(&rect, "x"), number(&rect, "width"));
+            above.truncate(depth);
+            if let Some((parent_left, parent_right)) = above.last() {
+                assert!(left + 0.02 >= *parent_left && left + width <= parent_right + 0.02);
+            }
+            above.push((left, left + width));
+        }
+        assert!(!above.is_empty());
+    }
+
+    #[test]
+    fn names_are_cut_to_what_fits() {
+        assert_eq!(shortened("abcdefghij", 100.0), "abcdefghij");
+        assert_eq!(shortened("abcdefghij", 48.0), "abcde…");
+        assert_eq!(shortened("abcdefghij", 20.0), "");
+    }
+
+    #[test]
+    fn text_never_breaks_the_document() {
+        assert_eq!(Text("a<b>&\"c\"\u{1}").to_string(), "a&lt;b&gt;&amp;&quot;c&quot;�");
+    }
+}

@@ -1,0 +1,95 @@
+//! Samples merged by their common callers.
+
+use std::collections::HashMap;
+
+use crate::encode::frames::{Frame, Kind, frames};
+use crate::profile::Profile;
+
+/// A box, and those below it.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) weight_ns: u64,
+    pub(super) samples: usize,
+    /// In the order of their names, so that a picture does not depend on chance.
+    pub(super) children: Vec<Node>,
+    /// CPU time by place in the source.
+    places: HashMap<String, u64>,
+}
+
+/// Places shown for one function.
+const MOST_PLACES: usize = 3;
+
+impl Node {
+    /// The tree of a profile; its root stands for all of it and is not shown.
+    pub(super) fn of(profile: &Profile) -> Self {
+        let mut stacks: Vec<(Vec<Frame>, u64, usize)> = profile
+            .samples()
+            .iter()
+            .map(|sample| {
+                let weight = sample.points.iter().map(|point| point.weight_ns).sum();
+                (frames(profile, sample), weight, sample.points.len())
+            })
+            .collect();
+        stacks.sort();
+        let mut root = Self::new(String::new(), Kind::Remark);
+        for (frames, weight_ns, samples) in stacks {
+            root.add(&frames, weight_ns, samples);
+        }
+        root.sort();
+        root
+    }
+
+    fn new(name: String, kind: Kind) -> Self {
+        Self {
+            name,
+            kind,
+            weight_ns: 0,
+            samples: 0,
+            children: Vec::new(),
+            places: HashMap::new(),
+        }
+    }
+
+    fn add(&mut self, frames: &[Frame], weight_ns: u64, samples: usize) {
+        let mut node = self;
+        node.weight_ns += weight_ns;
+        node.samples += samples;
+        for frame in frames {
+            node = node.child(frame);
+            node.weight_ns += weight_ns;
+            node.samples += samples;
+            if !frame.place.is_empty() {
+                *node.places.entry(frame.place.clone()).or_default() += weight_ns;
+            }
+        }
+    }
+
+    fn child(&mut self, frame: &Frame) -> &mut Self {
+        let is_it = |child: &Self| child.name == frame.name && child.kind == frame.kind;
+        let at = self.children.iter().position(is_it).unwrap_or_else(|| {
+            self.children.push(Self::new(frame.name.clone(), frame.kind));
+            self.children.len() - 1
+        });
+        #[expect(clippy::indexing_slicing, reason = "found or pushed just above")]
+        &mut self.children[at]
+    }
+
+    fn sort(&mut self) {
+        self.children.sort_by(|a, b| a.name.cmp(&b.name));
+        self.children.iter_mut().for_each(Self::sort);
+    }
+
+    /// Rows that the tree takes.
+    pub(super) fn depth(&self) -> usize {
+        self.children.iter().map(|child| 1 + child.depth()).max().unwrap_or(0)
+    }
+
+    /// The places in which the function spent most time, itself or in what it called.
+    pub(super) fn heaviest_places(&self) -> Vec<&str> {
+        let mut places: Vec<_> = self.places.iter().collect();
+        places.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+        places.into_iter().take(MOST_PLACES).map(|(place, _)| place.as_str()).collect()
+    }
+}

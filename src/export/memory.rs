@@ -1,0 +1,31 @@
+//! Profiles kept in memory, for tests.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{ExportError, Exported, Exporter};
+use crate::profile::Profile;
+
+/// Keeps all profiles in memory; clones share them. For tests: nothing ever makes room.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(Arc<Mutex<Vec<Profile>>>);
+
+impl Memory {
+    /// An exporter without profiles.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The profiles so far, in the order in which they were exported.
+    pub fn profiles(&self) -> Vec<Profile> {
+        self.0.lock().clone()
+    }
+}
+
+impl Exporter for Memory {
+    fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+        self.0.lock().push(profile.clone());
+        Ok(Exported::default())
+    }
+}

@@ -1,0 +1,43 @@
+//! Where profiles go.
+
+mod directory;
+mod memory;
+
+use std::path::PathBuf;
+
+use crate::profile::Profile;
+
+pub use directory::Directory;
+pub use memory::Memory;
+
+/// Takes the profiles of kept spans.
+///
+/// An exporter runs on a thread of its own: it may block, and nothing but later profiles waits
+/// for it.
+pub trait Exporter: Send {
+    /// Takes one profile. Called once for each; what fails is lost, and counted.
+    ///
+    /// # Errors
+    ///
+    /// If the profile could not be exported. The message goes to the log, so it should say what
+    /// the user can do.
+    fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError>;
+}
+
+/// What became of a profile.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Exported {
+    /// The files that were written, the one to look at first in front.
+    pub files: Vec<PathBuf>,
+}
+
+impl Exported {
+    /// The profile is in these files; the one to look at comes first.
+    pub fn to_files(files: Vec<PathBuf>) -> Self {
+        Self { files }
+    }
+}
+
+/// Why a profile could not be exported.
+pub type ExportError = Box<dyn std::error::Error + Send + Sync>;

@@ -1,0 +1,68 @@
+//! Reaching a layer that has been given away.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crate::collector::Engine;
+use crate::stats::Stats;
+
+/// Reaches a [`ProfilingLayer`](crate::ProfilingLayer) after it has become part of a subscriber.
+///
+/// A handle does not keep the layer alive. Where there is no layer any more, or where it is off,
+/// there is nothing to wait for, and all numbers are 0.
+#[derive(Clone, Debug)]
+pub struct Handle(Weak<Engine>);
+
+impl Handle {
+    pub(crate) fn new(engine: Option<&Arc<Engine>>) -> Self {
+        Self(engine.map_or_else(Weak::new, Arc::downgrade))
+    }
+
+    /// Waits until everything that was kept before is exported, but no longer than `deadline`.
+    /// Returns whether it was. Kept spans do not wait for their roots to close then.
+    ///
+    /// It blocks; in async code call it from `spawn_blocking`.
+    pub fn flush(&self, deadline: Duration) -> bool {
+        self.with_engine(|engine| engine.flush(Instant::now() + deadline))
+    }
+
+    /// The same, and ends profiling for good: rings, threads and files are given back.
+    pub fn shutdown(&self, deadline: Duration) -> bool {
+        self.with_engine(|engine| engine.shutdown(Instant::now() + deadline))
+    }
+
+    fn with_engine(&self, action: impl FnOnce(&Engine) -> bool) -> bool {
+        match self.0.upgrade() {
+            Some(engine) if engine.is_running() => action(&engine),
+            _ => true,
+        }
+    }
+
+    /// What was done and what was lost since the layer was made.
+    pub fn stats(&self) -> Stats {
+        self.0.upgrade().map(|engine| engine.stats()).unwrap_or_default()
+    }
+
+    /// A guard for `main`: when it is dropped, what was kept is exported, for which it waits up to
+    /// 5 seconds.
+    ///
+    /// Without it, and without [`flush`](Self::flush), what was kept in the last moments before
+    /// the end of the process is lost: at the return from `main`, at `std::process::exit` (which
+    /// drops nothing) and at an abort.
+    #[must_use = "it flushes when it is dropped, which would be at once"]
+    pub fn flush_on_drop(&self) -> FlushGuard {
+        FlushGuard(self.clone())
+    }
+}
+
+/// Flushes when it is dropped; see [`Handle::flush_on_drop`].
+#[derive(Debug)]
+pub struct FlushGuard(Handle);
+
+const GUARD_DEADLINE: Duration = Duration::from_secs(5);
+
+impl Drop for FlushGuard {
+    fn drop(&mut self) {
+        self.0.flush(GUARD_DEADLINE);
+    }
+}

@@ -1,0 +1,279 @@
+//! Kept spans, the permits for their profiles, and the epochs of their roots.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::bucket::TokenBucket;
+use super::{KeptSpan, NoProfile};
+use crate::profile::ProfileId;
+use crate::span::SpanKey;
+
+/// The spans of one local root that were kept together, and that share a profile.
+#[derive(Clone, Debug)]
+pub(crate) struct Epoch {
+    pub(crate) root: SpanKey,
+    /// The profile that was promised, if one was.
+    pub(crate) id: Option<ProfileId>,
+    pub(crate) kept: Vec<KeptSpan>,
+    opened: Instant,
+}
+
+/// What of a span was exported while it was open.
+#[derive(Debug, Default)]
+struct Exported {
+    samples: u64,
+    profiles: Vec<ProfileId>,
+}
+
+/// The limits of one rule.
+#[derive(Clone, Debug)]
+struct Buckets {
+    profiles: TokenBucket,
+    /// Of epochs without a profile, which are only reported.
+    reports: TokenBucket,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    epochs: HashMap<SpanKey, Epoch>,
+    exported: HashMap<SpanKey, Exported>,
+    buckets: Vec<Buckets>,
+}
+
+/// Gives kept spans their profile ids.
+///
+/// Called by the threads on which spans close, and by the collector when it makes the profiles;
+/// only for spans that are kept, so a lock is cheap enough.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    state: Mutex<State>,
+    /// Profiles that have been promised and not yet exported.
+    promised: AtomicUsize,
+    started: Instant,
+}
+
+/// Profiles that may be promised at once: what waits is at most this many roots' samples.
+const MOST_PROMISED: usize = 32;
+/// Epochs that may be open at once.
+const MOST_EPOCHS: usize = 1024;
+/// Earlier profiles that a span that goes on for ever lists.
+const MOST_EARLIER: usize = 16;
+
+impl Keeper {
+    pub(crate) fn new(rules: usize, profiles_per_minute: u32) -> Self {
+        let bucket = TokenBucket::new(profiles_per_minute);
+        let buckets = vec![Buckets { profiles: bucket, reports: bucket }; rules];
+        Self {
+            state: Mutex::new(State { buckets, ..State::default() }),
+            promised: AtomicUsize::new(0),
+            started: Instant::now(),
+        }
+    }
+
+    /// Decides whether a kept span has a profile, and which, and writes it into the span. If a new
+    /// id is needed it comes from `new_id`.
+    ///
+    /// Returns false if not even a report is due.
+    pub(crate) fn keep(
+        &self,
+        span: &mut KeptSpan,
+        new_id: impl FnOnce() -> Option<ProfileId>,
+    ) -> bool {
+        let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if let Some(exported) = state.exported.get(&span.key) {
+            span.samples = span.samples.saturating_sub(exported.samples);
+            span.earlier.clone_from(&exported.profiles);
+        }
+        let open = state.epochs.get(&span.root).map(|epoch| epoch.id);
+        let is_full = open.is_none() && state.epochs.len() >= MOST_EPOCHS;
+        let Some(buckets) = state.buckets.get_mut(span.rule).filter(|_| !is_full) else {
+            span.profile = Err(NoProfile::ExporterBusy);
+            return false;
+        };
+        span.profile = match open.flatten() {
+            _ if span.samples == 0 => Err(NoProfile::NoSamples),
+            Some(id) => Ok(id),
+            None => self.promise(&mut buckets.profiles, now_ns, new_id),
+        };
+        let is_due = open.is_some() || span.profile.is_ok() || buckets.reports.take(now_ns);
+        if is_due {
+            let epoch = state.epochs.entry(span.root).or_insert_with(|| Epoch {
+                root: span.root,
+                id: None,
+                kept: Vec::new(),
+                opened: Instant::now(),
+            });
+            epoch.id = epoch.id.or(span.profile.ok());
+            epoch.kept.push(span.clone());
+        }
+        is_due
+    }
+
+    fn promise(
+        &self,
+        bucket: &mut TokenBucket,
+        now_ns: u64,
+        new_id: impl FnOnce() -> Option<ProfileId>,
+    ) -> Result<ProfileId, NoProfile> {
+        // Under the lock of the state, so two threads cannot both take the last place.
+        if self.promised.load(Ordering::Relaxed) >= MOST_PROMISED {
+            return Err(NoProfile::ExporterBusy);
+        }
+        if !bucket.take(now_ns) {
+            return Err(NoProfile::RateLimit);
+        }
+        let id = new_id().ok_or(NoProfile::NoId)?;
+        self.promised.fetch_add(1, Ordering::Relaxed);
+        Ok(id)
+    }
+
+    /// Ends the epoch of that root, if one is open: who is kept from now on opens another.
+    pub(crate) fn end_epoch(&self, root: SpanKey) -> Option<Epoch> {
+        self.state.lock().epochs.remove(&root)
+    }
+
+    /// Whether spans of that root have been kept and not yet exported.
+    pub(crate) fn has_epoch(&self, root: SpanKey) -> bool {
+        self.state.lock().epochs.contains_key(&root)
+    }
+
+    /// The roots whose epochs have been open for `linger`.
+    pub(crate) fn ripe(&self, linger: Duration) -> Vec<SpanKey> {
+        let state = self.state.lock();
+        let ripe = state.epochs.values().filter(|epoch| epoch.opened.elapsed() >= linger);
+        ripe.map(|epoch| epoch.root).collect()
+    }
+
+    /// How long until the next epoch has been open for `linger`.
+    pub(crate) fn next_ripe(&self, linger: Duration) -> Option<Duration> {
+        let state = self.state.lock();
+        state.epochs.values().map(|epoch| linger.saturating_sub(epoch.opened.elapsed())).min()
+    }
+
+    /// Of an open span, `samples` are now in profile `id`.
+    pub(crate) fn note_exported(&self, span: SpanKey, id: ProfileId, samples: u64) {
+        let mut state = self.state.lock();
+        let exported = state.exported.entry(span).or_default();
+        exported.samples += samples;
+        if exported.profiles.len() == MOST_EARLIER {
+            exported.profiles.remove(0);
+        }
+        exported.profiles.push(id);
+    }
+
+    /// A span is closed, and was judged.
+    pub(crate) fn forget(&self, span: SpanKey) {
+        self.state.lock().exported.remove(&span);
+    }
+
+    /// A promised profile has been exported, or failed to be.
+    pub(crate) fn redeem(&self) {
+        self.promised.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: ProfileId = ProfileId::for_test(1);
+    const OTHER: ProfileId = ProfileId::for_test(2);
+
+    fn key(number: u64) -> SpanKey {
+        SpanKey::new(number).unwrap()
+    }
+
+    fn keep(keeper: &Keeper, span: u64, root: u64, samples: u64, id: ProfileId) -> KeptSpan {
+        let mut span = KeptSpan::for_test(key(span), key(root), samples);
+        keeper.keep(&mut span, || Some(id));
+        span
+    }
+
+    #[test]
+    fn spans_kept_in_one_epoch_share_a_profile() {
+        let keeper = Keeper::new(1, 60);
+        assert_eq!(keep(&keeper, 2, 1, 5, ID).profile, Ok(ID));
+        assert_eq!(keep(&keeper, 1, 1, 9, OTHER).profile, Ok(ID));
+        assert_eq!(keep(&keeper, 7, 7, 9, OTHER).profile, Ok(OTHER));
+        let epoch = keeper.end_epoch(key(1)).unwrap();
+        assert_eq!((epoch.id, epoch.kept.len()), (Some(ID), 2));
+        assert!(!keeper.has_epoch(key(1)));
+        assert!(keeper.has_epoch(key(7)));
+    }
+
+    #[test]
+    fn without_samples_there_is_no_profile_but_a_report() {
+        let keeper = Keeper::new(1, 60);
+        assert_eq!(keep(&keeper, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
+        assert_eq!(keeper.end_epoch(key(1)).unwrap().id, None);
+        // A span without samples in an epoch with a profile has none all the same.
+        assert_eq!(keep(&keeper, 3, 3, 1, ID).profile, Ok(ID));
+        assert_eq!(keep(&keeper, 4, 3, 0, ID).profile, Err(NoProfile::NoSamples));
+    }
+
+    #[test]
+    fn an_enclosing_span_gets_what_is_left_and_lists_the_rest() {
+        let keeper = Keeper::new(1, 60);
+        keep(&keeper, 2, 1, 5, ID);
+        keeper.end_epoch(key(1));
+        keeper.note_exported(key(1), ID, 5);
+        let outer = keep(&keeper, 1, 1, 8, OTHER);
+        assert_eq!(outer.profile, Ok(OTHER));
+        assert_eq!(outer.samples, 3);
+        assert_eq!(outer.earlier, [ID]);
+    }
+
+    #[test]
+    fn an_enclosing_span_with_nothing_left_has_only_the_earlier_ones() {
+        let keeper = Keeper::new(1, 60);
+        keep(&keeper, 2, 1, 5, ID);
+        keeper.end_epoch(key(1));
+        keeper.note_exported(key(1), ID, 5);
+        let outer = keep(&keeper, 1, 1, 5, OTHER);
+        assert_eq!(outer.profile, Err(NoProfile::NoSamples));
+        assert_eq!(outer.earlier, [ID]);
+        keeper.forget(key(1));
+        assert!(keep(&keeper, 1, 1, 5, OTHER).earlier.is_empty());
+    }
+
+    #[test]
+    fn a_rule_gives_no_more_than_its_limit() {
+        let keeper = Keeper::new(1, 3);
+        let kept: Vec<_> = (1..=5).map(|n| keep(&keeper, n, n, 1, ID).profile).collect();
+        let dry = Err(NoProfile::RateLimit);
+        assert_eq!(kept, [Ok(ID), Ok(ID), Ok(ID), dry, dry]);
+        // Reports of what has no profile are limited too.
+        let mut span = KeptSpan::for_test(key(9), key(9), 0);
+        assert!(keeper.keep(&mut span, || None));
+        let mut span = KeptSpan::for_test(key(10), key(10), 0);
+        assert!(!keeper.keep(&mut span, || None));
+    }
+
+    #[test]
+    fn no_more_are_promised_than_can_wait() {
+        let keeper = Keeper::new(1, 10_000);
+        let most = MOST_PROMISED as u64;
+        for n in 1..=most {
+            assert!(keep(&keeper, n, n, 1, ID).profile.is_ok());
+        }
+        let busy = Err(NoProfile::ExporterBusy);
+        assert_eq!(keep(&keeper, most + 1, most + 1, 1, ID).profile, busy);
+        keeper.redeem();
+        assert!(keep(&keeper, most + 2, most + 2, 1, ID).profile.is_ok());
+    }
+
+    #[test]
+    fn an_epoch_is_ripe_after_it_has_lingered() {
+        let keeper = Keeper::new(1, 60);
+        assert_eq!(keeper.next_ripe(Duration::from_secs(60)), None);
+        keep(&keeper, 2, 1, 5, ID);
+        assert!(keeper.ripe(Duration::from_secs(3600)).is_empty());
+        assert!(keeper.next_ripe(Duration::from_secs(3600)) > Some(Duration::from_secs(3000)));
+        assert_eq!(keeper.ripe(Duration::ZERO), [key(1)]);
+    }
+}

@@ -1,0 +1,133 @@
+//! What is told of spans that were kept.
+
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use tracing::Metadata;
+
+use super::Reasons;
+use crate::profile::ProfileId;
+use crate::span::{Account, SpanKey};
+
+/// Spans of one local root that were kept together, and what became of their profile.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Kept {
+    /// The spans, the outermost first.
+    pub spans: Vec<KeptSpan>,
+    /// Their profile, if it was exported.
+    pub profile: Option<ProfileId>,
+    /// The samples in it.
+    pub samples: usize,
+    /// The function that most CPU time was spent in itself, and its share from 0 to 1.
+    pub top_function: Option<(String, f64)>,
+    /// The files that were written, the one to look at first in front.
+    pub files: Vec<PathBuf>,
+}
+
+/// A span that was kept.
+#[derive(Clone, Debug)]
+pub struct KeptSpan {
+    pub(crate) key: SpanKey,
+    pub(crate) root: SpanKey,
+    pub(crate) metadata: &'static Metadata<'static>,
+    pub(crate) rule: usize,
+    pub(crate) reasons: Reasons,
+    pub(crate) account: Account,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) opened_ns: u64,
+    pub(crate) opened: SystemTime,
+    pub(crate) samples: u64,
+    pub(crate) profile: Result<ProfileId, NoProfile>,
+    pub(crate) earlier: Vec<ProfileId>,
+}
+
+impl KeptSpan {
+    /// The span's name.
+    pub fn name(&self) -> &'static str {
+        self.metadata.name()
+    }
+
+    /// The span's target.
+    pub fn target(&self) -> &'static str {
+        self.metadata.target()
+    }
+
+    /// Why it was kept.
+    pub fn reasons(&self) -> Reasons {
+        self.reasons
+    }
+
+    /// Where its time went.
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// When it was created.
+    pub fn opened(&self) -> SystemTime {
+        self.opened
+    }
+
+    /// Samples that fell in it and in the spans inside it, and that no earlier profile has.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// The profile that it was promised, or why there is none.
+    pub fn profile(&self) -> Result<ProfileId, NoProfile> {
+        self.profile
+    }
+
+    /// Profiles of spans inside it that were exported before it closed.
+    pub fn earlier_profiles(&self) -> &[ProfileId] {
+        &self.earlier
+    }
+}
+
+/// Why a kept span has no profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NoProfile {
+    /// No sample fell in it: it waited, it was too short, or its thread could not be sampled.
+    NoSamples,
+    /// Its rule has kept as many profiles as it may a minute.
+    RateLimit,
+    /// Too many profiles wait to be exported.
+    ExporterBusy,
+    /// The system gave no random bytes for an id.
+    NoId,
+}
+
+impl std::fmt::Display for NoProfile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NoSamples => "no sample fell in it",
+            Self::RateLimit => "over the rate limit of its rule",
+            Self::ExporterBusy => "too many profiles wait to be exported",
+            Self::NoId => "no random bytes for its id",
+        })
+    }
+}
+
+#[cfg(test)]
+impl KeptSpan {
+    pub(crate) fn for_test(key: SpanKey, root: SpanKey, samples: u64) -> Self {
+        let subscriber = tracing_subscriber::registry();
+        let metadata = tracing::subscriber::with_default(subscriber, || {
+            tracing::info_span!("test").metadata().unwrap()
+        });
+        Self {
+            key,
+            root,
+            metadata,
+            rule: 0,
+            reasons: Reasons::default(),
+            account: Account::default(),
+            opened_ns: 0,
+            opened: SystemTime::UNIX_EPOCH,
+            samples,
+            profile: Err(NoProfile::NoSamples),
+            earlier: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Which spans are kept. Pure but for the callsite cache and the lock of the permits.
+
+mod bucket;
+mod callsites;
+mod keeper;
+mod kept;
+mod reasons;
+mod rules;
+
+pub(crate) use callsites::Callsites;
+pub(crate) use keeper::{Epoch, Keeper};
+pub use kept::{Kept, KeptSpan, NoProfile};
+pub use reasons::{Reason, Reasons};
+pub use rules::{Keep, Rule, Rules};

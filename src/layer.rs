@@ -1,0 +1,187 @@
+//! The layer: each hook hands over to what does the work.
+
+use std::sync::Arc;
+
+use tracing::field::{Field, Visit};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::collector::Engine;
+use crate::config::Builder;
+use crate::error::Error;
+use crate::handle::Handle;
+use crate::span::{RegistryId, Scope};
+
+/// A `tracing-subscriber` layer that keeps a CPU profile of exactly the spans that earn it.
+///
+/// ```no_run
+/// use tracing_profiling::ProfilingLayer;
+/// use tracing_subscriber::prelude::*;
+///
+/// # fn main() -> Result<(), tracing_profiling::Error> {
+/// let profiling = ProfilingLayer::from_env()?;
+/// let _flush = profiling.handle().flush_on_drop();
+/// tracing_subscriber::registry()
+///     .with(tracing_subscriber::fmt::layer())
+///     .with(profiling)
+///     .init();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// It never disables a callsite, for itself or for other layers, and asks for no level: combine it
+/// with a filter to spare spans that nobody wants, for instance
+/// `profiling.with_filter(LevelFilter::INFO)`.
+///
+/// When the layer is dropped its threads export what was kept, and end; use a [`Handle`] to wait
+/// for that.
+#[derive(Debug)]
+pub struct ProfilingLayer {
+    engine: Option<Arc<Engine>>,
+}
+
+impl ProfilingLayer {
+    /// A layer with the settings of the environment variables; see the crate's documentation.
+    ///
+    /// # Errors
+    ///
+    /// If a variable is not of the form it should have (the error shows where), or if the system
+    /// does not let us start two threads.
+    pub fn from_env() -> Result<Self, Error> {
+        Self::builder().with_env()?.build()
+    }
+
+    /// To set things in code.
+    pub fn builder() -> Builder {
+        Builder::new()
+    }
+
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine: Some(engine) }
+    }
+
+    pub(crate) fn off() -> Self {
+        Self { engine: None }
+    }
+
+    /// A handle to the layer, to be taken before the layer is given away.
+    pub fn handle(&self) -> Handle {
+        Handle::new(self.engine.as_ref())
+    }
+
+    #[inline(always)]
+    fn engine(&self) -> Option<&Engine> {
+        self.engine.as_deref().filter(|engine| engine.is_running())
+    }
+}
+
+impl Drop for ProfilingLayer {
+    fn drop(&mut self) {
+        if let Some(engine) = &self.engine {
+            engine.shutdown_later();
+        }
+    }
+}
+
+#[inline(always)]
+fn number(id: &span::Id) -> RegistryId {
+    id.into_non_zero_u64()
+}
+
+impl<S> Layer<S> for ProfilingLayer
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    fn on_register_dispatch(&self, subscriber: &Dispatch) {
+        if let Some(engine) = self.engine() {
+            engine.set_dispatch(subscriber);
+        }
+    }
+
+    #[inline]
+    fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, scope: Context<'_, S>) {
+        let Some(engine) = self.engine() else { return };
+        let metadata = attributes.metadata();
+        let Some(plan) = engine.callsites.plan(metadata) else { return };
+        let parent = attributes.parent().map(number);
+        engine.spans.open(number(id), &plan, parent, attributes.is_root(), &scope);
+        if may_have_status(metadata) && Status::is_error(|status| attributes.record(status)) {
+            engine.spans.fail(number(id));
+        }
+    }
+
+    #[inline]
+    fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
+        if let Some(engine) = self.engine() {
+            engine.enter(number(id));
+        }
+    }
+
+    #[inline]
+    fn on_exit(&self, id: &span::Id, _: Context<'_, S>) {
+        if let Some(engine) = self.engine() {
+            engine.spans.exit(number(id));
+        }
+    }
+
+    #[inline]
+    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, _: Context<'_, S>) {
+        let Some(engine) = self.engine() else { return };
+        if Status::is_error(|status| values.record(status)) {
+            engine.spans.fail(number(id));
+        }
+    }
+
+    #[inline]
+    fn on_event(&self, event: &Event<'_>, scope: Context<'_, S>) {
+        if *event.metadata().level() != Level::ERROR {
+            return;
+        }
+        let Some(engine) = self.engine() else { return };
+        match event.parent() {
+            Some(parent) => engine.spans.fail_nearest(scope.of(number(parent))),
+            None if event.is_contextual() => engine.spans.fail_nearest(scope.current()),
+            None => {}
+        }
+    }
+
+    #[inline]
+    fn on_close(&self, id: span::Id, _: Context<'_, S>) {
+        if let Some(engine) = self.engine() {
+            engine.close(number(&id));
+        }
+    }
+}
+
+const STATUS_CODE: &str = "otel.status_code";
+
+fn may_have_status(metadata: &'static Metadata<'static>) -> bool {
+    metadata.fields().iter().any(|field| field.name() == STATUS_CODE)
+}
+
+/// Looks for the field by which `tracing-opentelemetry` lets a span say that it failed.
+struct Status {
+    is_error: bool,
+}
+
+impl Status {
+    fn is_error(record: impl FnOnce(&mut Self)) -> bool {
+        let mut status = Self { is_error: false };
+        record(&mut status);
+        status.is_error
+    }
+}
+
+impl Visit for Status {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.is_error |= field.name() == STATUS_CODE && value.eq_ignore_ascii_case("error");
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == STATUS_CODE {
+            self.record_str(field, format!("{value:?}").trim_matches('"'));
+        }
+    }
+}

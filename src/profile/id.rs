@@ -1,0 +1,59 @@
+//! The identity of a profile.
+
+use std::fmt;
+
+/// What a span's `profile.id` attribute and the profile itself carry: 16 bytes, not all 0,
+/// written as 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProfileId([u8; 16]);
+
+impl ProfileId {
+    /// A random id.
+    ///
+    /// # Errors
+    ///
+    /// If the system gives no random bytes.
+    pub(crate) fn random() -> Result<Self, getrandom::Error> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)?;
+        bytes[0] |= u8::from(bytes == [0; 16]);
+        Ok(Self(bytes))
+    }
+
+    /// The bytes as they are exported.
+    pub const fn to_bytes(self) -> [u8; 16] {
+        self.0
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn for_test(byte: u8) -> Self {
+        Self([byte; 16])
+    }
+}
+
+impl fmt::Display for ProfileId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ProfileId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProfileId({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_as_thirty_two_digits() {
+        assert_eq!(ProfileId([10; 16]).to_string(), "0a".repeat(16));
+    }
+
+    #[test]
+    fn two_random_ids_differ() {
+        assert_ne!(ProfileId::random().unwrap(), ProfileId::random().unwrap());
+    }
+}

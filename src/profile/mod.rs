@@ -1,0 +1,12 @@
+//! The profile as it is kept in memory: tables and samples. Knows no format, span or thread.
+
+mod id;
+mod model;
+mod table;
+
+pub use id::ProfileId;
+pub(crate) use model::Symbols;
+pub use model::{
+    Attribute, FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping,
+    MappingId, Point, Profile, Sample, StackId, StringId, Value,
+};

@@ -1,0 +1,498 @@
+//! The tables of a profile, and its samples.
+
+use std::collections::HashMap;
+
+use opentelemetry::{SpanId, TraceId};
+
+use super::ProfileId;
+use super::table::{Handle, Table, handle};
+
+handle! {
+    /// The place of a string.
+    StringId
+}
+handle! {
+    /// The place of a [`Function`].
+    FunctionId
+}
+handle! {
+    /// The place of a [`Mapping`].
+    MappingId
+}
+handle! {
+    /// The place of a [`Location`].
+    LocationId
+}
+handle! {
+    /// The place of a stack: locations, the innermost first.
+    StackId
+}
+handle! {
+    /// The place of a [`Link`].
+    LinkId
+}
+
+/// A function of the source code.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Function {
+    /// As a programmer writes it.
+    pub name: StringId,
+    /// As the linker knows it.
+    pub system_name: StringId,
+    /// The source file; an empty string if unknown.
+    pub file: StringId,
+}
+
+/// A line of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Line {
+    /// The function that the line belongs to.
+    pub function: FunctionId,
+    /// Counted from 1; 0 if unknown.
+    pub line: u32,
+    /// Counted from 1; 0 if unknown.
+    pub column: u32,
+}
+
+/// A file of code: the program or a library.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Mapping {
+    /// Its path.
+    pub file: String,
+    /// The first address of its code, as the file states addresses.
+    pub start: u64,
+    /// The end of its code.
+    pub end: u64,
+    /// Where `start` lies in the file.
+    pub file_offset: u64,
+    /// Names of the very file, by the kind of build id as OpenTelemetry names it.
+    pub build_ids: Vec<(String, String)>,
+}
+
+/// What kind of code a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FrameKind {
+    /// Rust.
+    Rust,
+    /// Compiled from another language, or unknown.
+    Native,
+    /// Not code, but a remark of ours on what is missing.
+    Remark,
+}
+
+/// A place in the code: an address, and after symbolization the lines that it stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Location {
+    /// The file of code; `None` if unknown.
+    pub mapping: Option<MappingId>,
+    /// The address as the file states it. For a caller it is inside the call instruction.
+    pub address: u64,
+    /// What kind of code it is.
+    pub kind: FrameKind,
+    /// The functions inlined there, the innermost first, and last the one that was not.
+    pub lines: Vec<Line>,
+}
+
+/// The span that a sample belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Link {
+    /// The span's name.
+    pub span: String,
+    /// The enclosing span of this profile.
+    pub parent: Option<LinkId>,
+    /// The ids under which the span is exported, if it is.
+    pub ids: Option<(TraceId, SpanId)>,
+}
+
+/// One time that a sample was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// Nanoseconds since the Unix epoch.
+    pub time_unix_ns: u64,
+    /// CPU time that it stands for, in nanoseconds.
+    pub weight_ns: u64,
+}
+
+/// All times at which one stack was found in one span.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// The stack.
+    pub stack: StackId,
+    /// The span.
+    pub link: Option<LinkId>,
+    /// In the order of time.
+    pub points: Vec<Point>,
+}
+
+/// A value of an [`Attribute`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Value {
+    /// Text.
+    String(String),
+    /// A number.
+    Int(i64),
+    /// Yes or no.
+    Bool(bool),
+}
+
+/// Something said of the profile as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attribute {
+    /// Its name.
+    pub key: &'static str,
+    /// Its value.
+    pub value: Value,
+}
+
+/// On-CPU samples of one kept span, or of several that share a local root.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// The id that the spans' `profile.id` names.
+    pub id: ProfileId,
+    /// What it is of: a span's name.
+    pub name: String,
+    /// What it shows, in one line.
+    pub title: String,
+    /// What else should stand above a picture of it, a line each.
+    pub notes: Vec<String>,
+    /// When it begins, in nanoseconds since the Unix epoch.
+    pub start_unix_ns: u64,
+    /// How long it is. Every sample's time is at least the start and less than the end.
+    pub duration_ns: u64,
+    /// The CPU time between two samples at the rate that was asked for.
+    pub period_ns: u64,
+    /// Said of all of it.
+    pub attributes: Vec<Attribute>,
+    samples: Vec<Sample>,
+    places: HashMap<(StackId, Option<LinkId>), usize>,
+    strings: Table<StringId, str>,
+    functions: Table<FunctionId, Function>,
+    mappings: Table<MappingId, Mapping>,
+    locations: Table<LocationId, Location>,
+    stacks: Table<StackId, [LocationId]>,
+    links: Table<LinkId, Link>,
+}
+
+/// What is known of the files of code.
+pub(crate) trait Symbols {
+    /// More names of the very file, for [`Mapping::build_ids`].
+    fn build_ids(&mut self, mapping: MappingId) -> Vec<(String, String)>;
+    /// What a location is, and its lines; adds strings and functions to the profile.
+    fn lines(
+        &mut self,
+        profile: &mut Profile,
+        mapping: MappingId,
+        address: u64,
+    ) -> (FrameKind, Vec<Line>);
+}
+
+impl Profile {
+    /// A profile without samples.
+    pub(crate) fn new(id: ProfileId, period_ns: u64) -> Self {
+        Self {
+            id,
+            name: String::new(),
+            title: String::new(),
+            notes: Vec::new(),
+            start_unix_ns: 0,
+            duration_ns: 0,
+            period_ns,
+            attributes: Vec::new(),
+            samples: Vec::new(),
+            places: HashMap::new(),
+            strings: Table::default(),
+            functions: Table::default(),
+            mappings: Table::default(),
+            locations: Table::default(),
+            stacks: Table::default(),
+            links: Table::default(),
+        }
+    }
+
+    pub(crate) fn add_string(&mut self, string: &str) -> StringId {
+        self.strings.add(string)
+    }
+
+    pub(crate) fn add_function(&mut self, function: Function) -> FunctionId {
+        self.functions.add(function)
+    }
+
+    pub(crate) fn add_mapping(&mut self, mapping: Mapping) -> MappingId {
+        self.mappings.add(mapping)
+    }
+
+    pub(crate) fn add_location(&mut self, location: Location) -> LocationId {
+        self.locations.add(location)
+    }
+
+    /// A frame that is not code but a remark of ours.
+    pub(crate) fn add_remark(&mut self, remark: &str) -> LocationId {
+        let name = self.add_string(remark);
+        let file = self.add_string("");
+        let function = self.add_function(Function { name, system_name: name, file });
+        self.add_location(Location {
+            mapping: None,
+            address: 0,
+            kind: FrameKind::Remark,
+            lines: vec![Line { function, line: 0, column: 0 }],
+        })
+    }
+
+    /// Adds a stack, the innermost location first.
+    pub(crate) fn add_stack(&mut self, stack: Vec<LocationId>) -> StackId {
+        self.stacks.add(stack)
+    }
+
+    pub(crate) fn add_link(&mut self, link: Link) -> LinkId {
+        self.links.add(link)
+    }
+
+    /// Adds a sample. Samples of one stack in one span become one, with a point each.
+    pub(crate) fn add_sample(&mut self, stack: StackId, link: Option<LinkId>, point: Point) {
+        let place = *self.places.entry((stack, link)).or_insert_with(|| {
+            self.samples.push(Sample { stack, link, points: Vec::new() });
+            self.samples.len() - 1
+        });
+        if let Some(sample) = self.samples.get_mut(place) {
+            let later = sample.points.partition_point(|p| p.time_unix_ns <= point.time_unix_ns);
+            sample.points.insert(later, point);
+        }
+    }
+
+    /// The same profile with what `symbols` knows of its mappings and of each location in them.
+    pub(crate) fn symbolized(mut self, symbols: &mut dyn Symbols) -> Self {
+        let mut mappings = Table::default();
+        for (id, mapping) in std::mem::take(&mut self.mappings).iter() {
+            let mut mapping = mapping.clone();
+            mapping.build_ids.extend(symbols.build_ids(id));
+            // One more thing that tells mappings apart, so each keeps its place.
+            let _: MappingId = mappings.add(mapping);
+        }
+        self.mappings = mappings;
+        let mut locations = Table::default();
+        for (_, location) in std::mem::take(&mut self.locations).iter() {
+            let mut location = location.clone();
+            if let Some(mapping) = location.mapping {
+                (location.kind, location.lines) =
+                    symbols.lines(&mut self, mapping, location.address);
+            }
+            // Locations differ by mapping and address, so each keeps its place.
+            let _: LocationId = locations.add(location);
+        }
+        self.locations = locations;
+        self
+    }
+
+    /// All samples, one for each stack and span.
+    pub fn samples(&self) -> &[Sample] {
+        &self.samples
+    }
+
+    /// The number of times that a sample was taken.
+    pub fn sample_count(&self) -> usize {
+        self.samples.iter().map(|sample| sample.points.len()).sum()
+    }
+
+    /// The CPU time that the samples stand for, in nanoseconds.
+    pub fn weight_ns(&self) -> u64 {
+        self.samples.iter().flat_map(|sample| &sample.points).map(|point| point.weight_ns).sum()
+    }
+
+    /// The CPU time that each sample stands for, in nanoseconds, if it is the same for all.
+    pub fn uniform_weight_ns(&self) -> Option<u64> {
+        let mut weights = self.samples.iter().flat_map(|s| &s.points).map(|p| p.weight_ns);
+        let first = weights.next()?;
+        weights.all(|weight| weight == first).then_some(first)
+    }
+
+    /// A string; empty if the id is of another profile.
+    pub fn string(&self, id: StringId) -> &str {
+        self.strings.get(id).unwrap_or_default()
+    }
+
+    /// A function, if the id is of this profile.
+    pub fn function(&self, id: FunctionId) -> Option<&Function> {
+        self.functions.get(id)
+    }
+
+    /// A mapping, if the id is of this profile.
+    pub fn mapping(&self, id: MappingId) -> Option<&Mapping> {
+        self.mappings.get(id)
+    }
+
+    /// A location, if the id is of this profile.
+    pub fn location(&self, id: LocationId) -> Option<&Location> {
+        self.locations.get(id)
+    }
+
+    /// The locations of a stack, the innermost first; none if the id is of another profile.
+    pub fn stack(&self, id: StackId) -> &[LocationId] {
+        self.stacks.get(id).unwrap_or_default()
+    }
+
+    /// A link, if the id is of this profile.
+    pub fn link(&self, id: LinkId) -> Option<&Link> {
+        self.links.get(id)
+    }
+
+    /// The names of a link's spans, the outermost first.
+    pub fn span_path(&self, link: Option<LinkId>) -> Vec<&str> {
+        let links = std::iter::successors(link.and_then(|id| self.link(id)), |link| {
+            link.parent.and_then(|id| self.link(id))
+        });
+        let mut path: Vec<_> = links.map(|link| link.span.as_str()).collect();
+        path.reverse();
+        path
+    }
+
+    /// The function that most CPU time was spent in itself, and its share of all, from 0 to 1.
+    /// Among inlined functions it is the innermost.
+    pub fn top_function(&self) -> Option<(&str, f64)> {
+        let mut own: HashMap<StringId, u64> = HashMap::new();
+        for sample in &self.samples {
+            let leaf = self.stack(sample.stack).first().and_then(|leaf| self.location(*leaf));
+            let Some(line) = leaf.and_then(|leaf| leaf.lines.first()) else { continue };
+            let Some(function) = self.function(line.function) else { continue };
+            let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
+            *own.entry(function.name).or_default() += weight;
+        }
+        let (name, weight) = own.into_iter().max_by_key(|(name, weight)| (*weight, *name))?;
+        Some((self.string(name), weight as f64 / self.weight_ns().max(1) as f64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> Profile {
+        Profile::new(ProfileId::for_test(1), 10)
+    }
+
+    fn point(time_unix_ns: u64) -> Point {
+        Point { time_unix_ns, weight_ns: 10 }
+    }
+
+    fn location(profile: &mut Profile, mapping: MappingId, address: u64) -> LocationId {
+        let mapping = Some(mapping);
+        let kind = FrameKind::Native;
+        profile.add_location(Location { mapping, address, kind, lines: Vec::new() })
+    }
+
+    fn named(profile: &mut Profile, name: &str) -> Line {
+        let name = profile.add_string(name);
+        let file = profile.add_string("");
+        let function = profile.add_function(Function { name, system_name: name, file });
+        Line { function, line: 1, column: 0 }
+    }
+
+    #[test]
+    fn samples_of_one_stack_in_one_span_are_one_with_its_times_in_order() {
+        let mut profile = profile();
+        let remark = profile.add_remark("x");
+        let stack = profile.add_stack(vec![remark]);
+        let link = profile.add_link(Link { span: "a".into(), parent: None, ids: None });
+        for time in [30, 10, 20] {
+            profile.add_sample(stack, Some(link), point(time));
+        }
+        profile.add_sample(stack, None, point(5));
+        let times = |i: usize| {
+            profile.samples()[i].points.iter().map(|p| p.time_unix_ns).collect::<Vec<_>>()
+        };
+        assert_eq!(profile.samples().len(), 2);
+        assert_eq!(times(0), [10, 20, 30]);
+        assert_eq!(times(1), [5]);
+        assert_eq!(profile.sample_count(), 4);
+        assert_eq!(profile.weight_ns(), 40);
+    }
+
+    #[test]
+    fn weights_are_uniform_only_if_all_are_the_same() {
+        let mut profile = profile();
+        let remark = profile.add_remark("x");
+        let stack = profile.add_stack(vec![remark]);
+        assert_eq!(profile.uniform_weight_ns(), None);
+        profile.add_sample(stack, None, point(1));
+        profile.add_sample(stack, None, point(2));
+        assert_eq!(profile.uniform_weight_ns(), Some(10));
+        profile.add_sample(stack, None, Point { time_unix_ns: 3, weight_ns: 11 });
+        assert_eq!(profile.uniform_weight_ns(), None);
+    }
+
+    struct ByAddress;
+
+    impl Symbols for ByAddress {
+        fn build_ids(&mut self, _: MappingId) -> Vec<(String, String)> {
+            vec![("kind".to_owned(), "id".to_owned())]
+        }
+
+        fn lines(
+            &mut self,
+            profile: &mut Profile,
+            mapping: MappingId,
+            address: u64,
+        ) -> (FrameKind, Vec<Line>) {
+            assert_eq!(profile.mapping(mapping).unwrap().file, "prog");
+            (FrameKind::Rust, vec![named(profile, &format!("f{address}"))])
+        }
+    }
+
+    #[test]
+    fn symbolization_gives_lines_and_moves_nothing() {
+        let mut profile = profile();
+        let mapping = profile.add_mapping(Mapping { file: "prog".into(), ..Mapping::default() });
+        let inner = location(&mut profile, mapping, 16);
+        let outer = location(&mut profile, mapping, 32);
+        let remark = profile.add_remark("[cut]");
+        let stack = profile.add_stack(vec![inner, outer, remark]);
+        profile.add_sample(stack, None, point(1));
+        let profile = profile.symbolized(&mut ByAddress);
+        let names: Vec<_> = profile
+            .stack(stack)
+            .iter()
+            .map(|id| profile.location(*id).unwrap())
+            .map(|location| profile.function(location.lines[0].function).unwrap())
+            .map(|function| profile.string(function.name))
+            .collect();
+        assert_eq!(names, ["f16", "f32", "[cut]"]);
+        assert_eq!(profile.location(inner).unwrap().kind, FrameKind::Rust);
+        assert_eq!(profile.mapping(mapping).unwrap().build_ids.len(), 1);
+    }
+
+    #[test]
+    fn the_top_function_is_the_innermost_one_that_ran_longest() {
+        let mut profile = profile();
+        let (busy, idle) = (named(&mut profile, "busy"), named(&mut profile, "idle"));
+        let inlined = profile.add_location(Location {
+            mapping: None,
+            address: 1,
+            kind: FrameKind::Rust,
+            lines: vec![busy, idle],
+        });
+        let other = profile.add_location(Location {
+            mapping: None,
+            address: 2,
+            kind: FrameKind::Rust,
+            lines: vec![idle],
+        });
+        let hot = profile.add_stack(vec![inlined, other]);
+        let cold = profile.add_stack(vec![other]);
+        for time in 0..3 {
+            profile.add_sample(hot, None, point(time));
+        }
+        profile.add_sample(cold, None, point(9));
+        assert_eq!(profile.top_function(), Some(("busy", 0.75)));
+    }
+
+    #[test]
+    fn a_span_path_begins_at_the_outermost() {
+        let mut profile = profile();
+        let outer = profile.add_link(Link { span: "request".into(), parent: None, ids: None });
+        let inner =
+            profile.add_link(Link { span: "query".into(), parent: Some(outer), ids: None });
+        assert_eq!(profile.span_path(Some(inner)), ["request", "query"]);
+        assert!(profile.span_path(None).is_empty());
+    }
+}

@@ -1,0 +1,385 @@
+//! What the kernel writes into a ring, read without trusting a byte of it.
+//!
+//! The layouts are those of `perf_event_open(2)` for exactly the attributes that `sys` asks for.
+//! Nothing here touches the kernel: the bytes come through [`Bytes`], from a ring or from a test.
+
+use crate::sys::Ring;
+
+/// Bytes at positions that only grow; a ring, or a recording of one.
+pub trait Bytes {
+    /// Fills `out` with the bytes from `position` on.
+    fn copy(&self, position: u64, out: &mut [u8]);
+}
+
+impl Bytes for Ring {
+    fn copy(&self, position: u64, out: &mut [u8]) {
+        Ring::copy(self, position, out);
+    }
+}
+
+/// Bytes of a recording, where the positions begin at 0; zeros beyond its end.
+impl Bytes for [u8] {
+    fn copy(&self, position: u64, out: &mut [u8]) {
+        let from = usize::try_from(position).unwrap_or(usize::MAX);
+        let there = self.get(from..).unwrap_or_default();
+        for (i, byte) in out.iter_mut().enumerate() {
+            *byte = there.get(i).copied().unwrap_or(0);
+        }
+    }
+}
+
+const RECORD_LOST: u32 = 2;
+const RECORD_THROTTLE: u32 = 5;
+const RECORD_SAMPLE: u32 = 9;
+const RECORD_SWITCH: u32 = 14;
+const MISC_SWITCH_OUT: u16 = 1 << 13;
+const MISC_SWITCH_OUT_PREEMPT: u16 = 1 << 14;
+
+const HEADER: u64 = 8;
+
+/// One record, as far as its header and its first words say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// A sample; read it with [`read_sample`].
+    Sample(Place),
+    /// The kernel found the ring full this many times.
+    Lost(u64),
+    /// The kernel thought that sampling took too long, and paused it.
+    Throttled,
+    /// The thread left its CPU at this time.
+    SwitchOut {
+        /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+        time_ns: u64,
+        /// The scheduler took the CPU away; else the thread waits for something.
+        preempted: bool,
+    },
+    /// The thread got a CPU at this time.
+    SwitchIn {
+        /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+        time_ns: u64,
+    },
+    /// Something that we did not ask for.
+    Other,
+}
+
+/// Where a record lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The position of its header.
+    pub position: u64,
+    /// Its length in bytes, header included.
+    pub size: u16,
+}
+
+/// A record that contradicts itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// The records from one position up to another.
+#[derive(Debug)]
+pub struct Records<'a, B: ?Sized> {
+    bytes: &'a B,
+    position: u64,
+    end: u64,
+}
+
+impl<'a, B: Bytes + ?Sized> Records<'a, B> {
+    /// Both positions must be ends of records.
+    pub fn between(bytes: &'a B, position: u64, end: u64) -> Self {
+        Self { bytes, position, end }
+    }
+
+    fn word(&self, offset: u64) -> u64 {
+        word(self.bytes, self.position.wrapping_add(offset))
+    }
+
+    fn read(&self, kind: u32, misc: u16, size: u16) -> Record {
+        match kind {
+            RECORD_SAMPLE => Record::Sample(Place { position: self.position, size }),
+            RECORD_LOST if size >= 24 => Record::Lost(self.word(16)),
+            RECORD_THROTTLE => Record::Throttled,
+            RECORD_SWITCH if size >= 16 => {
+                let time_ns = self.word(HEADER);
+                if misc & MISC_SWITCH_OUT != 0 {
+                    Record::SwitchOut { time_ns, preempted: misc & MISC_SWITCH_OUT_PREEMPT != 0 }
+                } else {
+                    Record::SwitchIn { time_ns }
+                }
+            }
+            _ => Record::Other,
+        }
+    }
+}
+
+impl<B: Bytes + ?Sized> Iterator for Records<'_, B> {
+    type Item = Result<Record, Malformed>;
+
+    /// After a malformed record there is no telling where the next one begins: that is the end.
+    fn next(&mut self) -> Option<Self::Item> {
+        let left = self.end.checked_sub(self.position).filter(|left| *left > 0)?;
+        let mut header = [0; HEADER as usize];
+        self.bytes.copy(self.position, &mut header);
+        let [k0, k1, k2, k3, m0, m1, s0, s1] = header;
+        let size = u16::from_ne_bytes([s0, s1]);
+        if u64::from(size) < HEADER || u64::from(size) > left || size % 8 != 0 {
+            self.position = self.end;
+            return Some(Err(Malformed));
+        }
+        let record =
+            self.read(u32::from_ne_bytes([k0, k1, k2, k3]), u16::from_ne_bytes([m0, m1]), size);
+        self.position = self.position.wrapping_add(u64::from(size));
+        Some(Ok(record))
+    }
+}
+
+/// The registers that unwinding starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the processors' own names")]
+pub enum Registers {
+    /// `ip`, `sp`, `bp`.
+    X86_64 { ip: u64, sp: u64, bp: u64 },
+    /// Here a leaf function's return address is in a register, and return addresses may be signed.
+    Aarch64 { pc: u64, sp: u64, fp: u64, lr: u64 },
+}
+
+impl Registers {
+    /// The instruction that was about to run.
+    pub fn instruction(&self) -> u64 {
+        match *self {
+            Self::X86_64 { ip, .. } => ip,
+            Self::Aarch64 { pc, .. } => pc,
+        }
+    }
+
+    /// Where the stack copy begins.
+    pub fn stack_pointer(&self) -> u64 {
+        match *self {
+            Self::X86_64 { sp, .. } | Self::Aarch64 { sp, .. } => sp,
+        }
+    }
+}
+
+/// Which registers a sample holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the processors' own names")]
+pub enum Machine {
+    X86_64,
+    Aarch64,
+}
+
+impl Machine {
+    /// The machine this was compiled for.
+    pub const NATIVE: Self =
+        if cfg!(target_arch = "aarch64") { Self::Aarch64 } else { Self::X86_64 };
+
+    /// The kernel stores the registers in the order of their numbers.
+    fn registers(self) -> u64 {
+        match self {
+            Self::X86_64 => 3,
+            Self::Aarch64 => 4,
+        }
+    }
+
+    /// Bytes of a sample whose stack copy has `stack_bytes`.
+    pub(crate) fn sample_size(self, stack_bytes: u32) -> u64 {
+        // Header, thread, time, ABI, registers, stack size, stack, used stack size.
+        HEADER + 8 * (3 + self.registers() + 1) + u64::from(stack_bytes) + 8
+    }
+}
+
+/// A sample without its stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawSample {
+    /// The kernel's number of the thread.
+    pub tid: u32,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub time_ns: u64,
+    /// The user registers.
+    pub registers: Registers,
+}
+
+/// Reads the sample at `place`; `stack` gets the bytes that the kernel really copied, from the
+/// stack pointer up.
+///
+/// # Errors
+///
+/// If the record's lengths contradict each other, or if it has no user registers.
+pub fn read_sample<B: Bytes + ?Sized>(
+    bytes: &B,
+    place: Place,
+    machine: Machine,
+    stack: &mut Vec<u8>,
+) -> Result<RawSample, Malformed> {
+    const ABI_64: u64 = 2;
+    stack.clear();
+    let at = |offset: u64| word(bytes, place.position.wrapping_add(offset));
+    let registers_end = HEADER + 8 * (3 + machine.registers());
+    let stack_start = registers_end + 8;
+    let record_size = u64::from(place.size);
+    if stack_start > record_size || at(24) != ABI_64 {
+        return Err(Malformed);
+    }
+    let reserved = at(registers_end);
+    // A stack that could not be copied at all has no bytes and no second length.
+    if reserved > 0 {
+        if reserved % 8 != 0 || reserved > record_size || stack_start + reserved + 8 > record_size {
+            return Err(Malformed);
+        }
+        let used = at(stack_start + reserved);
+        if used > reserved {
+            return Err(Malformed);
+        }
+        stack.resize(used as usize, 0);
+        bytes.copy(place.position.wrapping_add(stack_start), stack);
+    }
+    let register = |number: u64| at(32 + 8 * number);
+    Ok(RawSample {
+        tid: (at(8) >> 32) as u32,
+        time_ns: at(16),
+        registers: match machine {
+            Machine::X86_64 => {
+                Registers::X86_64 { bp: register(0), sp: register(1), ip: register(2) }
+            }
+            Machine::Aarch64 => Registers::Aarch64 {
+                fp: register(0),
+                lr: register(1),
+                sp: register(2),
+                pc: register(3),
+            },
+        },
+    })
+}
+
+fn word<B: Bytes + ?Sized>(bytes: &B, position: u64) -> u64 {
+    let mut word = [0; 8];
+    bytes.copy(position, &mut word);
+    u64::from_ne_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(kind: u32, misc: u16, size: u16) -> Vec<u8> {
+        [&kind.to_ne_bytes()[..], &misc.to_ne_bytes(), &size.to_ne_bytes()].concat()
+    }
+
+    fn words(bytes: &mut Vec<u8>, words: &[u64]) {
+        words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+    }
+
+    /// A sample of thread 7 in process 5, with 16 bytes reserved for its stack.
+    fn sample(machine: Machine, used: u64) -> Vec<u8> {
+        let registers: &[u64] = match machine {
+            Machine::X86_64 => &[0xb0, 0x50, 0x10],
+            Machine::Aarch64 => &[0xf0, 0x12, 0x50, 0xc0],
+        };
+        let size = machine.sample_size(16);
+        let mut bytes = header(RECORD_SAMPLE, 2, size as u16);
+        words(&mut bytes, &[7 << 32 | 5, 1_000, 2]);
+        words(&mut bytes, registers);
+        words(&mut bytes, &[16, 0x1111, 0x2222, used]);
+        assert_eq!(bytes.len() as u64, size);
+        bytes
+    }
+
+    fn read(bytes: &[u8], machine: Machine) -> Result<(RawSample, Vec<u8>), Malformed> {
+        let place = Place { position: 0, size: bytes.len() as u16 };
+        let mut stack = vec![1, 2, 3];
+        read_sample(bytes, place, machine, &mut stack).map(|sample| (sample, stack))
+    }
+
+    #[test]
+    fn reads_the_registers_of_each_machine() {
+        let (x86, stack) = read(&sample(Machine::X86_64, 16), Machine::X86_64).unwrap();
+        assert_eq!(x86.tid, 7);
+        assert_eq!(x86.time_ns, 1_000);
+        assert_eq!(x86.registers, Registers::X86_64 { ip: 0x10, sp: 0x50, bp: 0xb0 });
+        assert_eq!(stack.len(), 16);
+        let (arm, _) = read(&sample(Machine::Aarch64, 16), Machine::Aarch64).unwrap();
+        assert_eq!(
+            arm.registers,
+            Registers::Aarch64 { pc: 0xc0, sp: 0x50, fp: 0xf0, lr: 0x12 }
+        );
+        assert_eq!(arm.registers.instruction(), 0xc0);
+        assert_eq!(arm.registers.stack_pointer(), 0x50);
+    }
+
+    #[test]
+    fn takes_only_the_stack_that_was_copied() {
+        let (_, stack) = read(&sample(Machine::X86_64, 8), Machine::X86_64).unwrap();
+        assert_eq!(stack, 0x1111_u64.to_ne_bytes());
+    }
+
+    #[test]
+    fn refuses_lengths_that_contradict_each_other() {
+        let good = sample(Machine::X86_64, 16);
+        let mut more_used_than_reserved = good.clone();
+        let end = good.len();
+        more_used_than_reserved[end - 8..].copy_from_slice(&17_u64.to_ne_bytes());
+        assert_eq!(read(&more_used_than_reserved, Machine::X86_64), Err(Malformed));
+        for size in [0, 8, 56, 64, good.len() - 8] {
+            assert_eq!(read(&good[..size], Machine::X86_64), Err(Malformed), "{size}");
+        }
+        for reserved in [17_u64, 24, u64::MAX, u64::MAX - 7] {
+            let mut bytes = good.clone();
+            bytes[56..64].copy_from_slice(&reserved.to_ne_bytes());
+            assert_eq!(read(&bytes, Machine::X86_64), Err(Malformed), "{reserved}");
+        }
+    }
+
+    #[test]
+    fn a_sample_without_registers_is_refused() {
+        let mut bytes = sample(Machine::X86_64, 16);
+        bytes[24..32].copy_from_slice(&0_u64.to_ne_bytes());
+        assert_eq!(read(&bytes, Machine::X86_64), Err(Malformed));
+    }
+
+    #[test]
+    fn reads_every_kind_of_record_in_order() {
+        let mut bytes = header(RECORD_SWITCH, MISC_SWITCH_OUT, 16);
+        words(&mut bytes, &[10]);
+        bytes.extend(header(RECORD_SWITCH, 0, 16));
+        words(&mut bytes, &[25]);
+        bytes.extend(header(RECORD_SWITCH, MISC_SWITCH_OUT | MISC_SWITCH_OUT_PREEMPT, 16));
+        words(&mut bytes, &[30]);
+        bytes.extend(header(RECORD_LOST, 0, 24));
+        words(&mut bytes, &[1, 42]);
+        bytes.extend(header(RECORD_THROTTLE, 0, 8));
+        bytes.extend(header(99, 0, 8));
+        let sample_at = bytes.len() as u64;
+        bytes.extend(sample(Machine::X86_64, 16));
+        let records: Vec<_> = Records::between(&bytes[..], 0, bytes.len() as u64)
+            .collect::<Result<_, _>>()
+            .unwrap();
+        let place = Place { position: sample_at, size: (bytes.len() as u64 - sample_at) as u16 };
+        assert_eq!(
+            records,
+            [
+                Record::SwitchOut { time_ns: 10, preempted: false },
+                Record::SwitchIn { time_ns: 25 },
+                Record::SwitchOut { time_ns: 30, preempted: true },
+                Record::Lost(42),
+                Record::Throttled,
+                Record::Other,
+                Record::Sample(place),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_malformed_length_ends_the_reading() {
+        for size in [0_u16, 7, 9, 24] {
+            let bytes = [header(RECORD_SAMPLE, 0, size), header(99, 0, 8)].concat();
+            let mut records = Records::between(&bytes[..], 0, bytes.len() as u64);
+            assert_eq!(records.next(), Some(Err(Malformed)), "{size}");
+            assert_eq!(records.next(), None);
+        }
+    }
+
+    #[test]
+    fn nothing_lies_between_an_end_and_itself() {
+        assert_eq!(Records::between(&[][..], 8, 8).next(), None);
+        assert_eq!(Records::between(&[][..], 16, 8).next(), None);
+    }
+}

@@ -1,0 +1,215 @@
+//! What a sampled thread shows the collector.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use crossbeam::queue::ArrayQueue;
+
+use super::SpanKey;
+use crate::sys::Ring;
+
+/// A stretch of a thread's ring, and the innermost profiled span that the thread was in all along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) span: SpanKey,
+    /// A sample whose position is at least `from` and less than `to` fell in `span`.
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// The time that each sample stands for.
+    pub(crate) period_ns: u64,
+}
+
+/// The stretch that a thread is in now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) span: Option<SpanKey>,
+    pub(crate) from: u64,
+    pub(crate) period_ns: u64,
+}
+
+/// One thread from the time it is armed until it ends or is disarmed.
+///
+/// The thread writes, the collector reads. See [`stretch`](Self::stretch) for why neither waits.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Recording {
+    from: AtomicU64,
+    span: AtomicU64,
+    period_ns: AtomicU64,
+    life: AtomicU8,
+    marks: ArrayQueue<Mark>,
+    pub(crate) tid: u32,
+    /// Where the samples are.
+    pub(crate) ring: Option<Arc<Ring>>,
+    /// The other ring of the thread, for its end.
+    pub(crate) switches: Option<Arc<Ring>>,
+}
+
+/// A thread writes at most a mark a sample, and the collector comes by before the ring is full.
+const MARKS: usize = 128;
+
+impl Recording {
+    pub(crate) fn new(
+        tid: u32,
+        ring: Option<Arc<Ring>>,
+        switches: Option<Arc<Ring>>,
+        period_ns: u64,
+    ) -> Self {
+        Self {
+            from: AtomicU64::new(0),
+            span: AtomicU64::new(0),
+            period_ns: AtomicU64::new(period_ns),
+            life: AtomicU8::new(USED),
+            marks: ArrayQueue::new(MARKS),
+            tid,
+            ring,
+            switches,
+        }
+    }
+
+    /// The thread is now in `span`. Only the thread itself may call it.
+    #[inline(always)]
+    pub(super) fn set_span(&self, span: Option<SpanKey>) {
+        // Release: whoever sees the span sees the `from` that was stored before it.
+        self.span.store(span.map_or(0, SpanKey::get), Ordering::Release);
+    }
+
+    /// Ends the present stretch at `to` and begins the next. Only the thread itself may call it.
+    /// Returns false if the stretch was lost because the collector is behind.
+    pub(super) fn cut(&self, span: Option<SpanKey>, to: u64) -> bool {
+        let stored = match span {
+            Some(span) => {
+                let from = self.from.load(Ordering::Relaxed);
+                let period_ns = self.period_ns.load(Ordering::Relaxed);
+                self.marks.push(Mark { span, from, to, period_ns }).is_ok()
+            }
+            None => true,
+        };
+        // After the mark: a stretch is in the queue before it is not open any more.
+        self.from.store(to, Ordering::Release);
+        stored
+    }
+
+    pub(super) fn period_ns(&self) -> u64 {
+        self.period_ns.load(Ordering::Relaxed)
+    }
+
+    /// Only the thread itself may call it, right after [`cut`](Self::cut).
+    pub(super) fn set_period_ns(&self, period_ns: u64) {
+        self.period_ns.store(period_ns, Ordering::Release);
+    }
+
+    /// The stretch that is open now. The collector calls it after it has read the ring's head and
+    /// before it takes the marks; then each sample before that head is in this stretch or in one
+    /// of the marks:
+    ///
+    /// Say a sample lies at `p`, before that head. Then the thread had, before the sample, stored
+    /// the span it was in, and the head that we read makes that store visible. From there the
+    /// thread may have gone on to another span, but only after it had seen the ring's head move
+    /// beyond `p`, so it ended the stretch first: pushed the mark, then stored a `from` greater
+    /// than `p`, then stored a span. So if the `from` that we read is not greater than `p`, and
+    /// was the same before and after we read the span, then that span is the one of `p`;
+    /// otherwise the mark is in the queue.
+    pub(crate) fn stretch(&self) -> Stretch {
+        loop {
+            let from = self.from.load(Ordering::Acquire);
+            let period_ns = self.period_ns.load(Ordering::Acquire);
+            let span = self.span.load(Ordering::Acquire);
+            if self.from.load(Ordering::Acquire) == from {
+                return Stretch { span: SpanKey::new(span), from, period_ns };
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Takes the oldest mark.
+    pub(crate) fn take_mark(&self) -> Option<Mark> {
+        self.marks.pop()
+    }
+
+    /// For the thread itself, at least once every `LOOK_INTERVAL` in which it has hooks at all:
+    /// says that the recording is in use. False if it has been ended: then the thread must be
+    /// armed anew.
+    pub(super) fn is_used(&self) -> bool {
+        let taken =
+            self.life.compare_exchange(UNUSED, USED, Ordering::AcqRel, Ordering::Acquire);
+        taken != Err(OVER)
+    }
+
+    /// The collector finds the thread in no profiled span.
+    pub(crate) fn note_unused(&self) {
+        _ = self.life.compare_exchange(USED, UNUSED, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Ends the recording if the thread has not looked since [`note_unused`](Self::note_unused).
+    ///
+    /// If that was longer ago than `LOOK_INTERVAL`, and the thread is in no profiled span, then it
+    /// will look before it does anything else with the recording.
+    pub(crate) fn end_if_unused(&self) -> bool {
+        self.life.compare_exchange(UNUSED, OVER, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The thread has ended, or everything has: nothing is written any more.
+    pub(crate) fn end(&self) {
+        self.life.store(OVER, Ordering::Release);
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.life.load(Ordering::Acquire) == OVER
+    }
+}
+
+const USED: u8 = 0;
+const UNUSED: u8 = 1;
+const OVER: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Option<SpanKey> = SpanKey::new(1);
+    const B: Option<SpanKey> = SpanKey::new(2);
+
+    #[test]
+    fn a_cut_makes_a_mark_of_the_span_and_opens_the_next_stretch() {
+        let recording = Recording::new(1, None, None, 5);
+        recording.set_span(A);
+        assert!(recording.cut(A, 32));
+        recording.set_span(B);
+        assert_eq!(recording.stretch(), Stretch { span: B, from: 32, period_ns: 5 });
+        let mark = recording.take_mark().unwrap();
+        assert_eq!(mark, Mark { span: A.unwrap(), from: 0, to: 32, period_ns: 5 });
+        assert_eq!(recording.take_mark(), None);
+    }
+
+    #[test]
+    fn outside_any_span_there_is_no_mark() {
+        let recording = Recording::new(1, None, None, 5);
+        assert!(recording.cut(None, 32));
+        assert_eq!(recording.take_mark(), None);
+        assert_eq!(recording.stretch(), Stretch { span: None, from: 32, period_ns: 5 });
+    }
+
+    #[test]
+    fn only_a_recording_without_use_is_ended() {
+        let recording = Recording::new(1, None, None, 5);
+        assert!(!recording.end_if_unused());
+        recording.note_unused();
+        assert!(recording.is_used());
+        assert!(!recording.end_if_unused());
+        recording.note_unused();
+        assert!(recording.end_if_unused());
+        assert!(!recording.is_used());
+        assert!(recording.is_over());
+    }
+
+    #[test]
+    fn a_full_queue_loses_the_stretch_and_says_so() {
+        let recording = Recording::new(1, None, None, 5);
+        for position in 1..=MARKS as u64 {
+            assert!(recording.cut(A, position));
+        }
+        assert!(!recording.cut(A, 1_000));
+        assert_eq!(recording.stretch().from, 1_000);
+    }
+}

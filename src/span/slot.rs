@@ -1,0 +1,283 @@
+//! One open profiled span.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::account::{Account, Counts, Tally};
+use super::{Plan, RegistryId, SpanKey};
+use crate::sys::Clock;
+
+/// How many threads are in the span, and how long they were: `count << COUNT_SHIFT | ticks`.
+/// 56 bits of ticks last half a year at 4 GHz.
+const COUNT_SHIFT: u32 = 56;
+const ONE_ENTERED: u64 = 1 << COUNT_SHIFT;
+const TICKS: u64 = ONE_ENTERED - 1;
+
+/// What happened to the span.
+pub(crate) const FAILED: u32 = 1;
+/// The collector knows it: a sample fell in it or in a span inside it.
+pub(crate) const ANNOUNCED: u32 = 1 << 1;
+/// `counts` is not all zero.
+const COUNTED: u32 = 1 << 2;
+/// Keep the span if it failed.
+pub(crate) const KEEP_ON_ERROR: u32 = 1 << 3;
+/// The rule needs more samples than are taken by default.
+pub(crate) const TIGHTER: u32 = 1 << 4;
+
+/// Written by the hooks of whichever threads the span is on. A slot belongs to one span from
+/// [`open`](Self::open) to [`release`](Self::release), which the registry keeps apart: it gives a
+/// number out again only after every layer has seen the span close.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Slot {
+    /// 0: free.
+    id: AtomicU64,
+    key: AtomicU64,
+    opened: AtomicU64,
+    entered: AtomicU64,
+    last_exit: AtomicU64,
+    idle: AtomicU64,
+    /// Ticks after which the span may have to be kept: a little less than the rule says.
+    suspect_after: AtomicU64,
+    flags: AtomicU32,
+    plan: AtomicU32,
+
+    parent: AtomicU64,
+    root: AtomicU64,
+    period_ns: AtomicU64,
+    /// Samples that fell in the span and in those inside it.
+    samples: AtomicU64,
+    counts: Counts,
+}
+
+/// What is inside the slot of the span that a new one opens in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parent {
+    pub(crate) id: RegistryId,
+    pub(crate) root: SpanKey,
+}
+
+impl Slot {
+    #[inline]
+    pub(crate) fn holds(&self, id: RegistryId) -> bool {
+        self.id.load(Ordering::Acquire) == id.get()
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        self.id.load(Ordering::Acquire) == 0
+    }
+
+    #[inline]
+    pub(crate) fn open(
+        &self,
+        id: RegistryId,
+        key: SpanKey,
+        now: u64,
+        plan: &Plan,
+        parent: Option<Parent>,
+    ) {
+        self.key.store(key.get(), Ordering::Relaxed);
+        self.opened.store(now, Ordering::Relaxed);
+        self.entered.store(0, Ordering::Relaxed);
+        self.last_exit.store(now, Ordering::Relaxed);
+        self.idle.store(0, Ordering::Relaxed);
+        self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
+        self.flags.store(plan.flags, Ordering::Relaxed);
+        self.plan.store(plan.number, Ordering::Relaxed);
+        self.period_ns.store(plan.period_ns, Ordering::Relaxed);
+        let (parent, root) = match parent {
+            Some(parent) => (parent.id.get(), parent.root.get()),
+            None => (0, key.get()),
+        };
+        self.parent.store(parent, Ordering::Relaxed);
+        self.root.store(root, Ordering::Relaxed);
+        self.samples.store(0, Ordering::Relaxed);
+        // Who finds the id finds all of the above.
+        self.id.store(id.get(), Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn release(&self) {
+        if self.flags.load(Ordering::Relaxed) & COUNTED != 0 {
+            self.counts.clear();
+        }
+        self.id.store(0, Ordering::Release);
+    }
+
+    /// Returns whether the span was entered already.
+    #[inline]
+    pub(crate) fn enter(&self, now: u64) -> bool {
+        // Acquire: pairs with `exit`, so that `last_exit` is that of the exit before.
+        let before = self.entered.fetch_add(ONE_ENTERED, Ordering::AcqRel);
+        if before >> COUNT_SHIFT != 0 {
+            return true;
+        }
+        // Only who made the count 1 comes here, and the next can only after we have left.
+        let gap = now.saturating_sub(self.last_exit.load(Ordering::Relaxed));
+        self.idle.store(self.idle.load(Ordering::Relaxed).wrapping_add(gap), Ordering::Relaxed);
+        false
+    }
+
+    /// Leaves the span after `ticks` in it.
+    #[inline]
+    pub(crate) fn exit(&self, now: u64, ticks: u64) {
+        self.last_exit.store(now, Ordering::Relaxed);
+        let change = (ticks & TICKS).wrapping_sub(ONE_ENTERED);
+        self.entered.fetch_add(change, Ordering::AcqRel);
+    }
+
+    /// Adds what was counted while a thread was in the span.
+    pub(crate) fn count(&self, key: SpanKey, tally: &Tally) {
+        self.flags.fetch_or(COUNTED, Ordering::Relaxed);
+        self.counts.add(key, tally);
+    }
+
+    /// The same after the thread has left the span, for what it learned only now. Does nothing
+    /// if the slot belongs to another span by now.
+    pub(crate) fn count_late(&self, key: SpanKey, sure_on_ns: u64, sure_off_ns: u64) {
+        self.counts.add_late(key, sure_on_ns, sure_off_ns);
+    }
+
+    pub(crate) fn key(&self) -> Option<SpanKey> {
+        SpanKey::new(self.key.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn id(&self) -> Option<RegistryId> {
+        RegistryId::new(self.id.load(Ordering::Relaxed))
+    }
+
+    /// [`Plan::number`].
+    pub(crate) fn plan(&self) -> u32 {
+        self.plan.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn period_ns(&self) -> u64 {
+        self.period_ns.load(Ordering::Relaxed)
+    }
+
+    /// When the span was created, in ticks.
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Sets flags, and returns those that were set before.
+    pub(crate) fn set(&self, flags: u32) -> u32 {
+        self.flags.fetch_or(flags, Ordering::Relaxed)
+    }
+
+    pub(crate) fn parent(&self) -> Option<RegistryId> {
+        RegistryId::new(self.parent.load(Ordering::Relaxed))
+    }
+
+    /// The local root: the topmost profiled span above this one, or itself.
+    pub(crate) fn root(&self) -> Option<SpanKey> {
+        SpanKey::new(self.root.load(Ordering::Relaxed))
+    }
+
+    /// What a span that opens inside this one must know.
+    #[inline]
+    pub(crate) fn as_parent(&self) -> Option<Parent> {
+        Some(Parent { id: self.id()?, root: self.root()? })
+    }
+
+    pub(crate) fn add_samples(&self, samples: u64) {
+        self.samples.fetch_add(samples, Ordering::Relaxed);
+    }
+
+    pub(crate) fn samples(&self) -> u64 {
+        self.samples.load(Ordering::Relaxed)
+    }
+
+    /// Whether a span that closes now needs more than a [`release`](Self::release).
+    #[inline]
+    pub(crate) fn is_suspect(&self, now: u64) -> bool {
+        let flags = self.flags.load(Ordering::Relaxed);
+        let failed = flags & (FAILED | KEEP_ON_ERROR) == FAILED | KEEP_ON_ERROR;
+        let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
+        failed || flags & ANNOUNCED != 0 || wall > self.suspect_after.load(Ordering::Relaxed)
+    }
+
+    /// The account of a span that closes at `now`.
+    pub(crate) fn account(&self, clock: &Clock, now: u64) -> Account {
+        let opened = self.opened.load(Ordering::Relaxed);
+        let last_exit = self.last_exit.load(Ordering::Relaxed);
+        let entered = self.entered.load(Ordering::Acquire);
+        let still_entered = entered >> COUNT_SHIFT != 0;
+        let last_gap = if still_entered { 0 } else { now.saturating_sub(last_exit) };
+        let idle = self.idle.load(Ordering::Relaxed).saturating_add(last_gap);
+        let key = self.key().unwrap_or(SpanKey::MIN);
+        self.counts.account(clock, key, now.saturating_sub(opened), entered & TICKS, idle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open() -> Slot {
+        let slot = Slot::default();
+        let plan = Plan { number: 3, suspect_after: 1_000, flags: KEEP_ON_ERROR, period_ns: 5 };
+        slot.open(RegistryId::new(9).unwrap(), SpanKey::new(77).unwrap(), 100, &plan, None);
+        slot
+    }
+
+    #[test]
+    fn a_root_is_its_own_root() {
+        let slot = open();
+        assert!(slot.holds(RegistryId::new(9).unwrap()));
+        assert_eq!(slot.parent(), None);
+        assert_eq!(slot.root(), SpanKey::new(77));
+        assert_eq!(slot.as_parent().unwrap().root, SpanKey::new(77).unwrap());
+    }
+
+    #[test]
+    fn time_between_segments_is_idle() {
+        let slot = open();
+        assert!(!slot.enter(150));
+        slot.exit(200, 50);
+        assert!(!slot.enter(260));
+        slot.exit(300, 40);
+        assert_eq!(slot.idle.load(Ordering::Relaxed), 50 + 60);
+        assert_eq!(slot.entered.load(Ordering::Relaxed), 90);
+    }
+
+    #[test]
+    fn segments_at_once_add_up_and_are_not_idle() {
+        let slot = open();
+        assert!(!slot.enter(100));
+        assert!(slot.enter(110));
+        slot.exit(150, 40);
+        slot.exit(160, 60);
+        assert!(!slot.enter(170));
+        assert_eq!(slot.idle.load(Ordering::Relaxed), 10);
+        assert_eq!(slot.entered.load(Ordering::Relaxed), ONE_ENTERED | 100);
+    }
+
+    #[test]
+    fn suspect_when_slow_failed_or_announced() {
+        let slot = open();
+        assert!(!slot.is_suspect(1_100));
+        assert!(slot.is_suspect(1_101));
+        slot.set(FAILED);
+        assert!(slot.is_suspect(100));
+
+        let slot = open();
+        slot.set(ANNOUNCED);
+        assert!(slot.is_suspect(100));
+    }
+
+    #[test]
+    fn a_released_slot_is_clean() {
+        let slot = open();
+        let key = SpanKey::new(77).unwrap();
+        slot.count(key, &Tally { off_cpu_ns: 5, ..Tally::default() });
+        let clock = Clock::nanoseconds();
+        assert_eq!(slot.account(&clock, 100).off_cpu_ns, 5);
+        slot.release();
+        assert!(slot.is_free());
+        assert_eq!(slot.account(&clock, 100).off_cpu_ns, 0);
+    }
+}

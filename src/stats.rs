@@ -1,0 +1,95 @@
+//! What was done, and what was lost and why.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// Numbers since the layer was made; [`Handle::stats`](crate::Handle::stats) takes them.
+        ///
+        /// Each way to lose something has a number of its own, so that nothing is lost silently.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Stats {
+            $($(#[doc = $doc])+ pub $name: u64,)+
+        }
+
+        /// [`Stats`] that are counting.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: AtomicU64,)+
+        }
+
+        impl Counters {
+            pub(crate) fn snapshot(&self) -> Stats {
+                Stats { $($name: self.$name.load(Ordering::Relaxed),)+ }
+            }
+        }
+    };
+}
+
+impl Counters {
+    #[inline]
+    pub(crate) fn add(counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+counters! {
+    /// Spans that were kept, for whatever reason.
+    spans_kept,
+    /// Of these: no sample had fallen in them, so there is no profile, only the times.
+    spans_kept_without_samples,
+    /// Of these: no profile because the rule's rate limit was used up.
+    spans_kept_over_rate_limit,
+    /// Of these: no profile because too many were waiting to be exported.
+    spans_kept_exporter_busy,
+    /// Of these: no profile because the system gave no random bytes for its id.
+    spans_kept_without_id,
+    /// Profiles that an exporter has taken.
+    profiles_exported,
+    /// Profiles that could not be exported; the log says why.
+    profiles_dropped_export_failed,
+
+    /// Samples that fell in a profiled span and were unwound.
+    samples_taken,
+    /// Samples that fell in no profiled span. They cost their interrupt and nothing else.
+    samples_outside_spans,
+    /// Samples that found their ring full: the collector did not get a CPU in time.
+    samples_dropped_ring_full,
+    /// Samples that are not known to belong to a span because the thread had too many stretches.
+    samples_dropped_marks_full,
+    /// Samples of a span that could not be made known to the collector: it is thousands of spans
+    /// behind.
+    samples_dropped_notices_full,
+    /// Samples whose span the collector never heard of.
+    samples_dropped_unknown_span,
+    /// Samples whose stack was given up because the memory budget was used up. The profile shows
+    /// them as one frame that says so.
+    samples_dropped_memory,
+    /// Samples that were thinned out because the profile had more than it may have. Those that
+    /// are left stand for them.
+    samples_thinned,
+    /// Records in a ring that contradicted themselves.
+    records_malformed,
+    /// Times that the kernel paused sampling because it took too much of the CPU.
+    sampling_throttled,
+    /// Context switches that found their ring full. Off-CPU time is then the rest of wall time.
+    switches_dropped_ring_full,
+
+    /// Stacks that were deeper than the bytes that are copied of them, or than the most frames
+    /// that are kept: the frames near the root are missing.
+    stacks_truncated,
+    /// Stacks whose unwinding ended early for another reason.
+    stacks_incomplete,
+
+    /// Threads that are sampled at present.
+    threads_sampled,
+    /// Times that a thread could not be sampled because perf is refused.
+    threads_refused_perf,
+    /// Times that a thread could not be sampled because no memory may be locked for its ring.
+    threads_refused_locked_memory,
+    /// Times that a thread could not be sampled because of the limit of open files.
+    threads_refused_open_files,
+    /// Times that a thread could not be sampled for another reason.
+    threads_refused_other,
+}

@@ -1,0 +1,67 @@
+//! Names of a very file of code.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+/// The hash of a file that OpenTelemetry's conventions call `htlhash`: the first 16 bytes of the
+/// SHA-256 of its first 4096 bytes, its last 4096 bytes, and its length (8 bytes, big-endian), in
+/// hexadecimal. A file shorter than 4096 bytes is taken whole both times.
+///
+/// <https://opentelemetry.io/docs/specs/semconv/registry/attributes/process/>
+pub(super) fn htlhash(path: &Path) -> io::Result<String> {
+    const PART: u64 = 4096;
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    let mut hash = Sha256::new();
+    let mut part = Vec::with_capacity(PART as usize);
+    Read::by_ref(&mut file).take(PART).read_to_end(&mut part)?;
+    hash.update(&part);
+    file.seek(SeekFrom::Start(length.saturating_sub(PART)))?;
+    part.clear();
+    Read::by_ref(&mut file).take(PART).read_to_end(&mut part)?;
+    hash.update(&part);
+    hash.update(length.to_be_bytes());
+    let digest = hash.finalize();
+    Ok(hex(digest.get(..16).unwrap_or_default()))
+}
+
+/// Two digits a byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash_of(bytes: &[u8]) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        htlhash(file.path()).unwrap()
+    }
+
+    fn by_definition(first: &[u8], last: &[u8], length: u64) -> String {
+        let all = [first, last, &length.to_be_bytes()].concat();
+        hex(&Sha256::digest(all)[..16])
+    }
+
+    #[test]
+    fn hashes_beginning_end_and_length() {
+        let bytes: Vec<u8> = (0..10_000_u32).map(|i| i as u8).collect();
+        assert_eq!(hash_of(&bytes), by_definition(&bytes[..4096], &bytes[10_000 - 4096..], 10_000));
+    }
+
+    #[test]
+    fn a_short_file_is_taken_whole_both_times() {
+        assert_eq!(hash_of(b"abc"), by_definition(b"abc", b"abc", 3));
+        assert_eq!(hash_of(b"abc").len(), 32);
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_an_error() {
+        assert!(htlhash(Path::new("/nowhere/at/all")).is_err());
+    }
+}

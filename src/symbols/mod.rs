@@ -1,0 +1,8 @@
+//! From addresses to functions, inlined functions, files and lines.
+
+mod build_id;
+mod names;
+mod symbolizer;
+
+pub(crate) use build_id::hex;
+pub(crate) use symbolizer::{Missing, Symbolizer};

@@ -1,0 +1,221 @@
+//! Symbolizing with blazesym.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blazesym::symbolize::source::{Elf, Process, Source};
+use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized};
+use blazesym::{Pid, helper, symbolize};
+
+use super::build_id::{hex, htlhash};
+use super::names::{demangle, is_rust_file};
+use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbols};
+use crate::unwind::Module;
+
+/// What of a program's symbols cannot be had, and should be told once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Missing {
+    /// The program has no line tables.
+    LineTables,
+    /// A file is not the one that was loaded.
+    Replaced(String),
+    /// A file cannot be read.
+    Unreadable(String, String),
+}
+
+/// Symbolizes profiles, and remembers what it has read.
+///
+/// What it holds grows with the debug information that was looked at; drop it when it has not been
+/// used for a while.
+pub(crate) struct Symbolizer {
+    blazesym: symbolize::Symbolizer,
+    files: HashMap<PathBuf, FileState>,
+    missing: Vec<Missing>,
+}
+
+impl std::fmt::Debug for Symbolizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Symbolizer").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct FileState {
+    is_usable: bool,
+    build_ids: Vec<(String, String)>,
+    has_lines: bool,
+    asked: bool,
+}
+
+impl Symbolizer {
+    pub(crate) fn new() -> Self {
+        Self {
+            // The functions' names as the linker knows them are exported too.
+            blazesym: symbolize::Symbolizer::builder().enable_demangling(false).build(),
+            files: HashMap::new(),
+            missing: Vec::new(),
+        }
+    }
+
+    /// The profile with functions, files and lines.
+    pub(crate) fn symbolize(
+        &mut self,
+        profile: Profile,
+        modules: &HashMap<MappingId, Arc<Module>>,
+    ) -> Profile {
+        let profile = profile.symbolized(&mut WithModules { symbolizer: self, modules });
+        let program = modules.values().find(|module| module.is_program());
+        if let Some(file) = program.and_then(|program| self.files.get(program.path()))
+            && file.asked
+            && !file.has_lines
+        {
+            self.missing.push(Missing::LineTables);
+        }
+        profile
+    }
+
+    /// What was found to be missing since the last call.
+    pub(crate) fn take_missing(&mut self) -> Vec<Missing> {
+        std::mem::take(&mut self.missing)
+    }
+
+    fn file(&mut self, module: &Module) -> FileState {
+        if let Some(state) = self.files.get(module.path()) {
+            return state.clone();
+        }
+        let state = self.look_at(module);
+        self.files.insert(module.path().to_owned(), state.clone());
+        state
+    }
+
+    fn look_at(&mut self, module: &Module) -> FileState {
+        let mut state =
+            FileState { is_usable: true, build_ids: Vec::new(), has_lines: false, asked: false };
+        if module.is_vdso {
+            return state;
+        }
+        match htlhash(module.path()) {
+            Ok(hash) if is_loaded_file(module) => {
+                state.build_ids.push(("process.executable.build_id.htlhash".to_owned(), hash));
+            }
+            Ok(_) => {
+                self.missing.push(Missing::Replaced(module.name.clone()));
+                state.is_usable = false;
+            }
+            Err(error) => {
+                self.missing.push(Missing::Unreadable(module.name.clone(), error.to_string()));
+                state.is_usable = false;
+            }
+        }
+        state
+    }
+
+    fn find(&mut self, module: &Module, address: u64) -> Option<Sym<'static>> {
+        if !self.file(module).is_usable {
+            return None;
+        }
+        let found = if module.is_vdso {
+            let process = Source::Process(Process::new(Pid::Slf));
+            let in_memory = module.loaded_at(address);
+            self.blazesym.symbolize_single(&process, Input::AbsAddr(in_memory))
+        } else {
+            let elf = Source::Elf(Elf::new(module.path()));
+            self.blazesym.symbolize_single(&elf, Input::VirtOffset(address))
+        };
+        let symbol = match found {
+            Ok(Symbolized::Sym(symbol)) => Some(symbol.into_owned()),
+            Ok(Symbolized::Unknown(_)) => None,
+            Err(error) => {
+                let missing = Missing::Unreadable(module.name.clone(), error.to_string());
+                if !self.missing.contains(&missing) {
+                    self.missing.push(missing);
+                }
+                None
+            }
+        };
+        if let Some(state) = self.files.get_mut(module.path()) {
+            state.asked = true;
+            state.has_lines |= symbol.as_ref().is_some_and(|symbol| symbol.code_info.is_some());
+        }
+        symbol
+    }
+}
+
+/// Whether the file is still the one that was loaded. Without a build id we cannot know, and the
+/// path of the program is always right.
+fn is_loaded_file(module: &Module) -> bool {
+    match &module.build_id {
+        Some(id) if !module.is_program() => {
+            let on_disk = helper::read_elf_build_id(&module.path());
+            on_disk.is_ok_and(|found| found.as_deref() == Some(id.as_slice()))
+        }
+        _ => true,
+    }
+}
+
+struct WithModules<'a> {
+    symbolizer: &'a mut Symbolizer,
+    modules: &'a HashMap<MappingId, Arc<Module>>,
+}
+
+impl Symbols for WithModules<'_> {
+    fn build_ids(&mut self, mapping: MappingId) -> Vec<(String, String)> {
+        let module = self.modules.get(&mapping);
+        module.map(|module| self.symbolizer.file(module).build_ids).unwrap_or_default()
+    }
+
+    fn lines(
+        &mut self,
+        profile: &mut Profile,
+        mapping: MappingId,
+        address: u64,
+    ) -> (FrameKind, Vec<Line>) {
+        let found = self
+            .modules
+            .get(&mapping)
+            .and_then(|module| self.symbolizer.find(module, address));
+        match found {
+            Some(symbol) => lines_of(profile, &symbol),
+            None => (FrameKind::Native, Vec::new()),
+        }
+    }
+}
+
+/// The lines of a symbol, the innermost inlined function first.
+fn lines_of(profile: &mut Profile, symbol: &Sym<'_>) -> (FrameKind, Vec<Line>) {
+    let inlined = symbol.inlined.iter().rev();
+    let inlined = inlined.map(|function| (&function.name, function.code_info.as_ref()));
+    let outermost = std::iter::once((&symbol.name, symbol.code_info.as_deref()));
+    let mut kind = FrameKind::Native;
+    let lines = inlined
+        .chain(outermost)
+        .map(|(name, code)| {
+            let (line, is_rust) = line_of(profile, name, code);
+            if is_rust {
+                kind = FrameKind::Rust;
+            }
+            line
+        })
+        .collect();
+    (kind, lines)
+}
+
+fn line_of(profile: &mut Profile, symbol: &str, code: Option<&CodeInfo<'_>>) -> (Line, bool) {
+    let (name, kind) = demangle(symbol);
+    let path = code.map(CodeInfo::to_path);
+    let is_rust = kind == FrameKind::Rust || path.as_deref().is_some_and(is_rust_file);
+    let file = path.as_deref().map(Path::to_string_lossy).unwrap_or(Cow::Borrowed(""));
+    let function = Function {
+        name: profile.add_string(&name),
+        system_name: profile.add_string(symbol),
+        file: profile.add_string(&file),
+    };
+    let line = Line {
+        function: profile.add_function(function),
+        line: code.and_then(|code| code.line).unwrap_or(0),
+        column: code.and_then(|code| code.column).map_or(0, u32::from),
+    };
+    (line, is_rust)
+}

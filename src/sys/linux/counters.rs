@@ -1,0 +1,52 @@
+//! The hardware's own counters.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use perf_event::events::Hardware;
+use perf_event::{Builder, Counter, Group};
+
+use super::perf::read_words;
+
+/// Cycles, instructions and cache misses of the calling thread, as one `perf_event` group.
+pub(crate) struct HardwareCounters {
+    group: Group,
+    // A counter that is dropped leaves its group.
+    _members: [Counter; 3],
+}
+
+impl HardwareCounters {
+    /// Words that [`read`](Self::read) gives: three of header, then count and id of the group's
+    /// own dummy, of cycles, of instructions and of cache misses.
+    pub(crate) const WORDS: usize = 3 + 2 * 4;
+
+    /// Fails where there are no such counters: on most virtual machines, and where perf is refused.
+    pub(crate) fn open() -> io::Result<Self> {
+        let mut group = Group::new()?;
+        let mut member = |kind| Builder::new().group(&mut group).kind(kind).build();
+        let members = [
+            member(Hardware::CPU_CYCLES)?,
+            member(Hardware::INSTRUCTIONS)?,
+            member(Hardware::CACHE_MISSES)?,
+        ];
+        group.enable()?;
+        Ok(Self { group, _members: members })
+    }
+
+    /// One system call. `Group::read` is not used, for it allocates and asserts.
+    pub(crate) fn read(&self) -> io::Result<[u64; Self::WORDS]> {
+        read_words(self.event())
+    }
+
+    #[allow(unsafe_code, reason = "perf_event::Group gives its descriptor only as a number")]
+    fn event(&self) -> BorrowedFd<'_> {
+        // SAFETY: the group owns the descriptor and lives as long as the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.group.as_raw_fd()) }
+    }
+}
+
+impl std::fmt::Debug for HardwareCounters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HardwareCounters").finish_non_exhaustive()
+    }
+}

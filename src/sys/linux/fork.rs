@@ -1,0 +1,35 @@
+//! Telling that we are the child of a fork.
+#![allow(unsafe_code, reason = "registers a handler with pthread_atfork")]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Once, OnceLock};
+
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+static REGISTER: Once = Once::new();
+static HANDLER: OnceLock<fn()> = OnceLock::new();
+
+/// A number that is greater in the child of a fork than in its parent.
+///
+/// In a child neither our threads nor the rings exist: the kernel does not copy a ring's mapping,
+/// and the locks of threads that are gone may be held for ever. Who sees another number than the
+/// one it was made under must touch neither. `in_child` runs on the one thread that the child
+/// has, before `fork` returns there; it may do no more than store to memory.
+///
+/// A child made by a bare `clone` system call that shares no memory is not seen.
+pub(crate) fn fork_generation(in_child: fn()) -> u32 {
+    REGISTER.call_once(|| {
+        _ = HANDLER.set(in_child);
+        // SAFETY: the handler is a plain function that lives as long as the program and only
+        // stores to memory, which is allowed in the child of a process with threads. A failure
+        // (no memory) leaves us without the handler, as if the program never forked.
+        unsafe { libc::pthread_atfork(None, None, Some(child)) };
+    });
+    GENERATION.load(Ordering::Relaxed)
+}
+
+extern "C" fn child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    if let Some(handler) = HANDLER.get() {
+        handler();
+    }
+}

@@ -1,0 +1,26 @@
+//! Linux on x86-64 and aarch64.
+
+mod clock;
+mod counters;
+mod files;
+mod fork;
+mod modules;
+mod perf;
+mod poll;
+mod ring;
+mod thread;
+
+pub(crate) use clock::{TickSource, monotonic_raw_ns, read_ticks, tick_source};
+pub(crate) use counters::HardwareCounters;
+pub(crate) use files::{create_private_directory, create_private_file};
+pub(crate) use fork::fork_generation;
+pub(crate) use modules::{
+    LoadedModule, Segment, loaded_modules, module_generation, program_memory, read_own_memory,
+};
+pub(crate) use perf::{SampleRequest, WhyRefused, open_sample_ring, open_switch_ring};
+pub(crate) use poll::{Poller, Waker};
+pub(crate) use ring::Ring;
+pub(crate) use thread::{
+    ThreadUsage, current_tid, open_file_limit, process_id, thread_cpu_ns,
+    thread_usage,
+};

@@ -1,0 +1,208 @@
+//! What code is loaded into this process, and where.
+#![allow(
+    unsafe_code,
+    reason = "dl_iterate_phdr: /proc/self/maps does not say where unwind tables lie"
+)]
+
+use std::ffi::{CStr, OsStr, c_int, c_void};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+/// The program or a shared library, as the dynamic loader has placed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoadedModule {
+    /// Empty for the program itself.
+    pub(crate) path: PathBuf,
+    /// What is added to an address as the file states it to get the address in memory.
+    pub(crate) bias: u64,
+    /// Addresses in memory that hold code.
+    pub(crate) code: Vec<Segment>,
+    /// Addresses in memory of everything that the module has mapped.
+    pub(crate) loaded: Vec<Range<u64>>,
+    /// Those of `loaded` that are not meant to be written.
+    pub(crate) read_only: Vec<Range<u64>>,
+    /// Addresses in memory of `.eh_frame_hdr`.
+    pub(crate) eh_frame_hdr: Option<Range<u64>>,
+    /// Addresses in memory of the notes, among them the build id.
+    pub(crate) notes: Vec<Range<u64>>,
+}
+
+/// A segment that holds code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) addresses: Range<u64>,
+    /// Where the segment begins in the file.
+    pub(crate) file_offset: u64,
+}
+
+/// The modules, and the generation they belong to.
+#[derive(Debug)]
+pub(crate) struct ModuleList {
+    pub(crate) generation: u64,
+    pub(crate) modules: Vec<LoadedModule>,
+}
+
+/// A number that changes whenever a library is loaded or unloaded.
+pub(crate) fn module_generation() -> u64 {
+    let mut generation = 0;
+    iterate(&mut |info| {
+        generation = generation_of(info);
+        false
+    });
+    generation
+}
+
+/// All modules as they are now.
+///
+/// Takes the dynamic loader's lock for as long as it copies some hundred bytes a module; never
+/// call it in a signal handler.
+pub(crate) fn loaded_modules() -> ModuleList {
+    let mut list = ModuleList { generation: 0, modules: Vec::new() };
+    iterate(&mut |info| {
+        list.generation = generation_of(info);
+        list.modules.push(copy(info));
+        true
+    });
+    list
+}
+
+/// Copies `addresses` of our own memory. An address that is not mapped is an error, not a fault.
+pub(crate) fn read_own_memory(addresses: Range<u64>) -> io::Result<Vec<u8>> {
+    let length = addresses.end.saturating_sub(addresses.start);
+    let mut bytes = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?];
+    File::open("/proc/self/mem")?.read_exact_at(&mut bytes, addresses.start)?;
+    Ok(bytes)
+}
+
+/// Memory of the program itself (not of a library), if all of `addresses` is read-only in it.
+pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
+    let mut found = None;
+    iterate(&mut |info| {
+        // The program is always the first.
+        let program = copy(info);
+        let inside = program.read_only.iter().any(|segment| {
+            segment.start <= addresses.start && addresses.end <= segment.end
+        });
+        if inside && addresses.start < addresses.end {
+            let length = (addresses.end - addresses.start) as usize;
+            // SAFETY: the loader maps the program's segments for as long as the process lives,
+            // and this one is not writable.
+            found = Some(unsafe { std::slice::from_raw_parts(addresses.start as *const u8, length) });
+        }
+        false
+    });
+    found
+}
+
+fn generation_of(info: &libc::dl_phdr_info) -> u64 {
+    // Each only ever grows, so their sum changes whenever one does.
+    info.dlpi_adds.wrapping_add(info.dlpi_subs)
+}
+
+fn iterate(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
+    type Visit<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info) -> bool;
+
+    unsafe extern "C" fn each(
+        info: *mut libc::dl_phdr_info,
+        _size: libc::size_t,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: `data` is the pointer to `visit` that `dl_iterate_phdr` was given below.
+        let visit = unsafe { &mut *data.cast::<Visit<'_>>() };
+        // SAFETY: the loader passes a valid structure, which lives until we return.
+        let go_on = visit(unsafe { &*info });
+        c_int::from(!go_on)
+    }
+
+    let mut visit: Visit<'_> = visit;
+    // SAFETY: `each` has the right signature, does not unwind (`visit` only copies), and the
+    // pointer to `visit` is used only while this call lasts.
+    unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut visit).cast()) };
+}
+
+fn copy(info: &libc::dl_phdr_info) -> LoadedModule {
+    let path = if info.dlpi_name.is_null() {
+        PathBuf::new()
+    } else {
+        // SAFETY: a string with a NUL at its end that the loader keeps while we hold its lock.
+        let name = unsafe { CStr::from_ptr(info.dlpi_name) };
+        PathBuf::from(OsStr::from_bytes(name.to_bytes()))
+    };
+    let headers = if info.dlpi_phdr.is_null() {
+        &[]
+    } else {
+        // SAFETY: the loader gives the number of headers, which are mapped as long as the module.
+        unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
+    };
+    let mut module = LoadedModule {
+        path,
+        bias: info.dlpi_addr,
+        code: Vec::new(),
+        loaded: Vec::new(),
+        read_only: Vec::new(),
+        eh_frame_hdr: None,
+        notes: Vec::new(),
+    };
+    for header in headers {
+        let start = info.dlpi_addr.wrapping_add(header.p_vaddr);
+        let addresses = start..start.wrapping_add(header.p_memsz);
+        match header.p_type {
+            libc::PT_LOAD => {
+                module.loaded.push(addresses.clone());
+                if header.p_flags & (libc::PF_R | libc::PF_W) == libc::PF_R {
+                    module.read_only.push(addresses.clone());
+                }
+                if header.p_flags & libc::PF_X != 0 {
+                    module.code.push(Segment { addresses, file_offset: header.p_offset });
+                }
+            }
+            libc::PT_GNU_EH_FRAME => module.eh_frame_hdr = Some(addresses),
+            libc::PT_NOTE => module.notes.push(addresses),
+            _ => {}
+        }
+    }
+    module
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_program_its_libraries_and_the_vdso() {
+        let list = loaded_modules();
+        let here = finds_the_program_its_libraries_and_the_vdso as *const () as u64;
+        let program = &list.modules[0];
+        assert!(program.code.iter().any(|segment| segment.addresses.contains(&here)));
+        assert!(program.eh_frame_hdr.is_some());
+        assert!(list.modules.iter().any(|m| m.path.to_string_lossy().contains("libc.so")));
+        assert!(list.modules.iter().any(|m| m.path.to_string_lossy().contains("vdso")));
+        assert_eq!(list.generation, module_generation());
+    }
+
+    #[test]
+    fn lends_read_only_memory_of_the_program_alone() {
+        let program = &loaded_modules().modules[0];
+        let header = program.eh_frame_hdr.clone().unwrap();
+        assert_eq!(program_memory(header.clone()).unwrap(), read_own_memory(header).unwrap());
+        let here = 0_u64;
+        let address = (&raw const here) as u64;
+        assert_eq!(program_memory(address..address + 8), None);
+        assert_eq!(program_memory(0..8), None);
+        let code = program.code[0].addresses.clone();
+        assert_eq!(program_memory(code.start..u64::MAX), None);
+    }
+
+    #[test]
+    fn reads_memory_and_survives_what_is_not_mapped() {
+        let bytes = *b"some bytes of ours";
+        let address = bytes.as_ptr() as u64;
+        assert_eq!(read_own_memory(address..address + 18).unwrap(), bytes);
+        assert!(read_own_memory(0..4096).is_err());
+        assert!(read_own_memory(u64::MAX - 4096..u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,176 @@
+//! Opening perf events on the calling thread.
+#![allow(unsafe_code, reason = "calls perf_event_open and its ioctls")]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use perf_event_open_sys::bindings::{
+    self, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_FLAG_FD_CLOEXEC,
+    PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME,
+    PERF_TYPE_SOFTWARE, perf_event_attr,
+};
+
+use super::ring::Ring;
+
+/// What to sample, how often, and into how much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SampleRequest {
+    pub(crate) period_ns: u64,
+    /// Bytes of stack in each sample, a multiple of 8 and at most 65,528.
+    pub(crate) stack_bytes: u32,
+    /// Bytes of ring: a power of two of pages.
+    pub(crate) ring_bytes: usize,
+    /// Bytes in the ring after which the kernel wakes who waits for it.
+    pub(crate) wake_after_bytes: u32,
+    /// Also take a sample when the thread is in the kernel.
+    pub(crate) in_kernel: bool,
+}
+
+/// Why an event or its ring could not be had, by what a user can do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WhyRefused {
+    /// `perf_event_paranoid`, a seccomp filter or a security module says no.
+    NotAllowed,
+    /// The kernel was built without it, or is not Linux.
+    #[allow(dead_code, reason = "constructed from errno on Linux and by the stubs elsewhere")]
+    NotSupported,
+    /// No more open files for this process or system.
+    NoFiles,
+    /// What an unprivileged user may lock is used up.
+    NoLockedMemory,
+    /// Anything else, by its errno.
+    Other(i32),
+}
+
+impl WhyRefused {
+    fn of_open(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => Self::NotAllowed,
+            Some(libc::ENOSYS | libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => {
+                Self::NotSupported
+            }
+            Some(libc::EMFILE | libc::ENFILE) => Self::NoFiles,
+            other => Self::Other(other.unwrap_or(0)),
+        }
+    }
+
+    fn of_map(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EPERM | libc::ENOMEM) => Self::NoLockedMemory,
+            other => Self::Other(other.unwrap_or(0)),
+        }
+    }
+}
+
+/// The registers that unwinding starts from, as a mask of the kernel's register numbers.
+#[cfg(target_arch = "x86_64")]
+const REGISTERS: u64 = 1 << bindings::PERF_REG_X86_BP
+    | 1 << bindings::PERF_REG_X86_SP
+    | 1 << bindings::PERF_REG_X86_IP;
+#[cfg(target_arch = "aarch64")]
+const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
+    | 1 << bindings::PERF_REG_ARM64_LR
+    | 1 << bindings::PERF_REG_ARM64_SP
+    | 1 << bindings::PERF_REG_ARM64_PC;
+
+/// Samples the calling thread by the time it spends on a CPU.
+///
+/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW`), user registers and the top of
+/// the user stack; see `sampler::record` for its layout.
+pub(crate) fn open_sample_ring(request: SampleRequest) -> Result<Ring, WhyRefused> {
+    let mut attr = software(PERF_COUNT_SW_CPU_CLOCK);
+    attr.__bindgen_anon_1.sample_period = request.period_ns;
+    attr.sample_type = u64::from(
+        PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER,
+    );
+    attr.sample_regs_user = REGISTERS;
+    attr.sample_stack_user = request.stack_bytes;
+    attr.set_exclude_kernel(u64::from(!request.in_kernel));
+    attr.set_watermark(1);
+    attr.__bindgen_anon_2.wakeup_watermark = request.wake_after_bytes;
+    let event = open(&mut attr)?;
+    Ring::map(event, request.ring_bytes).map_err(|error| WhyRefused::of_map(&error))
+}
+
+/// Records when the calling thread is switched off a CPU and back on.
+///
+/// An event of its own with a ring of its own, `ring_bytes` long: in the ring of the samples these
+/// records would move the position without a sample. Works for an unprivileged user.
+pub(crate) fn open_switch_ring(ring_bytes: usize) -> Result<Ring, WhyRefused> {
+    let mut attr = software(PERF_COUNT_SW_DUMMY);
+    attr.sample_type = u64::from(PERF_SAMPLE_TIME);
+    attr.read_format = u64::from(bindings::PERF_FORMAT_TOTAL_TIME_ENABLED);
+    attr.set_exclude_kernel(1);
+    attr.set_context_switch(1);
+    attr.set_sample_id_all(1);
+    // Nobody waits for this ring: its thread reads it when it next comes by.
+    attr.set_watermark(1);
+    attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
+    let event = open(&mut attr)?;
+    Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
+}
+
+fn software(config: u32) -> perf_event_attr {
+    let mut attr = perf_event_attr {
+        type_: PERF_TYPE_SOFTWARE,
+        size: size_of::<perf_event_attr>() as u32,
+        config: u64::from(config),
+        clockid: libc::CLOCK_MONOTONIC_RAW,
+        ..perf_event_attr::default()
+    };
+    attr.set_use_clockid(1);
+    attr.set_exclude_hv(1);
+    attr
+}
+
+fn open(attr: &mut perf_event_attr) -> Result<OwnedFd, WhyRefused> {
+    const CALLING_THREAD: i32 = 0;
+    const ANY_CPU: i32 = -1;
+    const NO_GROUP: i32 = -1;
+    // SAFETY: `attr` is initialized and says its own size. It asks for software events on this
+    // thread, which reach nothing but the ring.
+    let event = unsafe {
+        perf_event_open_sys::perf_event_open(
+            attr,
+            CALLING_THREAD,
+            ANY_CPU,
+            NO_GROUP,
+            u64::from(PERF_FLAG_FD_CLOEXEC),
+        )
+    };
+    if event < 0 {
+        return Err(WhyRefused::of_open(&io::Error::last_os_error()));
+    }
+    // SAFETY: a file descriptor that the kernel just gave us, and that nobody else knows.
+    Ok(unsafe { OwnedFd::from_raw_fd(event) })
+}
+
+impl Ring {
+    /// Changes the period of a sampling event. The time until the next sample begins anew.
+    pub(crate) fn set_period_ns(&self, period_ns: u64) -> io::Result<()> {
+        // The kernel reads the number through a pointer, which the binding's signature hides.
+        let pointer = &raw const period_ns as u64;
+        self.with_event(|event| {
+            // SAFETY: `period_ns` lives until the call returns.
+            let result =
+                unsafe { perf_event_open_sys::ioctls::PERIOD(event.as_raw_fd(), pointer) };
+            if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        })
+    }
+
+    /// The time that the event's thread has been running until now, in nanoseconds: one system
+    /// call. Only for events opened with that read format.
+    pub(crate) fn read_time_enabled(&self) -> io::Result<u64> {
+        self.with_event(read_words::<2>).map(|[_count, enabled]| enabled)
+    }
+}
+
+/// Reads exactly `N` words from a perf event.
+pub(super) fn read_words<const N: usize>(event: BorrowedFd<'_>) -> io::Result<[u64; N]> {
+    let mut bytes = [[0; 8]; N];
+    let length = rustix::io::read(event, bytes.as_flattened_mut())?;
+    if length != 8 * N {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(bytes.map(u64::from_ne_bytes))
+}

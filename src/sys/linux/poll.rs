@@ -1,0 +1,83 @@
+//! Waiting for rings to fill, and being woken.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+
+use super::ring::Ring;
+
+/// What the collector sleeps on.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    epoll: Arc<OwnedFd>,
+    event: Arc<OwnedFd>,
+    pending: Arc<AtomicBool>,
+}
+
+/// Wakes the [`Poller`], and adds rings to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Waker {
+    epoll: Arc<OwnedFd>,
+    event: Arc<OwnedFd>,
+    pending: Arc<AtomicBool>,
+}
+
+impl Poller {
+    pub(crate) fn new() -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &event, EventData::new_u64(0), EventFlags::IN)?;
+        Ok(Self {
+            epoll: Arc::new(epoll),
+            event: Arc::new(event),
+            pending: Arc::new(AtomicBool::new(false)),
+        })
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        Waker {
+            epoll: Arc::clone(&self.epoll),
+            event: Arc::clone(&self.event),
+            pending: Arc::clone(&self.pending),
+        }
+    }
+
+    /// Sleeps until a ring has filled to its mark, a thread with a ring has ended, somebody
+    /// called [`Waker::wake`], or the time is over; `None` waits for ever.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) {
+        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; 16];
+        // What exactly happened does not matter: a round looks at every thread. An interruption
+        // is as good a reason to look as any.
+        let woken = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
+        debug_assert!(matches!(woken, Ok(_) | Err(Errno::INTR)));
+        self.pending.store(false, Ordering::SeqCst);
+        _ = rustix::io::read(&*self.event, &mut [0; 8]);
+    }
+}
+
+impl Waker {
+    /// Ends the present or the next [`Poller::wait`]. Never blocks; a system call only if nobody
+    /// has called it since the last one.
+    pub(crate) fn wake(&self) {
+        if !self.pending.swap(true, Ordering::SeqCst) {
+            _ = rustix::io::write(&*self.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Wakes the poller from now on when `ring` has filled to its mark, and when its thread has
+    /// ended. Ends when the ring is dropped.
+    pub(crate) fn watch(&self, ring: &Ring) -> io::Result<()> {
+        // Edge-triggered: the event of a thread that has ended stays "hung up" until dropped.
+        ring.with_event(|event| {
+            let data = EventData::new_u64(1);
+            Ok(epoll::add(&*self.epoll, event, data, EventFlags::IN | EventFlags::ET)?)
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! The memory that the kernel writes records into.
+#![allow(
+    unsafe_code,
+    reason = "maps and reads memory shared with the kernel; rustix has no perf mappings"
+)]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use perf_event_open_sys::bindings::perf_event_mmap_page;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::thread::process_id;
+
+/// One perf event and its ring: a page of counters, then a power of two of pages of records.
+///
+/// The kernel writes while we read, so no reference to the mapping is ever made: bytes are copied
+/// out, and what they say about their own length is for the parser to doubt.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    event: Mutex<Option<OwnedFd>>,
+    base: NonNull<u8>,
+    page_size: usize,
+    data_size: usize,
+    process: u32,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and every access to it below is an
+// atomic load or store or a copy out of memory that stays mapped until `drop`.
+unsafe impl Send for Ring {}
+// SAFETY: as for `Send`. Of the methods that change the ring, `release_to` and `retire` may be
+// called from any thread without harm to memory: what they can disturb is which records are read.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// Maps the ring of `event` with `data_size` bytes of records, a power of two of pages.
+    pub(super) fn map(event: OwnedFd, data_size: usize) -> io::Result<Self> {
+        let page_size = rustix::param::page_size();
+        // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                page_size + data_size,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &event,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { event: Mutex::new(Some(event)), base, page_size, data_size, process: process_id() })
+    }
+
+    /// Does something with the event, unless the ring was retired.
+    pub(super) fn with_event<R>(
+        &self,
+        action: impl FnOnce(BorrowedFd<'_>) -> io::Result<R>,
+    ) -> io::Result<R> {
+        match &*self.event.lock() {
+            Some(event) => action(event.as_fd()),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// The bytes that records may fill.
+    pub(crate) fn data_size(&self) -> usize {
+        self.data_size
+    }
+
+    fn header(&self) -> NonNull<perf_event_mmap_page> {
+        self.base.cast()
+    }
+
+    /// The number of bytes that the kernel has written since the ring was made.
+    pub(crate) fn head_word(&self) -> NonNull<AtomicU64> {
+        // SAFETY: projects to a field of the header page without making a reference.
+        let word = unsafe { &raw mut (*self.header().as_ptr()).data_head };
+        // SAFETY: a field of a page that is mapped at an address that is not null.
+        unsafe { NonNull::new_unchecked(word).cast() }
+    }
+
+    pub(crate) fn head(&self) -> u64 {
+        // SAFETY: mapped until `drop`, aligned, and written by the kernel with one 64-bit store.
+        // `Acquire` pairs with the barrier the kernel puts between the records and this word.
+        unsafe { self.head_word().as_ref() }.load(Ordering::Acquire)
+    }
+
+    fn tail_word(&self) -> NonNull<AtomicU64> {
+        // SAFETY: projects to a field of the header page without making a reference.
+        let word = unsafe { &raw mut (*self.header().as_ptr()).data_tail };
+        // SAFETY: a field of a page that is mapped at an address that is not null.
+        unsafe { NonNull::new_unchecked(word).cast() }
+    }
+
+    /// How far the ring has been given back to the kernel.
+    pub(crate) fn tail(&self) -> u64 {
+        // SAFETY: mapped until `drop`, aligned, and only ever written through this atomic.
+        unsafe { self.tail_word().as_ref() }.load(Ordering::Relaxed)
+    }
+
+    /// Gives everything before `position` back to the kernel.
+    pub(crate) fn release_to(&self, position: u64) {
+        // SAFETY: as for `tail`. `Release` keeps our copies before it.
+        unsafe { self.tail_word().as_ref() }.store(position, Ordering::Release);
+    }
+
+    /// Copies the bytes from `position` on. They are what the kernel wrote there only if
+    /// `position` lies between tail and head; otherwise they are just some bytes.
+    pub(crate) fn copy(&self, position: u64, out: &mut [u8]) {
+        let mut from = position as usize & (self.data_size - 1);
+        let mut rest = out;
+        while !rest.is_empty() {
+            let length = rest.len().min(self.data_size - from);
+            let (now, later) = rest.split_at_mut(length);
+            // SAFETY: `from + length <= data_size`, so the source lies within the mapping, which
+            // lives until `drop`; `now` is ours alone. The kernel may write there meanwhile: we
+            // only ever look at the copy.
+            unsafe {
+                let source = self.base.as_ptr().add(self.page_size + from);
+                std::ptr::copy_nonoverlapping(source, now.as_mut_ptr(), length);
+            }
+            from = 0;
+            rest = later;
+        }
+    }
+
+    /// The time that the event's thread had been running when it was last switched in, in
+    /// nanoseconds. `None` if the kernel would not stop changing it.
+    ///
+    /// On the event's own thread it never changes while we look, short of a preemption between.
+    pub(crate) fn time_enabled_at_switch_in(&self) -> Option<u64> {
+        let header = self.header().as_ptr();
+        // SAFETY: projects to a field of the header page without making a reference.
+        let lock = unsafe { &raw mut (*header).lock };
+        // SAFETY: as above.
+        let enabled = unsafe { &raw mut (*header).time_enabled };
+        // SAFETY: both words are mapped until `drop`, aligned, and written by the kernel with
+        // single stores of their size.
+        let (lock, enabled) =
+            unsafe { (AtomicU32::from_ptr(lock), AtomicU64::from_ptr(enabled)) };
+        for _ in 0..8 {
+            let before = lock.load(Ordering::Acquire);
+            let time = enabled.load(Ordering::Acquire);
+            if before & 1 == 0 && lock.load(Ordering::Acquire) == before {
+                return Some(time);
+            }
+        }
+        None
+    }
+
+    /// Closes the event and gives the ring's memory back, for good. Its thread may go on reading
+    /// positions: it sees 0.
+    pub(crate) fn retire(&self) {
+        if self.process != process_id() || self.event.lock().take().is_none() {
+            return;
+        }
+        // SAFETY: `MAP_FIXED` over our own mapping, whose address range stays ours until `drop`.
+        // The kernel replaces it in one step, so a thread that reads it meanwhile finds either
+        // the ring or zeros. If it is refused (no memory) the ring just stays.
+        let replaced = unsafe {
+            rustix::mm::mmap_anonymous(
+                self.base.as_ptr().cast(),
+                self.page_size + self.data_size,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+            )
+        };
+        debug_assert!(replaced.is_ok(), "{replaced:?}");
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // The kernel does not copy the mapping into the child of a fork: there the addresses may
+        // belong to somebody else.
+        if self.process != process_id() {
+            return;
+        }
+        // SAFETY: the range was mapped by `map`, is unmapped only here, and nobody holds a
+        // pointer into it but through this ring, which is going away.
+        let unmapped = unsafe {
+            rustix::mm::munmap(self.base.as_ptr().cast(), self.page_size + self.data_size)
+        };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}

@@ -1,0 +1,43 @@
+//! Every meeting with the operating system, and all of the crate's `unsafe`.
+//!
+//! `linux` and `unsupported` export the same names with the same signatures, so that nothing
+//! above this module asks which system it runs on. What each call needs of the kernel, and what
+//! it does when that is refused, is listed in `docs/platform.md`.
+
+mod clock;
+mod position;
+
+#[cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(tracing_profiling_unsupported)
+))]
+mod linux;
+#[cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(tracing_profiling_unsupported)
+))]
+use linux as platform;
+
+#[cfg(not(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(tracing_profiling_unsupported)
+)))]
+mod unsupported;
+#[cfg(not(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(tracing_profiling_unsupported)
+)))]
+use unsupported as platform;
+
+pub(crate) use clock::Clock;
+pub(crate) use platform::{
+    HardwareCounters, LoadedModule, Poller, Ring, SampleRequest, Segment, ThreadUsage, Waker,
+    WhyRefused, create_private_directory, create_private_file, current_tid, fork_generation, loaded_modules, module_generation, monotonic_raw_ns,
+    open_file_limit, open_sample_ring, open_switch_ring, process_id,
+    program_memory, read_own_memory, thread_cpu_ns, thread_usage,
+};
+pub(crate) use position::Position;

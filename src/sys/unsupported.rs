@@ -1,0 +1,257 @@
+//! Systems without perf events: times only, no stacks.
+//!
+//! The same names as `linux`, so that everything above builds and runs anywhere. What needs the
+//! kernel is refused with [`WhyRefused::NotSupported`].
+
+use std::convert::Infallible;
+use std::io;
+use std::ops::Range;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TickSource {
+    Raw,
+}
+
+impl TickSource {
+    pub(crate) fn needs_rate(self) -> bool {
+        false
+    }
+}
+
+pub(crate) fn tick_source() -> TickSource {
+    TickSource::Raw
+}
+
+#[inline(always)]
+pub(crate) fn read_ticks(_: TickSource) -> u64 {
+    monotonic_raw_ns()
+}
+
+/// Nanoseconds since this was first called.
+pub(crate) fn monotonic_raw_ns() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn fork_generation(_in_child: fn()) -> u32 {
+    0
+}
+
+pub(crate) fn current_tid() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    thread_local! {
+        static TID: u32 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    TID.try_with(|tid| *tid).unwrap_or(0)
+}
+
+pub(crate) fn process_id() -> u32 {
+    std::process::id()
+}
+
+/// Not known here: a span's on-CPU time is then only bounded by its wall time.
+pub(crate) fn thread_cpu_ns() -> Option<u64> {
+    None
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ThreadUsage {
+    pub(crate) minor_faults: u64,
+    pub(crate) major_faults: u64,
+    pub(crate) voluntary_switches: u64,
+    pub(crate) involuntary_switches: u64,
+}
+
+pub(crate) fn thread_usage() -> Option<ThreadUsage> {
+    None
+}
+
+pub(crate) fn open_file_limit() -> u64 {
+    0
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(dead_code, reason = "nothing is sampled here")]
+pub(crate) struct SampleRequest {
+    pub(crate) period_ns: u64,
+    pub(crate) stack_bytes: u32,
+    pub(crate) ring_bytes: usize,
+    pub(crate) wake_after_bytes: u32,
+    pub(crate) in_kernel: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "only one of them happens here")]
+pub(crate) enum WhyRefused {
+    NotAllowed,
+    NotSupported,
+    NoFiles,
+    NoLockedMemory,
+    Other(i32),
+}
+
+/// There are no rings here.
+#[derive(Debug)]
+pub(crate) struct Ring(Infallible);
+
+impl Ring {
+    pub(crate) fn data_size(&self) -> usize {
+        match self.0 {}
+    }
+
+    pub(crate) fn head_word(&self) -> NonNull<AtomicU64> {
+        match self.0 {}
+    }
+
+    pub(crate) fn head(&self) -> u64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn tail(&self) -> u64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn release_to(&self, _position: u64) {
+        match self.0 {}
+    }
+
+    pub(crate) fn copy(&self, _position: u64, _out: &mut [u8]) {
+        match self.0 {}
+    }
+
+    pub(crate) fn time_enabled_at_switch_in(&self) -> Option<u64> {
+        match self.0 {}
+    }
+
+    pub(crate) fn read_time_enabled(&self) -> io::Result<u64> {
+        match self.0 {}
+    }
+
+    pub(crate) fn set_period_ns(&self, _period_ns: u64) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn retire(&self) {
+        match self.0 {}
+    }
+}
+
+pub(crate) fn open_sample_ring(_: SampleRequest) -> Result<Ring, WhyRefused> {
+    Err(WhyRefused::NotSupported)
+}
+
+pub(crate) fn open_switch_ring(_ring_bytes: usize) -> Result<Ring, WhyRefused> {
+    Err(WhyRefused::NotSupported)
+}
+
+/// There are no counters here.
+#[derive(Debug)]
+pub(crate) struct HardwareCounters(Infallible);
+
+impl HardwareCounters {
+    pub(crate) const WORDS: usize = 3 + 2 * 4;
+
+    pub(crate) fn open() -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn read(&self) -> io::Result<[u64; Self::WORDS]> {
+        match self.0 {}
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Poller(Arc<(Mutex<bool>, Condvar)>);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Waker(Arc<(Mutex<bool>, Condvar)>);
+
+impl Poller {
+    #[expect(clippy::unnecessary_wraps, reason = "the same signature as on Linux")]
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new((Mutex::new(false), Condvar::new()))))
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.0))
+    }
+
+    pub(crate) fn wait(&self, timeout: Option<Duration>) {
+        let (woken, condition) = &*self.0;
+        let mut woken = woken.lock();
+        if !*woken {
+            match timeout {
+                Some(time) => _ = condition.wait_for(&mut woken, time),
+                None => condition.wait(&mut woken),
+            }
+        }
+        *woken = false;
+    }
+}
+
+impl Waker {
+    pub(crate) fn wake(&self) {
+        let (woken, condition) = &*self.0;
+        *woken.lock() = true;
+        condition.notify_one();
+    }
+
+    pub(crate) fn watch(&self, ring: &Ring) -> io::Result<()> {
+        match ring.0 {}
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoadedModule {
+    pub(crate) path: PathBuf,
+    pub(crate) bias: u64,
+    pub(crate) code: Vec<Segment>,
+    pub(crate) loaded: Vec<Range<u64>>,
+    pub(crate) read_only: Vec<Range<u64>>,
+    pub(crate) eh_frame_hdr: Option<Range<u64>>,
+    pub(crate) notes: Vec<Range<u64>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) addresses: Range<u64>,
+    pub(crate) file_offset: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct ModuleList {
+    pub(crate) generation: u64,
+    pub(crate) modules: Vec<LoadedModule>,
+}
+
+pub(crate) fn module_generation() -> u64 {
+    0
+}
+
+pub(crate) fn loaded_modules() -> ModuleList {
+    ModuleList { generation: 0, modules: Vec::new() }
+}
+
+pub(crate) fn read_own_memory(_addresses: Range<u64>) -> io::Result<Vec<u8>> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(crate) fn program_memory(_addresses: Range<u64>) -> Option<&'static [u8]> {
+    None
+}
+
+pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
+    File::create_new(path)
+}
+
+pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(path)
+}

@@ -1,0 +1,9 @@
+//! From registers and copied stack bytes to the addresses of the frames.
+
+mod machine;
+mod modules;
+mod tables;
+mod unwinder;
+
+pub(crate) use modules::{Frame, Module, ModuleId, Modules};
+pub(crate) use unwinder::{End, Unwinder};

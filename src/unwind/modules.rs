@@ -1,0 +1,335 @@
+//! The program and its libraries, in a form that survives their being unloaded.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::tables::{TableBytes, UnwindTables};
+use crate::sys::{LoadedModule, read_own_memory};
+
+/// A file of code that is or was loaded.
+#[derive(Debug)]
+pub(crate) struct Module {
+    /// Where to read it. For the program itself that is `/proc/self/exe`, which works even if the
+    /// file was deleted or replaced.
+    path: PathBuf,
+    /// What to call it.
+    pub(crate) name: String,
+    /// The GNU build id.
+    pub(crate) build_id: Option<Vec<u8>>,
+    /// Its code, as the file states addresses.
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Where `start` lies in the file.
+    pub(crate) file_offset: u64,
+    /// Not a file: the kernel put it into our memory, and never moves it.
+    pub(crate) is_vdso: bool,
+    /// What was added to its addresses when it was first seen.
+    bias: u64,
+}
+
+/// A number that a [`Module`] keeps for as long as the process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ModuleId(u16);
+
+/// A place in the code, independent of where its module is loaded: 16 bits of module, 48 bits of
+/// address as the file states it. Module 0 is unknown; then the address is one in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Frame(u64);
+
+const ADDRESS_BITS: u32 = 48;
+const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
+
+impl Frame {
+    pub(crate) fn new(module: Option<ModuleId>, address: u64) -> Self {
+        let module = module.map_or(0, |id| u64::from(id.0));
+        Self(module << ADDRESS_BITS | (address & ADDRESS))
+    }
+
+    pub(crate) fn module(self) -> Option<ModuleId> {
+        let number = (self.0 >> ADDRESS_BITS) as u16;
+        (number != 0).then_some(ModuleId(number))
+    }
+
+    pub(crate) fn address(self) -> u64 {
+        self.0 & ADDRESS
+    }
+}
+
+/// All modules that were ever seen, and where those are that are loaded now.
+#[derive(Debug, Default)]
+pub(crate) struct Modules {
+    all: Vec<Arc<Module>>,
+    loaded: Vec<Loaded>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Loaded {
+    start: u64,
+    end: u64,
+    bias: u64,
+    id: ModuleId,
+}
+
+/// A change to what is loaded, for the unwinder.
+pub(super) enum Change {
+    Added(framehop::Module<TableBytes>),
+    /// The start of its code in memory.
+    Removed(u64),
+}
+
+impl Modules {
+    /// Takes over the loader's list.
+    pub(super) fn update(&mut self, list: &[LoadedModule]) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let mut loaded = Vec::new();
+        for (i, listed) in list.iter().enumerate() {
+            let Some((start, end)) = code_range(listed) else { continue };
+            let unchanged = self
+                .loaded
+                .iter()
+                .find(|old| old.start == start && old.end == end && old.bias == listed.bias)
+                .filter(|old| self.is_same(old.id, listed));
+            let entry = match unchanged {
+                Some(old) => old.clone(),
+                None => {
+                    let Some(id) = self.number(listed, i == 0, start, end) else { continue };
+                    if self.loaded.iter().any(|old| old.start == start) {
+                        changes.push(Change::Removed(start));
+                    }
+                    changes.push(Change::Added(framehop_module(listed, start, end)));
+                    Loaded { start, end, bias: listed.bias, id }
+                }
+            };
+            loaded.push(entry);
+        }
+        loaded.sort_by_key(|entry| entry.start);
+        let gone = |old: &&Loaded| !loaded.iter().any(|entry| entry.start == old.start);
+        changes.extend(self.loaded.iter().filter(gone).map(|old| Change::Removed(old.start)));
+        self.loaded = loaded;
+        changes
+    }
+
+    /// The frame of an address in memory.
+    pub(super) fn frame(&self, address: u64) -> Frame {
+        let after = self.loaded.partition_point(|entry| entry.start <= address);
+        let found = after.checked_sub(1).and_then(|at| self.loaded.get(at));
+        match found.filter(|entry| address < entry.end) {
+            Some(entry) => Frame::new(Some(entry.id), address.wrapping_sub(entry.bias)),
+            None => Frame::new(None, address),
+        }
+    }
+
+    /// A module, loaded still or not.
+    pub(crate) fn get(&self, id: ModuleId) -> Option<&Arc<Module>> {
+        self.all.get(usize::from(id.0).checked_sub(1)?)
+    }
+
+    fn is_same(&self, id: ModuleId, listed: &LoadedModule) -> bool {
+        // The loader can put another library where one was; its notes are a cheap way to see it.
+        self.get(id).is_some_and(|module| {
+            (listed.path == module.path || listed.path.as_os_str().is_empty())
+                && build_id(listed) == module.build_id
+        })
+    }
+
+    /// The number of a file; the same file has the same wherever and how often it is loaded.
+    fn number(
+        &mut self,
+        listed: &LoadedModule,
+        is_program: bool,
+        start: u64,
+        end: u64,
+    ) -> Option<ModuleId> {
+        let module = describe(listed, is_program, start, end);
+        if let Some(at) = self.all.iter().position(|known| known.is_same_file(&module)) {
+            return u16::try_from(at + 1).ok().map(ModuleId);
+        }
+        let id = u16::try_from(self.all.len() + 1).ok()?;
+        self.all.push(Arc::new(module));
+        Some(ModuleId(id))
+    }
+}
+
+fn code_range(module: &LoadedModule) -> Option<(u64, u64)> {
+    let start = module.code.iter().map(|segment| segment.addresses.start).min()?;
+    let end = module.code.iter().map(|segment| segment.addresses.end).max()?;
+    (start < end).then_some((start, end))
+}
+
+fn describe(listed: &LoadedModule, is_program: bool, start: u64, end: u64) -> Module {
+    let is_vdso = listed.path.to_string_lossy().contains("linux-vdso");
+    let (path, name) = if is_program && listed.path.as_os_str().is_empty() {
+        let name = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("[program]"));
+        (PathBuf::from(PROGRAM), name.to_string_lossy().into_owned())
+    } else if is_vdso {
+        (listed.path.clone(), "[vdso]".to_owned())
+    } else {
+        (listed.path.clone(), listed.path.to_string_lossy().into_owned())
+    };
+    let first = listed.code.iter().min_by_key(|segment| segment.addresses.start);
+    Module {
+        path,
+        name,
+        build_id: build_id(listed),
+        start: start.wrapping_sub(listed.bias),
+        end: end.wrapping_sub(listed.bias),
+        file_offset: first.map_or(0, |segment| segment.file_offset),
+        is_vdso,
+        bias: listed.bias,
+    }
+}
+
+const PROGRAM: &str = "/proc/self/exe";
+
+impl Module {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn is_program(&self) -> bool {
+        self.path == Path::new(PROGRAM)
+    }
+
+    /// Where an address of the file is in memory, for a module that never moves.
+    pub(crate) fn loaded_at(&self, address: u64) -> u64 {
+        address.wrapping_add(self.bias)
+    }
+
+    fn is_same_file(&self, other: &Self) -> bool {
+        self.path == other.path
+            && self.build_id == other.build_id
+            && (self.start, self.end) == (other.start, other.end)
+    }
+}
+
+fn framehop_module(listed: &LoadedModule, start: u64, end: u64) -> framehop::Module<TableBytes> {
+    let mut sections = framehop::ExplicitModuleSectionInfo::default();
+    if let Some(tables) = UnwindTables::of(listed) {
+        let stated = |addresses: std::ops::Range<u64>| {
+            addresses.start.wrapping_sub(listed.bias)..addresses.end.wrapping_sub(listed.bias)
+        };
+        sections.eh_frame_hdr_svma = Some(stated(tables.header_addresses));
+        sections.eh_frame_hdr = Some(tables.header);
+        sections.eh_frame_svma = Some(stated(tables.frames_addresses));
+        sections.eh_frame = Some(tables.frames);
+    }
+    framehop::Module::new(
+        listed.path.to_string_lossy().into_owned(),
+        start..end,
+        listed.bias,
+        sections,
+    )
+}
+
+/// The GNU build id among a module's notes, read from memory.
+fn build_id(module: &LoadedModule) -> Option<Vec<u8>> {
+    const MOST_NOTE_BYTES: u64 = 64 * 1024;
+    let notes = module.notes.iter().filter(|notes| notes.end - notes.start <= MOST_NOTE_BYTES);
+    notes.filter_map(|notes| read_own_memory(notes.clone()).ok()).find_map(|bytes| build_id_in(&bytes))
+}
+
+/// Notes as ELF has them: the lengths of name and description and a type, 4 bytes each, then name
+/// and description, each padded to 4 bytes.
+fn build_id_in(notes: &[u8]) -> Option<Vec<u8>> {
+    const NT_GNU_BUILD_ID: u32 = 3;
+    let mut rest = notes;
+    loop {
+        let (header, after) = rest.split_first_chunk::<12>()?;
+        let [n0, n1, n2, n3, d0, d1, d2, d3, k0, k1, k2, k3] = *header;
+        let name_size = u32::from_ne_bytes([n0, n1, n2, n3]) as usize;
+        let description_size = u32::from_ne_bytes([d0, d1, d2, d3]) as usize;
+        let kind = u32::from_ne_bytes([k0, k1, k2, k3]);
+        let name = after.get(..name_size)?;
+        let after = after.get(name_size.checked_next_multiple_of(4)?..)?;
+        let description = after.get(..description_size)?;
+        if kind == NT_GNU_BUILD_ID && name == b"GNU\0" {
+            return Some(description.to_vec());
+        }
+        rest = after.get(description_size.checked_next_multiple_of(4)?..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{Segment, loaded_modules};
+
+    fn library(path: &str, at: u64) -> LoadedModule {
+        LoadedModule {
+            path: path.into(),
+            bias: at,
+            code: vec![Segment { addresses: at + 0x1000..at + 0x2000, file_offset: 0x1000 }],
+            loaded: vec![at..at + 0x3000],
+            read_only: Vec::new(),
+            eh_frame_hdr: None,
+            notes: Vec::new(),
+        }
+    }
+
+    fn path_of(modules: &Modules, address: u64) -> Option<&str> {
+        let module = modules.get(modules.frame(address).module()?)?;
+        module.path.to_str()
+    }
+
+    #[test]
+    fn a_frame_names_its_module_and_the_address_in_the_file() {
+        let mut modules = Modules::default();
+        modules.update(&[library("/a.so", 0x10_0000), library("/b.so", 0x20_0000)]);
+        let frame = modules.frame(0x20_1234);
+        assert_eq!(frame.address(), 0x1234);
+        assert_eq!(path_of(&modules, 0x20_1234), Some("/b.so"));
+        assert_eq!(path_of(&modules, 0x10_1fff), Some("/a.so"));
+        assert_eq!(path_of(&modules, 0x10_2000), None);
+        assert_eq!(modules.frame(0x10_2000).address(), 0x10_2000);
+        assert_eq!(path_of(&modules, 0), None);
+    }
+
+    #[test]
+    fn a_library_that_comes_back_elsewhere_is_the_same_module() {
+        let mut modules = Modules::default();
+        modules.update(&[library("/a.so", 0x10_0000)]);
+        let before = modules.frame(0x10_1234);
+        assert_eq!(modules.update(&[]).len(), 1);
+        assert_eq!(modules.frame(0x10_1234).module(), None);
+        modules.update(&[library("/a.so", 0x70_0000)]);
+        assert_eq!(modules.frame(0x70_1234), before);
+        assert_eq!(modules.get(before.module().unwrap()).unwrap().path(), Path::new("/a.so"));
+    }
+
+    #[test]
+    fn another_library_in_the_same_place_is_another_module() {
+        let mut modules = Modules::default();
+        modules.update(&[library("/a.so", 0x10_0000)]);
+        let before = modules.frame(0x10_1234);
+        assert_eq!(modules.update(&[library("/b.so", 0x10_0000)]).len(), 2);
+        assert_ne!(modules.frame(0x10_1234), before);
+        assert_eq!(path_of(&modules, 0x10_1234), Some("/b.so"));
+    }
+
+    #[test]
+    fn nothing_changes_when_nothing_changed() {
+        let mut modules = Modules::default();
+        let list = loaded_modules().modules;
+        assert!(!modules.update(&list).is_empty() || cfg!(tracing_profiling_unsupported));
+        assert!(modules.update(&list).is_empty());
+    }
+
+    #[test]
+    fn finds_a_build_id_behind_other_notes() {
+        let mut notes = Vec::new();
+        for (name, kind, description) in
+            [(&b"XYZ\0"[..], 3_u32, &[9_u8; 5][..]), (b"GNU\0", 1, &[8; 4]), (b"GNU\0", 3, &[7; 20])]
+        {
+            notes.extend((name.len() as u32).to_ne_bytes());
+            notes.extend((description.len() as u32).to_ne_bytes());
+            notes.extend(kind.to_ne_bytes());
+            notes.extend(name);
+            notes.extend(description);
+            notes.resize(notes.len().next_multiple_of(4), 0);
+        }
+        assert_eq!(build_id_in(&notes), Some(vec![7; 20]));
+        for length in 0..notes.len() - 20 {
+            assert_eq!(build_id_in(&notes[..length]), None);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Where a module's unwind tables lie in memory.
+
+use std::ops::{Deref, Range};
+
+use crate::sys::{LoadedModule, program_memory, read_own_memory};
+
+/// Bytes of a module.
+#[derive(Clone, Debug)]
+pub(crate) enum TableBytes {
+    /// Of the program itself, which is never unloaded.
+    Program(&'static [u8]),
+    /// A copy: a library can be unloaded at any time.
+    Copy(Box<[u8]>),
+}
+
+impl Deref for TableBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Program(bytes) => bytes,
+            Self::Copy(bytes) => bytes,
+        }
+    }
+}
+
+impl Default for TableBytes {
+    fn default() -> Self {
+        Self::Program(&[])
+    }
+}
+
+impl TableBytes {
+    fn of(addresses: Range<u64>) -> Option<Self> {
+        match program_memory(addresses.clone()) {
+            Some(bytes) => Some(Self::Program(bytes)),
+            None => read_own_memory(addresses).ok().map(|bytes| Self::Copy(bytes.into())),
+        }
+    }
+}
+
+/// `.eh_frame_hdr` and `.eh_frame`, with their addresses in memory.
+#[derive(Debug)]
+pub(crate) struct UnwindTables {
+    pub(crate) header: TableBytes,
+    pub(crate) header_addresses: Range<u64>,
+    pub(crate) frames: TableBytes,
+    pub(crate) frames_addresses: Range<u64>,
+}
+
+impl UnwindTables {
+    /// The tables of a module that has them.
+    ///
+    /// Only the header's length is known from outside; it says where `.eh_frame` begins. That one
+    /// is taken to reach to the end of its segment: what follows it there is never looked at,
+    /// since the header's index says where each entry is.
+    pub(crate) fn of(module: &LoadedModule) -> Option<Self> {
+        let header_addresses = module.eh_frame_hdr.clone()?;
+        let header = TableBytes::of(header_addresses.clone())?;
+        let start = frames_start(&header, header_addresses.start)?;
+        let segment = module.loaded.iter().find(|segment| segment.contains(&start))?;
+        let frames_addresses = start..segment.end;
+        let frames = TableBytes::of(frames_addresses.clone())?;
+        Some(Self { header, header_addresses, frames, frames_addresses })
+    }
+}
+
+/// The address of `.eh_frame` that an `.eh_frame_hdr` at `address` names.
+fn frames_start(header: &[u8], address: u64) -> Option<u64> {
+    let bases = gimli::BaseAddresses::default().set_eh_frame_hdr(address);
+    let parsed = gimli::EhFrameHdr::new(header, gimli::NativeEndian)
+        .parse(&bases, size_of::<usize>() as u8)
+        .ok()?;
+    match parsed.eh_frame_ptr() {
+        gimli::Pointer::Direct(start) => Some(start),
+        gimli::Pointer::Indirect(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_frames_by_an_offset_from_the_header() {
+        // Version 1; pointer relative to itself, signed 4 bytes; a count of 4 bytes; a table
+        // relative to the header; pointer 0x1000; count 0.
+        let header = [1, 0x1b, 0x03, 0x3b, 0x00, 0x10, 0, 0, 0, 0, 0, 0];
+        assert_eq!(frames_start(&header, 0x40_0000), Some(0x40_0000 + 4 + 0x1000));
+    }
+
+    #[test]
+    fn a_header_that_makes_no_sense_has_no_frames() {
+        assert_eq!(frames_start(&[], 0), None);
+        assert_eq!(frames_start(&[2, 0x1b, 3, 0x3b, 0, 0, 0, 0], 0), None);
+        assert_eq!(frames_start(&[1, 0xff, 0xff, 0xff], 0), None);
+        assert_eq!(frames_start(&[1, 0x1b], 0), None);
+    }
+}

@@ -1,0 +1,236 @@
+//! Unwinding with framehop.
+
+use framehop::FrameAddress;
+
+use super::machine::Machine;
+use super::modules::{Change, Frame, Modules};
+use super::tables::TableBytes;
+use crate::sampler::record::Registers;
+use crate::sys::{LoadedModule, loaded_modules, module_generation};
+
+/// How the unwinding of a stack ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum End {
+    /// At the thread's first function.
+    Root,
+    /// Where the copied bytes end, or at the most frames that are wanted.
+    Cut,
+    /// For want of unwind tables, or because they or the stack are damaged.
+    Lost,
+}
+
+#[cfg(target_arch = "aarch64")]
+type Native = framehop::aarch64::UnwinderAarch64<TableBytes>;
+#[cfg(not(target_arch = "aarch64"))]
+type Native = framehop::x86_64::UnwinderX86_64<TableBytes>;
+
+/// Unwinds stacks of this process from copies.
+pub(crate) struct Unwinder<M: Machine = Native> {
+    machine: M,
+    cache: M::Cache,
+    modules: Modules,
+    generation: Option<u64>,
+}
+
+impl<M: Machine> std::fmt::Debug for Unwinder<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Unwinder").field("modules", &self.modules).finish_non_exhaustive()
+    }
+}
+
+impl<M> Default for Unwinder<M>
+where
+    M: Machine<Module = framehop::Module<TableBytes>> + Default,
+    M::Cache: Default,
+{
+    fn default() -> Self {
+        Self {
+            machine: M::default(),
+            cache: M::Cache::default(),
+            modules: Modules::default(),
+            generation: None,
+        }
+    }
+}
+
+impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
+    /// Learns of libraries that were loaded or unloaded; cheap if there are none.
+    pub(crate) fn refresh(&mut self) {
+        if self.generation != Some(module_generation()) {
+            let list = loaded_modules();
+            self.generation = Some(list.generation);
+            self.update(&list.modules);
+        }
+    }
+
+    fn update(&mut self, list: &[LoadedModule]) {
+        for change in self.modules.update(list) {
+            match change {
+                Change::Added(module) => self.machine.add_module(module),
+                Change::Removed(start) => self.machine.remove_module(start),
+            }
+        }
+    }
+
+    pub(crate) fn modules(&self) -> &Modules {
+        &self.modules
+    }
+
+    /// Fills `frames` with the stack's frames, the innermost first. `stack` holds the bytes from
+    /// the stack pointer up.
+    pub(crate) fn unwind(
+        &mut self,
+        registers: Registers,
+        stack: &[u8],
+        most_frames: usize,
+        frames: &mut Vec<Frame>,
+    ) -> End {
+        frames.clear();
+        let Some(regs) = self.machine.registers(registers) else { return End::Lost };
+        let bottom = registers.stack_pointer();
+        let mut beyond = false;
+        let mut read = |address: u64| {
+            let offset = usize::try_from(address.wrapping_sub(bottom)).map_err(|_| ())?;
+            let word = stack.get(offset..).and_then(|rest| rest.first_chunk::<8>());
+            if word.is_none() && address >= bottom {
+                beyond = true;
+            }
+            word.map(|bytes| u64::from_ne_bytes(*bytes)).ok_or(())
+        };
+        let modules = &self.modules;
+        let instruction = registers.instruction();
+        let mut walk =
+            self.machine.iter_frames(instruction, regs, &mut self.cache, &mut read);
+        let end = loop {
+            if frames.len() >= most_frames {
+                break End::Cut;
+            }
+            match walk.next() {
+                Ok(Some(FrameAddress::InstructionPointer(address))) => {
+                    frames.push(modules.frame(address));
+                }
+                Ok(Some(FrameAddress::ReturnAddress(address))) => {
+                    // The call itself is before the address that it returns to.
+                    frames.push(modules.frame(address.get() - 1));
+                }
+                Ok(None) | Err(framehop::Error::ReturnAddressIsNull) => break End::Root,
+                Err(_) => break End::Lost,
+            }
+        };
+        if end == End::Lost && beyond { End::Cut } else { end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::sys::Segment;
+
+    type Aarch64 = Unwinder<framehop::aarch64::UnwinderAarch64<TableBytes>>;
+    type X86 = Unwinder<framehop::x86_64::UnwinderX86_64<TableBytes>>;
+
+    fn code(addresses: Range<u64>) -> LoadedModule {
+        LoadedModule {
+            path: "/code".into(),
+            bias: 0,
+            loaded: vec![addresses.clone()],
+            code: vec![Segment { addresses, file_offset: 0 }],
+            read_only: Vec::new(),
+            eh_frame_hdr: None,
+            notes: Vec::new(),
+        }
+    }
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    fn addresses(frames: &[Frame]) -> Vec<u64> {
+        frames.iter().map(|frame| frame.address()).collect()
+    }
+
+    /// Two frames by frame pointers: at `sp` nothing, at `fp` the caller's fp and return address.
+    const STACK_POINTER: u64 = 0x7000;
+
+    fn two_frames(return_address: u64) -> Vec<u8> {
+        bytes(&[0, 0, STACK_POINTER + 0x20, return_address, 0, 0])
+    }
+
+    #[test]
+    fn unwinds_by_frame_pointers_where_there_are_no_tables() {
+        let mut unwinder = X86::default();
+        unwinder.update(&[code(0x1000..0x9000)]);
+        let registers = Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
+        let mut frames = Vec::new();
+        let end = unwinder.unwind(registers, &two_frames(0x3001), 100, &mut frames);
+        assert_eq!(addresses(&frames), [0x2000, 0x3000]);
+        assert_eq!(end, End::Root);
+    }
+
+    #[test]
+    fn strips_the_signature_of_return_addresses_on_aarch64() {
+        let mut unwinder = Aarch64::default();
+        unwinder.update(&[code(0x1000..0x9000)]);
+        let signature = 0x00a5 << 48;
+        let registers = Registers::Aarch64 {
+            pc: 0x2000,
+            sp: STACK_POINTER,
+            fp: STACK_POINTER + 0x10,
+            lr: signature | 0x4001,
+        };
+        let mut frames = Vec::new();
+        let end = unwinder.unwind(registers, &two_frames(signature | 0x3001), 100, &mut frames);
+        assert_eq!(addresses(&frames), [0x2000, 0x3000]);
+        assert_eq!(end, End::Root);
+    }
+
+    #[test]
+    fn registers_of_another_machine_are_refused() {
+        let registers = Registers::X86_64 { ip: 1, sp: 2, bp: 3 };
+        let mut frames = Vec::new();
+        assert_eq!(Aarch64::default().unwind(registers, &[], 100, &mut frames), End::Lost);
+    }
+
+    #[test]
+    fn a_stack_longer_than_its_copy_is_cut() {
+        let mut unwinder = X86::default();
+        unwinder.update(&[code(0x1000..0x9000)]);
+        let registers = Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
+        let mut frames = Vec::new();
+        let stack = &two_frames(0x3001)[..0x18];
+        assert_eq!(unwinder.unwind(registers, stack, 100, &mut frames), End::Cut);
+        assert_eq!(addresses(&frames), [0x2000]);
+        let most = 1;
+        assert_eq!(unwinder.unwind(registers, &two_frames(0x3001), most, &mut frames), End::Cut);
+        assert_eq!(frames.len(), 1);
+    }
+
+    #[test]
+    fn nonsense_ends_and_does_not_panic() {
+        let mut unwinder = Unwinder::<Native>::default();
+        unwinder.refresh();
+        let mut frames = Vec::new();
+        let mut random = 0x1234_5678_9abc_def0_u64;
+        let mut next = || {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            random
+        };
+        let here = nonsense_ends_and_does_not_panic as *const () as u64;
+        for _ in 0..2_000 {
+            let near = |x: u64| here.wrapping_add(x % 100_000).wrapping_sub(50_000);
+            let (ip, sp) = (near(next()), next());
+            let bp = sp.wrapping_add(next() % 64);
+            let (fp, lr) = (bp, near(next()));
+            let registers = if cfg!(target_arch = "aarch64") {
+                Registers::Aarch64 { pc: ip, sp, fp, lr }
+            } else {
+                Registers::X86_64 { ip, sp, bp }
+            };
+            let words: Vec<u64> = (0..next() % 64).map(|_| near(next())).collect();
+            unwinder.unwind(registers, &bytes(&words), 100, &mut frames);
+            assert!(frames.len() <= 100);
+        }
+    }
+}
