@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
-use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
+use tracing::{Dispatch, Event, Level, Subscriber, span};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
@@ -12,7 +12,8 @@ use crate::collector::Engine;
 use crate::config::Builder;
 use crate::error::Error;
 use crate::handle::Handle;
-use crate::span::{RegistryId, Scope};
+use crate::keep::STATUS_FIELD;
+use crate::span::{From, GivenParent, HAS_STATUS, RegistryId, ancestry};
 
 /// A `tracing-subscriber` layer that keeps a CPU profile of exactly the spans that earn it.
 ///
@@ -101,13 +102,17 @@ where
     }
 
     #[inline]
-    fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, scope: Context<'_, S>) {
+    fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {
         let Some(engine) = self.engine() else { return };
-        let metadata = attributes.metadata();
-        let Some(plan) = engine.callsites.plan(metadata) else { return };
-        let parent = attributes.parent().map(number);
-        engine.spans.open(number(id), &plan, parent, attributes.is_root(), &scope);
-        if may_have_status(metadata) && Status::is_error(|status| attributes.record(status)) {
+        let Some(plan) = engine.callsites.plan(attributes.metadata()) else { return };
+        let parent = match attributes.parent() {
+            Some(parent) => GivenParent::Span(number(parent)),
+            None if attributes.is_root() => GivenParent::None,
+            None => GivenParent::Contextual,
+        };
+        let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
+        engine.spans.open(number(id), &plan, parent, &ask);
+        if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
             engine.spans.fail(number(id));
         }
     }
@@ -115,7 +120,7 @@ where
     #[inline]
     fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
         if let Some(engine) = self.engine() {
-            engine.enter(number(id));
+            engine.spans.enter(number(id));
         }
     }
 
@@ -129,20 +134,22 @@ where
     #[inline]
     fn on_record(&self, id: &span::Id, values: &span::Record<'_>, _: Context<'_, S>) {
         let Some(engine) = self.engine() else { return };
-        if Status::is_error(|status| values.record(status)) {
-            engine.spans.fail(number(id));
+        let id = number(id);
+        if engine.spans.has_status(id) && Status::is_error(|status| values.record(status)) {
+            engine.spans.fail(id);
         }
     }
 
     #[inline]
-    fn on_event(&self, event: &Event<'_>, scope: Context<'_, S>) {
+    fn on_event(&self, event: &Event<'_>, ctx: Context<'_, S>) {
         if *event.metadata().level() != Level::ERROR {
             return;
         }
         let Some(engine) = self.engine() else { return };
+        let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
         match event.parent() {
-            Some(parent) => engine.spans.fail_nearest(scope.of(number(parent))),
-            None if event.is_contextual() => engine.spans.fail_nearest(scope.current()),
+            Some(parent) => engine.spans.fail_nearest(From::Span(number(parent)), &ask),
+            None if event.is_contextual() => engine.spans.fail_nearest(From::Current, &ask),
             None => {}
         }
     }
@@ -153,12 +160,6 @@ where
             engine.close(number(&id));
         }
     }
-}
-
-const STATUS_CODE: &str = "otel.status_code";
-
-fn may_have_status(metadata: &'static Metadata<'static>) -> bool {
-    metadata.fields().iter().any(|field| field.name() == STATUS_CODE)
 }
 
 /// Looks for the field by which `tracing-opentelemetry` lets a span say that it failed.
@@ -176,11 +177,11 @@ impl Status {
 
 impl Visit for Status {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.is_error |= field.name() == STATUS_CODE && value.eq_ignore_ascii_case("error");
+        self.is_error |= field.name() == STATUS_FIELD && value.eq_ignore_ascii_case("error");
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        if field.name() == STATUS_CODE {
+        if field.name() == STATUS_FIELD {
             self.record_str(field, format!("{value:?}").trim_matches('"'));
         }
     }

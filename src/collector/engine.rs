@@ -128,12 +128,6 @@ impl Engine {
         self.dispatch.read().is_some()
     }
 
-    /// A span was entered.
-    #[inline]
-    pub(crate) fn enter(&self, id: RegistryId) {
-        self.spans.enter(id);
-    }
-
     /// A span has closed.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId) {

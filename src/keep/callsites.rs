@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tracing::Metadata;
 
 use super::{Keep, Rules};
-use crate::span::Plan;
+use crate::span::{HAS_STATUS, Plan};
 
 /// Remembers for each callsite what the rules say.
 ///
@@ -54,6 +54,9 @@ pub(crate) struct Callsite {
     pub(crate) rule: usize,
 }
 
+/// The field by which `tracing-opentelemetry` lets a span say that it failed.
+pub(crate) const STATUS_FIELD: &str = "otel.status_code";
+
 const TABLES: usize = 12;
 const FIRST_TABLE: usize = 512;
 
@@ -81,6 +84,19 @@ impl Callsites {
     pub(crate) fn plan(&self, metadata: &'static Metadata<'static>) -> Option<Plan> {
         let address = std::ptr::from_ref(metadata).addr();
         let table = self.tables.get(self.in_use.load(Ordering::Acquire))?.get()?;
+        let first = table.get(mixed(address) & table.len().wrapping_sub(1))?;
+        if first.address.load(Ordering::Acquire) == address {
+            return first.plan();
+        }
+        self.search(table, metadata, address)
+    }
+
+    fn search(
+        &self,
+        table: &[Entry],
+        metadata: &'static Metadata<'static>,
+        address: usize,
+    ) -> Option<Plan> {
         for entry in probe(table, address) {
             match entry.address.load(Ordering::Acquire) {
                 found if found == address => return entry.plan(),
@@ -121,7 +137,9 @@ impl Callsites {
         let keep = *self.rules.get(rule)?.keep();
         let number = u32::try_from(by_number.len()).ok()?;
         by_number.push(Callsite { metadata, keep, rule });
-        Some(Plan { number, ..plan })
+        let has_status = metadata.fields().iter().any(|field| field.name() == STATUS_FIELD);
+        let status = if has_status { HAS_STATUS } else { 0 };
+        Some(Plan { number, flags: plan.flags | status, ..plan })
     }
 
     fn remember(&self, address: usize, plan: Option<Plan>, in_table: &mut usize) {
@@ -152,12 +170,15 @@ impl Callsites {
 }
 
 /// The places where an address may be, in order.
-#[inline]
 fn probe(table: &[Entry], address: usize) -> impl Iterator<Item = &Entry> {
-    // Metadata are statics of some hundred bytes: the lowest bits say little.
-    let mixed = (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 20;
     let mask = table.len().wrapping_sub(1);
-    (0..table.len()).filter_map(move |step| table.get(mixed.wrapping_add(step) & mask))
+    (0..table.len()).filter_map(move |step| table.get(mixed(address).wrapping_add(step) & mask))
+}
+
+#[inline(always)]
+fn mixed(address: usize) -> usize {
+    // Metadata are statics of some hundred bytes: the lowest bits say little.
+    (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 20
 }
 
 impl Entry {

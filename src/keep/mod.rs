@@ -7,7 +7,7 @@ mod kept;
 mod reasons;
 mod rules;
 
-pub(crate) use callsites::Callsites;
+pub(crate) use callsites::{Callsites, STATUS_FIELD};
 pub(crate) use keeper::{Epoch, Keeper};
 pub use kept::{Kept, KeptSpan, NoProfile};
 pub use reasons::{Reason, Reasons};

@@ -348,12 +348,12 @@ impl Profile {
     }
 
     /// The function that most CPU time was spent in itself, and its share of all, from 0 to 1.
-    /// Among inlined functions it is the innermost.
+    /// What was inlined into a function belongs to it: `wrapping_mul` would help nobody.
     pub fn top_function(&self) -> Option<(&str, f64)> {
         let mut own: HashMap<StringId, u64> = HashMap::new();
         for sample in &self.samples {
             let leaf = self.stack(sample.stack).first().and_then(|leaf| self.location(*leaf));
-            let Some(line) = leaf.and_then(|leaf| leaf.lines.first()) else { continue };
+            let Some(line) = leaf.and_then(|leaf| leaf.lines.last()) else { continue };
             let Some(function) = self.function(line.function) else { continue };
             let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
             *own.entry(function.name).or_default() += weight;
@@ -462,14 +462,14 @@ mod tests {
     }
 
     #[test]
-    fn the_top_function_is_the_innermost_one_that_ran_longest() {
+    fn the_top_function_is_the_one_that_ran_longest_with_what_was_inlined_into_it() {
         let mut profile = profile();
         let (busy, idle) = (named(&mut profile, "busy"), named(&mut profile, "idle"));
         let inlined = profile.add_location(Location {
             mapping: None,
             address: 1,
             kind: FrameKind::Rust,
-            lines: vec![busy, idle],
+            lines: vec![idle, busy],
         });
         let other = profile.add_location(Location {
             mapping: None,

@@ -3,9 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::account::{Tally, sure_parts};
 use super::recording::Recording;
+use super::slot::Parent;
 use super::{RegistryId, SpanKey};
 use crate::sys::{Clock, Position};
 
@@ -14,40 +16,57 @@ thread_local! {
     /// there. Without a destructor, so that it can be set at any time.
     static IGNORED: Cell<bool> = const { Cell::new(false) };
 
-    static LOCAL: Local = const { Local { first: RefCell::new(None), others: RefCell::new(Vec::new()) } };
+    /// Whether `LOCAL` holds a state.
+    static IN_USE: Cell<bool> = const { Cell::new(false) };
+
+    static LOCAL: Local = const {
+        Local { first: RefCell::new(ThreadState::none()), others: RefCell::new(Vec::new()) }
+    };
 }
 
-/// From now on the calling thread is not profiled.
+/// From now on the calling thread is not profiled. Only stores to memory: it may be called in the
+/// child of a fork.
 pub(crate) fn ignore_this_thread() {
     IGNORED.set(true);
+    if IN_USE.get() {
+        // What the states hold stays as it is: it is not ours any more.
+        _ = LOCAL.try_with(|local| {
+            if let Ok(mut first) = local.first.try_borrow_mut() {
+                first.layer = NO_LAYER;
+            }
+            if let Ok(mut others) = local.others.try_borrow_mut() {
+                others.iter_mut().for_each(|state| state.layer = NO_LAYER);
+            }
+        });
+    }
 }
 
-#[inline(always)]
 pub(super) fn is_ignored() -> bool {
     IGNORED.get()
 }
 
 /// One state a layer that this thread has met: nearly always one.
 struct Local {
-    first: RefCell<Option<ThreadState>>,
+    first: RefCell<ThreadState>,
     others: RefCell<Vec<ThreadState>>,
 }
+
+/// The number that no layer has.
+const NO_LAYER: u32 = 0;
 
 /// Runs `action` on this thread's state for the layer of that number, if there is one.
 ///
 /// Nothing happens when a hook runs inside a hook, or when the thread is past its destructors.
-#[inline]
+#[inline(always)]
 pub(super) fn with_state<R>(
     layer: u32,
     action: impl FnOnce(&mut ThreadState) -> R,
 ) -> Option<R> {
     LOCAL
-        .try_with(|local| {
-            let mut first = local.first.try_borrow_mut().ok()?;
-            match &mut *first {
-                Some(state) if state.layer == layer => Some(action(state)),
-                _ => local.with_other(layer, action),
-            }
+        .try_with(|local| match local.first.try_borrow_mut() {
+            Ok(mut first) if first.layer == layer => Some(action(&mut first)),
+            Ok(_) => local.with_other(layer, action),
+            Err(_) => None,
         })
         .ok()
         .flatten()
@@ -62,10 +81,12 @@ pub(super) fn add_state(state: ThreadState, is_alive: impl Fn(u32) -> bool) {
         else {
             return;
         };
+        IN_USE.set(true);
         others.retain(|state| is_alive(state.layer));
-        match &*first {
-            Some(other) if is_alive(other.layer) => others.push(state),
-            _ => *first = Some(state),
+        if first.layer != NO_LAYER && is_alive(first.layer) {
+            others.push(state);
+        } else {
+            *first = state;
         }
     });
 }
@@ -136,11 +157,24 @@ pub(crate) struct Usage {
     pub(crate) cache_misses: u64,
 }
 
+impl Usage {
+    const NONE: Self = Self {
+        minor_faults: 0,
+        major_faults: 0,
+        voluntary_switches: 0,
+        involuntary_switches: 0,
+        cycles: 0,
+        instructions: 0,
+        cache_misses: 0,
+    };
+}
+
 /// One enter of a span on this thread.
 #[derive(Debug, Default)]
 pub(super) struct Segment {
     pub(super) id: u64,
     pub(super) key: u64,
+    pub(super) root: u64,
     pub(super) entered: u64,
     /// Unmatched spans that had been entered since the segment below.
     pub(super) unmatched_below: u32,
@@ -163,13 +197,22 @@ pub(super) struct Unresolved {
 #[derive(Debug)]
 pub(super) struct ThreadState {
     pub(super) layer: u32,
+    /// The thread's number, which no other thread has.
+    pub(super) thread: u32,
     depth: usize,
     /// As long as the deepest nesting so far; the first `depth` are entered.
     segments: Vec<Segment>,
     /// Unmatched spans entered above the innermost segment.
     pub(super) unmatched: u32,
     pub(super) keys: std::ops::Range<u64>,
-    pub(super) armed: Option<Armed>,
+    pub(super) samples: Position,
+    pub(super) switches: Position,
+    pub(super) recording: Option<Arc<Recording>>,
+    /// None before the first profiled segment.
+    pub(super) source: Option<Box<dyn ThreadSource>>,
+    pub(super) sample_size: u64,
+    pub(super) follows_switches: bool,
+    pub(super) may_retry: bool,
     pub(super) armed_at: u64,
     /// Where the present stretch of the ring began.
     pub(super) from: u64,
@@ -192,35 +235,48 @@ const USUAL_DEPTH: usize = 32;
 const MOST_UNRESOLVED: usize = 64;
 
 impl ThreadState {
-    pub(super) fn new(layer: u32) -> Self {
+    const fn none() -> Self {
         Self {
-            layer,
+            layer: NO_LAYER,
+            thread: 0,
             depth: 0,
-            segments: std::iter::repeat_with(Segment::default).take(USUAL_DEPTH).collect(),
+            segments: Vec::new(),
             unmatched: 0,
             keys: 0..0,
-            armed: None,
+            samples: Position::fixed(),
+            switches: Position::fixed(),
+            recording: None,
+            source: None,
+            sample_size: 1,
+            follows_switches: false,
+            may_retry: false,
             armed_at: 0,
             from: 0,
             switches_seen: 0,
+            // Long ago: the first enter looks, and arms the thread.
             deadline: 0,
             calm_at: 0,
             settled: 0,
             cpu_ns: 0,
-            usage: Usage::default(),
+            usage: Usage::NONE,
             usage_read: 0,
-            unresolved: Vec::with_capacity(MOST_UNRESOLVED),
+            unresolved: Vec::new(),
         }
     }
 
-    #[inline]
-    pub(super) fn top(&self) -> Option<&Segment> {
-        self.segments.get(self.depth.checked_sub(1)?)
+    pub(super) fn new(layer: u32) -> Self {
+        static NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
+        let mut state = Self::none();
+        state.layer = layer;
+        state.thread = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
+        state.segments.resize_with(USUAL_DEPTH, Segment::default);
+        state.unresolved.reserve(MOST_UNRESOLVED);
+        state
     }
 
-    #[inline]
-    pub(super) fn top_key(&self) -> Option<SpanKey> {
-        self.top().and_then(|segment| SpanKey::new(segment.key))
+    #[inline(always)]
+    pub(super) fn top(&self) -> Option<&Segment> {
+        self.segments.get(self.depth.checked_sub(1)?)
     }
 
     pub(super) fn entered(&self) -> &[Segment] {
@@ -231,14 +287,15 @@ impl ThreadState {
         self.segments.get_mut(..self.depth).unwrap_or_default()
     }
 
-    #[inline]
-    pub(super) fn push(&mut self, id: RegistryId, key: SpanKey, now: u64) {
+    #[inline(always)]
+    pub(super) fn push(&mut self, id: RegistryId, key: u64, root: u64, now: u64) {
         if self.depth == self.segments.len() {
-            self.segments.push(Segment::default());
+            self.make_room();
         }
         if let Some(segment) = self.segments.get_mut(self.depth) {
             segment.id = id.get();
-            segment.key = key.get();
+            segment.key = key;
+            segment.root = root;
             segment.entered = now;
             segment.unmatched_below = self.unmatched;
             segment.nested = false;
@@ -248,34 +305,49 @@ impl ThreadState {
         }
     }
 
-    /// Whether `id` is entered below the innermost segment.
     #[cold]
-    pub(super) fn is_below_top(&self, id: RegistryId) -> bool {
-        let below = self.depth.saturating_sub(1);
-        self.entered().iter().take(below).any(|segment| segment.id == id.get())
+    fn make_room(&mut self) {
+        self.segments.push(Segment::default());
     }
 
-    pub(super) fn set_nested(&mut self) {
-        if let Some(segment) = self.segments.get_mut(self.depth.saturating_sub(1)) {
-            segment.nested = true;
+    /// The span just pushed is entered somewhere already. If it is on this thread, its time counts
+    /// there.
+    #[cold]
+    pub(super) fn note_nested(&mut self, id: RegistryId) {
+        let below = self.depth.saturating_sub(1);
+        let is_nested = self.entered().iter().take(below).any(|segment| segment.id == id.get());
+        if let Some(segment) = self.segments.get_mut(below) {
+            segment.nested = is_nested;
         }
+    }
+
+    /// The segment that [`pop`](Self::pop) has taken off.
+    pub(super) fn just_left(&self) -> Option<&Segment> {
+        self.segments.get(self.depth)
     }
 
     /// Takes the latest segment of `id` off, wherever it is: spans need not be left in the order
     /// in which they were entered. It stays readable until the next [`push`](Self::push).
-    #[inline]
+    #[inline(always)]
     pub(super) fn pop(&mut self, id: RegistryId) -> Option<&Segment> {
         let top = self.depth.checked_sub(1)?;
-        let at = if self.segments.get(top)?.id == id.get() {
-            self.unmatched = self.segments.get(top)?.unmatched_below;
-            top
-        } else {
-            let at = self.entered().iter().rposition(|segment| segment.id == id.get())?;
-            self.segments.get_mut(at..=top)?.rotate_left(1);
-            top
-        };
-        self.depth = at;
-        self.segments.get(at)
+        if self.segments.get(top)?.id != id.get() {
+            self.bring_to_top(id)?;
+        }
+        self.depth = top;
+        let segment = self.segments.get(top)?;
+        self.unmatched = segment.unmatched_below;
+        Some(segment)
+    }
+
+    #[cold]
+    fn bring_to_top(&mut self, id: RegistryId) -> Option<()> {
+        let (top, unmatched) = (self.depth - 1, self.unmatched);
+        let at = self.entered().iter().rposition(|segment| segment.id == id.get())?;
+        self.segments.get_mut(at..=top)?.rotate_left(1);
+        // What was entered above the top is still above what is the top now.
+        self.segments.get_mut(top)?.unmatched_below = unmatched;
+        Some(())
     }
 
     pub(super) fn tally_all(&mut self, tally: &Tally) {
@@ -315,6 +387,12 @@ impl ThreadState {
 }
 
 impl Segment {
+    /// What a span that opens inside this one must know.
+    #[inline(always)]
+    pub(super) fn as_parent(&self) -> Option<Parent> {
+        Some(Parent { id: RegistryId::new(self.id)?, root: SpanKey::new(self.root)? })
+    }
+
     fn tally(&mut self, tally: &Tally) {
         if !self.tallied {
             self.tallied = true;
@@ -326,7 +404,7 @@ impl Segment {
 
 impl Drop for ThreadState {
     fn drop(&mut self) {
-        if let Some(recording) = self.armed.as_ref().and_then(|armed| armed.recording.as_ref()) {
+        if let Some(recording) = &self.recording {
             recording.end();
         }
     }

@@ -14,12 +14,11 @@ use std::num::NonZeroU64;
 
 use tracing_subscriber::registry;
 
-pub(crate) use account::sure_parts;
 pub use account::{Account, Hardware};
 pub(crate) use local::{Armed, Interval, Source, ThreadSource, Usage, ignore_this_thread};
 pub(crate) use recording::{Mark, Recording, Stretch};
-pub(crate) use slot::{FAILED, KEEP_ON_ERROR, TIGHTER};
-pub(crate) use spans::{Closing, LOOK_INTERVAL, Notice, Spans};
+pub(crate) use slot::{HAS_STATUS, KEEP_ON_ERROR, TIGHTER};
+pub(crate) use spans::{Closing, GivenParent, LOOK_INTERVAL, Notice, Spans};
 
 /// The number that the registry gives a span, and gives again to a later one.
 pub(crate) type RegistryId = NonZeroU64;
@@ -48,7 +47,7 @@ impl SpanKey {
 pub(crate) struct Plan {
     /// The number under which the rules know callsite and rule.
     pub(crate) number: u32,
-    /// `KEEP_ON_ERROR`, `TIGHTER`, or nothing.
+    /// `KEEP_ON_ERROR`, `TIGHTER`, `HAS_STATUS`.
     pub(crate) flags: u32,
     /// Ticks after which a closing span must be judged.
     pub(crate) suspect_after: u64,
@@ -56,29 +55,33 @@ pub(crate) struct Plan {
     pub(crate) period_ns: u64,
 }
 
-/// The parents of a span, as the registry knows them.
-pub(crate) trait Scope {
-    /// The nearest span that is entered on this thread, profiled or not, and its ancestors.
-    fn current(&self) -> impl Iterator<Item = RegistryId>;
-    /// A span and its ancestors.
-    fn of(&self, id: RegistryId) -> impl Iterator<Item = RegistryId>;
+/// Asks the registry for spans: the given one and its ancestors, or those that are entered on this
+/// thread from the inside out. Stops when it is answered with true.
+pub(crate) type Ancestry<'a> = &'a dyn Fn(From, &mut dyn FnMut(RegistryId) -> bool);
+
+/// Where an [`Ancestry`] begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum From {
+    Current,
+    Span(RegistryId),
 }
 
-impl<S> Scope for tracing_subscriber::layer::Context<'_, S>
-where
+/// The [`Ancestry`] that a layer's context knows.
+pub(crate) fn ancestry<S>(
+    context: &tracing_subscriber::layer::Context<'_, S>,
+    from: From,
+    visit: &mut dyn FnMut(RegistryId) -> bool,
+) where
     S: tracing::Subscriber + for<'a> registry::LookupSpan<'a>,
 {
-    fn current(&self) -> impl Iterator<Item = RegistryId> {
-        ids(self.lookup_current())
+    let first = match from {
+        From::Current => context.lookup_current(),
+        From::Span(id) => context.span(&tracing::span::Id::from_non_zero_u64(id)),
+    };
+    let Some(first) = first else { return };
+    for span in first.scope() {
+        if visit(span.id().into_non_zero_u64()) {
+            return;
+        }
     }
-
-    fn of(&self, id: RegistryId) -> impl Iterator<Item = RegistryId> {
-        ids(self.span(&tracing::span::Id::from_non_zero_u64(id)))
-    }
-}
-
-fn ids<'a, R: registry::LookupSpan<'a> + 'a>(
-    span: Option<registry::SpanRef<'a, R>>,
-) -> impl Iterator<Item = RegistryId> + 'a {
-    span.into_iter().flat_map(|span| span.scope()).map(|span| span.id().into_non_zero_u64())
 }

@@ -67,11 +67,11 @@ impl Recording {
         }
     }
 
-    /// The thread is now in `span`. Only the thread itself may call it.
+    /// The thread is now in the span of that key; 0 for none. Only the thread itself may call it.
     #[inline(always)]
-    pub(super) fn set_span(&self, span: Option<SpanKey>) {
+    pub(super) fn set_span(&self, key: u64) {
         // Release: whoever sees the span sees the `from` that was stored before it.
-        self.span.store(span.map_or(0, SpanKey::get), Ordering::Release);
+        self.span.store(key, Ordering::Release);
     }
 
     /// Ends the present stretch at `to` and begins the next. Only the thread itself may call it.
@@ -90,6 +90,7 @@ impl Recording {
         stored
     }
 
+    #[inline]
     pub(super) fn period_ns(&self) -> u64 {
         self.period_ns.load(Ordering::Relaxed)
     }
@@ -173,9 +174,9 @@ mod tests {
     #[test]
     fn a_cut_makes_a_mark_of_the_span_and_opens_the_next_stretch() {
         let recording = Recording::new(1, None, None, 5);
-        recording.set_span(A);
+        recording.set_span(1);
         assert!(recording.cut(A, 32));
-        recording.set_span(B);
+        recording.set_span(2);
         assert_eq!(recording.stretch(), Stretch { span: B, from: 32, period_ns: 5 });
         let mark = recording.take_mark().unwrap();
         assert_eq!(mark, Mark { span: A.unwrap(), from: 0, to: 32, period_ns: 5 });

@@ -6,8 +6,8 @@ use super::account::{Account, Counts, Tally};
 use super::{Plan, RegistryId, SpanKey};
 use crate::sys::Clock;
 
-/// How many threads are in the span, and how long they were: `count << COUNT_SHIFT | ticks`.
-/// 56 bits of ticks last half a year at 4 GHz.
+/// How often the span is entered, and how long it was: `count << COUNT_SHIFT | ticks`. 56 bits of
+/// ticks last half a year at 4 GHz.
 const COUNT_SHIFT: u32 = 56;
 const ONE_ENTERED: u64 = 1 << COUNT_SHIFT;
 const TICKS: u64 = ONE_ENTERED - 1;
@@ -22,6 +22,8 @@ const COUNTED: u32 = 1 << 2;
 pub(crate) const KEEP_ON_ERROR: u32 = 1 << 3;
 /// The rule needs more samples than are taken by default.
 pub(crate) const TIGHTER: u32 = 1 << 4;
+/// The span has the field by which it can say that it failed.
+pub(crate) const HAS_STATUS: u32 = 1 << 5;
 
 /// Written by the hooks of whichever threads the span is on. A slot belongs to one span from
 /// [`open`](Self::open) to [`release`](Self::release), which the registry keeps apart: it gives a
@@ -33,14 +35,20 @@ pub(crate) struct Slot {
     id: AtomicU64,
     key: AtomicU64,
     opened: AtomicU64,
-    entered: AtomicU64,
+    /// By the thread that opened the span: nobody else writes it, so it needs no locked
+    /// instruction, which would take longer than all the rest of a hook.
+    entered_here: AtomicU64,
     last_exit: AtomicU64,
     idle: AtomicU64,
     /// Ticks after which the span may have to be kept: a little less than the rule says.
     suspect_after: AtomicU64,
     flags: AtomicU32,
-    plan: AtomicU32,
+    /// The thread that opened the span.
+    owner: AtomicU32,
 
+    /// By all other threads.
+    entered_elsewhere: AtomicU64,
+    plan: AtomicU32,
     parent: AtomicU64,
     root: AtomicU64,
     period_ns: AtomicU64,
@@ -57,27 +65,31 @@ pub(crate) struct Parent {
 }
 
 impl Slot {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn holds(&self, id: RegistryId) -> bool {
         self.id.load(Ordering::Acquire) == id.get()
     }
 
+    #[inline(always)]
     pub(crate) fn is_free(&self) -> bool {
         self.id.load(Ordering::Acquire) == 0
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn open(
         &self,
         id: RegistryId,
         key: SpanKey,
         now: u64,
+        owner: u32,
         plan: &Plan,
         parent: Option<Parent>,
     ) {
         self.key.store(key.get(), Ordering::Relaxed);
         self.opened.store(now, Ordering::Relaxed);
-        self.entered.store(0, Ordering::Relaxed);
+        self.entered_here.store(0, Ordering::Relaxed);
+        self.entered_elsewhere.store(0, Ordering::Relaxed);
+        self.owner.store(owner, Ordering::Relaxed);
         self.last_exit.store(now, Ordering::Relaxed);
         self.idle.store(0, Ordering::Relaxed);
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
@@ -95,7 +107,7 @@ impl Slot {
         self.id.store(id.get(), Ordering::Release);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release(&self) {
         if self.flags.load(Ordering::Relaxed) & COUNTED != 0 {
             self.counts.clear();
@@ -103,26 +115,41 @@ impl Slot {
         self.id.store(0, Ordering::Release);
     }
 
-    /// Returns whether the span was entered already.
-    #[inline]
-    pub(crate) fn enter(&self, now: u64) -> bool {
-        // Acquire: pairs with `exit`, so that `last_exit` is that of the exit before.
-        let before = self.entered.fetch_add(ONE_ENTERED, Ordering::AcqRel);
-        if before >> COUNT_SHIFT != 0 {
+    /// The thread `thread` enters the span. Returns whether it was entered already.
+    ///
+    /// If the owner enters a span for the first time at the very moment (some nanoseconds) at
+    /// which another thread does so too, both may take themselves for the first, and the idle
+    /// time before is counted twice; [`account`](Self::account) then caps it.
+    #[inline(always)]
+    pub(crate) fn enter(&self, now: u64, thread: u32) -> bool {
+        let was_entered = if self.owner.load(Ordering::Relaxed) == thread {
+            let before = self.entered_here.load(Ordering::Relaxed);
+            self.entered_here.store(before.wrapping_add(ONE_ENTERED), Ordering::Release);
+            (before | self.entered_elsewhere.load(Ordering::Acquire)) >> COUNT_SHIFT
+        } else {
+            // Acquire: pairs with `exit`, so that `last_exit` is that of the exit before.
+            let before = self.entered_elsewhere.fetch_add(ONE_ENTERED, Ordering::AcqRel);
+            (before | self.entered_here.load(Ordering::Acquire)) >> COUNT_SHIFT
+        };
+        if was_entered != 0 {
             return true;
         }
-        // Only who made the count 1 comes here, and the next can only after we have left.
         let gap = now.saturating_sub(self.last_exit.load(Ordering::Relaxed));
         self.idle.store(self.idle.load(Ordering::Relaxed).wrapping_add(gap), Ordering::Relaxed);
         false
     }
 
-    /// Leaves the span after `ticks` in it.
-    #[inline]
-    pub(crate) fn exit(&self, now: u64, ticks: u64) {
+    /// The thread `thread` leaves the span after `ticks` in it.
+    #[inline(always)]
+    pub(crate) fn exit(&self, now: u64, ticks: u64, thread: u32) {
         self.last_exit.store(now, Ordering::Relaxed);
         let change = (ticks & TICKS).wrapping_sub(ONE_ENTERED);
-        self.entered.fetch_add(change, Ordering::AcqRel);
+        if self.owner.load(Ordering::Relaxed) == thread {
+            let before = self.entered_here.load(Ordering::Relaxed);
+            self.entered_here.store(before.wrapping_add(change), Ordering::Release);
+        } else {
+            self.entered_elsewhere.fetch_add(change, Ordering::AcqRel);
+        }
     }
 
     /// Adds what was counted while a thread was in the span.
@@ -137,62 +164,85 @@ impl Slot {
         self.counts.add_late(key, sure_on_ns, sure_off_ns);
     }
 
+    /// The span's [`SpanKey`] as a number.
+    #[inline(always)]
+    pub(crate) fn raw_key(&self) -> u64 {
+        self.key.load(Ordering::Relaxed)
+    }
+
+    /// The local root's [`SpanKey`] as a number.
+    #[inline(always)]
+    pub(crate) fn raw_root(&self) -> u64 {
+        self.root.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
     pub(crate) fn key(&self) -> Option<SpanKey> {
         SpanKey::new(self.key.load(Ordering::Relaxed))
     }
 
+    #[inline(always)]
     pub(crate) fn id(&self) -> Option<RegistryId> {
         RegistryId::new(self.id.load(Ordering::Relaxed))
     }
 
     /// [`Plan::number`].
+    #[inline(always)]
     pub(crate) fn plan(&self) -> u32 {
         self.plan.load(Ordering::Relaxed)
     }
 
+    #[inline(always)]
     pub(crate) fn period_ns(&self) -> u64 {
         self.period_ns.load(Ordering::Relaxed)
     }
 
     /// When the span was created, in ticks.
+    #[inline(always)]
     pub(crate) fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
     }
 
+    #[inline(always)]
     pub(crate) fn flags(&self) -> u32 {
         self.flags.load(Ordering::Relaxed)
     }
 
     /// Sets flags, and returns those that were set before.
+    #[inline(always)]
     pub(crate) fn set(&self, flags: u32) -> u32 {
         self.flags.fetch_or(flags, Ordering::Relaxed)
     }
 
+    #[inline(always)]
     pub(crate) fn parent(&self) -> Option<RegistryId> {
         RegistryId::new(self.parent.load(Ordering::Relaxed))
     }
 
     /// The local root: the topmost profiled span above this one, or itself.
+    #[inline(always)]
     pub(crate) fn root(&self) -> Option<SpanKey> {
         SpanKey::new(self.root.load(Ordering::Relaxed))
     }
 
     /// What a span that opens inside this one must know.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn as_parent(&self) -> Option<Parent> {
         Some(Parent { id: self.id()?, root: self.root()? })
     }
 
+    #[inline(always)]
     pub(crate) fn add_samples(&self, samples: u64) {
         self.samples.fetch_add(samples, Ordering::Relaxed);
     }
 
+    #[inline(always)]
     pub(crate) fn samples(&self) -> u64 {
         self.samples.load(Ordering::Relaxed)
     }
 
     /// Whether a span that closes now needs more than a [`release`](Self::release).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_suspect(&self, now: u64) -> bool {
         let flags = self.flags.load(Ordering::Relaxed);
         let failed = flags & (FAILED | KEEP_ON_ERROR) == FAILED | KEEP_ON_ERROR;
@@ -204,12 +254,16 @@ impl Slot {
     pub(crate) fn account(&self, clock: &Clock, now: u64) -> Account {
         let opened = self.opened.load(Ordering::Relaxed);
         let last_exit = self.last_exit.load(Ordering::Relaxed);
-        let entered = self.entered.load(Ordering::Acquire);
-        let still_entered = entered >> COUNT_SHIFT != 0;
+        let here = self.entered_here.load(Ordering::Acquire);
+        let elsewhere = self.entered_elsewhere.load(Ordering::Acquire);
+        let still_entered = (here | elsewhere) >> COUNT_SHIFT != 0;
         let last_gap = if still_entered { 0 } else { now.saturating_sub(last_exit) };
+        let wall = now.saturating_sub(opened);
+        let (here, elsewhere) = (here & TICKS, elsewhere & TICKS);
         let idle = self.idle.load(Ordering::Relaxed).saturating_add(last_gap);
+        let idle = idle.min(wall.saturating_sub(here));
         let key = self.key().unwrap_or(SpanKey::MIN);
-        self.counts.account(clock, key, now.saturating_sub(opened), entered & TICKS, idle)
+        self.counts.account(clock, key, wall, here + elsewhere, idle)
     }
 }
 
@@ -217,10 +271,13 @@ impl Slot {
 mod tests {
     use super::*;
 
+    const OWNER: u32 = 1;
+    const OTHER: u32 = 2;
+
     fn open() -> Slot {
         let slot = Slot::default();
         let plan = Plan { number: 3, suspect_after: 1_000, flags: KEEP_ON_ERROR, period_ns: 5 };
-        slot.open(RegistryId::new(9).unwrap(), SpanKey::new(77).unwrap(), 100, &plan, None);
+        slot.open(RegistryId::new(9).unwrap(), SpanKey::new(77).unwrap(), 100, OWNER, &plan, None);
         slot
     }
 
@@ -235,25 +292,31 @@ mod tests {
 
     #[test]
     fn time_between_segments_is_idle() {
-        let slot = open();
-        assert!(!slot.enter(150));
-        slot.exit(200, 50);
-        assert!(!slot.enter(260));
-        slot.exit(300, 40);
-        assert_eq!(slot.idle.load(Ordering::Relaxed), 50 + 60);
-        assert_eq!(slot.entered.load(Ordering::Relaxed), 90);
+        for (first, second) in [(OWNER, OWNER), (OTHER, OTHER), (OWNER, OTHER), (OTHER, OWNER)] {
+            let slot = open();
+            assert!(!slot.enter(150, first));
+            slot.exit(200, 50, first);
+            assert!(!slot.enter(260, second));
+            slot.exit(300, 40, second);
+            let account = slot.account(&Clock::nanoseconds(), 310);
+            assert_eq!((account.idle_ns, account.on_cpu_ns), (50 + 60 + 10, 90));
+            assert_eq!(account.wall_ns, 210);
+        }
     }
 
     #[test]
     fn segments_at_once_add_up_and_are_not_idle() {
-        let slot = open();
-        assert!(!slot.enter(100));
-        assert!(slot.enter(110));
-        slot.exit(150, 40);
-        slot.exit(160, 60);
-        assert!(!slot.enter(170));
-        assert_eq!(slot.idle.load(Ordering::Relaxed), 10);
-        assert_eq!(slot.entered.load(Ordering::Relaxed), ONE_ENTERED | 100);
+        for (first, second) in [(OWNER, OTHER), (OTHER, OWNER), (OTHER, 3)] {
+            let slot = open();
+            assert!(!slot.enter(110, first));
+            assert!(slot.enter(120, second));
+            slot.exit(150, 40, first);
+            slot.exit(160, 40, second);
+            assert!(!slot.enter(170, first));
+            slot.exit(175, 5, first);
+            let account = slot.account(&Clock::nanoseconds(), 175);
+            assert_eq!((account.idle_ns, account.on_cpu_ns), (10 + 10, 85));
+        }
     }
 
     #[test]

@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 
 use super::account::{Account, Tally};
 use super::local::{
-    Source, ThreadState, Unresolved, Usage, add_state, ignore_this_thread, is_ignored,
+    Armed, Source, ThreadState, Unresolved, Usage, add_state, ignore_this_thread, is_ignored,
     with_state,
 };
-use super::slot::{ANNOUNCED, FAILED, Parent, Slot, TIGHTER};
+use super::slot::{ANNOUNCED, FAILED, HAS_STATUS, Parent, Slot, TIGHTER};
 use super::table::SlotTable;
-use super::{Plan, RegistryId, Scope, SpanKey};
+use super::{Ancestry, From, Plan, RegistryId, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{Clock, fork_generation};
 
@@ -131,52 +131,64 @@ impl Spans {
     }
 
     /// A span that a rule matches was created.
-    #[inline]
     pub(crate) fn open(
         &self,
         id: RegistryId,
         plan: &Plan,
-        explicit_parent: Option<RegistryId>,
-        is_root: bool,
-        scope: &impl Scope,
+        given: GivenParent,
+        ancestry: Ancestry<'_>,
     ) {
-        if is_ignored() {
+        let now = self.clock.now();
+        let opened = with_state(self.layer, |state| {
+            let parent = match given {
+                GivenParent::Contextual => match state.top() {
+                    Some(top) if state.unmatched == 0 => top.as_parent(),
+                    _ => return None,
+                },
+                GivenParent::None => None,
+                GivenParent::Span(_) => return None,
+            };
+            let key = self.take_key(state);
+            let slot = self.table.claim_inside(id)?;
+            slot.open(id, key, now, state.thread, plan, parent);
+            Some(())
+        });
+        if opened.flatten().is_none() {
+            self.open_slowly(id, plan, given, now, ancestry);
+        }
+    }
+
+    /// The same where something must be asked for: the parent, the thread, or the slot.
+    fn open_slowly(
+        &self,
+        id: RegistryId,
+        plan: &Plan,
+        given: GivenParent,
+        now: u64,
+        ancestry: Ancestry<'_>,
+    ) {
+        if with_state(self.layer, |_| ()).is_none() && !self.begin_thread() {
             return;
         }
-        let now = self.clock.now();
-        let found = with_state(self.layer, |state| (self.take_key(state), Self::open_in(state)));
-        let (key, place) = match found {
-            Some(found) => found,
-            None => match self.begin_thread() {
-                Some(key) => (key, OpenIn::AskRegistry),
-                None => return,
-            },
+        let parent = match given {
+            GivenParent::Contextual => self.nearest(From::Current, ancestry),
+            GivenParent::Span(parent) => self.nearest(From::Span(parent), ancestry),
+            GivenParent::None => None,
         };
-        let parent = if is_root {
-            None
-        } else if let Some(parent) = explicit_parent {
-            self.nearest(scope.of(parent))
-        } else {
-            match place {
-                OpenIn::Span(parent) => self.table.get(parent).and_then(|slot| slot.as_parent()),
-                OpenIn::AskRegistry => self.nearest(scope.current()),
+        with_state(self.layer, |state| {
+            let key = self.take_key(state);
+            match self.table.claim_inside(id) {
+                Some(slot) => slot.open(id, key, now, state.thread, plan, parent),
+                None => {
+                    self.table.claim_outside(id).open(id, key, now, state.thread, plan, parent);
+                }
             }
-        };
-        self.table.claim(id).open(id, key, now, plan, parent);
+        });
     }
 
-    /// The innermost segment, if nothing that we do not know was entered above it.
-    #[inline]
-    fn open_in(state: &ThreadState) -> OpenIn {
-        match state.top().and_then(|segment| RegistryId::new(segment.id)) {
-            Some(id) if state.unmatched == 0 => OpenIn::Span(id),
-            _ => OpenIn::AskRegistry,
-        }
-    }
-
-    #[inline]
+    #[inline(always)]
     fn take_key(&self, state: &mut ThreadState) -> SpanKey {
-        if state.keys.is_empty() {
+        if state.keys.start == state.keys.end {
             let first = self.next_key.fetch_add(KEY_BLOCK, Ordering::Relaxed);
             state.keys = first..first + KEY_BLOCK;
         }
@@ -186,102 +198,161 @@ impl Spans {
     }
 
     /// The first of these spans that is profiled.
-    fn nearest(&self, mut scope: impl Iterator<Item = RegistryId>) -> Option<Parent> {
-        scope.find_map(|id| self.table.get(id)?.as_parent())
+    fn nearest(&self, from: From, ancestry: Ancestry<'_>) -> Option<Parent> {
+        let mut found = None;
+        ancestry(from, &mut |id| {
+            found = self.table.get(id).and_then(|slot| slot.as_parent());
+            found.is_some()
+        });
+        found
     }
 
     /// Makes a state for this thread, unless we must not touch it.
     #[cold]
-    fn begin_thread(&self) -> Option<SpanKey> {
+    fn begin_thread(&self) -> bool {
+        if is_ignored() {
+            return false;
+        }
         if fork_generation(ignore_this_thread) != self.fork_generation {
             ignore_this_thread();
-            return None;
+            return false;
         }
-        let mut state = ThreadState::new(self.layer);
-        let key = self.take_key(&mut state);
-        add_state(state, |layer| LAYERS.lock().contains(&layer));
-        Some(key)
+        add_state(ThreadState::new(self.layer), |layer| LAYERS.lock().contains(&layer));
+        true
     }
 
-    #[inline]
+    /// A span was entered on this thread.
     pub(crate) fn enter(&self, id: RegistryId) {
-        let Some(slot) = self.table.get(id) else {
-            with_state(self.layer, |state| state.unmatched += 1);
-            return;
-        };
-        if is_ignored() {
-            return;
-        }
-        let now = self.clock.now();
-        if with_state(self.layer, |state| self.enter_on(state, id, &slot, now)).is_none()
-            && self.begin_thread().is_some()
-        {
-            with_state(self.layer, |state| self.enter_on(state, id, &slot, now));
+        match self.table.get_inside(id) {
+            Some(slot) => self.enter_slot(id, slot),
+            None if self.table.has_outside() => self.enter_outside(id),
+            None => self.enter_unmatched(),
         }
     }
 
-    #[inline]
+    #[inline(always)]
+    fn enter_unmatched(&self) {
+        with_state(self.layer, |state| state.unmatched += 1);
+    }
+
+    #[cold]
+    fn enter_outside(&self, id: RegistryId) {
+        match self.table.get_outside(id) {
+            Some(slot) => self.enter_slot(id, &slot),
+            None => self.enter_unmatched(),
+        }
+    }
+
+    #[inline(always)]
+    fn enter_slot(&self, id: RegistryId, slot: &Slot) {
+        let now = self.clock.now();
+        let entered = with_state(self.layer, |state| self.enter_on(state, id, slot, now));
+        if entered.is_none() {
+            self.enter_first(id, slot, now);
+        }
+    }
+
+    #[cold]
+    fn enter_first(&self, id: RegistryId, slot: &Slot, now: u64) {
+        if self.begin_thread() {
+            with_state(self.layer, |state| self.enter_on(state, id, slot, now));
+        }
+    }
+
+    #[inline(always)]
     fn enter_on(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, now: u64) {
-        let Some(key) = slot.key() else { return };
-        if self.has_moved(state, now) {
+        if Self::has_moved(state, now) {
             self.settle(state, now);
         }
         if slot.flags() & TIGHTER != 0 {
             self.raise_rate(state, slot, now);
         }
-        state.push(id, key, now);
-        if slot.enter(now) && state.is_below_top(id) {
-            state.set_nested();
+        let key = slot.raw_key();
+        state.push(id, key, slot.raw_root(), now);
+        if slot.enter(now, state.thread) {
+            state.note_nested(id);
         }
-        if let Some(recording) = recording(state) {
-            recording.set_span(Some(key));
+        if let Some(recording) = &state.recording {
+            recording.set_span(key);
         }
     }
 
-    #[inline]
+    /// A span was left on this thread.
     pub(crate) fn exit(&self, id: RegistryId) {
-        let Some(slot) = self.table.get(id) else {
-            with_state(self.layer, |state| state.unmatched = state.unmatched.saturating_sub(1));
-            return;
-        };
-        if is_ignored() {
-            return;
-        }
-        let now = self.clock.now();
-        with_state(self.layer, |state| self.exit_on(state, id, &slot, now));
-        if std::thread::panicking() {
-            self.fail_slot(&slot);
+        match self.table.get_inside(id) {
+            Some(slot) => self.exit_slot(id, slot),
+            None if self.table.has_outside() => self.exit_outside(id),
+            None => self.exit_unmatched(),
         }
     }
 
-    #[inline]
+    #[inline(always)]
+    fn exit_unmatched(&self) {
+        with_state(self.layer, |state| state.unmatched = state.unmatched.saturating_sub(1));
+    }
+
+    #[cold]
+    fn exit_outside(&self, id: RegistryId) {
+        match self.table.get_outside(id) {
+            Some(slot) => self.exit_slot(id, &slot),
+            None => self.exit_unmatched(),
+        }
+    }
+
+    #[inline(always)]
+    fn exit_slot(&self, id: RegistryId, slot: &Slot) {
+        let now = self.clock.now();
+        with_state(self.layer, |state| self.exit_on(state, id, slot, now));
+        if std::thread::panicking() {
+            self.fail_slot(slot);
+        }
+    }
+
+    #[inline(always)]
     fn exit_on(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, now: u64) {
-        if self.has_moved(state, now) {
+        if Self::has_moved(state, now) {
             self.settle(state, now);
         }
-        let settled = state.settled;
-        let follows = state.armed.as_ref().is_some_and(|armed| armed.follows_switches);
+        let (thread, is_exact) = (state.thread, state.follows_switches);
         let Some(segment) = state.pop(id) else { return };
+        if segment.tallied || segment.nested || !is_exact {
+            self.exit_with_more(state, id, slot, now);
+        } else {
+            slot.exit(now, now.saturating_sub(segment.entered), thread);
+        }
+        if let Some(recording) = &state.recording {
+            recording.set_span(state.top().map_or(0, |top| top.key));
+        }
+    }
+
+    /// Leaves the segment that was just taken off, of which more is to be said than its length.
+    #[inline(never)]
+    fn exit_with_more(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, now: u64) {
+        let (thread, settled) = (state.thread, state.settled);
+        let Some(segment) = state.just_left() else { return };
         let Some(key) = SpanKey::new(segment.key) else { return };
         if segment.nested {
-            slot.exit(now, 0);
-        } else {
-            if segment.tallied {
-                slot.count(key, &segment.tally);
-            }
-            let entered = segment.entered;
-            if !follows {
-                let ns = self.clock.ns(now.saturating_sub(entered.max(settled)));
-                slot.count(key, &Tally { bounded_ns: ns, ..Tally::default() });
-                if !state.leave_unresolved(Unresolved { id, key, ns }) {
-                    self.settle(state, now);
-                }
-            }
-            slot.exit(now, now.saturating_sub(entered));
+            slot.exit(now, 0, thread);
+            return;
         }
-        if let Some(recording) = recording(state) {
-            recording.set_span(state.top_key());
+        if segment.tallied {
+            slot.count(key, &segment.tally);
         }
+        let entered = segment.entered;
+        if !state.follows_switches {
+            let ns = self.clock.ns(now.saturating_sub(entered.max(settled)));
+            slot.count(key, &Tally { bounded_ns: ns, ..Tally::default() });
+            if !state.leave_unresolved(Unresolved { id, key, ns }) {
+                self.settle(state, now);
+            }
+        }
+        slot.exit(now, now.saturating_sub(entered), thread);
+    }
+
+    /// Whether the span of that id has the field by which it can say that it failed.
+    #[inline]
+    pub(crate) fn has_status(&self, id: RegistryId) -> bool {
+        self.table.get(id).is_some_and(|slot| slot.flags() & HAS_STATUS != 0)
     }
 
     /// An error happened in the span of that id, or in the innermost one.
@@ -291,11 +362,15 @@ impl Spans {
         }
     }
 
-    /// An error happened in the innermost of these spans that is profiled.
-    pub(crate) fn fail_nearest(&self, mut scope: impl Iterator<Item = RegistryId>) {
-        if let Some(slot) = scope.find_map(|id| self.table.get(id)) {
-            self.fail_slot(&slot);
-        }
+    /// An error happened there: in the nearest span that is profiled.
+    pub(crate) fn fail_nearest(&self, from: From, ancestry: Ancestry<'_>) {
+        ancestry(from, &mut |id| {
+            let slot = self.table.get(id);
+            if let Some(slot) = &slot {
+                self.fail_slot(slot);
+            }
+            slot.is_some()
+        });
     }
 
     #[cold]
@@ -309,15 +384,33 @@ impl Spans {
     /// [`told`](Self::told) must follow.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId) -> Option<Closing> {
-        let slot = self.table.get(id)?;
-        let now = self.clock.now();
-        let closing =
-            if slot.is_suspect(now) { self.close_suspect(&slot, now) } else { None };
-        self.table.release(id, &slot);
-        closing
+        match self.table.get_inside(id) {
+            Some(slot) => {
+                let closing = self.close_slot(slot);
+                slot.release();
+                closing
+            }
+            None if self.table.has_outside() => self.close_outside(id),
+            None => None,
+        }
     }
 
     #[cold]
+    fn close_outside(&self, id: RegistryId) -> Option<Closing> {
+        let slot = self.table.get_outside(id)?;
+        let closing = self.close_slot(&slot);
+        self.table.release_outside(id, &slot);
+        closing
+    }
+
+    #[inline(always)]
+    fn close_slot(&self, slot: &Slot) -> Option<Closing> {
+        let now = self.clock.now();
+        if slot.is_suspect(now) { self.close_suspect(slot, now) } else { None }
+    }
+
+    #[cold]
+    #[inline(never)]
     fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
         if is_ignored() {
             return None;
@@ -348,27 +441,19 @@ impl Spans {
         }
     }
 
-    #[inline]
-    fn has_moved(&self, state: &ThreadState, now: u64) -> bool {
-        match &state.armed {
-            Some(armed) => {
-                armed.samples.load() != state.from
-                    || armed.switches.load() != state.switches_seen
-                    || now >= state.deadline
-            }
-            None => true,
-        }
+    #[inline(always)]
+    fn has_moved(state: &ThreadState, now: u64) -> bool {
+        state.samples.load() != state.from
+            || state.switches.load() != state.switches_seen
+            || now >= state.deadline
     }
 
     /// Brings everything up to now: all that happened since the last hook belongs to the spans
     /// that are entered at present.
     #[cold]
+    #[inline(never)]
     fn settle(&self, state: &mut ThreadState, now: u64) {
-        if state.armed.is_none() {
-            self.arm(state, now);
-            return;
-        }
-        // First: if the thread was disarmed there is nothing to settle, and no ring to look at.
+        // First: if the thread was never armed, or was disarmed, there is nothing to settle.
         if now >= state.deadline && self.look(state, now) {
             return;
         }
@@ -376,38 +461,50 @@ impl Spans {
         self.settle_scheduler(state, now);
     }
 
-    fn arm(&self, state: &mut ThreadState, now: u64) {
-        let mut armed = self.source.arm(&self.clock);
-        state.from = armed.samples.load();
-        state.switches_seen = armed.switches.load();
-        if let Some(recording) = &armed.recording {
+    fn arm(&self, state: &mut ThreadState) {
+        let Armed { recording, samples, sample_size, switches, follows_switches, may_retry, mut source } =
+            self.source.arm(&self.clock);
+        state.from = samples.load();
+        state.switches_seen = switches.load();
+        if let Some(recording) = &recording {
             recording.cut(None, state.from);
+            recording.set_span(state.top().map_or(0, |top| top.key));
         }
-        state.settled = self.clock.now();
-        state.cpu_ns = armed.source.cpu_ns().unwrap_or(0);
-        state.usage = armed.source.usage();
+        let now = self.clock.now();
+        state.settled = now;
+        state.cpu_ns = source.cpu_ns().unwrap_or(0);
+        state.usage = source.usage();
         state.usage_read = now;
-        armed.source.catch_up(&self.clock, state.settled);
-        state.armed_at = state.settled;
-        state.armed = Some(armed);
-        self.look(state, state.settled);
+        source.catch_up(&self.clock, now);
+        state.samples = samples;
+        state.switches = switches;
+        state.sample_size = sample_size.max(1);
+        state.follows_switches = follows_switches;
+        state.may_retry = may_retry;
+        state.recording = recording;
+        state.source = Some(source);
+        state.armed_at = now;
+        self.set_deadline(state, now);
+    }
+
+    fn set_deadline(&self, state: &mut ThreadState, now: u64) {
+        let interval =
+            if state.follows_switches { self.look_interval } else { self.cpu_clock_interval };
+        state.deadline = now.saturating_add(interval);
     }
 
     fn settle_samples(&self, state: &mut ThreadState, now: u64) {
-        let top = state.top_key();
-        let Some(armed) = &mut state.armed else { return };
-        let head = armed.samples.load();
+        let head = state.samples.load();
         // Less: the ring was retired under us because everything ends.
         let Some(moved) = head.checked_sub(state.from).filter(|moved| *moved > 0) else { return };
         // Losses are recorded in the ring too, in much less than a sample takes.
-        let samples = moved / armed.sample_size;
-        let mut span = top.filter(|_| samples > 0);
+        let samples = moved / state.sample_size;
+        let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         if span.is_some() && !self.announce(state, samples) {
             Counters::add(&self.counters.samples_dropped_notices_full, samples);
             span = None;
         }
-        let Some(armed) = &mut state.armed else { return };
-        if let Some(recording) = &armed.recording
+        if let Some(recording) = &state.recording
             && !recording.cut(span, head)
         {
             Counters::add(&self.counters.samples_dropped_marks_full, samples);
@@ -468,12 +565,12 @@ impl Spans {
     }
 
     fn settle_usage(&self, state: &mut ThreadState, now: u64) {
-        let Some(armed) = &mut state.armed else { return };
-        let usage = armed.source.usage();
+        let Some(source) = &mut state.source else { return };
+        let usage = source.usage();
         let before = std::mem::replace(&mut state.usage, usage);
         state.usage_read = now;
         let mut tally = usage_between(&before, &usage);
-        if armed.follows_switches {
+        if state.follows_switches {
             // Counted one by one from their records.
             tally.voluntary_switches = 0;
             tally.involuntary_switches = 0;
@@ -482,14 +579,14 @@ impl Spans {
     }
 
     fn settle_scheduler(&self, state: &mut ThreadState, now: u64) {
-        let Some(armed) = &mut state.armed else { return };
-        if armed.follows_switches {
-            let switches = armed.switches.load();
+        let Some(source) = &mut state.source else { return };
+        if state.follows_switches {
+            let switches = state.switches.load();
             if switches == state.switches_seen {
                 return;
             }
             state.switches_seen = switches;
-            let interval = armed.source.catch_up(&self.clock, now);
+            let interval = source.catch_up(&self.clock, now);
             let wall_ns = self.clock.ns(now.saturating_sub(state.settled));
             // Before a segment began, and since the last switch, the thread was running: so the
             // time that it was not belongs whole to each segment.
@@ -501,7 +598,7 @@ impl Spans {
                 ..Tally::default()
             });
         } else {
-            let Some(cpu_ns) = armed.source.cpu_ns() else {
+            let Some(cpu_ns) = source.cpu_ns() else {
                 state.unresolved.clear();
                 state.settled = now;
                 return;
@@ -522,11 +619,8 @@ impl Spans {
     /// What is done once in a while: here a thread learns that it was disarmed. Returns whether
     /// it was armed anew.
     fn look(&self, state: &mut ThreadState, now: u64) -> bool {
-        let Some(armed) = &state.armed else { return false };
-        let interval =
-            if armed.follows_switches { self.look_interval } else { self.cpu_clock_interval };
-        state.deadline = now.saturating_add(interval);
-        match &armed.recording {
+        self.set_deadline(state, now);
+        match &state.recording {
             Some(recording) if recording.is_used() => {
                 if now >= state.calm_at {
                     let needed = self.period_needed(state);
@@ -534,16 +628,19 @@ impl Spans {
                 }
                 false
             }
-            Some(_) => {
-                self.arm(state, now);
+            None if state.source.is_some() => {
+                let may = state.may_retry
+                    && now.saturating_sub(state.armed_at) > self.retry_interval;
+                if may {
+                    self.settle_scheduler(state, now);
+                    self.arm(state);
+                }
+                may
+            }
+            _ => {
+                self.arm(state);
                 true
             }
-            None if armed.may_retry && now.saturating_sub(state.armed_at) > self.retry_interval => {
-                self.settle_scheduler(state, now);
-                self.arm(state, now);
-                true
-            }
-            None => false,
         }
     }
 
@@ -561,7 +658,7 @@ impl Spans {
     /// keep it from ever running out.
     #[cold]
     fn raise_rate(&self, state: &mut ThreadState, slot: &Slot, now: u64) {
-        let Some(recording) = recording(state) else { return };
+        let Some(recording) = &state.recording else { return };
         if slot.period_ns() < recording.period_ns() {
             self.settle(state, now);
             self.set_rate(state, slot.period_ns());
@@ -570,12 +667,12 @@ impl Spans {
     }
 
     fn set_rate(&self, state: &mut ThreadState, period_ns: u64) {
-        let Some(armed) = &mut state.armed else { return };
-        let Some(recording) = &armed.recording else { return };
+        let Some(recording) = &state.recording else { return };
+        let Some(source) = &mut state.source else { return };
         // A sample of the old period may have fallen since the stretch began: then another time.
         if recording.period_ns() != period_ns
-            && armed.samples.load() == state.from
-            && armed.source.set_period_ns(period_ns)
+            && state.samples.load() == state.from
+            && source.set_period_ns(period_ns)
         {
             recording.set_period_ns(period_ns);
         }
@@ -604,16 +701,13 @@ impl Drop for Spans {
     }
 }
 
-/// Where a new span is.
+/// The parent that a new span was given.
 #[derive(Clone, Copy, Debug)]
-enum OpenIn {
+pub(crate) enum GivenParent {
+    /// The span that is entered on this thread, if one is.
+    Contextual,
+    None,
     Span(RegistryId),
-    AskRegistry,
-}
-
-#[inline(always)]
-fn recording(state: &ThreadState) -> Option<&super::recording::Recording> {
-    state.armed.as_ref()?.recording.as_deref()
 }
 
 fn usage_between(before: &Usage, after: &Usage) -> Tally {

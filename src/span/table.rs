@@ -22,14 +22,13 @@ use super::slot::Slot;
 /// still right.
 #[derive(Debug)]
 pub(crate) struct SlotTable {
-    shards: Box<[OnceLock<Box<Shard>>]>,
+    shards: Box<[OnceLock<Box<Shard>>; SHARDS]>,
     outside: RwLock<HashMap<u64, Arc<Slot>>>,
     outside_count: AtomicUsize,
 }
 
 const ADDRESS_BITS: u32 = 38;
-const THREAD_BITS: u32 = 13;
-/// The registry refuses more threads at once (`MAX_THREADS` of its configuration).
+/// Of 13 bits for the thread the registry uses 12: it refuses more threads at once.
 const SHARDS: usize = 4096;
 const FIRST_PAGE: usize = 32;
 /// Pages of 64, 128, ... slots: two million open spans of one thread.
@@ -64,75 +63,83 @@ impl Deref for SlotRef<'_> {
 impl SlotTable {
     pub(crate) fn new() -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| OnceLock::new()).collect(),
+            shards: Box::new([const { OnceLock::new() }; SHARDS]),
             outside: RwLock::default(),
             outside_count: AtomicUsize::new(0),
         }
     }
 
+    /// The slot of an open profiled span where it nearly always is.
+    #[inline(always)]
+    pub(crate) fn get_inside(&self, id: RegistryId) -> Option<&Slot> {
+        self.place(id).filter(|slot| slot.holds(id))
+    }
+
+    /// Whether some open span's slot is where [`get_inside`](Self::get_inside) does not look.
+    #[inline(always)]
+    pub(crate) fn has_outside(&self) -> bool {
+        self.outside_count.load(Ordering::Acquire) != 0
+    }
+
     /// The slot of an open profiled span.
-    #[inline]
     pub(crate) fn get(&self, id: RegistryId) -> Option<SlotRef<'_>> {
-        if let Some(slot) = self.place(id)
-            && slot.holds(id)
-        {
+        if let Some(slot) = self.get_inside(id) {
             return Some(SlotRef::Inside(slot));
         }
-        if self.outside_count.load(Ordering::Acquire) == 0 {
+        if !self.has_outside() {
             return None;
         }
         self.outside.read().get(&id.get()).cloned().map(SlotRef::Outside)
     }
 
-    /// A free slot for a span that opens. It is in use once [`Slot::open`] was called.
-    #[inline]
-    pub(crate) fn claim(&self, id: RegistryId) -> SlotRef<'_> {
-        match self.place_or_make(id) {
-            Some(slot) if slot.is_free() => SlotRef::Inside(slot),
-            _ => self.claim_outside(id),
-        }
-    }
-
-    /// Gives the slot of a closed span back.
-    #[inline]
-    pub(crate) fn release(&self, id: RegistryId, slot: &SlotRef<'_>) {
-        slot.release();
-        if let SlotRef::Outside(_) = slot {
-            let mut outside = self.outside.write();
-            outside.remove(&id.get());
-            self.outside_count.store(outside.len(), Ordering::Release);
-        }
-    }
-
+    /// The slot of an open profiled span if it lies outside.
     #[cold]
-    fn claim_outside(&self, id: RegistryId) -> SlotRef<'_> {
+    pub(crate) fn get_outside(&self, id: RegistryId) -> Option<Arc<Slot>> {
+        self.outside.read().get(&id.get()).cloned()
+    }
+
+    /// The slot for a span that opens, if it is free. It is in use once [`Slot::open`] was called.
+    #[inline(always)]
+    pub(crate) fn claim_inside(&self, id: RegistryId) -> Option<&Slot> {
+        let slot = match self.place(id) {
+            Some(slot) => slot,
+            None => self.make(id)?,
+        };
+        slot.is_free().then_some(slot)
+    }
+
+    /// The slot for a span that opens and has none inside.
+    #[cold]
+    pub(crate) fn claim_outside(&self, id: RegistryId) -> Arc<Slot> {
         let mut outside = self.outside.write();
         let slot = Arc::clone(outside.entry(id.get()).or_default());
         self.outside_count.store(outside.len(), Ordering::Release);
-        SlotRef::Outside(slot)
+        slot
     }
 
-    #[inline]
+    /// Gives the slot of a closed span outside back.
+    #[cold]
+    pub(crate) fn release_outside(&self, id: RegistryId, slot: &Slot) {
+        slot.release();
+        let mut outside = self.outside.write();
+        outside.remove(&id.get());
+        self.outside_count.store(outside.len(), Ordering::Release);
+    }
+
+    #[inline(always)]
     fn place(&self, id: RegistryId) -> Option<&Slot> {
-        let (shard, page, offset) = index(id);
+        let (shard, address) = split(id);
         let shard = self.shards.get(shard)?.get()?;
-        match page {
-            0 => shard.first.get(offset),
-            page => shard.more.get(page - 1)?.get()?.get(offset),
-        }
-    }
-
-    #[inline]
-    fn place_or_make(&self, id: RegistryId) -> Option<&Slot> {
-        match self.place(id) {
+        match shard.first.get(address) {
             Some(slot) => Some(slot),
-            None => self.make(id),
+            None => shard.place_in_more(address),
         }
     }
 
     #[cold]
     fn make(&self, id: RegistryId) -> Option<&Slot> {
-        let (shard, page, _) = index(id);
+        let (shard, address) = split(id);
+        let (page, _) = page(address);
         let shard = self.shards.get(shard)?.get_or_init(|| {
             Box::new(Shard {
                 first: std::array::from_fn(|_| Slot::default()),
@@ -147,16 +154,27 @@ impl SlotTable {
     }
 }
 
-/// Shard, page, and place in the page.
-#[inline]
-fn index(id: RegistryId) -> (usize, usize, usize) {
+impl Shard {
+    fn place_in_more(&self, address: usize) -> Option<&Slot> {
+        let (page, offset) = page(address);
+        self.more.get(page.checked_sub(1)?)?.get()?.get(offset)
+    }
+}
+
+/// Shard and address.
+#[inline(always)]
+fn split(id: RegistryId) -> (usize, usize) {
     let number = id.get() - 1;
     let address = (number & ((1 << ADDRESS_BITS) - 1)) as usize;
-    let shard = (number >> ADDRESS_BITS) as usize & ((1 << THREAD_BITS) - 1);
+    ((number >> ADDRESS_BITS) as usize & (SHARDS - 1), address)
+}
+
+/// Page, and place in the page.
+fn page(address: usize) -> (usize, usize) {
     // Page n holds the addresses from 32 * (2^n - 1) on, so address + 32 has its bit 5 + n first.
     let shifted = address + FIRST_PAGE;
-    let page = shifted.ilog2() - FIRST_PAGE.ilog2();
-    (shard, page as usize, shifted - (FIRST_PAGE << page))
+    let page = (shifted.ilog2() - FIRST_PAGE.ilog2()) as usize;
+    (page, shifted - (FIRST_PAGE << page))
 }
 
 #[cfg(test)]
@@ -165,14 +183,24 @@ mod tests {
     use super::*;
 
     fn id(generation: u64, thread: u64, address: u64) -> RegistryId {
-        let number =
-            generation << (ADDRESS_BITS + THREAD_BITS) | thread << ADDRESS_BITS | address;
+        let number = generation << (ADDRESS_BITS + 13) | thread << ADDRESS_BITS | address;
         RegistryId::new(number + 1).unwrap()
     }
 
     fn open(table: &SlotTable, id: RegistryId, key: u64) {
         let plan = Plan { number: 0, suspect_after: 0, flags: 0, period_ns: 5 };
-        table.claim(id).open(id, SpanKey::new(key).unwrap(), 0, &plan, None);
+        let open = |slot: &Slot| slot.open(id, SpanKey::new(key).unwrap(), 0, 1, &plan, None);
+        match table.claim_inside(id) {
+            Some(slot) => open(slot),
+            None => open(&table.claim_outside(id)),
+        }
+    }
+
+    fn release(table: &SlotTable, id: RegistryId) {
+        match table.get(id).unwrap() {
+            SlotRef::Inside(slot) => slot.release(),
+            SlotRef::Outside(slot) => table.release_outside(id, &slot),
+        }
     }
 
     fn key_of(table: &SlotTable, id: RegistryId) -> Option<u64> {
@@ -181,12 +209,9 @@ mod tests {
 
     #[test]
     fn pages_double_and_leave_no_gap() {
-        assert_eq!(index(id(0, 0, 0)), (0, 0, 0));
-        assert_eq!(index(id(0, 0, 31)), (0, 0, 31));
-        assert_eq!(index(id(0, 0, 32)), (0, 1, 0));
-        assert_eq!(index(id(0, 0, 95)), (0, 1, 63));
-        assert_eq!(index(id(0, 0, 96)), (0, 2, 0));
-        assert_eq!(index(id(5, 4095, 0)), (4095, 0, 0));
+        let places = [0, 31, 32, 95, 96].map(page);
+        assert_eq!(places, [(0, 0), (0, 31), (1, 0), (1, 63), (2, 0)]);
+        assert_eq!(split(id(5, 4095, 7)), (4095, 7));
     }
 
     #[test]
@@ -215,8 +240,7 @@ mod tests {
     fn a_slot_is_used_again_after_release() {
         let table = SlotTable::new();
         open(&table, id(1, 0, 7), 1);
-        let slot = table.get(id(1, 0, 7)).unwrap();
-        table.release(id(1, 0, 7), &slot);
+        release(&table, id(1, 0, 7));
         assert_eq!(key_of(&table, id(1, 0, 7)), None);
         open(&table, id(2, 0, 7), 2);
         assert_eq!(key_of(&table, id(2, 0, 7)), Some(2));
@@ -228,7 +252,7 @@ mod tests {
         let table = SlotTable::new();
         // Two open spans that want one slot, an address beyond the last page, a thread beyond
         // the last shard.
-        let ids = [id(1, 0, 7), id(2, 0, 7), id(0, 0, 1 << 37), id(0, 8000, 0)];
+        let ids = [id(1, 0, 7), id(2, 0, 7), id(0, 0, 1 << 37), id(0, 4096, 7)];
         for (i, id) in ids.iter().enumerate() {
             open(&table, *id, i as u64 + 1);
         }
@@ -237,9 +261,7 @@ mod tests {
             assert_eq!(key_of(&table, *id), Some(i as u64 + 1));
         }
         for id in ids {
-            let slot = table.get(id).unwrap();
-            table.release(id, &slot);
-            drop(slot);
+            release(&table, id);
             assert_eq!(key_of(&table, id), None);
         }
         assert_eq!(table.outside_count.load(Ordering::Relaxed), 0);

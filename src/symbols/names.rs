@@ -20,6 +20,11 @@ pub(super) fn demangle(symbol: &str) -> (String, FrameKind) {
     (symbol.to_owned(), FrameKind::Native)
 }
 
+/// Whether a symbol is mangled, and so says the whole path of its function.
+pub(super) fn is_qualified(symbol: &str) -> bool {
+    symbol.starts_with("_R") || symbol.starts_with("_Z")
+}
+
 /// Whether a source file is Rust: an `extern "C"` function has no name that tells.
 pub(super) fn is_rust_file(file: &Path) -> bool {
     file.extension().is_some_and(|extension| extension == "rs")

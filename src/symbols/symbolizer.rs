@@ -9,8 +9,8 @@ use blazesym::symbolize::source::{Elf, Process, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized};
 use blazesym::{Pid, helper, symbolize};
 
-use super::build_id::{hex, htlhash};
-use super::names::{demangle, is_rust_file};
+use super::build_id::htlhash;
+use super::names::{demangle, is_qualified, is_rust_file};
 use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbols};
 use crate::unwind::Module;
 
@@ -124,7 +124,7 @@ impl Symbolizer {
             let elf = Source::Elf(Elf::new(module.path()));
             self.blazesym.symbolize_single(&elf, Input::VirtOffset(address))
         };
-        let symbol = match found {
+        let mut symbol = match found {
             Ok(Symbolized::Sym(symbol)) => Some(symbol.into_owned()),
             Ok(Symbolized::Unknown(_)) => None,
             Err(error) => {
@@ -139,7 +139,27 @@ impl Symbolizer {
             state.asked = true;
             state.has_lines |= symbol.as_ref().is_some_and(|symbol| symbol.code_info.is_some());
         }
+        if let Some(symbol) = &mut symbol
+            && !module.is_vdso
+            && !is_qualified(&symbol.name)
+            && let Some(linkers) = self.linker_name(module, address)
+        {
+            symbol.name = linkers;
+        }
         symbol
+    }
+
+    /// The name in the symbol table. Line tables alone know a function by the last part of its
+    /// path only; the linker knows all of it, but of functions that were inlined.
+    fn linker_name(&self, module: &Module, address: u64) -> Option<Cow<'static, str>> {
+        let mut elf = Elf::new(module.path());
+        elf.debug_syms = false;
+        let elf = Source::Elf(elf);
+        match self.blazesym.symbolize_single(&elf, Input::VirtOffset(address)) {
+            Ok(Symbolized::Sym(symbol)) => Some(Cow::Owned(symbol.name.into_owned())),
+            _ => None,
+        }
+        .filter(|name: &Cow<'_, str>| is_qualified(name))
     }
 }
 

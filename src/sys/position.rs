@@ -33,8 +33,8 @@ static NEVER_MOVES: AtomicU64 = AtomicU64::new(0);
 
 impl Position {
     /// The position of a thread that is not sampled.
-    pub(crate) fn fixed() -> Self {
-        Self { word: NonNull::from(&NEVER_MOVES), _owner: Owner::Nobody }
+    pub(crate) const fn fixed() -> Self {
+        Self { word: NonNull::from_ref(&NEVER_MOVES), _owner: Owner::Nobody }
     }
 
     /// A position kept in ordinary memory.
