@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,90 +14,138 @@ use crate::sys::{Clock, Position};
 
 thread_local! {
     /// Set on our own threads, and on the one thread of a fork's child: nothing of ours happens
-    /// there. Without a destructor, so that it can be set at any time.
+    /// there.
     static IGNORED: Cell<bool> = const { Cell::new(false) };
 
-    /// Whether `LOCAL` holds a state.
-    static IN_USE: Cell<bool> = const { Cell::new(false) };
+    /// The layer whose state is in `STATE`, or 0, and the unmatched spans that are entered above
+    /// its innermost segment. Not in the state, so that entering an unmatched span touches nothing
+    /// else.
+    static FIRST: Cell<First> = const { Cell::new(First::NONE) };
 
-    static LOCAL: Local = const {
-        Local { first: RefCell::new(ThreadState::none()), others: RefCell::new(Vec::new()) }
-    };
+    /// The state of that layer; taken out while a hook works on it. (A closure over it would not
+    /// be inlined, and what it captures would go through memory.) It has no destructor of its own,
+    /// which would have to be asked about at each access: `OTHERS` drops it.
+    static STATE: Cell<Option<ManuallyDrop<Box<ThreadState>>>> = const { Cell::new(None) };
+
+    static OTHERS: Others = const { Others(RefCell::new(Vec::new())) };
+}
+
+#[derive(Clone, Copy)]
+struct First {
+    layer: u32,
+    unmatched: u32,
+}
+
+/// The number that no layer has.
+const NO_LAYER: u32 = 0;
+
+impl First {
+    const NONE: Self = Self { layer: NO_LAYER, unmatched: 0 };
+}
+
+/// The states of further layers; nearly always there are none.
+struct Others(RefCell<Vec<Box<ThreadState>>>);
+
+impl Drop for Others {
+    /// The thread ends.
+    fn drop(&mut self) {
+        FIRST.set(First::NONE);
+        drop(STATE.take().map(ManuallyDrop::into_inner));
+        // Destructors that run after this one may still use spans.
+        IGNORED.set(true);
+    }
 }
 
 /// From now on the calling thread is not profiled. Only stores to memory: it may be called in the
-/// child of a fork.
+/// child of a fork, where what the states hold is not ours any more.
 pub(crate) fn ignore_this_thread() {
     IGNORED.set(true);
-    if IN_USE.get() {
-        // What the states hold stays as it is: it is not ours any more.
-        _ = LOCAL.try_with(|local| {
-            if let Ok(mut first) = local.first.try_borrow_mut() {
-                first.layer = NO_LAYER;
-            }
-            if let Ok(mut others) = local.others.try_borrow_mut() {
-                others.iter_mut().for_each(|state| state.layer = NO_LAYER);
-            }
-        });
-    }
+    FIRST.set(First::NONE);
+    STATE.set(None);
 }
 
 pub(super) fn is_ignored() -> bool {
     IGNORED.get()
 }
 
-/// One state a layer that this thread has met: nearly always one.
-struct Local {
-    first: RefCell<ThreadState>,
-    others: RefCell<Vec<ThreadState>>,
+/// Takes this thread's state for the layer of that number, if there is one; [`put`] must follow.
+///
+/// There is none when a hook runs inside a hook, or when the thread is past its destructors.
+#[inline(always)]
+pub(super) fn take(layer: u32) -> Option<Box<ThreadState>> {
+    if FIRST.get().layer != layer {
+        make_first(layer)?;
+    }
+    STATE.take().map(ManuallyDrop::into_inner)
 }
 
-/// The number that no layer has.
-const NO_LAYER: u32 = 0;
-
-/// Runs `action` on this thread's state for the layer of that number, if there is one.
-///
-/// Nothing happens when a hook runs inside a hook, or when the thread is past its destructors.
+/// Puts back what was taken.
 #[inline(always)]
-pub(super) fn with_state<R>(
-    layer: u32,
-    action: impl FnOnce(&mut ThreadState) -> R,
-) -> Option<R> {
-    LOCAL
-        .try_with(|local| match local.first.try_borrow_mut() {
-            Ok(mut first) if first.layer == layer => Some(action(&mut first)),
-            Ok(_) => local.with_other(layer, action),
-            Err(_) => None,
+pub(super) fn put(state: Box<ThreadState>) {
+    STATE.set(Some(ManuallyDrop::new(state)));
+}
+
+/// The unmatched spans that are entered above the innermost segment of the first state.
+#[inline(always)]
+pub(super) fn unmatched() -> u32 {
+    FIRST.get().unmatched
+}
+
+#[inline(always)]
+pub(super) fn set_unmatched(unmatched: u32) {
+    FIRST.set(First { unmatched, ..FIRST.get() });
+}
+
+/// Counts an unmatched span that is entered (1) or left (-1).
+#[inline(always)]
+pub(super) fn count_unmatched(layer: u32, change: i32) {
+    let first = FIRST.get();
+    // Without a state there is nothing to count for: whoever makes one asks the registry.
+    if first.layer == layer || (first.layer != NO_LAYER && make_first(layer).is_some()) {
+        set_unmatched(unmatched().saturating_add_signed(change));
+    }
+}
+
+/// Makes the state of that layer the first.
+#[cold]
+fn make_first(layer: u32) -> Option<()> {
+    if FIRST.get().layer == NO_LAYER {
+        return None;
+    }
+    OTHERS
+        .try_with(|others| {
+            let mut others = others.0.try_borrow_mut().ok()?;
+            let place = others.iter_mut().find(|state| state.layer == layer)?;
+            let mut first = STATE.take().map(ManuallyDrop::into_inner)?;
+            std::mem::swap(place, &mut first);
+            let now = First { layer, unmatched: first.unmatched_later };
+            place.unmatched_later = FIRST.replace(now).unmatched;
+            put(first);
+            Some(())
         })
         .ok()
         .flatten()
 }
 
-/// Makes `state` this thread's state for its layer. `is_alive` tells which layers still exist.
+/// Makes `state` this thread's state for its layer, unless the thread is past its destructors or in
+/// the middle of a hook. `is_alive` tells which layers still exist.
 pub(super) fn add_state(state: ThreadState, is_alive: impl Fn(u32) -> bool) {
-    // If the thread is past its destructors it stays without a state.
-    _ = LOCAL.try_with(|local| {
-        let (Ok(mut first), Ok(mut others)) =
-            (local.first.try_borrow_mut(), local.others.try_borrow_mut())
-        else {
+    _ = OTHERS.try_with(|others| {
+        let first = STATE.take().map(ManuallyDrop::into_inner);
+        let before = FIRST.get();
+        if first.is_none() && before.layer != NO_LAYER {
             return;
-        };
-        IN_USE.set(true);
-        others.retain(|state| is_alive(state.layer));
-        if first.layer != NO_LAYER && is_alive(first.layer) {
-            others.push(state);
-        } else {
-            *first = state;
         }
+        if let Ok(mut others) = others.0.try_borrow_mut() {
+            others.extend(first.map(|mut first| {
+                first.unmatched_later = before.unmatched;
+                first
+            }));
+            others.retain(|state| is_alive(state.layer));
+        }
+        FIRST.set(First { layer: state.layer, unmatched: 0 });
+        put(Box::new(state));
     });
-}
-
-impl Local {
-    #[cold]
-    fn with_other<R>(&self, layer: u32, action: impl FnOnce(&mut ThreadState) -> R) -> Option<R> {
-        let mut others = self.others.try_borrow_mut().ok()?;
-        others.iter_mut().find(|state| state.layer == layer).map(action)
-    }
 }
 
 /// Where raw samples and the scheduler's doings come from.
@@ -176,12 +225,16 @@ pub(super) struct Segment {
     pub(super) key: u64,
     pub(super) root: u64,
     pub(super) entered: u64,
+    /// The key of the segment below; 0 if there is none.
+    pub(super) key_below: u64,
     /// Unmatched spans that had been entered since the segment below.
     pub(super) unmatched_below: u32,
+    /// There is more to say at its end than its length.
+    pub(super) has_more: bool,
     /// The span was entered on this thread already: its time is counted there.
-    pub(super) nested: bool,
+    pub(super) is_nested: bool,
     /// `tally` is in use; else it holds what an earlier segment left.
-    pub(super) tallied: bool,
+    pub(super) is_tallied: bool,
     pub(super) tally: Tally,
 }
 
@@ -202,8 +255,8 @@ pub(super) struct ThreadState {
     depth: usize,
     /// As long as the deepest nesting so far; the first `depth` are entered.
     segments: Vec<Segment>,
-    /// Unmatched spans entered above the innermost segment.
-    pub(super) unmatched: u32,
+    /// What [`unmatched`] will be when this state is the first again.
+    unmatched_later: u32,
     pub(super) keys: std::ops::Range<u64>,
     pub(super) samples: Position,
     pub(super) switches: Position,
@@ -241,7 +294,7 @@ impl ThreadState {
             thread: 0,
             depth: 0,
             segments: Vec::new(),
-            unmatched: 0,
+            unmatched_later: 0,
             keys: 0..0,
             samples: Position::fixed(),
             switches: Position::fixed(),
@@ -289,19 +342,23 @@ impl ThreadState {
 
     #[inline(always)]
     pub(super) fn push(&mut self, id: RegistryId, key: u64, root: u64, now: u64) {
+        let key_below = self.top().map_or(0, |top| top.key);
         if self.depth == self.segments.len() {
             self.make_room();
         }
+        let has_more = !self.follows_switches;
         if let Some(segment) = self.segments.get_mut(self.depth) {
             segment.id = id.get();
             segment.key = key;
             segment.root = root;
             segment.entered = now;
-            segment.unmatched_below = self.unmatched;
-            segment.nested = false;
-            segment.tallied = false;
+            segment.key_below = key_below;
+            segment.unmatched_below = unmatched();
+            segment.has_more = has_more;
+            segment.is_nested = false;
+            segment.is_tallied = false;
             self.depth += 1;
-            self.unmatched = 0;
+            set_unmatched(0);
         }
     }
 
@@ -317,37 +374,34 @@ impl ThreadState {
         let below = self.depth.saturating_sub(1);
         let is_nested = self.entered().iter().take(below).any(|segment| segment.id == id.get());
         if let Some(segment) = self.segments.get_mut(below) {
-            segment.nested = is_nested;
+            segment.is_nested = is_nested;
+            segment.has_more |= is_nested;
         }
     }
 
-    /// The segment that [`pop`](Self::pop) has taken off.
-    pub(super) fn just_left(&self) -> Option<&Segment> {
-        self.segments.get(self.depth)
-    }
-
-    /// Takes the latest segment of `id` off, wherever it is: spans need not be left in the order
-    /// in which they were entered. It stays readable until the next [`push`](Self::push).
+    /// Takes the innermost segment off.
     #[inline(always)]
-    pub(super) fn pop(&mut self, id: RegistryId) -> Option<&Segment> {
-        let top = self.depth.checked_sub(1)?;
-        if self.segments.get(top)?.id != id.get() {
-            self.bring_to_top(id)?;
-        }
-        self.depth = top;
-        let segment = self.segments.get(top)?;
-        self.unmatched = segment.unmatched_below;
-        Some(segment)
+    pub(super) fn pop(&mut self, unmatched_below: u32) {
+        self.depth -= 1;
+        set_unmatched(unmatched_below);
     }
 
-    #[cold]
-    fn bring_to_top(&mut self, id: RegistryId) -> Option<()> {
-        let (top, unmatched) = (self.depth - 1, self.unmatched);
+    /// Brings the latest segment of `id` to the top, wherever it is: spans need not be left in the
+    /// order in which they were entered.
+    pub(super) fn bring_to_top(&mut self, id: RegistryId) -> Option<&Segment> {
+        let top = self.depth.checked_sub(1)?;
         let at = self.entered().iter().rposition(|segment| segment.id == id.get())?;
-        self.segments.get_mut(at..=top)?.rotate_left(1);
-        // What was entered above the top is still above what is the top now.
-        self.segments.get_mut(top)?.unmatched_below = unmatched;
-        Some(())
+        if at < top {
+            self.segments.get_mut(at..=top)?.rotate_left(1);
+            // What was entered above the top is still above what will be the top.
+            self.segments.get_mut(top)?.unmatched_below = unmatched();
+            let mut key_below = 0;
+            for segment in self.entered_mut() {
+                segment.key_below = key_below;
+                key_below = segment.key;
+            }
+        }
+        self.top()
     }
 
     pub(super) fn tally_all(&mut self, tally: &Tally) {
@@ -394,8 +448,9 @@ impl Segment {
     }
 
     fn tally(&mut self, tally: &Tally) {
-        if !self.tallied {
-            self.tallied = true;
+        if !self.is_tallied {
+            self.is_tallied = true;
+            self.has_more = true;
             self.tally = Tally::default();
         }
         self.tally.add(tally);

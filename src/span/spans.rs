@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use super::account::{Account, Tally};
 use super::local::{
-    Armed, Source, ThreadState, Unresolved, Usage, add_state, ignore_this_thread, is_ignored,
-    with_state,
+    Armed, Source, ThreadState, Unresolved, Usage, add_state, count_unmatched, ignore_this_thread,
+    is_ignored, put, take, unmatched,
 };
 use super::slot::{ANNOUNCED, FAILED, HAS_STATUS, Parent, Slot, TIGHTER};
 use super::table::SlotTable;
@@ -138,52 +138,36 @@ impl Spans {
         given: GivenParent,
         ancestry: Ancestry<'_>,
     ) {
-        let now = self.clock.now();
-        let opened = with_state(self.layer, |state| {
-            let parent = match given {
-                GivenParent::Contextual => match state.top() {
-                    Some(top) if state.unmatched == 0 => top.as_parent(),
-                    _ => return None,
-                },
-                GivenParent::None => None,
-                GivenParent::Span(_) => return None,
-            };
-            let key = self.take_key(state);
-            let slot = self.table.claim_inside(id)?;
-            slot.open(id, key, now, state.thread, plan, parent);
-            Some(())
-        });
-        if opened.flatten().is_none() {
-            self.open_slowly(id, plan, given, now, ancestry);
+        let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else { return };
+        let parent = match (given, state.top()) {
+            (GivenParent::Contextual, Some(top)) if unmatched() == 0 => top.as_parent(),
+            (GivenParent::None, _) => None,
+            _ => self.ask_for_parent(given, ancestry),
+        };
+        let key = self.take_key(&mut state);
+        match self.table.claim_inside(id) {
+            Some(slot) => slot.open(id, key, self.clock.now(), state.thread, plan, parent),
+            None => {
+                let (now, slot) = (self.clock.now(), self.table.claim_outside(id));
+                slot.open(id, key, now, state.thread, plan, parent);
+            }
         }
+        put(state);
     }
 
-    /// The same where something must be asked for: the parent, the thread, or the slot.
-    fn open_slowly(
-        &self,
-        id: RegistryId,
-        plan: &Plan,
-        given: GivenParent,
-        now: u64,
-        ancestry: Ancestry<'_>,
-    ) {
-        if with_state(self.layer, |_| ()).is_none() && !self.begin_thread() {
-            return;
-        }
-        let parent = match given {
-            GivenParent::Contextual => self.nearest(From::Current, ancestry),
-            GivenParent::Span(parent) => self.nearest(From::Span(parent), ancestry),
-            GivenParent::None => None,
+    /// The nearest profiled span above, where we do not know it ourselves.
+    fn ask_for_parent(&self, given: GivenParent, ancestry: Ancestry<'_>) -> Option<Parent> {
+        let from = match given {
+            GivenParent::Contextual => From::Current,
+            GivenParent::Span(parent) => From::Span(parent),
+            GivenParent::None => return None,
         };
-        with_state(self.layer, |state| {
-            let key = self.take_key(state);
-            match self.table.claim_inside(id) {
-                Some(slot) => slot.open(id, key, now, state.thread, plan, parent),
-                None => {
-                    self.table.claim_outside(id).open(id, key, now, state.thread, plan, parent);
-                }
-            }
+        let mut found = None;
+        ancestry(from, &mut |id| {
+            found = self.table.get(id).and_then(|slot| slot.as_parent());
+            found.is_some()
         });
+        found
     }
 
     #[inline(always)]
@@ -197,156 +181,137 @@ impl Spans {
         SpanKey::new(key).unwrap_or(SpanKey::MIN)
     }
 
-    /// The first of these spans that is profiled.
-    fn nearest(&self, from: From, ancestry: Ancestry<'_>) -> Option<Parent> {
-        let mut found = None;
-        ancestry(from, &mut |id| {
-            found = self.table.get(id).and_then(|slot| slot.as_parent());
-            found.is_some()
-        });
-        found
-    }
-
-    /// Makes a state for this thread, unless we must not touch it.
+    /// Makes a state for this thread and takes it, unless we must not touch the thread.
     #[cold]
-    fn begin_thread(&self) -> bool {
+    fn begin_thread(&self) -> Option<Box<ThreadState>> {
         if is_ignored() {
-            return false;
+            return None;
         }
         if fork_generation(ignore_this_thread) != self.fork_generation {
             ignore_this_thread();
-            return false;
+            return None;
         }
         add_state(ThreadState::new(self.layer), |layer| LAYERS.lock().contains(&layer));
-        true
+        take(self.layer)
     }
 
     /// A span was entered on this thread.
+    #[inline(always)]
     pub(crate) fn enter(&self, id: RegistryId) {
         match self.table.get_inside(id) {
             Some(slot) => self.enter_slot(id, slot),
             None if self.table.has_outside() => self.enter_outside(id),
-            None => self.enter_unmatched(),
+            None => count_unmatched(self.layer, 1),
         }
     }
 
-    #[inline(always)]
-    fn enter_unmatched(&self) {
-        with_state(self.layer, |state| state.unmatched += 1);
-    }
-
     #[cold]
+    #[inline(never)]
     fn enter_outside(&self, id: RegistryId) {
         match self.table.get_outside(id) {
             Some(slot) => self.enter_slot(id, &slot),
-            None => self.enter_unmatched(),
+            None => count_unmatched(self.layer, 1),
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn enter_slot(&self, id: RegistryId, slot: &Slot) {
-        let now = self.clock.now();
-        let entered = with_state(self.layer, |state| self.enter_on(state, id, slot, now));
-        if entered.is_none() {
-            self.enter_first(id, slot, now);
-        }
-    }
-
-    #[cold]
-    fn enter_first(&self, id: RegistryId, slot: &Slot, now: u64) {
-        if self.begin_thread() {
-            with_state(self.layer, |state| self.enter_on(state, id, slot, now));
-        }
-    }
-
-    #[inline(always)]
-    fn enter_on(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, now: u64) {
-        if Self::has_moved(state, now) {
-            self.settle(state, now);
-        }
+        let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else { return };
+        let (key, root) = (slot.raw_key(), slot.raw_root());
+        let now = self.now_settled(&mut state);
         if slot.flags() & TIGHTER != 0 {
-            self.raise_rate(state, slot, now);
+            self.raise_rate(&mut state, slot, now);
         }
-        let key = slot.raw_key();
-        state.push(id, key, slot.raw_root(), now);
+        state.push(id, key, root, now);
         if slot.enter(now, state.thread) {
             state.note_nested(id);
         }
         if let Some(recording) = &state.recording {
             recording.set_span(key);
         }
+        put(state);
     }
 
     /// A span was left on this thread.
+    #[inline(always)]
     pub(crate) fn exit(&self, id: RegistryId) {
         match self.table.get_inside(id) {
             Some(slot) => self.exit_slot(id, slot),
             None if self.table.has_outside() => self.exit_outside(id),
-            None => self.exit_unmatched(),
+            None => count_unmatched(self.layer, -1),
         }
-    }
-
-    #[inline(always)]
-    fn exit_unmatched(&self) {
-        with_state(self.layer, |state| state.unmatched = state.unmatched.saturating_sub(1));
     }
 
     #[cold]
+    #[inline(never)]
     fn exit_outside(&self, id: RegistryId) {
         match self.table.get_outside(id) {
             Some(slot) => self.exit_slot(id, &slot),
-            None => self.exit_unmatched(),
+            None => count_unmatched(self.layer, -1),
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn exit_slot(&self, id: RegistryId, slot: &Slot) {
-        let now = self.clock.now();
-        with_state(self.layer, |state| self.exit_on(state, id, slot, now));
+        if let Some(mut state) = take(self.layer) {
+            self.exit_on(&mut state, id, slot);
+            put(state);
+        }
         if std::thread::panicking() {
             self.fail_slot(slot);
         }
     }
 
     #[inline(always)]
-    fn exit_on(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, now: u64) {
-        if Self::has_moved(state, now) {
-            self.settle(state, now);
+    fn exit_on(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot) {
+        let Some(top) = state.top() else { return };
+        let (entered, below, unmatched_below) = (top.entered, top.key_below, top.unmatched_below);
+        let has_more = top.id != id.get() || top.has_more;
+        let was_sampled = state.samples.load() != state.from;
+        // What does not need the time comes first: reading the clock holds up what is after it.
+        let now = self.clock.now();
+        if has_more || was_sampled || self.is_due(state, now) {
+            self.exit_slowly(state, id, slot, now);
+            return;
         }
-        let (thread, is_exact) = (state.thread, state.follows_switches);
-        let Some(segment) = state.pop(id) else { return };
-        if segment.tallied || segment.nested || !is_exact {
-            self.exit_with_more(state, id, slot, now);
-        } else {
-            slot.exit(now, now.saturating_sub(segment.entered), thread);
-        }
+        state.pop(unmatched_below);
+        slot.exit(now, now.saturating_sub(entered), state.thread);
         if let Some(recording) = &state.recording {
-            recording.set_span(state.top().map_or(0, |top| top.key));
+            recording.set_span(below);
         }
     }
 
-    /// Leaves the segment that was just taken off, of which more is to be said than its length.
+    /// The same where something was settled first, or where more is to be said of the segment than
+    /// its length.
     #[inline(never)]
-    fn exit_with_more(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, now: u64) {
-        let (thread, settled) = (state.thread, state.settled);
-        let Some(segment) = state.just_left() else { return };
-        let Some(key) = SpanKey::new(segment.key) else { return };
-        if segment.nested {
-            slot.exit(now, 0, thread);
-            return;
+    fn exit_slowly(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, now: u64) {
+        if state.samples.load() != state.from || self.is_due(state, now) {
+            self.settle(state, now);
         }
-        if segment.tallied {
+        let (thread, settled) = (state.thread, state.settled);
+        let Some(segment) = state.bring_to_top(id) else { return };
+        let Some(key) = SpanKey::new(segment.key) else { return };
+        let (entered, below) = (segment.entered, segment.key_below);
+        let (is_nested, unmatched_below) = (segment.is_nested, segment.unmatched_below);
+        if segment.is_tallied && !is_nested {
             slot.count(key, &segment.tally);
         }
-        let entered = segment.entered;
-        if !state.follows_switches {
-            let ns = self.clock.ns(now.saturating_sub(entered.max(settled)));
-            slot.count(key, &Tally { bounded_ns: ns, ..Tally::default() });
-            if !state.leave_unresolved(Unresolved { id, key, ns }) {
-                self.settle(state, now);
+        state.pop(unmatched_below);
+        if is_nested {
+            slot.exit(now, 0, thread);
+        } else {
+            if !state.follows_switches {
+                let ns = self.clock.ns(now.saturating_sub(entered.max(settled)));
+                slot.count(key, &Tally { bounded_ns: ns, ..Tally::default() });
+                if !state.leave_unresolved(Unresolved { id, key, ns }) {
+                    self.settle(state, now);
+                }
             }
+            slot.exit(now, now.saturating_sub(entered), thread);
         }
-        slot.exit(now, now.saturating_sub(entered), thread);
+        if let Some(recording) = &state.recording {
+            recording.set_span(below);
+        }
     }
 
     /// Whether the span of that id has the field by which it can say that it failed.
@@ -415,11 +380,12 @@ impl Spans {
         if is_ignored() {
             return None;
         }
-        with_state(self.layer, |state| {
+        if let Some(mut state) = take(self.layer) {
             if !state.unresolved.is_empty() {
-                self.settle(state, now);
+                self.settle(&mut state, now);
             }
-        });
+            put(state);
+        }
         let flags = slot.flags();
         Some(Closing {
             key: slot.key()?,
@@ -441,11 +407,22 @@ impl Spans {
         }
     }
 
+    /// The time, after everything until then was [settled](Self::settle) if there was anything.
     #[inline(always)]
-    fn has_moved(state: &ThreadState, now: u64) -> bool {
-        state.samples.load() != state.from
-            || state.switches.load() != state.switches_seen
-            || now >= state.deadline
+    fn now_settled(&self, state: &mut ThreadState) -> u64 {
+        let was_sampled = state.samples.load() != state.from;
+        let now = self.clock.now();
+        if was_sampled || self.is_due(state, now) {
+            self.settle(state, now);
+        }
+        now
+    }
+
+    /// Whether something but a sample must be settled. Asked after the clock was read: a context
+    /// switch just before that belongs to what was until now.
+    #[inline(always)]
+    fn is_due(&self, state: &ThreadState, now: u64) -> bool {
+        state.switches.load() != state.switches_seen || now >= state.deadline
     }
 
     /// Brings everything up to now: all that happened since the last hook belongs to the spans

@@ -10,7 +10,7 @@ mod poll;
 mod ring;
 mod thread;
 
-pub(crate) use clock::{TickSource, monotonic_raw_ns, read_ticks, tick_source};
+pub(crate) use clock::{TickSource, monotonic_raw_ns, read_ticks, thread_cpu_ns, tick_source};
 pub(crate) use counters::HardwareCounters;
 pub(crate) use files::{create_private_directory, create_private_file};
 pub(crate) use fork::fork_generation;
@@ -21,6 +21,5 @@ pub(crate) use perf::{SampleRequest, WhyRefused, open_sample_ring, open_switch_r
 pub(crate) use poll::{Poller, Waker};
 pub(crate) use ring::Ring;
 pub(crate) use thread::{
-    ThreadUsage, current_tid, open_file_limit, process_id, thread_cpu_ns,
-    thread_usage,
+    ThreadUsage, current_tid, open_file_limit, process_id, thread_usage,
 };

@@ -38,7 +38,7 @@ unsafe impl Sync for Ring {}
 impl Ring {
     /// Maps the ring of `event` with `data_size` bytes of records, a power of two of pages.
     pub(super) fn map(event: OwnedFd, data_size: usize) -> io::Result<Self> {
-        let page_size = rustix::param::page_size();
+        let page_size = page_size();
         // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
         let base = unsafe {
             rustix::mm::mmap(
@@ -170,6 +170,12 @@ impl Ring {
         };
         debug_assert!(replaced.is_ok(), "{replaced:?}");
     }
+}
+
+fn page_size() -> usize {
+    // SAFETY: takes a number and gives one; this one is always known.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
 }
 
 impl Drop for Ring {

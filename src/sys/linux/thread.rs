@@ -3,7 +3,6 @@
 
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::gettid;
-use rustix::time::{ClockId, clock_gettime};
 
 /// The kernel's number of the calling thread.
 pub(crate) fn current_tid() -> u32 {
@@ -13,12 +12,6 @@ pub(crate) fn current_tid() -> u32 {
 /// The kernel's number of this process.
 pub(crate) fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
-}
-
-/// The time that the calling thread ran on a CPU, in nanoseconds.
-pub(crate) fn thread_cpu_ns() -> Option<u64> {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Some((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
 }
 
 /// What a thread has cost the memory manager and the scheduler since it started.
