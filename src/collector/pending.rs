@@ -47,7 +47,9 @@ pub(super) struct PendingSpan {
     stacks: Stacks,
     /// Every so many samples, one is taken.
     thinning: u32,
+    /// Samples since the last one that was taken, and the CPU time that they stood for.
     skipped: u32,
+    skipped_ns: u64,
     /// Samples of which only this is left, and the CPU time that they stood for.
     pub(super) lost: u64,
     pub(super) lost_ns: u64,
@@ -111,12 +113,13 @@ impl Pending {
         });
         pending.last_ns = time_ns;
         pending.skipped += 1;
+        pending.skipped_ns = pending.skipped_ns.saturating_add(weight_ns);
         if pending.skipped < pending.thinning {
             pending.thinned += 1;
             return Added::Thinned(1);
         }
         pending.skipped = 0;
-        let weight_ns = weight_ns.saturating_mul(u64::from(pending.thinning));
+        let weight_ns = std::mem::take(&mut pending.skipped_ns);
         let needed = size_of::<PendingSample>() + pending.stacks.cost(stack);
         if self.bytes + needed > self.budget_bytes {
             pending.lost += u64::from(pending.thinning);
@@ -232,12 +235,22 @@ impl PendingSpan {
 
     /// Leaves out every other sample, and lets those that are left stand for two.
     fn thin(&mut self) {
-        let mut number = 0_u32;
-        self.samples.retain_mut(|sample| {
-            number += 1;
-            sample.weight_ns = sample.weight_ns.saturating_mul(2);
-            number.is_multiple_of(2)
+        let mut left_out = None;
+        self.samples.retain_mut(|sample| match left_out.take() {
+            Some(weight_ns) => {
+                sample.weight_ns = sample.weight_ns.saturating_add(weight_ns);
+                true
+            }
+            None => {
+                left_out = Some(sample.weight_ns);
+                false
+            }
         });
+        if let Some(weight_ns) = left_out {
+            // The last one waits for its pair.
+            self.skipped += self.thinning;
+            self.skipped_ns += u64::from(weight_ns);
+        }
         self.thinning = self.thinning.saturating_mul(2);
     }
 
@@ -316,7 +329,9 @@ mod tests {
         let span = pending.get(SPAN).unwrap();
         assert!(span.samples.len() <= 100 && span.samples.len() > 40);
         let weight: u64 = span.samples.iter().map(|s| u64::from(s.weight_ns)).sum();
-        assert!(weight.abs_diff(3_000) <= 3 * u64::from(span.thinning), "{weight}");
+        assert_eq!(weight + span.skipped_ns, 3_000);
+        let uniform = 3 * span.thinning;
+        assert!(span.samples.iter().all(|sample| sample.weight_ns == uniform));
         assert_eq!(thinned + span.samples.len() as u64, 1_000);
         // Evenly over the whole time.
         let half = span.samples.iter().filter(|s| s.time_ns < 500).count();

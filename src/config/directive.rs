@@ -15,8 +15,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use winnow::ModalResult;
-use winnow::ascii::multispace0;
-use winnow::combinator::{alt, cut_err, delimited, opt, preceded, separated, terminated};
+use winnow::ascii::{alpha1, digit1, multispace0};
+use winnow::combinator::{
+    alt, cut_err, delimited, eof, fail, not, opt, preceded, repeat, separated, terminated,
+};
 use winnow::error::{ContextError, StrContext, StrContextValue};
 use winnow::prelude::*;
 use winnow::token::take_while;
@@ -61,7 +63,7 @@ fn rules(input: &mut &str) -> ModalResult<Vec<Option<Rule>>> {
 
 fn directive(input: &mut &str) -> ModalResult<Rule> {
     // An empty one is allowed, as after a comma at the end: so something must be there.
-    winnow::combinator::not(alt((",".void(), winnow::combinator::eof.void()))).parse_next(input)?;
+    not(alt((",".void(), eof.void()))).parse_next(input)?;
     let selector = opt(terminated(selector, (multispace0, '=', multispace0))).parse_next(input)?;
     let keep = cut_err(keep).parse_next(input)?;
     let (target, span) = selector.unwrap_or_default();
@@ -87,24 +89,23 @@ fn selector<'a>(input: &mut &'a str) -> ModalResult<(&'a str, Option<&'a str>)> 
     );
     let (target, span): (&str, Option<&str>) = (target, opt(span)).parse_next(input)?;
     if target.is_empty() && span.is_none() {
-        return winnow::combinator::fail.parse_next(input);
+        return fail.parse_next(input);
     }
     Ok((target, span.map(str::trim)))
 }
 
 fn keep(input: &mut &str) -> ModalResult<Keep> {
-    alt((
-        "off".value(Keep::never()),
-        separated(1.., delimited(multispace0, condition, multispace0), '|').map(
-            |conditions: Vec<Condition>| {
-                conditions.into_iter().fold(Keep::never(), |keep, condition| match condition {
-                    Condition::Latency(latency) => keep.or_slower_than(latency),
-                    Condition::Error => keep.or_failed(),
-                })
-            },
-        ),
-    ))
-    .parse_next(input)
+    alt(("off".value(Keep::never()), conditions)).parse_next(input)
+}
+
+fn conditions(input: &mut &str) -> ModalResult<Keep> {
+    let add = |keep: Keep, condition| match condition {
+        Condition::Latency(latency) => keep.or_slower_than(latency),
+        Condition::Error => keep.or_failed(),
+    };
+    let first = add(Keep::never(), condition.parse_next(input)?);
+    let next = preceded((multispace0, '|', multispace0), cut_err(condition));
+    repeat(0.., next).fold(|| first, add).parse_next(input)
 }
 
 #[derive(Clone, Copy)]
@@ -114,10 +115,13 @@ enum Condition {
 }
 
 fn condition(input: &mut &str) -> ModalResult<Condition> {
+    // A number and a unit; a duration is made of several.
+    let part = (digit1::<&str, _>, alpha1);
     alt((
         "error".value(Condition::Error),
-        take_while(1.., |c: char| c.is_ascii_alphanumeric() || c == ' ')
-            .verify_map(|text: &str| humantime::parse_duration(text.trim()).ok())
+        (part, repeat::<_, _, (), _, _>(0.., (multispace0, part)))
+            .take()
+            .verify_map(|text: &str| humantime::parse_duration(text).ok())
             .map(Condition::Latency),
     ))
     .context(StrContext::Expected(CONDITION.into_description()))
