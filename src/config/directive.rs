@@ -188,7 +188,7 @@ mod tests {
              `off`\n  250ms|error,shop=fast\n                   ^"
         );
         let cases = [
-            ("250", 0),
+            ("250", 3),
             ("fast", 0),
             ("250ms|", 6),
             ("shop=", 5),
