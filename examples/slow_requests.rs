@@ -5,6 +5,7 @@
 //! ```sh
 //! cargo run --release --example slow_requests -- --out /tmp/profiles
 //! ```
+#![allow(clippy::indexing_slicing, clippy::print_stdout, reason = "an example, run by hand")]
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,4 +1,103 @@
-//! wip
+//! Span-scoped, on-demand profiling: a [`tracing_subscriber::Layer`] that answers "why was this
+//! span slow?" with a profile of exactly that span, down to function and line.
+//!
+//! It samples all the time, cheaply, and keeps nothing until a span has earned it. A span that
+//! closes slow or failed gets its stacks unwound into a profile: a flame graph, pprof and OTLP.
+//! All others leave no trace.
+//!
+//! ```no_run
+//! use tracing_profiling::ProfilingLayer;
+//! use tracing_subscriber::prelude::*;
+//!
+//! fn main() -> Result<(), tracing_profiling::Error> {
+//!     let profiling = ProfilingLayer::from_env()?;
+//!     let _flush = profiling.handle().flush_on_drop();
+//!     tracing_subscriber::registry()
+//!         .with(tracing_subscriber::fmt::layer())
+//!         .with(profiling)
+//!         .init();
+//!     // ... spans of 250 ms and more, and failed ones, now leave profiles in `./profiles/`.
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # You give
+//!
+//! - Spans, as you have them. Sync or async, on any threads.
+//! - Rules: which spans, and when to keep them. `250ms|error` for all spans if you say nothing.
+//! - Line tables, if you want lines and inlined functions: `debug = "line-tables-only"` in
+//!   `[profile.release]`. They cost disk space and nothing at run time.
+//!
+//! # You get
+//!
+//! - For each kept span the split of its wall time: on-CPU, off-CPU (entered, but its thread did
+//!   not run), idle (not entered); context switches and page faults. See [`Account`].
+//! - A profile of everything that ran inside it: its own segments, its child spans, and child
+//!   spans on other threads and tasks. Spans of one tree that are kept together share a profile.
+//! - One line in the log (target `tracing_profiling`) that says what was kept, why, and where it
+//!   lies; and [`Builder::on_kept`] to hear of it in code.
+//! - [`Stats`]: every way to lose something has a number of its own.
+//!
+//! A sample belongs to the innermost profiled span that its thread was in, by its position in the
+//! thread's own ring and not by its time: it cannot land in a wrong span. What cannot be
+//! attributed is discarded and counted.
+//!
+//! # Your duties
+//!
+//! - Make the layer after the last `fork` that is not followed by `exec`: in a forked child it
+//!   does nothing.
+//! - Keep the guard of [`Handle::flush_on_drop`] in `main`, or call [`Handle::flush`]: what was
+//!   kept in the last moments before the end of the process is lost otherwise. `exit` and `abort`
+//!   drop no guards.
+//! - Filter spans that nobody wants, as for any other layer: `profiling.with_filter(...)`.
+//!
+//! # Not for
+//!
+//! - Code outside spans; processes other than this one; memory.
+//! - Stacks of threads that wait. A span that waited shows so by its times.
+//! - Systems other than Linux on x86-64 and aarch64: there, spans have times and no stacks.
+//!
+//! # What it costs
+//!
+//! | | |
+//! |---|---|
+//! | off (`TRACING_PROFILING=off`) | nothing: no thread, no file, no signal handler, no ring |
+//! | a span that no rule matches | some nanoseconds |
+//! | a profiled span that is not kept | some tens of nanoseconds an enter and exit, no system call, no allocation |
+//! | a sample | some 20 µs of the thread's time, most of which is the timer interrupt; 200 a second of CPU time by default |
+//! | a kept span | symbolization and three files, on a thread of ours |
+//!
+//! `docs/performance.md` has the figures and the commands that measure them.
+//!
+//! # Environment variables
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `TRACING_PROFILING` | the rules, see below | `250ms\|error` |
+//! | `TRACING_PROFILING_RATE` | samples a second of CPU time, 1 to 10000 | follows the rules: 200 for 250 ms |
+//! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample, 1024 to 65528 | 32768 |
+//! | `TRACING_PROFILING_MAX_DEPTH` | frames kept of a stack, 1 to 1024 | 256 |
+//! | `TRACING_PROFILING_DIR` | where profiles are written | `profiles` |
+//!
+//! # Rules
+//!
+//! Comma-separated directives, with targets and spans as `EnvFilter` has them:
+//!
+//! | directive | meaning |
+//! |---|---|
+//! | `250ms` | keep every span that takes longer |
+//! | `250ms\|error` | and every one that fails: an `ERROR` event in it or inside it, `otel.status_code = "ERROR"`, or a panic through it |
+//! | `shop=100ms` | for targets that begin with `shop` |
+//! | `shop::cart[checkout]=50ms` | for the span `checkout` of such targets |
+//! | `[checkout]=50ms` | for the span `checkout` of any target |
+//! | `noisy=off` | not these |
+//! | `off` | nothing that no other directive names |
+//!
+//! The most specific directive decides alone: the one with the longest target, then the one that
+//! names a span, then the last. If the variable is set, spans that no directive matches are not
+//! profiled: `shop=100ms` profiles the shop and nothing else, `250ms|error,shop=100ms` also the
+//! rest.
+
 mod collector;
 mod config;
 pub mod encode;
@@ -15,10 +114,15 @@ mod symbols;
 mod sys;
 mod unwind;
 
+#[cfg(fuzzing)]
+pub mod fuzzing;
+
 pub use config::Builder;
 pub use error::Error;
+pub use export::{Directory, ExportError, Exported, Exporter};
 pub use handle::{FlushGuard, Handle};
 pub use keep::{Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules};
 pub use layer::ProfilingLayer;
+pub use profile::{Profile, ProfileId};
 pub use span::{Account, Hardware};
 pub use stats::Stats;

@@ -3,6 +3,14 @@
 //! `cargo bench --bench figures` prints them all; `-- hot sampling` prints those whose names begin
 //! so. Differences and ratios are medians over interleaved rounds of one run.
 
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a bench, run by hand"
+)]
+
 mod hot;
 mod measure;
 

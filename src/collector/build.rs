@@ -59,6 +59,7 @@ impl Builder<'_> {
             let link = tables.link(*span, &is_inside);
             losses.lost += pending.lost;
             losses.thinned += pending.thinned;
+            losses.ring_full += pending.ring_full;
             for sample in &pending.samples {
                 let Some(stack) = pending.stack(sample) else { continue };
                 number += 1;

@@ -59,8 +59,11 @@ impl Sampled {
                     // Room for the next sample, before this round has read them all.
                     ring.release_to(place.position + u64::from(place.size));
                 }
-                Ok(Record::Lost(samples)) => {
+                Ok(Record::Lost { count: samples, position }) => {
                     count(&drain.counters.samples_dropped_ring_full, samples);
+                    if let Some((span, _)) = owner(&mut self.marks, stretch, position) {
+                        drain.pending.note_ring_full(span, samples);
+                    }
                 }
                 Ok(Record::Throttled) => count(&drain.counters.sampling_throttled, 1),
                 Ok(_) => {}

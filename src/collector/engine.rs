@@ -15,7 +15,7 @@ use super::run::Collector;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
 use crate::export::Exporter;
-use crate::keep::{Callsites, Keeper, Kept, KeptSpan, NoProfile, Reasons};
+use crate::keep::{Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons};
 use crate::profile::ProfileId;
 use crate::sampler::PerfSource;
 use crate::span::{Closing, RegistryId, Spans};
@@ -41,7 +41,7 @@ pub(crate) struct Parts {
     pub(crate) limits: Limits,
     pub(crate) base_period_ns: u64,
     pub(crate) exporter: Box<dyn Exporter>,
-    pub(crate) on_kept: Option<Box<dyn Fn(&Kept) + Send>>,
+    pub(crate) on_kept: Option<OnKept>,
 }
 
 /// A layer's spans, rules and threads.

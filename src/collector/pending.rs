@@ -55,6 +55,9 @@ pub(super) struct PendingSpan {
     pub(super) lost_ns: u64,
     /// Samples for which others stand.
     pub(super) thinned: u64,
+    /// Samples that were lost on its threads before one that fell in it: they may have fallen in
+    /// it too, or in a span before.
+    pub(super) ring_full: u64,
     /// When the last sample was taken.
     pub(super) last_ns: u64,
     /// The round in which its first sample came.
@@ -141,6 +144,13 @@ impl Pending {
         Added::Thinned(thinned as u64)
     }
 
+    /// The ring of a thread was full before a sample that fell in this span.
+    pub(super) fn note_ring_full(&mut self, span: SpanKey, samples: u64) {
+        if let Some(pending) = self.spans.get_mut(&span) {
+            pending.ring_full += samples;
+        }
+    }
+
     /// What the hooks say of a span; more than once if threads said it at the same time.
     pub(super) fn know(&mut self, span: SpanKey, known: Known, round: u64) {
         let pending = self.spans.entry(span).or_insert_with(|| {
@@ -182,6 +192,7 @@ impl Pending {
             pending.lost = 0;
             pending.lost_ns = 0;
             pending.thinned = 0;
+            pending.ring_full = 0;
         }
     }
 

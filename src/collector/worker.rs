@@ -11,7 +11,7 @@ use super::command::Job;
 use super::engine::Engine;
 use super::report;
 use crate::export::{ExportError, Exported, Exporter};
-use crate::keep::{Kept, KeptSpan};
+use crate::keep::{Kept, KeptSpan, OnKept};
 use crate::profile::{MappingId, Profile};
 use crate::stats::Counters;
 use crate::symbols::{Missing, Symbolizer};
@@ -25,7 +25,7 @@ pub(super) struct WorkerParts {
     pub(super) engine: Arc<Engine>,
     pub(super) jobs: Receiver<Job>,
     pub(super) exporter: Box<dyn Exporter>,
-    pub(super) on_kept: Option<Box<dyn Fn(&Kept) + Send>>,
+    pub(super) on_kept: Option<OnKept>,
 }
 
 /// The thread that exports.

@@ -10,7 +10,7 @@ use opentelemetry_sdk::Resource;
 use crate::collector::{Engine, Limits, Parts};
 use crate::error::Error;
 use crate::export::{Directory, Exporter};
-use crate::keep::{Callsites, Keep, Keeper, Kept, Rules};
+use crate::keep::{Callsites, Keep, Keeper, Kept, OnKept, Rules};
 use crate::layer::ProfilingLayer;
 use crate::sampler::{PerfSource, period_for, period_of_rate};
 use crate::span::{KEEP_ON_ERROR, Plan, Spans, TIGHTER};
@@ -44,7 +44,7 @@ pub struct Builder {
     profiles_per_minute: u32,
     samples_per_profile: usize,
     memory_bytes: usize,
-    on_kept: Option<Box<dyn Fn(&Kept) + Send>>,
+    on_kept: Option<OnKept>,
 }
 
 /// Deep enough for an async service built for release; see `docs/design.md` for the figures.

@@ -73,6 +73,20 @@ mod tests {
         profile
     }
 
+    /// One sample of a stack of that depth: `f0` calls `f1` calls `f2` and so on.
+    pub(super) fn deep(depth: u64) -> Profile {
+        let mut profile = Profile::new(ProfileId::for_test(3), PERIOD);
+        let mut stack: Vec<_> = (0..depth)
+            .map(|i| function(&mut profile, 0x1000 + i, &format!("f{i}"), "", 0))
+            .collect();
+        stack.reverse();
+        let stack = profile.add_stack(stack);
+        let link = link(&mut profile, "request", None);
+        let point = Point { time_unix_ns: 1, weight_ns: PERIOD };
+        profile.add_sample(stack, Some(link), point);
+        profile
+    }
+
     /// Two samples, of which one stands for 5 ms and one for 1 ms.
     pub(super) fn mixed_rates() -> Profile {
         let mut profile = Profile::new(ProfileId::for_test(2), PERIOD);

@@ -25,6 +25,9 @@ pub struct Kept {
     pub files: Vec<PathBuf>,
 }
 
+/// Told of what was kept.
+pub(crate) type OnKept = Box<dyn Fn(&Kept) + Send>;
+
 /// A span that was kept.
 #[derive(Clone, Debug)]
 pub struct KeptSpan {

@@ -9,6 +9,7 @@ mod rules;
 
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
 pub(crate) use keeper::{Epoch, Keeper};
+pub(crate) use kept::OnKept;
 pub use kept::{Kept, KeptSpan, NoProfile};
 pub use reasons::{Reason, Reasons};
 pub use rules::{Keep, Rule, Rules};

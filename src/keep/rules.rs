@@ -175,25 +175,17 @@ impl Rules {
 
 #[cfg(test)]
 mod tests {
-    use tracing::callsite::Identifier;
     use tracing::field::FieldSet;
     use tracing::metadata::Kind;
     use tracing::{Level, Metadata};
 
     use super::*;
 
-    struct Callsite;
-    static CALLSITE: Callsite = Callsite;
-
-    impl tracing::Callsite for Callsite {
-        fn set_interest(&self, _: tracing::subscriber::Interest) {}
-        fn metadata(&self) -> &Metadata<'_> {
-            unimplemented!("not asked for by these tests")
-        }
-    }
-
     fn metadata<'a>(target: &'a str, name: &'static str) -> Metadata<'a> {
-        let fields = FieldSet::new(&[], Identifier(&CALLSITE));
+        let span = tracing::subscriber::with_default(tracing_subscriber::registry(), || {
+            tracing::info_span!("any").metadata().unwrap()
+        });
+        let fields = FieldSet::new(&[], span.callsite());
         Metadata::new(name, target, Level::INFO, None, None, None, fields, Kind::SPAN)
     }
 

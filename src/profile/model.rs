@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use opentelemetry::{SpanId, TraceId};
 
 use super::ProfileId;
-use super::table::{Handle, Table, handle};
+use super::table::{Table, handle};
 
 handle! {
     /// The place of a string.

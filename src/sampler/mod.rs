@@ -3,7 +3,7 @@
 mod counters;
 mod perf;
 mod period;
-pub mod record;
+pub(crate) mod record;
 mod switches;
 
 pub(crate) use perf::PerfSource;

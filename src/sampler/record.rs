@@ -6,7 +6,7 @@
 use crate::sys::Ring;
 
 /// Bytes at positions that only grow; a ring, or a recording of one.
-pub trait Bytes {
+pub(crate) trait Bytes {
     /// Fills `out` with the bytes from `position` on.
     fn copy(&self, position: u64, out: &mut [u8]);
 }
@@ -39,11 +39,16 @@ const HEADER: u64 = 8;
 
 /// One record, as far as its header and its first words say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record {
+pub(crate) enum Record {
     /// A sample; read it with [`read_sample`].
     Sample(Place),
-    /// The kernel found the ring full this many times.
-    Lost(u64),
+    /// The kernel found the ring full that many times since the record before.
+    Lost {
+        /// How often.
+        count: u64,
+        /// Where it says so.
+        position: u64,
+    },
     /// The kernel thought that sampling took too long, and paused it.
     Throttled,
     /// The thread left its CPU at this time.
@@ -64,20 +69,20 @@ pub enum Record {
 
 /// Where a record lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     /// The position of its header.
-    pub position: u64,
+    pub(crate) position: u64,
     /// Its length in bytes, header included.
-    pub size: u16,
+    pub(crate) size: u16,
 }
 
 /// A record that contradicts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed;
+pub(crate) struct Malformed;
 
 /// The records from one position up to another.
 #[derive(Debug)]
-pub struct Records<'a, B: ?Sized> {
+pub(crate) struct Records<'a, B: ?Sized> {
     bytes: &'a B,
     position: u64,
     end: u64,
@@ -85,7 +90,7 @@ pub struct Records<'a, B: ?Sized> {
 
 impl<'a, B: Bytes + ?Sized> Records<'a, B> {
     /// Both positions must be ends of records.
-    pub fn between(bytes: &'a B, position: u64, end: u64) -> Self {
+    pub(crate) fn between(bytes: &'a B, position: u64, end: u64) -> Self {
         Self { bytes, position, end }
     }
 
@@ -96,7 +101,9 @@ impl<'a, B: Bytes + ?Sized> Records<'a, B> {
     fn read(&self, kind: u32, misc: u16, size: u16) -> Record {
         match kind {
             RECORD_SAMPLE => Record::Sample(Place { position: self.position, size }),
-            RECORD_LOST if size >= 24 => Record::Lost(self.word(16)),
+            RECORD_LOST if size >= 24 => {
+                Record::Lost { count: self.word(16), position: self.position }
+            }
             RECORD_THROTTLE => Record::Throttled,
             RECORD_SWITCH if size >= 16 => {
                 let time_ns = self.word(HEADER);
@@ -135,7 +142,7 @@ impl<B: Bytes + ?Sized> Iterator for Records<'_, B> {
 /// The registers that unwinding starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the processors' own names")]
-pub enum Registers {
+pub(crate) enum Registers {
     /// `ip`, `sp`, `bp`.
     X86_64 { ip: u64, sp: u64, bp: u64 },
     /// Here a leaf function's return address is in a register, and return addresses may be signed.
@@ -144,7 +151,7 @@ pub enum Registers {
 
 impl Registers {
     /// The instruction that was about to run.
-    pub fn instruction(&self) -> u64 {
+    pub(crate) fn instruction(&self) -> u64 {
         match *self {
             Self::X86_64 { ip, .. } => ip,
             Self::Aarch64 { pc, .. } => pc,
@@ -152,7 +159,7 @@ impl Registers {
     }
 
     /// Where the stack copy begins.
-    pub fn stack_pointer(&self) -> u64 {
+    pub(crate) fn stack_pointer(&self) -> u64 {
         match *self {
             Self::X86_64 { sp, .. } | Self::Aarch64 { sp, .. } => sp,
         }
@@ -162,14 +169,14 @@ impl Registers {
 /// Which registers a sample holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the processors' own names")]
-pub enum Machine {
+pub(crate) enum Machine {
     X86_64,
     Aarch64,
 }
 
 impl Machine {
     /// The machine this was compiled for.
-    pub const NATIVE: Self =
+    pub(crate) const NATIVE: Self =
         if cfg!(target_arch = "aarch64") { Self::Aarch64 } else { Self::X86_64 };
 
     /// The kernel stores the registers in the order of their numbers.
@@ -189,13 +196,13 @@ impl Machine {
 
 /// A sample without its stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawSample {
+pub(crate) struct RawSample {
     /// The kernel's number of the thread.
-    pub tid: u32,
+    pub(crate) tid: u32,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub time_ns: u64,
+    pub(crate) time_ns: u64,
     /// The user registers.
-    pub registers: Registers,
+    pub(crate) registers: Registers,
 }
 
 /// Reads the sample at `place`; `stack` gets the bytes that the kernel really copied, from the
@@ -204,7 +211,7 @@ pub struct RawSample {
 /// # Errors
 ///
 /// If the record's lengths contradict each other, or if it has no user registers.
-pub fn read_sample<B: Bytes + ?Sized>(
+pub(crate) fn read_sample<B: Bytes + ?Sized>(
     bytes: &B,
     place: Place,
     machine: Machine,
@@ -343,6 +350,7 @@ mod tests {
         words(&mut bytes, &[25]);
         bytes.extend(header(RECORD_SWITCH, MISC_SWITCH_OUT | MISC_SWITCH_OUT_PREEMPT, 16));
         words(&mut bytes, &[30]);
+        let lost_at = bytes.len() as u64;
         bytes.extend(header(RECORD_LOST, 0, 24));
         words(&mut bytes, &[1, 42]);
         bytes.extend(header(RECORD_THROTTLE, 0, 8));
@@ -359,7 +367,7 @@ mod tests {
                 Record::SwitchOut { time_ns: 10, preempted: false },
                 Record::SwitchIn { time_ns: 25 },
                 Record::SwitchOut { time_ns: 30, preempted: true },
-                Record::Lost(42),
+                Record::Lost { count: 42, position: lost_at },
                 Record::Throttled,
                 Record::Other,
                 Record::Sample(place),

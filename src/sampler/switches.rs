@@ -55,7 +55,7 @@ impl State {
                 }
                 self.in_ns = Some(time_ns);
             }
-            Record::Lost(count) => {
+            Record::Lost { count, .. } => {
                 self.lost += count;
                 self.out_ns = None;
                 self.in_ns = None;
@@ -147,7 +147,7 @@ mod tests {
     fn a_gap_whose_beginning_was_lost_is_not_guessed() {
         let mut state = State::default();
         state.read(Record::SwitchOut { time_ns: 100, preempted: false });
-        state.read(Record::Lost(3));
+        state.read(Record::Lost { count: 3, position: 0 });
         state.read(Record::SwitchIn { time_ns: 900 });
         assert_eq!(state.off_cpu_ns, 0);
         assert_eq!(state.lost, 3);

@@ -44,6 +44,7 @@ impl First {
 }
 
 /// The states of further layers; nearly always there are none.
+#[expect(clippy::vec_box, reason = "they change places with the first one, which is a box")]
 struct Others(RefCell<Vec<Box<ThreadState>>>);
 
 impl Drop for Others {

@@ -7,8 +7,11 @@ mod account;
 mod local;
 mod recording;
 mod slot;
+mod settle;
 mod spans;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::num::NonZeroU64;
 

@@ -21,6 +21,8 @@ pub(crate) struct Clock {
     first: Pair,
     /// A recent pair, from which other moments are reckoned.
     anchor: RwLock<Pair>,
+    #[cfg(test)]
+    by_hand: Option<std::sync::Arc<AtomicU64>>,
 }
 
 /// One moment on both time lines.
@@ -40,8 +42,14 @@ impl Clock {
     pub(crate) fn new() -> Self {
         let source = platform::tick_source();
         let first = Pair::take(source);
-        let clock =
-            Self { source, rate: AtomicU64::new(ONE), first, anchor: RwLock::new(first) };
+        let clock = Self {
+            source,
+            rate: AtomicU64::new(ONE),
+            first,
+            anchor: RwLock::new(first),
+            #[cfg(test)]
+            by_hand: None,
+        };
         if source.needs_rate() {
             std::thread::sleep(FIRST_MEASUREMENT);
             clock.refine();
@@ -49,16 +57,26 @@ impl Clock {
         clock
     }
 
-    /// A clock whose ticks are nanoseconds, and whose `now` is nobody's business.
+    /// A clock whose ticks are nanoseconds, set by hand.
+    #[cfg(test)]
+    pub(crate) fn by_hand(now: std::sync::Arc<AtomicU64>) -> Self {
+        let first = Pair { ticks: 0, raw_ns: 0 };
+        let (source, rate) = (platform::tick_source(), AtomicU64::new(ONE));
+        Self { source, rate, first, anchor: RwLock::new(first), by_hand: Some(now) }
+    }
+
+    /// The same where nobody sets it.
     #[cfg(test)]
     pub(crate) fn nanoseconds() -> Self {
-        let first = Pair { ticks: 0, raw_ns: 0 };
-        let rate = AtomicU64::new(ONE);
-        Self { source: platform::tick_source(), rate, first, anchor: RwLock::new(first) }
+        Self::by_hand(std::sync::Arc::default())
     }
 
     #[inline(always)]
     pub(crate) fn now(&self) -> u64 {
+        #[cfg(test)]
+        if let Some(now) = &self.by_hand {
+            return now.load(Ordering::Relaxed);
+        }
         platform::read_ticks(self.source)
     }
 

@@ -259,7 +259,7 @@ mod tests {
             path: path.into(),
             bias: at,
             code: vec![Segment { addresses: at + 0x1000..at + 0x2000, file_offset: 0x1000 }],
-            loaded: vec![at..at + 0x3000],
+            loaded: std::iter::once(at..at + 0x3000).collect(),
             read_only: Vec::new(),
             eh_frame_hdr: None,
             notes: Vec::new(),

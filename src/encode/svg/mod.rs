@@ -127,8 +127,8 @@ impl Boxes<'_> {
         ));
         let samples = if node.samples == 1 { "sample" } else { "samples" };
         let mut details = format!("{} ({time}, {share:.1} %, {} {samples})", node.name, node.samples);
-        for place in node.heaviest_places() {
-            _ = write!(details, "\n{place}");
+        for line in node.heaviest_places().into_iter().chain(node.folded.iter().map(String::as_str)) {
+            _ = write!(details, "\n{line}");
         }
         writeln!(
             self.svg,
@@ -242,6 +242,20 @@ mod tests {
             above.push((left, left + width));
         }
         assert!(!above.is_empty());
+    }
+
+    #[test]
+    fn the_outer_calls_that_all_samples_share_are_one_box() {
+        let profile = super::super::tests::deep(60);
+        let svg = svg(&profile);
+        let document = roxmltree::Document::parse(&svg).unwrap();
+        let frames = document.descendants().filter(|n| n.attribute("class") == Some("frame"));
+        let names: Vec<_> = frames.map(|frame| frame.attribute("data-name").unwrap()).collect();
+        assert_eq!(names[..2], ["request", "… 48 outer calls"]);
+        assert_eq!(names.len(), 2 + 12);
+        assert_eq!(names.last(), Some(&"f59"));
+        // What is folded is named all the same.
+        assert!(svg.contains("\nf0\nf1\n"));
     }
 
     #[test]

@@ -16,10 +16,14 @@ pub(super) struct Node {
     pub(super) children: Vec<Node>,
     /// CPU time by place in the source.
     places: HashMap<String, u64>,
+    /// The names of the frames that this box stands for, if it stands for several.
+    pub(super) folded: Vec<String>,
 }
 
 /// Places shown for one function.
 const MOST_PLACES: usize = 3;
+/// Of the frames that all samples of a span share, the innermost ones that are shown.
+const SHARED_SHOWN: usize = 12;
 
 impl Node {
     /// The tree of a profile; its root stands for all of it and is not shown.
@@ -38,7 +42,50 @@ impl Node {
             root.add(&frames, weight_ns, samples);
         }
         root.sort();
+        root.fold_shared();
         root
+    }
+
+    /// Below a span, folds the outer frames that all of its samples share into one box: what the
+    /// runtime calls before it comes to the span is the same for every span, and would fill a
+    /// screen.
+    fn fold_shared(&mut self) {
+        let is_around_spans = self.children.iter().any(|child| child.kind == Kind::Span);
+        if self.kind == Kind::Span && !is_around_spans || self.children.len() == 1 {
+            let shared = self.shared_below();
+            if let Some(folded) = shared.checked_sub(SHARED_SHOWN).filter(|folded| *folded > 1) {
+                self.fold(folded);
+                return;
+            }
+        }
+        self.children.iter_mut().for_each(Self::fold_shared);
+    }
+
+    /// How many frames follow each other before the samples part.
+    fn shared_below(&self) -> usize {
+        match self.children.as_slice() {
+            [only] if only.kind != Kind::Span && only.weight_ns == self.weight_ns => {
+                1 + only.shared_below()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Puts one box in the place of the next `count` frames.
+    fn fold(&mut self, count: usize) {
+        let mut names = Vec::with_capacity(count);
+        let mut below = std::mem::take(&mut self.children);
+        for _ in 0..count {
+            let Some(node) = below.pop() else { break };
+            names.push(node.name);
+            below = node.children;
+        }
+        let mut folded = Self::new(format!("… {count} outer calls"), Kind::Remark);
+        folded.weight_ns = self.weight_ns;
+        folded.samples = self.samples;
+        folded.children = below;
+        folded.folded = names;
+        self.children.push(folded);
     }
 
     fn new(name: String, kind: Kind) -> Self {
@@ -49,6 +96,7 @@ impl Node {
             samples: 0,
             children: Vec::new(),
             places: HashMap::new(),
+            folded: Vec::new(),
         }
     }
 

@@ -15,11 +15,13 @@ pub(crate) use counters::HardwareCounters;
 pub(crate) use files::{create_private_directory, create_private_file};
 pub(crate) use fork::fork_generation;
 pub(crate) use modules::{
-    LoadedModule, Segment, loaded_modules, module_generation, program_memory, read_own_memory,
+    LoadedModule, loaded_modules, module_generation, program_memory, read_own_memory,
 };
+#[cfg(test)]
+pub(crate) use modules::Segment;
 pub(crate) use perf::{SampleRequest, WhyRefused, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
 pub(crate) use ring::Ring;
 pub(crate) use thread::{
-    ThreadUsage, current_tid, open_file_limit, process_id, thread_usage,
+    current_tid, open_file_limit, process_id, thread_usage,
 };

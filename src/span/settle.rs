@@ -1,0 +1,255 @@
+//! What the hooks do when a thread was sampled or switched since the last one.
+
+use super::account::Tally;
+use super::local::{Armed, ThreadState, Usage};
+use super::slot::{ANNOUNCED, Slot, TIGHTER};
+use super::spans::Notice;
+use super::{RegistryId, SpanKey, Spans};
+use crate::stats::Counters;
+
+impl Spans {
+    /// Brings everything up to now: all that happened since the last hook belongs to the spans
+    /// that are entered at present.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn settle(&self, state: &mut ThreadState, now: u64) {
+        // First: if the thread was never armed, or was disarmed, there is nothing to settle.
+        if now >= state.deadline && self.look(state, now) {
+            return;
+        }
+        self.settle_samples(state, now);
+        self.settle_scheduler(state, now);
+    }
+
+    fn arm(&self, state: &mut ThreadState) {
+        let Armed { recording, samples, sample_size, switches, follows_switches, may_retry, mut source } =
+            self.source.arm(&self.clock);
+        state.from = samples.load();
+        state.switches_seen = switches.load();
+        if let Some(recording) = &recording {
+            recording.cut(None, state.from);
+            recording.set_span(state.top().map_or(0, |top| top.key));
+        }
+        let now = self.clock.now();
+        state.settled = now;
+        state.cpu_ns = source.cpu_ns().unwrap_or(0);
+        state.usage = source.usage();
+        state.usage_read = now;
+        source.catch_up(&self.clock, now);
+        state.samples = samples;
+        state.switches = switches;
+        state.sample_size = sample_size.max(1);
+        state.follows_switches = follows_switches;
+        state.may_retry = may_retry;
+        state.recording = recording;
+        state.source = Some(source);
+        state.armed_at = now;
+        self.set_deadline(state, now);
+    }
+
+    fn set_deadline(&self, state: &mut ThreadState, now: u64) {
+        let interval =
+            if state.follows_switches { self.look_interval } else { self.cpu_clock_interval };
+        state.deadline = now.saturating_add(interval);
+    }
+
+    fn settle_samples(&self, state: &mut ThreadState, now: u64) {
+        let head = state.samples.load();
+        // Less: the ring was retired under us because everything ends.
+        let Some(moved) = head.checked_sub(state.from).filter(|moved| *moved > 0) else { return };
+        // Losses are recorded in the ring too, in much less than a sample takes.
+        let samples = moved / state.sample_size;
+        let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
+        if span.is_some() && !self.announce(state, samples) {
+            Counters::add(&self.counters.samples_dropped_notices_full, samples);
+            span = None;
+        }
+        if let Some(recording) = &state.recording
+            && !recording.cut(span, head)
+        {
+            Counters::add(&self.counters.samples_dropped_marks_full, samples);
+        }
+        state.from = head;
+        self.settle_usage(state, now);
+    }
+
+    /// Makes the innermost span and its ancestors known to the collector, and gives each of them
+    /// `samples`.
+    fn announce(&self, state: &ThreadState, samples: u64) -> bool {
+        let Some(slot) =
+            state.top().and_then(|top| RegistryId::new(top.id)).and_then(|id| self.table.get(id))
+        else {
+            return false;
+        };
+        if slot.flags() & ANNOUNCED == 0 {
+            let mut all_told = self.tell_opened(&slot);
+            self.for_ancestors(&slot, |ancestor| {
+                let known = ancestor.flags() & ANNOUNCED != 0;
+                all_told = all_told && (known || self.tell_opened(ancestor));
+                all_told && !known
+            });
+            if !all_told {
+                return false;
+            }
+        }
+        // The flag is set only after the notice is out: who finds it set may rely on that.
+        slot.set(ANNOUNCED);
+        slot.add_samples(samples);
+        self.for_ancestors(&slot, |ancestor| {
+            ancestor.set(ANNOUNCED);
+            ancestor.add_samples(samples);
+            true
+        });
+        true
+    }
+
+    fn tell_opened(&self, slot: &Slot) -> bool {
+        let parent = slot.parent().and_then(|parent| self.table.get(parent)?.key());
+        let (Some(id), Some(key), Some(root)) = (slot.id(), slot.key(), slot.root()) else {
+            return false;
+        };
+        let plan = slot.plan();
+        self.notices.push(Notice::Opened { key, parent, root, id, plan }).is_ok()
+    }
+
+    /// Visits the ancestors from the inside out until `visit` says false. They are open: the
+    /// registry keeps a span as long as a child is open.
+    pub(super) fn for_ancestors(&self, slot: &Slot, mut visit: impl FnMut(&Slot) -> bool) {
+        let mut next = slot.parent();
+        while let Some(slot) = next.and_then(|id| self.table.get(id)) {
+            if !visit(&slot) {
+                return;
+            }
+            next = slot.parent();
+        }
+    }
+
+    fn settle_usage(&self, state: &mut ThreadState, now: u64) {
+        let Some(source) = &mut state.source else { return };
+        let usage = source.usage();
+        let before = std::mem::replace(&mut state.usage, usage);
+        state.usage_read = now;
+        let mut tally = usage_between(&before, &usage);
+        if state.follows_switches {
+            // Counted one by one from their records.
+            tally.voluntary_switches = 0;
+            tally.involuntary_switches = 0;
+        }
+        state.tally_all(&tally);
+    }
+
+    fn settle_scheduler(&self, state: &mut ThreadState, now: u64) {
+        let Some(source) = &mut state.source else { return };
+        if state.follows_switches {
+            let switches = state.switches.load();
+            if switches == state.switches_seen {
+                return;
+            }
+            state.switches_seen = switches;
+            let interval = source.catch_up(&self.clock, now);
+            let wall_ns = self.clock.ns(now.saturating_sub(state.settled));
+            // Before a segment began, and since the last switch, the thread was running: so the
+            // time that it was not belongs whole to each segment.
+            state.tally_all(&Tally {
+                on_cpu_shift_ns: interval.on_cpu_ns.cast_signed() - wall_ns.cast_signed(),
+                off_cpu_ns: interval.off_cpu_ns,
+                voluntary_switches: interval.voluntary_switches,
+                involuntary_switches: interval.involuntary_switches,
+                ..Tally::default()
+            });
+        } else {
+            let Some(cpu_ns) = source.cpu_ns() else {
+                state.unresolved.clear();
+                state.settled = now;
+                return;
+            };
+            let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));
+            state.bound(&self.clock, now, ran_ns, |part, sure_on_ns, sure_off_ns| {
+                if let Some(slot) = self.table.get(part.id) {
+                    slot.count_late(part.key, sure_on_ns, sure_off_ns);
+                }
+            });
+            if now.saturating_sub(state.usage_read) > self.usage_interval {
+                self.settle_usage(state, now);
+            }
+        }
+        state.settled = now;
+    }
+
+    /// What is done once in a while: here a thread learns that it was disarmed. Returns whether
+    /// it was armed anew.
+    fn look(&self, state: &mut ThreadState, now: u64) -> bool {
+        self.set_deadline(state, now);
+        match &state.recording {
+            Some(recording) if recording.is_used() => {
+                if now >= state.calm_at {
+                    let needed = self.period_needed(state);
+                    self.set_rate(state, needed);
+                }
+                false
+            }
+            None if state.source.is_some() => {
+                let may = state.may_retry
+                    && now.saturating_sub(state.armed_at) > self.retry_interval;
+                if may {
+                    self.settle_scheduler(state, now);
+                    self.arm(state);
+                }
+                may
+            }
+            _ => {
+                self.arm(state);
+                true
+            }
+        }
+    }
+
+    fn period_needed(&self, state: &ThreadState) -> u64 {
+        let slots = state.entered().iter().filter_map(|top| self.table.get(RegistryId::new(top.id)?));
+        slots
+            .filter(|slot| slot.flags() & TIGHTER != 0)
+            .map(|slot| slot.period_ns())
+            .min()
+            .unwrap_or(self.base_period_ns)
+    }
+
+    /// Samples more often from now on, until a look finds the thread in no span that needs it.
+    /// Not undone at exit: starting the kernel's timer anew at each of many short segments would
+    /// keep it from ever running out.
+    #[cold]
+    pub(super) fn raise_rate(&self, state: &mut ThreadState, slot: &Slot, now: u64) {
+        let Some(recording) = &state.recording else { return };
+        if slot.period_ns() < recording.period_ns() {
+            self.settle(state, now);
+            self.set_rate(state, slot.period_ns());
+        }
+        state.calm_at = now.saturating_add(self.look_interval);
+    }
+
+    fn set_rate(&self, state: &mut ThreadState, period_ns: u64) {
+        let Some(recording) = &state.recording else { return };
+        let Some(source) = &mut state.source else { return };
+        // A sample of the old period may have fallen since the stretch began: then another time.
+        if recording.period_ns() != period_ns
+            && state.samples.load() == state.from
+            && source.set_period_ns(period_ns)
+        {
+            recording.set_period_ns(period_ns);
+        }
+    }
+}
+
+fn usage_between(before: &Usage, after: &Usage) -> Tally {
+    Tally {
+        minor_faults: after.minor_faults.saturating_sub(before.minor_faults),
+        major_faults: after.major_faults.saturating_sub(before.major_faults),
+        voluntary_switches: after.voluntary_switches.saturating_sub(before.voluntary_switches),
+        involuntary_switches: after
+            .involuntary_switches
+            .saturating_sub(before.involuntary_switches),
+        cycles: after.cycles.saturating_sub(before.cycles),
+        instructions: after.instructions.saturating_sub(before.instructions),
+        cache_misses: after.cache_misses.saturating_sub(before.cache_misses),
+        ..Tally::default()
+    }
+}

@@ -1,0 +1,543 @@
+//! The hooks, driven by a script: time, samples and context switches happen when the test says so.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::*;
+use crate::stats::Counters;
+use crate::sys::{Clock, Position};
+
+const SAMPLE: u64 = 10;
+const BASE_PERIOD: u64 = 5_000;
+const MS: u64 = 1_000_000;
+
+/// What a script can make happen on the one thread that it runs on.
+#[derive(Clone, Debug, Default)]
+struct Script {
+    now: Arc<AtomicU64>,
+    samples: Arc<AtomicU64>,
+    switches: Arc<AtomicU64>,
+    intervals: Arc<Mutex<VecDeque<Interval>>>,
+    cpu_ns: Arc<AtomicU64>,
+    period_ns: Arc<AtomicU64>,
+    recordings: Arc<Mutex<Vec<Arc<Recording>>>>,
+    follows_switches: bool,
+}
+
+impl Source for Script {
+    fn arm(&self, _: &Clock) -> Armed {
+        let recording = Arc::new(Recording::new(1, None, None, BASE_PERIOD));
+        self.recordings.lock().push(Arc::clone(&recording));
+        Armed {
+            recording: Some(recording),
+            samples: Position::number(Arc::clone(&self.samples)),
+            sample_size: SAMPLE,
+            switches: Position::number(Arc::clone(&self.switches)),
+            follows_switches: self.follows_switches,
+            may_retry: false,
+            source: Box::new(self.clone()),
+        }
+    }
+}
+
+impl ThreadSource for Script {
+    fn catch_up(&mut self, _: &Clock, _: u64) -> Interval {
+        self.intervals.lock().pop_front().unwrap_or_default()
+    }
+
+    fn cpu_ns(&mut self) -> Option<u64> {
+        Some(self.cpu_ns.load(Ordering::Relaxed))
+    }
+
+    fn usage(&mut self) -> Usage {
+        // A page fault a sample.
+        let minor_faults = self.samples.load(Ordering::Relaxed) / SAMPLE;
+        Usage { minor_faults, ..Usage::default() }
+    }
+
+    fn set_period_ns(&mut self, period_ns: u64) -> bool {
+        self.period_ns.store(period_ns, Ordering::Relaxed);
+        true
+    }
+}
+
+/// Spans on the thread of the test, and what drives them.
+struct Scene {
+    script: Script,
+    spans: Spans,
+    next: u64,
+}
+
+fn id(number: u64) -> RegistryId {
+    RegistryId::new(number).unwrap()
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self::of(Script { follows_switches: true, ..Script::default() })
+    }
+
+    /// Without switch records: on-CPU time is bounded by the CPU clock.
+    fn bounded() -> Self {
+        Self::of(Script::default())
+    }
+
+    fn of(script: Script) -> Self {
+        let clock = Clock::by_hand(Arc::clone(&script.now));
+        let source = Box::new(script.clone());
+        let spans = Spans::new(clock, source, BASE_PERIOD, Arc::new(Counters::default()));
+        // Not 0: what was long ago then lies before.
+        script.now.store(MS, Ordering::Relaxed);
+        Self { script, spans, next: 1 }
+    }
+
+    /// Opens a span of which every close is suspect, below what is entered.
+    fn open(&mut self) -> RegistryId {
+        self.open_as(GivenParent::Contextual, 0, &|_, _| {})
+    }
+
+    fn open_as(
+        &mut self,
+        parent: GivenParent,
+        flags: u32,
+        ancestry: Ancestry<'_>,
+    ) -> RegistryId {
+        let id = id(self.next);
+        self.next += 1;
+        let plan = Plan { number: 7, flags, suspect_after: 0, period_ns: 1_000 };
+        self.spans.open(id, &plan, parent, ancestry);
+        id
+    }
+
+    fn enter(&self, id: RegistryId) {
+        self.spans.enter(id);
+    }
+
+    fn exit(&self, id: RegistryId) {
+        self.spans.exit(id);
+    }
+
+    fn wait(&self, ns: u64) {
+        self.script.now.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    fn sample(&self, count: u64) {
+        self.script.samples.fetch_add(count * SAMPLE, Ordering::Relaxed);
+    }
+
+    /// The thread was switched off for `off_cpu_ns` within the last `ns`.
+    fn switched(&self, ns: u64, off_cpu_ns: u64) {
+        let on_cpu_ns = ns - off_cpu_ns;
+        let interval = Interval { on_cpu_ns, off_cpu_ns, voluntary_switches: 1, ..Interval::default() };
+        self.script.intervals.lock().push_back(interval);
+        self.script.switches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn key(&self, id: RegistryId) -> SpanKey {
+        self.spans.key_of(id).unwrap()
+    }
+
+    fn recording(&self) -> Arc<Recording> {
+        Arc::clone(self.script.recordings.lock().last().unwrap())
+    }
+
+    /// The marks so far: span, from, to.
+    fn marks(&self) -> Vec<(SpanKey, u64, u64)> {
+        let recording = self.recording();
+        std::iter::from_fn(|| recording.take_mark()).map(|m| (m.span, m.from, m.to)).collect()
+    }
+
+    fn notices(&self) -> Vec<Notice> {
+        std::iter::from_fn(|| self.spans.take_notice()).collect()
+    }
+
+    fn close(&self, id: RegistryId) -> Closing {
+        self.wait(1);
+        self.spans.close(id).unwrap()
+    }
+}
+
+#[test]
+fn a_sample_belongs_to_the_innermost_span() {
+    let mut scene = Scene::new();
+    let outer = scene.open();
+    scene.enter(outer);
+    scene.sample(1);
+    let inner = scene.open();
+    scene.enter(inner);
+    scene.sample(2);
+    scene.exit(inner);
+    scene.sample(3);
+    scene.exit(outer);
+    scene.sample(4);
+    let (outer_key, inner_key) = (scene.key(outer), scene.key(inner));
+    assert_eq!(
+        scene.marks(),
+        [(outer_key, 0, 10), (inner_key, 10, 30), (outer_key, 30, 60)]
+    );
+    assert_eq!(scene.recording().stretch().span, None);
+    assert_eq!(scene.close(inner).samples, 2);
+    assert_eq!(scene.close(outer).samples, 6);
+}
+
+#[test]
+fn segments_without_a_sample_write_nothing() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    for _ in 0..100 {
+        scene.enter(span);
+        scene.wait(1_000);
+        scene.exit(span);
+    }
+    assert_eq!(scene.marks(), []);
+    assert_eq!(scene.notices(), []);
+}
+
+#[test]
+fn while_a_span_is_entered_its_stretch_is_open() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    scene.enter(span);
+    scene.sample(5);
+    let stretch = scene.recording().stretch();
+    assert_eq!((stretch.span, stretch.from), (Some(scene.key(span)), 0));
+    assert_eq!(stretch.period_ns, BASE_PERIOD);
+}
+
+#[test]
+fn a_sampled_span_is_made_known_once_with_all_around_it() {
+    let mut scene = Scene::new();
+    let outer = scene.open();
+    scene.enter(outer);
+    let middle = scene.open();
+    scene.enter(middle);
+    let inner = scene.open();
+    scene.enter(inner);
+    scene.sample(1);
+    scene.exit(inner);
+    let keys = [outer, middle, inner].map(|id| scene.key(id));
+    let known = |n: usize, id: RegistryId| Notice::Opened {
+        key: keys[n],
+        parent: n.checked_sub(1).map(|n| keys[n]),
+        root: keys[0],
+        id,
+        plan: 7,
+    };
+    assert_eq!(scene.notices(), [known(2, inner), known(1, middle), known(0, outer)]);
+    scene.sample(1);
+    scene.exit(middle);
+    assert_eq!(scene.notices(), []);
+    let closing = scene.close(inner);
+    scene.spans.told(&closing, false);
+    assert_eq!(scene.notices(), [Notice::Closed { key: keys[2] }]);
+}
+
+#[test]
+fn a_span_that_nobody_knows_closes_without_a_word_unless_it_is_kept() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    let closing = scene.close(span);
+    scene.spans.told(&closing, false);
+    assert_eq!(scene.notices(), []);
+    scene.spans.told(&closing, true);
+    assert_eq!(scene.notices(), [Notice::Closed { key: closing.key }]);
+}
+
+#[test]
+fn off_cpu_time_belongs_to_every_span_that_was_entered() {
+    let mut scene = Scene::new();
+    let outer = scene.open();
+    let inner = scene.open();
+    scene.enter(outer);
+    scene.wait(100);
+    scene.enter(inner);
+    scene.wait(50);
+    // Of the 150 ns since the thread was armed, 30 were spent waiting, all of them in `inner`.
+    scene.switched(150, 30);
+    scene.exit(inner);
+    scene.wait(10);
+    scene.exit(outer);
+    let inner = scene.close(inner).account;
+    assert_eq!((inner.on_cpu_ns, inner.off_cpu_ns, inner.voluntary_switches), (20, 30, 1));
+    let outer = scene.close(outer).account;
+    assert_eq!((outer.on_cpu_ns, outer.off_cpu_ns), (130, 30));
+    assert_eq!(outer.on_cpu_error_ns, 0);
+}
+
+#[test]
+fn a_switch_before_a_span_was_entered_is_not_its_own() {
+    let mut scene = Scene::new();
+    let first = scene.open();
+    scene.enter(first);
+    scene.exit(first);
+    scene.wait(1_000);
+    scene.switched(1_000, 900);
+    let span = scene.open();
+    scene.enter(span);
+    scene.wait(40);
+    scene.exit(span);
+    let account = scene.close(span).account;
+    assert_eq!((account.on_cpu_ns, account.off_cpu_ns, account.voluntary_switches), (40, 0, 0));
+}
+
+#[test]
+fn idle_is_the_time_between_segments() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    scene.wait(5);
+    for _ in 0..3 {
+        scene.enter(span);
+        scene.wait(10);
+        scene.exit(span);
+        scene.wait(20);
+    }
+    let account = scene.close(span).account;
+    assert_eq!((account.on_cpu_ns, account.idle_ns, account.wall_ns), (30, 5 + 60 + 1, 96));
+}
+
+#[test]
+fn a_span_entered_twice_on_one_thread_counts_once() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    scene.enter(span);
+    scene.wait(10);
+    scene.enter(span);
+    scene.wait(10);
+    scene.exit(span);
+    scene.wait(10);
+    scene.exit(span);
+    let account = scene.close(span).account;
+    assert_eq!((account.on_cpu_ns, account.idle_ns, account.wall_ns), (30, 1, 31));
+}
+
+#[test]
+fn spans_may_be_left_in_any_order() {
+    let mut scene = Scene::new();
+    let (a, b) = (scene.open(), scene.open());
+    scene.enter(a);
+    scene.wait(10);
+    scene.enter(b);
+    scene.wait(10);
+    scene.exit(a);
+    scene.sample(1);
+    scene.wait(10);
+    scene.exit(b);
+    assert_eq!(scene.marks(), [(scene.key(b), 0, 10)]);
+    assert_eq!(scene.recording().stretch().span, None);
+    assert_eq!(scene.close(a).account.on_cpu_ns, 20);
+    assert_eq!(scene.close(b).account.on_cpu_ns, 20);
+}
+
+#[test]
+fn faults_are_counted_where_samples_fall() {
+    let mut scene = Scene::new();
+    let (outer, inner) = (scene.open(), scene.open());
+    scene.enter(outer);
+    scene.enter(inner);
+    scene.sample(3);
+    scene.exit(inner);
+    scene.sample(1);
+    scene.exit(outer);
+    assert_eq!(scene.close(inner).account.minor_faults, 3);
+    assert_eq!(scene.close(outer).account.minor_faults, 4);
+}
+
+#[test]
+fn an_error_reaches_the_span_and_all_around_it() {
+    let mut scene = Scene::new();
+    let outer = scene.open();
+    scene.enter(outer);
+    let inner = scene.open();
+    let sibling = scene.open();
+    scene.spans.fail(inner);
+    assert!(scene.close(inner).failed);
+    assert!(!scene.close(sibling).failed);
+    assert!(scene.close(outer).failed);
+}
+
+#[test]
+fn below_an_unmatched_span_the_registry_knows_the_parent() {
+    let mut scene = Scene::new();
+    let (outer, other) = (scene.open(), scene.open());
+    scene.enter(outer);
+    let unmatched = id(1_000);
+    scene.enter(unmatched);
+    // The unmatched span was given another parent.
+    let ask = |from: From, visit: &mut dyn FnMut(RegistryId) -> bool| {
+        assert!(matches!(from, From::Current));
+        _ = visit(unmatched) || visit(other);
+    };
+    let inner = scene.open_as(GivenParent::Contextual, 0, &ask);
+    assert_eq!(scene.close(inner).root, scene.key(other));
+    scene.exit(unmatched);
+    let never = |_: From, _: &mut dyn FnMut(RegistryId) -> bool| panic!("known without asking");
+    let inner = scene.open_as(GivenParent::Contextual, 0, &never);
+    assert_eq!(scene.close(inner).root, scene.key(outer));
+}
+
+#[test]
+fn a_given_parent_is_followed_to_the_nearest_profiled_span() {
+    let mut scene = Scene::new();
+    let outer = scene.open();
+    let unmatched = id(1_000);
+    let ask = |from: From, visit: &mut dyn FnMut(RegistryId) -> bool| {
+        assert!(matches!(from, From::Span(given) if given == unmatched));
+        _ = visit(unmatched) || visit(outer);
+    };
+    let inner = scene.open_as(GivenParent::Span(unmatched), 0, &ask);
+    assert_eq!(scene.close(inner).root, scene.key(outer));
+}
+
+#[test]
+fn a_root_by_request_has_no_parent() {
+    let mut scene = Scene::new();
+    let outer = scene.open();
+    scene.enter(outer);
+    let root = scene.open_as(GivenParent::None, 0, &|_, _| panic!("nothing to ask"));
+    let key = scene.key(root);
+    assert_eq!(scene.close(root).root, key);
+}
+
+#[test]
+fn a_tighter_rule_raises_the_rate_and_lets_it_sink_later() {
+    let mut scene = Scene::new();
+    let usual = scene.open();
+    let tight = scene.open_as(GivenParent::None, TIGHTER, &|_, _| {});
+    let period = |scene: &Scene| scene.script.period_ns.load(Ordering::Relaxed);
+    scene.enter(usual);
+    scene.exit(usual);
+    assert_eq!(period(&scene), 0);
+    scene.enter(tight);
+    assert_eq!(period(&scene), 1_000);
+    scene.sample(1);
+    scene.exit(tight);
+    let mark = scene.recording().take_mark().unwrap();
+    assert_eq!((mark.span, mark.period_ns), (scene.key(tight), 1_000));
+    // Not at once.
+    scene.enter(usual);
+    scene.exit(usual);
+    assert_eq!(period(&scene), 1_000);
+    scene.wait(3 * 1_000 * MS);
+    scene.enter(usual);
+    scene.exit(usual);
+    assert_eq!(period(&scene), BASE_PERIOD);
+}
+
+#[test]
+fn a_thread_that_was_disarmed_is_armed_anew() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    scene.enter(span);
+    scene.exit(span);
+    let first = scene.recording();
+    first.note_unused();
+    assert!(first.end_if_unused());
+    scene.script.samples.store(0, Ordering::Relaxed);
+    scene.wait(3 * 1_000 * MS);
+    scene.enter(span);
+    scene.sample(1);
+    scene.exit(span);
+    assert_eq!(scene.script.recordings.lock().len(), 2);
+    assert_eq!(scene.marks(), [(scene.key(span), 0, 10)]);
+}
+
+#[test]
+fn a_thread_that_uses_spans_is_not_disarmed() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    scene.enter(span);
+    scene.exit(span);
+    scene.recording().note_unused();
+    scene.wait(3 * 1_000 * MS);
+    scene.enter(span);
+    scene.exit(span);
+    assert!(!scene.recording().end_if_unused());
+}
+
+#[test]
+fn the_cpu_clock_bounds_what_each_span_had() {
+    let mut scene = Scene::bounded();
+    let span = scene.open();
+    scene.enter(span);
+    // In 10 ms the thread ran for 8: all of it inside.
+    scene.wait(10 * MS);
+    scene.script.cpu_ns.fetch_add(8 * MS, Ordering::Relaxed);
+    scene.exit(span);
+    let account = scene.close(span).account;
+    assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (8 * MS, 0));
+    assert_eq!(account.off_cpu_ns, 2 * MS);
+}
+
+#[test]
+fn short_segments_are_bounded_by_what_is_learned_later() {
+    let mut scene = Scene::bounded();
+    let span = scene.open();
+    for _ in 0..4 {
+        // Too short a time to read the CPU clock in between.
+        scene.enter(span);
+        scene.wait(10_000);
+        scene.exit(span);
+        scene.wait(5_000);
+    }
+    // 60 µs in all, of which the thread ran for 50: of the 40 µs inside at least 30.
+    scene.script.cpu_ns.fetch_add(50_000, Ordering::Relaxed);
+    let account = scene.close(span).account;
+    let (least, most) = (
+        account.on_cpu_ns - account.on_cpu_error_ns,
+        account.on_cpu_ns + account.on_cpu_error_ns,
+    );
+    assert!(least <= 30_000 && most >= 40_000, "{account:?}");
+    assert_eq!(account.on_cpu_ns + account.off_cpu_ns, 40_000);
+}
+
+#[test]
+fn a_layer_of_its_own_for_each_of_two_subscribers() {
+    let (mut one, mut other) = (Scene::new(), Scene::new());
+    let (a, b) = (one.open(), other.open());
+    one.enter(a);
+    other.enter(b);
+    one.sample(1);
+    other.sample(2);
+    other.exit(b);
+    one.exit(a);
+    assert_eq!(one.marks(), [(one.key(a), 0, 10)]);
+    assert_eq!(other.marks(), [(other.key(b), 0, 20)]);
+}
+
+#[test]
+fn the_end_of_a_thread_ends_its_recording() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            scene.spans.enter(span);
+            scene.spans.exit(span);
+            assert!(!scene.recording().is_over());
+        });
+        // The scope alone would not wait for the thread's destructors.
+        thread.join().unwrap();
+    });
+    assert!(scene.recording().is_over());
+}
+
+#[test]
+fn an_ignored_thread_leaves_nothing() {
+    let mut scene = Scene::new();
+    let outside = scene.open();
+    let scene = &mut scene;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            ignore_this_thread();
+            let span = scene.open();
+            scene.enter(span);
+            scene.exit(span);
+            scene.enter(outside);
+            scene.exit(outside);
+            assert!(scene.spans.key_of(span).is_none());
+            assert!(scene.script.recordings.lock().is_empty());
+        });
+    });
+}

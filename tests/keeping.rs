@@ -1,0 +1,338 @@
+//! Which spans are kept, and what is in their profiles.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use support::{PLENTY, Setup, burn, functions, points_in};
+use tracing::{Level, info_span};
+use tracing_profiling::export::{ExportError, Exported, Exporter};
+use tracing_profiling::{NoProfile, Profile, Reason};
+
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn a_span_over_its_threshold_is_kept_and_no_other() {
+    let setup = Setup::new("slow=0ms,fast=1h");
+    setup.run(|| {
+        for _ in 0..10 {
+            info_span!(target: "fast", "fine").in_scope(|| burn(2 * MS));
+            info_span!(target: "nothing", "nothing").in_scope(|| burn(2 * MS));
+        }
+        info_span!(target: "slow", "slow").in_scope(|| burn(100 * MS));
+    });
+    assert_eq!(setup.kept_names(), [["slow"]]);
+    let kept = &setup.kept()[0];
+    let span = &kept.spans[0];
+    assert!(span.reasons().contains(Reason::Latency));
+    assert!(!span.reasons().contains(Reason::Error));
+    let account = span.account();
+    assert!(account.wall_ns >= 100_000_000);
+    let parts = account.on_cpu_ns + account.off_cpu_ns + account.idle_ns;
+    // The parts are measured each on its own; a context switch is known to the microsecond.
+    let switches = account.voluntary_switches + account.involuntary_switches;
+    let slack = 20_000 * (switches + 1) + account.wall_ns / 1000;
+    assert!(parts.abs_diff(account.wall_ns) <= slack, "{account:?}");
+    if setup.has_perf() {
+        let profiles = setup.profiles();
+        assert_eq!(profiles.len(), 1);
+        assert_eq!(span.profile(), Ok(profiles[0].id));
+        assert_eq!(kept.profile, Some(profiles[0].id));
+        assert!(points_in(&profiles[0], "burn") > 0);
+        assert_eq!(profiles[0].name, "slow");
+    } else {
+        assert_eq!(span.profile(), Err(NoProfile::NoSamples));
+        assert!(setup.profiles().is_empty());
+    }
+}
+
+#[test]
+fn an_error_keeps_the_span_and_those_around_it() {
+    let setup = Setup::new("error");
+    setup.run(|| {
+        let root = info_span!("root").entered();
+        info_span!("fine").in_scope(|| tracing::warn!("not an error"));
+        info_span!("failing").in_scope(|| tracing::error!("an error"));
+        drop(root);
+        info_span!("later").in_scope(|| ());
+        tracing::error!("outside any span");
+    });
+    assert_eq!(setup.kept_names(), [["root", "failing"]]);
+    assert!(setup.kept()[0].spans[0].reasons().contains(Reason::Error));
+}
+
+#[test]
+fn an_error_event_can_name_its_span() {
+    let setup = Setup::new("error");
+    setup.run(|| {
+        let one = info_span!("one");
+        let _other = info_span!("other").entered();
+        tracing::error!(parent: &one, "happened there");
+        tracing::event!(parent: None, Level::ERROR, "happened nowhere");
+    });
+    assert_eq!(setup.kept_names(), [["one"]]);
+}
+
+#[test]
+fn a_status_code_of_error_is_an_error() {
+    let setup = Setup::new("error");
+    setup.run(|| {
+        let _ = info_span!("from the start", otel.status_code = "ERROR");
+        let later = info_span!("later", otel.status_code = tracing::field::Empty);
+        later.record("otel.status_code", "error");
+        let _ = info_span!("fine", otel.status_code = "OK");
+        let _ = info_span!("another field", status = "ERROR");
+    });
+    assert_eq!(setup.kept_names(), [["from the start"], ["later"]]);
+}
+
+#[test]
+fn a_panic_that_passes_through_is_an_error() {
+    let setup = Setup::new("error");
+    setup.run(|| {
+        let panicked = std::panic::catch_unwind(|| {
+            let _span = info_span!("panics").entered();
+            std::panic::resume_unwind(Box::new("on purpose"));
+        });
+        assert!(panicked.is_err());
+        info_span!("fine").in_scope(|| ());
+    });
+    assert_eq!(setup.kept_names(), [["panics"]]);
+}
+
+#[test]
+fn spans_kept_in_one_tree_share_a_profile_that_has_all_inside() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let root = info_span!("root").entered();
+        burn(60 * MS);
+        info_span!("inner").in_scope(|| burn(60 * MS));
+        // A child on another thread.
+        let child = info_span!("elsewhere");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _default = tracing::dispatcher::set_default(&setup.dispatch);
+                child.in_scope(|| burn(60 * MS));
+            });
+        });
+        drop(child);
+        drop(root);
+    });
+    assert_eq!(setup.kept_names(), [["root", "inner", "elsewhere"]]);
+    if !setup.has_perf() {
+        return;
+    }
+    let profiles = setup.profiles();
+    assert_eq!(profiles.len(), 1);
+    for span in &setup.kept()[0].spans {
+        assert_eq!(span.profile(), Ok(profiles[0].id), "{}", span.name());
+    }
+    let mut paths: Vec<_> = profiles[0]
+        .samples()
+        .iter()
+        .filter(|sample| functions(&profiles[0], sample).iter().any(|f| f.ends_with("burn")))
+        .map(|sample| profiles[0].span_path(sample.link).join("/"))
+        .collect();
+    paths.sort();
+    paths.dedup();
+    assert_eq!(paths, ["root", "root/elsewhere", "root/inner"]);
+}
+
+#[test]
+fn a_profile_has_only_what_is_inside_the_kept_span() {
+    let setup = Setup::new("root=1h,root[inner]=0ms,root[innermost]=1h");
+    setup.run(|| {
+        let root = info_span!(target: "root", "root").entered();
+        burn(60 * MS);
+        let inner = info_span!(target: "root", "inner").entered();
+        burn(60 * MS);
+        info_span!(target: "root", "innermost").in_scope(|| burn(60 * MS));
+        drop(inner);
+        burn(60 * MS);
+        drop(root);
+    });
+    assert_eq!(setup.kept_names(), [["inner"]]);
+    if !setup.has_perf() {
+        return;
+    }
+    let profile = &setup.profiles()[0];
+    let mut paths: Vec<_> =
+        profile.samples().iter().map(|s| profile.span_path(s.link).join("/")).collect();
+    paths.sort();
+    paths.dedup();
+    assert_eq!(paths, ["inner", "inner/innermost"]);
+    assert_eq!(setup.kept()[0].spans[0].samples() as usize, profile.sample_count());
+}
+
+#[test]
+fn a_root_that_lives_on_has_an_epoch_for_each_export() {
+    let setup = Setup::new("0ms");
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        let root = info_span!("root").entered();
+        burn(30 * MS);
+        info_span!("first").in_scope(|| burn(60 * MS));
+        setup.flush();
+        info_span!("second").in_scope(|| burn(60 * MS));
+        setup.flush();
+        drop(root);
+    });
+    setup.flush();
+    assert_eq!(setup.kept_names(), [["first"], ["second"], ["root"]]);
+    if !setup.has_perf() {
+        return;
+    }
+    let kept = setup.kept();
+    let ids: Vec<_> = kept.iter().map(|kept| kept.profile.unwrap()).collect();
+    assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
+    let root = &kept[2].spans[0];
+    assert_eq!(root.earlier_profiles(), &ids[..2]);
+    // Nothing is in two profiles.
+    let profiles = setup.profiles();
+    let paths = |profile: &Profile| {
+        let mut paths: Vec<_> =
+            profile.samples().iter().map(|s| profile.span_path(s.link).join("/")).collect();
+        paths.dedup();
+        paths.sort();
+        paths.dedup();
+        paths
+    };
+    assert_eq!(paths(&profiles[0]), ["first"]);
+    assert_eq!(paths(&profiles[1]), ["second"]);
+    assert_eq!(paths(&profiles[2]), ["root"]);
+}
+
+#[test]
+fn a_kept_span_does_not_wait_for_ever_for_its_root() {
+    let setup = Setup::new("root=1h,0ms");
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        let _root = info_span!(target: "root", "root").entered();
+        info_span!("kept").in_scope(|| burn(30 * MS));
+        // Nobody flushes: it lingers for two seconds, then it is exported.
+        let start = std::time::Instant::now();
+        while setup.kept().is_empty() {
+            assert!(start.elapsed() < PLENTY, "it was exported");
+            std::thread::sleep(10 * MS);
+        }
+    });
+    assert_eq!(setup.kept_names(), [["kept"]]);
+}
+
+#[test]
+fn over_the_rate_limit_there_is_no_profile_and_no_id() {
+    let setup = Setup::with("0ms", |builder| builder.profiles_per_minute(2));
+    setup.run(|| {
+        for _ in 0..4 {
+            info_span!("busy").in_scope(|| burn(60 * MS));
+        }
+    });
+    if !setup.has_perf() {
+        return;
+    }
+    assert_eq!(setup.profiles().len(), 2);
+    let stats = setup.handle.stats();
+    assert_eq!(stats.spans_kept, 4);
+    assert_eq!(stats.spans_kept_over_rate_limit, 2);
+    let with_id = setup.kept().iter().filter(|kept| kept.spans[0].profile().is_ok()).count();
+    assert_eq!(with_id, 2);
+}
+
+#[test]
+fn without_memory_a_profile_says_what_it_lacks() {
+    let setup = Setup::with("0ms", |builder| builder.memory_bytes(1));
+    setup.run(|| info_span!("busy").in_scope(|| burn(100 * MS)));
+    if !setup.has_perf() {
+        return;
+    }
+    let stats = setup.handle.stats();
+    assert!(stats.samples_dropped_memory > 0);
+    let profile = &setup.profiles()[0];
+    assert_eq!(support::points_with_remark(profile), profile.sample_count());
+    let lost = stats.samples_dropped_memory;
+    assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stacks given up"))));
+    // The CPU time is there all the same.
+    assert_eq!(profile.weight_ns(), lost * profile.period_ns);
+}
+
+#[test]
+fn too_many_samples_are_thinned_out_evenly() {
+    let setup = Setup::with("0ms", |builder| builder.rate(1_000).samples_per_profile(20));
+    setup.run(|| info_span!("busy").in_scope(|| burn(200 * MS)));
+    if !setup.has_perf() {
+        return;
+    }
+    let profile = &setup.profiles()[0];
+    assert!(profile.sample_count() <= 20);
+    assert!(setup.handle.stats().samples_thinned > 0);
+    let weight = profile.uniform_weight_ns().unwrap();
+    assert_eq!(weight % profile.period_ns, 0);
+    assert!(weight > profile.period_ns);
+}
+
+/// Fails for as long as it is told to.
+struct Failing {
+    calls: &'static AtomicUsize,
+    times: usize,
+}
+
+impl Exporter for Failing {
+    fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
+        match self.calls.fetch_add(1, Ordering::Relaxed) {
+            call if call < self.times => Err("the disk is full".into()),
+            call if call == self.times => panic!("an exporter may have bugs"),
+            _ => Ok(Exported::default()),
+        }
+    }
+}
+
+#[test]
+fn an_exporter_that_fails_harms_nobody() {
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let setup =
+        Setup::with("0ms", |builder| builder.exporter(Failing { calls: &CALLS, times: 2 }));
+    for _ in 0..4 {
+        setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
+    }
+    if !setup.has_perf() {
+        return;
+    }
+    assert_eq!(CALLS.load(Ordering::Relaxed), 4);
+    let stats = setup.handle.stats();
+    assert_eq!((stats.profiles_dropped_export_failed, stats.profiles_exported), (3, 1));
+    let exported: Vec<_> = setup.kept().iter().map(|kept| kept.profile.is_some()).collect();
+    assert_eq!(exported, [false, false, false, true]);
+}
+
+#[test]
+fn after_shutdown_nothing_happens_any_more() {
+    let setup = Setup::new("0ms");
+    setup.run(|| info_span!("before").in_scope(|| burn(20 * MS)));
+    let entered = tracing::dispatcher::with_default(&setup.dispatch, || info_span!("across").entered());
+    assert!(setup.handle.shutdown(PLENTY));
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        drop(entered);
+        info_span!("after").in_scope(|| burn(20 * MS));
+    });
+    assert!(setup.handle.flush(PLENTY));
+    assert_eq!(setup.kept_names(), [["before"]]);
+}
+
+#[test]
+fn what_was_kept_is_exported_when_the_layer_is_dropped() {
+    let setup = Setup::new("0ms");
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        info_span!("kept").in_scope(|| burn(30 * MS));
+    });
+    let Setup { handle, dispatch, kept, .. } = setup;
+    drop(dispatch);
+    let start = std::time::Instant::now();
+    while kept.lock().unwrap().is_empty() {
+        assert!(start.elapsed() < PLENTY, "it was exported");
+        std::thread::sleep(MS);
+    }
+    assert_eq!(kept.lock().unwrap()[0].spans[0].name(), "kept");
+    // There is nothing to flush any more.
+    assert!(handle.flush(PLENTY));
+}

@@ -1,0 +1,139 @@
+//! What the tests share.
+
+#![allow(dead_code, reason = "not every test needs all of it")]
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tracing::Dispatch;
+use tracing_profiling::export::Memory;
+use tracing_profiling::profile::{FrameKind, Profile, Sample};
+use tracing_profiling::{Builder, Handle, Kept, ProfilingLayer};
+use tracing_subscriber::prelude::*;
+
+/// Long enough for anything that will happen at all.
+pub const PLENTY: Duration = Duration::from_secs(60);
+
+/// A layer that keeps profiles in memory, on a subscriber of its own.
+pub struct Setup {
+    pub handle: Handle,
+    pub dispatch: Dispatch,
+    pub memory: Memory,
+    pub kept: Arc<Mutex<Vec<Kept>>>,
+}
+
+impl Setup {
+    pub fn new(rules: &str) -> Self {
+        Self::with(rules, |builder| builder)
+    }
+
+    pub fn with(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
+        let memory = Memory::new();
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&kept);
+        let builder = ProfilingLayer::builder()
+            .rules(rules.parse().unwrap())
+            .exporter(memory.clone())
+            .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
+        let layer = set(builder).build().unwrap();
+        let handle = layer.handle();
+        let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
+        Self { handle, dispatch, memory, kept }
+    }
+
+    /// Runs `action` with this subscriber, and waits until everything is exported.
+    pub fn run<R>(&self, action: impl FnOnce() -> R) -> R {
+        let result = tracing::dispatcher::with_default(&self.dispatch, action);
+        self.flush();
+        result
+    }
+
+    pub fn flush(&self) {
+        assert!(self.handle.flush(PLENTY), "flushed in time");
+    }
+
+    pub fn kept(&self) -> Vec<Kept> {
+        self.kept.lock().unwrap().clone()
+    }
+
+    /// The names of what was kept, one list for each local root.
+    pub fn kept_names(&self) -> Vec<Vec<&'static str>> {
+        let names = |kept: &Kept| kept.spans.iter().map(|span| span.name()).collect();
+        self.kept().iter().map(names).collect()
+    }
+
+    pub fn profiles(&self) -> Vec<Profile> {
+        self.memory.profiles()
+    }
+
+    /// Whether there are stacks here. CI says where it knows that there must be.
+    pub fn has_perf(&self) -> bool {
+        let refused = self.handle.stats().threads_refused_perf > 0;
+        if refused {
+            assert!(
+                std::env::var_os("TRACING_PROFILING_TEST_PERF").is_none(),
+                "perf was expected to be allowed"
+            );
+        }
+        !refused && cfg!(not(tracing_profiling_unsupported))
+    }
+}
+
+/// Keeps the CPU busy, in a function that a profile can name.
+#[inline(never)]
+pub fn burn(cpu: Duration) -> u64 {
+    let start = Instant::now();
+    let mut x = 1_u64;
+    while start.elapsed() < cpu {
+        let mut i = 0;
+        while i < 1_000 {
+            x = (x ^ i) * 3 % 1_000_003;
+            i += 1;
+        }
+    }
+    x
+}
+
+/// The functions of a sample, the innermost first, inlined ones too.
+pub fn functions<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
+    profile
+        .stack(sample.stack)
+        .iter()
+        .filter_map(|id| profile.location(*id))
+        .flat_map(|location| &location.lines)
+        .filter_map(|line| profile.function(line.function))
+        .map(|function| profile.string(function.name))
+        .collect()
+}
+
+/// How many points have a function of that name, by its last part.
+pub fn points_in(profile: &Profile, function: &str) -> usize {
+    let is_it = |name: &&str| name.rsplit("::").next() == Some(function);
+    let with_it = |sample: &&Sample| functions(profile, sample).iter().any(|name| is_it(name));
+    profile.samples().iter().filter(with_it).map(|sample| sample.points.len()).sum()
+}
+
+/// How many points have a remark of ours in their stack.
+pub fn points_with_remark(profile: &Profile) -> usize {
+    let has_remark = |sample: &&Sample| {
+        let mut locations = profile.stack(sample.stack).iter().filter_map(|id| profile.location(*id));
+        locations.any(|location| location.kind == FrameKind::Remark)
+    };
+    profile.samples().iter().filter(has_remark).map(|sample| sample.points.len()).sum()
+}
+
+/// Runs one test of this very program in a process of its own, with the variable `CHILD` set, and
+/// returns its output.
+pub fn run_child(test: &str, variables: &[(&str, &str)]) -> std::process::Output {
+    std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .env("CHILD", test)
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
+}
+
+/// Whether this process was started by [`run_child`] for that test.
+pub fn is_child(test: &str) -> bool {
+    std::env::var("CHILD").is_ok_and(|child| child == test)
+}
