@@ -107,8 +107,7 @@ impl Shop {
         )?;
         let transaction = database.transaction()?;
         {
-            let mut insert =
-                transaction.prepare("INSERT INTO product VALUES (?1, ?2, ?3, ?4)")?;
+            let mut insert = transaction.prepare("INSERT INTO product VALUES (?1, ?2, ?3, ?4)")?;
             let lines: Vec<&str> = TEXT.lines().filter(|line| !line.trim().is_empty()).collect();
             for (id, line) in lines.iter().cycle().take(20_000).enumerate() {
                 let price = (id * 7919) % 10_000;
@@ -289,10 +288,8 @@ async fn run() -> Result<usize, AnyError> {
     let address = listener.local_addr()?;
     let router = Shop::open()?.router();
     tokio::spawn(async move { axum::serve(listener, router).await });
-    let driver = Arc::new(Driver {
-        client: Client::builder(TokioExecutor::new()).build_http(),
-        address,
-    });
+    let driver =
+        Arc::new(Driver { client: Client::builder(TokioExecutor::new()).build_http(), address });
 
     let mut requests = 0;
     for slow in ["/bundles", "/similar", "/checkout", "/legacy", "/upstream", "/broken"] {
@@ -345,7 +342,9 @@ fn print_table(requests: usize, kept: &[Kept]) {
     };
     row(["request", "reason", "wall", "on-CPU", "off-CPU", "idle", "samples", "top function"]);
     for one in kept {
-        let Some(span) = one.spans.first() else { continue };
+        let Some(span) = one.spans.first() else {
+            continue;
+        };
         let Account { wall_ns, on_cpu_ns, off_cpu_ns, idle_ns, .. } = *span.account();
         let function = match &one.top_function {
             Some((name, share)) => format!("{name} ({:.0} %)", share * 100.0),

@@ -104,7 +104,9 @@ where
     #[inline]
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {
         let Some(engine) = self.engine() else { return };
-        let Some(plan) = engine.callsites.plan(attributes.metadata()) else { return };
+        let Some(plan) = engine.callsites.plan(attributes.metadata()) else {
+            return;
+        };
         let parent = match attributes.parent() {
             Some(parent) => GivenParent::Span(number(parent)),
             None if attributes.is_root() => GivenParent::None,

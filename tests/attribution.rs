@@ -50,8 +50,7 @@ fn samples_stay_with_their_task() {
     let setup = Setup::with("0ms", |builder| builder.rate(1_000));
     let threads: Mutex<HashMap<&str, HashSet<ThreadId>>> = Mutex::default();
     let threads: &'static Mutex<_> = Box::leak(Box::new(threads));
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
     // Global: a span's parent is closed on the default subscriber of whichever thread drops it.
     tracing::dispatcher::set_global_default(setup.dispatch.clone()).unwrap();
     setup.run(|| {
@@ -87,7 +86,9 @@ fn samples_stay_with_their_task() {
     for sample in profile.samples() {
         let path = profile.span_path(sample.link);
         for function in functions(profile, sample) {
-            let Some(name) = function.strip_prefix("attribution::") else { continue };
+            let Some(name) = function.strip_prefix("attribution::") else {
+                continue;
+            };
             if !TASKS.iter().any(|(task, ..)| *task == name) {
                 continue;
             }

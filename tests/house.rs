@@ -129,7 +129,8 @@ fn the_collector_knows_no_exporter_but_the_trait() {
 fn unsafe_code_is_in_sys_alone() {
     for source in sources().into_iter().filter(|source| source.module() != "sys") {
         for (number, line) in source.lines_of_code() {
-            let is_unsafe = line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == "unsafe");
+            let is_unsafe =
+                line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == "unsafe");
             assert!(!is_unsafe, "{}:{number}: {line}", source.path.display());
         }
     }

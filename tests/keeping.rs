@@ -290,8 +290,7 @@ impl Exporter for Failing {
 #[test]
 fn an_exporter_that_fails_harms_nobody() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
-    let setup =
-        Setup::with("0ms", |builder| builder.exporter(Failing { calls: &CALLS, times: 2 }));
+    let setup = Setup::with("0ms", |builder| builder.exporter(Failing { calls: &CALLS, times: 2 }));
     for _ in 0..4 {
         setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
     }
@@ -309,7 +308,8 @@ fn an_exporter_that_fails_harms_nobody() {
 fn after_shutdown_nothing_happens_any_more() {
     let setup = Setup::new("0ms");
     setup.run(|| info_span!("before").in_scope(|| burn(20 * MS)));
-    let entered = tracing::dispatcher::with_default(&setup.dispatch, || info_span!("across").entered());
+    let entered =
+        tracing::dispatcher::with_default(&setup.dispatch, || info_span!("across").entered());
     assert!(setup.handle.shutdown(PLENTY));
     tracing::dispatcher::with_default(&setup.dispatch, || {
         drop(entered);

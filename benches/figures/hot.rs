@@ -44,10 +44,9 @@ pub(crate) fn run() {
     // A registry without any layer never closes a span; with one that does nothing it does.
     let bare = Dispatch::new(tracing_subscriber::registry().with(Identity::new()));
     let ours = profiled("matched=10s|error");
-    for (what, run) in [
-        ("enter_exit", enter_exit as fn(&Dispatch, bool) -> f64),
-        ("span", whole_life),
-    ] {
+    for (what, run) in
+        [("enter_exit", enter_exit as fn(&Dispatch, bool) -> f64), ("span", whole_life)]
+    {
         let times = interleave(
             41,
             &mut [&mut || run(&bare, true), &mut || run(&ours, true), &mut || run(&ours, false)],

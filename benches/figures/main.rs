@@ -16,7 +16,10 @@ mod measure;
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w.starts_with(name) || name.starts_with(w.as_str()));
+    let is_wanted = |name: &str| {
+        wanted.is_empty()
+            || wanted.iter().any(|w| w.starts_with(name) || name.starts_with(w.as_str()))
+    };
     for (name, run) in [("hot", hot::run as fn())] {
         if is_wanted(name) {
             run();

@@ -43,7 +43,8 @@ impl Builder<'_> {
         let of_root = self.pending.of_root(epoch.root).iter();
         let spans: Vec<SpanKey> = of_root.filter(|span| is_inside(span)).copied().collect();
 
-        let total: usize = spans.iter().filter_map(|s| self.pending.get(*s)).map(|s| s.samples.len()).sum();
+        let total: usize =
+            spans.iter().filter_map(|s| self.pending.get(*s)).map(|s| s.samples.len()).sum();
         let mut tables = Tables {
             profile: Profile::new(id, self.period_ns),
             modules: HashMap::new(),
@@ -52,16 +53,23 @@ impl Builder<'_> {
             links: HashMap::new(),
             builder: self,
         };
-        let mut losses = report::Losses { every: total.div_ceil(self.most_samples).max(1), ..report::Losses::default() };
+        let mut losses = report::Losses {
+            every: total.div_ceil(self.most_samples).max(1),
+            ..report::Losses::default()
+        };
         let mut number = 0_usize;
         for span in &spans {
-            let Some(pending) = self.pending.get(*span) else { continue };
+            let Some(pending) = self.pending.get(*span) else {
+                continue;
+            };
             let link = tables.link(*span, &is_inside);
             losses.lost += pending.lost;
             losses.thinned += pending.thinned;
             losses.ring_full += pending.ring_full;
             for sample in &pending.samples {
-                let Some(stack) = pending.stack(sample) else { continue };
+                let Some(stack) = pending.stack(sample) else {
+                    continue;
+                };
                 number += 1;
                 losses.cut += u64::from(stack.end == End::Cut);
                 losses.incomplete += u64::from(stack.end == End::Lost);
@@ -88,8 +96,7 @@ impl Builder<'_> {
     fn place_in_time(&self, profile: &mut Profile, epoch: &Epoch) {
         let kept = &epoch.kept;
         let begins = kept.iter().map(|span| self.unix_ns(span.opened_ns));
-        let ends =
-            kept.iter().map(|span| self.unix_ns(span.opened_ns + span.account.wall_ns));
+        let ends = kept.iter().map(|span| self.unix_ns(span.opened_ns + span.account.wall_ns));
         let points = || profile.samples().iter().flat_map(|sample| &sample.points);
         let first = begins.chain(points().map(|p| p.time_unix_ns)).min().unwrap_or(0);
         let last = ends.chain(points().map(|p| p.time_unix_ns + 1)).max().unwrap_or(0);
@@ -129,7 +136,8 @@ impl Tables<'_> {
     }
 
     fn stack(&mut self, stack: &Stack) -> StackId {
-        let mut locations: Vec<_> = stack.frames.iter().map(|frame| self.location(*frame)).collect();
+        let mut locations: Vec<_> =
+            stack.frames.iter().map(|frame| self.location(*frame)).collect();
         match stack.end {
             End::Root => {}
             End::Cut => locations.push(self.profile.add_remark("[callers not copied]")),

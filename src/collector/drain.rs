@@ -169,10 +169,7 @@ mod tests {
     fn a_sample_belongs_to_the_stretch_that_holds_its_position() {
         let marks = [mark(A, 0, 32), mark(B, 64, 96)];
         let found = owners(&marks, Some(A), 128, &[0, 16, 32, 64, 95, 96, 128, 999]);
-        assert_eq!(
-            found,
-            [Some(A), Some(A), None, Some(B), Some(B), None, Some(A), Some(A)]
-        );
+        assert_eq!(found, [Some(A), Some(A), None, Some(B), Some(B), None, Some(A), Some(A)]);
     }
 
     #[test]

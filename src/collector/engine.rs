@@ -138,7 +138,9 @@ impl Engine {
 
     #[cold]
     fn judge(&self, closing: Closing) {
-        let Some(callsite) = self.callsites.callsite(closing.plan) else { return };
+        let Some(callsite) = self.callsites.callsite(closing.plan) else {
+            return;
+        };
         let reasons = Reasons::judge(&callsite.keep, &closing);
         if reasons.is_empty() {
             self.spans.told(&closing, false);

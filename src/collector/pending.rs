@@ -221,9 +221,7 @@ impl Pending {
             .spans
             .iter()
             .filter(|(span, pending)| {
-                pending.known.is_none()
-                    && pending.first_round < round
-                    && !entered.contains(span)
+                pending.known.is_none() && pending.first_round < round && !entered.contains(span)
             })
             .map(|(span, _)| *span)
             .collect();

@@ -101,7 +101,9 @@ pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
 
 /// The line that goes to the log.
 pub(super) fn line(kept: &Kept) -> String {
-    let Some(first) = kept.spans.first() else { return String::new() };
+    let Some(first) = kept.spans.first() else {
+        return String::new();
+    };
     let mut line = format!("kept `{}` ({}", first.name(), first.reasons());
     let inside: Vec<_> = kept.spans.iter().skip(1).map(|span| span.name()).collect();
     if let Some((name, others)) = inside.split_first() {
@@ -156,7 +158,13 @@ impl Display for Ns {
             1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
             _ => (ns as f64 / 1e9, "s"),
         };
-        let digits = if value >= 100.0 { 0 } else if value >= 10.0 { 1 } else { 2 };
+        let digits = if value >= 100.0 {
+            0
+        } else if value >= 10.0 {
+            1
+        } else {
+            2
+        };
         write!(f, "{value:.digits$} {unit}")
     }
 }

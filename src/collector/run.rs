@@ -191,7 +191,9 @@ impl Collector {
         if self.engine.spans.lost_notice() {
             let is_open = |known: &Known, key| self.engine.spans.is_open(known.id, key);
             let spans = self.pending.known_spans();
-            closed.extend(spans.iter().filter(|(key, known)| !is_open(known, *key)).map(|(key, _)| *key));
+            closed.extend(
+                spans.iter().filter(|(key, known)| !is_open(known, *key)).map(|(key, _)| *key),
+            );
         }
         closed.into_iter()
     }

@@ -248,7 +248,9 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 fn default_resource() -> Resource {
-    Resource::builder().with_attribute(KeyValue::new("process.pid", i64::from(sys::process_id()))).build()
+    Resource::builder()
+        .with_attribute(KeyValue::new("process.pid", i64::from(sys::process_id())))
+        .build()
 }
 
 #[cfg(test)]

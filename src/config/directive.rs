@@ -38,9 +38,8 @@ impl FromStr for Rules {
     /// If the text is not of that form; the error shows where.
     fn from_str(text: &str) -> Result<Self, Error> {
         let parsed = rules.parse(text);
-        let rules = parsed.map_err(|error| {
-            Error::rules(text, error.offset(), expected(error.inner()))
-        })?;
+        let rules =
+            parsed.map_err(|error| Error::rules(text, error.offset(), expected(error.inner())))?;
         Ok(Self::new(rules.into_iter().flatten()))
     }
 }

@@ -33,9 +33,8 @@ impl Builder {
         mut self,
         variable: impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
-        let get = |name| {
-            variable(name).map_err(|value| Error::setting(name, &value, "text in UTF-8"))
-        };
+        let get =
+            |name| variable(name).map_err(|value| Error::setting(name, &value, "text in UTF-8"));
         if let Some(text) = get(RULES)? {
             self = self.rules(Rules::from_str(&text)?);
         }

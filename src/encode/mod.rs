@@ -21,7 +21,13 @@ mod tests {
 
     const PERIOD: u64 = 5_000_000;
 
-    fn function(profile: &mut Profile, address: u64, name: &str, file: &str, line: u32) -> LocationId {
+    fn function(
+        profile: &mut Profile,
+        address: u64,
+        name: &str,
+        file: &str,
+        line: u32,
+    ) -> LocationId {
         let mapping = profile.add_mapping(Mapping {
             file: "/usr/bin/shop".into(),
             start: 0x1000,

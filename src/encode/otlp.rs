@@ -5,9 +5,7 @@
 
 use std::collections::HashMap;
 
-use opentelemetry_proto::tonic::common::v1::{
-    AnyValue, InstrumentationScope, KeyValue, any_value,
-};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
 use opentelemetry_sdk::Resource;
@@ -69,7 +67,9 @@ fn encode_profile(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::
             samples.push(proto::Sample { stack_index, link_index, ..proto::Sample::default() });
             samples.len() - 1
         });
-        let Some(encoded) = samples.get_mut(place) else { continue };
+        let Some(encoded) = samples.get_mut(place) else {
+            continue;
+        };
         if weight.is_some() {
             let times = sample.points.iter().map(|point| point.time_unix_ns);
             encoded.timestamps_unix_nano.extend(times);
@@ -201,11 +201,12 @@ impl<'a> Dictionary<'a> {
         if let Some(index) = self.mappings.get(&id) {
             return *index;
         }
-        let Some(mapping) = self.profile.mapping(id) else { return 0 };
+        let Some(mapping) = self.profile.mapping(id) else {
+            return 0;
+        };
         let build_ids = mapping.build_ids.iter();
-        let attribute_indices = build_ids
-            .map(|(kind, id)| self.attribute(kind, &Value::String(id.clone())))
-            .collect();
+        let attribute_indices =
+            build_ids.map(|(kind, id)| self.attribute(kind, &Value::String(id.clone()))).collect();
         let entry = proto::Mapping {
             memory_start: mapping.start,
             memory_limit: mapping.end,
@@ -222,7 +223,9 @@ impl<'a> Dictionary<'a> {
         if let Some(index) = self.locations.get(&id) {
             return *index;
         }
-        let Some(location) = self.profile.location(id) else { return 0 };
+        let Some(location) = self.profile.location(id) else {
+            return 0;
+        };
         let frame_type = match location.kind {
             FrameKind::Rust => Some("rust"),
             FrameKind::Native => Some("native"),
@@ -354,6 +357,8 @@ mod tests {
         let kind = &dictionary.attribute_table[location.attribute_indices[0] as usize];
         assert_eq!(name(kind.key_strindex), "profile.frame.type");
         let mapping = &dictionary.mapping_table[location.mapping_index as usize];
-        assert!(mapping.memory_start <= location.address && location.address < mapping.memory_limit);
+        assert!(
+            mapping.memory_start <= location.address && location.address < mapping.memory_limit
+        );
     }
 }

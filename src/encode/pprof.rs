@@ -91,7 +91,9 @@ impl<'a> Encoder<'a> {
     }
 
     fn labels(&mut self, link: Option<LinkId>) -> Vec<proto::Label> {
-        let Some(link) = link.and_then(|id| self.profile.link(id)) else { return Vec::new() };
+        let Some(link) = link.and_then(|id| self.profile.link(id)) else {
+            return Vec::new();
+        };
         let mut labels = vec![("span", link.span.clone())];
         if let Some((trace_id, span_id)) = link.ids {
             labels.push(("trace_id", trace_id.to_string()));
@@ -108,7 +110,9 @@ impl<'a> Encoder<'a> {
         if let Some(number) = self.locations.get(&id) {
             return *number;
         }
-        let Some(location) = self.profile.location(id) else { return 0 };
+        let Some(location) = self.profile.location(id) else {
+            return 0;
+        };
         let line = location.lines.iter().map(|line| proto::Line {
             function_id: self.function(line.function),
             line: i64::from(line.line),
@@ -131,7 +135,9 @@ impl<'a> Encoder<'a> {
         if let Some(number) = self.functions.get(&id) {
             return *number;
         }
-        let Some(function) = self.profile.function(id) else { return 0 };
+        let Some(function) = self.profile.function(id) else {
+            return 0;
+        };
         let number = self.message.function.len() as u64 + 1;
         let encoded = proto::Function {
             id: number,
@@ -148,7 +154,9 @@ impl<'a> Encoder<'a> {
         if let Some(number) = self.mappings.get(&id) {
             return *number;
         }
-        let Some(mapping) = self.profile.mapping(id) else { return 0 };
+        let Some(mapping) = self.profile.mapping(id) else {
+            return 0;
+        };
         let build_id = mapping.build_ids.first().map_or("", |(_, id)| id.as_str());
         let number = self.message.mapping.len() as u64 + 1;
         let encoded = proto::Mapping {
@@ -231,7 +239,10 @@ mod tests {
                 assert_eq!(location.id, *id);
                 assert!(location.mapping_id as usize <= message.mapping.len());
                 for line in &location.line {
-                    assert_eq!(message.function[line.function_id as usize - 1].id, line.function_id);
+                    assert_eq!(
+                        message.function[line.function_id as usize - 1].id,
+                        line.function_id
+                    );
                 }
             }
         }

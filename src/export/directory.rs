@@ -76,7 +76,9 @@ impl Directory {
     /// Removes the oldest files until `new` bytes fit, and those that are too old. What cannot be
     /// removed stays.
     fn make_room(&self, new: u64) {
-        let Ok(entries) = fs::read_dir(&self.path) else { return };
+        let Ok(entries) = fs::read_dir(&self.path) else {
+            return;
+        };
         let mut files: Vec<(SystemTime, String, u64, PathBuf)> = entries
             .flatten()
             .filter_map(|entry| {
@@ -126,7 +128,9 @@ fn stem(profile: &Profile) -> String {
 /// A span's name as a part of a file's name.
 fn file_name(span: &str) -> String {
     const LONGEST: usize = 60;
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '_' };
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '_' }
+    };
     let name: String = span.chars().map(plain).take(LONGEST).collect();
     if name.is_empty() { "span".to_owned() } else { name }
 }
@@ -188,11 +192,8 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path().join("deep/er");
         let exported = directory(&path).export(&profile(7)).unwrap();
-        let stem = format!(
-            "20231114T221320.123Z-{}-GET__a_b-{}",
-            std::process::id(),
-            "07".repeat(16)
-        );
+        let stem =
+            format!("20231114T221320.123Z-{}-GET__a_b-{}", std::process::id(), "07".repeat(16));
         assert_eq!(
             names(&path),
             [format!("{stem}.otlp"), format!("{stem}.pb.gz"), format!("{stem}.svg")]

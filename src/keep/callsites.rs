@@ -154,8 +154,7 @@ impl Callsites {
             table = self.table(in_use);
             *in_table = 0;
         }
-        let free = probe(table, address)
-            .find(|entry| entry.address.load(Ordering::Relaxed) == 0);
+        let free = probe(table, address).find(|entry| entry.address.load(Ordering::Relaxed) == 0);
         if let Some(entry) = free {
             entry.set(address, plan);
             *in_table += 1;

@@ -353,8 +353,12 @@ impl Profile {
         let mut own: HashMap<StringId, u64> = HashMap::new();
         for sample in &self.samples {
             let leaf = self.stack(sample.stack).first().and_then(|leaf| self.location(*leaf));
-            let Some(line) = leaf.and_then(|leaf| leaf.lines.last()) else { continue };
-            let Some(function) = self.function(line.function) else { continue };
+            let Some(line) = leaf.and_then(|leaf| leaf.lines.last()) else {
+                continue;
+            };
+            let Some(function) = self.function(line.function) else {
+                continue;
+            };
             let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
             *own.entry(function.name).or_default() += weight;
         }
@@ -490,8 +494,7 @@ mod tests {
     fn a_span_path_begins_at_the_outermost() {
         let mut profile = profile();
         let outer = profile.add_link(Link { span: "request".into(), parent: None, ids: None });
-        let inner =
-            profile.add_link(Link { span: "query".into(), parent: Some(outer), ids: None });
+        let inner = profile.add_link(Link { span: "query".into(), parent: Some(outer), ids: None });
         assert_eq!(profile.span_path(Some(inner)), ["request", "query"]);
         assert!(profile.span_path(None).is_empty());
     }

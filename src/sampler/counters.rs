@@ -38,6 +38,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_group_that_the_kernel_fills() {
+        // The layout is the same for all events, and these there are everywhere.
+        let Ok(counters) = crate::sys::HardwareCounters::open_software() else {
+            return;
+        };
+        let before = parse_group(&counters.read().unwrap()).unwrap();
+        let pages: Vec<u8> = vec![1; 4 << 20];
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let after = parse_group(&counters.read().unwrap()).unwrap();
+        drop(pages);
+        // Page faults, CPU time, CPU time.
+        assert!(after.cycles >= before.cycles + 2, "{before:?} {after:?}");
+        assert!(after.instructions > before.instructions, "{before:?} {after:?}");
+        assert!(after.cache_misses > before.cache_misses, "{before:?} {after:?}");
+    }
+
+    #[test]
     fn a_group_that_always_ran() {
         let words = [4, 1000, 1000, 0, 50, 3_000_000, 51, 7_500_000, 52, 1_234, 53];
         let counts = parse_group(&words).unwrap();

@@ -10,9 +10,7 @@ use super::record::Machine;
 use super::switches::SwitchLog;
 use crate::span::{Armed, Interval, Recording, Source, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::{
-    self, Clock, HardwareCounters, Position, Ring, SampleRequest, Waker, WhyRefused,
-};
+use crate::sys::{self, Clock, HardwareCounters, Position, Ring, SampleRequest, Waker, WhyRefused};
 
 /// Arms threads with perf events where that is allowed.
 #[derive(Clone, Debug)]
@@ -168,8 +166,7 @@ impl PerfSource {
 impl Source for PerfSource {
     fn arm(&self, _clock: &Clock) -> Armed {
         let sample_size = Machine::NATIVE.sample_size(self.0.request.stack_bytes);
-        let hardware =
-            if self.0.has_hardware { HardwareCounters::open().ok() } else { None };
+        let hardware = if self.0.has_hardware { HardwareCounters::open().ok() } else { None };
         match self.open() {
             Ok((samples, switches)) => {
                 let recording = Arc::new(Recording::new(
@@ -188,7 +185,11 @@ impl Source for PerfSource {
                     switches: Position::of_ring(switches),
                     follows_switches: true,
                     may_retry: false,
-                    source: Box::new(PerfThread { samples: Some(samples), log: Some(log), hardware }),
+                    source: Box::new(PerfThread {
+                        samples: Some(samples),
+                        log: Some(log),
+                        hardware,
+                    }),
                 }
             }
             Err(why) => Armed {

@@ -12,8 +12,8 @@ const LONGEST: Duration = Duration::from_millis(10);
 /// A little less than a round number, so that it does not fall into step with the kernel's tick
 /// or with a program's own timers.
 pub(crate) fn period_for(threshold: Option<Duration>) -> Duration {
-    let period =
-        threshold.map_or(LONGEST, |threshold| (threshold / WANTED_SAMPLES).clamp(SHORTEST, LONGEST));
+    let period = threshold
+        .map_or(LONGEST, |threshold| (threshold / WANTED_SAMPLES).clamp(SHORTEST, LONGEST));
     period * 997 / 1000
 }
 

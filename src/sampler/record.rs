@@ -304,10 +304,7 @@ mod tests {
         assert_eq!(x86.registers, Registers::X86_64 { ip: 0x10, sp: 0x50, bp: 0xb0 });
         assert_eq!(stack.len(), 16);
         let (arm, _) = read(&sample(Machine::Aarch64, 16), Machine::Aarch64).unwrap();
-        assert_eq!(
-            arm.registers,
-            Registers::Aarch64 { pc: 0xc0, sp: 0x50, fp: 0xf0, lr: 0x12 }
-        );
+        assert_eq!(arm.registers, Registers::Aarch64 { pc: 0xc0, sp: 0x50, fp: 0xf0, lr: 0x12 });
         assert_eq!(arm.registers.instruction(), 0xc0);
         assert_eq!(arm.registers.stack_pointer(), 0x50);
     }
@@ -357,9 +354,8 @@ mod tests {
         bytes.extend(header(99, 0, 8));
         let sample_at = bytes.len() as u64;
         bytes.extend(sample(Machine::X86_64, 16));
-        let records: Vec<_> = Records::between(&bytes[..], 0, bytes.len() as u64)
-            .collect::<Result<_, _>>()
-            .unwrap();
+        let records: Vec<_> =
+            Records::between(&bytes[..], 0, bytes.len() as u64).collect::<Result<_, _>>().unwrap();
         let place = Place { position: sample_at, size: (bytes.len() as u64 - sample_at) as u16 };
         assert_eq!(
             records,

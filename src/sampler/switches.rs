@@ -75,8 +75,7 @@ impl SwitchLog {
         let before = self.state;
         let (tail, head) = (self.ring.tail(), self.ring.head());
         // A record for which there was no room is told of only once there is room again.
-        let full =
-            head.wrapping_sub(tail) + LONGEST_RECORD > self.ring.data_size() as u64;
+        let full = head.wrapping_sub(tail) + LONGEST_RECORD > self.ring.data_size() as u64;
         for record in Records::between(&*self.ring, tail, head) {
             match record {
                 Ok(record) => self.state.read(record),
@@ -93,7 +92,9 @@ impl SwitchLog {
         let wall_ns = raw_ns.saturating_sub(self.raw_ns);
         let on_cpu_ns = self.on_cpu_until(raw_ns);
         let on_cpu_ns = on_cpu_ns
-            .map_or(wall_ns, |total| total.saturating_sub(std::mem::replace(&mut self.on_cpu_ns, total)))
+            .map_or(wall_ns, |total| {
+                total.saturating_sub(std::mem::replace(&mut self.on_cpu_ns, total))
+            })
             .min(wall_ns);
         self.raw_ns = raw_ns;
 

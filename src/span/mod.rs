@@ -6,8 +6,8 @@
 mod account;
 mod local;
 mod recording;
-mod slot;
 mod settle;
+mod slot;
 mod spans;
 mod table;
 #[cfg(test)]

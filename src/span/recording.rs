@@ -132,8 +132,7 @@ impl Recording {
     /// says that the recording is in use. False if it has been ended: then the thread must be
     /// armed anew.
     pub(super) fn is_used(&self) -> bool {
-        let taken =
-            self.life.compare_exchange(UNUSED, USED, Ordering::AcqRel, Ordering::Acquire);
+        let taken = self.life.compare_exchange(UNUSED, USED, Ordering::AcqRel, Ordering::Acquire);
         taken != Err(OVER)
     }
 

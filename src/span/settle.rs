@@ -22,8 +22,15 @@ impl Spans {
     }
 
     fn arm(&self, state: &mut ThreadState) {
-        let Armed { recording, samples, sample_size, switches, follows_switches, may_retry, mut source } =
-            self.source.arm(&self.clock);
+        let Armed {
+            recording,
+            samples,
+            sample_size,
+            switches,
+            follows_switches,
+            may_retry,
+            mut source,
+        } = self.source.arm(&self.clock);
         state.from = samples.load();
         state.switches_seen = switches.load();
         if let Some(recording) = &recording {
@@ -56,7 +63,9 @@ impl Spans {
     fn settle_samples(&self, state: &mut ThreadState, now: u64) {
         let head = state.samples.load();
         // Less: the ring was retired under us because everything ends.
-        let Some(moved) = head.checked_sub(state.from).filter(|moved| *moved > 0) else { return };
+        let Some(moved) = head.checked_sub(state.from).filter(|moved| *moved > 0) else {
+            return;
+        };
         // Losses are recorded in the ring too, in much less than a sample takes.
         let samples = moved / state.sample_size;
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
@@ -125,7 +134,9 @@ impl Spans {
     }
 
     fn settle_usage(&self, state: &mut ThreadState, now: u64) {
-        let Some(source) = &mut state.source else { return };
+        let Some(source) = &mut state.source else {
+            return;
+        };
         let usage = source.usage();
         let before = std::mem::replace(&mut state.usage, usage);
         state.usage_read = now;
@@ -139,7 +150,9 @@ impl Spans {
     }
 
     fn settle_scheduler(&self, state: &mut ThreadState, now: u64) {
-        let Some(source) = &mut state.source else { return };
+        let Some(source) = &mut state.source else {
+            return;
+        };
         if state.follows_switches {
             let switches = state.switches.load();
             if switches == state.switches_seen {
@@ -189,8 +202,8 @@ impl Spans {
                 false
             }
             None if state.source.is_some() => {
-                let may = state.may_retry
-                    && now.saturating_sub(state.armed_at) > self.retry_interval;
+                let may =
+                    state.may_retry && now.saturating_sub(state.armed_at) > self.retry_interval;
                 if may {
                     self.settle_scheduler(state, now);
                     self.arm(state);
@@ -205,7 +218,8 @@ impl Spans {
     }
 
     fn period_needed(&self, state: &ThreadState) -> u64 {
-        let slots = state.entered().iter().filter_map(|top| self.table.get(RegistryId::new(top.id)?));
+        let slots =
+            state.entered().iter().filter_map(|top| self.table.get(RegistryId::new(top.id)?));
         slots
             .filter(|slot| slot.flags() & TIGHTER != 0)
             .map(|slot| slot.period_ns())
@@ -218,7 +232,9 @@ impl Spans {
     /// keep it from ever running out.
     #[cold]
     pub(super) fn raise_rate(&self, state: &mut ThreadState, slot: &Slot, now: u64) {
-        let Some(recording) = &state.recording else { return };
+        let Some(recording) = &state.recording else {
+            return;
+        };
         if slot.period_ns() < recording.period_ns() {
             self.settle(state, now);
             self.set_rate(state, slot.period_ns());
@@ -227,8 +243,12 @@ impl Spans {
     }
 
     fn set_rate(&self, state: &mut ThreadState, period_ns: u64) {
-        let Some(recording) = &state.recording else { return };
-        let Some(source) = &mut state.source else { return };
+        let Some(recording) = &state.recording else {
+            return;
+        };
+        let Some(source) = &mut state.source else {
+            return;
+        };
         // A sample of the old period may have fallen since the stretch began: then another time.
         if recording.period_ns() != period_ns
             && state.samples.load() == state.from

@@ -143,7 +143,9 @@ impl Spans {
         given: GivenParent,
         ancestry: Ancestry<'_>,
     ) {
-        let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else { return };
+        let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
+            return;
+        };
         let parent = match (given, state.top()) {
             (GivenParent::Contextual, Some(top)) if unmatched() == 0 => top.as_parent(),
             (GivenParent::None, _) => None,
@@ -221,7 +223,9 @@ impl Spans {
 
     #[inline(never)]
     fn enter_slot(&self, id: RegistryId, slot: &Slot) {
-        let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else { return };
+        let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
+            return;
+        };
         let (key, root) = (slot.raw_key(), slot.raw_root());
         let now = self.now_settled(&mut state);
         if slot.flags() & TIGHTER != 0 {
@@ -294,8 +298,12 @@ impl Spans {
             self.settle(state, now);
         }
         let (thread, settled) = (state.thread, state.settled);
-        let Some(segment) = state.bring_to_top(id) else { return };
-        let Some(key) = SpanKey::new(segment.key) else { return };
+        let Some(segment) = state.bring_to_top(id) else {
+            return;
+        };
+        let Some(key) = SpanKey::new(segment.key) else {
+            return;
+        };
         let (entered, below) = (segment.entered, segment.key_below);
         let (is_nested, unmatched_below) = (segment.is_nested, segment.unmatched_below);
         if segment.is_tallied && !is_nested {

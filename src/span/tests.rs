@@ -99,12 +99,7 @@ impl Scene {
         self.open_as(GivenParent::Contextual, 0, &|_, _| {})
     }
 
-    fn open_as(
-        &mut self,
-        parent: GivenParent,
-        flags: u32,
-        ancestry: Ancestry<'_>,
-    ) -> RegistryId {
+    fn open_as(&mut self, parent: GivenParent, flags: u32, ancestry: Ancestry<'_>) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
         let plan = Plan { number: 7, flags, suspect_after: 0, period_ns: 1_000 };
@@ -131,7 +126,8 @@ impl Scene {
     /// The thread was switched off for `off_cpu_ns` within the last `ns`.
     fn switched(&self, ns: u64, off_cpu_ns: u64) {
         let on_cpu_ns = ns - off_cpu_ns;
-        let interval = Interval { on_cpu_ns, off_cpu_ns, voluntary_switches: 1, ..Interval::default() };
+        let interval =
+            Interval { on_cpu_ns, off_cpu_ns, voluntary_switches: 1, ..Interval::default() };
         self.script.intervals.lock().push_back(interval);
         self.script.switches.fetch_add(1, Ordering::Relaxed);
     }
@@ -174,10 +170,7 @@ fn a_sample_belongs_to_the_innermost_span() {
     scene.exit(outer);
     scene.sample(4);
     let (outer_key, inner_key) = (scene.key(outer), scene.key(inner));
-    assert_eq!(
-        scene.marks(),
-        [(outer_key, 0, 10), (inner_key, 10, 30), (outer_key, 30, 60)]
-    );
+    assert_eq!(scene.marks(), [(outer_key, 0, 10), (inner_key, 10, 30), (outer_key, 30, 60)]);
     assert_eq!(scene.recording().stretch().span, None);
     assert_eq!(scene.close(inner).samples, 2);
     assert_eq!(scene.close(outer).samples, 6);
@@ -485,10 +478,8 @@ fn short_segments_are_bounded_by_what_is_learned_later() {
     // 60 µs in all, of which the thread ran for 50: of the 40 µs inside at least 30.
     scene.script.cpu_ns.fetch_add(50_000, Ordering::Relaxed);
     let account = scene.close(span).account;
-    let (least, most) = (
-        account.on_cpu_ns - account.on_cpu_error_ns,
-        account.on_cpu_ns + account.on_cpu_error_ns,
-    );
+    let (least, most) =
+        (account.on_cpu_ns - account.on_cpu_error_ns, account.on_cpu_ns + account.on_cpu_error_ns);
     assert!(least <= 30_000 && most >= 40_000, "{account:?}");
     assert_eq!(account.on_cpu_ns + account.off_cpu_ns, 40_000);
 }

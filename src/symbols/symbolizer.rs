@@ -192,10 +192,8 @@ impl Symbols for WithModules<'_> {
         mapping: MappingId,
         address: u64,
     ) -> (FrameKind, Vec<Line>) {
-        let found = self
-            .modules
-            .get(&mapping)
-            .and_then(|module| self.symbolizer.find(module, address));
+        let found =
+            self.modules.get(&mapping).and_then(|module| self.symbolizer.find(module, address));
         match found {
             Some(symbol) => lines_of(profile, &symbol),
             None => (FrameKind::Native, Vec::new()),

@@ -34,12 +34,12 @@ mod unsupported;
 use unsupported as platform;
 
 pub(crate) use clock::Clock;
+#[cfg(test)]
+pub(crate) use platform::Segment;
 pub(crate) use platform::{
     HardwareCounters, LoadedModule, Poller, Ring, SampleRequest, Waker, WhyRefused,
     create_private_directory, create_private_file, current_tid, fork_generation, loaded_modules,
     module_generation, open_file_limit, open_sample_ring, open_switch_ring, process_id,
     program_memory, read_own_memory, thread_cpu_ns, thread_usage,
 };
-#[cfg(test)]
-pub(crate) use platform::Segment;
 pub(crate) use position::Position;

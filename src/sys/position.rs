@@ -37,7 +37,8 @@ impl Position {
     pub(crate) const fn fixed() -> Self {
         let word = (&raw const NEVER_MOVES).cast_mut();
         // SAFETY: a static is nowhere near null.
-        Self { word: unsafe { NonNull::new_unchecked(word) }, _owner: Owner::Nobody }
+        let word = unsafe { NonNull::new_unchecked(word) };
+        Self { word, _owner: Owner::Nobody }
     }
 
     /// A position kept in ordinary memory.

@@ -4,9 +4,9 @@
 //! kernel is refused with [`WhyRefused::NotSupported`].
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -79,7 +79,7 @@ pub(crate) fn open_file_limit() -> u64 {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(dead_code, reason = "nothing is sampled here")]
+#[allow(dead_code, reason = "nothing is sampled here")]
 pub(crate) struct SampleRequest {
     pub(crate) period_ns: u64,
     pub(crate) stack_bytes: u32,
@@ -161,6 +161,11 @@ impl HardwareCounters {
 
     pub(crate) fn open() -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn open_software() -> io::Result<Self> {
+        Self::open()
     }
 
     pub(crate) fn read(&self) -> io::Result<[u64; Self::WORDS]> {
@@ -248,8 +253,12 @@ pub(crate) fn program_memory(_addresses: Range<u64>) -> Option<&'static [u8]> {
     None
 }
 
+/// Readable by its owner alone where files have modes.
 pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
-    File::create_new(path)
+    let mut options = File::options();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.write(true).create_new(true).open(path)
 }
 
 pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {

@@ -83,7 +83,9 @@ impl Modules {
         let mut changes = Vec::new();
         let mut loaded = Vec::new();
         for (i, listed) in list.iter().enumerate() {
-            let Some((start, end)) = code_range(listed) else { continue };
+            let Some((start, end)) = code_range(listed) else {
+                continue;
+            };
             let unchanged = self
                 .loaded
                 .iter()
@@ -92,7 +94,9 @@ impl Modules {
             let entry = match unchanged {
                 Some(old) => old.clone(),
                 None => {
-                    let Some(id) = self.number(listed, i == 0, start, end) else { continue };
+                    let Some(id) = self.number(listed, i == 0, start, end) else {
+                        continue;
+                    };
                     if self.loaded.iter().any(|old| old.start == start) {
                         changes.push(Change::Removed(start));
                     }
@@ -225,7 +229,9 @@ fn framehop_module(listed: &LoadedModule, start: u64, end: u64) -> framehop::Mod
 fn build_id(module: &LoadedModule) -> Option<Vec<u8>> {
     const MOST_NOTE_BYTES: u64 = 64 * 1024;
     let notes = module.notes.iter().filter(|notes| notes.end - notes.start <= MOST_NOTE_BYTES);
-    notes.filter_map(|notes| read_own_memory(notes.clone()).ok()).find_map(|bytes| build_id_in(&bytes))
+    notes
+        .filter_map(|notes| read_own_memory(notes.clone()).ok())
+        .find_map(|bytes| build_id_in(&bytes))
 }
 
 /// Notes as ELF has them: the lengths of name and description and a type, 4 bytes each, then name
@@ -317,9 +323,11 @@ mod tests {
     #[test]
     fn finds_a_build_id_behind_other_notes() {
         let mut notes = Vec::new();
-        for (name, kind, description) in
-            [(&b"XYZ\0"[..], 3_u32, &[9_u8; 5][..]), (b"GNU\0", 1, &[8; 4]), (b"GNU\0", 3, &[7; 20])]
-        {
+        for (name, kind, description) in [
+            (&b"XYZ\0"[..], 3_u32, &[9_u8; 5][..]),
+            (b"GNU\0", 1, &[8; 4]),
+            (b"GNU\0", 3, &[7; 20]),
+        ] {
             notes.extend((name.len() as u32).to_ne_bytes());
             notes.extend((description.len() as u32).to_ne_bytes());
             notes.extend(kind.to_ne_bytes());

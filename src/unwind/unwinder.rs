@@ -86,7 +86,9 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<Frame>,
     ) -> End {
         frames.clear();
-        let Some(regs) = self.machine.registers(registers) else { return End::Lost };
+        let Some(regs) = self.machine.registers(registers) else {
+            return End::Lost;
+        };
         let bottom = registers.stack_pointer();
         let mut beyond = false;
         let mut read = |address: u64| {
@@ -99,8 +101,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         };
         let modules = &self.modules;
         let instruction = registers.instruction();
-        let mut walk =
-            self.machine.iter_frames(instruction, regs, &mut self.cache, &mut read);
+        let mut walk = self.machine.iter_frames(instruction, regs, &mut self.cache, &mut read);
         let end = loop {
             if frames.len() >= most_frames {
                 break End::Cut;
@@ -162,7 +163,8 @@ mod tests {
     fn unwinds_by_frame_pointers_where_there_are_no_tables() {
         let mut unwinder = X86::default();
         unwinder.update(&[code(0x1000..0x9000)]);
-        let registers = Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
+        let registers =
+            Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
         let mut frames = Vec::new();
         let end = unwinder.unwind(registers, &two_frames(0x3001), 100, &mut frames);
         assert_eq!(addresses(&frames), [0x2000, 0x3000]);
@@ -197,7 +199,8 @@ mod tests {
     fn a_stack_longer_than_its_copy_is_cut() {
         let mut unwinder = X86::default();
         unwinder.update(&[code(0x1000..0x9000)]);
-        let registers = Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
+        let registers =
+            Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
         let mut frames = Vec::new();
         let stack = &two_frames(0x3001)[..0x18];
         assert_eq!(unwinder.unwind(registers, stack, 100, &mut frames), End::Cut);

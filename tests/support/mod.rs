@@ -12,22 +12,22 @@ use tracing_profiling::{Builder, Handle, Kept, ProfilingLayer};
 use tracing_subscriber::prelude::*;
 
 /// Long enough for anything that will happen at all.
-pub const PLENTY: Duration = Duration::from_secs(60);
+pub(crate) const PLENTY: Duration = Duration::from_secs(60);
 
 /// A layer that keeps profiles in memory, on a subscriber of its own.
-pub struct Setup {
-    pub handle: Handle,
-    pub dispatch: Dispatch,
-    pub memory: Memory,
-    pub kept: Arc<Mutex<Vec<Kept>>>,
+pub(crate) struct Setup {
+    pub(crate) handle: Handle,
+    pub(crate) dispatch: Dispatch,
+    pub(crate) memory: Memory,
+    pub(crate) kept: Arc<Mutex<Vec<Kept>>>,
 }
 
 impl Setup {
-    pub fn new(rules: &str) -> Self {
+    pub(crate) fn new(rules: &str) -> Self {
         Self::with(rules, |builder| builder)
     }
 
-    pub fn with(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
+    pub(crate) fn with(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         let memory = Memory::new();
         let kept = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&kept);
@@ -42,32 +42,32 @@ impl Setup {
     }
 
     /// Runs `action` with this subscriber, and waits until everything is exported.
-    pub fn run<R>(&self, action: impl FnOnce() -> R) -> R {
+    pub(crate) fn run<R>(&self, action: impl FnOnce() -> R) -> R {
         let result = tracing::dispatcher::with_default(&self.dispatch, action);
         self.flush();
         result
     }
 
-    pub fn flush(&self) {
+    pub(crate) fn flush(&self) {
         assert!(self.handle.flush(PLENTY), "flushed in time");
     }
 
-    pub fn kept(&self) -> Vec<Kept> {
+    pub(crate) fn kept(&self) -> Vec<Kept> {
         self.kept.lock().unwrap().clone()
     }
 
     /// The names of what was kept, one list for each local root.
-    pub fn kept_names(&self) -> Vec<Vec<&'static str>> {
+    pub(crate) fn kept_names(&self) -> Vec<Vec<&'static str>> {
         let names = |kept: &Kept| kept.spans.iter().map(|span| span.name()).collect();
         self.kept().iter().map(names).collect()
     }
 
-    pub fn profiles(&self) -> Vec<Profile> {
+    pub(crate) fn profiles(&self) -> Vec<Profile> {
         self.memory.profiles()
     }
 
     /// Whether there are stacks here. CI says where it knows that there must be.
-    pub fn has_perf(&self) -> bool {
+    pub(crate) fn has_perf(&self) -> bool {
         let refused = self.handle.stats().threads_refused_perf > 0;
         if refused {
             assert!(
@@ -81,7 +81,7 @@ impl Setup {
 
 /// Keeps the CPU busy, in a function that a profile can name.
 #[inline(never)]
-pub fn burn(cpu: Duration) -> u64 {
+pub(crate) fn burn(cpu: Duration) -> u64 {
     let start = Instant::now();
     let mut x = 1_u64;
     while start.elapsed() < cpu {
@@ -95,7 +95,7 @@ pub fn burn(cpu: Duration) -> u64 {
 }
 
 /// The functions of a sample, the innermost first, inlined ones too.
-pub fn functions<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
+pub(crate) fn functions<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
     profile
         .stack(sample.stack)
         .iter()
@@ -107,16 +107,17 @@ pub fn functions<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
 }
 
 /// How many points have a function of that name, by its last part.
-pub fn points_in(profile: &Profile, function: &str) -> usize {
+pub(crate) fn points_in(profile: &Profile, function: &str) -> usize {
     let is_it = |name: &&str| name.rsplit("::").next() == Some(function);
-    let with_it = |sample: &&Sample| functions(profile, sample).iter().any(|name| is_it(name));
+    let with_it = |sample: &&Sample| functions(profile, sample).iter().any(is_it);
     profile.samples().iter().filter(with_it).map(|sample| sample.points.len()).sum()
 }
 
 /// How many points have a remark of ours in their stack.
-pub fn points_with_remark(profile: &Profile) -> usize {
+pub(crate) fn points_with_remark(profile: &Profile) -> usize {
     let has_remark = |sample: &&Sample| {
-        let mut locations = profile.stack(sample.stack).iter().filter_map(|id| profile.location(*id));
+        let mut locations =
+            profile.stack(sample.stack).iter().filter_map(|id| profile.location(*id));
         locations.any(|location| location.kind == FrameKind::Remark)
     };
     profile.samples().iter().filter(has_remark).map(|sample| sample.points.len()).sum()
@@ -124,7 +125,7 @@ pub fn points_with_remark(profile: &Profile) -> usize {
 
 /// Runs one test of this very program in a process of its own, with the variable `CHILD` set, and
 /// returns its output.
-pub fn run_child(test: &str, variables: &[(&str, &str)]) -> std::process::Output {
+pub(crate) fn run_child(test: &str, variables: &[(&str, &str)]) -> std::process::Output {
     std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env("CHILD", test)
@@ -134,6 +135,6 @@ pub fn run_child(test: &str, variables: &[(&str, &str)]) -> std::process::Output
 }
 
 /// Whether this process was started by [`run_child`] for that test.
-pub fn is_child(test: &str) -> bool {
+pub(crate) fn is_child(test: &str) -> bool {
     std::env::var("CHILD").is_ok_and(|child| child == test)
 }

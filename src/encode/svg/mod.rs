@@ -69,7 +69,11 @@ fn write_svg(
         MARGIN + LINE,
         WIDTH - MARGIN,
     )?;
-    writeln!(svg, "<g id=\"frames\" data-left=\"{MARGIN}\" data-width=\"{}\">", WIDTH - 2.0 * MARGIN)?;
+    writeln!(
+        svg,
+        "<g id=\"frames\" data-left=\"{MARGIN}\" data-width=\"{}\">",
+        WIDTH - 2.0 * MARGIN
+    )?;
     let scale = (WIDTH - 2.0 * MARGIN) / root.weight_ns.max(1) as f64;
     let mut boxes = Boxes { svg, top, scale, total_ns: root.weight_ns.max(1) };
     boxes.draw_children(root, 0, MARGIN)?;
@@ -91,7 +95,11 @@ fn legend(svg: &mut String, y: f64) -> std::fmt::Result {
         (Kind::Remark, "remark"),
     ] {
         let fill = color(kind, "");
-        writeln!(svg, "<rect x=\"{x}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{fill}\"/>", y - 9.0)?;
+        writeln!(
+            svg,
+            "<rect x=\"{x}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{fill}\"/>",
+            y - 9.0
+        )?;
         text(svg, "note", x + 15.0, y, name)?;
         x += 40.0 + CHARACTER * name.len() as f64;
     }
@@ -126,8 +134,10 @@ impl Boxes<'_> {
             node.weight_ns.div_ceil(1000),
         ));
         let samples = if node.samples == 1 { "sample" } else { "samples" };
-        let mut details = format!("{} ({time}, {share:.1} %, {} {samples})", node.name, node.samples);
-        for line in node.heaviest_places().into_iter().chain(node.folded.iter().map(String::as_str)) {
+        let mut details =
+            format!("{} ({time}, {share:.1} %, {} {samples})", node.name, node.samples);
+        for line in node.heaviest_places().into_iter().chain(node.folded.iter().map(String::as_str))
+        {
             _ = write!(details, "\n{line}");
         }
         writeln!(

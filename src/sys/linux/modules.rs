@@ -84,14 +84,16 @@ pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
     iterate(&mut |info| {
         // The program is always the first.
         let program = copy(info);
-        let inside = program.read_only.iter().any(|segment| {
-            segment.start <= addresses.start && addresses.end <= segment.end
-        });
+        let inside = program
+            .read_only
+            .iter()
+            .any(|segment| segment.start <= addresses.start && addresses.end <= segment.end);
         if inside && addresses.start < addresses.end {
             let length = (addresses.end - addresses.start) as usize;
             // SAFETY: the loader maps the program's segments for as long as the process lives,
             // and this one is not writable.
-            found = Some(unsafe { std::slice::from_raw_parts(addresses.start as *const u8, length) });
+            found =
+                Some(unsafe { std::slice::from_raw_parts(addresses.start as *const u8, length) });
         }
         false
     });

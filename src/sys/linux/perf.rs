@@ -152,8 +152,7 @@ impl Ring {
         let pointer = &raw const period_ns as u64;
         self.with_event(|event| {
             // SAFETY: `period_ns` lives until the call returns.
-            let result =
-                unsafe { perf_event_open_sys::ioctls::PERIOD(event.as_raw_fd(), pointer) };
+            let result = unsafe { perf_event_open_sys::ioctls::PERIOD(event.as_raw_fd(), pointer) };
             if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         })
     }

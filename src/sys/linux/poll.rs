@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -14,18 +14,17 @@ use super::ring::Ring;
 
 /// What the collector sleeps on.
 #[derive(Debug)]
-pub(crate) struct Poller {
-    epoll: Arc<OwnedFd>,
-    event: Arc<OwnedFd>,
-    pending: Arc<AtomicBool>,
-}
+pub(crate) struct Poller(Arc<Inner>);
 
-/// Wakes the [`Poller`], and adds rings to it.
+/// Wakes the [`Poller`], and adds rings to it. Does nothing once there is none.
 #[derive(Clone, Debug)]
-pub(crate) struct Waker {
-    epoll: Arc<OwnedFd>,
-    event: Arc<OwnedFd>,
-    pending: Arc<AtomicBool>,
+pub(crate) struct Waker(Weak<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    epoll: OwnedFd,
+    event: OwnedFd,
+    pending: AtomicBool,
 }
 
 impl Poller {
@@ -33,19 +32,11 @@ impl Poller {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &event, EventData::new_u64(0), EventFlags::IN)?;
-        Ok(Self {
-            epoll: Arc::new(epoll),
-            event: Arc::new(event),
-            pending: Arc::new(AtomicBool::new(false)),
-        })
+        Ok(Self(Arc::new(Inner { epoll, event, pending: AtomicBool::new(false) })))
     }
 
     pub(crate) fn waker(&self) -> Waker {
-        Waker {
-            epoll: Arc::clone(&self.epoll),
-            event: Arc::clone(&self.event),
-            pending: Arc::clone(&self.pending),
-        }
+        Waker(Arc::downgrade(&self.0))
     }
 
     /// Sleeps until a ring has filled to its mark, a thread with a ring has ended, somebody
@@ -55,10 +46,10 @@ impl Poller {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 16];
         // What exactly happened does not matter: a round looks at every thread. An interruption
         // is as good a reason to look as any.
-        let woken = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
+        let woken = epoll::wait(&self.0.epoll, &mut events, timeout.as_ref());
         debug_assert!(matches!(woken, Ok(_) | Err(Errno::INTR)));
-        self.pending.store(false, Ordering::SeqCst);
-        _ = rustix::io::read(&*self.event, &mut [0; 8]);
+        self.0.pending.store(false, Ordering::SeqCst);
+        _ = rustix::io::read(&self.0.event, &mut [0; 8]);
     }
 }
 
@@ -66,18 +57,21 @@ impl Waker {
     /// Ends the present or the next [`Poller::wait`]. Never blocks; a system call only if nobody
     /// has called it since the last one.
     pub(crate) fn wake(&self) {
-        if !self.pending.swap(true, Ordering::SeqCst) {
-            _ = rustix::io::write(&*self.event, &1_u64.to_ne_bytes());
+        if let Some(inner) = self.0.upgrade()
+            && !inner.pending.swap(true, Ordering::SeqCst)
+        {
+            _ = rustix::io::write(&inner.event, &1_u64.to_ne_bytes());
         }
     }
 
     /// Wakes the poller from now on when `ring` has filled to its mark, and when its thread has
     /// ended. Ends when the ring is dropped.
     pub(crate) fn watch(&self, ring: &Ring) -> io::Result<()> {
+        let inner = self.0.upgrade().ok_or(io::ErrorKind::BrokenPipe)?;
         // Edge-triggered: the event of a thread that has ended stays "hung up" until dropped.
         ring.with_event(|event| {
             let data = EventData::new_u64(1);
-            Ok(epoll::add(&*self.epoll, event, data, EventFlags::IN | EventFlags::ET)?)
+            Ok(epoll::add(&inner.epoll, event, data, EventFlags::IN | EventFlags::ET)?)
         })
     }
 }

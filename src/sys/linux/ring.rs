@@ -51,7 +51,13 @@ impl Ring {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { event: Mutex::new(Some(event)), base, page_size, data_size, process: process_id() })
+        Ok(Self {
+            event: Mutex::new(Some(event)),
+            base,
+            page_size,
+            data_size,
+            process: process_id(),
+        })
     }
 
     /// Does something with the event, unless the ring was retired.
@@ -139,8 +145,7 @@ impl Ring {
         let enabled = unsafe { &raw mut (*header).time_enabled };
         // SAFETY: both words are mapped until `drop`, aligned, and written by the kernel with
         // single stores of their size.
-        let (lock, enabled) =
-            unsafe { (AtomicU32::from_ptr(lock), AtomicU64::from_ptr(enabled)) };
+        let (lock, enabled) = unsafe { (AtomicU32::from_ptr(lock), AtomicU64::from_ptr(enabled)) };
         for _ in 0..8 {
             let before = lock.load(Ordering::Acquire);
             let time = enabled.load(Ordering::Acquire);

@@ -1,0 +1,495 @@
+//! What the layer does to the process that it is in. Each test that changes or counts something of
+//! the process runs in one of its own.
+
+#![cfg(target_os = "linux")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    unsafe_code,
+    reason = "a test"
+)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use support::{PLENTY, Setup, burn, is_child, points_in, run_child};
+use tracing::{Dispatch, info_span};
+use tracing_profiling::{Directory, ProfilingLayer};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::prelude::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Declares a test whose body runs in a process of its own.
+macro_rules! in_child {
+    ($(#[$attribute:meta])* fn $name:ident() $body:block) => {
+        $(#[$attribute])*
+        #[test]
+        fn $name() {
+            if is_child(stringify!($name)) {
+                let body = || $body;
+                body();
+                println!("child is done");
+                return;
+            }
+            let output = run_child(stringify!($name), &[]);
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(
+                output.status.success() && text.contains("child is done"),
+                "{text}\n{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+    };
+}
+
+/// Threads, files, mappings and caught signals of this process.
+#[derive(Debug, PartialEq, Eq)]
+struct Belongings {
+    threads: usize,
+    files: usize,
+    caught_signals: String,
+}
+
+impl Belongings {
+    fn now() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let caught = status.lines().find(|line| line.starts_with("SigCgt:")).unwrap();
+        Self {
+            threads: fs::read_dir("/proc/self/task").unwrap().count(),
+            files: fs::read_dir("/proc/self/fd").unwrap().count(),
+            caught_signals: caught.to_owned(),
+        }
+    }
+}
+
+/// The mappings of perf rings.
+fn ring_mappings() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("[perf_event]")).count()
+}
+
+in_child! {
+    fn off_means_that_nothing_of_ours_exists() {
+        // SAFETY: the child has no other thread that could read the environment.
+        unsafe { std::env::set_var("TRACING_PROFILING", "off") };
+        let before = Belongings::now();
+        let layer = ProfilingLayer::from_env().unwrap();
+        let handle = layer.handle();
+        let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
+        tracing::dispatcher::with_default(&dispatch, || {
+            let _span = info_span!("a span").entered();
+            tracing::error!("an error");
+            burn(20 * MS);
+            assert_eq!(Belongings::now(), before);
+            assert_eq!(ring_mappings(), 0);
+        });
+        assert!(handle.flush(PLENTY) && handle.shutdown(PLENTY));
+        assert_eq!(handle.stats(), tracing_profiling::Stats::default());
+        assert_eq!(Belongings::now(), before);
+    }
+}
+
+in_child! {
+    fn no_signal_handler_is_installed() {
+        let before = Belongings::now().caught_signals;
+        let setup = Setup::new("0ms");
+        setup.run(|| info_span!("a span").in_scope(|| burn(20 * MS)));
+        assert_eq!(Belongings::now().caught_signals, before);
+    }
+}
+
+in_child! {
+    fn shutdown_gives_everything_back() {
+        let before = Belongings::now();
+        let setup = Setup::new("0ms");
+        setup.run(|| info_span!("a span").in_scope(|| burn(20 * MS)));
+        assert!(setup.handle.shutdown(PLENTY));
+        wait_until(|| Belongings::now() == before && ring_mappings() == 0);
+    }
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PLENTY, "{:?}, {} rings", Belongings::now(), ring_mappings());
+        std::thread::sleep(5 * MS);
+    }
+}
+
+in_child! {
+    fn ten_thousand_short_threads_leave_nothing() {
+        let setup = Setup::new("1h");
+        let before = Belongings::now();
+        for _ in 0..1_250 {
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        let _default = tracing::dispatcher::set_default(&setup.dispatch);
+                        info_span!("short").in_scope(|| burn(Duration::from_micros(20)));
+                    });
+                }
+            });
+        }
+        wait_until(|| Belongings::now() == before && ring_mappings() == 0);
+        let stats = setup.handle.stats();
+        assert_eq!(stats.threads_sampled, 0);
+        assert_eq!(stats.records_malformed, 0);
+    }
+}
+
+in_child! {
+    fn more_threads_than_may_be_sampled_are_counted_and_timed() {
+        let setup = Setup::new("0ms");
+        // Room for files of ours for few threads only.
+        let limit = libc::rlimit { rlim_cur: 256, rlim_max: 256 };
+        // SAFETY: a plain structure, read by the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let limited = Setup::new("0ms");
+        drop(setup);
+        let barrier = std::sync::Barrier::new(64);
+        std::thread::scope(|scope| {
+            for _ in 0..64 {
+                scope.spawn(|| {
+                    let _default = tracing::dispatcher::set_default(&limited.dispatch);
+                    let span = info_span!("one of many").entered();
+                    barrier.wait();
+                    burn(MS);
+                    drop(span);
+                });
+            }
+        });
+        limited.flush();
+        let stats = limited.handle.stats();
+        if limited.has_perf() {
+            assert!(stats.threads_refused_open_files > 0, "{stats:?}");
+        }
+        assert_eq!(stats.spans_kept, 64);
+        for kept in limited.kept() {
+            assert!(kept.spans[0].account().on_cpu_ns > 0);
+        }
+    }
+}
+
+in_child! {
+    #[cfg_attr(tracing_profiling_unsupported, ignore = "there is no perf to refuse")]
+    fn without_perf_there_are_times_and_no_profiles() {
+        refuse_perf();
+        let lines = Lines::default();
+        let setup = Setup::new("0ms");
+        let layer = ProfilingLayer::builder().rules("0ms".parse().unwrap());
+        let directory = tempfile::tempdir().unwrap();
+        let layer = layer.directory(directory.path().join("profiles")).build().unwrap();
+        let handle = layer.handle();
+        let dispatch =
+            Dispatch::new(tracing_subscriber::registry().with(lines.clone()).with(layer));
+        tracing::dispatcher::with_default(&dispatch, || {
+            info_span!("busy").in_scope(|| burn(50 * MS));
+        });
+        assert!(handle.flush(PLENTY));
+        assert!(!directory.path().join("profiles").exists());
+        let lines = lines.0.lock().unwrap();
+        let said = lines.iter().filter(|line| line.contains("perf_event_open is refused")).count();
+        assert_eq!(said, 1, "{lines:#?}");
+        assert!(lines.iter().any(|line| line.contains("no profile: no sample fell in it")));
+
+        // What the thread's own clock says, read inside each span and around it.
+        let mut inside = Vec::new();
+        let mut around = Vec::new();
+        setup.run(|| {
+            for work in [|| _ = burn(50 * MS), || std::thread::sleep(50 * MS)] {
+                let before = thread_cpu_ns();
+                let span = info_span!("span").entered();
+                let start = thread_cpu_ns();
+                work();
+                inside.push(thread_cpu_ns() - start);
+                drop(span);
+                around.push(thread_cpu_ns() - before);
+            }
+        });
+        assert!(setup.profiles().is_empty());
+        let kept = setup.kept();
+        assert_eq!(kept.len(), 2);
+        for (n, kept) in kept.iter().enumerate() {
+            let account = *kept.spans[0].account();
+            assert!(account.on_cpu_ns + account.on_cpu_error_ns >= inside[n], "{account:?}");
+            assert!(account.on_cpu_ns <= around[n] + account.on_cpu_error_ns, "{account:?}");
+            let parts = account.on_cpu_ns + account.off_cpu_ns + account.idle_ns;
+            assert!(parts.abs_diff(account.wall_ns) < 1_000, "{account:?}");
+        }
+        let asleep = *kept[1].spans[0].account();
+        assert!(asleep.on_cpu_error_ns < asleep.wall_ns / 10, "{asleep:?}");
+        assert_eq!(setup.handle.stats().threads_refused_perf, 1);
+    }
+}
+
+fn thread_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a structure of ours, which the call fills.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// What a container's default filter does: `perf_event_open` fails with `EPERM`.
+fn refuse_perf() {
+    use seccompiler::{SeccompAction, SeccompFilter, apply_filter};
+    let rules = BTreeMap::from([(libc::SYS_perf_event_open, Vec::new())]);
+    let filter = SeccompFilter::new(
+        rules,
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::EPERM as u32),
+        std::env::consts::ARCH.try_into().unwrap(),
+    );
+    let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
+    apply_filter(&program).unwrap();
+}
+
+/// A layer that collects the messages of our own events.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl<S: tracing::Subscriber> Layer<S> for Lines {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        struct Message(String);
+        impl tracing::field::Visit for Message {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 = format!("{value:?}");
+            }
+        }
+        if event.metadata().target() == "tracing_profiling" {
+            let mut message = Message(String::new());
+            event.record(&mut message);
+            self.0.lock().unwrap().push(message.0);
+        }
+    }
+}
+
+in_child! {
+    fn a_store_that_cannot_be_written_is_one_warning() {
+        let lines = Lines::default();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let layer = ProfilingLayer::builder()
+            .rules("0ms".parse().unwrap())
+            .directory(file.path().join("below a file"))
+            .build()
+            .unwrap();
+        let handle = layer.handle();
+        let dispatch =
+            Dispatch::new(tracing_subscriber::registry().with(lines.clone()).with(layer));
+        for _ in 0..3 {
+            tracing::dispatcher::with_default(&dispatch, || {
+                info_span!("busy").in_scope(|| burn(50 * MS));
+            });
+            assert!(handle.flush(PLENTY));
+        }
+        let stats = handle.stats();
+        if stats.threads_sampled == 0 {
+            return;
+        }
+        assert_eq!(stats.profiles_dropped_export_failed, 3);
+        let lines = lines.0.lock().unwrap();
+        let warnings: Vec<_> = lines.iter().filter(|line| line.contains("cannot write")).collect();
+        assert_eq!(warnings.len(), 1, "{lines:#?}");
+        assert!(warnings[0].contains("TRACING_PROFILING_DIR"));
+    }
+}
+
+in_child! {
+    fn a_forked_child_uses_spans_and_comes_to_no_harm() {
+        let setup = Setup::new("0ms");
+        let mut statuses = Vec::new();
+        setup.run(|| {
+            let _outer = info_span!("outer").entered();
+            burn(20 * MS);
+            for _ in 0..20 {
+                // SAFETY: the child runs code of this test only, which touches no lock that
+                // another thread of the parent could hold but the allocator's, which glibc
+                // handles, and ends with `_exit`.
+                match unsafe { libc::fork() } {
+                    0 => {
+                        for _ in 0..100 {
+                            let span = info_span!("in the child").entered();
+                            tracing::error!("an error there");
+                            drop(span);
+                        }
+                        // On a new thread too.
+                        let other = std::thread::spawn(|| info_span!("other").in_scope(|| ()));
+                        let status = i32::from(other.join().is_err());
+                        // SAFETY: ends the process at once.
+                        unsafe { libc::_exit(status) };
+                    }
+                    child => {
+                        let mut status = 0;
+                        // SAFETY: waits for our own child; the pointer is to our own integer.
+                        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                        statuses.push(status);
+                    }
+                }
+            }
+        });
+        assert!(statuses.iter().all(|status| *status == 0), "{statuses:?}");
+        assert_eq!(setup.kept_names(), [["outer"]]);
+        if setup.has_perf() {
+            assert!(points_in(&setup.profiles()[0], "burn") > 0);
+        }
+    }
+}
+
+in_child! {
+    fn a_library_that_is_loaded_later_is_found() {
+        let setup = Setup::new("0ms");
+        // Before: what is loaded now is known from here on.
+        setup.run(|| info_span!("before").in_scope(|| burn(30 * MS)));
+        let directory = tempfile::tempdir().unwrap();
+        let library = build_library(directory.path());
+        // SAFETY: our own library, which does nothing when it is loaded.
+        let library = unsafe { libloading::Library::new(library) }.unwrap();
+        // SAFETY: the function has this signature, see below.
+        let burn_there: libloading::Symbol<'_, unsafe extern "C" fn(u64) -> u64> =
+            unsafe { library.get(b"burn_in_the_library") }.unwrap();
+        setup.run(|| {
+            info_span!("after").in_scope(|| {
+                let start = Instant::now();
+                while start.elapsed() < 100 * MS {
+                    // SAFETY: pure arithmetic.
+                    std::hint::black_box(unsafe { burn_there(100_000) });
+                }
+            });
+        });
+        if !setup.has_perf() {
+            return;
+        }
+        let profile = &setup.profiles()[1];
+        assert!(points_in(profile, "burn_in_the_library") > 0);
+        assert_eq!(support::points_with_remark(profile), 0, "all stacks are whole");
+    }
+}
+
+fn build_library(directory: &Path) -> PathBuf {
+    let source = directory.join("late.rs");
+    let code = r#"
+        #[unsafe(no_mangle)]
+        pub extern "C" fn burn_in_the_library(rounds: u64) -> u64 {
+            let mut x = rounds;
+            for i in 0..rounds { x = std::hint::black_box((x ^ i) * 3 % 1_000_003); }
+            x
+        }"#;
+    fs::write(&source, code).unwrap();
+    let library = directory.join("liblate.so");
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let built = Command::new(rustc)
+        .args(["--crate-type=cdylib", "--edition=2024", "-O", "-g", "-o"])
+        .args([&library, &source])
+        .status()
+        .unwrap();
+    assert!(built.success());
+    library
+}
+
+/// What becomes of a span that is kept in the last moments: for each way to end, the child writes
+/// to a directory.
+fn end_of_process(test: &str, end: impl FnOnce()) -> Option<usize> {
+    if is_child(test) {
+        let directory = std::env::var_os("DIRECTORY").unwrap();
+        let resource = opentelemetry_sdk::Resource::builder().build();
+        let layer = ProfilingLayer::builder()
+            .rules("0ms".parse().unwrap())
+            .exporter(Directory::new(directory, resource))
+            .build()
+            .unwrap();
+        let guard = layer.handle().flush_on_drop();
+        tracing_subscriber::registry().with(layer).init();
+        info_span!("last").in_scope(|| burn(60 * MS));
+        end();
+        drop(guard);
+        return None;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let output = run_child(test, &[("DIRECTORY", path)]);
+    let says = String::from_utf8_lossy(&output.stderr);
+    assert!(!says.contains("tracing_profiling::"), "nothing of ours panicked: {says}");
+    Some(fs::read_dir(path).unwrap().count())
+}
+
+fn has_perf() -> bool {
+    let setup = Setup::new("0ms");
+    setup.run(|| info_span!("probe").in_scope(|| ()));
+    setup.has_perf()
+}
+
+#[test]
+fn the_guard_writes_at_the_return_from_main() {
+    if let Some(files) = end_of_process("the_guard_writes_at_the_return_from_main", || ()) {
+        assert_eq!(files, if has_perf() { 3 } else { 0 });
+    }
+}
+
+#[test]
+fn the_guard_writes_when_main_panics() {
+    let panic = || panic!("on purpose");
+    if let Some(files) = end_of_process("the_guard_writes_when_main_panics", panic) {
+        assert_eq!(files, if has_perf() { 3 } else { 0 });
+    }
+}
+
+#[test]
+fn exit_drops_no_guard_so_whole_files_or_none() {
+    let exit = || std::process::exit(0);
+    if let Some(files) = end_of_process("exit_drops_no_guard_so_whole_files_or_none", exit) {
+        // The exporting thread races with the end: what it has renamed is whole.
+        assert!(files <= 4, "{files}");
+    }
+}
+
+/// Remembers each span and event it is shown.
+#[derive(Clone, Default)]
+struct Witness(Arc<Mutex<Vec<&'static str>>>);
+
+impl<S: tracing::Subscriber> Layer<S> for Witness {
+    fn on_new_span(
+        &self,
+        attributes: &tracing::span::Attributes<'_>,
+        _: &tracing::span::Id,
+        _: Context<'_, S>,
+    ) {
+        self.0.lock().unwrap().push(attributes.metadata().name());
+    }
+
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == "witnessed" {
+            self.0.lock().unwrap().push(event.metadata().target());
+        }
+    }
+}
+
+#[test]
+fn no_callsite_is_switched_off_for_another_layer() {
+    for rules in ["250ms|error", "off", "nothing=1s", "witnessed=off"] {
+        let ours = || ProfilingLayer::builder().rules(rules.parse().unwrap()).build().unwrap();
+        let witness = Witness::default();
+        let subscribers = [
+            Dispatch::new(tracing_subscriber::registry().with(witness.clone()).with(ours())),
+            Dispatch::new(tracing_subscriber::registry().with(ours()).with(witness.clone())),
+        ];
+        for subscriber in subscribers {
+            tracing::dispatcher::with_default(&subscriber, || {
+                let _error = tracing::error_span!(target: "witnessed", "error").entered();
+                let _trace = tracing::trace_span!(target: "witnessed", "trace").entered();
+                tracing::trace!(target: "witnessed", "an event");
+                assert!(tracing::enabled!(target: "witnessed", tracing::Level::TRACE));
+            });
+        }
+        let seen = std::mem::take(&mut *witness.0.lock().unwrap());
+        assert_eq!(seen, ["error", "trace", "witnessed", "error", "trace", "witnessed"], "{rules}");
+    }
+}
