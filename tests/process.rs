@@ -374,20 +374,18 @@ in_child! {
     }
 }
 
+/// With the C compiler that links Rust programs too, and that every user may run.
 fn build_library(directory: &Path) -> PathBuf {
-    let source = directory.join("late.rs");
-    let code = r#"
-        #[unsafe(no_mangle)]
-        pub extern "C" fn burn_in_the_library(rounds: u64) -> u64 {
-            let mut x = rounds;
-            for i in 0..rounds { x = std::hint::black_box((x ^ i) * 3 % 1_000_003); }
-            x
-        }"#;
+    let source = directory.join("late.c");
+    let code = "unsigned long burn_in_the_library(unsigned long rounds) {
+                    volatile unsigned long x = rounds;
+                    for (unsigned long i = 0; i < rounds; i++) x = (x ^ i) * 3 % 1000003;
+                    return x;
+                }";
     fs::write(&source, code).unwrap();
     let library = directory.join("liblate.so");
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let built = Command::new(rustc)
-        .args(["--crate-type=cdylib", "--edition=2024", "-O", "-g", "-o"])
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O2", "-g", "-o"])
         .args([&library, &source])
         .status()
         .unwrap();
