@@ -1,31 +1,42 @@
 //! What a profiled span costs that is not kept, and one that no rule matches.
 
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
 use tracing::{Dispatch, dispatcher};
 use tracing_profiling::ProfilingLayer;
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
 
-use crate::measure::{added, figure, interleave, median, time_each};
+use crate::measure::{added, child, figure, interleave, median, time_each};
 
-fn profiled(rules: &str) -> Dispatch {
-    let rules = rules.parse().expect("rules of this bench");
-    let layer = ProfilingLayer::builder().rules(rules).build().expect("threads");
-    Dispatch::new(tracing_subscriber::registry().with(layer))
+const RULES: &str = "matched=10s|error";
+
+fn ours() -> ProfilingLayer {
+    let rules = RULES.parse().expect("rules of this bench");
+    ProfilingLayer::builder().rules(rules).build().expect("threads")
 }
 
 /// Runs `body` with a span of a target that the rules match, or of one that they do not.
 macro_rules! with_target {
     ($matched:expr, $body:expr) => {
-        if $matched { $body(&|| tracing::info_span!(target: "matched", "hot")) }
-        else { $body(&|| tracing::info_span!(target: "unmatched", "hot")) }
+        if $matched {
+            $body(&|| tracing::info_span!(target: "matched", "hot"))
+        } else {
+            $body(&|| tracing::info_span!(target: "unmatched", "hot"))
+        }
     };
 }
 
+type Run = fn(&Dispatch, bool) -> f64;
+type New<'a> = &'a dyn Fn() -> tracing::Span;
+
 fn enter_exit(dispatch: &Dispatch, is_matched: bool) -> f64 {
     dispatcher::with_default(dispatch, || {
-        with_target!(is_matched, |new: &dyn Fn() -> tracing::Span| {
+        with_target!(is_matched, |new: New<'_>| {
             let span = new();
             time_each(20_000, || span.in_scope(|| black_box(())))
         })
@@ -34,25 +45,97 @@ fn enter_exit(dispatch: &Dispatch, is_matched: bool) -> f64 {
 
 fn whole_life(dispatch: &Dispatch, is_matched: bool) -> f64 {
     dispatcher::with_default(dispatch, || {
-        with_target!(is_matched, |new: &dyn Fn() -> tracing::Span| {
+        with_target!(is_matched, |new: New<'_>| {
             time_each(20_000, || new().in_scope(|| black_box(())))
         })
     })
 }
 
+/// One enter and exit every 200 µs, in between which other memory is used.
+fn enter_exit_cold(dispatch: &Dispatch, is_matched: bool) -> f64 {
+    let mut other = vec![0_u8; 256 * 1024];
+    dispatcher::with_default(dispatch, || {
+        with_target!(is_matched, |new: New<'_>| {
+            let span = new();
+            let mut times = Vec::with_capacity(200);
+            for round in 0..200_usize {
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_micros(200) {
+                    other.iter_mut().step_by(64).for_each(|byte| *byte = round as u8);
+                }
+                let start = Instant::now();
+                span.in_scope(|| black_box(()));
+                times.push(start.elapsed().as_nanos() as f64);
+            }
+            median(&times)
+        })
+    })
+}
+
+fn allocations(dispatch: &Dispatch) -> usize {
+    whole_life(dispatch, true);
+    let region = Region::new(&INSTRUMENTED_SYSTEM);
+    whole_life(dispatch, true);
+    region.change().allocations
+}
+
 pub(crate) fn run() {
     // A registry without any layer never closes a span; with one that does nothing it does.
     let bare = Dispatch::new(tracing_subscriber::registry().with(Identity::new()));
-    let ours = profiled("matched=10s|error");
-    for (what, run) in
-        [("enter_exit", enter_exit as fn(&Dispatch, bool) -> f64), ("span", whole_life)]
-    {
-        let times = interleave(
-            41,
-            &mut [&mut || run(&bare, true), &mut || run(&ours, true), &mut || run(&ours, false)],
-        );
-        figure(&format!("hot.{what}.bare"), median(&mut times[0].clone()), "ns");
-        figure(&format!("hot.{what}.added"), added(&times[0], &times[1]), "ns");
-        figure(&format!("hot.unmatched.{what}.added"), added(&times[0], &times[2]), "ns");
-    }
+    let with_ours = Dispatch::new(tracing_subscriber::registry().with(ours()));
+    let compare = |rounds, run: Run| {
+        interleave(
+            rounds,
+            &mut [&mut || run(&bare, true), &mut || run(&with_ours, true), &mut || {
+                run(&with_ours, false)
+            }],
+        )
+    };
+    let times = compare(41, enter_exit);
+    figure("hot.enter_exit.bare", median(&times[0]), "ns");
+    figure("hot.enter_exit.added", added(&times[0], &times[1]), "ns");
+    figure("hot.unmatched.enter_exit.added", added(&times[0], &times[2]), "ns");
+    let cold = compare(11, enter_exit_cold);
+    figure("hot.enter_exit.added_200us_apart", added(&cold[0], &cold[1]), "ns");
+    print!("{}", child("syscalls", &[]));
+    let times = compare(41, whole_life);
+    figure("hot.span.bare", median(&times[0]), "ns");
+    figure("hot.span.added", added(&times[0], &times[1]), "ns");
+    figure("hot.unmatched.span.added", added(&times[0], &times[2]), "ns");
+    beside_otel(&bare);
+    let more = allocations(&with_ours).saturating_sub(allocations(&bare));
+    figure("hot.span.allocations", more as f64 / 20_000.0, "count");
+    clock();
+}
+
+/// With tracing-opentelemetry in the stack, which exports nowhere.
+fn beside_otel(bare: &Dispatch) {
+    let provider = SdkTracerProvider::builder().build();
+    let tracer = || provider.tracer("bench");
+    let alone = Dispatch::new(
+        tracing_subscriber::registry().with(tracing_opentelemetry::layer().with_tracer(tracer())),
+    );
+    let both = Dispatch::new(
+        tracing_subscriber::registry()
+            .with(ours())
+            .with(tracing_opentelemetry::layer().with_tracer(tracer())),
+    );
+    let times = interleave(
+        21,
+        &mut [&mut || whole_life(bare, true), &mut || whole_life(&alone, true), &mut || {
+            whole_life(&both, true)
+        }],
+    );
+    let ours = added(&times[1], &times[2]);
+    let theirs = added(&times[0], &times[1]);
+    figure("hot.span.added_by_tracing_opentelemetry", theirs, "ns");
+    figure("hot.span.added_beside_otel", ours, "ns");
+    figure("hot.span.ratio_to_tracing_opentelemetry", ours / theirs, "x");
+}
+
+/// The floor: an enter and exit reads the time stamp counter twice, the life of a span four times.
+fn clock() {
+    let clock = quanta::Clock::new();
+    let times = interleave(11, &mut [&mut || time_each(200_000, || _ = black_box(clock.raw()))]);
+    figure("floor.clock_read", median(&times[0]), "ns");
 }

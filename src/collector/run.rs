@@ -215,6 +215,7 @@ impl Collector {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
+            clock: self.engine.spans.clock(),
             most_frames: self.limits.frames_per_stack,
             round: self.round,
             stack_bytes: &mut self.stack_bytes,

@@ -21,6 +21,11 @@ impl Memory {
     pub fn profiles(&self) -> Vec<Profile> {
         self.0.lock().clone()
     }
+
+    /// The same, and forgets them.
+    pub fn take(&self) -> Vec<Profile> {
+        std::mem::take(&mut self.0.lock())
+    }
 }
 
 impl Exporter for Memory {

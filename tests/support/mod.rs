@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "not every test needs all of it")]
 
+pub(crate) mod tasks;
+
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,58 @@
+//! Samples on a wrong span, of 100,000, while tasks migrate between threads.
+
+use std::hint::black_box;
+
+use tracing::instrument::WithSubscriber;
+use tracing::{Instrument, dispatcher, info_span};
+
+use crate::measure::{Setup, figure};
+use crate::tasks::{TASKS, check};
+
+const WANTED: usize = 100_000;
+
+pub(crate) fn run() {
+    // A small stack and a high rate: this is about where samples go, and the more the better.
+    let setup = Setup::new("root=0ms,1h", |builder| {
+        builder.rate(10_000).stack_bytes(2_048).samples_per_profile(WANTED * 4)
+    });
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().expect("a runtime");
+    let (mut right, mut wrong) = (0, Vec::new());
+    while right + wrong.len() < WANTED {
+        one_second(&setup, &runtime);
+        setup.flush();
+        let profiles = setup.memory.take();
+        assert!(!profiles.is_empty(), "perf events are needed: {:?}", setup.handle.stats());
+        for profile in profiles {
+            let (more_right, more_wrong) = check(&profile);
+            right += more_right;
+            wrong.extend(more_wrong);
+        }
+    }
+    figure("attribution.samples", (right + wrong.len()) as f64, "count");
+    figure("attribution.wrong", wrong.len() as f64, "count");
+    wrong.iter().take(5).for_each(|wrong| eprintln!("{wrong}"));
+}
+
+fn one_second(setup: &Setup, runtime: &tokio::runtime::Runtime) {
+    dispatcher::with_default(&setup.dispatch, || {
+        let root = info_span!(target: "root", "root");
+        let tasks: Vec<_> = TASKS
+            .iter()
+            .map(|(_, work, span)| {
+                let task = async move {
+                    for _ in 0..300 {
+                        black_box(work(20_000));
+                        tokio::task::yield_now().await;
+                    }
+                };
+                let task = task.instrument(root.in_scope(span));
+                runtime.spawn(task.with_subscriber(setup.dispatch.clone()))
+            })
+            .collect();
+        for task in tasks {
+            runtime.block_on(task).expect("no panic");
+        }
+        drop(root);
+    });
+}
