@@ -2,7 +2,6 @@
 
 use std::hint::black_box;
 
-use tracing::instrument::WithSubscriber;
 use tracing::{Instrument, dispatcher, info_span};
 
 use crate::measure::{Setup, figure};
@@ -15,11 +14,13 @@ pub(crate) fn run() {
     let setup = Setup::new("root=0ms,1h", |builder| {
         builder.rate(10_000).stack_bytes(2_048).samples_per_profile(WANTED * 4)
     });
+    // A parent is closed through the default of the thread on which its last child closes.
+    dispatcher::set_global_default(setup.dispatch.clone()).expect("the only one");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().expect("a runtime");
     let (mut right, mut wrong) = (0, Vec::new());
     while right + wrong.len() < WANTED {
-        one_second(&setup, &runtime);
+        one_second(&runtime);
         setup.flush();
         let profiles = setup.memory.take();
         assert!(!profiles.is_empty(), "perf events are needed: {:?}", setup.handle.stats());
@@ -34,25 +35,21 @@ pub(crate) fn run() {
     wrong.iter().take(5).for_each(|wrong| eprintln!("{wrong}"));
 }
 
-fn one_second(setup: &Setup, runtime: &tokio::runtime::Runtime) {
-    dispatcher::with_default(&setup.dispatch, || {
-        let root = info_span!(target: "root", "root");
-        let tasks: Vec<_> = TASKS
-            .iter()
-            .map(|(_, work, span)| {
-                let task = async move {
-                    for _ in 0..300 {
-                        black_box(work(20_000));
-                        tokio::task::yield_now().await;
-                    }
-                };
-                let task = task.instrument(root.in_scope(span));
-                runtime.spawn(task.with_subscriber(setup.dispatch.clone()))
-            })
-            .collect();
-        for task in tasks {
-            runtime.block_on(task).expect("no panic");
-        }
-        drop(root);
-    });
+fn one_second(runtime: &tokio::runtime::Runtime) {
+    let root = info_span!(target: "root", "root");
+    let tasks: Vec<_> = TASKS
+        .iter()
+        .map(|(_, work, span)| {
+            let task = async move {
+                for _ in 0..300 {
+                    black_box(work(20_000));
+                    tokio::task::yield_now().await;
+                }
+            };
+            runtime.spawn(task.instrument(root.in_scope(span)))
+        })
+        .collect();
+    for task in tasks {
+        runtime.block_on(task).expect("no panic");
+    }
 }

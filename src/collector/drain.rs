@@ -30,7 +30,6 @@ pub(super) struct Drain<'a> {
     pub(super) clock: &'a Clock,
     pub(super) most_frames: usize,
     pub(super) round: u64,
-    pub(super) stack_bytes: &'a mut Vec<u8>,
     pub(super) stack: &'a mut Stack,
 }
 
@@ -116,7 +115,7 @@ fn owner(marks: &mut VecDeque<Mark>, stretch: Stretch, position: u64) -> Option<
 
 impl Drain<'_> {
     fn sample(&mut self, ring: &Ring, tid: u32, place: Place, span: SpanKey, period_ns: u64) {
-        let read = read_sample(ring, place, Machine::NATIVE, self.stack_bytes);
+        let read = read_sample(ring, place, Machine::NATIVE);
         let Some(sample) = read.ok().filter(|sample| sample.tid == tid) else {
             count(&self.counters.records_malformed, 1);
             return;
@@ -124,7 +123,7 @@ impl Drain<'_> {
         let start = self.clock.now();
         self.stack.end = self.unwinder.unwind(
             sample.registers,
-            self.stack_bytes,
+            |offset| sample.stack.word(offset),
             self.most_frames,
             &mut self.stack.frames,
         );

@@ -45,7 +45,6 @@ pub(super) struct Collector {
     closed: Vec<SpanKey>,
     refined: Instant,
     introduced: bool,
-    stack_bytes: Vec<u8>,
     stack: Stack,
 }
 
@@ -82,7 +81,6 @@ impl Collector {
             closed: Vec::new(),
             refined: Instant::now(),
             introduced: false,
-            stack_bytes: Vec::new(),
             stack: Stack { frames: Vec::new(), end: End::Root },
         }
     }
@@ -218,7 +216,6 @@ impl Collector {
             clock: self.engine.spans.clock(),
             most_frames: self.limits.frames_per_stack,
             round: self.round,
-            stack_bytes: &mut self.stack_bytes,
             stack: &mut self.stack,
         };
         self.sampled.retain_mut(|sampled| {

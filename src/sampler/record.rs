@@ -194,19 +194,45 @@ impl Machine {
     }
 }
 
-/// A sample without its stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RawSample {
+/// A sample. Its stack stays where it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawSample<'a, B: ?Sized> {
     /// The kernel's number of the thread.
     pub(crate) tid: u32,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) time_ns: u64,
     /// The user registers.
     pub(crate) registers: Registers,
+    /// The bytes from the stack pointer up.
+    pub(crate) stack: StackCopy<'a, B>,
 }
 
-/// Reads the sample at `place`; `stack` gets the bytes that the kernel really copied, from the
-/// stack pointer up.
+/// The kernel's copy of a stack, read where it lies.
+///
+/// Unwinding wants a few words of each frame. To copy it all would also pull every line of it out
+/// of the cache of the sampled thread's CPU, which must fetch it back to write its next sample.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackCopy<'a, B: ?Sized> {
+    bytes: &'a B,
+    position: u64,
+    length: u64,
+}
+
+impl<B: Bytes + ?Sized> StackCopy<'_, B> {
+    /// How many bytes the kernel really copied.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The word that is `offset` bytes above the stack pointer, if it was copied.
+    pub(crate) fn word(&self, offset: u64) -> Option<u64> {
+        let end = offset.checked_add(8)?;
+        (end <= self.length).then(|| word(self.bytes, self.position.wrapping_add(offset)))
+    }
+}
+
+/// Reads the sample at `place`.
 ///
 /// # Errors
 ///
@@ -215,10 +241,8 @@ pub(crate) fn read_sample<B: Bytes + ?Sized>(
     bytes: &B,
     place: Place,
     machine: Machine,
-    stack: &mut Vec<u8>,
-) -> Result<RawSample, Malformed> {
+) -> Result<RawSample<'_, B>, Malformed> {
     const ABI_64: u64 = 2;
-    stack.clear();
     let at = |offset: u64| word(bytes, place.position.wrapping_add(offset));
     let registers_end = HEADER + 8 * (3 + machine.registers());
     let stack_start = registers_end + 8;
@@ -228,16 +252,15 @@ pub(crate) fn read_sample<B: Bytes + ?Sized>(
     }
     let reserved = at(registers_end);
     // A stack that could not be copied at all has no bytes and no second length.
+    let mut length = 0;
     if reserved > 0 {
         if reserved % 8 != 0 || reserved > record_size || stack_start + reserved + 8 > record_size {
             return Err(Malformed);
         }
-        let used = at(stack_start + reserved);
-        if used > reserved {
+        length = at(stack_start + reserved);
+        if length > reserved {
             return Err(Malformed);
         }
-        stack.resize(used as usize, 0);
-        bytes.copy(place.position.wrapping_add(stack_start), stack);
     }
     let register = |number: u64| at(32 + 8 * number);
     Ok(RawSample {
@@ -254,6 +277,7 @@ pub(crate) fn read_sample<B: Bytes + ?Sized>(
                 pc: register(3),
             },
         },
+        stack: StackCopy { bytes, position: place.position.wrapping_add(stack_start), length },
     })
 }
 
@@ -290,20 +314,25 @@ mod tests {
         bytes
     }
 
-    fn read(bytes: &[u8], machine: Machine) -> Result<(RawSample, Vec<u8>), Malformed> {
-        let place = Place { position: 0, size: bytes.len() as u16 };
-        let mut stack = vec![1, 2, 3];
-        read_sample(bytes, place, machine, &mut stack).map(|sample| (sample, stack))
+    fn read(bytes: &[u8], machine: Machine) -> Result<RawSample<'_, [u8]>, Malformed> {
+        read_sample(bytes, Place { position: 0, size: bytes.len() as u16 }, machine)
+    }
+
+    #[track_caller]
+    fn refused(bytes: &[u8]) {
+        assert_eq!(read(bytes, Machine::X86_64).err(), Some(Malformed));
     }
 
     #[test]
     fn reads_the_registers_of_each_machine() {
-        let (x86, stack) = read(&sample(Machine::X86_64, 16), Machine::X86_64).unwrap();
+        let bytes = sample(Machine::X86_64, 16);
+        let x86 = read(&bytes, Machine::X86_64).unwrap();
         assert_eq!(x86.tid, 7);
         assert_eq!(x86.time_ns, 1_000);
         assert_eq!(x86.registers, Registers::X86_64 { ip: 0x10, sp: 0x50, bp: 0xb0 });
-        assert_eq!(stack.len(), 16);
-        let (arm, _) = read(&sample(Machine::Aarch64, 16), Machine::Aarch64).unwrap();
+        assert_eq!(x86.stack.length(), 16);
+        let bytes = sample(Machine::Aarch64, 16);
+        let arm = read(&bytes, Machine::Aarch64).unwrap();
         assert_eq!(arm.registers, Registers::Aarch64 { pc: 0xc0, sp: 0x50, fp: 0xf0, lr: 0x12 });
         assert_eq!(arm.registers.instruction(), 0xc0);
         assert_eq!(arm.registers.stack_pointer(), 0x50);
@@ -311,8 +340,11 @@ mod tests {
 
     #[test]
     fn takes_only_the_stack_that_was_copied() {
-        let (_, stack) = read(&sample(Machine::X86_64, 8), Machine::X86_64).unwrap();
-        assert_eq!(stack, 0x1111_u64.to_ne_bytes());
+        let bytes = sample(Machine::X86_64, 12);
+        let stack = read(&bytes, Machine::X86_64).unwrap().stack;
+        let words = [0, 4, 5, 8, u64::MAX - 7, u64::MAX].map(|offset| stack.word(offset));
+        let across = 0x2222 << 32;
+        assert_eq!(words, [Some(0x1111), Some(across), None, None, None, None]);
     }
 
     #[test]
@@ -321,14 +353,14 @@ mod tests {
         let mut more_used_than_reserved = good.clone();
         let end = good.len();
         more_used_than_reserved[end - 8..].copy_from_slice(&17_u64.to_ne_bytes());
-        assert_eq!(read(&more_used_than_reserved, Machine::X86_64), Err(Malformed));
+        refused(&more_used_than_reserved);
         for size in [0, 8, 56, 64, good.len() - 8] {
-            assert_eq!(read(&good[..size], Machine::X86_64), Err(Malformed), "{size}");
+            refused(&good[..size]);
         }
         for reserved in [17_u64, 24, u64::MAX, u64::MAX - 7] {
             let mut bytes = good.clone();
             bytes[56..64].copy_from_slice(&reserved.to_ne_bytes());
-            assert_eq!(read(&bytes, Machine::X86_64), Err(Malformed), "{reserved}");
+            refused(&bytes);
         }
     }
 
@@ -336,7 +368,7 @@ mod tests {
     fn a_sample_without_registers_is_refused() {
         let mut bytes = sample(Machine::X86_64, 16);
         bytes[24..32].copy_from_slice(&0_u64.to_ne_bytes());
-        assert_eq!(read(&bytes, Machine::X86_64), Err(Malformed));
+        refused(&bytes);
     }
 
     #[test]

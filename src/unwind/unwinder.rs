@@ -76,12 +76,12 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         &self.modules
     }
 
-    /// Fills `frames` with the stack's frames, the innermost first. `stack` holds the bytes from
-    /// the stack pointer up.
+    /// Fills `frames` with the stack's frames, the innermost first. `stack` gives the word that is
+    /// so many bytes above the stack pointer.
     pub(crate) fn unwind(
         &mut self,
         registers: Registers,
-        stack: &[u8],
+        stack: impl Fn(u64) -> Option<u64>,
         most_frames: usize,
         frames: &mut Vec<Frame>,
     ) -> End {
@@ -92,12 +92,9 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         let bottom = registers.stack_pointer();
         let mut beyond = false;
         let mut read = |address: u64| {
-            let offset = usize::try_from(address.wrapping_sub(bottom)).map_err(|_| ())?;
-            let word = stack.get(offset..).and_then(|rest| rest.first_chunk::<8>());
-            if word.is_none() && address >= bottom {
-                beyond = true;
-            }
-            word.map(|bytes| u64::from_ne_bytes(*bytes)).ok_or(())
+            let word = address.checked_sub(bottom).map(&stack).ok_or(())?;
+            beyond |= word.is_none();
+            word.ok_or(())
         };
         let modules = &self.modules;
         let instruction = registers.instruction();
@@ -148,6 +145,13 @@ mod tests {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
+    fn stack(bytes: &[u8]) -> impl Fn(u64) -> Option<u64> {
+        |offset| {
+            let rest = bytes.get(usize::try_from(offset).ok()?..)?;
+            rest.first_chunk().map(|word| u64::from_ne_bytes(*word))
+        }
+    }
+
     fn addresses(frames: &[Frame]) -> Vec<u64> {
         frames.iter().map(|frame| frame.address()).collect()
     }
@@ -166,7 +170,7 @@ mod tests {
         let registers =
             Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
         let mut frames = Vec::new();
-        let end = unwinder.unwind(registers, &two_frames(0x3001), 100, &mut frames);
+        let end = unwinder.unwind(registers, stack(&two_frames(0x3001)), 100, &mut frames);
         assert_eq!(addresses(&frames), [0x2000, 0x3000]);
         assert_eq!(end, End::Root);
     }
@@ -183,7 +187,8 @@ mod tests {
             lr: signature | 0x4001,
         };
         let mut frames = Vec::new();
-        let end = unwinder.unwind(registers, &two_frames(signature | 0x3001), 100, &mut frames);
+        let end =
+            unwinder.unwind(registers, stack(&two_frames(signature | 0x3001)), 100, &mut frames);
         assert_eq!(addresses(&frames), [0x2000, 0x3000]);
         assert_eq!(end, End::Root);
     }
@@ -192,7 +197,7 @@ mod tests {
     fn registers_of_another_machine_are_refused() {
         let registers = Registers::X86_64 { ip: 1, sp: 2, bp: 3 };
         let mut frames = Vec::new();
-        assert_eq!(Aarch64::default().unwind(registers, &[], 100, &mut frames), End::Lost);
+        assert_eq!(Aarch64::default().unwind(registers, stack(&[]), 100, &mut frames), End::Lost);
     }
 
     #[test]
@@ -202,11 +207,12 @@ mod tests {
         let registers =
             Registers::X86_64 { ip: 0x2000, sp: STACK_POINTER, bp: STACK_POINTER + 0x10 };
         let mut frames = Vec::new();
-        let stack = &two_frames(0x3001)[..0x18];
-        assert_eq!(unwinder.unwind(registers, stack, 100, &mut frames), End::Cut);
+        let whole = two_frames(0x3001);
+        let cut = stack(&whole[..0x18]);
+        assert_eq!(unwinder.unwind(registers, cut, 100, &mut frames), End::Cut);
         assert_eq!(addresses(&frames), [0x2000]);
         let most = 1;
-        assert_eq!(unwinder.unwind(registers, &two_frames(0x3001), most, &mut frames), End::Cut);
+        assert_eq!(unwinder.unwind(registers, stack(&whole), most, &mut frames), End::Cut);
         assert_eq!(frames.len(), 1);
     }
 
@@ -232,7 +238,7 @@ mod tests {
                 Registers::X86_64 { ip, sp, bp }
             };
             let words: Vec<u64> = (0..next() % 64).map(|_| near(next())).collect();
-            unwinder.unwind(registers, &bytes(&words), 100, &mut frames);
+            unwinder.unwind(registers, stack(&bytes(&words)), 100, &mut frames);
             assert!(frames.len() <= 100);
         }
     }
