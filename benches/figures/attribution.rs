@@ -4,12 +4,16 @@ use std::hint::black_box;
 
 use tracing::{Instrument, dispatcher, info_span};
 
-use crate::measure::{Setup, figure};
+use crate::measure::{Setup, child, figure};
 use crate::tasks::{TASKS, check};
 
 const WANTED: usize = 100_000;
 
 pub(crate) fn run() {
+    print!("{}", child("attribution", &[]));
+}
+
+pub(crate) fn counted() {
     // A small stack and a high rate: this is about where samples go, and the more the better.
     let setup = Setup::new("root=0ms,1h", |builder| {
         builder.rate(10_000).stack_bytes(2_048).samples_per_profile(WANTED * 4)

@@ -50,6 +50,7 @@ const PARTS: &[Part] = &[
 /// What must run in a process of its own.
 const CHILDREN: &[Part] = &[
     ("syscalls", syscalls::child),
+    ("attribution", attribution::counted),
     ("delivered", sampling::delivered),
     ("split_without_perf", split::without_perf),
     ("memory_bare", memory::bare),

@@ -87,9 +87,13 @@ impl Setup {
 
 /// A fixed amount of work, about 100 µs.
 pub(crate) fn work() -> u64 {
+    work_for(40_000)
+}
+
+pub(crate) fn work_for(rounds: u64) -> u64 {
     let mut x = 1_u64;
     let mut i = 0;
-    while i < 40_000 {
+    while i < rounds {
         x = std::hint::black_box((x ^ i) * 3 % 1_000_003);
         i += 1;
     }

@@ -34,8 +34,7 @@ fn sampled(setup: &Setup, units: u32) -> f64 {
 
 pub(crate) fn run() {
     let bare = |units| cpu_of_work(units, |run| run());
-    // 999 samples a second are due in the measured time of about 0.4 s.
-    const UNITS: u32 = 4_000;
+    const UNITS: u32 = 1_000;
     let low = Setup::new("1h", |builder| builder.rate(99));
     let high = Setup::new("1h", |builder| builder.rate(999));
     let floor = |units| {
@@ -47,8 +46,8 @@ pub(crate) fn run() {
             run();
         })
     };
-    let mut times = interleave(
-        15,
+    let times = interleave(
+        31,
         &mut [
             &mut || bare(UNITS),
             &mut || sampled(&low, UNITS),
@@ -64,7 +63,6 @@ pub(crate) fn run() {
     let percent = |base: &[f64], with: &[f64]| (ratio(base, with) - 1.0) * 100.0;
     figure("sampling.slowdown_99hz", percent(&times[0], &times[1]), "%");
     figure("sampling.slowdown_999hz", percent(&times[0], &times[2]), "%");
-    times.clear();
     print!("{}", child("delivered", unprivileged()));
 }
 

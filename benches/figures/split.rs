@@ -6,22 +6,36 @@ use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
-use tracing::{dispatcher, info_span};
+use tracing::{Span, dispatcher, info_span};
 use tracing_profiling::Account;
 
-use crate::measure::{Setup, child, figure, median, work};
+use crate::measure::{Setup, child, figure, median, work_for};
 
 /// What was measured of one span beside its account.
+#[derive(Default)]
 struct Known {
-    /// Of the thread, from just after the enter to just before the exit.
+    /// Of the thread, from just after each enter to just before the exit.
     on_cpu: Duration,
+    /// Of the thread, from just before each enter to just after the exit.
+    on_cpu_around: Duration,
     /// Of one sleep.
     asleep: Duration,
 }
 
 const SPANS: usize = 40;
 
-/// Spans with work, short sleeps and one long one.
+/// Does something in `span`, and adds the thread's CPU time to what is known.
+fn segment(span: &Span, known: &mut Known, action: impl FnOnce()) {
+    let around = ThreadTime::now();
+    let entered = span.enter();
+    let inside = ThreadTime::now();
+    action();
+    known.on_cpu += inside.elapsed();
+    drop(entered);
+    known.on_cpu_around += around.elapsed();
+}
+
+/// Spans with short segments and a long one, and a sleep.
 fn accounts() -> Vec<(Account, Known)> {
     let accounts = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&accounts);
@@ -33,17 +47,27 @@ fn accounts() -> Vec<(Account, Known)> {
     let known: Vec<Known> = dispatcher::with_default(&setup.dispatch, || {
         (0..SPANS)
             .map(|_| {
-                let span = info_span!("span").entered();
-                let start = ThreadTime::now();
-                for _ in 0..40 {
-                    for _ in 0..10 {
-                        work();
-                    }
-                    std::thread::yield_now();
+                let mut known = Known::default();
+                let span = info_span!("span");
+                // As a task is polled: shorter than the least time between two looks at a CPU
+                // clock, with other work between.
+                for _ in 0..400 {
+                    segment(&span, &mut known, || _ = work_for(10_000));
+                    work_for(5_000);
                 }
-                let sleep = Instant::now();
-                std::thread::sleep(Duration::from_millis(20));
-                let known = Known { on_cpu: start.elapsed(), asleep: sleep.elapsed() };
+                segment(&span, &mut known, || {
+                    for _ in 0..40 {
+                        work_for(400_000);
+                        std::thread::yield_now();
+                    }
+                });
+                let mut asleep = Duration::ZERO;
+                segment(&span, &mut known, || {
+                    let start = Instant::now();
+                    std::thread::sleep(Duration::from_millis(20));
+                    asleep = start.elapsed();
+                });
+                known.asleep = asleep;
                 drop(span);
                 // One epoch a span, so that the reports come in order.
                 setup.flush();
@@ -75,7 +99,8 @@ pub(crate) fn run() {
         .map(|(account, known)| {
             // Beside the sleep the thread may have been preempted: that is not wrong.
             let least = known.asleep.as_nanos() as f64;
-            let most = account.wall_ns as f64 - known.on_cpu.as_nanos() as f64;
+            let entered = account.wall_ns - account.idle_ns;
+            let most = entered as f64 - known.on_cpu.as_nanos() as f64;
             let off = account.off_cpu_ns as f64;
             (least - off).max(off - most).max(0.0) / 1e6
         })
@@ -103,12 +128,9 @@ pub(crate) fn without_perf() {
     let accounts = accounts();
     figure("split.on_cpu_error_without_perf", on_cpu_error(&accounts), "%");
     let broken = accounts.iter().filter(|(account, known)| {
-        // The account holds the enter and the exit too: its truth is a little more than what was
-        // measured inside.
-        let slack = 20_000;
-        let truth = known.on_cpu.as_nanos() as u64;
-        truth > account.on_cpu_ns + account.on_cpu_error_ns + slack
-            || truth + slack < account.on_cpu_ns - account.on_cpu_error_ns
+        let Account { on_cpu_ns, on_cpu_error_ns, .. } = account;
+        known.on_cpu.as_nanos() > u128::from(on_cpu_ns + on_cpu_error_ns)
+            || known.on_cpu_around.as_nanos() < u128::from(on_cpu_ns - on_cpu_error_ns)
     });
     figure("split.bounds_broken_without_perf", broken.count() as f64, "count");
 }

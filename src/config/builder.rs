@@ -62,7 +62,7 @@ const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
 
 const RING_BYTES: usize = 256 * 1024;
 /// The collector is woken when a ring is this full: early enough to get a CPU before it is full.
-const WAKE_SHARE: usize = 3;
+const WAKE_SHARE: usize = 2;
 
 impl Builder {
     pub(crate) fn new() -> Self {

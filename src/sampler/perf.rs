@@ -174,6 +174,7 @@ impl Source for PerfSource {
                     Some(Arc::clone(&samples)),
                     Some(Arc::clone(&switches)),
                     self.0.request.period_ns,
+                    sample_size,
                 ));
                 self.0.new.lock().push(Arc::clone(&recording));
                 Counters::add(&self.0.counters.threads_sampled, 1);

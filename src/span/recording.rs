@@ -45,8 +45,9 @@ pub(crate) struct Recording {
     pub(crate) switches: Option<Arc<Ring>>,
 }
 
-/// A thread writes at most a mark a sample, and the collector comes by before the ring is full.
-const MARKS: usize = 128;
+/// Marks beside those of a full ring: a round of the collector gives the ring back bit by bit, and
+/// takes the marks once.
+const SPARE_MARKS: usize = 8;
 
 impl Recording {
     pub(crate) fn new(
@@ -54,13 +55,17 @@ impl Recording {
         ring: Option<Arc<Ring>>,
         switches: Option<Arc<Ring>>,
         period_ns: u64,
+        sample_size: u64,
     ) -> Self {
+        // A thread writes at most a mark a sample.
+        let ring_bytes = ring.as_ref().map_or(0, |ring| ring.data_size());
+        let samples = ring_bytes / usize::try_from(sample_size.max(1)).unwrap_or(usize::MAX);
         Self {
             from: AtomicU64::new(0),
             span: AtomicU64::new(0),
             period_ns: AtomicU64::new(period_ns),
             life: AtomicU8::new(USED),
-            marks: ArrayQueue::new(MARKS),
+            marks: ArrayQueue::new(2 * samples + SPARE_MARKS),
             tid,
             ring,
             switches,
@@ -172,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_cut_makes_a_mark_of_the_span_and_opens_the_next_stretch() {
-        let recording = Recording::new(1, None, None, 5);
+        let recording = Recording::new(1, None, None, 5, 1);
         recording.set_span(1);
         assert!(recording.cut(A, 32));
         recording.set_span(2);
@@ -184,7 +189,7 @@ mod tests {
 
     #[test]
     fn outside_any_span_there_is_no_mark() {
-        let recording = Recording::new(1, None, None, 5);
+        let recording = Recording::new(1, None, None, 5, 1);
         assert!(recording.cut(None, 32));
         assert_eq!(recording.take_mark(), None);
         assert_eq!(recording.stretch(), Stretch { span: None, from: 32, period_ns: 5 });
@@ -192,7 +197,7 @@ mod tests {
 
     #[test]
     fn only_a_recording_without_use_is_ended() {
-        let recording = Recording::new(1, None, None, 5);
+        let recording = Recording::new(1, None, None, 5, 1);
         assert!(!recording.end_if_unused());
         recording.note_unused();
         assert!(recording.is_used());
@@ -205,8 +210,8 @@ mod tests {
 
     #[test]
     fn a_full_queue_loses_the_stretch_and_says_so() {
-        let recording = Recording::new(1, None, None, 5);
-        for position in 1..=MARKS as u64 {
+        let recording = Recording::new(1, None, None, 5, 1);
+        for position in 1..=SPARE_MARKS as u64 {
             assert!(recording.cut(A, position));
         }
         assert!(!recording.cut(A, 1_000));

@@ -30,9 +30,9 @@ pub(crate) struct SlotTable {
 const ADDRESS_BITS: u32 = 38;
 /// Of 13 bits for the thread the registry uses 12: it refuses more threads at once.
 const SHARDS: usize = 4096;
-const FIRST_PAGE: usize = 32;
-/// Pages of 64, 128, ... slots: two million open spans of one thread.
-const MORE_PAGES: usize = 15;
+const FIRST_PAGE: usize = 16;
+/// Pages of 32, 64, ... slots: two million open spans of one thread.
+const MORE_PAGES: usize = 16;
 
 #[derive(Debug)]
 struct Shard {

@@ -29,7 +29,7 @@ struct Script {
 
 impl Source for Script {
     fn arm(&self, _: &Clock) -> Armed {
-        let recording = Arc::new(Recording::new(1, None, None, BASE_PERIOD));
+        let recording = Arc::new(Recording::new(1, None, None, BASE_PERIOD, 1));
         self.recordings.lock().push(Arc::clone(&recording));
         Armed {
             recording: Some(recording),
