@@ -81,8 +81,8 @@ counters! {
     stacks_truncated,
     /// Stacks whose unwinding ended early for another reason.
     stacks_incomplete,
-    /// Time that unwinding has taken, in nanoseconds.
-    unwinding_ns,
+    /// CPU time that went into reading and unwinding samples, in nanoseconds.
+    draining_cpu_ns,
 
     /// Threads that are sampled at present.
     threads_sampled,

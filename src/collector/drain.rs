@@ -9,7 +9,7 @@ use super::pending::{Added, Pending, Stack};
 use crate::sampler::record::{Machine, Place, Record, Records, read_sample};
 use crate::span::{Mark, Recording, SpanKey, Stretch};
 use crate::stats::Counters;
-use crate::sys::{Clock, Ring};
+use crate::sys::Ring;
 use crate::unwind::{End, Unwinder};
 
 /// A thread that is sampled.
@@ -27,7 +27,6 @@ pub(super) struct Drain<'a> {
     pub(super) unwinder: &'a mut Unwinder,
     pub(super) pending: &'a mut Pending,
     pub(super) counters: &'a Counters,
-    pub(super) clock: &'a Clock,
     pub(super) most_frames: usize,
     pub(super) round: u64,
     pub(super) stack: &'a mut Stack,
@@ -120,15 +119,12 @@ impl Drain<'_> {
             count(&self.counters.records_malformed, 1);
             return;
         };
-        let start = self.clock.now();
         self.stack.end = self.unwinder.unwind(
             sample.registers,
             |offset| sample.stack.word(offset),
             self.most_frames,
             &mut self.stack.frames,
         );
-        let took = self.clock.now().saturating_sub(start);
-        count(&self.counters.unwinding_ns, self.clock.ns(took));
         match self.stack.end {
             End::Root => {}
             End::Cut => count(&self.counters.stacks_truncated, 1),

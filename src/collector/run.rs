@@ -17,7 +17,7 @@ use crate::profile::ProfileId;
 use crate::sampler::PerfSource;
 use crate::span::{LOOK_INTERVAL, Notice, SpanKey};
 use crate::stats::Counters;
-use crate::sys::Poller;
+use crate::sys::{self, Poller};
 use crate::unwind::{End, Unwinder};
 
 /// How long a kept span waits for its root to close, and for others of its tree to be kept too.
@@ -208,12 +208,12 @@ impl Collector {
         if !self.sampled.is_empty() {
             self.unwinder.refresh();
         }
+        let start = sys::thread_cpu_ns();
         let mut entered = HashSet::new();
         let mut drain = Drain {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
-            clock: self.engine.spans.clock(),
             most_frames: self.limits.frames_per_stack,
             round: self.round,
             stack: &mut self.stack,
@@ -227,6 +227,10 @@ impl Collector {
             }
             !is_over
         });
+        let end = sys::thread_cpu_ns();
+        if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
+            Counters::add(&self.engine.counters.draining_cpu_ns, took);
+        }
         entered
     }
 
