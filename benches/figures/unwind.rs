@@ -30,7 +30,11 @@ pub(crate) fn run() {
     figure("unwind.samples", all as f64, "count");
     figure("unwind.complete", whole as f64 / (all - deep) as f64 * 100.0, "%");
     figure("unwind.deeper_than_copy", deep as f64 / all as f64 * 100.0, "%");
-    figure("unwind.per_sample", stats.draining_cpu_ns as f64 / stats.samples_taken as f64 / 1e3, "us");
+    figure(
+        "unwind.per_sample",
+        stats.draining_cpu_ns as f64 / stats.samples_taken as f64 / 1e3,
+        "us",
+    );
     for (end, count) in ends.iter().filter(|(end, _)| *end != "[callers not copied]") {
         eprintln!("{count} of {shallow} stacks end in {end}");
     }
