@@ -6,6 +6,7 @@
 
 mod clock;
 mod position;
+mod types;
 
 #[cfg(all(
     target_os = "linux",
@@ -34,12 +35,13 @@ mod unsupported;
 use unsupported as platform;
 
 pub(crate) use clock::Clock;
-#[cfg(test)]
-pub(crate) use platform::Segment;
 pub(crate) use platform::{
-    HardwareCounters, LoadedModule, Poller, Ring, SampleRequest, Waker, WhyRefused,
-    create_private_directory, create_private_file, current_tid, fork_generation, loaded_modules,
-    module_generation, open_file_limit, open_sample_ring, open_switch_ring, process_id,
-    program_memory, read_own_memory, thread_cpu_ns, thread_usage,
+    HardwareCounters, Poller, Ring, Waker, create_private_directory, create_private_file,
+    current_tid, fork_generation, loaded_modules, module_generation, open_file_limit,
+    open_sample_ring, open_switch_ring, process_id, program_memory, read_own_memory, thread_cpu_ns,
+    thread_usage,
 };
 pub(crate) use position::Position;
+#[cfg(test)]
+pub(crate) use types::Segment;
+pub(crate) use types::{LoadedModule, SampleRequest, WhyRefused};

@@ -7,13 +7,15 @@ use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+
+use super::types::{ModuleList, SampleRequest, ThreadUsage, WhyRefused};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TickSource {
@@ -62,40 +64,12 @@ pub(crate) fn thread_cpu_ns() -> Option<u64> {
     None
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ThreadUsage {
-    pub(crate) minor_faults: u64,
-    pub(crate) major_faults: u64,
-    pub(crate) voluntary_switches: u64,
-    pub(crate) involuntary_switches: u64,
-}
-
 pub(crate) fn thread_usage() -> Option<ThreadUsage> {
     None
 }
 
 pub(crate) fn open_file_limit() -> u64 {
     0
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "nothing is sampled here")]
-pub(crate) struct SampleRequest {
-    pub(crate) period_ns: u64,
-    pub(crate) stack_bytes: u32,
-    pub(crate) ring_bytes: usize,
-    pub(crate) wake_after_bytes: u32,
-    pub(crate) in_kernel: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "only one of them happens here")]
-pub(crate) enum WhyRefused {
-    NotAllowed,
-    NotSupported,
-    NoFiles,
-    NoLockedMemory,
-    Other(i32),
 }
 
 /// There are no rings here.
@@ -212,29 +186,6 @@ impl Waker {
     pub(crate) fn watch(&self, ring: &Ring) -> io::Result<()> {
         match ring.0 {}
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LoadedModule {
-    pub(crate) path: PathBuf,
-    pub(crate) bias: u64,
-    pub(crate) code: Vec<Segment>,
-    pub(crate) loaded: Vec<Range<u64>>,
-    pub(crate) read_only: Vec<Range<u64>>,
-    pub(crate) eh_frame_hdr: Option<Range<u64>>,
-    pub(crate) notes: Vec<Range<u64>>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Segment {
-    pub(crate) addresses: Range<u64>,
-    pub(crate) file_offset: u64,
-}
-
-#[derive(Debug)]
-pub(crate) struct ModuleList {
-    pub(crate) generation: u64,
-    pub(crate) modules: Vec<LoadedModule>,
 }
 
 pub(crate) fn module_generation() -> u64 {

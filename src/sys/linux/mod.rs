@@ -14,12 +14,8 @@ pub(crate) use clock::{TickSource, monotonic_raw_ns, read_ticks, thread_cpu_ns, 
 pub(crate) use counters::HardwareCounters;
 pub(crate) use files::{create_private_directory, create_private_file};
 pub(crate) use fork::fork_generation;
-#[cfg(test)]
-pub(crate) use modules::Segment;
-pub(crate) use modules::{
-    LoadedModule, loaded_modules, module_generation, program_memory, read_own_memory,
-};
-pub(crate) use perf::{SampleRequest, WhyRefused, open_sample_ring, open_switch_ring};
+pub(crate) use modules::{loaded_modules, module_generation, program_memory, read_own_memory};
+pub(crate) use perf::{open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
 pub(crate) use ring::Ring;
 pub(crate) use thread::{current_tid, open_file_limit, process_id, thread_usage};

@@ -12,39 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// The program or a shared library, as the dynamic loader has placed it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LoadedModule {
-    /// Empty for the program itself.
-    pub(crate) path: PathBuf,
-    /// What is added to an address as the file states it to get the address in memory.
-    pub(crate) bias: u64,
-    /// Addresses in memory that hold code.
-    pub(crate) code: Vec<Segment>,
-    /// Addresses in memory of everything that the module has mapped.
-    pub(crate) loaded: Vec<Range<u64>>,
-    /// Those of `loaded` that are not meant to be written.
-    pub(crate) read_only: Vec<Range<u64>>,
-    /// Addresses in memory of `.eh_frame_hdr`.
-    pub(crate) eh_frame_hdr: Option<Range<u64>>,
-    /// Addresses in memory of the notes, among them the build id.
-    pub(crate) notes: Vec<Range<u64>>,
-}
-
-/// A segment that holds code.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Segment {
-    pub(crate) addresses: Range<u64>,
-    /// Where the segment begins in the file.
-    pub(crate) file_offset: u64,
-}
-
-/// The modules, and the generation they belong to.
-#[derive(Debug)]
-pub(crate) struct ModuleList {
-    pub(crate) generation: u64,
-    pub(crate) modules: Vec<LoadedModule>,
-}
+use crate::sys::types::{LoadedModule, ModuleList, Segment};
 
 /// A number that changes whenever a library is loaded or unloaded.
 pub(crate) fn module_generation() -> u64 {

@@ -11,36 +11,7 @@ use perf_event_open_sys::bindings::{
 };
 
 use super::ring::Ring;
-
-/// What to sample, how often, and into how much memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SampleRequest {
-    pub(crate) period_ns: u64,
-    /// Bytes of stack in each sample, a multiple of 8 and at most 65,528.
-    pub(crate) stack_bytes: u32,
-    /// Bytes of ring: a power of two of pages.
-    pub(crate) ring_bytes: usize,
-    /// Bytes in the ring after which the kernel wakes who waits for it.
-    pub(crate) wake_after_bytes: u32,
-    /// Also take a sample when the thread is in the kernel.
-    pub(crate) in_kernel: bool,
-}
-
-/// Why an event or its ring could not be had, by what a user can do about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WhyRefused {
-    /// `perf_event_paranoid`, a seccomp filter or a security module says no.
-    NotAllowed,
-    /// The kernel was built without it, or is not Linux.
-    #[allow(dead_code, reason = "constructed from errno on Linux and by the stubs elsewhere")]
-    NotSupported,
-    /// No more open files for this process or system.
-    NoFiles,
-    /// What an unprivileged user may lock is used up.
-    NoLockedMemory,
-    /// Anything else, by its errno.
-    Other(i32),
-}
+use crate::sys::types::{SampleRequest, WhyRefused};
 
 impl WhyRefused {
     fn of_open(error: &io::Error) -> Self {

@@ -4,6 +4,8 @@
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::gettid;
 
+use crate::sys::types::ThreadUsage;
+
 /// The kernel's number of the calling thread.
 pub(crate) fn current_tid() -> u32 {
     gettid().as_raw_nonzero().get() as u32
@@ -12,17 +14,6 @@ pub(crate) fn current_tid() -> u32 {
 /// The kernel's number of this process.
 pub(crate) fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
-}
-
-/// What a thread has cost the memory manager and the scheduler since it started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ThreadUsage {
-    pub(crate) minor_faults: u64,
-    pub(crate) major_faults: u64,
-    /// Times the thread gave up the CPU to wait.
-    pub(crate) voluntary_switches: u64,
-    /// Times the scheduler took the CPU away.
-    pub(crate) involuntary_switches: u64,
 }
 
 /// The calling thread's usage; `None` if the kernel does not say.
