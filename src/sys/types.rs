@@ -1,0 +1,79 @@
+//! What both platforms speak of.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// What to sample, how often, and into how much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SampleRequest {
+    pub(crate) period_ns: u64,
+    /// Bytes of stack in each sample, a multiple of 8 and at most 65,528.
+    pub(crate) stack_bytes: u32,
+    /// Bytes of ring: a power of two of pages.
+    pub(crate) ring_bytes: usize,
+    /// Bytes in the ring after which the kernel wakes who waits for it.
+    pub(crate) wake_after_bytes: u32,
+    /// Also take a sample when the thread is in the kernel.
+    pub(crate) in_kernel: bool,
+}
+
+/// Why an event or its ring could not be had, by what a user can do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "each platform has its own")]
+pub(crate) enum WhyRefused {
+    /// `perf_event_paranoid`, a seccomp filter or a security module says no.
+    NotAllowed,
+    /// The kernel was built without it, or is not Linux.
+    NotSupported,
+    /// No more open files for this process or system.
+    NoFiles,
+    /// What an unprivileged user may lock is used up.
+    NoLockedMemory,
+    /// Anything else, by its errno.
+    Other(i32),
+}
+
+/// What a thread has cost the memory manager and the scheduler since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ThreadUsage {
+    pub(crate) minor_faults: u64,
+    pub(crate) major_faults: u64,
+    /// Times the thread gave up the CPU to wait.
+    pub(crate) voluntary_switches: u64,
+    /// Times the scheduler took the CPU away.
+    pub(crate) involuntary_switches: u64,
+}
+
+/// The program or a shared library, as the dynamic loader has placed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoadedModule {
+    /// Empty for the program itself.
+    pub(crate) path: PathBuf,
+    /// What is added to an address as the file states it to get the address in memory.
+    pub(crate) bias: u64,
+    /// Addresses in memory that hold code.
+    pub(crate) code: Vec<Segment>,
+    /// Addresses in memory of everything that the module has mapped.
+    pub(crate) loaded: Vec<Range<u64>>,
+    /// Those of `loaded` that are not meant to be written.
+    pub(crate) read_only: Vec<Range<u64>>,
+    /// Addresses in memory of `.eh_frame_hdr`.
+    pub(crate) eh_frame_hdr: Option<Range<u64>>,
+    /// Addresses in memory of the notes, among them the build id.
+    pub(crate) notes: Vec<Range<u64>>,
+}
+
+/// A segment that holds code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) addresses: Range<u64>,
+    /// Where the segment begins in the file.
+    pub(crate) file_offset: u64,
+}
+
+/// The modules, and the generation they belong to.
+#[derive(Debug)]
+pub(crate) struct ModuleList {
+    pub(crate) generation: u64,
+    pub(crate) modules: Vec<LoadedModule>,
+}
