@@ -23,12 +23,12 @@ impl Handle {
     ///
     /// It blocks; in async code call it from `spawn_blocking`.
     pub fn flush(&self, deadline: Duration) -> bool {
-        self.with_engine(|engine| engine.flush(Instant::now() + deadline))
+        self.with_engine(|engine| engine.flush(until(deadline)))
     }
 
     /// The same, and ends profiling for good: rings, threads and files are given back.
     pub fn shutdown(&self, deadline: Duration) -> bool {
-        self.with_engine(|engine| engine.shutdown(Instant::now() + deadline))
+        self.with_engine(|engine| engine.shutdown(until(deadline)))
     }
 
     fn with_engine(&self, action: impl FnOnce(&Engine) -> bool) -> bool {
@@ -53,6 +53,13 @@ impl Handle {
     pub fn flush_on_drop(&self) -> FlushGuard {
         FlushGuard(self.clone())
     }
+}
+
+/// A deadline that is too far away to be a moment is one that nobody lives to see.
+fn until(deadline: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    let now = Instant::now();
+    now.checked_add(deadline.min(CENTURY)).unwrap_or(now)
 }
 
 /// Flushes when it is dropped; see [`Handle::flush_on_drop`].

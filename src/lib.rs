@@ -75,7 +75,7 @@
 //! |---|---|---|
 //! | `TRACING_PROFILING` | the rules, see below | `250ms\|error` |
 //! | `TRACING_PROFILING_RATE` | samples a second of CPU time, 1 to 10000 | follows the rules: 200 for 250 ms |
-//! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample, 1024 to 65528 | 32768 |
+//! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample, 1024 to 65448 | 32768 |
 //! | `TRACING_PROFILING_MAX_DEPTH` | frames kept of a stack, 1 to 1024 | 256 |
 //! | `TRACING_PROFILING_DIR` | where profiles are written | `profiles` |
 //!

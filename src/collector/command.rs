@@ -18,11 +18,18 @@ pub(super) enum Command {
     Shutdown(Option<Sender<()>>),
 }
 
+impl Command {
+    /// Whether whoever asks waits for it to be done.
+    pub(super) fn is_waited_for(&self) -> bool {
+        matches!(self, Self::Flush(_) | Self::Shutdown(Some(_)))
+    }
+}
+
 /// Asked of the exporting thread.
 #[derive(Debug)]
 pub(super) enum Job {
     /// Say what is sampled here and what is not.
-    Introduce(String),
+    Introduce { line: String, is_warning: bool },
     /// Symbolize and export.
     Export { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, kept: Vec<KeptSpan> },
     /// Say that these were kept and have no profile.

@@ -18,7 +18,7 @@ use crate::export::Exporter;
 use crate::keep::{Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons};
 use crate::profile::ProfileId;
 use crate::sampler::PerfSource;
-use crate::span::{Closing, RegistryId, Spans};
+use crate::span::{Closing, RegistryId, Spans, is_ignored};
 use crate::stats::{Counters, Stats};
 use crate::sys::{Poller, Waker};
 
@@ -113,6 +113,8 @@ impl Engine {
     /// Where our own events go.
     pub(crate) fn set_dispatch(&self, dispatch: &Dispatch) {
         *self.dispatch.write() = Some(dispatch.downgrade());
+        // It says what it can see here, as soon as somebody listens.
+        self.waker.wake();
     }
 
     /// Runs `action` with our subscriber as the default.
@@ -202,6 +204,11 @@ impl Engine {
     }
 
     fn ask(&self, command: Command) -> bool {
+        // In the child of a fork nobody is there to answer, and our own threads would wait for
+        // themselves.
+        if self.spans.is_in_forked_child() || (is_ignored() && command.is_waited_for()) {
+            return false;
+        }
         let sent = self.is_running() && self.commands.send(command).is_ok();
         self.waker.wake();
         sent

@@ -62,6 +62,8 @@ pub(super) struct PendingSpan {
     pub(super) last_ns: u64,
     /// The round in which its first sample came.
     first_round: u64,
+    /// It closed, and is here only for the spans around it.
+    is_closed: bool,
 }
 
 /// A local root and its spans.
@@ -196,6 +198,68 @@ impl Pending {
         }
     }
 
+    /// The span has closed.
+    pub(super) fn close(&mut self, span: SpanKey) {
+        if let Some(pending) = self.spans.get_mut(&span) {
+            pending.is_closed = true;
+        }
+    }
+
+    /// If memory runs short, gives up closed spans of roots that live on (a connection, `main`),
+    /// those first that were sampled longest ago, until half of the memory is free. Their CPU time
+    /// goes to the root, as lost. Spares the roots that `is_promised` a profile. Returns how many
+    /// samples were given up.
+    pub(super) fn give_up_closed(&mut self, is_promised: impl Fn(SpanKey) -> bool) -> u64 {
+        if self.bytes < self.budget_bytes / 4 * 3 {
+            return 0;
+        }
+        let mut samples = 0;
+        loop {
+            // From the leaves up, so that nobody's parent goes missing.
+            let parents: HashSet<_> =
+                self.spans.values().filter_map(|pending| pending.known?.parent).collect();
+            let mut closed: Vec<_> = self
+                .spans
+                .iter()
+                .filter_map(|(span, pending)| {
+                    let root = pending.known?.root;
+                    let may_go = pending.is_closed
+                        && root != *span
+                        && !parents.contains(span)
+                        && !is_promised(root);
+                    may_go.then_some((pending.last_ns, *span, root))
+                })
+                .collect();
+            closed.sort_unstable();
+            let before = self.bytes;
+            for (_, span, root) in closed {
+                if self.bytes <= self.budget_bytes / 2 {
+                    break;
+                }
+                samples += self.give_up(span, root);
+            }
+            let left: HashSet<_> = self.spans.keys().copied().collect();
+            self.roots.values_mut().for_each(|root| root.spans.retain(|span| left.contains(span)));
+            if self.bytes <= self.budget_bytes / 2 || self.bytes == before {
+                return samples;
+            }
+        }
+    }
+
+    fn give_up(&mut self, span: SpanKey, root: SpanKey) -> u64 {
+        let Some(pending) = self.spans.remove(&span) else { return 0 };
+        self.bytes -= pending.bytes();
+        let weights = pending.samples.iter().map(|sample| u64::from(sample.weight_ns));
+        let lost_ns = pending.lost_ns + pending.skipped_ns + weights.sum::<u64>();
+        let samples = pending.samples.len() as u64 + pending.thinned;
+        if let Some(root) = self.spans.get_mut(&root) {
+            root.lost += pending.lost + samples;
+            root.lost_ns += lost_ns;
+            root.ring_full += pending.ring_full;
+        }
+        samples
+    }
+
     /// Forgets a root and all its spans.
     pub(super) fn remove_root(&mut self, root: SpanKey) {
         for span in self.roots.remove(&root).unwrap_or_default().spans {
@@ -311,6 +375,46 @@ mod tests {
     fn known(root: u64, parent: Option<u64>) -> Known {
         let id = RegistryId::MIN;
         Known { parent: parent.map(key), root: key(root), id, plan: 0 }
+    }
+
+    #[test]
+    fn a_root_that_lives_on_does_not_fill_the_memory() {
+        let mut pending = Pending::new(64 * 1024, 1_000);
+        let root = SpanKey::new(1).unwrap();
+        let known = |parent| {
+            let id = RegistryId::new(1).unwrap();
+            Known { parent, root, id, plan: 0 }
+        };
+        pending.know(root, known(None), 1);
+        let stack = Stack { frames: vec![Frame::new(None, 7)], end: End::Root };
+        let (mut weight_ns, mut given_up) = (0, 0);
+        for number in 2..5_000 {
+            let child = SpanKey::new(number).unwrap();
+            let grandchild = SpanKey::new(number + 10_000).unwrap();
+            pending.know(child, known(Some(root)), 1);
+            pending.know(grandchild, known(Some(child)), 1);
+            for span in [child, grandchild] {
+                assert_eq!(pending.add(span, number, 3, &stack, 1), Added::Kept);
+                weight_ns += 3;
+                pending.close(span);
+            }
+            assert_eq!(pending.give_up_closed(|_| true), 0, "what was promised stays");
+            given_up += pending.give_up_closed(|_| false);
+            assert!(pending.bytes <= pending.budget_bytes);
+        }
+        let spans = pending.of_root(root).to_vec();
+        assert_eq!(spans.len(), pending.spans.len());
+        let left: u64 = spans
+            .iter()
+            .filter_map(|span| pending.get(*span))
+            .flat_map(|span| &span.samples)
+            .map(|sample| u64::from(sample.weight_ns))
+            .sum();
+        let root = pending.get(root).unwrap();
+        assert_eq!(root.lost, given_up);
+        assert_eq!(root.lost_ns + left, weight_ns);
+        let whole = |span: &SpanKey| pending.ancestors(*span).last() == spans.first().copied();
+        assert!(spans.iter().skip(1).all(whole));
     }
 
     #[test]

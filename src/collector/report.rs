@@ -119,7 +119,7 @@ pub(super) fn line(kept: &Kept) -> String {
             let why = kept.spans.iter().find_map(|span| span.profile().err());
             _ = match why {
                 Some(why) => write!(line, "; no profile: {why}"),
-                None => write!(line, "; no profile"),
+                None => write!(line, "; no profile: it could not be exported"),
             };
         }
     }

@@ -90,6 +90,7 @@ impl Collector {
         // Nothing here should panic; if it does, the host must not notice more than silence.
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
+        self.sampled.extend(self.source.take_new().into_iter().map(Sampled::new));
         for sampled in &self.sampled {
             sampled.recording.end();
             self.source.give_back(&sampled.recording);
@@ -154,7 +155,11 @@ impl Collector {
         for span in closed {
             self.engine.keeper.forget(span);
             self.pending.remove_root(span);
+            self.pending.close(span);
         }
+        let keeper = &self.engine.keeper;
+        let given_up = self.pending.give_up_closed(|root| keeper.has_epoch(root));
+        Counters::add(&self.engine.counters.samples_dropped_memory, given_up);
         self.housekeep(&entered);
         let again = self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
         (asked, again)
@@ -284,7 +289,10 @@ impl Collector {
         Counters::add(&self.engine.counters.samples_dropped_unknown_span, unknown);
         if !self.introduced && self.engine.has_dispatch() {
             self.introduced = true;
-            _ = self.jobs.send(Job::Introduce(self.source.describe(self.base_period_ns)));
+            _ = self.jobs.send(Job::Introduce {
+                line: self.source.describe(self.base_period_ns),
+                is_warning: self.source.is_refused(),
+            });
         }
     }
 }

@@ -49,8 +49,11 @@ impl Worker {
                 None => self.parts.jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match job {
-                Ok(Job::Introduce(line)) => {
+                Ok(Job::Introduce { line, is_warning: false }) => {
                     self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
+                }
+                Ok(Job::Introduce { line, is_warning: true }) => {
+                    self.say(|| tracing::warn!(target: "tracing_profiling", "{line}"));
                 }
                 Ok(Job::Export { profile, modules, kept }) => {
                     self.export(*profile, &modules, kept);
@@ -145,10 +148,8 @@ impl Worker {
     }
 
     fn report(&self, kept: Kept) {
-        if !self.is_failing || kept.profile.is_some() {
-            let line = report::line(&kept);
-            self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
-        }
+        let line = report::line(&kept);
+        self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
         if let Some(on_kept) = &self.parts.on_kept {
             // Not ours either.
             _ = catch_unwind(AssertUnwindSafe(|| on_kept(&kept)));
@@ -160,7 +161,7 @@ fn missing_in_words(missing: &Missing) -> String {
     match missing {
         Missing::LineTables => "this program has no line tables, so profiles show functions but \
             no lines and no inlined functions; add `debug = \"line-tables-only\"` to \
-            [profile.release] in Cargo.toml"
+            [profile.release] in Cargo.toml, and do not strip the program"
             .to_owned(),
         Missing::Replaced(file) => format!(
             "{file} is not the file that was loaded, so its functions have no names; restart to \

@@ -1,5 +1,6 @@
 //! Settings in code.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,11 +51,11 @@ pub struct Builder {
 /// Deep enough for an async service built for release; see `docs/design.md` for the figures.
 const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
 /// As much as fits into a record.
-const MOST_STACK_BYTES: u32 = 65_528;
-const LEAST_STACK_BYTES: u32 = 1024;
+pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=65_448;
 const DEFAULT_DEPTH: u32 = 256;
-const MOST_DEPTH: u32 = 1024;
-const MOST_HERTZ: u32 = 10_000;
+pub(super) const DEPTHS: RangeInclusive<u32> = 1..=1024;
+/// In hertz.
+pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
 /// What Pyroscope takes by default.
 const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
@@ -92,21 +93,21 @@ impl Builder {
     /// 1,000 and no less than 100 a second.
     #[must_use]
     pub fn rate(self, hertz: u32) -> Self {
-        Self { rate: Some(hertz.clamp(1, MOST_HERTZ)), ..self }
+        Self { rate: Some(hertz.clamp(*RATES.start(), *RATES.end())), ..self }
     }
 
-    /// Bytes of stack that are copied with each sample, from 1,024 to 65,528; 32 KiB by default.
+    /// Bytes of stack that are copied with each sample, from 1,024 to 65,448; 32 KiB by default.
     /// The outer frames of a deeper stack are missing, and its profile says so.
     #[must_use]
     pub fn stack_bytes(self, bytes: u32) -> Self {
         // The kernel wants a multiple of 8.
-        Self { stack_bytes: bytes.clamp(LEAST_STACK_BYTES, MOST_STACK_BYTES) & !7, ..self }
+        Self { stack_bytes: bytes.clamp(*STACK_BYTES.start(), *STACK_BYTES.end()) & !7, ..self }
     }
 
     /// Frames of a stack that are kept, from 1 to 1,024; 256 by default.
     #[must_use]
     pub fn max_depth(self, frames: u32) -> Self {
-        Self { max_depth: frames.clamp(1, MOST_DEPTH), ..self }
+        Self { max_depth: frames.clamp(*DEPTHS.start(), *DEPTHS.end()), ..self }
     }
 
     /// Where profiles are written, if no exporter is set; `profiles` in the working directory by
@@ -261,7 +262,7 @@ mod tests {
     fn what_is_out_of_range_is_brought_into_it() {
         let builder = Builder::new().rate(0).stack_bytes(70_000).max_depth(0);
         assert_eq!(builder.rate, Some(1));
-        assert_eq!(builder.stack_bytes, 65_528);
+        assert_eq!(builder.stack_bytes, 65_448);
         assert_eq!(builder.max_depth, 1);
         assert_eq!(Builder::new().stack_bytes(5_003).stack_bytes, 5_000);
     }

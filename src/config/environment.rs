@@ -1,10 +1,12 @@
 //! The environment variables.
 
 use std::env;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::Builder;
+use super::builder::{self, DEPTHS, RATES};
 use crate::error::Error;
 use crate::keep::Rules;
 
@@ -15,7 +17,7 @@ const MAX_DEPTH: &str = "TRACING_PROFILING_MAX_DEPTH";
 const DIR: &str = "TRACING_PROFILING_DIR";
 
 impl Builder {
-    /// What is set by the environment; what is not keeps its value.
+    /// What is set by the environment; what is not set, or empty, keeps its value.
     ///
     /// # Errors
     ///
@@ -33,19 +35,26 @@ impl Builder {
         mut self,
         variable: impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
-        let get =
-            |name| variable(name).map_err(|value| Error::setting(name, &value, "text in UTF-8"));
+        let get = |name| match variable(name) {
+            Ok(value) => Ok(value.filter(|value| !value.trim().is_empty())),
+            Err(value) => Err(Error::setting(name, &value, "text in UTF-8")),
+        };
         if let Some(text) = get(RULES)? {
             self = self.rules(Rules::from_str(&text)?);
         }
         if let Some(text) = get(RATE)? {
-            self = self.rate(number(RATE, &text, "samples a second, from 1 to 10000")?);
+            self = self.rate(number(RATE, &text, RATES, "samples a second, from 1 to 10000")?);
         }
         if let Some(text) = get(STACK_BYTES)? {
-            self = self.stack_bytes(number(STACK_BYTES, &text, "bytes, from 1024 to 65528")?);
+            self = self.stack_bytes(number(
+                STACK_BYTES,
+                &text,
+                builder::STACK_BYTES,
+                "bytes, from 1024 to 65448",
+            )?);
         }
         if let Some(text) = get(MAX_DEPTH)? {
-            self = self.max_depth(number(MAX_DEPTH, &text, "frames, from 1 to 1024")?);
+            self = self.max_depth(number(MAX_DEPTH, &text, DEPTHS, "frames, from 1 to 1024")?);
         }
         if let Some(text) = get(DIR)? {
             self = self.directory(PathBuf::from(text));
@@ -54,8 +63,14 @@ impl Builder {
     }
 }
 
-fn number<T: FromStr>(name: &'static str, text: &str, expected: &'static str) -> Result<T, Error> {
-    text.trim().parse().map_err(|_| Error::setting(name, text, expected))
+fn number(
+    name: &'static str,
+    text: &str,
+    allowed: RangeInclusive<u32>,
+    expected: &'static str,
+) -> Result<u32, Error> {
+    let number = text.trim().parse().ok().filter(|number| allowed.contains(number));
+    number.ok_or_else(|| Error::setting(name, text, expected))
 }
 
 #[cfg(test)]
@@ -71,8 +86,13 @@ mod tests {
 
     #[test]
     fn nothing_set_is_the_default() {
-        let builder = read(&[]).unwrap();
-        assert_eq!(format!("{builder:?}"), format!("{:?}", Builder::new()));
+        let empty = ["", "_RATE", "_STACK_BYTES", "_MAX_DEPTH", "_DIR"]
+            .map(|rest| format!("TRACING_PROFILING{rest}"));
+        let empty = empty.each_ref().map(|name| (name.as_str(), " "));
+        for variables in [&[][..], &empty] {
+            let builder = read(variables).unwrap();
+            assert_eq!(format!("{builder:?}"), format!("{:?}", Builder::new()));
+        }
     }
 
     #[test]
@@ -101,6 +121,12 @@ mod tests {
             "TRACING_PROFILING_RATE is `often`: expected samples a second, from 1 to 10000"
         );
         assert!(error.is_configuration());
+        for (name, value) in
+            [("RATE", "0"), ("RATE", "10001"), ("STACK_BYTES", "1"), ("MAX_DEPTH", "1025")]
+        {
+            let name = format!("TRACING_PROFILING_{name}");
+            assert!(read(&[(&name, value)]).is_err(), "{name}={value}");
+        }
         let error = read(&[("TRACING_PROFILING", "shop=")]).unwrap_err();
         assert!(error.to_string().contains("shop=\n"), "{error}");
         let not_unicode = Builder::new().with_variables(|_| Err("\u{fffd}".to_owned()));

@@ -32,8 +32,11 @@ impl Directory {
     /// Writes to `path`, which is made when the first profile comes. It holds at most 64 MiB of
     /// profiles, none older than 7 days. `resource` goes into the OTLP files.
     pub fn new(path: impl Into<PathBuf>, resource: Resource) -> Self {
+        let path = path.into();
         Self {
-            path: path.into(),
+            // The program may change its working directory. Fails for an empty path, or if there
+            // is none; then it stays relative.
+            path: std::path::absolute(&path).unwrap_or(path),
             resource,
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,

@@ -37,6 +37,7 @@ const SWITCH_RING_BYTES: usize = 4096;
 /// Of the files that the process may open, the part that we may use is one in this.
 const SHARE_OF_FILES: u64 = 8;
 const FILES_PER_THREAD: u64 = 2;
+const FILES_OF_HARDWARE: u64 = 4;
 
 impl PerfSource {
     /// Tries out on the calling thread what this process is allowed.
@@ -54,17 +55,23 @@ impl PerfSource {
             _ => None,
         };
         let has_hardware = refused.is_none() && HardwareCounters::open().is_ok();
+        let files = FILES_PER_THREAD + if has_hardware { FILES_OF_HARDWARE } else { 0 };
         Self(Arc::new(Shared {
             request,
             waker,
             counters,
             new: Mutex::default(),
             sampled: AtomicU64::new(0),
-            most_sampled: (sys::open_file_limit() / SHARE_OF_FILES / FILES_PER_THREAD).max(1),
+            most_sampled: (sys::open_file_limit() / SHARE_OF_FILES / files).max(1),
             is_refused: AtomicBool::new(refused.is_some()),
             refused: Mutex::new(refused),
             has_hardware,
         }))
+    }
+
+    /// Whether no thread at all can be sampled.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.0.is_refused.load(Ordering::Relaxed)
     }
 
     /// What runs here and what it cannot see, in one line.
@@ -75,8 +82,8 @@ impl PerfSource {
                 spans have their times but no stacks"
                 .to_owned(),
             Some(_) => "source none: perf_event_open is refused, so kept spans have their times \
-                but no stacks; allow it with `sysctl kernel.perf_event_paranoid=2`, in a \
-                container with a seccomp profile that lets perf_event_open pass"
+                but no stacks; allow it on the host with `sysctl kernel.perf_event_paranoid=2`, in a \
+                container with the capability PERFMON (`docker run --cap-add PERFMON`)"
                 .to_owned(),
             None => {
                 let kernel = if shared.request.in_kernel {
@@ -166,9 +173,10 @@ impl PerfSource {
 impl Source for PerfSource {
     fn arm(&self, _clock: &Clock) -> Armed {
         let sample_size = Machine::NATIVE.sample_size(self.0.request.stack_bytes);
-        let hardware = if self.0.has_hardware { HardwareCounters::open().ok() } else { None };
         match self.open() {
             Ok((samples, switches)) => {
+                let hardware =
+                    if self.0.has_hardware { HardwareCounters::open().ok() } else { None };
                 let recording = Arc::new(Recording::new(
                     sys::current_tid(),
                     Some(Arc::clone(&samples)),
@@ -200,7 +208,7 @@ impl Source for PerfSource {
                 switches: Position::fixed(),
                 follows_switches: false,
                 may_retry: self.note_refusal(why),
-                source: Box::new(PerfThread { samples: None, log: None, hardware }),
+                source: Box::new(PerfThread { samples: None, log: None, hardware: None }),
             },
         }
     }

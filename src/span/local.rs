@@ -65,7 +65,8 @@ pub(crate) fn ignore_this_thread() {
     STATE.set(None);
 }
 
-pub(super) fn is_ignored() -> bool {
+/// Whether the calling thread is not profiled, and may wait for none of our threads.
+pub(crate) fn is_ignored() -> bool {
     IGNORED.get()
 }
 

@@ -18,7 +18,9 @@ use std::num::NonZeroU64;
 use tracing_subscriber::registry;
 
 pub use account::{Account, Hardware};
-pub(crate) use local::{Armed, Interval, Source, ThreadSource, Usage, ignore_this_thread};
+pub(crate) use local::{
+    Armed, Interval, Source, ThreadSource, Usage, ignore_this_thread, is_ignored,
+};
 pub(crate) use recording::{Mark, Recording, Stretch};
 pub(crate) use slot::{HAS_STATUS, KEEP_ON_ERROR, TIGHTER};
 pub(crate) use spans::{Closing, GivenParent, LOOK_INTERVAL, Notice, Spans};

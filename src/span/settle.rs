@@ -7,6 +7,10 @@ use super::spans::Notice;
 use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
 
+/// Bytes of a sample without its stack, on the machine where it has the fewest: as little as the
+/// kernel writes if it can copy no stack.
+const LEAST_SAMPLE: u64 = 64;
+
 impl Spans {
     /// Brings everything up to now: all that happened since the last hook belongs to the spans
     /// that are entered at present.
@@ -67,7 +71,7 @@ impl Spans {
             return;
         };
         // Losses are recorded in the ring too, in much less than a sample takes.
-        let samples = moved / state.sample_size;
+        let samples = (moved / state.sample_size).max(u64::from(moved >= LEAST_SAMPLE));
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         if span.is_some() && !self.announce(state, samples) {
             Counters::add(&self.counters.samples_dropped_notices_full, samples);

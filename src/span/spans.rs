@@ -194,7 +194,7 @@ impl Spans {
         if is_ignored() {
             return None;
         }
-        if fork_generation(ignore_this_thread) != self.fork_generation {
+        if self.is_in_forked_child() {
             ignore_this_thread();
             return None;
         }
@@ -227,7 +227,8 @@ impl Spans {
             return;
         };
         let (key, root) = (slot.raw_key(), slot.raw_root());
-        let now = self.now_settled(&mut state);
+        // Arming takes time, which is not the span's.
+        let now = self.now_settled(&mut state).max(state.settled);
         if slot.flags() & TIGHTER != 0 {
             self.raise_rate(&mut state, slot, now);
         }
@@ -422,6 +423,11 @@ impl Spans {
 
     /// The time, after everything until then was [settled](Self::settle) if there was anything.
     #[inline(always)]
+    /// Whether this process is a child of the one that this was made in.
+    pub(crate) fn is_in_forked_child(&self) -> bool {
+        fork_generation(ignore_this_thread) != self.fork_generation
+    }
+
     fn now_settled(&self, state: &mut ThreadState) -> u64 {
         let was_sampled = state.samples.load() != state.from;
         let now = self.clock.now();

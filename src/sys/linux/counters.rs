@@ -39,6 +39,13 @@ impl HardwareCounters {
         let mut member = |event| Builder::new().group(&mut group).kind(event).build();
         let [first, second, third] = events;
         let members = [member(first)?, member(second)?, member(third)?];
+        for event in members.iter().map(AsRawFd::as_raw_fd).chain([group.as_raw_fd()]) {
+            // SAFETY: the descriptor is open: `group` and `members` own it.
+            #[allow(unsafe_code, reason = "perf_event gives its descriptors only as numbers")]
+            let event = unsafe { BorrowedFd::borrow_raw(event) };
+            // perf_event does not set it, and programs that are executed must not inherit it.
+            rustix::io::fcntl_setfd(event, rustix::io::FdFlags::CLOEXEC)?;
+        }
         group.enable()?;
         Ok(Self { group, _members: members })
     }

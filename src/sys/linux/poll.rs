@@ -48,8 +48,11 @@ impl Poller {
         // is as good a reason to look as any.
         let woken = epoll::wait(&self.0.epoll, &mut events, timeout.as_ref());
         debug_assert!(matches!(woken, Ok(_) | Err(Errno::INTR)));
-        self.0.pending.store(false, Ordering::SeqCst);
+        // In this order, or the write of a `wake` between the two would be read away, and every
+        // later one think that it need not write. And a swap: it reads what the last `wake` wrote
+        // before it skipped its write.
         _ = rustix::io::read(&self.0.event, &mut [0; 8]);
+        self.0.pending.swap(false, Ordering::SeqCst);
     }
 }
 

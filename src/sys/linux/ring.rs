@@ -5,7 +5,7 @@
 )]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -39,6 +39,8 @@ impl Ring {
     /// Maps the ring of `event` with `data_size` bytes of records, a power of two of pages.
     pub(super) fn map(event: OwnedFd, data_size: usize) -> io::Result<Self> {
         let page_size = page_size();
+        // The kernel rounds up to pages, of 64 KiB on some machines, and writes to all of them.
+        let data_size = data_size.max(page_size);
         // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
         let base = unsafe {
             rustix::mm::mmap(
@@ -159,9 +161,14 @@ impl Ring {
     /// Closes the event and gives the ring's memory back, for good. Its thread may go on reading
     /// positions: it sees 0.
     pub(crate) fn retire(&self) {
-        if self.process != process_id() || self.event.lock().take().is_none() {
+        if self.process != process_id() {
             return;
         }
+        let Some(event) = self.event.lock().take() else { return };
+        // A child of a fork may hold it too, and then to close it is not the end of it.
+        // SAFETY: an ioctl without an argument, on an event of ours.
+        unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
+        drop(event);
         // SAFETY: `MAP_FIXED` over our own mapping, whose address range stays ours until `drop`.
         // The kernel replaces it in one step, so a thread that reads it meanwhile finds either
         // the ring or zeros. If it is refused (no memory) the ring just stays.
