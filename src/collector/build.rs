@@ -104,6 +104,9 @@ impl Builder<'_> {
     }
 }
 
+/// Spans inside each other that a profile shows.
+const DEEPEST: usize = 128;
+
 /// The profile's tables, found from our own numbers.
 struct Tables<'a> {
     profile: Profile,
@@ -176,16 +179,36 @@ impl Tables<'_> {
         Some(mapping)
     }
 
+    /// The link of a span, and those of all around it. Without recursion, and not deeper than
+    /// [`DEEPEST`]: trees of spans can be thousands deep, and what follows is drawn by recursion.
     fn link(&mut self, span: SpanKey, is_inside: &impl Fn(&SpanKey) -> bool) -> Option<LinkId> {
         if let Some(known) = self.links.get(&span) {
             return Some(*known);
         }
-        let known = self.builder.pending.get(span)?.known?;
-        let parent = known.parent.filter(is_inside).and_then(|span| self.link(span, is_inside));
-        let callsite = self.builder.callsites.callsite(known.plan)?;
-        let name = callsite.metadata.name().to_owned();
-        let link = self.profile.add_link(Link { span: name, parent, ids: None });
-        self.links.insert(span, link);
-        Some(link)
+        let around = self.builder.pending.ancestors(span).take_while(is_inside);
+        let mut path: Vec<_> = std::iter::once(span).chain(around).collect();
+        path.reverse();
+        // Of a deeper path the spans between the outermost and the innermost are left out.
+        let left_out = path.len().saturating_sub(DEEPEST);
+        path.drain(1..1 + left_out);
+        let mut parent = None;
+        for span in path {
+            let link = match self.links.get(&span) {
+                Some(link) => *link,
+                None => {
+                    let known = self.builder.pending.get(span)?.known?;
+                    let callsite = self.builder.callsites.callsite(known.plan)?;
+                    let name = callsite.metadata.name().to_owned();
+                    let link = self.profile.add_link(Link { span: name, parent, ids: None });
+                    // Those in the middle have another place in paths that are not cut.
+                    if left_out == 0 || parent.is_none() {
+                        self.links.insert(span, link);
+                    }
+                    link
+                }
+            };
+            parent = Some(link);
+        }
+        parent
     }
 }

@@ -74,7 +74,9 @@ impl Worker {
     }
 
     fn say(&self, event: impl FnOnce()) {
-        self.parts.engine.with_dispatch(event);
+        // It goes through other layers, which are not ours.
+        let say = || self.parts.engine.with_dispatch(event);
+        _ = catch_unwind(AssertUnwindSafe(say));
     }
 
     fn export(
