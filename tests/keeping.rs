@@ -336,3 +336,27 @@ fn what_was_kept_is_exported_when_the_layer_is_dropped() {
     // There is nothing to flush any more.
     assert!(handle.flush(PLENTY));
 }
+
+#[test]
+fn a_tree_thousands_of_spans_deep_is_cut_in_the_middle() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let mut spans = vec![info_span!("outermost")];
+        for _ in 0..3_500 {
+            let inner = info_span!(parent: spans.last().unwrap(), "deep");
+            spans.push(inner);
+        }
+        let inner = info_span!(parent: spans.last().unwrap(), "innermost");
+        inner.in_scope(|| burn(Duration::from_millis(50)));
+        drop(inner);
+        while spans.pop().is_some() {}
+    });
+    if !setup.has_perf() {
+        return;
+    }
+    let profiles = setup.profiles();
+    let profile = &profiles[0];
+    let path = profile.span_path(profile.samples()[0].link);
+    assert_eq!((path[0], path[path.len() - 1]), ("outermost", "innermost"));
+    assert!(path.len() <= 128, "{}", path.len());
+}
