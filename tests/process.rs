@@ -345,6 +345,36 @@ in_child! {
 }
 
 in_child! {
+    fn a_layer_made_in_a_forked_child_works_there() {
+        let outer = Setup::new("0ms");
+        let status = outer.run(|| {
+            let _outer = info_span!("outer").entered();
+            burn(20 * MS);
+            // SAFETY: as above; the locks of the layer's threads are what is tested.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let works = std::panic::catch_unwind(|| {
+                    let setup = Setup::new("0ms");
+                    setup.run(|| info_span!("in the child").in_scope(|| burn(60 * MS)));
+                    assert_eq!(setup.kept_names(), [["in the child"]]);
+                    if setup.has_perf() {
+                        assert!(points_in(&setup.profiles()[0], "burn") > 0);
+                    }
+                });
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(i32::from(works.is_err())) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for our own child; the pointer is to our own integer.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            status
+        });
+        assert_eq!(status, 0);
+        assert_eq!(outer.kept_names(), [["outer"]]);
+    }
+}
+
+in_child! {
     fn a_library_that_is_loaded_later_is_found() {
         let setup = Setup::new("0ms");
         // Before: what is loaded now is known from here on.

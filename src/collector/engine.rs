@@ -1,7 +1,7 @@
 //! What the hooks, the handle and the collector share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -20,7 +20,10 @@ use crate::profile::ProfileId;
 use crate::sampler::PerfSource;
 use crate::span::{Closing, RegistryId, Spans, is_ignored};
 use crate::stats::{Counters, Stats};
-use crate::sys::{Poller, Waker};
+use crate::sys::{self, Poller, Waker};
+
+/// A generation that no process reaches.
+const NOWHERE: u32 = u32::MAX;
 
 /// How much may be held, and how much may be made of it.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +56,8 @@ pub(crate) struct Engine {
     pub(super) counters: Arc<Counters>,
     pub(super) waker: Waker,
     commands: Sender<Command>,
-    stopped: AtomicBool,
+    /// The fork generation of the process in which our threads run, or [`NOWHERE`].
+    runs_in: AtomicU32,
     dispatch: RwLock<Option<WeakDispatch>>,
 }
 
@@ -73,7 +77,7 @@ impl Engine {
             counters: parts.counters,
             waker: parts.poller.waker(),
             commands,
-            stopped: AtomicBool::new(false),
+            runs_in: AtomicU32::new(sys::fork_generation()),
             dispatch: RwLock::new(None),
         });
         let worker = WorkerParts {
@@ -96,14 +100,15 @@ impl Engine {
         Ok(engine)
     }
 
-    /// False once everything has ended: then the hooks have nothing to do.
+    /// False once everything has ended, and in the child of a fork, where locks of ours may be held
+    /// for ever: then the hooks must do nothing.
     #[inline(always)]
     pub(crate) fn is_running(&self) -> bool {
-        !self.stopped.load(Ordering::Relaxed)
+        self.runs_in.load(Ordering::Relaxed) == sys::fork_generation()
     }
 
     pub(super) fn stop(&self) {
-        self.stopped.store(true, Ordering::Relaxed);
+        self.runs_in.store(NOWHERE, Ordering::Relaxed);
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -206,10 +211,10 @@ impl Engine {
     fn ask(&self, command: Command) -> bool {
         // In the child of a fork nobody is there to answer, and our own threads would wait for
         // themselves.
-        if self.spans.is_in_forked_child() || (is_ignored() && command.is_waited_for()) {
+        if !self.is_running() || (is_ignored() && command.is_waited_for()) {
             return false;
         }
-        let sent = self.is_running() && self.commands.send(command).is_ok();
+        let sent = self.commands.send(command).is_ok();
         self.waker.wake();
         sent
     }

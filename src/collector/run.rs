@@ -95,6 +95,7 @@ impl Collector {
             sampled.recording.end();
             self.source.give_back(&sampled.recording);
         }
+        self.source.end();
         if panicked {
             self.engine.with_dispatch(|| {
                 tracing::error!(

@@ -1,7 +1,7 @@
 //! Arming threads with perf events.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -10,7 +10,9 @@ use super::record::Machine;
 use super::switches::SwitchLog;
 use crate::span::{Armed, Interval, Recording, Source, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::{self, Clock, HardwareCounters, Position, Ring, SampleRequest, Waker, WhyRefused};
+use crate::sys::{
+    self, Clock, HardwareCounters, KeptOn, Position, Ring, SampleRequest, Waker, WhyRefused,
+};
 
 /// Arms threads with perf events where that is allowed.
 #[derive(Clone, Debug)]
@@ -25,8 +27,9 @@ struct Shared {
     /// Threads that hold rings.
     sampled: AtomicU64,
     most_sampled: u64,
-    refused: Mutex<Option<WhyRefused>>,
-    is_refused: AtomicBool,
+    /// Why no thread at all can be sampled, if none can.
+    refused: Option<WhyRefused>,
+    kept_on: Mutex<Option<KeptOn>>,
     has_hardware: bool,
 }
 
@@ -42,6 +45,8 @@ const FILES_OF_HARDWARE: u64 = 4;
 impl PerfSource {
     /// Tries out on the calling thread what this process is allowed.
     pub(crate) fn new(mut request: SampleRequest, waker: Waker, counters: Arc<Counters>) -> Self {
+        // First: what is opened after it need not wait.
+        let kept_on = KeptOn::open().ok();
         let probe = |request| sys::open_sample_ring(request).map(drop);
         request.in_kernel = true;
         let mut probed = probe(request);
@@ -63,21 +68,21 @@ impl PerfSource {
             new: Mutex::default(),
             sampled: AtomicU64::new(0),
             most_sampled: (sys::open_file_limit() / SHARE_OF_FILES / files).max(1),
-            is_refused: AtomicBool::new(refused.is_some()),
-            refused: Mutex::new(refused),
+            refused,
+            kept_on: Mutex::new(kept_on),
             has_hardware,
         }))
     }
 
     /// Whether no thread at all can be sampled.
     pub(crate) fn is_refused(&self) -> bool {
-        self.0.is_refused.load(Ordering::Relaxed)
+        self.0.refused.is_some()
     }
 
     /// What runs here and what it cannot see, in one line.
     pub(crate) fn describe(&self, period_ns: u64) -> String {
         let shared = &*self.0;
-        match *shared.refused.lock() {
+        match shared.refused {
             Some(WhyRefused::NotSupported) => "source none: this system has no perf events; kept \
                 spans have their times but no stacks"
                 .to_owned(),
@@ -102,6 +107,11 @@ impl PerfSource {
         }
     }
 
+    /// Nothing will be opened any more.
+    pub(crate) fn end(&self) {
+        *self.0.kept_on.lock() = None;
+    }
+
     /// The threads armed since the last call.
     pub(crate) fn take_new(&self) -> Vec<Arc<Recording>> {
         std::mem::take(&mut self.0.new.lock())
@@ -118,8 +128,8 @@ impl PerfSource {
 
     fn open(&self) -> Result<(Arc<Ring>, Arc<Ring>), WhyRefused> {
         let shared = &*self.0;
-        if shared.is_refused.load(Ordering::Relaxed) {
-            return Err(WhyRefused::NotAllowed);
+        if let Some(why) = shared.refused {
+            return Err(why);
         }
         if shared.sampled.fetch_add(1, Ordering::Relaxed) >= shared.most_sampled {
             shared.sampled.fetch_sub(1, Ordering::Relaxed);
@@ -143,6 +153,8 @@ impl PerfSource {
                     request.ring_bytes /= 2;
                     request.wake_after_bytes /= 2;
                 }
+                // The thread, or by now the whole process, may do less than the one that tried.
+                Err(WhyRefused::NotAllowed) if request.in_kernel => request.in_kernel = false,
                 opened => break opened?,
             }
         };
@@ -154,19 +166,14 @@ impl PerfSource {
 
     fn note_refusal(&self, why: WhyRefused) -> bool {
         let counters = &self.0.counters;
-        let (counter, may_retry) = match why {
-            WhyRefused::NotAllowed | WhyRefused::NotSupported => {
-                if !self.0.is_refused.swap(true, Ordering::Relaxed) {
-                    *self.0.refused.lock() = Some(why);
-                }
-                (&counters.threads_refused_perf, false)
-            }
-            WhyRefused::NoLockedMemory => (&counters.threads_refused_locked_memory, true),
-            WhyRefused::NoFiles => (&counters.threads_refused_open_files, true),
-            WhyRefused::Other(_) => (&counters.threads_refused_other, true),
+        let counter = match why {
+            WhyRefused::NotAllowed | WhyRefused::NotSupported => &counters.threads_refused_perf,
+            WhyRefused::NoLockedMemory => &counters.threads_refused_locked_memory,
+            WhyRefused::NoFiles => &counters.threads_refused_open_files,
+            WhyRefused::Other(_) => &counters.threads_refused_other,
         };
         Counters::add(counter, 1);
-        may_retry
+        self.0.refused.is_none()
     }
 }
 

@@ -3,8 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use super::account::{Tally, sure_parts};
 use super::recording::Recording;
@@ -13,8 +13,8 @@ use super::{RegistryId, SpanKey};
 use crate::sys::{Clock, Position};
 
 thread_local! {
-    /// Set on our own threads, and on the one thread of a fork's child: nothing of ours happens
-    /// there.
+    /// Set on our own threads, and on those that are past their destructors: nothing of ours
+    /// happens there.
     static IGNORED: Cell<bool> = const { Cell::new(false) };
 
     /// The layer whose state is in `STATE`, or 0, and the unmatched spans that are entered above
@@ -57,10 +57,15 @@ impl Drop for Others {
     }
 }
 
-/// From now on the calling thread is not profiled. Only stores to memory: it may be called in the
-/// child of a fork, where what the states hold is not ours any more.
+/// From now on the calling thread is not profiled.
 pub(crate) fn ignore_this_thread() {
     IGNORED.set(true);
+    forget_this_thread();
+}
+
+/// Leaves the calling thread's states as they are, for good. Only stores to memory: it is called in
+/// the child of a fork, where what they hold is not ours any more.
+pub(crate) fn forget_this_thread() {
     FIRST.set(First::NONE);
     STATE.set(None);
 }
@@ -130,8 +135,8 @@ fn make_first(layer: u32) -> Option<()> {
 }
 
 /// Makes `state` this thread's state for its layer, unless the thread is past its destructors or in
-/// the middle of a hook. `is_alive` tells which layers still exist.
-pub(super) fn add_state(state: ThreadState, is_alive: impl Fn(u32) -> bool) {
+/// the middle of a hook. States of layers that are gone are dropped.
+pub(super) fn add_state(state: ThreadState) {
     _ = OTHERS.try_with(|others| {
         let first = STATE.take().map(ManuallyDrop::into_inner);
         let before = FIRST.get();
@@ -143,7 +148,7 @@ pub(super) fn add_state(state: ThreadState, is_alive: impl Fn(u32) -> bool) {
                 first.unmatched_later = before.unmatched;
                 first
             }));
-            others.retain(|state| is_alive(state.layer));
+            others.retain(|state| state.life.strong_count() > 0);
         }
         FIRST.set(First { layer: state.layer, unmatched: 0 });
         put(Box::new(state));
@@ -252,6 +257,8 @@ pub(super) struct Unresolved {
 #[derive(Debug)]
 pub(super) struct ThreadState {
     pub(super) layer: u32,
+    /// As long as the layer lives.
+    life: Weak<()>,
     /// The thread's number, which no other thread has.
     pub(super) thread: u32,
     depth: usize,
@@ -293,6 +300,7 @@ impl ThreadState {
     const fn none() -> Self {
         Self {
             layer: NO_LAYER,
+            life: Weak::new(),
             thread: 0,
             depth: 0,
             segments: Vec::new(),
@@ -319,10 +327,11 @@ impl ThreadState {
         }
     }
 
-    pub(super) fn new(layer: u32) -> Self {
+    pub(super) fn new(layer: u32, life: Weak<()>) -> Self {
         static NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
         let mut state = Self::none();
         state.layer = layer;
+        state.life = life;
         state.thread = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
         state.segments.resize_with(USUAL_DEPTH, Segment::default);
         state.unresolved.reserve(MOST_UNRESOLVED);

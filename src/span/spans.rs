@@ -5,18 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
-use parking_lot::Mutex;
 
 use super::account::{Account, Tally};
 use super::local::{
-    Source, ThreadState, Unresolved, add_state, count_unmatched, ignore_this_thread, is_ignored,
+    Source, ThreadState, Unresolved, add_state, count_unmatched, forget_this_thread, is_ignored,
     put, take, unmatched,
 };
 use super::slot::{ANNOUNCED, FAILED, HAS_STATUS, Parent, Slot, TIGHTER};
 use super::table::SlotTable;
 use super::{Ancestry, From, Plan, RegistryId, SpanKey};
 use crate::stats::Counters;
-use crate::sys::{Clock, fork_generation};
+use crate::sys::{Clock, on_fork};
 
 /// All open profiled spans of a layer.
 #[derive(Debug)]
@@ -31,7 +30,8 @@ pub(crate) struct Spans {
     pub(super) source: Box<dyn Source>,
     pub(super) base_period_ns: u64,
     pub(super) counters: Arc<Counters>,
-    pub(super) fork_generation: u32,
+    /// Tells threads that the layer lives.
+    pub(super) life: Arc<()>,
     /// The constants of these names in ticks.
     pub(super) cpu_clock_interval: u64,
     pub(super) usage_interval: u64,
@@ -76,9 +76,6 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 const KEY_BLOCK: u64 = 1 << 16;
 const NOTICES: usize = 4096;
 
-/// The layers that exist.
-static LAYERS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
-
 impl Spans {
     pub(crate) fn new(
         clock: Clock,
@@ -87,10 +84,10 @@ impl Spans {
         counters: Arc<Counters>,
     ) -> Self {
         static NEXT_LAYER: AtomicU32 = AtomicU32::new(1);
-        let layer = NEXT_LAYER.fetch_add(1, Ordering::Relaxed);
-        LAYERS.lock().push(layer);
+        on_fork(forget_this_thread);
         Self {
-            layer,
+            layer: NEXT_LAYER.fetch_add(1, Ordering::Relaxed),
+            life: Arc::new(()),
             table: SlotTable::new(),
             notices: ArrayQueue::new(NOTICES),
             notice_lost: AtomicBool::new(false),
@@ -98,7 +95,6 @@ impl Spans {
             source,
             base_period_ns,
             counters,
-            fork_generation: fork_generation(ignore_this_thread),
             cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
             usage_interval: clock.ticks(USAGE_INTERVAL),
             look_interval: clock.ticks(LOOK_INTERVAL),
@@ -194,11 +190,7 @@ impl Spans {
         if is_ignored() {
             return None;
         }
-        if self.is_in_forked_child() {
-            ignore_this_thread();
-            return None;
-        }
-        add_state(ThreadState::new(self.layer), |layer| LAYERS.lock().contains(&layer));
+        add_state(ThreadState::new(self.layer, Arc::downgrade(&self.life)));
         take(self.layer)
     }
 
@@ -423,11 +415,6 @@ impl Spans {
 
     /// The time, after everything until then was [settled](Self::settle) if there was anything.
     #[inline(always)]
-    /// Whether this process is a child of the one that this was made in.
-    pub(crate) fn is_in_forked_child(&self) -> bool {
-        fork_generation(ignore_this_thread) != self.fork_generation
-    }
-
     fn now_settled(&self, state: &mut ThreadState) -> u64 {
         let was_sampled = state.samples.load() != state.from;
         let now = self.clock.now();
@@ -458,12 +445,6 @@ impl Closing {
             account: Account { wall_ns, ..Account::default() },
             announced: false,
         }
-    }
-}
-
-impl Drop for Spans {
-    fn drop(&mut self) {
-        LAYERS.lock().retain(|layer| *layer != self.layer);
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SampleRequest {
     pub(crate) period_ns: u64,
-    /// Bytes of stack in each sample, a multiple of 8 and at most 65,528.
+    /// Bytes of stack in each sample, a multiple of 8 and at most 65,448.
     pub(crate) stack_bytes: u32,
     /// Bytes of ring: a power of two of pages.
     pub(crate) ring_bytes: usize,

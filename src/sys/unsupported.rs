@@ -43,9 +43,12 @@ pub(crate) fn monotonic_raw_ns() -> u64 {
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-pub(crate) fn fork_generation(_in_child: fn()) -> u32 {
+#[inline(always)]
+pub(crate) fn fork_generation() -> u32 {
     0
 }
+
+pub(crate) fn on_fork(_in_child: fn()) {}
 
 pub(crate) fn current_tid() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -115,6 +118,16 @@ impl Ring {
 
     pub(crate) fn retire(&self) {
         match self.0 {}
+    }
+}
+
+/// There is nothing to keep on here.
+#[derive(Debug)]
+pub(crate) struct KeptOn(Infallible);
+
+impl KeptOn {
+    pub(crate) fn open() -> Result<Self, WhyRefused> {
+        Err(WhyRefused::NotSupported)
     }
 }
 

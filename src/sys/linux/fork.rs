@@ -8,15 +8,22 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 static REGISTER: Once = Once::new();
 static HANDLER: OnceLock<fn()> = OnceLock::new();
 
-/// A number that is greater in the child of a fork than in its parent.
+/// A number that is greater in the child of a fork than in its parent, once
+/// [`on_fork`] was called.
 ///
 /// In a child neither our threads nor the rings exist: the kernel does not copy a ring's mapping,
 /// and the locks of threads that are gone may be held for ever. Who sees another number than the
-/// one it was made under must touch neither. `in_child` runs on the one thread that the child
-/// has, before `fork` returns there; it may do no more than store to memory.
+/// one it was made under must touch neither.
 ///
 /// A child made by a bare `clone` system call that shares no memory is not seen.
-pub(crate) fn fork_generation(in_child: fn()) -> u32 {
+#[inline(always)]
+pub(crate) fn fork_generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Runs `in_child` on the one thread that the child of a fork has, before `fork` returns there. It
+/// may do no more than store to memory. Only the first one that this is called with is run.
+pub(crate) fn on_fork(in_child: fn()) {
     REGISTER.call_once(|| {
         _ = HANDLER.set(in_child);
         // SAFETY: the handler is a plain function that lives as long as the program and only
@@ -24,7 +31,6 @@ pub(crate) fn fork_generation(in_child: fn()) -> u32 {
         // (no memory) leaves us without the handler, as if the program never forked.
         unsafe { libc::pthread_atfork(None, None, Some(child)) };
     });
-    GENERATION.load(Ordering::Relaxed)
 }
 
 extern "C" fn child() {

@@ -81,6 +81,26 @@ pub(crate) fn open_switch_ring(ring_bytes: usize) -> Result<Ring, WhyRefused> {
     Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
 }
 
+/// Keeps the kernel's machinery for perf events switched on.
+///
+/// The kernel patches its scheduler for the first event of any thread in the system, and waits for
+/// all CPUs to see it, which takes some 10 ms; a second after the last event is gone it undoes that.
+/// Whoever holds this spares that wait to those who open events meanwhile.
+#[derive(Debug)]
+pub(crate) struct KeptOn {
+    _event: OwnedFd,
+}
+
+impl KeptOn {
+    /// An event that is never enabled and has no ring.
+    pub(crate) fn open() -> Result<Self, WhyRefused> {
+        let mut attr = software(PERF_COUNT_SW_DUMMY);
+        attr.set_exclude_kernel(1);
+        attr.set_disabled(1);
+        Ok(Self { _event: open(&mut attr)? })
+    }
+}
+
 fn software(config: u32) -> perf_event_attr {
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
