@@ -265,10 +265,31 @@ fn too_many_samples_are_thinned_out_evenly() {
     }
     let profile = &setup.profiles()[0];
     assert!(profile.sample_count() <= 20);
-    assert!(setup.handle.stats().samples_thinned > 0);
-    let weight = profile.uniform_weight_ns().unwrap();
-    assert_eq!(weight % profile.period_ns, 0);
-    assert!(weight > profile.period_ns);
+    let stats = setup.handle.stats();
+    assert_eq!(profile.weight_ns(), stats.samples_taken * profile.period_ns, "all CPU time");
+    assert_eq!(profile.sample_count() as u64 + stats.samples_thinned, stats.samples_taken);
+    let points = profile.samples().iter().flat_map(|sample| &sample.points);
+    let whole = points.filter(|point| point.weight_ns > profile.period_ns).count();
+    assert!(whole + 1 >= profile.sample_count(), "each but the last stands for as many");
+}
+
+#[test]
+fn samples_of_many_spans_are_thinned_out_and_all_their_cpu_time_stays() {
+    let setup = Setup::with("20ms", |builder| builder.rate(1_000).samples_per_profile(7));
+    setup.run(|| {
+        let _outer = info_span!("outer").entered();
+        for _ in 0..40 {
+            info_span!("inner").in_scope(|| burn(5 * MS));
+        }
+    });
+    if !setup.has_perf() {
+        return;
+    }
+    let profile = &setup.profiles()[0];
+    assert!(profile.sample_count() <= 7);
+    let stats = setup.handle.stats();
+    assert_eq!(profile.weight_ns(), stats.samples_taken * profile.period_ns, "all CPU time");
+    assert_eq!(profile.sample_count() as u64 + stats.samples_thinned, stats.samples_taken);
 }
 
 /// Fails for as long as it is told to.

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::pending::{Pending, PendingSample, PendingSpan, Stack};
+use super::pending::{Pending, PendingSpan, Stack};
 use super::report;
 use crate::keep::{Callsites, Epoch};
 use crate::profile::{
@@ -31,17 +31,16 @@ pub(super) struct Built {
     pub(super) modules: HashMap<MappingId, Arc<Module>>,
     /// The spans whose samples it has.
     pub(super) spans: Vec<SpanKey>,
+    /// Samples that were left out here, and for which others stand.
+    pub(super) thinned: u64,
 }
 
 impl Builder<'_> {
     /// The profile of an epoch: what fell in its spans and in the spans inside them.
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
-        let kept: HashSet<SpanKey> = epoch.kept.iter().map(|span| span.key).collect();
-        let is_inside = |span: &SpanKey| {
-            kept.contains(span) || self.pending.ancestors(*span).any(|above| kept.contains(&above))
-        };
+        let inside = self.inside(epoch);
         let of_root = self.pending.of_root(epoch.root).iter();
-        let spans: Vec<SpanKey> = of_root.filter(|span| is_inside(span)).copied().collect();
+        let spans: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
 
         let total: usize =
             spans.iter().filter_map(|s| self.pending.get(*s)).map(|s| s.samples.len()).sum();
@@ -53,38 +52,63 @@ impl Builder<'_> {
             links: HashMap::new(),
             builder: self,
         };
-        let mut losses = report::Losses {
-            every: total.div_ceil(self.most_samples).max(1),
-            ..report::Losses::default()
-        };
-        let mut number = 0_usize;
+        let every = total.div_ceil(self.most_samples).max(1);
+        let mut losses = report::Losses::default();
+        let (mut number, mut thinned, mut skipped_ns) = (0_usize, 0, 0);
         for span in &spans {
-            let Some(pending) = self.pending.get(*span) else {
+            let Some(pending) = self.pending.get(*span).filter(|pending| !pending.is_empty())
+            else {
                 continue;
             };
-            let link = tables.link(*span, &is_inside);
+            let link = tables.link(*span, &inside);
             losses.lost += pending.lost;
             losses.thinned += pending.thinned;
             losses.ring_full += pending.ring_full;
+            skipped_ns += pending.skipped_ns;
             for sample in &pending.samples {
+                number += 1;
+                skipped_ns += sample.weight_ns;
                 let Some(stack) = pending.stack(sample) else {
                     continue;
                 };
-                number += 1;
                 losses.cut += u64::from(stack.end == End::Cut);
                 losses.incomplete += u64::from(stack.end == End::Lost);
-                if number.is_multiple_of(losses.every) {
-                    tables.add(sample, stack, link, losses.every as u64);
+                // The last one in any case, so that all of the CPU time is in the profile.
+                if number.is_multiple_of(every) || number == total {
+                    tables.add(sample.time_ns, std::mem::take(&mut skipped_ns), stack, link);
                 } else {
-                    losses.thinned += 1;
+                    thinned += 1;
                 }
             }
             tables.add_lost(pending, link);
         }
+        losses.thinned += thinned;
+        if tables.profile.sample_count() == 0 {
+            tables.add_missing(epoch, &inside);
+        }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
         report::describe(&mut profile, epoch, &losses);
-        Built { profile, modules, spans }
+        Built { profile, modules, spans, thinned }
+    }
+
+    /// The kept spans and those inside them.
+    fn inside(&self, epoch: &Epoch) -> HashSet<SpanKey> {
+        let mut inside: HashSet<_> = epoch.kept.iter().map(|span| span.key).collect();
+        let mut outside = HashSet::new();
+        for span in self.pending.of_root(epoch.root) {
+            // Each span is decided once, with all on the way to one that is decided already.
+            let mut undecided = Vec::new();
+            let above = self.pending.ancestors(*span);
+            let up = std::iter::once(*span).chain(above).find(|span| {
+                let is_decided = inside.contains(span) || outside.contains(span);
+                undecided.extend((!is_decided).then_some(*span));
+                is_decided
+            });
+            let is_inside = up.is_some_and(|up| inside.contains(&up));
+            if is_inside { &mut inside } else { &mut outside }.extend(undecided);
+        }
+        inside
     }
 
     fn unix_ns(&self, raw_ns: u64) -> u64 {
@@ -118,13 +142,22 @@ struct Tables<'a> {
 }
 
 impl Tables<'_> {
-    fn add(&mut self, sample: &PendingSample, stack: &Stack, link: Option<LinkId>, times: u64) {
+    fn add(&mut self, time_ns: u64, weight_ns: u64, stack: &Stack, link: Option<LinkId>) {
         let stack = self.stack(stack);
-        let point = Point {
-            time_unix_ns: self.builder.unix_ns(sample.time_ns),
-            weight_ns: u64::from(sample.weight_ns) * times,
-        };
-        self.profile.add_sample(stack, link, point);
+        let time_unix_ns = self.builder.unix_ns(time_ns);
+        self.profile.add_sample(stack, link, Point { time_unix_ns, weight_ns });
+    }
+
+    /// All that a profile can say of which no sample is left: they were lost (and counted) after
+    /// it was promised. Whoever was given its id finds it.
+    fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) {
+        let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples) else { return };
+        let remark = self.profile.add_remark("[samples lost before they were read]");
+        let stack = self.profile.add_stack(vec![remark]);
+        let link = self.link(span.key, inside);
+        let time_unix_ns = self.builder.unix_ns(span.opened_ns);
+        let weight_ns = span.samples * self.builder.period_ns;
+        self.profile.add_sample(stack, link, Point { time_unix_ns, weight_ns });
     }
 
     /// What is left of samples for which there was no memory.
@@ -181,11 +214,12 @@ impl Tables<'_> {
 
     /// The link of a span, and those of all around it. Without recursion, and not deeper than
     /// [`DEEPEST`]: trees of spans can be thousands deep, and what follows is drawn by recursion.
-    fn link(&mut self, span: SpanKey, is_inside: &impl Fn(&SpanKey) -> bool) -> Option<LinkId> {
+    fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
         if let Some(known) = self.links.get(&span) {
             return Some(*known);
         }
-        let around = self.builder.pending.ancestors(span).take_while(is_inside);
+        let around =
+            self.builder.pending.ancestors(span).take_while(|above| inside.contains(above));
         let mut path: Vec<_> = std::iter::once(span).chain(around).collect();
         path.reverse();
         // Of a deeper path the spans between the outermost and the innermost are left out.

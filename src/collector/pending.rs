@@ -6,14 +6,14 @@ use std::sync::Arc;
 use crate::span::{RegistryId, SpanKey};
 use crate::unwind::{End, Frame};
 
-/// One sample of a span that is open still, or whose root is: 16 bytes.
+/// One sample of a span that is open still, or whose root is: 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingSample {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) time_ns: u64,
     pub(super) stack: u32,
     /// CPU time that the sample stands for.
-    pub(super) weight_ns: u32,
+    pub(super) weight_ns: u64,
 }
 
 /// A stack with how it ends, each once.
@@ -49,7 +49,7 @@ pub(super) struct PendingSpan {
     thinning: u32,
     /// Samples since the last one that was taken, and the CPU time that they stood for.
     skipped: u32,
-    skipped_ns: u64,
+    pub(super) skipped_ns: u64,
     /// Samples of which only this is left, and the CPU time that they stood for.
     pub(super) lost: u64,
     pub(super) lost_ns: u64,
@@ -133,7 +133,6 @@ impl Pending {
         }
         self.bytes += needed;
         let stack = pending.stacks.add(stack);
-        let weight_ns = u32::try_from(weight_ns).unwrap_or(u32::MAX);
         pending.samples.push(PendingSample { time_ns, stack, weight_ns });
         if pending.samples.len() <= self.most_samples {
             return Added::Kept;
@@ -191,6 +190,9 @@ impl Pending {
             self.bytes -= pending.bytes() - BYTES_A_SPAN;
             pending.samples = Vec::new();
             pending.stacks = Stacks::default();
+            pending.thinning = 1;
+            pending.skipped = 0;
+            pending.skipped_ns = 0;
             pending.lost = 0;
             pending.lost_ns = 0;
             pending.thinned = 0;
@@ -249,7 +251,7 @@ impl Pending {
     fn give_up(&mut self, span: SpanKey, root: SpanKey) -> u64 {
         let Some(pending) = self.spans.remove(&span) else { return 0 };
         self.bytes -= pending.bytes();
-        let weights = pending.samples.iter().map(|sample| u64::from(sample.weight_ns));
+        let weights = pending.samples.iter().map(|sample| sample.weight_ns);
         let lost_ns = pending.lost_ns + pending.skipped_ns + weights.sum::<u64>();
         let samples = pending.samples.len() as u64 + pending.thinned;
         if let Some(root) = self.spans.get_mut(&root) {
@@ -291,7 +293,10 @@ impl Pending {
             .collect();
         let mut samples = 0;
         for span in unknown {
-            samples += self.spans.get(&span).map_or(0, |pending| pending.samples.len() as u64);
+            samples += self
+                .spans
+                .get(&span)
+                .map_or(0, |pending| pending.samples.len() as u64 + pending.thinned + pending.lost);
             self.remove_span(span);
         }
         samples
@@ -304,6 +309,11 @@ const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;
 impl PendingSpan {
     pub(super) fn stack(&self, sample: &PendingSample) -> Option<&Stack> {
         self.stacks.by_number.get(sample.stack as usize).map(AsRef::as_ref)
+    }
+
+    /// Whether nothing fell in the span that a profile would show.
+    pub(super) fn is_empty(&self) -> bool {
+        self.samples.is_empty() && self.lost == 0 && self.ring_full == 0
     }
 
     /// Leaves out every other sample, and lets those that are left stand for two.
@@ -322,7 +332,7 @@ impl PendingSpan {
         if let Some(weight_ns) = left_out {
             // The last one waits for its pair.
             self.skipped += self.thinning;
-            self.skipped_ns += u64::from(weight_ns);
+            self.skipped_ns += weight_ns;
         }
         self.thinning = self.thinning.saturating_mul(2);
     }
@@ -408,7 +418,7 @@ mod tests {
             .iter()
             .filter_map(|span| pending.get(*span))
             .flat_map(|span| &span.samples)
-            .map(|sample| u64::from(sample.weight_ns))
+            .map(|sample| sample.weight_ns)
             .sum();
         let root = pending.get(root).unwrap();
         assert_eq!(root.lost, given_up);
@@ -441,9 +451,9 @@ mod tests {
         }
         let span = pending.get(SPAN).unwrap();
         assert!(span.samples.len() <= 100 && span.samples.len() > 40);
-        let weight: u64 = span.samples.iter().map(|s| u64::from(s.weight_ns)).sum();
+        let weight: u64 = span.samples.iter().map(|s| s.weight_ns).sum();
         assert_eq!(weight + span.skipped_ns, 3_000);
-        let uniform = 3 * span.thinning;
+        let uniform = 3 * u64::from(span.thinning);
         assert!(span.samples.iter().all(|sample| sample.weight_ns == uniform));
         assert_eq!(thinned + span.samples.len() as u64, 1_000);
         // Evenly over the whole time.

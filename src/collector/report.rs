@@ -19,8 +19,6 @@ pub(super) struct Losses {
     pub(super) cut: u64,
     /// Stacks that could not be unwound to their end.
     pub(super) incomplete: u64,
-    /// One sample in so many was taken into the profile.
-    pub(super) every: usize,
 }
 
 /// Spans that are named one by one above a picture.

@@ -1,6 +1,6 @@
 //! The collector's loop.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,6 @@ use super::drain::{Drain, Sampled};
 use super::engine::{Engine, Limits};
 use super::pending::{Known, Pending, Stack};
 use crate::keep::Epoch;
-use crate::profile::ProfileId;
 use crate::sampler::PerfSource;
 use crate::span::{LOOK_INTERVAL, Notice, SpanKey};
 use crate::stats::Counters;
@@ -206,7 +205,27 @@ impl Collector {
         let linger = if everything { Duration::ZERO } else { LINGER };
         let ripe = self.engine.keeper.ripe(linger);
         let roots = closed.iter().copied().chain(ripe);
-        roots.filter_map(|root| self.engine.keeper.end_epoch(root)).collect()
+        let end = |root| self.engine.keeper.end_epoch(root, |epoch| self.enclosing(epoch));
+        roots.filter_map(end).collect()
+    }
+
+    /// The open spans around those of an epoch, with the samples that the epoch's profile takes
+    /// from them: if they are kept later, they list this profile.
+    fn enclosing(&self, epoch: &Epoch) -> Vec<(SpanKey, u64)> {
+        let samples: HashMap<_, _> =
+            epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
+        let is_open = |span: &SpanKey| {
+            let known = self.pending.get(*span).and_then(|pending| pending.known);
+            known.is_some_and(|known| self.engine.spans.is_open(known.id, *span))
+        };
+        let kept = samples.keys().copied().collect();
+        let topmost = self.pending.topmost(&kept).into_iter();
+        topmost
+            .flat_map(|top| {
+                let samples = samples.get(&top).copied().unwrap_or(0);
+                self.pending.ancestors(top).filter(is_open).map(move |above| (above, samples))
+            })
+            .collect()
     }
 
     /// Reads every ring. Returns the spans that threads are in.
@@ -253,24 +272,13 @@ impl Collector {
             period_ns: self.base_period_ns,
             most_samples: self.limits.samples_per_profile,
         };
-        let Built { profile, modules, spans } = builder.build(id, &epoch);
-        self.note_exported(id, &epoch);
+        let Built { profile, modules, spans, thinned } = builder.build(id, &epoch);
+        Counters::add(&self.engine.counters.samples_thinned, thinned);
         for span in spans {
             self.pending.clear(span);
         }
         let profile = Box::new(profile);
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept });
-    }
-
-    /// Spans around those that were kept may be kept later, and then list this profile.
-    fn note_exported(&self, id: ProfileId, epoch: &Epoch) {
-        let kept: HashSet<SpanKey> = epoch.kept.iter().map(|span| span.key).collect();
-        for top in self.pending.topmost(&kept) {
-            let samples = epoch.kept.iter().find(|s| s.key == top).map_or(0, |s| s.samples);
-            for ancestor in self.pending.ancestors(top) {
-                self.engine.keeper.note_exported(ancestor, id, samples);
-            }
-        }
     }
 
     fn housekeep(&mut self, entered: &HashSet<SpanKey>) {

@@ -28,6 +28,20 @@ struct Exported {
     profiles: Vec<ProfileId>,
 }
 
+impl Exported {
+    fn add(&mut self, id: ProfileId, samples: u64) {
+        self.samples += samples;
+        // Once for each kept span inside it: they share the profile.
+        if self.profiles.last() == Some(&id) {
+            return;
+        }
+        if self.profiles.len() == MOST_EARLIER {
+            self.profiles.remove(0);
+        }
+        self.profiles.push(id);
+    }
+}
+
 /// The limits of one rule.
 #[derive(Clone, Debug)]
 struct Buckets {
@@ -59,6 +73,8 @@ pub(crate) struct Keeper {
 const MOST_PROMISED: usize = 32;
 /// Epochs that may be open at once.
 const MOST_EPOCHS: usize = 1024;
+/// Spans beside the root that may be kept in one epoch.
+const MOST_KEPT: usize = 1024;
 /// Earlier profiles that a span that goes on for ever lists.
 const MOST_EARLIER: usize = 16;
 
@@ -89,8 +105,13 @@ impl Keeper {
             span.samples = span.samples.saturating_sub(exported.samples);
             span.earlier.clone_from(&exported.profiles);
         }
-        let open = state.epochs.get(&span.root).map(|epoch| epoch.id);
-        let is_full = open.is_none() && state.epochs.len() >= MOST_EPOCHS;
+        let open = state.epochs.get(&span.root);
+        let is_full = match open {
+            // The root has room: all the others are inside it.
+            Some(epoch) => epoch.kept.len() >= MOST_KEPT && span.key != span.root,
+            None => state.epochs.len() >= MOST_EPOCHS,
+        };
+        let open = open.map(|epoch| epoch.id);
         let Some(buckets) = state.buckets.get_mut(span.rule).filter(|_| !is_full) else {
             span.profile = Err(NoProfile::ExporterBusy);
             return false;
@@ -133,8 +154,23 @@ impl Keeper {
     }
 
     /// Ends the epoch of that root, if one is open: who is kept from now on opens another.
-    pub(crate) fn end_epoch(&self, root: SpanKey) -> Option<Epoch> {
-        self.state.lock().epochs.remove(&root)
+    ///
+    /// `enclosing` says which open spans lie around those of an epoch that has a profile, and how
+    /// many of their samples will be in it. In the same step: were one of them kept between, it
+    /// would be promised a profile with samples that it will not get.
+    pub(crate) fn end_epoch(
+        &self,
+        root: SpanKey,
+        enclosing: impl FnOnce(&Epoch) -> Vec<(SpanKey, u64)>,
+    ) -> Option<Epoch> {
+        let mut state = self.state.lock();
+        let epoch = state.epochs.remove(&root)?;
+        if let Some(id) = epoch.id {
+            for (span, samples) in enclosing(&epoch) {
+                state.exported.entry(span).or_default().add(id, samples);
+            }
+        }
+        Some(epoch)
     }
 
     /// Whether spans of that root have been kept and not yet exported.
@@ -153,17 +189,6 @@ impl Keeper {
     pub(crate) fn next_ripe(&self, linger: Duration) -> Option<Duration> {
         let state = self.state.lock();
         state.epochs.values().map(|epoch| linger.saturating_sub(epoch.opened.elapsed())).min()
-    }
-
-    /// Of an open span, `samples` are now in profile `id`.
-    pub(crate) fn note_exported(&self, span: SpanKey, id: ProfileId, samples: u64) {
-        let mut state = self.state.lock();
-        let exported = state.exported.entry(span).or_default();
-        exported.samples += samples;
-        if exported.profiles.len() == MOST_EARLIER {
-            exported.profiles.remove(0);
-        }
-        exported.profiles.push(id);
     }
 
     /// A span is closed, and was judged.
@@ -200,7 +225,7 @@ mod tests {
         assert_eq!(keep(&keeper, 2, 1, 5, ID).profile, Ok(ID));
         assert_eq!(keep(&keeper, 1, 1, 9, OTHER).profile, Ok(ID));
         assert_eq!(keep(&keeper, 7, 7, 9, OTHER).profile, Ok(OTHER));
-        let epoch = keeper.end_epoch(key(1)).unwrap();
+        let epoch = keeper.end_epoch(key(1), |_| Vec::new()).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(ID), 2));
         assert!(!keeper.has_epoch(key(1)));
         assert!(keeper.has_epoch(key(7)));
@@ -210,7 +235,9 @@ mod tests {
     fn without_samples_there_is_no_profile_but_a_report() {
         let keeper = Keeper::new(1, 60);
         assert_eq!(keep(&keeper, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
-        assert_eq!(keeper.end_epoch(key(1)).unwrap().id, None);
+        let epoch = keeper.end_epoch(key(1), |_| vec![(key(8), 1)]).unwrap();
+        assert_eq!(epoch.id, None);
+        assert!(keeper.state.lock().exported.is_empty(), "nothing was exported");
         // A span without samples in an epoch with a profile has none all the same.
         assert_eq!(keep(&keeper, 3, 3, 1, ID).profile, Ok(ID));
         assert_eq!(keep(&keeper, 4, 3, 0, ID).profile, Err(NoProfile::NoSamples));
@@ -219,9 +246,9 @@ mod tests {
     #[test]
     fn an_enclosing_span_gets_what_is_left_and_lists_the_rest() {
         let keeper = Keeper::new(1, 60);
-        keep(&keeper, 2, 1, 5, ID);
-        keeper.end_epoch(key(1));
-        keeper.note_exported(key(1), ID, 5);
+        keep(&keeper, 2, 1, 3, ID);
+        keep(&keeper, 3, 1, 2, ID);
+        keeper.end_epoch(key(1), |_| vec![(key(1), 3), (key(1), 2)]);
         let outer = keep(&keeper, 1, 1, 8, OTHER);
         assert_eq!(outer.profile, Ok(OTHER));
         assert_eq!(outer.samples, 3);
@@ -232,8 +259,7 @@ mod tests {
     fn an_enclosing_span_with_nothing_left_has_only_the_earlier_ones() {
         let keeper = Keeper::new(1, 60);
         keep(&keeper, 2, 1, 5, ID);
-        keeper.end_epoch(key(1));
-        keeper.note_exported(key(1), ID, 5);
+        keeper.end_epoch(key(1), |_| vec![(key(1), 5)]);
         let outer = keep(&keeper, 1, 1, 5, OTHER);
         assert_eq!(outer.profile, Err(NoProfile::NoSamples));
         assert_eq!(outer.earlier, [ID]);
@@ -265,6 +291,19 @@ mod tests {
         assert_eq!(keep(&keeper, most + 1, most + 1, 1, ID).profile, busy);
         keeper.redeem();
         assert!(keep(&keeper, most + 2, most + 2, 1, ID).profile.is_ok());
+    }
+
+    #[test]
+    fn an_epoch_has_no_more_spans_than_it_may() {
+        let keeper = Keeper::new(1, 60);
+        let most = MOST_KEPT as u64;
+        for n in 2..=most + 1 {
+            assert_eq!(keep(&keeper, n, 1, 1, ID).profile, Ok(ID));
+        }
+        assert_eq!(keep(&keeper, most + 2, 1, 1, ID).profile, Err(NoProfile::ExporterBusy));
+        assert_eq!(keep(&keeper, 1, 1, 1, ID).profile, Ok(ID));
+        assert_eq!(keeper.end_epoch(key(1), |_| Vec::new()).unwrap().kept.len(), MOST_KEPT + 1);
+        assert_eq!(keep(&keeper, most + 3, 1, 1, OTHER).profile, Ok(OTHER));
     }
 
     #[test]
