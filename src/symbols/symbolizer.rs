@@ -31,9 +31,16 @@ pub(crate) enum Missing {
 /// used for a while.
 pub(crate) struct Symbolizer {
     blazesym: symbolize::Symbolizer,
-    files: HashMap<PathBuf, FileState>,
+    /// By path and build id, of the present profile: between two a file may be replaced.
+    files: HashMap<(PathBuf, Option<Vec<u8>>), FileState>,
+    /// Addresses of the program that were asked for, and those that had a line.
+    program_addresses: usize,
+    program_lines: usize,
     missing: Vec<Missing>,
 }
+
+/// So many addresses of the program without a line mean that it has no line tables.
+const WITHOUT_LINES: usize = 8;
 
 impl std::fmt::Debug for Symbolizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -45,8 +52,6 @@ impl std::fmt::Debug for Symbolizer {
 struct FileState {
     is_usable: bool,
     build_ids: Vec<(String, String)>,
-    has_lines: bool,
-    asked: bool,
 }
 
 impl Symbolizer {
@@ -55,6 +60,8 @@ impl Symbolizer {
             // The functions' names as the linker knows them are exported too.
             blazesym: symbolize::Symbolizer::builder().enable_demangling(false).build(),
             files: HashMap::new(),
+            program_addresses: 0,
+            program_lines: 0,
             missing: Vec::new(),
         }
     }
@@ -65,12 +72,9 @@ impl Symbolizer {
         profile: Profile,
         modules: &HashMap<MappingId, Arc<Module>>,
     ) -> Profile {
+        self.files.clear();
         let profile = profile.symbolized(&mut WithModules { symbolizer: self, modules });
-        let program = modules.values().find(|module| module.is_program());
-        if let Some(file) = program.and_then(|program| self.files.get(program.path()))
-            && file.asked
-            && !file.has_lines
-        {
+        if self.program_addresses >= WITHOUT_LINES && self.program_lines == 0 {
             self.missing.push(Missing::LineTables);
         }
         profile
@@ -82,17 +86,17 @@ impl Symbolizer {
     }
 
     fn file(&mut self, module: &Module) -> FileState {
-        if let Some(state) = self.files.get(module.path()) {
+        let key = (module.path().to_owned(), module.build_id.clone());
+        if let Some(state) = self.files.get(&key) {
             return state.clone();
         }
         let state = self.look_at(module);
-        self.files.insert(module.path().to_owned(), state.clone());
+        self.files.insert(key, state.clone());
         state
     }
 
     fn look_at(&mut self, module: &Module) -> FileState {
-        let mut state =
-            FileState { is_usable: true, build_ids: Vec::new(), has_lines: false, asked: false };
+        let mut state = FileState { is_usable: true, build_ids: Vec::new() };
         if module.is_vdso {
             return state;
         }
@@ -135,9 +139,10 @@ impl Symbolizer {
                 None
             }
         };
-        if let Some(state) = self.files.get_mut(module.path()) {
-            state.asked = true;
-            state.has_lines |= symbol.as_ref().is_some_and(|symbol| symbol.code_info.is_some());
+        if module.is_program() {
+            let has_line = symbol.as_ref().is_some_and(|symbol| symbol.code_info.is_some());
+            self.program_addresses += 1;
+            self.program_lines += usize::from(has_line);
         }
         if let Some(symbol) = &mut symbol
             && !module.is_vdso

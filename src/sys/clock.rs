@@ -18,11 +18,17 @@ pub(crate) struct Clock {
     source: TickSource,
     /// Nanoseconds per tick, times 2³².
     rate: AtomicU64,
-    first: Pair,
-    /// A recent pair, from which other moments are reckoned.
-    anchor: RwLock<Pair>,
+    pairs: RwLock<Pairs>,
     #[cfg(test)]
     by_hand: Option<std::sync::Arc<AtomicU64>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pairs {
+    /// Since when the rate is measured.
+    first: Pair,
+    /// A recent one, from which other moments are reckoned.
+    anchor: Pair,
 }
 
 /// One moment on both time lines.
@@ -37,6 +43,9 @@ const ONE: u64 = 1 << 32;
 /// Long enough that reading errors of some 50 ns stay below 50 parts in a million.
 const FIRST_MEASUREMENT: Duration = Duration::from_millis(1);
 
+/// Over this time two readings tell the rate to a few parts in a million.
+const CERTAIN: Duration = Duration::from_millis(100);
+
 impl Clock {
     /// Takes about a millisecond where a counter's rate must be measured.
     pub(crate) fn new() -> Self {
@@ -45,8 +54,7 @@ impl Clock {
         let clock = Self {
             source,
             rate: AtomicU64::new(ONE),
-            first,
-            anchor: RwLock::new(first),
+            pairs: RwLock::new(Pairs { first, anchor: first }),
             #[cfg(test)]
             by_hand: None,
         };
@@ -62,7 +70,8 @@ impl Clock {
     pub(crate) fn by_hand(now: std::sync::Arc<AtomicU64>) -> Self {
         let first = Pair { ticks: 0, raw_ns: 0 };
         let (source, rate) = (platform::tick_source(), AtomicU64::new(ONE));
-        Self { source, rate, first, anchor: RwLock::new(first), by_hand: Some(now) }
+        let pairs = RwLock::new(Pairs { first, anchor: first });
+        Self { source, rate, pairs, by_hand: Some(now) }
     }
 
     /// The same where nobody sets it.
@@ -95,7 +104,7 @@ impl Clock {
 
     /// The reading of `CLOCK_MONOTONIC_RAW` at the moment `ticks`.
     pub(crate) fn raw_ns(&self, ticks: u64) -> u64 {
-        let anchor = *self.anchor.read();
+        let anchor = self.pairs.read().anchor;
         if ticks >= anchor.ticks {
             anchor.raw_ns.saturating_add(self.ns(ticks - anchor.ticks))
         } else {
@@ -103,19 +112,26 @@ impl Clock {
         }
     }
 
-    /// Measures the counter's rate over the whole time since this clock was made.
+    /// Measures the counter's rate over the whole time since this clock was made, or since the
+    /// system last slept.
     pub(crate) fn refine(&self) {
-        if !self.source.needs_rate() {
+        if self.source.needs_rate() {
+            self.refine_at(Pair::take(self.source));
+        }
+    }
+
+    fn refine_at(&self, now: Pair) {
+        let mut pairs = self.pairs.write();
+        let known = self.rate.load(Ordering::Relaxed);
+        if known != ONE && pairs.anchor.is_far_from(now, known) {
+            // In sleep the kernel's clock stands still; the counter may go on, or begin anew.
+            pairs.first = now;
+        } else if let Some(rate) = pairs.first.rate_until(now) {
+            self.rate.store(rate, Ordering::Relaxed);
+        } else {
             return;
         }
-        let now = Pair::take(self.source);
-        let ticks = now.ticks.saturating_sub(self.first.ticks);
-        let ns = now.raw_ns.saturating_sub(self.first.raw_ns);
-        if let Some(rate) = rate(ticks, ns) {
-            let mut anchor = self.anchor.write();
-            self.rate.store(rate, Ordering::Relaxed);
-            *anchor = now;
-        }
+        pairs.anchor = now;
     }
 
     /// What to add to a `CLOCK_MONOTONIC_RAW` reading to get nanoseconds since the Unix epoch.
@@ -130,6 +146,18 @@ impl Clock {
 }
 
 impl Pair {
+    fn rate_until(self, now: Self) -> Option<u64> {
+        rate(now.ticks.saturating_sub(self.ticks), now.raw_ns.saturating_sub(self.raw_ns))
+    }
+
+    /// Whether `now` cannot have come after this at about that rate, give or take a thousandth.
+    fn is_far_from(self, now: Self, rate: u64) -> bool {
+        if now.raw_ns.saturating_sub(self.raw_ns) < CERTAIN.as_nanos() as u64 {
+            return now.ticks < self.ticks;
+        }
+        self.rate_until(now).is_none_or(|found| found.abs_diff(rate) > rate / 1_000)
+    }
+
     /// Of three readings the one that was interrupted least.
     fn take(source: TickSource) -> Self {
         let read = || {
@@ -183,6 +211,28 @@ mod tests {
         assert_eq!(scale(u64::MAX, ONE), u64::MAX);
         let clock = Clock::new();
         assert_eq!(clock.ticks(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn sleep_of_the_system_is_not_taken_for_a_rate() {
+        const SECOND: u64 = 1_000_000_000;
+        let clock = Clock::nanoseconds();
+        let at = |ticks, raw_ns| clock.refine_at(Pair { ticks, raw_ns });
+        let rate = || clock.rate.load(Ordering::Relaxed);
+        at(3 * SECOND, SECOND);
+        assert!(rate().abs_diff(ONE / 3) <= 1);
+        // The counter went on for an hour.
+        at(10_800 * SECOND, 2 * SECOND);
+        assert!(rate().abs_diff(ONE / 3) <= 1);
+        assert_eq!(clock.raw_ns(10_800 * SECOND), 2 * SECOND);
+        // It began anew.
+        at(3 * SECOND, 3 * SECOND);
+        at(6 * SECOND, 4 * SECOND);
+        assert!(rate().abs_diff(ONE / 3) <= 1);
+        assert!(clock.raw_ns(9 * SECOND).abs_diff(5 * SECOND) <= 1);
+        // A small drift is followed.
+        at(9 * SECOND + 3_000, 5 * SECOND);
+        assert!(rate() < ONE / 3 && rate() > ONE / 3 - 5_000);
     }
 
     #[test]
