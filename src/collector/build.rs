@@ -88,7 +88,8 @@ impl Builder<'_> {
         }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
-        report::describe(&mut profile, epoch, &losses);
+        let kept = epoch.kept.iter().map(|span| span.key).collect();
+        report::describe(&mut profile, epoch, &self.pending.topmost(&kept), &losses);
         Built { profile, modules, spans, thinned }
     }
 

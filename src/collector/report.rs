@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Write};
 
 use crate::keep::{Epoch, Kept, KeptSpan};
 use crate::profile::{Attribute, Profile, Value};
-use crate::span::Account;
+use crate::span::{Account, SpanKey};
 
 /// What a profile lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,24 +24,30 @@ pub(super) struct Losses {
 /// Spans that are named one by one above a picture.
 const MOST_NOTED: usize = 4;
 
-/// Gives a profile its name, title, notes and attributes.
-pub(super) fn describe(profile: &mut Profile, epoch: &Epoch, losses: &Losses) {
+/// Gives a profile its name, title, notes and attributes. Of the kept spans, those in `topmost` are
+/// inside no other.
+pub(super) fn describe(profile: &mut Profile, epoch: &Epoch, topmost: &[SpanKey], losses: &Losses) {
     let kept = outermost_first(&epoch.kept);
     let Some(first) = kept.first() else { return };
     profile.name = first.name().to_owned();
-    profile.title = format!("{} · kept: {}", first.name(), first.reasons());
+    profile.title = match topmost.len().saturating_sub(1) {
+        0 => format!("{} · kept: {}", first.name(), first.reasons()),
+        beside => format!("{} and {beside} beside it · kept: {}", first.name(), first.reasons()),
+    };
+    let of_topmost = kept.iter().filter(|span| topmost.contains(&span.key));
+    let on_cpu_ns = of_topmost.map(|span| span.account.on_cpu_ns).sum();
     for span in kept.iter().take(MOST_NOTED) {
         profile.notes.push(format!("{}: {}", span.name(), Split(&span.account)));
     }
     if kept.len() > MOST_NOTED {
-        profile.notes.push(format!("and {} more spans inside", kept.len() - MOST_NOTED));
+        profile.notes.push(format!("and {} more kept spans", kept.len() - MOST_NOTED));
     }
     let count = profile.sample_count();
     let mut samples = format!(
         "{count} samples, one every {} of CPU time: {} of {} on-CPU",
         Ns(profile.period_ns),
         Ns(profile.weight_ns()),
-        Ns(first.account.on_cpu_ns),
+        Ns(on_cpu_ns),
     );
     _ = write!(samples, "; {}", losses_in_words(losses));
     profile.notes.push(samples);
@@ -103,11 +109,11 @@ pub(super) fn line(kept: &Kept) -> String {
         return String::new();
     };
     let mut line = format!("kept `{}` ({}", first.name(), first.reasons());
-    let inside: Vec<_> = kept.spans.iter().skip(1).map(|span| span.name()).collect();
-    if let Some((name, others)) = inside.split_first() {
+    let others: Vec<_> = kept.spans.iter().skip(1).map(|span| span.name()).collect();
+    if let Some((name, others)) = others.split_first() {
         _ = write!(line, "; with `{name}`");
         if !others.is_empty() {
-            _ = write!(line, " and {} more inside it", others.len());
+            _ = write!(line, " and {} more", others.len());
         }
     }
     _ = write!(line, "): {}", Split(&first.account));
@@ -171,7 +177,6 @@ impl Display for Ns {
 mod tests {
     use super::*;
     use crate::profile::ProfileId;
-    use crate::span::SpanKey;
 
     fn kept() -> Kept {
         let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);

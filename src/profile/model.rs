@@ -34,6 +34,7 @@ handle! {
 
 /// A function of the source code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Function {
     /// As a programmer writes it.
     pub name: StringId,
@@ -45,6 +46,7 @@ pub struct Function {
 
 /// A line of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Line {
     /// The function that the line belongs to.
     pub function: FunctionId,
@@ -56,6 +58,7 @@ pub struct Line {
 
 /// A file of code: the program or a library.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Mapping {
     /// Its path.
     pub file: String,
@@ -83,6 +86,7 @@ pub enum FrameKind {
 
 /// A place in the code: an address, and after symbolization the lines that it stands for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Location {
     /// The file of code; `None` if unknown.
     pub mapping: Option<MappingId>,
@@ -96,6 +100,7 @@ pub struct Location {
 
 /// The span that a sample belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Link {
     /// The span's name.
     pub span: String,
@@ -107,6 +112,7 @@ pub struct Link {
 
 /// One time that a sample was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Point {
     /// Nanoseconds since the Unix epoch.
     pub time_unix_ns: u64,
@@ -116,6 +122,7 @@ pub struct Point {
 
 /// All times at which one stack was found in one span.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Sample {
     /// The stack.
     pub stack: StackId,
@@ -139,6 +146,7 @@ pub enum Value {
 
 /// Something said of the profile as a whole.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Attribute {
     /// Its name.
     pub key: &'static str,

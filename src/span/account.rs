@@ -45,6 +45,7 @@ pub struct Account {
 /// Hardware counts of a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the events' own names")]
+#[non_exhaustive]
 pub struct Hardware {
     pub cycles: u64,
     pub instructions: u64,
