@@ -15,11 +15,14 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
+use prost::Message as _;
 use support::{PLENTY, Setup, burn, is_child, points_in, run_child};
 use tracing::{Dispatch, info_span};
 use tracing_profiling::{Directory, ProfilingLayer};
@@ -200,7 +203,7 @@ in_child! {
         let lines = lines.0.lock().unwrap();
         let said = lines.iter().filter(|line| line.contains("perf_event_open is refused")).count();
         assert_eq!(said, 1, "{lines:#?}");
-        assert!(lines.iter().any(|line| line.contains("no profile: no sample fell in it")));
+        assert!(lines.iter().any(|line| line.contains("no profile: perf events are refused here")));
 
         // What the thread's own clock says, read inside each span and around it.
         let mut inside = Vec::new();
@@ -292,7 +295,8 @@ in_child! {
             assert!(handle.flush(PLENTY));
         }
         let stats = handle.stats();
-        if stats.threads_sampled == 0 {
+        if !has_perf() {
+            assert_eq!(stats.spans_kept_without_samples, 3);
             return;
         }
         assert_eq!(stats.profiles_dropped_export_failed, 3);
@@ -424,8 +428,8 @@ fn build_library(directory: &Path) -> PathBuf {
 }
 
 /// What becomes of a span that is kept in the last moments: for each way to end, the child writes
-/// to a directory.
-fn end_of_process(test: &str, end: impl FnOnce()) -> Option<usize> {
+/// to a directory. Returns the child's exit code and the files' names.
+fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<String>)> {
     if is_child(test) {
         let directory = std::env::var_os("DIRECTORY").unwrap();
         let resource = opentelemetry_sdk::Resource::builder().build();
@@ -446,7 +450,29 @@ fn end_of_process(test: &str, end: impl FnOnce()) -> Option<usize> {
     let output = run_child(test, &[("DIRECTORY", path)]);
     let says = String::from_utf8_lossy(&output.stderr);
     assert!(!says.contains("tracing_profiling::"), "nothing of ours panicked: {says}");
-    Some(fs::read_dir(path).unwrap().count())
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = fs::read(&path).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        // Under its own name a file is whole.
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("otlp") => {
+                let data = ProfilesData::decode(&*bytes).unwrap();
+                assert_eq!(data.resource_profiles.len(), 1);
+            }
+            Some("gz") => {
+                let mut text = Vec::new();
+                flate2::read::GzDecoder::new(&*bytes).read_to_end(&mut text).unwrap();
+                assert!(!text.is_empty());
+            }
+            Some("svg") => assert!(bytes.ends_with(b"</svg>\n")),
+            // Not yet under its own name.
+            extension => assert_eq!(extension, Some("tmp"), "{name}"),
+        }
+        names.push(name);
+    }
+    Some((output.status.code(), names))
 }
 
 fn has_perf() -> bool {
@@ -457,25 +483,28 @@ fn has_perf() -> bool {
 
 #[test]
 fn the_guard_writes_at_the_return_from_main() {
-    if let Some(files) = end_of_process("the_guard_writes_at_the_return_from_main", || ()) {
-        assert_eq!(files, if has_perf() { 3 } else { 0 });
+    let ended = end_of_process("the_guard_writes_at_the_return_from_main", || ());
+    if let Some((code, files)) = ended {
+        assert_eq!(code, Some(0));
+        assert_eq!(files.len(), if has_perf() { 3 } else { 0 }, "{files:?}");
     }
 }
 
 #[test]
 fn the_guard_writes_when_main_panics() {
     let panic = || panic!("on purpose");
-    if let Some(files) = end_of_process("the_guard_writes_when_main_panics", panic) {
-        assert_eq!(files, if has_perf() { 3 } else { 0 });
+    if let Some((code, files)) = end_of_process("the_guard_writes_when_main_panics", panic) {
+        assert_eq!(code, Some(101), "as the test program ends when a test panics");
+        assert_eq!(files.len(), if has_perf() { 3 } else { 0 }, "{files:?}");
     }
 }
 
 #[test]
 fn exit_drops_no_guard_so_whole_files_or_none() {
-    let exit = || std::process::exit(0);
-    if let Some(files) = end_of_process("exit_drops_no_guard_so_whole_files_or_none", exit) {
-        // The exporting thread races with the end: what it has renamed is whole.
-        assert!(files <= 4, "{files}");
+    let exit = || std::process::exit(7);
+    // The exporting thread races with the end: what has a name of its own is whole.
+    if let Some((code, _)) = end_of_process("exit_drops_no_guard_so_whole_files_or_none", exit) {
+        assert_eq!(code, Some(7));
     }
 }
 

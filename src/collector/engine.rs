@@ -55,6 +55,8 @@ pub(crate) struct Engine {
     pub(super) keeper: Keeper,
     pub(super) counters: Arc<Counters>,
     pub(super) waker: Waker,
+    /// Why a span without samples has none.
+    without_samples: NoProfile,
     commands: Sender<Command>,
     /// The fork generation of the process in which our threads run, or [`NOWHERE`].
     runs_in: AtomicU32,
@@ -76,6 +78,10 @@ impl Engine {
             keeper: parts.keeper,
             counters: parts.counters,
             waker: parts.poller.waker(),
+            without_samples: match parts.source.is_refused() {
+                true => NoProfile::NoStacksHere,
+                false => NoProfile::NoSamples,
+            },
             commands,
             runs_in: AtomicU32::new(sys::fork_generation()),
             dispatch: RwLock::new(None),
@@ -167,7 +173,7 @@ impl Engine {
                 .checked_sub(Duration::from_nanos(closing.account.wall_ns))
                 .unwrap_or(SystemTime::UNIX_EPOCH),
             samples: closing.samples,
-            profile: Err(NoProfile::NoSamples),
+            profile: Err(self.without_samples),
             earlier: Vec::new(),
             account: closing.account,
         };
@@ -183,7 +189,9 @@ impl Engine {
         Counters::add(&counters.spans_kept, 1);
         let without = match span.profile {
             Ok(_) => return,
-            Err(NoProfile::NoSamples) => &counters.spans_kept_without_samples,
+            Err(NoProfile::NoSamples | NoProfile::NoStacksHere) => {
+                &counters.spans_kept_without_samples
+            }
             Err(NoProfile::RateLimit) => &counters.spans_kept_over_rate_limit,
             Err(NoProfile::ExporterBusy) => &counters.spans_kept_exporter_busy,
             Err(NoProfile::NoId) => &counters.spans_kept_without_id,

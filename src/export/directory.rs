@@ -1,5 +1,6 @@
 //! Profiles as files in a directory.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -59,6 +60,10 @@ impl Directory {
             ("otlp", encode::otlp(profile, &self.resource)),
         ];
         let new: u64 = contents.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        if new > self.quota_bytes {
+            let quota = self.quota_bytes;
+            return Err(io::Error::other(format!("{new} bytes are more than its quota, {quota}")));
+        }
         self.make_room(new);
         let mut written = Vec::new();
         for (extension, bytes) in &contents {
@@ -76,35 +81,53 @@ impl Directory {
         Ok(written)
     }
 
-    /// Removes the oldest files until `new` bytes fit, and those that are too old. What cannot be
-    /// removed stays.
+    /// Removes the oldest profiles until `new` bytes fit, and those that are too old, each with all
+    /// its files. What cannot be removed stays.
     fn make_room(&self, new: u64) {
         let Ok(entries) = fs::read_dir(&self.path) else {
             return;
         };
-        let mut files: Vec<(SystemTime, String, u64, PathBuf)> = entries
-            .flatten()
-            .filter_map(|entry| {
-                let name = entry.file_name().into_string().ok()?;
-                let metadata = entry.metadata().ok()?;
-                (is_ours(&name) && metadata.is_file()).then_some(())?;
-                Some((metadata.modified().ok()?, name, metadata.len(), entry.path()))
-            })
-            .collect();
-        // By name within a moment: the files of one profile go together.
-        files.sort();
+        let mut profiles: HashMap<String, Stored> = HashMap::new();
+        for entry in entries.flatten() {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Some(stem) = stem_of(&name) else { continue };
+            let Ok(metadata) = entry.metadata() else { continue };
+            if metadata.is_file() {
+                let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
+                let stored = profiles.entry(stem.to_owned()).or_insert(Stored::NONE);
+                stored.modified = stored.modified.max(modified);
+                stored.files.push((metadata.len(), entry.path()));
+            }
+        }
+        let mut profiles: Vec<_> = profiles.into_values().collect();
+        profiles.sort_by_key(|stored| stored.modified);
         let now = SystemTime::now();
-        let mut bytes: u64 = files.iter().map(|(_, _, length, _)| length).sum();
-        for (modified, _, length, path) in files {
-            let age = now.duration_since(modified).unwrap_or_default();
+        let lengths = profiles.iter().flat_map(|stored| &stored.files).map(|(length, _)| length);
+        let mut bytes: u64 = lengths.sum();
+        for stored in profiles {
+            let age = now.duration_since(stored.modified).unwrap_or_default();
             if bytes.saturating_add(new) <= self.quota_bytes && age <= self.quota_age {
                 break;
             }
-            if fs::remove_file(path).is_ok() {
-                bytes -= length;
+            for (length, path) in stored.files {
+                if fs::remove_file(path).is_ok() {
+                    bytes -= length;
+                }
             }
         }
     }
+}
+
+/// A profile that was written before.
+struct Stored {
+    /// When the last of its files was.
+    modified: SystemTime,
+    /// Length and path.
+    files: Vec<(u64, PathBuf)>,
+}
+
+impl Stored {
+    const NONE: Self = Self { modified: UNIX_EPOCH, files: Vec::new() };
 }
 
 impl Exporter for Directory {
@@ -138,21 +161,20 @@ fn file_name(span: &str) -> String {
     if name.is_empty() { "span".to_owned() } else { name }
 }
 
-/// Whether a file's name is one that `stem` could have made.
-fn is_ours(name: &str) -> bool {
+/// What `stem` made of a file's name, if it is one that it could have made.
+fn stem_of(name: &str) -> Option<&str> {
     let extensions = [".svg", ".pb.gz", ".otlp", ".tmp"];
-    let Some(stem) = extensions.iter().find_map(|extension| name.strip_suffix(extension)) else {
-        return false;
-    };
+    let stem = extensions.iter().find_map(|extension| name.strip_suffix(extension))?;
     let mut parts = stem.splitn(4, '-');
     let (Some(time), Some(pid), Some(_span), Some(id), None) =
         (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
     else {
-        return false;
+        return None;
     };
     let is_time = time.len() == "20261121T085100.123Z".len() && time.ends_with('Z');
     let is_id = id.len() == 2 * size_of::<ProfileId>() && id.bytes().all(|b| b.is_ascii_hexdigit());
-    is_time && is_id && pid.bytes().all(|byte| byte.is_ascii_digit())
+    let is_ours = is_time && is_id && pid.bytes().all(|byte| byte.is_ascii_digit());
+    is_ours.then_some(stem)
 }
 
 /// Writes a file that is there as a whole or not at all.
@@ -202,7 +224,7 @@ mod tests {
             [format!("{stem}.otlp"), format!("{stem}.pb.gz"), format!("{stem}.svg")]
         );
         assert_eq!(exported.files[0], path.join(format!("{stem}.svg")));
-        assert!(names(&path).iter().all(|name| is_ours(name)));
+        assert!(names(&path).iter().all(|name| stem_of(name) == Some(&stem)));
     }
 
     #[cfg(unix)]
@@ -236,6 +258,10 @@ mod tests {
         assert!(!first.files.iter().any(|file| file.exists()));
         assert_eq!(names(path).len(), 7);
         assert!(path.join("notes.svg").exists());
+
+        let error = directory(path).with_quota(size / 2, day).export(&profile(4)).unwrap_err();
+        assert!(error.to_string().contains("more than its quota"), "{error}");
+        assert_eq!(names(path).len(), 7, "nothing made room for what does not fit");
     }
 
     #[test]
@@ -268,7 +294,7 @@ mod tests {
             "20231114T221320.123Z-1-span-0101.svg",
             "20231114T221320.123Z-1-span-01010101010101010101010101010101.txt",
         ] {
-            assert!(!is_ours(name), "{name}");
+            assert_eq!(stem_of(name), None, "{name}");
         }
     }
 }

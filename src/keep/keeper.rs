@@ -89,8 +89,9 @@ impl Keeper {
         }
     }
 
-    /// Decides whether a kept span has a profile, and which, and writes it into the span. If a new
-    /// id is needed it comes from `new_id`.
+    /// Decides whether a kept span has a profile, and which, and writes it into the span, where
+    /// there is the reason for which a span without samples has none. If a new id is needed it
+    /// comes from `new_id`.
     ///
     /// Returns false if not even a report is due.
     pub(crate) fn keep(
@@ -117,7 +118,8 @@ impl Keeper {
             return false;
         };
         span.profile = match open.flatten() {
-            _ if span.samples == 0 => Err(NoProfile::NoSamples),
+            // Which the caller knows best.
+            _ if span.samples == 0 => span.profile.and(Err(NoProfile::NoSamples)),
             Some(id) => Ok(id),
             None => self.promise(&mut buckets.profiles, now_ns, new_id),
         };

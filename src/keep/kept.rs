@@ -93,6 +93,8 @@ impl KeptSpan {
 pub enum NoProfile {
     /// No sample fell in it: it waited, it was too short, or its thread could not be sampled.
     NoSamples,
+    /// The system lets nobody take samples here; the first line in the log says why.
+    NoStacksHere,
     /// Its rule has kept as many profiles as it may a minute.
     RateLimit,
     /// Too many profiles wait to be exported.
@@ -105,6 +107,7 @@ impl std::fmt::Display for NoProfile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::NoSamples => "no sample fell in it",
+            Self::NoStacksHere => "perf events are refused here",
             Self::RateLimit => "over the rate limit of its rule",
             Self::ExporterBusy => "too many profiles wait to be exported",
             Self::NoId => "no random bytes for its id",

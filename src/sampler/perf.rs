@@ -122,6 +122,7 @@ impl PerfSource {
         for ring in [&recording.ring, &recording.switches].into_iter().flatten() {
             ring.retire();
         }
+        *recording.hardware.lock() = None;
         self.0.sampled.fetch_sub(1, Ordering::Relaxed);
         self.0.counters.threads_sampled.fetch_sub(1, Ordering::Relaxed);
     }
@@ -182,8 +183,6 @@ impl Source for PerfSource {
         let sample_size = Machine::NATIVE.sample_size(self.0.request.stack_bytes);
         match self.open() {
             Ok((samples, switches)) => {
-                let hardware =
-                    if self.0.has_hardware { HardwareCounters::open().ok() } else { None };
                 let recording = Arc::new(Recording::new(
                     sys::current_tid(),
                     Some(Arc::clone(&samples)),
@@ -191,11 +190,14 @@ impl Source for PerfSource {
                     self.0.request.period_ns,
                     sample_size,
                 ));
+                if self.0.has_hardware {
+                    *recording.hardware.lock() = HardwareCounters::open().ok();
+                }
                 self.0.new.lock().push(Arc::clone(&recording));
                 Counters::add(&self.0.counters.threads_sampled, 1);
                 let log = SwitchLog::new(Arc::clone(&switches), Arc::clone(&self.0.counters));
                 Armed {
-                    recording: Some(recording),
+                    recording: Some(Arc::clone(&recording)),
                     samples: Position::of_ring(Arc::clone(&samples)),
                     sample_size,
                     switches: Position::of_ring(switches),
@@ -204,7 +206,7 @@ impl Source for PerfSource {
                     source: Box::new(PerfThread {
                         samples: Some(samples),
                         log: Some(log),
-                        hardware,
+                        recording: Some(recording),
                     }),
                 }
             }
@@ -215,7 +217,7 @@ impl Source for PerfSource {
                 switches: Position::fixed(),
                 follows_switches: false,
                 may_retry: self.note_refusal(why),
-                source: Box::new(PerfThread { samples: None, log: None, hardware: None }),
+                source: Box::new(PerfThread { samples: None, log: None, recording: None }),
             },
         }
     }
@@ -226,7 +228,7 @@ impl Source for PerfSource {
 struct PerfThread {
     samples: Option<Arc<Ring>>,
     log: Option<SwitchLog>,
-    hardware: Option<HardwareCounters>,
+    recording: Option<Arc<Recording>>,
 }
 
 impl ThreadSource for PerfThread {
@@ -240,7 +242,9 @@ impl ThreadSource for PerfThread {
 
     fn usage(&mut self) -> Usage {
         let used = sys::thread_usage().unwrap_or_default();
-        let words = self.hardware.as_ref().and_then(|counters| counters.read().ok());
+        let words = self.recording.as_ref().and_then(|recording| {
+            recording.hardware.lock().as_ref().and_then(|counters| counters.read().ok())
+        });
         let HardwareCounts { cycles, instructions, cache_misses } =
             words.and_then(|words| parse_group(&words)).unwrap_or_default();
         Usage {

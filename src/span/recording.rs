@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crossbeam::queue::ArrayQueue;
+use parking_lot::Mutex;
 
 use super::SpanKey;
-use crate::sys::Ring;
+use crate::sys::{HardwareCounters, Ring};
 
 /// A stretch of a thread's ring, and the innermost profiled span that the thread was in all along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub(crate) struct Recording {
     pub(crate) ring: Option<Arc<Ring>>,
     /// The other ring of the thread, for its end.
     pub(crate) switches: Option<Arc<Ring>>,
+    /// The same, where the hardware counts.
+    pub(crate) hardware: Mutex<Option<HardwareCounters>>,
 }
 
 /// Marks beside those of a full ring: a round of the collector gives the ring back bit by bit, and
@@ -69,6 +72,7 @@ impl Recording {
             tid,
             ring,
             switches,
+            hardware: Mutex::new(None),
         }
     }
 
