@@ -169,18 +169,33 @@ impl Ring {
         // SAFETY: an ioctl without an argument, on an event of ours.
         unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
         drop(event);
-        // SAFETY: `MAP_FIXED` over our own mapping, whose address range stays ours until `drop`.
-        // The kernel replaces it in one step, so a thread that reads it meanwhile finds either
-        // the ring or zeros. If it is refused (no memory) the ring just stays.
-        let replaced = unsafe {
+        let length = self.page_size + self.data_size;
+        // First the new memory and then the change of places: where the system promises no memory
+        // that it does not have, `MAP_FIXED` could take the old and refuse the new.
+        // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
+        let zeros = unsafe {
             rustix::mm::mmap_anonymous(
-                self.base.as_ptr().cast(),
-                self.page_size + self.data_size,
+                std::ptr::null_mut(),
+                length,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         };
-        debug_assert!(replaced.is_ok(), "{replaced:?}");
+        // If it is refused the ring just stays, and nothing is written to it any more.
+        let Ok(zeros) = zeros else { return };
+        // SAFETY: the first range is the mapping just made, the second is our own until `drop`.
+        // The kernel changes them while no thread of ours can fault, so one that reads meanwhile
+        // finds either the ring or zeros.
+        let moved = unsafe {
+            rustix::mm::mremap_fixed(
+                zeros,
+                length,
+                length,
+                rustix::mm::MremapFlags::MAYMOVE,
+                self.base.as_ptr().cast(),
+            )
+        };
+        debug_assert!(moved.is_ok(), "{moved:?}");
     }
 }
 
