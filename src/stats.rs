@@ -57,9 +57,10 @@ counters! {
     /// Samples that found their ring full: the collector did not get a CPU in time.
     samples_dropped_ring_full,
     /// Samples that are not known to belong to a span because the thread had too many stretches.
+    /// They are among those outside spans too.
     samples_dropped_marks_full,
     /// Samples of a span that could not be made known to the collector: it is thousands of spans
-    /// behind.
+    /// behind. They are among those outside spans too.
     samples_dropped_notices_full,
     /// Samples whose span the collector never heard of.
     samples_dropped_unknown_span,

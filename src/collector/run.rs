@@ -24,6 +24,9 @@ const LINGER: Duration = Duration::from_secs(2);
 /// After how long without a profiled span a thread is disarmed.
 const IDLE: Duration = Duration::from_secs(10);
 const _: () = assert!(IDLE.as_secs() >= 2 * LOOK_INTERVAL.as_secs());
+/// A close that could not be told is found in the first of so many rounds, or in a later one if its
+/// thread was held up just then.
+const SWEEPS: u32 = 4;
 /// How often the clock's rate is measured anew.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -44,6 +47,8 @@ pub(super) struct Collector {
     closed: Vec<SpanKey>,
     refined: Instant,
     introduced: bool,
+    /// Rounds in which to look for spans that have closed untold.
+    sweeps: u32,
     stack: Stack,
 }
 
@@ -80,6 +85,7 @@ impl Collector {
             closed: Vec::new(),
             refined: Instant::now(),
             introduced: false,
+            sweeps: 0,
             stack: Stack { frames: Vec::new(), end: End::Root },
         }
     }
@@ -192,6 +198,10 @@ impl Collector {
             }
         }
         if self.engine.spans.lost_notice() {
+            self.sweeps = SWEEPS;
+        }
+        if self.sweeps > 0 {
+            self.sweeps -= 1;
             let is_open = |known: &Known, key| self.engine.spans.is_open(known.id, key);
             let spans = self.pending.known_spans();
             closed.extend(

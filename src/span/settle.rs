@@ -94,26 +94,37 @@ impl Spans {
         else {
             return false;
         };
-        if slot.flags() & ANNOUNCED == 0 {
-            let mut all_told = self.tell_opened(&slot);
-            self.for_ancestors(&slot, |ancestor| {
-                let known = ancestor.flags() & ANNOUNCED != 0;
-                all_told = all_told && (known || self.tell_opened(ancestor));
-                all_told && !known
-            });
-            if !all_told {
-                return false;
-            }
+        if slot.flags() & ANNOUNCED == 0 && !self.tell_opened_from_outside(&slot) {
+            return false;
         }
-        // The flag is set only after the notice is out: who finds it set may rely on that.
-        slot.set(ANNOUNCED);
         slot.add_samples(samples);
         self.for_ancestors(&slot, |ancestor| {
-            ancestor.set(ANNOUNCED);
             ancestor.add_samples(samples);
             true
         });
         true
+    }
+
+    /// Says `Opened` of a span and its ancestors of which it was not said yet. The outermost first,
+    /// so that whoever finds a span announced may rely on it that all around it are.
+    fn tell_opened_from_outside(&self, slot: &Slot) -> bool {
+        let mut untold = Vec::new();
+        untold.extend(slot.id());
+        self.for_ancestors(slot, |ancestor| {
+            let is_untold = ancestor.flags() & ANNOUNCED == 0;
+            untold.extend(ancestor.id().filter(|_| is_untold));
+            is_untold
+        });
+        untold.into_iter().rev().all(|id| {
+            self.table.get(id).is_some_and(|slot| {
+                let told = self.tell_opened(&slot);
+                // After the notice is out: who finds the flag set may rely on that.
+                if told {
+                    slot.set(ANNOUNCED);
+                }
+                told
+            })
+        })
     }
 
     fn tell_opened(&self, slot: &Slot) -> bool {

@@ -383,9 +383,6 @@ impl Spans {
     #[cold]
     #[inline(never)]
     fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
-        if is_ignored() {
-            return None;
-        }
         if let Some(mut state) = take(self.layer) {
             if !state.unresolved.is_empty() {
                 self.settle(&mut state, now);

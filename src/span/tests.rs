@@ -219,13 +219,43 @@ fn a_sampled_span_is_made_known_once_with_all_around_it() {
         id,
         plan: 7,
     };
-    assert_eq!(scene.notices(), [known(2, inner), known(1, middle), known(0, outer)]);
+    assert_eq!(scene.notices(), [known(0, outer), known(1, middle), known(2, inner)]);
     scene.sample(1);
     scene.exit(middle);
     assert_eq!(scene.notices(), []);
     let closing = scene.close(inner);
     scene.spans.told(&closing, false);
     assert_eq!(scene.notices(), [Notice::Closed { key: keys[2] }]);
+}
+
+#[test]
+fn a_queue_that_fills_up_midway_leaves_the_outer_spans_known() {
+    let mut scene = Scene::new();
+    let outer = scene.open();
+    scene.enter(outer);
+    let inner = scene.open();
+    scene.enter(inner);
+    let place = scene.spans.notices.capacity() - 1;
+    let filler = Notice::Closed { key: SpanKey::MIN };
+    (0..place).for_each(|_| scene.spans.notices.push(filler).unwrap());
+    scene.sample(1);
+    scene.exit(inner);
+    let of_outer = Notice::Opened {
+        key: scene.key(outer),
+        parent: None,
+        root: scene.key(outer),
+        id: outer,
+        plan: 7,
+    };
+    assert_eq!(scene.notices().split_off(place), [of_outer]);
+    let closing = scene.close(inner);
+    assert_eq!(closing.samples, 0, "they are lost");
+    scene.spans.told(&closing, false);
+    assert_eq!(scene.notices(), [], "nobody knows it");
+    scene.exit(outer);
+    let closing = scene.close(outer);
+    scene.spans.told(&closing, false);
+    assert_eq!(scene.notices(), [Notice::Closed { key: closing.key }]);
 }
 
 #[test]
