@@ -16,7 +16,7 @@
 //!         .with(tracing_subscriber::fmt::layer())
 //!         .with(profiling)
 //!         .init();
-//!     // ... spans of 250 ms and more, and failed ones, now leave profiles in `./profiles/`.
+//!     // ... spans that take longer than 250 ms, and failed ones, now leave profiles in `./profiles/`.
 //!     Ok(())
 //! }
 //! ```
@@ -44,8 +44,8 @@
 //!
 //! # Your duties
 //!
-//! - Make the layer after the last `fork` that is not followed by `exec`: in a forked child it
-//!   does nothing.
+//! - In the child of a `fork` that is not followed by `exec`, make another layer: the parent's does
+//!   nothing there.
 //! - Keep the guard of [`Handle::flush_on_drop`] in `main`, or call [`Handle::flush`]: what was
 //!   kept in the last moments before the end of the process is lost otherwise. `exit` and `abort`
 //!   drop no guards.
@@ -64,7 +64,7 @@
 //! | off (`TRACING_PROFILING=off`) | nothing: no thread, no file, no signal handler, no ring |
 //! | a span that no rule matches | some nanoseconds |
 //! | a profiled span that is not kept | some tens of nanoseconds an enter and exit, no system call, no allocation |
-//! | a sample | some 20 µs of the thread's time, most of which is the timer interrupt; 200 a second of CPU time by default |
+//! | a sample | some 30 µs of the thread's time, two thirds of which any timer interrupt costs; 200 a second of CPU time by default |
 //! | a kept span | symbolization and three files, on a thread of ours |
 //!
 //! `docs/performance.md` has the figures and the commands that measure them.

@@ -26,7 +26,9 @@ use winnow::token::take_while;
 use crate::error::Error;
 use crate::keep::{Keep, Rule, Rules};
 
-const CONDITION: &str = "a duration such as `250ms`, `error` or `off`";
+const KEEP: &str = "a duration such as `250ms`, `error` or `off`";
+const CONDITION: &str = "a duration such as `250ms` or `error`";
+const ONE_FOR_ALL: &str = "one directive for all spans, its conditions joined by `|`";
 
 impl FromStr for Rules {
     type Err = Error;
@@ -40,8 +42,23 @@ impl FromStr for Rules {
         let parsed = rules.parse(text);
         let rules =
             parsed.map_err(|error| Error::rules(text, error.offset(), expected(error.inner())))?;
+        // `250ms,error` would keep failed spans only, which nobody means who writes it.
+        let mut for_all = rules
+            .iter()
+            .enumerate()
+            .filter(|(_, rule)| rule.as_ref().is_some_and(Rule::is_for_all));
+        if let (Some(_), Some((second, _))) = (for_all.next(), for_all.next()) {
+            return Err(Error::rules(text, offset_of(text, second), ONE_FOR_ALL.to_owned()));
+        }
         Ok(Self::new(rules.into_iter().flatten()))
     }
+}
+
+/// Where the directive of that number begins.
+fn offset_of(text: &str, number: usize) -> usize {
+    let before: usize = text.split(',').take(number).map(|directive| directive.len() + 1).sum();
+    let rest = text.get(before..).unwrap_or_default();
+    before + rest.len() - rest.trim_start().len()
 }
 
 fn expected(error: &ContextError) -> String {
@@ -102,8 +119,10 @@ fn conditions(input: &mut &str) -> ModalResult<Keep> {
         Condition::Latency(latency) => keep.or_slower_than(latency),
         Condition::Error => keep.or_failed(),
     };
-    let first = add(Keep::never(), condition.parse_next(input)?);
-    let next = preceded((multispace0, '|', multispace0), cut_err(condition));
+    let mut first = condition.context(StrContext::Expected(KEEP.into_description()));
+    let next = condition.context(StrContext::Expected(CONDITION.into_description()));
+    let first = add(Keep::never(), first.parse_next(input)?);
+    let next = preceded((multispace0, '|', multispace0), cut_err(next));
     repeat(0.., next).fold(|| first, add).parse_next(input)
 }
 
@@ -123,7 +142,6 @@ fn condition(input: &mut &str) -> ModalResult<Condition> {
             .verify_map(|text: &str| humantime::parse_duration(text).ok())
             .map(Condition::Latency),
     ))
-    .context(StrContext::Expected(CONDITION.into_description()))
     .parse_next(input)
 }
 
@@ -185,6 +203,12 @@ mod tests {
             error("250ms|error,shop=fast"),
             "cannot read the profiling rules: expected a duration such as `250ms`, `error` or \
              `off`\n  250ms|error,shop=fast\n                   ^"
+        );
+        assert!(error("250ms|off").contains("expected a duration such as `250ms` or `error`\n"));
+        assert_eq!(
+            error("250ms, error,shop=1s"),
+            "cannot read the profiling rules: expected one directive for all spans, its \
+             conditions joined by `|`\n  250ms, error,shop=1s\n         ^"
         );
         let cases = [
             ("250", 3),

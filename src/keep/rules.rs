@@ -91,6 +91,10 @@ impl Rule {
         &self.keep
     }
 
+    pub(crate) fn is_for_all(&self) -> bool {
+        self.target.is_none() && self.span.is_none()
+    }
+
     fn matches(&self, metadata: &Metadata<'_>) -> bool {
         self.target.as_ref().is_none_or(|target| metadata.target().starts_with(target.as_str()))
             && self.span.as_ref().is_none_or(|name| metadata.name() == name)
