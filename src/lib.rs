@@ -126,3 +126,37 @@ pub use layer::ProfilingLayer;
 pub use profile::{Profile, ProfileId};
 pub use span::{Account, Hardware};
 pub use stats::Stats;
+
+/// A function whose calls are spans: `#[tracing::instrument]` with thresholds of its own.
+///
+/// ```
+/// use tracing_profiling::profiled;
+///
+/// #[profiled(threshold = "50ms", on_error, skip(basket), err)]
+/// async fn checkout(user: u64, basket: Vec<u64>) -> Result<(), std::io::Error> {
+///     // ...
+/// #   _ = (user, basket);
+///     Ok(())
+/// }
+/// ```
+///
+/// | argument | meaning |
+/// |---|---|
+/// | `threshold = "50ms"` | keep the span if it takes longer |
+/// | `on_error` | keep it if it fails; with `err`, a returned `Err` is an `ERROR` event and so a failure |
+/// | `rate = 997` | at least so many samples a second of CPU time while it is entered, from 1 to 10000 |
+/// | `off` | never profile it |
+///
+/// All others are those of `#[tracing::instrument]`, to which the function is handed on: the crate
+/// `tracing` must be there under that name. Sync and async functions, methods, generic and `unsafe`
+/// functions and those of `async-trait` all work; only a `const fn` cannot be a span.
+///
+/// `threshold` and `on_error` take the place of the rule for all spans, as a directive for this
+/// one would: what they do not name does not keep it. Without either, and with `rate` alone, the
+/// rule for all decides. A directive that names the span or its target beats the attribute, and
+/// `TRACING_PROFILING_RATE` beats `rate`. Each function with `threshold` or `on_error` has a limit
+/// of profiles a minute of its own.
+///
+/// The attribute alone does nothing: the layer must be part of the subscriber. It costs nothing
+/// more than `#[tracing::instrument]`, for the settings are part of the callsite.
+pub use tracing_profiling_macros::profiled;

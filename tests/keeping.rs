@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use support::{PLENTY, Setup, burn, functions, points_in};
@@ -380,4 +380,55 @@ fn a_tree_thousands_of_spans_deep_is_cut_in_the_middle() {
     let path = profile.span_path(profile.samples()[0].link);
     assert_eq!((path[0], path[path.len() - 1]), ("outermost", "innermost"));
     assert!(path.len() <= 128, "{}", path.len());
+}
+
+#[test]
+fn no_profile_is_promised_samples_that_another_one_has() {
+    let setup = Setup::with("0ms", |builder| builder.rate(1_000).profiles_per_minute(1_000_000));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Ends epochs all the time, also in the middle of closes.
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                setup.flush();
+            }
+        });
+        tracing::dispatcher::with_default(&setup.dispatch, || {
+            for _ in 0..1_000 {
+                let root = info_span!("root");
+                info_span!(parent: &root, "child").in_scope(|| burn(Duration::from_micros(1_500)));
+            }
+        });
+        is_over.store(true, Ordering::Relaxed);
+    });
+    setup.flush();
+    if !setup.has_perf() {
+        return;
+    }
+    let profiles = setup.profiles();
+    assert!(profiles.len() > 100, "{}", profiles.len());
+    let empty = |profile: &&Profile| {
+        let notes = profile.notes.join("\n");
+        notes.contains("lost before they were read")
+    };
+    assert_eq!(profiles.iter().filter(empty).count(), 0);
+    let weight: u64 = profiles.iter().map(Profile::weight_ns).sum();
+    let stats = setup.handle.stats();
+    // Those of roots that were kept while the exporter was busy are in none.
+    assert!(weight <= stats.samples_taken * profiles[0].period_ns, "none twice: {stats:?}");
+}
+
+#[test]
+fn a_kept_span_that_waited_is_not_beside_the_one_around_it() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let _request = info_span!("request").entered();
+        burn(30 * MS);
+        info_span!("query").in_scope(|| std::thread::sleep(2 * MS));
+    });
+    if !setup.has_perf() {
+        return;
+    }
+    let profile = &setup.profiles()[0];
+    assert_eq!(profile.title, "request · kept: latency");
 }

@@ -1,4 +1,241 @@
-//! The place of the `#[profiled]` attribute of `tracing-profiling`.
-//!
-//! Empty for now: a procedural macro needs a crate of its own, and this one is here so that the
-//! workspace has its final shape.
+//! The `#[profiled]` attribute of `tracing-profiling`, which exports and documents it.
+
+use proc_macro2::TokenStream;
+use quote::{ToTokens, quote};
+use syn::parse::{Parse, ParseStream};
+use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
+use syn::{
+    Attribute, Error, Expr, Ident, LitInt, LitStr, Signature, Token, Visibility, parenthesized,
+};
+
+/// See `tracing_profiling::profiled`.
+#[proc_macro_attribute]
+pub fn profiled(
+    arguments: proc_macro::TokenStream,
+    item: proc_macro::TokenStream,
+) -> proc_macro::TokenStream {
+    expand(arguments.into(), item.into()).into()
+}
+
+/// `tracing::instrument` with the settings in the name of a field that never has a value: so they
+/// are in the callsite's metadata, where the layer finds them once and other layers see nothing.
+fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
+    let checked = syn::parse2::<Arguments>(arguments)
+        .and_then(|arguments| syn::parse2::<Function>(item.clone()).map(|_| arguments));
+    match checked {
+        Ok(arguments) => {
+            let Arguments { settings, fields, others } = arguments;
+            let marker = settings.marker().map(|name| quote!({#name} = tracing::field::Empty));
+            let fields = fields.iter().flatten().cloned().chain(marker);
+            let fields = quote!(fields(#(#fields),*));
+            quote! {
+                #[tracing::instrument(#(#others,)* #fields)]
+                #item
+            }
+        }
+        Err(error) => {
+            // The function stays, so that nothing else is reported that uses it.
+            let error = error.to_compile_error();
+            quote!(#error #item)
+        }
+    }
+}
+
+/// What `instrument` does not know.
+#[derive(Default)]
+struct Settings {
+    threshold_ns: Option<u64>,
+    on_error: bool,
+    rate: Option<u32>,
+    off: bool,
+}
+
+impl Settings {
+    /// As `keep::attribute` of `tracing-profiling` reads it.
+    fn marker(&self) -> Option<String> {
+        let threshold = self.threshold_ns.map(|ns| format!("threshold_ns={ns}"));
+        let on_error = self.on_error.then(|| "on_error".to_owned());
+        let rate = self.rate.map(|rate| format!("rate={rate}"));
+        let off = self.off.then(|| "off".to_owned());
+        let words: Vec<_> = [threshold, on_error, rate, off].into_iter().flatten().collect();
+        (!words.is_empty()).then(|| format!("tracing_profiling {}", words.join(" ")))
+    }
+}
+
+/// What stands in the parentheses of the attribute.
+#[derive(Default)]
+struct Arguments {
+    settings: Settings,
+    /// What stands in `fields(...)`, if that is there.
+    fields: Option<Vec<TokenStream>>,
+    /// What else is for `instrument`.
+    others: Vec<TokenStream>,
+}
+
+/// The arguments of `instrument` in tracing 0.1; it only warns of others.
+const FOR_INSTRUMENT: [&str; 9] =
+    ["name", "target", "parent", "follows_from", "level", "skip", "skip_all", "err", "ret"];
+const EXPECTED: &str = "unknown argument: expected `threshold`, `on_error`, `rate` or `off`, or an \
+    argument of `tracing::instrument`";
+
+impl Parse for Arguments {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let mut arguments = Self::default();
+        let mut off = None;
+        while !input.is_empty() {
+            if input.peek(LitStr) {
+                arguments.others.push(input.parse::<LitStr>()?.into_token_stream());
+            } else {
+                let name: Ident =
+                    input.parse().map_err(|error| Error::new(error.span(), EXPECTED))?;
+                arguments.parse_named(&name, input)?;
+                if name == "off" {
+                    off = Some(name);
+                }
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        let Settings { threshold_ns, on_error, rate, .. } = arguments.settings;
+        match off {
+            Some(off) if threshold_ns.is_some() || on_error || rate.is_some() => {
+                Err(Error::new(off.span(), "`off` means never: nothing else of ours goes with it"))
+            }
+            _ => Ok(arguments),
+        }
+    }
+}
+
+impl Arguments {
+    fn parse_named(&mut self, name: &Ident, input: ParseStream<'_>) -> syn::Result<()> {
+        let settings = &mut self.settings;
+        let once = |is_first: bool| match is_first {
+            true => Ok(()),
+            false => Err(Error::new(name.span(), format!("`{name}` is there already"))),
+        };
+        match name.to_string().as_str() {
+            "threshold" => {
+                once(settings.threshold_ns.is_none())?;
+                input.parse::<Token![=]>()?;
+                settings.threshold_ns = Some(threshold(input)?);
+            }
+            "rate" => {
+                once(settings.rate.is_none())?;
+                input.parse::<Token![=]>()?;
+                settings.rate = Some(rate(input)?);
+            }
+            "on_error" => {
+                once(!settings.on_error)?;
+                settings.on_error = true;
+            }
+            "off" => {
+                once(!settings.off)?;
+                settings.off = true;
+            }
+            "fields" => {
+                once(self.fields.is_none())?;
+                let content;
+                parenthesized!(content in input);
+                let fields = Punctuated::<Field, Token![,]>::parse_terminated(&content)?;
+                self.fields = Some(fields.into_iter().map(|field| field.0).collect());
+            }
+            known if FOR_INSTRUMENT.contains(&known) => {
+                self.others.push(for_instrument(name, input)?);
+            }
+            _ => return Err(Error::new(name.span(), EXPECTED)),
+        }
+        Ok(())
+    }
+}
+
+/// `name`, `name = EXPRESSION` or `name(...)`, which `instrument` will read.
+fn for_instrument(name: &Ident, input: ParseStream<'_>) -> syn::Result<TokenStream> {
+    if input.peek(Token![=]) {
+        let equals: Token![=] = input.parse()?;
+        let value: Expr = input.parse()?;
+        return Ok(quote!(#name #equals #value));
+    }
+    if input.peek(syn::token::Paren) {
+        let content;
+        let parentheses = parenthesized!(content in input);
+        let content: TokenStream = content.parse()?;
+        let mut tokens = name.to_token_stream();
+        parentheses.surround(&mut tokens, |tokens| tokens.extend(content));
+        return Ok(tokens);
+    }
+    Ok(name.to_token_stream())
+}
+
+/// One of the `fields(...)`, up to the next comma; expressions may have commas inside `<...>`.
+struct Field(TokenStream);
+
+impl Parse for Field {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let mut tokens = TokenStream::new();
+        while !input.is_empty() && !input.peek(Token![,]) {
+            if input.peek(Token![=]) {
+                tokens.extend(input.parse::<Token![=]>()?.into_token_stream());
+                for sigil in [input.peek(Token![%]), input.peek(Token![?])] {
+                    if sigil {
+                        tokens.extend(input.parse::<proc_macro2::TokenTree>()?.into_token_stream());
+                    }
+                }
+                tokens.extend(input.parse::<Expr>()?.into_token_stream());
+            } else {
+                tokens.extend(input.parse::<proc_macro2::TokenTree>()?.into_token_stream());
+            }
+        }
+        Ok(Self(tokens))
+    }
+}
+
+fn threshold(input: ParseStream<'_>) -> syn::Result<u64> {
+    const FORM: &str = "expected a duration in quotes, such as \"50ms\"";
+    let literal: LitStr = input.parse().map_err(|error| Error::new(error.span(), FORM))?;
+    let duration = humantime::parse_duration(&literal.value())
+        .map_err(|error| Error::new(literal.span(), format!("{FORM}: {error}")))?;
+    u64::try_from(duration.as_nanos())
+        .map_err(|_| Error::new(literal.span(), "longer than half a millennium"))
+}
+
+fn rate(input: ParseStream<'_>) -> syn::Result<u32> {
+    const FORM: &str = "expected samples a second of CPU time, from 1 to 10000";
+    let literal: LitInt = input.parse().map_err(|error| Error::new(error.span(), FORM))?;
+    match literal.base10_parse() {
+        Ok(rate @ 1..=10_000) => Ok(rate),
+        _ => Err(Error::new(literal.span(), FORM)),
+    }
+}
+
+/// The item, as far as it must be understood here.
+struct Function;
+
+impl Parse for Function {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        const FORM: &str = "#[profiled] goes on a function";
+        let outside = |error: Error| Error::new(error.span(), FORM);
+        input.call(Attribute::parse_outer)?;
+        input.parse::<Visibility>()?;
+        if input.peek(Ident) && input.fork().parse::<Ident>()? == "default" {
+            input.parse::<Ident>()?;
+        }
+        let signature: Signature = input.parse().map_err(outside)?;
+        if let Some(keyword) = signature.constness {
+            return Err(Error::new(
+                keyword.span(),
+                "a `const fn` may run in the compiler, where there are no spans: remove `const` or \
+                 #[profiled]",
+            ));
+        }
+        if !input.peek(syn::token::Brace) {
+            return Err(Error::new(
+                signature.span(),
+                "#[profiled] goes on a function with a body: on the implementation",
+            ));
+        }
+        input.parse::<TokenStream>()?;
+        Ok(Self)
+    }
+}

@@ -84,13 +84,23 @@ impl Builder<'_> {
         }
         losses.thinned += thinned;
         if tables.profile.sample_count() == 0 {
-            tables.add_missing(epoch, &inside);
+            losses.missing = tables.add_missing(epoch, &inside);
         }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
-        let kept = epoch.kept.iter().map(|span| span.key).collect();
-        report::describe(&mut profile, epoch, &self.pending.topmost(&kept), &losses);
+        report::describe(&mut profile, epoch, &self.topmost(epoch), &losses);
         Built { profile, modules, spans, thinned }
+    }
+
+    /// The kept spans that are inside no other. Of those in which no sample fell nobody knows where
+    /// they are, but for the root: they do not count.
+    fn topmost(&self, epoch: &Epoch) -> Vec<SpanKey> {
+        let is_known = |span: &SpanKey| {
+            let pending = self.pending.get(*span);
+            *span == epoch.root || pending.is_some_and(|pending| pending.known.is_some())
+        };
+        let kept = epoch.kept.iter().map(|span| span.key).filter(is_known).collect();
+        self.pending.topmost(&kept)
     }
 
     /// The kept spans and those inside them.
@@ -151,14 +161,16 @@ impl Tables<'_> {
 
     /// All that a profile can say of which no sample is left: they were lost (and counted) after
     /// it was promised. Whoever was given its id finds it.
-    fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) {
-        let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples) else { return };
+    /// Returns how many they were.
+    fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) -> u64 {
+        let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples) else { return 0 };
         let remark = self.profile.add_remark("[samples lost before they were read]");
         let stack = self.profile.add_stack(vec![remark]);
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
         let weight_ns = span.samples * self.builder.period_ns;
         self.profile.add_sample(stack, link, Point { time_unix_ns, weight_ns });
+        span.samples
     }
 
     /// What is left of samples for which there was no memory.

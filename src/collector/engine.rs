@@ -144,23 +144,26 @@ impl Engine {
     /// A span has closed.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId) {
-        if let Some(closing) = self.spans.close(id) {
-            self.judge(closing);
+        let mut is_due = false;
+        self.spans.close(id, |closing| {
+            is_due = self.judge(closing);
+            is_due
+        });
+        // Now that the collector has been told.
+        if is_due || self.spans.has_many_notices() {
+            self.waker.wake();
         }
     }
 
+    /// Whether the collector has something to do for a span that has closed.
     #[cold]
-    fn judge(&self, closing: Closing) {
+    fn judge(&self, closing: &Closing) -> bool {
         let Some(callsite) = self.callsites.callsite(closing.plan) else {
-            return;
+            return false;
         };
-        let reasons = Reasons::judge(&callsite.keep, &closing);
+        let reasons = Reasons::judge(&callsite.keep, closing);
         if reasons.is_empty() {
-            self.spans.told(&closing, false);
-            if self.spans.has_many_notices() {
-                self.waker.wake();
-            }
-            return;
+            return false;
         }
         let mut span = KeptSpan {
             key: closing.key,
@@ -179,9 +182,7 @@ impl Engine {
         };
         let is_due = self.keeper.keep(&mut span, || ProfileId::random().ok());
         self.count(&span);
-        // After the keeper knows of it: the collector ends the epoch when it hears of the close.
-        self.spans.told(&closing, is_due);
-        self.waker.wake();
+        is_due
     }
 
     fn count(&self, span: &KeptSpan) {

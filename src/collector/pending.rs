@@ -127,7 +127,8 @@ impl Pending {
         let weight_ns = std::mem::take(&mut pending.skipped_ns);
         let needed = size_of::<PendingSample>() + pending.stacks.cost(stack);
         if self.bytes + needed > self.budget_bytes {
-            pending.lost += u64::from(pending.thinning);
+            // Those that it stands for are thinned out already.
+            pending.lost += 1;
             pending.lost_ns += weight_ns;
             return Added::Lost;
         }
@@ -182,6 +183,32 @@ impl Pending {
     pub(super) fn topmost(&self, kept: &HashSet<SpanKey>) -> Vec<SpanKey> {
         let inside = |span: &&SpanKey| self.ancestors(**span).any(|above| kept.contains(&above));
         kept.iter().filter(|span| !inside(span)).copied().collect()
+    }
+
+    /// The spans around those that are `kept` with so many samples, and how many samples of each
+    /// are so in a kept one. Looks at each span once, however deep the tree is.
+    pub(super) fn enclosing(&self, kept: &HashMap<SpanKey, u64>) -> HashMap<SpanKey, u64> {
+        // Paths, each from the inside out and up to a span of an earlier one: so from the last to
+        // the first, children come before their parents.
+        let mut seen = HashSet::new();
+        let paths: Vec<Vec<SpanKey>> = kept
+            .keys()
+            .map(|span| {
+                let up = std::iter::once(*span).chain(self.ancestors(*span));
+                up.take_while(|span| seen.insert(*span)).collect()
+            })
+            .collect();
+        let mut enclosing: HashMap<SpanKey, u64> = HashMap::new();
+        for span in paths.iter().rev().flatten() {
+            let inside = enclosing.get(span).copied().unwrap_or(0);
+            // What is inside a kept span is among its own.
+            let samples = kept.get(span).copied().unwrap_or(inside);
+            if let Some(parent) = self.ancestors(*span).next() {
+                *enclosing.entry(parent).or_default() += samples;
+            }
+        }
+        enclosing.retain(|span, _| !kept.contains_key(span));
+        enclosing
     }
 
     /// Forgets the samples of a span, which are exported; the span stays.
@@ -253,10 +280,11 @@ impl Pending {
         self.bytes -= pending.bytes();
         let weights = pending.samples.iter().map(|sample| sample.weight_ns);
         let lost_ns = pending.lost_ns + pending.skipped_ns + weights.sum::<u64>();
-        let samples = pending.samples.len() as u64 + pending.thinned;
+        let samples = pending.samples.len() as u64;
         if let Some(root) = self.spans.get_mut(&root) {
             root.lost += pending.lost + samples;
             root.lost_ns += lost_ns;
+            root.thinned += pending.thinned;
             root.ring_full += pending.ring_full;
         }
         samples
@@ -293,10 +321,7 @@ impl Pending {
             .collect();
         let mut samples = 0;
         for span in unknown {
-            samples += self
-                .spans
-                .get(&span)
-                .map_or(0, |pending| pending.samples.len() as u64 + pending.thinned + pending.lost);
+            samples += self.spans.get(&span).map_or(0, |pending| pending.samples.len() as u64);
             self.remove_span(span);
         }
         samples
@@ -499,6 +524,21 @@ mod tests {
         let mut topmost = pending.topmost(&HashSet::from([key(2), key(3), key(4)]));
         topmost.sort();
         assert_eq!(topmost, [key(2), key(4)]);
+    }
+
+    #[test]
+    fn samples_of_kept_spans_are_charged_to_all_around_them_once() {
+        let mut pending = Pending::new(PLENTY, 100);
+        // 1 { 2 { 3, 4 { 5 } }, 6 }
+        for (span, parent) in
+            [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(2)), (5, Some(4)), (6, Some(1))]
+        {
+            pending.know(key(span), known(1, parent), 0);
+        }
+        let kept = [(3, 10), (5, 7), (4, 9), (6, 1)].map(|(span, samples)| (key(span), samples));
+        let mut enclosing: Vec<_> = pending.enclosing(&HashMap::from(kept)).into_iter().collect();
+        enclosing.sort();
+        assert_eq!(enclosing, [(key(1), 20), (key(2), 19)]);
     }
 
     #[test]

@@ -11,6 +11,8 @@ use crate::span::{Account, SpanKey};
 pub(super) struct Losses {
     /// Samples of which only the CPU time is left.
     pub(super) lost: u64,
+    /// Samples of which nothing is left.
+    pub(super) missing: u64,
     /// Samples that found the ring of one of its threads full, around it if not in it.
     pub(super) ring_full: u64,
     /// Samples for which others stand.
@@ -58,6 +60,7 @@ fn losses_in_words(losses: &Losses) -> String {
     let mut words = Vec::new();
     for (count, what) in [
         (losses.lost, "stacks given up for want of memory"),
+        (losses.missing, "samples lost before they were read"),
         (losses.ring_full, "samples in or before it lost to a full ring"),
         (losses.thinned, "samples thinned out"),
         (losses.cut, "stacks cut short"),
@@ -84,6 +87,7 @@ fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
     ];
     for (key, count) in [
         ("profile.samples_lost_memory", losses.lost),
+        ("profile.samples_lost", losses.missing),
         ("profile.samples_lost_ring_full", losses.ring_full),
         ("profile.samples_thinned", losses.thinned),
         ("profile.stacks_truncated", losses.cut),

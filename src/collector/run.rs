@@ -1,6 +1,6 @@
 //! The collector's loop.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,9 +24,6 @@ const LINGER: Duration = Duration::from_secs(2);
 /// After how long without a profiled span a thread is disarmed.
 const IDLE: Duration = Duration::from_secs(10);
 const _: () = assert!(IDLE.as_secs() >= 2 * LOOK_INTERVAL.as_secs());
-/// A close that could not be told is found in the first of so many rounds, or in a later one if its
-/// thread was held up just then.
-const SWEEPS: u32 = 4;
 /// How often the clock's rate is measured anew.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -47,8 +44,6 @@ pub(super) struct Collector {
     closed: Vec<SpanKey>,
     refined: Instant,
     introduced: bool,
-    /// Rounds in which to look for spans that have closed untold.
-    sweeps: u32,
     stack: Stack,
 }
 
@@ -85,7 +80,6 @@ impl Collector {
             closed: Vec::new(),
             refined: Instant::now(),
             introduced: false,
-            sweeps: 0,
             stack: Stack { frames: Vec::new(), end: End::Root },
         }
     }
@@ -153,7 +147,8 @@ impl Collector {
         let entered = self.drain_all();
         // A span is made known before its first mark is written, so those that the marks just
         // read belong to are among these.
-        self.closed = self.take_notices().collect();
+        let closed_since = self.take_notices();
+        self.closed.extend(closed_since);
 
         for epoch in epochs {
             self.export(epoch);
@@ -198,10 +193,6 @@ impl Collector {
             }
         }
         if self.engine.spans.lost_notice() {
-            self.sweeps = SWEEPS;
-        }
-        if self.sweeps > 0 {
-            self.sweeps -= 1;
             let is_open = |known: &Known, key| self.engine.spans.is_open(known.id, key);
             let spans = self.pending.known_spans();
             closed.extend(
@@ -211,31 +202,32 @@ impl Collector {
         closed.into_iter()
     }
 
-    fn end_epochs(&self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
+    fn end_epochs(&mut self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
         let linger = if everything { Duration::ZERO } else { LINGER };
         let ripe = self.engine.keeper.ripe(linger);
         let roots = closed.iter().copied().chain(ripe);
-        let end = |root| self.engine.keeper.end_epoch(root, |epoch| self.enclosing(epoch));
+        let engine = Arc::clone(&self.engine);
+        let end = |root| {
+            engine.keeper.end_epoch(root, |epoch| {
+                // All spans that are in it are known then.
+                let closed_since = self.take_notices();
+                self.closed.extend(closed_since);
+                self.enclosing(epoch)
+            })
+        };
         roots.filter_map(end).collect()
     }
 
     /// The open spans around those of an epoch, with the samples that the epoch's profile takes
     /// from them: if they are kept later, they list this profile.
     fn enclosing(&self, epoch: &Epoch) -> Vec<(SpanKey, u64)> {
-        let samples: HashMap<_, _> =
-            epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
-        let is_open = |span: &SpanKey| {
-            let known = self.pending.get(*span).and_then(|pending| pending.known);
-            known.is_some_and(|known| self.engine.spans.is_open(known.id, *span))
+        let samples = epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
+        let is_open = |span: SpanKey| {
+            let known = self.pending.get(span).and_then(|pending| pending.known);
+            known.is_some_and(|known| self.engine.spans.is_open(known.id, span))
         };
-        let kept = samples.keys().copied().collect();
-        let topmost = self.pending.topmost(&kept).into_iter();
-        topmost
-            .flat_map(|top| {
-                let samples = samples.get(&top).copied().unwrap_or(0);
-                self.pending.ancestors(top).filter(is_open).map(move |above| (above, samples))
-            })
-            .collect()
+        let enclosing = self.pending.enclosing(&samples).into_iter();
+        enclosing.filter(|(span, _)| is_open(*span)).collect()
     }
 
     /// Reads every ring. Returns the spans that threads are in.

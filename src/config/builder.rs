@@ -186,9 +186,17 @@ impl Builder {
         };
         let source = PerfSource::new(request, poller.waker(), Arc::clone(&counters));
         let rate_is_set = self.rate.is_some();
-        let plan = |keep: &Keep| plan(keep, &clock, rate_is_set, base_period_ns);
-        let callsites = Callsites::new(self.rules.clone(), plan);
-        let keeper = Keeper::new(self.rules.len(), self.profiles_per_minute);
+        let ticks_a_second = clock.ticks(Duration::from_secs(1));
+        let plan = move |keep: &Keep, rate: Option<u32>| {
+            let rate = rate.filter(|_| !rate_is_set);
+            let period = (!rate_is_set).then(|| match rate {
+                Some(hertz) => period_of_rate(hertz),
+                None => period_for(keep.latency()),
+            });
+            plan(keep, ticks_a_second, period, base_period_ns)
+        };
+        let callsites = Callsites::new(self.rules.clone(), Box::new(plan));
+        let keeper = Keeper::new(self.profiles_per_minute);
         let spans =
             Spans::new(clock, Box::new(source.clone()), base_period_ns, Arc::clone(&counters));
         let resource = self.resource.unwrap_or_else(default_resource);
@@ -229,19 +237,19 @@ impl std::fmt::Debug for Builder {
     }
 }
 
-/// What the hooks must know of a rule.
-fn plan(keep: &Keep, clock: &Clock, rate_is_set: bool, base_period_ns: u64) -> Plan {
+/// What the hooks must know of spans that are kept so, and sampled so often if that is given.
+fn plan(keep: &Keep, ticks_a_second: u64, period: Option<Duration>, base_period_ns: u64) -> Plan {
     let suspect_after = keep.latency().map_or(u64::MAX, |latency| {
-        let ticks = clock.ticks(latency);
+        let ticks = latency.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
+        let ticks = u64::try_from(ticks).unwrap_or(u64::MAX);
         // The clock's rate gets better with time: what may be over by the last word on it must be
         // looked at.
         ticks - ticks / 1024
     });
-    let needed = nanoseconds(period_for(keep.latency()));
-    let is_tighter = !rate_is_set && keep.latency().is_some() && needed < base_period_ns;
+    let period_ns = period.map_or(base_period_ns, nanoseconds);
     let on_error = if keep.on_error() { KEEP_ON_ERROR } else { 0 };
-    let tighter = if is_tighter { TIGHTER } else { 0 };
-    Plan { number: 0, flags: on_error | tighter, suspect_after, period_ns: needed }
+    let tighter = if period_ns < base_period_ns { TIGHTER } else { 0 };
+    Plan { number: 0, flags: on_error | tighter, suspect_after, period_ns }
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
@@ -258,6 +266,9 @@ fn default_resource() -> Resource {
 mod tests {
     use super::*;
 
+    /// Of ticks that are nanoseconds.
+    const SECOND: u64 = 1_000_000_000;
+
     #[test]
     fn what_is_out_of_range_is_brought_into_it() {
         let builder = Builder::new().rate(0).stack_bytes(70_000).max_depth(0);
@@ -269,18 +280,18 @@ mod tests {
 
     #[test]
     fn a_tighter_rule_asks_for_a_higher_rate_unless_it_is_set() {
-        let clock = Clock::nanoseconds();
         let keep = Keep::slower_than(Duration::from_millis(50));
-        let tight = plan(&keep, &clock, false, 4_985_000);
+        let tight = plan(&keep, SECOND, Some(period_for(keep.latency())), 4_985_000);
         assert_eq!((tight.flags, tight.period_ns), (TIGHTER, 997_000));
-        assert_eq!(plan(&keep, &clock, true, 4_985_000).flags, 0);
-        assert_eq!(plan(&Keep::failed(), &clock, false, 4_985_000).flags, KEEP_ON_ERROR);
+        assert_eq!(plan(&keep, SECOND, None, 4_985_000).flags, 0);
+        let slower = plan(&Keep::failed(), SECOND, Some(period_of_rate(100)), 4_985_000);
+        assert_eq!(slower.flags, KEEP_ON_ERROR);
     }
 
     #[test]
     fn suspicion_begins_a_little_before_the_threshold() {
         let keep = Keep::slower_than(Duration::from_millis(250));
-        let after = plan(&keep, &Clock::nanoseconds(), false, 1).suspect_after;
+        let after = plan(&keep, SECOND, None, 1).suspect_after;
         assert!(after < 250_000_000 && after > 249_000_000);
     }
 }

@@ -28,7 +28,7 @@ use crate::keep::{Keep, Rule, Rules};
 
 const KEEP: &str = "a duration such as `250ms`, `error` or `off`";
 const CONDITION: &str = "a duration such as `250ms` or `error`";
-const ONE_FOR_ALL: &str = "one directive for all spans, its conditions joined by `|`";
+const JOINED: &str = "the conditions for the same spans to be joined by `|`";
 
 impl FromStr for Rules {
     type Err = Error;
@@ -43,12 +43,12 @@ impl FromStr for Rules {
         let rules =
             parsed.map_err(|error| Error::rules(text, error.offset(), expected(error.inner())))?;
         // `250ms,error` would keep failed spans only, which nobody means who writes it.
-        let mut for_all = rules
-            .iter()
-            .enumerate()
-            .filter(|(_, rule)| rule.as_ref().is_some_and(Rule::is_for_all));
-        if let (Some(_), Some((second, _))) = (for_all.next(), for_all.next()) {
-            return Err(Error::rules(text, offset_of(text, second), ONE_FOR_ALL.to_owned()));
+        let is_split = |(number, rule): &(usize, &Option<Rule>)| {
+            let before = || rules.iter().take(*number).flatten();
+            rule.as_ref().is_some_and(|rule| before().any(|other| rule.forgets(other)))
+        };
+        if let Some((number, _)) = rules.iter().enumerate().find(is_split) {
+            return Err(Error::rules(text, offset_of(text, number), JOINED.to_owned()));
         }
         Ok(Self::new(rules.into_iter().flatten()))
     }
@@ -207,9 +207,12 @@ mod tests {
         assert!(error("250ms|off").contains("expected a duration such as `250ms` or `error`\n"));
         assert_eq!(
             error("250ms, error,shop=1s"),
-            "cannot read the profiling rules: expected one directive for all spans, its \
-             conditions joined by `|`\n  250ms, error,shop=1s\n         ^"
+            "cannot read the profiling rules: expected the conditions for the same spans to be \
+             joined by `|`\n  250ms, error,shop=1s\n         ^"
         );
+        assert!(error("shop[x]=error,shop[x]=1s").ends_with("\n                ^"));
+        // To override is something else.
+        assert!("1s|error,500ms,shop=1s,shop=off".parse::<Rules>().is_ok());
         let cases = [
             ("250", 3),
             ("fast", 0),

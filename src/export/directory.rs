@@ -60,11 +60,13 @@ impl Directory {
             ("otlp", encode::otlp(profile, &self.resource)),
         ];
         let new: u64 = contents.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        self.make_room(new.min(self.quota_bytes));
         if new > self.quota_bytes {
             let quota = self.quota_bytes;
-            return Err(io::Error::other(format!("{new} bytes are more than its quota, {quota}")));
+            let problem =
+                format!("a profile of {new} bytes does not fit: raise the quota ({quota})");
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, problem));
         }
-        self.make_room(new);
         let mut written = Vec::new();
         for (extension, bytes) in &contents {
             let path = self.path.join(format!("{stem}.{extension}"));
@@ -133,11 +135,14 @@ impl Stored {
 impl Exporter for Directory {
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
         let files = self.write(profile).map_err(|error| {
-            format!(
-                "cannot write to {}: {error}; make it writable or set TRACING_PROFILING_DIR to a \
-                 directory that is",
-                self.path.display()
-            )
+            let path = self.path.display();
+            match error.kind() {
+                io::ErrorKind::QuotaExceeded => format!("cannot write to {path}: {error}"),
+                _ => format!(
+                    "cannot write to {path}: {error}; make it writable or set \
+                     TRACING_PROFILING_DIR to a directory that is"
+                ),
+            }
         })?;
         Ok(Exported::to_files(files))
     }
@@ -260,8 +265,8 @@ mod tests {
         assert!(path.join("notes.svg").exists());
 
         let error = directory(path).with_quota(size / 2, day).export(&profile(4)).unwrap_err();
-        assert!(error.to_string().contains("more than its quota"), "{error}");
-        assert_eq!(names(path).len(), 7, "nothing made room for what does not fit");
+        assert!(error.to_string().contains("raise the quota"), "{error}");
+        assert_eq!(names(path), ["notes.svg"], "the others did not fit either");
     }
 
     #[test]

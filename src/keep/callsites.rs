@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tracing::Metadata;
 
+use super::attribute::Settings;
 use super::{Keep, Rules};
 use crate::span::{HAS_STATUS, Plan};
 
@@ -17,8 +18,7 @@ use crate::span::{HAS_STATUS, Plan};
 #[derive(Debug)]
 pub(crate) struct Callsites {
     rules: Rules,
-    /// For each rule what its spans get, but for the number; none if they are not profiled.
-    plans: Vec<Option<Plan>>,
+    planner: Planner,
     /// Each twice as long as the one before. The last one that is there is in use; what is only
     /// in another is found again the slow way, once.
     tables: [OnceLock<Box<[Entry]>>; TABLES],
@@ -50,8 +50,20 @@ struct Known {
 pub(crate) struct Callsite {
     pub(crate) metadata: &'static Metadata<'static>,
     pub(crate) keep: Keep,
-    /// The number of the rule that decided.
+    /// The number of the rule that decided. Each `#[profiled]` that says when to keep is one.
     pub(crate) rule: usize,
+}
+
+/// Says what spans get that are kept so and sampled at that rate, if one is given. The number does
+/// not matter.
+pub(crate) type Plans = Box<dyn Fn(&Keep, Option<u32>) -> Plan + Send + Sync>;
+
+struct Planner(Plans);
+
+impl std::fmt::Debug for Planner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Planner").finish_non_exhaustive()
+    }
 }
 
 /// The field by which `tracing-opentelemetry` lets a span say that it failed.
@@ -61,16 +73,10 @@ const TABLES: usize = 12;
 const FIRST_TABLE: usize = 512;
 
 impl Callsites {
-    /// `plan` says what the spans get of which a rule says this; the number does not matter.
-    pub(crate) fn new(rules: Rules, plan: impl Fn(&Keep) -> Plan) -> Self {
-        let plan_of = |number| {
-            let keep = rules.get(number).map(|rule| *rule.keep())?;
-            (!keep.is_never()).then(|| plan(&keep))
-        };
-        let plans = (0..rules.len()).map(plan_of).collect();
+    pub(crate) fn new(rules: Rules, plans: Plans) -> Self {
         let callsites = Self {
             rules,
-            plans,
+            planner: Planner(plans),
             tables: [const { OnceLock::new() }; TABLES],
             in_use: AtomicUsize::new(0),
             known: Mutex::default(),
@@ -132,10 +138,22 @@ impl Callsites {
         metadata: &'static Metadata<'static>,
         by_number: &mut Vec<Callsite>,
     ) -> Option<Plan> {
-        let rule = self.rules.decide(metadata)?;
-        let plan = (*self.plans.get(rule)?)?;
-        let keep = *self.rules.get(rule)?.keep();
         let number = u32::try_from(by_number.len()).ok()?;
+        let rule = self.rules.decide(metadata);
+        let decided = rule.and_then(|rule| self.rules.get(rule));
+        let settings = match decided {
+            Some(rule) if !rule.is_for_all() => None,
+            _ => Settings::of(metadata),
+        };
+        let Settings { keep, rate } = settings.unwrap_or_default();
+        let (keep, rule) = match keep {
+            Some(keep) => (keep, self.rules.len() + by_number.len()),
+            None => (*decided?.keep(), rule?),
+        };
+        if keep.is_never() {
+            return None;
+        }
+        let plan = self.planner.0(&keep, rate);
         by_number.push(Callsite { metadata, keep, rule });
         let has_status = metadata.fields().iter().any(|field| field.name() == STATUS_FIELD);
         let status = if has_status { HAS_STATUS } else { 0 };
@@ -211,12 +229,13 @@ mod tests {
     use super::*;
 
     fn callsites(rules: Rules) -> Callsites {
-        Callsites::new(rules, |keep| Plan {
+        let plan = |keep: &Keep, rate: Option<u32>| Plan {
             number: 0,
             flags: 0,
             suspect_after: keep.latency().map_or(u64::MAX, |latency| latency.as_nanos() as u64),
-            period_ns: 5,
-        })
+            period_ns: rate.map_or(5, u64::from),
+        };
+        Callsites::new(rules, Box::new(plan))
     }
 
     fn metadata_of(span: &tracing::Span) -> &'static Metadata<'static> {
@@ -252,6 +271,42 @@ mod tests {
     }
 
     #[test]
+    fn an_attribute_beats_the_bare_default_and_no_directive_that_names_it() {
+        with_spans(|| {
+            let span = |target| match target {
+                "named" => tracing::info_span!(
+                    target: "named", "a", "tracing_profiling threshold_ns=7 rate=9" = tracing::field::Empty
+                ),
+                _ => tracing::info_span!(
+                    "a",
+                    "tracing_profiling threshold_ns=7 rate=9" = tracing::field::Empty
+                ),
+            };
+            let (named, plain) = (metadata_of(&span("named")), metadata_of(&span("")));
+            let rate_only = metadata_of(&tracing::info_span!(
+                "b",
+                "tracing_profiling rate=9" = tracing::field::Empty
+            ));
+            let off = metadata_of(&tracing::info_span!(
+                "c",
+                "tracing_profiling off" = tracing::field::Empty
+            ));
+            let nanos = |ns| Keep::slower_than(Duration::from_nanos(ns));
+            let rules = [Rule::for_all(nanos(100)), Rule::for_target("named", nanos(50))];
+            let callsites = callsites(Rules::new(rules));
+            let seen = |metadata| {
+                let plan = callsites.plan(metadata)?;
+                let rule = callsites.callsite(plan.number)?.rule;
+                Some((plan.suspect_after, plan.period_ns, rule))
+            };
+            assert_eq!(seen(named), Some((50, 5, 1)));
+            assert_eq!(seen(plain), Some((7, 9, 3)), "a rule of its own");
+            assert_eq!(seen(rate_only), Some((100, 9, 0)));
+            assert_eq!(seen(off), None);
+        });
+    }
+
+    #[test]
     fn a_table_that_fills_up_is_replaced_and_forgets_nothing() {
         let callsites = callsites(Rules::default());
         // Only the address of the metadata matters here, and only these callsites are ever read.
@@ -260,7 +315,8 @@ mod tests {
             let number = callsites.plan(metadata).unwrap().number;
             let mut in_table = callsites.known.lock().in_table;
             for address in 1..5 * FIRST_TABLE {
-                let plan = Plan { number: address as u32, ..callsites.plans[0].unwrap() };
+                let plan = callsites.planner.0(&Keep::failed(), None);
+                let plan = Plan { number: address as u32, ..plan };
                 callsites.remember(address << 4, Some(plan), &mut in_table);
             }
             assert!(callsites.in_use.load(Ordering::Relaxed) >= 2);

@@ -43,7 +43,7 @@ impl Exported {
 }
 
 /// The limits of one rule.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Buckets {
     profiles: TokenBucket,
     /// Of epochs without a profile, which are only reported.
@@ -54,6 +54,7 @@ struct Buckets {
 struct State {
     epochs: HashMap<SpanKey, Epoch>,
     exported: HashMap<SpanKey, Exported>,
+    /// By the rule's number; as long as the highest that was asked for.
     buckets: Vec<Buckets>,
 }
 
@@ -64,6 +65,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Keeper {
     state: Mutex<State>,
+    full: Buckets,
     /// Profiles that have been promised and not yet exported.
     promised: AtomicUsize,
     started: Instant,
@@ -79,11 +81,11 @@ const MOST_KEPT: usize = 1024;
 const MOST_EARLIER: usize = 16;
 
 impl Keeper {
-    pub(crate) fn new(rules: usize, profiles_per_minute: u32) -> Self {
+    pub(crate) fn new(profiles_per_minute: u32) -> Self {
         let bucket = TokenBucket::new(profiles_per_minute);
-        let buckets = vec![Buckets { profiles: bucket, reports: bucket }; rules];
         Self {
-            state: Mutex::new(State { buckets, ..State::default() }),
+            state: Mutex::default(),
+            full: Buckets { profiles: bucket, reports: bucket },
             promised: AtomicUsize::new(0),
             started: Instant::now(),
         }
@@ -113,6 +115,9 @@ impl Keeper {
             None => state.epochs.len() >= MOST_EPOCHS,
         };
         let open = open.map(|epoch| epoch.id);
+        if state.buckets.len() <= span.rule {
+            state.buckets.resize(span.rule + 1, self.full);
+        }
         let Some(buckets) = state.buckets.get_mut(span.rule).filter(|_| !is_full) else {
             span.profile = Err(NoProfile::ExporterBusy);
             return false;
@@ -223,7 +228,7 @@ mod tests {
 
     #[test]
     fn spans_kept_in_one_epoch_share_a_profile() {
-        let keeper = Keeper::new(1, 60);
+        let keeper = Keeper::new(60);
         assert_eq!(keep(&keeper, 2, 1, 5, ID).profile, Ok(ID));
         assert_eq!(keep(&keeper, 1, 1, 9, OTHER).profile, Ok(ID));
         assert_eq!(keep(&keeper, 7, 7, 9, OTHER).profile, Ok(OTHER));
@@ -235,7 +240,7 @@ mod tests {
 
     #[test]
     fn without_samples_there_is_no_profile_but_a_report() {
-        let keeper = Keeper::new(1, 60);
+        let keeper = Keeper::new(60);
         assert_eq!(keep(&keeper, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
         let epoch = keeper.end_epoch(key(1), |_| vec![(key(8), 1)]).unwrap();
         assert_eq!(epoch.id, None);
@@ -247,7 +252,7 @@ mod tests {
 
     #[test]
     fn an_enclosing_span_gets_what_is_left_and_lists_the_rest() {
-        let keeper = Keeper::new(1, 60);
+        let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 3, ID);
         keep(&keeper, 3, 1, 2, ID);
         keeper.end_epoch(key(1), |_| vec![(key(1), 3), (key(1), 2)]);
@@ -259,7 +264,7 @@ mod tests {
 
     #[test]
     fn an_enclosing_span_with_nothing_left_has_only_the_earlier_ones() {
-        let keeper = Keeper::new(1, 60);
+        let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 5, ID);
         keeper.end_epoch(key(1), |_| vec![(key(1), 5)]);
         let outer = keep(&keeper, 1, 1, 5, OTHER);
@@ -271,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_rule_gives_no_more_than_its_limit() {
-        let keeper = Keeper::new(1, 3);
+        let keeper = Keeper::new(3);
         let kept: Vec<_> = (1..=5).map(|n| keep(&keeper, n, n, 1, ID).profile).collect();
         let dry = Err(NoProfile::RateLimit);
         assert_eq!(kept, [Ok(ID), Ok(ID), Ok(ID), dry, dry]);
@@ -284,7 +289,7 @@ mod tests {
 
     #[test]
     fn no_more_are_promised_than_can_wait() {
-        let keeper = Keeper::new(1, 10_000);
+        let keeper = Keeper::new(10_000);
         let most = MOST_PROMISED as u64;
         for n in 1..=most {
             assert!(keep(&keeper, n, n, 1, ID).profile.is_ok());
@@ -297,7 +302,7 @@ mod tests {
 
     #[test]
     fn an_epoch_has_no_more_spans_than_it_may() {
-        let keeper = Keeper::new(1, 60);
+        let keeper = Keeper::new(60);
         let most = MOST_KEPT as u64;
         for n in 2..=most + 1 {
             assert_eq!(keep(&keeper, n, 1, 1, ID).profile, Ok(ID));
@@ -310,7 +315,7 @@ mod tests {
 
     #[test]
     fn an_epoch_is_ripe_after_it_has_lingered() {
-        let keeper = Keeper::new(1, 60);
+        let keeper = Keeper::new(60);
         assert_eq!(keeper.next_ripe(Duration::from_secs(60)), None);
         keep(&keeper, 2, 1, 5, ID);
         assert!(keeper.ripe(Duration::from_secs(3600)).is_empty());

@@ -1,5 +1,6 @@
 //! Which spans are kept. Pure but for the callsite cache and the lock of the permits.
 
+mod attribute;
 mod bucket;
 mod callsites;
 mod keeper;

@@ -95,6 +95,18 @@ impl Rule {
         self.target.is_none() && self.span.is_none()
     }
 
+    /// Whether this rule is for the same spans as `other`, has one kind of condition, and `other`
+    /// had only the other kind.
+    pub(crate) fn forgets(&self, other: &Self) -> bool {
+        let kinds = |rule: &Self| (rule.keep.latency.is_some(), rule.keep.on_error);
+        let is_same = self.target == other.target && self.span == other.span;
+        is_same
+            && matches!(
+                (kinds(self), kinds(other)),
+                ((true, false), (false, true)) | ((false, true), (true, false))
+            )
+    }
+
     fn matches(&self, metadata: &Metadata<'_>) -> bool {
         self.target.as_ref().is_none_or(|target| metadata.target().starts_with(target.as_str()))
             && self.span.as_ref().is_none_or(|name| metadata.name() == name)

@@ -118,7 +118,7 @@ impl Spans {
 
     /// Whether a close went untold since this was last asked.
     pub(crate) fn lost_notice(&self) -> bool {
-        self.notice_lost.swap(false, Ordering::Relaxed)
+        self.notice_lost.swap(false, Ordering::Acquire)
     }
 
     /// Whether the span of that id and key is still open.
@@ -351,27 +351,40 @@ impl Spans {
         }
     }
 
-    /// A span has closed: its slot is free afterwards. Returns it if it must be judged; then
-    /// [`told`](Self::told) must follow.
+    /// A span has closed. If it must be judged, `judge` does that, and says whether the collector
+    /// must know of it. Only then is the slot free: as long as the span counts as open, nobody takes
+    /// it for judged.
     #[inline]
-    pub(crate) fn close(&self, id: RegistryId) -> Option<Closing> {
+    pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> bool) {
         match self.table.get_inside(id) {
             Some(slot) => {
                 let closing = self.close_slot(slot);
+                let told = closing.is_none_or(|closing| self.told(&closing, judge(&closing)));
                 slot.release();
-                closing
+                if !told {
+                    self.note_untold();
+                }
             }
-            None if self.table.has_outside() => self.close_outside(id),
-            None => None,
+            None if self.table.has_outside() => self.close_outside(id, judge),
+            None => {}
         }
     }
 
     #[cold]
-    fn close_outside(&self, id: RegistryId) -> Option<Closing> {
-        let slot = self.table.get_outside(id)?;
+    fn close_outside(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> bool) {
+        let Some(slot) = self.table.get_outside(id) else { return };
         let closing = self.close_slot(&slot);
+        let told = closing.is_none_or(|closing| self.told(&closing, judge(&closing)));
         self.table.release_outside(id, &slot);
-        closing
+        if !told {
+            self.note_untold();
+        }
+    }
+
+    /// A span was released of which the collector could not be told that it closed.
+    fn note_untold(&self) {
+        // Release: who finds it set finds the slot released.
+        self.notice_lost.store(true, Ordering::Release);
     }
 
     #[inline(always)]
@@ -402,12 +415,11 @@ impl Spans {
         })
     }
 
-    /// Tells the collector that a span has closed, if it knows of it or must.
-    pub(crate) fn told(&self, closing: &Closing, must_know: bool) {
+    /// Tells the collector that a span has closed, if it knows of it or must. False if the queue
+    /// was full.
+    fn told(&self, closing: &Closing, must_know: bool) -> bool {
         let is_of_interest = closing.announced || must_know;
-        if is_of_interest && self.notices.push(Notice::Closed { key: closing.key }).is_err() {
-            self.notice_lost.store(true, Ordering::Relaxed);
-        }
+        !is_of_interest || self.notices.push(Notice::Closed { key: closing.key }).is_ok()
     }
 
     /// The time, after everything until then was [settled](Self::settle) if there was anything.

@@ -151,8 +151,19 @@ impl Scene {
     }
 
     fn close(&self, id: RegistryId) -> Closing {
+        self.close_judged(id, false)
+    }
+
+    fn close_judged(&self, id: RegistryId, must_know: bool) -> Closing {
         self.wait(1);
-        self.spans.close(id).unwrap()
+        let mut closed = None;
+        self.spans.close(id, |closing| {
+            assert!(self.spans.is_open(id, closing.key), "as long as it is judged");
+            closed = Some(closing.clone());
+            must_know
+        });
+        assert!(self.spans.key_of(id).is_none());
+        closed.unwrap()
     }
 }
 
@@ -223,8 +234,7 @@ fn a_sampled_span_is_made_known_once_with_all_around_it() {
     scene.sample(1);
     scene.exit(middle);
     assert_eq!(scene.notices(), []);
-    let closing = scene.close(inner);
-    scene.spans.told(&closing, false);
+    scene.close(inner);
     assert_eq!(scene.notices(), [Notice::Closed { key: keys[2] }]);
 }
 
@@ -250,11 +260,9 @@ fn a_queue_that_fills_up_midway_leaves_the_outer_spans_known() {
     assert_eq!(scene.notices().split_off(place), [of_outer]);
     let closing = scene.close(inner);
     assert_eq!(closing.samples, 0, "they are lost");
-    scene.spans.told(&closing, false);
     assert_eq!(scene.notices(), [], "nobody knows it");
     scene.exit(outer);
     let closing = scene.close(outer);
-    scene.spans.told(&closing, false);
     assert_eq!(scene.notices(), [Notice::Closed { key: closing.key }]);
 }
 
@@ -262,10 +270,10 @@ fn a_queue_that_fills_up_midway_leaves_the_outer_spans_known() {
 fn a_span_that_nobody_knows_closes_without_a_word_unless_it_is_kept() {
     let mut scene = Scene::new();
     let span = scene.open();
-    let closing = scene.close(span);
-    scene.spans.told(&closing, false);
+    scene.close(span);
     assert_eq!(scene.notices(), []);
-    scene.spans.told(&closing, true);
+    let span = scene.open();
+    let closing = scene.close_judged(span, true);
     assert_eq!(scene.notices(), [Notice::Closed { key: closing.key }]);
 }
 

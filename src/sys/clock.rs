@@ -29,6 +29,8 @@ struct Pairs {
     first: Pair,
     /// A recent one, from which other moments are reckoned.
     anchor: Pair,
+    /// The rate was once measured over [`CERTAIN`].
+    is_certain: bool,
 }
 
 /// One moment on both time lines.
@@ -54,7 +56,7 @@ impl Clock {
         let clock = Self {
             source,
             rate: AtomicU64::new(ONE),
-            pairs: RwLock::new(Pairs { first, anchor: first }),
+            pairs: RwLock::new(Pairs { first, anchor: first, is_certain: false }),
             #[cfg(test)]
             by_hand: None,
         };
@@ -70,7 +72,7 @@ impl Clock {
     pub(crate) fn by_hand(now: std::sync::Arc<AtomicU64>) -> Self {
         let first = Pair { ticks: 0, raw_ns: 0 };
         let (source, rate) = (platform::tick_source(), AtomicU64::new(ONE));
-        let pairs = RwLock::new(Pairs { first, anchor: first });
+        let pairs = RwLock::new(Pairs { first, anchor: first, is_certain: false });
         Self { source, rate, pairs, by_hand: Some(now) }
     }
 
@@ -123,7 +125,7 @@ impl Clock {
     fn refine_at(&self, now: Pair) {
         let mut pairs = self.pairs.write();
         let known = self.rate.load(Ordering::Relaxed);
-        if known != ONE && pairs.anchor.is_far_from(now, known) {
+        if pairs.is_certain && pairs.anchor.is_far_from(now, known) {
             // In sleep the kernel's clock stands still; the counter may go on, or begin anew.
             pairs.first = now;
         } else if let Some(rate) = pairs.first.rate_until(now) {
@@ -131,6 +133,8 @@ impl Clock {
         } else {
             return;
         }
+        pairs.is_certain |=
+            now.raw_ns.saturating_sub(pairs.first.raw_ns) >= CERTAIN.as_nanos() as u64;
         pairs.anchor = now;
     }
 
@@ -219,6 +223,8 @@ mod tests {
         let clock = Clock::nanoseconds();
         let at = |ticks, raw_ns| clock.refine_at(Pair { ticks, raw_ns });
         let rate = || clock.rate.load(Ordering::Relaxed);
+        // The first short measurement was half wrong.
+        clock.rate.store(ONE / 6, Ordering::Relaxed);
         at(3 * SECOND, SECOND);
         assert!(rate().abs_diff(ONE / 3) <= 1);
         // The counter went on for an hour.
