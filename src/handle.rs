@@ -3,7 +3,10 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use opentelemetry_sdk::trace::SpanProcessor;
+
 use crate::collector::Engine;
+use crate::otel::{ProfilingSpanProcessor, SpanEnds};
 use crate::stats::Stats;
 
 /// Reaches a [`ProfilingLayer`](crate::ProfilingLayer) after it has become part of a subscriber.
@@ -41,6 +44,37 @@ impl Handle {
     /// What was done and what was lost since the layer was made.
     pub fn stats(&self) -> Stats {
         self.0.upgrade().map(|engine| engine.stats()).unwrap_or_default()
+    }
+
+    /// A processor for the tracer provider, around the one that exports: it puts the attributes of
+    /// kept spans on their OpenTelemetry spans, in whichever order the layers are.
+    ///
+    /// It is not needed where the profiling layer is added before the one of
+    /// `tracing-opentelemetry`; see [`ProfilingLayer::with_opentelemetry`].
+    ///
+    /// ```
+    /// # use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor};
+    /// # use tracing_profiling::ProfilingLayer;
+    /// # fn main() -> Result<(), tracing_profiling::Error> {
+    /// # let exporter = InMemorySpanExporter::default();
+    /// let profiling = ProfilingLayer::from_env()?;
+    /// let exporting = SimpleSpanProcessor::new(exporter);
+    /// let provider = SdkTracerProvider::builder()
+    ///     .with_span_processor(profiling.handle().span_processor(exporting))
+    ///     .build();
+    /// # _ = provider;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// [`ProfilingLayer::with_opentelemetry`]: crate::ProfilingLayer::with_opentelemetry
+    pub fn span_processor(&self, next: impl SpanProcessor + 'static) -> ProfilingSpanProcessor {
+        let ends = self.0.upgrade().map(|engine| {
+            engine.expect_ends();
+            let ends: Weak<dyn SpanEnds> = Arc::<Engine>::downgrade(&engine);
+            ends
+        });
+        ProfilingSpanProcessor::new(next, ends)
     }
 
     /// A guard for `main`: when it is dropped, what was kept is exported, for which it waits up to

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tracing::field::{Field, Visit};
 use tracing::{Dispatch, Event, Level, Subscriber, span};
 use tracing_subscriber::Layer;
-use tracing_subscriber::layer::Context;
+use tracing_subscriber::layer::{Context, Layered};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::collector::Engine;
@@ -13,6 +13,7 @@ use crate::config::Builder;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::keep::STATUS_FIELD;
+use crate::otel::OtelSpan;
 use crate::span::{From, GivenParent, HAS_STATUS, RegistryId, ancestry};
 
 /// A `tracing-subscriber` layer that keeps a CPU profile of exactly the spans that earn it.
@@ -67,9 +68,45 @@ impl ProfilingLayer {
         Self { engine: None }
     }
 
+    /// This layer together with the one of `tracing-opentelemetry`, in the order in which they must
+    /// be: when a span closes, what was kept of it is said on the OpenTelemetry span before that one
+    /// ends. `.with(profiling).with(opentelemetry)` does the same.
+    pub fn with_opentelemetry<L, S>(self, opentelemetry: L) -> Layered<L, Self, S>
+    where
+        L: Layer<S>,
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        self.and_then(opentelemetry)
+    }
+
     /// A handle to the layer, to be taken before the layer is given away.
     pub fn handle(&self) -> Handle {
         Handle::new(self.engine.as_ref())
+    }
+
+    #[cold]
+    fn look_at_order(&self, engine: &Engine, id: &span::Id) {
+        self.with_dispatch(engine, |dispatch| engine.order.look(id, dispatch));
+    }
+
+    /// Calls `action` with the subscriber that this layer is part of, if it can be found.
+    fn with_dispatch<R>(&self, engine: &Engine, action: impl FnOnce(&Dispatch) -> R) -> Option<R> {
+        if let Some(dispatch) = engine.dispatch() {
+            return Some(action(&dispatch));
+        }
+        // Not every combination of layers tells them of their subscriber. It is the default one, if
+        // that is the one that has this very layer.
+        let mut action = Some(action);
+        tracing::dispatcher::get_default(|dispatch| {
+            let layer = dispatch.downcast_ref::<Self>()?;
+            std::ptr::eq(layer, self).then(|| action.take().map(|action| action(dispatch)))?
+        })
+    }
+
+    /// The OpenTelemetry span that a closing span is exported as.
+    #[cold]
+    fn otel_span(&self, engine: &Engine, id: &span::Id) -> Option<OtelSpan<'static>> {
+        self.with_dispatch(engine, |dispatch| OtelSpan::find(id, dispatch)).flatten()
     }
 
     #[inline(always)]
@@ -101,6 +138,12 @@ where
         }
     }
 
+    fn on_layer(&mut self, _: &mut S) {
+        if let Some(engine) = self.engine() {
+            engine.order.see_subscriber::<S>();
+        }
+    }
+
     #[inline]
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {
         let Some(engine) = self.engine() else { return };
@@ -123,6 +166,9 @@ where
     fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
         if let Some(engine) = self.engine() {
             engine.spans.enter(number(id));
+            if engine.order.must_look() {
+                self.look_at_order(engine, id);
+            }
         }
     }
 
@@ -159,7 +205,7 @@ where
     #[inline]
     fn on_close(&self, id: span::Id, _: Context<'_, S>) {
         if let Some(engine) = self.engine() {
-            engine.close(number(&id));
+            engine.close(number(&id), &mut || self.otel_span(engine, &id));
         }
     }
 }

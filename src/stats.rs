@@ -45,6 +45,9 @@ counters! {
     spans_kept_exporter_busy,
     /// Of these: no profile because the system gave no random bytes for its id.
     spans_kept_without_id,
+    /// Spans that would have been kept, but their trace is not exported; see
+    /// [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).
+    spans_left_out_unsampled,
     /// Profiles that an exporter has taken.
     profiles_exported,
     /// Profiles that could not be exported; the log says why.

@@ -9,19 +9,31 @@ use std::path::{Path, PathBuf};
 
 /// Who may import from whom. Each may import from itself and from the crate's root.
 const IMPORTS: &[(&str, &[&str])] = &[
-    ("layer", &["handle", "config", "collector", "keep", "span", "error"]),
-    ("handle", &["collector", "stats"]),
+    ("layer", &["handle", "config", "collector", "otel", "keep", "span", "error"]),
+    ("handle", &["collector", "otel", "stats"]),
     (
         "config",
-        &["layer", "collector", "sampler", "keep", "export", "span", "error", "stats", "sys"],
+        &[
+            "layer",
+            "collector",
+            "otel",
+            "sampler",
+            "keep",
+            "export",
+            "span",
+            "error",
+            "stats",
+            "sys",
+        ],
     ),
     (
         "collector",
         &[
-            "sampler", "keep", "unwind", "symbols", "span", "profile", "export", "error", "stats",
-            "sys",
+            "otel", "sampler", "keep", "unwind", "symbols", "span", "profile", "export", "error",
+            "stats", "sys",
         ],
     ),
+    ("otel", &["keep", "span"]),
     ("export", &["encode", "profile", "sys"]),
     ("encode", &["profile"]),
     ("keep", &["span", "profile"]),

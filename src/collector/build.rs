@@ -3,6 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use opentelemetry::{SpanId, TraceId};
+
 use super::pending::{Pending, PendingSpan, Stack};
 use super::report;
 use crate::keep::{Callsites, Epoch};
@@ -10,7 +12,7 @@ use crate::profile::{
     FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point, Profile, ProfileId,
     StackId,
 };
-use crate::span::SpanKey;
+use crate::span::{SpanKey, TraceIds};
 use crate::symbols::hex;
 use crate::unwind::{End, Frame, Module, Modules};
 
@@ -50,6 +52,7 @@ impl Builder<'_> {
             mappings: HashMap::new(),
             locations: HashMap::new(),
             links: HashMap::new(),
+            kept_ids: epoch.kept.iter().filter_map(|span| Some((span.key, span.trace?))).collect(),
             builder: self,
         };
         let every = total.div_ceil(self.most_samples).max(1);
@@ -149,6 +152,8 @@ struct Tables<'a> {
     mappings: HashMap<crate::unwind::ModuleId, MappingId>,
     locations: HashMap<Frame, LocationId>,
     links: HashMap<SpanKey, LinkId>,
+    /// Of kept spans, whose close may be told a moment later.
+    kept_ids: HashMap<SpanKey, TraceIds>,
     builder: &'a Builder<'a>,
 }
 
@@ -225,6 +230,12 @@ impl Tables<'_> {
         Some(mapping)
     }
 
+    fn ids_of(&self, span: SpanKey) -> Option<(TraceId, SpanId)> {
+        let of_kept = || self.kept_ids.get(&span).copied();
+        let ids = self.builder.pending.get(span).and_then(|pending| pending.ids).or_else(of_kept);
+        ids.map(|ids| (ids.trace, ids.span))
+    }
+
     /// The link of a span, and those of all around it. Without recursion, and not deeper than
     /// [`DEEPEST`]: trees of spans can be thousands deep, and what follows is drawn by recursion.
     fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
@@ -246,7 +257,8 @@ impl Tables<'_> {
                     let known = self.builder.pending.get(span)?.known?;
                     let callsite = self.builder.callsites.callsite(known.plan)?;
                     let name = callsite.metadata.name().to_owned();
-                    let link = self.profile.add_link(Link { span: name, parent, ids: None });
+                    let ids = self.ids_of(span);
+                    let link = self.profile.add_link(Link { span: name, parent, ids });
                     // Those in the middle have another place in paths that are not cut.
                     if left_out == 0 || parent.is_none() {
                         self.links.insert(span, link);

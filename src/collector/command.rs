@@ -28,8 +28,8 @@ impl Command {
 /// Asked of the exporting thread.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Say what is sampled here and what is not.
-    Introduce { line: String, is_warning: bool },
+    /// Say this in the log.
+    Say { line: String, is_warning: bool },
     /// Symbolize and export.
     Export { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, kept: Vec<KeptSpan> },
     /// Say that these were kept and have no profile.

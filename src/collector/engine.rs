@@ -1,7 +1,7 @@
 //! What the hooks, the handle and the collector share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,12 +15,18 @@ use super::run::Collector;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
 use crate::export::Exporter;
-use crate::keep::{Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons};
+use crate::keep::{Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons};
+use crate::otel::{
+    AttributeNames, Close, Ended, LayerOrder, Meeting, Order, OtelSpan, SpanEnds, TOO_LONG,
+};
 use crate::profile::ProfileId;
 use crate::sampler::PerfSource;
-use crate::span::{Closing, RegistryId, Spans, is_ignored};
+use crate::span::{Closing, RegistryId, Spans, TraceIds, Verdict, is_ignored};
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Poller, Waker};
+
+/// Finds the OpenTelemetry span of a span that closes.
+pub(crate) type FindOtel<'a> = &'a mut dyn FnMut() -> Option<OtelSpan<'a>>;
 
 /// A generation that no process reaches.
 const NOWHERE: u32 = u32::MAX;
@@ -45,6 +51,8 @@ pub(crate) struct Parts {
     pub(crate) base_period_ns: u64,
     pub(crate) exporter: Box<dyn Exporter>,
     pub(crate) on_kept: Option<OnKept>,
+    pub(crate) only_sampled_traces: bool,
+    pub(crate) attributes: AttributeNames,
 }
 
 /// A layer's spans, rules and threads.
@@ -57,6 +65,11 @@ pub(crate) struct Engine {
     pub(super) waker: Waker,
     /// Why a span without samples has none.
     without_samples: NoProfile,
+    only_sampled_traces: bool,
+    attributes: AttributeNames,
+    pub(crate) order: LayerOrder,
+    /// If a processor sees OpenTelemetry's spans end.
+    meeting: OnceLock<Meeting>,
     commands: Sender<Command>,
     /// The fork generation of the process in which our threads run, or [`NOWHERE`].
     runs_in: AtomicU32,
@@ -82,6 +95,10 @@ impl Engine {
                 true => NoProfile::NoStacksHere,
                 false => NoProfile::NoSamples,
             },
+            only_sampled_traces: parts.only_sampled_traces,
+            attributes: parts.attributes,
+            order: LayerOrder::default(),
+            meeting: OnceLock::new(),
             commands,
             runs_in: AtomicU32::new(sys::fork_generation()),
             dispatch: RwLock::new(None),
@@ -130,41 +147,162 @@ impl Engine {
 
     /// Runs `action` with our subscriber as the default.
     pub(super) fn with_dispatch(&self, action: impl FnOnce()) {
-        let dispatch = self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade);
-        match dispatch {
+        match self.dispatch() {
             Some(dispatch) => tracing::dispatcher::with_default(&dispatch, action),
             None => action(),
         }
     }
 
-    pub(crate) fn has_dispatch(&self) -> bool {
-        self.dispatch.read().is_some()
+    /// The subscriber that the layer is part of, if it was told of it.
+    pub(crate) fn dispatch(&self) -> Option<Dispatch> {
+        self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade)
     }
 
-    /// A span has closed.
+    /// Whether somebody hears what we say.
+    pub(super) fn has_dispatch(&self) -> bool {
+        self.dispatch.read().is_some() || tracing::dispatcher::has_been_set()
+    }
+
+    /// A span has closed. `otel` finds the OpenTelemetry span that it is exported as.
     #[inline]
-    pub(crate) fn close(&self, id: RegistryId) {
-        let mut is_due = false;
+    pub(crate) fn close(&self, id: RegistryId, otel: FindOtel<'_>) {
+        match self.meeting.get() {
+            None => self.close_with(id, otel, None),
+            Some(meeting) => self.close_and_meet(id, otel, meeting),
+        }
+    }
+
+    #[inline]
+    fn close_with(&self, id: RegistryId, otel: FindOtel<'_>, close: Option<&mut Close>) {
+        let mut must_know = false;
         self.spans.close(id, |closing| {
-            is_due = self.judge(closing);
-            is_due
+            let verdict = self.judge(closing, otel, close);
+            must_know = verdict.must_know;
+            verdict
         });
         // Now that the collector has been told.
-        if is_due || self.spans.has_many_notices() {
+        if must_know || self.spans.has_many_notices() {
             self.waker.wake();
         }
     }
 
-    /// Whether the collector has something to do for a span that has closed.
+    /// The same where a processor sees OpenTelemetry's spans end, on this thread just before or in
+    /// a moment.
     #[cold]
-    fn judge(&self, closing: &Closing) -> bool {
+    fn close_and_meet(&self, id: RegistryId, otel: FindOtel<'_>, meeting: &Meeting) {
+        let opened = self.spans.opened(id);
+        match meeting.take_ended(opened) {
+            Some((ended, true)) => {
+                ended.with(|data| {
+                    self.close_with(id, &mut || Some(OtelSpan::Ended(data)), None);
+                });
+                return;
+            }
+            Some((other, false)) => other.hand_on(),
+            None => {}
+        }
+        let Some(opened) = opened.filter(|_| meeting.order() != Order::Theirs) else {
+            self.close_with(id, otel, None);
+            return;
+        };
+        let mut close = Close::new(opened);
+        self.close_with(id, otel, Some(&mut close));
+        if meeting.order() == Order::Unknown || !close.is_plain() {
+            let is_plain = close.is_plain();
+            self.conclude(meeting.leave_close(close), None);
+            if !is_plain {
+                self.watch(meeting);
+            }
+        }
+    }
+
+    /// A close whose end has come, or will not come.
+    fn conclude(&self, close: Option<Close>, ids: Option<TraceIds>) {
+        if let Some(key) = close.and_then(|close| close.untold) {
+            self.spans.tell_closed(key, ids);
+            self.waker.wake();
+        }
+    }
+
+    fn watch(&self, meeting: &Meeting) {
+        if meeting.needs_watching() {
+            self.waker.wake();
+        }
+    }
+
+    /// Ends what has waited too long for its other half. Returns how soon to look again, if that
+    /// must be.
+    pub(super) fn look_after_meeting(&self) -> Option<Duration> {
+        let meeting = self.meeting.get().filter(|meeting| meeting.is_watched())?;
+        for close in meeting.give_up(TOO_LONG) {
+            self.conclude(Some(close), None);
+        }
+        meeting.is_watched().then_some(TOO_LONG)
+    }
+
+    /// From now on a processor will see OpenTelemetry's spans end.
+    pub(crate) fn expect_ends(&self) {
+        self.meeting.get_or_init(Meeting::default);
+    }
+
+    /// Whether the layers are in an order in which OpenTelemetry's spans cannot be reached, and no
+    /// processor makes up for it. True only once.
+    pub(super) fn must_warn_of_order(&self) -> bool {
+        self.meeting.get().is_none() && self.order.take_wrong()
+    }
+
+    /// Decides on a span that has closed. Where its OpenTelemetry span cannot be reached now but
+    /// `close` can meet it, what was to be said and told goes there.
+    #[cold]
+    fn judge(&self, closing: &Closing, otel: FindOtel<'_>, close: Option<&mut Close>) -> Verdict {
         let Some(callsite) = self.callsites.callsite(closing.plan) else {
-            return false;
+            return Verdict::default();
         };
         let reasons = Reasons::judge(&callsite.keep, closing);
-        if reasons.is_empty() {
-            return false;
+        if reasons.is_empty() && !closing.announced {
+            return Verdict::default();
         }
+        // Samples of this span may be in the profile of one around it: there they name it.
+        let mut otel = otel();
+        let ids = otel.as_ref().map(OtelSpan::ids);
+        if otel.is_none() && self.meeting.get().is_none() {
+            self.order.suspect();
+        }
+        let close = close.filter(|_| otel.is_none());
+        let mut verdict = Verdict { is_told_later: close.is_some(), ids, ..Verdict::default() };
+        let mut kept = None;
+        let is_left_out = self.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled);
+        if !reasons.is_empty() && is_left_out {
+            Counters::add(&self.counters.spans_left_out_unsampled, 1);
+        } else if !reasons.is_empty() {
+            let (span, must_know) = self.keep(closing, &callsite, reasons, ids);
+            verdict.must_know = must_know;
+            kept = Some(span);
+        }
+        match (&mut otel, close) {
+            (Some(otel), _) => {
+                if let Some(kept) = kept {
+                    otel.set_attributes(self.attributes.of(&kept));
+                }
+            }
+            (None, Some(close)) => {
+                let is_of_interest = closing.announced || verdict.must_know;
+                close.untold = is_of_interest.then_some(closing.key);
+                close.kept = kept;
+            }
+            (None, None) => {}
+        }
+        verdict
+    }
+
+    /// A span is kept. Returns what is known of it, and whether the collector has something to do.
+    fn keep(
+        &self,
+        closing: &Closing,
+        callsite: &Callsite,
+        reasons: Reasons,
+        trace: Option<TraceIds>,
+    ) -> (KeptSpan, bool) {
         let mut span = KeptSpan {
             key: closing.key,
             root: closing.root,
@@ -179,10 +317,11 @@ impl Engine {
             profile: Err(self.without_samples),
             earlier: Vec::new(),
             account: closing.account,
+            trace,
         };
         let is_due = self.keeper.keep(&mut span, || ProfileId::random().ok());
         self.count(&span);
-        is_due
+        (span, is_due)
     }
 
     fn count(&self, span: &KeptSpan) {
@@ -226,6 +365,44 @@ impl Engine {
         let sent = self.commands.send(command).is_ok();
         self.waker.wake();
         sent
+    }
+}
+
+impl SpanEnds for Engine {
+    fn ended(&self, ended: Ended) {
+        let Some(meeting) = self.meeting.get().filter(|_| self.is_running()) else {
+            ended.hand_on();
+            return;
+        };
+        match meeting.take_close(&ended) {
+            Some((mut close, true)) => {
+                let ids = ended.ids();
+                let kept = close.kept.take().map(|kept| KeptSpan { trace: Some(ids), ..kept });
+                self.conclude(Some(close), Some(ids));
+                ended.with(|data| {
+                    if let Some(kept) = kept {
+                        OtelSpan::Ended(data).set_attributes(self.attributes.of(&kept));
+                    }
+                });
+                return;
+            }
+            Some((other, false)) => self.conclude(Some(other), None),
+            None => {}
+        }
+        if meeting.order() == Order::Ours {
+            ended.hand_on();
+        } else {
+            meeting.leave_ended(ended);
+            self.watch(meeting);
+        }
+    }
+
+    fn hand_on(&self) {
+        if let Some(meeting) = self.meeting.get() {
+            for close in meeting.give_up(Duration::ZERO) {
+                self.conclude(Some(close), None);
+            }
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::span::{RegistryId, SpanKey};
+use crate::span::{RegistryId, SpanKey, TraceIds};
 use crate::unwind::{End, Frame};
 
 /// One sample of a span that is open still, or whose root is: 24 bytes.
@@ -43,6 +43,8 @@ pub(super) struct Known {
 #[derive(Debug, Default)]
 pub(super) struct PendingSpan {
     pub(super) known: Option<Known>,
+    /// Under what it is exported; known when it has closed.
+    pub(super) ids: Option<TraceIds>,
     pub(super) samples: Vec<PendingSample>,
     stacks: Stacks,
     /// Every so many samples, one is taken.
@@ -224,6 +226,13 @@ impl Pending {
             pending.lost_ns = 0;
             pending.thinned = 0;
             pending.ring_full = 0;
+        }
+    }
+
+    /// The span is exported under these ids.
+    pub(super) fn name(&mut self, span: SpanKey, ids: Option<TraceIds>) {
+        if let Some(pending) = self.spans.get_mut(&span) {
+            pending.ids = ids;
         }
     }
 

@@ -97,6 +97,10 @@ fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
             attributes.push(Attribute { key, value: int(count) });
         }
     }
+    if let Some(is_sampled) = span.trace_is_sampled() {
+        let value = Value::Bool(is_sampled);
+        attributes.push(Attribute { key: "profile.trace_sampled", value });
+    }
     attributes
 }
 
@@ -133,6 +137,9 @@ pub(super) fn line(kept: &Kept) -> String {
     }
     if let Some((function, share)) = &kept.top_function {
         _ = write!(line, ", {:.0} % in {function}", share * 100.0);
+    }
+    if let Some((trace, span)) = first.trace_ids() {
+        _ = write!(line, "; trace {trace}, span {span}");
     }
     if let Some(file) = kept.files.first() {
         _ = write!(line, "; {}", file.display());

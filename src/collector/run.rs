@@ -24,6 +24,9 @@ const LINGER: Duration = Duration::from_secs(2);
 /// After how long without a profiled span a thread is disarmed.
 const IDLE: Duration = Duration::from_secs(10);
 const _: () = assert!(IDLE.as_secs() >= 2 * LOOK_INTERVAL.as_secs());
+const WRONG_ORDER: &str = "the profiling layer comes after the one of tracing-opentelemetry, so \
+    profiles and OpenTelemetry spans do not know of each other: add it before, as in \
+    `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor`";
 /// How often the clock's rate is measured anew.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -44,6 +47,8 @@ pub(super) struct Collector {
     closed: Vec<SpanKey>,
     refined: Instant,
     introduced: bool,
+    /// How soon somebody waits for a look.
+    look_again: Option<Duration>,
     stack: Stack,
 }
 
@@ -80,6 +85,7 @@ impl Collector {
             closed: Vec::new(),
             refined: Instant::now(),
             introduced: false,
+            look_again: None,
             stack: Stack { frames: Vec::new(), end: End::Root },
         }
     }
@@ -128,7 +134,7 @@ impl Collector {
     fn sleep(&self) -> Option<Duration> {
         let linger = self.engine.keeper.next_ripe(LINGER);
         let idle = (!self.sampled.is_empty()).then_some(IDLE);
-        linger.into_iter().chain(idle).min()
+        linger.into_iter().chain(idle).chain(self.look_again).min()
     }
 
     /// One look at everything. Returns what was asked for, and whether another round must follow
@@ -138,6 +144,7 @@ impl Collector {
     /// were written before. So profiles are made only of epochs that are ended at the beginning.
     fn do_round(&mut self) -> (Asked, bool) {
         self.round += 1;
+        self.look_again = self.engine.look_after_meeting();
         let asked = self.take_commands();
         self.sampled.extend(self.source.take_new().into_iter().map(Sampled::new));
         let mut closed = std::mem::take(&mut self.closed);
@@ -189,7 +196,10 @@ impl Collector {
                 Notice::Opened { key, parent, root, id, plan } => {
                     self.pending.know(key, Known { parent, root, id, plan }, self.round);
                 }
-                Notice::Closed { key } => closed.push(key),
+                Notice::Closed { key, ids } => {
+                    self.pending.name(key, ids);
+                    closed.push(key);
+                }
             }
         }
         if self.engine.spans.lost_notice() {
@@ -261,7 +271,11 @@ impl Collector {
         entered
     }
 
-    fn export(&mut self, epoch: Epoch) {
+    fn export(&mut self, mut epoch: Epoch) {
+        for span in &mut epoch.kept {
+            let known = self.pending.get(span.key).and_then(|pending| pending.ids);
+            span.trace = span.trace.or(known);
+        }
         let Some(id) = epoch.id else {
             _ = self.jobs.send(Job::Report(epoch.kept));
             return;
@@ -298,9 +312,12 @@ impl Collector {
         // A span is made known when its first stretch ends, or never.
         let unknown = self.pending.remove_unknown(self.round.saturating_sub(1), entered);
         Counters::add(&self.engine.counters.samples_dropped_unknown_span, unknown);
+        if self.engine.has_dispatch() && self.engine.must_warn_of_order() {
+            _ = self.jobs.send(Job::Say { line: WRONG_ORDER.to_owned(), is_warning: true });
+        }
         if !self.introduced && self.engine.has_dispatch() {
             self.introduced = true;
-            _ = self.jobs.send(Job::Introduce {
+            _ = self.jobs.send(Job::Say {
                 line: self.source.describe(self.base_period_ns),
                 is_warning: self.source.is_refused(),
             });

@@ -49,10 +49,10 @@ impl Worker {
                 None => self.parts.jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match job {
-                Ok(Job::Introduce { line, is_warning: false }) => {
+                Ok(Job::Say { line, is_warning: false }) => {
                     self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
                 }
-                Ok(Job::Introduce { line, is_warning: true }) => {
+                Ok(Job::Say { line, is_warning: true }) => {
                     self.say(|| tracing::warn!(target: "tracing_profiling", "{line}"));
                 }
                 Ok(Job::Export { profile, modules, kept }) => {

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::export::{Directory, Exporter};
 use crate::keep::{Callsites, Keep, Keeper, Kept, OnKept, Rules};
 use crate::layer::ProfilingLayer;
+use crate::otel::AttributeNames;
 use crate::sampler::{PerfSource, period_for, period_of_rate};
 use crate::span::{KEEP_ON_ERROR, Plan, Spans, TIGHTER};
 use crate::stats::Counters;
@@ -46,6 +47,8 @@ pub struct Builder {
     samples_per_profile: usize,
     memory_bytes: usize,
     on_kept: Option<OnKept>,
+    only_sampled_traces: bool,
+    attributes: AttributeNames,
 }
 
 /// Deep enough for an async service built for release; see `docs/design.md` for the figures.
@@ -79,6 +82,8 @@ impl Builder {
             samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
             memory_bytes: DEFAULT_MEMORY_BYTES,
             on_kept: None,
+            only_sampled_traces: false,
+            attributes: AttributeNames::default(),
         }
     }
 
@@ -157,6 +162,21 @@ impl Builder {
         Self { on_kept: Some(Box::new(on_kept)), ..self }
     }
 
+    /// Keeps no spans of traces that OpenTelemetry does not export. By default they are profiled all
+    /// the same, and the profile says so: `profile.trace_sampled`.
+    #[must_use]
+    pub fn only_sampled_traces(self, only: bool) -> Self {
+        Self { only_sampled_traces: only, ..self }
+    }
+
+    /// Under which names attributes are set on the OpenTelemetry spans that were kept: `name` is
+    /// called with each of [`SPAN_ATTRIBUTES`](crate::SPAN_ATTRIBUTES), and says how to call it, or
+    /// `None` to leave it out.
+    #[must_use]
+    pub fn span_attributes(self, name: impl Fn(&'static str) -> Option<String>) -> Self {
+        Self { attributes: AttributeNames::new(name), ..self }
+    }
+
     /// The layer.
     ///
     /// With rules that never keep anything it does nothing at all: no thread, no file and no
@@ -217,6 +237,8 @@ impl Builder {
             base_period_ns,
             exporter,
             on_kept: self.on_kept,
+            only_sampled_traces: self.only_sampled_traces,
+            attributes: self.attributes,
         })?;
         Ok(ProfilingLayer::new(engine))
     }

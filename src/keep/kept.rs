@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use opentelemetry::{SpanId, TraceId};
 use tracing::Metadata;
 
 use super::Reasons;
 use crate::profile::ProfileId;
-use crate::span::{Account, SpanKey};
+use crate::span::{Account, SpanKey, TraceIds};
 
 /// Spans of one local root that were kept together, and what became of their profile.
 #[derive(Clone, Debug)]
@@ -43,6 +44,7 @@ pub struct KeptSpan {
     pub(crate) samples: u64,
     pub(crate) profile: Result<ProfileId, NoProfile>,
     pub(crate) earlier: Vec<ProfileId>,
+    pub(crate) trace: Option<TraceIds>,
 }
 
 impl KeptSpan {
@@ -79,6 +81,16 @@ impl KeptSpan {
     /// The profile that it was promised, or why there is none.
     pub fn profile(&self) -> Result<ProfileId, NoProfile> {
         self.profile
+    }
+
+    /// The ids under which OpenTelemetry exports it, if the layer could reach them when it closed.
+    pub fn trace_ids(&self) -> Option<(TraceId, SpanId)> {
+        self.trace.map(|ids| (ids.trace, ids.span))
+    }
+
+    /// Whether its trace is exported, if that is known: if not, its profile is, all the same.
+    pub fn trace_is_sampled(&self) -> Option<bool> {
+        self.trace.map(|ids| ids.is_sampled)
     }
 
     /// Profiles of spans inside it that were exported before it closed.
@@ -134,6 +146,7 @@ impl KeptSpan {
             samples,
             profile: Err(NoProfile::NoSamples),
             earlier: Vec::new(),
+            trace: None,
         }
     }
 }

@@ -8,7 +8,7 @@ mod kept;
 mod reasons;
 mod rules;
 
-pub(crate) use callsites::{Callsites, STATUS_FIELD};
+pub(crate) use callsites::{Callsite, Callsites, STATUS_FIELD};
 pub(crate) use keeper::{Epoch, Keeper};
 pub(crate) use kept::OnKept;
 pub use kept::{Kept, KeptSpan, NoProfile};

@@ -15,6 +15,8 @@ mod tests;
 
 use std::num::NonZeroU64;
 
+use opentelemetry::trace::SpanContext;
+use opentelemetry::{SpanId, TraceId};
 use tracing_subscriber::registry;
 
 pub use account::{Account, Hardware};
@@ -23,7 +25,7 @@ pub(crate) use local::{
 };
 pub(crate) use recording::{Mark, Recording, Stretch};
 pub(crate) use slot::{HAS_STATUS, KEEP_ON_ERROR, TIGHTER};
-pub(crate) use spans::{Closing, GivenParent, LOOK_INTERVAL, Notice, Spans};
+pub(crate) use spans::{Closing, GivenParent, LOOK_INTERVAL, Notice, Spans, Verdict};
 
 /// The number that the registry gives a span, and gives again to a later one.
 pub(crate) type RegistryId = NonZeroU64;
@@ -44,6 +46,25 @@ impl SpanKey {
 
     pub(crate) const fn get(self) -> u64 {
         self.0.get()
+    }
+}
+
+/// Under what a span is exported by OpenTelemetry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TraceIds {
+    pub(crate) trace: TraceId,
+    pub(crate) span: SpanId,
+    /// Whether the trace is exported at all.
+    pub(crate) is_sampled: bool,
+}
+
+impl TraceIds {
+    pub(crate) fn of(context: &SpanContext) -> Self {
+        Self {
+            trace: context.trace_id(),
+            span: context.span_id(),
+            is_sampled: context.is_sampled(),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam::queue::ArrayQueue;
 
@@ -13,7 +13,7 @@ use super::local::{
 };
 use super::slot::{ANNOUNCED, FAILED, HAS_STATUS, Parent, Slot, TIGHTER};
 use super::table::SlotTable;
-use super::{Ancestry, From, Plan, RegistryId, SpanKey};
+use super::{Ancestry, From, Plan, RegistryId, SpanKey, TraceIds};
 use crate::stats::Counters;
 use crate::sys::{Clock, on_fork};
 
@@ -45,7 +45,7 @@ pub(crate) enum Notice {
     /// A sample fell in the span or inside it, for the first time.
     Opened { key: SpanKey, parent: Option<SpanKey>, root: SpanKey, id: RegistryId, plan: u32 },
     /// A span of which `Opened` was said, or which is kept, has closed.
-    Closed { key: SpanKey },
+    Closed { key: SpanKey, ids: Option<TraceIds> },
 }
 
 /// A span that has closed and must be judged.
@@ -60,7 +60,18 @@ pub(crate) struct Closing {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
     pub(crate) account: Account,
-    announced: bool,
+    /// The collector knows it: a sample fell in it or inside it.
+    pub(crate) announced: bool,
+}
+
+/// What was decided on a span that has closed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    /// Whether the collector has something to do for it.
+    pub(crate) must_know: bool,
+    /// The collector is told later, by [`tell_closed`](Spans::tell_closed).
+    pub(crate) is_told_later: bool,
+    pub(crate) ids: Option<TraceIds>,
 }
 
 /// The CPU clock takes half a microsecond to read: this makes it at most half a percent.
@@ -351,11 +362,10 @@ impl Spans {
         }
     }
 
-    /// A span has closed. If it must be judged, `judge` does that, and says whether the collector
-    /// must know of it. Only then is the slot free: as long as the span counts as open, nobody takes
+    /// A span has closed. If it must be judged, `judge` does that. Only then is the slot free: as long as the span counts as open, nobody takes
     /// it for judged.
     #[inline]
-    pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> bool) {
+    pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) {
         match self.table.get_inside(id) {
             Some(slot) => {
                 let closing = self.close_slot(slot);
@@ -371,7 +381,7 @@ impl Spans {
     }
 
     #[cold]
-    fn close_outside(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> bool) {
+    fn close_outside(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) {
         let Some(slot) = self.table.get_outside(id) else { return };
         let closing = self.close_slot(&slot);
         let told = closing.is_none_or(|closing| self.told(&closing, judge(&closing)));
@@ -417,9 +427,24 @@ impl Spans {
 
     /// Tells the collector that a span has closed, if it knows of it or must. False if the queue
     /// was full.
-    fn told(&self, closing: &Closing, must_know: bool) -> bool {
-        let is_of_interest = closing.announced || must_know;
-        !is_of_interest || self.notices.push(Notice::Closed { key: closing.key }).is_ok()
+    fn told(&self, closing: &Closing, verdict: Verdict) -> bool {
+        let is_of_interest = closing.announced || verdict.must_know;
+        let notice = Notice::Closed { key: closing.key, ids: verdict.ids };
+        !is_of_interest || verdict.is_told_later || self.notices.push(notice).is_ok()
+    }
+
+    /// Tells the collector of a span that has closed a while ago.
+    pub(crate) fn tell_closed(&self, key: SpanKey, ids: Option<TraceIds>) {
+        if self.notices.push(Notice::Closed { key, ids }).is_err() {
+            self.note_untold();
+        }
+    }
+
+    /// When the span of that id was created, if it is profiled.
+    pub(crate) fn opened(&self, id: RegistryId) -> Option<SystemTime> {
+        let opened = self.clock.raw_ns(self.table.get(id)?.opened());
+        let unix_ns = i128::from(opened) + self.clock.unix_offset_ns();
+        Some(UNIX_EPOCH + Duration::from_nanos(u64::try_from(unix_ns).unwrap_or(0)))
     }
 
     /// The time, after everything until then was [settled](Self::settle) if there was anything.

@@ -160,7 +160,7 @@ impl Scene {
         self.spans.close(id, |closing| {
             assert!(self.spans.is_open(id, closing.key), "as long as it is judged");
             closed = Some(closing.clone());
-            must_know
+            Verdict { must_know, ..Verdict::default() }
         });
         assert!(self.spans.key_of(id).is_none());
         closed.unwrap()
@@ -235,7 +235,7 @@ fn a_sampled_span_is_made_known_once_with_all_around_it() {
     scene.exit(middle);
     assert_eq!(scene.notices(), []);
     scene.close(inner);
-    assert_eq!(scene.notices(), [Notice::Closed { key: keys[2] }]);
+    assert_eq!(scene.notices(), [Notice::Closed { key: keys[2], ids: None }]);
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn a_queue_that_fills_up_midway_leaves_the_outer_spans_known() {
     let inner = scene.open();
     scene.enter(inner);
     let place = scene.spans.notices.capacity() - 1;
-    let filler = Notice::Closed { key: SpanKey::MIN };
+    let filler = Notice::Closed { key: SpanKey::MIN, ids: None };
     (0..place).for_each(|_| scene.spans.notices.push(filler).unwrap());
     scene.sample(1);
     scene.exit(inner);
@@ -263,7 +263,7 @@ fn a_queue_that_fills_up_midway_leaves_the_outer_spans_known() {
     assert_eq!(scene.notices(), [], "nobody knows it");
     scene.exit(outer);
     let closing = scene.close(outer);
-    assert_eq!(scene.notices(), [Notice::Closed { key: closing.key }]);
+    assert_eq!(scene.notices(), [Notice::Closed { key: closing.key, ids: None }]);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn a_span_that_nobody_knows_closes_without_a_word_unless_it_is_kept() {
     assert_eq!(scene.notices(), []);
     let span = scene.open();
     let closing = scene.close_judged(span, true);
-    assert_eq!(scene.notices(), [Notice::Closed { key: closing.key }]);
+    assert_eq!(scene.notices(), [Notice::Closed { key: closing.key, ids: None }]);
 }
 
 #[test]

@@ -1,0 +1,74 @@
+//! What is said on the OpenTelemetry span of a span that was kept.
+
+use std::borrow::Cow;
+
+use opentelemetry::{Array, KeyValue, StringValue, Value};
+
+use crate::keep::KeptSpan;
+
+const ID: &str = "profile.id";
+const REASON: &str = "profile.reason";
+const ON_CPU: &str = "profile.on_cpu_ns";
+const ON_CPU_ERROR: &str = "profile.on_cpu_error_ns";
+const OFF_CPU: &str = "profile.off_cpu_ns";
+const IDLE: &str = "profile.idle_ns";
+const EARLIER: &str = "profile.earlier_ids";
+const PYROSCOPE: &str = "pyroscope.profile.id";
+
+/// The attributes that an OpenTelemetry span gets when it was kept.
+///
+/// | name | when | value |
+/// |---|---|---|
+/// | `profile.id` | if there is a profile | its id, 32 hexadecimal digits |
+/// | `profile.reason` | always | `latency`, `error`, or both with a comma between |
+/// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always | where its wall time went; see [`Account`](crate::Account) |
+/// | `profile.on_cpu_error_ns` | if it is not 0 | how far on-CPU time may be off |
+/// | `profile.earlier_ids` | if there are any | profiles of spans inside it that were exported before it closed |
+/// | `pyroscope.profile.id` | if there is a profile | the span's own id, 16 hexadecimal digits: what Grafana's button from a trace to a profile wants |
+pub const SPAN_ATTRIBUTES: [&str; 8] =
+    [ID, REASON, ON_CPU, ON_CPU_ERROR, OFF_CPU, IDLE, EARLIER, PYROSCOPE];
+
+/// What those are called.
+#[derive(Clone, Debug)]
+pub(crate) struct AttributeNames(Vec<(&'static str, Cow<'static, str>)>);
+
+impl Default for AttributeNames {
+    fn default() -> Self {
+        Self(SPAN_ATTRIBUTES.map(|name| (name, Cow::Borrowed(name))).to_vec())
+    }
+}
+
+impl AttributeNames {
+    pub(crate) fn new(name: impl Fn(&'static str) -> Option<String>) -> Self {
+        let named = SPAN_ATTRIBUTES.iter().filter_map(|ours| Some((*ours, name(ours)?.into())));
+        Self(named.collect())
+    }
+
+    /// What is to be said of a span that was kept.
+    pub(crate) fn of(&self, span: &KeptSpan) -> Vec<KeyValue> {
+        let named = |(ours, name): &(&'static str, Cow<'static, str>)| {
+            let name = name.clone().into_owned();
+            Some(KeyValue::new(name, value(ours, span)?))
+        };
+        self.0.iter().filter_map(named).collect()
+    }
+}
+
+fn value(name: &str, span: &KeptSpan) -> Option<Value> {
+    let account = &span.account;
+    let ns = |ns: u64| Some(Value::I64(i64::try_from(ns).unwrap_or(i64::MAX)));
+    match name {
+        ID => span.profile.ok().map(|id| Value::from(id.to_string())),
+        REASON => Some(Value::from(span.reasons.to_string())),
+        ON_CPU => ns(account.on_cpu_ns),
+        ON_CPU_ERROR => ns(account.on_cpu_error_ns).filter(|_| account.on_cpu_error_ns > 0),
+        OFF_CPU => ns(account.off_cpu_ns),
+        IDLE => ns(account.idle_ns),
+        EARLIER if !span.earlier.is_empty() => {
+            let ids = span.earlier.iter().map(|id| StringValue::from(id.to_string()));
+            Some(Value::Array(Array::String(ids.collect())))
+        }
+        PYROSCOPE => span.profile.ok().and(span.trace).map(|ids| Value::from(ids.span.to_string())),
+        _ => None,
+    }
+}

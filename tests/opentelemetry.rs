@@ -1,0 +1,547 @@
+//! Beside `tracing-opentelemetry`: attributes on exported spans, and trace ids in profiles.
+
+#![cfg(feature = "tracing-opentelemetry")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use opentelemetry::trace::{
+    SpanContext, SpanId, SpanKind, TraceContextExt, TraceFlags, TraceId, TraceState, Tracer,
+    TracerProvider,
+};
+use opentelemetry::{Context, Value};
+use opentelemetry_sdk::trace::{
+    InMemorySpanExporter, Sampler, SdkTracer, SdkTracerProvider, SimpleSpanProcessor, SpanData,
+};
+use support::{PLENTY, burn};
+use tracing::{Dispatch, info_span};
+use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
+use tracing_profiling::export::Memory;
+use tracing_profiling::{Builder, Handle, Kept, Profile, ProfilingLayer, Stats};
+use tracing_subscriber::filter::{FilterFn, LevelFilter};
+use tracing_subscriber::prelude::*;
+use tracing_subscriber::{Layer, Registry, reload};
+
+const MS: Duration = Duration::from_millis(1);
+
+type Otel<S = Registry> = OpenTelemetryLayer<S, SdkTracer>;
+
+/// A subscriber with both layers, put together in the way that is tested.
+struct Scene {
+    handle: Handle,
+    dispatch: Dispatch,
+    profiles: Memory,
+    spans: InMemorySpanExporter,
+    provider: SdkTracerProvider,
+    kept: Arc<Mutex<Vec<Kept>>>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Processor {
+    Plain,
+    Ours,
+}
+
+impl Scene {
+    fn new(
+        processor: Processor,
+        combine: impl FnOnce(ProfilingLayer, SdkTracer) -> Dispatch,
+    ) -> Self {
+        Self::with(processor, |builder| builder, Sampler::AlwaysOn, combine)
+    }
+
+    fn with(
+        processor: Processor,
+        set: impl FnOnce(Builder) -> Builder,
+        sampler: Sampler,
+        combine: impl FnOnce(ProfilingLayer, SdkTracer) -> Dispatch,
+    ) -> Self {
+        let profiles = Memory::new();
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&kept);
+        let builder = ProfilingLayer::builder()
+            .rules("20ms|error,fast=1h".parse().unwrap())
+            .exporter(profiles.clone())
+            .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
+        let layer = set(builder).build().unwrap();
+        let handle = layer.handle();
+        let spans = InMemorySpanExporter::default();
+        let exporting = SimpleSpanProcessor::new(spans.clone());
+        let provider = SdkTracerProvider::builder().with_sampler(sampler);
+        let provider = match processor {
+            Processor::Plain => provider.with_span_processor(exporting),
+            Processor::Ours => provider.with_span_processor(handle.span_processor(exporting)),
+        };
+        let provider = provider.build();
+        let dispatch = combine(layer, provider.tracer("test"));
+        Self { handle, dispatch, profiles, spans, provider, kept }
+    }
+
+    fn run<R>(&self, action: impl FnOnce() -> R) -> R {
+        let result = tracing::dispatcher::with_default(&self.dispatch, action);
+        assert!(self.handle.flush(PLENTY));
+        self.provider.force_flush().unwrap();
+        result
+    }
+
+    /// Exported spans by name, and that there is one of each.
+    fn spans(&self) -> HashMap<String, SpanData> {
+        let spans = self.spans.get_finished_spans().unwrap();
+        let count = spans.len();
+        let by_name: HashMap<_, _> =
+            spans.into_iter().map(|span| (span.name.to_string(), span)).collect();
+        assert_eq!(by_name.len(), count);
+        by_name
+    }
+
+    fn profiles(&self) -> Vec<Profile> {
+        self.profiles.profiles()
+    }
+
+    fn stats(&self) -> Stats {
+        self.handle.stats()
+    }
+
+    fn has_perf(&self) -> bool {
+        cfg!(not(tracing_profiling_unsupported)) && self.stats().threads_refused_perf == 0
+    }
+}
+
+fn otel<S>(tracer: SdkTracer) -> Otel<S>
+where
+    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
+{
+    tracing_opentelemetry::layer().with_tracer(tracer)
+}
+
+fn attribute(span: &SpanData, key: &str) -> Option<Value> {
+    let found = span.attributes.iter().filter(|attribute| attribute.key.as_str() == key);
+    let mut values: Vec<_> = found.map(|attribute| attribute.value.clone()).collect();
+    assert!(values.len() <= 1, "{key} once: {values:?}");
+    values.pop()
+}
+
+fn text(span: &SpanData, key: &str) -> Option<String> {
+    attribute(span, key).map(|value| value.as_str().into_owned())
+}
+
+/// One slow request with a quick child in a task of its own, one fast request, one failed one.
+fn requests() {
+    let request = info_span!("slow");
+    request.in_scope(|| {
+        burn(30 * MS);
+        info_span!(target: "fast", "child").in_scope(|| burn(30 * MS));
+    });
+    let elsewhere = info_span!(target: "fast", parent: &request, "elsewhere");
+    std::thread::scope(|scope| {
+        let dispatch = tracing::dispatcher::get_default(Dispatch::clone);
+        scope.spawn(move || {
+            tracing::dispatcher::with_default(&dispatch, || {
+                elsewhere.in_scope(|| burn(30 * MS));
+                drop(elsewhere);
+            });
+        });
+    });
+    drop(request);
+    info_span!(target: "fast", "fine").in_scope(|| burn(MS));
+    info_span!("failed").in_scope(|| tracing::error!("it failed"));
+}
+
+/// What must hold in whichever order the layers are.
+fn check_requests(scene: &Scene) {
+    let spans = scene.spans();
+    assert_eq!(spans.len(), 5, "{:?}", spans.keys());
+    let slow = &spans["slow"];
+    assert_eq!(text(slow, "profile.reason").as_deref(), Some("latency"));
+    let sum = ["profile.on_cpu_ns", "profile.off_cpu_ns", "profile.idle_ns"].map(|key| {
+        let Some(Value::I64(ns)) = attribute(slow, key) else { panic!("{key} is there") };
+        ns
+    });
+    assert!(sum.iter().sum::<i64>() > 60_000_000, "{sum:?}");
+    for name in ["child", "elsewhere", "fine"] {
+        let ours = spans[name].attributes.iter().filter(|a| a.key.as_str().contains("profile."));
+        assert_eq!(ours.count(), 0, "{name}");
+    }
+    assert_eq!(text(&spans["failed"], "profile.reason").as_deref(), Some("error"));
+
+    let profiles = scene.profiles();
+    if !scene.has_perf() {
+        assert!(profiles.is_empty());
+        assert_eq!(attribute(slow, "profile.id"), None);
+        return;
+    }
+    // Each id leads to a profile, and each profile has a span that leads to it.
+    let mut ids: Vec<_> = spans.values().filter_map(|span| text(span, "profile.id")).collect();
+    let mut of_profiles: Vec<_> = profiles.iter().map(|p| p.id.to_string()).collect();
+    ids.sort();
+    of_profiles.sort();
+    assert_eq!(ids, of_profiles);
+    let profile = profiles.iter().find(|profile| profile.name == "slow").unwrap();
+    assert_eq!(text(slow, "profile.id"), Some(profile.id.to_string()));
+    let grafana = text(slow, "pyroscope.profile.id").unwrap();
+    assert_eq!(grafana, slow.span_context.span_id().to_string());
+
+    // Each sample names its own span of that trace.
+    let mut named: Vec<&str> = Vec::new();
+    for sample in profile.samples() {
+        let link = sample.link.and_then(|link| profile.link(link));
+        let link = link.unwrap_or_else(|| panic!("{sample:?} of {:?}", profile.notes));
+        let (trace, span) = link.ids.unwrap_or_else(|| panic!("`{}` has ids", link.span));
+        let exported = &spans[&link.span];
+        assert_eq!(trace, exported.span_context.trace_id());
+        assert_eq!(span, exported.span_context.span_id());
+        named.push(&link.span);
+    }
+    for name in ["slow", "child", "elsewhere"] {
+        assert!(named.contains(&name), "{named:?}");
+    }
+}
+
+#[test]
+fn before_the_layer_of_opentelemetry() {
+    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+    });
+    scene.run(requests);
+    check_requests(&scene);
+}
+
+#[test]
+fn the_combinator_puts_them_in_order() {
+    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(ours.with_opentelemetry(otel(tracer))))
+    });
+    scene.run(requests);
+    check_requests(&scene);
+}
+
+#[test]
+fn boxed() {
+    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+        let layers: Vec<Box<dyn Layer<Registry> + Send + Sync>> =
+            vec![ours.boxed(), otel(tracer).boxed()];
+        Dispatch::new(tracing_subscriber::registry().with(layers))
+    });
+    scene.run(requests);
+    check_requests(&scene);
+}
+
+#[test]
+fn under_filters_of_their_own() {
+    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+        let quiet = FilterFn::new(|metadata| !metadata.target().starts_with("quiet"));
+        Dispatch::new(
+            tracing_subscriber::registry()
+                .with(ours.with_filter(LevelFilter::INFO))
+                .with(otel(tracer).with_filter(quiet)),
+        )
+    });
+    scene.run(|| {
+        requests();
+        // Hidden from OpenTelemetry: profiled all the same.
+        info_span!(target: "quiet", "hidden").in_scope(|| burn(30 * MS));
+    });
+    check_requests_beside_hidden(&scene);
+}
+
+fn check_requests_beside_hidden(scene: &Scene) {
+    assert_eq!(scene.spans().len(), 5);
+    let kept = scene.kept.lock().unwrap();
+    let hidden = kept.iter().find(|kept| kept.spans[0].name() == "hidden").unwrap();
+    assert_eq!(hidden.spans[0].trace_ids(), None);
+    let slow = kept.iter().find(|kept| kept.spans[0].name() == "slow").unwrap();
+    assert!(slow.spans[0].trace_ids().is_some());
+}
+
+#[test]
+fn a_processor_makes_up_for_the_order() {
+    let combine: [fn(ProfilingLayer, SdkTracer) -> Dispatch; 4] = [
+        |ours, tracer| Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer))),
+        |ours, tracer| Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(ours)),
+        // Where the layer of OpenTelemetry cannot be reached.
+        |ours, tracer| {
+            let (otel, _) = reload::Layer::new(otel(tracer));
+            Dispatch::new(tracing_subscriber::registry().with(ours).with(otel))
+        },
+        |ours, tracer| {
+            let (otel, _) = reload::Layer::new(otel(tracer));
+            Dispatch::new(tracing_subscriber::registry().with(otel).with(ours))
+        },
+    ];
+    for (number, combine) in combine.into_iter().enumerate() {
+        println!("combination {number}");
+        let scene = Scene::new(Processor::Ours, combine);
+        scene.run(requests);
+        check_requests(&scene);
+    }
+}
+
+#[test]
+fn a_processor_hands_on_what_is_none_of_ours() {
+    let scene = Scene::new(Processor::Ours, |ours, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(ours))
+    });
+    let tracer = scene.provider.tracer("by hand");
+    scene.run(|| {
+        drop(tracer.span_builder("by hand").with_kind(SpanKind::Client).start(&tracer));
+        requests();
+        drop(tracer.start("the last"));
+    });
+    let spans = scene.spans();
+    assert_eq!(spans.len(), 7);
+    for name in ["by hand", "the last"] {
+        assert!(spans[name].attributes.is_empty());
+    }
+    // Also where nobody flushes.
+    scene.spans.reset();
+    drop(tracer.start("late"));
+    let start = std::time::Instant::now();
+    while scene.spans.get_finished_spans().unwrap().is_empty() {
+        assert!(start.elapsed() < PLENTY);
+        std::thread::sleep(5 * MS);
+    }
+}
+
+#[test]
+fn the_parent_of_a_span_can_be_set_as_long_as_without_us() {
+    let parent = SpanContext::new(
+        TraceId::from(7_u128),
+        SpanId::from(9_u64),
+        TraceFlags::SAMPLED,
+        true,
+        TraceState::NONE,
+    );
+    for processor in [Processor::Plain, Processor::Ours] {
+        let scene = Scene::new(processor, |ours, tracer| {
+            let lazy = otel(tracer).with_context_activation(false);
+            Dispatch::new(tracing_subscriber::registry().with(ours).with(lazy))
+        });
+        scene.run(|| {
+            let span = info_span!("slow");
+            // Sampled, and left: the OpenTelemetry span has not been started.
+            span.in_scope(|| burn(40 * MS));
+            let context = Context::new().with_remote_span_context(parent.clone());
+            span.set_parent(context).unwrap();
+        });
+        let slow = &scene.spans()["slow"];
+        assert_eq!(slow.span_context.trace_id(), parent.trace_id());
+        assert_eq!(slow.parent_span_id, parent.span_id());
+        assert_eq!(text(slow, "profile.reason").as_deref(), Some("latency"));
+    }
+}
+
+#[test]
+fn spans_of_unsampled_traces_are_kept_and_say_so_or_are_left_out() {
+    for only_sampled in [false, true] {
+        let set = |builder: Builder| builder.only_sampled_traces(only_sampled);
+        let scene = Scene::with(Processor::Plain, set, Sampler::AlwaysOff, |ours, tracer| {
+            Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+        });
+        scene.run(requests);
+        assert!(scene.spans().is_empty());
+        let kept = scene.kept.lock().unwrap().clone();
+        if only_sampled {
+            assert!(kept.is_empty(), "{kept:?}");
+            assert_eq!(scene.stats().spans_left_out_unsampled, 2);
+            continue;
+        }
+        assert_eq!(kept[0].spans[0].trace_is_sampled(), Some(false));
+        if scene.has_perf() {
+            let profile = &scene.profiles()[0];
+            let said = profile.attributes.iter().find(|a| a.key == "profile.trace_sampled");
+            assert_eq!(said.unwrap().value, tracing_profiling::profile::Value::Bool(false));
+        }
+    }
+}
+
+#[test]
+fn attributes_have_the_names_that_they_are_given() {
+    let names = |builder: Builder| {
+        builder.span_attributes(|name| match name {
+            "profile.reason" => Some("why".to_owned()),
+            "profile.idle_ns" => Some(name.to_owned()),
+            _ => None,
+        })
+    };
+    let scene = Scene::with(Processor::Plain, names, Sampler::AlwaysOn, |ours, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+    });
+    scene.run(requests);
+    let spans = scene.spans();
+    let slow = &spans["slow"];
+    assert_eq!(text(slow, "why").as_deref(), Some("latency"));
+    assert!(attribute(slow, "profile.idle_ns").is_some());
+    for name in ["profile.id", "profile.reason", "profile.on_cpu_ns", "pyroscope.profile.id"] {
+        assert_eq!(attribute(slow, name), None, "{name}");
+    }
+}
+
+#[test]
+fn over_the_rate_limit_there_is_no_id() {
+    let one = |builder: Builder| builder.profiles_per_minute(1);
+    let scene = Scene::with(Processor::Plain, one, Sampler::AlwaysOn, |ours, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+    });
+    scene.run(|| {
+        for _ in 0..4 {
+            info_span!("slow").in_scope(|| burn(30 * MS));
+        }
+    });
+    let spans = scene.spans.get_finished_spans().unwrap();
+    assert_eq!(spans.len(), 4);
+    let ids: Vec<_> = spans.iter().filter_map(|span| text(span, "profile.id")).collect();
+    let profiles: Vec<_> = scene.profiles().iter().map(|p| p.id.to_string()).collect();
+    assert_eq!(ids, profiles);
+    assert_eq!(ids.len(), usize::from(scene.has_perf()));
+    assert!(spans.iter().all(|span| attribute(span, "profile.reason").is_some()));
+}
+
+/// Collects our own warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl<S: tracing::Subscriber> Layer<S> for Warnings {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        struct Message(String);
+        impl tracing::field::Visit for Message {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 = format!("{value:?}");
+            }
+        }
+        let metadata = event.metadata();
+        if metadata.target() == "tracing_profiling" && *metadata.level() == tracing::Level::WARN {
+            let mut message = Message(String::new());
+            event.record(&mut message);
+            self.0.lock().unwrap().push(message.0);
+        }
+    }
+}
+
+#[test]
+fn the_wrong_order_is_said_once_and_no_other() {
+    type Combine = fn(ProfilingLayer, SdkTracer, Warnings) -> Dispatch;
+    let wrong: [Combine; 3] = [
+        |ours, tracer, warnings| {
+            Dispatch::new(
+                tracing_subscriber::registry().with(warnings).with(otel(tracer)).with(ours),
+            )
+        },
+        |ours, tracer, warnings| {
+            let both = otel(tracer).and_then(ours);
+            Dispatch::new(tracing_subscriber::registry().with(warnings).with(both))
+        },
+        |ours, tracer, warnings| {
+            let otel = otel(tracer).with_filter(LevelFilter::INFO).boxed();
+            Dispatch::new(tracing_subscriber::registry().with(warnings).with(otel).with(ours))
+        },
+    ];
+    let right: [Combine; 3] = [
+        |ours, tracer, warnings| {
+            Dispatch::new(
+                tracing_subscriber::registry().with(warnings).with(ours).with(otel(tracer)),
+            )
+        },
+        // Without OpenTelemetry.
+        |ours, _, warnings| Dispatch::new(tracing_subscriber::registry().with(warnings).with(ours)),
+        // With a filter that hides what is kept.
+        |ours, tracer, warnings| {
+            let otel =
+                otel(tracer).with_filter(FilterFn::new(|metadata| metadata.name() != "slow"));
+            Dispatch::new(tracing_subscriber::registry().with(warnings).with(ours).with(otel))
+        },
+    ];
+    let said = |processor, combine: Combine| {
+        let warnings = Warnings::default();
+        let scene = Scene::new(processor, |ours, tracer| combine(ours, tracer, warnings.clone()));
+        for _ in 0..3 {
+            scene.run(requests);
+        }
+        let warnings = warnings.0.lock().unwrap();
+        warnings.iter().filter(|warning| warning.contains(".with(profiling)")).count()
+    };
+    for (number, combine) in wrong.into_iter().enumerate() {
+        assert_eq!(said(Processor::Plain, combine), 1, "{number}");
+        assert_eq!(said(Processor::Ours, combine), 0, "{number}, with a processor");
+    }
+    for (number, combine) in right.into_iter().enumerate() {
+        assert_eq!(said(Processor::Plain, combine), 0, "{number}");
+    }
+}
+
+#[test]
+fn closes_under_load_and_under_locks_end() {
+    // A layer that holds a span's extensions while it drops another span.
+    struct Keeps;
+    struct Inner(Mutex<Option<tracing::Span>>);
+    impl<S> Layer<S> for Keeps
+    where
+        S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
+    {
+        fn on_new_span(
+            &self,
+            attributes: &tracing::span::Attributes<'_>,
+            id: &tracing::Id,
+            context: tracing_subscriber::layer::Context<'_, S>,
+        ) {
+            if attributes.metadata().name() == "outer" {
+                let inner = Inner(Mutex::new(None));
+                context.span(id).unwrap().extensions_mut().insert(inner);
+            }
+        }
+
+        fn on_enter(&self, id: &tracing::Id, context: tracing_subscriber::layer::Context<'_, S>) {
+            let span = context.span(id).unwrap();
+            if span.name() == "outer" {
+                let inner = info_span!(parent: None, "inner");
+                inner.in_scope(|| burn(MS));
+                *span.extensions().get::<Inner>().unwrap().0.lock().unwrap() = Some(inner);
+            }
+        }
+
+        fn on_exit(&self, id: &tracing::Id, context: tracing_subscriber::layer::Context<'_, S>) {
+            let span = context.span(id).unwrap();
+            let extensions = span.extensions();
+            if let Some(inner) = extensions.get::<Inner>() {
+                // The inner span closes while these extensions are held.
+                drop(inner.0.lock().unwrap().take());
+            }
+        }
+    }
+    for processor in [Processor::Plain, Processor::Ours] {
+        let all = |builder: Builder| builder.rules("0ms".parse().unwrap()).rate(1_000);
+        let scene = Scene::with(processor, all, Sampler::AlwaysOn, |ours, tracer| {
+            Dispatch::new(tracing_subscriber::registry().with(Keeps).with(ours).with(otel(tracer)))
+        });
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let _default = tracing::dispatcher::set_default(&scene.dispatch);
+                    for _ in 0..50 {
+                        let outer = info_span!("outer");
+                        outer.in_scope(|| burn(MS));
+                        // One span on two threads at once, with children that follow each other.
+                        let child = info_span!(parent: &outer, "child");
+                        child.follows_from(&outer);
+                        std::thread::scope(|scope| {
+                            scope.spawn(|| {
+                                let _default = tracing::dispatcher::set_default(&scene.dispatch);
+                                outer.in_scope(|| child.in_scope(|| burn(MS)));
+                            });
+                            outer.in_scope(|| tracing::error!("on two threads"));
+                        });
+                    }
+                });
+            }
+        });
+        scene.run(|| ());
+        let spans = scene.spans.get_finished_spans().unwrap();
+        // Each thread makes 50 of each, and an inner one for each enter of an outer one.
+        let count = |name: &str| spans.iter().filter(|span| span.name == name).count();
+        assert_eq!((count("outer"), count("child")), (200, 200));
+        assert!(spans.iter().all(|span| attribute(span, "profile.reason").is_some()));
+    }
+}
