@@ -43,6 +43,10 @@ counters! {
     spans_kept_over_rate_limit,
     /// Of these: no profile because too many were waiting to be exported.
     spans_kept_exporter_busy,
+    /// Of these: no profile because the exporter was failing.
+    spans_kept_exporter_fails,
+    /// Of these: no profile because the memory budget was used up.
+    spans_kept_no_memory,
     /// Of these: no profile because the system gave no random bytes for its id.
     spans_kept_without_id,
     /// Spans that would have been kept, but their trace is not exported; see
@@ -50,7 +54,7 @@ counters! {
     spans_left_out_unsampled,
     /// Profiles that an exporter has taken.
     profiles_exported,
-    /// Profiles that could not be exported; the log says why.
+    /// Profiles that could not be exported, also after a while; the log says why.
     profiles_dropped_export_failed,
 
     /// Samples that fell in a profiled span and were unwound.

@@ -4,12 +4,13 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use support::{PLENTY, Setup, burn, functions, points_in};
 use tracing::{Level, info_span};
-use tracing_profiling::export::{ExportError, Exported, Exporter};
+use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
 use tracing_profiling::{NoProfile, Profile, Reason};
 
 const MS: Duration = Duration::from_millis(1);
@@ -240,7 +241,7 @@ fn over_the_rate_limit_there_is_no_profile_and_no_id() {
 }
 
 #[test]
-fn without_memory_a_profile_says_what_it_lacks() {
+fn without_memory_there_is_no_profile() {
     let setup = Setup::with("0ms", |builder| builder.memory_bytes(1));
     setup.run(|| info_span!("busy").in_scope(|| burn(100 * MS)));
     if !setup.has_perf() {
@@ -248,9 +249,26 @@ fn without_memory_a_profile_says_what_it_lacks() {
     }
     let stats = setup.handle.stats();
     assert!(stats.samples_dropped_memory > 0);
-    let profile = &setup.profiles()[0];
-    assert_eq!(support::points_with_remark(profile), profile.sample_count());
+    // What is short when the span closes is not promised.
+    assert!(setup.profiles().is_empty());
+    assert_eq!(setup.kept()[0].spans[0].profile(), Err(NoProfile::NoMemory));
+    assert_eq!(stats.spans_kept_no_memory, 1);
+}
+
+#[test]
+fn memory_that_runs_short_after_a_promise_is_said_in_the_profile() {
+    let setup = Setup::with("inner=0ms", |builder| builder.memory_bytes(1).rate(100));
+    setup.run(|| {
+        // Few samples: their ring is read only after the span has closed.
+        info_span!(target: "inner", "busy").in_scope(|| burn(25 * MS));
+    });
+    if !setup.has_perf() {
+        return;
+    }
+    let (stats, profile) = (setup.handle.stats(), &setup.profiles()[0]);
     let lost = stats.samples_dropped_memory;
+    assert!(lost > 0);
+    assert_eq!(support::points_with_remark(profile), profile.sample_count());
     assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stacks given up"))));
     // The CPU time is there all the same.
     assert_eq!(profile.weight_ns(), lost * profile.period_ns);
@@ -318,11 +336,75 @@ fn an_exporter_that_fails_harms_nobody() {
     if !setup.has_perf() {
         return;
     }
-    assert_eq!(CALLS.load(Ordering::Relaxed), 4);
+    // The first is refused at once and at the flush after it. The second span closes while the
+    // exporter is known to fail; at its flush the first is lost.
     let stats = setup.handle.stats();
-    assert_eq!((stats.profiles_dropped_export_failed, stats.profiles_exported), (3, 1));
+    assert_eq!(CALLS.load(Ordering::Relaxed), 5);
+    assert_eq!((stats.profiles_dropped_export_failed, stats.profiles_exported), (1, 2));
+    assert_eq!(stats.spans_kept_exporter_fails, 1);
     let exported: Vec<_> = setup.kept().iter().map(|kept| kept.profile.is_some()).collect();
-    assert_eq!(exported, [false, false, false, true]);
+    assert_eq!(exported, [false, false, true, true]);
+}
+
+/// As a full disk that is emptied after a while.
+struct Full {
+    is_full: Arc<AtomicBool>,
+    memory: Memory,
+}
+
+impl Exporter for Full {
+    fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+        self.check()?;
+        self.memory.export(profile)
+    }
+
+    fn check(&mut self) -> Result<(), ExportError> {
+        if self.is_full.load(Ordering::Relaxed) { Err("the disk is full".into()) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn what_was_promised_is_exported_when_the_exporter_is_well_again() {
+    let is_full = Arc::new(AtomicBool::new(false));
+    let memory = Memory::new();
+    let exporter = Full { is_full: Arc::clone(&is_full), memory: memory.clone() };
+    let setup = Setup::with("0ms", |builder| builder.exporter(exporter));
+    let busy = || {
+        setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
+        setup.kept().iter().map(|kept| kept.spans[0].profile()).collect::<Vec<_>>()
+    };
+    is_full.store(true, Ordering::Relaxed);
+    // The first finds it out, and waits for better times; the others get no promise.
+    for _ in 0..5 {
+        busy();
+    }
+    is_full.store(false, Ordering::Relaxed);
+    let promised = busy();
+    if !setup.has_perf() {
+        return;
+    }
+    let fails = Err(NoProfile::ExporterFails);
+    // Told in the order in which they were concluded.
+    assert_eq!(promised[..4], [fails; 4]);
+    let mut ids: Vec<_> = promised.iter().filter_map(|profile| profile.ok()).collect();
+    let mut exported: Vec<_> = memory.profiles().iter().map(|profile| profile.id).collect();
+    ids.sort_by_key(ToString::to_string);
+    exported.sort_by_key(ToString::to_string);
+    assert_eq!(ids, exported);
+    assert_eq!(setup.handle.stats().profiles_dropped_export_failed, 0);
+    // Well again.
+    let after = busy();
+    assert!(after[after.len() - 1].is_ok(), "{after:?}");
+}
+
+#[test]
+fn with_an_exporter_that_fails_from_the_beginning_nothing_is_promised() {
+    let exporter = Full { is_full: Arc::new(AtomicBool::new(true)), memory: Memory::new() };
+    let setup = Setup::with("0ms", |builder| builder.exporter(exporter));
+    setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
+    if setup.has_perf() {
+        assert_eq!(setup.kept()[0].spans[0].profile(), Err(NoProfile::ExporterFails));
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ use opentelemetry_sdk::trace::{
 use support::{PLENTY, burn};
 use tracing::{Dispatch, info_span};
 use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
-use tracing_profiling::export::Memory;
+use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
 use tracing_profiling::{Builder, Handle, Kept, Profile, ProfilingLayer, Stats};
 use tracing_subscriber::filter::{FilterFn, LevelFilter};
 use tracing_subscriber::prelude::*;
@@ -377,6 +377,42 @@ fn attributes_have_the_names_that_they_are_given() {
     assert!(attribute(slow, "profile.idle_ns").is_some());
     for name in ["profile.id", "profile.reason", "profile.on_cpu_ns", "pyroscope.profile.id"] {
         assert_eq!(attribute(slow, name), None, "{name}");
+    }
+}
+
+/// An exporter with which something is wrong.
+struct Broken;
+
+impl Exporter for Broken {
+    fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
+        Err("broken".into())
+    }
+
+    fn check(&mut self) -> Result<(), ExportError> {
+        Err("broken".into())
+    }
+}
+
+#[test]
+fn without_a_profile_there_is_no_id() {
+    let sets: [fn(Builder) -> Builder; 2] = [
+        |builder| builder.exporter(Broken),
+        // Samples are lost before the span closes.
+        |builder| builder.memory_bytes(1).rate(1_000),
+    ];
+    for set in sets {
+        for processor in [Processor::Plain, Processor::Ours] {
+            let scene = Scene::with(processor, set, Sampler::AlwaysOn, |ours, tracer| {
+                let both = ours.with_opentelemetry(otel(tracer));
+                Dispatch::new(tracing_subscriber::registry().with(both))
+            });
+            scene.run(|| info_span!("slow").in_scope(|| burn(100 * MS)));
+            let slow = &scene.spans()["slow"];
+            assert_eq!(text(slow, "profile.reason").as_deref(), Some("latency"));
+            assert_eq!(attribute(slow, "profile.id"), None);
+            assert_eq!(attribute(slow, "pyroscope.profile.id"), None);
+            assert!(scene.profiles().is_empty());
+        }
     }
 }
 

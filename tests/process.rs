@@ -299,7 +299,7 @@ in_child! {
             assert_eq!(stats.spans_kept_without_samples, 3);
             return;
         }
-        assert_eq!(stats.profiles_dropped_export_failed, 3);
+        assert_eq!(stats.spans_kept_exporter_fails, 3);
         let lines = lines.0.lock().unwrap();
         let warnings: Vec<_> = lines.iter().filter(|line| line.contains("cannot write")).collect();
         assert_eq!(warnings.len(), 1, "{lines:#?}");

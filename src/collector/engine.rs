@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam::channel::{self, Sender};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 
@@ -50,6 +50,8 @@ pub(crate) struct Parts {
     pub(crate) limits: Limits,
     pub(crate) base_period_ns: u64,
     pub(crate) exporter: Box<dyn Exporter>,
+    /// What is wrong with it, if something is.
+    pub(crate) problem: Option<String>,
     pub(crate) on_kept: Option<OnKept>,
     pub(crate) only_sampled_traces: bool,
     pub(crate) attributes: AttributeNames,
@@ -70,6 +72,8 @@ pub(crate) struct Engine {
     pub(crate) order: LayerOrder,
     /// If a processor sees OpenTelemetry's spans end.
     meeting: OnceLock<Meeting>,
+    /// What was wrong with the exporter from the beginning, until it is said.
+    problem: Mutex<Option<String>>,
     commands: Sender<Command>,
     /// The fork generation of the process in which our threads run, or [`NOWHERE`].
     runs_in: AtomicU32,
@@ -85,6 +89,7 @@ impl Engine {
     pub(crate) fn start(parts: Parts) -> Result<Arc<Self>, Error> {
         let (commands, received) = channel::unbounded();
         let (jobs, to_do) = channel::unbounded();
+        let is_failing = parts.problem.is_some();
         let engine = Arc::new(Self {
             spans: parts.spans,
             callsites: parts.callsites,
@@ -97,6 +102,7 @@ impl Engine {
             },
             only_sampled_traces: parts.only_sampled_traces,
             attributes: parts.attributes,
+            problem: Mutex::new(parts.problem),
             order: LayerOrder::default(),
             meeting: OnceLock::new(),
             commands,
@@ -108,6 +114,7 @@ impl Engine {
             jobs: to_do,
             exporter: parts.exporter,
             on_kept: parts.on_kept,
+            is_failing,
         };
         let collector = Collector::new(
             Arc::clone(&engine),
@@ -245,6 +252,10 @@ impl Engine {
         self.meeting.get_or_init(Meeting::default);
     }
 
+    pub(super) fn take_problem(&self) -> Option<String> {
+        self.problem.lock().take()
+    }
+
     /// Whether the layers are in an order in which OpenTelemetry's spans cannot be reached, and no
     /// processor makes up for it. True only once.
     pub(super) fn must_warn_of_order(&self) -> bool {
@@ -334,6 +345,8 @@ impl Engine {
             }
             Err(NoProfile::RateLimit) => &counters.spans_kept_over_rate_limit,
             Err(NoProfile::ExporterBusy) => &counters.spans_kept_exporter_busy,
+            Err(NoProfile::ExporterFails) => &counters.spans_kept_exporter_fails,
+            Err(NoProfile::NoMemory) => &counters.spans_kept_no_memory,
             Err(NoProfile::NoId) => &counters.spans_kept_without_id,
         };
         Counters::add(without, 1);

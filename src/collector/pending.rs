@@ -82,6 +82,8 @@ pub(super) struct Pending {
     bytes: usize,
     budget_bytes: usize,
     most_samples: usize,
+    /// A sample was lost since this was last asked.
+    has_lost: bool,
 }
 
 /// What became of a sample that was added.
@@ -102,6 +104,7 @@ impl Pending {
             bytes: 0,
             budget_bytes,
             most_samples: most_samples.max(2),
+            has_lost: false,
         }
     }
 
@@ -131,6 +134,7 @@ impl Pending {
         if self.bytes + needed > self.budget_bytes {
             // Those that it stands for are thinned out already.
             pending.lost += 1;
+            self.has_lost = true;
             pending.lost_ns += weight_ns;
             return Added::Lost;
         }
@@ -164,6 +168,11 @@ impl Pending {
         if pending.known.replace(known).is_none() {
             self.roots.entry(known.root).or_default().spans.push(span);
         }
+    }
+
+    /// Whether a sample was lost since this was last asked, and there is still no room.
+    pub(super) fn is_short(&mut self) -> bool {
+        std::mem::take(&mut self.has_lost) && self.bytes + SOME_STACKS > self.budget_bytes
     }
 
     pub(super) fn get(&self, span: SpanKey) -> Option<&PendingSpan> {
@@ -336,6 +345,9 @@ impl Pending {
         samples
     }
 }
+
+/// Room without which memory is short.
+const SOME_STACKS: usize = 16 * 1024;
 
 /// What a span takes beside its samples and stacks, roughly.
 const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;

@@ -168,6 +168,7 @@ impl Collector {
         let keeper = &self.engine.keeper;
         let given_up = self.pending.give_up_closed(|root| keeper.has_epoch(root));
         Counters::add(&self.engine.counters.samples_dropped_memory, given_up);
+        keeper.set_memory_is_short(self.pending.is_short());
         self.housekeep(&entered);
         let again = self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
         (asked, again)
@@ -321,6 +322,9 @@ impl Collector {
                 line: self.source.describe(self.base_period_ns),
                 is_warning: self.source.is_refused(),
             });
+            if let Some(line) = self.engine.take_problem() {
+                _ = self.jobs.send(Job::Say { line, is_warning: true });
+            }
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Symbolizing and exporting, on a thread of its own.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError};
 
 use super::command::Job;
 use super::engine::Engine;
 use super::report;
-use crate::export::{ExportError, Exported, Exporter};
+use crate::export::{Exported, Exporter};
 use crate::keep::{Kept, KeptSpan, OnKept};
 use crate::profile::{MappingId, Profile};
 use crate::stats::Counters;
@@ -19,6 +19,11 @@ use crate::unwind::Module;
 
 /// After how long without a profile what was read of debug information is given back.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
+/// How soon after a failure the exporter is tried again, at first and at last.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// How often an exporter with which nothing is wrong may refuse one profile.
+const MOST_TRIES: u32 = 3;
 
 /// What a worker is made of.
 pub(super) struct WorkerParts {
@@ -26,6 +31,8 @@ pub(super) struct WorkerParts {
     pub(super) jobs: Receiver<Job>,
     pub(super) exporter: Box<dyn Exporter>,
     pub(super) on_kept: Option<OnKept>,
+    /// Whether something is wrong with the exporter from the beginning.
+    pub(super) is_failing: bool,
 }
 
 /// The thread that exports.
@@ -33,19 +40,46 @@ pub(super) struct Worker {
     parts: WorkerParts,
     symbolizer: Option<Symbolizer>,
     told: HashSet<Missing>,
-    /// The last export failed, and that was said.
-    is_failing: bool,
+    /// Since when the exporter fails, and when to try it again.
+    failing: Option<Failing>,
+    /// What it has refused; no more than may be promised.
+    refused: VecDeque<Refused>,
+}
+
+/// An exporter that fails.
+struct Failing {
+    next: Instant,
+    pause: Duration,
+}
+
+/// A profile that the exporter has refused.
+struct Refused {
+    profile: Profile,
+    report: Kept,
+    tries: u32,
+}
+
+impl Failing {
+    fn new() -> Self {
+        Self { next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
+    }
+
+    fn wait_longer(&mut self) {
+        self.pause = (2 * self.pause).min(LAST_PAUSE);
+        self.next = Instant::now() + self.pause;
+    }
 }
 
 impl Worker {
     pub(super) fn new(parts: WorkerParts) -> Self {
-        Self { parts, symbolizer: None, told: HashSet::new(), is_failing: false }
+        let failing = parts.is_failing.then(Failing::new);
+        Self { parts, symbolizer: None, told: HashSet::new(), failing, refused: VecDeque::new() }
     }
 
     pub(super) fn run(mut self) {
         loop {
-            let job = match &self.symbolizer {
-                Some(_) => self.parts.jobs.recv_timeout(FORGET_AFTER),
+            let job = match self.sleep() {
+                Some(time) => self.parts.jobs.recv_timeout(time),
                 None => self.parts.jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match job {
@@ -56,21 +90,35 @@ impl Worker {
                     self.say(|| tracing::warn!(target: "tracing_profiling", "{line}"));
                 }
                 Ok(Job::Export { profile, modules, kept }) => {
-                    self.export(*profile, &modules, kept);
-                    self.parts.engine.keeper.redeem();
+                    self.prepare(*profile, &modules, &kept);
                 }
-                Ok(Job::Report(kept)) => self.report(Kept {
-                    spans: report::outermost_first(&kept),
-                    profile: None,
-                    samples: 0,
-                    top_function: None,
-                    files: Vec::new(),
-                }),
-                Ok(Job::Done(done)) => _ = done.send(()),
-                Err(RecvTimeoutError::Timeout) => self.symbolizer = None,
-                Ok(Job::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(Job::Report(kept)) => self.report(&unexported(&kept)),
+                Ok(Job::Done(done)) => {
+                    self.try_refused();
+                    _ = done.send(());
+                }
+                Err(RecvTimeoutError::Timeout) if self.refused.is_empty() => self.symbolizer = None,
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(Job::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    self.try_refused();
+                    while let Some(refused) = self.refused.pop_front() {
+                        self.lose(refused.report);
+                    }
+                    return;
+                }
+            }
+            if self.failing.as_ref().is_some_and(|failing| failing.next <= Instant::now()) {
+                self.try_refused();
             }
         }
+    }
+
+    /// How long there is nothing to do, if somebody has to look again at all.
+    fn sleep(&self) -> Option<Duration> {
+        // With nothing to export, the next kept span is soon enough.
+        let failing = self.failing.as_ref().filter(|_| !self.refused.is_empty());
+        let again = failing.map(|failing| failing.next.saturating_duration_since(Instant::now()));
+        self.symbolizer.as_ref().map(|_| FORGET_AFTER).into_iter().chain(again).min()
     }
 
     fn say(&self, event: impl FnOnce()) {
@@ -79,34 +127,97 @@ impl Worker {
         _ = catch_unwind(AssertUnwindSafe(say));
     }
 
-    fn export(
+    /// Symbolizes and exports.
+    fn prepare(
         &mut self,
         profile: Profile,
         modules: &HashMap<MappingId, Arc<Module>>,
-        kept: Vec<KeptSpan>,
+        kept: &[KeptSpan],
     ) {
-        let mut report = Kept {
-            spans: report::outermost_first(&kept),
-            profile: None,
-            samples: profile.sample_count(),
-            top_function: None,
-            files: Vec::new(),
-        };
-        // Debug information is a large input, and an exporter is not ours: what goes wrong there
-        // must not be the end of all later profiles.
-        let exported = catch_unwind(AssertUnwindSafe(|| {
-            let profile = self.symbolize(profile, modules);
-            report.top_function =
-                profile.top_function().map(|(name, share)| (name.to_owned(), share));
-            report.profile = Some(profile.id);
-            self.parts.exporter.export(&profile)
-        }));
-        let exported = exported.unwrap_or_else(|_| {
-            self.symbolizer = None;
-            Err("it panicked".into())
-        });
-        self.conclude(exported, &mut report);
-        self.report(report);
+        let mut report = Kept { samples: profile.sample_count(), ..unexported(kept) };
+        // Debug information is a large input: what goes wrong there must not be the end of all
+        // later profiles.
+        match catch_unwind(AssertUnwindSafe(|| self.symbolize(profile, modules))) {
+            Ok(profile) => {
+                report.top_function =
+                    profile.top_function().map(|(name, share)| (name.to_owned(), share));
+                self.export(Refused { profile, report, tries: 0 });
+            }
+            Err(_) => {
+                self.symbolizer = None;
+                self.lose(report);
+            }
+        }
+    }
+
+    /// Gives a profile to the exporter. Returns whether it must be given again.
+    fn export(&mut self, mut refused: Refused) {
+        refused.tries += 1;
+        // An exporter is not ours.
+        let export = || self.parts.exporter.export(&refused.profile);
+        let exported = catch_unwind(AssertUnwindSafe(export));
+        match exported {
+            Ok(Ok(Exported { files, .. })) => {
+                Counters::add(&self.parts.engine.counters.profiles_exported, 1);
+                self.parts.engine.keeper.redeem();
+                let profile = Some(refused.profile.id);
+                self.report(&Kept { profile, files, ..refused.report });
+            }
+            Ok(Err(error)) => {
+                self.note_failing(&error.to_string());
+                if refused.tries < MOST_TRIES {
+                    self.refused.push_back(refused);
+                } else {
+                    self.lose(refused.report);
+                }
+            }
+            Err(_) => {
+                self.note_failing("the exporter panicked");
+                self.lose(refused.report);
+            }
+        }
+    }
+
+    fn note_failing(&mut self, problem: &str) {
+        self.parts.engine.keeper.set_exporter_fails(true);
+        if self.failing.is_none() {
+            self.failing = Some(Failing::new());
+            self.say(|| {
+                tracing::warn!(
+                    target: "tracing_profiling",
+                    "a profile could not be exported: {problem} (said once until it works again; \
+                     until then spans are kept without profiles, and the service is not affected)"
+                );
+            });
+        }
+    }
+
+    /// If the exporter was failing and is well again, gives it what it has refused.
+    fn try_refused(&mut self) {
+        let Some(failing) = &mut self.failing else { return };
+        let checked = catch_unwind(AssertUnwindSafe(|| self.parts.exporter.check()));
+        if !matches!(checked, Ok(Ok(()))) {
+            failing.wait_longer();
+            return;
+        }
+        for _ in 0..self.refused.len() {
+            if let Some(refused) = self.refused.pop_front() {
+                self.export(refused);
+            }
+        }
+        if self.refused.is_empty() {
+            self.failing = None;
+            self.parts.engine.keeper.set_exporter_fails(false);
+        } else if let Some(failing) = &mut self.failing {
+            failing.wait_longer();
+        }
+    }
+
+    /// A profile that was promised will not be.
+    fn lose(&self, report: Kept) {
+        Counters::add(&self.parts.engine.counters.profiles_dropped_export_failed, 1);
+        self.parts.engine.keeper.redeem();
+        self.report(&Kept { profile: None, ..report });
     }
 
     fn symbolize(
@@ -125,37 +236,24 @@ impl Worker {
         profile
     }
 
-    fn conclude(&mut self, exported: Result<Exported, ExportError>, report: &mut Kept) {
-        let counters = &self.parts.engine.counters;
-        match exported {
-            Ok(exported) => {
-                Counters::add(&counters.profiles_exported, 1);
-                self.is_failing = false;
-                report.files = exported.files;
-            }
-            Err(error) => {
-                Counters::add(&counters.profiles_dropped_export_failed, 1);
-                report.profile = None;
-                if !std::mem::replace(&mut self.is_failing, true) {
-                    self.say(|| {
-                        tracing::warn!(
-                            target: "tracing_profiling",
-                            "a profile could not be exported: {error} (said once until it works \
-                             again; the service is not affected)"
-                        );
-                    });
-                }
-            }
-        }
-    }
-
-    fn report(&self, kept: Kept) {
-        let line = report::line(&kept);
+    fn report(&self, kept: &Kept) {
+        let line = report::line(kept);
         self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
         if let Some(on_kept) = &self.parts.on_kept {
             // Not ours either.
-            _ = catch_unwind(AssertUnwindSafe(|| on_kept(&kept)));
+            _ = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
         }
+    }
+}
+
+/// What is told of spans without a profile.
+fn unexported(kept: &[KeptSpan]) -> Kept {
+    Kept {
+        spans: report::outermost_first(kept),
+        profile: None,
+        samples: 0,
+        top_function: None,
+        files: Vec::new(),
     }
 }
 

@@ -220,8 +220,10 @@ impl Builder {
         let spans =
             Spans::new(clock, Box::new(source.clone()), base_period_ns, Arc::clone(&counters));
         let resource = self.resource.unwrap_or_else(default_resource);
-        let exporter =
+        let mut exporter =
             self.exporter.unwrap_or_else(|| Box::new(Directory::new(self.directory, resource)));
+        let problem = exporter.check().err().map(|error| error.to_string());
+        keeper.set_exporter_fails(problem.is_some());
         let engine = Engine::start(Parts {
             spans,
             callsites,
@@ -236,6 +238,7 @@ impl Builder {
             },
             base_period_ns,
             exporter,
+            problem,
             on_kept: self.on_kept,
             only_sampled_traces: self.only_sampled_traces,
             attributes: self.attributes,

@@ -83,6 +83,17 @@ impl Directory {
         Ok(written)
     }
 
+    fn problem(&self, error: &io::Error) -> String {
+        let path = self.path.display();
+        match error.kind() {
+            io::ErrorKind::QuotaExceeded => format!("cannot write to {path}: {error}"),
+            _ => format!(
+                "cannot write to {path}: {error}; make it writable or set TRACING_PROFILING_DIR to \
+                 a directory that is"
+            ),
+        }
+    }
+
     /// Removes the oldest profiles until `new` bytes fit, and those that are too old, each with all
     /// its files. What cannot be removed stays.
     fn make_room(&self, new: u64) {
@@ -134,17 +145,15 @@ impl Stored {
 
 impl Exporter for Directory {
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
-        let files = self.write(profile).map_err(|error| {
-            let path = self.path.display();
-            match error.kind() {
-                io::ErrorKind::QuotaExceeded => format!("cannot write to {path}: {error}"),
-                _ => format!(
-                    "cannot write to {path}: {error}; make it writable or set \
-                     TRACING_PROFILING_DIR to a directory that is"
-                ),
-            }
-        })?;
+        let files = self.write(profile).map_err(|error| self.problem(&error))?;
         Ok(Exported::to_files(files))
+    }
+
+    fn check(&mut self) -> Result<(), ExportError> {
+        // What is not there will be made: below the first folder that is.
+        let nearest = self.path.ancestors().find(|path| path.exists());
+        let checked = sys::check_writable(nearest.unwrap_or(Path::new(".")));
+        Ok(checked.map_err(|error| self.problem(&error))?)
     }
 }
 
@@ -285,9 +294,19 @@ mod tests {
     #[test]
     fn a_directory_that_cannot_be_made_says_what_to_do() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = directory(&file.path().join("below")).export(&profile(1)).unwrap_err();
-        let message = error.to_string();
-        assert!(message.contains("TRACING_PROFILING_DIR"), "{message}");
+        let mut directory = directory(&file.path().join("below"));
+        for error in [directory.export(&profile(1)).unwrap_err(), directory.check().unwrap_err()] {
+            let message = error.to_string();
+            assert!(message.contains("TRACING_PROFILING_DIR"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_check_makes_nothing() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path().join("deep/er");
+        directory(&path).check().unwrap();
+        assert_eq!(names(temporary.path()), [""; 0]);
     }
 
     #[test]

@@ -15,13 +15,27 @@ pub use memory::Memory;
 /// An exporter runs on a thread of its own: it may block, and nothing but later profiles waits
 /// for it.
 pub trait Exporter: Send {
-    /// Takes one profile. Called once for each; what fails is lost, and counted.
+    /// Takes one profile. What fails is kept in memory and given again later: once [`check`] finds
+    /// nothing wrong, and then up to three times before it is lost, and counted.
+    ///
+    /// [`check`]: Self::check
     ///
     /// # Errors
     ///
     /// If the profile could not be exported. The message goes to the log, so it should say what
     /// the user can do.
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError>;
+
+    /// Whether a profile could be exported now, as far as that can be told without one. Asked when
+    /// the layer is made, and again from time to time after something failed. Until all is well
+    /// again, kept spans get no profile, and so no id that leads nowhere.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong; the message goes to the log, as that of [`export`](Self::export).
+    fn check(&mut self) -> Result<(), ExportError> {
+        Ok(())
+    }
 }
 
 /// What became of a profile.

@@ -1,7 +1,7 @@
 //! Kept spans, the permits for their profiles, and the epochs of their roots.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -68,6 +68,8 @@ pub(crate) struct Keeper {
     full: Buckets,
     /// Profiles that have been promised and not yet exported.
     promised: AtomicUsize,
+    exporter_fails: AtomicBool,
+    memory_is_short: AtomicBool,
     started: Instant,
 }
 
@@ -87,6 +89,8 @@ impl Keeper {
             state: Mutex::default(),
             full: Buckets { profiles: bucket, reports: bucket },
             promised: AtomicUsize::new(0),
+            exporter_fails: AtomicBool::new(false),
+            memory_is_short: AtomicBool::new(false),
             started: Instant::now(),
         }
     }
@@ -148,6 +152,12 @@ impl Keeper {
         now_ns: u64,
         new_id: impl FnOnce() -> Option<ProfileId>,
     ) -> Result<ProfileId, NoProfile> {
+        if self.exporter_fails.load(Ordering::Relaxed) {
+            return Err(NoProfile::ExporterFails);
+        }
+        if self.memory_is_short.load(Ordering::Relaxed) {
+            return Err(NoProfile::NoMemory);
+        }
         // Under the lock of the state, so two threads cannot both take the last place.
         if self.promised.load(Ordering::Relaxed) >= MOST_PROMISED {
             return Err(NoProfile::ExporterBusy);
@@ -201,6 +211,16 @@ impl Keeper {
     /// A span is closed, and was judged.
     pub(crate) fn forget(&self, span: SpanKey) {
         self.state.lock().exported.remove(&span);
+    }
+
+    /// Nothing more is promised as long as the exporter fails.
+    pub(crate) fn set_exporter_fails(&self, fails: bool) {
+        self.exporter_fails.store(fails, Ordering::Relaxed);
+    }
+
+    /// Nothing more is promised as long as samples are lost for want of memory.
+    pub(crate) fn set_memory_is_short(&self, is_short: bool) {
+        self.memory_is_short.store(is_short, Ordering::Relaxed);
     }
 
     /// A promised profile has been exported, or failed to be.
@@ -298,6 +318,20 @@ mod tests {
         assert_eq!(keep(&keeper, most + 1, most + 1, 1, ID).profile, busy);
         keeper.redeem();
         assert!(keep(&keeper, most + 2, most + 2, 1, ID).profile.is_ok());
+    }
+
+    #[test]
+    fn nothing_is_promised_that_could_not_be_kept() {
+        let keeper = Keeper::new(60);
+        assert_eq!(keep(&keeper, 1, 1, 1, ID).profile, Ok(ID));
+        keeper.set_exporter_fails(true);
+        assert_eq!(keep(&keeper, 2, 2, 1, ID).profile, Err(NoProfile::ExporterFails));
+        assert_eq!(keep(&keeper, 3, 1, 1, OTHER).profile, Ok(ID), "promised before");
+        keeper.set_exporter_fails(false);
+        keeper.set_memory_is_short(true);
+        assert_eq!(keep(&keeper, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
+        keeper.set_memory_is_short(false);
+        assert_eq!(keep(&keeper, 5, 5, 1, OTHER).profile, Ok(OTHER));
     }
 
     #[test]

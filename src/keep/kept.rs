@@ -111,6 +111,10 @@ pub enum NoProfile {
     RateLimit,
     /// Too many profiles wait to be exported.
     ExporterBusy,
+    /// The exporter fails at present; the log says why.
+    ExporterFails,
+    /// The memory for samples is used up at present.
+    NoMemory,
     /// The system gave no random bytes for an id.
     NoId,
 }
@@ -122,6 +126,8 @@ impl std::fmt::Display for NoProfile {
             Self::NoStacksHere => "perf events are refused here",
             Self::RateLimit => "over the rate limit of its rule",
             Self::ExporterBusy => "too many profiles wait to be exported",
+            Self::ExporterFails => "profiles cannot be exported at present",
+            Self::NoMemory => "the memory for samples is used up",
             Self::NoId => "no random bytes for its id",
         })
     }

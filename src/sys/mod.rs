@@ -36,10 +36,10 @@ use unsupported as platform;
 
 pub(crate) use clock::Clock;
 pub(crate) use platform::{
-    HardwareCounters, KeptOn, Poller, Ring, Waker, create_private_directory, create_private_file,
-    current_tid, fork_generation, loaded_modules, module_generation, on_fork, open_file_limit,
-    open_sample_ring, open_switch_ring, process_id, program_memory, read_own_memory, thread_cpu_ns,
-    thread_usage,
+    HardwareCounters, KeptOn, Poller, Ring, Waker, check_writable, create_private_directory,
+    create_private_file, current_tid, fork_generation, loaded_modules, module_generation, on_fork,
+    open_file_limit, open_sample_ring, open_switch_ring, process_id, program_memory,
+    read_own_memory, thread_cpu_ns, thread_usage,
 };
 pub(crate) use position::Position;
 #[cfg(test)]

@@ -225,6 +225,18 @@ pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     options.write(true).create_new(true).open(path)
 }
 
+/// Whether files can be made in this directory, as far as its mode tells.
+pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
+    let metadata = std::fs::metadata(directory)?;
+    if !metadata.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    if metadata.permissions().readonly() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(())
+}
+
 pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
     std::fs::create_dir_all(path)
 }

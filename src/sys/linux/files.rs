@@ -10,6 +10,22 @@ pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
+/// Whether files can be made in this directory, and it has some room.
+pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
+    use rustix::fs::{Access, AtFlags, CWD, accessat, statvfs};
+    // With the trailing dot, a file that is no directory is an error.
+    let inside = directory.join(".");
+    accessat(CWD, &inside, Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty())?;
+    let file_system = statvfs(&inside)?;
+    if file_system.f_bavail.saturating_mul(file_system.f_frsize) < LEAST_ROOM {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    Ok(())
+}
+
+/// Room for the three files of a profile.
+const LEAST_ROOM: u64 = 1024 * 1024;
+
 /// Makes a directory, and those above it, of mode 0700; nothing happens if it is there.
 pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)

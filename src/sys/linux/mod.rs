@@ -12,7 +12,7 @@ mod thread;
 
 pub(crate) use clock::{TickSource, monotonic_raw_ns, read_ticks, thread_cpu_ns, tick_source};
 pub(crate) use counters::HardwareCounters;
-pub(crate) use files::{create_private_directory, create_private_file};
+pub(crate) use files::{check_writable, create_private_directory, create_private_file};
 pub(crate) use fork::{fork_generation, on_fork};
 pub(crate) use modules::{loaded_modules, module_generation, program_memory, read_own_memory};
 pub(crate) use perf::{KeptOn, open_sample_ring, open_switch_ring};
