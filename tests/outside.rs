@@ -1,0 +1,51 @@
+//! Crates outside the workspace that know only the README: they compile, run, and get a profile.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Builds and runs a crate of `tests/outside` in that folder.
+fn run(package: &str, folder: &Path) -> Output {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Debug builds, for the time they take; the folder is not the one of this build, which is
+    // locked.
+    Command::new(env!("CARGO"))
+        .args(["run", "--quiet", "--locked", "--package", package, "--manifest-path"])
+        .arg(root.join("tests/outside/Cargo.toml"))
+        .arg("--target-dir")
+        .arg(root.join("target/outside"))
+        .current_dir(folder)
+        .env_remove("TRACING_PROFILING")
+        .output()
+        .unwrap()
+}
+
+fn text(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    let text = format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err));
+    assert!(output.status.success(), "{text}");
+    text
+}
+
+#[test]
+fn what_the_readme_says_is_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = text(&run("readme", folder.path()));
+    assert!(text.contains("kept `checkout` (latency)"), "{text}");
+    if text.contains("no profile: perf events are refused here") {
+        assert!(std::env::var_os("TRACING_PROFILING_TEST_PERF").is_none(), "{text}");
+        return;
+    }
+    let files = std::fs::read_dir(folder.path().join("profiles")).unwrap();
+    let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    assert_eq!(files.len(), 3, "{files:?}");
+    let picture = files.iter().find(|file| file.extension().unwrap() == "svg").unwrap();
+    assert!(std::fs::read_to_string(picture).unwrap().contains("readme::work_it_out"));
+}
+
+#[test]
+fn under_another_name_and_without_opentelemetry() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(text(&run("renamed", folder.path())).contains("kept waits"));
+}

@@ -1,0 +1,25 @@
+use std::time::Duration;
+
+use tracing_subscriber::prelude::*;
+
+/// As a company's own crate of utilities would.
+mod prelude {
+    pub use why_slow::profiled as watched;
+}
+
+fn main() -> Result<(), why_slow::Error> {
+    let profiling = why_slow::ProfilingLayer::builder()
+        .rules("off,[other]=1h".parse()?)
+        .on_kept(|kept| println!("kept {}", kept.spans[0].name()))
+        .build()?;
+    let handle = profiling.handle();
+    tracing_subscriber::registry().with(profiling).init();
+    waits();
+    assert!(handle.flush(Duration::from_secs(30)));
+    Ok(())
+}
+
+#[prelude::watched(threshold = "10ms")]
+fn waits() {
+    std::thread::sleep(Duration::from_millis(30));
+}
