@@ -12,6 +12,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{
+    InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor, SpanData,
+};
 use tracing_profiling::{Account, Kept, ProfilingLayer};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
@@ -27,10 +32,18 @@ fn main() -> Result<(), AnyError> {
     }
     let kept = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&kept);
+    let resource = Resource::builder().with_service_name("shop").build();
     let profiling = builder
+        .resource(resource.clone())
         .on_kept(move |one| sink.lock().unwrap_or_else(PoisonError::into_inner).push(one.clone()))
         .build()?;
     let handle = profiling.handle();
+    // A service has an exporter of `opentelemetry-otlp` here.
+    let spans = InMemorySpanExporter::default();
+    let provider = SdkTracerProvider::builder()
+        .with_resource(resource)
+        .with_span_processor(SimpleSpanProcessor::new(spans.clone()))
+        .build();
     tracing_subscriber::registry()
         .with(
             tracing_subscriber::fmt::layer()
@@ -39,6 +52,8 @@ fn main() -> Result<(), AnyError> {
                 .with_filter(Targets::new().with_target("tracing_profiling", LevelFilter::INFO)),
         )
         .with(profiling.with_filter(LevelFilter::INFO))
+        // After the profiling layer: it says on a span what was kept of it before that ends.
+        .with(tracing_opentelemetry::layer().with_tracer(provider.tracer("shop")))
         .init();
 
     let requests = tokio::runtime::Runtime::new()?.block_on(shop::run())?;
@@ -46,6 +61,7 @@ fn main() -> Result<(), AnyError> {
     handle.flush(Duration::from_secs(20));
     let kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
     print_table(requests, &kept);
+    print_spans(&spans.get_finished_spans()?);
     Ok(())
 }
 
@@ -100,6 +116,23 @@ fn print_table(requests: usize, kept: &[Kept]) {
         println!("\nFlame graphs, to be opened in a browser:");
         files.iter().for_each(|file| println!("  {}", file.display()));
         println!("\nBeside each lie the same as .pb.gz (`go tool pprof -http=: FILE`) and .otlp.");
+    }
+}
+
+/// What OpenTelemetry exports of those spans that lead to a profile.
+fn print_spans(spans: &[SpanData]) {
+    let of = |span: &SpanData, key: &str| {
+        let found = span.attributes.iter().find(|attribute| attribute.key.as_str() == key);
+        found.map(|attribute| attribute.value.to_string())
+    };
+    let kept = spans.iter().filter(|span| of(span, "profile.reason").is_some()).count();
+    println!("\n{} spans were exported to OpenTelemetry, {kept} of them kept:\n", spans.len());
+    for span in spans {
+        if let Some(id) = of(span, "profile.id") {
+            let context = &span.span_context;
+            let (trace, number) = (context.trace_id(), context.span_id());
+            println!("trace {trace} span {number} {:<12} profile.id={id}", span.name);
+        }
     }
 }
 

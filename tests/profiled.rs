@@ -41,9 +41,9 @@ fn future<T: Debug + Send>(value: T) -> impl Future<Output = T> + Send {
 }
 
 #[profiled(threshold = "0ms", skip(items))]
-fn generic<T: Debug + Clone, const N: usize>(items: &[T; N]) -> Vec<T>
+fn generic<T, const N: usize>(items: &[T; N]) -> Vec<T>
 where
-    T: PartialEq,
+    T: Debug + Clone,
 {
     items.to_vec()
 }

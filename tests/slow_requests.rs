@@ -1,0 +1,126 @@
+//! The shop of the example beside OpenTelemetry: every exported id leads to a file, and every file
+//! is led to, in whichever order the layers are.
+
+#![cfg(feature = "tracing-opentelemetry")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+#[path = "../examples/shop/mod.rs"]
+mod shop;
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{
+    InMemorySpanExporter, SdkTracer, SdkTracerProvider, SimpleSpanProcessor, SpanData,
+};
+use prost::Message as _;
+use support::PLENTY;
+use tracing::Dispatch;
+use tracing_profiling::ProfilingLayer;
+use tracing_subscriber::prelude::*;
+
+fn text(span: &SpanData, key: &str) -> Option<String> {
+    let found = span.attributes.iter().find(|attribute| attribute.key.as_str() == key);
+    found.map(|attribute| attribute.value.to_string())
+}
+
+fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatch) {
+    let folder = tempfile::tempdir().unwrap();
+    let resource = Resource::builder().with_service_name("shop").build();
+    let profiling = ProfilingLayer::builder()
+        .resource(resource.clone())
+        .directory(folder.path())
+        .build()
+        .unwrap();
+    let handle = profiling.handle();
+    let spans = InMemorySpanExporter::default();
+    let exporting = SimpleSpanProcessor::new(spans.clone());
+    let provider = SdkTracerProvider::builder().with_resource(resource);
+    let provider = match with_processor {
+        true => provider.with_span_processor(handle.span_processor(exporting)),
+        false => provider.with_span_processor(exporting),
+    };
+    let provider = provider.build();
+    let dispatch = combine(profiling, provider.tracer("shop"));
+
+    // The shop closes spans on every thread of its runtime, through their default subscriber.
+    let for_threads = dispatch.clone();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .on_thread_start(move || {
+            // For as long as the thread lives.
+            std::mem::forget(tracing::dispatcher::set_default(&for_threads));
+        })
+        .build()
+        .unwrap();
+    let requests = runtime.block_on(async { tokio::spawn(shop::run()).await }).unwrap().unwrap();
+    drop(runtime);
+    assert!(handle.flush(PLENTY));
+    provider.force_flush().unwrap();
+
+    let spans = spans.get_finished_spans().unwrap();
+    assert!(spans.len() >= requests, "{} spans of {requests} requests", spans.len());
+    let kept: Vec<_> = spans.iter().filter(|span| text(span, "profile.reason").is_some()).collect();
+    let names: BTreeSet<_> = kept.iter().map(|span| span.name.as_ref()).collect();
+    for name in ["bundles", "similar", "checkout", "legacy", "upstream", "broken"] {
+        assert!(names.contains(name), "{names:?}");
+    }
+
+    // The ids on spans are those of the files, and the other way round.
+    let ids: BTreeSet<_> = spans.iter().filter_map(|span| text(span, "profile.id")).collect();
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "otlp") {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            let id = name.rsplit('-').next().unwrap().to_owned();
+            files.insert(id, ProfilesData::decode(&*fs::read(path).unwrap()).unwrap());
+        }
+    }
+    assert_eq!(ids, files.keys().cloned().collect());
+    if handle.stats().threads_refused_perf == 0 && cfg!(not(tracing_profiling_unsupported)) {
+        assert!(ids.len() >= 2, "both CPU cases have one");
+    }
+
+    // Every sample points at a span of the trace that leads to its profile.
+    let by_id: HashMap<_, _> =
+        spans.iter().map(|span| (span.span_context.span_id().to_bytes().to_vec(), span)).collect();
+    for (id, data) in &files {
+        let leads = kept.iter().find(|span| text(span, "profile.id").as_ref() == Some(id)).unwrap();
+        let trace = leads.span_context.trace_id().to_bytes().to_vec();
+        let links = &data.dictionary.as_ref().unwrap().link_table;
+        let profile = &data.resource_profiles[0].scope_profiles[0].profiles[0];
+        assert_eq!(profile.profile_id.iter().map(|b| format!("{b:02x}")).collect::<String>(), *id);
+        for sample in &profile.samples {
+            let link = &links[usize::try_from(sample.link_index).unwrap()];
+            assert_eq!(link.trace_id, trace);
+            assert!(by_id.contains_key(&link.span_id), "a span that was exported");
+        }
+    }
+}
+
+fn otel<S>(tracer: SdkTracer) -> tracing_opentelemetry::OpenTelemetryLayer<S, SdkTracer>
+where
+    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
+{
+    tracing_opentelemetry::layer().with_tracer(tracer)
+}
+
+#[test]
+fn ids_and_files_belong_together() {
+    check(false, |ours, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+    });
+}
+
+#[test]
+fn ids_and_files_belong_together_in_the_other_order() {
+    check(true, |ours, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(ours))
+    });
+}
