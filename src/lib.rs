@@ -118,6 +118,24 @@ mod unwind;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 
+/// One page for each way of adding the layer.
+#[cfg(any(doc, doctest))]
+pub mod guide {
+    #[doc = include_str!("../docs/guide/subscriber.md")]
+    pub mod subscriber {}
+    #[doc = include_str!("../docs/guide/attribute.md")]
+    pub mod attribute {}
+    #[cfg(feature = "tracing-opentelemetry")]
+    #[doc = include_str!("../docs/guide/opentelemetry.md")]
+    pub mod opentelemetry {}
+    #[doc = include_str!("../docs/guide/without_opentelemetry.md")]
+    pub mod without_opentelemetry {}
+}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use config::Builder;
 pub use error::Error;
 pub use export::{Directory, ExportError, Exported, Exporter};
