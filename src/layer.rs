@@ -84,11 +84,6 @@ impl ProfilingLayer {
         Handle::new(self.engine.as_ref())
     }
 
-    #[cold]
-    fn look_at_order(&self, engine: &Engine, id: &span::Id) {
-        self.with_dispatch(engine, |dispatch| engine.order.look(id, dispatch));
-    }
-
     /// Calls `action` with the subscriber that this layer is part of, if it can be found.
     fn with_dispatch<R>(&self, engine: &Engine, action: impl FnOnce(&Dispatch) -> R) -> Option<R> {
         if let Some(dispatch) = engine.dispatch() {
@@ -167,7 +162,7 @@ where
         if let Some(engine) = self.engine() {
             engine.spans.enter(number(id));
             if engine.order.must_look() {
-                self.look_at_order(engine, id);
+                engine.order.look_at_enter(id.into_u64());
             }
         }
     }
@@ -176,6 +171,9 @@ where
     fn on_exit(&self, id: &span::Id, _: Context<'_, S>) {
         if let Some(engine) = self.engine() {
             engine.spans.exit(number(id));
+            if engine.order.must_look() {
+                engine.order.look_at_exit(id.into_u64());
+            }
         }
     }
 

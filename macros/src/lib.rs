@@ -26,11 +26,11 @@ fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     match checked {
         Ok(arguments) => {
             let Arguments { settings, fields, others } = arguments;
-            let marker = settings.marker().map(|name| quote!({#name} = tracing::field::Empty));
+            let marker = settings.marker().map(|name| quote!({#name} = ::tracing::field::Empty));
             let fields = fields.iter().flatten().cloned().chain(marker);
             let fields = quote!(fields(#(#fields),*));
             quote! {
-                #[tracing::instrument(#(#others,)* #fields)]
+                #[::tracing::instrument(#(#others,)* #fields)]
                 #item
             }
         }

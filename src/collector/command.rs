@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crossbeam::channel::Sender;
 
 use crate::keep::KeptSpan;
+use crate::otel::EndedSpan;
 use crate::profile::{MappingId, Profile};
 use crate::unwind::Module;
 
@@ -34,6 +35,8 @@ pub(super) enum Job {
     Export { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, kept: Vec<KeptSpan> },
     /// Say that these were kept and have no profile.
     Report(Vec<KeptSpan>),
+    /// Spans that have waited in vain for their close.
+    HandOn(Vec<EndedSpan>),
     /// Everything before this is done.
     Done(Sender<()>),
     /// End.

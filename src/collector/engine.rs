@@ -1,5 +1,6 @@
 //! What the hooks, the handle and the collector share.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -17,7 +18,8 @@ use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons};
 use crate::otel::{
-    AttributeNames, Close, Ended, LayerOrder, Meeting, Order, OtelSpan, SpanEnds, TOO_LONG,
+    AttributeNames, Close, ClosingSpan, Ended, EndedSpan, Found, LayerOrder, Meeting, Order,
+    OtelSpan, SpanEnds, TOO_LONG,
 };
 use crate::profile::ProfileId;
 use crate::sampler::PerfSource;
@@ -77,6 +79,7 @@ pub(crate) struct Engine {
     commands: Sender<Command>,
     /// The fork generation of the process in which our threads run, or [`NOWHERE`].
     runs_in: AtomicU32,
+    made_in: u32,
     dispatch: RwLock<Option<WeakDispatch>>,
 }
 
@@ -107,6 +110,7 @@ impl Engine {
             meeting: OnceLock::new(),
             commands,
             runs_in: AtomicU32::new(sys::fork_generation()),
+            made_in: sys::fork_generation(),
             dispatch: RwLock::new(None),
         });
         let worker = WorkerParts {
@@ -197,35 +201,46 @@ impl Engine {
     /// a moment.
     #[cold]
     fn close_and_meet(&self, id: RegistryId, otel: FindOtel<'_>, meeting: &Meeting) {
-        let opened = self.spans.opened(id);
-        match meeting.take_ended(opened) {
-            Some((ended, true)) => {
+        if meeting.is_direct() {
+            self.close_with(id, otel, None);
+            return;
+        }
+        let span = self.closing_span(id);
+        match meeting.take(span.as_ref()) {
+            Found::End(ended) => {
                 ended.with(|data| {
                     self.close_with(id, &mut || Some(OtelSpan::Ended(data)), None);
                 });
                 return;
             }
-            Some((other, false)) => other.hand_on(),
-            None => {}
+            Found::OtherEnd(other) => other.hand_on(),
+            Found::OtherClose(other) => self.conclude(other, None),
+            Found::Nothing => {}
         }
-        let Some(opened) = opened.filter(|_| meeting.order() != Order::Theirs) else {
+        let Some(span) = span.filter(|_| meeting.order() != Order::Theirs) else {
             self.close_with(id, otel, None);
             return;
         };
-        let mut close = Close::new(opened);
+        let mut close = Close::new(span);
         self.close_with(id, otel, Some(&mut close));
-        if meeting.order() == Order::Unknown || !close.is_plain() {
-            let is_plain = close.is_plain();
-            self.conclude(meeting.leave_close(close), None);
+        let is_plain = close.is_plain();
+        if !meeting.is_direct() && (meeting.order() == Order::Unknown || !is_plain) {
+            meeting.leave_close(close);
             if !is_plain {
                 self.watch(meeting);
             }
         }
     }
 
+    fn closing_span(&self, id: RegistryId) -> Option<ClosingSpan> {
+        let (opened, plan) = self.spans.opened(id)?;
+        let metadata = self.callsites.callsite(plan)?.metadata;
+        Some(ClosingSpan { metadata, opened })
+    }
+
     /// A close whose end has come, or will not come.
-    fn conclude(&self, close: Option<Close>, ids: Option<TraceIds>) {
-        if let Some(key) = close.and_then(|close| close.untold) {
+    fn conclude(&self, close: Close, ids: Option<TraceIds>) {
+        if let Some(key) = close.untold {
             self.spans.tell_closed(key, ids);
             self.waker.wake();
         }
@@ -237,14 +252,38 @@ impl Engine {
         }
     }
 
-    /// Ends what has waited too long for its other half. Returns how soon to look again, if that
-    /// must be.
-    pub(super) fn look_after_meeting(&self) -> Option<Duration> {
-        let meeting = self.meeting.get().filter(|meeting| meeting.is_watched())?;
-        for close in meeting.give_up(TOO_LONG) {
-            self.conclude(Some(close), None);
+    /// Ends what has waited too long for its other half. Returns what is to be handed on, and how
+    /// soon to look again, if that must be.
+    pub(super) fn look_after_meeting(&self) -> (Vec<EndedSpan>, Option<Duration>) {
+        let Some(meeting) = self.meeting.get().filter(|meeting| meeting.is_watched()) else {
+            return (Vec::new(), None);
+        };
+        // One for the moment in which they are nowhere.
+        meeting.send_off(1);
+        let (ended, closes) = meeting.give_up(TOO_LONG);
+        meeting.send_off(ended.len());
+        meeting.arrive();
+        closes.into_iter().for_each(|close| self.conclude(close, None));
+        (ended, meeting.is_watched().then_some(TOO_LONG))
+    }
+
+    /// Nothing waits any more. Returns what is to be handed on.
+    pub(super) fn end_meeting(&self) -> Vec<EndedSpan> {
+        let Some(meeting) = self.meeting.get() else { return Vec::new() };
+        let ended = meeting.end();
+        meeting.send_off(ended.len());
+        ended
+    }
+
+    /// Hands on what [`look_after_meeting`](Self::look_after_meeting) gave.
+    pub(super) fn hand_on_later(&self, ended: Vec<EndedSpan>) {
+        for span in ended {
+            // A processor is not ours.
+            _ = catch_unwind(AssertUnwindSafe(|| span.hand_on()));
+            if let Some(meeting) = self.meeting.get() {
+                meeting.arrive();
+            }
         }
-        meeting.is_watched().then_some(TOO_LONG)
     }
 
     /// From now on a processor will see OpenTelemetry's spans end.
@@ -276,13 +315,20 @@ impl Engine {
         // Samples of this span may be in the profile of one around it: there they name it.
         let mut otel = otel();
         let ids = otel.as_ref().map(OtelSpan::ids);
-        if otel.is_none() && self.meeting.get().is_none() {
-            self.order.suspect();
+        let meeting = self.meeting.get();
+        match (&otel, meeting) {
+            (None, None) => self.order.suspect(),
+            (Some(OtelSpan::Open(_)), Some(meeting)) => meeting.note_direct(),
+            _ => {}
         }
+        // Where theirs closes first, a span without an end is of a trace that is not exported.
+        let has_no_end =
+            ids.is_none() && meeting.is_some_and(|meeting| meeting.order() == Order::Theirs);
         let close = close.filter(|_| otel.is_none());
         let mut verdict = Verdict { is_told_later: close.is_some(), ids, ..Verdict::default() };
         let mut kept = None;
-        let is_left_out = self.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled);
+        let is_sampled = ids.map_or(!has_no_end, |ids| ids.is_sampled);
+        let is_left_out = self.only_sampled_traces && !is_sampled;
         if !reasons.is_empty() && is_left_out {
             Counters::add(&self.counters.spans_left_out_unsampled, 1);
         } else if !reasons.is_empty() {
@@ -299,7 +345,7 @@ impl Engine {
             (None, Some(close)) => {
                 let is_of_interest = closing.announced || verdict.must_know;
                 close.untold = is_of_interest.then_some(closing.key);
-                close.kept = kept;
+                close.kept = kept.map(Box::new);
             }
             (None, None) => {}
         }
@@ -382,39 +428,57 @@ impl Engine {
 }
 
 impl SpanEnds for Engine {
-    fn ended(&self, ended: Ended) {
-        let Some(meeting) = self.meeting.get().filter(|_| self.is_running()) else {
+    fn ended(&self, mut ended: Ended) {
+        let meeting = self.meeting.get().filter(|meeting| !meeting.is_direct());
+        let Some(meeting) = meeting.filter(|_| self.is_running()) else {
             ended.hand_on();
             return;
         };
-        match meeting.take_close(&ended) {
-            Some((mut close, true)) => {
+        match meeting.take_close(&mut ended) {
+            Ok(mut close) => {
                 let ids = ended.ids();
-                let kept = close.kept.take().map(|kept| KeptSpan { trace: Some(ids), ..kept });
-                self.conclude(Some(close), Some(ids));
-                ended.with(|data| {
-                    if let Some(kept) = kept {
-                        OtelSpan::Ended(data).set_attributes(self.attributes.of(&kept));
-                    }
-                });
+                let kept = close.kept.take().map(|kept| KeptSpan { trace: Some(ids), ..*kept });
+                self.conclude(close, Some(ids));
+                let attributes = kept.map(|kept| self.attributes.of(&kept)).unwrap_or_default();
+                meeting.leave_said(ids.span, attributes.clone());
+                ended.hand_on_with(attributes);
                 return;
             }
-            Some((other, false)) => self.conclude(Some(other), None),
-            None => {}
+            Err(Some(other)) => self.conclude(other, None),
+            Err(None) => {}
         }
         if meeting.order() == Order::Ours {
             ended.hand_on();
-        } else {
-            meeting.leave_ended(ended);
-            self.watch(meeting);
+            return;
         }
+        if let Some(other) = meeting.leave_ended(ended) {
+            other.hand_on();
+        }
+        self.watch(meeting);
     }
 
     fn hand_on(&self) {
-        if let Some(meeting) = self.meeting.get() {
-            for close in meeting.give_up(Duration::ZERO) {
-                self.conclude(Some(close), None);
+        // In the child of a fork another thread may hold a lock for ever, and what waits is the
+        // parent's.
+        let meeting = self.meeting.get().filter(|_| self.made_in == sys::fork_generation());
+        if let Some(meeting) = meeting.filter(|meeting| !meeting.is_direct()) {
+            let (ended, closes) = meeting.give_up_for_flush();
+            closes.into_iter().for_each(|close| self.conclude(close, None));
+            ended.into_iter().for_each(EndedSpan::hand_on);
+            // Those that the collector has given up just before. (Our own thread would wait for
+            // itself.)
+            if !is_ignored() {
+                meeting.wait_for_arrivals(Duration::from_secs(1));
             }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.made_in == sys::fork_generation() {
+            let ended = self.end_meeting();
+            self.hand_on_later(ended);
         }
     }
 }

@@ -13,6 +13,7 @@ use super::drain::{Drain, Sampled};
 use super::engine::{Engine, Limits};
 use super::pending::{Known, Pending, Stack};
 use crate::keep::Epoch;
+use crate::otel::EndedSpan;
 use crate::sampler::PerfSource;
 use crate::span::{LOOK_INTERVAL, Notice, SpanKey};
 use crate::stats::Counters;
@@ -95,6 +96,7 @@ impl Collector {
         // Nothing here should panic; if it does, the host must not notice more than silence.
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
+        self.hand_on(self.engine.end_meeting());
         self.sampled.extend(self.source.take_new().into_iter().map(Sampled::new));
         for sampled in &self.sampled {
             sampled.recording.end();
@@ -144,7 +146,9 @@ impl Collector {
     /// were written before. So profiles are made only of epochs that are ended at the beginning.
     fn do_round(&mut self) -> (Asked, bool) {
         self.round += 1;
-        self.look_again = self.engine.look_after_meeting();
+        let (ended, look_again) = self.engine.look_after_meeting();
+        self.hand_on(ended);
+        self.look_again = look_again;
         let asked = self.take_commands();
         self.sampled.extend(self.source.take_new().into_iter().map(Sampled::new));
         let mut closed = std::mem::take(&mut self.closed);
@@ -174,6 +178,13 @@ impl Collector {
         (asked, again)
     }
 
+    /// What comes next may block or fail, which must hold up nothing here.
+    fn hand_on(&self, ended: Vec<EndedSpan>) {
+        if !ended.is_empty() {
+            _ = self.jobs.send(Job::HandOn(ended));
+        }
+    }
+
     fn take_commands(&self) -> Asked {
         let mut asked = Asked::default();
         for command in self.commands.try_iter() {
@@ -181,6 +192,8 @@ impl Collector {
             match command {
                 Command::Flush(done) => asked.acknowledge.push(done),
                 Command::Shutdown(done) => {
+                    // What is promised from here on could not be kept.
+                    self.engine.keeper.set_exporter_fails(true);
                     asked.acknowledge.extend(done);
                     asked.end = true;
                 }

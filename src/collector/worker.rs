@@ -22,8 +22,8 @@ const FORGET_AFTER: Duration = Duration::from_secs(30);
 /// How soon after a failure the exporter is tried again, at first and at last.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
-/// How often an exporter with which nothing is wrong may refuse one profile.
-const MOST_TRIES: u32 = 3;
+/// How often a profile is tried before it is lost, flushes apart: for some five minutes.
+const MOST_TRIES: u32 = 10;
 
 /// What a worker is made of.
 pub(super) struct WorkerParts {
@@ -92,15 +92,16 @@ impl Worker {
                 Ok(Job::Export { profile, modules, kept }) => {
                     self.prepare(*profile, &modules, &kept);
                 }
+                Ok(Job::HandOn(ended)) => self.parts.engine.hand_on_later(ended),
                 Ok(Job::Report(kept)) => self.report(&unexported(&kept)),
                 Ok(Job::Done(done)) => {
-                    self.try_refused();
+                    self.try_refused(false);
                     _ = done.send(());
                 }
                 Err(RecvTimeoutError::Timeout) if self.refused.is_empty() => self.symbolizer = None,
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Job::Stop) | Err(RecvTimeoutError::Disconnected) => {
-                    self.try_refused();
+                    self.try_refused(false);
                     while let Some(refused) = self.refused.pop_front() {
                         self.lose(refused.report);
                     }
@@ -108,7 +109,7 @@ impl Worker {
                 }
             }
             if self.failing.as_ref().is_some_and(|failing| failing.next <= Instant::now()) {
-                self.try_refused();
+                self.try_refused(true);
             }
         }
     }
@@ -141,7 +142,8 @@ impl Worker {
             Ok(profile) => {
                 report.top_function =
                     profile.top_function().map(|(name, share)| (name.to_owned(), share));
-                self.export(Refused { profile, report, tries: 0 });
+                let refused = self.export(Refused { profile, report, tries: 0 });
+                self.refused.extend(refused);
             }
             Err(_) => {
                 self.symbolizer = None;
@@ -150,30 +152,29 @@ impl Worker {
         }
     }
 
-    /// Gives a profile to the exporter. Returns whether it must be given again.
-    fn export(&mut self, mut refused: Refused) {
-        refused.tries += 1;
+    /// Gives a profile to the exporter. Returns it if it was refused.
+    fn export(&mut self, refused: Refused) -> Option<Refused> {
         // An exporter is not ours.
         let export = || self.parts.exporter.export(&refused.profile);
-        let exported = catch_unwind(AssertUnwindSafe(export));
-        match exported {
+        match catch_unwind(AssertUnwindSafe(export)) {
             Ok(Ok(Exported { files, .. })) => {
-                Counters::add(&self.parts.engine.counters.profiles_exported, 1);
-                self.parts.engine.keeper.redeem();
+                self.failing = None;
+                let engine = &self.parts.engine;
+                Counters::add(&engine.counters.profiles_exported, 1);
+                engine.keeper.set_exporter_fails(false);
+                engine.keeper.redeem();
                 let profile = Some(refused.profile.id);
                 self.report(&Kept { profile, files, ..refused.report });
+                None
             }
             Ok(Err(error)) => {
                 self.note_failing(&error.to_string());
-                if refused.tries < MOST_TRIES {
-                    self.refused.push_back(refused);
-                } else {
-                    self.lose(refused.report);
-                }
+                Some(refused)
             }
             Err(_) => {
                 self.note_failing("the exporter panicked");
                 self.lose(refused.report);
+                None
             }
         }
     }
@@ -192,24 +193,34 @@ impl Worker {
         }
     }
 
-    /// If the exporter was failing and is well again, gives it what it has refused.
-    fn try_refused(&mut self) {
+    /// If the exporter fails: looks whether it is well again, by what it has refused if there is
+    /// something. `counts` if that is to be one of the tries that a profile has.
+    fn try_refused(&mut self, counts: bool) {
         let Some(failing) = &mut self.failing else { return };
+        failing.wait_longer();
         let checked = catch_unwind(AssertUnwindSafe(|| self.parts.exporter.check()));
         if !matches!(checked, Ok(Ok(()))) {
-            failing.wait_longer();
+            return;
+        }
+        if self.refused.is_empty() {
+            // Only a profile can tell: the next kept span has one. It is well when that is exported.
+            self.parts.engine.keeper.set_exporter_fails(false);
             return;
         }
         for _ in 0..self.refused.len() {
-            if let Some(refused) = self.refused.pop_front() {
-                self.export(refused);
+            let Some(refused) = self.refused.pop_front() else { return };
+            if let Some(mut refused) = self.export(refused) {
+                refused.tries += u32::from(counts);
+                if refused.tries < MOST_TRIES {
+                    // To the end: if it is the profile that is wrong, others have their turn.
+                    self.refused.push_back(refused);
+                } else {
+                    self.lose(refused.report);
+                }
+                if self.failing.is_some() {
+                    return;
+                }
             }
-        }
-        if self.refused.is_empty() {
-            self.failing = None;
-            self.parts.engine.keeper.set_exporter_fails(false);
-        } else if let Some(failing) = &mut self.failing {
-            failing.wait_longer();
         }
     }
 

@@ -15,8 +15,8 @@ pub use memory::Memory;
 /// An exporter runs on a thread of its own: it may block, and nothing but later profiles waits
 /// for it.
 pub trait Exporter: Send {
-    /// Takes one profile. What fails is kept in memory and given again later: once [`check`] finds
-    /// nothing wrong, and then up to three times before it is lost, and counted.
+    /// Takes one profile. What fails is kept in memory and given again: when [`check`] finds nothing
+    /// wrong, at ever longer intervals for some minutes. Then it is lost, and counted.
     ///
     /// [`check`]: Self::check
     ///

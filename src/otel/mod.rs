@@ -18,7 +18,9 @@ pub(crate) use attributes::AttributeNames;
 pub use attributes::SPAN_ATTRIBUTES;
 pub(crate) use order::LayerOrder;
 pub use processor::ProfilingSpanProcessor;
-pub(crate) use processor::{Close, Ended, Meeting, Order, SpanEnds, TOO_LONG};
+pub(crate) use processor::{
+    Close, ClosingSpan, Ended, EndedSpan, Found, Meeting, Order, SpanEnds, TOO_LONG,
+};
 
 /// The OpenTelemetry span that a closing span is exported as.
 #[derive(Debug)]

@@ -1,12 +1,10 @@
 //! Finding out that the layers are in the wrong order.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;
-use tracing::{Dispatch, span};
-
-use super::OtelSpan;
 
 /// What is known of the order of this layer and the one of `tracing-opentelemetry`.
 ///
@@ -14,7 +12,7 @@ use super::OtelSpan;
 /// on it.
 #[derive(Debug, Default)]
 pub(crate) struct LayerOrder {
-    /// Enters of spans at which to look, because a span that closed had no OpenTelemetry span.
+    /// Exits of spans at which to look, because a span that closed had no OpenTelemetry span.
     looks: AtomicU32,
     was_suspected: AtomicBool,
     state: AtomicU8,
@@ -25,7 +23,16 @@ const WRONG: u8 = 1;
 const SAID: u8 = 2;
 
 /// Without OpenTelemetry, spans never have one: so it is looked for only so often.
-const LOOKS: u32 = 64;
+const LOOKS: u32 = 256;
+
+thread_local! {
+    /// The span that was entered last, if OpenTelemetry had a current one then; or 0.
+    static LOOKED_AT: Cell<u64> = const { Cell::new(0) };
+}
+
+fn has_current() -> bool {
+    Context::map_current(|context| context.span().span_context().is_valid())
+}
 
 impl LayerOrder {
     /// The layer is put on that subscriber.
@@ -52,21 +59,20 @@ impl LayerOrder {
         self.looks.load(Ordering::Relaxed) > 0
     }
 
-    /// A span is entered. In the right order OpenTelemetry does not know that yet.
+    /// A span is entered. In the right order, it is not the current one of OpenTelemetry yet.
     #[cold]
-    pub(crate) fn look(&self, id: &span::Id, dispatch: &Dispatch) {
+    pub(crate) fn look_at_enter(&self, id: u64) {
+        LOOKED_AT.set(if has_current() { id } else { 0 });
+    }
+
+    /// A span is left. In the right order, it is still the current one of OpenTelemetry: in the
+    /// wrong one there was one when it was entered, and there is none now.
+    #[cold]
+    pub(crate) fn look_at_exit(&self, id: u64) {
         self.looks.fetch_sub(1, Ordering::Relaxed);
-        let current = Context::map_current(|context| context.span().span_context().clone());
-        // Only where it makes its spans current is it sure that to ask for one starts it no sooner
-        // than it would be in a moment.
-        if !current.is_valid() {
-            return;
-        }
-        if let Some(found) = OtelSpan::find(id, dispatch) {
+        if LOOKED_AT.replace(0) == id && !has_current() {
             self.looks.store(0, Ordering::Relaxed);
-            if found.ids().span == current.span_id() {
-                self.note_wrong();
-            }
+            self.note_wrong();
         }
     }
 

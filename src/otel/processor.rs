@@ -7,16 +7,17 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant, SystemTime};
 
-use opentelemetry::Context;
+use opentelemetry::{Context, KeyValue, SpanId};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
 use parking_lot::Mutex;
+use tracing::Metadata;
 
 use crate::keep::KeptSpan;
 use crate::span::{SpanKey, TraceIds};
@@ -26,8 +27,8 @@ use crate::span::{SpanKey, TraceIds};
 ///
 /// [`Handle::span_processor`](crate::Handle::span_processor) makes it. It works in whichever order
 /// the layers are, and where the layer of `tracing-opentelemetry` cannot be reached, as inside a
-/// `reload::Layer`. A span of OpenTelemetry that is none of `tracing` may be handed on a tenth of a
-/// second late.
+/// `reload::Layer`. There, a span of OpenTelemetry that is none of `tracing` may be handed on a
+/// tenth of a second late.
 #[derive(Debug)]
 pub struct ProfilingSpanProcessor {
     next: Arc<dyn SpanProcessor>,
@@ -42,15 +43,17 @@ impl ProfilingSpanProcessor {
         Self { next: Arc::new(next), ends }
     }
 
-    fn ends(&self) -> Option<Arc<dyn SpanEnds>> {
-        self.ends.as_ref()?.upgrade()
+    fn hand_on(&self) {
+        if let Some(ends) = self.ends.as_ref().and_then(Weak::upgrade) {
+            ends.hand_on();
+        }
     }
 }
 
 /// Who waits for the ends of spans.
 pub(crate) trait SpanEnds: Debug + Send + Sync {
     fn ended(&self, ended: Ended);
-    /// Hands on all that waits.
+    /// Hands on all that waits in vain.
     fn hand_on(&self);
 }
 
@@ -60,23 +63,19 @@ impl SpanProcessor for ProfilingSpanProcessor {
     }
 
     fn on_end(&self, data: SpanData) {
-        match self.ends() {
+        match self.ends.as_ref().and_then(Weak::upgrade) {
             Some(ends) => ends.ended(Ended { data, next: Arc::clone(&self.next) }),
             None => self.next.on_end(data),
         }
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        if let Some(ends) = self.ends() {
-            ends.hand_on();
-        }
+        self.hand_on();
         self.next.force_flush()
     }
 
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
-        if let Some(ends) = self.ends() {
-            ends.hand_on();
-        }
+        self.hand_on();
         self.next.shutdown_with_timeout(timeout)
     }
 
@@ -91,7 +90,7 @@ impl SpanProcessor for ProfilingSpanProcessor {
 /// A span that OpenTelemetry has ended, and where it goes.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    pub(crate) data: SpanData,
+    data: SpanData,
     next: Arc<dyn SpanProcessor>,
 }
 
@@ -100,32 +99,83 @@ impl Ended {
         self.next.on_end(self.data);
     }
 
-    /// Does something with the data, and hands them on.
-    pub(crate) fn with(self, action: impl FnOnce(&RefCell<SpanData>)) {
-        let data = RefCell::new(self.data);
-        action(&data);
-        self.next.on_end(data.into_inner());
+    pub(crate) fn hand_on_with(mut self, attributes: Vec<KeyValue>) {
+        self.data.attributes.extend(attributes);
+        self.hand_on();
     }
 
     pub(crate) fn ids(&self) -> TraceIds {
         TraceIds::of(&self.data.span_context)
+    }
+
+    fn id(&self) -> SpanId {
+        self.data.span_context.span_id()
+    }
+}
+
+/// The same span, once for each processor that waits for it.
+#[derive(Debug)]
+pub(crate) struct EndedSpan(Vec<Ended>);
+
+impl EndedSpan {
+    /// Does something with the data of the first, lets the others have its attributes too, and
+    /// hands all on.
+    pub(crate) fn with(mut self, action: impl FnOnce(&RefCell<SpanData>)) {
+        let Some(first) = self.0.pop() else { return };
+        let before = first.data.attributes.len();
+        let data = RefCell::new(first.data);
+        action(&data);
+        let data = data.into_inner();
+        for mut other in self.0 {
+            other.data.attributes.extend(data.attributes.iter().skip(before).cloned());
+            other.hand_on();
+        }
+        first.next.on_end(data);
+    }
+
+    pub(crate) fn hand_on(self) {
+        self.0.into_iter().for_each(Ended::hand_on);
+    }
+
+    /// Whether OpenTelemetry's span is the one that closes.
+    fn is(&self, closing: &ClosingSpan) -> bool {
+        self.0.first().is_some_and(|ended| closing.is(&ended.data))
+    }
+}
+
+/// What is known of a profiled span that closes, to know it again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClosingSpan {
+    pub(crate) metadata: &'static Metadata<'static>,
+    pub(crate) opened: SystemTime,
+}
+
+impl ClosingSpan {
+    fn is(&self, data: &SpanData) -> bool {
+        // A field may have renamed it.
+        let may_have_name = data.name == self.metadata.name()
+            || self.metadata.fields().field("otel.name").is_some();
+        // Both clocks were read one right after the other; since then they may have drifted.
+        let age = self.opened.elapsed().unwrap_or_default();
+        let apart = data.start_time.duration_since(self.opened);
+        let apart = apart.unwrap_or_else(|earlier| earlier.duration());
+        may_have_name && apart < TOLERANCE + age / 1000
     }
 }
 
 /// A span that has closed here before OpenTelemetry has ended it.
 #[derive(Debug)]
 pub(crate) struct Close {
-    /// When it was created.
-    pub(crate) opened: SystemTime,
+    span: ClosingSpan,
     /// If it was kept, what to say on the OpenTelemetry span.
-    pub(crate) kept: Option<KeptSpan>,
+    pub(crate) kept: Option<Box<KeptSpan>>,
     /// The collector is to be told of the close.
     pub(crate) untold: Option<SpanKey>,
 }
 
 impl Close {
-    pub(crate) fn new(opened: SystemTime) -> Self {
-        Self { opened, kept: None, untold: None }
+    pub(crate) fn new(span: ClosingSpan) -> Self {
+        Self { span, kept: None, untold: None }
     }
 
     /// Whether nothing is to be done when it meets its end.
@@ -136,8 +186,10 @@ impl Close {
 
 #[derive(Debug)]
 enum Waiting {
-    Ended(Ended),
+    Ended(EndedSpan),
     Close(Close),
+    /// The two have met: what was said is for further processors too.
+    Said(SpanId, Vec<KeyValue>),
 }
 
 type Shard = HashMap<ThreadId, (Instant, Waiting)>;
@@ -148,13 +200,19 @@ pub(crate) struct Meeting {
     shards: [Mutex<Shard>; SHARDS],
     /// Somebody will look for what has waited too long.
     is_watched: AtomicBool,
-    /// An [`Order`], once it is known: the layers do not change places.
-    order: AtomicU8,
+    /// Nobody will any more.
+    is_over: AtomicBool,
+    /// More than 0 if ours comes first, less if theirs does: the layers do not change places, but
+    /// one meeting might be a mistake.
+    score: AtomicI32,
+    /// Spans on their way to the thread that hands them on.
+    in_transit: AtomicUsize,
+    /// OpenTelemetry's spans can be reached when they close: nobody has to wait.
+    is_direct: AtomicBool,
 }
 
 /// Whose close comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub(crate) enum Order {
     Unknown,
     /// That of the profiling layer.
@@ -162,25 +220,55 @@ pub(crate) enum Order {
     Theirs,
 }
 
+/// What is there for a span that closes.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Nothing,
+    /// Its end.
+    End(EndedSpan),
+    /// The end of another span.
+    OtherEnd(EndedSpan),
+    /// Another span, whose end has not come and will not.
+    OtherClose(Close),
+}
+
 const SHARDS: usize = 16;
 /// Threads of a shard after which those are forgotten of which nothing waits.
 const MANY: usize = 64;
 /// After so long it waits for something that will not come.
 pub(crate) const TOO_LONG: Duration = Duration::from_millis(100);
+/// Long enough for the other half, if the thread is running at all.
+const MOMENT: Duration = Duration::from_millis(10);
 /// By how much two readings of the clock at a span's creation may differ.
-const TOLERANCE: Duration = Duration::from_millis(50);
+const TOLERANCE: Duration = Duration::from_millis(5);
+/// Meetings that make an order sure.
+const SURE: i32 = 3;
+/// Meetings that it takes to change one's mind.
+const MOST: i32 = 8;
 
 impl Meeting {
     pub(crate) fn order(&self) -> Order {
-        match self.order.load(Ordering::Relaxed) {
-            1 => Order::Ours,
-            2 => Order::Theirs,
+        match self.score.load(Ordering::Relaxed) {
+            SURE.. => Order::Ours,
+            score if score <= -SURE => Order::Theirs,
             _ => Order::Unknown,
         }
     }
 
-    fn learn(&self, order: Order) {
-        self.order.store(order as u8, Ordering::Relaxed);
+    fn learn(&self, by: i32) {
+        let score = self.score.load(Ordering::Relaxed);
+        self.score.store((score + by).clamp(-MOST, MOST), Ordering::Relaxed);
+    }
+
+    /// A span that closed was reached.
+    pub(crate) fn note_direct(&self) {
+        if !self.is_direct.load(Ordering::Relaxed) {
+            self.is_direct.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_direct(&self) -> bool {
+        self.is_direct.load(Ordering::Relaxed)
     }
 
     fn shard(&self) -> (ThreadId, &Mutex<Shard>) {
@@ -192,74 +280,82 @@ impl Meeting {
         (thread, shards.get(number).unwrap_or(&shards[0]))
     }
 
-    /// A span closes on this thread that was created then, if it is profiled. Returns what
-    /// OpenTelemetry has ended just before, with whether it is that span.
-    pub(crate) fn take_ended(&self, opened: Option<SystemTime>) -> Option<(Ended, bool)> {
+    /// A span closes on this thread; what is known of it, if it is profiled. Takes what waits.
+    pub(crate) fn take(&self, closing: Option<&ClosingSpan>) -> Found {
+        let (thread, shard) = self.shard();
+        let waiting = shard.lock().remove(&thread).map(|(_, waiting)| waiting);
+        match waiting {
+            None | Some(Waiting::Said(..)) => Found::Nothing,
+            Some(Waiting::Close(close)) => Found::OtherClose(close),
+            Some(Waiting::Ended(ended)) if closing.is_some_and(|closing| ended.is(closing)) => {
+                self.learn(-1);
+                Found::End(ended)
+            }
+            Some(Waiting::Ended(ended)) => Found::OtherEnd(ended),
+        }
+    }
+
+    /// The span that closed waits for its end; nothing else waits on this thread.
+    pub(crate) fn leave_close(&self, close: Close) {
         let (thread, shard) = self.shard();
         let mut shard = shard.lock();
-        match shard.remove(&thread)? {
-            (_, Waiting::Ended(ended)) => {
-                let is_it = opened.is_some_and(|opened| is_same(&ended.data, opened));
-                if is_it {
-                    self.learn(Order::Theirs);
+        make_room(&mut shard);
+        shard.insert(thread, (Instant::now(), Waiting::Close(close)));
+    }
+
+    /// OpenTelemetry has ended a span on this thread. Returns the span that closed just before, if
+    /// it is the same.
+    pub(crate) fn take_close(&self, ended: &mut Ended) -> Result<Close, Option<Close>> {
+        let (thread, shard) = self.shard();
+        let mut shard = shard.lock();
+        match shard.remove(&thread) {
+            Some((_, Waiting::Close(close))) if close.span.is(&ended.data) => {
+                self.learn(1);
+                Ok(close)
+            }
+            Some((_, Waiting::Close(close))) => Err(Some(close)),
+            Some((since, Waiting::Said(id, attributes))) => {
+                if id == ended.id() {
+                    ended.data.attributes.extend(attributes.iter().cloned());
+                    shard.insert(thread, (since, Waiting::Said(id, attributes)));
                 }
-                Some((ended, is_it))
+                Err(None)
             }
-            close => {
-                shard.insert(thread, close);
-                None
+            Some(other) => {
+                shard.insert(thread, other);
+                Err(None)
             }
+            None => Err(None),
         }
     }
 
-    /// The span that closed waits for its end. Returns another one that has waited in vain.
-    pub(crate) fn leave_close(&self, close: Close) -> Option<Close> {
-        match self.leave(Waiting::Close(close)) {
-            Some(Waiting::Close(close)) => Some(close),
-            Some(Waiting::Ended(ended)) => {
-                ended.hand_on();
-                None
-            }
-            None => None,
-        }
-    }
-
-    /// OpenTelemetry has ended a span on this thread. Returns the span that closed just before, with
-    /// whether it is the same.
-    pub(crate) fn take_close(&self, ended: &Ended) -> Option<(Close, bool)> {
+    /// What was said on that span is for further processors too.
+    pub(crate) fn leave_said(&self, id: SpanId, attributes: Vec<KeyValue>) {
         let (thread, shard) = self.shard();
         let mut shard = shard.lock();
-        match shard.remove(&thread)? {
-            (_, Waiting::Close(close)) => {
-                let is_it = is_same(&ended.data, close.opened);
-                if is_it {
-                    self.learn(Order::Ours);
-                }
-                Some((close, is_it))
-            }
-            ended => {
-                shard.insert(thread, ended);
-                None
-            }
-        }
+        make_room(&mut shard);
+        shard.insert(thread, (Instant::now(), Waiting::Said(id, attributes)));
     }
 
-    /// The span that ended waits for its close.
-    pub(crate) fn leave_ended(&self, ended: Ended) {
-        if let Some(Waiting::Ended(before)) = self.leave(Waiting::Ended(ended)) {
-            before.hand_on();
-        }
-    }
-
-    fn leave(&self, waiting: Waiting) -> Option<Waiting> {
+    /// The span that ended waits for its close. Returns what must be handed on.
+    pub(crate) fn leave_ended(&self, ended: Ended) -> Option<EndedSpan> {
         let (thread, shard) = self.shard();
         let mut shard = shard.lock();
-        if shard.len() >= MANY {
-            shard.retain(
-                |_, (_, waiting)| !matches!(waiting, Waiting::Close(close) if close.is_plain()),
-            );
+        if self.is_over.load(Ordering::Acquire) {
+            return Some(EndedSpan(vec![ended]));
         }
-        shard.insert(thread, (Instant::now(), waiting)).map(|(_, before)| before)
+        if let Some((_, Waiting::Ended(before))) = shard.get_mut(&thread)
+            && before.0.first().is_some_and(|first| first.id() == ended.id())
+        {
+            before.0.push(ended);
+            return None;
+        }
+        make_room(&mut shard);
+        let waiting = Waiting::Ended(EndedSpan(vec![ended]));
+        match shard.insert(thread, (Instant::now(), waiting)) {
+            Some((_, Waiting::Ended(before))) => Some(before),
+            _ => None,
+        }
     }
 
     /// Whether whoever has left something must see to it that somebody watches.
@@ -271,8 +367,8 @@ impl Meeting {
         self.is_watched.load(Ordering::Acquire)
     }
 
-    /// Hands on what has been waiting for so long. Returns closes of which nobody was told.
-    pub(crate) fn give_up(&self, waited: Duration) -> Vec<Close> {
+    /// Takes what has been waiting for so long: ends, and closes of which nobody was told.
+    pub(crate) fn give_up(&self, waited: Duration) -> (Vec<EndedSpan>, Vec<Close>) {
         // Before the look: what is left after it asks for another.
         self.is_watched.store(false, Ordering::Release);
         let (mut all_ended, mut closes, mut is_left) = (Vec::new(), Vec::new(), false);
@@ -283,24 +379,72 @@ impl Meeting {
                 match waiting {
                     Waiting::Ended(ended) => all_ended.push(ended),
                     Waiting::Close(close) => closes.push(close),
+                    Waiting::Said(..) => {}
                 }
             }
-            is_left |= shard.values().any(|(_, waiting)| match waiting {
-                Waiting::Ended(_) => true,
-                Waiting::Close(close) => !close.is_plain(),
-            });
+            is_left |= shard.values().any(|(_, waiting)| is_of_interest(waiting));
         }
         if is_left {
             self.is_watched.store(true, Ordering::Release);
         }
-        // Not under a lock: what comes next is not ours.
-        all_ended.into_iter().for_each(Ended::hand_on);
-        closes
+        (all_ended, closes)
+    }
+
+    /// Takes what waits in vain, so that a flush has all that ended before it: what waits on this
+    /// very thread, and after a moment what waited on others when it began.
+    pub(crate) fn give_up_for_flush(&self) -> (Vec<EndedSpan>, Vec<Close>) {
+        let (thread, shard) = self.shard();
+        let own = shard.lock().remove(&thread).map(|(_, waiting)| waiting);
+        let is_waiting = |shard: &Mutex<Shard>| {
+            shard.lock().values().any(|(_, waiting)| is_of_interest(waiting))
+        };
+        if self.shards.iter().any(is_waiting) {
+            std::thread::sleep(MOMENT);
+        }
+        let (mut all_ended, mut closes) = self.give_up(MOMENT);
+        match own {
+            Some(Waiting::Ended(ended)) => all_ended.push(ended),
+            Some(Waiting::Close(close)) => closes.push(close),
+            Some(Waiting::Said(..)) | None => {}
+        }
+        (all_ended, closes)
+    }
+
+    /// So many spans are now on their way.
+    pub(crate) fn send_off(&self, spans: usize) {
+        self.in_transit.fetch_add(spans, Ordering::AcqRel);
+    }
+
+    /// One of them has been handed on.
+    pub(crate) fn arrive(&self) {
+        self.in_transit.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Waits until they all have, but no longer than that.
+    pub(crate) fn wait_for_arrivals(&self, longest: Duration) {
+        let start = Instant::now();
+        while self.in_transit.load(Ordering::Acquire) > 0 && start.elapsed() < longest {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// From now on nothing waits.
+    pub(crate) fn end(&self) -> Vec<EndedSpan> {
+        self.is_over.store(true, Ordering::Release);
+        self.give_up(Duration::ZERO).0
     }
 }
 
-/// Whether OpenTelemetry's span is the one that was created then here.
-fn is_same(data: &SpanData, opened: SystemTime) -> bool {
-    let apart = data.start_time.duration_since(opened).unwrap_or_else(|earlier| earlier.duration());
-    apart < TOLERANCE
+fn is_of_interest(waiting: &Waiting) -> bool {
+    match waiting {
+        Waiting::Ended(_) => true,
+        Waiting::Close(close) => !close.is_plain(),
+        Waiting::Said(..) => false,
+    }
+}
+
+fn make_room(shard: &mut Shard) {
+    if shard.len() >= MANY {
+        shard.retain(|_, (_, waiting)| is_of_interest(waiting));
+    }
 }

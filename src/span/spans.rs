@@ -440,11 +440,13 @@ impl Spans {
         }
     }
 
-    /// When the span of that id was created, if it is profiled.
-    pub(crate) fn opened(&self, id: RegistryId) -> Option<SystemTime> {
-        let opened = self.clock.raw_ns(self.table.get(id)?.opened());
+    /// When the span of that id was created, and the number of its plan, if it is profiled.
+    pub(crate) fn opened(&self, id: RegistryId) -> Option<(SystemTime, u32)> {
+        let slot = self.table.get(id)?;
+        let opened = self.clock.raw_ns(slot.opened());
         let unix_ns = i128::from(opened) + self.clock.unix_offset_ns();
-        Some(UNIX_EPOCH + Duration::from_nanos(u64::try_from(unix_ns).unwrap_or(0)))
+        let since = Duration::from_nanos(u64::try_from(unix_ns).unwrap_or(0));
+        Some((UNIX_EPOCH + since, slot.plan()))
     }
 
     /// The time, after everything until then was [settled](Self::settle) if there was anything.
