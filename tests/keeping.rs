@@ -403,6 +403,32 @@ fn what_was_promised_is_exported_when_the_exporter_is_well_again() {
     assert!(after[after.len() - 1].is_ok(), "{after:?}");
 }
 
+/// Finds nothing wrong with itself.
+struct AlwaysFailing;
+
+impl Exporter for AlwaysFailing {
+    fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
+        Err("nobody is there".into())
+    }
+}
+
+#[test]
+fn an_exporter_that_always_fails_is_believed_no_second_time_at_once() {
+    let setup = Setup::with("0ms", |builder| builder.exporter(AlwaysFailing));
+    for _ in 0..8 {
+        setup.run(|| info_span!("busy").in_scope(|| burn(30 * MS)));
+    }
+    if !setup.has_perf() {
+        return;
+    }
+    let stats = setup.handle.stats();
+    // The first one waits, whatever is flushed.
+    assert_eq!((stats.spans_kept, stats.spans_kept_exporter_fails), (8, 7));
+    assert_eq!(stats.profiles_dropped_export_failed, 0);
+    assert!(setup.handle.shutdown(PLENTY));
+    assert_eq!(setup.handle.stats().profiles_dropped_export_failed, 1);
+}
+
 #[test]
 fn with_an_exporter_that_fails_from_the_beginning_nothing_is_promised() {
     let exporter = Full { is_full: Arc::new(AtomicBool::new(true)), memory: Memory::new() };

@@ -581,3 +581,207 @@ fn closes_under_load_and_under_locks_end() {
         assert!(spans.iter().all(|span| attribute(span, "profile.reason").is_some()));
     }
 }
+
+/// Where the layer of OpenTelemetry cannot be reached, or comes first: only a processor helps.
+const HARD: [fn(ProfilingLayer, SdkTracer) -> Dispatch; 2] = [
+    |ours, tracer| Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(ours)),
+    |ours, tracer| {
+        let (otel, _) = reload::Layer::new(otel(tracer));
+        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel))
+    },
+];
+
+/// The reasons on the exported spans, in the order in which they ended.
+fn reasons(spans: &InMemorySpanExporter) -> Vec<(String, Option<String>)> {
+    let spans = spans.get_finished_spans().unwrap();
+    spans.iter().map(|span| (span.name.to_string(), text(span, "profile.reason"))).collect()
+}
+
+fn reason(name: &str, reason: &str) -> (String, Option<String>) {
+    (name.to_owned(), (!reason.is_empty()).then(|| reason.to_owned()))
+}
+
+#[test]
+fn spans_made_by_hand_and_hidden_spans_are_mistaken_for_no_other() {
+    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch =
+        |ours, tracer| Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)));
+    let hiding: fn(ProfilingLayer, SdkTracer) -> Dispatch = |ours, tracer| {
+        let quiet = FilterFn::new(|metadata| !metadata.target().starts_with("quiet"));
+        Dispatch::new(
+            tracing_subscriber::registry().with(ours).with(otel(tracer).with_filter(quiet)),
+        )
+    };
+    for combine in HARD.into_iter().chain([right, hiding]) {
+        let hides = std::ptr::fn_addr_eq(combine, hiding);
+        let scene = Scene::new(Processor::Ours, combine);
+        let tracer = scene.provider.tracer("by hand");
+        scene.run(|| {
+            for _ in 0..3 {
+                info_span!("request").in_scope(|| {
+                    drop(tracer.start("by hand"));
+                    burn(30 * MS);
+                });
+                if hides {
+                    info_span!(target: "quiet", "hidden").in_scope(|| tracing::error!("failed"));
+                }
+                info_span!("fine").in_scope(|| ());
+                info_span!("failing").in_scope(|| tracing::error!("failed"));
+            }
+        });
+        let once = [
+            reason("by hand", ""),
+            reason("request", "latency"),
+            reason("fine", ""),
+            reason("failing", "error"),
+        ];
+        let mut expected = [once.clone(), once.clone(), once].concat();
+        let mut seen = reasons(&scene.spans);
+        // What is made by hand may come late.
+        expected.sort();
+        seen.sort();
+        assert_eq!(seen, expected);
+    }
+}
+
+#[test]
+fn what_waits_at_the_end_is_handed_on() {
+    for by_handle in [false, true] {
+        let scene = Scene::new(Processor::Ours, HARD[0]);
+        drop(scene.provider.tracer("by hand").start("by hand"));
+        let Scene { handle, dispatch, spans, .. } = scene;
+        if by_handle {
+            assert!(handle.shutdown(PLENTY));
+        } else {
+            drop(dispatch);
+        }
+        let start = std::time::Instant::now();
+        while spans.get_finished_spans().unwrap().is_empty() {
+            assert!(start.elapsed() < PLENTY);
+            std::thread::sleep(5 * MS);
+        }
+    }
+}
+
+#[test]
+fn each_of_two_processors_has_the_attributes() {
+    for combine in HARD {
+        let layer = ProfilingLayer::builder()
+            .rules("20ms|error".parse().unwrap())
+            .exporter(Memory::new())
+            .build()
+            .unwrap();
+        let handle = layer.handle();
+        let exporters = [InMemorySpanExporter::default(), InMemorySpanExporter::default()];
+        let mut provider = SdkTracerProvider::builder();
+        for exporter in &exporters {
+            let exporting = SimpleSpanProcessor::new(exporter.clone());
+            provider = provider.with_span_processor(handle.span_processor(exporting));
+        }
+        let provider = provider.build();
+        let dispatch = combine(layer, provider.tracer("test"));
+        tracing::dispatcher::with_default(&dispatch, || {
+            for _ in 0..5 {
+                info_span!("failing").in_scope(|| tracing::error!("failed"));
+            }
+        });
+        provider.force_flush().unwrap();
+        for exporter in &exporters {
+            assert_eq!(reasons(exporter), vec![reason("failing", "error"); 5]);
+        }
+    }
+}
+
+/// Panics on every thread but those of the program.
+#[derive(Debug)]
+struct Picky;
+
+impl opentelemetry_sdk::trace::SpanProcessor for Picky {
+    fn on_start(&self, _: &mut opentelemetry_sdk::trace::Span, _: &Context) {}
+
+    fn on_end(&self, _: SpanData) {
+        let thread = std::thread::current();
+        assert!(!thread.name().unwrap_or_default().starts_with("profiling-"), "no runtime here");
+    }
+
+    fn force_flush(&self) -> opentelemetry_sdk::error::OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> opentelemetry_sdk::error::OTelSdkResult {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_processor_that_panics_ends_nothing() {
+    let layer = ProfilingLayer::builder()
+        .rules("20ms|error".parse().unwrap())
+        .exporter(Memory::new())
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let provider =
+        SdkTracerProvider::builder().with_span_processor(handle.span_processor(Picky)).build();
+    let dispatch = HARD[0](layer, provider.tracer("test"));
+    drop(provider.tracer("by hand").start("by hand"));
+    // Until it is given up, and handed on from a thread of ours.
+    std::thread::sleep(300 * MS);
+    tracing::dispatcher::with_default(&dispatch, || {
+        info_span!("failing").in_scope(|| tracing::error!("failed"));
+    });
+    assert!(handle.flush(PLENTY));
+    assert_eq!(handle.stats().spans_kept, 1);
+}
+
+#[test]
+fn flushes_of_the_provider_part_nothing_that_is_about_to_meet() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    for combine in HARD {
+        let all = |builder: Builder| builder.rules("0ms".parse().unwrap());
+        let scene = Scene::with(Processor::Ours, all, Sampler::AlwaysOn, combine);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    scene.provider.force_flush().unwrap();
+                }
+            });
+            tracing::dispatcher::with_default(&scene.dispatch, || {
+                (0..5_000).for_each(|_| info_span!("kept").in_scope(|| ()));
+            });
+            is_over.store(true, Ordering::Relaxed);
+        });
+        scene.provider.force_flush().unwrap();
+        let seen = reasons(&scene.spans);
+        assert_eq!(seen.len(), 5_000);
+        let lacking = seen.iter().enumerate().filter(|(_, one)| **one != reason("kept", "latency"));
+        let lacking: Vec<_> = lacking.map(|(number, _)| number).collect();
+        assert!(lacking.is_empty(), "{lacking:?} of {}", scene.stats().spans_kept);
+    }
+}
+
+#[test]
+fn looking_for_the_order_starts_nothing() {
+    let parent = SpanContext::new(
+        TraceId::from(7_u128),
+        SpanId::from(9_u64),
+        TraceFlags::SAMPLED,
+        true,
+        TraceState::NONE,
+    );
+    let remote = || Context::new().with_remote_span_context(parent.clone());
+    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+        let quiet = FilterFn::new(|metadata| !metadata.target().starts_with("quiet"));
+        let lazy = otel(tracer).with_context_activation(false).with_filter(quiet);
+        Dispatch::new(tracing_subscriber::registry().with(ours).with(lazy))
+    });
+    scene.run(|| {
+        // Has no OpenTelemetry span at its close.
+        info_span!(target: "quiet", "hidden").in_scope(|| tracing::error!("failed"));
+        let _attached = remote().attach();
+        info_span!("fine").in_scope(|| {
+            tracing::Span::current().set_parent(remote()).unwrap();
+        });
+    });
+    assert_eq!(scene.spans()["fine"].parent_span_id, parent.span_id());
+}

@@ -127,6 +127,14 @@ impl Store for Shop {
     }
 }
 
+mod beside_a_module_of_that_name {
+    /// Where programs set up their log.
+    mod tracing {}
+
+    #[tracing_profiling::profiled(threshold = "0ms")]
+    pub(crate) fn beside() {}
+}
+
 /// The names of what was kept, in order.
 fn kept(rules: &str, action: impl FnOnce()) -> Vec<&'static str> {
     let setup = Setup::new(rules);
@@ -154,6 +162,7 @@ fn functions_of_every_kind_are_spans_with_a_threshold_of_their_own() {
         assert_eq!(shop.total(), 7);
         assert_eq!(block_on(shop.load(1)), 8);
         assert_eq!(block_on(shop.async_method()), 7);
+        beside_a_module_of_that_name::beside();
     });
     let expected = [
         "sync",
@@ -167,6 +176,7 @@ fn functions_of_every_kind_are_spans_with_a_threshold_of_their_own() {
         "total",
         "load",
         "async_method",
+        "beside",
     ];
     assert_eq!(names, expected);
 }

@@ -18,8 +18,8 @@ use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons};
 use crate::otel::{
-    AttributeNames, Close, ClosingSpan, Ended, EndedSpan, Found, LayerOrder, Meeting, Order,
-    OtelSpan, SpanEnds, TOO_LONG,
+    AttributeNames, Close, ClosingSpan, Ended, EndedSpan, Found, FoundClose, LayerOrder, Meeting,
+    Order, OtelSpan, SpanEnds, TOO_LONG,
 };
 use crate::profile::ProfileId;
 use crate::sampler::PerfSource;
@@ -435,7 +435,7 @@ impl SpanEnds for Engine {
             return;
         };
         match meeting.take_close(&mut ended) {
-            Ok(mut close) => {
+            FoundClose::Same(mut close) => {
                 let ids = ended.ids();
                 let kept = close.kept.take().map(|kept| KeptSpan { trace: Some(ids), ..*kept });
                 self.conclude(close, Some(ids));
@@ -444,8 +444,12 @@ impl SpanEnds for Engine {
                 ended.hand_on_with(attributes);
                 return;
             }
-            Err(Some(other)) => self.conclude(other, None),
-            Err(None) => {}
+            FoundClose::Said => {
+                ended.hand_on();
+                return;
+            }
+            FoundClose::Other(other) => self.conclude(other, None),
+            FoundClose::Nothing => {}
         }
         if meeting.order() == Order::Ours {
             ended.hand_on();

@@ -19,7 +19,7 @@ pub use attributes::SPAN_ATTRIBUTES;
 pub(crate) use order::LayerOrder;
 pub use processor::ProfilingSpanProcessor;
 pub(crate) use processor::{
-    Close, ClosingSpan, Ended, EndedSpan, Found, Meeting, Order, SpanEnds, TOO_LONG,
+    Close, ClosingSpan, Ended, EndedSpan, Found, FoundClose, Meeting, Order, SpanEnds, TOO_LONG,
 };
 
 /// The OpenTelemetry span that a closing span is exported as.

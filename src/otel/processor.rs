@@ -138,8 +138,8 @@ impl EndedSpan {
     }
 
     /// Whether OpenTelemetry's span is the one that closes.
-    fn is(&self, closing: &ClosingSpan) -> bool {
-        self.0.first().is_some_and(|ended| closing.is(&ended.data))
+    fn is(&self, closing: &ClosingSpan, order: Order) -> bool {
+        self.0.first().is_some_and(|ended| closing.is(&ended.data, order))
     }
 }
 
@@ -151,15 +151,17 @@ pub(crate) struct ClosingSpan {
 }
 
 impl ClosingSpan {
-    fn is(&self, data: &SpanData) -> bool {
+    fn is(&self, data: &SpanData, order: Order) -> bool {
         // A field may have renamed it.
         let may_have_name = data.name == self.metadata.name()
             || self.metadata.fields().field("otel.name").is_some();
-        // Both clocks were read one right after the other; since then they may have drifted.
+        // Both clocks were read one right after the other, if the thread was not preempted between;
+        // since then they may have drifted.
+        let tolerance = if order == Order::Unknown { TOLERANCE } else { TOLERANCE_IN_ORDER };
         let age = self.opened.elapsed().unwrap_or_default();
         let apart = data.start_time.duration_since(self.opened);
         let apart = apart.unwrap_or_else(|earlier| earlier.duration());
-        may_have_name && apart < TOLERANCE + age / 1000
+        may_have_name && apart < tolerance + age / 1000
     }
 }
 
@@ -232,15 +234,27 @@ pub(crate) enum Found {
     OtherClose(Close),
 }
 
+/// What is there for a span that has ended.
+#[derive(Debug)]
+pub(crate) enum FoundClose {
+    Nothing,
+    /// Its close.
+    Same(Close),
+    /// It has met its close for another processor.
+    Said,
+    /// The close of another span, whose end has not come and will not.
+    Other(Close),
+}
+
 const SHARDS: usize = 16;
 /// Threads of a shard after which those are forgotten of which nothing waits.
 const MANY: usize = 64;
 /// After so long it waits for something that will not come.
 pub(crate) const TOO_LONG: Duration = Duration::from_millis(100);
-/// Long enough for the other half, if the thread is running at all.
-const MOMENT: Duration = Duration::from_millis(10);
 /// By how much two readings of the clock at a span's creation may differ.
 const TOLERANCE: Duration = Duration::from_millis(5);
+/// The same when the order is known: then what comes right before is the one with near certainty.
+const TOLERANCE_IN_ORDER: Duration = Duration::from_secs(1);
 /// Meetings that make an order sure.
 const SURE: i32 = 3;
 /// Meetings that it takes to change one's mind.
@@ -287,7 +301,9 @@ impl Meeting {
         match waiting {
             None | Some(Waiting::Said(..)) => Found::Nothing,
             Some(Waiting::Close(close)) => Found::OtherClose(close),
-            Some(Waiting::Ended(ended)) if closing.is_some_and(|closing| ended.is(closing)) => {
+            Some(Waiting::Ended(ended))
+                if closing.is_some_and(|closing| ended.is(closing, self.order())) =>
+            {
                 self.learn(-1);
                 Found::End(ended)
             }
@@ -303,29 +319,27 @@ impl Meeting {
         shard.insert(thread, (Instant::now(), Waiting::Close(close)));
     }
 
-    /// OpenTelemetry has ended a span on this thread. Returns the span that closed just before, if
-    /// it is the same.
-    pub(crate) fn take_close(&self, ended: &mut Ended) -> Result<Close, Option<Close>> {
+    /// OpenTelemetry has ended a span on this thread. Takes the span that closed just before. What
+    /// was said on the same span for another processor is said again.
+    pub(crate) fn take_close(&self, ended: &mut Ended) -> FoundClose {
         let (thread, shard) = self.shard();
         let mut shard = shard.lock();
         match shard.remove(&thread) {
-            Some((_, Waiting::Close(close))) if close.span.is(&ended.data) => {
+            Some((_, Waiting::Close(close))) if close.span.is(&ended.data, self.order()) => {
                 self.learn(1);
-                Ok(close)
+                FoundClose::Same(close)
             }
-            Some((_, Waiting::Close(close))) => Err(Some(close)),
-            Some((since, Waiting::Said(id, attributes))) => {
-                if id == ended.id() {
-                    ended.data.attributes.extend(attributes.iter().cloned());
-                    shard.insert(thread, (since, Waiting::Said(id, attributes)));
-                }
-                Err(None)
+            Some((_, Waiting::Close(close))) => FoundClose::Other(close),
+            Some((since, Waiting::Said(id, attributes))) if id == ended.id() => {
+                ended.data.attributes.extend(attributes.iter().cloned());
+                shard.insert(thread, (since, Waiting::Said(id, attributes)));
+                FoundClose::Said
             }
+            Some((_, Waiting::Said(..))) | None => FoundClose::Nothing,
             Some(other) => {
                 shard.insert(thread, other);
-                Err(None)
+                FoundClose::Nothing
             }
-            None => Err(None),
         }
     }
 
@@ -391,17 +405,18 @@ impl Meeting {
     }
 
     /// Takes what waits in vain, so that a flush has all that ended before it: what waits on this
-    /// very thread, and after a moment what waited on others when it began.
+    /// very thread, and what has waited too long on others, for which it waits too.
     pub(crate) fn give_up_for_flush(&self) -> (Vec<EndedSpan>, Vec<Close>) {
         let (thread, shard) = self.shard();
         let own = shard.lock().remove(&thread).map(|(_, waiting)| waiting);
-        let is_waiting = |shard: &Mutex<Shard>| {
-            shard.lock().values().any(|(_, waiting)| is_of_interest(waiting))
-        };
-        if self.shards.iter().any(is_waiting) {
-            std::thread::sleep(MOMENT);
+        let start = Instant::now();
+        let waits_since =
+            |(since, waiting): &(Instant, Waiting)| *since <= start && is_of_interest(waiting);
+        let is_waiting = |shard: &Mutex<Shard>| shard.lock().values().any(waits_since);
+        while self.shards.iter().any(is_waiting) && start.elapsed() < TOO_LONG {
+            std::thread::sleep(Duration::from_millis(1));
         }
-        let (mut all_ended, mut closes) = self.give_up(MOMENT);
+        let (mut all_ended, mut closes) = self.give_up(TOO_LONG);
         match own {
             Some(Waiting::Ended(ended)) => all_ended.push(ended),
             Some(Waiting::Close(close)) => closes.push(close),

@@ -143,9 +143,16 @@ impl Clock {
     /// Taken at one moment: for a moment long ago it is off by what the system clock was slewed
     /// since, at most 0.5 ms a second and usually a hundredth of that.
     pub(crate) fn unix_offset_ns(&self) -> i128 {
-        let raw = platform::monotonic_raw_ns();
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        i128::try_from(unix.as_nanos()).unwrap_or(i128::MAX) - i128::from(raw)
+        // Of three readings the one that was interrupted least.
+        let read = || {
+            let before = platform::monotonic_raw_ns();
+            let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let width = platform::monotonic_raw_ns().saturating_sub(before);
+            let unix = i128::try_from(unix.as_nanos()).unwrap_or(i128::MAX);
+            (width, unix - i128::from(before + width / 2))
+        };
+        let best = [read(), read(), read()].into_iter().min_by_key(|(width, _)| *width);
+        best.map_or(0, |(_, offset)| offset)
     }
 }
 
