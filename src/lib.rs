@@ -23,7 +23,8 @@
 //!
 //! # You give
 //!
-//! - Spans, as you have them. Sync or async, on any threads.
+//! - Spans, as you have them, or functions marked with [`macro@profiled`]. Sync or async, on any
+//!   threads.
 //! - Rules: which spans, and when to keep them. `250ms|error` for all spans if you say nothing.
 //! - Line tables, if you want lines and inlined functions: `debug = "line-tables-only"` in
 //!   `[profile.release]`. They cost disk space and nothing at run time.
@@ -36,6 +37,8 @@
 //!   spans on other threads and tasks. Spans of one tree that are kept together share a profile.
 //! - One line in the log (target `tracing_profiling`) that says what was kept, why, and where it
 //!   lies; and [`Builder::on_kept`] to hear of it in code.
+//! - Beside `tracing-opentelemetry`, attributes on the exported span that lead to the profile
+//!   ([`SPAN_ATTRIBUTES`]), and the ids of its trace and span on every sample.
 //! - [`Stats`]: every way to lose something has a number of its own.
 //!
 //! A sample belongs to the innermost profiled span that its thread was in, by its position in the
