@@ -231,6 +231,16 @@ fn boxed() {
 }
 
 #[test]
+fn inside_a_layer_that_can_be_reloaded() {
+    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+        let (ours, _) = reload::Layer::new(ours);
+        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+    });
+    scene.run(requests);
+    check_requests(&scene);
+}
+
+#[test]
 fn under_filters_of_their_own() {
     let scene = Scene::new(Processor::Plain, |ours, tracer| {
         let quiet = FilterFn::new(|metadata| !metadata.target().starts_with("quiet"));
