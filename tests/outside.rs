@@ -17,6 +17,8 @@ fn run(package: &str, folder: &Path) -> Output {
         .arg(root.join("target/outside"))
         .current_dir(folder)
         .env_remove("TRACING_PROFILING")
+        // Whatever this build has: others build without it.
+        .env_remove("RUSTFLAGS")
         .output()
         .unwrap()
 }
