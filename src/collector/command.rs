@@ -39,6 +39,6 @@ pub(super) enum Job {
     HandOn(Vec<EndedSpan>),
     /// Everything before this is done.
     Done(Sender<()>),
-    /// End.
-    Stop,
+    /// End, and then say so.
+    Stop(Vec<Sender<()>>),
 }

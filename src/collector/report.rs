@@ -45,12 +45,12 @@ pub(super) fn describe(profile: &mut Profile, epoch: &Epoch, topmost: &[SpanKey]
         profile.notes.push(format!("and {} more kept spans", kept.len() - MOST_NOTED));
     }
     let count = profile.sample_count();
-    let mut samples = format!(
-        "{count} samples, one every {} of CPU time: {} of {} on-CPU",
-        Ns(profile.period_ns),
-        Ns(profile.weight_ns()),
-        Ns(on_cpu_ns),
-    );
+    let mut samples = plural(count);
+    match profile.uniform_weight_ns() {
+        Some(weight_ns) => _ = write!(samples, ", one every {} of CPU time", Ns(weight_ns)),
+        None => samples.push_str(", taken at more than one rate"),
+    }
+    _ = write!(samples, ": {} of {} on-CPU", Ns(profile.weight_ns()), Ns(on_cpu_ns));
     _ = write!(samples, "; {}", losses_in_words(losses));
     profile.notes.push(samples);
     profile.attributes = attributes(first, losses);
@@ -126,7 +126,7 @@ pub(super) fn line(kept: &Kept) -> String {
     }
     _ = write!(line, "): {}", Split(&first.account));
     match &kept.profile {
-        Some(_) => _ = write!(line, "; {} samples", kept.samples),
+        Some(_) => _ = write!(line, "; {}", plural(kept.samples)),
         None => {
             let why = kept.spans.iter().find_map(|span| span.profile().err());
             _ = match why {
@@ -145,6 +145,10 @@ pub(super) fn line(kept: &Kept) -> String {
         _ = write!(line, "; {}", file.display());
     }
     line
+}
+
+fn plural(samples: usize) -> String {
+    if samples == 1 { "1 sample".to_owned() } else { format!("{samples} samples") }
 }
 
 /// Wall time and its parts, in words.

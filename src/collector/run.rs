@@ -48,6 +48,8 @@ pub(super) struct Collector {
     closed: Vec<SpanKey>,
     refined: Instant,
     introduced: bool,
+    /// Who waits for the end.
+    at_end: Vec<Sender<()>>,
     /// How soon somebody waits for a look.
     look_again: Option<Duration>,
     stack: Stack,
@@ -86,6 +88,7 @@ impl Collector {
             closed: Vec::new(),
             refined: Instant::now(),
             introduced: false,
+            at_end: Vec::new(),
             look_again: None,
             stack: Stack { frames: Vec::new(), end: End::Root },
         }
@@ -111,7 +114,7 @@ impl Collector {
                 );
             });
         }
-        _ = self.jobs.send(Job::Stop);
+        _ = self.jobs.send(Job::Stop(self.at_end));
     }
 
     /// Sleeps until there is something to do, and does it. False when all has ended.
@@ -119,11 +122,12 @@ impl Collector {
         self.poller.wait(self.sleep());
         loop {
             let (asked, again) = self.do_round();
+            if asked.end {
+                self.at_end = asked.acknowledge;
+                return false;
+            }
             for done in asked.acknowledge {
                 _ = self.jobs.send(Job::Done(done));
-            }
-            if asked.end {
-                return false;
             }
             if !again {
                 return true;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError};
+use tracing::level_filters::LevelFilter;
 
 use super::command::Job;
 use super::engine::Engine;
@@ -84,9 +85,11 @@ impl Worker {
             };
             match job {
                 Ok(Job::Say { line, is_warning: false }) => {
+                    wait_for_level(LevelFilter::INFO);
                     self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
                 }
                 Ok(Job::Say { line, is_warning: true }) => {
+                    wait_for_level(LevelFilter::WARN);
                     self.say(|| tracing::warn!(target: "tracing_profiling", "{line}"));
                 }
                 Ok(Job::Export { profile, modules, kept }) => {
@@ -100,17 +103,24 @@ impl Worker {
                 }
                 Err(RecvTimeoutError::Timeout) if self.refused.is_empty() => self.symbolizer = None,
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Job::Stop) | Err(RecvTimeoutError::Disconnected) => {
-                    self.try_refused(false);
-                    while let Some(refused) = self.refused.pop_front() {
-                        self.lose(refused.report);
-                    }
+                Ok(Job::Stop(done)) => {
+                    self.end();
+                    done.into_iter().for_each(|done| _ = done.send(()));
                     return;
                 }
+                Err(RecvTimeoutError::Disconnected) => return self.end(),
             }
             if self.failing.as_ref().is_some_and(|failing| failing.next <= Instant::now()) {
                 self.try_refused(true);
             }
+        }
+    }
+
+    /// Tries what was refused for the last time.
+    fn end(&mut self) {
+        self.try_refused(false);
+        while let Some(refused) = self.refused.pop_front() {
+            self.lose(refused.report);
         }
     }
 
@@ -254,6 +264,17 @@ impl Worker {
             // Not ours either.
             _ = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
         }
+    }
+}
+
+/// A layer is told of its subscriber a moment before that is asked for its level, and events between
+/// are lost: so this waits for the level, if it is one that will come.
+fn wait_for_level(level: LevelFilter) {
+    for _ in 0..20 {
+        if LevelFilter::current() >= level {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -211,8 +211,9 @@ mod tests {
              joined by `|`\n  250ms, error,shop=1s\n         ^"
         );
         assert!(error("shop[x]=error,shop[x]=1s").ends_with("\n                ^"));
+        assert!(error("1s,1ms").ends_with("\n     ^"));
         // To override is something else.
-        assert!("1s|error,500ms,shop=1s,shop=off".parse::<Rules>().is_ok());
+        assert!("1s|error,shop=1s|error,shop=500ms,shop=off".parse::<Rules>().is_ok());
         let cases = [
             ("250", 3),
             ("fast", 0),

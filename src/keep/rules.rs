@@ -95,11 +95,14 @@ impl Rule {
         self.target.is_none() && self.span.is_none()
     }
 
-    /// Whether this rule is for the same spans as `other`, has one kind of condition, and `other`
-    /// had only the other kind.
+    /// Whether this rule is for the same spans as `other`, and takes back what nobody means to: all
+    /// for all spans, or the one kind of condition that `other` has for the one that it has itself.
     pub(crate) fn forgets(&self, other: &Self) -> bool {
         let kinds = |rule: &Self| (rule.keep.latency.is_some(), rule.keep.on_error);
         let is_same = self.target == other.target && self.span == other.span;
+        if is_same && self.is_for_all() {
+            return true;
+        }
         is_same
             && matches!(
                 (kinds(self), kinds(other)),
@@ -174,9 +177,11 @@ impl Rules {
         self.0.len()
     }
 
-    /// Whether no span is ever kept.
+    /// Whether no span is ever kept: nothing is said at all, or `off` for all spans and no more than
+    /// that. (`noisy=off` alone leaves those with a `#[profiled]` of their own.)
     pub(crate) fn is_off(&self) -> bool {
-        self.0.iter().all(|rule| rule.keep.is_never())
+        let is_said = self.0.is_empty() || self.0.iter().any(Rule::is_for_all);
+        is_said && self.0.iter().all(|rule| rule.keep.is_never())
     }
 
     /// The threshold of spans in general: of the rule for all if there is one, else the least.
@@ -249,6 +254,10 @@ mod tests {
     fn off_is_what_keeps_nothing() {
         assert!(Rules::new([]).is_off());
         assert!(Rules::new([Rule::for_all(Keep::never())]).is_off());
+        assert!(
+            Rules::new([Rule::for_all(Keep::never()), Rule::for_span("x", Keep::never())]).is_off()
+        );
+        assert!(!Rules::new([Rule::for_span("x", Keep::never())]).is_off());
         assert!(!Rules::new([Rule::for_all(Keep::never()), Rule::for_span("x", FAST)]).is_off());
         assert!(!Rules::new([Rule::for_all(Keep::failed())]).is_off());
     }

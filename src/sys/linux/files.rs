@@ -17,7 +17,9 @@ pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
     let inside = directory.join(".");
     accessat(CWD, &inside, Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty())?;
     let file_system = statvfs(&inside)?;
-    if file_system.f_bavail.saturating_mul(file_system.f_frsize) < LEAST_ROOM {
+    // Systems without blocks (`/proc`) say nothing of room.
+    let has_blocks = file_system.f_blocks > 0;
+    if has_blocks && file_system.f_bavail.saturating_mul(file_system.f_frsize) < LEAST_ROOM {
         return Err(io::ErrorKind::StorageFull.into());
     }
     Ok(())
