@@ -8,7 +8,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, Layered};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::collector::Engine;
+use crate::collector::{Engine, Gate};
 use crate::config::Builder;
 use crate::error::Error;
 use crate::handle::Handle;
@@ -41,6 +41,7 @@ use crate::span::{From, GivenParent, HAS_STATUS, RegistryId, ancestry};
 /// for that.
 #[derive(Debug)]
 pub struct ProfilingLayer {
+    gate: &'static Gate,
     engine: Option<Arc<Engine>>,
 }
 
@@ -61,11 +62,11 @@ impl ProfilingLayer {
     }
 
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine: Some(engine) }
+        Self { gate: engine.gate, engine: Some(engine) }
     }
 
     pub(crate) fn off() -> Self {
-        Self { engine: None }
+        Self { gate: Gate::shut(), engine: None }
     }
 
     /// This layer together with the one of `tracing-opentelemetry`, in the order in which they must
@@ -106,7 +107,7 @@ impl ProfilingLayer {
 
     #[inline(always)]
     fn engine(&self) -> Option<&Engine> {
-        self.engine.as_deref().filter(|engine| engine.is_running())
+        self.engine.as_deref().filter(|_| self.gate.is_open())
     }
 }
 
@@ -161,7 +162,7 @@ where
     fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
         if let Some(engine) = self.engine() {
             engine.spans.enter(number(id));
-            if engine.order.must_look() {
+            if self.gate.must_look() {
                 engine.order.look_at_enter(id.into_u64());
             }
         }
@@ -171,8 +172,8 @@ where
     fn on_exit(&self, id: &span::Id, _: Context<'_, S>) {
         if let Some(engine) = self.engine() {
             engine.spans.exit(number(id));
-            if engine.order.must_look() {
-                engine.order.look_at_exit(id.into_u64());
+            if self.gate.must_look() && !engine.order.look_at_exit(id.into_u64()) {
+                self.gate.set_look(false);
             }
         }
     }

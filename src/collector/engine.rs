@@ -1,7 +1,6 @@
 //! What the hooks, the handle and the collector share.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +11,7 @@ use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 
 use super::command::Command;
+use super::gate::Gate;
 use super::run::Collector;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
@@ -23,15 +23,12 @@ use crate::otel::{
 };
 use crate::profile::ProfileId;
 use crate::sampler::PerfSource;
-use crate::span::{Closing, RegistryId, Spans, TraceIds, Verdict, is_ignored};
+use crate::span::{Closing, RegistryId, Spans, TraceIds, Verdict, forget_this_thread, is_ignored};
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Poller, Waker};
 
 /// Finds the OpenTelemetry span of a span that closes.
 pub(crate) type FindOtel<'a> = &'a mut dyn FnMut() -> Option<OtelSpan<'a>>;
-
-/// A generation that no process reaches.
-const NOWHERE: u32 = u32::MAX;
 
 /// How much may be held, and how much may be made of it.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +74,8 @@ pub(crate) struct Engine {
     /// What was wrong with the exporter from the beginning, until it is said.
     problem: Mutex<Option<String>>,
     commands: Sender<Command>,
-    /// The fork generation of the process in which our threads run, or [`NOWHERE`].
-    runs_in: AtomicU32,
+    pub(crate) gate: &'static Gate,
+    /// The fork generation of the process in which our threads run.
     made_in: u32,
     dispatch: RwLock<Option<WeakDispatch>>,
 }
@@ -92,6 +89,11 @@ impl Engine {
     pub(crate) fn start(parts: Parts) -> Result<Arc<Self>, Error> {
         let (commands, received) = channel::unbounded();
         let (jobs, to_do) = channel::unbounded();
+        sys::on_fork(|| {
+            forget_this_thread();
+            Gate::close_all();
+        });
+        let gate = Gate::new();
         let is_failing = parts.problem.is_some();
         let engine = Arc::new(Self {
             spans: parts.spans,
@@ -109,7 +111,7 @@ impl Engine {
             order: LayerOrder::default(),
             meeting: OnceLock::new(),
             commands,
-            runs_in: AtomicU32::new(sys::fork_generation()),
+            gate,
             made_in: sys::fork_generation(),
             dispatch: RwLock::new(None),
         });
@@ -138,11 +140,11 @@ impl Engine {
     /// for ever: then the hooks must do nothing.
     #[inline(always)]
     pub(crate) fn is_running(&self) -> bool {
-        self.runs_in.load(Ordering::Relaxed) == sys::fork_generation()
+        self.gate.is_open()
     }
 
     pub(super) fn stop(&self) {
-        self.runs_in.store(NOWHERE, Ordering::Relaxed);
+        self.gate.close();
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -317,7 +319,7 @@ impl Engine {
         let ids = otel.as_ref().map(OtelSpan::ids);
         let meeting = self.meeting.get();
         match (&otel, meeting) {
-            (None, None) => self.order.suspect(),
+            (None, None) if self.order.suspect() => self.gate.set_look(true),
             (Some(OtelSpan::Open(_)), Some(meeting)) => meeting.note_direct(),
             _ => {}
         }

@@ -8,9 +8,11 @@ mod build;
 mod command;
 mod drain;
 mod engine;
+mod gate;
 mod pending;
 mod report;
 mod run;
 mod worker;
 
 pub(crate) use engine::{Engine, Limits, Parts};
+pub(crate) use gate::Gate;

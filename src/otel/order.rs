@@ -47,16 +47,13 @@ impl LayerOrder {
         _ = self.state.compare_exchange(FINE, WRONG, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// A span closed that has no OpenTelemetry span.
-    pub(crate) fn suspect(&self) {
-        if !self.was_suspected.swap(true, Ordering::Relaxed) {
+    /// A span closed that has no OpenTelemetry span. Returns whether to look from now on.
+    pub(crate) fn suspect(&self) -> bool {
+        let is_first = !self.was_suspected.swap(true, Ordering::Relaxed);
+        if is_first {
             self.looks.store(LOOKS, Ordering::Relaxed);
         }
-    }
-
-    #[inline(always)]
-    pub(crate) fn must_look(&self) -> bool {
-        self.looks.load(Ordering::Relaxed) > 0
+        is_first
     }
 
     /// A span is entered. In the right order, it is not the current one of OpenTelemetry yet.
@@ -67,13 +64,14 @@ impl LayerOrder {
 
     /// A span is left. In the right order, it is still the current one of OpenTelemetry: in the
     /// wrong one there was one when it was entered, and there is none now.
+    /// Returns whether to go on looking.
     #[cold]
-    pub(crate) fn look_at_exit(&self, id: u64) {
-        self.looks.fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn look_at_exit(&self, id: u64) -> bool {
         if LOOKED_AT.replace(0) == id && !has_current() {
-            self.looks.store(0, Ordering::Relaxed);
             self.note_wrong();
+            return false;
         }
+        self.looks.fetch_sub(1, Ordering::Relaxed) > 1
     }
 
     /// Whether the order is wrong. True only once.

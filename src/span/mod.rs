@@ -21,7 +21,8 @@ use tracing_subscriber::registry;
 
 pub use account::{Account, Hardware};
 pub(crate) use local::{
-    Armed, Interval, Source, ThreadSource, Usage, ignore_this_thread, is_ignored,
+    Armed, Interval, Source, ThreadSource, Usage, forget_this_thread, ignore_this_thread,
+    is_ignored,
 };
 pub(crate) use recording::{Mark, Recording, Stretch};
 pub(crate) use slot::{HAS_STATUS, KEEP_ON_ERROR, TIGHTER};

@@ -8,14 +8,13 @@ use crossbeam::queue::ArrayQueue;
 
 use super::account::{Account, Tally};
 use super::local::{
-    Source, ThreadState, Unresolved, add_state, count_unmatched, forget_this_thread, is_ignored,
-    put, take, unmatched,
+    Source, ThreadState, Unresolved, add_state, count_unmatched, is_ignored, put, take, unmatched,
 };
 use super::slot::{ANNOUNCED, FAILED, HAS_STATUS, Parent, Slot, TIGHTER};
 use super::table::SlotTable;
 use super::{Ancestry, From, Plan, RegistryId, SpanKey, TraceIds};
 use crate::stats::Counters;
-use crate::sys::{Clock, on_fork};
+use crate::sys::Clock;
 
 /// All open profiled spans of a layer.
 #[derive(Debug)]
@@ -95,7 +94,6 @@ impl Spans {
         counters: Arc<Counters>,
     ) -> Self {
         static NEXT_LAYER: AtomicU32 = AtomicU32::new(1);
-        on_fork(forget_this_thread);
         Self {
             layer: NEXT_LAYER.fetch_add(1, Ordering::Relaxed),
             life: Arc::new(()),

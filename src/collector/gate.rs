@@ -1,0 +1,75 @@
+//! What each hook looks at first.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// One word that says whether the hooks of a layer have anything to do.
+///
+/// It is never freed, so that the child of a fork, in which no lock may be touched, can shut the
+/// gates of all layers by storing to memory.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct Gate {
+    state: AtomicU32,
+    next: OnceLock<&'static Self>,
+}
+
+/// The layer's threads run, in this process.
+const OPEN: u32 = 1;
+/// The order of the layers is in doubt.
+const LOOK: u32 = 1 << 1;
+
+static FIRST: OnceLock<&'static Gate> = OnceLock::new();
+static SHUT: Gate = Gate { state: AtomicU32::new(0), next: OnceLock::new() };
+
+impl Gate {
+    /// An open gate.
+    pub(super) fn new() -> &'static Self {
+        let gate: &'static Self =
+            Box::leak(Box::new(Self { state: AtomicU32::new(OPEN), next: OnceLock::new() }));
+        let mut place = &FIRST;
+        loop {
+            match place.get() {
+                Some(other) => place = &other.next,
+                None if place.set(gate).is_ok() => return gate,
+                None => {}
+            }
+        }
+    }
+
+    /// The gate of layers that are off.
+    pub(crate) fn shut() -> &'static Self {
+        &SHUT
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & OPEN != 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn must_look(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & LOOK != 0
+    }
+
+    pub(crate) fn set_look(&self, look: bool) {
+        if look {
+            self.state.fetch_or(LOOK, Ordering::Relaxed);
+        } else {
+            self.state.fetch_and(!LOOK, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.state.store(0, Ordering::Relaxed);
+    }
+
+    /// Only stores to memory: it is called in the child of a fork.
+    pub(super) fn close_all() {
+        let mut place = &FIRST;
+        while let Some(gate) = place.get() {
+            gate.close();
+            place = &gate.next;
+        }
+    }
+}
