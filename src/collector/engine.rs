@@ -226,7 +226,10 @@ impl Engine {
         let mut close = Close::new(span);
         self.close_with(id, otel, Some(&mut close));
         let is_plain = close.is_plain();
-        if !meeting.is_direct() && (meeting.order() == Order::Unknown || !is_plain) {
+        if meeting.is_direct() {
+            // Another thread has just found that out: no end will ask for this.
+            self.conclude(close, None);
+        } else if meeting.order() == Order::Unknown || !is_plain {
             meeting.leave_close(close);
             if !is_plain {
                 self.watch(meeting);

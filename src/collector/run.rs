@@ -197,7 +197,7 @@ impl Collector {
                 Command::Flush(done) => asked.acknowledge.push(done),
                 Command::Shutdown(done) => {
                     // What is promised from here on could not be kept.
-                    self.engine.keeper.set_exporter_fails(true);
+                    self.engine.keeper.end();
                     asked.acknowledge.extend(done);
                     asked.end = true;
                 }

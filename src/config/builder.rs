@@ -208,7 +208,6 @@ impl Builder {
         let rate_is_set = self.rate.is_some();
         let ticks_a_second = clock.ticks(Duration::from_secs(1));
         let plan = move |keep: &Keep, rate: Option<u32>| {
-            let rate = rate.filter(|_| !rate_is_set);
             let period = (!rate_is_set).then(|| match rate {
                 Some(hertz) => period_of_rate(hertz),
                 None => period_for(keep.latency()),

@@ -70,6 +70,7 @@ pub(crate) struct Keeper {
     promised: AtomicUsize,
     exporter_fails: AtomicBool,
     memory_is_short: AtomicBool,
+    is_over: AtomicBool,
     started: Instant,
 }
 
@@ -91,6 +92,7 @@ impl Keeper {
             promised: AtomicUsize::new(0),
             exporter_fails: AtomicBool::new(false),
             memory_is_short: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
             started: Instant::now(),
         }
     }
@@ -152,7 +154,7 @@ impl Keeper {
         now_ns: u64,
         new_id: impl FnOnce() -> Option<ProfileId>,
     ) -> Result<ProfileId, NoProfile> {
-        if self.exporter_fails.load(Ordering::Relaxed) {
+        if self.exporter_fails.load(Ordering::Relaxed) || self.is_over.load(Ordering::Relaxed) {
             return Err(NoProfile::ExporterFails);
         }
         if self.memory_is_short.load(Ordering::Relaxed) {
@@ -216,6 +218,11 @@ impl Keeper {
     /// Nothing more is promised as long as the exporter fails.
     pub(crate) fn set_exporter_fails(&self, fails: bool) {
         self.exporter_fails.store(fails, Ordering::Relaxed);
+    }
+
+    /// Nothing is promised any more: the last profiles are being made.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
     }
 
     /// Nothing more is promised as long as samples are lost for want of memory.
@@ -332,6 +339,10 @@ mod tests {
         assert_eq!(keep(&keeper, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
         keeper.set_memory_is_short(false);
         assert_eq!(keep(&keeper, 5, 5, 1, OTHER).profile, Ok(OTHER));
+        keeper.end();
+        // The last profile is exported meanwhile.
+        keeper.set_exporter_fails(false);
+        assert_eq!(keep(&keeper, 6, 6, 1, ID).profile, Err(NoProfile::ExporterFails));
     }
 
     #[test]

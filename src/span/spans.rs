@@ -360,8 +360,8 @@ impl Spans {
         }
     }
 
-    /// A span has closed. If it must be judged, `judge` does that. Only then is the slot free: as long as the span counts as open, nobody takes
-    /// it for judged.
+    /// A span has closed. If it must be judged, `judge` does that. Only then is the slot free: as
+    /// long as the span counts as open, nobody takes it for judged.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) {
         match self.table.get_inside(id) {
