@@ -64,7 +64,7 @@ impl Scene {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&kept);
         let builder = ProfilingLayer::builder()
-            .rules("20ms|error,fast=1h".parse().unwrap())
+            .rules("20ms|error,fast=1h,[failing]=error,[fine]=error".parse().unwrap())
             .exporter(profiles.clone())
             .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
         let layer = set(builder).build().unwrap();
@@ -676,7 +676,7 @@ fn what_waits_at_the_end_is_handed_on() {
 fn each_of_two_processors_has_the_attributes() {
     for combine in HARD {
         let layer = ProfilingLayer::builder()
-            .rules("20ms|error".parse().unwrap())
+            .rules("error".parse().unwrap())
             .exporter(Memory::new())
             .build()
             .unwrap();
@@ -702,13 +702,16 @@ fn each_of_two_processors_has_the_attributes() {
 }
 
 /// Panics on every thread but those of the program.
-#[derive(Debug)]
-struct Picky;
+#[derive(Debug, Default)]
+struct Picky {
+    was_asked: Arc<std::sync::atomic::AtomicBool>,
+}
 
 impl opentelemetry_sdk::trace::SpanProcessor for Picky {
     fn on_start(&self, _: &mut opentelemetry_sdk::trace::Span, _: &Context) {}
 
     fn on_end(&self, _: SpanData) {
+        self.was_asked.store(true, std::sync::atomic::Ordering::Relaxed);
         let thread = std::thread::current();
         assert!(!thread.name().unwrap_or_default().starts_with("profiling-"), "no runtime here");
     }
@@ -725,17 +728,23 @@ impl opentelemetry_sdk::trace::SpanProcessor for Picky {
 #[test]
 fn a_processor_that_panics_ends_nothing() {
     let layer = ProfilingLayer::builder()
-        .rules("20ms|error".parse().unwrap())
+        .rules("error".parse().unwrap())
         .exporter(Memory::new())
         .build()
         .unwrap();
     let handle = layer.handle();
-    let provider =
-        SdkTracerProvider::builder().with_span_processor(handle.span_processor(Picky)).build();
+    let picky = Picky::default();
+    let was_asked = Arc::clone(&picky.was_asked);
+    let processor = handle.span_processor(picky);
+    let provider = SdkTracerProvider::builder().with_span_processor(processor).build();
     let dispatch = HARD[0](layer, provider.tracer("test"));
     drop(provider.tracer("by hand").start("by hand"));
     // Until it is given up, and handed on from a thread of ours.
-    std::thread::sleep(300 * MS);
+    let start = std::time::Instant::now();
+    while !was_asked.load(std::sync::atomic::Ordering::Relaxed) {
+        assert!(start.elapsed() < PLENTY);
+        std::thread::sleep(5 * MS);
+    }
     tracing::dispatcher::with_default(&dispatch, || {
         info_span!("failing").in_scope(|| tracing::error!("failed"));
     });

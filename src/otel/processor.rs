@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant, SystemTime};
 
-use opentelemetry::{Context, KeyValue, SpanId};
+use opentelemetry::{Context, KeyValue, SpanId, Value};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
@@ -28,7 +28,7 @@ use crate::span::{SpanKey, TraceIds};
 /// [`Handle::span_processor`](crate::Handle::span_processor) makes it. It works in whichever order
 /// the layers are, and where the layer of `tracing-opentelemetry` cannot be reached, as inside a
 /// `reload::Layer`. There, a span of OpenTelemetry that is none of `tracing` may be handed on a
-/// tenth of a second late.
+/// second late.
 #[derive(Debug)]
 pub struct ProfilingSpanProcessor {
     next: Arc<dyn SpanProcessor>,
@@ -155,13 +155,34 @@ impl ClosingSpan {
         // A field may have renamed it.
         let may_have_name = data.name == self.metadata.name()
             || self.metadata.fields().field("otel.name").is_some();
+        let is_of_callsite = self.is_where(data);
         // Both clocks were read one right after the other, if the thread was not preempted between;
         // since then they may have drifted.
-        let tolerance = if order == Order::Unknown { TOLERANCE } else { TOLERANCE_IN_ORDER };
+        let is_likely = order != Order::Unknown || is_of_callsite == Some(true);
+        let tolerance = if is_likely { TOLERANCE_IF_LIKELY } else { TOLERANCE };
         let age = self.opened.elapsed().unwrap_or_default();
         let apart = data.start_time.duration_since(self.opened);
         let apart = apart.unwrap_or_else(|earlier| earlier.duration());
-        may_have_name && apart < tolerance + age / 1000
+        may_have_name && is_of_callsite != Some(false) && apart < tolerance + age / 1000
+    }
+
+    /// Whether the span comes from the same place in the source, if it says from where it comes, as
+    /// `tracing-opentelemetry` does unless it is told not to.
+    fn is_where(&self, data: &SpanData) -> Option<bool> {
+        let value = |key| {
+            let mut attributes = data.attributes.iter();
+            attributes.find(|attribute| attribute.key.as_str() == key).map(|found| &found.value)
+        };
+        let (file, line) = (value("code.file.path")?, value("code.line.number")?);
+        let is_file = self.metadata.file() == Some(file.as_str().as_ref());
+        Some(is_file && self.metadata.line().map(i64::from) == as_line(line))
+    }
+}
+
+fn as_line(value: &Value) -> Option<i64> {
+    match value {
+        Value::I64(line) => Some(*line),
+        _ => None,
     }
 }
 
@@ -250,11 +271,12 @@ const SHARDS: usize = 16;
 /// Threads of a shard after which those are forgotten of which nothing waits.
 const MANY: usize = 64;
 /// After so long it waits for something that will not come.
-pub(crate) const TOO_LONG: Duration = Duration::from_millis(100);
+pub(crate) const TOO_LONG: Duration = Duration::from_secs(1);
 /// By how much two readings of the clock at a span's creation may differ.
 const TOLERANCE: Duration = Duration::from_millis(5);
-/// The same when the order is known: then what comes right before is the one with near certainty.
-const TOLERANCE_IN_ORDER: Duration = Duration::from_secs(1);
+/// The same when the order is known, or the place in the source is the same: then what comes right
+/// before is the one with near certainty.
+const TOLERANCE_IF_LIKELY: Duration = Duration::from_secs(10);
 /// Meetings that make an order sure.
 const SURE: i32 = 3;
 /// Meetings that it takes to change one's mind.
