@@ -5,7 +5,7 @@
 pub(crate) mod tasks;
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::Dispatch;
 use tracing_profiling::export::Memory;
@@ -84,7 +84,7 @@ impl Setup {
 /// Keeps the CPU busy, in a function that a profile can name.
 #[inline(never)]
 pub(crate) fn burn(cpu: Duration) -> u64 {
-    let start = Instant::now();
+    let start = cpu_time::ThreadTime::now();
     let mut x = 1_u64;
     while start.elapsed() < cpu {
         let mut i = 0;
