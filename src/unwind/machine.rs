@@ -3,12 +3,30 @@
 use framehop::aarch64::{PtrAuthMask, UnwindRegsAarch64, UnwinderAarch64};
 use framehop::x86_64::{UnwindRegsX86_64, UnwinderX86_64};
 
+use super::calls::{self, Target};
 use crate::sampler::record::Registers;
+
+/// Stands for a link register that is not known: an address at which no instruction can be.
+pub(super) const UNKNOWN_LINK: u64 = 1;
 
 /// A framehop unwinder that can begin from our registers.
 pub(crate) trait Machine: framehop::Unwinder {
     /// The registers as framehop wants them; `None` if they are of another machine.
     fn registers(&self, registers: Registers) -> Option<Self::UnwindRegs>;
+
+    /// The registers of a frame of which no others are known.
+    fn few_registers(&self, pc: u64, sp: u64, fp: u64) -> Self::UnwindRegs;
+
+    fn stack_pointer(registers: &Self::UnwindRegs) -> u64;
+
+    /// What the call may go to that ends with these bytes; none if no call ends so.
+    fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<Target>; 3];
+
+    /// What a function that begins like this may jump to.
+    fn jumps(code: [u8; calls::STUB], address: u64) -> impl Iterator<Item = Target>;
+
+    /// How far a function that begins like this sets the stack pointer below the frame pointer.
+    fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64>;
 }
 
 impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> Machine
@@ -22,24 +40,65 @@ where
             Registers::Aarch64 { .. } => None,
         }
     }
+
+    fn few_registers(&self, pc: u64, sp: u64, fp: u64) -> UnwindRegsX86_64 {
+        UnwindRegsX86_64::new(pc, sp, fp)
+    }
+
+    fn stack_pointer(registers: &UnwindRegsX86_64) -> u64 {
+        registers.sp()
+    }
+
+    fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<Target>; 3] {
+        calls::x86_64_calls(code, return_address)
+    }
+
+    fn jumps(code: [u8; calls::STUB], address: u64) -> impl Iterator<Item = Target> {
+        calls::x86_64_jumps(code, address)
+    }
+
+    fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64> {
+        calls::x86_64_frame_size(code)
+    }
 }
+
+/// Functions built with `-mbranch-protection` sign their return addresses in the bits above those
+/// that a user address can have. Linux gives user programs 48 bits unless they ask for more; code
+/// never lies higher than the dynamic loader puts it.
+const MASK: PtrAuthMask = PtrAuthMask(u64::MAX >> (u64::BITS - USER_ADDRESS_BITS));
+const USER_ADDRESS_BITS: u32 = 48;
 
 impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> Machine
     for UnwinderAarch64<D, P>
 where
     Self: framehop::Unwinder<UnwindRegs = UnwindRegsAarch64>,
 {
-    /// Functions built with `-mbranch-protection` sign their return addresses in the bits above
-    /// those that a user address can have. Linux gives user programs 48 bits unless they ask for
-    /// more; code never lies higher than the dynamic loader puts it.
     fn registers(&self, registers: Registers) -> Option<UnwindRegsAarch64> {
-        const USER_ADDRESS_BITS: u32 = 48;
         match registers {
             Registers::Aarch64 { sp, fp, lr, .. } => {
-                let mask = PtrAuthMask(u64::MAX >> (u64::BITS - USER_ADDRESS_BITS));
-                Some(UnwindRegsAarch64::new_with_ptr_auth_mask(mask, lr, sp, fp))
+                Some(UnwindRegsAarch64::new_with_ptr_auth_mask(MASK, lr, sp, fp))
             }
             Registers::X86_64 { .. } => None,
         }
+    }
+
+    fn few_registers(&self, _: u64, sp: u64, fp: u64) -> UnwindRegsAarch64 {
+        UnwindRegsAarch64::new_with_ptr_auth_mask(MASK, UNKNOWN_LINK, sp, fp)
+    }
+
+    fn stack_pointer(registers: &UnwindRegsAarch64) -> u64 {
+        registers.sp()
+    }
+
+    fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<Target>; 3] {
+        [calls::aarch64_call(code, return_address), None, None]
+    }
+
+    fn jumps(_: [u8; calls::STUB], _: u64) -> impl Iterator<Item = Target> {
+        std::iter::empty()
+    }
+
+    fn frame_size(_: [u8; calls::PROLOGUE]) -> Option<u64> {
+        None
     }
 }

@@ -1,5 +1,7 @@
 //! From registers and copied stack bytes to the addresses of the frames.
 
+mod blocked;
+mod calls;
 mod machine;
 mod modules;
 mod tables;

@@ -62,12 +62,14 @@ pub(crate) struct Modules {
     loaded: Vec<Loaded>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Loaded {
     start: u64,
     end: u64,
     bias: u64,
     id: ModuleId,
+    /// The same bytes that framehop has, since it does not tell where a function begins.
+    tables: Option<UnwindTables>,
 }
 
 /// A change to what is loaded, for the unwinder.
@@ -100,8 +102,10 @@ impl Modules {
                     if self.loaded.iter().any(|old| old.start == start) {
                         changes.push(Change::Removed(start));
                     }
-                    changes.push(Change::Added(framehop_module(listed, start, end)));
-                    Loaded { start, end, bias: listed.bias, id }
+                    let tables = UnwindTables::of(listed);
+                    let module = framehop_module(listed, start, end, tables.clone());
+                    changes.push(Change::Added(module));
+                    Loaded { start, end, bias: listed.bias, id, tables }
                 }
             };
             loaded.push(entry);
@@ -115,12 +119,25 @@ impl Modules {
 
     /// The frame of an address in memory.
     pub(super) fn frame(&self, address: u64) -> Frame {
-        let after = self.loaded.partition_point(|entry| entry.start <= address);
-        let found = after.checked_sub(1).and_then(|at| self.loaded.get(at));
-        match found.filter(|entry| address < entry.end) {
+        match self.loaded_at(address) {
             Some(entry) => Frame::new(Some(entry.id), address.wrapping_sub(entry.bias)),
             None => Frame::new(None, address),
         }
+    }
+
+    pub(super) fn is_code(&self, address: u64) -> bool {
+        self.loaded_at(address).is_some()
+    }
+
+    /// Where the function begins, in memory, that has code at this address.
+    pub(super) fn function_start(&self, address: u64) -> Option<u64> {
+        self.loaded_at(address)?.tables.as_ref()?.function_start(address)
+    }
+
+    fn loaded_at(&self, address: u64) -> Option<&Loaded> {
+        let after = self.loaded.partition_point(|entry| entry.start <= address);
+        let found = after.checked_sub(1).and_then(|at| self.loaded.get(at));
+        found.filter(|entry| address < entry.end)
     }
 
     /// A module, loaded still or not.
@@ -206,9 +223,14 @@ impl Module {
     }
 }
 
-fn framehop_module(listed: &LoadedModule, start: u64, end: u64) -> framehop::Module<TableBytes> {
+fn framehop_module(
+    listed: &LoadedModule,
+    start: u64,
+    end: u64,
+    tables: Option<UnwindTables>,
+) -> framehop::Module<TableBytes> {
     let mut sections = framehop::ExplicitModuleSectionInfo::default();
-    if let Some(tables) = UnwindTables::of(listed) {
+    if let Some(tables) = tables {
         let stated = |addresses: std::ops::Range<u64>| {
             addresses.start.wrapping_sub(listed.bias)..addresses.end.wrapping_sub(listed.bias)
         };

@@ -1,6 +1,9 @@
 //! Where a module's unwind tables lie in memory.
 
 use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use gimli::UnwindSection as _;
 
 use crate::sys::{LoadedModule, program_memory, read_own_memory};
 
@@ -10,7 +13,7 @@ pub(crate) enum TableBytes {
     /// Of the program itself, which is never unloaded.
     Program(&'static [u8]),
     /// A copy: a library can be unloaded at any time.
-    Copy(Box<[u8]>),
+    Copy(Arc<[u8]>),
 }
 
 impl Deref for TableBytes {
@@ -40,7 +43,7 @@ impl TableBytes {
 }
 
 /// `.eh_frame_hdr` and `.eh_frame`, with their addresses in memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct UnwindTables {
     pub(crate) header: TableBytes,
     pub(crate) header_addresses: Range<u64>,
@@ -62,6 +65,25 @@ impl UnwindTables {
         let frames_addresses = start..segment.end;
         let frames = TableBytes::of(frames_addresses.clone())?;
         Some(Self { header, header_addresses, frames, frames_addresses })
+    }
+
+    /// Where the function begins that has code at this address in memory.
+    pub(crate) fn function_start(&self, address: u64) -> Option<u64> {
+        let bases = gimli::BaseAddresses::default()
+            .set_eh_frame_hdr(self.header_addresses.start)
+            .set_eh_frame(self.frames_addresses.start);
+        let header = gimli::EhFrameHdr::new(&self.header, gimli::NativeEndian)
+            .parse(&bases, size_of::<usize>() as u8)
+            .ok()?;
+        let mut frames = gimli::EhFrame::new(&self.frames, gimli::NativeEndian);
+        frames.set_address_size(size_of::<usize>() as u8);
+        let entry = header.table()?.fde_for_address(
+            &frames,
+            &bases,
+            address,
+            gimli::EhFrame::cie_from_offset,
+        );
+        entry.ok().map(|entry| entry.initial_address())
     }
 }
 

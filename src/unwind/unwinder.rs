@@ -26,9 +26,9 @@ type Native = framehop::x86_64::UnwinderX86_64<TableBytes>;
 
 /// Unwinds stacks of this process from copies.
 pub(crate) struct Unwinder<M: Machine = Native> {
-    machine: M,
-    cache: M::Cache,
-    modules: Modules,
+    pub(super) machine: M,
+    pub(super) cache: M::Cache,
+    pub(super) modules: Modules,
     generation: Option<u64>,
 }
 

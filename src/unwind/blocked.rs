@@ -1,0 +1,531 @@
+//! Unwinding a thread that waits in a system call: of its registers the kernel tells only where
+//! it is and where its stack is.
+
+use std::iter::successors;
+
+use framehop::FrameAddress;
+
+use super::calls::{LONGEST, Target};
+use super::machine::{Machine, UNKNOWN_LINK};
+use super::modules::Frame;
+use super::tables::TableBytes;
+use super::unwinder::{End, Unwinder};
+use crate::sys::read_own_memory;
+
+/// Stands for a frame pointer that is not known: an address that no processor takes. It is below
+/// 2^63, for framehop calculates with signed numbers and would keep an overflow as a rule.
+const UNKNOWN: u64 = 0x5eed_5eed_5eed_5eed;
+
+/// How far from the frame pointer a frame can have what is read by it.
+const NEAR: u64 = 1 << 31;
+
+/// How many stacks are tried for one wait.
+const MOST_TRIES: usize = 64;
+
+/// How sure it is that a call went to the function that was expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Likeness {
+    /// To its first instruction.
+    Exactly,
+    /// To an address that was in a register then.
+    Unknown,
+    /// To another function, which can have jumped on to this one.
+    Elsewhere,
+}
+
+/// A frame that is to be unwound.
+#[derive(Clone, Copy)]
+struct Place {
+    address: FrameAddress,
+    sp: u64,
+}
+
+/// How a walk up the stack ended.
+enum Stop {
+    At(End),
+    /// At a frame that cannot be unwound without the frame pointer: the return address is this far
+    /// above it.
+    Needs(Place, i64),
+}
+
+/// The copy of a stack.
+struct Stack<F> {
+    bottom: u64,
+    word: F,
+    most_frames: usize,
+}
+
+impl<F: Fn(u64) -> Option<u64>> Stack<F> {
+    fn word_at(&self, address: u64) -> Option<u64> {
+        (self.word)(address.checked_sub(self.bottom)?)
+    }
+}
+
+impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
+    /// Fills `frames` as [`Unwinder::unwind`] does, for a thread that is in a system call.
+    ///
+    /// Most functions that keep something else in the frame pointer's register, or save it, can be
+    /// unwound without it. Where one cannot, the stack is searched for the return address that its
+    /// caller left. The number is that of the first frame that was found so: all others are known.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for the waits, which are not recorded yet"))]
+    pub(crate) fn unwind_blocked(
+        &mut self,
+        pc: u64,
+        sp: u64,
+        stack: impl Fn(u64) -> Option<u64>,
+        most_frames: usize,
+        frames: &mut Vec<Frame>,
+    ) -> (End, Option<usize>) {
+        frames.clear();
+        frames.push(self.modules.frame(pc));
+        let stack = Stack { bottom: sp, word: stack, most_frames };
+        let first = Place { address: FrameAddress::from_instruction_pointer(pc), sp };
+        match self.walk(first, UNKNOWN, &stack, frames, None) {
+            Stop::At(end) => (end, None),
+            Stop::Needs(place, distance) => {
+                let known = frames.len();
+                match self.infer(place, distance, &stack, frames) {
+                    Some(end) => (end, Some(known)),
+                    None => (End::Lost, None),
+                }
+            }
+        }
+    }
+
+    /// Finds where the caller of a frame goes on, and so all frames above.
+    fn infer(
+        &mut self,
+        place: Place,
+        distance: i64,
+        stack: &Stack<impl Fn(u64) -> Option<u64>>,
+        frames: &mut Vec<Frame>,
+    ) -> Option<End> {
+        let known = frames.len();
+        let callee = self.modules.function_start(place.address.address_for_lookup());
+        if let Some(frame_pointer) = callee.and_then(|callee| self.predict(place, callee)) {
+            let at = frame_pointer.wrapping_add_signed(distance);
+            let call = stack.word_at(at).and_then(|word| self.call_before(word, callee));
+            // With two witnesses it is not asked whether all that follows is likely too.
+            let mut elsewhere = 0;
+            let check = (call != Some(Likeness::Exactly)).then_some(&mut elsewhere);
+            let is_certain = check.is_none();
+            match self.walk(place, frame_pointer, stack, frames, check) {
+                Stop::At(end) if is_certain || end == End::Root => return Some(end),
+                _ => frames.truncate(known),
+            }
+        }
+        self.search(place, distance, callee, stack, frames)
+    }
+
+    /// The frame pointer, from what the function does to the stack when it begins. That may be less
+    /// than all that it does: only what is found there tells.
+    fn predict(&self, place: Place, function: u64) -> Option<u64> {
+        place.sp.checked_add(M::frame_size(self.code(function)?)?)
+    }
+
+    /// Tries the words of the stack that can be the return address of a frame: first those behind a
+    /// call of its function, and always the lowest first, for what is further up belongs to callers.
+    fn search(
+        &mut self,
+        place: Place,
+        distance: i64,
+        callee: Option<u64>,
+        stack: &Stack<impl Fn(u64) -> Option<u64>>,
+        frames: &mut Vec<Frame>,
+    ) -> Option<End> {
+        let known = frames.len();
+        // Whether it is cut, how many of its calls name another function, and what is above.
+        let mut best: Option<(bool, usize, Vec<Frame>)> = None;
+        let mut tries = 0;
+        'search: for likeness in [Likeness::Exactly, Likeness::Unknown, Likeness::Elsewhere] {
+            let addresses =
+                successors(Some(place.sp), |at| at.checked_add(size_of::<u64>() as u64));
+            for at in addresses {
+                let Some(word) = stack.word_at(at) else {
+                    break;
+                };
+                if self.call_before(word, callee) != Some(likeness) {
+                    continue;
+                }
+                if tries == MOST_TRIES {
+                    break 'search;
+                }
+                tries += 1;
+                let mut elsewhere = 0;
+                let frame_pointer = at.wrapping_add_signed(-distance);
+                let stop = self.walk(place, frame_pointer, stack, frames, Some(&mut elsewhere));
+                let above = frames.split_off(known);
+                let is_cut = match stop {
+                    Stop::At(End::Root) => false,
+                    // What was not seen to its end proves little.
+                    Stop::At(End::Cut) if likeness == Likeness::Exactly => true,
+                    _ => continue,
+                };
+                if !is_cut && elsewhere == 0 {
+                    best = Some((is_cut, elsewhere, above));
+                    break 'search;
+                }
+                if best.as_ref().is_none_or(|best| (is_cut, elsewhere) < (best.0, best.1)) {
+                    best = Some((is_cut, elsewhere, above));
+                }
+            }
+            if best.as_ref().is_some_and(|(is_cut, ..)| !is_cut) {
+                break;
+            }
+        }
+        let (is_cut, _, mut above) = best?;
+        frames.append(&mut above);
+        Some(if is_cut { End::Cut } else { End::Root })
+    }
+
+    /// Whether the instruction before an address is a call, and of this function.
+    fn call_before(&self, return_address: u64, callee: Option<u64>) -> Option<Likeness> {
+        let start = return_address.checked_sub(LONGEST as u64)?;
+        let code = self.code::<LONGEST>(start)?;
+        let targets = M::calls(code, return_address).into_iter().flatten();
+        let likenesses = targets.filter_map(|target| {
+            let address = match target {
+                Target::Address(address) => self.modules.is_code(address).then_some(address)?,
+                Target::Stored(at) => stored(at)?,
+                Target::Unknown => return Some(Likeness::Unknown),
+            };
+            let Some(callee) = callee else {
+                return Some(Likeness::Unknown);
+            };
+            let is_callee = address == callee || self.jumps_to(address, callee);
+            Some(if is_callee { Likeness::Exactly } else { Likeness::Elsewhere })
+        });
+        likenesses.min()
+    }
+
+    /// Whether a function does little but jump to another.
+    fn jumps_to(&self, function: u64, other: u64) -> bool {
+        let Some(code) = self.code(function) else {
+            return false;
+        };
+        M::jumps(code, function).any(|target| match target {
+            Target::Address(target) => target == other,
+            Target::Stored(at) => stored(at) == Some(other),
+            Target::Unknown => false,
+        })
+    }
+
+    fn code<const LENGTH: usize>(&self, address: u64) -> Option<[u8; LENGTH]> {
+        self.modules.is_code(address).then(|| memory(address)).flatten()
+    }
+
+    /// Adds the frames above one. `elsewhere` asks for a check whether these frames can have called
+    /// each other, and is how many of the calls name another function.
+    fn walk(
+        &mut self,
+        from: Place,
+        frame_pointer: u64,
+        stack: &Stack<impl Fn(u64) -> Option<u64>>,
+        frames: &mut Vec<Frame>,
+        mut elsewhere: Option<&mut usize>,
+    ) -> Stop {
+        let pc = from.address.address();
+        let mut registers = self.machine.few_registers(pc, from.sp, frame_pointer);
+        let mut address = from.address;
+        while frames.len() < stack.most_frames {
+            let place = Place { address, sp: M::stack_pointer(&registers) };
+            let mut beyond = false;
+            let mut needed = None;
+            let mut read = |at: u64| {
+                if at.abs_diff(UNKNOWN) < NEAR {
+                    // Not an error, which framehop would keep as a rule for this address.
+                    needed = needed.max(Some(at.wrapping_sub(UNKNOWN) as i64));
+                    return Ok(0);
+                }
+                let word = stack.word_at(at);
+                beyond |= word.is_none() && at >= stack.bottom;
+                word.ok_or(())
+            };
+            let next =
+                self.machine.unwind_frame(address, &mut registers, &mut self.cache, &mut read);
+            if let Some(distance) = needed {
+                return Stop::Needs(place, distance);
+            }
+            let next = match next {
+                Ok(next) => next.and_then(FrameAddress::from_return_address),
+                Err(_) => return Stop::At(if beyond { End::Cut } else { End::Lost }),
+            };
+            let Some(next) = next else {
+                return Stop::At(End::Root);
+            };
+            if next.address() == UNKNOWN_LINK {
+                return Stop::At(End::Lost);
+            }
+            if let Some(elsewhere) = &mut elsewhere {
+                let callee = self.modules.function_start(address.address_for_lookup());
+                match self.call_before(next.address(), callee) {
+                    Some(Likeness::Elsewhere) => **elsewhere += 1,
+                    Some(_) => {}
+                    None => return Stop::At(End::Lost),
+                }
+            }
+            frames.push(self.modules.frame(next.address_for_lookup()));
+            address = next;
+        }
+        Stop::At(End::Cut)
+    }
+}
+
+fn stored(address: u64) -> Option<u64> {
+    memory(address).map(u64::from_ne_bytes)
+}
+
+/// Not by a reference: a library can be unloaded at any time.
+fn memory<const LENGTH: usize>(address: u64) -> Option<[u8; LENGTH]> {
+    let end = address.checked_add(LENGTH as u64)?;
+    read_own_memory(address..end).ok()?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+    use std::io::Read as _;
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Arc, Condvar, Mutex, mpsc};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::sys::{current_tid, loaded_modules};
+
+    type Wait = Box<dyn FnOnce() + Send>;
+
+    #[inline(never)]
+    fn outer(wait: Wait) {
+        inner(wait);
+        // What is done after the call keeps it from being a jump.
+        black_box(());
+    }
+
+    #[inline(never)]
+    fn inner(wait: Wait) {
+        wait();
+        black_box(());
+    }
+
+    /// Where a thread is blocked, and its stack.
+    struct Blocked {
+        pc: u64,
+        sp: u64,
+        stack: Vec<u8>,
+    }
+
+    impl Blocked {
+        /// Waits until the thread is in this system call.
+        fn find(tid: u32, call: &str) -> Self {
+            let start = Instant::now();
+            loop {
+                let path = format!("/proc/self/task/{tid}/syscall");
+                let text = std::fs::read_to_string(&path).unwrap();
+                let words: Vec<&str> = text.split_whitespace().collect();
+                if let [number, .., sp, pc] = words[..]
+                    && number == call
+                {
+                    let hex = |word: &str| u64::from_str_radix(&word[2..], 16).unwrap();
+                    let (pc, sp) = (hex(pc), hex(sp));
+                    let stack = read_own_memory(sp..stack_end(sp)).unwrap();
+                    if std::fs::read_to_string(&path).unwrap() == text {
+                        return Self { pc, sp, stack };
+                    }
+                }
+                assert!(start.elapsed() < Duration::from_secs(60), "{text}");
+                thread::yield_now();
+            }
+        }
+
+        fn word(&self, offset: u64) -> Option<u64> {
+            let rest = self.stack.get(usize::try_from(offset).ok()?..)?;
+            rest.first_chunk().map(|word| u64::from_ne_bytes(*word))
+        }
+    }
+
+    fn stack_end(sp: u64) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let ends = maps.lines().filter_map(|line| {
+            let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+            let start = u64::from_str_radix(start, 16).ok()?;
+            let end = u64::from_str_radix(end, 16).ok()?;
+            (start..end).contains(&sp).then_some(end)
+        });
+        ends.min().unwrap()
+    }
+
+    /// The functions of a thread that was made to wait, in which it is to be found.
+    fn functions_of(call: &str, wait: impl FnOnce() + Send + 'static) {
+        if !cfg!(target_arch = "x86_64") || loaded_modules().modules.is_empty() {
+            return;
+        }
+        let tid = Arc::new(AtomicU32::new(0));
+        let told = Arc::clone(&tid);
+        // Not joined: what it waits for does not come.
+        thread::spawn(move || {
+            told.store(current_tid(), Ordering::Release);
+            outer(Box::new(wait));
+        });
+        let tid = loop {
+            match tid.load(Ordering::Acquire) {
+                0 => thread::yield_now(),
+                tid => break tid,
+            }
+        };
+        let blocked = Blocked::find(tid, call);
+        let mut unwinder: Unwinder = Unwinder::default();
+        unwinder.refresh();
+        let mut frames = Vec::new();
+        let word = |offset| blocked.word(offset);
+        let (end, inferred) =
+            unwinder.unwind_blocked(blocked.pc, blocked.sp, word, 100, &mut frames);
+        let searched = search(&mut unwinder, &blocked);
+        assert_eq!(searched.as_ref().map(|(known, _)| *known), inferred);
+        if let Some((_, searched)) = searched {
+            assert_eq!(searched, frames);
+        }
+        assert_eq!(end, End::Root);
+        let starts: Vec<_> = frames
+            .iter()
+            .map(|frame| {
+                let bias = unwinder.modules().get(frame.module().unwrap()).unwrap().loaded_at(0);
+                unwinder.modules.function_start(frame.address().wrapping_add(bias)).unwrap_or(0)
+            })
+            .collect();
+        let at =
+            |function: fn(Wait)| starts.iter().position(|start| *start == function as usize as u64);
+        let (inner, outer) = (at(inner).unwrap(), at(outer).unwrap());
+        assert_eq!(inner + 1, outer);
+    }
+
+    /// The same without a look at what the function does when it begins.
+    fn search(unwinder: &mut Unwinder, blocked: &Blocked) -> Option<(usize, Vec<Frame>)> {
+        let stack =
+            Stack { bottom: blocked.sp, word: |offset| blocked.word(offset), most_frames: 100 };
+        let mut frames = vec![unwinder.modules.frame(blocked.pc)];
+        let address = FrameAddress::from_instruction_pointer(blocked.pc);
+        let first = Place { address, sp: blocked.sp };
+        let Stop::Needs(place, distance) = unwinder.walk(first, UNKNOWN, &stack, &mut frames, None)
+        else {
+            return None;
+        };
+        let known = frames.len();
+        let callee = unwinder.modules.function_start(place.address.address_for_lookup());
+        let end = unwinder.search(place, distance, callee, &stack, &mut frames);
+        assert_eq!(end, Some(End::Root));
+        Some((known, frames))
+    }
+
+    const READ: &str = "0";
+    const RECEIVE: &str = "45";
+    const FUTEX: &str = "202";
+    const SLEEP: &str = "230";
+    const ACCEPT: &str = "288";
+
+    #[test]
+    fn a_mutex() {
+        let mutex = Arc::new(Mutex::new(()));
+        let same = Arc::clone(&mutex);
+        let _locked = mutex.lock().unwrap();
+        functions_of(FUTEX, move || drop(same.lock()));
+    }
+
+    #[test]
+    fn a_condition() {
+        functions_of(FUTEX, || {
+            let mutex = Mutex::new(());
+            drop(Condvar::new().wait_while(mutex.lock().unwrap(), |()| true));
+        });
+    }
+
+    #[test]
+    fn a_condition_for_some_time() {
+        functions_of(FUTEX, || {
+            let mutex = Mutex::new(());
+            drop(Condvar::new().wait_timeout(mutex.lock().unwrap(), LONG));
+        });
+    }
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn a_sleep() {
+        functions_of(SLEEP, || thread::sleep(LONG));
+    }
+
+    #[test]
+    fn a_park() {
+        functions_of(FUTEX, thread::park);
+    }
+
+    #[test]
+    fn a_channel() {
+        let (_sender, receiver) = mpsc::channel::<u32>();
+        functions_of(FUTEX, move || _ = receiver.recv());
+    }
+
+    #[test]
+    fn a_parking_lot() {
+        let mutex = Arc::new(parking_lot::Mutex::new(()));
+        let same = Arc::clone(&mutex);
+        let _locked = mutex.lock();
+        functions_of(FUTEX, move || drop(same.lock()));
+    }
+
+    #[test]
+    fn a_pipe() {
+        let (mut reader, _writer) = std::io::pipe().unwrap();
+        functions_of(READ, move || drop(reader.read(&mut [0])));
+    }
+
+    #[test]
+    fn a_socket() {
+        let (mut reader, _writer) = UnixStream::pair().unwrap();
+        functions_of(RECEIVE, move || drop(reader.read_to_end(&mut Vec::new())));
+    }
+
+    #[test]
+    fn a_datagram() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        functions_of(RECEIVE, move || drop(socket.recv_from(&mut [0])));
+    }
+
+    #[test]
+    fn a_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        functions_of(ACCEPT, move || drop(listener.accept()));
+    }
+
+    #[test]
+    fn a_join() {
+        functions_of(FUTEX, || {
+            let other = thread::spawn(|| thread::sleep(LONG));
+            drop(other.join());
+        });
+    }
+
+    #[test]
+    fn nonsense_ends_and_does_not_panic() {
+        let mut unwinder: Unwinder = Unwinder::default();
+        unwinder.refresh();
+        let mut frames = Vec::new();
+        let mut random = 0x1234_5678_9abc_def0_u64;
+        let mut next = || {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            random >> 8
+        };
+        let here = nonsense_ends_and_does_not_panic as *const () as u64;
+        for round in 0..500 {
+            let near = |x: u64| here.wrapping_add(x % 100_000).wrapping_sub(50_000);
+            let pc = near(next());
+            let sp = if round % 2 == 0 { next() } else { u64::MAX - next() % 256 };
+            let words: Vec<u64> = (0..next() % 64).map(|_| near(next())).collect();
+            let word = |offset: u64| words.get(usize::try_from(offset / 8).ok()?).copied();
+            let (_, inferred) = unwinder.unwind_blocked(pc, sp, word, 100, &mut frames);
+            assert!(frames.len() <= 100 && inferred.is_none_or(|first| first < frames.len()));
+        }
+    }
+}

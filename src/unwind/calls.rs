@@ -1,0 +1,197 @@
+//! What calls look like, from their last byte backwards.
+
+/// Bytes of the longest call.
+pub(super) const LONGEST: usize = 8;
+
+/// Bytes within which a function jumps that does little else.
+pub(super) const STUB: usize = 32;
+
+/// Bytes in which most functions make their frame.
+pub(super) const PROLOGUE: usize = 32;
+
+/// Where a call or jump goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Address(u64),
+    /// To the address that is stored at this one.
+    Stored(u64),
+    /// To wherever a register says.
+    Unknown,
+}
+
+/// The calls that may end with `code`, right before `return_address`. There can be more than one
+/// reading: from the end it cannot be seen where an instruction begins.
+pub(super) fn x86_64_calls(code: [u8; LONGEST], return_address: u64) -> [Option<Target>; 3] {
+    let [.., d0, d1, d2, d3] = code;
+    let relative = return_address.wrapping_add_signed(i32::from_le_bytes([d0, d1, d2, d3]).into());
+    let [_, _, opcode, modrm, ..] = code;
+    let direct = code[3] == 0xe8;
+    let stored = opcode == 0xff && modrm == 0x15;
+    let by_register = (2..LONGEST).any(|length| is_call_by_register(&code, length));
+    [
+        direct.then_some(Target::Address(relative)),
+        stored.then_some(Target::Stored(relative)),
+        by_register.then_some(Target::Unknown),
+    ]
+}
+
+/// `call r/m64` that takes its address from a register, or from memory that one points to.
+fn is_call_by_register(code: &[u8; LONGEST], length: usize) -> bool {
+    let Some([0xff, modrm, rest @ ..]) = code.get(LONGEST - length..) else {
+        return false;
+    };
+    let (mode, operation, register) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
+    // Register 4 means that a further byte has a base and an index.
+    let (has_index, base) = match (register, rest.first()) {
+        (4, Some(index)) if mode != 3 => (true, index & 7),
+        _ => (false, register),
+    };
+    let displacement = match mode {
+        0 if base == 5 && !has_index => return false,
+        0 if base == 5 => 4,
+        0 | 3 => 0,
+        1 => 1,
+        _ => 4,
+    };
+    operation == 2 && length == 2 + usize::from(has_index) + displacement
+}
+
+/// Marks what may be jumped to, where the processor checks that.
+const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
+
+/// Where code may jump to that does little else: an entry of the procedure linkage table, or a
+/// function whose last act is to call another. It is not read instruction by instruction, so some
+/// may be no jumps at all.
+pub(super) fn x86_64_jumps(code: [u8; STUB], address: u64) -> impl Iterator<Item = Target> {
+    (0..STUB).filter_map(move |offset| {
+        let (length, distance) = match code.get(offset..)? {
+            [0xe9, distance @ ..] => (1, distance),
+            [0xff, 0x25, distance @ ..] => (2, distance),
+            _ => return None,
+        };
+        let distance = distance.first_chunk()?;
+        let next = address.wrapping_add((offset + length + distance.len()) as u64);
+        let target = next.wrapping_add_signed(i32::from_le_bytes(*distance).into());
+        Some(if length == 1 { Target::Address(target) } else { Target::Stored(target) })
+    })
+}
+
+/// How far a function with this beginning sets the stack pointer below the frame pointer: by what
+/// it saves and by the frame that it takes. `None` if it does something else.
+pub(super) fn x86_64_frame_size(code: [u8; PROLOGUE]) -> Option<u64> {
+    let code = code.strip_prefix(ENDBR64).unwrap_or(&code);
+    // push rbp; mov rbp, rsp
+    let mut rest = code.strip_prefix(&[0x55, 0x48, 0x89, 0xe5])?;
+    let mut saved = 0;
+    loop {
+        rest = match rest {
+            [0x41, 0x50..=0x57, rest @ ..] | [0x50..=0x57, rest @ ..] => rest,
+            // sub rsp, n
+            [0x48, 0x83, 0xec, size, ..] => return Some(saved + u64::from(*size)),
+            [0x48, 0x81, 0xec, s0, s1, s2, s3, ..] => {
+                return Some(saved + u64::from(u32::from_le_bytes([*s0, *s1, *s2, *s3])));
+            }
+            // and rsp, n: how far that went is not known.
+            [0x48, 0x83, 0xe4, ..] | [] => return None,
+            _ => return Some(saved),
+        };
+        saved += 8;
+    }
+}
+
+/// The call that ends with `code`, right before `return_address`.
+pub(super) fn aarch64_call(code: [u8; LONGEST], return_address: u64) -> Option<Target> {
+    let [.., b0, b1, b2, b3] = code;
+    let word = u32::from_le_bytes([b0, b1, b2, b3]);
+    if word >> 26 == 0b10_0101 {
+        // BL: 26 bits of a signed number of instructions.
+        let distance = i64::from((word << 6) as i32 >> 6) * 4;
+        return Some(Target::Address(return_address.wrapping_sub(4).wrapping_add_signed(distance)));
+    }
+    // BLR, and its forms that check a signature.
+    (word & 0xfeff_f000 == 0xd63f_0000).then_some(Target::Unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn x86_64(call: &[u8]) -> Vec<Target> {
+        let mut code = [0x90; LONGEST];
+        code[LONGEST - call.len()..].copy_from_slice(call);
+        x86_64_calls(code, 0x1000).into_iter().flatten().collect()
+    }
+
+    #[test]
+    fn reads_the_calls_of_x86_64() {
+        assert_eq!(x86_64(&[0xe8, 0xf0, 0xff, 0xff, 0xff]), [Target::Address(0xff0)]);
+        assert_eq!(x86_64(&[0xff, 0x15, 0x10, 0, 0, 0]), [Target::Stored(0x1010)]);
+        for by_register in [
+            &[0xff, 0xd0][..],                     // rax
+            &[0x41, 0xff, 0xd4],                   // r12
+            &[0xff, 0x10],                         // [rax]
+            &[0x41, 0xff, 0x14, 0x24],             // [r12]
+            &[0xff, 0x14, 0xc8],                   // [rax + rcx * 8]
+            &[0xff, 0x50, 0x18],                   // [rax + 0x18]
+            &[0xff, 0x54, 0x24, 0x10],             // [rsp + 0x10]
+            &[0xff, 0x90, 0, 1, 0, 0],             // [rax + 0x100]
+            &[0xff, 0x94, 0x24, 0, 1, 0, 0],       // [rsp + 0x100]
+            &[0xff, 0x14, 0xcd, 0, 0x10, 0x20, 0], // [rcx * 8 + 0x201000]
+        ] {
+            assert_eq!(x86_64(by_register), [Target::Unknown], "{by_register:x?}");
+        }
+        for none in [&[0x90][..], &[0xff, 0xe0], &[0xff, 0x50], &[0xe9, 0, 0, 0, 0]] {
+            assert_eq!(x86_64(none), [], "{none:x?}");
+        }
+    }
+
+    #[test]
+    fn reads_the_stubs_of_x86_64() {
+        let jumps = |bytes: &[u8]| -> Vec<Target> {
+            let mut code = [0; STUB];
+            code[..bytes.len()].copy_from_slice(bytes);
+            x86_64_jumps(code, 0x1000).collect()
+        };
+        assert_eq!(jumps(&[0xff, 0x25, 0x10, 0, 0, 0]), [Target::Stored(0x1016)]);
+        assert_eq!(jumps(&[0xe9, 0x10, 0, 0, 0]), [Target::Address(0x1015)]);
+        let with_prefixes = [0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, 0x10, 0, 0, 0];
+        assert_eq!(jumps(&with_prefixes), [Target::Stored(0x101b)]);
+        // add rdi, 8; jmp
+        let with_work = [0x48, 0x83, 0xc7, 0x08, 0xe9, 0xf7, 0xff, 0xff, 0xff];
+        assert_eq!(jumps(&with_work), [Target::Address(0x1000)]);
+        assert_eq!(jumps(&[0x55, 0x48, 0x89, 0xe5]), []);
+        assert_eq!(jumps(&[0xe9; STUB]).len(), STUB - 4);
+    }
+
+    #[test]
+    fn reads_how_functions_of_x86_64_begin() {
+        let size = |bytes: &[u8]| {
+            let mut code = [0x90; PROLOGUE];
+            code[..bytes.len()].copy_from_slice(bytes);
+            x86_64_frame_size(code)
+        };
+        let pushes = [0x55, 0x48, 0x89, 0xe5, 0x41, 0x57, 0x53];
+        assert_eq!(size(&pushes), Some(16));
+        assert_eq!(size(&[&pushes[..], &[0x48, 0x83, 0xec, 0x28]].concat()), Some(16 + 0x28));
+        let large = [&pushes[..], &[0x48, 0x81, 0xec, 0, 1, 0, 0]].concat();
+        assert_eq!(size(&large), Some(16 + 0x100));
+        assert_eq!(size(&[ENDBR64, &large].concat()), Some(16 + 0x100));
+        assert_eq!(size(&[&pushes[..], &[0x48, 0x83, 0xe4, 0xe0]].concat()), None);
+        assert_eq!(size(&[0x48, 0x83, 0xec, 0x28]), None);
+        assert_eq!(size(&[0x55; PROLOGUE]), None);
+    }
+
+    #[test]
+    fn reads_the_calls_of_aarch64() {
+        let call = |word: u32| {
+            let [b0, b1, b2, b3] = word.to_le_bytes();
+            aarch64_call([0, 0, 0, 0, b0, b1, b2, b3], 0x1000)
+        };
+        assert_eq!(call(0x9400_0004), Some(Target::Address(0xffc + 0x10)));
+        assert_eq!(call(0x97ff_ffff), Some(Target::Address(0xffc - 4)));
+        assert_eq!(call(0xd63f_0100), Some(Target::Unknown));
+        assert_eq!(call(0xd73f_0901), Some(Target::Unknown));
+        assert_eq!(call(0xd65f_03c0), None);
+        assert_eq!(call(0x1400_0004), None);
+    }
+}
