@@ -64,9 +64,10 @@ impl<F: Fn(u64) -> Option<u64>> Stack<F> {
 impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Fills `frames` as [`Unwinder::unwind`] does, for a thread that is in a system call.
     ///
-    /// Most functions that keep something else in the frame pointer's register, or save it, can be
-    /// unwound without it. Where one cannot, the stack is searched for the return address that its
-    /// caller left. The number is that of the first frame that was found so: all others are known.
+    /// Many frames can be unwound without the frame pointer, and those that save it give it back. If
+    /// one needs it before, its value is inferred from the code and from what is on the stack, and
+    /// proven by what is found there. The number is that of the first frame that was found so;
+    /// those before it are as sure as those of a sample. There is none if nothing was inferred.
     #[cfg_attr(not(test), allow(dead_code, reason = "for the waits, which are not recorded yet"))]
     pub(crate) fn unwind_blocked(
         &mut self,
@@ -105,20 +106,20 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         if let Some(frame_pointer) = callee.and_then(|callee| self.predict(place, callee)) {
             let at = frame_pointer.wrapping_add_signed(distance);
             let call = stack.word_at(at).and_then(|word| self.call_before(word, callee));
-            // With two witnesses it is not asked whether all that follows is likely too.
+            // Where the code tells of both the place and the call, all that follows is believed.
             let mut elsewhere = 0;
             let check = (call != Some(Likeness::Exactly)).then_some(&mut elsewhere);
             let is_certain = check.is_none();
             match self.walk(place, frame_pointer, stack, frames, check) {
-                Stop::At(end) if is_certain || end == End::Root => return Some(end),
+                Stop::At(end) if is_certain || end != End::Lost => return Some(end),
                 _ => frames.truncate(known),
             }
         }
         self.search(place, distance, callee, stack, frames)
     }
 
-    /// The frame pointer, from what the function does to the stack when it begins. That may be less
-    /// than all that it does: only what is found there tells.
+    /// The frame pointer, from what the function does to the stack when it begins. It can do more
+    /// to it later, so what is found there has to be looked at.
     fn predict(&self, place: Place, function: u64) -> Option<u64> {
         place.sp.checked_add(M::frame_size(self.code(function)?)?)
     }
@@ -328,7 +329,9 @@ mod tests {
                 if let [number, .., sp, pc] = words[..]
                     && number == call
                 {
-                    let hex = |word: &str| u64::from_str_radix(&word[2..], 16).unwrap();
+                    let hex = |word: &str| {
+                        u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap()
+                    };
                     let (pc, sp) = (hex(pc), hex(sp));
                     let stack = read_own_memory(sp..stack_end(sp)).unwrap();
                     if std::fs::read_to_string(&path).unwrap() == text {
