@@ -147,6 +147,7 @@ pub use keep::{Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules};
 pub use layer::ProfilingLayer;
 pub use otel::{ProfilingSpanProcessor, SPAN_ATTRIBUTES};
 pub use profile::{Profile, ProfileId};
+pub use sampler::Source;
 pub use span::{Account, Hardware};
 pub use stats::Stats;
 

@@ -27,6 +27,14 @@ macro_rules! counters {
     };
 }
 
+impl Stats {
+    /// The share of threads with profiled spans that is sampled at present, from 0 to 1.
+    pub fn share_sampled(&self) -> f64 {
+        let all = self.threads_sampled + self.threads_unsampled;
+        if all == 0 { 1.0 } else { self.threads_sampled as f64 / all as f64 }
+    }
+}
+
 impl Counters {
     #[inline]
     pub(crate) fn add(counter: &AtomicU64, count: u64) {
@@ -63,6 +71,9 @@ counters! {
     samples_outside_spans,
     /// Samples that found their ring full: the collector did not get a CPU in time.
     samples_dropped_ring_full,
+    /// Samples for which a timer found its thread on a stack that is not its own: that of a coroutine
+    /// or of another signal handler.
+    samples_dropped_foreign_stack,
     /// Samples that are not known to belong to a span because the thread had too many stretches.
     /// They are among those outside spans too.
     samples_dropped_marks_full,
@@ -77,6 +88,12 @@ counters! {
     /// Samples that were thinned out because the profile had more than it may have. Those that
     /// are left stand for them.
     samples_thinned,
+    /// Waits of threads in profiled spans whose stack was taken.
+    waits_seen,
+    /// Of these: the system does not let us see where the thread waited, only for how long.
+    waits_without_stack,
+    /// Waits that were seen and given up because the memory budget was used up.
+    waits_dropped_memory,
     /// Records in a ring that contradicted themselves.
     records_malformed,
     /// Times that the kernel paused sampling because it took too much of the CPU.
@@ -94,10 +111,17 @@ counters! {
 
     /// Threads that are sampled at present.
     threads_sampled,
+    /// Of these, those that are sampled by a timer and a signal.
+    threads_sampled_by_timer,
+    /// Threads with profiled spans that are not sampled at present; what follows says why.
+    threads_unsampled,
     /// Times that a thread could not be sampled because perf is refused.
     threads_refused_perf,
     /// Times that a thread could not be sampled because no memory may be locked for its ring.
     threads_refused_locked_memory,
+    /// Times that a thread could not be sampled because of the limit of pending signals, of which
+    /// each timer takes one.
+    threads_refused_timers,
     /// Times that a thread could not be sampled because of the limit of open files.
     threads_refused_open_files,
     /// Times that a thread could not be sampled for another reason.

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use opentelemetry::{SpanId, TraceId};
 
-use super::pending::{Pending, PendingSpan, Stack};
+use super::pending::{Pending, PendingSpan, Stack, Waited};
 use super::report;
 use crate::keep::{Callsites, Epoch};
 use crate::profile::{
     FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point, Profile, ProfileId,
-    StackId,
+    SampleKind, StackId,
 };
 use crate::span::{SpanKey, TraceIds};
 use crate::symbols::hex;
+use crate::sys::Call;
 use crate::unwind::{End, Frame, Module, Modules};
 
 /// What a profile is built from.
@@ -71,7 +72,7 @@ impl Builder<'_> {
             for sample in &pending.samples {
                 number += 1;
                 skipped_ns += sample.weight_ns;
-                let Some(stack) = pending.stack(sample) else {
+                let Some(stack) = pending.stack(sample.stack) else {
                     continue;
                 };
                 losses.cut += u64::from(stack.end == End::Cut);
@@ -84,9 +85,10 @@ impl Builder<'_> {
                 }
             }
             tables.add_lost(pending, link);
+            tables.add_waits(pending, link);
         }
         losses.thinned += thinned;
-        if tables.profile.sample_count() == 0 {
+        if tables.profile.samples().is_empty() {
             losses.missing = tables.add_missing(epoch, &inside);
         }
         let Tables { mut profile, modules, .. } = tables;
@@ -142,6 +144,18 @@ impl Builder<'_> {
     }
 }
 
+/// What a thread waited for, as the innermost frame of its stack. A lock has its address, so that
+/// waits for the same lock show as such wherever they are.
+fn name_of(waited: Waited) -> String {
+    match waited {
+        Waited::In(Call::Futex(lock)) => format!("[futex {lock:#x}]"),
+        Waited::In(Call::Named(name)) => format!("[{name}]"),
+        Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
+        Waited::In(Call::PageFault) => "[page fault]".to_owned(),
+        Waited::Somewhere => "[waiting: where is not known]".to_owned(),
+    }
+}
+
 /// Spans inside each other that a profile shows.
 const DEEPEST: usize = 128;
 
@@ -150,7 +164,7 @@ struct Tables<'a> {
     profile: Profile,
     modules: HashMap<MappingId, Arc<Module>>,
     mappings: HashMap<crate::unwind::ModuleId, MappingId>,
-    locations: HashMap<Frame, LocationId>,
+    locations: HashMap<(Frame, bool), LocationId>,
     links: HashMap<SpanKey, LinkId>,
     /// Of kept spans, whose close may be told a moment later.
     kept_ids: HashMap<SpanKey, TraceIds>,
@@ -161,7 +175,7 @@ impl Tables<'_> {
     fn add(&mut self, time_ns: u64, weight_ns: u64, stack: &Stack, link: Option<LinkId>) {
         let stack = self.stack(stack);
         let time_unix_ns = self.builder.unix_ns(time_ns);
-        self.profile.add_sample(stack, link, Point { time_unix_ns, weight_ns });
+        self.profile.add_sample(SampleKind::OnCpu, stack, link, Point { time_unix_ns, weight_ns });
     }
 
     /// All that a profile can say of which no sample is left: they were lost (and counted) after
@@ -174,7 +188,7 @@ impl Tables<'_> {
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
         let weight_ns = span.samples * self.builder.period_ns;
-        self.profile.add_sample(stack, link, Point { time_unix_ns, weight_ns });
+        self.profile.add_sample(SampleKind::OnCpu, stack, link, Point { time_unix_ns, weight_ns });
         span.samples
     }
 
@@ -186,12 +200,39 @@ impl Tables<'_> {
         let remark = self.profile.add_remark("[stacks given up: memory budget used up]");
         let stack = self.profile.add_stack(vec![remark]);
         let time_unix_ns = self.builder.unix_ns(pending.last_ns);
-        self.profile.add_sample(stack, link, Point { time_unix_ns, weight_ns: pending.lost_ns });
+        self.profile.add_sample(
+            SampleKind::OnCpu,
+            stack,
+            link,
+            Point { time_unix_ns, weight_ns: pending.lost_ns },
+        );
+    }
+
+    /// Waits, and what is left of those for which there was no memory.
+    fn add_waits(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
+        for wait in &pending.waits {
+            let Some(stack) = pending.stack(wait.stack) else { continue };
+            let stack = self.stack(stack);
+            let time_unix_ns = self.builder.unix_ns(wait.time_ns);
+            let point = Point { time_unix_ns, weight_ns: wait.duration_ns };
+            self.profile.add_sample(SampleKind::OffCpu, stack, link, point);
+        }
+        if pending.lost_waits_ns > 0 {
+            let remark = self.profile.add_remark("[stacks given up: memory budget used up]");
+            let stack = self.profile.add_stack(vec![remark]);
+            let time_unix_ns = self.builder.unix_ns(pending.last_ns);
+            let point = Point { time_unix_ns, weight_ns: pending.lost_waits_ns };
+            self.profile.add_sample(SampleKind::OffCpu, stack, link, point);
+        }
     }
 
     fn stack(&mut self, stack: &Stack) -> StackId {
-        let mut locations: Vec<_> =
-            stack.frames.iter().map(|frame| self.location(*frame)).collect();
+        let waited = stack.waited.map(|waited| self.profile.add_wait(&name_of(waited)));
+        let mut locations: Vec<_> = waited.into_iter().collect();
+        for (number, frame) in stack.frames.iter().enumerate() {
+            let is_inferred = stack.inferred_from.is_some_and(|from| number >= from);
+            locations.push(self.location(*frame, is_inferred));
+        }
         match stack.end {
             End::Root => {}
             End::Cut => locations.push(self.profile.add_remark("[callers not copied]")),
@@ -200,15 +241,18 @@ impl Tables<'_> {
         self.profile.add_stack(locations)
     }
 
-    fn location(&mut self, frame: Frame) -> LocationId {
-        if let Some(known) = self.locations.get(&frame) {
+    fn location(&mut self, frame: Frame, is_inferred: bool) -> LocationId {
+        if let Some(known) = self.locations.get(&(frame, is_inferred)) {
             return *known;
         }
         let mapping = frame.module().and_then(|id| self.mapping(id));
-        let kind = FrameKind::Native;
-        let location = Location { mapping, address: frame.address(), kind, lines: Vec::new() };
-        let id = self.profile.add_location(location);
-        self.locations.insert(frame, id);
+        let (kind, address) = match frame.kernel_address() {
+            Some(address) => (FrameKind::Kernel, address),
+            None => (FrameKind::Native, frame.address()),
+        };
+        let lines = Vec::new();
+        let id = self.profile.add_location(Location { mapping, address, kind, lines, is_inferred });
+        self.locations.insert((frame, is_inferred), id);
         id
     }
 

@@ -6,11 +6,12 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use super::pending::{Added, Pending, Stack};
-use crate::sampler::record::{Machine, Place, Record, Records, read_sample};
+use super::waits::{Looker, Watch};
+use crate::sampler::record::{Layout, Machine, Place, Record, Records, read_sample};
 use crate::span::{Mark, Recording, SpanKey, Stretch};
 use crate::stats::Counters;
 use crate::sys::Ring;
-use crate::unwind::{End, Unwinder};
+use crate::unwind::{End, Frame, Unwinder};
 
 /// A thread that is sampled.
 #[derive(Debug)]
@@ -20,6 +21,7 @@ pub(super) struct Sampled {
     marks: VecDeque<Mark>,
     /// Since when it was in no profiled span whenever we looked.
     unused_since: Option<Instant>,
+    watch: Watch,
 }
 
 /// What draining needs, and what it fills.
@@ -34,7 +36,21 @@ pub(super) struct Drain<'a> {
 
 impl Sampled {
     pub(super) fn new(recording: Arc<Recording>) -> Self {
-        Self { recording, marks: VecDeque::new(), unused_since: None }
+        Self { recording, marks: VecDeque::new(), unused_since: None, watch: Watch::default() }
+    }
+
+    /// Looks whether the thread waits. Returns whether it is in a profiled span.
+    pub(super) fn look(&mut self, looker: &mut Looker<'_>) -> bool {
+        if self.recording.is_over() {
+            self.watch.end(looker);
+            return false;
+        }
+        self.watch.look(&self.recording, looker)
+    }
+
+    /// Whether looking at it takes a system call.
+    pub(super) fn is_looked_at_by_clock(&self) -> bool {
+        !self.recording.follows_switches() && self.recording.stretch().span.is_some()
     }
 
     /// Reads everything that is in the ring. Returns the span that the thread is in.
@@ -70,6 +86,7 @@ impl Sampled {
             }
         }
         ring.release_to(head);
+        count(&drain.counters.samples_dropped_foreign_stack, ring.take_foreign());
         stretch.span
     }
 
@@ -112,9 +129,15 @@ fn owner(marks: &mut VecDeque<Mark>, stretch: Stretch, position: u64) -> Option<
     stretch.span.filter(|_| is_open).map(|span| (span, stretch.period_ns))
 }
 
+/// From here on the entries of a chain are not addresses but say whose the next ones are
+/// (`PERF_CONTEXT_KERNEL` and the like).
+const FIRST_CONTEXT: u64 = u64::MAX - 4094;
+
 impl Drain<'_> {
     fn sample(&mut self, ring: &Ring, tid: u32, place: Place, span: SpanKey, period_ns: u64) {
-        let read = read_sample(ring, place, Machine::NATIVE);
+        let layout =
+            Layout { machine: Machine::NATIVE, has_kernel_chain: ring.has_kernel_chains() };
+        let read = read_sample(ring, place, layout);
         let Some(sample) = read.ok().filter(|sample| sample.tid == tid) else {
             count(&self.counters.records_malformed, 1);
             return;
@@ -125,6 +148,15 @@ impl Drain<'_> {
             self.most_frames,
             &mut self.stack.frames,
         );
+        if sample.in_kernel {
+            let chain = sample.kernel_chain.filter(|address| *address < FIRST_CONTEXT);
+            let mut chain: Vec<_> = chain.map(Frame::in_kernel).collect();
+            if chain.is_empty() {
+                chain.push(Frame::KERNEL);
+            }
+            self.stack.frames.splice(0..0, chain);
+        }
+        let period_ns = sample.weight_ns.unwrap_or(period_ns);
         match self.stack.end {
             End::Root => {}
             End::Cut => count(&self.counters.stacks_truncated, 1),

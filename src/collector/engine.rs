@@ -22,7 +22,7 @@ use crate::otel::{
     Order, OtelSpan, SpanEnds, TOO_LONG,
 };
 use crate::profile::ProfileId;
-use crate::sampler::PerfSource;
+use crate::sampler::Sampler;
 use crate::span::{Closing, RegistryId, Spans, TraceIds, Verdict, forget_this_thread, is_ignored};
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Poller, Waker};
@@ -36,6 +36,8 @@ pub(crate) struct Limits {
     pub(crate) memory_bytes: usize,
     pub(crate) samples_per_profile: usize,
     pub(crate) frames_per_stack: usize,
+    /// That are copied of a stack.
+    pub(crate) stack_bytes: usize,
 }
 
 /// What an engine is made of.
@@ -44,7 +46,7 @@ pub(crate) struct Parts {
     pub(crate) callsites: Callsites,
     pub(crate) keeper: Keeper,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) source: PerfSource,
+    pub(crate) source: Sampler,
     pub(crate) poller: Poller,
     pub(crate) limits: Limits,
     pub(crate) base_period_ns: u64,

@@ -12,6 +12,7 @@ mod gate;
 mod pending;
 mod report;
 mod run;
+mod waits;
 mod worker;
 
 pub(crate) use engine::{Engine, Limits, Parts};

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::span::{RegistryId, SpanKey, TraceIds};
+use crate::sys::Call;
 use crate::unwind::{End, Frame};
 
 /// One sample of a span that is open still, or whose root is: 24 bytes.
@@ -14,6 +15,15 @@ pub(super) struct PendingSample {
     pub(super) stack: u32,
     /// CPU time that the sample stands for.
     pub(super) weight_ns: u64,
+}
+
+/// One wait of a thread in a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PendingWait {
+    /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(super) time_ns: u64,
+    pub(super) duration_ns: u64,
+    pub(super) stack: u32,
 }
 
 /// A stack with how it ends, each once.
@@ -28,6 +38,25 @@ struct Stacks {
 pub(super) struct Stack {
     pub(super) frames: Vec<Frame>,
     pub(super) end: End,
+    /// The first frame that is likely rather than certain.
+    pub(super) inferred_from: Option<usize>,
+    /// If it is that of a thread that waited: for what.
+    pub(super) waited: Option<Waited>,
+}
+
+/// What a thread waited in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Waited {
+    In(Call),
+    /// The system does not let us see.
+    Somewhere,
+}
+
+impl Stack {
+    /// A stack of which nothing is known yet.
+    pub(super) fn new() -> Self {
+        Self { frames: Vec::new(), end: End::Root, inferred_from: None, waited: None }
+    }
 }
 
 /// What is known of a span in which samples fell.
@@ -46,6 +75,9 @@ pub(super) struct PendingSpan {
     /// Under what it is exported; known when it has closed.
     pub(super) ids: Option<TraceIds>,
     pub(super) samples: Vec<PendingSample>,
+    pub(super) waits: Vec<PendingWait>,
+    /// The time of waits for which there was no memory.
+    pub(super) lost_waits_ns: u64,
     stacks: Stacks,
     /// Every so many samples, one is taken.
     thinning: u32,
@@ -152,6 +184,30 @@ impl Pending {
         Added::Thinned(thinned as u64)
     }
 
+    /// Adds a wait to a span, `round` being the present one. Returns false if there is no memory for
+    /// it: then only its time is kept.
+    pub(super) fn add_wait(
+        &mut self,
+        span: SpanKey,
+        wait: PendingWait,
+        stack: &Stack,
+        round: u64,
+    ) -> bool {
+        let pending = self.spans.entry(span).or_insert_with(|| {
+            self.bytes += BYTES_A_SPAN;
+            PendingSpan { thinning: 1, first_round: round, ..PendingSpan::default() }
+        });
+        let needed = size_of::<PendingWait>() + pending.stacks.cost(stack);
+        if self.bytes + needed > self.budget_bytes || pending.waits.len() >= self.most_samples {
+            pending.lost_waits_ns += wait.duration_ns;
+            return false;
+        }
+        self.bytes += needed;
+        let stack = pending.stacks.add(stack);
+        pending.waits.push(PendingWait { stack, ..wait });
+        true
+    }
+
     /// The ring of a thread was full before a sample that fell in this span.
     pub(super) fn note_ring_full(&mut self, span: SpanKey, samples: u64) {
         if let Some(pending) = self.spans.get_mut(&span) {
@@ -227,6 +283,8 @@ impl Pending {
         if let Some(pending) = self.spans.get_mut(&span) {
             self.bytes -= pending.bytes() - BYTES_A_SPAN;
             pending.samples = Vec::new();
+            pending.waits = Vec::new();
+            pending.lost_waits_ns = 0;
             pending.stacks = Stacks::default();
             pending.thinning = 1;
             pending.skipped = 0;
@@ -299,9 +357,12 @@ impl Pending {
         let weights = pending.samples.iter().map(|sample| sample.weight_ns);
         let lost_ns = pending.lost_ns + pending.skipped_ns + weights.sum::<u64>();
         let samples = pending.samples.len() as u64;
+        let waits = pending.waits.iter().map(|wait| wait.duration_ns);
+        let lost_waits_ns = pending.lost_waits_ns + waits.sum::<u64>();
         if let Some(root) = self.spans.get_mut(&root) {
             root.lost += pending.lost + samples;
             root.lost_ns += lost_ns;
+            root.lost_waits_ns += lost_waits_ns;
             root.thinned += pending.thinned;
             root.ring_full += pending.ring_full;
         }
@@ -353,13 +414,14 @@ const SOME_STACKS: usize = 16 * 1024;
 const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;
 
 impl PendingSpan {
-    pub(super) fn stack(&self, sample: &PendingSample) -> Option<&Stack> {
-        self.stacks.by_number.get(sample.stack as usize).map(AsRef::as_ref)
+    pub(super) fn stack(&self, number: u32) -> Option<&Stack> {
+        self.stacks.by_number.get(number as usize).map(AsRef::as_ref)
     }
 
     /// Whether nothing fell in the span that a profile would show.
     pub(super) fn is_empty(&self) -> bool {
-        self.samples.is_empty() && self.lost == 0 && self.ring_full == 0
+        let has_waits = !self.waits.is_empty() || self.lost_waits_ns > 0;
+        self.samples.is_empty() && self.lost == 0 && self.ring_full == 0 && !has_waits
     }
 
     /// Leaves out every other sample, and lets those that are left stand for two.
@@ -385,7 +447,8 @@ impl PendingSpan {
 
     fn bytes(&self) -> usize {
         let stacks = self.stacks.by_number.iter().map(|stack| stack.bytes()).sum::<usize>();
-        BYTES_A_SPAN + self.samples.len() * size_of::<PendingSample>() + stacks
+        let samples = self.samples.len() * size_of::<PendingSample>();
+        BYTES_A_SPAN + samples + self.waits.len() * size_of::<PendingWait>() + stacks
     }
 }
 
@@ -421,7 +484,7 @@ mod tests {
     const PLENTY: usize = 1 << 20;
 
     fn stack(address: u64) -> Stack {
-        Stack { frames: vec![Frame::new(None, address)], end: End::Root }
+        Stack { frames: vec![Frame::new(None, address)], ..Stack::new() }
     }
 
     fn key(number: u64) -> SpanKey {
@@ -442,7 +505,7 @@ mod tests {
             Known { parent, root, id, plan: 0 }
         };
         pending.know(root, known(None), 1);
-        let stack = Stack { frames: vec![Frame::new(None, 7)], end: End::Root };
+        let stack = Stack { frames: vec![Frame::new(None, 7)], ..Stack::new() };
         let (mut weight_ns, mut given_up) = (0, 0);
         for number in 2..5_000 {
             let child = SpanKey::new(number).unwrap();

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use crate::keep::{Epoch, Kept, KeptSpan};
-use crate::profile::{Attribute, Profile, Value};
+use crate::profile::{Attribute, Profile, Value, Waiter, Waits};
 use crate::span::{Account, SpanKey};
 
 /// What a profile lacks.
@@ -48,12 +48,45 @@ pub(super) fn describe(profile: &mut Profile, epoch: &Epoch, topmost: &[SpanKey]
     let mut samples = plural(count);
     match profile.uniform_weight_ns() {
         Some(weight_ns) => _ = write!(samples, ", one every {} of CPU time", Ns(weight_ns)),
-        None => samples.push_str(", taken at more than one rate"),
+        None if count > 0 => samples.push_str(", taken at more than one rate"),
+        None => {}
     }
     _ = write!(samples, ": {} of {} on-CPU", Ns(profile.weight_ns()), Ns(on_cpu_ns));
     _ = write!(samples, "; {}", losses_in_words(losses));
     profile.notes.push(samples);
     profile.attributes = attributes(first, losses);
+}
+
+/// Says of a profile with symbols where its threads waited.
+pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
+    let waits = &kept.waits;
+    if waits.count == 0 {
+        return;
+    }
+    let off_cpu_ns = kept.spans.first().map_or(0, |span| span.account.off_cpu_ns);
+    let mut note = format!("{} seen: {}", plural_waits(waits.count), Ns(waits.total_ns));
+    // Of waits on other threads this account knows nothing.
+    if waits.total_ns <= off_cpu_ns {
+        _ = write!(note, " of {} off-CPU", Ns(off_cpu_ns));
+    }
+    if let Some(Waiter { function, call, waited_ns, .. }) = &waits.longest {
+        _ = write!(note, "; {} in {function} {call}", Ns(*waited_ns));
+    }
+    profile.notes.push(note);
+    let ns = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
+    profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total_ns) });
+    if let Some(Waiter { function, call, .. }) = &waits.in_async {
+        profile.notes.push(format!(
+            "blocks an async executor: {} in {function} {call}",
+            Ns(waits.in_async_ns)
+        ));
+        let (key, value) = ("profile.blocked_in_async_ns", ns(waits.in_async_ns));
+        profile.attributes.push(Attribute { key, value });
+    }
+}
+
+fn plural_waits(waits: usize) -> String {
+    if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
 fn losses_in_words(losses: &Losses) -> String {
@@ -138,6 +171,19 @@ pub(super) fn line(kept: &Kept) -> String {
     if let Some((function, share)) = &kept.top_function {
         _ = write!(line, ", {:.0} % in {function}", share * 100.0);
     }
+    if let Some(Waiter { function, call, .. }) = &kept.waits.longest {
+        let Waits { count, total_ns, .. } = kept.waits;
+        _ = write!(
+            line,
+            "; {} for {}, longest in {function} {call}",
+            plural_waits(count),
+            Ns(total_ns)
+        );
+    }
+    if let Some(Waiter { function, .. }) = &kept.waits.in_async {
+        let blocked = Ns(kept.waits.in_async_ns);
+        _ = write!(line, "; blocks an async executor for {blocked} in {function}");
+    }
     if let Some((trace, span)) = first.trace_ids() {
         _ = write!(line, "; trace {trace}, span {span}");
     }
@@ -206,6 +252,7 @@ mod tests {
             profile: Some(ProfileId::for_test(1)),
             samples: 258,
             top_function: Some(("shop::render".to_owned(), 0.97)),
+            waits: Waits::default(),
             files: vec!["profiles/x.svg".into()],
         }
     }

@@ -12,13 +12,14 @@ use super::command::{Command, Job};
 use super::drain::{Drain, Sampled};
 use super::engine::{Engine, Limits};
 use super::pending::{Known, Pending, Stack};
+use super::waits::{IDLE_LOOK, LOOK, Looker};
 use crate::keep::Epoch;
 use crate::otel::EndedSpan;
-use crate::sampler::PerfSource;
+use crate::sampler::Sampler;
 use crate::span::{LOOK_INTERVAL, Notice, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
-use crate::unwind::{End, Unwinder};
+use crate::unwind::Unwinder;
 
 /// How long a kept span waits for its root to close, and for others of its tree to be kept too.
 const LINGER: Duration = Duration::from_secs(2);
@@ -34,7 +35,7 @@ const REFINE_INTERVAL: Duration = Duration::from_secs(1);
 /// The thread that drains the rings.
 pub(super) struct Collector {
     engine: Arc<Engine>,
-    source: PerfSource,
+    source: Sampler,
     poller: Poller,
     commands: Receiver<Command>,
     jobs: Sender<Job>,
@@ -53,6 +54,10 @@ pub(super) struct Collector {
     /// How soon somebody waits for a look.
     look_again: Option<Duration>,
     stack: Stack,
+    /// A copy of one.
+    stack_bytes: Vec<u8>,
+    /// When a thread was last seen in a profiled span.
+    in_span_at: Option<Instant>,
 }
 
 /// What a round was asked to do besides.
@@ -66,7 +71,7 @@ struct Asked {
 impl Collector {
     pub(super) fn new(
         engine: Arc<Engine>,
-        source: PerfSource,
+        source: Sampler,
         poller: Poller,
         commands: Receiver<Command>,
         jobs: Sender<Job>,
@@ -90,7 +95,9 @@ impl Collector {
             introduced: false,
             at_end: Vec::new(),
             look_again: None,
-            stack: Stack { frames: Vec::new(), end: End::Root },
+            stack: Stack::new(),
+            stack_bytes: Vec::new(),
+            in_span_at: None,
         }
     }
 
@@ -119,7 +126,17 @@ impl Collector {
 
     /// Sleeps until there is something to do, and does it. False when all has ended.
     fn step(&mut self) -> bool {
-        self.poller.wait(self.sleep());
+        let sleep = self.sleep();
+        let start = Instant::now();
+        loop {
+            let left = sleep.map(|sleep| sleep.saturating_sub(start.elapsed()));
+            let look = (!self.sampled.is_empty()).then(|| self.look_interval());
+            let is_woken = self.poller.wait(left.into_iter().chain(look).min());
+            if is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep) {
+                break;
+            }
+            self.look_at_waits();
+        }
         loop {
             let (asked, again) = self.do_round();
             if asked.end {
@@ -132,6 +149,45 @@ impl Collector {
             if !again {
                 return true;
             }
+        }
+    }
+
+    /// How long until the next look at threads that may be waiting.
+    fn look_interval(&self) -> Duration {
+        const A_WHILE: Duration = Duration::from_secs(1);
+        // Where a look at a thread is a system call, all of them together may take 1 % of the time.
+        const A_THREAD: Duration = Duration::from_micros(100);
+        let by_clock = self.sampled.iter().filter(|sampled| sampled.is_looked_at_by_clock());
+        let least = u32::try_from(by_clock.count()).map_or(IDLE_LOOK, |count| A_THREAD * count);
+        let is_busy = self.in_span_at.is_some_and(|at| at.elapsed() < A_WHILE);
+        if is_busy { LOOK.max(least) } else { IDLE_LOOK.max(least) }
+    }
+
+    /// Looks for threads that wait inside a profiled span.
+    fn look_at_waits(&mut self) {
+        let start = sys::thread_cpu_ns();
+        let clock = self.engine.spans.clock();
+        let mut looker = Looker {
+            unwinder: &mut self.unwinder,
+            pending: &mut self.pending,
+            counters: &self.engine.counters,
+            most_frames: self.limits.frames_per_stack,
+            stack_bytes: self.limits.stack_bytes,
+            round: self.round,
+            now_ns: clock.raw_ns(clock.now()),
+            bytes: &mut self.stack_bytes,
+            captures: &mut 0,
+        };
+        let mut is_in_span = false;
+        for sampled in &mut self.sampled {
+            is_in_span |= sampled.look(&mut looker);
+        }
+        if is_in_span {
+            self.in_span_at = Some(Instant::now());
+        }
+        let end = sys::thread_cpu_ns();
+        if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
+            Counters::add(&self.engine.counters.draining_cpu_ns, took);
         }
     }
 
@@ -263,6 +319,8 @@ impl Collector {
         if !self.sampled.is_empty() {
             self.unwinder.refresh();
         }
+        // First: a thread that has gone on had ended its wait before.
+        self.look_at_waits();
         let start = sys::thread_cpu_ns();
         let mut entered = HashSet::new();
         let mut drain = Drain {
@@ -315,11 +373,29 @@ impl Collector {
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept });
     }
 
+    /// Threads with a timer are armed anew, for another signal.
+    fn change_signal(&self) {
+        for sampled in &self.sampled {
+            let recording = &sampled.recording;
+            if let Some(ring) = recording.ring.as_ref().filter(|_| !recording.follows_switches()) {
+                ring.stop_timer();
+                recording.end();
+            }
+        }
+        self.engine.waker.wake();
+        let line = "the program has installed a handler for the signal of our timers: from now on \
+            they use another one";
+        _ = self.jobs.send(Job::Say { line: line.to_owned(), is_warning: true });
+    }
+
     fn housekeep(&mut self, entered: &HashSet<SpanKey>) {
         let now = Instant::now();
         if now.duration_since(self.refined) >= REFINE_INTERVAL {
             self.engine.spans.clock().refine();
             self.refined = now;
+            if self.source.has_lost_signal() {
+                self.change_signal();
+            }
         }
         for sampled in &mut self.sampled {
             // Its ring is read once more, in the next round, before it is given back.
@@ -335,10 +411,8 @@ impl Collector {
         }
         if !self.introduced && self.engine.has_dispatch() {
             self.introduced = true;
-            _ = self.jobs.send(Job::Say {
-                line: self.source.describe(self.base_period_ns),
-                is_warning: self.source.is_refused(),
-            });
+            let (line, is_warning) = self.source.describe(self.base_period_ns);
+            _ = self.jobs.send(Job::Say { line, is_warning });
             if let Some(line) = self.engine.take_problem() {
                 _ = self.jobs.send(Job::Say { line, is_warning: true });
             }

@@ -13,7 +13,7 @@ use super::engine::Engine;
 use super::report;
 use crate::export::{Exported, Exporter};
 use crate::keep::{Kept, KeptSpan, OnKept};
-use crate::profile::{MappingId, Profile};
+use crate::profile::{MappingId, Profile, Waits};
 use crate::stats::Counters;
 use crate::symbols::{Missing, Symbolizer};
 use crate::unwind::Module;
@@ -149,7 +149,9 @@ impl Worker {
         // Debug information is a large input: what goes wrong there must not be the end of all
         // later profiles.
         match catch_unwind(AssertUnwindSafe(|| self.symbolize(profile, modules))) {
-            Ok(profile) => {
+            Ok(mut profile) => {
+                report.waits = profile.waits();
+                report::describe_waits(&mut profile, &report);
                 report.top_function =
                     profile.top_function().map(|(name, share)| (name.to_owned(), share));
                 let refused = self.export(Refused { profile, report, tries: 0 });
@@ -285,6 +287,7 @@ fn unexported(kept: &[KeptSpan]) -> Kept {
         profile: None,
         samples: 0,
         top_function: None,
+        waits: Waits::default(),
         files: Vec::new(),
     }
 }

@@ -14,10 +14,10 @@ use crate::export::{Directory, Exporter};
 use crate::keep::{Callsites, Keep, Keeper, Kept, OnKept, Rules};
 use crate::layer::ProfilingLayer;
 use crate::otel::AttributeNames;
-use crate::sampler::{PerfSource, period_for, period_of_rate};
+use crate::sampler::{Sampler, Source, period_for, period_of_rate};
 use crate::span::{KEEP_ON_ERROR, Plan, Spans, TIGHTER};
 use crate::stats::Counters;
-use crate::sys::{self, Clock, Poller, SampleRequest};
+use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
 
 /// Makes a [`ProfilingLayer`] with other settings than the default.
 ///
@@ -37,6 +37,8 @@ use crate::sys::{self, Clock, Poller, SampleRequest};
 /// ```
 pub struct Builder {
     rules: Rules,
+    source: Source,
+    timer_clock: TimerClock,
     rate: Option<u32>,
     stack_bytes: u32,
     max_depth: u32,
@@ -72,6 +74,8 @@ impl Builder {
     pub(crate) fn new() -> Self {
         Self {
             rules: Rules::default(),
+            source: Source::default(),
+            timer_clock: TimerClock::default(),
             rate: None,
             stack_bytes: DEFAULT_STACK_BYTES,
             max_depth: DEFAULT_DEPTH,
@@ -91,6 +95,28 @@ impl Builder {
     #[must_use]
     pub fn rules(self, rules: Rules) -> Self {
         Self { rules, ..self }
+    }
+
+    /// What produces stacks; [`Source::Auto`] by default.
+    #[must_use]
+    pub fn source(self, source: Source) -> Self {
+        Self { source, ..self }
+    }
+
+    /// Lets the source `timer` sample as often as the rate says, and not only as often as the kernel
+    /// ticks (100 to 1,000 times a second).
+    ///
+    /// The price: its signals then come while a thread waits, too. System calls that wait with a time
+    /// limit (`epoll_wait`, `poll`, `nanosleep`, a `read` or `recv` with a timeout, `futex` with one)
+    /// then return early with `EINTR`, which the program must be ready for. Without this none of
+    /// them is ever interrupted.
+    #[must_use]
+    pub fn fine_timers(self) -> Self {
+        Self { timer_clock: TimerClock::Monotonic, ..self }
+    }
+
+    pub(super) fn coarse_timers(self) -> Self {
+        Self { timer_clock: TimerClock::Cpu, ..self }
     }
 
     /// Samples a second of CPU time, from 1 to 10,000. By default the rate follows the latency of
@@ -204,7 +230,13 @@ impl Builder {
             wake_after_bytes: (RING_BYTES / WAKE_SHARE) as u32,
             in_kernel: true,
         };
-        let source = PerfSource::new(request, poller.waker(), Arc::clone(&counters));
+        let source = Sampler::new(
+            self.source,
+            self.timer_clock,
+            request,
+            &poller.waker(),
+            Arc::clone(&counters),
+        );
         let rate_is_set = self.rate.is_some();
         let ticks_a_second = clock.ticks(Duration::from_secs(1));
         let plan = move |keep: &Keep, rate: Option<u32>| {
@@ -234,6 +266,7 @@ impl Builder {
                 memory_bytes: self.memory_bytes,
                 samples_per_profile: self.samples_per_profile,
                 frames_per_stack: self.max_depth as usize,
+                stack_bytes: self.stack_bytes as usize,
             },
             base_period_ns,
             exporter,
@@ -250,6 +283,8 @@ impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Builder")
             .field("rules", &self.rules)
+            .field("source", &self.source)
+            .field("timer_clock", &self.timer_clock)
             .field("rate", &self.rate)
             .field("stack_bytes", &self.stack_bytes)
             .field("max_depth", &self.max_depth)

@@ -11,6 +11,8 @@ use crate::error::Error;
 use crate::keep::Rules;
 
 const RULES: &str = "TRACING_PROFILING";
+const SOURCE: &str = "TRACING_PROFILING_SOURCE";
+const TIMER_CLOCK: &str = "TRACING_PROFILING_TIMER_CLOCK";
 const RATE: &str = "TRACING_PROFILING_RATE";
 const STACK_BYTES: &str = "TRACING_PROFILING_STACK_BYTES";
 const MAX_DEPTH: &str = "TRACING_PROFILING_MAX_DEPTH";
@@ -41,6 +43,19 @@ impl Builder {
         };
         if let Some(text) = get(RULES)? {
             self = self.rules(Rules::from_str(&text)?);
+        }
+        if let Some(text) = get(SOURCE)? {
+            let source = text.trim().parse();
+            self = self.source(
+                source.map_err(|()| Error::setting(SOURCE, &text, "auto, perf, timer or none"))?,
+            );
+        }
+        if let Some(text) = get(TIMER_CLOCK)? {
+            self = match text.trim() {
+                "cpu" => self.coarse_timers(),
+                "monotonic" => self.fine_timers(),
+                _ => return Err(Error::setting(TIMER_CLOCK, &text, "cpu or monotonic")),
+            };
         }
         if let Some(text) = get(RATE)? {
             self = self.rate(number(RATE, &text, RATES, "samples a second, from 1 to 10000")?);
@@ -76,6 +91,7 @@ fn number(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampler::Source;
 
     fn read(variables: &[(&str, &str)]) -> Result<Builder, Error> {
         Builder::new().with_variables(|name| {
@@ -86,7 +102,7 @@ mod tests {
 
     #[test]
     fn nothing_set_is_the_default() {
-        let empty = ["", "_RATE", "_STACK_BYTES", "_MAX_DEPTH", "_DIR"]
+        let empty = ["", "_SOURCE", "_TIMER_CLOCK", "_RATE", "_STACK_BYTES", "_MAX_DEPTH", "_DIR"]
             .map(|rest| format!("TRACING_PROFILING{rest}"));
         let empty = empty.each_ref().map(|name| (name.as_str(), " "));
         for variables in [&[][..], &empty] {
@@ -99,6 +115,8 @@ mod tests {
     fn each_variable_sets_what_it_says() {
         let builder = read(&[
             ("TRACING_PROFILING", "shop=100ms"),
+            ("TRACING_PROFILING_SOURCE", "timer"),
+            ("TRACING_PROFILING_TIMER_CLOCK", "monotonic"),
             ("TRACING_PROFILING_RATE", "99"),
             ("TRACING_PROFILING_STACK_BYTES", "8192"),
             ("TRACING_PROFILING_MAX_DEPTH", " 64 "),
@@ -106,6 +124,8 @@ mod tests {
         ]);
         let by_hand = Builder::new()
             .rules("shop=100ms".parse().unwrap())
+            .source(Source::Timer)
+            .fine_timers()
             .rate(99)
             .stack_bytes(8192)
             .max_depth(64)
@@ -121,9 +141,14 @@ mod tests {
             "TRACING_PROFILING_RATE is `often`: expected samples a second, from 1 to 10000"
         );
         assert!(error.is_configuration());
-        for (name, value) in
-            [("RATE", "0"), ("RATE", "10001"), ("STACK_BYTES", "1"), ("MAX_DEPTH", "1025")]
-        {
+        for (name, value) in [
+            ("SOURCE", "ebpf"),
+            ("TIMER_CLOCK", "wall"),
+            ("RATE", "0"),
+            ("RATE", "10001"),
+            ("STACK_BYTES", "1"),
+            ("MAX_DEPTH", "1025"),
+        ] {
             let name = format!("TRACING_PROFILING_{name}");
             assert!(read(&[(&name, value)]).is_err(), "{name}={value}");
         }

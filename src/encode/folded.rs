@@ -6,7 +6,8 @@ use super::frames::{Frame, frames};
 use crate::profile::Profile;
 
 /// A line for each stack: its frames from the outermost span to the innermost function, separated
-/// by `;`, and after a space the CPU time in nanoseconds.
+/// by `;`, and after a space its time in nanoseconds: CPU time, or if the last frame is what it waited
+/// for, as in `[futex 0x7f01]`, the time that it waited.
 pub fn folded(profile: &Profile) -> String {
     let mut lines: BTreeMap<String, u64> = BTreeMap::new();
     for sample in profile.samples() {
@@ -24,8 +25,17 @@ fn name(frame: &Frame) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::checkout;
+    use super::super::tests::{checkout, waiting};
     use super::*;
+
+    #[test]
+    fn waits_end_in_what_they_waited_for() {
+        let lines = folded(&waiting());
+        assert!(
+            lines.contains("GET /checkout;shop::reserve;[futex 0x7f01] 320000000\n"),
+            "{lines}"
+        );
+    }
 
     #[test]
     fn a_line_for_each_stack_with_its_spans() {

@@ -16,6 +16,8 @@ pub(super) enum Kind {
     Span,
     Rust,
     Native,
+    Kernel,
+    Wait,
     Remark,
 }
 
@@ -35,6 +37,8 @@ fn of_location(profile: &Profile, location: &Location) -> Vec<Frame> {
     let kind = match location.kind {
         FrameKind::Rust => Kind::Rust,
         FrameKind::Native => Kind::Native,
+        FrameKind::Kernel => Kind::Kernel,
+        FrameKind::Wait => Kind::Wait,
         FrameKind::Remark => Kind::Remark,
     };
     let file = location.mapping.and_then(|id| profile.mapping(id)).map(|m| m.file.as_str());
@@ -54,6 +58,7 @@ fn of_location(profile: &Profile, location: &Location) -> Vec<Frame> {
             (source, 0) => source.to_owned(),
             (source, line) => format!("{source}:{line}"),
         };
+        let place = if location.is_inferred { format!("{place} (inferred)") } else { place };
         Some(Frame { name: profile.string(function.name).to_owned(), kind, place })
     };
     location.lines.iter().rev().filter_map(frame).collect()

@@ -16,7 +16,7 @@ pub use svg::svg;
 mod tests {
     use crate::profile::{
         FrameKind, Function, Line, Link, LinkId, Location, LocationId, Mapping, Point, Profile,
-        ProfileId,
+        ProfileId, SampleKind,
     };
 
     const PERIOD: u64 = 5_000_000;
@@ -46,6 +46,7 @@ mod tests {
             address,
             kind: FrameKind::Rust,
             lines: vec![line],
+            is_inferred: false,
         })
     }
 
@@ -74,7 +75,23 @@ mod tests {
             (outer_stack, request, 1_099),
         ] {
             let point = Point { time_unix_ns, weight_ns: PERIOD };
-            profile.add_sample(stack, Some(link), point);
+            profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
+        }
+        profile
+    }
+
+    /// The same, and a function that waits for a lock twice.
+    pub(super) fn waiting() -> Profile {
+        let mut profile = checkout();
+        let reserve = function(&mut profile, 0x1040, "shop::reserve", "/shop/src/stock.rs", 9);
+        let reserve = Location { is_inferred: true, ..profile.location(reserve).unwrap().clone() };
+        let reserve = profile.add_location(reserve);
+        let wait = profile.add_wait("[futex 0x7f01]");
+        let stack = profile.add_stack(vec![wait, reserve]);
+        let request = link(&mut profile, "GET /checkout", None);
+        for (time_unix_ns, weight_ns) in [(1_005, 300_000_000), (1_050, 20_000_000)] {
+            let point = Point { time_unix_ns, weight_ns };
+            profile.add_sample(SampleKind::OffCpu, stack, Some(request), point);
         }
         profile
     }
@@ -89,7 +106,7 @@ mod tests {
         let stack = profile.add_stack(stack);
         let link = link(&mut profile, "request", None);
         let point = Point { time_unix_ns: 1, weight_ns: PERIOD };
-        profile.add_sample(stack, Some(link), point);
+        profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
         profile
     }
 
@@ -99,7 +116,7 @@ mod tests {
         let main = function(&mut profile, 0x1020, "shop::main", "/shop/src/main.rs", 3);
         let stack = profile.add_stack(vec![main]);
         for (time_unix_ns, weight_ns) in [(1, PERIOD), (2, 1_000_000)] {
-            profile.add_sample(stack, None, Point { time_unix_ns, weight_ns });
+            profile.add_sample(SampleKind::OnCpu, stack, None, Point { time_unix_ns, weight_ns });
         }
         profile
     }

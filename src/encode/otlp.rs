@@ -12,18 +12,25 @@ use opentelemetry_sdk::Resource;
 use prost::Message;
 
 use crate::profile::{
-    Attribute, FrameKind, Function, FunctionId, LinkId, LocationId, MappingId, Profile, StackId,
-    Value,
+    Attribute, FrameKind, Function, FunctionId, LinkId, LocationId, MappingId, Point, Profile,
+    ProfileId, SampleKind, StackId, Value,
 };
 
-/// A binary `ProfilesData` of one profile. The bytes are also those of an
-/// `ExportProfilesServiceRequest`.
+/// A binary `ProfilesData`. The bytes are also those of an `ExportProfilesServiceRequest`.
 ///
-/// If all samples stand for the same CPU time, each point is a timestamp; otherwise timestamps
+/// A message of OTLP has samples of one kind: so on-CPU samples are one, and waits another of type
+/// `off_cpu` in nanoseconds, each wait with its beginning and its length. The first there is has the
+/// profile's id; beside on-CPU samples, waits have [`ProfileId::of_off_cpu`].
+///
+/// If all on-CPU samples stand for the same CPU time, each point is a timestamp; otherwise timestamps
 /// would count for too little or too much, and each sample is its CPU time in nanoseconds.
 pub fn otlp(profile: &Profile, resource: &Resource) -> Vec<u8> {
     let mut dictionary = Dictionary::new(profile);
-    let profile = encode_profile(profile, &mut dictionary);
+    let has_waits = profile.of_kind(SampleKind::OffCpu).next().is_some();
+    let has_samples = profile.of_kind(SampleKind::OnCpu).next().is_some() || !has_waits;
+    let on_cpu = has_samples.then(|| encode_on_cpu(profile, &mut dictionary));
+    let waits_id = if has_samples { profile.id.of_off_cpu() } else { profile.id };
+    let off_cpu = has_waits.then(|| encode_off_cpu(profile, waits_id, &mut dictionary));
     let scope = InstrumentationScope {
         name: env!("CARGO_PKG_NAME").to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -31,7 +38,7 @@ pub fn otlp(profile: &Profile, resource: &Resource) -> Vec<u8> {
     };
     let scope_profiles = proto::ScopeProfiles {
         scope: Some(scope),
-        profiles: vec![profile],
+        profiles: on_cpu.into_iter().chain(off_cpu).collect(),
         schema_url: String::new(),
     };
     let resource_profiles = proto::ResourceProfiles {
@@ -55,52 +62,98 @@ fn encode_resource(resource: &Resource) -> ProtoResource {
     ProtoResource { attributes: attributes.collect(), ..ProtoResource::default() }
 }
 
-fn encode_profile(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
-    let weight = profile.uniform_weight_ns();
-    // One sample for each stack and exported span: spans without ids are alike here.
+/// One sample for each stack and exported span, for spans without ids are alike here; with its points
+/// in the order of time.
+fn merge(
+    profile: &Profile,
+    kind: SampleKind,
+    dictionary: &mut Dictionary<'_>,
+) -> Vec<(proto::Sample, Vec<Point>)> {
     let mut places: HashMap<(i32, i32), usize> = HashMap::new();
-    let mut samples: Vec<proto::Sample> = Vec::new();
-    for sample in profile.samples() {
+    let mut samples: Vec<(proto::Sample, Vec<Point>)> = Vec::new();
+    for sample in profile.of_kind(kind) {
         let stack_index = dictionary.stack(sample.stack);
         let link_index = dictionary.link(sample.link);
         let place = *places.entry((stack_index, link_index)).or_insert_with(|| {
-            samples.push(proto::Sample { stack_index, link_index, ..proto::Sample::default() });
+            let sample = proto::Sample { stack_index, link_index, ..proto::Sample::default() };
+            samples.push((sample, Vec::new()));
             samples.len() - 1
         });
-        let Some(encoded) = samples.get_mut(place) else {
-            continue;
-        };
-        if weight.is_some() {
-            let times = sample.points.iter().map(|point| point.time_unix_ns);
-            encoded.timestamps_unix_nano.extend(times);
-        } else {
-            let sum: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
-            let before = encoded.values.pop().unwrap_or(0);
-            encoded.values.push(before.saturating_add_unsigned(sum));
+        if let Some((_, points)) = samples.get_mut(place) {
+            points.extend(&sample.points);
         }
     }
-    for sample in &mut samples {
-        sample.timestamps_unix_nano.sort_unstable();
+    for (_, points) in &mut samples {
+        points.sort_unstable_by_key(|point| point.time_unix_ns);
     }
+    samples
+}
+
+fn times(points: &[Point]) -> Vec<u64> {
+    points.iter().map(|point| point.time_unix_ns).collect()
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn encode_off_cpu(
+    profile: &Profile,
+    id: ProfileId,
+    dictionary: &mut Dictionary<'_>,
+) -> proto::Profile {
+    let samples = merge(profile, SampleKind::OffCpu, dictionary).into_iter();
+    let samples = samples.map(|(sample, points)| proto::Sample {
+        timestamps_unix_nano: times(&points),
+        values: points.iter().map(|point| signed(point.weight_ns)).collect(),
+        ..sample
+    });
+    proto::Profile {
+        samples: samples.collect(),
+        sample_type: Some(dictionary.value_type("off_cpu", "nanoseconds")),
+        ..encode_common(profile, id, dictionary)
+    }
+}
+
+fn encode_common(
+    profile: &Profile,
+    id: ProfileId,
+    dictionary: &mut Dictionary<'_>,
+) -> proto::Profile {
+    let attributes = profile.attributes.iter();
+    proto::Profile {
+        attribute_indices: attributes
+            .map(|Attribute { key, value }| dictionary.attribute(key, value))
+            .collect(),
+        time_unix_nano: profile.start_unix_ns,
+        duration_nano: profile.duration_ns,
+        profile_id: id.to_bytes().to_vec(),
+        ..proto::Profile::default()
+    }
+}
+
+fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
+    let weight = profile.uniform_weight_ns();
+    let samples = merge(profile, SampleKind::OnCpu, dictionary).into_iter();
+    let samples = samples.map(|(sample, points)| match weight {
+        Some(_) => proto::Sample { timestamps_unix_nano: times(&points), ..sample },
+        None => {
+            let sum = points.iter().map(|point| point.weight_ns).sum();
+            proto::Sample { values: vec![signed(sum)], ..sample }
+        }
+    });
+    let samples = samples.collect();
     let sample_type = match weight {
         Some(_) => dictionary.value_type("samples", "count"),
         None => dictionary.value_type("cpu", "nanoseconds"),
     };
     let period_type = dictionary.value_type("cpu", "nanoseconds");
-    let attribute_indices = profile.attributes.iter().map(|attribute| {
-        let Attribute { key, value } = attribute;
-        dictionary.attribute(key, value)
-    });
     proto::Profile {
-        attribute_indices: attribute_indices.collect(),
         sample_type: Some(sample_type),
         samples,
-        time_unix_nano: profile.start_unix_ns,
-        duration_nano: profile.duration_ns,
         period_type: Some(period_type),
-        period: i64::try_from(weight.unwrap_or(profile.period_ns).max(1)).unwrap_or(i64::MAX),
-        profile_id: profile.id.to_bytes().to_vec(),
-        ..proto::Profile::default()
+        period: signed(weight.unwrap_or(profile.period_ns).max(1)),
+        ..encode_common(profile, profile.id, dictionary)
     }
 }
 
@@ -229,10 +282,17 @@ impl<'a> Dictionary<'a> {
         let frame_type = match location.kind {
             FrameKind::Rust => Some("rust"),
             FrameKind::Native => Some("native"),
-            FrameKind::Remark => None,
+            FrameKind::Kernel => Some("kernel"),
+            FrameKind::Wait | FrameKind::Remark => None,
         };
-        let attribute_indices = frame_type
-            .map(|kind| self.attribute("profile.frame.type", &Value::String(kind.to_owned())));
+        let mut attribute_indices = Vec::new();
+        if let Some(kind) = frame_type {
+            let kind = Value::String(kind.to_owned());
+            attribute_indices.push(self.attribute("profile.frame.type", &kind));
+        }
+        if location.is_inferred {
+            attribute_indices.push(self.attribute("profile.frame.inferred", &Value::Bool(true)));
+        }
         let lines = location.lines.iter().map(|line| proto::Line {
             function_index: self.function(line.function),
             line: i64::from(line.line),
@@ -243,7 +303,7 @@ impl<'a> Dictionary<'a> {
             mapping_index: location.mapping.map_or(0, |mapping| self.mapping(mapping)),
             address: location.address,
             lines,
-            attribute_indices: attribute_indices.into_iter().collect(),
+            attribute_indices,
         };
         let index = push(&mut self.message.location_table, entry);
         self.locations.insert(id, index);
@@ -280,7 +340,7 @@ impl<'a> Dictionary<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{checkout, mixed_rates};
+    use super::super::tests::{checkout, mixed_rates, waiting};
     use super::*;
 
     fn decode(profile: &Profile) -> proto::ProfilesData {
@@ -333,6 +393,54 @@ mod tests {
         assert!(profile.samples.iter().all(|sample| sample.timestamps_unix_nano.is_empty()));
         let sum: i64 = profile.samples.iter().flat_map(|sample| &sample.values).sum();
         assert_eq!(sum, 6_000_000);
+    }
+
+    #[test]
+    fn waits_are_a_profile_of_their_own_beside_the_other() {
+        let profile = waiting();
+        let data = decode(&profile);
+        let dictionary = data.dictionary.as_ref().unwrap();
+        let name = |index: i32| dictionary.string_table[index as usize].as_str();
+        let [on_cpu, off_cpu] = &data.resource_profiles[0].scope_profiles[0].profiles[..] else {
+            panic!("two profiles");
+        };
+        assert_eq!(on_cpu.profile_id, profile.id.to_bytes());
+        assert_eq!(off_cpu.profile_id, profile.id.of_off_cpu().to_bytes());
+        assert_ne!(on_cpu.profile_id, off_cpu.profile_id);
+        let kind = off_cpu.sample_type.unwrap();
+        assert_eq!(
+            (name(kind.type_strindex), name(kind.unit_strindex)),
+            ("off_cpu", "nanoseconds")
+        );
+        assert_eq!((off_cpu.period_type, off_cpu.period), (None, 0));
+        let [sample] = &off_cpu.samples[..] else { panic!("one sample") };
+        assert_eq!(sample.values, [300_000_000, 20_000_000]);
+        assert_eq!(sample.timestamps_unix_nano, [1_005, 1_050]);
+        let stack = &dictionary.stack_table[sample.stack_index as usize].location_indices;
+        let functions: Vec<_> = stack
+            .iter()
+            .map(|location| {
+                let location = &dictionary.location_table[*location as usize];
+                let attributes = location.attribute_indices.iter();
+                let keys = attributes.map(|attribute| {
+                    name(dictionary.attribute_table[*attribute as usize].key_strindex)
+                });
+                let function = location.lines[0].function_index as usize;
+                let is_inferred = keys.into_iter().any(|key| key == "profile.frame.inferred");
+                (name(dictionary.function_table[function].name_strindex), is_inferred)
+            })
+            .collect();
+        assert_eq!(functions, [("[futex 0x7f01]", false), ("shop::reserve", true)]);
+    }
+
+    #[test]
+    fn waits_alone_have_the_profiles_id() {
+        let mut profile = waiting();
+        profile.keep_only(SampleKind::OffCpu);
+        let data = decode(&profile);
+        let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
+        assert_eq!(profiles.len(), 1);
+        assert_eq!(profiles[0].profile_id, profile.id.to_bytes());
     }
 
     #[test]

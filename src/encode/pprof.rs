@@ -8,9 +8,10 @@ use flate2::write::GzEncoder;
 use prost::Message;
 
 use super::pprof_messages as proto;
-use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, Value};
+use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKind, Value};
 
-/// A gzipped pprof file with the number of samples and their CPU time in nanoseconds. Each sample
+/// A gzipped pprof file with the number of samples, their CPU time in nanoseconds, and the time of
+/// waits in nanoseconds (`-sample_index=off_cpu`, which is the default if there is nothing else). Each sample
 /// has its span's name as the label `span`, and `trace_id` and `span_id` where the span has them;
 /// the profile's attributes and notes are comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
@@ -49,8 +50,10 @@ impl<'a> Encoder<'a> {
         let profile = self.profile;
         let count = self.value_type("samples", "count");
         let cpu = self.value_type("cpu", "nanoseconds");
-        self.message.sample_type = vec![count, cpu];
-        self.message.default_sample_type = self.string("cpu");
+        let off_cpu = self.value_type("off_cpu", "nanoseconds");
+        self.message.sample_type = vec![count, cpu, off_cpu];
+        let has_samples = profile.of_kind(SampleKind::OnCpu).next().is_some();
+        self.message.default_sample_type = self.string(if has_samples { "cpu" } else { "off_cpu" });
         self.message.period_type = Some(cpu);
         self.message.period = signed(profile.uniform_weight_ns().unwrap_or(profile.period_ns));
         self.message.time_nanos = signed(profile.start_unix_ns);
@@ -63,7 +66,12 @@ impl<'a> Encoder<'a> {
                     .iter()
                     .map(|id| self.location(*id))
                     .collect(),
-                value: vec![signed(sample.points.len() as u64), signed(weight)],
+                value: match sample.kind {
+                    SampleKind::OnCpu => {
+                        vec![signed(sample.points.len() as u64), signed(weight), 0]
+                    }
+                    SampleKind::OffCpu => vec![0, 0, signed(weight)],
+                },
                 label: self.labels(sample.link),
             };
             self.message.sample.push(encoded);
@@ -197,7 +205,7 @@ mod tests {
 
     use flate2::read::GzDecoder;
 
-    use super::super::tests::checkout;
+    use super::super::tests::{checkout, waiting};
     use super::*;
 
     fn decode(profile: &Profile) -> proto::Profile {
@@ -219,14 +227,28 @@ mod tests {
         assert_eq!(
             samples,
             [
-                ("GET /checkout", vec![1, 5_000_000]),
-                ("GET /checkout", vec![1, 5_000_000]),
-                ("price all", vec![2, 10_000_000]),
+                ("GET /checkout", vec![1, 5_000_000, 0]),
+                ("GET /checkout", vec![1, 5_000_000, 0]),
+                ("price all", vec![2, 10_000_000, 0]),
             ]
         );
         assert_eq!(name(message.sample[0].label[0].key), "span");
         assert_eq!(name(message.default_sample_type), "cpu");
         assert!(message.comment.iter().any(|c| name(*c).starts_with("profile.id=0101")));
+    }
+
+    #[test]
+    fn waits_have_a_value_of_their_own() {
+        let mut profile = waiting();
+        let values = |message: &proto::Profile| {
+            let values = message.sample.iter().map(|sample| sample.value.clone());
+            values.filter(|values| values[2] > 0).collect::<Vec<_>>()
+        };
+        assert_eq!(values(&decode(&profile)), [[0, 0, 320_000_000]]);
+        profile.keep_only(SampleKind::OffCpu);
+        let message = decode(&profile);
+        let default = &message.string_table[message.default_sample_type as usize];
+        assert_eq!(default, "off_cpu");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use opentelemetry::{SpanId, TraceId};
 use tracing::Metadata;
 
 use super::Reasons;
-use crate::profile::ProfileId;
+use crate::profile::{ProfileId, Waits};
 use crate::span::{Account, SpanKey, TraceIds};
 
 /// Spans of one local root that were kept together, and what became of their profile.
@@ -22,6 +22,8 @@ pub struct Kept {
     pub samples: usize,
     /// The function that most CPU time was spent in itself, and its share from 0 to 1.
     pub top_function: Option<(String, f64)>,
+    /// What it waited for, as far as that was seen: waits of 10 ms and more, and some shorter ones.
+    pub waits: Waits,
     /// The files that were written, the one to look at first in front.
     pub files: Vec<PathBuf>,
 }
@@ -123,7 +125,7 @@ impl std::fmt::Display for NoProfile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::NoSamples => "no sample fell in it",
-            Self::NoStacksHere => "perf events are refused here",
+            Self::NoStacksHere => "no stacks can be had here",
             Self::RateLimit => "over the rate limit of its rule",
             Self::ExporterBusy => "too many profiles wait to be exported",
             Self::ExporterFails => "profiles cannot be exported at present",

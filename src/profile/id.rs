@@ -20,6 +20,17 @@ impl ProfileId {
         Ok(Self(bytes))
     }
 
+    /// The id of the off-CPU part where a format has one profile for each kind of sample: OTLP. There
+    /// the last bit is turned, unless the profile has nothing but that part.
+    #[must_use]
+    pub fn of_off_cpu(self) -> Self {
+        let mut bytes = self.0;
+        bytes[15] ^= 1;
+        // Of the one id that would become 0.
+        bytes[14] ^= u8::from(bytes == [0; 16]);
+        Self(bytes)
+    }
+
     /// The bytes as they are exported.
     pub const fn to_bytes(self) -> [u8; 16] {
         self.0

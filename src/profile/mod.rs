@@ -3,10 +3,12 @@
 mod id;
 mod model;
 mod table;
+mod waits;
 
 pub use id::ProfileId;
 pub(crate) use model::Symbols;
 pub use model::{
     Attribute, FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping,
-    MappingId, Point, Profile, Sample, StackId, StringId, Value,
+    MappingId, Point, Profile, Sample, SampleKind, StackId, StringId, Value,
 };
+pub use waits::{Waiter, Waits};

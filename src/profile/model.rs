@@ -80,6 +80,10 @@ pub enum FrameKind {
     Rust,
     /// Compiled from another language, or unknown.
     Native,
+    /// The operating system's.
+    Kernel,
+    /// What a thread waited for.
+    Wait,
     /// Not code, but a remark of ours on what is missing.
     Remark,
 }
@@ -96,6 +100,9 @@ pub struct Location {
     pub kind: FrameKind,
     /// The functions inlined there, the innermost first, and last the one that was not.
     pub lines: Vec<Line>,
+    /// It was found by looking for a likely return address, since of a thread that waits not all
+    /// registers are known. The same goes for all outer locations of the stack.
+    pub is_inferred: bool,
 }
 
 /// The span that a sample belongs to.
@@ -110,13 +117,23 @@ pub struct Link {
     pub ids: Option<(TraceId, SpanId)>,
 }
 
-/// One time that a sample was taken.
+/// What a sample says of its thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SampleKind {
+    /// It ran.
+    OnCpu,
+    /// It waited.
+    OffCpu,
+}
+
+/// One time that a sample was taken, or that a thread waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Point {
-    /// Nanoseconds since the Unix epoch.
+    /// Nanoseconds since the Unix epoch; of a wait, its beginning.
     pub time_unix_ns: u64,
-    /// CPU time that it stands for, in nanoseconds.
+    /// In nanoseconds: on-CPU, the time that it stands for; off-CPU, how long the wait was.
     pub weight_ns: u64,
 }
 
@@ -128,6 +145,8 @@ pub struct Sample {
     pub stack: StackId,
     /// The span.
     pub link: Option<LinkId>,
+    /// Whether the thread ran or waited.
+    pub kind: SampleKind,
     /// In the order of time.
     pub points: Vec<Point>,
 }
@@ -154,7 +173,7 @@ pub struct Attribute {
     pub value: Value,
 }
 
-/// On-CPU samples of one kept span, or of several that share a local root.
+/// Samples of one kept span, or of several that share a local root.
 #[derive(Clone, Debug)]
 pub struct Profile {
     /// The id that the spans' `profile.id` names.
@@ -174,7 +193,7 @@ pub struct Profile {
     /// Said of all of it.
     pub attributes: Vec<Attribute>,
     samples: Vec<Sample>,
-    places: HashMap<(StackId, Option<LinkId>), usize>,
+    places: HashMap<(StackId, Option<LinkId>, SampleKind), usize>,
     strings: Table<StringId, str>,
     functions: Table<FunctionId, Function>,
     mappings: Table<MappingId, Mapping>,
@@ -194,6 +213,10 @@ pub(crate) trait Symbols {
         mapping: MappingId,
         address: u64,
     ) -> (FrameKind, Vec<Line>);
+    /// Addresses in the kernel of which the functions will be asked for.
+    fn prepare_kernel(&mut self, addresses: &[u64]);
+    /// The function of an address in the kernel, or of somewhere there if it is 0.
+    fn kernel_function(&mut self, address: u64) -> String;
 }
 
 impl Profile {
@@ -237,15 +260,26 @@ impl Profile {
 
     /// A frame that is not code but a remark of ours.
     pub(crate) fn add_remark(&mut self, remark: &str) -> LocationId {
-        let name = self.add_string(remark);
+        self.add_named(remark, FrameKind::Remark)
+    }
+
+    /// A frame that says what a thread waited for.
+    pub(crate) fn add_wait(&mut self, call: &str) -> LocationId {
+        self.add_named(call, FrameKind::Wait)
+    }
+
+    fn add_named(&mut self, name: &str, kind: FrameKind) -> LocationId {
+        let line = self.name_alone(name);
+        let lines = vec![line];
+        self.add_location(Location { mapping: None, address: 0, kind, lines, is_inferred: false })
+    }
+
+    /// A function of which only the name is known.
+    pub(crate) fn name_alone(&mut self, name: &str) -> Line {
+        let name = self.add_string(name);
         let file = self.add_string("");
         let function = self.add_function(Function { name, system_name: name, file });
-        self.add_location(Location {
-            mapping: None,
-            address: 0,
-            kind: FrameKind::Remark,
-            lines: vec![Line { function, line: 0, column: 0 }],
-        })
+        Line { function, line: 0, column: 0 }
     }
 
     /// Adds a stack, the innermost location first.
@@ -258,9 +292,15 @@ impl Profile {
     }
 
     /// Adds a sample. Samples of one stack in one span become one, with a point each.
-    pub(crate) fn add_sample(&mut self, stack: StackId, link: Option<LinkId>, point: Point) {
-        let place = *self.places.entry((stack, link)).or_insert_with(|| {
-            self.samples.push(Sample { stack, link, points: Vec::new() });
+    pub(crate) fn add_sample(
+        &mut self,
+        kind: SampleKind,
+        stack: StackId,
+        link: Option<LinkId>,
+        point: Point,
+    ) {
+        let place = *self.places.entry((stack, link, kind)).or_insert_with(|| {
+            self.samples.push(Sample { stack, link, kind, points: Vec::new() });
             self.samples.len() - 1
         });
         if let Some(sample) = self.samples.get_mut(place) {
@@ -279,10 +319,16 @@ impl Profile {
             let _: MappingId = mappings.add(mapping);
         }
         self.mappings = mappings;
+        let in_kernel = |location: &&Location| location.kind == FrameKind::Kernel;
+        let kernel = self.locations.iter().map(|(_, location)| location).filter(in_kernel);
+        symbols.prepare_kernel(&kernel.map(|location| location.address).collect::<Vec<_>>());
         let mut locations = Table::default();
         for (_, location) in std::mem::take(&mut self.locations).iter() {
             let mut location = location.clone();
-            if let Some(mapping) = location.mapping {
+            if location.kind == FrameKind::Kernel {
+                let name = symbols.kernel_function(location.address);
+                location.lines = vec![self.name_alone(&name)];
+            } else if let Some(mapping) = location.mapping {
                 (location.kind, location.lines) =
                     symbols.lines(&mut self, mapping, location.address);
             }
@@ -298,19 +344,43 @@ impl Profile {
         &self.samples
     }
 
-    /// The number of times that a sample was taken.
+    #[cfg(test)]
+    pub(crate) fn keep_only(&mut self, kind: SampleKind) {
+        self.samples.retain(|sample| sample.kind == kind);
+    }
+
+    /// The samples of one kind.
+    pub fn of_kind(&self, kind: SampleKind) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().filter(move |sample| sample.kind == kind)
+    }
+
+    fn points(&self, kind: SampleKind) -> impl Iterator<Item = &Point> {
+        self.of_kind(kind).flat_map(|sample| &sample.points)
+    }
+
+    /// The number of times that a running thread was sampled.
     pub fn sample_count(&self) -> usize {
-        self.samples.iter().map(|sample| sample.points.len()).sum()
+        self.points(SampleKind::OnCpu).count()
+    }
+
+    /// The number of waits.
+    pub fn wait_count(&self) -> usize {
+        self.points(SampleKind::OffCpu).count()
     }
 
     /// The CPU time that the samples stand for, in nanoseconds.
     pub fn weight_ns(&self) -> u64 {
-        self.samples.iter().flat_map(|sample| &sample.points).map(|point| point.weight_ns).sum()
+        self.points(SampleKind::OnCpu).map(|point| point.weight_ns).sum()
+    }
+
+    /// The time of all waits together, in nanoseconds.
+    pub fn waited_ns(&self) -> u64 {
+        self.points(SampleKind::OffCpu).map(|point| point.weight_ns).sum()
     }
 
     /// The CPU time that each sample stands for, in nanoseconds, if it is the same for all.
     pub fn uniform_weight_ns(&self) -> Option<u64> {
-        let mut weights = self.samples.iter().flat_map(|s| &s.points).map(|p| p.weight_ns);
+        let mut weights = self.points(SampleKind::OnCpu).map(|point| point.weight_ns);
         let first = weights.next()?;
         weights.all(|weight| weight == first).then_some(first)
     }
@@ -359,7 +429,7 @@ impl Profile {
     /// What was inlined into a function belongs to it: `wrapping_mul` would help nobody.
     pub fn top_function(&self) -> Option<(&str, f64)> {
         let mut own: HashMap<StringId, u64> = HashMap::new();
-        for sample in &self.samples {
+        for sample in self.of_kind(SampleKind::OnCpu) {
             let leaf = self.stack(sample.stack).first().and_then(|leaf| self.location(*leaf));
             let Some(line) = leaf.and_then(|leaf| leaf.lines.last()) else {
                 continue;
@@ -390,7 +460,13 @@ mod tests {
     fn location(profile: &mut Profile, mapping: MappingId, address: u64) -> LocationId {
         let mapping = Some(mapping);
         let kind = FrameKind::Native;
-        profile.add_location(Location { mapping, address, kind, lines: Vec::new() })
+        profile.add_location(Location {
+            mapping,
+            address,
+            kind,
+            lines: Vec::new(),
+            is_inferred: false,
+        })
     }
 
     fn named(profile: &mut Profile, name: &str) -> Line {
@@ -407,9 +483,9 @@ mod tests {
         let stack = profile.add_stack(vec![remark]);
         let link = profile.add_link(Link { span: "a".into(), parent: None, ids: None });
         for time in [30, 10, 20] {
-            profile.add_sample(stack, Some(link), point(time));
+            profile.add_sample(SampleKind::OnCpu, stack, Some(link), point(time));
         }
-        profile.add_sample(stack, None, point(5));
+        profile.add_sample(SampleKind::OnCpu, stack, None, point(5));
         let times = |i: usize| {
             profile.samples()[i].points.iter().map(|p| p.time_unix_ns).collect::<Vec<_>>()
         };
@@ -426,10 +502,15 @@ mod tests {
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
         assert_eq!(profile.uniform_weight_ns(), None);
-        profile.add_sample(stack, None, point(1));
-        profile.add_sample(stack, None, point(2));
+        profile.add_sample(SampleKind::OnCpu, stack, None, point(1));
+        profile.add_sample(SampleKind::OnCpu, stack, None, point(2));
         assert_eq!(profile.uniform_weight_ns(), Some(10));
-        profile.add_sample(stack, None, Point { time_unix_ns: 3, weight_ns: 11 });
+        profile.add_sample(
+            SampleKind::OnCpu,
+            stack,
+            None,
+            Point { time_unix_ns: 3, weight_ns: 11 },
+        );
         assert_eq!(profile.uniform_weight_ns(), None);
     }
 
@@ -449,6 +530,12 @@ mod tests {
             assert_eq!(profile.mapping(mapping).unwrap().file, "prog");
             (FrameKind::Rust, vec![named(profile, &format!("f{address}"))])
         }
+
+        fn prepare_kernel(&mut self, _: &[u64]) {}
+
+        fn kernel_function(&mut self, address: u64) -> String {
+            format!("k{address}")
+        }
     }
 
     #[test]
@@ -459,7 +546,7 @@ mod tests {
         let outer = location(&mut profile, mapping, 32);
         let remark = profile.add_remark("[cut]");
         let stack = profile.add_stack(vec![inner, outer, remark]);
-        profile.add_sample(stack, None, point(1));
+        profile.add_sample(SampleKind::OnCpu, stack, None, point(1));
         let profile = profile.symbolized(&mut ByAddress);
         let names: Vec<_> = profile
             .stack(stack)
@@ -482,19 +569,21 @@ mod tests {
             address: 1,
             kind: FrameKind::Rust,
             lines: vec![idle, busy],
+            is_inferred: false,
         });
         let other = profile.add_location(Location {
             mapping: None,
             address: 2,
             kind: FrameKind::Rust,
             lines: vec![idle],
+            is_inferred: false,
         });
         let hot = profile.add_stack(vec![inlined, other]);
         let cold = profile.add_stack(vec![other]);
         for time in 0..3 {
-            profile.add_sample(hot, None, point(time));
+            profile.add_sample(SampleKind::OnCpu, hot, None, point(time));
         }
-        profile.add_sample(cold, None, point(9));
+        profile.add_sample(SampleKind::OnCpu, cold, None, point(9));
         assert_eq!(profile.top_function(), Some(("busy", 0.75)));
     }
 

@@ -4,7 +4,11 @@ mod counters;
 mod perf;
 mod period;
 pub(crate) mod record;
+mod source;
 mod switches;
+mod timer;
 
-pub(crate) use perf::PerfSource;
 pub(crate) use period::{period_for, period_of_rate};
+pub(crate) use source::Sampler;
+pub use source::Source;
+pub(crate) use switches::{switched_in_after, switched_out};

@@ -32,6 +32,8 @@ const RECORD_LOST: u32 = 2;
 const RECORD_THROTTLE: u32 = 5;
 const RECORD_SAMPLE: u32 = 9;
 const RECORD_SWITCH: u32 = 14;
+const MISC_CPU_MODE: u16 = 7;
+const MISC_KERNEL: u16 = 1;
 const MISC_SWITCH_OUT: u16 = 1 << 13;
 const MISC_SWITCH_OUT_PREEMPT: u16 = 1 << 14;
 
@@ -74,6 +76,15 @@ pub(crate) struct Place {
     pub(crate) position: u64,
     /// Its length in bytes, header included.
     pub(crate) size: u16,
+}
+
+/// What samples hold beside what all have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Whose registers they are.
+    pub(crate) machine: Machine,
+    /// Before the registers is the call chain in the kernel.
+    pub(crate) has_kernel_chain: bool,
 }
 
 /// A record that contradicts itself.
@@ -201,10 +212,35 @@ pub(crate) struct RawSample<'a, B: ?Sized> {
     pub(crate) tid: u32,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) time_ns: u64,
+    /// Whether the thread was in the kernel; then `registers` are those of its call.
+    pub(crate) in_kernel: bool,
+    /// Addresses in the kernel, the innermost first.
+    pub(crate) kernel_chain: Words<'a, B>,
     /// The user registers.
     pub(crate) registers: Registers,
     /// The bytes from the stack pointer up.
     pub(crate) stack: StackCopy<'a, B>,
+    /// The CPU time that it stands for, if that is not one period: our own timers say it.
+    pub(crate) weight_ns: Option<u64>,
+}
+
+/// Words of a record, read where they lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words<'a, B: ?Sized> {
+    bytes: &'a B,
+    position: u64,
+    count: u64,
+}
+
+impl<B: Bytes + ?Sized> Iterator for Words<'_, B> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        self.count = self.count.checked_sub(1)?;
+        let word = word(self.bytes, self.position);
+        self.position = self.position.wrapping_add(8);
+        Some(word)
+    }
 }
 
 /// The kernel's copy of a stack, read where it lies.
@@ -240,14 +276,26 @@ impl<B: Bytes + ?Sized> StackCopy<'_, B> {
 pub(crate) fn read_sample<B: Bytes + ?Sized>(
     bytes: &B,
     place: Place,
-    machine: Machine,
+    Layout { machine, has_kernel_chain }: Layout,
 ) -> Result<RawSample<'_, B>, Malformed> {
     const ABI_64: u64 = 2;
+    const CHAIN: u64 = HEADER + 16;
     let at = |offset: u64| word(bytes, place.position.wrapping_add(offset));
-    let registers_end = HEADER + 8 * (3 + machine.registers());
-    let stack_start = registers_end + 8;
     let record_size = u64::from(place.size);
-    if stack_start > record_size || at(24) != ABI_64 {
+    let (mut chain_length, mut abi) = (0, CHAIN);
+    if has_kernel_chain {
+        if CHAIN + 8 > record_size {
+            return Err(Malformed);
+        }
+        chain_length = at(CHAIN);
+        if chain_length > (record_size - CHAIN - 8) / 8 {
+            return Err(Malformed);
+        }
+        abi = CHAIN + 8 + 8 * chain_length;
+    }
+    let registers_end = abi + 8 * (1 + machine.registers());
+    let stack_start = registers_end + 8;
+    if stack_start > record_size || at(abi) != ABI_64 {
         return Err(Malformed);
     }
     let reserved = at(registers_end);
@@ -262,8 +310,18 @@ pub(crate) fn read_sample<B: Bytes + ?Sized>(
             return Err(Malformed);
         }
     }
-    let register = |number: u64| at(32 + 8 * number);
+    let after_stack = stack_start + reserved + 8;
+    let weight_ns = (reserved > 0 && after_stack + 8 <= record_size).then(|| at(after_stack));
+    let register = |number: u64| at(abi + 8 + 8 * number);
+    let misc = (at(0) >> 32) as u16;
     Ok(RawSample {
+        in_kernel: misc & MISC_CPU_MODE == MISC_KERNEL,
+        kernel_chain: Words {
+            bytes,
+            position: place.position.wrapping_add(CHAIN + 8),
+            count: chain_length,
+        },
+        weight_ns,
         tid: (at(8) >> 32) as u32,
         time_ns: at(16),
         registers: match machine {
@@ -315,7 +373,8 @@ mod tests {
     }
 
     fn read(bytes: &[u8], machine: Machine) -> Result<RawSample<'_, [u8]>, Malformed> {
-        read_sample(bytes, Place { position: 0, size: bytes.len() as u16 }, machine)
+        let layout = Layout { machine, has_kernel_chain: false };
+        read_sample(bytes, Place { position: 0, size: bytes.len() as u16 }, layout)
     }
 
     #[track_caller]
@@ -336,6 +395,46 @@ mod tests {
         assert_eq!(arm.registers, Registers::Aarch64 { pc: 0xc0, sp: 0x50, fp: 0xf0, lr: 0x12 });
         assert_eq!(arm.registers.instruction(), 0xc0);
         assert_eq!(arm.registers.stack_pointer(), 0x50);
+    }
+
+    #[test]
+    fn reads_the_chain_in_the_kernel() {
+        let plain = sample(Machine::X86_64, 16);
+        let layout = Layout { machine: Machine::X86_64, has_kernel_chain: true };
+        let with_chain = |said: u64, chain: &[u64]| {
+            let mut bytes =
+                header(RECORD_SAMPLE, MISC_KERNEL, (plain.len() + 8 + 8 * chain.len()) as u16);
+            bytes.extend(&plain[8..24]);
+            words(&mut bytes, &[said]);
+            words(&mut bytes, chain);
+            bytes.extend(&plain[24..]);
+            bytes
+        };
+        for chain in [&[][..], &[u64::MAX - 127, 0xffff_ffff_8000_1234]] {
+            let bytes = with_chain(chain.len() as u64, chain);
+            let place = Place { position: 0, size: bytes.len() as u16 };
+            let sample = read_sample(&bytes[..], place, layout).unwrap();
+            assert!(sample.in_kernel);
+            assert_eq!(sample.kernel_chain.collect::<Vec<_>>(), chain);
+            assert_eq!(sample.registers, Registers::X86_64 { ip: 0x10, sp: 0x50, bp: 0xb0 });
+            assert_eq!(sample.weight_ns, None);
+        }
+        for said in [1, 3, 1 << 60, u64::MAX] {
+            let bytes = with_chain(said, &[7]);
+            let place = Place { position: 0, size: bytes.len() as u16 };
+            let refused = read_sample(&bytes[..], place, layout).is_err();
+            assert!(refused || said == 1, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_timer_says_what_its_sample_stands_for() {
+        let mut bytes = sample(Machine::X86_64, 16);
+        assert_eq!(read(&bytes, Machine::X86_64).unwrap().weight_ns, None);
+        words(&mut bytes, &[12_000_000]);
+        let sample = read(&bytes, Machine::X86_64).unwrap();
+        assert_eq!(sample.weight_ns, Some(12_000_000));
+        assert!(!sample.in_kernel);
     }
 
     #[test]

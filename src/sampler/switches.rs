@@ -124,6 +124,42 @@ impl SwitchLog {
     }
 }
 
+/// That a thread was switched out, and has not been switched in since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SwitchedOut {
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) time_ns: u64,
+    pub(crate) preempted: bool,
+    /// Where the records end.
+    pub(crate) position: u64,
+}
+
+/// The newest record, if it says that the thread was switched out. For any thread: nothing is taken
+/// out of the ring.
+pub(crate) fn switched_out(ring: &Ring) -> Option<SwitchedOut> {
+    let position = ring.head();
+    let last = Records::between(ring, position.checked_sub(SWITCH_RECORD)?, position).next()?;
+    let Ok(Record::SwitchOut { time_ns, preempted }) = last else { return None };
+    (ring.head() == position).then_some(SwitchedOut { time_ns, preempted, position })
+}
+
+/// When a thread that was switched out at `position` was switched in again. `None` if the record of
+/// it is gone, or there is none.
+pub(crate) fn switched_in_after(ring: &Ring, position: u64) -> Option<u64> {
+    let head = ring.head();
+    let mut records = Records::between(ring, position, head);
+    let time_ns = records.find_map(|record| match record {
+        Ok(Record::SwitchIn { time_ns }) => Some(time_ns),
+        _ => None,
+    });
+    // What we have read was not written over meanwhile.
+    let is_there = ring.head().checked_sub(position)? <= ring.data_size() as u64;
+    time_ns.filter(|_| is_there)
+}
+
+/// Header and time.
+const SWITCH_RECORD: u64 = 16;
+
 #[cfg(test)]
 mod tests {
     use super::*;

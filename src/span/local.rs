@@ -156,13 +156,13 @@ pub(super) fn add_state(state: ThreadState) {
 }
 
 /// Where raw samples and the scheduler's doings come from.
-pub(crate) trait Source: Send + Sync + Debug {
+pub(crate) trait ArmThreads: Send + Sync + Debug {
     /// Begins with the calling thread. Called on its first profiled segment, and again on the
     /// first one after its recording was ended.
     fn arm(&self, clock: &Clock) -> Armed;
 }
 
-/// A thread that a [`Source`] has begun with.
+/// A thread that [`ArmThreads`] has begun with.
 #[derive(Debug)]
 pub(crate) struct Armed {
     /// What the collector was given; none if the thread is not sampled.
@@ -180,7 +180,7 @@ pub(crate) struct Armed {
     pub(crate) source: Box<dyn ThreadSource>,
 }
 
-/// A [`Source`] on one thread; called by that thread only, and only where something moved.
+/// A source on one thread; called by that thread only, and only where something moved.
 pub(crate) trait ThreadSource: Debug {
     /// What the scheduler did since the last call.
     fn catch_up(&mut self, clock: &Clock, now: u64) -> Interval;

@@ -21,7 +21,7 @@ use tracing_subscriber::registry;
 
 pub use account::{Account, Hardware};
 pub(crate) use local::{
-    Armed, Interval, Source, ThreadSource, Usage, forget_this_thread, ignore_this_thread,
+    ArmThreads, Armed, Interval, ThreadSource, Usage, forget_this_thread, ignore_this_thread,
     is_ignored,
 };
 pub(crate) use recording::{Mark, Recording, Stretch};

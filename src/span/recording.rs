@@ -38,6 +38,12 @@ pub(crate) struct Recording {
     span: AtomicU64,
     period_ns: AtomicU64,
     life: AtomicU8,
+    /// A span in which the thread was seen to wait, of which its hooks have not heard yet; 0 if there
+    /// is none.
+    waited: AtomicU64,
+    /// When a hook last read the thread's CPU clock, and what it said.
+    settled_ns: AtomicU64,
+    settled_cpu_ns: AtomicU64,
     marks: ArrayQueue<Mark>,
     pub(crate) tid: u32,
     /// Where the samples are.
@@ -68,6 +74,9 @@ impl Recording {
             span: AtomicU64::new(0),
             period_ns: AtomicU64::new(period_ns),
             life: AtomicU8::new(USED),
+            waited: AtomicU64::new(0),
+            settled_ns: AtomicU64::new(0),
+            settled_cpu_ns: AtomicU64::new(0),
             marks: ArrayQueue::new(2 * samples + SPARE_MARKS),
             tid,
             ring,
@@ -130,6 +139,40 @@ impl Recording {
             }
             std::hint::spin_loop();
         }
+    }
+
+    /// The collector has seen the thread wait in that span, and has its stack.
+    pub(crate) fn note_waited(&self, span: SpanKey) {
+        self.waited.store(span.get(), Ordering::Release);
+    }
+
+    /// For the thread itself: the span in which it was seen to wait.
+    pub(super) fn take_waited(&self) -> Option<SpanKey> {
+        if self.waited.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        SpanKey::new(self.waited.swap(0, Ordering::Acquire))
+    }
+
+    /// For the thread itself, where no switches are recorded: it has read its CPU clock at that moment
+    /// (`CLOCK_MONOTONIC_RAW` in nanoseconds).
+    pub(super) fn note_settled(&self, time_ns: u64, cpu_ns: u64) {
+        self.settled_ns.store(0, Ordering::Release);
+        self.settled_cpu_ns.store(cpu_ns, Ordering::Release);
+        self.settled_ns.store(time_ns, Ordering::Release);
+    }
+
+    /// When a hook last read the thread's CPU clock, and what it said.
+    pub(crate) fn settled(&self) -> Option<(u64, u64)> {
+        let time_ns = self.settled_ns.load(Ordering::Acquire);
+        let cpu_ns = self.settled_cpu_ns.load(Ordering::Acquire);
+        let is_whole = time_ns != 0 && self.settled_ns.load(Ordering::Acquire) == time_ns;
+        is_whole.then_some((time_ns, cpu_ns))
+    }
+
+    /// Whether the scheduler's doings are recorded: then by perf, else by a timer.
+    pub(crate) fn follows_switches(&self) -> bool {
+        self.switches.is_some()
     }
 
     /// Takes the oldest mark.

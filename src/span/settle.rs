@@ -23,6 +23,20 @@ impl Spans {
         }
         self.settle_samples(state, now);
         self.settle_scheduler(state, now);
+        self.settle_waits(state);
+    }
+
+    /// A wait that the collector has seen counts as a sample of the span that it was in.
+    fn settle_waits(&self, state: &ThreadState) {
+        let Some(key) = state.recording.as_ref().and_then(|recording| recording.take_waited())
+        else {
+            return;
+        };
+        // A span that was left meanwhile is none of them: its wait is not in any profile.
+        let span = state.entered().iter().find(|segment| segment.key == key.get());
+        if let Some(id) = span.and_then(|segment| RegistryId::new(segment.id)) {
+            self.announce(id, 1);
+        }
     }
 
     fn arm(&self, state: &mut ThreadState) {
@@ -73,7 +87,8 @@ impl Spans {
         // Losses are recorded in the ring too, in much less than a sample takes.
         let samples = (moved / state.sample_size).max(u64::from(moved >= LEAST_SAMPLE));
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
-        if span.is_some() && !self.announce(state, samples) {
+        let top = state.top().and_then(|top| RegistryId::new(top.id));
+        if span.is_some() && !top.is_some_and(|top| self.announce(top, samples)) {
             Counters::add(&self.counters.samples_dropped_notices_full, samples);
             span = None;
         }
@@ -86,14 +101,9 @@ impl Spans {
         self.settle_usage(state, now);
     }
 
-    /// Makes the innermost span and its ancestors known to the collector, and gives each of them
-    /// `samples`.
-    fn announce(&self, state: &ThreadState, samples: u64) -> bool {
-        let Some(slot) =
-            state.top().and_then(|top| RegistryId::new(top.id)).and_then(|id| self.table.get(id))
-        else {
-            return false;
-        };
+    /// Makes a span and its ancestors known to the collector, and gives each of them `samples`.
+    fn announce(&self, id: RegistryId, samples: u64) -> bool {
+        let Some(slot) = self.table.get(id) else { return false };
         if slot.flags() & ANNOUNCED == 0 && !self.tell_opened_from_outside(&slot) {
             return false;
         }
@@ -192,6 +202,9 @@ impl Spans {
                 return;
             };
             let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));
+            if let Some(recording) = &state.recording {
+                recording.note_settled(self.clock.raw_ns(now), cpu_ns);
+            }
             state.bound(&self.clock, now, ran_ns, |part, sure_on_ns, sure_off_ns| {
                 if let Some(slot) = self.table.get(part.id) {
                     slot.count_late(part.key, sure_on_ns, sure_off_ns);

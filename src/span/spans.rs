@@ -8,7 +8,8 @@ use crossbeam::queue::ArrayQueue;
 
 use super::account::{Account, Tally};
 use super::local::{
-    Source, ThreadState, Unresolved, add_state, count_unmatched, is_ignored, put, take, unmatched,
+    ArmThreads, ThreadState, Unresolved, add_state, count_unmatched, is_ignored, put, take,
+    unmatched,
 };
 use super::slot::{ANNOUNCED, FAILED, HAS_STATUS, Parent, Slot, TIGHTER};
 use super::table::SlotTable;
@@ -26,7 +27,7 @@ pub(crate) struct Spans {
     /// Set if a close could not be told: then the collector must look for itself.
     pub(super) notice_lost: AtomicBool,
     pub(super) next_key: AtomicU64,
-    pub(super) source: Box<dyn Source>,
+    pub(super) source: Box<dyn ArmThreads>,
     pub(super) base_period_ns: u64,
     pub(super) counters: Arc<Counters>,
     /// Tells threads that the layer lives.
@@ -89,7 +90,7 @@ const NOTICES: usize = 4096;
 impl Spans {
     pub(crate) fn new(
         clock: Clock,
-        source: Box<dyn Source>,
+        source: Box<dyn ArmThreads>,
         base_period_ns: u64,
         counters: Arc<Counters>,
     ) -> Self {

@@ -27,7 +27,7 @@ struct Script {
     follows_switches: bool,
 }
 
-impl Source for Script {
+impl ArmThreads for Script {
     fn arm(&self, _: &Clock) -> Armed {
         let recording = Arc::new(Recording::new(1, None, None, BASE_PERIOD, 1));
         self.recordings.lock().push(Arc::clone(&recording));

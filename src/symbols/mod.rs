@@ -1,6 +1,7 @@
 //! From addresses to functions, inlined functions, files and lines.
 
 mod build_id;
+mod kernel;
 mod names;
 mod symbolizer;
 

@@ -10,6 +10,7 @@ use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized};
 use blazesym::{Pid, helper, symbolize};
 
 use super::build_id::htlhash;
+use super::kernel::KernelNames;
 use super::names::{demangle, is_qualified, is_rust_file};
 use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbols};
 use crate::unwind::Module;
@@ -37,6 +38,7 @@ pub(crate) struct Symbolizer {
     program_addresses: usize,
     program_lines: usize,
     missing: Vec<Missing>,
+    kernel: KernelNames,
 }
 
 /// So many addresses of the program without a line mean that it has no line tables.
@@ -63,6 +65,7 @@ impl Symbolizer {
             program_addresses: 0,
             program_lines: 0,
             missing: Vec::new(),
+            kernel: KernelNames::default(),
         }
     }
 
@@ -203,6 +206,14 @@ impl Symbols for WithModules<'_> {
             Some(symbol) => lines_of(profile, &symbol),
             None => (FrameKind::Native, Vec::new()),
         }
+    }
+
+    fn prepare_kernel(&mut self, addresses: &[u64]) {
+        self.symbolizer.kernel.learn(addresses);
+    }
+
+    fn kernel_function(&mut self, address: u64) -> String {
+        self.symbolizer.kernel.function(address)
     }
 }
 

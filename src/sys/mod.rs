@@ -36,12 +36,13 @@ use unsupported as platform;
 
 pub(crate) use clock::Clock;
 pub(crate) use platform::{
-    HardwareCounters, KeptOn, Poller, Ring, Waker, check_writable, create_private_directory,
-    create_private_file, current_tid, fork_generation, loaded_modules, module_generation, on_fork,
-    open_file_limit, open_sample_ring, open_switch_ring, process_id, program_memory,
-    read_own_memory, thread_cpu_ns, thread_usage,
+    HardwareCounters, KeptOn, Poller, Ring, Waker, blocked, check_writable, cpu_ns_of,
+    create_private_directory, create_private_file, current_tid, fork_generation, loaded_modules,
+    module_generation, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
+    open_timer_ring, process_id, program_memory, read_own_memory, read_own_stack, thread_cpu_ns,
+    thread_usage, tick_ns, timer_signal_is_taken,
 };
 pub(crate) use position::Position;
 #[cfg(test)]
 pub(crate) use types::Segment;
-pub(crate) use types::{LoadedModule, SampleRequest, WhyRefused};
+pub(crate) use types::{Blocked, Call, LoadedModule, SampleRequest, TimerClock, WhyRefused};

@@ -17,6 +17,16 @@ pub(crate) struct SampleRequest {
     pub(crate) in_kernel: bool,
 }
 
+/// What a sampling timer counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum TimerClock {
+    /// The thread's CPU time, as often as the kernel's tick at most. Never interrupts a wait.
+    #[default]
+    Cpu,
+    /// Time, as finely as is asked for. Interrupts system calls that wait.
+    Monotonic,
+}
+
 /// Why an event or its ring could not be had, by what a user can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "each platform has its own")]
@@ -29,8 +39,14 @@ pub(crate) enum WhyRefused {
     NoFiles,
     /// What an unprivileged user may lock is used up.
     NoLockedMemory,
+    /// No memory or no address space.
+    NoMemory,
+    /// As many signals may be pending as this user has timers (`ulimit -i`).
+    NoTimers,
     /// Anything else, by its errno.
     Other(i32),
+    /// The settings say so.
+    NotAsked,
 }
 
 /// What a thread has cost the memory manager and the scheduler since it started.
@@ -42,6 +58,27 @@ pub(crate) struct ThreadUsage {
     pub(crate) voluntary_switches: u64,
     /// Times the scheduler took the CPU away.
     pub(crate) involuntary_switches: u64,
+}
+
+/// A thread that is blocked in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blocked {
+    pub(crate) call: Call,
+    /// Of its user code; no other register is known.
+    pub(crate) sp: u64,
+    pub(crate) pc: u64,
+}
+
+/// What a thread is blocked in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Call {
+    /// A lock or a condition, by its address.
+    Futex(u64),
+    Named(&'static str),
+    /// A system call that we have no name for.
+    Numbered(i64),
+    /// No system call: memory that is read from a disk.
+    PageFault,
 }
 
 /// The program or a shared library, as the dynamic loader has placed it.

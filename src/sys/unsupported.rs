@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::types::{ModuleList, SampleRequest, ThreadUsage, WhyRefused};
+use super::types::{Blocked, ModuleList, SampleRequest, ThreadUsage, TimerClock, WhyRefused};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TickSource {
@@ -116,6 +116,18 @@ impl Ring {
         match self.0 {}
     }
 
+    pub(crate) fn has_kernel_chains(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn take_foreign(&self) -> u64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn stop_timer(&self) {
+        match self.0 {}
+    }
+
     pub(crate) fn retire(&self) {
         match self.0 {}
     }
@@ -133,6 +145,18 @@ impl KeptOn {
 
 pub(crate) fn open_sample_ring(_: SampleRequest) -> Result<Ring, WhyRefused> {
     Err(WhyRefused::NotSupported)
+}
+
+pub(crate) fn open_timer_ring(_: SampleRequest, _: TimerClock) -> Result<Ring, WhyRefused> {
+    Err(WhyRefused::NotSupported)
+}
+
+pub(crate) fn timer_signal_is_taken() -> bool {
+    false
+}
+
+pub(crate) fn tick_ns() -> Option<u64> {
+    None
 }
 
 pub(crate) fn open_switch_ring(_ring_bytes: usize) -> Result<Ring, WhyRefused> {
@@ -176,7 +200,7 @@ impl Poller {
         Waker(Arc::clone(&self.0))
     }
 
-    pub(crate) fn wait(&self, timeout: Option<Duration>) {
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
         let (woken, condition) = &*self.0;
         let mut woken = woken.lock();
         if !*woken {
@@ -185,7 +209,7 @@ impl Poller {
                 None => condition.wait(&mut woken),
             }
         }
-        *woken = false;
+        std::mem::take(&mut *woken)
     }
 }
 
@@ -196,9 +220,26 @@ impl Waker {
         condition.notify_one();
     }
 
+    #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
+    pub(crate) fn watch_timers(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     pub(crate) fn watch(&self, ring: &Ring) -> io::Result<()> {
         match ring.0 {}
     }
+}
+
+pub(crate) fn blocked(_tid: u32) -> io::Result<Option<Blocked>> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(crate) fn cpu_ns_of(_tid: u32) -> Option<u64> {
+    None
+}
+
+pub(crate) fn read_own_stack(_address: u64, _length: usize, _into: &mut Vec<u8>) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 pub(crate) fn module_generation() -> u64 {

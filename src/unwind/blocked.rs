@@ -68,7 +68,6 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// one needs it before, its value is inferred from the code and from what is on the stack, and
     /// proven by what is found there. The number is that of the first frame that was found so;
     /// those before it are as sure as those of a sample. There is none if nothing was inferred.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for the waits, which are not recorded yet"))]
     pub(crate) fn unwind_blocked(
         &mut self,
         pc: u64,

@@ -32,12 +32,14 @@ pub(crate) struct Module {
 pub(crate) struct ModuleId(u16);
 
 /// A place in the code, independent of where its module is loaded: 16 bits of module, 48 bits of
-/// address as the file states it. Module 0 is unknown; then the address is one in memory.
+/// address as the file states it. Module 0 is unknown; then the address is one in memory. The
+/// highest number is the kernel, whose addresses have all higher bits set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Frame(u64);
 
 const ADDRESS_BITS: u32 = 48;
 const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
+const IN_KERNEL: u64 = 0xffff;
 
 impl Frame {
     pub(crate) fn new(module: Option<ModuleId>, address: u64) -> Self {
@@ -45,9 +47,23 @@ impl Frame {
         Self(module << ADDRESS_BITS | (address & ADDRESS))
     }
 
+    /// Somewhere in the kernel.
+    pub(crate) const KERNEL: Self = Self(IN_KERNEL << ADDRESS_BITS);
+
+    pub(crate) fn in_kernel(address: u64) -> Self {
+        Self(IN_KERNEL << ADDRESS_BITS | (address & ADDRESS))
+    }
+
+    /// An address in the kernel; 0 for somewhere.
+    pub(crate) fn kernel_address(self) -> Option<u64> {
+        let is_in_kernel = self.0 >> ADDRESS_BITS == IN_KERNEL;
+        let address = if self == Self::KERNEL { 0 } else { self.0 | !ADDRESS };
+        is_in_kernel.then_some(address)
+    }
+
     pub(crate) fn module(self) -> Option<ModuleId> {
         let number = (self.0 >> ADDRESS_BITS) as u16;
-        (number != 0).then_some(ModuleId(number))
+        (number != 0 && u64::from(number) != IN_KERNEL).then_some(ModuleId(number))
     }
 
     pub(crate) fn address(self) -> u64 {

@@ -17,10 +17,11 @@ const CHARACTER: f64 = 6.9;
 /// Narrower boxes are left out.
 const NARROWEST: f64 = 0.2;
 
-/// A flame graph of the CPU time: the outermost span on top, functions below those that called
+/// A flame graph of CPU time and waits: the outermost span on top, functions below those that called
 /// them, inlined functions below those that they are part of.
 ///
-/// The width of a box is its CPU time. The boxes carry their names, places in the source and times
+/// The width of a box is its time; what was waited for stands below the function that waited, in blue.
+/// The boxes carry their names, places in the source and times
 /// as tooltips; a click zooms, and a search shows the share of what it finds.
 pub fn svg(profile: &Profile) -> String {
     let root = Node::of(profile);
@@ -92,6 +93,8 @@ fn legend(svg: &mut String, y: f64) -> std::fmt::Result {
         (Kind::Span, "span"),
         (Kind::Rust, "Rust"),
         (Kind::Native, "other code"),
+        (Kind::Kernel, "kernel"),
+        (Kind::Wait, "waiting"),
         (Kind::Remark, "remark"),
     ] {
         let fill = color(kind, "");
@@ -133,9 +136,15 @@ impl Boxes<'_> {
         let time = humantime::format_duration(std::time::Duration::from_micros(
             node.weight_ns.div_ceil(1000),
         ));
-        let samples = if node.samples == 1 { "sample" } else { "samples" };
-        let mut details =
-            format!("{} ({time}, {share:.1} %, {} {samples})", node.name, node.samples);
+        let mut counts = Vec::new();
+        for (count, one, more) in
+            [(node.samples, "sample", "samples"), (node.waits, "wait", "waits")]
+        {
+            if count > 0 {
+                counts.push(format!("{count} {}", if count == 1 { one } else { more }));
+            }
+        }
+        let mut details = format!("{} ({time}, {share:.1} %, {})", node.name, counts.join(" and "));
         for line in node.heaviest_places().into_iter().chain(node.folded.iter().map(String::as_str))
         {
             _ = write!(details, "\n{line}");
@@ -179,6 +188,8 @@ fn color(kind: Kind, name: &str) -> String {
         Kind::Span => format!("hsl({}, 55%, 78%)", 215 + vary / 2),
         Kind::Rust => format!("hsl({}, 82%, {}%)", 18 + vary, 68 + vary % 8),
         Kind::Native => format!("hsl({}, 45%, {}%)", 130 + vary, 74 + vary % 6),
+        Kind::Kernel => format!("hsl({}, 35%, {}%)", 280 + vary, 80 + vary % 6),
+        Kind::Wait => format!("hsl({}, 65%, {}%)", 195 + vary / 4, 62 + vary % 8),
         Kind::Remark => "#d9d9d9".to_owned(),
     }
 }

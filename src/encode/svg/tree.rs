@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::encode::frames::{Frame, Kind, frames};
-use crate::profile::Profile;
+use crate::profile::{Profile, Sample, SampleKind};
 
 /// A box, and those below it.
 #[derive(Debug)]
@@ -12,12 +12,32 @@ pub(super) struct Node {
     pub(super) kind: Kind,
     pub(super) weight_ns: u64,
     pub(super) samples: usize,
+    pub(super) waits: usize,
     /// In the order of their names, so that a picture does not depend on chance.
     pub(super) children: Vec<Node>,
-    /// CPU time by place in the source.
+    /// Time by place in the source.
     places: HashMap<String, u64>,
     /// The names of the frames that this box stands for, if it stands for several.
     pub(super) folded: Vec<String>,
+}
+
+/// What a sample adds to each of its boxes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Share {
+    weight_ns: u64,
+    samples: usize,
+    waits: usize,
+}
+
+impl Share {
+    fn of(sample: &Sample) -> Self {
+        let weight_ns = sample.points.iter().map(|point| point.weight_ns).sum();
+        let points = sample.points.len();
+        match sample.kind {
+            SampleKind::OnCpu => Self { weight_ns, samples: points, waits: 0 },
+            SampleKind::OffCpu => Self { weight_ns, samples: 0, waits: points },
+        }
+    }
 }
 
 /// Places shown for one function.
@@ -28,18 +48,15 @@ const SHARED_SHOWN: usize = 12;
 impl Node {
     /// The tree of a profile; its root stands for all of it and is not shown.
     pub(super) fn of(profile: &Profile) -> Self {
-        let mut stacks: Vec<(Vec<Frame>, u64, usize)> = profile
+        let mut stacks: Vec<(Vec<Frame>, Share)> = profile
             .samples()
             .iter()
-            .map(|sample| {
-                let weight = sample.points.iter().map(|point| point.weight_ns).sum();
-                (frames(profile, sample), weight, sample.points.len())
-            })
+            .map(|sample| (frames(profile, sample), Share::of(sample)))
             .collect();
         stacks.sort();
         let mut root = Self::new(String::new(), Kind::Remark);
-        for (frames, weight_ns, samples) in stacks {
-            root.add(&frames, weight_ns, samples);
+        for (frames, share) in stacks {
+            root.add(&frames, share);
         }
         root.sort();
         root.fold_shared();
@@ -83,6 +100,7 @@ impl Node {
         let mut folded = Self::new(format!("… {count} outer calls"), Kind::Remark);
         folded.weight_ns = self.weight_ns;
         folded.samples = self.samples;
+        folded.waits = self.waits;
         folded.children = below;
         folded.folded = names;
         self.children.push(folded);
@@ -94,24 +112,29 @@ impl Node {
             kind,
             weight_ns: 0,
             samples: 0,
+            waits: 0,
             children: Vec::new(),
             places: HashMap::new(),
             folded: Vec::new(),
         }
     }
 
-    fn add(&mut self, frames: &[Frame], weight_ns: u64, samples: usize) {
+    fn add(&mut self, frames: &[Frame], share: Share) {
         let mut node = self;
-        node.weight_ns += weight_ns;
-        node.samples += samples;
+        node.take(share);
         for frame in frames {
             node = node.child(frame);
-            node.weight_ns += weight_ns;
-            node.samples += samples;
+            node.take(share);
             if !frame.place.is_empty() {
-                *node.places.entry(frame.place.clone()).or_default() += weight_ns;
+                *node.places.entry(frame.place.clone()).or_default() += share.weight_ns;
             }
         }
+    }
+
+    fn take(&mut self, share: Share) {
+        self.weight_ns += share.weight_ns;
+        self.samples += share.samples;
+        self.waits += share.waits;
     }
 
     fn child(&mut self, frame: &Frame) -> &mut Self {

@@ -72,8 +72,17 @@ pub(crate) fn thread_cpu_ns() -> Option<u64> {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// The time between two ticks of the kernel's, if it says: timers of CPU time run out with them.
+pub(crate) fn tick_ns() -> Option<u64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // The coarse clock is set by the tick.
+    // SAFETY: the pointer is to a `timespec` of ours, which the call fills.
+    let result = unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    (result == 0 && time.tv_nsec > 0).then_some(time.tv_nsec as u64)
+}
+
 #[inline(always)]
-fn read(clock: libc::clockid_t) -> Option<u64> {
+pub(super) fn read(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a `timespec` of ours, which the call fills.
     let result = unsafe { libc::clock_gettime(clock, &raw mut time) };

@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys::bindings::{
     self, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_FLAG_FD_CLOEXEC,
-    PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME,
-    PERF_TYPE_SOFTWARE, perf_event_attr,
+    PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID,
+    PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
 use super::ring::Ring;
@@ -47,7 +47,8 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 /// Samples the calling thread by the time it spends on a CPU.
 ///
 /// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW`), user registers and the top of
-/// the user stack; see `sampler::record` for its layout.
+/// the user stack, and where that is allowed of the call chain in the kernel; see `sampler::record`
+/// for its layout.
 pub(crate) fn open_sample_ring(request: SampleRequest) -> Result<Ring, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_CPU_CLOCK);
     attr.__bindgen_anon_1.sample_period = request.period_ns;
@@ -57,10 +58,15 @@ pub(crate) fn open_sample_ring(request: SampleRequest) -> Result<Ring, WhyRefuse
     attr.sample_regs_user = REGISTERS;
     attr.sample_stack_user = request.stack_bytes;
     attr.set_exclude_kernel(u64::from(!request.in_kernel));
+    if request.in_kernel {
+        attr.sample_type |= u64::from(PERF_SAMPLE_CALLCHAIN);
+        attr.set_exclude_callchain_user(1);
+    }
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = request.wake_after_bytes;
     let event = open(&mut attr)?;
-    Ring::map(event, request.ring_bytes).map_err(|error| WhyRefused::of_map(&error))
+    let ring = Ring::map(event, request.ring_bytes).map_err(|error| WhyRefused::of_map(&error))?;
+    Ok(ring.with_kernel_chains(request.in_kernel))
 }
 
 /// Records when the calling thread is switched off a CPU and back on.
@@ -137,22 +143,20 @@ fn open(attr: &mut perf_event_attr) -> Result<OwnedFd, WhyRefused> {
 }
 
 impl Ring {
-    /// Changes the period of a sampling event. The time until the next sample begins anew.
-    pub(crate) fn set_period_ns(&self, period_ns: u64) -> io::Result<()> {
-        // The kernel reads the number through a pointer, which the binding's signature hides.
-        let pointer = &raw const period_ns as u64;
-        self.with_event(|event| {
-            // SAFETY: `period_ns` lives until the call returns.
-            let result = unsafe { perf_event_open_sys::ioctls::PERIOD(event.as_raw_fd(), pointer) };
-            if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-        })
-    }
-
     /// The time that the event's thread has been running until now, in nanoseconds: one system
     /// call. Only for events opened with that read format.
     pub(crate) fn read_time_enabled(&self) -> io::Result<u64> {
         self.with_event(read_words::<2>).map(|[_count, enabled]| enabled)
     }
+}
+
+/// Changes the period of a sampling event.
+pub(super) fn set_event_period(event: BorrowedFd<'_>, period_ns: u64) -> io::Result<()> {
+    // The kernel reads the number through a pointer, which the binding's signature hides.
+    let pointer = &raw const period_ns as u64;
+    // SAFETY: `period_ns` lives until the call returns.
+    let result = unsafe { perf_event_open_sys::ioctls::PERIOD(event.as_raw_fd(), pointer) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Reads exactly `N` words from a perf event.

@@ -1,9 +1,9 @@
 //! Waiting for rings to fill, and being woken.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -27,6 +27,17 @@ struct Inner {
     pending: AtomicBool,
 }
 
+/// What signal handlers write to. Never closed: a handler may be about to.
+static TIMER_EVENT: OnceLock<OwnedFd> = OnceLock::new();
+
+pub(super) fn timer_event() -> io::Result<RawFd> {
+    if let Some(event) = TIMER_EVENT.get() {
+        return Ok(event.as_raw_fd());
+    }
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    Ok(TIMER_EVENT.get_or_init(|| event).as_raw_fd())
+}
+
 impl Poller {
     pub(crate) fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
@@ -41,7 +52,9 @@ impl Poller {
 
     /// Sleeps until a ring has filled to its mark, a thread with a ring has ended, somebody
     /// called [`Waker::wake`], or the time is over; `None` waits for ever.
-    pub(crate) fn wait(&self, timeout: Option<Duration>) {
+    ///
+    /// Returns false if nothing but time has passed.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 16];
         // What exactly happened does not matter: a round looks at every thread. An interruption
@@ -53,6 +66,7 @@ impl Poller {
         // before it skipped its write.
         _ = rustix::io::read(&self.0.event, &mut [0; 8]);
         self.0.pending.swap(false, Ordering::SeqCst);
+        woken.is_ok_and(|(happened, _)| !happened.is_empty())
     }
 }
 
@@ -64,6 +78,19 @@ impl Waker {
             && !inner.pending.swap(true, Ordering::SeqCst)
         {
             _ = rustix::io::write(&inner.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Wakes the poller from now on when a ring that a timer fills has filled to its mark.
+    pub(crate) fn watch_timers(&self) -> io::Result<()> {
+        timer_event()?;
+        let inner = self.0.upgrade().ok_or(io::ErrorKind::BrokenPipe)?;
+        let Some(event) = TIMER_EVENT.get() else { return Ok(()) };
+        let data = EventData::new_u64(2);
+        // Edge-triggered: each write wakes all pollers, and nobody has to read what was written.
+        match epoll::add(&inner.epoll, event, data, EventFlags::IN | EventFlags::ET) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 

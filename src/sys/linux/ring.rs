@@ -13,7 +13,10 @@ use parking_lot::Mutex;
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::perf::set_event_period;
+use super::sink::{Sink, SinkMemory};
 use super::thread::process_id;
+use super::timer::Timer;
 
 /// One perf event and its ring: a page of counters, then a power of two of pages of records.
 ///
@@ -21,11 +24,23 @@ use super::thread::process_id;
 /// out, and what they say about their own length is for the parser to doubt.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    event: Mutex<Option<OwnedFd>>,
+    writer: Mutex<Option<RingWriter>>,
     base: NonNull<u8>,
     page_size: usize,
     data_size: usize,
     process: u32,
+    /// The kernel writes here, and not a signal handler of ours.
+    is_of_kernel: bool,
+    /// See [`take_foreign`](Self::take_foreign).
+    foreign: AtomicU64,
+    has_kernel_chains: bool,
+}
+
+/// Who makes a ring be written to.
+#[derive(Debug)]
+enum RingWriter {
+    Event(OwnedFd),
+    Timer(Timer),
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and every access to it below is an
@@ -54,12 +69,115 @@ impl Ring {
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
-            event: Mutex::new(Some(event)),
+            writer: Mutex::new(Some(RingWriter::Event(event))),
             base,
             page_size,
             data_size,
             process: process_id(),
+            is_of_kernel: true,
+            foreign: AtomicU64::new(0),
+            has_kernel_chains: false,
         })
+    }
+
+    pub(super) fn with_kernel_chains(mut self, has_kernel_chains: bool) -> Self {
+        self.has_kernel_chains = has_kernel_chains;
+        self
+    }
+
+    /// Whether its samples hold the call chain in the kernel.
+    pub(crate) fn has_kernel_chains(&self) -> bool {
+        self.has_kernel_chains
+    }
+
+    /// A ring for a signal handler to write to, laid out as the kernel's are. Before and behind it
+    /// is a page that nobody may touch.
+    pub(super) fn of_ours(data_size: usize) -> io::Result<Self> {
+        let page_size = page_size();
+        let data_size = data_size.max(page_size);
+        let length = page_size + data_size;
+        // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
+        let guarded = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                length + 2 * page_size,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let base = guarded.cast::<u8>().wrapping_add(page_size);
+        let ring = Self {
+            writer: Mutex::new(None),
+            base: NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?,
+            page_size,
+            data_size,
+            process: process_id(),
+            is_of_kernel: false,
+            foreign: AtomicU64::new(0),
+            has_kernel_chains: false,
+        };
+        // SAFETY: a part of the mapping just made.
+        unsafe {
+            let flags = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
+            rustix::mm::mprotect(base.cast(), length, flags)?;
+        }
+        Ok(ring)
+    }
+
+    /// What writes to a ring of ours.
+    pub(super) fn set_timer(&self, timer: Timer) {
+        *self.writer.lock() = Some(RingWriter::Timer(timer));
+    }
+
+    /// Where a ring of ours keeps what the signal handler must know.
+    pub(super) fn sink(&self) -> NonNull<Sink> {
+        // SAFETY: inside the first page, behind the kernel's part of it, which rings of ours have
+        // only for its two positions.
+        unsafe { self.base.add(SINK_OFFSET).cast() }
+    }
+
+    pub(super) fn sink_memory(&self) -> SinkMemory {
+        SinkMemory {
+            head: self.head_word().as_ptr(),
+            tail: self.tail_word().as_ptr(),
+            data: self.base.as_ptr().wrapping_add(self.page_size),
+            data_size: self.data_size as u64,
+        }
+    }
+
+    /// Samples that the timer of a ring of ours could not take because the thread was on a stack
+    /// that is not its own, since this was last asked.
+    pub(crate) fn take_foreign(&self) -> u64 {
+        if let Some(RingWriter::Timer(timer)) = &*self.writer.lock() {
+            self.foreign.fetch_add(timer.take_foreign(), Ordering::Relaxed);
+        }
+        self.foreign.swap(0, Ordering::Relaxed)
+    }
+
+    /// Ends the sampling of a thread by a timer; what is in the ring stays there. The thread must
+    /// have done this itself before it gives up its share of the ring.
+    pub(crate) fn stop_timer(&self) {
+        if self.process != process_id() {
+            return;
+        }
+        let mut writer = self.writer.lock();
+        if let Some(RingWriter::Timer(timer)) = &*writer {
+            self.foreign.fetch_add(timer.take_foreign(), Ordering::Relaxed);
+            *writer = None;
+        }
+    }
+
+    /// Changes the time between samples. The time until the next one begins anew.
+    pub(crate) fn set_period_ns(&self, period_ns: u64) -> io::Result<()> {
+        match &*self.writer.lock() {
+            Some(RingWriter::Event(event)) => set_event_period(event.as_fd(), period_ns),
+            Some(RingWriter::Timer(timer)) => {
+                // SAFETY: written before the timer was made, and valid as long as the ring.
+                unsafe { self.sink().as_ref() }.period_ns.store(period_ns, Ordering::Relaxed);
+                timer.set_period_ns(period_ns).map_err(io::Error::from_raw_os_error)
+            }
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
     }
 
     /// Does something with the event, unless the ring was retired.
@@ -67,9 +185,9 @@ impl Ring {
         &self,
         action: impl FnOnce(BorrowedFd<'_>) -> io::Result<R>,
     ) -> io::Result<R> {
-        match &*self.event.lock() {
-            Some(event) => action(event.as_fd()),
-            None => Err(io::ErrorKind::BrokenPipe.into()),
+        match &*self.writer.lock() {
+            Some(RingWriter::Event(event)) => action(event.as_fd()),
+            _ => Err(io::ErrorKind::BrokenPipe.into()),
         }
     }
 
@@ -164,7 +282,12 @@ impl Ring {
         if self.process != process_id() {
             return;
         }
-        let Some(event) = self.event.lock().take() else { return };
+        if !self.is_of_kernel {
+            self.stop_timer();
+            self.empty();
+            return;
+        }
+        let Some(RingWriter::Event(event)) = self.writer.lock().take() else { return };
         // A child of a fork may hold it too, and then to close it is not the end of it.
         // SAFETY: an ioctl without an argument, on an event of ours.
         unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
@@ -203,6 +326,24 @@ impl Ring {
     }
 }
 
+impl Ring {
+    /// Gives back what the records of a ring of ours take. A handler that is at work this very
+    /// moment still finds memory, and the first page as it was.
+    fn empty(&self) {
+        let data = self.base.as_ptr().wrapping_add(self.page_size);
+        // SAFETY: private memory of ours, whose bytes nobody needs any more.
+        let result = unsafe {
+            rustix::mm::madvise(data.cast(), self.data_size, rustix::mm::Advice::LinuxDontNeed)
+        };
+        debug_assert!(result.is_ok(), "{result:?}");
+    }
+}
+
+/// Behind all that `perf_event_mmap_page` has, and well inside the smallest page.
+const SINK_OFFSET: usize = 2048;
+const _: () = assert!(size_of::<perf_event_mmap_page>() <= SINK_OFFSET);
+const _: () = assert!(SINK_OFFSET + size_of::<Sink>() <= 4096);
+
 fn page_size() -> usize {
     // SAFETY: takes a number and gives one; this one is always known.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -216,11 +357,16 @@ impl Drop for Ring {
         if self.process != process_id() {
             return;
         }
-        // SAFETY: the range was mapped by `map`, is unmapped only here, and nobody holds a
-        // pointer into it but through this ring, which is going away.
-        let unmapped = unsafe {
-            rustix::mm::munmap(self.base.as_ptr().cast(), self.page_size + self.data_size)
-        };
+        // First who writes there.
+        drop(self.writer.lock().take());
+        let guards = if self.is_of_kernel { 0 } else { self.page_size };
+        let start = self.base.as_ptr().wrapping_sub(guards);
+        let length = self.page_size + self.data_size + 2 * guards;
+        // SAFETY: the range was mapped by `map` or `of_ours`, is unmapped only here, and nobody
+        // holds a pointer into it but through this ring, which is going away. That goes for the
+        // signal handler too: it runs on the ring's own thread, which gives up its share of the ring
+        // itself (see `sampler::timer`), so no handler is under way, and a later one finds no ring.
+        let unmapped = unsafe { rustix::mm::munmap(start.cast(), length) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }

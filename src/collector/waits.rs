@@ -1,0 +1,224 @@
+//! Threads that wait inside a profiled span: for what, where, and how long.
+//!
+//! Nothing happens on the waiting thread. That it waits shows in its switch records, or where there
+//! are none in its CPU clock, which stands still. Where it waits is read from outside, and holds as
+//! long as the thread was not switched in meanwhile. How long is measured, and not counted in looks.
+
+use std::time::Duration;
+
+use super::pending::{Pending, PendingWait, Stack, Waited};
+use crate::sampler::{switched_in_after, switched_out};
+use crate::span::{Recording, SpanKey};
+use crate::stats::Counters;
+use crate::sys::{self, Blocked, Ring};
+use crate::unwind::{End, Unwinder};
+
+/// Shorter waits are not looked at. With a look each [`LOOK`], all that are longer than both together
+/// are seen, and of those in between some.
+const SHORTEST: Duration = Duration::from_millis(5);
+/// How often to look at threads in profiled spans.
+pub(super) const LOOK: Duration = Duration::from_millis(5);
+/// The same while no thread has been in a profiled span for a while.
+pub(super) const IDLE_LOOK: Duration = Duration::from_millis(50);
+/// Stacks that are taken in one look: they take some 50 µs each. The others are taken in the next.
+const MOST_CAPTURES: usize = 32;
+
+/// What a look needs.
+pub(super) struct Looker<'a> {
+    pub(super) unwinder: &'a mut Unwinder,
+    pub(super) pending: &'a mut Pending,
+    pub(super) counters: &'a Counters,
+    pub(super) most_frames: usize,
+    pub(super) stack_bytes: usize,
+    pub(super) round: u64,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(super) now_ns: u64,
+    pub(super) bytes: &'a mut Vec<u8>,
+    pub(super) captures: &'a mut usize,
+}
+
+/// What was seen of one thread.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    waiting: Option<Waiting>,
+    /// Of a thread without switch records: the last look at its CPU clock.
+    last: Option<CpuLook>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    span: SpanKey,
+    since_ns: u64,
+    /// When it was last seen to go on.
+    seen_ns: u64,
+    proof: Proof,
+    stack: Stack,
+}
+
+/// What does not change as long as a thread does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proof {
+    /// Where its switch records end.
+    Switches(u64),
+    /// Its CPU time.
+    Cpu(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CpuLook {
+    time_ns: u64,
+    cpu_ns: u64,
+    /// Since when it cannot have run, if it does not run by the next look.
+    idle_since_ns: u64,
+}
+
+impl Watch {
+    /// One look. Returns whether the thread is in a profiled span.
+    pub(super) fn look(&mut self, recording: &Recording, looker: &mut Looker<'_>) -> bool {
+        if let Some(waiting) = &mut self.waiting {
+            match waiting.end(recording, looker.now_ns) {
+                None => {
+                    waiting.seen_ns = looker.now_ns;
+                    return true;
+                }
+                Some(end_ns) => self.finish(end_ns, looker),
+            }
+        }
+        let Some(span) = recording.stretch().span else {
+            self.last = None;
+            return false;
+        };
+        if let Some((since_ns, proof)) = self.waits_since(recording, looker.now_ns) {
+            let waited_ns = looker.now_ns.saturating_sub(since_ns);
+            let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
+            if is_long && *looker.captures < MOST_CAPTURES {
+                *looker.captures += 1;
+                self.waiting = capture(recording, span, since_ns, proof, looker);
+            }
+        }
+        true
+    }
+
+    /// The thread is not looked at any more.
+    pub(super) fn end(&mut self, looker: &mut Looker<'_>) {
+        if let Some(seen_ns) = self.waiting.as_ref().map(|waiting| waiting.seen_ns) {
+            self.finish(seen_ns, looker);
+        }
+    }
+
+    fn finish(&mut self, end_ns: u64, looker: &mut Looker<'_>) {
+        let Some(waiting) = self.waiting.take() else { return };
+        self.last = None;
+        let duration_ns = end_ns.saturating_sub(waiting.since_ns);
+        let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0 };
+        let is_kept = looker.pending.add_wait(waiting.span, wait, &waiting.stack, looker.round);
+        let counter = match is_kept {
+            true => &looker.counters.waits_seen,
+            false => &looker.counters.waits_dropped_memory,
+        };
+        Counters::add(counter, 1);
+    }
+
+    /// Since when the thread has not run, if it does not run now, and what proves that.
+    fn waits_since(&mut self, recording: &Recording, now_ns: u64) -> Option<(u64, Proof)> {
+        if let Some(ring) = &recording.switches {
+            let out = switched_out(ring)?;
+            // One that was preempted does not wait for anything but a CPU.
+            return (!out.preempted).then_some((out.time_ns, Proof::Switches(out.position)));
+        }
+        let cpu_ns = sys::cpu_ns_of(recording.tid)?;
+        let hook = recording.settled();
+        let last = self.last.filter(|last| last.time_ns >= hook.map_or(0, |(time_ns, _)| time_ns));
+        let (base_ns, base_cpu_ns) = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook)?;
+        let stood_still = last.filter(|last| last.cpu_ns == cpu_ns);
+        // When it ran in between, all of the rest is taken to be at the end.
+        let off_ns =
+            now_ns.saturating_sub(base_ns).saturating_sub(cpu_ns.saturating_sub(base_cpu_ns));
+        let idle_since_ns = match stood_still {
+            Some(last) => last.idle_since_ns,
+            None => now_ns.saturating_sub(off_ns),
+        };
+        self.last = Some(CpuLook { time_ns: now_ns, cpu_ns, idle_since_ns });
+        stood_still.map(|_| (idle_since_ns, Proof::Cpu(cpu_ns)))
+    }
+}
+
+impl Waiting {
+    /// When the thread ran again, if it did.
+    fn end(&self, recording: &Recording, now_ns: u64) -> Option<u64> {
+        match self.proof {
+            Proof::Switches(position) => {
+                let ring = recording.switches.as_deref()?;
+                (!has_not_moved(ring, position))
+                    .then(|| switched_in_after(ring, position).unwrap_or(self.seen_ns))
+            }
+            Proof::Cpu(before) => {
+                let Some(cpu_ns) = sys::cpu_ns_of(recording.tid) else { return Some(self.seen_ns) };
+                if cpu_ns == before {
+                    return None;
+                }
+                // The wait is what it did not run for since, up to the first hook that we know of.
+                let hook = recording.settled().filter(|(time_ns, _)| *time_ns > self.seen_ns);
+                let (until_ns, until_cpu_ns) = hook.unwrap_or((now_ns, cpu_ns));
+                let ran_ns = until_cpu_ns.saturating_sub(before);
+                let off_ns = until_ns.saturating_sub(self.seen_ns).saturating_sub(ran_ns);
+                Some(self.seen_ns + off_ns)
+            }
+        }
+    }
+}
+
+fn has_not_moved(ring: &Ring, position: u64) -> bool {
+    ring.head() == position
+}
+
+fn still_holds(recording: &Recording, proof: Proof) -> bool {
+    match proof {
+        Proof::Switches(position) => {
+            recording.switches.as_deref().is_some_and(|ring| has_not_moved(ring, position))
+        }
+        Proof::Cpu(cpu_ns) => sys::cpu_ns_of(recording.tid) == Some(cpu_ns),
+    }
+}
+
+/// Reads where a thread waits. `None` if it ran again meanwhile, or waits for a CPU only.
+fn capture(
+    recording: &Recording,
+    span: SpanKey,
+    since_ns: u64,
+    proof: Proof,
+    looker: &mut Looker<'_>,
+) -> Option<Waiting> {
+    let mut stack = Stack { frames: Vec::new(), end: End::Lost, inferred_from: None, waited: None };
+    match sys::blocked(recording.tid) {
+        Ok(Some(Blocked { call, sp, pc })) => {
+            stack.waited = Some(Waited::In(call));
+            let read = sys::read_own_stack(sp, looker.stack_bytes, looker.bytes);
+            if !still_holds(recording, proof) {
+                return None;
+            }
+            if read.is_ok() {
+                let bytes = &*looker.bytes;
+                let word = |offset: u64| {
+                    let rest = bytes.get(usize::try_from(offset).ok()?..)?;
+                    rest.first_chunk().map(|word| u64::from_ne_bytes(*word))
+                };
+                let frames = &mut stack.frames;
+                (stack.end, stack.inferred_from) =
+                    looker.unwinder.unwind_blocked(pc, sp, word, looker.most_frames, frames);
+            }
+        }
+        Ok(None) => return None,
+        Err(_) => {
+            if !still_holds(recording, proof) {
+                return None;
+            }
+            stack.waited = Some(Waited::Somewhere);
+            Counters::add(&looker.counters.waits_without_stack, 1);
+        }
+    }
+    // It had not left the span when its stack was read; so this is about that span, whatever it
+    // does now.
+    recording.note_waited(span);
+    Some(Waiting { span, since_ns, seen_ns: looker.now_ns, proof, stack })
+}

@@ -1,0 +1,93 @@
+//! Sampling threads with timers and signals.
+
+use std::sync::Arc;
+
+use super::perf::software_usage;
+use super::record::Machine;
+use crate::span::{Armed, Interval, Recording, ThreadSource, Usage};
+use crate::sys::{self, Clock, Position, Ring, SampleRequest, TimerClock, Waker, WhyRefused};
+
+/// Makes timers for threads.
+#[derive(Debug)]
+pub(super) struct Timers {
+    request: SampleRequest,
+    clock: TimerClock,
+    waker: Waker,
+}
+
+/// Stack and all of the shortest sample that is usual: a thread writes at most a mark a sample.
+const SHORT_SAMPLE: u64 = 1024;
+
+impl Timers {
+    pub(super) fn new(request: SampleRequest, clock: TimerClock, waker: Waker) -> Self {
+        Self { request, clock, waker }
+    }
+
+    pub(super) fn clock(&self) -> TimerClock {
+        self.clock
+    }
+
+    /// Tries it out on the calling thread.
+    pub(super) fn probe(&self) -> Result<(), WhyRefused> {
+        let ring = sys::open_timer_ring(self.request, self.clock)?;
+        ring.stop_timer();
+        Ok(())
+    }
+
+    /// Begins to sample the calling thread.
+    pub(super) fn arm(&self) -> Result<Armed, WhyRefused> {
+        self.waker.watch_timers().map_err(|_| WhyRefused::NoFiles)?;
+        let ring = Arc::new(sys::open_timer_ring(self.request, self.clock)?);
+        let recording = Arc::new(Recording::new(
+            sys::current_tid(),
+            Some(Arc::clone(&ring)),
+            None,
+            self.request.period_ns,
+            SHORT_SAMPLE,
+        ));
+        Ok(Armed {
+            recording: Some(recording),
+            samples: Position::of_ring(Arc::clone(&ring)),
+            sample_size: Machine::NATIVE.sample_size(self.request.stack_bytes),
+            switches: Position::fixed(),
+            follows_switches: false,
+            may_retry: false,
+            source: Box::new(TimerThread { ring, waker: self.waker.clone() }),
+        })
+    }
+}
+
+/// One thread with its timer.
+#[derive(Debug)]
+struct TimerThread {
+    ring: Arc<Ring>,
+    waker: Waker,
+}
+
+impl ThreadSource for TimerThread {
+    fn catch_up(&mut self, _clock: &Clock, _now: u64) -> Interval {
+        Interval::default()
+    }
+
+    fn cpu_ns(&mut self) -> Option<u64> {
+        sys::thread_cpu_ns()
+    }
+
+    fn usage(&mut self) -> Usage {
+        software_usage()
+    }
+
+    fn set_period_ns(&mut self, period_ns: u64) -> bool {
+        self.ring.set_period_ns(period_ns).is_ok()
+    }
+}
+
+impl Drop for TimerThread {
+    fn drop(&mut self) {
+        // On the thread itself, before it gives up its share of the ring: so no handler is writing
+        // to it, and none will. Also when it ends, when it is armed anew and when its layer is gone.
+        self.ring.stop_timer();
+        // Nothing else tells the collector that a thread has ended.
+        self.waker.wake();
+    }
+}

@@ -1,0 +1,182 @@
+//! Looking at a thread that waits, from another one, without touching it.
+#![allow(unsafe_code, reason = "process_vm_readv, and another thread's CPU clock")]
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+
+use crate::sys::types::{Blocked, Call};
+
+/// Where a thread of ours is blocked; `None` if it runs, or might at any moment.
+///
+/// Read from `/proc/self/task/TID/syscall`, which a process may read of its own threads without any
+/// privilege. It is refused only to programs that were started with capabilities of their own.
+///
+/// # Errors
+///
+/// If the file cannot be read: there is no such thread any more, or that is not allowed.
+pub(crate) fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
+    let mut bytes = [0; 256];
+    let length = File::open(format!("/proc/self/task/{tid}/syscall"))?.read(&mut bytes)?;
+    let text = bytes.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok());
+    Ok(text.and_then(parse))
+}
+
+/// `running`; or the number of the system call, its six arguments, stack pointer and program counter;
+/// or -1, stack pointer and program counter of a thread that is blocked without a call (by a page
+/// fault).
+fn parse(text: &str) -> Option<Blocked> {
+    let mut words = text.split_ascii_whitespace();
+    let number: i64 = words.next()?.parse().ok()?;
+    let mut hex = words.map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    if number == -1 {
+        let (sp, pc) = (hex.next()??, hex.next()??);
+        return Some(Blocked { call: Call::PageFault, sp, pc });
+    }
+    let mut arguments = [0; 6];
+    for argument in &mut arguments {
+        *argument = hex.next()??;
+    }
+    let (sp, pc) = (hex.next()??, hex.next()??);
+    Some(Blocked { call: call(number, arguments), sp, pc })
+}
+
+fn call(number: i64, [first, second, ..]: [u64; 6]) -> Call {
+    const FUTEX_COMMAND: u64 = 0x7f;
+    let named = |name| Call::Named(name);
+    match number {
+        libc::SYS_futex => match (second & FUTEX_COMMAND) as i32 {
+            libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET | libc::FUTEX_LOCK_PI => Call::Futex(first),
+            _ => named("futex"),
+        },
+        libc::SYS_nanosleep | libc::SYS_clock_nanosleep => named("sleep"),
+        libc::SYS_epoll_pwait => named("epoll_wait"),
+        libc::SYS_ppoll => named("poll"),
+        libc::SYS_pselect6 => named("select"),
+        libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 | libc::SYS_preadv => named("read"),
+        libc::SYS_write | libc::SYS_writev | libc::SYS_pwrite64 | libc::SYS_pwritev => {
+            named("write")
+        }
+        libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg => named("recv"),
+        libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => named("send"),
+        libc::SYS_connect => named("connect"),
+        libc::SYS_accept | libc::SYS_accept4 => named("accept"),
+        libc::SYS_wait4 | libc::SYS_waitid => named("wait for a process"),
+        libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_msync | libc::SYS_sync_file_range => {
+            named("sync to disk")
+        }
+        libc::SYS_openat => named("open"),
+        libc::SYS_flock => named("file lock"),
+        libc::SYS_io_uring_enter => named("io_uring"),
+        _ => by_old_number(number).map_or(Call::Numbered(number), named),
+    }
+}
+
+/// Those that newer architectures do without.
+#[cfg(target_arch = "x86_64")]
+fn by_old_number(number: i64) -> Option<&'static str> {
+    match number {
+        libc::SYS_epoll_wait => Some("epoll_wait"),
+        libc::SYS_poll => Some("poll"),
+        libc::SYS_select => Some("select"),
+        libc::SYS_open => Some("open"),
+        libc::SYS_pause => Some("pause"),
+        _ => None,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn by_old_number(_number: i64) -> Option<&'static str> {
+    None
+}
+
+/// Copies up to `length` bytes of our own memory from `address` on: as many as are mapped. An address
+/// that is not is an error, not a fault.
+pub(crate) fn read_own_stack(address: u64, length: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    into.clear();
+    into.resize(length, 0);
+    let read = match read_pages(address, into) {
+        Ok(read) => read,
+        // A container's filter may refuse the system call.
+        Err(_) => File::open("/proc/self/mem")?.read_at(into, address)?,
+    };
+    into.truncate(read);
+    Ok(())
+}
+
+/// The kernel copies whole ranges or none of them: so one for each page.
+fn read_pages(address: u64, into: &mut [u8]) -> io::Result<usize> {
+    const PAGE: u64 = 4096;
+    let mut from = Vec::with_capacity(into.len() / PAGE as usize + 2);
+    let (mut at, mut left) = (address, into.len() as u64);
+    while left > 0 {
+        let length = (PAGE - at % PAGE).min(left);
+        from.push(libc::iovec { iov_base: at as *mut _, iov_len: length as usize });
+        at = at.wrapping_add(length);
+        left -= length;
+    }
+    let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    // SAFETY: the kernel writes to `into`, which is ours alone, no more than its length; it checks the
+    // addresses that it reads from itself.
+    let read = unsafe {
+        libc::process_vm_readv(process, &raw const to, 1, from.as_ptr(), from.len() as u64, 0)
+    };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+/// The time that a thread of ours ran on a CPU, in nanoseconds; `None` if it has ended.
+pub(crate) fn cpu_ns_of(tid: u32) -> Option<u64> {
+    // The number of a thread's CPU clock, as `pthread_getcpuclockid` makes it: a `pthread_t` would
+    // have to be known to be alive.
+    const OF_A_THREAD: i32 = 4;
+    const SCHEDULER_TIME: i32 = 2;
+    super::clock::read(!tid.cast_signed() << 3 | OF_A_THREAD | SCHEDULER_TIME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_kernel_says_of_a_blocked_thread() {
+        let futex = "202 0x7f0012 0x189 0x0 0x0 0x0 0xffffffff 0x7ffe00 0x7fa1\n";
+        assert_eq!(
+            parse(futex),
+            Some(Blocked { call: Call::Futex(0x7f_0012), sp: 0x7f_fe00, pc: 0x7fa1 })
+                .filter(|_| cfg!(target_arch = "x86_64"))
+                .or_else(|| parse(futex))
+        );
+        let fault = parse("-1 0x7ffe00 0x55d0\n");
+        assert_eq!(fault, Some(Blocked { call: Call::PageFault, sp: 0x7f_fe00, pc: 0x55d0 }));
+        for nonsense in ["running\n", "", "7", "202 0x1", "x 0x1 0x2", "-1 0x1", "-1 1 2"] {
+            assert_eq!(parse(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn sees_where_a_thread_waits() {
+        let (send, receive) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            tell.send(super::super::current_tid()).unwrap();
+            _ = receive.recv();
+        });
+        let tid = told.recv().unwrap();
+        let seen = loop {
+            if let Some(Blocked { call: Call::Futex(lock), sp, .. }) = blocked(tid).unwrap() {
+                break (lock, sp);
+            }
+            std::thread::yield_now();
+        };
+        let mut stack = Vec::new();
+        // More than there is: the rest of the stack.
+        read_own_stack(seen.1, 1 << 24, &mut stack).unwrap();
+        assert!(stack.len() > 256 && stack.len() < 1 << 24, "{}", stack.len());
+        let before = cpu_ns_of(tid).unwrap();
+        assert_eq!(cpu_ns_of(tid), Some(before), "it does not run");
+        drop(send);
+        thread.join().unwrap();
+        assert!(read_own_stack(0, 64, &mut stack).is_err() || stack.is_empty());
+    }
+}

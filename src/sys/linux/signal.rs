@@ -1,0 +1,137 @@
+//! The signal that timers send: which one, and whose else it is.
+#![allow(unsafe_code, reason = "installs a signal handler and calls the one that was there")]
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::sys::types::WhyRefused;
+
+/// What a handler is called with.
+pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
+/// The signal that new timers use; 0 before the first.
+static CHOSEN: Mutex<c_int> = Mutex::new(0);
+
+/// Who handled each of our signals before us: function and flags.
+static BEFORE: [Before; MOST_SIGNALS] = [const { Before::nobody() }; MOST_SIGNALS];
+
+const MOST_SIGNALS: usize = 65;
+
+struct Before {
+    function: AtomicUsize,
+    flags: AtomicI32,
+}
+
+impl Before {
+    const fn nobody() -> Self {
+        Self { function: AtomicUsize::new(0), flags: AtomicI32::new(0) }
+    }
+}
+
+/// The signal to use now, with `handler` installed.
+///
+/// `SIGPROF`, unless the application has a handler for it, by now or from the beginning: then a
+/// real-time signal that nobody handles. Once installed a handler stays: a signal may be on its way.
+pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
+    let mut chosen = CHOSEN.lock();
+    if *chosen != 0 && handled_by(*chosen) == Some(handler as usize) {
+        return Ok(*chosen);
+    }
+    let real_time = (libc::SIGRTMIN()..libc::SIGRTMAX()).rev();
+    let is_free = |signal: &c_int| {
+        let free = matches!(handled_by(*signal), Some(libc::SIG_DFL | libc::SIG_IGN));
+        free || handled_by(*signal) == Some(handler as usize)
+    };
+    let free = std::iter::once(libc::SIGPROF).chain(real_time).find(is_free);
+    // If all are taken we share one, and its handler is called for what is not ours.
+    let signal = free.unwrap_or(libc::SIGPROF);
+    install(signal, handler)?;
+    *chosen = signal;
+    Ok(signal)
+}
+
+/// Whether the signal that timers use was taken from us: somebody has installed another handler.
+pub(super) fn is_taken(handler: Handler) -> bool {
+    let chosen = *CHOSEN.lock();
+    chosen != 0 && handled_by(chosen) != Some(handler as usize)
+}
+
+fn handled_by(signal: c_int) -> Option<usize> {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: asks only; the kernel fills the structure.
+    let result = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: zeroed and perhaps filled: plain integers and a pointer.
+    (result == 0).then(|| unsafe { action.assume_init() }.sa_sigaction)
+}
+
+fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    let action_pointer = action.as_mut_ptr();
+    // SAFETY: writes fields of a structure of ours; all zeros is a valid rest (an empty mask).
+    unsafe {
+        (*action_pointer).sa_sigaction = handler as usize;
+        // On the alternate stack where a thread has one (Rust gives one to each of its threads): the
+        // handler must not be what makes a deep stack overflow.
+        (*action_pointer).sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+    }
+    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: both structures are valid, and the handler is a function that lives as long as the
+    // program and may be called at any time.
+    if unsafe { libc::sigaction(signal, action_pointer, before.as_mut_ptr()) } != 0 {
+        return Err(WhyRefused::Other(last_error()));
+    }
+    // SAFETY: zeroed and filled: plain integers and a pointer.
+    let before = unsafe { before.assume_init() };
+    let own = handler as usize;
+    if let Some(place) = BEFORE.get(signal as usize).filter(|_| before.sa_sigaction != own) {
+        place.flags.store(before.sa_flags, Ordering::Relaxed);
+        place.function.store(before.sa_sigaction, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// Gives a signal that is not ours to the handler that was there before. If there was none it ends
+/// here: what the signal does by default is to end the process.
+///
+/// # Safety
+///
+/// Only in a handler, with what it was called with.
+pub(super) unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let Some(before) = BEFORE.get(signal as usize) else { return };
+    let function = before.function.load(Ordering::Acquire);
+    if function == libc::SIG_DFL || function == libc::SIG_IGN {
+        return;
+    }
+    if before.flags.load(Ordering::Relaxed) & libc::SA_SIGINFO != 0 {
+        // SAFETY: whoever installed it with this flag said that it takes these.
+        let handler = unsafe { std::mem::transmute::<usize, Handler>(function) };
+        handler(signal, info, context);
+    } else {
+        // SAFETY: as above, without the flag.
+        let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(function) };
+        handler(signal);
+    }
+}
+
+/// Lets the calling thread have `signal`: programs that wait for signals in one place block all of
+/// them in each thread. Nobody waits for one that is ours.
+pub(super) fn unblock(signal: c_int) {
+    set_mask(libc::SIG_UNBLOCK, signal);
+}
+
+fn set_mask(how: c_int, signal: c_int) {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: fills and reads a set of ours, and changes the calling thread's mask.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::pthread_sigmask(how, set.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+pub(super) fn last_error() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
