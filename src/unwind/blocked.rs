@@ -110,7 +110,9 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             let check = (call != Some(Likeness::Exactly)).then_some(&mut elsewhere);
             let is_certain = check.is_none();
             match self.walk(place, frame_pointer, stack, frames, check) {
-                Stop::At(end) if is_certain || end != End::Lost => return Some(end),
+                Stop::At(end) if frames.len() > known && (is_certain || end != End::Lost) => {
+                    return Some(end);
+                }
                 _ => frames.truncate(known),
             }
         }
