@@ -25,7 +25,7 @@ const MS: Duration = Duration::from_millis(1);
 /// Waits once, for about that long. All have a time limit, or another thread that wakes them.
 type Wait = Box<dyn FnMut(Duration) -> io::Result<()> + Send>;
 
-/// How the waits of each kind ended.
+/// How many waits of each kind ended in which way.
 type Ends = BTreeMap<(&'static str, &'static str), u64>;
 
 /// Every call waits thousands of times for a millisecond, after it has used the CPU for a moment,
@@ -57,15 +57,12 @@ const INTERRUPTED: &str = "EINTR";
 fn wait_often(name: &'static str, mut wait: Wait, rounds: u32, long: Duration) -> Ends {
     let mut ends = Ends::new();
     let mut wait_once = |limit| {
-        let end = match wait(limit) {
+        let end = match wait(limit).map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => "done",
-            Err(error) => match error.kind() {
-                io::ErrorKind::Interrupted => INTERRUPTED,
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "time is up",
-                // A connection that was not made within its time limit.
-                _ if error.raw_os_error() == Some(libc::EINPROGRESS) => "time is up",
-                _ => panic!("{name}: {error}"),
-            },
+            Err((_, error)) if error.kind() == io::ErrorKind::Interrupted => INTERRUPTED,
+            // Its time limit was reached, or that for which it waits is there already.
+            Err((Some(libc::EAGAIN | libc::ETIMEDOUT | libc::EINPROGRESS), _)) => "not done",
+            Err((_, error)) => panic!("{name}: {error}"),
         };
         *ends.entry((name, end)).or_default() += 1;
     };

@@ -108,7 +108,7 @@ pub(crate) fn growing(_: &Host) {
         stacker::maybe_grow(64 * KIB, 128 * KIB, || {
             let frame = [depth; 512];
             black_box(&frame);
-            if depth % 50 == 0 {
+            if depth.is_multiple_of(50) {
                 info_span!("grown").in_scope(|| burn(MS));
             }
             if depth > 0 {
