@@ -83,7 +83,8 @@ fn wait_often(name: &'static str, mut wait: Wait, rounds: u32, long: Duration) -
     ends
 }
 
-/// A thread that wakes another one, some time after it was asked to.
+/// A thread that wakes another one, some time after it was asked to. If that one was interrupted
+/// before, it may be gone by then.
 struct Waker(mpsc::Sender<Duration>);
 
 impl Waker {
@@ -138,7 +139,7 @@ fn waits() -> Vec<(&'static str, Wait)> {
 /// What one can read from a moment after it was asked for.
 fn readable() -> (OwnedFd, Waker) {
     let (ours, mut other) = UnixStream::pair().unwrap();
-    (ours.into(), Waker::new(move || other.write_all(&[1]).unwrap()))
+    (ours.into(), Waker::new(move || _ = other.write_all(&[1])))
 }
 
 fn take_one(from: &OwnedFd) -> io::Result<()> {
@@ -262,7 +263,7 @@ fn semaphore(has_limit: bool) -> Wait {
 
 fn read_pipe() -> Wait {
     let (mut reader, mut writer) = io::pipe().unwrap();
-    let waker = Waker::new(move || writer.write_all(&[1]).unwrap());
+    let waker = Waker::new(move || _ = writer.write_all(&[1]));
     Box::new(move |time| {
         waker.wake_after(time);
         reader.read(&mut [0]).map(drop)
@@ -271,7 +272,7 @@ fn read_pipe() -> Wait {
 
 fn receive(has_limit: bool) -> Wait {
     let (mut ours, mut other) = UnixStream::pair().unwrap();
-    let waker = Waker::new(move || other.write_all(&[1]).unwrap());
+    let waker = Waker::new(move || _ = other.write_all(&[1]));
     Box::new(move |time| {
         if has_limit {
             ours.set_read_timeout(Some(time))?;

@@ -73,6 +73,7 @@ scenarios! {
     near_the_guard_page_of_a_raw_thread: sampled(stacks::near_the_guard_page_of_a_raw_thread);
     growing_stacks: sampled(stacks::growing);
     coroutines: sampled(stacks::coroutines);
+    in_a_handler_on_its_own_stack: sampled(stacks::in_a_handler_on_its_own_stack);
     panics: sampled(threads::panics);
     blocking_calls: sampled(blocking::all_calls);
     everything: sampled(everything);
@@ -155,6 +156,7 @@ fn everything(host: &host::Host) {
         stacks::near_the_guard_page_of_a_raw_thread,
         stacks::growing,
         stacks::coroutines,
+        stacks::in_a_handler_on_its_own_stack,
         signals::all_blocked,
         |_| blocking::wait_in_all_calls(200, Duration::from_millis(100)),
     ];

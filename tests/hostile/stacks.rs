@@ -127,7 +127,7 @@ pub(crate) fn growing(_: &Host) {
     }
 }
 
-/// A stack of a coroutine with nothing on either side of it: whoever reads beyond it, dies.
+/// A stack with nothing on either side of it: whoever reads beyond it, dies.
 struct Island {
     lowest: *mut c_void,
     size: usize,
@@ -197,4 +197,41 @@ fn coroutine() -> Coroutine<(), (), (), Island> {
             burn(MS);
         }
     })
+}
+
+/// Signal handlers of the program's own, which are sampled while they run on a stack of theirs.
+pub(crate) fn in_a_handler_on_its_own_stack(_: &Host) {
+    extern "C" fn handler(_: i32) {
+        // Reads a clock and computes, which handlers may.
+        burn(20 * MS);
+    }
+    let handler: extern "C" fn(_) = handler;
+
+    let island = Island::new(64 * KIB);
+    let stack = libc::stack_t {
+        // SAFETY: within the mapping.
+        ss_sp: unsafe { island.lowest.byte_add(PAGE) },
+        ss_flags: 0,
+        ss_size: island.size - 2 * PAGE,
+    };
+    // SAFETY: the stack is there until this thread has another one again, below; the rest of a
+    // `sigaction` may be 0.
+    let before = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_ONSTACK | libc::SA_RESTART;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()), 0);
+        let mut before = std::mem::zeroed();
+        assert_eq!(libc::sigaltstack(&raw const stack, &raw mut before), 0);
+        before
+    };
+    for _ in 0..20 {
+        info_span!("raises").in_scope(|| {
+            burn(MS);
+            signal_hook::low_level::raise(libc::SIGUSR1).unwrap();
+            burn(MS);
+        });
+    }
+    // SAFETY: what this thread had.
+    assert_eq!(unsafe { libc::sigaltstack(&raw const before, ptr::null_mut()) }, 0);
 }
