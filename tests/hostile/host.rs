@@ -1,0 +1,103 @@
+//! The host program: a layer, and threads that are sampled all the while.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tracing::info_span;
+
+use crate::support::{PLENTY, Setup, burn};
+
+const MS: Duration = Duration::from_millis(1);
+
+pub(crate) struct Host {
+    pub(crate) setup: Setup,
+    sampled_at_first: AtomicBool,
+}
+
+/// Makes a layer, runs `action` while other threads burn CPU time in spans, and holds that the
+/// layer comes to its end well.
+pub(crate) fn sampled(action: impl FnOnce(&Host)) {
+    sampled_at(1_000, "0ms", action);
+}
+
+pub(crate) fn sampled_at(hertz: u32, rules: &str, action: impl FnOnce(&Host)) {
+    let host = Host::start(hertz, rules);
+    host.while_burning(|| action(&host));
+    host.end();
+}
+
+impl Host {
+    /// The subscriber is everybody's, as it is in a real program: all threads are then profiled.
+    pub(crate) fn start(hertz: u32, rules: &str) -> Self {
+        let setup = Setup::with(rules, |builder| builder.rate(hertz).with_env().unwrap());
+        tracing::dispatcher::set_global_default(setup.dispatch.clone()).unwrap();
+        Self { setup, sampled_at_first: AtomicBool::new(false) }
+    }
+
+    /// Whether threads are sampled at present; where they are not, there is nothing to assert.
+    pub(crate) fn is_sampling(&self) -> bool {
+        self.setup.handle.stats().threads_sampled > 0
+    }
+
+    pub(crate) fn while_burning<R>(&self, action: impl FnOnce() -> R) -> R {
+        /// Also when `action` panics: else the scope would wait for ever.
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+
+        let stop = AtomicBool::new(false);
+        let begun = Barrier::new(3);
+        std::thread::scope(|scope| {
+            let _stop = Stop(&stop);
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    // Enough for some samples, whatever comes later.
+                    info_span!("burner begins").in_scope(|| burn(50 * MS));
+                    begun.wait();
+                    while !stop.load(Ordering::Relaxed) {
+                        info_span!("burner").in_scope(|| burn(2 * MS));
+                    }
+                    info_span!("burner ends").in_scope(|| burn(50 * MS));
+                });
+            }
+            begun.wait();
+            println!("threads are sampled: {}", self.is_sampling());
+            self.sampled_at_first.store(self.is_sampling(), Ordering::Relaxed);
+            action()
+        })
+    }
+
+    pub(crate) fn end(&self) {
+        self.setup.flush();
+        let stats = self.setup.handle.stats();
+        println!("{stats:?}");
+        assert!(stats.spans_kept > 0);
+        assert_eq!(stats.records_malformed, 0);
+        if std::env::var("TRACING_PROFILING_SOURCE").is_ok_and(|source| source == "perf") {
+            // Fails if CI says that there are perf events here, and they are refused.
+            self.setup.has_perf();
+        }
+        if self.sampled_at_first.load(Ordering::Relaxed) {
+            assert!(stats.samples_taken > 0);
+            assert!(stats.profiles_exported > 0);
+        }
+        assert!(self.setup.handle.shutdown(PLENTY), "shut down in time");
+        // What is left of the program has spans too.
+        info_span!("after the shutdown").in_scope(|| burn(MS));
+    }
+}
+
+/// Calls `action` until that much time has passed, and once at least.
+pub(crate) fn repeat_for(time: Duration, mut action: impl FnMut()) {
+    let start = Instant::now();
+    loop {
+        action();
+        if start.elapsed() >= time {
+            return;
+        }
+    }
+}

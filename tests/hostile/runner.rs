@@ -1,0 +1,132 @@
+//! Runs one scenario in a process of its own, with one source of samples, and judges its end.
+
+use std::io::{Read as _, Seek as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use crate::support::is_child;
+
+/// Much longer than any scenario takes, also on a busy machine: whatever is not done by then hangs.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+
+/// What the child says last: a test filter that matches nothing ends with 0 as well.
+const DONE: &str = "child is done";
+
+/// How a child ended, and all that it printed.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// None if it was killed because it had not ended in time.
+    status: Option<ExitStatus>,
+    text: String,
+}
+
+/// Runs the scenario if this is the child; else runs the child and holds that it ends well.
+pub(crate) fn play(test: &str, source: &str, scenario: impl FnOnce()) {
+    play_within(DEADLINE, test, source, scenario);
+}
+
+pub(crate) fn play_within(deadline: Duration, test: &str, source: &str, scenario: impl FnOnce()) {
+    if is_child(test) {
+        scenario();
+        println!("{DONE}");
+    } else {
+        run(&env::current_exe().unwrap(), test, source, deadline).must_be_well();
+    }
+}
+
+/// Runs that test of that program as a child.
+pub(crate) fn run(program: &Path, test: &str, source: &str, deadline: Duration) -> Ended {
+    // Files, not pipes: the child's own children may live on and hold a pipe open.
+    let mut output = tempfile::tempfile().unwrap();
+    let mut command = Command::new(program);
+    command
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .env("CHILD", test)
+        .env("TRACING_PROFILING_SOURCE", source)
+        .stdout(output.try_clone().unwrap())
+        .stderr(output.try_clone().unwrap())
+        // Of its own, to be killed together with its children.
+        .process_group(0);
+    // What the developer has set is not what is tested.
+    for name in ["", "_RATE", "_STACK_BYTES", "_MAX_DEPTH", "_DIR"] {
+        command.env_remove(format!("TRACING_PROFILING{name}"));
+    }
+    let start = Instant::now();
+    let mut child = command.spawn().unwrap();
+    let mut where_it_hangs = String::new();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break Some(status);
+        }
+        if start.elapsed() > deadline {
+            where_it_hangs = threads_of(child.id());
+            let group = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+            child.wait().unwrap();
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut text = Vec::new();
+    output.rewind().unwrap();
+    output.read_to_end(&mut text).unwrap();
+    let mut text = String::from_utf8_lossy(&text).into_owned();
+    text.push_str(&where_it_hangs);
+    println!("{test} with {source}, {:?}: {status:?}\n{text}", start.elapsed());
+    Ended { status, text }
+}
+
+impl Ended {
+    pub(crate) fn must_be_well(&self) {
+        let status = self.must_end();
+        assert!(status.success() && self.text.contains(DONE), "{status}");
+    }
+
+    pub(crate) fn must_die_by(&self, signal: i32) {
+        assert_eq!(self.must_end().signal(), Some(signal));
+    }
+
+    /// `run` has printed what the child printed.
+    fn must_end(&self) -> ExitStatus {
+        assert!(self.status.is_some(), "hangs");
+        assert!(!self.text.contains("thread 'profiling-"), "a thread of the library panicked");
+        self.status.unwrap()
+    }
+}
+
+/// What the kernel knows of each thread of a process that does not end.
+fn threads_of(process: u32) -> String {
+    let mut text = String::from("--- it hangs:\n");
+    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return text };
+    for task in tasks.flatten().map(|task| task.path()) {
+        let read = |name: &str| fs::read_to_string(task.join(name)).unwrap_or_default();
+        let status = read("status");
+        let of_interest = ["State:", "SigPnd:", "ShdPnd:", "SigBlk:", "voluntary_ctxt_switches:"];
+        let status: Vec<_> = status
+            .lines()
+            .filter(|line| of_interest.iter().any(|key| line.starts_with(key)))
+            .collect();
+        let [name, syscall, stack] = ["comm", "syscall", "stack"].map(read);
+        text += &format!("{} {status:?} in {} {syscall}{stack}\n", name.trim(), read("wchan"));
+    }
+    text
+}
+
+/// A copy of this very program in which there are no symbols, if there is a `strip`.
+pub(crate) fn stripped_copy(folder: &Path) -> Option<PathBuf> {
+    let copy = folder.join("stripped");
+    fs::copy(env::current_exe().unwrap(), &copy).unwrap();
+    match Command::new("strip").arg("-s").arg(&copy).status() {
+        Ok(status) => {
+            assert!(status.success());
+            Some(copy)
+        }
+        Err(error) => {
+            println!("skipped: there is no `strip` here ({error})");
+            None
+        }
+    }
+}

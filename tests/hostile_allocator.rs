@@ -1,0 +1,42 @@
+//! A host program with an allocator of its own; the other hostile ones are in `tests/hostile/`.
+
+#![cfg(target_os = "linux")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    unsafe_code,
+    reason = "a test, which does not need all of what is shared"
+)]
+
+#[path = "hostile/host.rs"]
+mod host;
+#[path = "hostile/runner.rs"]
+mod runner;
+mod support;
+#[path = "hostile/threads.rs"]
+mod threads;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn scenario() {
+    host::sampled(|_| {
+        threads::allocate(8, 500);
+        for _ in 0..100 {
+            threads::eight_short_ones();
+        }
+    });
+}
+
+#[test]
+fn perf() {
+    runner::play("perf", "perf", scenario);
+}
+
+#[test]
+fn timer() {
+    runner::play("timer", "timer", scenario);
+}
