@@ -56,6 +56,7 @@ pub(super) struct Collector {
     stack: Stack,
     /// A copy of one.
     stack_bytes: Vec<u8>,
+    has_told_of_signal: bool,
     /// When a thread was last seen in a profiled span.
     in_span_at: Option<Instant>,
 }
@@ -97,6 +98,7 @@ impl Collector {
             look_again: None,
             stack: Stack::new(),
             stack_bytes: Vec::new(),
+            has_told_of_signal: false,
             in_span_at: None,
         }
     }
@@ -196,7 +198,9 @@ impl Collector {
     fn sleep(&self) -> Option<Duration> {
         let linger = self.engine.keeper.next_ripe(LINGER);
         let idle = (!self.sampled.is_empty()).then_some(IDLE);
-        linger.into_iter().chain(idle).chain(self.look_again).min()
+        // Whether the signal of timers is still ours must be asked.
+        let signal = self.source.has_timers().then_some(REFINE_INTERVAL);
+        linger.into_iter().chain(idle).chain(signal).chain(self.look_again).min()
     }
 
     /// One look at everything. Returns what was asked for, and whether another round must follow
@@ -373,16 +377,24 @@ impl Collector {
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept });
     }
 
-    /// Threads with a timer are armed anew, for another signal.
-    fn change_signal(&self) {
+    /// Threads whose timer has a signal that was taken from us are armed anew, for another one.
+    fn check_signals(&mut self) {
+        let mut is_lost = false;
         for sampled in &self.sampled {
             let recording = &sampled.recording;
-            if let Some(ring) = recording.ring.as_ref().filter(|_| !recording.follows_switches()) {
+            if let Some(ring) = recording.ring.as_ref().filter(|ring| ring.has_lost_signal()) {
                 ring.stop_timer();
                 recording.end();
+                is_lost = true;
             }
         }
+        if !is_lost {
+            return;
+        }
         self.engine.waker.wake();
+        if std::mem::replace(&mut self.has_told_of_signal, true) {
+            return;
+        }
         let line = "the program has installed a handler for the signal of our timers: from now on \
             they use another one";
         _ = self.jobs.send(Job::Say { line: line.to_owned(), is_warning: true });
@@ -393,9 +405,7 @@ impl Collector {
         if now.duration_since(self.refined) >= REFINE_INTERVAL {
             self.engine.spans.clock().refine();
             self.refined = now;
-            if self.source.has_lost_signal() {
-                self.change_signal();
-            }
+            self.check_signals();
         }
         for sampled in &mut self.sampled {
             // Its ring is read once more, in the next round, before it is given back.

@@ -148,10 +148,9 @@ impl Sampler {
         }
     }
 
-    /// Whether somebody has installed another handler for the signal of our timers.
-    pub(crate) fn has_lost_signal(&self) -> bool {
+    /// Whether a thread is sampled by a timer now.
+    pub(crate) fn has_timers(&self) -> bool {
         self.0.counters.threads_sampled_by_timer.load(Ordering::Relaxed) > 0
-            && sys::timer_signal_is_taken()
     }
 
     fn arm_thread(&self) -> Result<Armed, WhyRefused> {

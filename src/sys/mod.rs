@@ -40,7 +40,7 @@ pub(crate) use platform::{
     create_private_directory, create_private_file, current_tid, fork_generation, loaded_modules,
     module_generation, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
     open_timer_ring, process_id, program_memory, read_own_memory, read_own_stack, thread_cpu_ns,
-    thread_usage, tick_ns, timer_signal_is_taken,
+    thread_usage, tick_ns,
 };
 pub(crate) use position::Position;
 #[cfg(test)]

@@ -124,6 +124,10 @@ impl Ring {
         match self.0 {}
     }
 
+    pub(crate) fn has_lost_signal(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(crate) fn stop_timer(&self) {
         match self.0 {}
     }
@@ -149,10 +153,6 @@ pub(crate) fn open_sample_ring(_: SampleRequest) -> Result<Ring, WhyRefused> {
 
 pub(crate) fn open_timer_ring(_: SampleRequest, _: TimerClock) -> Result<Ring, WhyRefused> {
     Err(WhyRefused::NotSupported)
-}
-
-pub(crate) fn timer_signal_is_taken() -> bool {
-    false
 }
 
 pub(crate) fn tick_ns() -> Option<u64> {

@@ -37,7 +37,7 @@ use tracing::info_span;
 /// Declares a test for each source: `NAME::perf` and `NAME::timer`. Attributes are those of the
 /// latter, where a signal can do what a perf event cannot.
 macro_rules! scenarios {
-    ($($(#[$attribute:meta])* $name:ident: $scenario:expr;)+) => {
+    ($($name:ident: $scenario:expr;)+) => {
         $(mod $name {
             use super::*;
 
@@ -46,7 +46,6 @@ macro_rules! scenarios {
                 play(concat!(stringify!($name), "::perf"), "perf", || $scenario);
             }
 
-            $(#[$attribute])*
             #[test]
             fn timer() {
                 play(concat!(stringify!($name), "::timer"), "timer", || $scenario);
@@ -64,7 +63,8 @@ scenarios! {
     ten_thousand_threads: sampled(threads::ten_thousand);
     sigprof_installed_first: signals::handler_installed_first();
     sigprof_installed_later: signals::handler_installed_later();
-    #[ignore = "a signal that was sent before the layer can see the change ends the process"]
+    every_signal_installed_first: signals::every_handler_installed_first();
+    every_signal_installed_later: signals::every_handler_installed_later();
     sigprof_reset_to_default: signals::reset_to_default();
     sigprof_ignored: signals::ignored();
     all_signals_blocked: sampled(signals::all_blocked);

@@ -31,6 +31,10 @@ extern "C" fn handler(_: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void
 
 /// What the program does with SIGPROF from now on.
 fn dispose(what: libc::sighandler_t) {
+    dispose_of(libc::SIGPROF, what);
+}
+
+fn dispose_of(signal: c_int, what: libc::sighandler_t) {
     // SAFETY: a handler that does nothing but count, or a constant; the rest of a `sigaction` may
     // be 0.
     unsafe {
@@ -38,13 +42,21 @@ fn dispose(what: libc::sighandler_t) {
         action.sa_sigaction = what;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
         libc::sigemptyset(&raw mut action.sa_mask);
-        assert_eq!(libc::sigaction(libc::SIGPROF, &raw const action, ptr::null_mut()), 0);
+        assert_eq!(libc::sigaction(signal, &raw const action, ptr::null_mut()), 0);
     }
 }
 
 fn install_handler() {
     let handler: extern "C" fn(_, _, _) = handler;
     dispose(handler as libc::sighandler_t);
+}
+
+/// For each signal that a profiler could think of.
+fn install_all_handlers() {
+    let handler: extern "C" fn(_, _, _) = handler;
+    for signal in (libc::SIGRTMIN()..=libc::SIGRTMAX()).chain([libc::SIGPROF]) {
+        dispose_of(signal, handler as libc::sighandler_t);
+    }
 }
 
 /// Has the kernel send SIGPROF each so often of the process's CPU time; never if that is 0.
@@ -97,23 +109,55 @@ pub(crate) fn handler_installed_first() {
     });
 }
 
+/// No signal is left: one is shared, and the program's handler has all that are the program's.
+pub(crate) fn every_handler_installed_first() {
+    install_all_handlers();
+    sampled(|_| {
+        set_itimer(10 * MS);
+        none_is_lost();
+        set_itimer(Duration::ZERO);
+        print_counts("at the end");
+        assert_eq!(FOREIGN.load(Ordering::Relaxed), 0);
+    });
+}
+
+/// The same, but the layer had a signal before: it is taken from it.
+pub(crate) fn every_handler_installed_later() {
+    sampled(|host| {
+        install_all_handlers();
+        until_it_is_quiet();
+        println!("threads are sampled: {}", host.is_sampling());
+        let quiet = FOREIGN.load(Ordering::Relaxed);
+        none_is_lost();
+        print_counts("at the end");
+        assert_eq!(FOREIGN.load(Ordering::Relaxed), quiet);
+    });
+}
+
+/// Until the program's handler is called for nothing that is not its own.
+fn until_it_is_quiet() {
+    let start = Instant::now();
+    let foreign = || FOREIGN.load(Ordering::Relaxed);
+    // Of the program's CPU time: a busy machine makes it longer, and nothing else. And long enough
+    // for one second to pass, in which the layer looks.
+    loop {
+        let before = foreign();
+        info_span!("is it quiet").in_scope(|| burn(300 * MS));
+        if foreign() == before {
+            break;
+        }
+        assert!(start.elapsed() < PLENTY, "{} foreign signals so far", foreign());
+    }
+    print_counts(&format!("quiet after {:?}", start.elapsed()));
+}
+
 /// The program takes SIGPROF when the layer may be using it. The layer must see that and go: the
 /// handler is called for signals that are not its own for some time, and then never again.
 pub(crate) fn handler_installed_later() {
     sampled(|host| {
         install_handler();
-        let start = Instant::now();
         let foreign = || FOREIGN.load(Ordering::Relaxed);
-        // Of the program's CPU time: a busy machine makes it longer, and nothing else.
-        loop {
-            let before = foreign();
-            info_span!("is it quiet").in_scope(|| burn(300 * MS));
-            if foreign() == before {
-                break;
-            }
-            assert!(start.elapsed() < PLENTY, "{} foreign signals so far", foreign());
-        }
-        print_counts(&format!("quiet after {:?}", start.elapsed()));
+        until_it_is_quiet();
         println!("threads are sampled: {}", host.is_sampling());
         let quiet = foreign();
         set_itimer(10 * MS);

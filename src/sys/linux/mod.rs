@@ -26,4 +26,4 @@ pub(crate) use perf::{KeptOn, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
 pub(crate) use ring::Ring;
 pub(crate) use thread::{current_tid, open_file_limit, process_id, thread_usage};
-pub(crate) use timer::{open_timer_ring, timer_signal_is_taken};
+pub(crate) use timer::open_timer_ring;

@@ -154,6 +154,14 @@ impl Ring {
         self.foreign.swap(0, Ordering::Relaxed)
     }
 
+    /// Whether a timer fills it whose signal somebody else handles by now.
+    pub(crate) fn has_lost_signal(&self) -> bool {
+        match &*self.writer.lock() {
+            Some(RingWriter::Timer(timer)) => timer.has_lost_signal(),
+            _ => false,
+        }
+    }
+
     /// Ends the sampling of a thread by a timer; what is in the ring stays there. The thread must
     /// have done this itself before it gives up its share of the ring.
     pub(crate) fn stop_timer(&self) {

@@ -33,33 +33,28 @@ impl Before {
 
 /// The signal to use now, with `handler` installed.
 ///
-/// `SIGPROF`, unless the application has a handler for it, by now or from the beginning: then a
-/// real-time signal that nobody handles. Once installed a handler stays: a signal may be on its way.
+/// A real-time signal that nobody handles, the highest there is. Not `SIGPROF`, if there is a choice:
+/// other profilers take it and give it back to its default, which would end the process with our next
+/// signal. Once installed a handler stays: a signal may be on its way.
 pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
     let mut chosen = CHOSEN.lock();
     if *chosen != 0 && handled_by(*chosen) == Some(handler as usize) {
         return Ok(*chosen);
     }
-    let real_time = (libc::SIGRTMIN()..libc::SIGRTMAX()).rev();
+    let mut signals = (libc::SIGRTMIN()..libc::SIGRTMAX()).rev().chain([libc::SIGPROF]);
     let is_free = |signal: &c_int| {
         let free = matches!(handled_by(*signal), Some(libc::SIG_DFL | libc::SIG_IGN));
         free || handled_by(*signal) == Some(handler as usize)
     };
-    let free = std::iter::once(libc::SIGPROF).chain(real_time).find(is_free);
     // If all are taken we share one, and its handler is called for what is not ours.
-    let signal = free.unwrap_or(libc::SIGPROF);
+    let signal = signals.find(is_free).unwrap_or(libc::SIGPROF);
     install(signal, handler)?;
     *chosen = signal;
     Ok(signal)
 }
 
-/// Whether the signal that timers use was taken from us: somebody has installed another handler.
-pub(super) fn is_taken(handler: Handler) -> bool {
-    let chosen = *CHOSEN.lock();
-    chosen != 0 && handled_by(chosen) != Some(handler as usize)
-}
-
-fn handled_by(signal: c_int) -> Option<usize> {
+/// The function that handles a signal, `SIG_DFL` or `SIG_IGN`.
+pub(super) fn handled_by(signal: c_int) -> Option<usize> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: asks only; the kernel fills the structure.
     let result = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };

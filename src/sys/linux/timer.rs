@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use super::clock::{monotonic_raw_ns, thread_cpu_ns};
 use super::poll::timer_event;
 use super::ring::Ring;
-use super::signal::{hand_on, is_taken, last_error, signal_for, unblock};
+use super::signal::{hand_on, handled_by, last_error, signal_for, unblock};
 use super::sink::Sink;
 use super::thread::current_tid;
 use crate::sys::types::{SampleRequest, TimerClock, WhyRefused};
@@ -115,6 +115,7 @@ impl Target {
 pub(super) struct Timer {
     id: libc::timer_t,
     number: u32,
+    signal: c_int,
 }
 
 // SAFETY: a timer belongs to the process; any thread may set and delete it.
@@ -155,7 +156,7 @@ pub(crate) fn open_timer_ring(
     };
     target.set(sink.as_ptr(), stack);
     // From here on the target is given back with the timer.
-    let timer = Timer { id, number };
+    let timer = Timer { id, number, signal };
     unblock(signal);
     timer.set_period_ns(request.period_ns).map_err(WhyRefused::Other)?;
     ring.set_timer(timer);
@@ -203,6 +204,11 @@ impl Timer {
         if result == 0 { Ok(()) } else { Err(last_error()) }
     }
 
+    /// Whether somebody else handles its signal by now.
+    pub(super) fn has_lost_signal(&self) -> bool {
+        handled_by(self.signal) != Some(handle as *const () as usize)
+    }
+
     /// Signals that found the thread on another stack, since this was last asked.
     pub(super) fn take_foreign(&self) -> u64 {
         Target::by_number(self.number).map_or(0, |target| target.foreign.swap(0, Ordering::Relaxed))
@@ -218,11 +224,6 @@ impl Drop for Timer {
         }
         POOL.lock().free.push(self.number);
     }
-}
-
-/// Whether somebody else has taken the signal: then timers must be made anew, for another one.
-pub(crate) fn timer_signal_is_taken() -> bool {
-    is_taken(handle)
 }
 
 /// The addresses of the calling thread's stack.
