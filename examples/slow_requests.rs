@@ -88,16 +88,13 @@ fn print_table(requests: usize, kept: &[Kept]) {
              {function}"
         );
     };
-    row(["request", "reason", "wall", "on-CPU", "off-CPU", "idle", "samples", "top function"]);
+    row(["request", "reason", "wall", "on-CPU", "off-CPU", "idle", "samples", "most of it in"]);
     for one in kept {
         let Some(span) = one.spans.first() else {
             continue;
         };
         let Account { wall_ns, on_cpu_ns, off_cpu_ns, idle_ns, .. } = *span.account();
-        let function = match &one.top_function {
-            Some((name, share)) => format!("{name} ({:.0} %)", share * 100.0),
-            None => "-".to_owned(),
-        };
+        let function = guilty(one);
         row([
             span.name(),
             &span.reasons().to_string(),
@@ -116,6 +113,19 @@ fn print_table(requests: usize, kept: &[Kept]) {
         println!("\nFlame graphs, to be opened in a browser:");
         files.iter().for_each(|file| println!("  {}", file.display()));
         println!("\nBeside each lie the same as .pb.gz (`go tool pprof -http=: FILE`) and .otlp.");
+    }
+}
+
+/// Where the larger part of a request's time went.
+fn guilty(kept: &Kept) -> String {
+    let waits = kept.waits.longest.as_ref();
+    let on_cpu_ns = kept.spans.first().map_or(0, |span| span.account().on_cpu_ns);
+    match (&kept.top_function, waits) {
+        (Some((name, share)), waits) if waits.is_none_or(|w| w.waited_ns < on_cpu_ns) => {
+            format!("{name} ({:.0} %)", share * 100.0)
+        }
+        (_, Some(waits)) => format!("{} {}", waits.function, waits.call),
+        _ => "-".to_owned(),
     }
 }
 

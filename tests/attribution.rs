@@ -9,8 +9,8 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::thread::ThreadId;
 
-use support::Setup;
 use support::tasks::{TASKS, check};
+use support::{HAS_STACKS, Setup};
 use tracing::{Instrument, info_span};
 
 /// A segment of a task takes a fraction of the sampling period, so most hold no sample at all.
@@ -48,7 +48,7 @@ fn samples_stay_with_their_task() {
 
     let migrated = threads.lock().unwrap().values().filter(|threads| threads.len() > 1).count();
     assert!(migrated > 0, "a test of migrating tasks needs some that migrate");
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let profiles = setup.profiles();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::{PLENTY, Setup, burn, functions, points_in};
+use support::{HAS_STACKS, PLENTY, Setup, burn, functions, points_in};
 use tracing::{Level, info_span};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
 use tracing_profiling::{NoProfile, Profile, Reason};
@@ -37,7 +37,7 @@ fn a_span_over_its_threshold_is_kept_and_no_other() {
     let switches = account.voluntary_switches + account.involuntary_switches;
     let slack = 20_000 * (switches + 1) + account.wall_ns / 1000;
     assert!(parts.abs_diff(account.wall_ns) <= slack, "{account:?}");
-    if setup.has_perf() {
+    if HAS_STACKS {
         let profiles = setup.profiles();
         assert_eq!(profiles.len(), 1);
         assert_eq!(span.profile(), Ok(profiles[0].id));
@@ -123,7 +123,7 @@ fn spans_kept_in_one_tree_share_a_profile_that_has_all_inside() {
         drop(root);
     });
     assert_eq!(setup.kept_names(), [["root", "inner", "elsewhere"]]);
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let profiles = setup.profiles();
@@ -156,7 +156,7 @@ fn a_profile_has_only_what_is_inside_the_kept_span() {
         drop(root);
     });
     assert_eq!(setup.kept_names(), [["inner"]]);
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let profile = &setup.profiles()[0];
@@ -182,7 +182,7 @@ fn a_root_that_lives_on_has_an_epoch_for_each_export() {
     });
     setup.flush();
     assert_eq!(setup.kept_names(), [["first"], ["second"], ["root"]]);
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let kept = setup.kept();
@@ -229,7 +229,7 @@ fn over_the_rate_limit_there_is_no_profile_and_no_id() {
             info_span!("busy").in_scope(|| burn(60 * MS));
         }
     });
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     assert_eq!(setup.profiles().len(), 2);
@@ -244,7 +244,7 @@ fn over_the_rate_limit_there_is_no_profile_and_no_id() {
 fn without_memory_there_is_no_profile() {
     let setup = Setup::with("0ms", |builder| builder.memory_bytes(1));
     setup.run(|| info_span!("busy").in_scope(|| burn(100 * MS)));
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let stats = setup.handle.stats();
@@ -262,7 +262,7 @@ fn memory_that_runs_short_after_a_promise_is_said_in_the_profile() {
         // Few samples: their ring is read only after the span has closed.
         info_span!(target: "inner", "busy").in_scope(|| burn(25 * MS));
     });
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let (stats, profile) = (setup.handle.stats(), &setup.profiles()[0]);
@@ -278,7 +278,7 @@ fn memory_that_runs_short_after_a_promise_is_said_in_the_profile() {
 fn too_many_samples_are_thinned_out_evenly() {
     let setup = Setup::with("0ms", |builder| builder.rate(1_000).samples_per_profile(20));
     setup.run(|| info_span!("busy").in_scope(|| burn(200 * MS)));
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let profile = &setup.profiles()[0];
@@ -300,7 +300,7 @@ fn samples_of_many_spans_are_thinned_out_and_all_their_cpu_time_stays() {
             info_span!("inner").in_scope(|| burn(5 * MS));
         }
     });
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let profile = &setup.profiles()[0];
@@ -335,7 +335,7 @@ fn an_exporter_that_fails_harms_nobody() {
     for _ in 0..2 {
         setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
     }
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let stats = || setup.handle.stats();
@@ -386,7 +386,7 @@ fn what_was_promised_is_exported_when_the_exporter_is_well_again() {
     }
     is_full.store(false, Ordering::Relaxed);
     let promised = busy();
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let fails = Err(NoProfile::ExporterFails);
@@ -418,7 +418,7 @@ fn an_exporter_that_always_fails_is_believed_no_second_time_at_once() {
     for _ in 0..8 {
         setup.run(|| info_span!("busy").in_scope(|| burn(30 * MS)));
     }
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let stats = setup.handle.stats();
@@ -434,7 +434,7 @@ fn with_an_exporter_that_fails_from_the_beginning_nothing_is_promised() {
     let exporter = Full { is_full: Arc::new(AtomicBool::new(true)), memory: Memory::new() };
     let setup = Setup::with("0ms", |builder| builder.exporter(exporter));
     setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
-    if setup.has_perf() {
+    if HAS_STACKS {
         assert_eq!(setup.kept()[0].spans[0].profile(), Err(NoProfile::ExporterFails));
     }
 }
@@ -486,7 +486,7 @@ fn a_tree_thousands_of_spans_deep_is_cut_in_the_middle() {
         drop(inner);
         while spans.pop().is_some() {}
     });
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let profiles = setup.profiles();
@@ -516,7 +516,7 @@ fn no_profile_is_promised_samples_that_another_one_has() {
         is_over.store(true, Ordering::Relaxed);
     });
     setup.flush();
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let profiles = setup.profiles();
@@ -540,7 +540,7 @@ fn a_kept_span_that_waited_is_not_beside_the_one_around_it() {
         burn(30 * MS);
         info_span!("query").in_scope(|| std::thread::sleep(2 * MS));
     });
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let profile = &setup.profiles()[0];

@@ -17,7 +17,7 @@ use opentelemetry::{Context, Value};
 use opentelemetry_sdk::trace::{
     InMemorySpanExporter, Sampler, SdkTracer, SdkTracerProvider, SimpleSpanProcessor, SpanData,
 };
-use support::{PLENTY, burn};
+use support::{HAS_STACKS, PLENTY, burn};
 use tracing::{Dispatch, info_span};
 use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
@@ -105,10 +105,6 @@ impl Scene {
     fn stats(&self) -> Stats {
         self.handle.stats()
     }
-
-    fn has_perf(&self) -> bool {
-        cfg!(not(tracing_profiling_unsupported)) && self.stats().threads_refused_perf == 0
-    }
 }
 
 fn otel<S>(tracer: SdkTracer) -> Otel<S>
@@ -169,7 +165,7 @@ fn check_requests(scene: &Scene) {
     assert_eq!(text(&spans["failed"], "profile.reason").as_deref(), Some("error"));
 
     let profiles = scene.profiles();
-    if !scene.has_perf() {
+    if !HAS_STACKS {
         assert!(profiles.is_empty());
         assert_eq!(attribute(slow, "profile.id"), None);
         return;
@@ -360,7 +356,7 @@ fn spans_of_unsampled_traces_are_kept_and_say_so_or_are_left_out() {
             continue;
         }
         assert_eq!(kept[0].spans[0].trace_is_sampled(), Some(false));
-        if scene.has_perf() {
+        if HAS_STACKS {
             let profile = &scene.profiles()[0];
             let said = profile.attributes.iter().find(|a| a.key == "profile.trace_sampled");
             assert_eq!(said.unwrap().value, tracing_profiling::profile::Value::Bool(false));
@@ -442,7 +438,7 @@ fn over_the_rate_limit_there_is_no_id() {
     let ids: Vec<_> = spans.iter().filter_map(|span| text(span, "profile.id")).collect();
     let profiles: Vec<_> = scene.profiles().iter().map(|p| p.id.to_string()).collect();
     assert_eq!(ids, profiles);
-    assert_eq!(ids.len(), usize::from(scene.has_perf()));
+    assert_eq!(ids.len(), usize::from(HAS_STACKS));
     assert!(spans.iter().all(|span| attribute(span, "profile.reason").is_some()));
 }
 

@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfil
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use opentelemetry_sdk::Resource;
 use prost::Message;
-use support::{Setup, burn};
+use support::{HAS_STACKS, Setup, burn};
 use tracing::info_span;
 use tracing_profiling::Directory;
 
@@ -30,7 +30,7 @@ fn written() -> Option<(proto::ProfilesData, Vec<u8>)> {
         burn(60 * MS);
         info_span!("inner").in_scope(|| burn(60 * MS));
     });
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return None;
     }
     let files = &setup.kept()[0].files;

@@ -23,9 +23,10 @@ use std::time::{Duration, Instant};
 
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use prost::Message as _;
-use support::{PLENTY, Setup, burn, is_child, points_in, run_child};
+use support::{HAS_STACKS, PLENTY, Setup, burn, has_perf, is_child, points_in, run_child};
 use tracing::{Dispatch, info_span};
-use tracing_profiling::{Directory, ProfilingLayer};
+use tracing_profiling::export::Memory;
+use tracing_profiling::{Directory, Handle, ProfilingLayer, Source};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::prelude::*;
@@ -173,7 +174,7 @@ in_child! {
         });
         limited.flush();
         let stats = limited.handle.stats();
-        if limited.has_perf() {
+        if has_perf() {
             assert!(stats.threads_refused_open_files > 0, "{stats:?}");
         }
         assert_eq!(stats.spans_kept, 64);
@@ -183,29 +184,47 @@ in_child! {
     }
 }
 
+/// A layer of its own that says what it says into `lines`.
+fn with_lines(source: Source, lines: &Lines, memory: &Memory) -> (Handle, Dispatch) {
+    let layer = ProfilingLayer::builder()
+        .rules("0ms".parse().unwrap())
+        .source(source)
+        .exporter(memory.clone())
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(lines.clone()).with(layer));
+    (handle, dispatch)
+}
+
 in_child! {
     #[cfg_attr(tracing_profiling_unsupported, ignore = "there is no perf to refuse")]
-    fn without_perf_there_are_times_and_no_profiles() {
+    fn where_perf_is_refused_there_are_timers_and_it_is_said_once() {
         refuse_perf();
         let lines = Lines::default();
-        let setup = Setup::new("0ms");
-        let layer = ProfilingLayer::builder().rules("0ms".parse().unwrap());
-        let directory = tempfile::tempdir().unwrap();
-        let layer = layer.directory(directory.path().join("profiles")).build().unwrap();
-        let handle = layer.handle();
-        let dispatch =
-            Dispatch::new(tracing_subscriber::registry().with(lines.clone()).with(layer));
-        tracing::dispatcher::with_default(&dispatch, || {
-            info_span!("busy").in_scope(|| burn(50 * MS));
-        });
+        let memory = Memory::new();
+        let (handle, dispatch) = with_lines(Source::Auto, &lines, &memory);
+        for _ in 0..3 {
+            tracing::dispatcher::with_default(&dispatch, || {
+                info_span!("busy").in_scope(|| burn(50 * MS));
+            });
+        }
         assert!(handle.flush(PLENTY));
-        assert!(!directory.path().join("profiles").exists());
+        assert_eq!(memory.profiles().len(), 3);
+        assert!(memory.profiles().iter().all(|profile| points_in(profile, "burn") > 0));
         let lines = lines.0.lock().unwrap();
-        let said = lines.iter().filter(|line| line.contains("perf_event_open is refused")).count();
-        assert_eq!(said, 1, "{lines:#?}");
-        assert!(lines.iter().any(|line| line.contains("no profile: perf events are refused here")));
+        let said: Vec<_> = lines.iter().filter(|line| line.contains("source ")).collect();
+        assert_eq!(said.len(), 1, "{lines:#?}");
+        for part in ["source timer: ", "in the kernel", "hardware counters", "CAP_PERFMON"] {
+            let says = said[0].contains(part) || part == "CAP_PERFMON" && said[0].contains("PERFMON");
+            assert!(says, "{part}: {}", said[0]);
+        }
+        let stats = handle.stats();
+        assert_eq!((stats.threads_sampled, stats.threads_sampled_by_timer), (1, 1), "{stats:?}");
+        assert_eq!(stats.share_sampled().to_string(), "1");
 
         // What the thread's own clock says, read inside each span and around it.
+        let setup = Setup::new("0ms");
         let mut inside = Vec::new();
         let mut around = Vec::new();
         setup.run(|| {
@@ -219,7 +238,6 @@ in_child! {
                 around.push(thread_cpu_ns() - before);
             }
         });
-        assert!(setup.profiles().is_empty());
         let kept = setup.kept();
         assert_eq!(kept.len(), 2);
         for (n, kept) in kept.iter().enumerate() {
@@ -231,7 +249,32 @@ in_child! {
         }
         let asleep = *kept[1].spans[0].account();
         assert!(asleep.on_cpu_error_ns < asleep.wall_ns / 10, "{asleep:?}");
-        assert_eq!(setup.handle.stats().threads_refused_perf, 1);
+    }
+}
+
+in_child! {
+    #[cfg_attr(tracing_profiling_unsupported, ignore = "there is no perf to refuse")]
+    fn without_any_source_there_are_times_and_no_profiles() {
+        refuse_perf();
+        for (source, says) in [
+            (Source::Perf, "perf_event_open is refused"),
+            (Source::None, "source none, as asked for"),
+        ] {
+            let (lines, memory) = (Lines::default(), Memory::new());
+            let (handle, dispatch) = with_lines(source, &lines, &memory);
+            tracing::dispatcher::with_default(&dispatch, || {
+                info_span!("busy").in_scope(|| burn(50 * MS));
+            });
+            assert!(handle.flush(PLENTY));
+            assert!(memory.profiles().is_empty());
+            let lines = lines.0.lock().unwrap();
+            let said = lines.iter().filter(|line| line.contains(says)).count();
+            assert_eq!(said, 1, "{lines:#?}");
+            let no_profile = "no profile: no stacks can be had here";
+            assert!(lines.iter().any(|line| line.contains(no_profile)), "{lines:#?}");
+            let stats = handle.stats();
+            assert_eq!((stats.threads_sampled, stats.threads_unsampled), (0, 1), "{stats:?}");
+        }
     }
 }
 
@@ -295,7 +338,7 @@ in_child! {
             assert!(handle.flush(PLENTY));
         }
         let stats = handle.stats();
-        if !has_perf() {
+        if !HAS_STACKS {
             assert_eq!(stats.spans_kept_without_samples, 3);
             return;
         }
@@ -342,7 +385,7 @@ in_child! {
         });
         assert!(statuses.iter().all(|status| *status == 0), "{statuses:?}");
         assert_eq!(setup.kept_names(), [["outer"]]);
-        if setup.has_perf() {
+        if HAS_STACKS {
             assert!(points_in(&setup.profiles()[0], "burn") > 0);
         }
     }
@@ -361,7 +404,7 @@ in_child! {
                     let setup = Setup::new("0ms");
                     setup.run(|| info_span!("in the child").in_scope(|| burn(60 * MS)));
                     assert_eq!(setup.kept_names(), [["in the child"]]);
-                    if setup.has_perf() {
+                    if HAS_STACKS {
                         assert!(points_in(&setup.profiles()[0], "burn") > 0);
                     }
                 });
@@ -399,7 +442,7 @@ in_child! {
                 }
             });
         });
-        if !setup.has_perf() {
+        if !HAS_STACKS {
             return;
         }
         let profile = &setup.profiles()[1];
@@ -475,18 +518,12 @@ fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<St
     Some((output.status.code(), names))
 }
 
-fn has_perf() -> bool {
-    let setup = Setup::new("0ms");
-    setup.run(|| info_span!("probe").in_scope(|| ()));
-    setup.has_perf()
-}
-
 #[test]
 fn the_guard_writes_at_the_return_from_main() {
     let ended = end_of_process("the_guard_writes_at_the_return_from_main", || ());
     if let Some((code, files)) = ended {
         assert_eq!(code, Some(0));
-        assert_eq!(files.len(), if has_perf() { 3 } else { 0 }, "{files:?}");
+        assert_eq!(files.len(), if HAS_STACKS { 3 } else { 0 }, "{files:?}");
     }
 }
 
@@ -495,7 +532,7 @@ fn the_guard_writes_when_main_panics() {
     let panic = || panic!("on purpose");
     if let Some((code, files)) = end_of_process("the_guard_writes_when_main_panics", panic) {
         assert_eq!(code, Some(101), "as the test program ends when a test panics");
-        assert_eq!(files.len(), if has_perf() { 3 } else { 0 }, "{files:?}");
+        assert_eq!(files.len(), if HAS_STACKS { 3 } else { 0 }, "{files:?}");
     }
 }
 

@@ -13,7 +13,7 @@ mod support;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use support::{Setup, burn};
+use support::{HAS_STACKS, Setup, burn};
 use tracing::Instrument;
 use tracing_profiling::{Reason, profiled};
 
@@ -235,7 +235,7 @@ fn a_rate_gives_more_samples() {
         seldom();
         often();
     });
-    if !setup.has_perf() {
+    if !HAS_STACKS {
         return;
     }
     let count = |name| {

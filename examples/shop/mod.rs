@@ -200,13 +200,23 @@ async fn checkout(State(shop): State<Shop>) -> String {
         std::thread::sleep(SLOW);
     });
     _ = wait.recv();
-    let stock = shop.stock.lock().unwrap_or_else(PoisonError::into_inner);
-    format!("{} products in stock", stock.len())
+    format!("{} products in stock", reserve(&shop.stock))
+}
+
+#[inline(never)]
+fn reserve(stock: &Mutex<BTreeMap<u32, u32>>) -> usize {
+    let stock = stock.lock().unwrap_or_else(PoisonError::into_inner);
+    stock.len()
 }
 
 /// A sleep that blocks its thread, inside async code.
 #[tracing::instrument(skip_all)]
 async fn legacy() -> &'static str {
+    ask_the_old_system()
+}
+
+#[inline(never)]
+fn ask_the_old_system() -> &'static str {
     std::thread::sleep(SLOW);
     "the old system answered"
 }

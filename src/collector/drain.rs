@@ -39,13 +39,13 @@ impl Sampled {
         Self { recording, marks: VecDeque::new(), unused_since: None, watch: Watch::default() }
     }
 
-    /// Looks whether the thread waits. Returns whether it is in a profiled span.
-    pub(super) fn look(&mut self, looker: &mut Looker<'_>) -> bool {
+    /// Looks whether the thread waits.
+    pub(super) fn look(&mut self, looker: &mut Looker<'_>) {
         if self.recording.is_over() {
             self.watch.end(looker);
-            return false;
+        } else {
+            self.watch.look(&self.recording, looker);
         }
-        self.watch.look(&self.recording, looker)
     }
 
     /// Whether looking at it takes a system call.

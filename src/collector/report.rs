@@ -69,19 +69,31 @@ pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     if waits.total_ns <= off_cpu_ns {
         _ = write!(note, " of {} off-CPU", Ns(off_cpu_ns));
     }
-    if let Some(Waiter { function, call, waited_ns, .. }) = &waits.longest {
-        _ = write!(note, "; {} in {function} {call}", Ns(*waited_ns));
+    if let Some(waiter) = &waits.longest {
+        _ = write!(note, "; {} in {}", Ns(waiter.waited_ns), Who(waiter));
     }
     profile.notes.push(note);
     let ns = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
     profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total_ns) });
-    if let Some(Waiter { function, call, .. }) = &waits.in_async {
-        profile.notes.push(format!(
-            "blocks an async executor: {} in {function} {call}",
-            Ns(waits.in_async_ns)
-        ));
+    if let Some(waiter) = &waits.in_async {
+        let blocked = Ns(waits.in_async_ns);
+        profile.notes.push(format!("blocks an async executor: {blocked} in {}", Who(waiter)));
         let (key, value) = ("profile.blocked_in_async_ns", ns(waits.in_async_ns));
         profile.attributes.push(Attribute { key, value });
+    }
+}
+
+/// Who waited where and for what.
+struct Who<'a>(&'a Waiter);
+
+impl Display for Who<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Waiter { function, place, call, .. } = self.0;
+        write!(f, "{function}")?;
+        if !place.is_empty() {
+            write!(f, " ({place})")?;
+        }
+        write!(f, " {call}")
     }
 }
 
@@ -171,18 +183,17 @@ pub(super) fn line(kept: &Kept) -> String {
     if let Some((function, share)) = &kept.top_function {
         _ = write!(line, ", {:.0} % in {function}", share * 100.0);
     }
-    if let Some(Waiter { function, call, .. }) = &kept.waits.longest {
+    if let Some(waiter) = &kept.waits.longest {
         let Waits { count, total_ns, .. } = kept.waits;
-        _ = write!(
-            line,
-            "; {} for {}, longest in {function} {call}",
-            plural_waits(count),
-            Ns(total_ns)
-        );
+        let (waits, total) = (plural_waits(count), Ns(total_ns));
+        _ = write!(line, ", {waits} of {total}, longest in {}", Who(waiter));
     }
-    if let Some(Waiter { function, .. }) = &kept.waits.in_async {
+    if let Some(waiter) = &kept.waits.in_async {
         let blocked = Ns(kept.waits.in_async_ns);
-        _ = write!(line, "; blocks an async executor for {blocked} in {function}");
+        _ = write!(line, "; blocks an async executor for {blocked}");
+        if kept.waits.longest.as_ref() != Some(waiter) {
+            _ = write!(line, " in {}", Who(waiter));
+        }
     }
     if let Some((trace, span)) = first.trace_ids() {
         _ = write!(line, "; trace {trace}, span {span}");

@@ -12,7 +12,7 @@ use super::command::{Command, Job};
 use super::drain::{Drain, Sampled};
 use super::engine::{Engine, Limits};
 use super::pending::{Known, Pending, Stack};
-use super::waits::{IDLE_LOOK, LOOK, Looker};
+use super::waits::{LOOK, Looker};
 use crate::keep::Epoch;
 use crate::otel::EndedSpan;
 use crate::sampler::Sampler;
@@ -57,8 +57,6 @@ pub(super) struct Collector {
     /// A copy of one.
     stack_bytes: Vec<u8>,
     has_told_of_signal: bool,
-    /// When a thread was last seen in a profiled span.
-    in_span_at: Option<Instant>,
 }
 
 /// What a round was asked to do besides.
@@ -99,7 +97,6 @@ impl Collector {
             stack: Stack::new(),
             stack_bytes: Vec::new(),
             has_told_of_signal: false,
-            in_span_at: None,
         }
     }
 
@@ -156,13 +153,11 @@ impl Collector {
 
     /// How long until the next look at threads that may be waiting.
     fn look_interval(&self) -> Duration {
-        const A_WHILE: Duration = Duration::from_secs(1);
         // Where a look at a thread is a system call, all of them together may take 1 % of the time.
         const A_THREAD: Duration = Duration::from_micros(100);
         let by_clock = self.sampled.iter().filter(|sampled| sampled.is_looked_at_by_clock());
-        let least = u32::try_from(by_clock.count()).map_or(IDLE_LOOK, |count| A_THREAD * count);
-        let is_busy = self.in_span_at.is_some_and(|at| at.elapsed() < A_WHILE);
-        if is_busy { LOOK.max(least) } else { IDLE_LOOK.max(least) }
+        let least = u32::try_from(by_clock.count()).map_or(LOOK, |count| A_THREAD * count);
+        LOOK.max(least)
     }
 
     /// Looks for threads that wait inside a profiled span.
@@ -180,12 +175,8 @@ impl Collector {
             bytes: &mut self.stack_bytes,
             captures: &mut 0,
         };
-        let mut is_in_span = false;
         for sampled in &mut self.sampled {
-            is_in_span |= sampled.look(&mut looker);
-        }
-        if is_in_span {
-            self.in_span_at = Some(Instant::now());
+            sampled.look(&mut looker);
         }
         let end = sys::thread_cpu_ns();
         if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {

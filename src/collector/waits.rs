@@ -16,10 +16,8 @@ use crate::unwind::{End, Unwinder};
 /// Shorter waits are not looked at. With a look each [`LOOK`], all that are longer than both together
 /// are seen, and of those in between some.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// How often to look at threads in profiled spans.
+/// How often to look, as long as a thread is sampled: that ends some seconds after its last span.
 pub(super) const LOOK: Duration = Duration::from_millis(5);
-/// The same while no thread has been in a profiled span for a while.
-pub(super) const IDLE_LOOK: Duration = Duration::from_millis(50);
 /// Stacks that are taken in one look: they take some 50 µs each. The others are taken in the next.
 const MOST_CAPTURES: usize = 32;
 
@@ -73,20 +71,20 @@ struct CpuLook {
 }
 
 impl Watch {
-    /// One look. Returns whether the thread is in a profiled span.
-    pub(super) fn look(&mut self, recording: &Recording, looker: &mut Looker<'_>) -> bool {
+    /// One look.
+    pub(super) fn look(&mut self, recording: &Recording, looker: &mut Looker<'_>) {
         if let Some(waiting) = &mut self.waiting {
             match waiting.end(recording, looker.now_ns) {
                 None => {
                     waiting.seen_ns = looker.now_ns;
-                    return true;
+                    return;
                 }
                 Some(end_ns) => self.finish(end_ns, looker),
             }
         }
         let Some(span) = recording.stretch().span else {
             self.last = None;
-            return false;
+            return;
         };
         if let Some((since_ns, proof)) = self.waits_since(recording, looker.now_ns) {
             let waited_ns = looker.now_ns.saturating_sub(since_ns);
@@ -96,7 +94,6 @@ impl Watch {
                 self.waiting = capture(recording, span, since_ns, proof, looker);
             }
         }
-        true
     }
 
     /// The thread is not looked at any more.

@@ -25,8 +25,11 @@ pub struct Waits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
-    /// Its name: the innermost function that is not of the standard library or a runtime.
+    /// Its name: the innermost function that is not of the standard library, a runtime or another
+    /// dependency.
     pub function: String,
+    /// Where in it: the end of the file's path, and the line; empty if not known.
+    pub place: String,
     /// What for: `[futex 0x7f…]` with the address of the lock, `[sleep]`, `[read]`. Of several, what it
     /// waited for longest.
     pub call: String,
@@ -42,12 +45,12 @@ impl Profile {
         let (mut all, mut in_async) = (Sums::default(), Sums::default());
         for sample in self.of_kind(SampleKind::OffCpu) {
             let waited_ns = sample.points.iter().map(|point| point.weight_ns).sum();
-            let (call, functions) = self.call_and_functions(sample);
-            let function = waiter(&functions).unwrap_or("an unknown function");
-            all.add(function, call, waited_ns);
-            if blocks_a_task(&functions) {
+            let (call, frames) = self.call_and_frames(sample);
+            let waiter = waiter(&frames);
+            all.add(waiter, call, waited_ns);
+            if blocks_a_task(&frames) {
                 waits.in_async_ns += waited_ns;
-                in_async.add(function, call, waited_ns);
+                in_async.add(waiter, call, waited_ns);
             }
         }
         waits.longest = all.longest();
@@ -56,28 +59,62 @@ impl Profile {
     }
 
     /// What a wait is for, and its functions from the inside out, inlined ones too.
-    fn call_and_functions(&self, sample: &Sample) -> (&str, Vec<&str>) {
-        let (mut call, mut functions) = ("", Vec::new());
+    fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<Frame<'_>>) {
+        let (mut call, mut frames) = ("", Vec::new());
         for location in self.stack(sample.stack).iter().filter_map(|id| self.location(*id)) {
-            let names = location.lines.iter().filter_map(|line| self.function(line.function));
-            let mut names = names.map(|function| self.string(function.name));
+            let in_source = location.lines.iter().filter_map(|line| {
+                let function = self.function(line.function)?;
+                let (name, file) = (self.string(function.name), self.string(function.file));
+                Some(Frame { name, file, line: line.line })
+            });
             match location.kind {
-                FrameKind::Wait => call = names.next().unwrap_or_default(),
+                FrameKind::Wait => {
+                    call = in_source.map(|frame| frame.name).next().unwrap_or_default();
+                }
                 FrameKind::Remark | FrameKind::Kernel => {}
-                FrameKind::Rust | FrameKind::Native => functions.extend(names),
+                FrameKind::Rust | FrameKind::Native => frames.extend(in_source),
             }
         }
-        (call, functions)
+        (call, frames)
+    }
+}
+
+/// A function as the source has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Frame<'a> {
+    name: &'a str,
+    file: &'a str,
+    line: u32,
+}
+
+impl Frame<'_> {
+    /// Whether it is of the program itself, and not of what it is built upon.
+    fn is_own(&self) -> bool {
+        let is_foreign_file = ["/rustc/", "/.cargo/registry/", "/.cargo/git/", "/library/std/"];
+        let is_named = !self.file.is_empty() || crate_of(self.name).is_some();
+        is_named
+            && !is_foreign_file.iter().any(|part| self.file.contains(part))
+            && crate_of(self.name).is_none_or(|of| !PLUMBING.contains(&of))
+            && (self.file.ends_with(".rs") || crate_of(self.name).is_some())
+    }
+
+    fn place(&self) -> String {
+        if self.file.is_empty() {
+            return String::new();
+        }
+        let parts: Vec<&str> = self.file.rsplitn(3, '/').take(2).collect();
+        let end: Vec<&str> = parts.into_iter().rev().collect();
+        format!("{}:{}", end.join("/"), self.line)
     }
 }
 
 /// Time by function and call.
 #[derive(Default)]
-struct Sums<'a>(HashMap<&'a str, HashMap<&'a str, u64>>);
+struct Sums<'a>(HashMap<&'a str, HashMap<(&'a str, Frame<'a>), u64>>);
 
 impl<'a> Sums<'a> {
-    fn add(&mut self, function: &'a str, call: &'a str, waited_ns: u64) {
-        *self.0.entry(function).or_default().entry(call).or_default() += waited_ns;
+    fn add(&mut self, waiter: Frame<'a>, call: &'a str, waited_ns: u64) {
+        *self.0.entry(waiter.name).or_default().entry((call, waiter)).or_default() += waited_ns;
     }
 
     fn longest(self) -> Option<Waiter> {
@@ -85,8 +122,13 @@ impl<'a> Sums<'a> {
             self.0.into_iter().max_by_key(|(name, calls)| (calls.values().sum::<u64>(), *name));
         let (function, calls) = longest?;
         let waited_ns = calls.values().sum();
-        let (call, _) = calls.into_iter().max_by_key(|(call, ns)| (*ns, *call))?;
-        Some(Waiter { function: function.to_owned(), call: call.to_owned(), waited_ns })
+        let ((call, frame), _) = calls.into_iter().max_by_key(|(call, ns)| (*ns, *call))?;
+        Some(Waiter {
+            function: if function.is_empty() { UNKNOWN } else { function }.to_owned(),
+            place: frame.place(),
+            call: call.to_owned(),
+            waited_ns,
+        })
     }
 }
 
@@ -112,11 +154,12 @@ const PLUMBING: [&str; 18] = [
     "tracing",
 ];
 
-/// The innermost function that is somebody's own.
-fn waiter<'a>(functions: &[&'a str]) -> Option<&'a str> {
-    let is_own = |name: &&&str| crate_of(name).is_some_and(|of| !PLUMBING.contains(&of));
-    // Without Rust in it: whatever is innermost.
-    functions.iter().find(is_own).or_else(|| functions.first()).copied()
+const UNKNOWN: &str = "an unknown function";
+
+/// The innermost function that is the program's own; without one whatever is innermost.
+fn waiter<'a>(frames: &[Frame<'a>]) -> Frame<'a> {
+    let own = frames.iter().find(|frame| frame.is_own());
+    own.or_else(|| frames.first()).copied().unwrap_or_default()
 }
 
 /// The crate that a Rust function's path begins with: of `<A as B>::f` that is the one of `A`.
@@ -129,8 +172,8 @@ fn crate_of(name: &str) -> Option<&str> {
 }
 
 /// Whether an executor was polling a task, which had not said that it would block.
-fn blocks_a_task(functions: &[&str]) -> bool {
-    for name in functions {
+fn blocks_a_task(frames: &[Frame<'_>]) -> bool {
+    for Frame { name, .. } in frames {
         if name.contains("BlockingTask") || name.contains("block_in_place") {
             return false;
         }
@@ -147,6 +190,10 @@ fn blocks_a_task(functions: &[&str]) -> bool {
 mod tests {
     use super::*;
     use crate::profile::{Point, ProfileId};
+
+    fn frames<'a>(names: &[&'a str]) -> Vec<Frame<'a>> {
+        names.iter().map(|name| Frame { name, file: "", line: 0 }).collect()
+    }
 
     fn wait(profile: &mut Profile, call: &str, functions: &[&str], waited_ns: u64) {
         let mut stack = vec![profile.add_wait(call)];
@@ -189,21 +236,35 @@ mod tests {
             "<tracing::instrument::Instrumented<T> as core::future::future::Future>::poll",
             "tokio::runtime::task::raw::poll",
         ];
-        assert!(blocks_a_task(&task));
-        assert_eq!(waiter(&task), Some("shop::legacy::{{closure}}"));
+        assert!(blocks_a_task(&frames(&task)));
+        assert_eq!(waiter(&frames(&task)).name, "shop::legacy::{{closure}}");
         let pool = [
             "clock_nanosleep",
             "shop::export",
             "<tokio::runtime::blocking::task::BlockingTask<T> as core::future::future::Future>::poll",
             "tokio::runtime::task::raw::poll",
         ];
-        assert!(!blocks_a_task(&pool));
+        assert!(!blocks_a_task(&frames(&pool)));
         let in_place =
             ["read", "tokio::task::blocking::block_in_place", "tokio::runtime::task::raw::poll"];
-        assert!(!blocks_a_task(&in_place));
+        assert!(!blocks_a_task(&frames(&in_place)));
         let parked =
             ["futex_wait", "tokio::runtime::park::CachedParkThread::block_on", "shop::main"];
-        assert!(!blocks_a_task(&parked));
+        assert!(!blocks_a_task(&frames(&parked)));
+    }
+
+    #[test]
+    fn inlined_functions_are_known_by_their_files() {
+        let frame = |name, file, line| Frame { name, file, line };
+        let stack = [
+            frame("__nanosleep", "./time/nanosleep.c", 7),
+            frame("sleep", "/rustc/abc/library/std/src/thread/mod.rs", 8),
+            frame("poll", "/home/me/.cargo/registry/src/x/tokio-1/src/poll.rs", 9),
+            frame("{async_fn#0}", "/home/me/shop/src/legacy.rs", 21),
+            frame("<F as core::future::future::Future>::poll", "", 0),
+        ];
+        let found = waiter(&stack);
+        assert_eq!((found.name, found.place().as_str()), ("{async_fn#0}", "src/legacy.rs:21"));
     }
 
     #[test]

@@ -53,6 +53,7 @@ struct Shared {
     /// Why no thread at all can have a timer, if that was tried.
     timers_refused: Option<WhyRefused>,
     counters: Arc<Counters>,
+    waker: Waker,
     new: Mutex<Vec<Arc<Recording>>>,
 }
 
@@ -73,7 +74,14 @@ impl Sampler {
         let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
         let timers_refused =
             timers.as_ref().filter(|_| needs_timers).and_then(|timers| timers.probe().err());
-        Self(Arc::new(Shared { perf, timers, timers_refused, counters, new: Mutex::default() }))
+        Self(Arc::new(Shared {
+            perf,
+            timers,
+            timers_refused,
+            counters,
+            waker: waker.clone(),
+            new: Mutex::default(),
+        }))
     }
 
     /// Whether no thread at all can be sampled.
@@ -244,6 +252,8 @@ impl ArmThreads for Sampler {
             Ok(armed) => {
                 Counters::add(&self.0.counters.threads_sampled, 1);
                 self.0.new.lock().extend(armed.recording.clone());
+                // It may wait before its first sample.
+                self.0.waker.wake();
                 armed
             }
             Err(_) => {

@@ -60,6 +60,9 @@ impl Spans {
         state.cpu_ns = source.cpu_ns().unwrap_or(0);
         state.usage = source.usage();
         state.usage_read = now;
+        if let Some(recording) = recording.as_ref().filter(|_| !follows_switches) {
+            recording.note_settled(self.clock.raw_ns(now), state.cpu_ns);
+        }
         source.catch_up(&self.clock, now);
         state.samples = samples;
         state.switches = switches;

@@ -1,0 +1,294 @@
+//! Waits inside profiled spans: where, for what, and how long.
+
+#![cfg(not(tracing_profiling_unsupported))]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+mod support;
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use support::{Setup, burn, functions, has_perf, is_child, run_child};
+use tracing::info_span;
+use tracing_profiling::profile::{FrameKind, Profile, Sample, SampleKind, Value};
+use tracing_profiling::{Builder, Source};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Perf where it is allowed, and timers everywhere.
+fn sources() -> Vec<Source> {
+    let perf = has_perf().then_some(Source::Perf);
+    perf.into_iter().chain([Source::Timer]).collect()
+}
+
+fn with(source: Source) -> Setup {
+    Setup::with("0ms", |builder: Builder| builder.source(source))
+}
+
+/// Names of the last parts of functions, the innermost first.
+fn names<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
+    functions(profile, sample).iter().map(|name| name.rsplit("::").next().unwrap()).collect()
+}
+
+fn waits(profile: &Profile) -> Vec<(&Sample, Vec<&str>, u64)> {
+    profile
+        .of_kind(SampleKind::OffCpu)
+        .map(|sample| {
+            let waited_ns = sample.points.iter().map(|point| point.weight_ns).sum();
+            (sample, names(profile, sample), waited_ns)
+        })
+        .collect()
+}
+
+#[inline(never)]
+fn reserve(stock: &Mutex<u32>) -> Duration {
+    let start = Instant::now();
+    let mut stock = stock.lock().unwrap();
+    let waited = start.elapsed();
+    *stock += 1;
+    waited
+}
+
+/// Holds the lock from before this returns, and for so long.
+fn hold(stock: &Arc<Mutex<u32>>, time: Duration) -> std::thread::JoinHandle<()> {
+    let stock = Arc::clone(stock);
+    let (locked, wait) = mpsc::channel();
+    let holder = std::thread::spawn(move || {
+        let guard = stock.lock().unwrap();
+        locked.send(()).unwrap();
+        std::thread::sleep(time);
+        drop(guard);
+    });
+    wait.recv().unwrap();
+    holder
+}
+
+#[test]
+fn a_wait_for_a_lock_has_its_length_its_function_and_the_address_of_the_lock() {
+    for source in sources() {
+        let setup = with(source);
+        let stock = Arc::new(Mutex::new(0));
+        for round in 0..3 {
+            let holder = hold(&stock, 200 * MS);
+            let waited = setup.run(|| info_span!("checkout").in_scope(|| reserve(&stock)));
+            holder.join().unwrap();
+            let profile = setup.profiles().pop().unwrap();
+            let [(sample, names, waited_ns)] = &waits(&profile)[..] else {
+                panic!("{source:?}: one wait: {:?}", profile.notes);
+            };
+            // A loaded machine lets the thread wait for a CPU, too, which the wait includes, as does
+            // what the thread measures; what differs is what it runs for around it.
+            let error_ns = waited.abs_diff(Duration::from_nanos(*waited_ns));
+            assert!(error_ns < MS.max(waited / 100), "{source:?} {round}: {waited:?} {waited_ns}");
+            assert!(names[0].starts_with("[futex 0x"), "{names:?}");
+            assert!(names.contains(&"reserve"), "{source:?}: {names:?}");
+            let summary = profile.waits();
+            assert_eq!((summary.count, summary.total_ns), (1, *waited_ns));
+            let longest = summary.longest.unwrap();
+            assert!(longest.function.ends_with("reserve"), "{longest:?}");
+            assert!(longest.place.starts_with("tests/waits.rs:"), "{longest:?}");
+            assert_eq!(summary.in_async, None);
+            let kinds = profile.stack(sample.stack).iter().map(|id| profile.location(*id).unwrap());
+            assert_eq!(kinds.filter(|location| location.kind == FrameKind::Wait).count(), 1);
+            // The account knows the same.
+            let account = *setup.kept().last().unwrap().spans[0].account();
+            assert!(account.off_cpu_ns >= waited_ns - 1_000_000, "{account:?} {waited_ns}");
+            assert_eq!(setup.handle.stats().waits_seen, round + 1);
+        }
+    }
+}
+
+#[test]
+fn waits_for_one_lock_add_up_wherever_they_are() {
+    #[inline(never)]
+    fn here(stock: &Mutex<u32>) {
+        reserve(stock);
+    }
+    #[inline(never)]
+    fn there(stock: &Mutex<u32>) {
+        reserve(stock);
+    }
+    for source in sources() {
+        let setup = with(source);
+        let (stock, other) = (Arc::new(Mutex::new(0)), Arc::new(Mutex::new(0)));
+        setup.run(|| {
+            let _request = info_span!("request").entered();
+            for (lock, ask) in [(&stock, here as fn(&Mutex<u32>)), (&stock, there), (&other, here)]
+            {
+                let holder = hold(lock, 50 * MS);
+                ask(lock);
+                holder.join().unwrap();
+            }
+        });
+        let profile = &setup.profiles()[0];
+        let waits = waits(profile);
+        let asks = waits.iter().filter(|(_, names, _)| names.contains(&"reserve"));
+        let locks: Vec<&str> = asks.map(|(_, names, _)| names[0]).collect();
+        // The holders take turns, so that locks may be seen in any order.
+        let same = |lock: &&&str| locks.iter().filter(|other| other == lock).count();
+        let mut counts: Vec<_> = locks.iter().map(|lock| same(&lock)).collect();
+        counts.sort_unstable();
+        assert_eq!(counts, [1, 2, 2], "{source:?}: {locks:?}");
+    }
+}
+
+#[test]
+fn a_task_that_blocks_its_executor_is_called_out() {
+    #[inline(never)]
+    fn nap() {
+        std::thread::sleep(60 * MS);
+    }
+    async fn legacy() {
+        nap();
+    }
+    async fn polite() {
+        tokio::task::spawn_blocking(nap).await.unwrap();
+        tokio::time::sleep(60 * MS).await;
+    }
+    use tracing::Instrument as _;
+    for source in sources() {
+        let setup = with(source);
+        let dispatch = setup.dispatch.clone();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_time()
+            .on_thread_start(move || {
+                std::mem::forget(tracing::dispatcher::set_default(&dispatch));
+            })
+            .build()
+            .unwrap();
+        setup.run(|| {
+            runtime.block_on(async {
+                tokio::spawn(legacy().instrument(info_span!("legacy"))).await.unwrap();
+                tokio::spawn(polite().instrument(info_span!("polite"))).await.unwrap();
+            });
+        });
+        let profiles = setup.profiles();
+        // A sample of what it ran for may have fallen in the other one.
+        let polite = profiles.iter().filter(|profile| profile.name == "polite");
+        assert_eq!(polite.map(|profile| profile.waits().in_async_ns).sum::<u64>(), 0);
+        let profile = profiles.iter().find(|profile| profile.name == "legacy").unwrap();
+        let found = profile.waits();
+        assert!(found.in_async_ns >= 60_000_000, "{source:?}: {found:?}");
+        assert!(found.in_async.unwrap().function.ends_with("nap"));
+        let attribute =
+            profile.attributes.iter().find(|a| a.key == "profile.blocked_in_async_ns").unwrap();
+        assert_eq!(attribute.value, Value::Int(found.in_async_ns.try_into().unwrap()));
+        assert!(profile.notes.iter().any(|note| note.contains("blocks an async executor")));
+    }
+}
+
+#[test]
+fn each_wait_is_in_the_span_that_waited_and_ends_when_the_thread_goes_on() {
+    for source in sources() {
+        let setup = with(source);
+        setup.run(|| {
+            let _request = info_span!("request").entered();
+            for _ in 0..3 {
+                burn(2 * MS);
+                info_span!("query").in_scope(|| std::thread::sleep(30 * MS));
+            }
+            std::thread::sleep(30 * MS);
+        });
+        let profile = &setup.profiles()[0];
+        let of = |path: &[&str]| -> (usize, u64) {
+            let found = waits(profile).into_iter();
+            let found = found.filter(|(sample, ..)| profile.span_path(sample.link) == path);
+            found.fold((0, 0), |(n, ns), (sample, _, more)| (n + sample.points.len(), ns + more))
+        };
+        let (count, ns) = of(&["request", "query"]);
+        assert_eq!(count, 3, "{source:?} {:?}", profile.notes);
+        assert!(ns >= 90_000_000, "{source:?} {ns}");
+        let (count, ns) = of(&["request"]);
+        assert_eq!(count, 1, "{source:?} {:?}", profile.notes);
+        assert!(ns >= 30_000_000, "{source:?} {ns}");
+        let account = *setup.kept()[0].spans[0].account();
+        // With switch records both are exact.
+        let slack = if source == Source::Perf { 0 } else { account.on_cpu_error_ns + 1_000_000 };
+        assert!(profile.waited_ns() <= account.off_cpu_ns + slack, "{account:?}");
+    }
+}
+
+#[test]
+fn a_wait_alone_is_a_profile() {
+    for source in sources() {
+        let setup = with(source);
+        setup.run(|| info_span!("sleepy").in_scope(|| std::thread::sleep(60 * MS)));
+        let kept = setup.kept();
+        let profiles = setup.profiles();
+        assert_eq!(kept[0].spans[0].profile(), Ok(profiles[0].id), "{source:?}");
+        assert_eq!((profiles[0].sample_count(), profiles[0].wait_count()), (0, 1));
+        assert_eq!(waits(&profiles[0])[0].1[0], "[sleep]");
+    }
+}
+
+/// A program that was started with privileges may not be looked at, and neither may its threads, not
+/// even by itself.
+#[test]
+fn where_the_system_does_not_let_us_look_the_length_is_there_all_the_same() {
+    const TEST: &str = "where_the_system_does_not_let_us_look_the_length_is_there_all_the_same";
+    if !is_child(TEST) {
+        let output = run_child(TEST, &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    // As root there is nothing that one may not read.
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable).unwrap();
+    let may_look = std::fs::read_to_string("/proc/thread-self/syscall").is_ok();
+    for source in sources() {
+        let setup = with(source);
+        setup.run(|| info_span!("sleepy").in_scope(|| std::thread::sleep(60 * MS)));
+        let profile = &setup.profiles()[0];
+        let found = waits(profile);
+        assert!(found[0].2 >= 60_000_000, "{source:?}");
+        let expected = if may_look { "[sleep]" } else { "[waiting: where is not known]" };
+        assert_eq!(found[0].1[0], expected, "{source:?}");
+        assert_eq!(setup.handle.stats().waits_without_stack, u64::from(!may_look));
+    }
+}
+
+/// All that a span ran for is in its profile, also what the kernel did for it.
+#[test]
+fn time_in_the_kernel_is_in_the_sum() {
+    use std::io::Read as _;
+    #[inline(never)]
+    fn read_zeros(cpu: Duration) {
+        let start = cpu_time::ThreadTime::now();
+        let mut zeros = std::fs::File::open("/dev/zero").unwrap();
+        let mut buffer = vec![0; 1 << 20];
+        while start.elapsed() < cpu {
+            zeros.read_exact(&mut buffer).unwrap();
+        }
+    }
+    for source in sources() {
+        let setup = with(source);
+        setup.run(|| {
+            info_span!("reads").in_scope(|| {
+                burn(100 * MS);
+                read_zeros(300 * MS);
+            });
+        });
+        let profile = &setup.profiles()[0];
+        let account = *setup.kept()[0].spans[0].account();
+        let sampled_ns = profile.weight_ns();
+        // As far as samples can tell: one more or less at each end.
+        let slack_ns = 4 * profile.period_ns.max(4_000_000) + account.on_cpu_ns / 50;
+        assert!(
+            sampled_ns.abs_diff(account.on_cpu_ns) <= slack_ns,
+            "{source:?}: {sampled_ns} {account:?} {:?}",
+            profile.notes
+        );
+        // The kernel's part is at the user's call, with the kernel's frames or without; or, where
+        // perf sees only user code, on its own.
+        let on_cpu = profile.of_kind(SampleKind::OnCpu);
+        let in_kernel_ns: u64 = on_cpu
+            .filter(|sample| {
+                let names = names(profile, sample);
+                names.contains(&"read_zeros") || names.contains(&"[kernel]")
+            })
+            .flat_map(|sample| &sample.points)
+            .map(|point| point.weight_ns)
+            .sum();
+        assert!(in_kernel_ns > 200_000_000, "{source:?}: {in_kernel_ns} {:?}", profile.notes);
+    }
+}
