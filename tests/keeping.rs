@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::{HAS_STACKS, PLENTY, Setup, burn, functions, points_in};
+use support::{HAS_STACKS, PLENTY, Setup, burn, functions, has_perf, points_in};
 use tracing::{Level, info_span};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
 use tracing_profiling::{NoProfile, Profile, Reason};
@@ -271,7 +271,18 @@ fn memory_that_runs_short_after_a_promise_is_said_in_the_profile() {
     assert_eq!(support::points_with_remark(profile), profile.sample_count());
     assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stacks given up"))));
     // The CPU time is there all the same.
-    assert_eq!(profile.weight_ns(), lost * profile.period_ns);
+    assert_weight(profile, lost);
+}
+
+/// All CPU time of so many samples is there. Those of a timer can stand for more than one period.
+#[track_caller]
+fn assert_weight(profile: &Profile, samples: u64) {
+    let least = samples * profile.period_ns;
+    if has_perf() {
+        assert_eq!(profile.weight_ns(), least);
+    } else {
+        assert!(profile.weight_ns() >= least, "{} {least}", profile.weight_ns());
+    }
 }
 
 #[test]
@@ -284,7 +295,7 @@ fn too_many_samples_are_thinned_out_evenly() {
     let profile = &setup.profiles()[0];
     assert!(profile.sample_count() <= 20);
     let stats = setup.handle.stats();
-    assert_eq!(profile.weight_ns(), stats.samples_taken * profile.period_ns, "all CPU time");
+    assert_weight(profile, stats.samples_taken);
     assert_eq!(profile.sample_count() as u64 + stats.samples_thinned, stats.samples_taken);
     let points = profile.samples().iter().flat_map(|sample| &sample.points);
     let whole = points.filter(|point| point.weight_ns > profile.period_ns).count();
@@ -306,7 +317,7 @@ fn samples_of_many_spans_are_thinned_out_and_all_their_cpu_time_stays() {
     let profile = &setup.profiles()[0];
     assert!(profile.sample_count() <= 7);
     let stats = setup.handle.stats();
-    assert_eq!(profile.weight_ns(), stats.samples_taken * profile.period_ns, "all CPU time");
+    assert_weight(profile, stats.samples_taken);
     assert_eq!(profile.sample_count() as u64 + stats.samples_thinned, stats.samples_taken);
 }
 
@@ -520,7 +531,7 @@ fn no_profile_is_promised_samples_that_another_one_has() {
         return;
     }
     let profiles = setup.profiles();
-    assert!(profiles.len() > 100, "{}", profiles.len());
+    assert!(profiles.len() > if has_perf() { 100 } else { 10 }, "{}", profiles.len());
     let empty = |profile: &&Profile| {
         let notes = profile.notes.join("\n");
         notes.contains("lost before they were read")
@@ -529,7 +540,9 @@ fn no_profile_is_promised_samples_that_another_one_has() {
     let weight: u64 = profiles.iter().map(Profile::weight_ns).sum();
     let stats = setup.handle.stats();
     // Those of roots that were kept while the exporter was busy are in none.
-    assert!(weight <= stats.samples_taken * profiles[0].period_ns, "none twice: {stats:?}");
+    if has_perf() {
+        assert!(weight <= stats.samples_taken * profiles[0].period_ns, "none twice: {stats:?}");
+    }
 }
 
 #[test]

@@ -15,9 +15,6 @@ pub(super) struct Timers {
     waker: Waker,
 }
 
-/// Stack and all of the shortest sample that is usual: a thread writes at most a mark a sample.
-const SHORT_SAMPLE: u64 = 1024;
-
 impl Timers {
     pub(super) fn new(request: SampleRequest, clock: TimerClock, waker: Waker) -> Self {
         Self { request, clock, waker }
@@ -25,6 +22,11 @@ impl Timers {
 
     pub(super) fn clock(&self) -> TimerClock {
         self.clock
+    }
+
+    fn sample_size(&self) -> u64 {
+        const WEIGHT: u64 = 8;
+        Machine::NATIVE.sample_size(self.request.stack_bytes) + WEIGHT
     }
 
     /// Tries it out on the calling thread.
@@ -43,12 +45,12 @@ impl Timers {
             Some(Arc::clone(&ring)),
             None,
             self.request.period_ns,
-            SHORT_SAMPLE,
+            self.sample_size(),
         ));
         Ok(Armed {
             recording: Some(recording),
             samples: Position::of_ring(Arc::clone(&ring)),
-            sample_size: Machine::NATIVE.sample_size(self.request.stack_bytes),
+            sample_size: self.sample_size(),
             switches: Position::fixed(),
             follows_switches: false,
             may_retry: false,

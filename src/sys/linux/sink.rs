@@ -92,6 +92,11 @@ impl Writer<'_> {
         self.position = self.position.wrapping_add(length);
     }
 
+    /// Leaves bytes as they are.
+    pub(super) fn skip(&mut self, length: u64) {
+        self.position = self.position.wrapping_add(length);
+    }
+
     /// Lets others see what was written. Returns whether the ring has filled to its mark with it.
     pub(super) fn publish(self) -> bool {
         self.head.store(self.position, Ordering::Release);

@@ -336,7 +336,8 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
         return;
     }
     let mut writer = sink.writer();
-    let size = 8 * (5 + registers.len() as u64) + used + 16;
+    // All samples have one size, so that the hooks can tell from the head how many there were.
+    let size = 8 * (5 + registers.len() as u64) + sink.stack_bytes + 16;
     let lost = sink.lost.load(Ordering::Relaxed);
     if !writer.has_room(size + if lost > 0 { LOST_SIZE } else { 0 }) {
         sink.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
@@ -355,10 +356,11 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
     for register in registers {
         writer.word(*register);
     }
-    writer.word(used);
+    writer.word(sink.stack_bytes);
     // SAFETY: the thread is in use of everything from its stack pointer up to the end of its stack,
     // and stands still.
     unsafe { writer.bytes(*sp as *const u8, used) };
+    writer.skip(sink.stack_bytes.wrapping_sub(used));
     writer.word(used);
     writer.word(weight_ns);
     // The hooks of this thread must not see the head move before the record is there.
