@@ -26,6 +26,8 @@ pub(super) struct Builder<'a> {
     pub(super) unix_offset_ns: i128,
     pub(super) period_ns: u64,
     pub(super) most_samples: usize,
+    /// Samples are taken in user code only.
+    pub(super) hides_kernel: bool,
 }
 
 /// A profile without symbols, and what it takes to get them.
@@ -90,6 +92,9 @@ impl Builder<'_> {
         losses.thinned += thinned;
         if tables.profile.samples().is_empty() {
             losses.missing = tables.add_missing(epoch, &inside);
+        }
+        if self.hides_kernel {
+            tables.add_kernel(epoch, &self.topmost(epoch), &losses, &inside);
         }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
@@ -206,6 +211,37 @@ impl Tables<'_> {
             link,
             Point { time_unix_ns, weight_ns: pending.lost_ns },
         );
+    }
+
+    /// Where the kernel's part is not sampled: what of the on-CPU time is in no sample. As the account
+    /// knows nothing of spans inside on other threads, whose samples count, this can be too little, and
+    /// is never too much by more than a sample or two, which is nothing.
+    fn add_kernel(
+        &mut self,
+        epoch: &Epoch,
+        topmost: &[SpanKey],
+        losses: &report::Losses,
+        inside: &HashSet<SpanKey>,
+    ) {
+        let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
+        let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.on_cpu_ns).sum();
+        let period_ns = self.builder.period_ns;
+        let known_ns = self.profile.weight_ns() + losses.ring_full * period_ns;
+        let kernel_ns = on_cpu_ns.saturating_sub(known_ns);
+        let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
+        if kernel_ns < 2 * period_ns {
+            return;
+        }
+        let location = self.location(Frame::KERNEL, false);
+        let stack = self.profile.add_stack(vec![location]);
+        let link = self.link(span.key, inside);
+        // As many as the samples that fell in the kernel and were not taken: of the same weight as the
+        // others, so that those can stay points in time. When it was is not known.
+        let point =
+            Point { time_unix_ns: self.builder.unix_ns(span.opened_ns), weight_ns: period_ns };
+        for _ in 0..kernel_ns / period_ns {
+            self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
+        }
     }
 
     /// Waits, and what is left of those for which there was no memory.

@@ -358,6 +358,7 @@ impl Collector {
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
             period_ns: self.base_period_ns,
             most_samples: self.limits.samples_per_profile,
+            hides_kernel: self.source.hides_kernel(),
         };
         let Built { profile, modules, spans, thinned } = builder.build(id, &epoch);
         Counters::add(&self.engine.counters.samples_thinned, thinned);

@@ -129,6 +129,12 @@ impl Sampler {
         }
     }
 
+    /// Whether samples are taken in user code only.
+    pub(crate) fn hides_kernel(&self) -> bool {
+        let perf = self.0.perf.as_ref().filter(|perf| perf.refused().is_none());
+        perf.is_some_and(|perf| !perf.sees_kernel())
+    }
+
     /// Nothing will be opened any more.
     pub(crate) fn end(&self) {
         if let Some(perf) = &self.0.perf {
@@ -209,7 +215,8 @@ fn describe_perf(perf: &Perf, rate: f64) -> String {
     let kernel = if perf.sees_kernel() {
         "time in the kernel has its frames"
     } else {
-        "time in the kernel has no frames (they need CAP_PERFMON or kernel.perf_event_paranoid=1)"
+        "time in the kernel is one frame of its own (its functions need CAP_PERFMON or \
+             kernel.perf_event_paranoid=1)"
     };
     let hardware = if perf.has_hardware() { "counted" } else { "not available" };
     format!(

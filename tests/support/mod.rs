@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tracing::Dispatch;
 use tracing_profiling::export::Memory;
-use tracing_profiling::profile::{FrameKind, Profile, Sample};
+use tracing_profiling::profile::{FrameKind, Profile, Sample, SampleKind};
 use tracing_profiling::{Builder, Handle, Kept, ProfilingLayer};
 use tracing_subscriber::prelude::*;
 
@@ -91,7 +91,8 @@ pub(crate) fn burn(cpu: Duration) -> u64 {
     let mut x = 1_u64;
     while start.elapsed() < cpu {
         let mut i = 0;
-        while i < 1_000 {
+        // The clock is a system call, and this is to be about user code.
+        while i < 5_000 {
             x = (x ^ i) * 3 % 1_000_003;
             i += 1;
         }
@@ -109,6 +110,18 @@ pub(crate) fn functions<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a st
         .filter_map(|line| profile.function(line.function))
         .map(|function| profile.string(function.name))
         .collect()
+}
+
+/// The number of samples that were taken, and their CPU time: without what is known to have been spent
+/// in the kernel where samples are taken in user code only.
+pub(crate) fn taken(profile: &Profile) -> (u64, u64) {
+    let is_remainder = |sample: &&Sample| match profile.stack(sample.stack) {
+        [only] => profile.location(*only).unwrap().kind == FrameKind::Kernel,
+        _ => false,
+    };
+    let samples = profile.of_kind(SampleKind::OnCpu).filter(|sample| !is_remainder(sample));
+    let points = samples.flat_map(|sample| &sample.points);
+    points.fold((0, 0), |(count, ns), point| (count + 1, ns + point.weight_ns))
 }
 
 /// How many points have a function of that name, by its last part.
