@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use opentelemetry_sdk::trace::SpanProcessor;
 
 use crate::collector::Engine;
+use crate::config::{SelfTest, self_test};
 use crate::otel::{ProfilingSpanProcessor, SpanEnds};
 use crate::stats::Stats;
 
@@ -44,6 +45,38 @@ impl Handle {
     /// What was done and what was lost since the layer was made.
     pub fn stats(&self) -> Stats {
         self.0.upgrade().map(|engine| engine.stats()).unwrap_or_default()
+    }
+
+    /// Which source samples threads, and what it cannot see and what would change that, in one line:
+    /// as it is logged when the layer starts. Empty if the layer is off or gone.
+    pub fn source(&self) -> String {
+        self.0.upgrade().map(|engine| engine.source_line.0.clone()).unwrap_or_default()
+    }
+
+    /// Runs a short known load, and reports whether samples, stacks, symbols and waits are seen here:
+    /// in this very program, on this system, with the source that this layer has.
+    ///
+    /// It takes about half a second, and longer where the program has much debug information. The load
+    /// runs on a thread of its own under a layer of its own, and leaves no profile. It blocks; in async
+    /// code call it from `spawn_blocking`.
+    ///
+    /// ```
+    /// # use tracing_profiling::ProfilingLayer;
+    /// # fn main() -> Result<(), tracing_profiling::Error> {
+    /// let profiling = ProfilingLayer::from_env()?;
+    /// let found = profiling.handle().self_test();
+    /// println!("{found}");
+    /// for problem in found.problems() {
+    ///     eprintln!("profiling: {problem}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn self_test(&self) -> SelfTest {
+        match self.0.upgrade().filter(|engine| engine.is_running()) {
+            Some(engine) => self_test(engine.source_settings),
+            None => SelfTest { source: "the layer is off".to_owned(), ..SelfTest::default() },
+        }
     }
 
     /// A processor for the tracer provider, around the one that exports: it puts the attributes of

@@ -139,7 +139,7 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use config::Builder;
+pub use config::{Builder, SelfTest};
 pub use error::Error;
 pub use export::{Directory, ExportError, Exported, Exporter};
 pub use handle::{FlushGuard, Handle};

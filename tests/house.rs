@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Who may import from whom. Each may import from itself and from the crate's root.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("layer", &["handle", "config", "collector", "otel", "keep", "span", "error"]),
-    ("handle", &["collector", "otel", "stats"]),
+    ("handle", &["config", "collector", "otel", "stats"]),
     (
         "config",
         &[
@@ -20,6 +20,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "sampler",
             "keep",
             "export",
+            "profile",
             "span",
             "error",
             "stats",

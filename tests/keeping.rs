@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::{HAS_STACKS, PLENTY, Setup, burn, functions, has_perf, points_in, taken};
 use tracing::{Level, info_span};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
-use tracing_profiling::{NoProfile, Profile, Reason};
+use tracing_profiling::{NoProfile, Profile, Reason, Source};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -300,7 +300,7 @@ fn too_many_samples_are_thinned_out_evenly() {
     assert_eq!(taken(profile).0 + stats.samples_thinned, stats.samples_taken);
     let points = profile.samples().iter().flat_map(|sample| &sample.points);
     let whole = points.filter(|point| point.weight_ns > profile.period_ns).count();
-    assert!(whole + 1 >= profile.sample_count(), "each but the last stands for as many");
+    assert!(whole as u64 + 1 >= taken(profile).0, "each but the last stands for as many");
 }
 
 #[test]
@@ -559,4 +559,24 @@ fn a_kept_span_that_waited_is_not_beside_the_one_around_it() {
     }
     let profile = &setup.profiles()[0];
     assert_eq!(profile.title, "request · kept: latency");
+}
+
+#[test]
+fn the_self_test_says_what_can_be_seen_here() {
+    for source in [Source::Auto, Source::Timer, Source::None] {
+        let setup = Setup::with("1h", |builder| builder.source(source));
+        let found = setup.handle.self_test();
+        assert_eq!(found.source, setup.handle.source());
+        if source == Source::None || !HAS_STACKS {
+            assert!(!found.is_ok());
+            assert!(found.problems()[0].contains("no samples are taken"), "{found:?}");
+        } else {
+            assert!(found.is_ok(), "{found}: {:?}", found.problems());
+            assert!(found.has_lines, "{found}");
+        }
+        // It leaves nothing behind.
+        assert!(setup.profiles().is_empty());
+        assert_eq!(setup.handle.stats().spans_kept, 0);
+    }
+    assert_eq!(Setup::new("off").handle.self_test().source, "the layer is off");
 }

@@ -22,7 +22,7 @@ use crate::otel::{
     Order, OtelSpan, SpanEnds, TOO_LONG,
 };
 use crate::profile::ProfileId;
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{Closing, RegistryId, Spans, TraceIds, Verdict, forget_this_thread, is_ignored};
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Poller, Waker};
@@ -50,6 +50,7 @@ pub(crate) struct Parts {
     pub(crate) poller: Poller,
     pub(crate) limits: Limits,
     pub(crate) base_period_ns: u64,
+    pub(crate) source_settings: SourceSettings,
     pub(crate) exporter: Box<dyn Exporter>,
     /// What is wrong with it, if something is.
     pub(crate) problem: Option<String>,
@@ -69,6 +70,9 @@ pub(crate) struct Engine {
     /// Why a span without samples has none.
     without_samples: NoProfile,
     only_sampled_traces: bool,
+    pub(crate) source_settings: SourceSettings,
+    /// What the source is and cannot see, and whether that is less than was asked for.
+    pub(crate) source_line: (String, bool),
     attributes: AttributeNames,
     pub(crate) order: LayerOrder,
     /// If a processor sees OpenTelemetry's spans end.
@@ -108,6 +112,8 @@ impl Engine {
                 false => NoProfile::NoSamples,
             },
             only_sampled_traces: parts.only_sampled_traces,
+            source_settings: parts.source_settings,
+            source_line: parts.source.describe(parts.base_period_ns),
             attributes: parts.attributes,
             problem: Mutex::new(parts.problem),
             order: LayerOrder::default(),

@@ -413,7 +413,7 @@ impl Collector {
         }
         if !self.introduced && self.engine.has_dispatch() {
             self.introduced = true;
-            let (line, is_warning) = self.source.describe(self.base_period_ns);
+            let (line, is_warning) = self.engine.source_line.clone();
             _ = self.jobs.send(Job::Say { line, is_warning });
             if let Some(line) = self.engine.take_problem() {
                 _ = self.jobs.send(Job::Say { line, is_warning: true });

@@ -14,7 +14,7 @@ use crate::export::{Directory, Exporter};
 use crate::keep::{Callsites, Keep, Keeper, Kept, OnKept, Rules};
 use crate::layer::ProfilingLayer;
 use crate::otel::AttributeNames;
-use crate::sampler::{Sampler, Source, period_for, period_of_rate};
+use crate::sampler::{Sampler, Source, SourceSettings, period_for, period_of_rate};
 use crate::span::{KEEP_ON_ERROR, Plan, Spans, TIGHTER};
 use crate::stats::Counters;
 use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
@@ -37,10 +37,7 @@ use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
 /// ```
 pub struct Builder {
     rules: Rules,
-    source: Source,
-    timer_clock: TimerClock,
-    rate: Option<u32>,
-    stack_bytes: u32,
+    source: SourceSettings,
     max_depth: u32,
     directory: PathBuf,
     exporter: Option<Box<dyn Exporter>>,
@@ -74,10 +71,12 @@ impl Builder {
     pub(crate) fn new() -> Self {
         Self {
             rules: Rules::default(),
-            source: Source::default(),
-            timer_clock: TimerClock::default(),
-            rate: None,
-            stack_bytes: DEFAULT_STACK_BYTES,
+            source: SourceSettings {
+                source: Source::default(),
+                timer_clock: TimerClock::default(),
+                stack_bytes: DEFAULT_STACK_BYTES,
+                period: None,
+            },
             max_depth: DEFAULT_DEPTH,
             directory: PathBuf::from("profiles"),
             exporter: None,
@@ -99,7 +98,12 @@ impl Builder {
 
     /// What produces stacks; [`Source::Auto`] by default.
     #[must_use]
-    pub fn source(self, source: Source) -> Self {
+    pub fn source(mut self, source: Source) -> Self {
+        self.source.source = source;
+        self
+    }
+
+    pub(super) fn with_source_settings(self, source: SourceSettings) -> Self {
         Self { source, ..self }
     }
 
@@ -111,28 +115,32 @@ impl Builder {
     /// then return early with `EINTR`, which the program must be ready for. Without this none of
     /// them is ever interrupted.
     #[must_use]
-    pub fn fine_timers(self) -> Self {
-        Self { timer_clock: TimerClock::Monotonic, ..self }
+    pub fn fine_timers(mut self) -> Self {
+        self.source.timer_clock = TimerClock::Monotonic;
+        self
     }
 
-    pub(super) fn coarse_timers(self) -> Self {
-        Self { timer_clock: TimerClock::Cpu, ..self }
+    pub(super) fn coarse_timers(mut self) -> Self {
+        self.source.timer_clock = TimerClock::Cpu;
+        self
     }
 
     /// Samples a second of CPU time, from 1 to 10,000. By default the rate follows the latency of
     /// the rules: a span that is just slow enough to be kept has about 50 samples, at no more than
     /// 1,000 and no less than 100 a second.
     #[must_use]
-    pub fn rate(self, hertz: u32) -> Self {
-        Self { rate: Some(hertz.clamp(*RATES.start(), *RATES.end())), ..self }
+    pub fn rate(mut self, hertz: u32) -> Self {
+        self.source.period = Some(period_of_rate(hertz.clamp(*RATES.start(), *RATES.end())));
+        self
     }
 
     /// Bytes of stack that are copied with each sample, from 1,024 to 65,448; 32 KiB by default.
     /// The outer frames of a deeper stack are missing, and its profile says so.
     #[must_use]
-    pub fn stack_bytes(self, bytes: u32) -> Self {
+    pub fn stack_bytes(mut self, bytes: u32) -> Self {
         // The kernel wants a multiple of 8.
-        Self { stack_bytes: bytes.clamp(*STACK_BYTES.start(), *STACK_BYTES.end()) & !7, ..self }
+        self.source.stack_bytes = bytes.clamp(*STACK_BYTES.start(), *STACK_BYTES.end()) & !7;
+        self
     }
 
     /// Frames of a stack that are kept, from 1 to 1,024; 256 by default.
@@ -218,26 +226,18 @@ impl Builder {
         let clock = Clock::new();
         let counters = Arc::new(Counters::default());
         let poller = Poller::new().map_err(Error::thread)?;
-        let period = match self.rate {
-            Some(hertz) => period_of_rate(hertz),
-            None => period_for(self.rules.usual_latency()),
-        };
+        let usual = || period_for(self.rules.usual_latency());
+        let period = self.source.period.unwrap_or_else(usual);
         let base_period_ns = nanoseconds(period);
         let request = SampleRequest {
             period_ns: base_period_ns,
-            stack_bytes: self.stack_bytes,
+            stack_bytes: self.source.stack_bytes,
             ring_bytes: RING_BYTES,
             wake_after_bytes: (RING_BYTES / WAKE_SHARE) as u32,
             in_kernel: true,
         };
-        let source = Sampler::new(
-            self.source,
-            self.timer_clock,
-            request,
-            &poller.waker(),
-            Arc::clone(&counters),
-        );
-        let rate_is_set = self.rate.is_some();
+        let source = Sampler::new(self.source, request, &poller.waker(), Arc::clone(&counters));
+        let rate_is_set = self.source.period.is_some();
         let ticks_a_second = clock.ticks(Duration::from_secs(1));
         let plan = move |keep: &Keep, rate: Option<u32>| {
             let period = (!rate_is_set).then(|| match rate {
@@ -266,9 +266,10 @@ impl Builder {
                 memory_bytes: self.memory_bytes,
                 samples_per_profile: self.samples_per_profile,
                 frames_per_stack: self.max_depth as usize,
-                stack_bytes: self.stack_bytes as usize,
+                stack_bytes: self.source.stack_bytes as usize,
             },
             base_period_ns,
+            source_settings: SourceSettings { period: Some(period), ..self.source },
             exporter,
             problem,
             on_kept: self.on_kept,
@@ -284,9 +285,6 @@ impl std::fmt::Debug for Builder {
         f.debug_struct("Builder")
             .field("rules", &self.rules)
             .field("source", &self.source)
-            .field("timer_clock", &self.timer_clock)
-            .field("rate", &self.rate)
-            .field("stack_bytes", &self.stack_bytes)
             .field("max_depth", &self.max_depth)
             .field("directory", &self.directory)
             .field("profiles_per_minute", &self.profiles_per_minute)
@@ -331,10 +329,10 @@ mod tests {
     #[test]
     fn what_is_out_of_range_is_brought_into_it() {
         let builder = Builder::new().rate(0).stack_bytes(70_000).max_depth(0);
-        assert_eq!(builder.rate, Some(1));
-        assert_eq!(builder.stack_bytes, 65_448);
+        assert_eq!(builder.source.period, Some(Duration::from_secs(1)));
+        assert_eq!(builder.source.stack_bytes, 65_448);
         assert_eq!(builder.max_depth, 1);
-        assert_eq!(Builder::new().stack_bytes(5_003).stack_bytes, 5_000);
+        assert_eq!(Builder::new().stack_bytes(5_003).source.stack_bytes, 5_000);
     }
 
     #[test]

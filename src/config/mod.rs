@@ -3,5 +3,8 @@
 mod builder;
 mod directive;
 mod environment;
+mod self_test;
 
 pub use builder::Builder;
+pub use self_test::SelfTest;
+pub(crate) use self_test::self_test;

@@ -9,6 +9,6 @@ mod switches;
 mod timer;
 
 pub(crate) use period::{period_for, period_of_rate};
-pub(crate) use source::Sampler;
 pub use source::Source;
+pub(crate) use source::{Sampler, SourceSettings};
 pub(crate) use switches::{switched_in_after, switched_out};

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -42,6 +43,16 @@ impl FromStr for Source {
     }
 }
 
+/// What is set of sources.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SourceSettings {
+    pub(crate) source: Source,
+    pub(crate) timer_clock: TimerClock,
+    pub(crate) stack_bytes: u32,
+    /// Between samples; `None` to let the rules decide.
+    pub(crate) period: Option<Duration>,
+}
+
 /// Arms threads.
 #[derive(Clone, Debug)]
 pub(crate) struct Sampler(Arc<Shared>);
@@ -60,8 +71,7 @@ struct Shared {
 impl Sampler {
     /// Tries out on the calling thread what this process is allowed.
     pub(crate) fn new(
-        source: Source,
-        clock: TimerClock,
+        SourceSettings { source, timer_clock, .. }: SourceSettings,
         request: SampleRequest,
         waker: &Waker,
         counters: Arc<Counters>,
@@ -69,7 +79,7 @@ impl Sampler {
         let perf = matches!(source, Source::Auto | Source::Perf)
             .then(|| Perf::new(request, waker.clone(), Arc::clone(&counters)));
         let timers = matches!(source, Source::Auto | Source::Timer)
-            .then(|| Timers::new(request, clock, waker.clone()));
+            .then(|| Timers::new(request, timer_clock, waker.clone()));
         // No signal handler where perf will do.
         let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
         let timers_refused =

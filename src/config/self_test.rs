@@ -1,0 +1,212 @@
+//! A short known load, to see what can be seen here.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::prelude::*;
+
+use super::Builder;
+use crate::export::Memory;
+use crate::keep::{Keep, Rule, Rules};
+use crate::profile::{FrameKind, Profile, Sample, SampleKind};
+use crate::sampler::SourceSettings;
+
+/// What [`Handle::self_test`](crate::Handle::self_test) found.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct SelfTest {
+    /// Which source samples threads here, and what it cannot see.
+    pub source: String,
+    /// Samples of a function that was busy for [`busy`](Self::busy) of CPU time.
+    pub samples: usize,
+    /// The CPU time that these samples stand for.
+    pub sampled: Duration,
+    /// For how long the function was busy.
+    pub busy: Duration,
+    /// Of the samples, those whose stack was unwound to the thread's first function.
+    pub whole_stacks: usize,
+    /// Whether the function was found by its name.
+    pub has_functions: bool,
+    /// Whether its source file and line were found.
+    pub has_lines: bool,
+    /// How long a function was seen to wait that waited for [`asleep`](Self::asleep); `None` if that was
+    /// not seen.
+    pub waited: Option<Duration>,
+    /// For how long it waited.
+    pub asleep: Duration,
+}
+
+const BUSY: Duration = Duration::from_millis(300);
+const ASLEEP: Duration = Duration::from_millis(50);
+/// Symbols of a large program take a while.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+impl SelfTest {
+    /// Whether samples, stacks, functions and waits are all there. (Lines need line tables in the
+    /// program, and are not counted.)
+    pub fn is_ok(&self) -> bool {
+        self.problems().is_empty()
+    }
+
+    /// What does not work, a line each.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if self.samples == 0 {
+            return vec![format!("no samples are taken ({})", self.source)];
+        }
+        if self.sampled < self.busy / 2 || self.sampled > self.busy * 2 {
+            let (sampled, busy) = (self.sampled, self.busy);
+            problems.push(format!("the samples stand for {sampled:.0?} of {busy:.0?} of CPU time"));
+        }
+        if self.whole_stacks * 10 < self.samples * 9 {
+            let (whole, all) = (self.whole_stacks, self.samples);
+            problems.push(format!(
+                "{whole} of {all} stacks are whole; TRACING_PROFILING_STACK_BYTES may be too small, or \
+                 unwind tables are missing"
+            ));
+        }
+        if !self.has_functions {
+            problems.push("functions have no names: is the program stripped?".to_owned());
+        }
+        if self.waited.is_none() {
+            problems.push("a wait was not seen".to_owned());
+        }
+        problems
+    }
+}
+
+impl fmt::Display for SelfTest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { source, samples, sampled, busy, whole_stacks, .. } = self;
+        write!(f, "{source}; {samples} samples of {sampled:.0?} in {busy:.0?} of CPU time")?;
+        write!(f, ", {whole_stacks} of their stacks whole")?;
+        let found = |is: bool| if is { "found" } else { "not found" };
+        write!(f, "; functions {}, lines {}", found(self.has_functions), found(self.has_lines))?;
+        match self.waited {
+            Some(waited) => write!(f, "; a wait of {:.0?} measured as {waited:.1?}", self.asleep),
+            None => f.write_str("; waits not seen"),
+        }
+    }
+}
+
+#[inline(never)]
+fn self_test_is_busy(end: Instant) -> u64 {
+    let mut x = 1_u64;
+    while Instant::now() < end {
+        for i in 0..1_000_u64 {
+            x = std::hint::black_box((x ^ i).wrapping_mul(6_364_136_223_846_793_005));
+        }
+    }
+    x
+}
+
+#[inline(never)]
+fn self_test_is_asleep() {
+    std::thread::sleep(ASLEEP);
+}
+
+/// Runs the load on a thread of its own, under a layer of its own with these settings.
+pub(crate) fn self_test(settings: SourceSettings) -> SelfTest {
+    let memory = Memory::new();
+    let builder = Builder::new()
+        .with_source_settings(settings)
+        .rules(Rules::new([Rule::for_all(Keep::slower_than(Duration::ZERO))]))
+        .exporter(memory.clone());
+    let mut found = SelfTest { asleep: ASLEEP, ..SelfTest::default() };
+    let Ok(layer) = builder.build() else {
+        found.source = "no thread could be started".to_owned();
+        return found;
+    };
+    let handle = layer.handle();
+    found.source = handle.source();
+    let subscriber = tracing_subscriber::registry().with(layer);
+    let run = move || {
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info_span!("self test").in_scope(|| {
+                let before = crate::sys::thread_cpu_ns();
+                self_test_is_busy(Instant::now() + BUSY);
+                let ran = crate::sys::thread_cpu_ns().zip(before).map(|(now, then)| now - then);
+                self_test_is_asleep();
+                ran
+            })
+        })
+    };
+    // The calling thread may be one that is not profiled, or be in spans of its own.
+    let thread = std::thread::Builder::new().name("profiling-test".to_owned()).spawn(run);
+    let ran_ns = thread.ok().and_then(|thread| thread.join().ok()).flatten();
+    found.busy = ran_ns.map_or(BUSY, Duration::from_nanos);
+    handle.flush(DEADLINE);
+    if let Some(profile) = memory.profiles().first() {
+        look(profile, &mut found);
+    }
+    handle.shutdown(DEADLINE);
+    found
+}
+
+fn look(profile: &Profile, found: &mut SelfTest) {
+    for sample in profile.of_kind(SampleKind::OnCpu) {
+        let mut is_whole = true;
+        for location in profile.stack(sample.stack).iter().filter_map(|id| profile.location(*id)) {
+            is_whole &= location.kind != FrameKind::Remark;
+            for line in &location.lines {
+                let function = profile.function(line.function);
+                let name = function.map_or("", |function| profile.string(function.name));
+                if name.ends_with("self_test_is_busy") {
+                    found.has_functions = true;
+                    found.has_lines |= line.line > 0;
+                }
+            }
+        }
+        let points = sample.points.len();
+        found.samples += points;
+        found.whole_stacks += if is_whole { points } else { 0 };
+    }
+    found.sampled = Duration::from_nanos(profile.weight_ns());
+    let longest = |sample: &Sample| sample.points.iter().map(|point| point.weight_ns).max();
+    let waited = profile.of_kind(SampleKind::OffCpu).filter_map(longest).max();
+    found.waited = waited.map(Duration::from_nanos);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> SelfTest {
+        SelfTest {
+            source: "source timer".to_owned(),
+            samples: 60,
+            sampled: BUSY,
+            busy: BUSY,
+            whole_stacks: 60,
+            has_functions: true,
+            has_lines: true,
+            waited: Some(ASLEEP),
+            asleep: ASLEEP,
+        }
+    }
+
+    #[test]
+    fn says_what_was_found_in_one_line() {
+        assert!(good().is_ok());
+        assert_eq!(
+            good().to_string(),
+            "source timer; 60 samples of 300ms in 300ms of CPU time, 60 of their stacks whole; \
+             functions found, lines found; a wait of 50ms measured as 50.0ms"
+        );
+    }
+
+    #[test]
+    fn names_what_does_not_work() {
+        for (broken, says) in [
+            (SelfTest { samples: 0, ..good() }, "no samples are taken (source timer)"),
+            (SelfTest { sampled: BUSY / 3, ..good() }, "100ms of 300ms of CPU time"),
+            (SelfTest { whole_stacks: 50, ..good() }, "50 of 60 stacks are whole"),
+            (SelfTest { has_functions: false, ..good() }, "is the program stripped?"),
+            (SelfTest { waited: None, ..good() }, "a wait was not seen"),
+        ] {
+            let problems = broken.problems();
+            assert_eq!(problems.len(), 1);
+            assert!(problems[0].contains(says), "{problems:?}");
+        }
+    }
+}
