@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use cpu_time::ProcessTime;
 use tracing::{dispatcher, info_span};
 use tracing_profiling::Source;
+use tracing_profiling::profile::Profile;
 
 use crate::measure::{Setup, child, figure, median, work};
 
@@ -18,24 +19,28 @@ const WATCHED: Duration = Duration::from_secs(2);
 pub(crate) fn run() {
     for (name, source) in [("perf", Source::Perf), ("timer", Source::Timer)] {
         let errors = wait_errors(source);
-        let most = errors.iter().copied().fold(0.0, f64::max);
+        let seen: Vec<f64> = errors.iter().copied().flatten().collect();
+        assert!(!seen.is_empty(), "no wait was seen of {}", errors.len());
+        let most = seen.iter().copied().fold(0.0, f64::max);
         figure(&format!("off_cpu.{name}.wait_error"), most, "ms");
-        figure(&format!("off_cpu.{name}.wait_error_median"), median(&errors), "ms");
+        figure(&format!("off_cpu.{name}.wait_error_median"), median(&seen), "ms");
+        let missed = errors.len() - seen.len();
+        figure(&format!("off_cpu.{name}.waits_missed"), missed as f64, "count");
     }
     print!("{}", child("watch_perf", &[]));
     print!("{}", child("watch_timer", &[]));
 }
 
-/// How far a wait for a lock, as a profile has it, is off what the waiter's clock says. A wait that
-/// no profile has is off by all of it.
-fn wait_errors(source: Source) -> Vec<f64> {
+/// How far a wait for a lock, as a profile has it, is off what the waiter's clock says; none where no
+/// profile has it.
+fn wait_errors(source: Source) -> Vec<Option<f64>> {
     let setup = Setup::new("0ms", |builder| builder.source(source).profiles_per_minute(10_000));
     (0..WAITS)
         .map(|_| {
             let waited = wait_for_a_lock(&setup);
             setup.flush();
-            let seen: u64 = setup.memory.take().iter().map(|profile| profile.waited_ns()).sum();
-            (seen as f64 - waited.as_nanos() as f64).abs() / 1e6
+            let seen: u64 = setup.memory.take().iter().map(Profile::waited_ns).sum();
+            (seen > 0).then(|| (seen as f64 - waited.as_nanos() as f64).abs() / 1e6)
         })
         .collect()
 }
@@ -110,8 +115,10 @@ fn in_spans(setup: &Setup, action: impl Fn() + Sync, end: impl FnOnce()) -> Shar
                 dispatcher::with_default(&setup.dispatch, || info_span!("in").in_scope(&action));
             });
         }
-        // Until all are there and have been seen.
-        std::thread::sleep(Duration::from_millis(300));
+        // Until all are there; the collector learns of them when it has something else to do.
+        std::thread::sleep(Duration::from_millis(100));
+        setup.flush();
+        std::thread::sleep(Duration::from_millis(200));
         let collector = || Duration::from_nanos(setup.handle.stats().draining_cpu_ns);
         let (start, before, process) = (Instant::now(), collector(), ProcessTime::now());
         std::thread::sleep(WATCHED);

@@ -86,7 +86,7 @@ impl Pprof {
 pub(crate) fn delivered_by_pprof() {
     for hertz in [99, 999] {
         let mut pprof = Pprof::new(hertz);
-        let cpu_s = pprof.sample(|| keep_busy(3, |run| run()));
+        let cpu_s = pprof.sample(|| keep_busy(2, |run| run()));
         let due = cpu_s * f64::from(hertz);
         let share = pprof.samples as f64 / due * 100.0;
         figure(&format!("sampling.pprof_rs.delivered_{hertz}hz"), share, "%");

@@ -11,8 +11,8 @@ use crate::measure::{Setup, added, child, figure, interleave, median, ratio, unp
 use crate::rivals::{self, Pprof, Recorder};
 
 /// Of work in a round, of some 100 µs each.
-const UNITS: u32 = 1_000;
-const ROUNDS: usize = 25;
+const UNITS: u32 = 700;
+const ROUNDS: usize = 21;
 /// Frames of over a kilobyte each between the work and where its thread begins. What a sample costs
 /// depends on the stack that is copied or unwound, and a service has one.
 const FRAMES: u32 = 32;
@@ -88,6 +88,7 @@ pub(crate) fn run() {
         ROUNDS,
         &mut [
             &mut || cpu_of_work(|run| run()),
+            &mut || cpu_of_work(|run| run()),
             &mut || sampled(&perf_low),
             &mut || sampled(&perf_high),
             &mut rivals::perf_floor,
@@ -104,10 +105,13 @@ pub(crate) fn run() {
             &mut || record(Some(999)),
         ],
     );
-    let [bare, ours_and_others @ .., alone, record_low, record_high] = times.as_slice() else {
+    let [bare, again, ours_and_others @ .., alone, record_low, record_high] = times.as_slice()
+    else {
         return;
     };
     let percent = |base: &[f64], with: &[f64]| (ratio(base, with) - 1.0) * 100.0;
+    // What is smaller than this, in either direction, is nothing.
+    figure("sampling.slowdown_by_nothing", percent(bare, again), "%");
     let due = median(bare) / 1e9 * 999.0;
     let samples = [due, samples_a_round(&timer_high), samples_a_round(&fine_high)];
     let names = ["sampling", "sampling.timer", "sampling.fine_timer"];
@@ -187,7 +191,7 @@ pub(crate) fn delivered_by_fine_timer() {
 
 /// Where the kernel's tick leaves fewer samples than were asked for, each stands for more CPU time.
 fn delivered_by_weight(name: &str, set: fn(Builder) -> Builder) {
-    let (setup, cpu_s) = deliver(set, 3);
+    let (setup, cpu_s) = deliver(set, 2);
     let weight_ns: u64 = setup.memory.profiles().iter().map(|profile| profile.weight_ns()).sum();
     figure(&format!("{name}.delivered_999hz"), weight_ns as f64 / 1e9 / cpu_s * 100.0, "%");
     let samples = setup.handle.stats().samples_taken as f64;
