@@ -17,6 +17,8 @@ mod export;
 mod hot;
 mod measure;
 mod memory;
+mod off_cpu;
+mod rivals;
 mod sampling;
 mod split;
 mod syscalls;
@@ -43,6 +45,7 @@ const PARTS: &[Part] = &[
     ("unwind", unwind::run),
     ("attribution", attribution::run),
     ("split", split::run),
+    ("off_cpu", off_cpu::run),
     ("memory", memory::run),
     ("export", export::run),
 ];
@@ -51,8 +54,14 @@ const PARTS: &[Part] = &[
 const CHILDREN: &[Part] = &[
     ("syscalls", syscalls::child),
     ("attribution", attribution::counted),
-    ("delivered", sampling::delivered),
+    ("busy", rivals::busy),
+    ("delivered", sampling::delivered_by_perf),
+    ("delivered_timer", sampling::delivered_by_timer),
+    ("delivered_fine_timer", sampling::delivered_by_fine_timer),
+    ("delivered_pprof_rs", rivals::delivered_by_pprof),
     ("split_without_perf", split::without_perf),
+    ("watch_perf", off_cpu::watch_by_perf),
+    ("watch_timer", off_cpu::watch_by_timer),
     ("memory_bare", memory::bare),
     ("memory_layer", memory::layer),
     ("memory_threads_bare", memory::threads_bare),

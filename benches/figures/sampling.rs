@@ -1,24 +1,30 @@
-//! What sampling costs the sampled thread, and how much of it arrives.
+//! What sampling costs the sampled thread, and how much of it arrives: each source, and rivals.
 
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
-use perf_event::Builder as PerfBuilder;
-use perf_event::events::Software;
 use tracing::{dispatcher, info_span};
+use tracing_profiling::{Builder, Source};
 
 use crate::measure::{Setup, added, child, figure, interleave, median, ratio, unprivileged, work};
+use crate::rivals::{self, Pprof, Recorder};
 
-/// The CPU time of some work on a thread of its own, in nanoseconds, with `around` it.
-fn cpu_of_work(units: u32, around: impl FnOnce(&mut dyn FnMut()) + Send) -> f64 {
+/// Of work in a round, of some 100 µs each.
+const UNITS: u32 = 700;
+const ROUNDS: usize = 21;
+/// Frames of over a kilobyte each between the work and where its thread begins. What a sample costs
+/// depends on the stack that is copied or unwound, and a service has one.
+const FRAMES: u32 = 32;
+
+/// The CPU time of a round's work on a thread of its own, in nanoseconds, with `around` it.
+pub(crate) fn cpu_of_work(around: impl FnOnce(&mut dyn FnMut()) + Send) -> f64 {
     let mut ns = 0.0;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             around(&mut || {
                 let start = ThreadTime::now();
-                for _ in 0..units {
-                    work();
-                }
+                deep(FRAMES, &mut || (0..UNITS).for_each(|_| _ = work()));
                 ns = start.elapsed().as_nanos() as f64;
             });
         });
@@ -26,69 +32,168 @@ fn cpu_of_work(units: u32, around: impl FnOnce(&mut dyn FnMut()) + Send) -> f64 
     ns
 }
 
-fn sampled(setup: &Setup, units: u32) -> f64 {
-    cpu_of_work(units, |run| {
+/// Runs something that many frames away from here.
+#[inline(never)]
+pub(crate) fn deep(frames: u32, run: &mut dyn FnMut()) {
+    let room = black_box([0_u8; 1024]);
+    match frames {
+        0 => run(),
+        _ => deep(frames - 1, run),
+    }
+    black_box(&room);
+}
+
+/// One of ours at a rate.
+fn ours(set: fn(Builder) -> Builder, hertz: u32) -> Setup {
+    Setup::new("1h", |builder| set(builder).rate(hertz))
+}
+
+fn perf(builder: Builder) -> Builder {
+    builder.source(Source::Perf)
+}
+
+fn timer(builder: Builder) -> Builder {
+    builder.source(Source::Timer)
+}
+
+fn fine_timer(builder: Builder) -> Builder {
+    builder.source(Source::Timer).fine_timers()
+}
+
+fn sampled(setup: &Setup) -> f64 {
+    cpu_of_work(|run| {
         dispatcher::with_default(&setup.dispatch, || info_span!("busy").in_scope(run));
     })
 }
 
-pub(crate) fn run() {
-    let bare = |units| cpu_of_work(units, |run| run());
-    const UNITS: u32 = 1_000;
-    let low = Setup::new("1h", |builder| builder.rate(99));
-    let high = Setup::new("1h", |builder| builder.rate(999));
-    let floor = |units| {
-        cpu_of_work(units, |run| {
-            let mut event = PerfBuilder::new().kind(Software::CPU_CLOCK);
-            event.sample_period(1_000_000_000 / 999);
-            let mut event = event.build().expect("perf events");
-            event.enable().expect("perf events");
-            run();
-        })
-    };
-    let times = interleave(
-        31,
-        &mut [
-            &mut || bare(UNITS),
-            &mut || sampled(&low, UNITS),
-            &mut || sampled(&high, UNITS),
-            &mut || floor(UNITS),
-        ],
-    );
-    let samples = median(&times[0]) / 1e9 * 999.0;
-    let microseconds = |ns: f64| ns / samples / 1e3;
-    figure("sampling.cost", microseconds(added(&times[0], &times[2])), "us");
-    figure("sampling.cost_of_floor", microseconds(added(&times[0], &times[3])), "us");
-    figure("sampling.cost_above_floor", microseconds(added(&times[3], &times[2])), "us");
-    let percent = |base: &[f64], with: &[f64]| (ratio(base, with) - 1.0) * 100.0;
-    figure("sampling.slowdown_99hz", percent(&times[0], &times[1]), "%");
-    figure("sampling.slowdown_999hz", percent(&times[0], &times[2]), "%");
-    print!("{}", child("delivered", unprivileged()));
+/// The samples of each round so far; the first warmed up.
+fn samples_a_round(setup: &Setup) -> f64 {
+    setup.flush();
+    let stats = setup.handle.stats();
+    assert!(stats.samples_taken > 0, "needed: {stats:?}");
+    (stats.samples_taken + stats.samples_dropped_ring_full) as f64 / (ROUNDS + 1) as f64
 }
 
-/// As many busy threads as cores, sampled 999 times a second, with nothing set.
-pub(crate) fn delivered() {
-    let setup = Setup::new("1h", |builder| builder.rate(999));
+pub(crate) fn run() {
+    let [perf_low, perf_high] = [99, 999].map(|hertz| ours(perf, hertz));
+    let [timer_low, timer_high] = [99, 999].map(|hertz| ours(timer, hertz));
+    let [fine_low, fine_high] = [99, 999].map(|hertz| ours(fine_timer, hertz));
+    let (mut pprof_low, mut pprof_high) = (Pprof::new(99), Pprof::new(999));
+    let recorder = Recorder::find();
+    let record = |hertz: Option<u32>| match &recorder {
+        Some(recorder) => recorder.cpu_of_work(hertz),
+        None => f64::NAN,
+    };
+    let times = interleave(
+        ROUNDS,
+        &mut [
+            &mut || cpu_of_work(|run| run()),
+            &mut || cpu_of_work(|run| run()),
+            &mut || sampled(&perf_low),
+            &mut || sampled(&perf_high),
+            &mut rivals::perf_floor,
+            &mut || sampled(&timer_low),
+            &mut || sampled(&timer_high),
+            &mut rivals::timer_floor,
+            &mut || sampled(&fine_low),
+            &mut || sampled(&fine_high),
+            &mut rivals::fine_timer_floor,
+            &mut || pprof_low.cpu_of_work(),
+            &mut || pprof_high.cpu_of_work(),
+            &mut || record(None),
+            &mut || record(Some(99)),
+            &mut || record(Some(999)),
+        ],
+    );
+    let [bare, again, ours_and_others @ .., alone, record_low, record_high] = times.as_slice()
+    else {
+        return;
+    };
+    let percent = |base: &[f64], with: &[f64]| (ratio(base, with) - 1.0) * 100.0;
+    // What is smaller than this, in either direction, is nothing.
+    figure("sampling.slowdown_by_nothing", percent(bare, again), "%");
+    let due = median(bare) / 1e9 * 999.0;
+    let samples = [due, samples_a_round(&timer_high), samples_a_round(&fine_high)];
+    let names = ["sampling", "sampling.timer", "sampling.fine_timer"];
+    for ((name, samples), times) in names.iter().zip(samples).zip(ours_and_others.chunks(3)) {
+        let [low, high, floor] = times else { continue };
+        let microseconds = |base, with| added(base, with) / samples / 1e3;
+        figure(&format!("{name}.cost"), microseconds(bare, high), "us");
+        figure(&format!("{name}.cost_of_floor"), microseconds(bare, floor), "us");
+        figure(&format!("{name}.cost_above_floor"), microseconds(floor, high), "us");
+        figure(&format!("{name}.slowdown_99hz"), percent(bare, low), "%");
+        figure(&format!("{name}.slowdown_999hz"), percent(bare, high), "%");
+    }
+    if let [.., low, high] = ours_and_others {
+        let samples = pprof_high.samples as f64 / (ROUNDS + 1) as f64;
+        figure("sampling.pprof_rs.cost", added(bare, high) / samples / 1e3, "us");
+        figure("sampling.pprof_rs.slowdown_99hz", percent(bare, low), "%");
+        figure("sampling.pprof_rs.slowdown_999hz", percent(bare, high), "%");
+    }
+    if recorder.is_some() {
+        figure("sampling.perf_record.slowdown_99hz", percent(alone, record_low), "%");
+        figure("sampling.perf_record.slowdown_999hz", percent(alone, record_high), "%");
+    }
+    print!("{}", child("delivered", unprivileged()));
+    print!("{}", child("delivered_timer", unprivileged()));
+    print!("{}", child("delivered_fine_timer", unprivileged()));
+    print!("{}", child("delivered_pprof_rs", unprivileged()));
+}
+
+/// Seconds of CPU time that as many busy threads as cores use in a while, with `around` each.
+pub(crate) fn keep_busy(seconds: u64, around: impl Fn(&mut dyn FnMut()) + Sync) -> f64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let busy = || {
-        dispatcher::with_default(&setup.dispatch, || {
-            let _span = info_span!("busy").entered();
+        let mut cpu_s = 0.0;
+        around(&mut || {
             let start = ThreadTime::now();
-            let end = Instant::now() + Duration::from_secs(5);
+            let end = Instant::now() + Duration::from_secs(seconds);
             while Instant::now() < end {
                 work();
             }
-            start.elapsed().as_secs_f64()
-        })
+            cpu_s = start.elapsed().as_secs_f64();
+        });
+        cpu_s
     };
-    let cpu_s: f64 = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let threads: Vec<_> = (0..cores).map(|_| scope.spawn(busy)).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+    })
+}
+
+/// All cores busy in a span each, which is kept, and sampled 999 times a second.
+fn deliver(set: fn(Builder) -> Builder, seconds: u64) -> (Setup, f64) {
+    let setup = Setup::new("0ms", |builder| set(builder).rate(999).samples_per_profile(1_000_000));
+    let cpu_s = keep_busy(seconds, |run| {
+        dispatcher::with_default(&setup.dispatch, || info_span!("busy").in_scope(run));
     });
     setup.flush();
+    (setup, cpu_s)
+}
+
+/// With nothing set.
+pub(crate) fn delivered_by_perf() {
+    let (setup, cpu_s) = deliver(perf, 5);
     let stats = setup.handle.stats();
     let due = cpu_s * 999.0;
     figure("sampling.delivered_999hz", stats.samples_taken as f64 / due * 100.0, "%");
     let lost = stats.samples_dropped_ring_full as f64 / due * 100.0;
     figure("sampling.lost_to_full_ring_999hz", lost, "%");
+}
+
+pub(crate) fn delivered_by_timer() {
+    delivered_by_weight("sampling.timer", timer);
+}
+
+pub(crate) fn delivered_by_fine_timer() {
+    delivered_by_weight("sampling.fine_timer", fine_timer);
+}
+
+/// Where the kernel's tick leaves fewer samples than were asked for, each stands for more CPU time.
+fn delivered_by_weight(name: &str, set: fn(Builder) -> Builder) {
+    let (setup, cpu_s) = deliver(set, 2);
+    let weight_ns: u64 = setup.memory.profiles().iter().map(|profile| profile.weight_ns()).sum();
+    figure(&format!("{name}.delivered_999hz"), weight_ns as f64 / 1e9 / cpu_s * 100.0, "%");
+    let samples = setup.handle.stats().samples_taken as f64;
+    figure(&format!("{name}.samples_999hz"), samples / cpu_s, "1/s");
 }

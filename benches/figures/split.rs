@@ -91,10 +91,8 @@ fn on_cpu_error(accounts: &[(Account, Known)]) -> f64 {
     median(&errors)
 }
 
-pub(crate) fn run() {
-    let accounts = accounts();
-    figure("split.on_cpu_error", on_cpu_error(&accounts), "%");
-    let off: Vec<f64> = accounts
+fn off_cpu_error(accounts: &[(Account, Known)]) -> f64 {
+    let errors: Vec<f64> = accounts
         .iter()
         .map(|(account, known)| {
             // Beside the sleep the thread may have been preempted: that is not wrong.
@@ -105,7 +103,13 @@ pub(crate) fn run() {
             (least - off).max(off - most).max(0.0) / 1e6
         })
         .collect();
-    figure("split.off_cpu_error", median(&off), "ms");
+    median(&errors)
+}
+
+pub(crate) fn run() {
+    let accounts = accounts();
+    figure("split.on_cpu_error", on_cpu_error(&accounts), "%");
+    figure("split.off_cpu_error", off_cpu_error(&accounts), "ms");
     let sums: Vec<f64> = accounts
         .iter()
         .map(|(account, _)| {
@@ -127,6 +131,8 @@ pub(crate) fn without_perf() {
     apply_filter(&program).expect("the kernel takes it");
     let accounts = accounts();
     figure("split.on_cpu_error_without_perf", on_cpu_error(&accounts), "%");
+    // `Source::Auto` takes timers there.
+    figure("split.timer.off_cpu_error", off_cpu_error(&accounts), "ms");
     let broken = accounts.iter().filter(|(account, known)| {
         let Account { on_cpu_ns, on_cpu_error_ns, .. } = account;
         known.on_cpu.as_nanos() > u128::from(on_cpu_ns + on_cpu_error_ns)

@@ -1,0 +1,137 @@
+//! What ours is measured against: bare events and timers, pprof-rs, and `perf record`.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use nix::sys::signal::{SigEvent, SigevNotify, Signal};
+use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
+use nix::time::ClockId;
+use nix::unistd::gettid;
+use perf_event::Builder as PerfBuilder;
+use perf_event::events::Software;
+use pprof::ProfilerGuardBuilder;
+use tempfile::TempDir;
+
+use crate::measure::figure;
+use crate::sampling::{cpu_of_work, keep_busy};
+
+const PERIOD: Duration = Duration::from_nanos(1_000_000_000 / 999);
+
+/// A perf event that interrupts 999 times a second and records nothing.
+pub(crate) fn perf_floor() -> f64 {
+    cpu_of_work(|run| {
+        let mut event = PerfBuilder::new().kind(Software::CPU_CLOCK);
+        event.sample_period(PERIOD.as_nanos() as u64);
+        let mut event = event.build().expect("perf events");
+        event.enable().expect("perf events");
+        run();
+    })
+}
+
+pub(crate) fn timer_floor() -> f64 {
+    bare_timer(ClockId::CLOCK_THREAD_CPUTIME_ID)
+}
+
+pub(crate) fn fine_timer_floor() -> f64 {
+    bare_timer(ClockId::CLOCK_MONOTONIC)
+}
+
+/// A timer with a signal whose handler does next to nothing.
+fn bare_timer(clock: ClockId) -> f64 {
+    cpu_of_work(|run| {
+        let seen = Arc::new(AtomicBool::new(false));
+        let signal = Signal::SIGUSR1;
+        let handler = signal_hook::flag::register(signal as i32, seen).expect("a handler");
+        let thread_id = gettid().as_raw();
+        let notify = SigevNotify::SigevThreadId { signal, thread_id, si_value: 0 };
+        let mut timer = Timer::new(clock, SigEvent::new(notify)).expect("a timer");
+        let expiration = Expiration::Interval(PERIOD.into());
+        timer.set(expiration, TimerSetTimeFlags::empty()).expect("a timer");
+        run();
+        drop(timer);
+        // Its own handler stays, and does nothing then.
+        signal_hook::low_level::unregister(handler);
+    })
+}
+
+/// pprof-rs with the unwinder that needs no frame pointers.
+pub(crate) struct Pprof {
+    hertz: u32,
+    /// That it has taken.
+    pub(crate) samples: u64,
+}
+
+impl Pprof {
+    pub(crate) fn new(hertz: u32) -> Self {
+        Self { hertz, samples: 0 }
+    }
+
+    /// It samples the whole process; so nobody else may run meanwhile.
+    pub(crate) fn cpu_of_work(&mut self) -> f64 {
+        self.sample(|| cpu_of_work(|run| run()))
+    }
+
+    fn sample(&mut self, action: impl FnOnce() -> f64) -> f64 {
+        let hertz = self.hertz.try_into().expect("a rate");
+        let guard = ProfilerGuardBuilder::default().frequency(hertz).build().expect("SIGPROF");
+        let result = action();
+        let report = guard.report().build_unresolved().expect("a report");
+        self.samples += report.data.values().map(|count| count.unsigned_abs() as u64).sum::<u64>();
+        result
+    }
+}
+
+pub(crate) fn delivered_by_pprof() {
+    for hertz in [99, 999] {
+        let mut pprof = Pprof::new(hertz);
+        let cpu_s = pprof.sample(|| keep_busy(2, |run| run()));
+        let due = cpu_s * f64::from(hertz);
+        let share = pprof.samples as f64 / due * 100.0;
+        figure(&format!("sampling.pprof_rs.delivered_{hertz}hz"), share, "%");
+    }
+}
+
+/// The busy work alone, for [`Recorder`].
+pub(crate) fn busy() {
+    println!("{}", cpu_of_work(|run| run()));
+}
+
+/// `perf record` of a child that does the busy work.
+pub(crate) struct Recorder {
+    directory: TempDir,
+}
+
+impl Recorder {
+    /// None where it is not installed or refused, which is said.
+    pub(crate) fn find() -> Option<Self> {
+        let recorder = Self { directory: tempfile::tempdir().expect("a directory") };
+        let result = recorder.try_cpu_of_work(Some(99));
+        if let Err(why) = &result {
+            eprintln!("sampling.perf_record is left out: {why}");
+        }
+        result.is_ok().then_some(recorder)
+    }
+
+    /// Of the child, which is not recorded without a rate.
+    pub(crate) fn cpu_of_work(&self, hertz: Option<u32>) -> f64 {
+        self.try_cpu_of_work(hertz).expect("it worked before")
+    }
+
+    fn try_cpu_of_work(&self, hertz: Option<u32>) -> Result<f64, String> {
+        let this = std::env::current_exe().expect("the path of this program");
+        let mut command =
+            Command::new(if hertz.is_some() { "perf".as_ref() } else { this.as_os_str() });
+        if let Some(hertz) = hertz {
+            // No build ids: what happens after the child has ended is not measured, and takes time.
+            command.args(["record", "-q", "-B", "-N", "-e", "cpu-clock", "--call-graph", "dwarf"]);
+            command.args(["-F", &hertz.to_string(), "-o"]);
+            command.arg(self.directory.path().join("perf.data")).arg("--").arg(&this);
+        }
+        command.args(["--child", "busy"]).stderr(Stdio::null());
+        let output = command.output().map_err(|error| format!("perf: {error}"))?;
+        let printed = String::from_utf8_lossy(&output.stdout);
+        printed.trim().parse().map_err(|_| format!("perf record: {}", output.status))
+    }
+}
