@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use tracing::Dispatch;
 use tracing_subscriber::prelude::*;
 
 use super::Builder;
@@ -119,9 +120,10 @@ pub(crate) fn self_test(settings: SourceSettings) -> SelfTest {
     };
     let handle = layer.handle();
     found.source = handle.source();
-    let subscriber = tracing_subscriber::registry().with(layer);
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
+    let of_thread = dispatch.clone();
     let run = move || {
-        tracing::subscriber::with_default(subscriber, || {
+        tracing::dispatcher::with_default(&of_thread, || {
             tracing::info_span!("self test").in_scope(|| {
                 let before = crate::sys::thread_cpu_ns();
                 self_test_is_busy(Instant::now() + BUSY);
@@ -140,6 +142,7 @@ pub(crate) fn self_test(settings: SourceSettings) -> SelfTest {
         look(profile, &mut found);
     }
     handle.shutdown(DEADLINE);
+    drop(dispatch);
     found
 }
 
