@@ -1,5 +1,5 @@
 """read_otlp.py FOLDER SPAN=FUNCTION...: the official stubs read each .otlp file of the folder;
-the profile of each span has the function in more than half of its samples."""
+more than half of each span's time, on-CPU and off-CPU together, is in the function."""
 
 import sys
 from pathlib import Path
@@ -25,32 +25,46 @@ def read(path):
     [resource] = data.resource_profiles
     assert any(a.key == "service.name" for a in resource.resource.attributes)
     [scope] = resource.scope_profiles
-    [profile] = scope.profiles
-    assert path.stem.endswith(profile.profile_id.hex()), profile.profile_id
-    end = profile.time_unix_nano + profile.duration_nano
-    for sample in profile.samples:
-        assert sample.timestamps_unix_nano
-        assert all(profile.time_unix_nano <= t < end for t in sample.timestamps_unix_nano)
-    return dictionary, profile
+    first = scope.profiles[0]
+    assert path.stem.endswith(first.profile_id.hex()), first.profile_id
+    assert len({profile.profile_id for profile in scope.profiles}) == len(scope.profiles)
+    for profile in scope.profiles:
+        end = profile.time_unix_nano + profile.duration_nano
+        for sample in profile.samples:
+            assert sample.timestamps_unix_nano or sample.values
+            assert all(profile.time_unix_nano <= t < end for t in sample.timestamps_unix_nano)
+    return dictionary, scope.profiles
+
+
+def nanoseconds(dictionary, profile, sample):
+    """The time that a sample stands for."""
+    kind = dictionary.string_table[profile.sample_type.type_strindex]
+    if kind == "samples":
+        return len(sample.timestamps_unix_nano) * profile.period
+    assert kind in ("cpu", "off_cpu"), kind
+    if kind == "off_cpu":
+        assert len(sample.timestamps_unix_nano) == len(sample.values)
+    return sum(sample.values)
 
 
 folder, wanted = Path(sys.argv[1]), dict(pair.split("=") for pair in sys.argv[2:])
 files = sorted(folder.glob("*.otlp"))
 found = set()
 for path in files:
-    dictionary, profile = read(path)
+    dictionary, profiles = read(path)
     for span, function in wanted.items():
         if f"-{span}-" in path.name:
             break
     else:
         continue
     found.add(span)
-    counts = [
-        (len(s.timestamps_unix_nano), any(function in f for f in functions(dictionary, s.stack_index)))
-        for s in profile.samples
+    times = [
+        (nanoseconds(dictionary, p, s), any(function in f for f in functions(dictionary, s.stack_index)))
+        for p in profiles
+        for s in p.samples
     ]
-    total = sum(count for count, _ in counts)
-    guilty = sum(count for count, has in counts if has)
-    print(f"{path.name}: {guilty} of {total} samples in {function}")
+    total = sum(time for time, _ in times)
+    guilty = sum(time for time, has in times if has)
+    print(f"{path.name}: {guilty / 1e6:.0f} of {total / 1e6:.0f} ms in {function}")
     assert guilty > total / 2
 assert found == set(wanted), files

@@ -10,6 +10,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
+use std::sync::{Arc, Mutex};
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
@@ -20,7 +21,7 @@ use opentelemetry_sdk::trace::{
 use prost::Message as _;
 use support::{HAS_STACKS, PLENTY};
 use tracing::Dispatch;
-use tracing_profiling::ProfilingLayer;
+use tracing_profiling::{Kept, ProfilingLayer};
 use tracing_subscriber::prelude::*;
 
 fn text(span: &SpanData, key: &str) -> Option<String> {
@@ -30,10 +31,15 @@ fn text(span: &SpanData, key: &str) -> Option<String> {
 
 fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatch) {
     let folder = tempfile::tempdir().unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
     let resource = Resource::builder().with_service_name("shop").build();
     let profiling = ProfilingLayer::builder()
         .resource(resource.clone())
         .directory(folder.path())
+        .on_kept({
+            let told = Arc::clone(&told);
+            move |kept| told.lock().unwrap().push(kept.clone())
+        })
         .build()
         .unwrap();
     let handle = profiling.handle();
@@ -71,6 +77,8 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
         assert!(names.contains(name), "{names:?}");
     }
 
+    check_guilty(&told.lock().unwrap());
+
     // The ids on spans are those of the files, and the other way round.
     let ids: BTreeSet<_> = spans.iter().filter_map(|span| text(span, "profile.id")).collect();
     let mut files = BTreeMap::new();
@@ -84,7 +92,7 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
     }
     assert_eq!(ids, files.keys().cloned().collect());
     if HAS_STACKS {
-        assert!(ids.len() >= 2, "both CPU cases have one");
+        assert!(ids.len() >= 4, "all but the one that awaits and the one that fails at once");
     }
 
     // Every sample points at a span of the trace that leads to its profile.
@@ -94,13 +102,56 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
         let leads = kept.iter().find(|span| text(span, "profile.id").as_ref() == Some(id)).unwrap();
         let trace = leads.span_context.trace_id().to_bytes().to_vec();
         let links = &data.dictionary.as_ref().unwrap().link_table;
-        let profile = &data.resource_profiles[0].scope_profiles[0].profiles[0];
-        assert_eq!(profile.profile_id.iter().map(|b| format!("{b:02x}")).collect::<String>(), *id);
-        for sample in &profile.samples {
+        let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
+        let first = &profiles[0].profile_id;
+        assert_eq!(first.iter().map(|b| format!("{b:02x}")).collect::<String>(), *id);
+        for sample in profiles.iter().flat_map(|profile| &profile.samples) {
             let link = &links[usize::try_from(sample.link_index).unwrap()];
             assert_eq!(link.trace_id, trace);
             assert!(by_id.contains_key(&link.span_id), "a span that was exported");
         }
+    }
+}
+
+/// Whatever the source and the privileges: the same requests are kept for the same reasons, and the
+/// same functions are named.
+fn check_guilty(told: &[Kept]) {
+    let of = |name: &str| {
+        let mut found = told.iter().filter(|kept| kept.spans[0].name() == name);
+        found.next().unwrap_or_else(|| panic!("{name} is kept"))
+    };
+    for (name, reason) in [
+        ("GET /bundles", "latency"),
+        ("GET /similar", "latency"),
+        ("GET /checkout", "latency"),
+        ("GET /legacy", "latency"),
+        ("GET /upstream", "latency"),
+        ("GET /broken", "error"),
+    ] {
+        assert_eq!(of(name).spans[0].reasons().to_string(), reason, "{name}");
+    }
+    if !HAS_STACKS {
+        return;
+    }
+    for (name, guilty) in
+        [("GET /bundles", "count_cheap_bundles"), ("GET /similar", "sqlite3VdbeExec")]
+    {
+        let (function, _) = of(name).top_function.clone().unwrap();
+        assert!(function.ends_with(guilty), "{name}: {function}");
+    }
+    for (name, guilty, call) in [
+        ("GET /checkout", "reserve", "[futex 0x"),
+        ("GET /legacy", "ask_the_old_system", "[sleep]"),
+    ] {
+        let waits = &of(name).waits;
+        let longest = waits.longest.clone().unwrap();
+        assert!(longest.function.ends_with(guilty), "{name}: {waits:?}");
+        assert!(longest.call.starts_with(call), "{name}: {waits:?}");
+        // Both are async functions, which should not have blocked.
+        assert!(waits.in_async_ns > 1_000_000_000, "{name}: {waits:?}");
+        let account = of(name).spans[0].account();
+        let difference = account.off_cpu_ns.abs_diff(waits.total_ns);
+        assert!(difference < account.off_cpu_ns / 20, "{name}: {waits:?} {account:?}");
     }
 }
 
