@@ -1,0 +1,85 @@
+//! What the signal handler of the source `timer` does on the threads that it interrupts: nothing but
+//! write to its ring. (`.ci/handler_calls` looks at the same in the machine code.)
+
+#![cfg(not(tracing_profiling_unsupported))]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::hint::black_box;
+
+use support::{PLENTY, Setup};
+use tracing::info_span;
+use tracing_profiling::Source;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: hands everything on to the system's allocator.
+#[allow(unsafe_code, reason = "a global allocator")]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+#[test]
+fn the_handler_allocates_nothing_and_leaves_errno_and_registers_alone() {
+    for is_fine in [false, true] {
+        let setup = Setup::with("0ms", |builder| {
+            let builder = builder.source(Source::Timer).rate(10_000);
+            if is_fine { builder.fine_timers() } else { builder }
+        });
+        tracing::dispatcher::with_default(&setup.dispatch, || {
+            let _span = info_span!("computes").entered();
+            // Entering it has armed the thread, which allocates.
+            let before = ALLOCATIONS.get();
+            // SAFETY: sets the calling thread's own errno.
+            #[allow(unsafe_code, reason = "there is no safe way to set errno")]
+            unsafe {
+                *libc::__errno_location() = libc::EXFULL;
+            }
+            let first = black_box(iterate(1.0));
+            let mut all_same = true;
+            let start = cpu_time::ThreadTime::now();
+            while start.elapsed() < std::time::Duration::from_millis(500) {
+                // Floating point in registers: what the handler does must not show in it.
+                all_same &= iterate(1.0).to_bits() == first.to_bits();
+            }
+            assert_eq!(errno(), libc::EXFULL);
+            assert_eq!(ALLOCATIONS.get(), before, "allocations of the thread");
+            assert!(all_same);
+        });
+        assert!(setup.handle.flush(PLENTY));
+        let stats = setup.handle.stats();
+        let signals = stats.samples_taken + stats.samples_dropped_ring_full;
+        assert!(signals >= 40, "the handler ran: {stats:?}");
+    }
+}
+
+fn iterate(mut x: f64) -> f64 {
+    for i in 0..5_000_u32 {
+        x = x.mul_add(1.000_000_1, f64::from(i)) / 1.000_01;
+    }
+    x
+}
