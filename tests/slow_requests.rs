@@ -2,7 +2,7 @@
 //! is led to, in whichever order the layers are.
 
 #![cfg(feature = "tracing-opentelemetry")]
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 #[path = "../examples/shop/mod.rs"]
 mod shop;
@@ -118,7 +118,7 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
 fn check_guilty(told: &[Kept]) {
     let of = |name: &str| {
         let mut found = told.iter().filter(|kept| kept.spans[0].name() == name);
-        found.next().unwrap_or_else(|| panic!("{name} is kept"))
+        found.next().expect(name)
     };
     for (name, reason) in [
         ("GET /bundles", "latency"),
