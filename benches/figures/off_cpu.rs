@@ -36,10 +36,13 @@ pub(crate) fn run() {
 fn wait_errors(source: Source) -> Vec<Option<f64>> {
     let setup = Setup::new("0ms", |builder| builder.source(source).profiles_per_minute(10_000));
     (0..WAITS)
-        .map(|_| {
+        .map(|number| {
             let waited = wait_for_a_lock(&setup);
             setup.flush();
             let seen: u64 = setup.memory.take().iter().map(Profile::waited_ns).sum();
+            if seen == 0 {
+                eprintln!("{source:?} has missed wait {number} of {waited:?}");
+            }
             (seen > 0).then(|| (seen as f64 - waited.as_nanos() as f64).abs() / 1e6)
         })
         .collect()

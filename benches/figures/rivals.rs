@@ -1,5 +1,6 @@
 //! What ours is measured against: bare events and timers, pprof-rs, and `perf record`.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -124,14 +125,17 @@ impl Recorder {
         let mut command =
             Command::new(if hertz.is_some() { "perf".as_ref() } else { this.as_os_str() });
         if let Some(hertz) = hertz {
-            // No build ids: what happens after the child has ended is not measured, and takes time.
             command.args(["record", "-q", "-B", "-N", "-e", "cpu-clock", "--call-graph", "dwarf"]);
             command.args(["-F", &hertz.to_string(), "-o"]);
             command.arg(self.directory.path().join("perf.data")).arg("--").arg(&this);
         }
-        command.args(["--child", "busy"]).stderr(Stdio::null());
-        let output = command.output().map_err(|error| format!("perf: {error}"))?;
-        let printed = String::from_utf8_lossy(&output.stdout);
-        printed.trim().parse().map_err(|_| format!("perf record: {}", output.status))
+        command.args(["--child", "busy"]).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut running = command.spawn().map_err(|error| format!("perf: {error}"))?;
+        let mut printed = String::new();
+        let result = running.stdout.take().map(|out| BufReader::new(out).read_line(&mut printed));
+        // perf may sleep for a second after its child has ended.
+        _ = running.kill();
+        running.wait().map_err(|error| format!("perf: {error}"))?;
+        printed.trim().parse().map_err(|_| format!("perf record: {result:?} {printed:?}"))
     }
 }

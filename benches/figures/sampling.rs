@@ -10,7 +10,7 @@ use tracing_profiling::{Builder, Source};
 use crate::measure::{Setup, added, child, figure, interleave, median, ratio, unprivileged, work};
 use crate::rivals::{self, Pprof, Recorder};
 
-/// Of work in a round, of some 100 µs each.
+/// Of work in a round, of some 100 to 250 µs each.
 const UNITS: u32 = 700;
 const ROUNDS: usize = 21;
 /// Frames of over a kilobyte each between the work and where its thread begins. What a sample costs
@@ -88,13 +88,14 @@ pub(crate) fn run() {
         ROUNDS,
         &mut [
             &mut || cpu_of_work(|run| run()),
-            &mut || cpu_of_work(|run| run()),
             &mut || sampled(&perf_low),
             &mut || sampled(&perf_high),
             &mut rivals::perf_floor,
             &mut || sampled(&timer_low),
             &mut || sampled(&timer_high),
             &mut rivals::timer_floor,
+            // Once more in the middle, since the machine does not stay the same through a round.
+            &mut || cpu_of_work(|run| run()),
             &mut || sampled(&fine_low),
             &mut || sampled(&fine_high),
             &mut rivals::fine_timer_floor,
@@ -105,34 +106,30 @@ pub(crate) fn run() {
             &mut || record(Some(999)),
         ],
     );
-    let [bare, again, ours_and_others @ .., alone, record_low, record_high] = times.as_slice()
-    else {
-        return;
-    };
     let percent = |base: &[f64], with: &[f64]| (ratio(base, with) - 1.0) * 100.0;
+    let (first, second) = (&times[0], &times[7]);
+    let bare: Vec<f64> = first.iter().zip(second).map(|(a, b)| (a + b) / 2.0).collect();
     // What is smaller than this, in either direction, is nothing.
-    figure("sampling.slowdown_by_nothing", percent(bare, again), "%");
-    let due = median(bare) / 1e9 * 999.0;
-    let samples = [due, samples_a_round(&timer_high), samples_a_round(&fine_high)];
-    let names = ["sampling", "sampling.timer", "sampling.fine_timer"];
-    for ((name, samples), times) in names.iter().zip(samples).zip(ours_and_others.chunks(3)) {
-        let [low, high, floor] = times else { continue };
-        let microseconds = |base, with| added(base, with) / samples / 1e3;
-        figure(&format!("{name}.cost"), microseconds(bare, high), "us");
-        figure(&format!("{name}.cost_of_floor"), microseconds(bare, floor), "us");
-        figure(&format!("{name}.cost_above_floor"), microseconds(floor, high), "us");
-        figure(&format!("{name}.slowdown_99hz"), percent(bare, low), "%");
-        figure(&format!("{name}.slowdown_999hz"), percent(bare, high), "%");
-    }
-    if let [.., low, high] = ours_and_others {
-        let samples = pprof_high.samples as f64 / (ROUNDS + 1) as f64;
-        figure("sampling.pprof_rs.cost", added(bare, high) / samples / 1e3, "us");
-        figure("sampling.pprof_rs.slowdown_99hz", percent(bare, low), "%");
-        figure("sampling.pprof_rs.slowdown_999hz", percent(bare, high), "%");
-    }
+    figure("sampling.slowdown_by_nothing", percent(first, second), "%");
+    let slowdowns = |name: &str, base: &[f64], [low, high]: [&[f64]; 2]| {
+        figure(&format!("{name}.slowdown_99hz"), percent(base, low), "%");
+        figure(&format!("{name}.slowdown_999hz"), percent(base, high), "%");
+    };
+    let costs = |name: &str, samples: f64, of: &[Vec<f64>]| {
+        let microseconds = |base: &[f64], with: &[f64]| added(base, with) / samples / 1e3;
+        figure(&format!("{name}.cost"), microseconds(&bare, &of[1]), "us");
+        figure(&format!("{name}.cost_of_floor"), microseconds(&bare, &of[2]), "us");
+        figure(&format!("{name}.cost_above_floor"), microseconds(&of[2], &of[1]), "us");
+        slowdowns(name, &bare, [&of[0], &of[1]]);
+    };
+    costs("sampling", median(&bare) / 1e9 * 999.0, &times[1..4]);
+    costs("sampling.timer", samples_a_round(&timer_high), &times[4..7]);
+    costs("sampling.fine_timer", samples_a_round(&fine_high), &times[8..11]);
+    let samples = pprof_high.samples as f64 / (ROUNDS + 1) as f64;
+    figure("sampling.pprof_rs.cost", added(&bare, &times[12]) / samples / 1e3, "us");
+    slowdowns("sampling.pprof_rs", &bare, [&times[11], &times[12]]);
     if recorder.is_some() {
-        figure("sampling.perf_record.slowdown_99hz", percent(alone, record_low), "%");
-        figure("sampling.perf_record.slowdown_999hz", percent(alone, record_high), "%");
+        slowdowns("sampling.perf_record", &times[13], [&times[14], &times[15]]);
     }
     print!("{}", child("delivered", unprivileged()));
     print!("{}", child("delivered_timer", unprivileged()));
