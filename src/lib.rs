@@ -2,7 +2,8 @@
 //! span slow?" with a profile of exactly that span, down to function and line.
 //!
 //! It samples all the time, cheaply, and keeps nothing until a span has earned it. A span that
-//! closes slow or failed gets its stacks unwound into a profile: a flame graph, pprof and OTLP.
+//! closes slow or failed gets its stacks unwound into a profile: where its threads ran and where they
+//! waited, as a flame graph, pprof and OTLP.
 //! All others leave no trace.
 //!
 //! ```no_run
@@ -35,6 +36,8 @@
 //!   not run), idle (not entered); context switches and page faults. See [`Account`].
 //! - A profile of everything that ran inside it: its own segments, its child spans, and child
 //!   spans on other threads and tasks. Spans of one tree that are kept together share a profile.
+//! - In it, each wait of 10 ms and more with its stack, its measured length, and what it was for: for
+//!   a lock, its address. A wait that blocks an async executor is called out.
 //! - One line in the log (target `tracing_profiling`) that says what was kept, why, and where it
 //!   lies; and [`Builder::on_kept`] to hear of it in code.
 //! - Beside `tracing-opentelemetry`, attributes on the exported span that lead to the profile
@@ -57,7 +60,6 @@
 //! # Not for
 //!
 //! - Code outside spans; processes other than this one; memory.
-//! - Stacks of threads that wait. A span that waited shows so by its times.
 //! - Systems other than Linux on x86-64 and aarch64: there, spans have times and no stacks.
 //!
 //! # What it costs
@@ -77,6 +79,8 @@
 //! | variable | meaning | default |
 //! |---|---|---|
 //! | `TRACING_PROFILING` | the rules, see below | `250ms\|error` |
+//! | `TRACING_PROFILING_SOURCE` | what produces stacks: `auto`, `perf`, `timer` or `none`; see [`Source`] | `auto` |
+//! | `TRACING_PROFILING_TIMER_CLOCK` | `cpu` or `monotonic`; see [`Builder::fine_timers`] | `cpu` |
 //! | `TRACING_PROFILING_RATE` | samples a second of CPU time, 1 to 10000 | follows the rules: 200 for 250 ms |
 //! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample, 1024 to 65448 | 32768 |
 //! | `TRACING_PROFILING_MAX_DEPTH` | frames kept of a stack, 1 to 1024 | 256 |

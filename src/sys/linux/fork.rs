@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 
+use super::signal::{after_fork, before_fork};
+
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static REGISTER: Once = Once::new();
 static HANDLER: OnceLock<fn()> = OnceLock::new();
@@ -26,14 +28,24 @@ pub(crate) fn fork_generation() -> u32 {
 pub(crate) fn on_fork(in_child: fn()) {
     REGISTER.call_once(|| {
         _ = HANDLER.set(in_child);
-        // SAFETY: the handler is a plain function that lives as long as the program and only
-        // stores to memory, which is allowed in the child of a process with threads. A failure
-        // (no memory) leaves us without the handler, as if the program never forked.
-        unsafe { libc::pthread_atfork(None, None, Some(child)) };
+        // SAFETY: the handlers are plain functions that live as long as the program. What is called in
+        // the child only stores to memory and sets the thread's signal mask, which is allowed in the
+        // child of a process with threads. A failure (no memory) leaves us without them, as if the
+        // program never forked.
+        unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
     });
 }
 
+extern "C" fn before() {
+    before_fork();
+}
+
+extern "C" fn parent() {
+    after_fork();
+}
+
 extern "C" fn child() {
+    after_fork();
     GENERATION.fetch_add(1, Ordering::Relaxed);
     if let Some(handler) = HANDLER.get() {
         handler();

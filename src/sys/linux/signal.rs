@@ -1,6 +1,7 @@
 //! The signal that timers send: which one, and whose else it is.
 #![allow(unsafe_code, reason = "installs a signal handler and calls the one that was there")]
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -14,6 +15,8 @@ pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void
 
 /// The signal that new timers use; 0 before the first.
 static CHOSEN: Mutex<c_int> = Mutex::new(0);
+/// The same, for who may not wait for the lock.
+static IN_USE: AtomicI32 = AtomicI32::new(0);
 
 /// Who handled each of our signals before us: function and flags.
 static BEFORE: [Before; MOST_SIGNALS] = [const { Before::nobody() }; MOST_SIGNALS];
@@ -50,6 +53,7 @@ pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
     let signal = signals.find(is_free).unwrap_or(libc::SIGPROF);
     install(signal, handler)?;
     *chosen = signal;
+    IN_USE.store(signal, Ordering::Relaxed);
     Ok(signal)
 }
 
@@ -117,13 +121,38 @@ pub(super) fn unblock(signal: c_int) {
     set_mask(libc::SIG_UNBLOCK, signal);
 }
 
-fn set_mask(how: c_int, signal: c_int) {
+/// Changes the calling thread's mask; returns the one before.
+fn set_mask(how: c_int, signal: c_int) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: fills and reads a set of ours, and changes the calling thread's mask.
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: fills and reads sets of ours, and changes the calling thread's mask.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
-        libc::pthread_sigmask(how, set.as_ptr(), std::ptr::null_mut());
+        libc::pthread_sigmask(how, set.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    }
+}
+
+thread_local! {
+    /// The mask of a thread that forks.
+    static MASK: Cell<Option<libc::sigset_t>> = const { Cell::new(None) };
+}
+
+/// Before a fork: holds the signal back, for a fork that is interrupted begins anew, and with a fast
+/// timer never ends.
+pub(super) fn before_fork() {
+    let signal = IN_USE.load(Ordering::Relaxed);
+    if signal != 0 {
+        MASK.set(Some(set_mask(libc::SIG_BLOCK, signal)));
+    }
+}
+
+/// After it, in parent and child: undoes that.
+pub(super) fn after_fork() {
+    if let Some(mask) = MASK.take() {
+        // SAFETY: reads a set that the kernel has filled, and changes the calling thread's mask.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) };
     }
 }
 
