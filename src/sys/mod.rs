@@ -35,6 +35,8 @@ mod unsupported;
 use unsupported as platform;
 
 pub(crate) use clock::Clock;
+#[cfg(test)]
+pub(crate) use platform::open_switch_registers;
 pub(crate) use platform::{
     HardwareCounters, KeptOn, Poller, Ring, Waker, blocked, check_writable, cpu_ns_of,
     create_private_directory, create_private_file, current_tid, fork_generation, loaded_modules,

@@ -163,6 +163,11 @@ pub(crate) fn open_switch_ring(_ring_bytes: usize) -> Result<Ring, WhyRefused> {
     Err(WhyRefused::NotSupported)
 }
 
+#[cfg(test)]
+pub(crate) fn open_switch_registers(_ring_bytes: usize) -> Result<Ring, WhyRefused> {
+    Err(WhyRefused::NotSupported)
+}
+
 /// There are no counters here.
 #[derive(Debug)]
 pub(crate) struct HardwareCounters(Infallible);

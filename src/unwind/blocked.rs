@@ -295,7 +295,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::sys::{current_tid, loaded_modules};
+    use crate::sampler::record::Registers;
+    use crate::sys::{Ring, current_tid, loaded_modules, open_switch_registers};
 
     type Wait = Box<dyn FnOnce() + Send>;
 
@@ -368,8 +369,11 @@ mod tests {
         }
         let tid = Arc::new(AtomicU32::new(0));
         let told = Arc::clone(&tid);
+        let (tell_ring, told_ring) = mpsc::channel();
         // Not joined: what it waits for does not come.
         thread::spawn(move || {
+            // Where that is allowed: what the registers really are.
+            tell_ring.send(open_switch_registers(1 << 16).ok()).unwrap();
             told.store(current_tid(), Ordering::Release);
             outer(Box::new(wait));
         });
@@ -392,6 +396,13 @@ mod tests {
             assert_eq!(searched, frames);
         }
         assert_eq!(end, End::Root);
+        if let Some(bp) = told_ring.recv().unwrap().and_then(|ring| frame_pointer(&ring, &blocked))
+        {
+            let mut exact = Vec::new();
+            let registers = Registers::X86_64 { ip: blocked.pc, sp: blocked.sp, bp };
+            assert_eq!(unwinder.unwind(registers, word, 100, &mut exact), End::Root);
+            assert_eq!(exact, frames);
+        }
         let starts: Vec<_> = frames
             .iter()
             .map(|frame| {
@@ -403,6 +414,20 @@ mod tests {
             |function: fn(Wait)| starts.iter().position(|start| *start == function as usize as u64);
         let (inner, outer) = (at(inner).unwrap(), at(outer).unwrap());
         assert_eq!(inner + 1, outer);
+    }
+
+    /// What it is, if the thread has really been switched off where it is blocked now.
+    fn frame_pointer(ring: &Ring, blocked: &Blocked) -> Option<u64> {
+        let word = |position: u64| {
+            let mut word = [0; 8];
+            ring.copy(position, &mut word);
+            u64::from_ne_bytes(word)
+        };
+        // Header, time, ABI, and the registers in the order of their numbers.
+        let start = ring.head().checked_sub(48)?;
+        let (bp, sp, ip) = (word(start + 24), word(start + 32), word(start + 40));
+        assert_eq!((sp, ip), (blocked.sp, blocked.pc));
+        Some(bp)
     }
 
     /// The same without a look at what the function does when it begins.

@@ -22,6 +22,8 @@ pub(crate) use counters::HardwareCounters;
 pub(crate) use files::{check_writable, create_private_directory, create_private_file};
 pub(crate) use fork::{fork_generation, on_fork};
 pub(crate) use modules::{loaded_modules, module_generation, program_memory, read_own_memory};
+#[cfg(test)]
+pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
 pub(crate) use ring::Ring;

@@ -87,6 +87,18 @@ pub(crate) fn open_switch_ring(ring_bytes: usize) -> Result<Ring, WhyRefused> {
     Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
 }
 
+/// Samples the user registers of the calling thread each time it is switched off a CPU; takes privilege.
+/// To compare with what is found without.
+#[cfg(test)]
+pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<Ring, WhyRefused> {
+    let mut attr = software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES);
+    attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
+    attr.sample_regs_user = REGISTERS;
+    attr.__bindgen_anon_1.sample_period = 1;
+    let event = open(&mut attr)?;
+    Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
+}
+
 /// Keeps the kernel's machinery for perf events switched on.
 ///
 /// The kernel patches its scheduler for the first event of any thread in the system, and waits for
