@@ -149,10 +149,7 @@ impl Pending {
         stack: &Stack,
         round: u64,
     ) -> Added {
-        let pending = self.spans.entry(span).or_insert_with(|| {
-            self.bytes += BYTES_A_SPAN;
-            PendingSpan { thinning: 1, first_round: round, ..PendingSpan::default() }
-        });
+        let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         pending.last_ns = time_ns;
         pending.skipped += 1;
         pending.skipped_ns = pending.skipped_ns.saturating_add(weight_ns);
@@ -193,10 +190,7 @@ impl Pending {
         stack: &Stack,
         round: u64,
     ) -> bool {
-        let pending = self.spans.entry(span).or_insert_with(|| {
-            self.bytes += BYTES_A_SPAN;
-            PendingSpan { thinning: 1, first_round: round, ..PendingSpan::default() }
-        });
+        let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         let needed = size_of::<PendingWait>() + pending.stacks.cost(stack);
         if self.bytes + needed > self.budget_bytes || pending.waits.len() >= self.most_samples {
             pending.lost_waits_ns += wait.duration_ns;
@@ -217,10 +211,7 @@ impl Pending {
 
     /// What the hooks say of a span; more than once if threads said it at the same time.
     pub(super) fn know(&mut self, span: SpanKey, known: Known, round: u64) {
-        let pending = self.spans.entry(span).or_insert_with(|| {
-            self.bytes += BYTES_A_SPAN;
-            PendingSpan { thinning: 1, first_round: round, ..PendingSpan::default() }
-        });
+        let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         if pending.known.replace(known).is_none() {
             self.roots.entry(known.root).or_default().spans.push(span);
         }
@@ -405,6 +396,19 @@ impl Pending {
         }
         samples
     }
+}
+
+/// What is known of a span, `round` being the one in which it is first heard of.
+fn span_of<'a>(
+    spans: &'a mut HashMap<SpanKey, PendingSpan>,
+    bytes: &mut usize,
+    span: SpanKey,
+    round: u64,
+) -> &'a mut PendingSpan {
+    spans.entry(span).or_insert_with(|| {
+        *bytes += BYTES_A_SPAN;
+        PendingSpan { thinning: 1, first_round: round, ..PendingSpan::default() }
+    })
 }
 
 /// Room without which memory is short.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::perf::{Perf, software_usage};
 use super::timer::Timers;
-use crate::span::{ArmThreads, Armed, Interval, Recording, ThreadSource, Usage};
+use crate::span::{ArmThreads, Armed, Recording, ThreadSource, Usage};
 use crate::stats::Counters;
 use crate::sys::{self, Clock, Position, SampleRequest, TimerClock, Waker, WhyRefused};
 
@@ -309,10 +309,6 @@ impl Drop for Unsampled {
 }
 
 impl ThreadSource for Unsampled {
-    fn catch_up(&mut self, _clock: &Clock, _now: u64) -> Interval {
-        Interval::default()
-    }
-
     fn cpu_ns(&mut self) -> Option<u64> {
         sys::thread_cpu_ns()
     }

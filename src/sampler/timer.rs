@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::perf::software_usage;
 use super::record::Machine;
-use crate::span::{Armed, Interval, Recording, ThreadSource, Usage};
-use crate::sys::{self, Clock, Position, Ring, SampleRequest, TimerClock, Waker, WhyRefused};
+use crate::span::{Armed, Recording, ThreadSource, Usage};
+use crate::sys::{self, Position, Ring, SampleRequest, TimerClock, Waker, WhyRefused};
 
 /// Makes timers for threads.
 #[derive(Debug)]
@@ -67,10 +67,6 @@ struct TimerThread {
 }
 
 impl ThreadSource for TimerThread {
-    fn catch_up(&mut self, _clock: &Clock, _now: u64) -> Interval {
-        Interval::default()
-    }
-
     fn cpu_ns(&mut self) -> Option<u64> {
         sys::thread_cpu_ns()
     }

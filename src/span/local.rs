@@ -182,8 +182,10 @@ pub(crate) struct Armed {
 
 /// A source on one thread; called by that thread only, and only where something moved.
 pub(crate) trait ThreadSource: Debug {
-    /// What the scheduler did since the last call.
-    fn catch_up(&mut self, clock: &Clock, now: u64) -> Interval;
+    /// What the scheduler did since the last call, if that is known.
+    fn catch_up(&mut self, _clock: &Clock, _now: u64) -> Interval {
+        Interval::default()
+    }
     /// The thread's CPU clock in nanoseconds.
     fn cpu_ns(&mut self) -> Option<u64>;
     /// What the thread has used since it started.
