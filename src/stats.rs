@@ -74,6 +74,9 @@ counters! {
     /// Samples for which a timer found its thread on a stack that is not its own: that of a coroutine
     /// or of another signal handler.
     samples_dropped_foreign_stack,
+    /// Samples of a timer that came late, because the program had blocked its signal: for all of them but
+    /// the last it is not known where the thread was.
+    samples_dropped_late,
     /// Samples that are not known to belong to a span because the thread had too many stretches.
     /// They are among those outside spans too.
     samples_dropped_marks_full,
@@ -92,6 +95,8 @@ counters! {
     waits_seen,
     /// Of these: the system does not let us see where the thread waited, only for how long.
     waits_without_stack,
+    /// Waits that were not looked at because there were too many: looking takes 2 % of a core at most.
+    waits_not_looked_at,
     /// Waits that were seen and given up because the memory budget was used up.
     waits_dropped_memory,
     /// Records in a ring that contradicted themselves.
@@ -117,12 +122,14 @@ counters! {
     threads_unsampled,
     /// Times that a thread could not be sampled because perf is refused.
     threads_refused_perf,
-    /// Times that a thread could not be sampled because no memory may be locked for its ring.
+    /// Times that a thread could not be sampled by perf because no memory may be locked for its ring. It
+    /// may be sampled by a timer.
     threads_refused_locked_memory,
     /// Times that a thread could not be sampled because of the limit of pending signals, of which
     /// each timer takes one.
     threads_refused_timers,
-    /// Times that a thread could not be sampled because of the limit of open files.
+    /// Times that a thread could not be sampled by perf because of the limit of open files. It may be
+    /// sampled by a timer.
     threads_refused_open_files,
     /// Times that a thread could not be sampled for another reason.
     threads_refused_other,

@@ -26,7 +26,7 @@ pub(super) struct Builder<'a> {
     pub(super) unix_offset_ns: i128,
     pub(super) period_ns: u64,
     pub(super) most_samples: usize,
-    /// Samples are taken in user code only.
+    /// What is in no sample is time in the kernel.
     pub(super) hides_kernel: bool,
 }
 
@@ -213,9 +213,9 @@ impl Tables<'_> {
         );
     }
 
-    /// Where the kernel's part is not sampled: what of the on-CPU time is in no sample. As the account
-    /// knows nothing of spans inside on other threads, whose samples count, this can be too little, and
-    /// is never too much by more than a sample or two, which is nothing.
+    /// Where the kernel's part is not sampled: what of the on-CPU time is in no sample. Only if that is
+    /// known: not if something else may be missing, or is in an earlier profile. As the account knows
+    /// nothing of spans inside on other threads, whose samples count, it can be too little.
     fn add_kernel(
         &mut self,
         epoch: &Epoch,
@@ -224,24 +224,25 @@ impl Tables<'_> {
         inside: &HashSet<SpanKey>,
     ) {
         let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
+        let is_incomplete = losses.ring_full > 0 || losses.missing > 0;
+        if is_incomplete || of_topmost.clone().any(|span| !span.earlier.is_empty()) {
+            return;
+        }
         let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.on_cpu_ns).sum();
-        let period_ns = self.builder.period_ns;
-        let known_ns = self.profile.weight_ns() + losses.ring_full * period_ns;
-        let kernel_ns = on_cpu_ns.saturating_sub(known_ns);
+        let period_ns = self.builder.period_ns.max(1);
+        let periods = on_cpu_ns.saturating_sub(self.profile.weight_ns()) / period_ns;
         let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
-        if kernel_ns < 2 * period_ns {
+        // One more or less at each end is how samples fall.
+        if periods < 2 {
             return;
         }
         let location = self.location(Frame::KERNEL, false);
         let stack = self.profile.add_stack(vec![location]);
         let link = self.link(span.key, inside);
-        // As many as the samples that fell in the kernel and were not taken: of the same weight as the
-        // others, so that those can stay points in time. When it was is not known.
-        let point =
-            Point { time_unix_ns: self.builder.unix_ns(span.opened_ns), weight_ns: period_ns };
-        for _ in 0..kernel_ns / period_ns {
-            self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
-        }
+        // Whole periods, so that it is a multiple of what the others stand for. When it was is not known.
+        let time_unix_ns = self.builder.unix_ns(span.opened_ns);
+        let point = Point { time_unix_ns, weight_ns: periods * period_ns };
+        self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
     }
 
     /// Waits, and what is left of those for which there was no memory.
@@ -254,7 +255,7 @@ impl Tables<'_> {
             self.profile.add_sample(SampleKind::OffCpu, stack, link, point);
         }
         if pending.lost_waits_ns > 0 {
-            let remark = self.profile.add_remark("[stacks given up: memory budget used up]");
+            let remark = self.profile.add_remark("[stacks of waits given up: no room for more]");
             let stack = self.profile.add_stack(vec![remark]);
             let time_unix_ns = self.builder.unix_ns(pending.last_ns);
             let point = Point { time_unix_ns, weight_ns: pending.lost_waits_ns };

@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use super::pending::{Added, Pending, Stack};
-use super::waits::{Looker, Watch};
+use super::waits::{Looker, Seen, Watch};
 use crate::sampler::record::{Layout, Machine, Place, Record, Records, read_sample};
 use crate::span::{Mark, Recording, SpanKey, Stretch};
 use crate::stats::Counters;
-use crate::sys::Ring;
+use crate::sys::{self, Ring};
 use crate::unwind::{End, Frame, Unwinder};
 
 /// A thread that is sampled.
@@ -40,12 +40,12 @@ impl Sampled {
     }
 
     /// Looks whether the thread waits.
-    pub(super) fn look(&mut self, looker: &mut Looker<'_>) {
+    pub(super) fn look(&mut self, looker: &mut Looker<'_>) -> Seen {
         if self.recording.is_over() {
-            self.watch.end(looker);
-        } else {
-            self.watch.look(&self.recording, looker);
+            self.watch.end(&self.recording, looker);
+            return Seen::OutsideSpans;
         }
+        self.watch.look(&self.recording, looker)
     }
 
     /// Whether looking at it takes a system call.
@@ -134,6 +134,19 @@ fn owner(marks: &mut VecDeque<Mark>, stretch: Stretch, position: u64) -> Option<
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 impl Drain<'_> {
+    /// What a sample stands for. A timer says it, but if its signal was held back for long (the program had
+    /// blocked it), most of that time was spent elsewhere, and nobody knows where.
+    fn weight_of(&self, said_ns: Option<u64>, period_ns: u64) -> u64 {
+        const TOO_MANY: u64 = 16;
+        let Some(said_ns) = said_ns else { return period_ns };
+        let usual_ns = period_ns.max(sys::tick_ns().unwrap_or(0)).max(1);
+        if said_ns <= TOO_MANY * usual_ns {
+            return said_ns;
+        }
+        count(&self.counters.samples_dropped_late, said_ns / usual_ns - 1);
+        usual_ns
+    }
+
     fn sample(&mut self, ring: &Ring, tid: u32, place: Place, span: SpanKey, period_ns: u64) {
         let layout =
             Layout { machine: Machine::NATIVE, has_kernel_chain: ring.has_kernel_chains() };
@@ -156,7 +169,7 @@ impl Drain<'_> {
             }
             self.stack.frames.splice(0..0, chain);
         }
-        let period_ns = sample.weight_ns.unwrap_or(period_ns);
+        let period_ns = self.weight_of(sample.weight_ns, period_ns);
         match self.stack.end {
             End::Root => {}
             End::Cut => count(&self.counters.stacks_truncated, 1),

@@ -191,6 +191,7 @@ impl Pending {
         round: u64,
     ) -> bool {
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
+        pending.last_ns = pending.last_ns.max(wait.time_ns);
         let needed = size_of::<PendingWait>() + pending.stacks.cost(stack);
         if self.bytes + needed > self.budget_bytes || pending.waits.len() >= self.most_samples {
             pending.lost_waits_ns += wait.duration_ns;
@@ -354,6 +355,7 @@ impl Pending {
             root.lost += pending.lost + samples;
             root.lost_ns += lost_ns;
             root.lost_waits_ns += lost_waits_ns;
+            root.last_ns = root.last_ns.max(pending.last_ns);
             root.thinned += pending.thinned;
             root.ring_full += pending.ring_full;
         }

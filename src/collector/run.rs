@@ -12,7 +12,7 @@ use super::command::{Command, Job};
 use super::drain::{Drain, Sampled};
 use super::engine::{Engine, Limits};
 use super::pending::{Known, Pending, Stack};
-use super::waits::{LOOK, Looker};
+use super::waits::{Captures, LOOK, Looker, Seen, next_look};
 use crate::keep::Epoch;
 use crate::otel::EndedSpan;
 use crate::sampler::Sampler;
@@ -57,6 +57,13 @@ pub(super) struct Collector {
     /// A copy of one.
     stack_bytes: Vec<u8>,
     has_told_of_signal: bool,
+    captures: Captures,
+    /// With which thread the next look begins.
+    first_look: usize,
+    /// How soon it is, as far as the last one says.
+    look_interval: Duration,
+    /// When a thread was last seen in a profiled span: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    in_span_ns: u64,
 }
 
 /// What a round was asked to do besides.
@@ -97,6 +104,10 @@ impl Collector {
             stack: Stack::new(),
             stack_bytes: Vec::new(),
             has_told_of_signal: false,
+            captures: Captures::new(),
+            first_look: 0,
+            look_interval: LOOK,
+            in_span_ns: 0,
         }
     }
 
@@ -106,12 +117,13 @@ impl Collector {
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
         self.hand_on(self.engine.end_meeting());
+        // First: from then on no thread is armed.
+        self.source.end();
         self.sampled.extend(self.source.take_new().into_iter().map(Sampled::new));
         for sampled in &self.sampled {
             sampled.recording.end();
             self.source.give_back(&sampled.recording);
         }
-        self.source.end();
         if panicked {
             self.engine.with_dispatch(|| {
                 tracing::error!(
@@ -157,13 +169,14 @@ impl Collector {
         const A_THREAD: Duration = Duration::from_micros(100);
         let by_clock = self.sampled.iter().filter(|sampled| sampled.is_looked_at_by_clock());
         let least = u32::try_from(by_clock.count()).map_or(LOOK, |count| A_THREAD * count);
-        LOOK.max(least)
+        self.look_interval.max(least)
     }
 
     /// Looks for threads that wait inside a profiled span.
     fn look_at_waits(&mut self) {
         let start = sys::thread_cpu_ns();
         let clock = self.engine.spans.clock();
+        let now_ns = clock.raw_ns(clock.now());
         let mut looker = Looker {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
@@ -171,13 +184,32 @@ impl Collector {
             most_frames: self.limits.frames_per_stack,
             stack_bytes: self.limits.stack_bytes,
             round: self.round,
-            now_ns: clock.raw_ns(clock.now()),
+            now_ns,
             bytes: &mut self.stack_bytes,
-            captures: &mut 0,
+            captures: &mut self.captures,
         };
-        for sampled in &mut self.sampled {
-            sampled.look(&mut looker);
+        // Not always the same first: there may not be time for all.
+        let (later, first) = match self.sampled.len() {
+            0 => self.sampled.split_at_mut(0),
+            threads => self.sampled.split_at_mut(self.first_look % threads),
+        };
+        self.first_look = self.first_look.wrapping_add(7);
+        let mut soonest = None;
+        for sampled in first.iter_mut().chain(later) {
+            let seen = sampled.look(&mut looker);
+            let unchanged_ns = match seen {
+                Seen::OutsideSpans => continue,
+                Seen::Busy => 0,
+                Seen::StillWaiting { waited_ns } => waited_ns,
+            };
+            let next = next_look(seen, unchanged_ns);
+            soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
         }
+        if soonest.is_some() {
+            self.in_span_ns = now_ns;
+        }
+        let idle_ns = now_ns.saturating_sub(self.in_span_ns);
+        self.look_interval = soonest.unwrap_or_else(|| next_look(Seen::OutsideSpans, idle_ns));
         let end = sys::thread_cpu_ns();
         if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
@@ -205,12 +237,20 @@ impl Collector {
         self.hand_on(ended);
         self.look_again = look_again;
         let asked = self.take_commands();
-        self.sampled.extend(self.source.take_new().into_iter().map(Sampled::new));
+        let new = self.source.take_new();
+        let has_new = !new.is_empty();
+        self.sampled.extend(new.into_iter().map(Sampled::new));
         let mut closed = std::mem::take(&mut self.closed);
         closed.extend(self.take_notices());
         let epochs = self.end_epochs(&closed, asked.everything);
 
         let entered = self.drain_all();
+        if has_new {
+            // A thread that was just armed is about to enter a span.
+            let clock = self.engine.spans.clock();
+            self.in_span_ns = clock.raw_ns(clock.now());
+            self.look_interval = LOOK;
+        }
         // A span is made known before its first mark is written, so those that the marks just
         // read belong to are among these.
         let closed_since = self.take_notices();
@@ -314,8 +354,12 @@ impl Collector {
         if !self.sampled.is_empty() {
             self.unwinder.refresh();
         }
-        // First: a thread that has gone on had ended its wait before.
+        // Asked before anything is read: then nothing comes after what is read. And before the look at
+        // waits: a thread that goes on and ends after that look is read once more.
+        let over: Vec<bool> =
+            self.sampled.iter().map(|sampled| sampled.recording.is_over()).collect();
         self.look_at_waits();
+        let mut over = over.into_iter();
         let start = sys::thread_cpu_ns();
         let mut entered = HashSet::new();
         let mut drain = Drain {
@@ -327,8 +371,7 @@ impl Collector {
             stack: &mut self.stack,
         };
         self.sampled.retain_mut(|sampled| {
-            // Asked before the ring is read: then nothing comes after what is read.
-            let is_over = sampled.recording.is_over();
+            let is_over = over.next().unwrap_or(false);
             entered.extend(sampled.drain(&mut drain));
             if is_over {
                 self.source.give_back(&sampled.recording);
@@ -358,7 +401,7 @@ impl Collector {
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
             period_ns: self.base_period_ns,
             most_samples: self.limits.samples_per_profile,
-            hides_kernel: self.source.hides_kernel(),
+            hides_kernel: self.source.hides_kernel_alone(),
         };
         let Built { profile, modules, spans, thinned } = builder.build(id, &epoch);
         Counters::add(&self.engine.counters.samples_thinned, thinned);

@@ -7,19 +7,59 @@
 use std::time::Duration;
 
 use super::pending::{Pending, PendingWait, Stack, Waited};
-use crate::sampler::{switched_in_after, switched_out};
+use crate::sampler::{is_full, switched_in_after, switched_out};
 use crate::span::{Recording, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Blocked, Ring};
 use crate::unwind::{End, Unwinder};
 
 /// Shorter waits are not looked at. With a look each [`LOOK`], all that are longer than both together
-/// are seen, and of those in between some.
+/// are seen, and of those in between some; after a pause, those longer than [`IDLE_LOOK`] and this.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// How often to look, as long as a thread is sampled: that ends some seconds after its last span.
+/// How often to look while a thread is in a profiled span, and not known to wait.
 pub(super) const LOOK: Duration = Duration::from_millis(5);
-/// Stacks that are taken in one look: they take some 50 µs each. The others are taken in the next.
-const MOST_CAPTURES: usize = 32;
+/// How often while no thread is in one, until they are disarmed some seconds later.
+const IDLE_LOOK: Duration = Duration::from_millis(20);
+/// How often while all that are in one are known to wait.
+const WAITING_LOOK: Duration = Duration::from_millis(50);
+
+/// How soon to look again at threads of which nothing has changed for so long: the longer that is, the
+/// later, and sooner in any case than a quarter of it.
+pub(super) fn next_look(seen: Seen, unchanged_ns: u64) -> Duration {
+    let longest = match seen {
+        Seen::Busy => LOOK,
+        Seen::StillWaiting { .. } => WAITING_LOOK,
+        Seen::OutsideSpans => IDLE_LOOK,
+    };
+    Duration::from_nanos(unchanged_ns / 4).clamp(LOOK, longest)
+}
+/// Stacks of waits that may be taken at once, as when many threads wait for one lock.
+const MOST_CAPTURES: u32 = 64;
+/// How often one more may be taken: each takes some 50 µs, so that they take 2 % of a core at most.
+const CAPTURE_EACH_NS: u64 = 2_500_000;
+
+/// How many stacks may be taken now.
+#[derive(Debug)]
+pub(super) struct Captures {
+    left: u32,
+    refilled_ns: u64,
+}
+
+impl Captures {
+    pub(super) fn new() -> Self {
+        Self { left: MOST_CAPTURES, refilled_ns: 0 }
+    }
+
+    fn take(&mut self, now_ns: u64) -> bool {
+        let more = now_ns.saturating_sub(self.refilled_ns) / CAPTURE_EACH_NS;
+        if more > 0 {
+            self.refilled_ns = now_ns;
+            let more = u32::try_from(more).unwrap_or(MOST_CAPTURES);
+            self.left = self.left.saturating_add(more).min(MOST_CAPTURES);
+        }
+        self.left.checked_sub(1).map(|left| self.left = left).is_some()
+    }
+}
 
 /// What a look needs.
 pub(super) struct Looker<'a> {
@@ -32,7 +72,18 @@ pub(super) struct Looker<'a> {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) now_ns: u64,
     pub(super) bytes: &'a mut Vec<u8>,
-    pub(super) captures: &'a mut usize,
+    pub(super) captures: &'a mut Captures,
+}
+
+/// What a look has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// The thread is in no profiled span.
+    OutsideSpans,
+    /// It is in one, and may do anything.
+    Busy,
+    /// It waits as it did before.
+    StillWaiting { waited_ns: u64 },
 }
 
 /// What was seen of one thread.
@@ -41,6 +92,8 @@ pub(super) struct Watch {
     waiting: Option<Waiting>,
     /// Of a thread without switch records: the last look at its CPU clock.
     last: Option<CpuLook>,
+    /// When the last wait began that was left out because too many were looked at.
+    left_out_since_ns: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -72,34 +125,41 @@ struct CpuLook {
 
 impl Watch {
     /// One look.
-    pub(super) fn look(&mut self, recording: &Recording, looker: &mut Looker<'_>) {
+    pub(super) fn look(&mut self, recording: &Recording, looker: &mut Looker<'_>) -> Seen {
         if let Some(waiting) = &mut self.waiting {
             match waiting.end(recording, looker.now_ns) {
                 None => {
                     waiting.seen_ns = looker.now_ns;
-                    return;
+                    let waited_ns = looker.now_ns.saturating_sub(waiting.since_ns);
+                    return Seen::StillWaiting { waited_ns };
                 }
                 Some(end_ns) => self.finish(end_ns, looker),
             }
         }
         let Some(span) = recording.stretch().span else {
             self.last = None;
-            return;
+            return Seen::OutsideSpans;
         };
         if let Some((since_ns, proof)) = self.waits_since(recording, looker.now_ns) {
             let waited_ns = looker.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
-            if is_long && *looker.captures < MOST_CAPTURES {
-                *looker.captures += 1;
+            if !is_long {
+                return Seen::Busy;
+            }
+            if looker.captures.take(looker.now_ns) {
                 self.waiting = capture(recording, span, since_ns, proof, looker);
+            } else if self.left_out_since_ns.replace(since_ns) != Some(since_ns) {
+                Counters::add(&looker.counters.waits_not_looked_at, 1);
             }
         }
+        Seen::Busy
     }
 
-    /// The thread is not looked at any more.
-    pub(super) fn end(&mut self, looker: &mut Looker<'_>) {
-        if let Some(seen_ns) = self.waiting.as_ref().map(|waiting| waiting.seen_ns) {
-            self.finish(seen_ns, looker);
+    /// The thread is not looked at any more: it has ended, or goes on elsewhere.
+    pub(super) fn end(&mut self, recording: &Recording, looker: &mut Looker<'_>) {
+        if let Some(waiting) = &self.waiting {
+            let end_ns = waiting.end(recording, looker.now_ns).unwrap_or(waiting.seen_ns);
+            self.finish(end_ns, looker);
         }
     }
 
@@ -119,9 +179,16 @@ impl Watch {
     /// Since when the thread has not run, if it does not run now, and what proves that.
     fn waits_since(&mut self, recording: &Recording, now_ns: u64) -> Option<(u64, Proof)> {
         if let Some(ring) = &recording.switches {
-            let out = switched_out(ring)?;
-            // One that was preempted does not wait for anything but a CPU.
-            return (!out.preempted).then_some((out.time_ns, Proof::Switches(out.position)));
+            if let Some(out) = switched_out(ring) {
+                self.last = None;
+                // One that was preempted does not wait for anything but a CPU.
+                return (!out.preempted).then_some((out.time_ns, Proof::Switches(out.position)));
+            }
+            if !is_full(ring) {
+                self.last = None;
+                return None;
+            }
+            // Its hooks have not come by for long, and nothing is recorded any more: by the clock.
         }
         let cpu_ns = sys::cpu_ns_of(recording.tid)?;
         let hook = recording.settled();
@@ -150,13 +217,15 @@ impl Waiting {
                     .then(|| switched_in_after(ring, position).unwrap_or(self.seen_ns))
             }
             Proof::Cpu(before) => {
-                let Some(cpu_ns) = sys::cpu_ns_of(recording.tid) else { return Some(self.seen_ns) };
-                if cpu_ns == before {
+                let now = sys::cpu_ns_of(recording.tid).map(|cpu_ns| (now_ns, cpu_ns));
+                if now.is_some_and(|(_, cpu_ns)| cpu_ns == before) {
                     return None;
                 }
-                // The wait is what it did not run for since, up to the first hook that we know of.
+                // The wait is what it did not run for since, up to the last hook that we know of.
                 let hook = recording.settled().filter(|(time_ns, _)| *time_ns > self.seen_ns);
-                let (until_ns, until_cpu_ns) = hook.unwrap_or((now_ns, cpu_ns));
+                let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
+                    return Some(self.seen_ns);
+                };
                 let ran_ns = until_cpu_ns.saturating_sub(before);
                 let off_ns = until_ns.saturating_sub(self.seen_ns).saturating_sub(ran_ns);
                 Some(self.seen_ns + off_ns)

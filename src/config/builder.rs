@@ -113,7 +113,7 @@ impl Builder {
     /// The price: its signals then come while a thread waits, too. System calls that wait with a time
     /// limit (`epoll_wait`, `poll`, `nanosleep`, a `read` or `recv` with a timeout, `futex` with one)
     /// then return early with `EINTR`, which the program must be ready for. Without this none of
-    /// them is ever interrupted.
+    /// them is interrupted (on kernels before 5.9, hardly ever); see `docs/platform.md`.
     #[must_use]
     pub fn fine_timers(mut self) -> Self {
         self.source.timer_clock = TimerClock::Monotonic;

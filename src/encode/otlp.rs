@@ -22,8 +22,9 @@ use crate::profile::{
 /// `off_cpu` in nanoseconds, each wait with its beginning and its length. The first there is has the
 /// profile's id; beside on-CPU samples, waits have [`ProfileId::of_off_cpu`].
 ///
-/// If all on-CPU samples stand for the same CPU time, each point is a timestamp; otherwise timestamps
-/// would count for too little or too much, and each sample is its CPU time in nanoseconds.
+/// If all on-CPU samples stand for a CPU time or for multiples of it, each is a timestamp, or as many equal
+/// ones; otherwise timestamps would count for too little or too much, and each sample is its CPU time
+/// in nanoseconds.
 pub fn otlp(profile: &Profile, resource: &Resource) -> Vec<u8> {
     let mut dictionary = Dictionary::new(profile);
     let has_waits = profile.of_kind(SampleKind::OffCpu).next().is_some();
@@ -133,10 +134,16 @@ fn encode_common(
 }
 
 fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
-    let weight = profile.uniform_weight_ns();
+    let weight = profile.unit_weight_ns();
     let samples = merge(profile, SampleKind::OnCpu, dictionary).into_iter();
     let samples = samples.map(|(sample, points)| match weight {
-        Some(_) => proto::Sample { timestamps_unix_nano: times(&points), ..sample },
+        Some(unit) => {
+            let times = points.iter().flat_map(|point| {
+                let count = usize::try_from(point.weight_ns / unit).unwrap_or(1);
+                std::iter::repeat_n(point.time_unix_ns, count)
+            });
+            proto::Sample { timestamps_unix_nano: times.collect(), ..sample }
+        }
         None => {
             let sum = points.iter().map(|point| point.weight_ns).sum();
             proto::Sample { values: vec![signed(sum)], ..sample }

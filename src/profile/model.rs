@@ -385,6 +385,15 @@ impl Profile {
         weights.all(|weight| weight == first).then_some(first)
     }
 
+    /// The CPU time of which each sample stands for a multiple, in nanoseconds: that of the least. `None` if
+    /// there is no such time, or a sample stands for more than a thousand.
+    pub(crate) fn unit_weight_ns(&self) -> Option<u64> {
+        const MOST: u64 = 1_000;
+        let weights = || self.points(SampleKind::OnCpu).map(|point| point.weight_ns);
+        let unit = weights().min().filter(|unit| *unit > 0)?;
+        weights().all(|weight| weight % unit == 0 && weight / unit <= MOST).then_some(unit)
+    }
+
     /// A string; empty if the id is of another profile.
     pub fn string(&self, id: StringId) -> &str {
         self.strings.get(id).unwrap_or_default()

@@ -46,6 +46,10 @@ impl Profile {
         for sample in self.of_kind(SampleKind::OffCpu) {
             let waited_ns = sample.points.iter().map(|point| point.weight_ns).sum();
             let (call, frames) = self.call_and_frames(sample);
+            // A remark of ours: nobody knows who waited.
+            if call.is_empty() {
+                continue;
+            }
             let waiter = waiter(&frames);
             all.add(waiter, call, waited_ns);
             if blocks_a_task(&frames) {
@@ -90,7 +94,9 @@ struct Frame<'a> {
 impl Frame<'_> {
     /// Whether it is of the program itself, and not of what it is built upon.
     fn is_own(&self) -> bool {
-        let is_foreign_file = ["/rustc/", "/.cargo/registry/", "/.cargo/git/", "/library/std/"];
+        // Where cargo puts sources, wherever its home is, and `cargo vendor`.
+        let is_foreign_file =
+            ["/rustc/", "/registry/src/", "/git/checkouts/", "/vendor/", "/library/std/"];
         let is_named = !self.file.is_empty() || crate_of(self.name).is_some();
         is_named
             && !is_foreign_file.iter().any(|part| self.file.contains(part))
@@ -259,7 +265,7 @@ mod tests {
         let stack = [
             frame("__nanosleep", "./time/nanosleep.c", 7),
             frame("sleep", "/rustc/abc/library/std/src/thread/mod.rs", 8),
-            frame("poll", "/home/me/.cargo/registry/src/x/tokio-1/src/poll.rs", 9),
+            frame("poll", "/usr/local/cargo/registry/src/x/tokio-1/src/poll.rs", 9),
             frame("{async_fn#0}", "/home/me/shop/src/legacy.rs", 21),
             frame("<F as core::future::future::Future>::poll", "", 0),
         ];

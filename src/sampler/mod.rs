@@ -11,4 +11,4 @@ mod timer;
 pub(crate) use period::{period_for, period_of_rate};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
-pub(crate) use switches::{switched_in_after, switched_out};
+pub(crate) use switches::{is_full, switched_in_after, switched_out};

@@ -63,6 +63,7 @@ struct Shared {
     timers: Option<Timers>,
     /// Why no thread at all can have a timer, if that was tried.
     timers_refused: Option<WhyRefused>,
+    is_over: Mutex<bool>,
     counters: Arc<Counters>,
     waker: Waker,
     new: Mutex<Vec<Arc<Recording>>>,
@@ -84,10 +85,14 @@ impl Sampler {
         let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
         let timers_refused =
             timers.as_ref().filter(|_| needs_timers).and_then(|timers| timers.probe().err());
+        // The rest may be otherwise by the time the first thread is armed.
+        let timers_refused = timers_refused
+            .filter(|why| matches!(why, WhyRefused::NotAllowed | WhyRefused::NotSupported));
         Self(Arc::new(Shared {
             perf,
             timers,
             timers_refused,
+            is_over: Mutex::new(false),
             counters,
             waker: waker.clone(),
             new: Mutex::default(),
@@ -139,14 +144,31 @@ impl Sampler {
         }
     }
 
-    /// Whether samples are taken in user code only.
-    pub(crate) fn hides_kernel(&self) -> bool {
+    /// Whether samples are taken in user code only, of every thread, and none was lost: then what is in
+    /// no sample is the kernel's.
+    pub(crate) fn hides_kernel_alone(&self) -> bool {
         let perf = self.0.perf.as_ref().filter(|perf| perf.refused().is_none());
+        let counters = &self.0.counters;
+        let losses = [
+            &counters.threads_refused_perf,
+            &counters.threads_refused_locked_memory,
+            &counters.threads_refused_open_files,
+            &counters.threads_refused_timers,
+            &counters.threads_refused_other,
+            &counters.samples_dropped_marks_full,
+            &counters.samples_dropped_notices_full,
+            &counters.samples_dropped_unknown_span,
+            &counters.records_malformed,
+            &counters.sampling_throttled,
+        ];
         perf.is_some_and(|perf| !perf.sees_kernel())
+            && losses.iter().all(|counter| counter.load(Ordering::Relaxed) == 0)
     }
 
     /// Nothing will be opened any more.
     pub(crate) fn end(&self) {
+        // With the lock: who is arming now is done before, and found among the new.
+        *self.0.is_over.lock() = true;
         if let Some(perf) = &self.0.perf {
             perf.end();
         }
@@ -268,7 +290,14 @@ impl ArmThreads for Sampler {
         match self.arm_thread() {
             Ok(armed) => {
                 Counters::add(&self.0.counters.threads_sampled, 1);
-                self.0.new.lock().extend(armed.recording.clone());
+                let is_over = self.0.is_over.lock();
+                if let Some(recording) = armed.recording.as_ref().filter(|_| *is_over) {
+                    recording.end();
+                    self.give_back(recording);
+                } else {
+                    self.0.new.lock().extend(armed.recording.clone());
+                }
+                drop(is_over);
                 // It may wait before its first sample.
                 self.0.waker.wake();
                 armed

@@ -137,10 +137,20 @@ pub(crate) struct SwitchedOut {
 /// The newest record, if it says that the thread was switched out. For any thread: nothing is taken
 /// out of the ring.
 pub(crate) fn switched_out(ring: &Ring) -> Option<SwitchedOut> {
+    if is_full(ring) {
+        return None;
+    }
     let position = ring.head();
     let last = Records::between(ring, position.checked_sub(SWITCH_RECORD)?, position).next()?;
     let Ok(Record::SwitchOut { time_ns, preempted }) = last else { return None };
     (ring.head() == position).then_some(SwitchedOut { time_ns, preempted, position })
+}
+
+/// Whether there is no room for a further record: then the newest is not the last that happened.
+pub(crate) fn is_full(ring: &Ring) -> bool {
+    let tail = ring.tail();
+    let used = ring.head().saturating_sub(tail);
+    used.saturating_add(LONGEST_RECORD) > ring.data_size() as u64
 }
 
 /// When a thread that was switched out at `position` was switched in again. `None` if the record of

@@ -242,6 +242,8 @@ impl Spans {
                 may
             }
             _ => {
+                // What has not been looked at yet, if it was armed before.
+                self.settle_scheduler(state, now);
                 self.arm(state);
                 true
             }

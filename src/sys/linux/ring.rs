@@ -340,10 +340,10 @@ impl Ring {
     fn empty(&self) {
         let data = self.base.as_ptr().wrapping_add(self.page_size);
         // SAFETY: private memory of ours, whose bytes nobody needs any more.
-        let result = unsafe {
+        // Refused for memory that the program has locked: then it stays.
+        _ = unsafe {
             rustix::mm::madvise(data.cast(), self.data_size, rustix::mm::Advice::LinuxDontNeed)
         };
-        debug_assert!(result.is_ok(), "{result:?}");
     }
 }
 
@@ -363,6 +363,8 @@ impl Drop for Ring {
         // The kernel does not copy the mapping into the child of a fork: there the addresses may
         // belong to somebody else.
         if self.process != process_id() {
+            // Timers are not copied either: their numbers may be somebody else's here.
+            std::mem::forget(self.writer.lock().take());
             return;
         }
         // First who writes there.

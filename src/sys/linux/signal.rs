@@ -4,10 +4,11 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use super::timer::{lock_targets, unlock_targets};
 use crate::sys::types::WhyRefused;
 
 /// What a handler is called with.
@@ -18,10 +19,17 @@ static CHOSEN: Mutex<c_int> = Mutex::new(0);
 /// The same, for who may not wait for the lock.
 static IN_USE: AtomicI32 = AtomicI32::new(0);
 
+fn was_ours(signal: c_int) -> bool {
+    WAS_OURS.get(signal as usize).is_some_and(|was_ours| was_ours.load(Ordering::Relaxed))
+}
+
 /// Who handled each of our signals before us: function and flags.
 static BEFORE: [Before; MOST_SIGNALS] = [const { Before::nobody() }; MOST_SIGNALS];
 
 const MOST_SIGNALS: usize = 65;
+
+/// Signals for which our handler was ever installed.
+static WAS_OURS: [AtomicBool; MOST_SIGNALS] = [const { AtomicBool::new(false) }; MOST_SIGNALS];
 
 struct Before {
     function: AtomicUsize,
@@ -49,8 +57,12 @@ pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
         let free = matches!(handled_by(*signal), Some(libc::SIG_DFL | libc::SIG_IGN));
         free || handled_by(*signal) == Some(handler as usize)
     };
-    // If all are taken we share one, and its handler is called for what is not ours.
-    let signal = signals.find(is_free).unwrap_or(libc::SIGPROF);
+    // If all are taken we share one, and its handler is called for what is not ours. But not one that was
+    // ours before: then that handler may call ours, and so on.
+    let shared = || (!was_ours(libc::SIGPROF)).then_some(libc::SIGPROF);
+    let Some(signal) = signals.find(is_free).or_else(shared) else {
+        return Err(WhyRefused::Other(libc::EBUSY));
+    };
     install(signal, handler)?;
     *chosen = signal;
     IN_USE.store(signal, Ordering::Relaxed);
@@ -75,12 +87,21 @@ fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
         // On the alternate stack where a thread has one (Rust gives one to each of its threads): the
         // handler must not be what makes a deep stack overflow.
         (*action_pointer).sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+        // No other handler on top of ours: alternate stacks are small. But for those of faults, which
+        // cannot wait.
+        libc::sigfillset(&raw mut (*action_pointer).sa_mask);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
+            libc::sigdelset(&raw mut (*action_pointer).sa_mask, fault);
+        }
     }
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: both structures are valid, and the handler is a function that lives as long as the
     // program and may be called at any time.
     if unsafe { libc::sigaction(signal, action_pointer, before.as_mut_ptr()) } != 0 {
         return Err(WhyRefused::Other(last_error()));
+    }
+    if let Some(was_ours) = WAS_OURS.get(signal as usize) {
+        was_ours.store(true, Ordering::Relaxed);
     }
     // SAFETY: zeroed and filled: plain integers and a pointer.
     let before = unsafe { before.assume_init() };
@@ -140,8 +161,10 @@ thread_local! {
 }
 
 /// Before a fork: holds the signal back, for a fork that is interrupted begins anew, and with a fast
-/// timer never ends.
+/// timer never ends; and our locks, or the child could find them held by a thread that is gone.
 pub(super) fn before_fork() {
+    std::mem::forget(CHOSEN.lock());
+    lock_targets();
     let signal = IN_USE.load(Ordering::Relaxed);
     if signal != 0 {
         MASK.set(Some(set_mask(libc::SIG_BLOCK, signal)));
@@ -150,6 +173,9 @@ pub(super) fn before_fork() {
 
 /// After it, in parent and child: undoes that.
 pub(super) fn after_fork() {
+    unlock_targets();
+    // SAFETY: taken by `before_fork` on this very thread, or on the one that it was in the parent.
+    unsafe { CHOSEN.force_unlock() };
     if let Some(mask) = MASK.take() {
         // SAFETY: reads a set that the kernel has filled, and changes the calling thread's mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) };

@@ -52,6 +52,17 @@ struct Pool {
     made: u32,
 }
 
+/// For the time of a fork.
+pub(super) fn lock_targets() {
+    std::mem::forget(POOL.lock());
+}
+
+/// Undoes [`lock_targets`].
+pub(super) fn unlock_targets() {
+    // SAFETY: taken by `lock_targets` on this very thread, or on the one that it was in the parent.
+    unsafe { POOL.force_unlock() };
+}
+
 /// What our timers send beside the number, so that those of others are known.
 const TAG: u64 = 0x7472_7066 << 32;
 
@@ -91,11 +102,12 @@ impl Target {
 
     /// Only for who has taken it.
     fn set(&self, sink: *mut Sink, stack: Range<u64>) {
-        self.version.fetch_add(1, Ordering::AcqRel);
+        self.version.fetch_add(1, Ordering::Relaxed);
+        std::sync::atomic::fence(Ordering::Release);
         self.sink.store(sink, Ordering::Relaxed);
         self.stack_low.store(stack.start, Ordering::Relaxed);
         self.stack_high.store(stack.end, Ordering::Relaxed);
-        self.version.fetch_add(1, Ordering::AcqRel);
+        self.version.fetch_add(1, Ordering::Release);
     }
 
     /// The sink and the bounds of the stack; none while they are being changed.
@@ -367,8 +379,9 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
     compiler_fence(Ordering::Release);
     if writer.publish() {
         let one = 1_u64.to_ne_bytes();
+        // Not by `write`, at which a thread can be cancelled.
         // SAFETY: writes eight bytes of ours to an eventfd that is never closed and never blocks.
-        unsafe { libc::write(sink.wake, one.as_ptr().cast(), one.len()) };
+        unsafe { libc::syscall(libc::SYS_write, sink.wake, one.as_ptr(), one.len()) };
     }
 }
 
