@@ -110,12 +110,12 @@ mod tests {
         profile
     }
 
-    /// Two samples, of which one stands for 5 ms and one for 1 ms.
+    /// Two samples, of which one stands for 5 ms and one for 1.3 ms.
     pub(super) fn mixed_rates() -> Profile {
         let mut profile = Profile::new(ProfileId::for_test(2), PERIOD);
         let main = function(&mut profile, 0x1020, "shop::main", "/shop/src/main.rs", 3);
         let stack = profile.add_stack(vec![main]);
-        for (time_unix_ns, weight_ns) in [(1, PERIOD), (2, 1_000_000)] {
+        for (time_unix_ns, weight_ns) in [(1, PERIOD), (2, 1_300_000)] {
             profile.add_sample(SampleKind::OnCpu, stack, None, Point { time_unix_ns, weight_ns });
         }
         profile

@@ -399,7 +399,21 @@ mod tests {
         assert_eq!(dictionary.string_table[kind as usize], "cpu");
         assert!(profile.samples.iter().all(|sample| sample.timestamps_unix_nano.is_empty()));
         let sum: i64 = profile.samples.iter().flat_map(|sample| &sample.values).sum();
-        assert_eq!(sum, 6_000_000);
+        assert_eq!(sum, 6_300_000);
+    }
+
+    #[test]
+    fn a_sample_that_stands_for_several_counts_as_often() {
+        let mut profile = checkout();
+        let sample = profile.samples()[0].clone();
+        let point = Point { time_unix_ns: 1_040, weight_ns: 3 * profile.period_ns };
+        profile.add_sample(SampleKind::OnCpu, sample.stack, sample.link, point);
+        let data = decode(&profile);
+        let encoded = only_profile(&data);
+        let times = encoded.samples.iter().flat_map(|sample| &sample.timestamps_unix_nano);
+        assert_eq!(times.clone().count(), 4 + 3);
+        assert_eq!(times.filter(|time| **time == 1_040).count(), 3);
+        assert_eq!(encoded.period, 5_000_000);
     }
 
     #[test]
