@@ -264,6 +264,8 @@ fn capture(
                 return None;
             }
             if read.is_ok() {
+                // It may wait in a library that was loaded since the last round.
+                looker.unwinder.refresh();
                 let bytes = &*looker.bytes;
                 let word = |offset: u64| {
                     let rest = bytes.get(usize::try_from(offset).ok()?..)?;
