@@ -129,15 +129,15 @@ fn text(span: &SpanData, key: &str) -> Option<String> {
 fn requests() {
     let request = info_span!("slow");
     request.in_scope(|| {
-        burn(30 * MS);
-        info_span!(target: "fast", "child").in_scope(|| burn(30 * MS));
+        burn(60 * MS);
+        info_span!(target: "fast", "child").in_scope(|| burn(60 * MS));
     });
     let elsewhere = info_span!(target: "fast", parent: &request, "elsewhere");
     std::thread::scope(|scope| {
         let dispatch = tracing::dispatcher::get_default(Dispatch::clone);
         scope.spawn(move || {
             tracing::dispatcher::with_default(&dispatch, || {
-                elsewhere.in_scope(|| burn(30 * MS));
+                elsewhere.in_scope(|| burn(60 * MS));
                 drop(elsewhere);
             });
         });

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::pending::{Added, Pending, Stack};
 use super::waits::{Looker, Seen, Watch};
-use crate::sampler::record::{Layout, Machine, Place, Record, Records, read_sample};
+use crate::sampler::record::{Layout, Machine, Place, Record, Records, read_sample, said_position};
 use crate::span::{Mark, Recording, SpanKey, Stretch};
 use crate::stats::Counters;
 use crate::sys::{self, Ring};
@@ -65,7 +65,7 @@ impl Sampled {
         for record in Records::between(&*ring, ring.tail(), head) {
             match record {
                 Ok(Record::Sample(place)) => {
-                    match owner(&mut self.marks, stretch, place.position) {
+                    match owner(&mut self.marks, stretch, position_of(&ring, place)) {
                         Some((span, period_ns)) => {
                             drain.sample(&ring, self.recording.tid, place, span, period_ns);
                         }
@@ -74,7 +74,8 @@ impl Sampled {
                     // Room for the next sample, before this round has read them all.
                     ring.release_to(place.position + u64::from(place.size));
                 }
-                Ok(Record::Lost { count: samples, position }) => {
+                Ok(Record::Lost { count: samples, place }) => {
+                    let position = position_of(&ring, place);
                     count(&drain.counters.samples_dropped_ring_full, samples);
                     if let Some((span, _)) = owner(&mut self.marks, stretch, position) {
                         drain.pending.note_ring_full(span, samples);
@@ -110,6 +111,11 @@ impl Sampled {
             }
         }
     }
+}
+
+/// Where the hooks of the ring's thread saw a record.
+fn position_of(ring: &Ring, place: Place) -> u64 {
+    if ring.says_positions() { said_position(ring, place) } else { place.position }
 }
 
 fn count(counter: &AtomicU64, count: u64) {

@@ -235,6 +235,7 @@ impl Builder {
             ring_bytes: RING_BYTES,
             wake_after_bytes: (RING_BYTES / WAKE_SHARE) as u32,
             in_kernel: true,
+            position_step: 0,
         };
         let source = Sampler::new(self.source, request, &poller.waker(), Arc::clone(&counters));
         let rate_is_set = self.source.period.is_some();

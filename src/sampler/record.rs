@@ -49,7 +49,7 @@ pub(crate) enum Record {
         /// How often.
         count: u64,
         /// Where it says so.
-        position: u64,
+        place: Place,
     },
     /// The kernel thought that sampling took too long, and paused it.
     Throttled,
@@ -113,7 +113,8 @@ impl<'a, B: Bytes + ?Sized> Records<'a, B> {
         match kind {
             RECORD_SAMPLE => Record::Sample(Place { position: self.position, size }),
             RECORD_LOST if size >= 24 => {
-                Record::Lost { count: self.word(16), position: self.position }
+                let place = Place { position: self.position, size };
+                Record::Lost { count: self.word(16), place }
             }
             RECORD_THROTTLE => Record::Throttled,
             RECORD_SWITCH if size >= 16 => {
@@ -266,6 +267,11 @@ impl<B: Bytes + ?Sized> StackCopy<'_, B> {
         let end = offset.checked_add(8)?;
         (end <= self.length).then(|| word(self.bytes, self.position.wrapping_add(offset)))
     }
+}
+
+/// The position at which hooks saw a record of a ring of ours: its last word.
+pub(crate) fn said_position<B: Bytes + ?Sized>(bytes: &B, place: Place) -> u64 {
+    word(bytes, place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
 }
 
 /// Reads the sample at `place`.
@@ -494,7 +500,7 @@ mod tests {
                 Record::SwitchOut { time_ns: 10, preempted: false },
                 Record::SwitchIn { time_ns: 25 },
                 Record::SwitchOut { time_ns: 30, preempted: true },
-                Record::Lost { count: 42, position: lost_at },
+                Record::Lost { count: 42, place: Place { position: lost_at, size: 24 } },
                 Record::Throttled,
                 Record::Other,
                 Record::Sample(place),

@@ -173,6 +173,7 @@ const SWITCH_RECORD: u64 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampler::record::Place;
 
     #[test]
     fn off_cpu_time_is_the_sum_of_the_gaps() {
@@ -194,7 +195,7 @@ mod tests {
     fn a_gap_whose_beginning_was_lost_is_not_guessed() {
         let mut state = State::default();
         state.read(Record::SwitchOut { time_ns: 100, preempted: false });
-        state.read(Record::Lost { count: 3, position: 0 });
+        state.read(Record::Lost { count: 3, place: Place { position: 0, size: 24 } });
         state.read(Record::SwitchIn { time_ns: 900 });
         assert_eq!(state.off_cpu_ns, 0);
         assert_eq!(state.lost, 3);

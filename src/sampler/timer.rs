@@ -15,18 +15,17 @@ pub(super) struct Timers {
     waker: Waker,
 }
 
+/// A thread writes at most a mark a sample, and of samples this short are few.
+const SHORT_SAMPLE: u64 = 1024;
+
 impl Timers {
     pub(super) fn new(request: SampleRequest, clock: TimerClock, waker: Waker) -> Self {
-        Self { request, clock, waker }
+        let position_step = Machine::NATIVE.sample_size(request.stack_bytes);
+        Self { request: SampleRequest { position_step, ..request }, clock, waker }
     }
 
     pub(super) fn clock(&self) -> TimerClock {
         self.clock
-    }
-
-    fn sample_size(&self) -> u64 {
-        const WEIGHT: u64 = 8;
-        Machine::NATIVE.sample_size(self.request.stack_bytes) + WEIGHT
     }
 
     /// Tries it out on the calling thread.
@@ -45,12 +44,12 @@ impl Timers {
             Some(Arc::clone(&ring)),
             None,
             self.request.period_ns,
-            self.sample_size(),
+            SHORT_SAMPLE,
         ));
         Ok(Armed {
             recording: Some(recording),
             samples: Position::of_ring(Arc::clone(&ring)),
-            sample_size: self.sample_size(),
+            sample_size: self.request.position_step,
             switches: Position::fixed(),
             follows_switches: false,
             may_retry: false,

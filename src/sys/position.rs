@@ -47,9 +47,9 @@ impl Position {
         Self { word: NonNull::from(&*number), _owner: Owner::Number(number) }
     }
 
-    /// The number of bytes ever written to `ring`.
+    /// The position of `ring`: for one of the kernel's the number of bytes ever written to it.
     pub(crate) fn of_ring(ring: Arc<Ring>) -> Self {
-        Self { word: ring.head_word(), _owner: Owner::Ring(ring) }
+        Self { word: ring.position_word(), _owner: Owner::Ring(ring) }
     }
 
     /// The present position. `Acquire`: what the sample's record says is visible after it.

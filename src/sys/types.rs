@@ -15,6 +15,8 @@ pub(crate) struct SampleRequest {
     pub(crate) wake_after_bytes: u32,
     /// Also take a sample when the thread is in the kernel.
     pub(crate) in_kernel: bool,
+    /// By how much a sample of a timer moves the position that hooks look at.
+    pub(crate) position_step: u64,
 }
 
 /// What a sampling timer counts.

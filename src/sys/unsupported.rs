@@ -116,6 +116,14 @@ impl Ring {
         match self.0 {}
     }
 
+    pub(crate) fn position_word(&self) -> NonNull<AtomicU64> {
+        match self.0 {}
+    }
+
+    pub(crate) fn says_positions(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(crate) fn has_kernel_chains(&self) -> bool {
         match self.0 {}
     }

@@ -216,6 +216,23 @@ impl Ring {
         unsafe { NonNull::new_unchecked(word).cast() }
     }
 
+    /// What moves when a sample is taken: the same, or in a ring of ours a number of its own, since there
+    /// samples are not all of one length.
+    pub(crate) fn position_word(&self) -> NonNull<AtomicU64> {
+        if self.is_of_kernel {
+            return self.head_word();
+        }
+        // SAFETY: projects to a field of the sink without making a reference.
+        let word = unsafe { &raw mut (*self.sink().as_ptr()).position };
+        // SAFETY: a field of a page that is mapped at an address that is not null.
+        unsafe { NonNull::new_unchecked(word) }
+    }
+
+    /// Whether records end with the position at which hooks saw them.
+    pub(crate) fn says_positions(&self) -> bool {
+        !self.is_of_kernel
+    }
+
     pub(crate) fn head(&self) -> u64 {
         // SAFETY: mapped until `drop`, aligned, and written by the kernel with one 64-bit store.
         // `Acquire` pairs with the barrier the kernel puts between the records and this word.

@@ -25,6 +25,9 @@ pub(super) struct Sink {
     pub(super) cpu_ns: AtomicU64,
     /// Samples that found the ring full since the last that did not.
     pub(super) lost: AtomicU64,
+    /// The position that hooks look at: `step` further with each sample, however long it is.
+    pub(super) position: AtomicU64,
+    pub(super) step: u64,
 }
 
 /// Where a ring is.
@@ -89,11 +92,6 @@ impl Writer<'_> {
             let rest = length.wrapping_sub(until_end) as usize;
             copy(from.wrapping_add(until_end as usize), data, rest);
         }
-        self.position = self.position.wrapping_add(length);
-    }
-
-    /// Leaves bytes as they are.
-    pub(super) fn skip(&mut self, length: u64) {
         self.position = self.position.wrapping_add(length);
     }
 

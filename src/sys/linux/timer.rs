@@ -157,6 +157,8 @@ pub(crate) fn open_timer_ring(
             counts_cpu: clock == TimerClock::Monotonic,
             cpu_ns: AtomicU64::new(thread_cpu_ns().unwrap_or(0)),
             lost: AtomicU64::new(0),
+            position: AtomicU64::new(0),
+            step: request.position_step,
         });
     }
     let id = match create(signal, clock, TAG | u64::from(number)) {
@@ -348,8 +350,8 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
         return;
     }
     let mut writer = sink.writer();
-    // All samples have one size, so that the hooks can tell from the head how many there were.
-    let size = 8 * (5 + registers.len() as u64) + sink.stack_bytes + 16;
+    let size = 8 * (5 + registers.len() as u64) + used + 24;
+    let position = sink.position.load(Ordering::Relaxed);
     let lost = sink.lost.load(Ordering::Relaxed);
     if !writer.has_room(size + if lost > 0 { LOST_SIZE } else { 0 }) {
         sink.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
@@ -360,6 +362,7 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
         writer.word(RECORD_LOST | LOST_SIZE << 48);
         writer.word(0);
         writer.word(lost);
+        writer.word(position);
     }
     writer.word(RECORD_SAMPLE | IN_USER_MODE << 32 | size << 48);
     writer.word(sink.ids);
@@ -368,16 +371,18 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
     for register in registers {
         writer.word(*register);
     }
-    writer.word(sink.stack_bytes);
+    writer.word(used);
     // SAFETY: the thread is in use of everything from its stack pointer up to the end of its stack,
     // and stands still.
     unsafe { writer.bytes(*sp as *const u8, used) };
-    writer.skip(sink.stack_bytes.wrapping_sub(used));
     writer.word(used);
     writer.word(weight_ns);
-    // The hooks of this thread must not see the head move before the record is there.
+    writer.word(position);
+    let is_at_mark = writer.publish();
+    // After the record: the hooks of this thread must not see it before the collector can.
     compiler_fence(Ordering::Release);
-    if writer.publish() {
+    sink.position.store(position.wrapping_add(sink.step), Ordering::Release);
+    if is_at_mark {
         let one = 1_u64.to_ne_bytes();
         // Not by `write`, at which a thread can be cancelled.
         // SAFETY: writes eight bytes of ours to an eventfd that is never closed and never blocks.
@@ -385,4 +390,4 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
     }
 }
 
-const LOST_SIZE: u64 = 24;
+const LOST_SIZE: u64 = 32;
