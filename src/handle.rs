@@ -56,7 +56,7 @@ impl Handle {
     /// Runs a short known load, and reports whether samples, stacks, symbols and waits are seen here:
     /// in this very program, on this system, with the source that this layer has.
     ///
-    /// It takes about half a second, and longer where the program has much debug information. The load
+    /// It takes a little more than half a second, and longer where the program has much debug information. The load
     /// runs on a thread of its own under a layer of its own, and leaves no profile. It blocks; in async
     /// code call it from `spawn_blocking`.
     ///

@@ -38,7 +38,7 @@ pub struct SelfTest {
 }
 
 const BUSY: Duration = Duration::from_millis(300);
-const ASLEEP: Duration = Duration::from_millis(50);
+const ASLEEP: Duration = Duration::from_millis(200);
 /// Symbols of a large program take a while.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(
             good().to_string(),
             "source timer; 60 samples of 300ms in 300ms of CPU time, 60 of their stacks whole; \
-             functions found, lines found; a wait of 50ms measured as 50.0ms"
+             functions found, lines found; a wait of 200ms measured as 200.0ms"
         );
     }
 
