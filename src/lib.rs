@@ -36,7 +36,7 @@
 //!   not run), idle (not entered); context switches and page faults. See [`Account`].
 //! - A profile of everything that ran inside it: its own segments, its child spans, and child
 //!   spans on other threads and tasks. Spans of one tree that are kept together share a profile.
-//! - In it, each wait of 10 ms and more with its stack, its measured length, and what it was for: for
+//! - In it, waits of 10 ms and more, each with its stack, its measured length, and what it was for: for
 //!   a lock, its address. A wait that blocks an async executor is called out.
 //! - One line in the log (target `tracing_profiling`) that says what was kept, why, and where it
 //!   lies; and [`Builder::on_kept`] to hear of it in code.

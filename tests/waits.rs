@@ -504,3 +504,27 @@ fn threads_that_wait_are_looked_at_seldom() {
         assert!(setup.handle.shutdown(support::PLENTY));
     }
 }
+
+#[test]
+fn a_long_wait_behind_many_short_ones_is_seen() {
+    for source in sources() {
+        let (waited_ns, time) = with_longer_waits(|time| {
+            let setup = with(source);
+            setup.run(|| {
+                info_span!("job").in_scope(|| {
+                    // More than the ring of switch records holds, and no hook that empties it.
+                    (0..400).for_each(|_| std::thread::sleep(MS / 10));
+                    std::thread::sleep(time);
+                });
+            });
+            let profile = setup.profiles().pop()?;
+            let sleeps = waits(&profile).into_iter().filter(|(_, names, _)| names[0] == "[sleep]");
+            let longest = sleeps.map(|(_, _, waited_ns)| waited_ns).max()?;
+            (u128::from(longest) > time.as_nanos() / 2).then_some((longest, time))
+        });
+        assert!(
+            u128::from(waited_ns) > time.as_nanos() / 10 * 8,
+            "{source:?} {waited_ns} {time:?}"
+        );
+    }
+}

@@ -33,6 +33,7 @@ pub(super) fn next_look(seen: Seen, unchanged_ns: u64) -> Duration {
     };
     Duration::from_nanos(unchanged_ns / 4).clamp(LOOK, longest)
 }
+
 /// Stacks of waits that may be taken at once, as when many threads wait for one lock.
 const MOST_CAPTURES: u32 = 64;
 /// How often one more may be taken: each takes some 50 µs, so that they take 2 % of a core at most.
@@ -193,7 +194,9 @@ impl Watch {
         let cpu_ns = sys::cpu_ns_of(recording.tid)?;
         let hook = recording.settled();
         let last = self.last.filter(|last| last.time_ns >= hook.map_or(0, |(time_ns, _)| time_ns));
-        let (base_ns, base_cpu_ns) = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook)?;
+        let base = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook);
+        // Of a thread whose switch ring is full no hook says when it read its clock.
+        let (base_ns, base_cpu_ns) = base.unwrap_or((now_ns, cpu_ns));
         let stood_still = last.filter(|last| last.cpu_ns == cpu_ns);
         // When it ran in between, all of the rest is taken to be at the end.
         let off_ns =
@@ -255,7 +258,7 @@ fn capture(
     proof: Proof,
     looker: &mut Looker<'_>,
 ) -> Option<Waiting> {
-    let mut stack = Stack { frames: Vec::new(), end: End::Lost, inferred_from: None, waited: None };
+    let mut stack = Stack { end: End::Lost, ..Stack::new() };
     match sys::blocked(recording.tid) {
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(Waited::In(call));
