@@ -7,12 +7,13 @@ from pathlib import Path
 from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
 
 
-def functions(dictionary, stack_index):
-    """The names in a stack, innermost first."""
+def frames(dictionary, stack_index):
+    """Function, file and line of the frames in a stack, innermost first."""
+    strings = dictionary.string_table
     for location in dictionary.stack_table[stack_index].location_indices:
         for line in dictionary.location_table[location].lines:
             function = dictionary.function_table[line.function_index]
-            yield dictionary.string_table[function.name_strindex]
+            yield strings[function.name_strindex], strings[function.filename_strindex], line.line
 
 
 def read(path):
@@ -36,35 +37,47 @@ def read(path):
     return dictionary, scope.profiles
 
 
+def kind(dictionary, profile):
+    return dictionary.string_table[profile.sample_type.type_strindex]
+
+
 def nanoseconds(dictionary, profile, sample):
     """The time that a sample stands for."""
-    kind = dictionary.string_table[profile.sample_type.type_strindex]
-    if kind == "samples":
+    if kind(dictionary, profile) == "samples":
         return len(sample.timestamps_unix_nano) * profile.period
-    assert kind in ("cpu", "off_cpu"), kind
-    if kind == "off_cpu":
+    assert kind(dictionary, profile) in ("cpu", "off_cpu"), kind(dictionary, profile)
+    if kind(dictionary, profile) == "off_cpu":
         assert len(sample.timestamps_unix_nano) == len(sample.values)
     return sum(sample.values)
 
 
-folder, wanted = Path(sys.argv[1]), dict(pair.split("=") for pair in sys.argv[2:])
-files = sorted(folder.glob("*.otlp"))
-found = set()
-for path in files:
-    dictionary, profiles = read(path)
-    for span, function in wanted.items():
-        if f"-{span}-" in path.name:
-            break
-    else:
-        continue
-    found.add(span)
+def time_with(dictionary, profiles, is_meant):
+    """Of the profiles' time, how much has such a frame in its stack; and all of it."""
     times = [
-        (nanoseconds(dictionary, p, s), any(function in f for f in functions(dictionary, s.stack_index)))
+        (nanoseconds(dictionary, p, s), any(is_meant(*f) for f in frames(dictionary, s.stack_index)))
         for p in profiles
         for s in p.samples
     ]
-    total = sum(time for time, _ in times)
-    guilty = sum(time for time, has in times if has)
-    print(f"{path.name}: {guilty / 1e6:.0f} of {total / 1e6:.0f} ms in {function}")
-    assert guilty > total / 2
-assert found == set(wanted), files
+    return sum(time for time, has in times if has), sum(time for time, _ in times)
+
+
+def main():
+    folder, wanted = Path(sys.argv[1]), dict(pair.split("=") for pair in sys.argv[2:])
+    files = sorted(folder.glob("*.otlp"))
+    found = set()
+    for path in files:
+        dictionary, profiles = read(path)
+        for span, function in wanted.items():
+            if f"-{span}-" in path.name:
+                break
+        else:
+            continue
+        found.add(span)
+        guilty, total = time_with(dictionary, profiles, lambda name, *_: function in name)
+        print(f"{path.name}: {guilty / 1e6:.0f} of {total / 1e6:.0f} ms in {function}")
+        assert guilty > total / 2
+    assert found == set(wanted), files
+
+
+if __name__ == "__main__":
+    main()

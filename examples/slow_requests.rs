@@ -5,6 +5,13 @@
 //! ```sh
 //! cargo run --release --example slow_requests -- --out /tmp/profiles
 //! ```
+//!
+//! Profiles and spans go to a collector where the usual variables say where that is:
+//!
+//! ```sh
+//! OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 \
+//!     cargo run --release --features otlp-http,otlp-grpc --example slow_requests
+//! ```
 #![allow(clippy::print_stdout, reason = "an example, run by hand")]
 
 use std::io::IsTerminal;
@@ -13,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
     InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor, SpanData,
@@ -24,6 +32,9 @@ use tracing_subscriber::prelude::*;
 mod shop;
 
 use shop::AnyError;
+
+/// How long the end may take: until all is written or sent.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> Result<(), AnyError> {
     let mut builder = ProfilingLayer::builder().with_env()?;
@@ -38,12 +49,19 @@ fn main() -> Result<(), AnyError> {
         .on_kept(move |one| sink.lock().unwrap_or_else(PoisonError::into_inner).push(one.clone()))
         .build()?;
     let handle = profiling.handle();
-    // A service has an exporter of `opentelemetry-otlp` here.
+    // The shop runs here, and what sends spans by gRPC must be made inside a runtime.
+    let runtime = tokio::runtime::Runtime::new()?;
+    let _inside = runtime.enter();
+    // A service has no exporter into memory: that is for what is printed at the end.
     let spans = InMemorySpanExporter::default();
-    let provider = SdkTracerProvider::builder()
+    let mut provider = SdkTracerProvider::builder()
         .with_resource(resource)
-        .with_span_processor(SimpleSpanProcessor::new(spans.clone()))
-        .build();
+        .with_span_processor(SimpleSpanProcessor::new(spans.clone()));
+    if std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
+        // It reads the same variables as the profiling layer does.
+        provider = provider.with_batch_exporter(SpanExporter::builder().build()?);
+    }
+    let provider = provider.build();
     tracing_subscriber::registry()
         .with(
             tracing_subscriber::fmt::layer()
@@ -53,16 +71,26 @@ fn main() -> Result<(), AnyError> {
         )
         .with(profiling.with_filter(LevelFilter::INFO))
         // After the profiling layer: it says on a span what was kept of it before that ends.
-        .with(tracing_opentelemetry::layer().with_tracer(provider.tracer("shop")))
+        // Both at INFO: what clients of HTTP and gRPC say of themselves is below that.
+        .with(
+            tracing_opentelemetry::layer()
+                .with_tracer(provider.tracer("shop"))
+                .with_filter(LevelFilter::INFO),
+        )
         .init();
 
-    let requests = tokio::runtime::Runtime::new()?.block_on(shop::run())?;
+    let requests = runtime.block_on(shop::run())?;
 
-    handle.flush(Duration::from_secs(20));
+    let is_flushed = handle.flush(PATIENCE);
     let kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
     print_table(requests, &kept);
+    match handle.stats().profiles_delivered {
+        0 => print_files(&kept),
+        sent => println!("\n{sent} profiles were sent by OTLP."),
+    }
     print_spans(&spans.get_finished_spans()?);
-    Ok(())
+    provider.shutdown_with_timeout(PATIENCE)?;
+    if is_flushed { Ok(()) } else { Err("not all profiles could be sent".into()) }
 }
 
 fn out_directory() -> Result<Option<PathBuf>, AnyError> {
@@ -106,6 +134,9 @@ fn print_table(requests: usize, kept: &[Kept]) {
             &function,
         ]);
     }
+}
+
+fn print_files(kept: &[Kept]) {
     let files: Vec<_> = kept.iter().filter_map(|one| one.files.first()).collect();
     if files.is_empty() {
         println!("\nNo profiles: see the line about the source above.");

@@ -1,12 +1,17 @@
 //! Reaching a layer that has been given away.
 
+#[cfg(feature = "axum")]
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use opentelemetry_sdk::trace::SpanProcessor;
 
 use crate::collector::Engine;
-use crate::config::{SelfTest, self_test};
+use crate::config::{SelfTest, rules_of_env, self_test};
+use crate::control::Control;
+use crate::error::Error;
+use crate::keep::Rules;
 use crate::otel::{ProfilingSpanProcessor, SpanEnds};
 use crate::stats::Stats;
 
@@ -15,11 +20,99 @@ use crate::stats::Stats;
 /// A handle does not keep the layer alive. Where there is no layer any more, or where it is off,
 /// there is nothing to wait for, and all numbers are 0.
 #[derive(Clone, Debug)]
-pub struct Handle(Weak<Engine>);
+pub struct Handle(Weak<Control>);
 
 impl Handle {
-    pub(crate) fn new(engine: Option<&Arc<Engine>>) -> Self {
-        Self(engine.map_or_else(Weak::new, Arc::downgrade))
+    pub(crate) fn new(control: &Arc<Control>) -> Self {
+        Self(Arc::downgrade(control))
+    }
+
+    /// Replaces the rules. From now on spans that are made have these; spans that are open are judged
+    /// by those that they were made under, so none is lost. Each span is judged by one set of rules.
+    ///
+    /// A layer that was [off](crate::ProfilingLayer::from_env) is started by rules that keep something,
+    /// and rules that keep nothing do what [`disable`](Self::disable) does. The rate of sampling follows
+    /// the rules, unless it was set; threads notice within a second.
+    ///
+    /// ```
+    /// # use tracing_profiling::{ProfilingLayer, Rules};
+    /// # fn main() -> Result<(), tracing_profiling::Error> {
+    /// let profiling = ProfilingLayer::builder().rules("off".parse()?).build()?;
+    /// let handle = profiling.handle();
+    /// assert!(!handle.is_enabled());
+    /// handle.set_rules("100ms|error".parse()?)?;
+    /// assert!(handle.is_enabled());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Each callsite of a span takes some 200 bytes for each different set of rules under which it is
+    /// used; these are never given back.
+    ///
+    /// # Errors
+    ///
+    /// If the layer is gone or [shut down](Self::shutdown), or if the system does not let us start two
+    /// threads: that is not tried again.
+    pub fn set_rules(&self, rules: Rules) -> Result<(), Error> {
+        self.control()?.set_rules(rules)
+    }
+
+    /// Reads `TRACING_PROFILING` again, and replaces the rules by what it says; if it is not set, by those
+    /// that the layer was made with. While profiling is [disabled](Self::disable) it stays so, and the rules
+    /// wait.
+    ///
+    /// # Errors
+    ///
+    /// If it does not parse: then the rules stay as they are. And as for [`set_rules`](Self::set_rules).
+    pub fn reload_env(&self) -> Result<(), Error> {
+        self.control()?.reload(rules_of_env()?)
+    }
+
+    /// The rules in force, or while profiling is disabled those that were last.
+    pub fn rules(&self) -> Rules {
+        self.find().map_or(Rules::new([]), |control| control.rules())
+    }
+
+    /// From now on no span that is made is profiled. Spans that are open are judged all the same, and
+    /// may leave their profiles. After ten to thirty seconds without one, no thread is sampled any more.
+    pub fn disable(&self) {
+        if let Some(control) = self.find() {
+            control.disable();
+        }
+    }
+
+    /// Ends what [`disable`](Self::disable) began: the last rules are in force again. If they keep
+    /// nothing, as with `TRACING_PROFILING=off`, it is the default ones.
+    ///
+    /// # Errors
+    ///
+    /// As for [`set_rules`](Self::set_rules).
+    pub fn enable(&self) -> Result<(), Error> {
+        self.control()?.enable()
+    }
+
+    /// Whether spans that are made now are profiled, if the rules say so.
+    pub fn is_enabled(&self) -> bool {
+        self.find().is_some_and(|control| control.is_enabled())
+    }
+
+    /// Keeps the innermost profiled span that is entered on the calling thread, whatever it does from
+    /// here on and however many its rule has kept already; its reason is then
+    /// [`Forced`](crate::Reason::Forced). Returns false if there is none: of a span that no rule
+    /// matches there are no samples.
+    pub fn keep_current(&self) -> bool {
+        let control = self.0.upgrade();
+        let engine = control.as_ref().and_then(|control| control.running());
+        engine.is_some_and(|engine| engine.spans.force_current())
+    }
+
+    fn control(&self) -> Result<Arc<Control>, Error> {
+        self.find().ok_or_else(Error::ended)
+    }
+
+    /// What the layer has, unless it is gone, or this is the child of a fork.
+    fn find(&self) -> Option<Arc<Control>> {
+        self.0.upgrade().filter(|control| control.is_here())
     }
 
     /// Waits until everything that was kept before is exported, but no longer than `deadline`.
@@ -32,25 +125,44 @@ impl Handle {
 
     /// The same, and ends profiling for good: rings, threads and files are given back.
     pub fn shutdown(&self, deadline: Duration) -> bool {
-        self.with_engine(|engine| engine.shutdown(until(deadline)))
+        let Some(control) = self.find() else { return true };
+        #[cfg(feature = "sighup")]
+        control.set_hangups(None);
+        control.end(|engine| engine.shutdown(until(deadline))).unwrap_or(true)
     }
 
     fn with_engine(&self, action: impl FnOnce(&Engine) -> bool) -> bool {
-        match self.0.upgrade() {
-            Some(engine) if engine.is_running() => action(&engine),
-            _ => true,
+        match self.0.upgrade().as_ref().and_then(|control| control.running()) {
+            Some(engine) => action(engine),
+            None => true,
         }
+    }
+
+    /// Where profiles can be found, if they become files.
+    #[cfg(feature = "axum")]
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
+        self.0.upgrade()?.folder().map(PathBuf::from)
+    }
+
+    /// Whether there is still a layer, be it off.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn has_layer(&self) -> bool {
+        self.0.strong_count() > 0
     }
 
     /// What was done and what was lost since the layer was made.
     pub fn stats(&self) -> Stats {
-        self.0.upgrade().map(|engine| engine.stats()).unwrap_or_default()
+        let control = self.0.upgrade();
+        let engine = control.as_ref().and_then(|control| control.engine());
+        engine.map(|engine| engine.stats()).unwrap_or_default()
     }
 
     /// Which source samples threads, and what it cannot see and what would change that, in one line:
     /// as it is logged when the layer starts. Empty if the layer is off or gone.
     pub fn source(&self) -> String {
-        self.0.upgrade().map(|engine| engine.source_line.0.clone()).unwrap_or_default()
+        let control = self.0.upgrade();
+        let engine = control.as_ref().and_then(|control| control.engine());
+        engine.map(|engine| engine.source_line.0.clone()).unwrap_or_default()
     }
 
     /// Runs a short known load, and reports whether samples, stacks, symbols and waits are seen here:
@@ -73,7 +185,7 @@ impl Handle {
     /// # }
     /// ```
     pub fn self_test(&self) -> SelfTest {
-        match self.0.upgrade().filter(|engine| engine.is_running()) {
+        match self.0.upgrade().as_ref().and_then(|control| control.running()) {
             Some(engine) => self_test(engine.source_settings),
             None => SelfTest { source: "the layer is off".to_owned(), ..SelfTest::default() },
         }
@@ -102,9 +214,9 @@ impl Handle {
     ///
     /// [`ProfilingLayer::with_opentelemetry`]: crate::ProfilingLayer::with_opentelemetry
     pub fn span_processor(&self, next: impl SpanProcessor + 'static) -> ProfilingSpanProcessor {
-        let ends = self.0.upgrade().map(|engine| {
-            engine.expect_ends();
-            let ends: Weak<dyn SpanEnds> = Arc::<Engine>::downgrade(&engine);
+        let ends = self.0.upgrade().map(|control| {
+            control.expect_ends();
+            let ends: Weak<dyn SpanEnds> = Arc::<Control>::downgrade(&control);
             ends
         });
         ProfilingSpanProcessor::new(next, ends)

@@ -1,6 +1,6 @@
 //! The layer: each hook hands over to what does the work.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tracing::field::{Field, Visit};
 use tracing::{Dispatch, Event, Level, Subscriber, span};
@@ -10,11 +10,12 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::collector::{Engine, Gate};
 use crate::config::Builder;
+use crate::control::Control;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::keep::STATUS_FIELD;
 use crate::otel::OtelSpan;
-use crate::span::{From, GivenParent, HAS_STATUS, RegistryId, ancestry};
+use crate::span::{From, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, ancestry};
 
 /// A `tracing-subscriber` layer that keeps a CPU profile of exactly the spans that earn it.
 ///
@@ -42,7 +43,9 @@ use crate::span::{From, GivenParent, HAS_STATUS, RegistryId, ancestry};
 #[derive(Debug)]
 pub struct ProfilingLayer {
     gate: &'static Gate,
-    engine: Option<Arc<Engine>>,
+    /// That of `control`, once it was seen to run.
+    engine: OnceLock<Arc<Engine>>,
+    control: Arc<Control>,
 }
 
 impl ProfilingLayer {
@@ -61,12 +64,8 @@ impl ProfilingLayer {
         Builder::new()
     }
 
-    pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { gate: engine.gate, engine: Some(engine) }
-    }
-
-    pub(crate) fn off() -> Self {
-        Self { gate: Gate::shut(), engine: None }
+    pub(crate) fn new(control: Arc<Control>) -> Self {
+        Self { gate: control.gate(), engine: OnceLock::new(), control }
     }
 
     /// This layer together with the one of `tracing-opentelemetry`, in the order in which they must
@@ -82,7 +81,7 @@ impl ProfilingLayer {
 
     /// A handle to the layer, to be taken before the layer is given away.
     pub fn handle(&self) -> Handle {
-        Handle::new(self.engine.as_ref())
+        Handle::new(&self.control)
     }
 
     /// Calls `action` with the subscriber that this layer is part of, if it can be found.
@@ -107,14 +106,26 @@ impl ProfilingLayer {
 
     #[inline(always)]
     fn engine(&self) -> Option<&Engine> {
-        self.engine.as_deref().filter(|_| self.gate.is_open())
+        if !self.gate.is_open() {
+            return None;
+        }
+        match self.engine.get() {
+            Some(engine) => Some(engine),
+            None => self.find_engine(),
+        }
+    }
+
+    #[cold]
+    fn find_engine(&self) -> Option<&Engine> {
+        let engine = self.control.engine()?;
+        Some(self.engine.get_or_init(|| Arc::clone(engine)))
     }
 }
 
 impl Drop for ProfilingLayer {
     fn drop(&mut self) {
-        if let Some(engine) = &self.engine {
-            engine.shutdown_later();
+        if self.control.is_here() {
+            self.control.end(Engine::shutdown_later);
         }
     }
 }
@@ -129,30 +140,38 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn on_register_dispatch(&self, subscriber: &Dispatch) {
-        if let Some(engine) = self.engine() {
-            engine.set_dispatch(subscriber);
-        }
+        self.control.set_dispatch(subscriber);
     }
 
     fn on_layer(&mut self, _: &mut S) {
-        if let Some(engine) = self.engine() {
-            engine.order.see_subscriber::<S>();
-        }
+        self.control.order().see_subscriber::<S>();
     }
 
     #[inline]
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {
         let Some(engine) = self.engine() else { return };
-        let Some(plan) = engine.callsites.plan(attributes.metadata()) else {
+        let Some(callsite) = engine.callsites.find(attributes.metadata()) else {
             return;
         };
+        let (mut callsite, mut matched) = (callsite, 0);
+        if callsite.plan.flags & HAS_FIELDS != 0 {
+            let record = |visit: &mut dyn Visit| attributes.record(visit);
+            let Some(chosen) = engine.by_values(callsite, record) else { return };
+            (callsite, matched) = chosen;
+        }
+        let plan = &callsite.plan;
         let parent = match attributes.parent() {
             Some(parent) => GivenParent::Span(number(parent)),
             None if attributes.is_root() => GivenParent::None,
             None => GivenParent::Contextual,
         };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
-        engine.spans.open(number(id), &plan, parent, &ask);
+        if engine.spans.open(number(id), plan, matched, parent, &ask) {
+            engine.begin_to_watch();
+        }
+        if plan.flags & ONE_IN != 0 && callsite.is_the_one() {
+            engine.spans.choose(number(id));
+        }
         if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
             engine.spans.fail(number(id));
         }
@@ -185,6 +204,7 @@ where
         if engine.spans.has_status(id) && Status::is_error(|status| values.record(status)) {
             engine.spans.fail(id);
         }
+        engine.record_values(id, |visit| values.record(visit));
     }
 
     #[inline]

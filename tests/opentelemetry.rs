@@ -17,7 +17,7 @@ use opentelemetry::{Context, Value};
 use opentelemetry_sdk::trace::{
     InMemorySpanExporter, Sampler, SdkTracer, SdkTracerProvider, SimpleSpanProcessor, SpanData,
 };
-use support::{HAS_STACKS, PLENTY, burn};
+use support::{HAS_STACKS, PLENTY, burn, taken_samples};
 use tracing::{Dispatch, info_span};
 use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
@@ -64,7 +64,11 @@ impl Scene {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&kept);
         let builder = ProfilingLayer::builder()
-            .rules("20ms|error,fast=1h,[failing]=error,[fine]=error".parse().unwrap())
+            .rules(
+                "20ms|error,fast=1h,[failing]=error,[failed]=error,[fine]=error".parse().unwrap(),
+            )
+            // A ring has room for more of the time than at 1,000: the collector may have to wait for a CPU.
+            .rate(200)
             .exporter(profiles.clone())
             .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
         let layer = set(builder).build().unwrap();
@@ -194,6 +198,46 @@ fn check_requests(scene: &Scene) {
     }
     for name in ["slow", "child", "elsewhere"] {
         assert!(named.contains(&name), "{named:?}");
+    }
+}
+
+/// Pyroscope selects samples by their link. Waits are samples, too, but one may become known only after
+/// its span has closed: of `empty` nothing is sure but that an id leads to something.
+#[test]
+fn only_a_span_with_samples_of_its_own_has_an_id_for_pyroscope() {
+    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(ours.with_opentelemetry(otel(tracer))))
+    });
+    scene.run(|| {
+        info_span!("waits").in_scope(|| {
+            info_span!("empty").in_scope(|| info_span!("burns").in_scope(|| burn(300 * MS)));
+            std::thread::sleep(300 * MS);
+        });
+    });
+    let spans = scene.spans();
+    if !HAS_STACKS {
+        assert_eq!(attribute(&spans["burns"], "pyroscope.profile.id"), None);
+        return;
+    }
+    let [profile] = &scene.profiles()[..] else { panic!("one profile") };
+    for (name, must_have_id) in [("waits", true), ("empty", false), ("burns", true)] {
+        let span = &spans[name];
+        assert_eq!(text(span, "profile.id"), Some(profile.id.to_string()));
+        let own = span.span_context.span_id();
+        let links = profile.samples().iter().filter_map(|sample| profile.link(sample.link?)?.ids);
+        let is_linked = links.into_iter().any(|(_, id)| id == own);
+        match text(span, "pyroscope.profile.id") {
+            Some(id) => assert_eq!((id, is_linked), (own.to_string(), true), "{name}"),
+            None => assert!(!must_have_id, "{name}"),
+        }
+        let samples = taken_samples(profile).filter(|sample| {
+            let link = sample.link.and_then(|link| profile.link(link));
+            link.is_some_and(|link| link.span == name)
+        });
+        assert!(
+            samples.count() == 0 || attribute(span, "pyroscope.profile.id").is_some(),
+            "{name}"
+        );
     }
 }
 
@@ -412,7 +456,7 @@ fn without_a_profile_there_is_no_id() {
                 let both = ours.with_opentelemetry(otel(tracer));
                 Dispatch::new(tracing_subscriber::registry().with(both))
             });
-            scene.run(|| info_span!("slow").in_scope(|| burn(100 * MS)));
+            scene.run(|| info_span!("slow").in_scope(|| burn(300 * MS)));
             let slow = &scene.spans()["slow"];
             assert_eq!(text(slow, "profile.reason").as_deref(), Some("latency"));
             assert_eq!(attribute(slow, "profile.id"), None);

@@ -19,6 +19,7 @@ fn run(package: &str, folder: &Path) -> Output {
         .env_remove("TRACING_PROFILING")
         // Whatever this build has: others build without it.
         .env_remove("RUSTFLAGS")
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .output()
         .unwrap()
 }

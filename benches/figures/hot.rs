@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
 use tracing::{Dispatch, dispatcher};
+use tracing_flame::FlameLayer;
 use tracing_profiling::ProfilingLayer;
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
 
+use crate::allocator;
 use crate::measure::{added, child, figure, interleave, median, time_each};
 
 const RULES: &str = "matched=10s|error";
@@ -74,63 +75,65 @@ fn enter_exit_cold(dispatch: &Dispatch, is_matched: bool) -> f64 {
 
 fn allocations(dispatch: &Dispatch) -> usize {
     whole_life(dispatch, true);
-    let region = Region::new(&INSTRUMENTED_SYSTEM);
-    whole_life(dispatch, true);
-    region.change().allocations
+    allocator::allocations(|| _ = whole_life(dispatch, true))
 }
 
 pub(crate) fn run() {
     // A registry without any layer never closes a span; with one that does nothing it does.
     let bare = Dispatch::new(tracing_subscriber::registry().with(Identity::new()));
     let with_ours = Dispatch::new(tracing_subscriber::registry().with(ours()));
+    let provider = SdkTracerProvider::builder().build();
+    let tracer = || provider.tracer("bench");
+    let with_otel = Dispatch::new(
+        tracing_subscriber::registry().with(tracing_opentelemetry::layer().with_tracer(tracer())),
+    );
+    let with_both = Dispatch::new(
+        tracing_subscriber::registry()
+            .with(ours())
+            .with(tracing_opentelemetry::layer().with_tracer(tracer())),
+    );
+    // Its lines go nowhere.
+    let flame = FlameLayer::new(std::io::sink());
+    let with_flame = Dispatch::new(tracing_subscriber::registry().with(flame));
+
     let compare = |rounds, run: Run| {
         interleave(
             rounds,
-            &mut [&mut || run(&bare, true), &mut || run(&with_ours, true), &mut || {
-                run(&with_ours, false)
-            }],
+            &mut [
+                &mut || run(&bare, true),
+                &mut || run(&with_ours, true),
+                &mut || run(&with_ours, false),
+                &mut || run(&with_otel, true),
+                &mut || run(&with_both, true),
+                &mut || run(&with_flame, true),
+            ],
         )
     };
     let times = compare(41, enter_exit);
     figure("hot.enter_exit.bare", median(&times[0]), "ns");
     figure("hot.enter_exit.added", added(&times[0], &times[1]), "ns");
+    figure("hot.enter_exit.added_by_tracing_opentelemetry", added(&times[0], &times[3]), "ns");
+    figure("hot.enter_exit.added_by_tracing_flame", added(&times[0], &times[5]), "ns");
     figure("hot.unmatched.enter_exit.added", added(&times[0], &times[2]), "ns");
-    let cold = compare(11, enter_exit_cold);
+    let cold = interleave(
+        11,
+        &mut [&mut || enter_exit_cold(&bare, true), &mut || enter_exit_cold(&with_ours, true)],
+    );
     figure("hot.enter_exit.added_200us_apart", added(&cold[0], &cold[1]), "ns");
     print!("{}", child("syscalls", &[]));
     let times = compare(41, whole_life);
+    let by_otel = added(&times[0], &times[3]);
+    let beside_otel = added(&times[3], &times[4]);
     figure("hot.span.bare", median(&times[0]), "ns");
     figure("hot.span.added", added(&times[0], &times[1]), "ns");
+    figure("hot.span.added_by_tracing_opentelemetry", by_otel, "ns");
+    figure("hot.span.added_by_tracing_flame", added(&times[0], &times[5]), "ns");
+    figure("hot.span.added_beside_otel", beside_otel, "ns");
+    figure("hot.span.ratio_to_tracing_opentelemetry", beside_otel / by_otel, "x");
     figure("hot.unmatched.span.added", added(&times[0], &times[2]), "ns");
-    beside_otel(&bare);
     let more = allocations(&with_ours).saturating_sub(allocations(&bare));
     figure("hot.span.allocations", more as f64 / 20_000.0, "count");
     clock();
-}
-
-/// With tracing-opentelemetry in the stack, which exports nowhere.
-fn beside_otel(bare: &Dispatch) {
-    let provider = SdkTracerProvider::builder().build();
-    let tracer = || provider.tracer("bench");
-    let alone = Dispatch::new(
-        tracing_subscriber::registry().with(tracing_opentelemetry::layer().with_tracer(tracer())),
-    );
-    let both = Dispatch::new(
-        tracing_subscriber::registry()
-            .with(ours())
-            .with(tracing_opentelemetry::layer().with_tracer(tracer())),
-    );
-    let times = interleave(
-        21,
-        &mut [&mut || whole_life(bare, true), &mut || whole_life(&alone, true), &mut || {
-            whole_life(&both, true)
-        }],
-    );
-    let ours = added(&times[1], &times[2]);
-    let theirs = added(&times[0], &times[1]);
-    figure("hot.span.added_by_tracing_opentelemetry", theirs, "ns");
-    figure("hot.span.added_beside_otel", ours, "ns");
-    figure("hot.span.ratio_to_tracing_opentelemetry", ours / theirs, "x");
 }
 
 /// The floor: an enter and exit reads the time stamp counter twice, the life of a span four times.

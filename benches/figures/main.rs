@@ -12,29 +12,34 @@
     reason = "a bench, run by hand"
 )]
 
+mod allocator;
 mod attribution;
 mod export;
 mod hot;
+mod idle;
 mod measure;
 mod memory;
 mod off_cpu;
+#[path = "../common/process.rs"]
+mod process;
 mod rivals;
 mod sampling;
+mod service;
 mod split;
+mod symbols;
 mod syscalls;
 #[path = "../../tests/support/tasks.rs"]
 mod tasks;
 mod unwind;
+mod wire;
 
 #[path = "../../examples/shop/mod.rs"]
 mod shop;
 
-use std::alloc::System;
-
-use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use idle::Idle;
 
 #[global_allocator]
-static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+static ALLOCATOR: allocator::Counting = allocator::Counting;
 
 type Part = (&'static str, fn());
 
@@ -48,6 +53,10 @@ const PARTS: &[Part] = &[
     ("off_cpu", off_cpu::run),
     ("memory", memory::run),
     ("export", export::run),
+    ("symbols", symbols::run),
+    ("wire", wire::run),
+    ("symbols_given_back", symbols::given_back),
+    ("service", service::run),
 ];
 
 /// What must run in a process of its own.
@@ -62,6 +71,15 @@ const CHILDREN: &[Part] = &[
     ("split_without_perf", split::without_perf),
     ("watch_perf", off_cpu::watch_by_perf),
     ("watch_timer", off_cpu::watch_by_timer),
+    ("service_bare", service::server::bare),
+    ("service_defaults", service::server::defaults),
+    ("service_all_kept", service::server::all_kept),
+    ("symbols", symbols::child),
+    ("symbols_without", symbols::child_without),
+    ("idle_perf", idle::by_perf),
+    ("idle_timer", idle::by_timer),
+    #[cfg(feature = "otlp-http")]
+    ("idle_otlp", idle::with_otlp),
     ("memory_bare", memory::bare),
     ("memory_layer", memory::layer),
     ("memory_threads_bare", memory::threads_bare),
@@ -77,9 +95,13 @@ fn main() {
         return run();
     }
     let wanted: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with("--")).collect();
-    for (name, run) in PARTS {
-        if wanted.is_empty() || wanted.iter().any(|wanted| name.starts_with(wanted.as_str())) {
-            run();
-        }
+    let is_named = |name: &str| wanted.iter().any(|wanted| name.starts_with(wanted.as_str()));
+    let is_wanted = |name: &str| wanted.is_empty() || is_named(name);
+    let idle = is_wanted("idle").then(|| Idle::begin(is_named("idle")));
+    for (_, run) in PARTS.iter().filter(|(name, _)| is_wanted(name)) {
+        run();
+    }
+    if let Some(idle) = idle {
+        idle.end();
     }
 }

@@ -7,22 +7,9 @@ use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
 
 use crate::measure::{Setup, child, figure};
+use crate::process::resident_kib;
 
 const THREADS: usize = 32;
-
-/// Resident bytes, and bytes of perf rings, which the kernel does not count as resident.
-fn resident() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
-    let rss = status.lines().find_map(|line| line.strip_prefix("Rss:")).expect("a field");
-    let kib: f64 = rss.trim().trim_end_matches(" kB").parse().expect("a number");
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
-    let rings = maps.lines().filter(|line| line.contains("[perf_event]")).map(|line| {
-        let (start, end) = line.split(' ').next().and_then(|r| r.split_once('-')).expect("a range");
-        let number = |hex| u64::from_str_radix(hex, 16).expect("an address");
-        number(end) - number(start)
-    });
-    kib + rings.sum::<u64>() as f64 / 1024.0
-}
 
 fn bare_dispatch() -> Dispatch {
     Dispatch::new(tracing_subscriber::registry().with(Identity::new()))
@@ -33,22 +20,22 @@ fn one_span(dispatch: &Dispatch) {
 }
 
 pub(crate) fn bare() {
-    let before = resident();
+    let before = resident_kib();
     one_span(&bare_dispatch());
-    println!("{}", resident() - before);
+    println!("{}", resident_kib() - before);
 }
 
 pub(crate) fn layer() {
-    let before = resident();
+    let before = resident_kib();
     let setup = Setup::new("1h", |builder| builder);
     dispatcher::with_default(&setup.dispatch, || drop(info_span!("one")));
-    println!("{}", resident() - before);
+    println!("{}", resident_kib() - before);
 }
 
 /// What each of many threads takes that do `action` and then wait.
 fn each_thread(dispatch: &Dispatch, action: impl Fn() + Sync) -> f64 {
     dispatcher::with_default(dispatch, &action);
-    let before = resident();
+    let before = resident_kib();
     let (there, measured) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
     let mut after = 0.0;
     std::thread::scope(|scope| {
@@ -60,7 +47,7 @@ fn each_thread(dispatch: &Dispatch, action: impl Fn() + Sync) -> f64 {
             });
         }
         there.wait();
-        after = resident();
+        after = resident_kib();
         measured.wait();
     });
     (after - before) / THREADS as f64

@@ -12,6 +12,7 @@ use crate::profile::{
     FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point, Profile, ProfileId,
     SampleKind, StackId,
 };
+use crate::redact::Redaction;
 use crate::span::{SpanKey, TraceIds};
 use crate::symbols::hex;
 use crate::sys::Call;
@@ -28,6 +29,7 @@ pub(super) struct Builder<'a> {
     pub(super) most_samples: usize,
     /// What is in no sample is time in the kernel.
     pub(super) hides_kernel: bool,
+    pub(super) redaction: &'a Redaction,
 }
 
 /// A profile without symbols, and what it takes to get them.
@@ -43,12 +45,12 @@ pub(super) struct Built {
 impl Builder<'_> {
     /// The profile of an epoch: what fell in its spans and in the spans inside them.
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
-        let inside = self.inside(epoch);
+        let inside = inside(self.pending, epoch);
         let of_root = self.pending.of_root(epoch.root).iter();
         let spans: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
 
         let total: usize =
-            spans.iter().filter_map(|s| self.pending.get(*s)).map(|s| s.samples.len()).sum();
+            spans.iter().filter_map(|s| self.pending.get(*s)).map(|s| s.exported().0.len()).sum();
         let mut tables = Tables {
             profile: Profile::new(id, self.period_ns),
             modules: HashMap::new(),
@@ -70,8 +72,9 @@ impl Builder<'_> {
             losses.lost += pending.lost;
             losses.thinned += pending.thinned;
             losses.ring_full += pending.ring_full;
+            losses.lowered += pending.lowered;
             skipped_ns += pending.skipped_ns;
-            for sample in &pending.samples {
+            for sample in pending.exported().0 {
                 number += 1;
                 skipped_ns += sample.weight_ns;
                 let Some(stack) = pending.stack(sample.stack) else {
@@ -98,7 +101,7 @@ impl Builder<'_> {
         }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
-        report::describe(&mut profile, epoch, &self.topmost(epoch), &losses);
+        report::describe(&mut profile, epoch, &self.topmost(epoch), &losses, self.redaction);
         Built { profile, modules, spans, thinned }
     }
 
@@ -111,25 +114,6 @@ impl Builder<'_> {
         };
         let kept = epoch.kept.iter().map(|span| span.key).filter(is_known).collect();
         self.pending.topmost(&kept)
-    }
-
-    /// The kept spans and those inside them.
-    fn inside(&self, epoch: &Epoch) -> HashSet<SpanKey> {
-        let mut inside: HashSet<_> = epoch.kept.iter().map(|span| span.key).collect();
-        let mut outside = HashSet::new();
-        for span in self.pending.of_root(epoch.root) {
-            // Each span is decided once, with all on the way to one that is decided already.
-            let mut undecided = Vec::new();
-            let above = self.pending.ancestors(*span);
-            let up = std::iter::once(*span).chain(above).find(|span| {
-                let is_decided = inside.contains(span) || outside.contains(span);
-                undecided.extend((!is_decided).then_some(*span));
-                is_decided
-            });
-            let is_inside = up.is_some_and(|up| inside.contains(&up));
-            if is_inside { &mut inside } else { &mut outside }.extend(undecided);
-        }
-        inside
     }
 
     fn unix_ns(&self, raw_ns: u64) -> u64 {
@@ -147,6 +131,25 @@ impl Builder<'_> {
         let last = ends.chain(points().map(|p| p.time_unix_ns + 1)).max().unwrap_or(0);
         (profile.start_unix_ns, profile.duration_ns) = (first, last - first);
     }
+}
+
+/// The kept spans and those inside them.
+pub(super) fn inside(pending: &Pending, epoch: &Epoch) -> HashSet<SpanKey> {
+    let mut inside: HashSet<_> = epoch.kept.iter().map(|span| span.key).collect();
+    let mut outside = HashSet::new();
+    for span in pending.of_root(epoch.root) {
+        // Each span is decided once, with all on the way to one that is decided already.
+        let mut undecided = Vec::new();
+        let above = pending.ancestors(*span);
+        let up = std::iter::once(*span).chain(above).find(|span| {
+            let is_decided = inside.contains(span) || outside.contains(span);
+            undecided.extend((!is_decided).then_some(*span));
+            is_decided
+        });
+        let is_inside = up.is_some_and(|up| inside.contains(&up));
+        if is_inside { &mut inside } else { &mut outside }.extend(undecided);
+    }
+    inside
 }
 
 /// What a thread waited for, as the innermost frame of its stack. A lock has its address, so that
@@ -247,7 +250,7 @@ impl Tables<'_> {
 
     /// Waits, and what is left of those for which there was no memory.
     fn add_waits(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
-        for wait in &pending.waits {
+        for wait in pending.exported().1 {
             let Some(stack) = pending.stack(wait.stack) else { continue };
             let stack = self.stack(stack);
             let time_unix_ns = self.builder.unix_ns(wait.time_ns);
@@ -336,7 +339,7 @@ impl Tables<'_> {
                 Some(link) => *link,
                 None => {
                     let known = self.builder.pending.get(span)?.known?;
-                    let callsite = self.builder.callsites.callsite(known.plan)?;
+                    let callsite = self.builder.callsites.get(known.plan)?;
                     let name = callsite.metadata.name().to_owned();
                     let ids = self.ids_of(span);
                     let link = self.profile.add_link(Link { span: name, parent, ids });

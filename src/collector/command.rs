@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam::channel::Sender;
 
@@ -10,13 +11,21 @@ use crate::otel::EndedSpan;
 use crate::profile::{MappingId, Profile};
 use crate::unwind::Module;
 
+/// Who waits for something to be done, until when.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    /// Is told whether all of it was.
+    pub(super) done: Sender<bool>,
+    pub(super) deadline: Instant,
+}
+
 /// Asked of the collector.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Export what has been kept until now, then say so.
-    Flush(Sender<()>),
+    Flush(Waiting),
     /// The same, then end.
-    Shutdown(Option<Sender<()>>),
+    Shutdown(Option<Waiting>),
 }
 
 impl Command {
@@ -38,7 +47,7 @@ pub(super) enum Job {
     /// Spans that have waited in vain for their close.
     HandOn(Vec<EndedSpan>),
     /// Everything before this is done.
-    Done(Sender<()>),
+    Done(Waiting),
     /// End, and then say so.
-    Stop(Vec<Sender<()>>),
+    Stop(Vec<Waiting>),
 }

@@ -1,30 +1,33 @@
 //! What the hooks, the handle and the collector share.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam::channel::{self, Sender};
 use parking_lot::{Mutex, RwLock};
 use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
+use tracing::field::Visit;
 
-use super::command::Command;
+use super::command::{Command, Job, Waiting};
 use super::gate::Gate;
 use super::run::Collector;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
-use crate::export::Exporter;
-use crate::keep::{Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons};
-use crate::otel::{
-    AttributeNames, Close, ClosingSpan, Ended, EndedSpan, Found, FoundClose, LayerOrder, Meeting,
-    Order, OtelSpan, SpanEnds, TOO_LONG,
+use crate::export::{Exporter, Reporter};
+use crate::keep::{
+    Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reason, Reasons, Rules,
 };
+use crate::otel::{AttributeNames, Close, LayerOrder, Meeting, Order, OtelSpan};
 use crate::profile::ProfileId;
-use crate::sampler::{Sampler, SourceSettings};
-use crate::span::{Closing, RegistryId, Spans, TraceIds, Verdict, forget_this_thread, is_ignored};
+use crate::redact::Redaction;
+use crate::sampler::{Sampler, SourceSettings, period_for};
+use crate::span::{
+    Account, Closing, Described, RegistryId, SAMPLED_ITSELF, Spans, TraceIds, Verdict,
+    forget_this_thread, is_ignored, spawn_ignored,
+};
 use crate::stats::{Counters, Stats};
+use crate::symbols::SymbolSettings;
 use crate::sys::{self, Poller, Waker};
 
 /// Finds the OpenTelemetry span of a span that closes.
@@ -35,6 +38,9 @@ pub(crate) type FindOtel<'a> = &'a mut dyn FnMut() -> Option<OtelSpan<'a>>;
 pub(crate) struct Limits {
     pub(crate) memory_bytes: usize,
     pub(crate) samples_per_profile: usize,
+    pub(crate) pending_spans: usize,
+    /// Of one core, that reading samples may take.
+    pub(crate) cpu_percent: Option<u32>,
     pub(crate) frames_per_stack: usize,
     /// That are copied of a stack.
     pub(crate) stack_bytes: usize,
@@ -49,14 +55,20 @@ pub(crate) struct Parts {
     pub(crate) source: Sampler,
     pub(crate) poller: Poller,
     pub(crate) limits: Limits,
-    pub(crate) base_period_ns: u64,
+    /// The engine's own, which no other has.
+    pub(crate) gate: &'static Gate,
+    pub(crate) order: Arc<LayerOrder>,
     pub(crate) source_settings: SourceSettings,
+    /// Between samples, if it is set and not what the rules say.
+    pub(crate) fixed_period: Option<Duration>,
     pub(crate) exporter: Box<dyn Exporter>,
     /// What is wrong with it, if something is.
     pub(crate) problem: Option<String>,
     pub(crate) on_kept: Option<OnKept>,
     pub(crate) only_sampled_traces: bool,
     pub(crate) attributes: AttributeNames,
+    pub(crate) redaction: Redaction,
+    pub(crate) symbols: SymbolSettings,
 }
 
 /// A layer's spans, rules and threads.
@@ -71,18 +83,21 @@ pub(crate) struct Engine {
     without_samples: NoProfile,
     only_sampled_traces: bool,
     pub(crate) source_settings: SourceSettings,
+    /// Between samples, whatever the rules say.
+    fixed_period: Option<Duration>,
     /// What the source is and cannot see, and whether that is less than was asked for.
     pub(crate) source_line: (String, bool),
-    attributes: AttributeNames,
-    pub(crate) order: LayerOrder,
+    pub(super) attributes: AttributeNames,
+    pub(super) redaction: Redaction,
+    pub(crate) order: Arc<LayerOrder>,
     /// If a processor sees OpenTelemetry's spans end.
-    meeting: OnceLock<Meeting>,
+    pub(super) meeting: OnceLock<Meeting>,
     /// What was wrong with the exporter from the beginning, until it is said.
     problem: Mutex<Option<String>>,
-    commands: Sender<Command>,
+    pub(super) commands: Sender<Command>,
     pub(crate) gate: &'static Gate,
     /// The fork generation of the process in which our threads run.
-    made_in: u32,
+    pub(super) made_in: u32,
     dispatch: RwLock<Option<WeakDispatch>>,
 }
 
@@ -93,14 +108,23 @@ impl Engine {
     ///
     /// If the system does not let us.
     pub(crate) fn start(parts: Parts) -> Result<Arc<Self>, Error> {
-        let (commands, received) = channel::unbounded();
-        let (jobs, to_do) = channel::unbounded();
         sys::on_fork(|| {
             forget_this_thread();
             Gate::close_all();
         });
-        let gate = Gate::new();
+        let (engine, collector, worker) = Self::assemble(parts);
+        spawn("profiling-export", move || Worker::new(worker).run())?;
+        spawn("profiling-drain", move || collector.run())?;
+        Ok(engine)
+    }
+
+    /// An engine, and what its two threads are to do.
+    pub(super) fn assemble(parts: Parts) -> (Arc<Self>, Collector, WorkerParts) {
+        let (commands, received) = channel::unbounded();
+        let (jobs, to_do) = channel::unbounded();
+        let gate = parts.gate;
         let is_failing = parts.problem.is_some();
+        let source_line = parts.source.describe(parts.spans.base_period_ns());
         let engine = Arc::new(Self {
             spans: parts.spans,
             callsites: parts.callsites,
@@ -113,21 +137,29 @@ impl Engine {
             },
             only_sampled_traces: parts.only_sampled_traces,
             source_settings: parts.source_settings,
-            source_line: parts.source.describe(parts.base_period_ns),
+            fixed_period: parts.fixed_period,
+            source_line,
             attributes: parts.attributes,
+            redaction: parts.redaction,
             problem: Mutex::new(parts.problem),
-            order: LayerOrder::default(),
+            order: parts.order,
             meeting: OnceLock::new(),
             commands,
             gate,
             made_in: sys::fork_generation(),
             dispatch: RwLock::new(None),
         });
+        let say = jobs.clone();
+        let reporter = Reporter::new(Arc::clone(&engine.counters), move |line, is_warning| {
+            _ = say.send(Job::Say { line, is_warning });
+        });
         let worker = WorkerParts {
+            reporter,
             engine: Arc::clone(&engine),
             jobs: to_do,
             exporter: parts.exporter,
             on_kept: parts.on_kept,
+            symbols: parts.symbols,
             is_failing,
         };
         let collector = Collector::new(
@@ -137,11 +169,8 @@ impl Engine {
             received,
             jobs,
             parts.limits,
-            parts.base_period_ns,
         );
-        spawn("profiling-export", move || Worker::new(worker).run())?;
-        spawn("profiling-drain", move || collector.run())?;
-        Ok(engine)
+        (engine, collector, worker)
     }
 
     /// False once everything has ended, and in the child of a fork, where locks of ours may be held
@@ -156,12 +185,60 @@ impl Engine {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.counters.snapshot()
+        Stats { spans_seen: self.spans.seen(), ..self.counters.snapshot() }
+    }
+
+    /// From now on spans that are made have these rules, and threads in general are sampled so often,
+    /// from their next look on. Spans that are open keep theirs.
+    pub(crate) fn replace_rules(&self, rules: Rules) {
+        // Without rules the spans that are open go on to be sampled as they were.
+        if !rules.is_off() {
+            let period = self.fixed_period.unwrap_or_else(|| period_for(rules.usual_latency()));
+            self.spans.set_base_period_ns(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
+        }
+        self.callsites.replace(rules);
+        self.waker.wake();
+    }
+
+    /// A span is open that is looked at for how long it is so, and nothing else may wake who looks.
+    #[cold]
+    pub(crate) fn begin_to_watch(&self) {
+        self.waker.wake();
+    }
+
+    /// Which plan a span has by the values that it is made with, if the callsite's rules depend on them.
+    #[cold]
+    pub(crate) fn by_values(
+        &self,
+        callsite: &Callsite,
+        record: impl FnOnce(&mut dyn Visit),
+    ) -> Option<(&Callsite, u64)> {
+        let choice = callsite.fields.as_ref()?.choose(record)?;
+        Some((self.callsites.get(choice.number)?, choice.bits))
+    }
+
+    /// The same for a span that is open, of which values are recorded now.
+    #[cold]
+    pub(crate) fn record_values(&self, id: RegistryId, record: impl FnOnce(&mut dyn Visit)) {
+        let mut is_chosen = false;
+        let is_first = self.spans.replan(id, |plan, bits| {
+            let fields = self.callsites.get(plan)?.fields.as_ref()?;
+            let choice = fields.choose_anew(bits, record);
+            let callsite = self.callsites.get(choice.number)?;
+            is_chosen = choice.number != plan && callsite.is_the_one();
+            Some((callsite.plan, choice.bits))
+        });
+        if is_first {
+            self.begin_to_watch();
+        }
+        if is_chosen {
+            self.spans.choose(id);
+        }
     }
 
     /// Where our own events go.
-    pub(crate) fn set_dispatch(&self, dispatch: &Dispatch) {
-        *self.dispatch.write() = Some(dispatch.downgrade());
+    pub(crate) fn set_dispatch(&self, dispatch: WeakDispatch) {
+        *self.dispatch.write() = Some(dispatch);
         // It says what it can see here, as soon as somebody listens.
         self.waker.wake();
     }
@@ -194,7 +271,7 @@ impl Engine {
     }
 
     #[inline]
-    fn close_with(&self, id: RegistryId, otel: FindOtel<'_>, close: Option<&mut Close>) {
+    pub(super) fn close_with(&self, id: RegistryId, otel: FindOtel<'_>, close: Option<&mut Close>) {
         let mut must_know = false;
         self.spans.close(id, |closing| {
             let verdict = self.judge(closing, otel, close);
@@ -202,106 +279,11 @@ impl Engine {
             verdict
         });
         // Now that the collector has been told.
-        if must_know || self.spans.has_many_notices() {
+        if self.spans.has_many_notices() {
             self.waker.wake();
+        } else if must_know {
+            self.waker.wake_soon();
         }
-    }
-
-    /// The same where a processor sees OpenTelemetry's spans end, on this thread just before or in
-    /// a moment.
-    #[cold]
-    fn close_and_meet(&self, id: RegistryId, otel: FindOtel<'_>, meeting: &Meeting) {
-        if meeting.is_direct() {
-            self.close_with(id, otel, None);
-            return;
-        }
-        let span = self.closing_span(id);
-        match meeting.take(span.as_ref()) {
-            Found::End(ended) => {
-                ended.with(|data| {
-                    self.close_with(id, &mut || Some(OtelSpan::Ended(data)), None);
-                });
-                return;
-            }
-            Found::OtherEnd(other) => other.hand_on(),
-            Found::OtherClose(other) => self.conclude(other, None),
-            Found::Nothing => {}
-        }
-        let Some(span) = span.filter(|_| meeting.order() != Order::Theirs) else {
-            self.close_with(id, otel, None);
-            return;
-        };
-        let mut close = Close::new(span);
-        self.close_with(id, otel, Some(&mut close));
-        let is_plain = close.is_plain();
-        if meeting.is_direct() {
-            // Another thread has just found that out: no end will ask for this.
-            self.conclude(close, None);
-        } else if meeting.order() == Order::Unknown || !is_plain {
-            meeting.leave_close(close);
-            if !is_plain {
-                self.watch(meeting);
-            }
-        }
-    }
-
-    fn closing_span(&self, id: RegistryId) -> Option<ClosingSpan> {
-        let (opened, plan) = self.spans.opened(id)?;
-        let metadata = self.callsites.callsite(plan)?.metadata;
-        Some(ClosingSpan { metadata, opened })
-    }
-
-    /// A close whose end has come, or will not come.
-    fn conclude(&self, close: Close, ids: Option<TraceIds>) {
-        if let Some(key) = close.untold {
-            self.spans.tell_closed(key, ids);
-            self.waker.wake();
-        }
-    }
-
-    fn watch(&self, meeting: &Meeting) {
-        if meeting.needs_watching() {
-            self.waker.wake();
-        }
-    }
-
-    /// Ends what has waited too long for its other half. Returns what is to be handed on, and how
-    /// soon to look again, if that must be.
-    pub(super) fn look_after_meeting(&self) -> (Vec<EndedSpan>, Option<Duration>) {
-        let Some(meeting) = self.meeting.get().filter(|meeting| meeting.is_watched()) else {
-            return (Vec::new(), None);
-        };
-        // One for the moment in which they are nowhere.
-        meeting.send_off(1);
-        let (ended, closes) = meeting.give_up(TOO_LONG);
-        meeting.send_off(ended.len());
-        meeting.arrive();
-        closes.into_iter().for_each(|close| self.conclude(close, None));
-        (ended, meeting.is_watched().then_some(TOO_LONG))
-    }
-
-    /// Nothing waits any more. Returns what is to be handed on.
-    pub(super) fn end_meeting(&self) -> Vec<EndedSpan> {
-        let Some(meeting) = self.meeting.get() else { return Vec::new() };
-        let ended = meeting.end();
-        meeting.send_off(ended.len());
-        ended
-    }
-
-    /// Hands on what [`look_after_meeting`](Self::look_after_meeting) gave.
-    pub(super) fn hand_on_later(&self, ended: Vec<EndedSpan>) {
-        for span in ended {
-            // A processor is not ours.
-            _ = catch_unwind(AssertUnwindSafe(|| span.hand_on()));
-            if let Some(meeting) = self.meeting.get() {
-                meeting.arrive();
-            }
-        }
-    }
-
-    /// From now on a processor will see OpenTelemetry's spans end.
-    pub(crate) fn expect_ends(&self) {
-        self.meeting.get_or_init(Meeting::default);
     }
 
     pub(super) fn take_problem(&self) -> Option<String> {
@@ -318,10 +300,11 @@ impl Engine {
     /// `close` can meet it, what was to be said and told goes there.
     #[cold]
     fn judge(&self, closing: &Closing, otel: FindOtel<'_>, close: Option<&mut Close>) -> Verdict {
-        let Some(callsite) = self.callsites.callsite(closing.plan) else {
+        let Some(callsite) = self.callsites.get(closing.plan) else {
             return Verdict::default();
         };
-        let reasons = Reasons::judge(&callsite.keep, closing);
+        let is_rare = |wall_ns| self.callsites.is_rare(callsite, wall_ns);
+        let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
         if reasons.is_empty() && !closing.announced {
             return Verdict::default();
         }
@@ -345,7 +328,7 @@ impl Engine {
         if !reasons.is_empty() && is_left_out {
             Counters::add(&self.counters.spans_left_out_unsampled, 1);
         } else if !reasons.is_empty() {
-            let (span, must_know) = self.keep(closing, &callsite, reasons, ids);
+            let (span, must_know) = self.keep(closing, callsite, reasons, ids);
             verdict.must_know = must_know;
             kept = Some(span);
         }
@@ -380,23 +363,60 @@ impl Engine {
             rule: callsite.rule,
             reasons,
             opened_ns: closing.opened_ns,
-            opened: SystemTime::now()
-                .checked_sub(Duration::from_nanos(closing.account.wall_ns))
-                .unwrap_or(SystemTime::UNIX_EPOCH),
+            opened: before_now(closing.account.wall_ns),
             samples: closing.samples,
+            is_sampled_itself: closing.has(SAMPLED_ITSELF),
             profile: Err(self.without_samples),
             earlier: Vec::new(),
             account: closing.account,
             trace,
+            is_open: false,
         };
-        let is_due = self.keeper.keep(&mut span, || ProfileId::random().ok());
-        self.count(&span);
+        let is_due = self.permit(&mut span);
         (span, is_due)
+    }
+
+    /// A span is kept while it is open. If the collector has something to do, returns how many of its
+    /// samples no profile has had.
+    pub(super) fn keep_open(
+        &self,
+        span: &Described,
+        reason: Reason,
+        account: Account,
+        samples: u64,
+    ) -> Option<u64> {
+        // Whether its trace is exported is not known as long as it is open.
+        let callsite = self.callsites.get(span.plan).filter(|_| !self.only_sampled_traces)?;
+        let clock = self.spans.clock();
+        let mut span = KeptSpan {
+            key: span.key,
+            root: span.root,
+            metadata: callsite.metadata,
+            rule: callsite.rule,
+            reasons: [reason].into_iter().collect(),
+            opened_ns: clock.raw_ns(clock.now()).saturating_sub(account.wall_ns),
+            opened: before_now(account.wall_ns),
+            samples,
+            // Its attributes are said when it closes.
+            is_sampled_itself: false,
+            profile: Err(self.without_samples),
+            earlier: Vec::new(),
+            account,
+            trace: None,
+            is_open: true,
+        };
+        self.permit(&mut span).then_some(span.samples)
+    }
+
+    fn permit(&self, span: &mut KeptSpan) -> bool {
+        let is_due = self.keeper.keep(span, || ProfileId::random().ok());
+        self.count(span);
+        is_due
     }
 
     fn count(&self, span: &KeptSpan) {
         let counters = &self.counters;
-        Counters::add(&counters.spans_kept, 1);
+        counters.add_kept(span.reasons);
         let without = match span.profile {
             Ok(_) => return,
             Err(NoProfile::NoSamples | NoProfile::NoStacksHere) => {
@@ -414,13 +434,15 @@ impl Engine {
     /// Exports what has been kept until now. Returns whether that was done before the deadline.
     pub(crate) fn flush(&self, deadline: Instant) -> bool {
         let (done, wait) = channel::bounded(1);
-        self.ask(Command::Flush(done)) && wait.recv_deadline(deadline).is_ok()
+        let waiting = Waiting { done, deadline };
+        self.ask(Command::Flush(waiting)) && wait.recv_deadline(deadline) == Ok(true)
     }
 
     /// The same, and then ends everything.
     pub(crate) fn shutdown(&self, deadline: Instant) -> bool {
         let (done, wait) = channel::bounded(1);
-        self.ask(Command::Shutdown(Some(done))) && wait.recv_deadline(deadline).is_ok()
+        let waiting = Waiting { done, deadline };
+        self.ask(Command::Shutdown(Some(waiting))) && wait.recv_deadline(deadline) == Ok(true)
     }
 
     /// Ends everything after what has been kept is exported, without waiting.
@@ -440,71 +462,11 @@ impl Engine {
     }
 }
 
-impl SpanEnds for Engine {
-    fn ended(&self, mut ended: Ended) {
-        let meeting = self.meeting.get().filter(|meeting| !meeting.is_direct());
-        let Some(meeting) = meeting.filter(|_| self.is_running()) else {
-            ended.hand_on();
-            return;
-        };
-        match meeting.take_close(&mut ended) {
-            FoundClose::Same(mut close) => {
-                let ids = ended.ids();
-                let kept = close.kept.take().map(|kept| KeptSpan { trace: Some(ids), ..*kept });
-                self.conclude(close, Some(ids));
-                let attributes = kept.map(|kept| self.attributes.of(&kept)).unwrap_or_default();
-                meeting.leave_said(ids.span, attributes.clone());
-                ended.hand_on_with(attributes);
-                return;
-            }
-            FoundClose::Said => {
-                ended.hand_on();
-                return;
-            }
-            FoundClose::Other(other) => self.conclude(other, None),
-            FoundClose::Nothing => {}
-        }
-        if meeting.order() == Order::Ours {
-            ended.hand_on();
-            return;
-        }
-        if let Some(other) = meeting.leave_ended(ended) {
-            other.hand_on();
-        }
-        self.watch(meeting);
-    }
-
-    fn hand_on(&self) {
-        // In the child of a fork another thread may hold a lock for ever, and what waits is the
-        // parent's.
-        let meeting = self.meeting.get().filter(|_| self.made_in == sys::fork_generation());
-        if let Some(meeting) = meeting.filter(|meeting| !meeting.is_direct()) {
-            let (ended, closes) = meeting.give_up_for_flush();
-            closes.into_iter().for_each(|close| self.conclude(close, None));
-            ended.into_iter().for_each(EndedSpan::hand_on);
-            // Those that the collector has given up just before. (Our own thread would wait for
-            // itself.)
-            if !is_ignored() {
-                meeting.wait_for_arrivals(Duration::from_secs(1));
-            }
-        }
-    }
+fn before_now(ns: u64) -> SystemTime {
+    SystemTime::now().checked_sub(Duration::from_nanos(ns)).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-impl Drop for Engine {
-    fn drop(&mut self) {
-        if self.made_in == sys::fork_generation() {
-            let ended = self.end_meeting();
-            self.hand_on_later(ended);
-        }
-    }
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    let run = move || {
-        crate::span::ignore_this_thread();
-        run();
-    };
-    let spawned = thread::Builder::new().name(name.to_owned()).spawn(run);
-    spawned.map(drop).map_err(Error::thread)
+/// Starts a thread that is never profiled.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    spawn_ignored(name, run).map_err(Error::thread)
 }

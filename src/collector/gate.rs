@@ -20,13 +20,12 @@ const OPEN: u32 = 1;
 const LOOK: u32 = 1 << 1;
 
 static FIRST: OnceLock<&'static Gate> = OnceLock::new();
-static SHUT: Gate = Gate { state: AtomicU32::new(0), next: OnceLock::new() };
 
 impl Gate {
-    /// An open gate.
-    pub(super) fn new() -> &'static Self {
+    /// A gate that is still shut.
+    pub(crate) fn new() -> &'static Self {
         let gate: &'static Self =
-            Box::leak(Box::new(Self { state: AtomicU32::new(OPEN), next: OnceLock::new() }));
+            Box::leak(Box::new(Self { state: AtomicU32::new(0), next: OnceLock::new() }));
         let mut place = &FIRST;
         loop {
             match place.get() {
@@ -37,9 +36,10 @@ impl Gate {
         }
     }
 
-    /// The gate of layers that are off.
-    pub(crate) fn shut() -> &'static Self {
-        &SHUT
+    /// The engine can be found.
+    pub(crate) fn open(&self) {
+        // Release: who finds it open finds the engine.
+        self.state.fetch_or(OPEN, Ordering::Release);
     }
 
     #[inline(always)]

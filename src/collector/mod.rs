@@ -4,16 +4,26 @@
 //! judged; another symbolizes what was kept and hands it to the exporter, so that draining never
 //! waits for a file.
 
+mod budget;
 mod build;
 mod command;
 mod drain;
 mod engine;
 mod gate;
+mod meet;
+#[cfg(test)]
+mod model;
+mod overdue;
+#[cfg(feature = "_parts")]
+pub mod parts;
 mod pending;
 mod report;
 mod run;
+mod stack_need;
 mod waits;
 mod worker;
 
+#[cfg(feature = "sighup")]
+pub(crate) use engine::spawn;
 pub(crate) use engine::{Engine, Limits, Parts};
 pub(crate) use gate::Gate;

@@ -92,6 +92,10 @@ pub(super) struct PendingSpan {
     /// Samples that were lost on its threads before one that fell in it: they may have fallen in
     /// it too, or in a span before.
     pub(super) ring_full: u64,
+    /// Samples that were taken at a lower rate than usual.
+    pub(super) lowered: u64,
+    /// How many of its samples and waits the next profile takes, if not all.
+    mark: Option<(usize, usize)>,
     /// When the last sample was taken.
     pub(super) last_ns: u64,
     /// The round in which its first sample came.
@@ -114,6 +118,8 @@ pub(super) struct Pending {
     bytes: usize,
     budget_bytes: usize,
     most_samples: usize,
+    most_spans: usize,
+    refused: HashMap<SpanKey, Refused>,
     /// A sample was lost since this was last asked.
     has_lost: bool,
 }
@@ -126,16 +132,33 @@ pub(super) enum Added {
     Thinned(u64),
     /// No memory: only its CPU time is kept.
     Lost,
+    /// Too many spans: its CPU time goes to the root of its span.
+    Refused,
 }
 
+/// A span for which there was no place.
+#[derive(Debug, Default)]
+struct Refused {
+    known: Option<Known>,
+    /// The round in which that began.
+    round: u64,
+    lost: u64,
+    lost_ns: u64,
+}
+
+/// For so many times as many spans as may be pending it is known what they lost.
+const REFUSED_TIMES: usize = 4;
+
 impl Pending {
-    pub(super) fn new(budget_bytes: usize, most_samples: usize) -> Self {
+    pub(super) fn new(budget_bytes: usize, most_samples: usize, most_spans: usize) -> Self {
         Self {
             spans: HashMap::new(),
             roots: HashMap::new(),
             bytes: 0,
             budget_bytes,
             most_samples: most_samples.max(2),
+            most_spans: most_spans.max(1),
+            refused: HashMap::new(),
             has_lost: false,
         }
     }
@@ -149,6 +172,13 @@ impl Pending {
         stack: &Stack,
         round: u64,
     ) -> Added {
+        if !self.has_place(span) {
+            if let Some(refused) = self.refuse(span, round) {
+                refused.lost += 1;
+                refused.lost_ns += weight_ns;
+            }
+            return Added::Refused;
+        }
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         pending.last_ns = time_ns;
         pending.skipped += 1;
@@ -190,6 +220,9 @@ impl Pending {
         stack: &Stack,
         round: u64,
     ) -> bool {
+        if !self.has_place(span) {
+            return false;
+        }
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         pending.last_ns = pending.last_ns.max(wait.time_ns);
         let needed = size_of::<PendingWait>() + pending.stacks.cost(stack);
@@ -203,6 +236,37 @@ impl Pending {
         true
     }
 
+    fn has_place(&self, span: SpanKey) -> bool {
+        self.spans.len() < self.most_spans || self.spans.contains_key(&span)
+    }
+
+    fn refuse(&mut self, span: SpanKey, round: u64) -> Option<&mut Refused> {
+        self.has_lost = true;
+        let has_room = self.refused.len() < self.most_spans.saturating_mul(REFUSED_TIMES);
+        if !has_room && !self.refused.contains_key(&span) {
+            return None;
+        }
+        Some(self.refused.entry(span).or_insert_with(|| Refused { round, ..Refused::default() }))
+    }
+
+    /// Gives the roots of spans for which there was no place what those have lost.
+    pub(super) fn charge_refused(&mut self) {
+        for refused in self.refused.values_mut() {
+            let root = refused.known.and_then(|known| self.spans.get_mut(&known.root));
+            if let Some(root) = root {
+                root.lost += std::mem::take(&mut refused.lost);
+                root.lost_ns += std::mem::take(&mut refused.lost_ns);
+            }
+        }
+    }
+
+    /// A sample of that span was taken at a lower rate than usual.
+    pub(super) fn note_lowered(&mut self, span: SpanKey) {
+        if let Some(pending) = self.spans.get_mut(&span) {
+            pending.lowered += 1;
+        }
+    }
+
     /// The ring of a thread was full before a sample that fell in this span.
     pub(super) fn note_ring_full(&mut self, span: SpanKey, samples: u64) {
         if let Some(pending) = self.spans.get_mut(&span) {
@@ -212,7 +276,18 @@ impl Pending {
 
     /// What the hooks say of a span; more than once if threads said it at the same time.
     pub(super) fn know(&mut self, span: SpanKey, known: Known, round: u64) {
+        // The root itself has always a place: what those inside it lose is said there.
+        if !self.has_place(span) && span != known.root {
+            if let Some(refused) = self.refuse(span, round) {
+                refused.known = Some(known);
+            }
+            return;
+        }
+        let refused = self.refused.remove(&span).unwrap_or_default();
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
+        // There is a place for it now.
+        pending.lost += refused.lost;
+        pending.lost_ns += refused.lost_ns;
         if pending.known.replace(known).is_none() {
             self.roots.entry(known.root).or_default().spans.push(span);
         }
@@ -220,7 +295,8 @@ impl Pending {
 
     /// Whether a sample was lost since this was last asked, and there is still no room.
     pub(super) fn is_short(&mut self) -> bool {
-        std::mem::take(&mut self.has_lost) && self.bytes + SOME_STACKS > self.budget_bytes
+        let has_room = self.bytes + SOME_STACKS <= self.budget_bytes;
+        std::mem::take(&mut self.has_lost) && (!has_room || self.spans.len() >= self.most_spans)
     }
 
     pub(super) fn get(&self, span: SpanKey) -> Option<&PendingSpan> {
@@ -273,18 +349,34 @@ impl Pending {
     /// Forgets the samples of a span, which are exported; the span stays.
     pub(super) fn clear(&mut self, span: SpanKey) {
         if let Some(pending) = self.spans.get_mut(&span) {
-            self.bytes -= pending.bytes() - BYTES_A_SPAN;
-            pending.samples = Vec::new();
-            pending.waits = Vec::new();
+            self.bytes -= pending.bytes();
+            let (samples, waits) = pending.exported();
+            let (samples, waits) = (samples.len(), waits.len());
+            pending.mark = None;
+            pending.samples.drain(..samples);
+            pending.waits.drain(..waits);
             pending.lost_waits_ns = 0;
-            pending.stacks = Stacks::default();
-            pending.thinning = 1;
+            if pending.samples.is_empty() && pending.waits.is_empty() {
+                pending.samples = Vec::new();
+                pending.waits = Vec::new();
+                pending.stacks = Stacks::default();
+                pending.thinning = 1;
+            }
             pending.skipped = 0;
             pending.skipped_ns = 0;
             pending.lost = 0;
             pending.lost_ns = 0;
             pending.thinned = 0;
             pending.ring_full = 0;
+            pending.lowered = 0;
+            self.bytes += pending.bytes();
+        }
+    }
+
+    /// The next profile takes of that span what is here now, and not what comes until it is made.
+    pub(super) fn mark(&mut self, span: SpanKey) {
+        if let Some(pending) = self.spans.get_mut(&span) {
+            pending.mark = Some((pending.samples.len(), pending.waits.len()));
         }
     }
 
@@ -297,18 +389,20 @@ impl Pending {
 
     /// The span has closed.
     pub(super) fn close(&mut self, span: SpanKey) {
+        self.refused.remove(&span);
         if let Some(pending) = self.spans.get_mut(&span) {
             pending.is_closed = true;
         }
     }
 
-    /// If memory runs short, gives up closed spans of roots that live on (a connection, `main`),
-    /// those first that were sampled longest ago, until half of the memory is free. Their CPU time
+    /// If memory or places run short, gives up closed spans of roots that live on (a connection, `main`),
+    /// those first that were sampled longest ago, until half of them are free. Their CPU time
     /// goes to the root, as lost. Spares the roots that `is_promised` a profile. Returns how many
-    /// samples were given up.
-    pub(super) fn give_up_closed(&mut self, is_promised: impl Fn(SpanKey) -> bool) -> u64 {
-        if self.bytes < self.budget_bytes / 4 * 3 {
-            return 0;
+    /// samples were given up, and whether it was for want of memory.
+    pub(super) fn give_up_closed(&mut self, is_promised: impl Fn(SpanKey) -> bool) -> (u64, bool) {
+        let is_short = self.bytes > self.budget_bytes / 4 * 3;
+        if !self.is_over(3) {
+            return (0, is_short);
         }
         let mut samples = 0;
         loop {
@@ -328,19 +422,25 @@ impl Pending {
                 })
                 .collect();
             closed.sort_unstable();
-            let before = self.bytes;
+            let before = self.spans.len();
             for (_, span, root) in closed {
-                if self.bytes <= self.budget_bytes / 2 {
+                if !self.is_over(2) {
                     break;
                 }
                 samples += self.give_up(span, root);
             }
             let left: HashSet<_> = self.spans.keys().copied().collect();
             self.roots.values_mut().for_each(|root| root.spans.retain(|span| left.contains(span)));
-            if self.bytes <= self.budget_bytes / 2 || self.bytes == before {
-                return samples;
+            if !self.is_over(2) || self.spans.len() == before {
+                return (samples, is_short);
             }
         }
+    }
+
+    /// Whether more than so many quarters of the memory or of the places for spans are taken.
+    fn is_over(&self, quarters: usize) -> bool {
+        self.bytes > self.budget_bytes / 4 * quarters
+            || self.spans.len() > self.most_spans / 4 * quarters
     }
 
     fn give_up(&mut self, span: SpanKey, root: SpanKey) -> u64 {
@@ -358,6 +458,7 @@ impl Pending {
             root.last_ns = root.last_ns.max(pending.last_ns);
             root.thinned += pending.thinned;
             root.ring_full += pending.ring_full;
+            root.lowered += pending.lowered;
         }
         samples
     }
@@ -377,12 +478,17 @@ impl Pending {
 
     /// The spans of which somebody should ask whether they are open still.
     pub(super) fn known_spans(&self) -> Vec<(SpanKey, Known)> {
-        self.spans.iter().filter_map(|(span, pending)| Some((*span, pending.known?))).collect()
+        let pending = self.spans.iter().map(|(span, pending)| (*span, pending.known));
+        let refused = self.refused.iter().map(|(span, refused)| (*span, refused.known));
+        pending.chain(refused).filter_map(|(span, known)| Some((span, known?))).collect()
     }
 
     /// Forgets spans that nobody has made known since before `round`, but for those that are
     /// `entered`. Returns the number of their samples.
     pub(super) fn remove_unknown(&mut self, round: u64, entered: &HashSet<SpanKey>) -> u64 {
+        self.refused.retain(|span, refused| {
+            refused.known.is_some() || refused.round >= round || entered.contains(span)
+        });
         let unknown: Vec<_> = self
             .spans
             .iter()
@@ -424,6 +530,13 @@ impl PendingSpan {
         self.stacks.by_number.get(number as usize).map(AsRef::as_ref)
     }
 
+    /// What a profile takes.
+    pub(super) fn exported(&self) -> (&[PendingSample], &[PendingWait]) {
+        let (samples, waits) = self.mark.unwrap_or((usize::MAX, usize::MAX));
+        let samples = self.samples.get(..samples).unwrap_or(&self.samples);
+        (samples, self.waits.get(..waits).unwrap_or(&self.waits))
+    }
+
     /// Whether nothing fell in the span that a profile would show.
     pub(super) fn is_empty(&self) -> bool {
         let has_waits = !self.waits.is_empty() || self.lost_waits_ns > 0;
@@ -432,6 +545,7 @@ impl PendingSpan {
 
     /// Leaves out every other sample, and lets those that are left stand for two.
     fn thin(&mut self) {
+        self.mark = self.mark.map(|(samples, waits)| (samples / 2, waits));
         let mut left_out = None;
         self.samples.retain_mut(|sample| match left_out.take() {
             Some(weight_ns) => {
@@ -488,6 +602,7 @@ mod tests {
 
     const SPAN: SpanKey = SpanKey::new(5).unwrap();
     const PLENTY: usize = 1 << 20;
+    const SPANS: usize = 10_000;
 
     fn stack(address: u64) -> Stack {
         Stack { frames: vec![Frame::new(None, address)], ..Stack::new() }
@@ -504,7 +619,7 @@ mod tests {
 
     #[test]
     fn a_root_that_lives_on_does_not_fill_the_memory() {
-        let mut pending = Pending::new(64 * 1024, 1_000);
+        let mut pending = Pending::new(64 * 1024, 1_000, SPANS);
         let root = SpanKey::new(1).unwrap();
         let known = |parent| {
             let id = RegistryId::new(1).unwrap();
@@ -523,8 +638,8 @@ mod tests {
                 weight_ns += 3;
                 pending.close(span);
             }
-            assert_eq!(pending.give_up_closed(|_| true), 0, "what was promised stays");
-            given_up += pending.give_up_closed(|_| false);
+            assert_eq!(pending.give_up_closed(|_| true).0, 0, "what was promised stays");
+            given_up += pending.give_up_closed(|_| false).0;
             assert!(pending.bytes <= pending.budget_bytes);
         }
         let spans = pending.of_root(root).to_vec();
@@ -544,7 +659,7 @@ mod tests {
 
     #[test]
     fn equal_stacks_are_held_once() {
-        let mut pending = Pending::new(PLENTY, 100);
+        let mut pending = Pending::new(PLENTY, 100, SPANS);
         for time in 0..10 {
             pending.add(SPAN, time, 1, &stack(7), 0);
         }
@@ -557,7 +672,7 @@ mod tests {
 
     #[test]
     fn more_than_the_most_are_thinned_and_stand_for_the_rest() {
-        let mut pending = Pending::new(PLENTY, 100);
+        let mut pending = Pending::new(PLENTY, 100, SPANS);
         let mut thinned = 0;
         for time in 0..1_000 {
             if let Added::Thinned(count) = pending.add(SPAN, time, 3, &stack(7), 0) {
@@ -579,7 +694,7 @@ mod tests {
 
     #[test]
     fn without_memory_the_cpu_time_is_kept() {
-        let mut pending = Pending::new(1_000, 100);
+        let mut pending = Pending::new(1_000, 100, SPANS);
         let lost = (0..100).filter(|i| pending.add(SPAN, *i, 3, &stack(*i), 0) == Added::Lost);
         let lost = lost.count() as u64;
         assert!(lost > 50);
@@ -589,8 +704,48 @@ mod tests {
     }
 
     #[test]
+    fn a_span_without_a_place_leaves_its_time_to_its_root() {
+        let mut pending = Pending::new(PLENTY, 100, 4);
+        pending.know(key(1), known(1, None), 0);
+        for span in 2..10 {
+            // The sample may be read before or after the span is made known.
+            if span % 2 == 0 {
+                pending.add(key(span), 0, 3, &stack(1), 0);
+            }
+            pending.know(key(span), known(1, Some(1)), 0);
+            pending.add(key(span), 0, 3, &stack(1), 0);
+        }
+        pending.charge_refused();
+        assert_eq!(pending.spans.len(), 4);
+        let left: u64 = pending
+            .spans
+            .values()
+            .flat_map(|span| &span.samples)
+            .map(|sample| sample.weight_ns)
+            .sum();
+        let root = pending.get(key(1)).unwrap();
+        assert_eq!(left + root.lost_ns, 12 * 3);
+        // One that gets a place keeps what it had lost before.
+        pending.most_spans = 5;
+        pending.add(key(30), 0, 3, &stack(1), 0);
+        pending.know(key(30), known(1, Some(1)), 0);
+        assert_eq!(pending.get(key(30)).unwrap().samples.len(), 1);
+        assert_eq!(pending.add(key(31), 0, 3, &stack(1), 0), Added::Refused);
+        pending.most_spans = 6;
+        pending.know(key(31), known(1, Some(1)), 0);
+        assert_eq!(pending.get(key(31)).unwrap().lost_ns, 3);
+        for span in 2..10 {
+            pending.close(key(span));
+        }
+        assert!(pending.refused.is_empty());
+        // Another root has its place all the same.
+        pending.know(key(20), known(20, None), 0);
+        assert!(pending.get(key(20)).is_some());
+    }
+
+    #[test]
     fn a_root_is_forgotten_with_all_its_spans() {
-        let mut pending = Pending::new(PLENTY, 100);
+        let mut pending = Pending::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2))] {
             pending.know(key(span), known(1, parent), 0);
             pending.add(key(span), 0, 1, &stack(span), 0);
@@ -607,7 +762,7 @@ mod tests {
 
     #[test]
     fn the_topmost_of_kept_spans_cover_the_others() {
-        let mut pending = Pending::new(PLENTY, 100);
+        let mut pending = Pending::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(1))] {
             pending.know(key(span), known(1, parent), 0);
         }
@@ -618,7 +773,7 @@ mod tests {
 
     #[test]
     fn samples_of_kept_spans_are_charged_to_all_around_them_once() {
-        let mut pending = Pending::new(PLENTY, 100);
+        let mut pending = Pending::new(PLENTY, 100, SPANS);
         // 1 { 2 { 3, 4 { 5 } }, 6 }
         for (span, parent) in
             [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(2)), (5, Some(4)), (6, Some(1))]
@@ -633,7 +788,7 @@ mod tests {
 
     #[test]
     fn what_nobody_made_known_is_forgotten_after_a_while() {
-        let mut pending = Pending::new(PLENTY, 100);
+        let mut pending = Pending::new(PLENTY, 100, SPANS);
         pending.add(key(1), 0, 1, &stack(1), 5);
         pending.add(key(2), 0, 1, &stack(1), 5);
         let entered = HashSet::from([key(2)]);
@@ -644,8 +799,27 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_after_the_mark_is_for_the_next_profile() {
+        let mut pending = Pending::new(PLENTY, 100, SPANS);
+        pending.know(SPAN, known(5, None), 0);
+        pending.add(SPAN, 0, 1, &stack(1), 0);
+        pending.mark(SPAN);
+        pending.add(SPAN, 1, 1, &stack(2), 0);
+        let times = |pending: &Pending| {
+            let (samples, _) = pending.get(SPAN).unwrap().exported();
+            samples.iter().map(|sample| sample.time_ns).collect::<Vec<_>>()
+        };
+        assert_eq!(times(&pending), [0]);
+        pending.clear(SPAN);
+        assert_eq!(times(&pending), [1]);
+        assert_eq!(pending.bytes, pending.get(SPAN).unwrap().bytes());
+        pending.clear(SPAN);
+        assert_eq!((times(&pending).len(), pending.bytes), (0, BYTES_A_SPAN));
+    }
+
+    #[test]
     fn exported_samples_are_cleared_and_the_span_stays() {
-        let mut pending = Pending::new(PLENTY, 100);
+        let mut pending = Pending::new(PLENTY, 100, SPANS);
         pending.know(SPAN, known(5, None), 0);
         pending.add(SPAN, 0, 1, &stack(1), 0);
         pending.clear(SPAN);

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use crate::keep::{Epoch, Kept, KeptSpan};
-use crate::profile::{Attribute, Profile, Value, Waiter, Waits};
+use crate::profile::{Attribute, Names, Profile, Value, Waiter, Waits};
 use crate::span::{Account, SpanKey};
 
 /// What a profile lacks.
@@ -21,25 +21,41 @@ pub(super) struct Losses {
     pub(super) cut: u64,
     /// Stacks that could not be unwound to their end.
     pub(super) incomplete: u64,
+    /// Samples that were taken at a lower rate, because there were too many to read.
+    pub(super) lowered: u64,
 }
 
+/// What is shorter is in no line of text.
+const WORTH_SAYING: u64 = 1_000_000;
 /// Spans that are named one by one above a picture.
 const MOST_NOTED: usize = 4;
 
 /// Gives a profile its name, title, notes and attributes. Of the kept spans, those in `topmost` are
 /// inside no other.
-pub(super) fn describe(profile: &mut Profile, epoch: &Epoch, topmost: &[SpanKey], losses: &Losses) {
+pub(super) fn describe(
+    profile: &mut Profile,
+    epoch: &Epoch,
+    topmost: &[SpanKey],
+    losses: &Losses,
+    names: &dyn Names,
+) {
     let kept = outermost_first(&epoch.kept);
     let Some(first) = kept.first() else { return };
-    profile.name = first.name().to_owned();
+    profile.name = names.span(first.name()).into_owned();
     profile.title = match topmost.len().saturating_sub(1) {
-        0 => format!("{} · kept: {}", first.name(), first.reasons()),
-        beside => format!("{} and {beside} beside it · kept: {}", first.name(), first.reasons()),
+        0 => format!("{} · kept: {}", profile.name, first.reasons()),
+        beside => format!("{} and {beside} beside it · kept: {}", profile.name, first.reasons()),
     };
+    if first.is_open() {
+        profile.title.push_str(" · open still");
+    }
+    if *losses != Losses::default() {
+        _ = write!(profile.title, " · {}", losses_in_words(losses));
+    }
     let of_topmost = kept.iter().filter(|span| topmost.contains(&span.key));
     let on_cpu_ns = of_topmost.map(|span| span.account.on_cpu_ns).sum();
     for span in kept.iter().take(MOST_NOTED) {
-        profile.notes.push(format!("{}: {}", span.name(), Split(&span.account)));
+        profile.notes.push(format!("{}: {}", names.span(span.name()), Split(&span.account)));
     }
     if kept.len() > MOST_NOTED {
         profile.notes.push(format!("and {} more kept spans", kept.len() - MOST_NOTED));
@@ -54,7 +70,7 @@ pub(super) fn describe(profile: &mut Profile, epoch: &Epoch, topmost: &[SpanKey]
     _ = write!(samples, ": {} of {} on-CPU", Ns(profile.weight_ns()), Ns(on_cpu_ns));
     _ = write!(samples, "; {}", losses_in_words(losses));
     profile.notes.push(samples);
-    profile.attributes = attributes(first, losses);
+    profile.attributes = attributes(first, &profile.name, losses);
 }
 
 /// Says of a profile with symbols where its threads waited.
@@ -110,6 +126,7 @@ fn losses_in_words(losses: &Losses) -> String {
         (losses.thinned, "samples thinned out"),
         (losses.cut, "stacks cut short"),
         (losses.incomplete, "stacks not unwound to their end"),
+        (losses.lowered, "samples at a lowered rate"),
     ] {
         if count > 0 {
             words.push(format!("{count} {what}"));
@@ -118,12 +135,12 @@ fn losses_in_words(losses: &Losses) -> String {
     if words.is_empty() { "nothing lost".to_owned() } else { words.join(", ") }
 }
 
-fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
+fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
     let int = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
     let account = &span.account;
     let mut attributes = vec![
         Attribute { key: "profile.reason", value: Value::String(span.reasons().to_string()) },
-        Attribute { key: "profile.span.name", value: Value::String(span.name().to_owned()) },
+        Attribute { key: "profile.span.name", value: Value::String(name.to_owned()) },
         Attribute { key: "profile.wall_ns", value: int(account.wall_ns) },
         Attribute { key: "profile.on_cpu_ns", value: int(account.on_cpu_ns) },
         Attribute { key: "profile.on_cpu_error_ns", value: int(account.on_cpu_error_ns) },
@@ -137,10 +154,18 @@ fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
         ("profile.samples_thinned", losses.thinned),
         ("profile.stacks_truncated", losses.cut),
         ("profile.stacks_incomplete", losses.incomplete),
+        ("profile.samples_at_lowered_rate", losses.lowered),
     ] {
         if count > 0 {
             attributes.push(Attribute { key, value: int(count) });
         }
+    }
+    if span.is_open() {
+        attributes.push(Attribute { key: "profile.span.open", value: Value::Bool(true) });
+    }
+    if account.after_last_exit_ns >= WORTH_SAYING {
+        let (key, value) = ("profile.after_last_exit_ns", int(account.after_last_exit_ns));
+        attributes.push(Attribute { key, value });
     }
     if let Some(is_sampled) = span.trace_is_sampled() {
         let value = Value::Bool(is_sampled);
@@ -157,12 +182,13 @@ pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
 }
 
 /// The line that goes to the log.
-pub(super) fn line(kept: &Kept) -> String {
+pub(super) fn line(kept: &Kept, names: &dyn Names) -> String {
     let Some(first) = kept.spans.first() else {
         return String::new();
     };
-    let mut line = format!("kept `{}` ({}", first.name(), first.reasons());
-    let others: Vec<_> = kept.spans.iter().skip(1).map(|span| span.name()).collect();
+    let open = if first.is_open() { ", open still" } else { "" };
+    let mut line = format!("kept `{}` ({}{open}", names.span(first.name()), first.reasons());
+    let others: Vec<_> = kept.spans.iter().skip(1).map(|span| names.span(span.name())).collect();
     if let Some((name, others)) = others.split_first() {
         _ = write!(line, "; with `{name}`");
         if !others.is_empty() {
@@ -213,12 +239,29 @@ struct Split<'a>(&'a Account);
 
 impl Display for Split<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Account { wall_ns, on_cpu_ns, on_cpu_error_ns, off_cpu_ns, idle_ns, .. } = *self.0;
+        let Account {
+            wall_ns,
+            on_cpu_ns,
+            on_cpu_error_ns,
+            off_cpu_ns,
+            idle_ns,
+            after_last_exit_ns,
+            ..
+        } = *self.0;
         write!(f, "wall {} = on-CPU {}", Ns(wall_ns), Ns(on_cpu_ns))?;
         if on_cpu_error_ns > 0 {
             write!(f, " (± {})", Ns(on_cpu_error_ns))?;
         }
-        write!(f, " + off-CPU {} + idle {}", Ns(off_cpu_ns), Ns(idle_ns))
+        write!(f, " + off-CPU {} + idle {}", Ns(off_cpu_ns), Ns(idle_ns))?;
+        if after_last_exit_ns >= WORTH_SAYING.max(wall_ns / 10) {
+            write!(f, " (of it {} after its last exit)", Ns(after_last_exit_ns))?;
+        }
+        if on_cpu_ns.saturating_add(off_cpu_ns).saturating_add(idle_ns)
+            > wall_ns + wall_ns / 10 + WORTH_SAYING
+        {
+            f.write_str(" (on several threads at once)")?;
+        }
+        Ok(())
     }
 }
 
@@ -249,6 +292,7 @@ impl Display for Ns {
 mod tests {
     use super::*;
     use crate::profile::ProfileId;
+    use crate::redact::Redaction;
 
     fn kept() -> Kept {
         let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);
@@ -278,7 +322,7 @@ mod tests {
     #[test]
     fn one_line_says_what_why_and_where() {
         assert_eq!(
-            line(&kept()),
+            line(&kept(), &Redaction::new()),
             "kept `test` (latency): wall 1.31 s = on-CPU 1.29 s + off-CPU 12.0 ms + idle 10.0 ms; \
              258 samples, 97 % in shop::render; profiles/x.svg"
         );
@@ -291,7 +335,7 @@ mod tests {
         kept.top_function = None;
         kept.files.clear();
         kept.spans[0].profile = Err(crate::keep::NoProfile::NoSamples);
-        assert!(line(&kept).ends_with("; no profile: no sample fell in it"));
+        assert!(line(&kept, &Redaction::new()).ends_with("; no profile: no sample fell in it"));
     }
 
     #[test]

@@ -3,20 +3,24 @@
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
+use super::budget::Budget;
 use super::build::{Builder, Built};
-use super::command::{Command, Job};
+use super::command::{Command, Job, Waiting};
 use super::drain::{Drain, Sampled};
 use super::engine::{Engine, Limits};
+use super::overdue::Overdue;
 use super::pending::{Known, Pending, Stack};
+use super::stack_need::Patience;
 use super::waits::{Captures, LOOK, Looker, Seen, next_look};
-use crate::keep::Epoch;
+use crate::keep::{Epoch, Taken};
 use crate::otel::EndedSpan;
 use crate::sampler::Sampler;
-use crate::span::{LOOK_INTERVAL, Notice, SpanKey};
+use crate::span::{LOOK_INTERVAL, Notice, Recording, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -29,33 +33,34 @@ const _: () = assert!(IDLE.as_secs() >= 2 * LOOK_INTERVAL.as_secs());
 const WRONG_ORDER: &str = "the profiling layer comes after the one of tracing-opentelemetry, so \
     profiles and OpenTelemetry spans do not know of each other: add it before, as in \
     `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor`";
+const MINUTE: Duration = Duration::from_secs(60);
 /// How often the clock's rate is measured anew.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The thread that drains the rings.
 pub(super) struct Collector {
-    engine: Arc<Engine>,
+    pub(super) engine: Arc<Engine>,
     source: Sampler,
     poller: Poller,
     commands: Receiver<Command>,
     jobs: Sender<Job>,
     limits: Limits,
-    base_period_ns: u64,
     unwinder: Unwinder,
-    pending: Pending,
-    sampled: Vec<Sampled>,
-    round: u64,
+    pub(super) pending: Pending,
+    pub(super) sampled: Vec<Sampled>,
+    pub(super) round: u64,
     /// Spans that closed after the last round had begun.
-    closed: Vec<SpanKey>,
+    pub(super) closed: Vec<SpanKey>,
     refined: Instant,
     introduced: bool,
     /// Who waits for the end.
-    at_end: Vec<Sender<()>>,
+    at_end: Vec<Waiting>,
     /// How soon somebody waits for a look.
     look_again: Option<Duration>,
     stack: Stack,
     /// A copy of one.
     stack_bytes: Vec<u8>,
+    patience: Patience,
     has_told_of_signal: bool,
     captures: Captures,
     /// With which thread the next look begins.
@@ -64,12 +69,20 @@ pub(super) struct Collector {
     look_interval: Duration,
     /// When a thread was last seen in a profiled span: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     in_span_ns: u64,
+    /// [`IDLE`], but in tests.
+    pub(super) idle: Duration,
+    /// Whether the last look saw one there.
+    is_in_span: bool,
+    pub(super) overdue: Overdue,
+    budget: Budget,
+    /// When it was last said that the rate is lowered.
+    told_of_rate: Option<Instant>,
 }
 
 /// What a round was asked to do besides.
 #[derive(Default)]
 struct Asked {
-    acknowledge: Vec<Sender<()>>,
+    acknowledge: Vec<Waiting>,
     everything: bool,
     end: bool,
 }
@@ -82,7 +95,6 @@ impl Collector {
         commands: Receiver<Command>,
         jobs: Sender<Job>,
         limits: Limits,
-        base_period_ns: u64,
     ) -> Self {
         Self {
             engine,
@@ -91,9 +103,14 @@ impl Collector {
             commands,
             jobs,
             limits,
-            base_period_ns,
             unwinder: Unwinder::default(),
-            pending: Pending::new(limits.memory_bytes, limits.samples_per_profile),
+            pending: Pending::new(
+                limits.memory_bytes,
+                limits.samples_per_profile,
+                limits.pending_spans,
+            ),
+            budget: Budget::new(limits.cpu_percent),
+            told_of_rate: None,
             sampled: Vec::new(),
             round: 0,
             closed: Vec::new(),
@@ -103,11 +120,15 @@ impl Collector {
             look_again: None,
             stack: Stack::new(),
             stack_bytes: Vec::new(),
+            patience: Patience::default(),
             has_told_of_signal: false,
             captures: Captures::new(),
             first_look: 0,
             look_interval: LOOK,
             in_span_ns: 0,
+            idle: IDLE,
+            is_in_span: false,
+            overdue: Overdue::new(),
         }
     }
 
@@ -119,7 +140,8 @@ impl Collector {
         self.hand_on(self.engine.end_meeting());
         // First: from then on no thread is armed.
         self.source.end();
-        self.sampled.extend(self.source.take_new().into_iter().map(Sampled::new));
+        let new = self.source.take_new();
+        self.take_in(new);
         for sampled in &self.sampled {
             sampled.recording.end();
             self.source.give_back(&sampled.recording);
@@ -147,15 +169,25 @@ impl Collector {
                 break;
             }
             self.look_at_waits();
+            let is_overdue =
+                self.is_in_span && self.until_overdue().is_some_and(|left| left.is_zero());
+            if is_overdue || self.sampled.iter().any(Sampled::has_small_samples) {
+                break;
+            }
         }
+        self.do_rounds()
+    }
+
+    /// Does what there is to do. False when all has ended.
+    pub(super) fn do_rounds(&mut self) -> bool {
         loop {
             let (asked, again) = self.do_round();
             if asked.end {
                 self.at_end = asked.acknowledge;
                 return false;
             }
-            for done in asked.acknowledge {
-                _ = self.jobs.send(Job::Done(done));
+            for waiting in asked.acknowledge {
+                _ = self.jobs.send(Job::Done(waiting));
             }
             if !again {
                 return true;
@@ -177,6 +209,54 @@ impl Collector {
         let start = sys::thread_cpu_ns();
         let clock = self.engine.spans.clock();
         let now_ns = clock.raw_ns(clock.now());
+        // Not always the same first: there may not be time for all.
+        let first = self.first_look.checked_rem(self.sampled.len()).unwrap_or(0);
+        self.first_look = self.first_look.wrapping_add(7);
+        let soonest = self.with_looker(now_ns, |looker, threads| {
+            let (later, first) = threads.split_at_mut(first);
+            let mut soonest = None;
+            for sampled in first.iter_mut().chain(later) {
+                let seen = sampled.look(looker);
+                let unchanged_ns = match seen {
+                    Seen::OutsideSpans => continue,
+                    Seen::Busy => 0,
+                    Seen::StillWaiting { waited_ns } => waited_ns,
+                };
+                let next = next_look(seen, unchanged_ns);
+                soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
+            }
+            soonest
+        });
+        self.is_in_span = soonest.is_some();
+        if self.is_in_span {
+            self.in_span_ns = now_ns;
+        }
+        let idle_ns = now_ns.saturating_sub(self.in_span_ns);
+        self.look_interval = soonest.unwrap_or_else(|| next_look(Seen::OutsideSpans, idle_ns));
+        let end = sys::thread_cpu_ns();
+        if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
+            Counters::add(&self.engine.counters.draining_cpu_ns, took);
+        }
+    }
+
+    /// If that thread waits, takes what it has waited so far for a wait of its own. Returns how long that
+    /// is.
+    pub(super) fn cut_wait(&mut self, thread: usize, now_ns: u64) -> Option<u64> {
+        self.with_looker(now_ns, |looker, threads| threads.get_mut(thread)?.cut_wait(looker))
+    }
+
+    /// Threads that were armed.
+    fn take_in(&mut self, new: Vec<Arc<Recording>>) {
+        let stack_bytes = u32::try_from(self.limits.stack_bytes).unwrap_or(u32::MAX);
+        self.sampled.extend(new.into_iter().map(|one| Sampled::new(one, stack_bytes)));
+    }
+
+    /// What looks at threads that wait.
+    fn with_looker<R>(
+        &mut self,
+        now_ns: u64,
+        action: impl FnOnce(&mut Looker<'_>, &mut [Sampled]) -> R,
+    ) -> R {
         let mut looker = Looker {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
@@ -188,42 +268,21 @@ impl Collector {
             bytes: &mut self.stack_bytes,
             captures: &mut self.captures,
         };
-        // Not always the same first: there may not be time for all.
-        let (later, first) = match self.sampled.len() {
-            0 => self.sampled.split_at_mut(0),
-            threads => self.sampled.split_at_mut(self.first_look % threads),
-        };
-        self.first_look = self.first_look.wrapping_add(7);
-        let mut soonest = None;
-        for sampled in first.iter_mut().chain(later) {
-            let seen = sampled.look(&mut looker);
-            let unchanged_ns = match seen {
-                Seen::OutsideSpans => continue,
-                Seen::Busy => 0,
-                Seen::StillWaiting { waited_ns } => waited_ns,
-            };
-            let next = next_look(seen, unchanged_ns);
-            soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
-        }
-        if soonest.is_some() {
-            self.in_span_ns = now_ns;
-        }
-        let idle_ns = now_ns.saturating_sub(self.in_span_ns);
-        self.look_interval = soonest.unwrap_or_else(|| next_look(Seen::OutsideSpans, idle_ns));
-        let end = sys::thread_cpu_ns();
-        if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
-            Counters::add(&self.engine.counters.draining_cpu_ns, took);
-        }
+        action(&mut looker, &mut self.sampled)
     }
 
     /// Nothing to wait for means to sleep until somebody wakes us: a process in which no profiled
     /// span is open has no wake-ups of ours, once its threads are disarmed.
-    fn sleep(&self) -> Option<Duration> {
+    pub(super) fn sleep(&self) -> Option<Duration> {
         let linger = self.engine.keeper.next_ripe(LINGER);
-        let idle = (!self.sampled.is_empty()).then_some(IDLE);
+        let idle = (!self.sampled.is_empty()).then_some(self.idle);
         // Whether the signal of timers is still ours must be asked.
         let signal = self.source.has_timers().then_some(REFINE_INTERVAL);
-        linger.into_iter().chain(idle).chain(signal).chain(self.look_again).min()
+        // Of a thread that is in a span the looks at waits will tell.
+        let is_open = self.is_in_span || self.watches_spans();
+        let overdue = self.until_overdue().filter(|_| is_open);
+        let soonest = linger.into_iter().chain(idle).chain(signal).chain(self.look_again);
+        soonest.chain(overdue).min()
     }
 
     /// One look at everything. Returns what was asked for, and whether another round must follow
@@ -239,7 +298,7 @@ impl Collector {
         let asked = self.take_commands();
         let new = self.source.take_new();
         let has_new = !new.is_empty();
-        self.sampled.extend(new.into_iter().map(Sampled::new));
+        self.take_in(new);
         let mut closed = std::mem::take(&mut self.closed);
         closed.extend(self.take_notices());
         let epochs = self.end_epochs(&closed, asked.everything);
@@ -256,20 +315,30 @@ impl Collector {
         let closed_since = self.take_notices();
         self.closed.extend(closed_since);
 
+        self.pending.charge_refused();
         for epoch in epochs {
+            self.overdue.forget_epoch(&epoch);
             self.export(epoch);
         }
         for span in closed {
             self.engine.keeper.forget(span);
+            self.overdue.forget(span);
             self.pending.remove_root(span);
             self.pending.close(span);
         }
         let keeper = &self.engine.keeper;
-        let given_up = self.pending.give_up_closed(|root| keeper.has_epoch(root));
-        Counters::add(&self.engine.counters.samples_dropped_memory, given_up);
+        let (given_up, by_memory) = self.pending.give_up_closed(|root| keeper.has_epoch(root));
+        let counters = &self.engine.counters;
+        let counter = match by_memory {
+            true => &counters.samples_dropped_memory,
+            false => &counters.samples_dropped_spans_full,
+        };
+        Counters::add(counter, given_up);
         keeper.set_memory_is_short(self.pending.is_short());
         self.housekeep(&entered);
-        let again = self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
+        let is_overdue = self.look_for_overdue();
+        let again =
+            is_overdue || self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
         (asked, again)
     }
 
@@ -285,11 +354,11 @@ impl Collector {
         for command in self.commands.try_iter() {
             asked.everything = true;
             match command {
-                Command::Flush(done) => asked.acknowledge.push(done),
-                Command::Shutdown(done) => {
+                Command::Flush(waiting) => asked.acknowledge.push(waiting),
+                Command::Shutdown(waiting) => {
                     // What is promised from here on could not be kept.
                     self.engine.keeper.end();
-                    asked.acknowledge.extend(done);
+                    asked.acknowledge.extend(waiting);
                     asked.end = true;
                 }
             }
@@ -324,29 +393,37 @@ impl Collector {
     fn end_epochs(&mut self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
         let linger = if everything { Duration::ZERO } else { LINGER };
         let ripe = self.engine.keeper.ripe(linger);
-        let roots = closed.iter().copied().chain(ripe);
+        let overdue = self.take_overdue_roots();
+        let roots = closed.iter().copied().chain(ripe).chain(overdue);
         let engine = Arc::clone(&self.engine);
         let end = |root| {
             engine.keeper.end_epoch(root, |epoch| {
                 // All spans that are in it are known then.
                 let closed_since = self.take_notices();
                 self.closed.extend(closed_since);
-                self.enclosing(epoch)
+                self.taken(epoch)
             })
         };
         roots.filter_map(end).collect()
     }
 
-    /// The open spans around those of an epoch, with the samples that the epoch's profile takes
-    /// from them: if they are kept later, they list this profile.
-    fn enclosing(&self, epoch: &Epoch) -> Vec<(SpanKey, u64)> {
-        let samples = epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
-        let is_open = |span: SpanKey| {
-            let known = self.pending.get(span).and_then(|pending| pending.known);
-            known.is_some_and(|known| self.engine.spans.is_open(known.id, span))
-        };
-        let enclosing = self.pending.enclosing(&samples).into_iter();
-        enclosing.filter(|(span, _)| is_open(*span)).collect()
+    /// What the profile of an epoch that ends now takes of spans that are open: if they are kept later,
+    /// they list this profile, and are promised only what is left.
+    fn taken(&mut self, epoch: &Epoch) -> Vec<(SpanKey, Taken)> {
+        let (kept, inside) = self.samples_of_epoch(epoch);
+        for span in inside.keys() {
+            self.pending.mark(*span);
+        }
+        let around = self.pending.enclosing(&kept).into_iter();
+        let around = around.filter(|(span, _)| !inside.contains_key(span) && self.is_open(*span));
+        let around = around.map(|(span, samples)| (span, Taken::More(samples)));
+        let all = inside.iter().map(|(span, samples)| (*span, Taken::All(*samples)));
+        around.chain(all).collect()
+    }
+
+    pub(super) fn is_open(&self, span: SpanKey) -> bool {
+        let known = self.pending.get(span).and_then(|pending| pending.known);
+        known.is_some_and(|known| self.engine.spans.is_open(known.id, span))
     }
 
     /// Reads every ring. Returns the spans that threads are in.
@@ -369,12 +446,17 @@ impl Collector {
             most_frames: self.limits.frames_per_stack,
             round: self.round,
             stack: &mut self.stack,
+            is_lowered: self.budget.is_lowered(),
+            patience: &mut self.patience,
         };
         self.sampled.retain_mut(|sampled| {
             let is_over = over.next().unwrap_or(false);
             entered.extend(sampled.drain(&mut drain));
             if is_over {
                 self.source.give_back(&sampled.recording);
+            } else if sampled.change_stack(&self.source, drain.patience) {
+                // It is read once more, and then given back.
+                self.engine.waker.wake();
             }
             !is_over
         });
@@ -399,9 +481,10 @@ impl Collector {
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
-            period_ns: self.base_period_ns,
+            period_ns: self.engine.spans.base_period_ns(),
             most_samples: self.limits.samples_per_profile,
             hides_kernel: self.source.hides_kernel_alone(),
+            redaction: &self.engine.redaction,
         };
         let Built { profile, modules, spans, thinned } = builder.build(id, &epoch);
         Counters::add(&self.engine.counters.samples_thinned, thinned);
@@ -435,16 +518,39 @@ impl Collector {
         _ = self.jobs.send(Job::Say { line: line.to_owned(), is_warning: true });
     }
 
+    fn look_at_budget(&mut self, now: Instant) {
+        let used_ns = self.engine.counters.draining_cpu_ns.load(Ordering::Relaxed);
+        let before = self.budget.times();
+        let Some(times) = self.budget.look(now, used_ns) else { return };
+        self.engine.spans.set_stretch(times);
+        let is_first = self.told_of_rate.is_none_or(|told| now.duration_since(told) >= MINUTE);
+        if times < before {
+            return;
+        }
+        Counters::add(&self.engine.counters.rate_lowered, 1);
+        if is_first {
+            self.told_of_rate = Some(now);
+            let percent = self.limits.cpu_percent.unwrap_or_default();
+            let line = format!(
+                "reading samples takes more than {percent} % of a core: threads are sampled less often until \
+                 it takes less, {times:.1} times as seldom now; profiles made meanwhile say so \
+                 (TRACING_PROFILING_CPU_BUDGET sets the percentage)"
+            );
+            _ = self.jobs.send(Job::Say { line, is_warning: true });
+        }
+    }
+
     fn housekeep(&mut self, entered: &HashSet<SpanKey>) {
         let now = Instant::now();
         if now.duration_since(self.refined) >= REFINE_INTERVAL {
             self.engine.spans.clock().refine();
             self.refined = now;
             self.check_signals();
+            self.look_at_budget(now);
         }
         for sampled in &mut self.sampled {
             // Its ring is read once more, in the next round, before it is given back.
-            if sampled.end_if_idle(now, IDLE) {
+            if sampled.end_if_idle(now, self.idle) {
                 self.engine.waker.wake();
             }
         }

@@ -156,6 +156,25 @@ impl Watch {
         Seen::Busy
     }
 
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// If the thread waits, takes what it has waited so far for a wait of its own, and the rest for
+    /// another. Returns how long that is.
+    pub(super) fn cut(&mut self, recording: &Recording, looker: &mut Looker<'_>) -> Option<u64> {
+        self.look(recording, looker);
+        let waiting = self.waiting.as_mut()?;
+        let duration_ns = looker.now_ns.saturating_sub(waiting.since_ns);
+        let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0 };
+        waiting.since_ns = looker.now_ns;
+        let is_kept = looker.pending.add_wait(waiting.span, wait, &waiting.stack, looker.round);
+        if !is_kept {
+            Counters::add(&looker.counters.waits_dropped_memory, 1);
+        }
+        is_kept.then_some(duration_ns)
+    }
+
     /// The thread is not looked at any more: it has ended, or goes on elsewhere.
     pub(super) fn end(&mut self, recording: &Recording, looker: &mut Looker<'_>) {
         if let Some(waiting) = &self.waiting {

@@ -8,21 +8,23 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, RecvTimeoutError};
 use tracing::level_filters::LevelFilter;
 
-use super::command::Job;
+use super::command::{Job, Waiting};
 use super::engine::Engine;
 use super::report;
-use crate::export::{Exported, Exporter};
+use crate::export::{Exported, Exporter, Reporter};
 use crate::keep::{Kept, KeptSpan, OnKept};
-use crate::profile::{MappingId, Profile, Waits};
+use crate::profile::{MappingId, Names, Profile, Waits};
 use crate::stats::Counters;
-use crate::symbols::{Missing, Symbolizer};
+use crate::symbols::{Missing, SymbolSettings, Symbolizer};
 use crate::unwind::Module;
 
-/// After how long without a profile what was read of debug information is given back.
+/// After how long without a profile what was read of symbols is given back.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
 /// How soon after a failure the exporter is tried again, at first and at last.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// How long the last profiles may take if nobody waits for them.
+const LAST_FLUSH: Duration = Duration::from_secs(5);
 /// How often a profile is tried before it is lost, flushes apart: for some five minutes.
 const MOST_TRIES: u32 = 10;
 
@@ -31,7 +33,9 @@ pub(super) struct WorkerParts {
     pub(super) engine: Arc<Engine>,
     pub(super) jobs: Receiver<Job>,
     pub(super) exporter: Box<dyn Exporter>,
+    pub(super) reporter: Reporter,
     pub(super) on_kept: Option<OnKept>,
+    pub(super) symbols: SymbolSettings,
     /// Whether something is wrong with the exporter from the beginning.
     pub(super) is_failing: bool,
 }
@@ -40,6 +44,8 @@ pub(super) struct WorkerParts {
 pub(super) struct Worker {
     parts: WorkerParts,
     symbolizer: Option<Symbolizer>,
+    /// When it was last used.
+    symbolized: Instant,
     told: HashSet<Missing>,
     /// Since when the exporter fails, and when to try it again.
     failing: Option<Failing>,
@@ -74,10 +80,19 @@ impl Failing {
 impl Worker {
     pub(super) fn new(parts: WorkerParts) -> Self {
         let failing = parts.is_failing.then(Failing::new);
-        Self { parts, symbolizer: None, told: HashSet::new(), failing, refused: VecDeque::new() }
+        Self {
+            parts,
+            symbolizer: None,
+            symbolized: Instant::now(),
+            told: HashSet::new(),
+            failing,
+            refused: VecDeque::new(),
+        }
     }
 
     pub(super) fn run(mut self) {
+        let reporter = self.parts.reporter.clone();
+        _ = catch_unwind(AssertUnwindSafe(|| self.parts.exporter.start(reporter)));
         loop {
             let job = match self.sleep() {
                 Some(time) => self.parts.jobs.recv_timeout(time),
@@ -97,31 +112,53 @@ impl Worker {
                 }
                 Ok(Job::HandOn(ended)) => self.parts.engine.hand_on_later(ended),
                 Ok(Job::Report(kept)) => self.report(&unexported(&kept)),
-                Ok(Job::Done(done)) => {
-                    self.try_refused(false);
-                    _ = done.send(());
+                Ok(Job::Done(Waiting { done, deadline })) => {
+                    _ = done.send(self.flush(deadline));
                 }
-                Err(RecvTimeoutError::Timeout) if self.refused.is_empty() => self.symbolizer = None,
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Job::Stop(done)) => {
-                    self.end();
-                    done.into_iter().for_each(|done| _ = done.send(()));
-                    return;
-                }
-                Err(RecvTimeoutError::Disconnected) => return self.end(),
+                Ok(Job::Stop(waiting)) => return self.end(waiting),
+                Err(RecvTimeoutError::Disconnected) => return self.end(Vec::new()),
             }
-            if self.failing.as_ref().is_some_and(|failing| failing.next <= Instant::now()) {
+            // Whatever else there was to do meanwhile.
+            if self.symbolized.elapsed() >= FORGET_AFTER {
+                self.symbolizer = None;
+            }
+            let is_due = match &self.failing {
+                Some(failing) => failing.next <= Instant::now(),
+                // It has taken a later one meanwhile, and so is well.
+                None => !self.refused.is_empty(),
+            };
+            if is_due {
                 self.try_refused(true);
             }
         }
     }
 
-    /// Tries what was refused for the last time.
-    fn end(&mut self) {
+    /// Tries what was refused once more, and waits until all that the exporter has taken is delivered.
+    /// Returns whether it was.
+    fn flush(&mut self, deadline: Instant) -> bool {
+        // First, for it can be that only then it takes what it has refused.
+        self.flush_exporter(deadline);
         self.try_refused(false);
+        self.flush_exporter(deadline)
+    }
+
+    fn flush_exporter(&mut self, deadline: Instant) -> bool {
+        let flush = || self.parts.exporter.flush(deadline);
+        catch_unwind(AssertUnwindSafe(flush)).unwrap_or(false)
+    }
+
+    /// Delivers what can be delivered, and gives everything back.
+    fn end(mut self, waiting: Vec<Waiting>) {
+        let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
+        let is_done = self.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
         while let Some(refused) = self.refused.pop_front() {
             self.lose(refused.report);
         }
+        // Then it has counted what it could not deliver.
+        let exporter = self.parts.exporter;
+        _ = catch_unwind(AssertUnwindSafe(|| drop(exporter)));
+        waiting.into_iter().for_each(|waiting| _ = waiting.done.send(is_done));
     }
 
     /// How long there is nothing to do, if somebody has to look again at all.
@@ -129,7 +166,8 @@ impl Worker {
         // With nothing to export, the next kept span is soon enough.
         let failing = self.failing.as_ref().filter(|_| !self.refused.is_empty());
         let again = failing.map(|failing| failing.next.saturating_duration_since(Instant::now()));
-        self.symbolizer.as_ref().map(|_| FORGET_AFTER).into_iter().chain(again).min()
+        let unused = || FORGET_AFTER.saturating_sub(self.symbolized.elapsed());
+        self.symbolizer.as_ref().map(|_| unused()).into_iter().chain(again).min()
     }
 
     fn say(&self, event: impl FnOnce()) {
@@ -138,7 +176,7 @@ impl Worker {
         _ = catch_unwind(AssertUnwindSafe(say));
     }
 
-    /// Symbolizes and exports.
+    /// Symbolizes, redacts and exports.
     fn prepare(
         &mut self,
         profile: Profile,
@@ -152,8 +190,7 @@ impl Worker {
             Ok(mut profile) => {
                 report.waits = profile.waits();
                 report::describe_waits(&mut profile, &report);
-                report.top_function =
-                    profile.top_function().map(|(name, share)| (name.to_owned(), share));
+                report.top_function = profile.top_function();
                 let refused = self.export(Refused { profile, report, tries: 0 });
                 self.refused.extend(refused);
             }
@@ -206,18 +243,20 @@ impl Worker {
     }
 
     /// If the exporter fails: looks whether it is well again, by what it has refused if there is
-    /// something. `counts` if that is to be one of the tries that a profile has.
+    /// something. If it does not: gives it that. `counts` if that is to be one of the tries that a profile
+    /// has.
     fn try_refused(&mut self, counts: bool) {
-        let Some(failing) = &mut self.failing else { return };
-        failing.wait_longer();
-        let checked = catch_unwind(AssertUnwindSafe(|| self.parts.exporter.check()));
-        if !matches!(checked, Ok(Ok(()))) {
-            return;
-        }
-        if self.refused.is_empty() {
-            // Only a profile can tell: the next kept span has one. It is well when that is exported.
-            self.parts.engine.keeper.set_exporter_fails(false);
-            return;
+        if let Some(failing) = &mut self.failing {
+            failing.wait_longer();
+            let checked = catch_unwind(AssertUnwindSafe(|| self.parts.exporter.check()));
+            if !matches!(checked, Ok(Ok(()))) {
+                return;
+            }
+            if self.refused.is_empty() {
+                // Only a profile can tell: the next kept span has one. It is well when that is exported.
+                self.parts.engine.keeper.set_exporter_fails(false);
+                return;
+            }
         }
         for _ in 0..self.refused.len() {
             let Some(refused) = self.refused.pop_front() else { return };
@@ -248,19 +287,25 @@ impl Worker {
         profile: Profile,
         modules: &HashMap<MappingId, Arc<Module>>,
     ) -> Profile {
-        let symbolizer = self.symbolizer.get_or_insert_with(Symbolizer::new);
+        let settings = self.parts.symbols;
+        let symbolizer = self.symbolizer.get_or_insert_with(|| Symbolizer::new(settings));
         let profile = symbolizer.symbolize(profile, modules);
+        self.symbolized = Instant::now();
         for missing in symbolizer.take_missing() {
+            if matches!(missing, Missing::TooLarge(..)) {
+                Counters::add(&self.parts.engine.counters.symbols_over_limit, 1);
+            }
             if self.told.insert(missing.clone()) {
-                let text = missing_in_words(&missing);
+                let text = missing_in_words(&missing, &self.parts.engine.redaction);
                 self.say(|| tracing::warn!(target: "tracing_profiling", "{text}"));
             }
         }
-        profile
+        let redaction = &self.parts.engine.redaction;
+        if redaction.is_nothing() { profile } else { profile.renamed(redaction) }
     }
 
     fn report(&self, kept: &Kept) {
-        let line = report::line(kept);
+        let line = report::line(kept, &self.parts.engine.redaction);
         self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
         if let Some(on_kept) = &self.parts.on_kept {
             // Not ours either.
@@ -292,18 +337,29 @@ fn unexported(kept: &[KeptSpan]) -> Kept {
     }
 }
 
-fn missing_in_words(missing: &Missing) -> String {
+fn missing_in_words(missing: &Missing, names: &dyn Names) -> String {
     match missing {
         Missing::LineTables => "this program has no line tables, so profiles show functions but \
             no lines and no inlined functions; add `debug = \"line-tables-only\"` to \
             [profile.release] in Cargo.toml, and do not strip the program"
             .to_owned(),
         Missing::Replaced(file) => format!(
-            "{file} is not the file that was loaded, so its functions have no names; restart to \
-             get them"
+            "{} is not the file that was loaded, so its functions have no names; restart to \
+             get them",
+            names.code(file)
         ),
         Missing::Unreadable(file, error) => {
-            format!("{file} cannot be read, so its functions have no names: {error}")
+            let shown = names.code(file);
+            let error = error.replace(file, &shown);
+            format!("{shown} cannot be read, so its functions have no names: {error}")
+        }
+        Missing::TooLarge(file, bytes) => {
+            let (file, mib) = (names.code(file), bytes.div_ceil(1024 * 1024));
+            format!(
+                "{file} has {mib} MiB of symbols, which is more than may be held, so profiles show its \
+                 functions at most, and no lines; raise TRACING_PROFILING_SYMBOL_BYTES, or build it with \
+                 `debug = \"line-tables-only\"`"
+            )
         }
     }
 }

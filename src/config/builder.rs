@@ -5,19 +5,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use opentelemetry::KeyValue;
 use opentelemetry_sdk::Resource;
 
-use crate::collector::{Engine, Limits, Parts};
+use crate::collector::{Engine, Gate, Limits, Parts};
+use crate::control::Control;
 use crate::error::Error;
-use crate::export::{Directory, Exporter};
+#[cfg(feature = "_otlp")]
+use crate::export::OtlpExporter;
+use crate::export::{Directory, Exporter, default_resource};
 use crate::keep::{Callsites, Keep, Keeper, Kept, OnKept, Rules};
 use crate::layer::ProfilingLayer;
-use crate::otel::AttributeNames;
+use crate::otel::{AttributeNames, LayerOrder};
+use crate::redact::Redaction;
 use crate::sampler::{Sampler, Source, SourceSettings, period_for, period_of_rate};
-use crate::span::{KEEP_ON_ERROR, Plan, Spans, TIGHTER};
+use crate::span::{KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, Spans, TIGHTER, WATCHED};
 use crate::stats::Counters;
-use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
+use crate::symbols::SymbolSettings;
+use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
 
 /// Makes a [`ProfilingLayer`] with other settings than the default.
 ///
@@ -41,13 +45,24 @@ pub struct Builder {
     max_depth: u32,
     directory: PathBuf,
     exporter: Option<Box<dyn Exporter>>,
+    /// What the environment says, if that is to be used.
+    #[cfg(feature = "_otlp")]
+    otlp: Option<OtlpExporter>,
     resource: Option<Resource>,
     profiles_per_minute: u32,
     samples_per_profile: usize,
+    pending_spans: usize,
     memory_bytes: usize,
+    cpu_percent: Option<u32>,
     on_kept: Option<OnKept>,
     only_sampled_traces: bool,
     attributes: AttributeNames,
+    redaction: Redaction,
+    /// What the environment says of it: beside the above, whichever was set first.
+    env_redaction: Redaction,
+    symbols: SymbolSettings,
+    #[cfg(feature = "sighup")]
+    reloads_on_sighup: bool,
 }
 
 /// Deep enough for an async service built for release; see `docs/design.md` for the figures.
@@ -61,7 +76,12 @@ pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
 /// What Pyroscope takes by default.
 const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
+const DEFAULT_PENDING_SPANS: usize = 16_384;
+/// Of one core.
+const DEFAULT_CPU_PERCENT: u32 = 1;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
+/// Line tables of a large service are a tenth of that, all of its debug information may be more.
+const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
 const RING_BYTES: usize = 256 * 1024;
 /// The collector is woken when a ring is this full: early enough to get a CPU before it is full.
@@ -80,13 +100,22 @@ impl Builder {
             max_depth: DEFAULT_DEPTH,
             directory: PathBuf::from("profiles"),
             exporter: None,
+            #[cfg(feature = "_otlp")]
+            otlp: None,
             resource: None,
             profiles_per_minute: DEFAULT_PROFILES_PER_MINUTE,
             samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
+            pending_spans: DEFAULT_PENDING_SPANS,
             memory_bytes: DEFAULT_MEMORY_BYTES,
+            cpu_percent: None,
             on_kept: None,
             only_sampled_traces: false,
             attributes: AttributeNames::default(),
+            redaction: Redaction::new(),
+            env_redaction: Redaction::new(),
+            symbols: SymbolSettings { names: true, most_bytes: DEFAULT_SYMBOL_BYTES },
+            #[cfg(feature = "sighup")]
+            reloads_on_sighup: false,
         }
     }
 
@@ -134,8 +163,9 @@ impl Builder {
         self
     }
 
-    /// Bytes of stack that are copied with each sample, from 1,024 to 65,448; 32 KiB by default.
-    /// The outer frames of a deeper stack are missing, and its profile says so.
+    /// Bytes of stack that are copied with each sample at most, from 1,024 to 65,448; 32 KiB by default.
+    /// The outer frames of a deeper stack are missing, and its profile says so. Of a thread whose
+    /// stacks turn out to be much smaller, less is copied; when one of them is cut, all again.
     #[must_use]
     pub fn stack_bytes(mut self, bytes: u32) -> Self {
         // The kernel wants a multiple of 8.
@@ -156,13 +186,24 @@ impl Builder {
         Self { directory: path.into(), ..self }
     }
 
+    /// To OTLP, as the environment says, unless another exporter is set.
+    #[cfg(feature = "_otlp")]
+    pub(super) fn otlp(self, otlp: OtlpExporter) -> Self {
+        Self { otlp: Some(otlp), ..self }
+    }
+
+    #[cfg(all(test, feature = "_otlp"))]
+    pub(super) fn is_otlp(&self) -> bool {
+        self.otlp.is_some()
+    }
+
     /// Where profiles go instead of a directory.
     #[must_use]
     pub fn exporter(self, exporter: impl Exporter + 'static) -> Self {
         Self { exporter: Some(Box::new(exporter)), ..self }
     }
 
-    /// What the process is, as the profiles written to the directory say. Give the same to the
+    /// What the process is, as the profiles say, unless the exporter was made by hand. Give the same to the
     /// tracer provider. By default what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say.
     #[must_use]
     pub fn resource(self, resource: Resource) -> Self {
@@ -190,6 +231,23 @@ impl Builder {
         Self { memory_bytes: bytes, ..self }
     }
 
+    /// Spans with samples that may wait for their verdict at once, local roots apart; 16,384 by default. Of
+    /// more than that
+    /// the stacks are given up, and their CPU time is shown at their root.
+    #[must_use]
+    pub fn pending_spans(self, spans: usize) -> Self {
+        Self { pending_spans: spans.max(1), ..self }
+    }
+
+    /// How much of one core reading and unwinding samples may take, in percent; 0 for as much as it takes. If
+    /// it takes more, threads are sampled less often until it takes less: the log, the profiles and
+    /// [`Stats::rate_lowered`](crate::Stats::rate_lowered) say so. 1 by default, and 0 if the
+    /// [`rate`](Self::rate) is set.
+    #[must_use]
+    pub fn cpu_budget(self, percent: u32) -> Self {
+        Self { cpu_percent: Some(percent), ..self }
+    }
+
     /// Called for what was kept, after its profile is exported, on the thread that exports.
     #[must_use]
     pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
@@ -211,18 +269,106 @@ impl Builder {
         Self { attributes: AttributeNames::new(name), ..self }
     }
 
+    /// What is left out of names before anything leaves the process. By default absolute paths are
+    /// shortened. What the environment hides is hidden too, whichever of this and
+    /// [`with_env`](Self::with_env) is called first.
+    #[must_use]
+    pub fn redact(self, redaction: Redaction) -> Self {
+        Self { redaction, ..self }
+    }
+
+    /// Whether functions, files and lines are looked up; by default they are. Without them profiles have
+    /// addresses, mappings and build ids, for whoever looks them up elsewhere, and the flame graph and the
+    /// log have places such as `shop+0x1a2b`.
+    #[must_use]
+    pub fn symbols(mut self, symbols: bool) -> Self {
+        self.symbols.names = symbols;
+        self
+    }
+
+    /// How much of symbols may be held at once: debug information and symbol tables, as large as they are
+    /// in their files; 512 MiB by default. They are mapped, and read where they are asked for. Of a file
+    /// that does not fit beside the others functions are named by its symbol table, without lines, and if
+    /// that does not fit either not at all: the log and
+    /// [`Stats::symbols_over_limit`](crate::Stats::symbols_over_limit) say so. All is given back half a
+    /// minute after the last profile.
+    #[must_use]
+    pub fn symbol_bytes(mut self, bytes: u64) -> Self {
+        self.symbols.most_bytes = bytes;
+        self
+    }
+
+    /// Beside what is set in code: whoever runs a program can hide more, and not less.
+    pub(super) fn redact_too(self, env_redaction: Redaction) -> Self {
+        Self { env_redaction, ..self }
+    }
+
+    /// Reads `TRACING_PROFILING` again whenever the process gets the signal SIGHUP, as
+    /// [`Handle::reload_env`](crate::Handle::reload_env) does, on a thread of ours. What the rules are
+    /// then is one line of log; if they do not parse it is a warning that shows the place, and the
+    /// rules stay as they are. Needs the feature `sighup`.
+    ///
+    /// The environment of a process can be changed from within alone: this is for programs that load
+    /// theirs from a file, and do so again at SIGHUP. A program that knows when it has read its rules
+    /// calls [`Handle::set_rules`](crate::Handle::set_rules) instead.
+    ///
+    /// Handlers that the program installed before are called as before. From now on SIGHUP does not
+    /// end the process, also when the layer is gone. It can end system calls early, as any signal
+    /// that is handled (see `docs/platform.md`). The thread waits also while the layer is off, so
+    /// that SIGHUP can turn it on; it ends with the layer.
+    ///
+    /// On systems without this signal nothing happens.
+    #[cfg(feature = "sighup")]
+    #[must_use]
+    pub fn reload_on_sighup(self) -> Self {
+        Self { reloads_on_sighup: true, ..self }
+    }
+
     /// The layer.
     ///
     /// With rules that never keep anything it does nothing at all: no thread, no file and no
-    /// signal handler is ever made.
+    /// signal handler is made, until [`Handle::set_rules`](crate::Handle::set_rules) or
+    /// [`Handle::enable`](crate::Handle::enable) is called.
     ///
     /// # Errors
     ///
     /// If the system does not let us start two threads and open an epoll instance.
-    pub fn build(self) -> Result<ProfilingLayer, Error> {
-        if self.rules.is_off() {
-            return Ok(ProfilingLayer::off());
+    pub fn build(mut self) -> Result<ProfilingLayer, Error> {
+        // The program may change its working directory before anything is written.
+        self.directory = std::path::absolute(&self.directory).unwrap_or(self.directory);
+        #[cfg(feature = "sighup")]
+        let reloads_on_sighup = self.reloads_on_sighup;
+        let control = Control::new(self)?;
+        #[cfg(feature = "sighup")]
+        if reloads_on_sighup {
+            crate::hangup::reload_on_hangup(&control)?;
         }
+        Ok(ProfilingLayer::new(control))
+    }
+
+    /// Where profiles can be found, if they become files.
+    #[cfg(feature = "axum")]
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
+        match &self.exporter {
+            Some(exporter) => exporter.directory().map(PathBuf::from),
+            #[cfg(feature = "_otlp")]
+            None if self.otlp.is_some() => {
+                self.otlp.as_ref().and_then(Exporter::directory).map(PathBuf::from)
+            }
+            None => Some(self.directory.clone()),
+        }
+    }
+
+    pub(crate) fn get_rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Starts the threads.
+    pub(crate) fn start(
+        self,
+        gate: &'static Gate,
+        order: Arc<LayerOrder>,
+    ) -> Result<Arc<Engine>, Error> {
         let clock = Clock::new();
         let counters = Arc::new(Counters::default());
         let poller = Poller::new().map_err(Error::thread)?;
@@ -238,25 +384,35 @@ impl Builder {
             position_step: 0,
         };
         let source = Sampler::new(self.source, request, &poller.waker(), Arc::clone(&counters));
-        let rate_is_set = self.source.period.is_some();
+        let fixed_period = self.source.period;
         let ticks_a_second = clock.ticks(Duration::from_secs(1));
-        let plan = move |keep: &Keep, rate: Option<u32>| {
-            let period = (!rate_is_set).then(|| match rate {
+        let plan = move |keep: &Keep, rate: Option<u32>, usual_latency: Option<Duration>| {
+            let period = fixed_period.is_none().then(|| match rate {
                 Some(hertz) => period_of_rate(hertz),
-                None => period_for(keep.latency()),
+                None => period_for(keep.least_time()),
             });
-            plan(keep, ticks_a_second, period, base_period_ns)
+            let base = fixed_period.unwrap_or_else(|| period_for(usual_latency));
+            plan(keep, ticks_a_second, period, nanoseconds(base))
         };
-        let callsites = Callsites::new(self.rules.clone(), Box::new(plan));
+        let callsites = Callsites::new(self.rules.clone(), Box::new(plan), Arc::clone(&counters));
         let keeper = Keeper::new(self.profiles_per_minute);
         let spans =
             Spans::new(clock, Box::new(source.clone()), base_period_ns, Arc::clone(&counters));
         let resource = self.resource.unwrap_or_else(default_resource);
-        let mut exporter =
-            self.exporter.unwrap_or_else(|| Box::new(Directory::new(self.directory, resource)));
+        #[cfg(feature = "_otlp")]
+        let from_env = |resource: &Resource| {
+            let exporter = self.otlp.map(|otlp| otlp.with_default_resource(resource.clone()));
+            exporter.map(|exporter| Box::new(exporter) as Box<dyn Exporter>)
+        };
+        #[cfg(not(feature = "_otlp"))]
+        let from_env = |_: &Resource| None;
+        let mut exporter = self
+            .exporter
+            .or_else(|| from_env(&resource))
+            .unwrap_or_else(|| Box::new(Directory::new(self.directory, resource)));
         let problem = exporter.check().err().map(|error| error.to_string());
         keeper.set_exporter_fails(problem.is_some());
-        let engine = Engine::start(Parts {
+        Engine::start(Parts {
             spans,
             callsites,
             keeper,
@@ -266,18 +422,26 @@ impl Builder {
             limits: Limits {
                 memory_bytes: self.memory_bytes,
                 samples_per_profile: self.samples_per_profile,
+                pending_spans: self.pending_spans,
+                cpu_percent: match (self.cpu_percent, fixed_period) {
+                    (None, None) => Some(DEFAULT_CPU_PERCENT),
+                    (percent, _) => percent.filter(|percent| *percent > 0),
+                },
                 frames_per_stack: self.max_depth as usize,
                 stack_bytes: self.source.stack_bytes as usize,
             },
-            base_period_ns,
+            gate,
+            order,
+            fixed_period,
             source_settings: SourceSettings { period: Some(period), ..self.source },
             exporter,
             problem,
             on_kept: self.on_kept,
             only_sampled_traces: self.only_sampled_traces,
             attributes: self.attributes,
-        })?;
-        Ok(ProfilingLayer::new(engine))
+            redaction: self.redaction.and(self.env_redaction),
+            symbols: self.symbols,
+        })
     }
 }
 
@@ -290,34 +454,41 @@ impl std::fmt::Debug for Builder {
             .field("directory", &self.directory)
             .field("profiles_per_minute", &self.profiles_per_minute)
             .field("samples_per_profile", &self.samples_per_profile)
+            .field("pending_spans", &self.pending_spans)
             .field("memory_bytes", &self.memory_bytes)
+            .field("cpu_percent", &self.cpu_percent)
+            .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))
+            .field("symbols", &self.symbols)
             .finish_non_exhaustive()
     }
 }
 
 /// What the hooks must know of spans that are kept so, and sampled so often if that is given.
 fn plan(keep: &Keep, ticks_a_second: u64, period: Option<Duration>, base_period_ns: u64) -> Plan {
-    let suspect_after = keep.latency().map_or(u64::MAX, |latency| {
-        let ticks = latency.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
+    let suspect_after = keep.shortest().map_or(u64::MAX, |shortest| {
+        let ticks = shortest.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
         let ticks = u64::try_from(ticks).unwrap_or(u64::MAX);
         // The clock's rate gets better with time: what may be over by the last word on it must be
         // looked at.
         ticks - ticks / 1024
     });
     let period_ns = period.map_or(base_period_ns, nanoseconds);
-    let on_error = if keep.on_error() { KEEP_ON_ERROR } else { 0 };
-    let tighter = if period_ns < base_period_ns { TIGHTER } else { 0 };
-    Plan { number: 0, flags: on_error | tighter, suspect_after, period_ns }
+    let mut flags = 0;
+    for (is_so, flag) in [
+        (keep.on_error(), KEEP_ON_ERROR),
+        (period_ns < base_period_ns, TIGHTER),
+        (keep.must_see_all(), SUSPECT),
+        (keep.one_in().is_some(), ONE_IN),
+        // Whose close must be seen, to know when there is none left.
+        (keep.open_limit().is_some(), WATCHED | SUSPECT),
+    ] {
+        flags |= if is_so { flag } else { 0 };
+    }
+    Plan { number: 0, flags, suspect_after, period_ns }
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn default_resource() -> Resource {
-    Resource::builder()
-        .with_attribute(KeyValue::new("process.pid", i64::from(sys::process_id())))
-        .build()
 }
 
 #[cfg(test)]

@@ -3,31 +3,39 @@
 //! ```text
 //! rules     = directive *( "," directive )
 //! directive = [ selector "=" ] keep
-//! selector  = target [ "[" span "]" ] / "[" span "]"
+//! selector  = target [ span ] / span
+//! span      = "[" [ name ] [ "{" field *( "," field ) "}" ] "]"
+//! field     = name [ "=" value ]
 //! keep      = "off" / condition *( "|" condition )
-//! condition = duration / "error"
+//! condition = duration / "last_exit>" duration / "error" / "error=self"
+//!           / ( "on_cpu>" / "off_cpu>" / "idle>" ) ( duration / number "%" )
+//!           / "p" number [ ">" duration ] / "always" / "one_in=" number
+//!           / "hung>" duration / "hung=off" / "open>" duration
 //! ```
 //!
-//! Targets and spans are written as `EnvFilter` has them; durations as the `humantime` crate does
-//! (`250ms`, `1s`, `1m 30s`).
+//! Targets, spans and fields are written as `EnvFilter` has them; durations as the `humantime` crate
+//! does (`250ms`, `1s`, `1m 30s`).
 
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
 use winnow::ModalResult;
 use winnow::ascii::{alpha1, digit1, multispace0};
 use winnow::combinator::{
-    alt, cut_err, delimited, eof, fail, not, opt, preceded, repeat, separated, terminated,
+    alt, cut_err, delimited, eof, fail, not, opt, peek, preceded, repeat, separated, terminated,
 };
-use winnow::error::{ContextError, StrContext, StrContextValue};
+use winnow::error::{ContextError, ErrMode, StrContext, StrContextValue};
 use winnow::prelude::*;
 use winnow::token::take_while;
 
 use crate::error::Error;
-use crate::keep::{Keep, Rule, Rules};
+use crate::keep::{Amount, Condition, Keep, Rule, Rules};
 
-const KEEP: &str = "a duration such as `250ms`, `error` or `off`";
-const CONDITION: &str = "a duration such as `250ms` or `error`";
+const KEEP: &str = "`off` or a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
+const CONDITION: &str = "a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
+const DURATION: &str = "a duration such as `250ms`";
+const AMOUNT: &str = "a duration such as `250ms`, or a share such as `80%`";
 const JOINED: &str = "the conditions for the same spans to be joined by `|`";
 
 impl FromStr for Rules {
@@ -40,109 +48,218 @@ impl FromStr for Rules {
     /// If the text is not of that form; the error shows where.
     fn from_str(text: &str) -> Result<Self, Error> {
         let parsed = rules.parse(text);
-        let rules =
+        let directives =
             parsed.map_err(|error| Error::rules(text, error.offset(), expected(error.inner())))?;
         // `250ms,error` would keep failed spans only, which nobody means who writes it.
-        let is_split = |(number, rule): &(usize, &Option<Rule>)| {
-            let before = || rules.iter().take(*number).flatten();
-            rule.as_ref().is_some_and(|rule| before().any(|other| rule.forgets(other)))
+        let is_split = |(number, directive): &(usize, &Directive)| {
+            let mut before = directives.iter().take(*number);
+            before.any(|other| directive.rule.forgets(&other.rule))
         };
-        if let Some((number, _)) = rules.iter().enumerate().find(is_split) {
-            return Err(Error::rules(text, offset_of(text, number), JOINED.to_owned()));
+        if let Some((_, directive)) = directives.iter().enumerate().find(is_split) {
+            let at = text.len().saturating_sub(directive.rest);
+            return Err(Error::rules(text, at, JOINED.to_owned()));
         }
-        Ok(Self::new(rules.into_iter().flatten()))
+        Ok(Self::new(directives.into_iter().map(|directive| directive.rule)))
     }
 }
 
-/// Where the directive of that number begins.
-fn offset_of(text: &str, number: usize) -> usize {
-    let before: usize = text.split(',').take(number).map(|directive| directive.len() + 1).sum();
-    let rest = text.get(before..).unwrap_or_default();
-    before + rest.len() - rest.trim_start().len()
+/// A rule, and how much of the text was left where it began.
+struct Directive {
+    rule: Rule,
+    rest: usize,
 }
 
 fn expected(error: &ContextError) -> String {
-    let expected: Vec<String> = error
-        .context()
-        .filter_map(|context| match context {
-            StrContext::Expected(StrContextValue::Description(text)) => Some((*text).to_owned()),
-            StrContext::Expected(value) => Some(value.to_string()),
-            _ => None,
-        })
-        .collect();
-    if expected.is_empty() { "`,` or the end".to_owned() } else { expected.join(" or ") }
+    // The innermost comes first.
+    let expected = error.context().find_map(|context| match context {
+        StrContext::Expected(StrContextValue::Description(text)) => Some((*text).to_owned()),
+        StrContext::Expected(value) => Some(value.to_string()),
+        _ => None,
+    });
+    expected.unwrap_or_else(|| "`,` or the end".to_owned())
 }
 
-fn rules(input: &mut &str) -> ModalResult<Vec<Option<Rule>>> {
-    separated(1.., delimited(multispace0, opt(directive), multispace0), ',').parse_next(input)
+fn rules(input: &mut &str) -> ModalResult<Vec<Directive>> {
+    let directives: Vec<Option<Directive>> =
+        separated(1.., delimited(multispace0, opt(directive), multispace0), ',')
+            .parse_next(input)?;
+    Ok(directives.into_iter().flatten().collect())
 }
 
-fn directive(input: &mut &str) -> ModalResult<Rule> {
+fn directive(input: &mut &str) -> ModalResult<Directive> {
+    let rest = input.len();
     // An empty one is allowed, as after a comma at the end: so something must be there.
     not(alt((",".void(), eof.void()))).parse_next(input)?;
-    let selector = opt(terminated(selector, (multispace0, '=', multispace0))).parse_next(input)?;
+    // What has a `=` of its own is none of a selector.
+    let is_condition = opt(peek(begins_with_equals)).parse_next(input)?.is_some();
+    let selector = match is_condition {
+        true => None,
+        false => opt(terminated(selector, equals())).parse_next(input)?,
+    };
     let keep = cut_err(keep).parse_next(input)?;
-    let (target, span) = selector.unwrap_or_default();
-    let rule = match target {
+    let Selector { target, span, fields } = selector.unwrap_or_default();
+    let mut rule = match target {
         "" => Rule::for_all(keep),
         target => Rule::for_target(target, keep),
     };
-    Ok(match span {
-        Some(span) => rule.with_span(span),
-        None => rule,
-    })
+    if let Some(span) = span {
+        rule = rule.with_span(span);
+    }
+    for (name, value) in fields {
+        rule = match value {
+            Some(value) => rule.with_field_value(name, value),
+            None => rule.with_field(name),
+        };
+    }
+    Ok(Directive { rule, rest })
 }
 
-fn selector<'a>(input: &mut &'a str) -> ModalResult<(&'a str, Option<&'a str>)> {
+#[derive(Default)]
+struct Selector<'a> {
+    target: &'a str,
+    span: Option<&'a str>,
+    fields: Vec<(&'a str, Option<&'a str>)>,
+}
+
+fn selector<'a>(input: &mut &'a str) -> ModalResult<Selector<'a>> {
     let target = take_while(0.., |c: char| c.is_alphanumeric() || "_:-.".contains(c));
-    let span = preceded(
-        '[',
-        cut_err(terminated(
-            take_while(1.., |c: char| !"[]{},=".contains(c))
-                .context(StrContext::Expected("the name of a span".into_description())),
-            ']'.context(StrContext::Expected("`]`".into_description())),
-        )),
-    );
-    let (target, span): (&str, Option<&str>) = (target, opt(span)).parse_next(input)?;
+    let (target, span): (&str, _) = (target, opt(span)).parse_next(input)?;
     if target.is_empty() && span.is_none() {
         return fail.parse_next(input);
     }
-    Ok((target, span.map(str::trim)))
+    let (span, fields) = span.unwrap_or_default();
+    Ok(Selector { target, span, fields })
+}
+
+type Span<'a> = (Option<&'a str>, Vec<(&'a str, Option<&'a str>)>);
+
+fn span<'a>(input: &mut &'a str) -> ModalResult<Span<'a>> {
+    '['.parse_next(input)?;
+    let name = take_while(1.., |c: char| !"[]{},=".contains(c)).map(str::trim);
+    let fields = delimited(
+        '{',
+        cut_err(separated(1.., delimited(multispace0, field, multispace0), ',')),
+        cut_err('}'.context(StrContext::Expected("`}`".into_description()))),
+    );
+    let (name, fields): (Option<&str>, Option<_>) = (opt(name), opt(fields)).parse_next(input)?;
+    if name.is_none() && fields.is_none() {
+        let expected = StrContext::Expected("the name of a span".into_description());
+        return cut_err(fail.context(expected)).parse_next(input);
+    }
+    cut_err(']'.context(StrContext::Expected("`]`".into_description()))).parse_next(input)?;
+    Ok((name, fields.unwrap_or_default()))
+}
+
+fn field<'a>(input: &mut &'a str) -> ModalResult<(&'a str, Option<&'a str>)> {
+    let name = take_while(1.., |c: char| c.is_alphanumeric() || "_.-".contains(c))
+        .context(StrContext::Expected("the name of a field".into_description()));
+    let quoted = delimited('"', take_while(0.., |c: char| c != '"'), cut_err('"'));
+    let bare = take_while(1.., |c: char| !"\"{}[],".contains(c)).map(str::trim);
+    let value = alt((quoted, bare)).context(StrContext::Expected(
+        "a value, in quotes if it has blanks or commas".into_description(),
+    ));
+    (name, opt(preceded(equals(), cut_err(value)))).parse_next(input)
 }
 
 fn keep(input: &mut &str) -> ModalResult<Keep> {
-    alt(("off".value(Keep::never()), conditions)).parse_next(input)
+    let off = terminated("off", not('_')).value(Keep::never());
+    let conditions = conditions
+        .verify(|keep| !keep.is_never())
+        .context(StrContext::Expected(KEEP.into_description()));
+    alt((off, conditions)).parse_next(input)
 }
 
 fn conditions(input: &mut &str) -> ModalResult<Keep> {
-    let add = |keep: Keep, condition| match condition {
-        Condition::Latency(latency) => keep.or_slower_than(latency),
-        Condition::Error => keep.or_failed(),
-    };
     let mut first = condition.context(StrContext::Expected(KEEP.into_description()));
     let next = condition.context(StrContext::Expected(CONDITION.into_description()));
-    let first = add(Keep::never(), first.parse_next(input)?);
+    let first = Keep::when(first.parse_next(input)?);
     let next = preceded((multispace0, '|', multispace0), cut_err(next));
-    repeat(0.., next).fold(|| first, add).parse_next(input)
-}
-
-#[derive(Clone, Copy)]
-enum Condition {
-    Latency(Duration),
-    Error,
+    repeat(0.., next).fold(|| first, Keep::or).parse_next(input)
 }
 
 fn condition(input: &mut &str) -> ModalResult<Condition> {
-    // A number and a unit; a duration is made of several.
-    let part = (digit1::<&str, _>, alpha1);
     alt((
+        with_equals,
         "error".value(Condition::Error),
-        (part, repeat::<_, _, (), _, _>(0.., (multispace0, part)))
-            .take()
-            .verify_map(|text: &str| humantime::parse_duration(text).ok())
-            .map(Condition::Latency),
+        "always".value(Condition::Always),
+        preceded(above("last_exit"), limit).map(Condition::LastExit),
+        preceded(above("on_cpu"), amount).map(Condition::OnCpu),
+        preceded(above("off_cpu"), amount).map(Condition::OffCpu),
+        preceded(above("idle"), amount).map(Condition::Idle),
+        preceded(above("hung"), limit).map(Condition::Hung),
+        preceded(above("open"), limit).map(Condition::Open),
+        percentile,
+        duration.map(Condition::Latency),
     ))
     .parse_next(input)
+}
+
+/// Conditions that could be taken for a target and what is to be kept of it.
+fn begins_with_equals(input: &mut &str) -> ModalResult<()> {
+    alt((
+        ("error", equals(), "self").void(),
+        ("hung", equals(), "off", not('_')).void(),
+        ("one_in", equals(), digit1).void(),
+    ))
+    .parse_next(input)
+}
+
+fn equals<'a>() -> impl Parser<&'a str, (), ErrMode<ContextError>> {
+    (multispace0, '=', multispace0).void()
+}
+
+fn with_equals(input: &mut &str) -> ModalResult<Condition> {
+    alt((
+        ("error", equals(), "self").value(Condition::ErrorSelf),
+        ("hung", equals(), "off").value(Condition::NeverHung),
+        preceded(("one_in", equals()), cut_err(count)).map(Condition::OneIn),
+    ))
+    .parse_next(input)
+}
+
+fn count(input: &mut &str) -> ModalResult<NonZeroU32> {
+    digit1
+        .verify_map(|number: &str| number.parse().ok())
+        .context(StrContext::Expected("a number of spans, from 1 on".into_description()))
+        .parse_next(input)
+}
+
+fn above<'a>(name: &'static str) -> impl Parser<&'a str, (), ErrMode<ContextError>> {
+    (name, multispace0, '>', multispace0).void()
+}
+
+fn limit(input: &mut &str) -> ModalResult<Duration> {
+    cut_err(duration.context(StrContext::Expected(DURATION.into_description()))).parse_next(input)
+}
+
+fn amount(input: &mut &str) -> ModalResult<Amount> {
+    let percent = terminated(digit1, '%').verify_map(|number: &str| number.parse().ok());
+    let percent = percent.verify(|percent: &u32| *percent <= 100).map(Amount::Percent);
+    let amount = alt((percent, duration.map(Amount::Time)));
+    cut_err(amount.context(StrContext::Expected(AMOUNT.into_description()))).parse_next(input)
+}
+
+fn percentile(input: &mut &str) -> ModalResult<Condition> {
+    let number = take_while(1.., |c: char| c.is_ascii_digit() || c == '.');
+    let millionths = preceded('p', number).verify_map(|number: &str| {
+        let percent: f64 = number.parse().ok()?;
+        let millionths = (percent * 10_000.0).round();
+        // Else it would not be what it says.
+        let is_some = (1.0..=999_999.0).contains(&millionths);
+        is_some.then_some(millionths as u32)
+    });
+    let floor = opt(preceded((multispace0, '>', multispace0), limit));
+    let (millionths, floor) = (millionths, floor).parse_next(input)?;
+    Ok(Condition::Percentile { millionths, floor: floor.unwrap_or_default() })
+}
+
+fn duration(input: &mut &str) -> ModalResult<Duration> {
+    // A number and a unit; a duration is made of several.
+    let part = (digit1::<&str, _>, alpha1);
+    (part, repeat::<_, _, (), _, _>(0.., (multispace0, part)))
+        .take()
+        .verify_map(|text: &str| humantime::parse_duration(text).ok())
+        .parse_next(input)
 }
 
 trait IntoDescription {
@@ -184,6 +301,55 @@ mod tests {
     }
 
     #[test]
+    fn reads_every_condition_and_writes_it_as_it_was() {
+        for text in [
+            "last_exit>250ms",
+            "error=self",
+            "error",
+            "on_cpu>100ms|on_cpu>80%|off_cpu>50ms|idle>1s",
+            "off_cpu>50ms",
+            "p99>20ms|one_in=1000",
+            "p99.9",
+            "always",
+            "250ms|hung>30s|open>5m",
+            "1s|hung=off",
+            "off",
+            "250ms|error,shop=100ms,shop::cart[checkout]=50ms|error,noisy=off",
+            "[checkout{tenant=\"acme\"}]=50ms",
+            "shop[{tenant=\"acme, inc\",retry}]=error=self",
+        ] {
+            assert_eq!(read(text).to_string(), text);
+            assert_eq!(read(&read(text).to_string()), read(text));
+        }
+    }
+
+    #[test]
+    fn conditions_with_an_equals_sign_are_no_targets() {
+        let one_in = Condition::OneIn(NonZeroU32::new(1000).unwrap());
+        assert_eq!(read("one_in=1000"), Rules::new([Rule::for_all(Keep::when(one_in))]));
+        assert_eq!(
+            read("error = self,shop=one_in = 1000"),
+            Rules::new([
+                Rule::for_all(Keep::when(Condition::ErrorSelf)),
+                Rule::for_target("shop", Keep::when(one_in)),
+            ])
+        );
+        // Of a crate of that name.
+        let hung = Rule::for_target("hung", slower(5));
+        assert_eq!(read("hung=5ms"), Rules::new([hung]));
+    }
+
+    #[test]
+    fn reads_fields() {
+        let rule = Rule::for_span("checkout", slower(50)).with_field_value("tenant", "acme");
+        assert_eq!(read("[checkout{tenant=acme}]=50ms"), Rules::new([rule]));
+        let rule = Rule::for_target("shop", slower(50))
+            .with_field("user")
+            .with_field_value("path", "/a b,c");
+        assert_eq!(read("shop[{ user , path = \"/a b,c\" }]=50ms,"), Rules::new([rule]));
+    }
+
+    #[test]
     fn is_not_put_off_by_blanks_or_a_comma_at_the_end() {
         let rules = Rules::new([
             Rule::for_all(slower(90_000)),
@@ -201,10 +367,10 @@ mod tests {
     fn points_at_what_it_cannot_read() {
         assert_eq!(
             error("250ms|error,shop=fast"),
-            "cannot read the profiling rules: expected a duration such as `250ms`, `error` or \
-             `off`\n  250ms|error,shop=fast\n                   ^"
+            "cannot read the profiling rules: expected `off` or a condition such as `250ms`, \
+             `error`, `p99>20ms` or `on_cpu>100ms`\n  250ms|error,shop=fast\n                   ^"
         );
-        assert!(error("250ms|off").contains("expected a duration such as `250ms` or `error`\n"));
+        assert!(error("250ms|off").contains("expected a condition such as `250ms`, `error`,"));
         assert_eq!(
             error("250ms, error,shop=1s"),
             "cannot read the profiling rules: expected the conditions for the same spans to be \
@@ -212,6 +378,7 @@ mod tests {
         );
         assert!(error("shop[x]=error,shop[x]=1s").ends_with("\n                ^"));
         assert!(error("1s,1ms").ends_with("\n     ^"));
+        assert!(error("shop=1s,shop=p99>20ms").ends_with("\n          ^"));
         // To override is something else.
         assert!("1s|error,shop=1s|error,shop=500ms,shop=off".parse::<Rules>().is_ok());
         let cases = [
@@ -224,6 +391,17 @@ mod tests {
             ("250ms error", 6),
             ("shöp=fast", 5),
             ("=50ms", 0),
+            ("on_cpu>fast", 7),
+            ("on_cpu>101%", 10),
+            ("open>", 5),
+            ("p100", 0),
+            ("p99.99999", 0),
+            ("shop=hung=off", 5),
+            ("one_in=0", 7),
+            ("error=me", 6),
+            ("[x{}]=1s", 3),
+            ("[x{a=1]=1s", 6),
+            ("[x{a=\"1}]=1s", 12),
         ];
         for (text, at) in cases {
             let message = error(text);

@@ -8,7 +8,10 @@ use std::str::FromStr;
 use super::Builder;
 use super::builder::{self, DEPTHS, RATES};
 use crate::error::Error;
+#[cfg(feature = "_otlp")]
+use crate::export::OtlpExporter;
 use crate::keep::Rules;
+use crate::redact::Redaction;
 
 const RULES: &str = "TRACING_PROFILING";
 const SOURCE: &str = "TRACING_PROFILING_SOURCE";
@@ -16,7 +19,14 @@ const TIMER_CLOCK: &str = "TRACING_PROFILING_TIMER_CLOCK";
 const RATE: &str = "TRACING_PROFILING_RATE";
 const STACK_BYTES: &str = "TRACING_PROFILING_STACK_BYTES";
 const MAX_DEPTH: &str = "TRACING_PROFILING_MAX_DEPTH";
+const CPU_BUDGET: &str = "TRACING_PROFILING_CPU_BUDGET";
 const DIR: &str = "TRACING_PROFILING_DIR";
+const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
+const SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
+const REDACT: &str = "TRACING_PROFILING_REDACT";
+const PATHS: &str = "TRACING_PROFILING_PATHS";
+const SYMBOLS: &str = "TRACING_PROFILING_SYMBOLS";
+const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
 
 impl Builder {
     /// What is set by the environment; what is not set, or empty, keeps its value.
@@ -25,11 +35,7 @@ impl Builder {
     ///
     /// If a variable's value is not of the form it should have. The error says where and why.
     pub fn with_env(self) -> Result<Self, Error> {
-        self.with_variables(|name| match env::var(name) {
-            Ok(value) => Ok(Some(value)),
-            Err(env::VarError::NotPresent) => Ok(None),
-            Err(env::VarError::NotUnicode(value)) => Err(value.to_string_lossy().into_owned()),
-        })
+        self.with_variables(of_process)
     }
 
     /// The same from any source of variables; an error is a value that is not Unicode.
@@ -37,10 +43,7 @@ impl Builder {
         mut self,
         variable: impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
-        let get = |name| match variable(name) {
-            Ok(value) => Ok(value.filter(|value| !value.trim().is_empty())),
-            Err(value) => Err(Error::setting(name, &value, "text in UTF-8")),
-        };
+        let get = |name| text_of(name, variable(name));
         if let Some(text) = get(RULES)? {
             self = self.rules(Rules::from_str(&text)?);
         }
@@ -71,11 +74,125 @@ impl Builder {
         if let Some(text) = get(MAX_DEPTH)? {
             self = self.max_depth(number(MAX_DEPTH, &text, DEPTHS, "frames, from 1 to 1024")?);
         }
-        if let Some(text) = get(DIR)? {
-            self = self.directory(PathBuf::from(text));
+        if let Some(text) = get(CPU_BUDGET)? {
+            let expected = "percent of a core, from 0 to 10000";
+            self = self.cpu_budget(number(CPU_BUDGET, &text, 0..=10_000, expected)?);
         }
+        let directory = get(DIR)?.map(PathBuf::from);
+        if let Some(path) = &directory {
+            self = self.directory(path);
+        }
+        let mut redaction = Redaction::new();
+        if let Some(text) = get(REDACT)? {
+            redaction = redaction.hide_all(REDACT, &text)?;
+        }
+        if let Some(text) = get(PATHS)? {
+            let is_full = choice(PATHS, &text, ["short", "full"], "short or full")?;
+            redaction = redaction.full_paths(is_full);
+        }
+        self = self.redact_too(redaction);
+        if let Some(text) = get(SYMBOLS)? {
+            self = self.symbols(choice(SYMBOLS, &text, ["off", "on"], "on or off")?);
+        }
+        if let Some(text) = get(SYMBOL_BYTES)? {
+            let expected = "bytes, from 0 to 4294967295";
+            self = self.symbol_bytes(number(SYMBOL_BYTES, &text, 0..=u32::MAX, expected)?.into());
+        }
+        let exporter = get(EXPORTER)?;
+        let is_disabled =
+            get(SDK_DISABLED)?.is_some_and(|text| text.trim().eq_ignore_ascii_case("true"));
+        match exporter.as_deref().map(str::trim) {
+            // Files are none of OpenTelemetry's.
+            None if is_disabled && has_otlp_endpoint(&variable)? => Ok(self.rules(Rules::new([]))),
+            Some("otlp") if is_disabled => Ok(self.rules(Rules::new([]))),
+            None if has_otlp_endpoint(&variable)? => self.with_otlp(directory, &variable),
+            None | Some("directory") => Ok(self),
+            Some("none") => Ok(self.rules(Rules::new([]))),
+            Some("otlp") if cfg!(feature = "_otlp") => self.with_otlp(directory, &variable),
+            Some("otlp") => {
+                let expected =
+                    "directory or none; otlp needs the feature `otlp-http` or `otlp-grpc`";
+                Err(Error::setting(EXPORTER, "otlp", expected))
+            }
+            Some(other) => Err(Error::setting(EXPORTER, other, "otlp, directory or none")),
+        }
+    }
+
+    #[cfg(feature = "_otlp")]
+    fn with_otlp(
+        self,
+        fallback: Option<PathBuf>,
+        variable: &impl Fn(&'static str) -> Result<Option<String>, String>,
+    ) -> Result<Self, Error> {
+        let builder = OtlpExporter::builder();
+        let builder = match fallback {
+            Some(path) => builder.fallback_directory(path),
+            None => builder,
+        };
+        Ok(self.otlp(builder.build_with(variable)?))
+    }
+
+    #[cfg(not(feature = "_otlp"))]
+    #[expect(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
+    fn with_otlp(
+        self,
+        _: Option<PathBuf>,
+        _: &impl Fn(&'static str) -> Result<Option<String>, String>,
+    ) -> Result<Self, Error> {
         Ok(self)
     }
+}
+
+/// Whether the environment says where OTLP goes, and we speak it.
+#[cfg(feature = "_otlp")]
+fn has_otlp_endpoint(
+    variable: &impl Fn(&'static str) -> Result<Option<String>, String>,
+) -> Result<bool, Error> {
+    crate::export::has_endpoint(variable)
+}
+
+#[cfg(not(feature = "_otlp"))]
+#[expect(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
+fn has_otlp_endpoint(
+    _: &impl Fn(&'static str) -> Result<Option<String>, String>,
+) -> Result<bool, Error> {
+    Ok(false)
+}
+
+/// A variable of this process; an error is a value that is not Unicode.
+fn of_process(name: &str) -> Result<Option<String>, String> {
+    match env::var(name) {
+        Ok(value) => Ok(Some(value)),
+        Err(env::VarError::NotPresent) => Ok(None),
+        Err(env::VarError::NotUnicode(value)) => Err(value.to_string_lossy().into_owned()),
+    }
+}
+
+/// What is not empty.
+fn text_of(
+    name: &'static str,
+    value: Result<Option<String>, String>,
+) -> Result<Option<String>, Error> {
+    match value {
+        Ok(value) => Ok(value.filter(|value| !value.trim().is_empty())),
+        Err(value) => Err(Error::setting(name, &value, "text in UTF-8")),
+    }
+}
+
+/// What `TRACING_PROFILING` says now, if it is set.
+pub(crate) fn rules_of_env() -> Result<Option<Rules>, Error> {
+    text_of(RULES, of_process(RULES))?.map(|text| Rules::from_str(&text)).transpose()
+}
+
+/// Whether it is the second of two words.
+fn choice(
+    name: &'static str,
+    text: &str,
+    words: [&str; 2],
+    expected: &'static str,
+) -> Result<bool, Error> {
+    let chosen = words.iter().position(|word| *word == text.trim());
+    chosen.map(|chosen| chosen == 1).ok_or_else(|| Error::setting(name, text, expected))
 }
 
 fn number(
@@ -102,8 +219,21 @@ mod tests {
 
     #[test]
     fn nothing_set_is_the_default() {
-        let empty = ["", "_SOURCE", "_TIMER_CLOCK", "_RATE", "_STACK_BYTES", "_MAX_DEPTH", "_DIR"]
-            .map(|rest| format!("TRACING_PROFILING{rest}"));
+        let empty = [
+            "",
+            "_SOURCE",
+            "_TIMER_CLOCK",
+            "_RATE",
+            "_STACK_BYTES",
+            "_MAX_DEPTH",
+            "_CPU_BUDGET",
+            "_DIR",
+            "_REDACT",
+            "_PATHS",
+            "_SYMBOLS",
+            "_SYMBOL_BYTES",
+        ]
+        .map(|rest| format!("TRACING_PROFILING{rest}"));
         let empty = empty.each_ref().map(|name| (name.as_str(), " "));
         for variables in [&[][..], &empty] {
             let builder = read(variables).unwrap();
@@ -120,8 +250,15 @@ mod tests {
             ("TRACING_PROFILING_RATE", "99"),
             ("TRACING_PROFILING_STACK_BYTES", "8192"),
             ("TRACING_PROFILING_MAX_DEPTH", " 64 "),
+            ("TRACING_PROFILING_CPU_BUDGET", "5"),
             ("TRACING_PROFILING_DIR", "/var/profiles"),
+            ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
+            ("TRACING_PROFILING_PATHS", "full"),
+            ("TRACING_PROFILING_SYMBOLS", "off"),
+            ("TRACING_PROFILING_SYMBOL_BYTES", "1000"),
         ]);
+        let redaction = Redaction::new().hide(r"acme_\w+").unwrap().hide("^GET (.*)").unwrap();
+        let redaction = redaction.full_paths(true);
         let by_hand = Builder::new()
             .rules("shop=100ms".parse().unwrap())
             .source(Source::Timer)
@@ -129,8 +266,75 @@ mod tests {
             .rate(99)
             .stack_bytes(8192)
             .max_depth(64)
-            .directory("/var/profiles");
+            .cpu_budget(5)
+            .directory("/var/profiles")
+            .redact(redaction)
+            .symbols(false)
+            .symbol_bytes(1000);
         assert_eq!(format!("{:?}", builder.unwrap()), format!("{by_hand:?}"));
+    }
+
+    #[test]
+    fn the_environment_hides_more_and_not_less_whatever_is_called_first() {
+        let variables = |name: &str| match name {
+            "TRACING_PROFILING_REDACT" => Ok(Some("acme".to_owned())),
+            "TRACING_PROFILING_PATHS" => Ok(Some("full".to_owned())),
+            _ => Ok(None),
+        };
+        let by_code = || Redaction::new().hide("shop").unwrap();
+        let first = Builder::new().redact(by_code()).with_variables(variables).unwrap();
+        let last = Builder::new().with_variables(variables).unwrap().redact(by_code());
+        let both = by_code().hide("acme").unwrap().full_paths(true);
+        let both = format!("{:?}", Builder::new().redact(both));
+        assert_eq!(format!("{first:?}"), both);
+        assert_eq!(format!("{last:?}"), both);
+        // What the code has decided stays hidden, and what the environment has.
+        let short = by_code().full_paths(false);
+        let builder = Builder::new().redact(short.clone()).with_variables(variables).unwrap();
+        let both = Builder::new().redact(short.hide("acme").unwrap());
+        assert_eq!(format!("{builder:?}"), format!("{both:?}"));
+        let builder = read(&[("TRACING_PROFILING_PATHS", "short")]).unwrap();
+        let builder = builder.redact(Redaction::new().full_paths(true));
+        let short = Builder::new().redact(Redaction::new().full_paths(false));
+        assert_eq!(format!("{builder:?}"), format!("{short:?}"));
+    }
+
+    #[test]
+    fn the_exporter_can_be_chosen() {
+        let exporter = |value| read(&[("OTEL_PROFILES_EXPORTER", value)]);
+        assert!(exporter("none").unwrap().get_rules().is_off());
+        assert!(!exporter("directory").unwrap().get_rules().is_off());
+        assert!(exporter("console").unwrap_err().to_string().contains("directory or none"));
+        assert_eq!(exporter("otlp").is_ok(), cfg!(feature = "_otlp"));
+    }
+
+    #[test]
+    fn where_opentelemetry_is_disabled_nothing_is_sent() {
+        let is_off = |disabled, variables: &[_]| {
+            let variables = [&[("OTEL_SDK_DISABLED", disabled)], variables].concat();
+            read(&variables).unwrap().get_rules().is_off()
+        };
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
+        assert!(is_off("True", &[("OTEL_PROFILES_EXPORTER", "otlp")]));
+        assert_eq!(is_off("true", &[endpoint]), cfg!(feature = "_otlp"));
+        assert!(!is_off("false", &[endpoint]));
+        assert!(!is_off("true", &[]));
+        assert!(!is_off("true", &[endpoint, ("OTEL_PROFILES_EXPORTER", "directory")]));
+    }
+
+    #[cfg(feature = "_otlp")]
+    #[test]
+    fn an_endpoint_is_enough_for_otlp() {
+        let is_otlp = |variables: &[_]| read(variables).unwrap().is_otlp();
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
+        let own = ("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://collector:4318");
+        assert!(!is_otlp(&[]));
+        assert!(is_otlp(&[endpoint]));
+        assert!(is_otlp(&[own]));
+        assert!(is_otlp(&[("OTEL_PROFILES_EXPORTER", "otlp")]));
+        assert!(!is_otlp(&[endpoint, ("OTEL_PROFILES_EXPORTER", "directory")]));
+        let error = read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector port")]).unwrap_err();
+        assert!(error.to_string().contains("OTEL_EXPORTER_OTLP_ENDPOINT"), "{error}");
     }
 
     #[test]
@@ -148,12 +352,23 @@ mod tests {
             ("RATE", "10001"),
             ("STACK_BYTES", "1"),
             ("MAX_DEPTH", "1025"),
+            ("CPU_BUDGET", "-1"),
+            ("REDACT", "a;["),
+            ("PATHS", "long"),
+            ("SYMBOLS", "1"),
+            ("SYMBOL_BYTES", "1 GiB"),
         ] {
             let name = format!("TRACING_PROFILING_{name}");
             assert!(read(&[(&name, value)]).is_err(), "{name}={value}");
         }
         let error = read(&[("TRACING_PROFILING", "shop=")]).unwrap_err();
         assert!(error.to_string().contains("shop=\n"), "{error}");
+        let error = read(&[("TRACING_PROFILING_REDACT", r"acme_\w+;(users")]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot read TRACING_PROFILING_REDACT: found open group without closing ')'\n  \
+             acme_\\w+;(users\n           ^"
+        );
         let not_unicode = Builder::new().with_variables(|_| Err("\u{fffd}".to_owned()));
         assert!(not_unicode.unwrap_err().to_string().contains("UTF-8"));
     }

@@ -43,11 +43,7 @@ fn of_location(profile: &Profile, location: &Location) -> Vec<Frame> {
     };
     let file = location.mapping.and_then(|id| profile.mapping(id)).map(|m| m.file.as_str());
     if location.lines.is_empty() {
-        let short = file.and_then(|file| file.rsplit('/').next());
-        let name = match short {
-            Some(file) => format!("{file}+{:#x}", location.address),
-            None => format!("{:#x}", location.address),
-        };
+        let name = profile.place_in_code(location);
         return vec![Frame { name, kind, place: file.unwrap_or_default().to_owned() }];
     }
     let frame = |line: &Line| {

@@ -1,14 +1,22 @@
 //! From a profile to bytes. Pure: nothing here reads or writes anything else.
 
+#[cfg(feature = "_otlp")]
+mod batch;
 mod folded;
 mod frames;
 mod otlp;
 mod pprof;
 mod pprof_messages;
 mod svg;
+#[cfg(test)]
+mod there_and_back;
 
+#[cfg(feature = "_otlp")]
+pub(crate) use batch::merge;
 pub use folded::folded;
 pub use otlp::otlp;
+#[cfg(feature = "_otlp")]
+pub(crate) use otlp::otlp_message;
 pub use pprof::pprof;
 pub use svg::svg;
 

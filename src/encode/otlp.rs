@@ -26,6 +26,11 @@ use crate::profile::{
 /// ones; otherwise timestamps would count for too little or too much, and each sample is its CPU time
 /// in nanoseconds.
 pub fn otlp(profile: &Profile, resource: &Resource) -> Vec<u8> {
+    otlp_message(profile, resource).encode_to_vec()
+}
+
+/// The same before it becomes bytes.
+pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::ProfilesData {
     let mut dictionary = Dictionary::new(profile);
     let has_waits = profile.of_kind(SampleKind::OffCpu).next().is_some();
     let has_samples = profile.of_kind(SampleKind::OnCpu).next().is_some() || !has_waits;
@@ -51,7 +56,6 @@ pub fn otlp(profile: &Profile, resource: &Resource) -> Vec<u8> {
         resource_profiles: vec![resource_profiles],
         dictionary: Some(dictionary.message),
     }
-    .encode_to_vec()
 }
 
 fn encode_resource(resource: &Resource) -> ProtoResource {
@@ -112,6 +116,9 @@ fn encode_off_cpu(
     proto::Profile {
         samples: samples.collect(),
         sample_type: Some(dictionary.value_type("off_cpu", "nanoseconds")),
+        // Waits are not one in so many: the period is 0. But Parca refuses a profile without this type, and
+        // answers no more queries at all once it has one in which it is empty.
+        period_type: Some(dictionary.value_type("off_cpu", "nanoseconds")),
         ..encode_common(profile, id, dictionary)
     }
 }
@@ -433,7 +440,8 @@ mod tests {
             (name(kind.type_strindex), name(kind.unit_strindex)),
             ("off_cpu", "nanoseconds")
         );
-        assert_eq!((off_cpu.period_type, off_cpu.period), (None, 0));
+        // Not absent, and not empty: Parca can do with neither.
+        assert_eq!((off_cpu.period_type, off_cpu.period), (Some(kind), 0));
         let [sample] = &off_cpu.samples[..] else { panic!("one sample") };
         assert_eq!(sample.values, [300_000_000, 20_000_000]);
         assert_eq!(sample.timestamps_unix_nano, [1_005, 1_050]);

@@ -12,7 +12,7 @@ use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKi
 
 /// A gzipped pprof file with the number of samples, their CPU time in nanoseconds, and the time of
 /// waits in nanoseconds (`-sample_index=off_cpu`, which is the default if there is nothing else). Each sample
-/// has its span's name as the label `span`, and `trace_id` and `span_id` where the span has them;
+/// has its span's name as the label `span_name`, and `trace_id` and `span_id` where the span has them;
 /// the profile's attributes and notes are comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
     let bytes = Encoder::new(profile).encode().encode_to_vec();
@@ -102,7 +102,11 @@ impl<'a> Encoder<'a> {
         let Some(link) = link.and_then(|id| self.profile.link(id)) else {
             return Vec::new();
         };
-        let mut labels = vec![("span", link.span.clone())];
+        let mut labels = Vec::new();
+        // Of what was read back from a format that has no names, there is none.
+        if !link.span.is_empty() {
+            labels.push(("span_name", link.span.clone()));
+        }
         if let Some((trace_id, span_id)) = link.ids {
             labels.push(("trace_id", trace_id.to_string()));
             labels.push(("span_id", span_id.to_string()));
@@ -128,6 +132,9 @@ impl<'a> Encoder<'a> {
         });
         let line = line.collect();
         let mapping_id = location.mapping.map_or(0, |mapping| self.mapping(mapping));
+        if !location.lines.is_empty() {
+            self.set_symbolized(mapping_id);
+        }
         let number = self.message.location.len() as u64 + 1;
         self.message.location.push(proto::Location {
             id: number,
@@ -158,6 +165,16 @@ impl<'a> Encoder<'a> {
         number
     }
 
+    /// A mapping has names: otherwise pprof would look for the file and symbolize once more.
+    fn set_symbolized(&mut self, mapping: u64) {
+        if let Some(mapping) = self.message.mapping.iter_mut().find(|other| other.id == mapping) {
+            mapping.has_functions = true;
+            mapping.has_filenames = true;
+            mapping.has_line_numbers = true;
+            mapping.has_inline_frames = true;
+        }
+    }
+
     fn mapping(&mut self, id: MappingId) -> u64 {
         if let Some(number) = self.mappings.get(&id) {
             return *number;
@@ -174,11 +191,8 @@ impl<'a> Encoder<'a> {
             file_offset: mapping.file_offset,
             filename: self.string(&mapping.file),
             build_id: self.string(build_id),
-            // Otherwise pprof would look for the file and symbolize once more.
-            has_functions: true,
-            has_filenames: true,
-            has_line_numbers: true,
-            has_inline_frames: true,
+            // Set once something in it has a name.
+            ..proto::Mapping::default()
         };
         self.message.mapping.push(encoded);
         self.mappings.insert(id, number);
@@ -232,7 +246,7 @@ mod tests {
                 ("price all", vec![2, 10_000_000, 0]),
             ]
         );
-        assert_eq!(name(message.sample[0].label[0].key), "span");
+        assert_eq!(name(message.sample[0].label[0].key), "span_name");
         assert_eq!(name(message.default_sample_type), "cpu");
         assert!(message.comment.iter().any(|c| name(*c).starts_with("profile.id=0101")));
     }

@@ -1,12 +1,13 @@
 //! Profiles as files in a directory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use opentelemetry_sdk::Resource;
+use parking_lot::Mutex;
 
 use super::{ExportError, Exported, Exporter};
 use crate::encode;
@@ -24,8 +25,12 @@ pub struct Directory {
     resource: Resource,
     quota_bytes: u64,
     quota_age: Duration,
+    inventory: Mutex<Inventory>,
 }
 
+/// After how long it is looked again what the directory holds, though nobody seems to have changed it. To
+/// list thousands of files for each profile would cost more than to write it.
+const LIST_AGAIN: Duration = Duration::from_secs(60);
 const DEFAULT_QUOTA_BYTES: u64 = 64 * 1024 * 1024;
 const DEFAULT_QUOTA_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
@@ -41,6 +46,7 @@ impl Directory {
             resource,
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,
+            inventory: Mutex::default(),
         }
     }
 
@@ -51,13 +57,13 @@ impl Directory {
         Self { quota_bytes: bytes, quota_age: age, ..self }
     }
 
-    fn write(&self, profile: &Profile) -> io::Result<Vec<PathBuf>> {
+    fn write(&self, profile: &Profile, otlp: Vec<u8>) -> io::Result<Vec<PathBuf>> {
         sys::create_private_directory(&self.path)?;
         let stem = stem(profile);
         let contents = [
             ("svg", encode::svg(profile).into_bytes()),
             ("pb.gz", encode::pprof(profile)),
-            ("otlp", encode::otlp(profile, &self.resource)),
+            ("otlp", otlp),
         ];
         let new: u64 = contents.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         self.make_room(new.min(self.quota_bytes));
@@ -80,7 +86,30 @@ impl Directory {
             }
             written.push(path);
         }
+        let lengths = contents.each_ref().map(|(_, bytes)| Some(bytes.len() as u64));
+        let [svg, pprof, otlp] = lengths;
+        self.note_written(&stem, [svg, pprof, otlp, None]);
         Ok(written)
+    }
+
+    /// Writes all forms of a profile, one of which is made, and returns their paths.
+    pub(super) fn store(
+        &self,
+        profile: &Profile,
+        otlp: Vec<u8>,
+    ) -> Result<Vec<PathBuf>, ExportError> {
+        Ok(self.write(profile, otlp).map_err(|error| self.problem(&error))?)
+    }
+
+    /// Writes a profile of which nothing but the message is left.
+    #[cfg(feature = "_otlp")]
+    pub(super) fn write_otlp(&self, stem: &str, bytes: &[u8]) -> io::Result<()> {
+        sys::create_private_directory(&self.path)?;
+        self.make_room(bytes.len() as u64);
+        let temporary = self.path.join(format!("{stem}.tmp"));
+        write_whole(&self.path.join(format!("{stem}.otlp")), &temporary, bytes)?;
+        self.note_written(stem, [None, None, Some(bytes.len() as u64), None]);
+        Ok(())
     }
 
     fn problem(&self, error: &io::Error) -> String {
@@ -97,56 +126,124 @@ impl Directory {
     /// Removes the oldest profiles until `new` bytes fit, and those that are too old, each with all
     /// its files. What cannot be removed stays.
     fn make_room(&self, new: u64) {
-        let Ok(entries) = fs::read_dir(&self.path) else {
-            return;
-        };
-        let mut profiles: HashMap<String, Stored> = HashMap::new();
-        for entry in entries.flatten() {
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            let Some(stem) = stem_of(&name) else { continue };
-            let Ok(metadata) = entry.metadata() else { continue };
-            if metadata.is_file() {
-                let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
-                let stored = profiles.entry(stem.to_owned()).or_insert(Stored::NONE);
-                stored.modified = stored.modified.max(modified);
-                stored.files.push((metadata.len(), entry.path()));
-            }
+        let mut inventory = self.inventory.lock();
+        if !inventory.is_known(&self.path) {
+            // If that fails now it may not the next time.
+            let Ok(listed) = Inventory::list(&self.path) else { return };
+            *inventory = listed;
         }
-        let mut profiles: Vec<_> = profiles.into_values().collect();
-        profiles.sort_by_key(|stored| stored.modified);
         let now = SystemTime::now();
-        let lengths = profiles.iter().flat_map(|stored| &stored.files).map(|(length, _)| length);
-        let mut bytes: u64 = lengths.sum();
-        for stored in profiles {
-            let age = now.duration_since(stored.modified).unwrap_or_default();
-            if bytes.saturating_add(new) <= self.quota_bytes && age <= self.quota_age {
+        while let Some(oldest) = inventory.profiles.front() {
+            let age = now.duration_since(oldest.modified).unwrap_or_default();
+            let fits = inventory.bytes.saturating_add(new) <= self.quota_bytes;
+            if fits && age <= self.quota_age {
                 break;
             }
-            for (length, path) in stored.files {
-                if fs::remove_file(path).is_ok() {
-                    bytes -= length;
-                }
-            }
+            inventory.remove_oldest(&self.path);
         }
+    }
+
+    fn note_written(&self, stem: &str, lengths: Lengths) {
+        self.inventory.lock().add(stem, lengths, &self.path);
     }
 }
 
+/// The profiles that a directory holds.
+#[derive(Debug, Default)]
+struct Inventory {
+    /// The oldest first.
+    profiles: VecDeque<Stored>,
+    bytes: u64,
+    listed: Option<Instant>,
+    /// When the directory was changed last, by us.
+    changed: Option<SystemTime>,
+}
+
 /// A profile that was written before.
+#[derive(Debug)]
 struct Stored {
+    stem: String,
     /// When the last of its files was.
     modified: SystemTime,
-    /// Length and path.
-    files: Vec<(u64, PathBuf)>,
+    lengths: Lengths,
+}
+
+/// Of the files of a profile, in the order of [`EXTENSIONS`].
+type Lengths = [Option<u64>; EXTENSIONS.len()];
+
+fn changed(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
+}
+
+impl Inventory {
+    /// Whether nobody has changed the directory but us. (A change while we write is noticed with
+    /// the next one, or when it is listed again.)
+    fn is_known(&self, path: &Path) -> bool {
+        let is_recent = self.listed.is_some_and(|listed| listed.elapsed() < LIST_AGAIN);
+        is_recent && self.changed.is_some() && self.changed == changed(path)
+    }
+
+    fn list(path: &Path) -> io::Result<Self> {
+        let changed = changed(path);
+        let mut profiles: HashMap<String, Stored> = HashMap::new();
+        for entry in fs::read_dir(path)?.flatten() {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Some((stem, extension)) = stem_of(&name) else { continue };
+            let Ok(metadata) = entry.metadata() else { continue };
+            if metadata.is_file() {
+                let new = || Stored::new(stem, UNIX_EPOCH, Lengths::default());
+                let stored = profiles.entry(stem.to_owned()).or_insert_with(new);
+                stored.modified = stored.modified.max(metadata.modified().unwrap_or(UNIX_EPOCH));
+                if let Some(length) = stored.lengths.get_mut(extension) {
+                    *length = Some(metadata.len());
+                }
+            }
+        }
+        let bytes = profiles.values().map(Stored::bytes).sum();
+        let mut profiles: Vec<_> = profiles.into_values().collect();
+        profiles.sort_by_key(|stored| stored.modified);
+        Ok(Self { profiles: profiles.into(), bytes, listed: Some(Instant::now()), changed })
+    }
+
+    fn add(&mut self, stem: &str, lengths: Lengths, path: &Path) {
+        // Another thread can have listed it meanwhile.
+        if let Some(place) = self.profiles.iter().rposition(|stored| stored.stem == stem) {
+            self.bytes -= self.profiles.remove(place).map_or(0, |stored| stored.bytes());
+        }
+        let stored = Stored::new(stem, SystemTime::now(), lengths);
+        self.bytes += stored.bytes();
+        self.profiles.push_back(stored);
+        self.changed = changed(path);
+    }
+
+    fn remove_oldest(&mut self, path: &Path) {
+        let Some(oldest) = self.profiles.pop_front() else { return };
+        for (extension, length) in EXTENSIONS.iter().zip(oldest.lengths) {
+            let Some(length) = length else { continue };
+            // What is gone already takes no room either.
+            match fs::remove_file(path.join(format!("{}{extension}", oldest.stem))) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {}
+                _ => self.bytes -= length,
+            }
+        }
+        self.changed = changed(path);
+    }
 }
 
 impl Stored {
-    const NONE: Self = Self { modified: UNIX_EPOCH, files: Vec::new() };
+    fn new(stem: &str, modified: SystemTime, lengths: Lengths) -> Self {
+        Self { stem: stem.to_owned(), modified, lengths }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.lengths.iter().flatten().sum()
+    }
 }
 
 impl Exporter for Directory {
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
-        let files = self.write(profile).map_err(|error| self.problem(&error))?;
-        Ok(Exported::to_files(files))
+        let otlp = encode::otlp(profile, &self.resource);
+        Ok(Exported::to_files(self.store(profile, otlp)?))
     }
 
     fn check(&mut self) -> Result<(), ExportError> {
@@ -155,9 +252,13 @@ impl Exporter for Directory {
         let checked = sys::check_writable(nearest.unwrap_or(Path::new(".")));
         Ok(checked.map_err(|error| self.problem(&error))?)
     }
+
+    fn directory(&self) -> Option<&Path> {
+        Some(&self.path)
+    }
 }
 
-fn stem(profile: &Profile) -> String {
+pub(super) fn stem(profile: &Profile) -> String {
     let start = UNIX_EPOCH + Duration::from_nanos(profile.start_unix_ns);
     let time = humantime::format_rfc3339_millis(start).to_string();
     // No colons: they mean something to other systems and to `scp`.
@@ -175,10 +276,15 @@ fn file_name(span: &str) -> String {
     if name.is_empty() { "span".to_owned() } else { name }
 }
 
-/// What `stem` made of a file's name, if it is one that it could have made.
-fn stem_of(name: &str) -> Option<&str> {
-    let extensions = [".svg", ".pb.gz", ".otlp", ".tmp"];
-    let stem = extensions.iter().find_map(|extension| name.strip_suffix(extension))?;
+/// Of the files of a profile, and of one that is not whole yet.
+const EXTENSIONS: [&str; 4] = [".svg", ".pb.gz", ".otlp", ".tmp"];
+
+/// What `stem` made of a file's name, if it is one that it could have made, and which of a profile's files
+/// it is.
+pub(super) fn stem_of(name: &str) -> Option<(&str, usize)> {
+    let mut extensions = EXTENSIONS.iter().enumerate();
+    let (stem, extension) =
+        extensions.find_map(|(number, extension)| Some((name.strip_suffix(extension)?, number)))?;
     let mut parts = stem.splitn(4, '-');
     let (Some(time), Some(pid), Some(_span), Some(id), None) =
         (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
@@ -188,7 +294,7 @@ fn stem_of(name: &str) -> Option<&str> {
     let is_time = time.len() == "20261121T085100.123Z".len() && time.ends_with('Z');
     let is_id = id.len() == 2 * size_of::<ProfileId>() && id.bytes().all(|b| b.is_ascii_hexdigit());
     let is_ours = is_time && is_id && pid.bytes().all(|byte| byte.is_ascii_digit());
-    is_ours.then_some(stem)
+    is_ours.then_some((stem, extension))
 }
 
 /// Writes a file that is there as a whole or not at all.
@@ -238,7 +344,7 @@ mod tests {
             [format!("{stem}.otlp"), format!("{stem}.pb.gz"), format!("{stem}.svg")]
         );
         assert_eq!(exported.files[0], path.join(format!("{stem}.svg")));
-        assert!(names(&path).iter().all(|name| stem_of(name) == Some(&stem)));
+        assert!(names(&path).iter().all(|name| stem_of(name).unwrap().0 == stem));
     }
 
     #[cfg(unix)]
@@ -276,6 +382,51 @@ mod tests {
         let error = directory(path).with_quota(size / 2, day).export(&profile(4)).unwrap_err();
         assert!(error.to_string().contains("raise the quota"), "{error}");
         assert_eq!(names(path), ["notes.svg"], "the others did not fit either");
+    }
+
+    #[test]
+    fn what_others_removed_takes_no_room() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        let mut directory = directory(path).with_quota(u64::MAX, Duration::from_secs(86_400));
+        let first = directory.export(&profile(1)).unwrap();
+        let size: u64 = first.files.iter().map(|f| fs::metadata(f).unwrap().len()).sum();
+        directory.quota_bytes = 2 * size;
+        directory.export(&profile(2)).unwrap();
+        first.files.iter().for_each(|file| fs::remove_file(file).unwrap());
+        for byte in [3, 4, 5] {
+            directory.export(&profile(byte)).unwrap();
+            assert_eq!(names(path).len(), 6);
+        }
+        assert_eq!(directory.inventory.lock().bytes, 2 * size);
+    }
+
+    #[test]
+    fn what_others_write_is_counted() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        let day = Duration::from_secs(86_400);
+        let mut ours = directory(path).with_quota(u64::MAX, day);
+        let first = ours.export(&profile(1)).unwrap();
+        let size: u64 = first.files.iter().map(|f| fs::metadata(f).unwrap().len()).sum();
+        let mut theirs = directory(path);
+        theirs.export(&profile(2)).unwrap();
+        // Whatever the clock of the file system is.
+        let later = SystemTime::now() + Duration::from_secs(1);
+        fs::File::open(path).unwrap().set_modified(later).unwrap();
+        ours.quota_bytes = 2 * size;
+        ours.export(&profile(3)).unwrap();
+        assert!(!first.files.iter().any(|file| file.exists()));
+        assert_eq!(names(path).len(), 6);
+    }
+
+    #[test]
+    fn what_cannot_be_listed_now_is_not_forgotten() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path().join("profiles");
+        let directory = directory(&path);
+        directory.make_room(1);
+        assert!(directory.inventory.lock().listed.is_none());
     }
 
     #[test]

@@ -2,13 +2,30 @@
 
 mod directory;
 mod memory;
+#[cfg(feature = "_otlp")]
+mod otlp;
+mod reporter;
+#[cfg(feature = "axum")]
+mod stored;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use opentelemetry::KeyValue;
+use opentelemetry_sdk::Resource;
 
 use crate::profile::Profile;
+use crate::sys;
 
 pub use directory::Directory;
 pub use memory::Memory;
+#[cfg(feature = "_otlp")]
+pub(crate) use otlp::has_endpoint;
+#[cfg(feature = "_otlp")]
+pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
+pub use reporter::{Fate, Reporter};
+#[cfg(feature = "axum")]
+pub(crate) use stored::{StoredFile, list_stored, read_stored};
 
 /// Takes the profiles of kept spans.
 ///
@@ -36,6 +53,32 @@ pub trait Exporter: Send {
     fn check(&mut self) -> Result<(), ExportError> {
         Ok(())
     }
+
+    /// Called once on the exporter's thread, before the first profile. An exporter that only takes profiles
+    /// in [`export`](Self::export) and delivers them later says here what became of them.
+    fn start(&mut self, reporter: Reporter) {
+        _ = reporter;
+    }
+
+    /// Waits until all profiles that were taken are where they belong, but no longer than `deadline`.
+    /// Returns whether they are. Nothing to do for an exporter that takes none before that is so.
+    fn flush(&mut self, deadline: Instant) -> bool {
+        _ = deadline;
+        true
+    }
+
+    /// The folder in which a [`Directory`] keeps the profiles, if that is where they go: there they
+    /// can be found again, as by `Handle::router`. Asked once, when the layer is made.
+    fn directory(&self) -> Option<&Path> {
+        None
+    }
+}
+
+/// What the process is, if nobody says otherwise.
+pub(crate) fn default_resource() -> Resource {
+    Resource::builder()
+        .with_attribute(KeyValue::new("process.pid", i64::from(sys::process_id())))
+        .build()
 }
 
 /// What became of a profile.

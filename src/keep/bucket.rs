@@ -21,6 +21,11 @@ impl TokenBucket {
         }
     }
 
+    /// Whether it is as good as a new one.
+    pub(crate) fn is_full(&self, now_ns: u64) -> bool {
+        self.full_at_ns <= now_ns
+    }
+
     /// Takes a token, if there is one. `now_ns` never goes back.
     pub(crate) fn take(&mut self, now_ns: u64) -> bool {
         let full_at_ns = self.full_at_ns.max(now_ns).saturating_add(self.interval_ns);

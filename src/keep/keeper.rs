@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::bucket::TokenBucket;
-use super::{KeptSpan, NoProfile};
+use super::{KeptSpan, NoProfile, Reason};
 use crate::profile::ProfileId;
 use crate::span::SpanKey;
 
@@ -18,7 +18,7 @@ pub(crate) struct Epoch {
     /// The profile that was promised, if one was.
     pub(crate) id: Option<ProfileId>,
     pub(crate) kept: Vec<KeptSpan>,
-    opened: Instant,
+    opened_ns: u64,
 }
 
 /// What of a span was exported while it was open.
@@ -42,6 +42,15 @@ impl Exported {
     }
 }
 
+/// What a profile takes of an open span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// So many samples that no profile has had.
+    More(u64),
+    /// All so far, which are so many.
+    All(u64),
+}
+
 /// The limits of one rule.
 #[derive(Clone, Copy, Debug)]
 struct Buckets {
@@ -50,12 +59,18 @@ struct Buckets {
     reports: TokenBucket,
 }
 
+impl Buckets {
+    fn are_full(&self, now_ns: u64) -> bool {
+        self.profiles.is_full(now_ns) && self.reports.is_full(now_ns)
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     epochs: HashMap<SpanKey, Epoch>,
     exported: HashMap<SpanKey, Exported>,
-    /// By the rule's number; as long as the highest that was asked for.
-    buckets: Vec<Buckets>,
+    /// By the rule's number.
+    buckets: HashMap<u32, Buckets>,
 }
 
 /// Gives kept spans their profile ids.
@@ -72,6 +87,9 @@ pub(crate) struct Keeper {
     memory_is_short: AtomicBool,
     is_over: AtomicBool,
     started: Instant,
+    /// The time since then, where a test says it.
+    #[cfg(test)]
+    by_hand: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
 }
 
 /// Profiles that may be promised at once: what waits is at most this many roots' samples.
@@ -80,6 +98,8 @@ const MOST_PROMISED: usize = 32;
 const MOST_EPOCHS: usize = 1024;
 /// Spans beside the root that may be kept in one epoch.
 const MOST_KEPT: usize = 1024;
+/// Rules whose limits are known at once.
+const MOST_BUCKETS: usize = 1024;
 /// Earlier profiles that a span that goes on for ever lists.
 const MOST_EARLIER: usize = 16;
 
@@ -94,7 +114,30 @@ impl Keeper {
             memory_is_short: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             started: Instant::now(),
+            #[cfg(test)]
+            by_hand: None,
         }
+    }
+
+    /// One whose time a test sets, in nanoseconds.
+    #[cfg(test)]
+    pub(crate) fn by_hand(
+        profiles_per_minute: u32,
+        now: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    ) -> Self {
+        Self { by_hand: Some(now), ..Self::new(profiles_per_minute) }
+    }
+
+    fn now_ns(&self) -> u64 {
+        #[cfg(test)]
+        if let Some(now) = &self.by_hand {
+            return now.load(Ordering::Relaxed);
+        }
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn has_lingered_for(&self, epoch: &Epoch) -> Duration {
+        Duration::from_nanos(self.now_ns().saturating_sub(epoch.opened_ns))
     }
 
     /// Decides whether a kept span has a profile, and which, and writes it into the span, where
@@ -107,7 +150,7 @@ impl Keeper {
         span: &mut KeptSpan,
         new_id: impl FnOnce() -> Option<ProfileId>,
     ) -> bool {
-        let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now_ns = self.now_ns();
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(exported) = state.exported.get(&span.key) {
@@ -121,37 +164,48 @@ impl Keeper {
             None => state.epochs.len() >= MOST_EPOCHS,
         };
         let open = open.map(|epoch| epoch.id);
-        if state.buckets.len() <= span.rule {
-            state.buckets.resize(span.rule + 1, self.full);
-        }
-        let Some(buckets) = state.buckets.get_mut(span.rule).filter(|_| !is_full) else {
+        if is_full {
             span.profile = Err(NoProfile::ExporterBusy);
             return false;
-        };
+        }
+        if state.buckets.len() >= MOST_BUCKETS {
+            // Of rules that were replaced, mostly.
+            state.buckets.retain(|_, buckets| !buckets.are_full(now_ns));
+        }
+        let buckets = state.buckets.entry(span.rule).or_insert(self.full);
+        let is_forced = span.reasons.contains(Reason::Forced);
         span.profile = match open.flatten() {
             // Which the caller knows best.
             _ if span.samples == 0 => span.profile.and(Err(NoProfile::NoSamples)),
             Some(id) => Ok(id),
-            None => self.promise(&mut buckets.profiles, now_ns, new_id),
+            None => self.promise(|| is_forced || buckets.profiles.take(now_ns), new_id),
         };
-        let is_due = open.is_some() || span.profile.is_ok() || buckets.reports.take(now_ns);
+        let is_due =
+            open.is_some() || span.profile.is_ok() || is_forced || buckets.reports.take(now_ns);
         if is_due {
             let epoch = state.epochs.entry(span.root).or_insert_with(|| Epoch {
                 root: span.root,
                 id: None,
                 kept: Vec::new(),
-                opened: Instant::now(),
+                opened_ns: now_ns,
             });
             epoch.id = epoch.id.or(span.profile.ok());
-            epoch.kept.push(span.clone());
+            match epoch.kept.iter_mut().find(|kept| kept.key == span.key) {
+                // It was kept while it was open.
+                Some(kept) => {
+                    span.reasons = span.reasons.and(kept.reasons);
+                    span.profile = span.profile.or(kept.profile);
+                    kept.clone_from(span);
+                }
+                None => epoch.kept.push(span.clone()),
+            }
         }
         is_due
     }
 
     fn promise(
         &self,
-        bucket: &mut TokenBucket,
-        now_ns: u64,
+        take_token: impl FnOnce() -> bool,
         new_id: impl FnOnce() -> Option<ProfileId>,
     ) -> Result<ProfileId, NoProfile> {
         if self.exporter_fails.load(Ordering::Relaxed) || self.is_over.load(Ordering::Relaxed) {
@@ -164,7 +218,7 @@ impl Keeper {
         if self.promised.load(Ordering::Relaxed) >= MOST_PROMISED {
             return Err(NoProfile::ExporterBusy);
         }
-        if !bucket.take(now_ns) {
+        if !take_token() {
             return Err(NoProfile::RateLimit);
         }
         let id = new_id().ok_or(NoProfile::NoId)?;
@@ -174,19 +228,26 @@ impl Keeper {
 
     /// Ends the epoch of that root, if one is open: who is kept from now on opens another.
     ///
-    /// `enclosing` says which open spans lie around those of an epoch that has a profile, and how
-    /// many of their samples will be in it. In the same step: were one of them kept between, it
+    /// `taken` says how many samples of spans that are open the epoch's profile will have, if it has one. In the same step: were one of them kept between, it
     /// would be promised a profile with samples that it will not get.
     pub(crate) fn end_epoch(
         &self,
         root: SpanKey,
-        enclosing: impl FnOnce(&Epoch) -> Vec<(SpanKey, u64)>,
+        taken: impl FnOnce(&Epoch) -> Vec<(SpanKey, Taken)>,
     ) -> Option<Epoch> {
         let mut state = self.state.lock();
         let epoch = state.epochs.remove(&root)?;
         if let Some(id) = epoch.id {
-            for (span, samples) in enclosing(&epoch) {
-                state.exported.entry(span).or_default().add(id, samples);
+            for (span, taken) in taken(&epoch) {
+                let exported = state.exported.entry(span).or_default();
+                let samples = match taken {
+                    Taken::More(samples) => samples,
+                    Taken::All(samples) => samples.saturating_sub(exported.samples),
+                };
+                // A profile in which nothing of a span is, it does not list.
+                if samples > 0 {
+                    exported.add(id, samples);
+                }
             }
         }
         Some(epoch)
@@ -200,14 +261,15 @@ impl Keeper {
     /// The roots whose epochs have been open for `linger`.
     pub(crate) fn ripe(&self, linger: Duration) -> Vec<SpanKey> {
         let state = self.state.lock();
-        let ripe = state.epochs.values().filter(|epoch| epoch.opened.elapsed() >= linger);
+        let ripe = state.epochs.values().filter(|epoch| self.has_lingered_for(epoch) >= linger);
         ripe.map(|epoch| epoch.root).collect()
     }
 
     /// How long until the next epoch has been open for `linger`.
     pub(crate) fn next_ripe(&self, linger: Duration) -> Option<Duration> {
         let state = self.state.lock();
-        state.epochs.values().map(|epoch| linger.saturating_sub(epoch.opened.elapsed())).min()
+        let left = |epoch| linger.saturating_sub(self.has_lingered_for(epoch));
+        state.epochs.values().map(left).min()
     }
 
     /// A span is closed, and was judged.
@@ -269,7 +331,7 @@ mod tests {
     fn without_samples_there_is_no_profile_but_a_report() {
         let keeper = Keeper::new(60);
         assert_eq!(keep(&keeper, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
-        let epoch = keeper.end_epoch(key(1), |_| vec![(key(8), 1)]).unwrap();
+        let epoch = keeper.end_epoch(key(1), |_| vec![(key(8), Taken::More(1))]).unwrap();
         assert_eq!(epoch.id, None);
         assert!(keeper.state.lock().exported.is_empty(), "nothing was exported");
         // A span without samples in an epoch with a profile has none all the same.
@@ -282,7 +344,7 @@ mod tests {
         let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 3, ID);
         keep(&keeper, 3, 1, 2, ID);
-        keeper.end_epoch(key(1), |_| vec![(key(1), 3), (key(1), 2)]);
+        keeper.end_epoch(key(1), |_| vec![(key(1), Taken::More(3)), (key(1), Taken::More(2))]);
         let outer = keep(&keeper, 1, 1, 8, OTHER);
         assert_eq!(outer.profile, Ok(OTHER));
         assert_eq!(outer.samples, 3);
@@ -293,12 +355,25 @@ mod tests {
     fn an_enclosing_span_with_nothing_left_has_only_the_earlier_ones() {
         let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 5, ID);
-        keeper.end_epoch(key(1), |_| vec![(key(1), 5)]);
+        keeper.end_epoch(key(1), |_| vec![(key(1), Taken::More(5))]);
         let outer = keep(&keeper, 1, 1, 5, OTHER);
         assert_eq!(outer.profile, Err(NoProfile::NoSamples));
         assert_eq!(outer.earlier, [ID]);
         keeper.forget(key(1));
         assert!(keep(&keeper, 1, 1, 5, OTHER).earlier.is_empty());
+    }
+
+    #[test]
+    fn a_span_of_which_all_was_exported_is_promised_only_what_is_new() {
+        let keeper = Keeper::new(60);
+        keep(&keeper, 2, 1, 3, ID);
+        keeper.end_epoch(key(1), |_| vec![(key(3), Taken::All(7)), (key(4), Taken::All(0))]);
+        keep(&keeper, 5, 1, 1, OTHER);
+        // Nothing new.
+        keeper.end_epoch(key(1), |_| vec![(key(3), Taken::All(7))]);
+        let inner = keep(&keeper, 3, 1, 9, OTHER);
+        assert_eq!((inner.samples, inner.earlier.as_slice()), (2, [ID].as_slice()));
+        assert!(keep(&keeper, 4, 1, 1, OTHER).earlier.is_empty());
     }
 
     #[test]

@@ -37,16 +37,19 @@ pub struct KeptSpan {
     pub(crate) key: SpanKey,
     pub(crate) root: SpanKey,
     pub(crate) metadata: &'static Metadata<'static>,
-    pub(crate) rule: usize,
+    pub(crate) rule: u32,
     pub(crate) reasons: Reasons,
     pub(crate) account: Account,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
     pub(crate) opened: SystemTime,
     pub(crate) samples: u64,
+    /// Some of its samples are in no span inside it: their link is its own id.
+    pub(crate) is_sampled_itself: bool,
     pub(crate) profile: Result<ProfileId, NoProfile>,
     pub(crate) earlier: Vec<ProfileId>,
     pub(crate) trace: Option<TraceIds>,
+    pub(crate) is_open: bool,
 }
 
 impl KeptSpan {
@@ -63,6 +66,12 @@ impl KeptSpan {
     /// Why it was kept.
     pub fn reasons(&self) -> Reasons {
         self.reasons
+    }
+
+    /// Whether it was open when it was kept, because it hung or was open for too long: then its account is
+    /// that of so far, its trace ids are not known yet, and it will be judged again when it closes.
+    pub fn is_open(&self) -> bool {
+        self.is_open
     }
 
     /// Where its time went.
@@ -95,7 +104,7 @@ impl KeptSpan {
         self.trace.map(|ids| ids.is_sampled)
     }
 
-    /// Profiles of spans inside it that were exported before it closed.
+    /// Profiles that were exported before it closed: of spans inside it, and its own while it hung.
     pub fn earlier_profiles(&self) -> &[ProfileId] {
         &self.earlier
     }
@@ -152,9 +161,11 @@ impl KeptSpan {
             opened_ns: 0,
             opened: SystemTime::UNIX_EPOCH,
             samples,
+            is_sampled_itself: samples > 0,
             profile: Err(NoProfile::NoSamples),
             earlier: Vec::new(),
             trace: None,
+            is_open: false,
         }
     }
 }

@@ -3,14 +3,20 @@
 mod attribute;
 mod bucket;
 mod callsites;
+mod condition;
+mod fields;
 mod keeper;
 mod kept;
+mod percentile;
+mod plans;
 mod reasons;
 mod rules;
 
-pub(crate) use callsites::{Callsite, Callsites, STATUS_FIELD};
-pub(crate) use keeper::{Epoch, Keeper};
+pub(crate) use callsites::{Callsites, STATUS_FIELD};
+pub use condition::{Amount, Condition, Keep};
+pub(crate) use keeper::{Epoch, Keeper, Taken};
 pub(crate) use kept::OnKept;
 pub use kept::{Kept, KeptSpan, NoProfile};
+pub(crate) use plans::Callsite;
 pub use reasons::{Reason, Reasons};
-pub use rules::{Keep, Rule, Rules};
+pub use rules::{Rule, Rules};

@@ -1,9 +1,11 @@
 //! Why a span was kept.
 
 use std::fmt;
+use std::time::Duration;
 
-use super::Keep;
-use crate::span::Closing;
+use super::{Condition, Keep};
+use crate::span::{Account, CHOSEN, Closing, FAILED, FAILED_ITSELF, FORCED};
+use crate::stats::{Counters, Stats};
 
 /// Why a span was kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,32 +13,117 @@ use crate::span::Closing;
 pub enum Reason {
     /// It took longer than its rule allows.
     Latency,
+    /// It was left for the last time later than its rule allows.
+    LastExit,
     /// It failed.
     Error,
+    /// It ran for more than its rule allows.
+    OnCpu,
+    /// It was blocked or preempted for more than its rule allows.
+    OffCpu,
+    /// It was not entered for more than its rule allows.
+    Idle,
+    /// It took longer than nearly all spans of its name.
+    Percentile,
+    /// Its rule keeps all.
+    Always,
+    /// It is the one of so many that its rule keeps.
+    OneIn,
+    /// It was entered for so long without a break that it was taken to hang, while it was open.
+    Hung,
+    /// It was open for longer than its rule allows, while it was open.
+    Open,
+    /// The program asked for it: [`Handle::keep_current`](crate::Handle::keep_current).
+    Forced,
 }
 
 impl Reason {
-    const ALL: [Self; 2] = [Self::Latency, Self::Error];
+    /// All reasons, in order.
+    pub const ALL: [Self; 12] = [
+        Self::Latency,
+        Self::LastExit,
+        Self::Error,
+        Self::OnCpu,
+        Self::OffCpu,
+        Self::Idle,
+        Self::Percentile,
+        Self::Always,
+        Self::OneIn,
+        Self::Hung,
+        Self::Open,
+        Self::Forced,
+    ];
 
-    /// The name under which the reason is exported: `latency`, `error`.
+    /// The name under which the reason is exported: `latency`, `error`, `on_cpu`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Latency => "latency",
+            Self::LastExit => "last_exit",
             Self::Error => "error",
+            Self::OnCpu => "on_cpu",
+            Self::OffCpu => "off_cpu",
+            Self::Idle => "idle",
+            Self::Percentile => "percentile",
+            Self::Always => "always",
+            Self::OneIn => "one_in",
+            Self::Hung => "hung",
+            Self::Open => "open",
+            Self::Forced => "forced",
         }
     }
 
-    const fn bit(self) -> u8 {
-        match self {
-            Self::Latency => 1,
-            Self::Error => 2,
+    const fn bit(self) -> u16 {
+        1 << self as u16
+    }
+}
+
+impl Stats {
+    /// How many spans were kept for that reason.
+    pub fn kept_for(&self, reason: Reason) -> u64 {
+        match reason {
+            Reason::Latency => self.spans_kept_for_latency,
+            Reason::LastExit => self.spans_kept_for_last_exit,
+            Reason::Error => self.spans_kept_for_error,
+            Reason::OnCpu => self.spans_kept_for_on_cpu,
+            Reason::OffCpu => self.spans_kept_for_off_cpu,
+            Reason::Idle => self.spans_kept_for_idle,
+            Reason::Percentile => self.spans_kept_for_percentile,
+            Reason::Always => self.spans_kept_for_always,
+            Reason::OneIn => self.spans_kept_for_one_in,
+            Reason::Hung => self.spans_kept_for_hung,
+            Reason::Open => self.spans_kept_for_open,
+            Reason::Forced => self.spans_kept_for_forced,
+        }
+    }
+}
+
+impl Counters {
+    /// A span was kept for these reasons.
+    pub(crate) fn add_kept(&self, reasons: Reasons) {
+        Self::add(&self.spans_kept, 1);
+        for reason in reasons.iter() {
+            let counter = match reason {
+                Reason::Latency => &self.spans_kept_for_latency,
+                Reason::LastExit => &self.spans_kept_for_last_exit,
+                Reason::Error => &self.spans_kept_for_error,
+                Reason::OnCpu => &self.spans_kept_for_on_cpu,
+                Reason::OffCpu => &self.spans_kept_for_off_cpu,
+                Reason::Idle => &self.spans_kept_for_idle,
+                Reason::Percentile => &self.spans_kept_for_percentile,
+                Reason::Always => &self.spans_kept_for_always,
+                Reason::OneIn => &self.spans_kept_for_one_in,
+                Reason::Hung => &self.spans_kept_for_hung,
+                Reason::Open => &self.spans_kept_for_open,
+                Reason::Forced => &self.spans_kept_for_forced,
+            };
+            Self::add(counter, 1);
         }
     }
 }
 
 /// A set of [`Reason`]s. It prints as their names with `|` between them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Reasons(u8);
+pub struct Reasons(u16);
 
 impl Reasons {
     /// Whether that reason is among them.
@@ -54,17 +141,45 @@ impl Reasons {
         Reason::ALL.into_iter().filter(move |reason| self.contains(*reason))
     }
 
-    /// The verdict on a closed span.
-    pub(crate) fn judge(keep: &Keep, closing: &Closing) -> Self {
-        let mut reasons = Self::default();
-        let wall_ns = u128::from(closing.account.wall_ns);
-        if keep.latency().is_some_and(|latency| wall_ns > latency.as_nanos()) {
-            reasons.0 |= Reason::Latency.bit();
-        }
-        if keep.on_error() && closing.failed {
-            reasons.0 |= Reason::Error.bit();
-        }
-        reasons
+    pub(crate) const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// The verdict on a closed span. `is_rare` says whether it took longer than its rule's percentile.
+    pub(crate) fn judge(keep: &Keep, closing: &Closing, is_rare: impl FnOnce(u64) -> bool) -> Self {
+        let wall_ns = closing.account.wall_ns;
+        // Asked of each span, for that is how it learns what is rare.
+        let is_rare = keep.percentile().is_some() && is_rare(wall_ns);
+        let longer = |ns: u64, limit: Duration| u128::from(ns) > limit.as_nanos();
+        let is_met = |condition| {
+            let Account { on_cpu_ns, off_cpu_ns, idle_ns, after_last_exit_ns, .. } =
+                closing.account;
+            match condition {
+                Condition::Latency(limit) => (longer(wall_ns, limit), Reason::Latency),
+                Condition::LastExit(limit) => {
+                    (longer(wall_ns.saturating_sub(after_last_exit_ns), limit), Reason::LastExit)
+                }
+                Condition::Error => (closing.has(FAILED), Reason::Error),
+                Condition::ErrorSelf => (closing.has(FAILED_ITSELF), Reason::Error),
+                Condition::OnCpu(limit) => (limit.is_passed_by(on_cpu_ns, wall_ns), Reason::OnCpu),
+                Condition::OffCpu(limit) => {
+                    (limit.is_passed_by(off_cpu_ns, wall_ns), Reason::OffCpu)
+                }
+                Condition::Idle(limit) => (limit.is_passed_by(idle_ns, wall_ns), Reason::Idle),
+                Condition::Percentile { floor, .. } => {
+                    (is_rare && longer(wall_ns, floor), Reason::Percentile)
+                }
+                Condition::Always => (true, Reason::Always),
+                Condition::OneIn(_) => (closing.has(CHOSEN), Reason::OneIn),
+                // Of spans that are open.
+                Condition::Hung(_) | Condition::NeverHung | Condition::Open(_) => {
+                    (false, Reason::Hung)
+                }
+            }
+        };
+        let forced = closing.has(FORCED).then_some(Reason::Forced);
+        let met = keep.conditions().map(is_met).filter_map(|(is, reason)| is.then_some(reason));
+        met.chain(forced).collect()
     }
 }
 
@@ -94,37 +209,86 @@ impl fmt::Debug for Reasons {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
+    use super::super::Amount;
     use super::*;
 
+    const MS: Duration = Duration::from_millis(1);
     const RULE: Keep = Keep::slower_than(Duration::from_millis(250));
 
-    fn judge(keep: Keep, wall_ns: u64, failed: bool) -> String {
-        Reasons::judge(&keep, &Closing::for_test(wall_ns, failed)).to_string()
+    fn judged(keep: Keep, closing: &Closing) -> String {
+        Reasons::judge(&keep, closing, |_| true).to_string()
+    }
+
+    fn judge(keep: Keep, wall_ns: u64, flags: u32) -> String {
+        judged(keep, &Closing::for_test(wall_ns, flags))
     }
 
     #[test]
     fn slower_than_the_rule_allows_is_kept() {
-        assert_eq!(judge(RULE, 250_000_001, false), "latency");
-        assert_eq!(judge(RULE, 250_000_000, false), "");
+        assert_eq!(judge(RULE, 250_000_001, 0), "latency");
+        assert_eq!(judge(RULE, 250_000_000, 0), "");
     }
 
     #[test]
     fn failed_is_kept_only_where_the_rule_says_so() {
-        assert_eq!(judge(RULE, 1, true), "");
-        assert_eq!(judge(RULE.or_failed(), 1, true), "error");
-        assert_eq!(judge(RULE.or_failed(), 1, false), "");
-        assert_eq!(judge(Keep::failed(), u64::MAX, true), "error");
+        assert_eq!(judge(RULE, 1, FAILED), "");
+        assert_eq!(judge(RULE.or_failed(), 1, FAILED), "error");
+        assert_eq!(judge(RULE.or_failed(), 1, 0), "");
+        assert_eq!(judge(Keep::failed(), u64::MAX, FAILED), "error");
+        let own = Keep::when(Condition::ErrorSelf);
+        assert_eq!(judge(own, 1, FAILED), "");
+        assert_eq!(judge(own, 1, FAILED | FAILED_ITSELF), "error");
     }
 
     #[test]
-    fn both_reasons_are_told() {
-        assert_eq!(judge(RULE.or_failed(), 300_000_000, true), "latency|error");
+    fn all_reasons_are_told() {
+        let keep = RULE.or_failed().or(Condition::OneIn(std::num::NonZeroU32::MIN));
+        let flags = FAILED | FORCED | CHOSEN;
+        assert_eq!(judge(keep, 300_000_000, flags), "latency|error|one_in|forced");
     }
 
     #[test]
-    fn never_keeps_nothing() {
-        assert_eq!(judge(Keep::never(), u64::MAX, true), "");
+    fn never_keeps_nothing_but_what_is_forced() {
+        assert_eq!(judge(Keep::never(), u64::MAX, FAILED | CHOSEN), "");
+        assert_eq!(judge(Keep::never(), 1, FORCED), "forced");
+        assert_eq!(judge(Keep::when(Condition::Always), 0, 0), "always");
+    }
+
+    #[test]
+    fn each_part_of_the_time_has_its_condition() {
+        let mut closing = Closing::for_test(10_000_000, 0);
+        closing.account.on_cpu_ns = 1_000_001;
+        closing.account.off_cpu_ns = 2_000_001;
+        closing.account.idle_ns = 6_900_000;
+        closing.account.after_last_exit_ns = 3_000_000;
+        for (condition, reason) in [
+            (Condition::OnCpu(Amount::Time(MS)), "on_cpu"),
+            (Condition::OnCpu(Amount::Time(2 * MS)), ""),
+            (Condition::OffCpu(Amount::Time(2 * MS)), "off_cpu"),
+            (Condition::OffCpu(Amount::Percent(20)), "off_cpu"),
+            (Condition::OffCpu(Amount::Percent(21)), ""),
+            (Condition::Idle(Amount::Percent(68)), "idle"),
+            (Condition::Idle(Amount::Percent(69)), ""),
+            (Condition::LastExit(6 * MS), "last_exit"),
+            (Condition::LastExit(7 * MS), ""),
+        ] {
+            assert_eq!(judged(Keep::when(condition), &closing), reason, "{condition}");
+        }
+    }
+
+    #[test]
+    fn what_is_rare_must_also_be_longer_than_the_floor() {
+        let keep = Keep::when(Condition::Percentile { millionths: 990_000, floor: MS });
+        let closing = |wall_ns| Closing::for_test(wall_ns, 0);
+        assert_eq!(judged(keep, &closing(1_000_001)), "percentile");
+        assert_eq!(judged(keep, &closing(1_000_000)), "");
+        assert!(Reasons::judge(&keep, &closing(u64::MAX), |_| false).is_empty());
+        // It learns from short ones, too.
+        let mut seen = Vec::new();
+        Reasons::judge(&keep, &closing(5), |wall_ns| {
+            seen.push(wall_ns);
+            true
+        });
+        assert_eq!(seen, [5]);
     }
 }

@@ -1,79 +1,38 @@
-//! What a span must do to be kept.
+//! Which spans are kept, and when.
 
+use std::fmt;
 use std::time::Duration;
 
 use tracing::Metadata;
 
-/// When a span that a rule matches is kept: each condition is enough.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
-    latency: Option<Duration>,
-    on_error: bool,
-}
-
-impl Keep {
-    /// Never: the span is not profiled and costs nothing.
-    pub const fn never() -> Self {
-        Self { latency: None, on_error: false }
-    }
-
-    /// If the time from its creation to its close is longer than `latency`.
-    pub const fn slower_than(latency: Duration) -> Self {
-        Self { latency: Some(latency), on_error: false }
-    }
-
-    /// If it failed: an event of level `ERROR` in it or in a span inside it, the field
-    /// `otel.status_code` set to `ERROR`, or a panic that unwinds through it.
-    pub const fn failed() -> Self {
-        Self { latency: None, on_error: true }
-    }
-
-    /// Also if it took longer than `latency`; the least of several counts.
-    #[must_use]
-    pub const fn or_slower_than(self, latency: Duration) -> Self {
-        let latency = match self.latency {
-            Some(other) if other.as_nanos() < latency.as_nanos() => other,
-            _ => latency,
-        };
-        Self { latency: Some(latency), ..self }
-    }
-
-    /// Also if it failed; see [`failed`](Self::failed).
-    #[must_use]
-    pub const fn or_failed(self) -> Self {
-        Self { on_error: true, ..self }
-    }
-
-    pub(crate) const fn latency(&self) -> Option<Duration> {
-        self.latency
-    }
-
-    pub(crate) const fn on_error(&self) -> bool {
-        self.on_error
-    }
-
-    pub(crate) fn is_never(&self) -> bool {
-        *self == Self::never()
-    }
-}
+use super::Keep;
 
 /// Which spans, and when to keep them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     target: Option<String>,
     span: Option<String>,
+    fields: Vec<FieldMatch>,
     keep: Keep,
+}
+
+/// A field that a span must have, and what it must be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FieldMatch {
+    pub(crate) name: String,
+    /// `None` if any value will do.
+    pub(crate) value: Option<String>,
 }
 
 impl Rule {
     /// For every span that no other rule matches.
     pub const fn for_all(keep: Keep) -> Self {
-        Self { target: None, span: None, keep }
+        Self { target: None, span: None, fields: Vec::new(), keep }
     }
 
     /// For spans whose target is `target` or begins with it, as `EnvFilter` matches targets.
     pub fn for_target(target: impl Into<String>, keep: Keep) -> Self {
-        Self { target: Some(target.into()), span: None, keep }
+        Self { target: Some(target.into()), ..Self::for_all(keep) }
     }
 
     /// Only for spans of that name.
@@ -87,38 +46,85 @@ impl Rule {
         Self::for_all(keep).with_span(name)
     }
 
+    /// Only for spans that have that field, whatever its value. With several fields, all must be there.
+    #[must_use]
+    pub fn with_field(mut self, name: impl Into<String>) -> Self {
+        self.fields.push(FieldMatch { name: name.into(), value: None });
+        self
+    }
+
+    /// Only for spans in which that field has that value, be it set when the span is made or recorded
+    /// later: strings as they are, all else as it prints.
+    #[must_use]
+    pub fn with_field_value(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.fields.push(FieldMatch { name: name.into(), value: Some(value.into()) });
+        self
+    }
+
+    /// One that matches any span.
+    pub(crate) fn any() -> &'static Self {
+        static ANY: Rule = Rule::for_all(Keep::never());
+        &ANY
+    }
+
     pub(crate) fn keep(&self) -> &Keep {
         &self.keep
     }
 
+    pub(crate) fn fields(&self) -> &[FieldMatch] {
+        &self.fields
+    }
+
     pub(crate) fn is_for_all(&self) -> bool {
-        self.target.is_none() && self.span.is_none()
+        self.target.is_none() && self.span.is_none() && self.fields.is_empty()
+    }
+
+    /// Whether only a span's fields tell whether it matches.
+    pub(crate) fn needs_values(&self) -> bool {
+        self.fields.iter().any(|field| field.value.is_some())
     }
 
     /// Whether this rule is for the same spans as `other`, and takes back what nobody means to: all
-    /// for all spans, or the one kind of condition that `other` has for the one that it has itself.
+    /// for all spans, or conditions of which it has none of the kind for those that it has itself.
     pub(crate) fn forgets(&self, other: &Self) -> bool {
-        let kinds = |rule: &Self| (rule.keep.latency.is_some(), rule.keep.on_error);
-        let is_same = self.target == other.target && self.span == other.span;
-        if is_same && self.is_for_all() {
-            return true;
-        }
-        is_same
-            && matches!(
-                (kinds(self), kinds(other)),
-                ((true, false), (false, true)) | ((false, true), (true, false))
-            )
+        let is_same =
+            self.target == other.target && self.span == other.span && self.fields == other.fields;
+        let (kinds, others) = (self.keep.kinds(), other.keep.kinds());
+        is_same && (self.is_for_all() || (kinds != 0 && others != 0 && kinds & others == 0))
     }
 
+    /// Whether it matches spans of that callsite, as far as the values of their fields allow.
     fn matches(&self, metadata: &Metadata<'_>) -> bool {
+        let has = |field: &FieldMatch| metadata.fields().field(field.name.as_str()).is_some();
         self.target.as_ref().is_none_or(|target| metadata.target().starts_with(target.as_str()))
             && self.span.as_ref().is_none_or(|name| metadata.name() == name)
+            && self.fields.iter().all(has)
     }
 
     /// The more specific of two rules is the one with the longer target; then the one that names
-    /// a span.
-    fn specificity(&self) -> (usize, bool) {
-        (self.target.as_ref().map_or(0, String::len), self.span.is_some())
+    /// a span; then the one that names more fields.
+    fn specificity(&self) -> (usize, bool, usize) {
+        (self.target.as_ref().map_or(0, String::len), self.span.is_some(), self.fields.len())
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.target.as_deref().unwrap_or_default())?;
+        if self.span.is_some() || !self.fields.is_empty() {
+            write!(f, "[{}", self.span.as_deref().unwrap_or_default())?;
+            for (number, field) in self.fields.iter().enumerate() {
+                write!(f, "{}{}", if number == 0 { "{" } else { "," }, field.name)?;
+                if let Some(value) = &field.value {
+                    write!(f, "=\"{value}\"")?;
+                }
+            }
+            f.write_str(if self.fields.is_empty() { "]" } else { "}]" })?;
+        }
+        if !self.is_for_all() {
+            f.write_str("=")?;
+        }
+        write!(f, "{}", self.keep)
     }
 }
 
@@ -163,18 +169,20 @@ impl Rules {
         Self(rules.into_iter().collect())
     }
 
-    /// The number of the rule that decides on spans of this callsite.
-    pub(crate) fn decide(&self, metadata: &Metadata<'_>) -> Option<usize> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Rule> {
+        self.0.iter()
+    }
+
+    /// The rules that may decide on spans of this callsite, the most specific one first. The last of
+    /// them, and no other, does so whatever the values of their fields are, if there is such a rule.
+    pub(crate) fn candidates(&self, metadata: &Metadata<'_>) -> Vec<&Rule> {
         let matching = self.0.iter().enumerate().filter(|(_, rule)| rule.matches(metadata));
-        matching.max_by_key(|(_, rule)| rule.specificity()).map(|(number, _)| number)
-    }
-
-    pub(crate) fn get(&self, number: usize) -> Option<&Rule> {
-        self.0.get(number)
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        let mut candidates: Vec<_> = matching.collect();
+        candidates.sort_by_key(|(number, rule)| (rule.specificity(), *number));
+        let mut candidates: Vec<_> = candidates.into_iter().rev().map(|(_, rule)| rule).collect();
+        let sure = candidates.iter().position(|rule| !rule.needs_values());
+        candidates.truncate(sure.map_or(usize::MAX, |sure| sure + 1));
+        candidates
     }
 
     /// Whether no span is ever kept: nothing is said at all, or `off` for all spans and no more than
@@ -186,11 +194,24 @@ impl Rules {
 
     /// The threshold of spans in general: of the rule for all if there is one, else the least.
     pub(crate) fn usual_latency(&self) -> Option<Duration> {
-        let general = self.0.iter().filter(|rule| rule.specificity() == (0, false));
+        let general = self.0.iter().filter(|rule| rule.is_for_all());
         general
-            .filter_map(|rule| rule.keep.latency)
+            .filter_map(|rule| rule.keep.least_time())
             .next_back()
-            .or_else(|| self.0.iter().filter_map(|rule| rule.keep.latency).min())
+            .or_else(|| self.0.iter().filter_map(|rule| rule.keep.least_time()).min())
+    }
+}
+
+/// As text, of the form that they are read from.
+impl fmt::Display for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("off");
+        }
+        for (number, rule) in self.0.iter().enumerate() {
+            write!(f, "{}{rule}", if number == 0 { "" } else { "," })?;
+        }
+        Ok(())
     }
 }
 
@@ -214,7 +235,9 @@ mod tests {
     const SLOW: Keep = Keep::slower_than(Duration::from_secs(1));
 
     fn decided(rules: &Rules, target: &str, name: &'static str) -> Option<usize> {
-        rules.decide(&metadata(target, name))
+        let metadata = metadata(target, name);
+        let first = rules.candidates(&metadata).into_iter().next()?;
+        rules.0.iter().position(|rule| std::ptr::eq(rule, first))
     }
 
     #[test]

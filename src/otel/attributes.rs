@@ -12,6 +12,7 @@ const ON_CPU: &str = "profile.on_cpu_ns";
 const ON_CPU_ERROR: &str = "profile.on_cpu_error_ns";
 const OFF_CPU: &str = "profile.off_cpu_ns";
 const IDLE: &str = "profile.idle_ns";
+const AFTER_LAST_EXIT: &str = "profile.after_last_exit_ns";
 const EARLIER: &str = "profile.earlier_ids";
 const PYROSCOPE: &str = "pyroscope.profile.id";
 
@@ -20,13 +21,17 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// | name | when | value |
 /// |---|---|---|
 /// | `profile.id` | if there is a profile | its id, 32 hexadecimal digits |
-/// | `profile.reason` | always | `latency`, `error`, or both with a comma between |
+/// | `profile.reason` | always | `latency`, `error` and so on: names of [`Reason`](crate::Reason)s with `\|` between them |
 /// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always | where its wall time went; see [`Account`](crate::Account) |
 /// | `profile.on_cpu_error_ns` | if it is not 0 | how far on-CPU time may be off |
-/// | `profile.earlier_ids` | if there are any | profiles of spans inside it that were exported before it closed |
-/// | `pyroscope.profile.id` | if there is a profile | the span's own id, 16 hexadecimal digits: what Grafana's button from a trace to a profile wants |
-pub const SPAN_ATTRIBUTES: [&str; 8] =
-    [ID, REASON, ON_CPU, ON_CPU_ERROR, OFF_CPU, IDLE, EARLIER, PYROSCOPE];
+/// | `profile.after_last_exit_ns` | if it is a millisecond or more | the last part of idle time, in which the span was open only because a child was, or somebody held it |
+/// | `profile.earlier_ids` | if there are any | profiles that were exported before it closed: of spans inside it, and its own while it hung |
+/// | `pyroscope.profile.id` | if there is a profile, and samples in it, waits included, that are of the span itself and not of a span inside it | the span's own id, 16 hexadecimal digits: what Grafana's button from a trace to a profile wants |
+pub const SPAN_ATTRIBUTES: [&str; 9] =
+    [ID, REASON, ON_CPU, ON_CPU_ERROR, OFF_CPU, IDLE, AFTER_LAST_EXIT, EARLIER, PYROSCOPE];
+
+/// Between its last exit and its close every span has some nanoseconds.
+const WORTH_SAYING_NS: u64 = 1_000_000;
 
 /// What those are called.
 #[derive(Clone, Debug)]
@@ -64,11 +69,17 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
         ON_CPU_ERROR => ns(account.on_cpu_error_ns).filter(|_| account.on_cpu_error_ns > 0),
         OFF_CPU => ns(account.off_cpu_ns),
         IDLE => ns(account.idle_ns),
+        AFTER_LAST_EXIT => {
+            ns(account.after_last_exit_ns).filter(|_| account.after_last_exit_ns >= WORTH_SAYING_NS)
+        }
         EARLIER if !span.earlier.is_empty() => {
             let ids = span.earlier.iter().map(|id| StringValue::from(id.to_string()));
             Some(Value::Array(Array::String(ids.collect())))
         }
-        PYROSCOPE => span.profile.ok().and(span.trace).map(|ids| Value::from(ids.span.to_string())),
+        // Pyroscope finds samples by their link, and that is the innermost span.
+        PYROSCOPE if span.profile.is_ok() && span.is_sampled_itself => {
+            span.trace.map(|ids| Value::from(ids.span.to_string()))
+        }
         _ => None,
     }
 }

@@ -37,6 +37,11 @@ impl ProfileId {
     }
 
     #[cfg(test)]
+    pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    #[cfg(test)]
     pub(crate) const fn for_test(byte: u8) -> Self {
         Self([byte; 16])
     }

@@ -2,6 +2,7 @@
 
 mod id;
 mod model;
+mod rename;
 mod table;
 mod waits;
 
@@ -11,4 +12,5 @@ pub use model::{
     Attribute, FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping,
     MappingId, Point, Profile, Sample, SampleKind, StackId, StringId, Value,
 };
+pub(crate) use rename::Names;
 pub use waits::{Waiter, Waits};

@@ -339,6 +339,31 @@ impl Profile {
         self
     }
 
+    /// The same with one of so many points of each kind: it stands for those that are left out, so that the
+    /// sums stay right.
+    #[cfg(feature = "_otlp")]
+    pub(crate) fn thinned(mut self, every: usize) -> Self {
+        for kind in [SampleKind::OnCpu, SampleKind::OffCpu] {
+            let total = self.points(kind).count();
+            let (mut number, mut skipped_ns) = (0, 0);
+            for sample in self.samples.iter_mut().filter(|sample| sample.kind == kind) {
+                sample.points.retain_mut(|point| {
+                    number += 1;
+                    skipped_ns += point.weight_ns;
+                    let stays = number % every.max(1) == 0 || number == total;
+                    if stays {
+                        point.weight_ns = std::mem::take(&mut skipped_ns);
+                    }
+                    stays
+                });
+            }
+        }
+        self.samples.retain(|sample| !sample.points.is_empty());
+        let keys = self.samples.iter().map(|sample| (sample.stack, sample.link, sample.kind));
+        self.places = keys.enumerate().map(|(place, key)| (key, place)).collect();
+        self
+    }
+
     /// All samples, one for each stack and span.
     pub fn samples(&self) -> &[Sample] {
         &self.samples
@@ -434,23 +459,35 @@ impl Profile {
         path
     }
 
-    /// The function that most CPU time was spent in itself, and its share of all, from 0 to 1.
-    /// What was inlined into a function belongs to it: `wrapping_mul` would help nobody.
-    pub fn top_function(&self) -> Option<(&str, f64)> {
-        let mut own: HashMap<StringId, u64> = HashMap::new();
-        for sample in self.of_kind(SampleKind::OnCpu) {
-            let leaf = self.stack(sample.stack).first().and_then(|leaf| self.location(*leaf));
-            let Some(line) = leaf.and_then(|leaf| leaf.lines.last()) else {
-                continue;
-            };
-            let Some(function) = self.function(line.function) else {
-                continue;
-            };
-            let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
-            *own.entry(function.name).or_default() += weight;
+    /// What a location without lines is called: the file of code and the address in it, as in
+    /// `shop+0x1a2b`.
+    pub fn place_in_code(&self, location: &Location) -> String {
+        let file = location.mapping.and_then(|id| self.mapping(id));
+        let address = location.address;
+        match file.and_then(|mapping| mapping.file.rsplit('/').next()) {
+            Some(file) => format!("{file}+{address:#x}"),
+            None => format!("{address:#x}"),
         }
-        let (name, weight) = own.into_iter().max_by_key(|(name, weight)| (*weight, *name))?;
-        Some((self.string(name), weight as f64 / self.weight_ns().max(1) as f64))
+    }
+
+    /// The function that most CPU time was spent in itself, and its share of all, from 0 to 1.
+    /// What was inlined into a function belongs to it: `wrapping_mul` would help nobody. Where
+    /// functions have no names, it is a place in the code.
+    pub fn top_function(&self) -> Option<(String, f64)> {
+        let mut own: HashMap<Result<StringId, LocationId>, u64> = HashMap::new();
+        for sample in self.of_kind(SampleKind::OnCpu) {
+            let Some(leaf) = self.stack(sample.stack).first() else { continue };
+            let outermost = self.location(*leaf).and_then(|leaf| leaf.lines.last());
+            let function = outermost.and_then(|line| self.function(line.function));
+            let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
+            *own.entry(function.map(|function| function.name).ok_or(*leaf)).or_default() += weight;
+        }
+        let (top, weight) = own.into_iter().max_by_key(|(top, weight)| (*weight, *top))?;
+        let name = match top {
+            Ok(name) => self.string(name).to_owned(),
+            Err(place) => self.place_in_code(self.location(place)?),
+        };
+        Some((name, weight as f64 / self.weight_ns().max(1) as f64))
     }
 }
 
@@ -503,6 +540,23 @@ mod tests {
         assert_eq!(times(1), [5]);
         assert_eq!(profile.sample_count(), 4);
         assert_eq!(profile.weight_ns(), 40);
+    }
+
+    #[cfg(feature = "_otlp")]
+    #[test]
+    fn thinning_keeps_sums_and_loses_no_kind() {
+        let mut whole = profile();
+        let remark = whole.add_remark("x");
+        let stack = whole.add_stack(vec![remark]);
+        for time in 0..7 {
+            whole.add_sample(SampleKind::OnCpu, stack, None, point(time));
+        }
+        whole.add_sample(SampleKind::OffCpu, stack, None, point(9));
+        let mut thin = whole.clone().thinned(3);
+        assert_eq!((thin.weight_ns(), thin.waited_ns()), (70, 10));
+        assert_eq!((thin.sample_count(), thin.wait_count()), (3, 1));
+        thin.add_sample(SampleKind::OffCpu, stack, None, point(10));
+        assert_eq!(thin.samples().len(), 2);
     }
 
     #[test]
@@ -593,7 +647,7 @@ mod tests {
             profile.add_sample(SampleKind::OnCpu, hot, None, point(time));
         }
         profile.add_sample(SampleKind::OnCpu, cold, None, point(9));
-        assert_eq!(profile.top_function(), Some(("busy", 0.75)));
+        assert_eq!(profile.top_function(), Some(("busy".to_owned(), 0.75)));
     }
 
     #[test]

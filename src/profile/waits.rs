@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::model::{FrameKind, Profile, Sample, SampleKind};
+use super::model::{FrameKind, LocationId, Profile, Sample, SampleKind};
 
 /// The waits of a profile, in sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,32 +50,42 @@ impl Profile {
             if call.is_empty() {
                 continue;
             }
-            let waiter = waiter(&frames);
+            let waiter = waiter(&frames, |id| self.is_in_library(id));
             all.add(waiter, call, waited_ns);
             if blocks_a_task(&frames) {
                 waits.in_async_ns += waited_ns;
                 in_async.add(waiter, call, waited_ns);
             }
         }
-        waits.longest = all.longest();
-        waits.in_async = in_async.longest();
+        waits.longest = all.longest(self);
+        waits.in_async = in_async.longest(self);
         waits
+    }
+
+    /// Whether code is in a library that the program has loaded, or in none of its files.
+    fn is_in_library(&self, id: LocationId) -> bool {
+        let mapping = self.location(id).and_then(|location| self.mapping(location.mapping?));
+        mapping.is_none_or(|mapping| mapping.file.contains(".so") || mapping.file.starts_with('['))
     }
 
     /// What a wait is for, and its functions from the inside out, inlined ones too.
     fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<Frame<'_>>) {
         let (mut call, mut frames) = ("", Vec::new());
-        for location in self.stack(sample.stack).iter().filter_map(|id| self.location(*id)) {
+        for id in self.stack(sample.stack) {
+            let Some(location) = self.location(*id) else { continue };
             let in_source = location.lines.iter().filter_map(|line| {
                 let function = self.function(line.function)?;
                 let (name, file) = (self.string(function.name), self.string(function.file));
-                Some(Frame { name, file, line: line.line })
+                Some(Frame { name, file, line: line.line, unnamed: None })
             });
             match location.kind {
                 FrameKind::Wait => {
                     call = in_source.map(|frame| frame.name).next().unwrap_or_default();
                 }
                 FrameKind::Remark | FrameKind::Kernel => {}
+                FrameKind::Rust | FrameKind::Native if location.lines.is_empty() => {
+                    frames.push(Frame { unnamed: Some(*id), ..Frame::default() });
+                }
                 FrameKind::Rust | FrameKind::Native => frames.extend(in_source),
             }
         }
@@ -89,17 +99,16 @@ struct Frame<'a> {
     name: &'a str,
     file: &'a str,
     line: u32,
+    /// Of a function whose name is not known.
+    unnamed: Option<LocationId>,
 }
 
 impl Frame<'_> {
     /// Whether it is of the program itself, and not of what it is built upon.
     fn is_own(&self) -> bool {
-        // Where cargo puts sources, wherever its home is, and `cargo vendor`.
-        let is_foreign_file =
-            ["/rustc/", "/registry/src/", "/git/checkouts/", "/vendor/", "/library/std/"];
         let is_named = !self.file.is_empty() || crate_of(self.name).is_some();
         is_named
-            && !is_foreign_file.iter().any(|part| self.file.contains(part))
+            && !is_foreign(self.file)
             && crate_of(self.name).is_none_or(|of| !PLUMBING.contains(&of))
             && (self.file.ends_with(".rs") || crate_of(self.name).is_some())
     }
@@ -114,27 +123,62 @@ impl Frame<'_> {
     }
 }
 
+/// Whether a source file is not of the program, by its whole path or from its package on, as paths are
+/// shortened.
+fn is_foreign(file: &str) -> bool {
+    // Where cargo puts sources, wherever its home is, and `cargo vendor`.
+    let folders = [
+        "/rustc/",
+        "/rust/deps/",
+        "/registry/src/",
+        "/git/checkouts/",
+        "/vendor/",
+        "/library/std/",
+    ];
+    if folders.iter().any(|folder| file.contains(folder)) || file.starts_with("vendor/") {
+        return true;
+    }
+    let mut parts = file.split('/');
+    let package = parts.next().unwrap_or_default();
+    let is_version = |end: &str| end.contains('.') && end.starts_with(|c: char| c.is_ascii_digit());
+    if package.match_indices('-').filter_map(|(at, _)| package.get(at + 1..)).any(is_version) {
+        return true;
+    }
+    // A checkout; what a build script of the program wrote is in the folder `out` of such a one.
+    let is_hash = |end: &str| end.len() == 16 && end.bytes().all(|byte| byte.is_ascii_hexdigit());
+    package.rsplit_once('-').is_some_and(|(_, end)| is_hash(end)) && parts.next() != Some("out")
+}
+
 /// Time by function and call.
 #[derive(Default)]
-struct Sums<'a>(HashMap<&'a str, HashMap<(&'a str, Frame<'a>), u64>>);
+struct Sums<'a>(HashMap<Whose<'a>, HashMap<(&'a str, Frame<'a>), u64>>);
+
+/// A function's name, or where it is.
+type Whose<'a> = (&'a str, Option<LocationId>);
 
 impl<'a> Sums<'a> {
     fn add(&mut self, waiter: Frame<'a>, call: &'a str, waited_ns: u64) {
-        *self.0.entry(waiter.name).or_default().entry((call, waiter)).or_default() += waited_ns;
+        *self
+            .0
+            .entry((waiter.name, waiter.unnamed))
+            .or_default()
+            .entry((call, waiter))
+            .or_default() += waited_ns;
     }
 
-    fn longest(self) -> Option<Waiter> {
+    fn longest(self, profile: &Profile) -> Option<Waiter> {
         let longest =
-            self.0.into_iter().max_by_key(|(name, calls)| (calls.values().sum::<u64>(), *name));
-        let (function, calls) = longest?;
+            self.0.into_iter().max_by_key(|(whose, calls)| (calls.values().sum::<u64>(), *whose));
+        let ((function, unnamed), calls) = longest?;
+        let place = unnamed.and_then(|id| profile.location(id));
+        let function = match place {
+            Some(location) => profile.place_in_code(location),
+            None if function.is_empty() => UNKNOWN.to_owned(),
+            None => function.to_owned(),
+        };
         let waited_ns = calls.values().sum();
         let ((call, frame), _) = calls.into_iter().max_by_key(|(call, ns)| (*ns, *call))?;
-        Some(Waiter {
-            function: if function.is_empty() { UNKNOWN } else { function }.to_owned(),
-            place: frame.place(),
-            call: call.to_owned(),
-            waited_ns,
-        })
+        Some(Waiter { function, place: frame.place(), call: call.to_owned(), waited_ns })
     }
 }
 
@@ -162,10 +206,15 @@ const PLUMBING: [&str; 18] = [
 
 const UNKNOWN: &str = "an unknown function";
 
-/// The innermost function that is the program's own; without one whatever is innermost.
-fn waiter<'a>(frames: &[Frame<'a>]) -> Frame<'a> {
+/// The innermost function that is the program's own, as far as names tell, or else as files do; without
+/// one whatever is innermost.
+fn waiter<'a>(frames: &[Frame<'a>], is_in_library: impl Fn(LocationId) -> bool) -> Frame<'a> {
     let own = frames.iter().find(|frame| frame.is_own());
-    own.or_else(|| frames.first()).copied().unwrap_or_default()
+    let is_of_program = |frame: &&Frame<'_>| frame.unnamed.is_some_and(|id| !is_in_library(id));
+    own.or_else(|| frames.iter().find(is_of_program))
+        .or_else(|| frames.first())
+        .copied()
+        .unwrap_or_default()
 }
 
 /// The crate that a Rust function's path begins with: of `<A as B>::f` that is the one of `A`.
@@ -198,7 +247,7 @@ mod tests {
     use crate::profile::{Point, ProfileId};
 
     fn frames<'a>(names: &[&'a str]) -> Vec<Frame<'a>> {
-        names.iter().map(|name| Frame { name, file: "", line: 0 }).collect()
+        names.iter().map(|name| Frame { name, ..Frame::default() }).collect()
     }
 
     fn wait(profile: &mut Profile, call: &str, functions: &[&str], waited_ns: u64) {
@@ -234,6 +283,31 @@ mod tests {
     }
 
     #[test]
+    fn without_names_it_is_a_place_in_the_program() {
+        let mut profile = Profile::new(ProfileId::for_test(1), 1);
+        let mut stack = vec![profile.add_wait("[sleep]")];
+        for (file, address) in [("/usr/lib/libc.so.6", 0x10), ("shop", 0x20), ("shop", 0x30)] {
+            let file = file.to_owned();
+            let mapping =
+                profile.add_mapping(crate::profile::Mapping { file, ..Default::default() });
+            stack.push(profile.add_location(crate::profile::Location {
+                mapping: Some(mapping),
+                address,
+                kind: FrameKind::Native,
+                lines: Vec::new(),
+                is_inferred: false,
+            }));
+        }
+        let (waits, runs) =
+            (profile.add_stack(stack.clone()), profile.add_stack(stack[2..].to_vec()));
+        let point = Point { time_unix_ns: 1, weight_ns: 7 };
+        profile.add_sample(SampleKind::OffCpu, waits, None, point);
+        profile.add_sample(SampleKind::OnCpu, runs, None, point);
+        assert_eq!(profile.waits().longest.unwrap().function, "shop+0x20");
+        assert_eq!(profile.top_function(), Some(("shop+0x20".to_owned(), 1.0)));
+    }
+
+    #[test]
     fn tells_tasks_that_block_from_threads_that_may() {
         let task = [
             "clock_nanosleep",
@@ -243,7 +317,7 @@ mod tests {
             "tokio::runtime::task::raw::poll",
         ];
         assert!(blocks_a_task(&frames(&task)));
-        assert_eq!(waiter(&frames(&task)).name, "shop::legacy::{{closure}}");
+        assert_eq!(waiter(&frames(&task), |_| true).name, "shop::legacy::{{closure}}");
         let pool = [
             "clock_nanosleep",
             "shop::export",
@@ -261,7 +335,7 @@ mod tests {
 
     #[test]
     fn inlined_functions_are_known_by_their_files() {
-        let frame = |name, file, line| Frame { name, file, line };
+        let frame = |name, file, line| Frame { name, file, line, unnamed: None };
         let stack = [
             frame("__nanosleep", "./time/nanosleep.c", 7),
             frame("sleep", "/rustc/abc/library/std/src/thread/mod.rs", 8),
@@ -269,8 +343,25 @@ mod tests {
             frame("{async_fn#0}", "/home/me/shop/src/legacy.rs", 21),
             frame("<F as core::future::future::Future>::poll", "", 0),
         ];
-        let found = waiter(&stack);
+        let found = waiter(&stack, |_| true);
         assert_eq!((found.name, found.place().as_str()), ("{async_fn#0}", "src/legacy.rs:21"));
+    }
+
+    #[test]
+    fn files_are_foreign_also_if_their_paths_are_short() {
+        for (file, foreign) in [
+            ("tokio-1.50.0/src/lib.rs", true),
+            ("rand-0.9.0-rc.1/src/lib.rs", true),
+            ("tokio-0123456789abcdef/abc1234/tokio/src/lib.rs", true),
+            ("/rustc/library/std/src/io/mod.rs", true),
+            ("vendor/tokio/src/lib.rs", true),
+            ("shop-0123456789abcdef/out/rules.rs", false),
+            ("shop/src/main.rs", false),
+            ("shop-2/src/main.rs", false),
+            ("src/main.rs", false),
+        ] {
+            assert_eq!(is_foreign(file), foreign, "{file}");
+        }
     }
 
     #[test]

@@ -1,17 +1,19 @@
 //! Sampling threads with perf events.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use super::counters::{HardwareCounts, parse_group};
-use super::record::Machine;
+use super::record::{LEAST_STACK, Layout, Machine};
 use super::switches::SwitchLog;
 use crate::span::{Armed, Interval, Recording, ThreadSource, Usage};
 use crate::stats::Counters;
 use crate::sys::{
-    self, Clock, HardwareCounters, KeptOn, Position, Ring, SampleRequest, Waker, WhyRefused,
+    self, Clock, HardwareCounters, KeptOn, NotReplaced, Position, Ring, SampleRequest, Waker,
+    WhyRefused,
 };
 
 /// Opens perf events for threads.
@@ -20,9 +22,11 @@ pub(super) struct Perf {
     request: SampleRequest,
     waker: Waker,
     counters: Arc<Counters>,
-    /// Threads that hold rings.
-    sampled: AtomicU64,
-    most_sampled: u64,
+    /// That are open for threads, and those of events that have taken the place of another.
+    files: AtomicU64,
+    more_files: AtomicU64,
+    most_files: u64,
+    files_per_thread: u64,
     /// Why no thread at all can be sampled, if none can.
     refused: Option<WhyRefused>,
     kept_on: Mutex<Option<KeptOn>>,
@@ -56,17 +60,27 @@ impl Perf {
             _ => None,
         };
         let has_hardware = refused.is_none() && HardwareCounters::open().is_ok();
-        let files = FILES_PER_THREAD + if has_hardware { FILES_OF_HARDWARE } else { 0 };
+        let files_per_thread = FILES_PER_THREAD + if has_hardware { FILES_OF_HARDWARE } else { 0 };
+        let most_files = sys::open_file_limit() / SHARE_OF_FILES;
         Self {
             request,
             waker,
             counters,
-            sampled: AtomicU64::new(0),
-            most_sampled: (sys::open_file_limit() / SHARE_OF_FILES / files).max(1),
+            files: AtomicU64::new(0),
+            more_files: AtomicU64::new(0),
+            most_files: most_files.max(files_per_thread),
+            files_per_thread,
             refused,
             kept_on: Mutex::new(kept_on),
             has_hardware,
         }
+    }
+
+    /// Whether there is room for one more thread; then it has it.
+    fn take_files(&self) -> bool {
+        let most = self.most_files - self.files_per_thread;
+        let more = |files: u64| (files <= most).then(|| files + self.files_per_thread);
+        self.files.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// Why no thread at all can be sampled, if none can.
@@ -87,22 +101,48 @@ impl Perf {
         *self.kept_on.lock() = None;
     }
 
-    /// A recording's rings are given back.
-    pub(super) fn give_back(&self) {
-        self.sampled.fetch_sub(1, Ordering::Relaxed);
+    fn give_files(&self) {
+        self.files.fetch_sub(self.files_per_thread, Ordering::Relaxed);
+    }
+
+    /// A recording's rings were given back; another event than its own wrote to them.
+    pub(super) fn give_back(&self, had_another_event: bool) {
+        self.more_files.fetch_sub(u64::from(had_another_event), Ordering::Relaxed);
+        self.give_files();
+    }
+
+    /// See [`Sampler::set_stack_bytes`](super::Sampler::set_stack_bytes).
+    pub(super) fn set_stack_bytes(
+        &self,
+        recording: &Recording,
+        bytes: u32,
+        between: impl FnOnce(u64),
+    ) -> Result<(), NotReplaced> {
+        let ring = recording.ring.as_ref().ok_or(NotReplaced::AsBefore)?;
+        // Called by the collector alone, so nobody else changes these. Threads that are yet to be armed do
+        // not have to stand back for them.
+        let more = self.more_files.load(Ordering::Relaxed);
+        let has_room = self.files.load(Ordering::Relaxed) + more < self.most_files;
+        if bytes != self.request.stack_bytes && !has_room {
+            return Err(NotReplaced::AsBefore);
+        }
+        let had = u64::from(ring.has_another_event());
+        let set = ring.set_stack_bytes(recording.tid, self.request, bytes, between);
+        let has = u64::from(ring.has_another_event());
+        self.more_files.store(more + has - had, Ordering::Relaxed);
+        set
     }
 
     fn open(&self) -> Result<(Arc<Ring>, Arc<Ring>), WhyRefused> {
         if let Some(why) = self.refused {
             return Err(why);
         }
-        if self.sampled.fetch_add(1, Ordering::Relaxed) >= self.most_sampled {
-            self.sampled.fetch_sub(1, Ordering::Relaxed);
+        if !self.take_files() {
             return Err(WhyRefused::NoFiles);
         }
         let opened = self.open_both();
         if opened.is_err() {
-            self.sampled.fetch_sub(1, Ordering::Relaxed);
+            self.give_files();
         }
         opened
     }
@@ -131,15 +171,18 @@ impl Perf {
 
     /// Begins to sample the calling thread.
     pub(super) fn arm(&self) -> Result<Armed, WhyRefused> {
-        let sample_size = Machine::NATIVE.sample_size(self.request.stack_bytes);
         let (samples, switches) = self.open()?;
-        let recording = Arc::new(Recording::new(
+        let layout = Layout::of(&samples);
+        let sample_size = layout.sample_size(self.request.stack_bytes);
+        let recording = Recording::new(
             sys::current_tid(),
             Some(Arc::clone(&samples)),
             Some(Arc::clone(&switches)),
             self.request.period_ns,
-            sample_size,
-        ));
+            // The shortest there will be.
+            sample_size.min(layout.sample_size(LEAST_STACK)),
+        );
+        let recording = Arc::new(recording.with_steps(sample_size));
         if self.has_hardware {
             *recording.hardware.lock() = HardwareCounters::open().ok();
         }
@@ -165,8 +208,8 @@ struct PerfThread {
 }
 
 impl ThreadSource for PerfThread {
-    fn catch_up(&mut self, clock: &Clock, now: u64) -> Interval {
-        self.log.catch_up(clock, now)
+    fn catch_up(&mut self, clock: &Clock) -> Interval {
+        self.log.catch_up(clock)
     }
 
     fn cpu_ns(&mut self) -> Option<u64> {
@@ -181,8 +224,8 @@ impl ThreadSource for PerfThread {
         Usage { cycles, instructions, cache_misses, ..software_usage() }
     }
 
-    fn set_period_ns(&mut self, period_ns: u64) -> bool {
-        self.samples.set_period_ns(period_ns).is_ok()
+    fn set_period_ns(&mut self, period_ns: u64) -> io::Result<()> {
+        self.samples.set_period_ns(period_ns)
     }
 }
 

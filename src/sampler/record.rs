@@ -87,6 +87,19 @@ pub(crate) struct Layout {
     pub(crate) has_kernel_chain: bool,
 }
 
+impl Layout {
+    /// Of what a ring's samples hold.
+    pub(crate) fn of(ring: &Ring) -> Self {
+        Self { machine: Machine::NATIVE, has_kernel_chain: ring.has_kernel_chains() }
+    }
+
+    /// Bytes of a sample whose stack copy has `stack_bytes`, and which was taken outside the kernel.
+    pub(crate) fn sample_size(self, stack_bytes: u32) -> u64 {
+        // The length of the chain, which is 0.
+        self.machine.sample_size(stack_bytes) + if self.has_kernel_chain { 8 } else { 0 }
+    }
+}
+
 /// A record that contradicts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
@@ -186,6 +199,9 @@ pub(crate) enum Machine {
     Aarch64,
 }
 
+/// The fewest bytes of stack that the collector asks for of its own accord.
+pub(crate) const LEAST_STACK: u32 = 8192;
+
 impl Machine {
     /// The machine this was compiled for.
     pub(crate) const NATIVE: Self =
@@ -253,6 +269,8 @@ pub(crate) struct StackCopy<'a, B: ?Sized> {
     bytes: &'a B,
     position: u64,
     length: u64,
+    /// That was asked for.
+    reserved: u64,
 }
 
 impl<B: Bytes + ?Sized> StackCopy<'_, B> {
@@ -260,6 +278,11 @@ impl<B: Bytes + ?Sized> StackCopy<'_, B> {
     #[cfg(any(test, fuzzing))]
     pub(crate) fn length(&self) -> u64 {
         self.length
+    }
+
+    /// Whether it was copied as far as was asked for: there may be more.
+    pub(crate) fn is_full(&self) -> bool {
+        self.length == self.reserved
     }
 
     /// The word that is `offset` bytes above the stack pointer, if it was copied.
@@ -341,7 +364,12 @@ pub(crate) fn read_sample<B: Bytes + ?Sized>(
                 pc: register(3),
             },
         },
-        stack: StackCopy { bytes, position: place.position.wrapping_add(stack_start), length },
+        stack: StackCopy {
+            bytes,
+            position: place.position.wrapping_add(stack_start),
+            length,
+            reserved,
+        },
     })
 }
 

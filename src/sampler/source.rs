@@ -1,5 +1,6 @@
 //! Which source samples which thread.
 
+use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +12,9 @@ use super::perf::{Perf, software_usage};
 use super::timer::Timers;
 use crate::span::{ArmThreads, Armed, Recording, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::{self, Clock, Position, SampleRequest, TimerClock, Waker, WhyRefused};
+use crate::sys::{
+    self, Clock, NotReplaced, Position, SampleRequest, TimerClock, Waker, WhyRefused,
+};
 
 /// What produces stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -179,8 +182,21 @@ impl Sampler {
         std::mem::take(&mut self.0.new.lock())
     }
 
+    /// A thread that a test has armed.
+    #[cfg(test)]
+    pub(crate) fn add_scripted(&self, recording: Arc<Recording>) {
+        let counters = &self.0.counters;
+        Counters::add(&counters.threads_sampled, 1);
+        if !recording.follows_switches() {
+            Counters::add(&counters.threads_sampled_by_timer, 1);
+        }
+        self.0.new.lock().push(recording);
+    }
+
     /// A recording is over and its ring is read: another thread may have the place.
     pub(crate) fn give_back(&self, recording: &Recording) {
+        let ring = recording.ring.as_ref();
+        let had_another_event = ring.is_some_and(|ring| ring.has_another_event());
         for ring in [&recording.ring, &recording.switches].into_iter().flatten() {
             ring.retire();
         }
@@ -188,10 +204,22 @@ impl Sampler {
         let counters = &self.0.counters;
         counters.threads_sampled.fetch_sub(1, Ordering::Relaxed);
         if recording.follows_switches() {
-            self.0.perf.iter().for_each(Perf::give_back);
+            self.0.perf.iter().for_each(|perf| perf.give_back(had_another_event));
         } else {
             counters.threads_sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Copies so many bytes of stack with each sample of a thread from now on. In between, while no sample is
+    /// taken, `between` is given the position from which on that is so. Only the collector may call it.
+    pub(crate) fn set_stack_bytes(
+        &self,
+        recording: &Recording,
+        bytes: u32,
+        between: impl FnOnce(u64),
+    ) -> Result<(), NotReplaced> {
+        let perf = self.0.perf.as_ref().filter(|_| recording.follows_switches());
+        perf.ok_or(NotReplaced::AsBefore)?.set_stack_bytes(recording, bytes, between)
     }
 
     /// Whether a thread is sampled by a timer now.
@@ -346,8 +374,8 @@ impl ThreadSource for Unsampled {
         software_usage()
     }
 
-    fn set_period_ns(&mut self, _period_ns: u64) -> bool {
-        false
+    fn set_period_ns(&mut self, _period_ns: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 

@@ -13,7 +13,7 @@ use crate::sys::{Clock, Ring};
 /// since then. Off-CPU time is the sum of the gaps between the records of switching out and in.
 /// Neither is derived from the other, and neither takes a system call.
 #[derive(Debug)]
-pub(super) struct SwitchLog {
+pub(crate) struct SwitchLog {
     ring: Arc<Ring>,
     counters: Arc<Counters>,
     state: State,
@@ -66,31 +66,38 @@ impl State {
 }
 
 impl SwitchLog {
-    pub(super) fn new(ring: Arc<Ring>, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(ring: Arc<Ring>, counters: Arc<Counters>) -> Self {
         Self { ring, counters, state: State::default(), on_cpu_ns: 0, raw_ns: 0 }
     }
 
     /// What happened since the last call. Only for the ring's own thread.
-    pub(super) fn catch_up(&mut self, clock: &Clock, now: u64) -> Interval {
+    pub(crate) fn catch_up(&mut self, clock: &Clock) -> Interval {
         let before = self.state;
-        let (tail, head) = (self.ring.tail(), self.ring.head());
-        // A record for which there was no room is told of only once there is room again.
-        let full = head.wrapping_sub(tail) + LONGEST_RECORD > self.ring.data_size() as u64;
-        for record in Records::between(&*self.ring, tail, head) {
-            match record {
-                Ok(record) => self.state.read(record),
-                Err(_) => Counters::add(&self.counters.records_malformed, 1),
+        let mut full = false;
+        let (on_cpu_ns, now) = loop {
+            let (tail, head) = (self.ring.tail(), self.ring.head());
+            // A record for which there was no room is told of only once there is room again.
+            full |= head.wrapping_sub(tail) + LONGEST_RECORD > self.ring.data_size() as u64;
+            for record in Records::between(&*self.ring, tail, head) {
+                match record {
+                    Ok(record) => self.state.read(record),
+                    Err(_) => Counters::add(&self.counters.records_malformed, 1),
+                }
             }
-        }
-        self.ring.release_to(head);
-        if full {
-            self.state.in_ns = None;
-            self.state.out_ns = None;
-        }
-
+            self.ring.release_to(head);
+            if full {
+                self.state.in_ns = None;
+                self.state.out_ns = None;
+            }
+            let (total, now) = self.on_cpu_until_now(clock);
+            // Else it was switched meanwhile: the kernel's sum is of a later switch than the records,
+            // or the moment is.
+            if self.ring.head() == head {
+                break (total, now);
+            }
+        };
         let raw_ns = clock.raw_ns(now);
         let wall_ns = raw_ns.saturating_sub(self.raw_ns);
-        let on_cpu_ns = self.on_cpu_until(raw_ns);
         let on_cpu_ns = on_cpu_ns
             .map_or(wall_ns, |total| {
                 total.saturating_sub(std::mem::replace(&mut self.on_cpu_ns, total))
@@ -106,6 +113,7 @@ impl SwitchLog {
             self.state.off_cpu_ns - before.off_cpu_ns
         };
         Interval {
+            until: now,
             on_cpu_ns,
             off_cpu_ns,
             voluntary_switches: self.state.voluntary - before.voluntary,
@@ -113,14 +121,17 @@ impl SwitchLog {
         }
     }
 
-    /// The thread's on-CPU time up to the moment `raw_ns`, as the event counts it.
-    fn on_cpu_until(&self, raw_ns: u64) -> Option<u64> {
+    /// The thread's on-CPU time, as the event counts it, and the moment up to which.
+    fn on_cpu_until_now(&self, clock: &Clock) -> (Option<u64>, u64) {
         if let Some(in_ns) = self.state.in_ns {
-            let at_switch_in = self.ring.time_enabled_at_switch_in()?;
-            return Some(at_switch_in.saturating_add(raw_ns.saturating_sub(in_ns)));
+            let at_switch_in = self.ring.time_enabled_at_switch_in();
+            let now = clock.now();
+            let since_ns = clock.raw_ns(now).saturating_sub(in_ns);
+            return (at_switch_in.map(|total| total.saturating_add(since_ns)), now);
         }
         // Not switched since it was armed, or the record of it is lost: one system call.
-        self.ring.read_time_enabled().ok()
+        let total = self.ring.read_time_enabled().ok();
+        (total, clock.now())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Sampling threads with timers and signals.
 
+use std::io;
 use std::sync::Arc;
 
 use super::perf::software_usage;
@@ -39,13 +40,14 @@ impl Timers {
     pub(super) fn arm(&self) -> Result<Armed, WhyRefused> {
         self.waker.watch_timers().map_err(|_| WhyRefused::NoFiles)?;
         let ring = Arc::new(sys::open_timer_ring(self.request, self.clock)?);
-        let recording = Arc::new(Recording::new(
+        let recording = Recording::new(
             sys::current_tid(),
             Some(Arc::clone(&ring)),
             None,
             self.request.period_ns,
             SHORT_SAMPLE,
-        ));
+        );
+        let recording = Arc::new(recording.with_steps(self.request.position_step));
         Ok(Armed {
             recording: Some(recording),
             samples: Position::of_ring(Arc::clone(&ring)),
@@ -74,8 +76,8 @@ impl ThreadSource for TimerThread {
         software_usage()
     }
 
-    fn set_period_ns(&mut self, period_ns: u64) -> bool {
-        self.ring.set_period_ns(period_ns).is_ok()
+    fn set_period_ns(&mut self, period_ns: u64) -> io::Result<()> {
+        self.ring.set_period_ns(period_ns)
     }
 }
 

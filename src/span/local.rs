@@ -2,12 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
+use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
 
 use super::account::{Tally, sure_parts};
 use super::recording::Recording;
+use super::recording::SizeChange;
 use super::slot::Parent;
 use super::{RegistryId, SpanKey};
 use crate::sys::{Clock, Position};
@@ -61,6 +64,15 @@ impl Drop for Others {
 pub(crate) fn ignore_this_thread() {
     IGNORED.set(true);
     forget_this_thread();
+}
+
+/// Starts a thread that is not profiled.
+pub(crate) fn spawn_ignored(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let run = move || {
+        ignore_this_thread();
+        run();
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
 }
 
 /// Leaves the calling thread's states as they are, for good. Only stores to memory: it is called in
@@ -183,20 +195,26 @@ pub(crate) struct Armed {
 /// A source on one thread; called by that thread only, and only where something moved.
 pub(crate) trait ThreadSource: Debug {
     /// What the scheduler did since the last call, if that is known.
-    fn catch_up(&mut self, _clock: &Clock, _now: u64) -> Interval {
+    fn catch_up(&mut self, _clock: &Clock) -> Interval {
         Interval::default()
     }
     /// The thread's CPU clock in nanoseconds.
     fn cpu_ns(&mut self) -> Option<u64>;
     /// What the thread has used since it started.
     fn usage(&mut self) -> Usage;
-    /// Changes the time between samples. Returns whether that worked.
-    fn set_period_ns(&mut self, period_ns: u64) -> bool;
+    /// Changes the time between samples.
+    ///
+    /// # Errors
+    ///
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if it may work at the next try.
+    fn set_period_ns(&mut self, period_ns: u64) -> io::Result<()>;
 }
 
 /// What the scheduler did with a thread between two looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Interval {
+    /// Its end, in ticks; 0 for the moment that was asked for.
+    pub(crate) until: u64,
     pub(crate) on_cpu_ns: u64,
     pub(crate) off_cpu_ns: u64,
     pub(crate) voluntary_switches: u64,
@@ -269,12 +287,16 @@ pub(super) struct ThreadState {
     /// What [`unmatched`] will be when this state is the first again.
     unmatched_later: u32,
     pub(super) keys: std::ops::Range<u64>,
+    /// Spans that this thread has made.
+    pub(super) seen: Arc<AtomicU64>,
     pub(super) samples: Position,
     pub(super) switches: Position,
     pub(super) recording: Option<Arc<Recording>>,
     /// None before the first profiled segment.
     pub(super) source: Option<Box<dyn ThreadSource>>,
     pub(super) sample_size: u64,
+    /// One that lies before us.
+    pub(super) size_change: Option<SizeChange>,
     pub(super) follows_switches: bool,
     pub(super) may_retry: bool,
     pub(super) armed_at: u64,
@@ -285,6 +307,10 @@ pub(super) struct ThreadState {
     pub(super) deadline: u64,
     /// Until when the rate stays raised.
     pub(super) calm_at: u64,
+    /// The rate may not be what it should be.
+    pub(super) must_look_at_rate: bool,
+    /// How often the rates that there may be had changed when that was last looked at.
+    pub(super) rate_changes: u32,
     /// When the scheduler or the CPU clock was last looked at.
     pub(super) settled: u64,
     pub(super) cpu_ns: u64,
@@ -299,7 +325,7 @@ const USUAL_DEPTH: usize = 32;
 const MOST_UNRESOLVED: usize = 64;
 
 impl ThreadState {
-    const fn none() -> Self {
+    pub(super) fn none() -> Self {
         Self {
             layer: NO_LAYER,
             life: Weak::new(),
@@ -308,11 +334,13 @@ impl ThreadState {
             segments: Vec::new(),
             unmatched_later: 0,
             keys: 0..0,
+            seen: Arc::default(),
             samples: Position::fixed(),
             switches: Position::fixed(),
             recording: None,
             source: None,
             sample_size: 1,
+            size_change: None,
             follows_switches: false,
             may_retry: false,
             armed_at: 0,
@@ -321,6 +349,8 @@ impl ThreadState {
             // Long ago: the first enter looks, and arms the thread.
             deadline: 0,
             calm_at: 0,
+            must_look_at_rate: false,
+            rate_changes: 0,
             settled: 0,
             cpu_ns: 0,
             usage: Usage::NONE,
@@ -396,7 +426,8 @@ impl ThreadState {
     #[inline(always)]
     pub(super) fn pop(&mut self, unmatched_below: u32) {
         self.depth -= 1;
-        set_unmatched(unmatched_below);
+        // Above it there are some only if it is left before them.
+        set_unmatched(unmatched().saturating_add(unmatched_below));
     }
 
     /// Brings the latest segment of `id` to the top, wherever it is: spans need not be left in the
@@ -406,8 +437,9 @@ impl ThreadState {
         let at = self.entered().iter().rposition(|segment| segment.id == id.get())?;
         if at < top {
             self.segments.get_mut(at..=top)?.rotate_left(1);
-            // What was entered above the top is still above what will be the top.
-            self.segments.get_mut(top)?.unmatched_below = unmatched();
+            // What was below it is now below the one that was above it.
+            let below = std::mem::take(&mut self.segments.get_mut(top)?.unmatched_below);
+            self.segments.get_mut(at)?.unmatched_below += below;
             let mut key_below = 0;
             for segment in self.entered_mut() {
                 segment.key_below = key_below;

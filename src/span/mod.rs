@@ -4,7 +4,9 @@
 //! through [`ThreadSource`]; what the collector must learn goes out as [`Notice`]s and [`Mark`]s.
 
 mod account;
+mod close;
 mod local;
+mod overdue;
 mod recording;
 mod settle;
 mod slot;
@@ -20,13 +22,19 @@ use opentelemetry::{SpanId, TraceId};
 use tracing_subscriber::registry;
 
 pub use account::{Account, Hardware};
+pub(crate) use close::{Closing, Verdict};
+#[cfg(any(test, feature = "_otlp"))]
+pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
-    ArmThreads, Armed, Interval, ThreadSource, Usage, forget_this_thread, ignore_this_thread,
-    is_ignored,
+    ArmThreads, Armed, Interval, ThreadSource, Usage, forget_this_thread, is_ignored, spawn_ignored,
 };
-pub(crate) use recording::{Mark, Recording, Stretch};
-pub(crate) use slot::{HAS_STATUS, KEEP_ON_ERROR, TIGHTER};
-pub(crate) use spans::{Closing, GivenParent, LOOK_INTERVAL, Notice, Spans, Verdict};
+pub(crate) use overdue::{Described, OpenSpan, Told};
+pub(crate) use recording::{Mark, Recording, SizeChange, Stretch};
+pub(crate) use slot::{
+    CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, KEEP_ON_ERROR, ONE_IN,
+    SAMPLED_ITSELF, SUSPECT, TIGHTER, WATCHED,
+};
+pub(crate) use spans::{GivenParent, LOOK_INTERVAL, Notice, Spans};
 
 /// The number that the registry gives a span, and gives again to a later one.
 pub(crate) type RegistryId = NonZeroU64;
@@ -74,7 +82,7 @@ impl TraceIds {
 pub(crate) struct Plan {
     /// The number under which the rules know callsite and rule.
     pub(crate) number: u32,
-    /// `KEEP_ON_ERROR`, `TIGHTER`, `HAS_STATUS`.
+    /// Those of the flags of a slot that come from the rule.
     pub(crate) flags: u32,
     /// Ticks after which a closing span must be judged.
     pub(crate) suspect_after: u64,

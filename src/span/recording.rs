@@ -1,5 +1,6 @@
 //! What a sampled thread shows the collector.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -19,6 +20,17 @@ pub(crate) struct Mark {
     /// The time that each sample stands for.
     pub(crate) period_ns: u64,
 }
+
+/// Samples from a position on are of another size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SizeChange {
+    pub(crate) at: u64,
+    /// By how much the position that hooks see moves with each, at least.
+    pub(crate) sample_size: u64,
+}
+
+/// Smaller, and larger again.
+const MOST_CHANGES: usize = 2;
 
 /// The stretch that a thread is in now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +57,10 @@ pub(crate) struct Recording {
     settled_ns: AtomicU64,
     settled_cpu_ns: AtomicU64,
     marks: ArrayQueue<Mark>,
+    /// By how much the position that hooks see moves with a sample, at least, before any change.
+    sample_size: Option<NonZeroU64>,
+    /// Of which the thread has not heard.
+    size_changes: ArrayQueue<SizeChange>,
     pub(crate) tid: u32,
     /// Where the samples are.
     pub(crate) ring: Option<Arc<Ring>>,
@@ -78,6 +94,8 @@ impl Recording {
             settled_ns: AtomicU64::new(0),
             settled_cpu_ns: AtomicU64::new(0),
             marks: ArrayQueue::new(2 * samples + SPARE_MARKS),
+            sample_size: None,
+            size_changes: ArrayQueue::new(MOST_CHANGES),
             tid,
             ring,
             switches,
@@ -139,6 +157,38 @@ impl Recording {
             }
             std::hint::spin_loop();
         }
+    }
+
+    /// With the least by which the position that hooks see moves with a sample.
+    pub(crate) fn with_steps(self, sample_size: u64) -> Self {
+        Self { sample_size: NonZeroU64::new(sample_size), ..self }
+    }
+
+    /// By how much the position moves with a sample, at least, before any change; `None` if that is not
+    /// known.
+    pub(crate) fn sample_size(&self) -> Option<NonZeroU64> {
+        self.sample_size
+    }
+
+    /// For the collector, while the thread is not sampled: from that position on samples are of another size.
+    /// There must be room.
+    pub(crate) fn note_size(&self, change: SizeChange) {
+        _ = self.size_changes.push(change);
+    }
+
+    /// For the collector: whether the thread has heard of all changes.
+    pub(crate) fn has_heard_of_sizes(&self) -> bool {
+        self.size_changes.is_empty()
+    }
+
+    /// For the thread itself: the next change of which it has not heard.
+    pub(super) fn take_size(&self) -> Option<SizeChange> {
+        self.size_changes.pop()
+    }
+
+    /// Whether the thread has not heard yet of a wait in which it was seen.
+    pub(crate) fn has_unheard_wait(&self) -> bool {
+        self.waited.load(Ordering::Acquire) != 0
     }
 
     /// The collector has seen the thread wait in that span, and has its stack.

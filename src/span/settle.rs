@@ -1,10 +1,13 @@
 //! What the hooks do when a thread was sampled or switched since the last one.
 
+use std::io;
+use std::sync::Arc;
+
 use super::account::Tally;
 use super::local::{Armed, ThreadState, Usage};
-use super::slot::{ANNOUNCED, Slot, TIGHTER};
+use super::slot::{ANNOUNCED, SAMPLED_ITSELF, Slot, TIGHTER};
 use super::spans::Notice;
-use super::{RegistryId, SpanKey, Spans};
+use super::{Recording, RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
 
 /// Bytes of a sample without its stack, on the machine where it has the fewest: as little as the
@@ -13,7 +16,8 @@ const LEAST_SAMPLE: u64 = 64;
 
 impl Spans {
     /// Brings everything up to now: all that happened since the last hook belongs to the spans
-    /// that are entered at present.
+    /// that are entered at present. Where the thread was switched off its CPU since `now` was read,
+    /// that is up to a later moment, `state.settled`, and the hook's own is no earlier.
     #[cold]
     #[inline(never)]
     pub(super) fn settle(&self, state: &mut ThreadState, now: u64) {
@@ -24,6 +28,11 @@ impl Spans {
         self.settle_samples(state, now);
         self.settle_scheduler(state, now);
         self.settle_waits(state);
+        // When the samples of the old rate are in their stretch.
+        if state.must_look_at_rate {
+            let needed = self.period_needed(state);
+            state.must_look_at_rate = !self.set_rate(state, needed);
+        }
     }
 
     /// A wait that the collector has seen counts as a sample of the span that it was in.
@@ -63,16 +72,19 @@ impl Spans {
         if let Some(recording) = recording.as_ref().filter(|_| !follows_switches) {
             recording.note_settled(self.clock.raw_ns(now), state.cpu_ns);
         }
-        source.catch_up(&self.clock, now);
+        state.settled = now.max(source.catch_up(&self.clock).until);
         state.samples = samples;
         state.switches = switches;
         state.sample_size = sample_size.max(1);
+        state.size_change = None;
         state.follows_switches = follows_switches;
         state.may_retry = may_retry;
         state.recording = recording;
         state.source = Some(source);
         state.armed_at = now;
         self.set_deadline(state, now);
+        // The rules may have been replaced since the source was made.
+        state.must_look_at_rate = true;
     }
 
     fn set_deadline(&self, state: &mut ThreadState, now: u64) {
@@ -88,7 +100,7 @@ impl Spans {
             return;
         };
         // Losses are recorded in the ring too, in much less than a sample takes.
-        let samples = (moved / state.sample_size).max(u64::from(moved >= LEAST_SAMPLE));
+        let samples = count_samples(state, head).max(u64::from(moved >= LEAST_SAMPLE));
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         let top = state.top().and_then(|top| RegistryId::new(top.id));
         if span.is_some() && !top.is_some_and(|top| self.announce(top, samples)) {
@@ -111,6 +123,7 @@ impl Spans {
             return false;
         }
         slot.add_samples(samples);
+        slot.set(SAMPLED_ITSELF);
         self.for_ancestors(&slot, |ancestor| {
             ancestor.add_samples(samples);
             true
@@ -187,7 +200,8 @@ impl Spans {
                 return;
             }
             state.switches_seen = switches;
-            let interval = source.catch_up(&self.clock, now);
+            let interval = source.catch_up(&self.clock);
+            let now = now.max(interval.until);
             let wall_ns = self.clock.ns(now.saturating_sub(state.settled));
             // Before a segment began, and since the last switch, the thread was running: so the
             // time that it was not belongs whole to each segment.
@@ -198,12 +212,15 @@ impl Spans {
                 involuntary_switches: interval.involuntary_switches,
                 ..Tally::default()
             });
+            state.settled = now;
         } else {
             let Some(cpu_ns) = source.cpu_ns() else {
                 state.unresolved.clear();
                 state.settled = now;
                 return;
             };
+            // The same moment, as well as it can be.
+            let now = self.clock.now();
             let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));
             if let Some(recording) = &state.recording {
                 recording.note_settled(self.clock.raw_ns(now), cpu_ns);
@@ -216,8 +233,8 @@ impl Spans {
             if now.saturating_sub(state.usage_read) > self.usage_interval {
                 self.settle_usage(state, now);
             }
+            state.settled = now;
         }
-        state.settled = now;
     }
 
     /// What is done once in a while: here a thread learns that it was disarmed. Returns whether
@@ -226,10 +243,9 @@ impl Spans {
         self.set_deadline(state, now);
         match &state.recording {
             Some(recording) if recording.is_used() => {
-                if now >= state.calm_at {
-                    let needed = self.period_needed(state);
-                    self.set_rate(state, needed);
-                }
+                let changes = self.rate_changes();
+                let has_changed = std::mem::replace(&mut state.rate_changes, changes) != changes;
+                state.must_look_at_rate |= has_changed || now >= state.calm_at;
                 false
             }
             None if state.source.is_some() => {
@@ -256,8 +272,9 @@ impl Spans {
         slots
             .filter(|slot| slot.flags() & TIGHTER != 0)
             .map(|slot| slot.period_ns())
+            .chain([self.base_period_ns()])
             .min()
-            .unwrap_or(self.base_period_ns)
+            .map_or(u64::MAX, |period_ns| self.stretched(period_ns))
     }
 
     /// Samples more often from now on, until a look finds the thread in no span that needs it.
@@ -268,28 +285,52 @@ impl Spans {
         let Some(recording) = &state.recording else {
             return;
         };
-        if slot.period_ns() < recording.period_ns() {
+        let needed = self.stretched(slot.period_ns());
+        if needed < recording.period_ns() {
             self.settle(state, now);
-            self.set_rate(state, slot.period_ns());
+            state.must_look_at_rate |= !self.set_rate(state, needed);
         }
         state.calm_at = now.saturating_add(self.look_interval);
     }
 
-    fn set_rate(&self, state: &mut ThreadState, period_ns: u64) {
+    /// Changes the time between samples. False if that must be tried again.
+    fn set_rate(&self, state: &mut ThreadState, period_ns: u64) -> bool {
         let Some(recording) = &state.recording else {
-            return;
+            return true;
         };
         let Some(source) = &mut state.source else {
-            return;
+            return true;
         };
-        // A sample of the old period may have fallen since the stretch began: then another time.
-        if recording.period_ns() != period_ns
-            && state.samples.load() == state.from
-            && source.set_period_ns(period_ns)
-        {
-            recording.set_period_ns(period_ns);
+        if recording.period_ns() == period_ns {
+            return true;
         }
+        // A sample of the old period may have fallen since the stretch began.
+        if state.samples.load() != state.from {
+            return false;
+        }
+        match source.set_period_ns(period_ns) {
+            Ok(()) => recording.set_period_ns(period_ns),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            Err(_) => {}
+        }
+        true
     }
+}
+
+/// The samples between where the present stretch began and `head`.
+fn count_samples(state: &mut ThreadState, head: u64) -> u64 {
+    let (mut samples, mut from) = (0, state.from);
+    let next = |recording: &Option<Arc<Recording>>| recording.as_ref()?.take_size();
+    while let Some(change) = state.size_change.take().or_else(|| next(&state.recording)) {
+        if change.at > head {
+            state.size_change = Some(change);
+            break;
+        }
+        samples += change.at.saturating_sub(from) / state.sample_size;
+        from = change.at.max(from);
+        state.sample_size = change.sample_size.max(1);
+    }
+    samples + head.saturating_sub(from) / state.sample_size
 }
 
 fn usage_between(before: &Usage, after: &Usage) -> Tally {
@@ -304,5 +345,63 @@ fn usage_between(before: &Usage, after: &Usage) -> Tally {
         instructions: after.instructions.saturating_sub(before.instructions),
         cache_misses: after.cache_misses.saturating_sub(before.cache_misses),
         ..Tally::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::super::SizeChange;
+    use super::*;
+
+    proptest! {
+        /// The thread counts what there is, wherever it looks, and however often the size changes in between.
+        #[test]
+        fn samples_of_changing_sizes_are_counted(
+            // Samples of a size, and whether the thread looks after each.
+            stretches in vec((8_u64..5_000, vec(any::<bool>(), 0..6)), 1..8),
+        ) {
+            let first = stretches[0].0;
+            let recording = Arc::new(Recording::new(1, None, None, 1, first));
+            let mut state = ThreadState::none();
+            state.recording = Some(Arc::clone(&recording));
+            state.sample_size = first;
+            let (mut head, mut taken, mut counted) = (0, 0, 0);
+            for (sample_size, looks) in stretches {
+                if !recording.has_heard_of_sizes() && sample_size < first {
+                    continue;
+                }
+                recording.note_size(SizeChange { at: head, sample_size });
+                for is_looked_at in looks {
+                    head += sample_size;
+                    taken += 1;
+                    if is_looked_at {
+                        counted += count_samples(&mut state, head);
+                        state.from = head;
+                        prop_assert_eq!(counted, taken);
+                        prop_assert!(recording.has_heard_of_sizes());
+                    }
+                }
+                counted += count_samples(&mut state, head);
+                state.from = head;
+            }
+            prop_assert_eq!(counted, taken);
+        }
+    }
+
+    #[test]
+    fn a_change_beyond_the_head_is_kept_for_later() {
+        let recording = Arc::new(Recording::new(1, None, None, 1, 10));
+        let mut state = ThreadState::none();
+        (state.recording, state.sample_size) = (Some(Arc::clone(&recording)), 10);
+        recording.note_size(SizeChange { at: 30, sample_size: 100 });
+        // It has read the head before the change was made.
+        assert_eq!(count_samples(&mut state, 20), 2);
+        state.from = 20;
+        recording.note_size(SizeChange { at: 230, sample_size: 5 });
+        assert_eq!(count_samples(&mut state, 245), 1 + 2 + 3);
+        assert_eq!((state.size_change, state.sample_size), (None, 5));
     }
 }

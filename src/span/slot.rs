@@ -1,9 +1,9 @@
 //! One open profiled span.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::account::{Account, Counts, Tally};
-use super::{Plan, RegistryId, SpanKey};
+use super::{Plan, RegistryId, SpanKey, Told};
 use crate::sys::Clock;
 
 /// How often the span is entered, and how long it was: `count << COUNT_SHIFT | ticks`. 56 bits of
@@ -11,6 +11,8 @@ use crate::sys::Clock;
 const COUNT_SHIFT: u32 = 56;
 const ONE_ENTERED: u64 = 1 << COUNT_SHIFT;
 const TICKS: u64 = ONE_ENTERED - 1;
+
+const TOLD_BITS: u32 = 2;
 
 /// What happened to the span.
 pub(crate) const FAILED: u32 = 1;
@@ -24,6 +26,24 @@ pub(crate) const KEEP_ON_ERROR: u32 = 1 << 3;
 pub(crate) const TIGHTER: u32 = 1 << 4;
 /// The span has the field by which it can say that it failed.
 pub(crate) const HAS_STATUS: u32 = 1 << 5;
+/// Whatever happens to the span, it must be judged.
+pub(crate) const SUSPECT: u32 = 1 << 6;
+/// The values of its fields decide which rule it has.
+pub(crate) const HAS_FIELDS: u32 = 1 << 7;
+/// Somebody looks how long it is open.
+pub(crate) const WATCHED: u32 = 1 << 8;
+/// It failed, and not only a span inside it.
+pub(crate) const FAILED_ITSELF: u32 = 1 << 9;
+/// The program asks for it to be kept.
+pub(crate) const FORCED: u32 = 1 << 10;
+/// It is the one of so many that is kept.
+pub(crate) const CHOSEN: u32 = 1 << 11;
+/// One of so many is kept.
+pub(crate) const ONE_IN: u32 = 1 << 12;
+/// A sample fell in it, and not only in a span inside it.
+pub(crate) const SAMPLED_ITSELF: u32 = 1 << 13;
+/// Those that come from the span's plan.
+const OF_PLAN: u32 = KEEP_ON_ERROR | TIGHTER | HAS_STATUS | SUSPECT | HAS_FIELDS | WATCHED | ONE_IN;
 
 /// Written by the hooks of whichever threads the span is on. A slot belongs to one span from
 /// [`open`](Self::open) to [`release`](Self::release), which the registry keeps apart: it gives a
@@ -54,6 +74,13 @@ pub(crate) struct Slot {
     period_ns: AtomicU64,
     /// Samples that fell in the span and in those inside it.
     samples: AtomicU64,
+    /// Since when it is entered without a break, if it is entered.
+    entered_since: AtomicU64,
+    /// What is known of the values on which its rule depends, if it is one.
+    matched: AtomicU64,
+    /// The key of the span of which the collector has said something while it was open, and in the
+    /// lowest bits what.
+    told_of: AtomicU64,
     counts: Counts,
 }
 
@@ -85,6 +112,8 @@ impl Slot {
         plan: &Plan,
         parent: Option<Parent>,
     ) {
+        // The collector may be looking: what follows is not seen before the release of the span before.
+        fence(Ordering::Release);
         self.key.store(key.get(), Ordering::Relaxed);
         self.opened.store(now, Ordering::Relaxed);
         self.entered_here.store(0, Ordering::Relaxed);
@@ -136,6 +165,7 @@ impl Slot {
         }
         let gap = now.saturating_sub(self.last_exit.load(Ordering::Relaxed));
         self.idle.store(self.idle.load(Ordering::Relaxed).wrapping_add(gap), Ordering::Relaxed);
+        self.entered_since.store(now, Ordering::Relaxed);
         false
     }
 
@@ -186,6 +216,12 @@ impl Slot {
         RegistryId::new(self.id.load(Ordering::Relaxed))
     }
 
+    /// The same for who does not know that it is open: what is read after it is of that span, or a later
+    /// one.
+    pub(crate) fn id_to_look(&self) -> Option<RegistryId> {
+        RegistryId::new(self.id.load(Ordering::Acquire))
+    }
+
     /// [`Plan::number`].
     #[inline(always)]
     pub(crate) fn plan(&self) -> u32 {
@@ -212,6 +248,49 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn set(&self, flags: u32) -> u32 {
         self.flags.fetch_or(flags, Ordering::Relaxed)
+    }
+
+    /// Gives the span another plan. Returns the flags before.
+    pub(crate) fn replan(&self, plan: &Plan, matched: u64) -> u32 {
+        self.matched.store(matched, Ordering::Relaxed);
+        self.plan.store(plan.number, Ordering::Relaxed);
+        self.period_ns.store(plan.period_ns, Ordering::Relaxed);
+        self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
+        // Of `SUSPECT` nobody knows why it was set.
+        let change = |flags: u32| Some(flags & (!OF_PLAN | SUSPECT) | plan.flags);
+        let before = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+        before.unwrap_or_else(|flags| flags)
+    }
+
+    /// What is known of the values on which its rule depends.
+    pub(crate) fn matched(&self) -> u64 {
+        self.matched.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_matched(&self, matched: u64) {
+        self.matched.store(matched, Ordering::Relaxed);
+    }
+
+    /// Since when the span is entered without a break, in ticks; `None` if it is not entered.
+    pub(crate) fn entered_since(&self) -> Option<u64> {
+        let entered = self.entered_here.load(Ordering::Acquire)
+            | self.entered_elsewhere.load(Ordering::Acquire);
+        (entered >> COUNT_SHIFT != 0).then(|| self.entered_since.load(Ordering::Relaxed))
+    }
+
+    /// Says something of the span that is open still. Returns whether that was said before.
+    pub(crate) fn tell_of(&self, key: SpanKey, told: Told) -> bool {
+        // What was said of an earlier span in this slot does not count.
+        let (key, told) = (key.get() << TOLD_BITS, told as u64);
+        let before = self.told_of.load(Ordering::Relaxed);
+        let before = if before >> TOLD_BITS == key >> TOLD_BITS { before } else { key };
+        self.told_of.store(before | told, Ordering::Relaxed);
+        before & told != 0
+    }
+
+    pub(crate) fn was_told_of(&self, key: SpanKey, told: Told) -> bool {
+        let before = self.told_of.load(Ordering::Relaxed);
+        before >> TOLD_BITS == key.get() && before & told as u64 != 0
     }
 
     #[inline(always)]
@@ -247,7 +326,9 @@ impl Slot {
         let flags = self.flags.load(Ordering::Relaxed);
         let failed = flags & (FAILED | KEEP_ON_ERROR) == FAILED | KEEP_ON_ERROR;
         let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
-        failed || flags & ANNOUNCED != 0 || wall > self.suspect_after.load(Ordering::Relaxed)
+        failed
+            || flags & (ANNOUNCED | SUSPECT) != 0
+            || wall > self.suspect_after.load(Ordering::Relaxed)
     }
 
     /// The account of a span that closes at `now`.
@@ -263,7 +344,8 @@ impl Slot {
         let idle = self.idle.load(Ordering::Relaxed).saturating_add(last_gap);
         let idle = idle.min(wall.saturating_sub(here));
         let key = self.key().unwrap_or(SpanKey::MIN);
-        self.counts.account(clock, key, wall, here + elsewhere, idle)
+        let account = self.counts.account(clock, key, wall, here + elsewhere, idle);
+        Account { after_last_exit_ns: clock.ns(last_gap), ..account }
     }
 }
 
@@ -317,6 +399,20 @@ mod tests {
             let account = slot.account(&Clock::nanoseconds(), 175);
             assert_eq!((account.idle_ns, account.on_cpu_ns), (10 + 10, 85));
         }
+    }
+
+    #[test]
+    fn entered_without_a_break_as_long_as_one_thread_is_in_it() {
+        let slot = open();
+        assert_eq!(slot.entered_since(), None);
+        slot.enter(150, OWNER);
+        assert!(slot.enter(160, OTHER));
+        slot.exit(1_000, 840, OTHER);
+        assert_eq!(slot.entered_since(), Some(150));
+        slot.exit(1_010, 860, OWNER);
+        assert_eq!(slot.entered_since(), None);
+        slot.enter(1_020, OTHER);
+        assert_eq!(slot.entered_since(), Some(1_020));
     }
 
     #[test]

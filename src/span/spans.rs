@@ -1,17 +1,21 @@
 //! What happens to a span at each hook.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam::queue::ArrayQueue;
+use parking_lot::Mutex;
 
-use super::account::{Account, Tally};
+use super::account::Tally;
 use super::local::{
     ArmThreads, ThreadState, Unresolved, add_state, count_unmatched, is_ignored, put, take,
     unmatched,
 };
-use super::slot::{ANNOUNCED, FAILED, HAS_STATUS, Parent, Slot, TIGHTER};
+use super::slot::{
+    CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, Parent, SUSPECT, Slot, TIGHTER,
+    WATCHED,
+};
 use super::table::SlotTable;
 use super::{Ancestry, From, Plan, RegistryId, SpanKey, TraceIds};
 use crate::stats::Counters;
@@ -28,15 +32,42 @@ pub(crate) struct Spans {
     pub(super) notice_lost: AtomicBool,
     pub(super) next_key: AtomicU64,
     pub(super) source: Box<dyn ArmThreads>,
-    pub(super) base_period_ns: u64,
+    /// Between samples of a thread in general.
+    base_period_ns: AtomicU64,
+    /// How much longer every period is made, times [`ONE_STRETCH`].
+    stretch: AtomicU64,
+    /// How often one of these two has changed.
+    rate_changes: AtomicU32,
     pub(super) counters: Arc<Counters>,
     /// Tells threads that the layer lives.
     pub(super) life: Arc<()>,
+    seen: Mutex<Seen>,
+    /// Open spans of which somebody looks for how long they are so.
+    pub(super) watched: AtomicUsize,
     /// The constants of these names in ticks.
     pub(super) cpu_clock_interval: u64,
     pub(super) usage_interval: u64,
     pub(super) look_interval: u64,
     pub(super) retry_interval: u64,
+}
+
+/// Spans that were made, by thread.
+#[derive(Debug, Default)]
+struct Seen {
+    threads: Vec<Arc<AtomicU64>>,
+    /// By threads that have ended.
+    before: u64,
+}
+
+impl Seen {
+    fn forget_ended(&mut self) {
+        let before = &mut self.before;
+        self.threads.retain(|seen| {
+            let lives = Arc::strong_count(seen) > 1;
+            *before += if lives { 0 } else { seen.load(Ordering::Relaxed) };
+            lives
+        });
+    }
 }
 
 /// What the collector is told of spans in which samples fell, in the order in which it happened.
@@ -46,32 +77,6 @@ pub(crate) enum Notice {
     Opened { key: SpanKey, parent: Option<SpanKey>, root: SpanKey, id: RegistryId, plan: u32 },
     /// A span of which `Opened` was said, or which is kept, has closed.
     Closed { key: SpanKey, ids: Option<TraceIds> },
-}
-
-/// A span that has closed and must be judged.
-#[derive(Clone, Debug)]
-pub(crate) struct Closing {
-    pub(crate) key: SpanKey,
-    pub(crate) root: SpanKey,
-    pub(crate) plan: u32,
-    pub(crate) failed: bool,
-    /// Samples that fell in the span and inside it.
-    pub(crate) samples: u64,
-    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(crate) opened_ns: u64,
-    pub(crate) account: Account,
-    /// The collector knows it: a sample fell in it or inside it.
-    pub(crate) announced: bool,
-}
-
-/// What was decided on a span that has closed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
-    /// Whether the collector has something to do for it.
-    pub(crate) must_know: bool,
-    /// The collector is told later, by [`tell_closed`](Spans::tell_closed).
-    pub(crate) is_told_later: bool,
-    pub(crate) ids: Option<TraceIds>,
 }
 
 /// The CPU clock takes half a microsecond to read: this makes it at most half a percent.
@@ -86,6 +91,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// Keys a thread takes at a time, so that threads do not share a counter's cache line.
 const KEY_BLOCK: u64 = 1 << 16;
 const NOTICES: usize = 4096;
+const ONE_STRETCH: u64 = 1 << 16;
 
 impl Spans {
     pub(crate) fn new(
@@ -98,12 +104,16 @@ impl Spans {
         Self {
             layer: NEXT_LAYER.fetch_add(1, Ordering::Relaxed),
             life: Arc::new(()),
+            seen: Mutex::default(),
+            watched: AtomicUsize::new(0),
             table: SlotTable::new(),
             notices: ArrayQueue::new(NOTICES),
             notice_lost: AtomicBool::new(false),
             next_key: AtomicU64::new(1),
             source,
-            base_period_ns,
+            base_period_ns: AtomicU64::new(base_period_ns),
+            stretch: AtomicU64::new(ONE_STRETCH),
+            rate_changes: AtomicU32::new(0),
             counters,
             cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
             usage_interval: clock.ticks(USAGE_INTERVAL),
@@ -115,6 +125,40 @@ impl Spans {
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// How long between samples of a thread in general, from the next look of each thread on.
+    pub(crate) fn set_base_period_ns(&self, period_ns: u64) {
+        self.base_period_ns.store(period_ns.max(1), Ordering::Relaxed);
+        self.rate_changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The time between samples in general, as the rules want it.
+    pub(crate) fn base_period_ns(&self) -> u64 {
+        self.base_period_ns.load(Ordering::Relaxed)
+    }
+
+    /// Every period is so many times as long from now on, from the next look of each thread on.
+    pub(crate) fn set_stretch(&self, times: f64) {
+        self.stretch.store((times * ONE_STRETCH as f64) as u64, Ordering::Relaxed);
+        self.rate_changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn rate_changes(&self) -> u32 {
+        self.rate_changes.load(Ordering::Relaxed)
+    }
+
+    /// A period as it is under the present load.
+    pub(super) fn stretched(&self, period_ns: u64) -> u64 {
+        let stretched = u128::from(period_ns) * u128::from(self.stretch.load(Ordering::Relaxed));
+        u64::try_from(stretched / u128::from(ONE_STRETCH)).unwrap_or(u64::MAX)
+    }
+
+    /// How many spans were made that a rule matches.
+    pub(crate) fn seen(&self) -> u64 {
+        let seen = self.seen.lock();
+        let threads = seen.threads.iter().map(|thread| thread.load(Ordering::Relaxed));
+        seen.before + threads.sum::<u64>()
     }
 
     pub(crate) fn take_notice(&self) -> Option<Notice> {
@@ -137,35 +181,98 @@ impl Spans {
     }
 
     #[cfg(test)]
-    pub(super) fn key_of(&self, id: RegistryId) -> Option<SpanKey> {
+    pub(crate) fn key_of(&self, id: RegistryId) -> Option<SpanKey> {
         self.table.get(id)?.key()
     }
 
-    /// A span that a rule matches was created.
+    /// A span that a rule matches was created; `matched` is what is known of its values, if the rule
+    /// depends on them. Returns whether it is the first that is looked at for how long it is open.
     pub(crate) fn open(
         &self,
         id: RegistryId,
         plan: &Plan,
+        matched: u64,
         given: GivenParent,
         ancestry: Ancestry<'_>,
-    ) {
+    ) -> bool {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
-            return;
+            return false;
         };
         let parent = match (given, state.top()) {
-            (GivenParent::Contextual, Some(top)) if unmatched() == 0 => top.as_parent(),
+            // A span that is entered for the second time on this thread is not what the registry
+            // takes for the current one.
+            (GivenParent::Contextual, Some(top)) if unmatched() == 0 && !top.is_nested => {
+                top.as_parent()
+            }
             (GivenParent::None, _) => None,
             _ => self.ask_for_parent(given, ancestry),
         };
         let key = self.take_key(&mut state);
+        let is_first =
+            plan.flags & WATCHED != 0 && self.watched.fetch_add(1, Ordering::Relaxed) == 0;
+        let open = |slot: &Slot, now| {
+            if plan.flags & HAS_FIELDS != 0 {
+                slot.set_matched(matched);
+            }
+            slot.open(id, key, now, state.thread, plan, parent);
+        };
         match self.table.claim_inside(id) {
-            Some(slot) => slot.open(id, key, self.clock.now(), state.thread, plan, parent),
+            Some(slot) => open(slot, self.clock.now()),
             None => {
                 let (now, slot) = (self.clock.now(), self.table.claim_outside(id));
-                slot.open(id, key, now, state.thread, plan, parent);
+                open(&slot, now);
             }
         }
         put(state);
+        is_first
+    }
+
+    /// Values of a span are recorded. If they decide which rule it has, `choose` is given its plan's
+    /// number and what was known of them, and says what it is from now on. Returns whether it is now the
+    /// first that is looked at for how long it is open.
+    pub(crate) fn replan(
+        &self,
+        id: RegistryId,
+        choose: impl FnOnce(u32, u64) -> Option<(Plan, u64)>,
+    ) -> bool {
+        let Some(slot) = self.table.get(id).filter(|slot| slot.flags() & HAS_FIELDS != 0) else {
+            return false;
+        };
+        let Some((plan, matched)) = choose(slot.plan(), slot.matched()) else { return false };
+        let before = slot.replan(&plan, matched);
+        match (before & WATCHED != 0, plan.flags & WATCHED != 0) {
+            (false, true) => self.watched.fetch_add(1, Ordering::Relaxed) == 0,
+            (true, false) => {
+                self.watched.fetch_sub(1, Ordering::Relaxed);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether an open span is looked at for how long it is open.
+    pub(crate) fn has_watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed) > 0
+    }
+
+    /// The innermost profiled span on this thread will be kept, whatever it does. False if there is none.
+    pub(crate) fn force_current(&self) -> bool {
+        self.flag_current(FORCED | SUSPECT)
+    }
+
+    fn flag_current(&self, flags: u32) -> bool {
+        let Some(state) = take(self.layer) else { return false };
+        let top = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)));
+        put(state);
+        let slot = top.and_then(|(id, key)| Some((self.table.get(id)?, key)));
+        slot.filter(|(slot, key)| slot.raw_key() == *key).map(|(slot, _)| slot.set(flags)).is_some()
+    }
+
+    /// The span of that id is one that is kept whatever it does, as one of many.
+    pub(crate) fn choose(&self, id: RegistryId) {
+        if let Some(slot) = self.table.get(id) {
+            slot.set(CHOSEN | SUSPECT);
+        }
     }
 
     /// The nearest profiled span above, where we do not know it ourselves.
@@ -191,6 +298,8 @@ impl Spans {
         }
         let key = state.keys.start;
         state.keys.start += 1;
+        // Nobody else writes it.
+        state.seen.store(state.seen.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         SpanKey::new(key).unwrap_or(SpanKey::MIN)
     }
 
@@ -200,7 +309,12 @@ impl Spans {
         if is_ignored() {
             return None;
         }
-        add_state(ThreadState::new(self.layer, Arc::downgrade(&self.life)));
+        let state = ThreadState::new(self.layer, Arc::downgrade(&self.life));
+        let mut seen = self.seen.lock();
+        seen.forget_ended();
+        seen.threads.push(Arc::clone(&state.seen));
+        drop(seen);
+        add_state(state);
         take(self.layer)
     }
 
@@ -230,13 +344,16 @@ impl Spans {
         };
         let (key, root) = (slot.raw_key(), slot.raw_root());
         // Arming takes time, which is not the span's.
-        let now = self.now_settled(&mut state).max(state.settled);
+        let mut now = self.now_settled(&mut state).max(state.settled);
         if slot.flags() & TIGHTER != 0 {
             self.raise_rate(&mut state, slot, now);
+            now = now.max(state.settled);
         }
         state.push(id, key, root, now);
         if slot.enter(now, state.thread) {
             state.note_nested(id);
+            // On two threads at once it can run for longer than it takes.
+            slot.set(SUSPECT);
         }
         if let Some(recording) = &state.recording {
             recording.set_span(key);
@@ -296,9 +413,10 @@ impl Spans {
     /// The same where something was settled first, or where more is to be said of the segment than
     /// its length.
     #[inline(never)]
-    fn exit_slowly(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, now: u64) {
+    fn exit_slowly(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, mut now: u64) {
         if state.samples.load() != state.from || self.is_due(state, now) {
             self.settle(state, now);
+            now = now.max(state.settled);
         }
         let (thread, settled) = (state.thread, state.settled);
         let Some(segment) = state.bring_to_top(id) else {
@@ -356,86 +474,8 @@ impl Spans {
 
     #[cold]
     fn fail_slot(&self, slot: &Slot) {
-        if slot.set(FAILED) & FAILED == 0 {
+        if slot.set(FAILED | FAILED_ITSELF) & FAILED == 0 {
             self.for_ancestors(slot, |ancestor| ancestor.set(FAILED) & FAILED == 0);
-        }
-    }
-
-    /// A span has closed. If it must be judged, `judge` does that. Only then is the slot free: as
-    /// long as the span counts as open, nobody takes it for judged.
-    #[inline]
-    pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) {
-        match self.table.get_inside(id) {
-            Some(slot) => {
-                let closing = self.close_slot(slot);
-                let told = closing.is_none_or(|closing| self.told(&closing, judge(&closing)));
-                slot.release();
-                if !told {
-                    self.note_untold();
-                }
-            }
-            None if self.table.has_outside() => self.close_outside(id, judge),
-            None => {}
-        }
-    }
-
-    #[cold]
-    fn close_outside(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) {
-        let Some(slot) = self.table.get_outside(id) else { return };
-        let closing = self.close_slot(&slot);
-        let told = closing.is_none_or(|closing| self.told(&closing, judge(&closing)));
-        self.table.release_outside(id, &slot);
-        if !told {
-            self.note_untold();
-        }
-    }
-
-    /// A span was released of which the collector could not be told that it closed.
-    fn note_untold(&self) {
-        // Release: who finds it set finds the slot released.
-        self.notice_lost.store(true, Ordering::Release);
-    }
-
-    #[inline(always)]
-    fn close_slot(&self, slot: &Slot) -> Option<Closing> {
-        let now = self.clock.now();
-        if slot.is_suspect(now) { self.close_suspect(slot, now) } else { None }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
-        if let Some(mut state) = take(self.layer) {
-            if !state.unresolved.is_empty() {
-                self.settle(&mut state, now);
-            }
-            put(state);
-        }
-        let flags = slot.flags();
-        Some(Closing {
-            key: slot.key()?,
-            root: slot.root()?,
-            plan: slot.plan(),
-            failed: flags & FAILED != 0,
-            samples: slot.samples(),
-            opened_ns: self.clock.raw_ns(slot.opened()),
-            account: slot.account(&self.clock, now),
-            announced: flags & ANNOUNCED != 0,
-        })
-    }
-
-    /// Tells the collector that a span has closed, if it knows of it or must. False if the queue
-    /// was full.
-    fn told(&self, closing: &Closing, verdict: Verdict) -> bool {
-        let is_of_interest = closing.announced || verdict.must_know;
-        let notice = Notice::Closed { key: closing.key, ids: verdict.ids };
-        !is_of_interest || verdict.is_told_later || self.notices.push(notice).is_ok()
-    }
-
-    /// Tells the collector of a span that has closed a while ago.
-    pub(crate) fn tell_closed(&self, key: SpanKey, ids: Option<TraceIds>) {
-        if self.notices.push(Notice::Closed { key, ids }).is_err() {
-            self.note_untold();
         }
     }
 
@@ -464,22 +504,6 @@ impl Spans {
     #[inline(always)]
     fn is_due(&self, state: &ThreadState, now: u64) -> bool {
         state.switches.load() != state.switches_seen || now >= state.deadline
-    }
-}
-
-#[cfg(test)]
-impl Closing {
-    pub(crate) fn for_test(wall_ns: u64, failed: bool) -> Self {
-        Self {
-            key: SpanKey::MIN,
-            root: SpanKey::MIN,
-            plan: 0,
-            failed,
-            samples: 0,
-            opened_ns: 0,
-            account: Account { wall_ns, ..Account::default() },
-            announced: false,
-        }
     }
 }
 

@@ -126,6 +126,17 @@ impl SlotTable {
         self.outside_count.store(outside.len(), Ordering::Release);
     }
 
+    /// Visits the slots of all open profiled spans. Spans that open or close meanwhile may be missed.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(&Slot)) {
+        for shard in self.shards.iter().filter_map(OnceLock::get) {
+            let more = shard.more.iter().filter_map(OnceLock::get).flat_map(|page| page.iter());
+            shard.first.iter().chain(more).filter(|slot| !slot.is_free()).for_each(&mut visit);
+        }
+        if self.has_outside() {
+            self.outside.read().values().for_each(|slot| visit(slot));
+        }
+    }
+
     #[inline(always)]
     fn place(&self, id: RegistryId) -> Option<&Slot> {
         let (shard, address) = split(id);

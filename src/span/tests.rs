@@ -44,7 +44,7 @@ impl ArmThreads for Script {
 }
 
 impl ThreadSource for Script {
-    fn catch_up(&mut self, _: &Clock, _: u64) -> Interval {
+    fn catch_up(&mut self, _: &Clock) -> Interval {
         self.intervals.lock().pop_front().unwrap_or_default()
     }
 
@@ -58,9 +58,9 @@ impl ThreadSource for Script {
         Usage { minor_faults, ..Usage::default() }
     }
 
-    fn set_period_ns(&mut self, period_ns: u64) -> bool {
+    fn set_period_ns(&mut self, period_ns: u64) -> std::io::Result<()> {
         self.period_ns.store(period_ns, Ordering::Relaxed);
-        true
+        Ok(())
     }
 }
 
@@ -103,7 +103,7 @@ impl Scene {
         let id = id(self.next);
         self.next += 1;
         let plan = Plan { number: 7, flags, suspect_after: 0, period_ns: 1_000 };
-        self.spans.open(id, &plan, parent, ancestry);
+        self.spans.open(id, &plan, 0, parent, ancestry);
         id
     }
 
@@ -384,9 +384,9 @@ fn an_error_reaches_the_span_and_all_around_it() {
     let inner = scene.open();
     let sibling = scene.open();
     scene.spans.fail(inner);
-    assert!(scene.close(inner).failed);
-    assert!(!scene.close(sibling).failed);
-    assert!(scene.close(outer).failed);
+    assert!(scene.close(inner).has(FAILED));
+    assert!(!scene.close(sibling).has(FAILED));
+    assert!(scene.close(outer).has(FAILED));
 }
 
 #[test]
@@ -569,4 +569,27 @@ fn an_ignored_thread_leaves_nothing() {
             assert!(scene.script.recordings.lock().is_empty());
         });
     });
+}
+
+#[test]
+fn a_lower_rate_reaches_a_thread_that_goes_on_to_enter_tighter_spans() {
+    let mut scene = Scene::new();
+    let run = |scene: &mut Scene, seconds: u64| {
+        for _ in 0..10 * seconds {
+            let id = scene.open_as(GivenParent::None, TIGHTER, &|_, _| {});
+            scene.enter(id);
+            scene.wait(50 * MS);
+            scene.exit(id);
+            scene.wait(50 * MS);
+            scene.close(id);
+        }
+    };
+    run(&mut scene, 3);
+    assert_eq!(scene.script.period_ns.load(Ordering::Relaxed), 1_000);
+    scene.spans.set_stretch(8.0);
+    run(&mut scene, 3);
+    assert_eq!(scene.script.period_ns.load(Ordering::Relaxed), 8_000);
+    scene.spans.set_stretch(1.0);
+    run(&mut scene, 3);
+    assert_eq!(scene.script.period_ns.load(Ordering::Relaxed), 1_000);
 }

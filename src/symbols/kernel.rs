@@ -1,42 +1,165 @@
 //! Names of the kernel's functions, where `/proc/kallsyms` gives their addresses.
 
 use std::collections::HashMap;
+use std::io::{self, BufRead};
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
-use blazesym::MaybeDefault;
-use blazesym::symbolize::source::{Kernel, Source};
-use blazesym::symbolize::{Input, Symbolizer};
+use crate::sys;
 
 /// The functions of addresses that were asked for.
 #[derive(Debug, Default)]
 pub(super) struct KernelNames {
-    /// `None` for those that have no name: most users may not know the kernel's addresses.
-    functions: HashMap<u64, Option<String>>,
+    /// Of the present profile.
+    functions: HashMap<u64, String>,
+    table: Option<Table>,
 }
 
+/// After how long it is read again what comes and goes: modules, programs of BPF, and whether we may know
+/// addresses at all.
+const READ_AGAIN: Duration = Duration::from_secs(60);
+
 impl KernelNames {
-    /// Looks up those that are new, all at once: the table has 100,000 lines and more, and is read
-    /// anew each time, and given back, since its file never looks the same twice to a cache.
-    pub(super) fn learn(&mut self, addresses: &[u64]) {
-        let is_new = |address: &u64| *address != 0 && !self.functions.contains_key(address);
-        let new: Vec<u64> = addresses.iter().copied().filter(is_new).collect();
-        if new.is_empty() {
+    /// Looks up those of a profile, all at once. The table has 100,000 lines and more, which the kernel takes
+    /// some 50 ms to write: so it is kept if it has no more than `most_bytes`.
+    pub(super) fn learn(&mut self, addresses: &[u64], most_bytes: u64) {
+        self.functions.clear();
+        let wanted = || addresses.iter().copied().filter(|address| *address != 0);
+        if wanted().next().is_none() {
             return;
         }
-        // Its debug information, where that is installed at all, takes seconds to read.
-        let kernel = Source::Kernel(Kernel { vmlinux: MaybeDefault::None, ..Kernel::default() });
-        let symbolizer = Symbolizer::new();
-        let found = symbolizer.symbolize(&kernel, Input::AbsAddr(&new)).unwrap_or_default();
-        let mut names = found.into_iter().map(|symbol| symbol.into_sym());
-        for address in new {
-            let name = names.next().flatten().map(|symbol| symbol.name.into_owned());
-            self.functions.insert(address, name);
+        let is_good = |table: &Table| {
+            table.read.elapsed() < READ_AGAIN || wanted().all(|address| table.is_lasting(address))
+        };
+        // If that fails now it may not the next time.
+        let read = || sys::kernel_symbols().and_then(Table::parse).ok();
+        self.table = self.table.take().filter(is_good).or_else(read);
+        let Some(table) = &self.table else { return };
+        let name = |address| Some((address, table.function(address)?.to_owned()));
+        self.functions.extend(wanted().filter_map(name));
+        if table.bytes() > most_bytes {
+            self.table = None;
         }
     }
 
     /// The function's name; `[kernel]` if it is not known.
     pub(super) fn function(&self, address: u64) -> String {
-        let known = self.functions.get(&address).and_then(Option::clone);
-        known.unwrap_or_else(|| "[kernel]".to_owned())
+        self.functions.get(&address).map_or_else(|| "[kernel]".to_owned(), String::clone)
+    }
+
+    /// How much is held.
+    pub(super) fn bytes(&self) -> u64 {
+        self.table.as_ref().map_or(0, Table::bytes)
+    }
+}
+
+/// What `/proc/kallsyms` says. (Its format: proc_kallsyms(5), and nm(1) for the types.)
+#[derive(Debug)]
+struct Table {
+    /// By address. Of what is no function only as much as to know where one ends.
+    symbols: Vec<Symbol>,
+    /// Each ends with a line feed.
+    names: String,
+    /// The code that the kernel was built with, which never changes; empty if that is not known.
+    built_in: Range<u64>,
+    read: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Symbol {
+    address: u64,
+    /// Where its name begins.
+    name: u32,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Function,
+    /// Of a module, of BPF, or of tracing.
+    OfModule,
+    Other,
+}
+
+/// How far behind its start an address is taken to be in a function of a module: the table does not say
+/// where it ends, and between two modules may lie code that is in no table.
+const FARTHEST: u64 = 4096;
+
+/// What allocators map by itself, and give back at once: megabytes that come and go would leave holes between
+/// what stays. What is not used of it takes no memory.
+const ROOM: usize = 33 * 1024 * 1024;
+
+impl Table {
+    fn parse(mut lines: impl BufRead) -> io::Result<Self> {
+        // If there is no such room they grow like others.
+        let (mut symbols, mut names) = (Vec::new(), String::new());
+        _ = symbols.try_reserve_exact(ROOM / size_of::<Symbol>());
+        _ = names.try_reserve_exact(ROOM);
+        let mut table = Self { symbols, names, built_in: 0..0, read: Instant::now() };
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line)? != 0 {
+            if let Ok(line) = std::str::from_utf8(&line) {
+                table.add(line);
+            }
+            line.clear();
+        }
+        // Of several at the same address the first function.
+        let order = |symbol: &Symbol| (symbol.address, symbol.kind == Kind::Other, symbol.name);
+        table.symbols.sort_unstable_by_key(order);
+        table.symbols.dedup_by_key(|symbol| symbol.address);
+        table.symbols.dedup_by(|one, before| [one.kind, before.kind] == [Kind::Other; 2]);
+        Ok(table)
+    }
+
+    /// `ffffffff81000000 T schedule`, and for a module ` [its name]` after that. Zero is what one sees
+    /// who may not know addresses.
+    fn add(&mut self, line: &str) {
+        let mut words = line.split_ascii_whitespace();
+        let (Some(address), Some(kind), Some(name)) = (words.next(), words.next(), words.next())
+        else {
+            return;
+        };
+        let address = u64::from_str_radix(address, 16).unwrap_or(0);
+        let Ok(place) = u32::try_from(self.names.len()) else { return };
+        if address == 0 {
+            return;
+        }
+        let kind = match (kind, words.next()) {
+            ("T" | "t" | "W" | "w", None) => Kind::Function,
+            ("T" | "t" | "W" | "w", Some(_)) => Kind::OfModule,
+            _ => Kind::Other,
+        };
+        match (kind, name) {
+            (Kind::Function, "_stext") => self.built_in.start = address,
+            (Kind::Function, "_etext") => self.built_in.end = address,
+            _ => {}
+        }
+        self.symbols.push(Symbol { address, name: place, kind });
+        if kind != Kind::Other {
+            self.names.push_str(name);
+            self.names.push('\n');
+        }
+    }
+
+    /// Whether what is at that address will always be.
+    fn is_lasting(&self, address: u64) -> bool {
+        self.built_in.start > 0 && self.built_in.contains(&address)
+    }
+
+    fn function(&self, address: u64) -> Option<&str> {
+        let after = self.symbols.partition_point(|symbol| symbol.address <= address);
+        let symbol = self.symbols.get(after.checked_sub(1)?)?;
+        let is_inside = match symbol.kind {
+            Kind::Function => self.built_in.is_empty() || self.built_in.contains(&address),
+            Kind::OfModule => address - symbol.address < FARTHEST,
+            Kind::Other => false,
+        };
+        let name = self.names.get(symbol.name as usize..).filter(|_| is_inside)?;
+        name.split('\n').next()
+    }
+
+    fn bytes(&self) -> u64 {
+        (size_of_val(&*self.symbols) + self.names.len()) as u64
     }
 }
 
@@ -47,24 +170,73 @@ mod tests {
     #[test]
     fn without_names_it_is_the_kernel() {
         let mut names = KernelNames::default();
-        names.learn(&[0, 4096]);
+        names.learn(&[0, 4096], u64::MAX);
         assert_eq!(names.function(0), "[kernel]");
         assert_eq!(names.function(4096), "[kernel]");
     }
 
     #[test]
     fn names_functions_where_the_system_says_their_addresses() {
-        let table = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
-        let mut symbols = table.lines().filter_map(|line| line.split_once(" T "));
-        let Some((address, name)) = symbols.find(|(_, name)| *name == "schedule") else { return };
+        let Ok(lines) = sys::kernel_symbols() else { return };
+        let mut lines = lines.lines().map(Result::unwrap);
+        let Some(line) = lines.find(|line| line.ends_with(" T schedule")) else { return };
+        let (address, name) = line.split_once(" T ").unwrap();
         let address = u64::from_str_radix(address, 16).unwrap();
         if address == 0 {
             return;
         }
-        let start = std::time::Instant::now();
         let mut names = KernelNames::default();
-        names.learn(&[address + 1]);
-        eprintln!("{:?}", start.elapsed());
+        names.learn(&[address + 1], u64::MAX);
         assert_eq!(names.function(address + 1), name);
+        assert!(names.table.as_ref().unwrap().is_lasting(address + 1));
+        let bytes = names.bytes();
+        assert!((100_000..100_000_000).contains(&bytes), "{bytes}");
+        // If it may not be held the names are there all the same.
+        names.learn(&[address + 2], bytes - 1);
+        assert_eq!((names.function(address + 2).as_str(), names.bytes()), (name, 0));
+        assert_eq!(names.function(address + 1), "[kernel]", "of another profile");
+    }
+
+    const TABLE: &[u8] = b"\
+        ffffffff81000000 T _stext\n\
+        ffffffff81000040 d a_table_in_between\n\
+        ffffffff81000040 T do_it\n\
+        ffffffff81000040 t do_it_too\n\
+        ffffffff81000080 d some_data\n\
+        \xff is no text\n\
+        ffffffff81000100 W weak\n\
+        ffffffff81000200 T _etext\n\
+        ffffffff82000000 t only_at_the_start_of_the_system\n\
+        0000000000000000 T hidden\n\
+        ffffffffc0000000 t of_a_module\t[module]\n\
+        ffffffffc0100000 t of_another\t[other]\n\
+        ffffffffc0200000 t _etext\t[other]\n";
+
+    #[test]
+    fn a_function_goes_from_its_start_to_the_next_symbol() {
+        let table = Table::parse(TABLE).unwrap();
+        for (address, name) in [
+            (0xffff_ffff_80ff_ffff, None),
+            (0xffff_ffff_8100_0040, Some("do_it")),
+            (0xffff_ffff_8100_007f, Some("do_it")),
+            (0xffff_ffff_8100_0080, None),
+            (0xffff_ffff_8100_0100, Some("weak")),
+            (0xffff_ffff_8100_0200, None),
+            (0xffff_ffff_8200_0010, None),
+            (0xffff_ffff_c000_0010, Some("of_a_module")),
+            (0xffff_ffff_c000_1000, None),
+            (0xffff_ffff_c010_0010, Some("of_another")),
+        ] {
+            assert_eq!(table.function(address), name, "{address:x}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_built_in_lasts() {
+        let table = Table::parse(TABLE).unwrap();
+        assert!(table.is_lasting(0xffff_ffff_8100_0100));
+        assert!(!table.is_lasting(0xffff_ffff_c000_0010));
+        let hidden = Table::parse(&b"0000000000000000 T _stext\n"[..]).unwrap();
+        assert!(!hidden.is_lasting(0xffff_ffff_8100_0100), "tomorrow one may know");
     }
 }

@@ -3,7 +3,8 @@
 mod build_id;
 mod kernel;
 mod names;
+mod sections;
 mod symbolizer;
 
 pub(crate) use build_id::hex;
-pub(crate) use symbolizer::{Missing, Symbolizer};
+pub(crate) use symbolizer::{Missing, SymbolSettings, Symbolizer};

@@ -12,6 +12,7 @@ use blazesym::{Pid, helper, symbolize};
 use super::build_id::htlhash;
 use super::kernel::KernelNames;
 use super::names::{demangle, is_qualified, is_rust_file};
+use super::sections::Sizes;
 use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbols};
 use crate::unwind::Module;
 
@@ -24,22 +25,51 @@ pub(crate) enum Missing {
     Replaced(String),
     /// A file cannot be read.
     Unreadable(String, String),
+    /// A file has more debug information than may be held: so many bytes.
+    TooLarge(String, u64),
+}
+
+/// Whether symbols are asked for, and how much of them may be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SymbolSettings {
+    /// Otherwise profiles have addresses, mappings and build ids alone.
+    pub(crate) names: bool,
+    /// Of debug information and symbol tables, as large as they are in files.
+    pub(crate) most_bytes: u64,
+}
+
+/// What is read of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Detail {
+    /// Functions, lines and inlined functions.
+    All,
+    /// Its symbol table.
+    Functions,
+    Nothing,
 }
 
 /// Symbolizes profiles, and remembers what it has read.
 ///
-/// What it holds grows with the debug information that was looked at; drop it when it has not been
-/// used for a while.
+/// What it holds grows with the debug information that was looked at, which blazesym maps, and of which it
+/// parses those parts that are asked for: so that each file is looked at for its sizes before, and not
+/// opened if it does not fit. Drop it when it has not been used for a while.
 pub(crate) struct Symbolizer {
+    settings: SymbolSettings,
     blazesym: symbolize::Symbolizer,
+    /// What is read of each file, and how much that is together.
+    details: HashMap<FileKey, Detail>,
+    held_bytes: u64,
     /// By path and build id, of the present profile: between two a file may be replaced.
-    files: HashMap<(PathBuf, Option<Vec<u8>>), FileState>,
+    files: HashMap<FileKey, FileState>,
     /// Addresses of the program that were asked for, and those that had a line.
     program_addresses: usize,
     program_lines: usize,
     missing: Vec<Missing>,
     kernel: KernelNames,
 }
+
+/// Path and build id.
+type FileKey = (PathBuf, Option<Vec<u8>>);
 
 /// So many addresses of the program without a line mean that it has no line tables.
 const WITHOUT_LINES: usize = 8;
@@ -57,8 +87,11 @@ struct FileState {
 }
 
 impl Symbolizer {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(settings: SymbolSettings) -> Self {
         Self {
+            settings,
+            details: HashMap::new(),
+            held_bytes: 0,
             // The functions' names as the linker knows them are exported too.
             blazesym: symbolize::Symbolizer::builder().enable_demangling(false).build(),
             files: HashMap::new(),
@@ -98,6 +131,32 @@ impl Symbolizer {
         state
     }
 
+    /// How much is read of a file, decided when it is first asked for.
+    fn detail(&mut self, module: &Module) -> Detail {
+        if module.is_vdso {
+            return Detail::All;
+        }
+        let key = (module.path().to_owned(), module.build_id.clone());
+        if let Some(known) = self.details.get(&key) {
+            return *known;
+        }
+        // What cannot be read is said where it is opened.
+        let sizes = Sizes::of(module.path()).unwrap_or_default();
+        let held = self.held_bytes.saturating_add(self.kernel.bytes());
+        let free = self.settings.most_bytes.saturating_sub(held);
+        let (detail, bytes) = match (sizes.all(), sizes.symbols) {
+            (all, _) if all <= free => (Detail::All, all),
+            (_, symbols) if symbols <= free => (Detail::Functions, symbols),
+            _ => (Detail::Nothing, 0),
+        };
+        if detail != Detail::All {
+            self.missing.push(Missing::TooLarge(module.name.clone(), sizes.all()));
+        }
+        self.held_bytes += bytes;
+        self.details.insert(key, detail);
+        detail
+    }
+
     fn look_at(&mut self, module: &Module) -> FileState {
         let mut state = FileState { is_usable: true, build_ids: Vec::new() };
         if module.is_vdso {
@@ -116,11 +175,19 @@ impl Symbolizer {
                 state.is_usable = false;
             }
         }
+        if !self.settings.names {
+            // Nobody misses names that were not asked for.
+            self.missing.clear();
+        }
         state
     }
 
-    fn find(&mut self, module: &Module, address: u64) -> Option<Sym<'static>> {
-        if !self.file(module).is_usable {
+    pub(crate) fn find(&mut self, module: &Module, address: u64) -> Option<Sym<'static>> {
+        if !self.settings.names || !self.file(module).is_usable {
+            return None;
+        }
+        let detail = self.detail(module);
+        if detail == Detail::Nothing {
             return None;
         }
         let found = if module.is_vdso {
@@ -128,8 +195,9 @@ impl Symbolizer {
             let in_memory = module.loaded_at(address);
             self.blazesym.symbolize_single(&process, Input::AbsAddr(in_memory))
         } else {
-            let elf = Source::Elf(Elf::new(module.path()));
-            self.blazesym.symbolize_single(&elf, Input::VirtOffset(address))
+            let mut elf = Elf::new(module.path());
+            elf.debug_syms = detail == Detail::All;
+            self.blazesym.symbolize_single(&Source::Elf(elf), Input::VirtOffset(address))
         };
         let mut symbol = match found {
             Ok(Symbolized::Sym(symbol)) => Some(symbol.into_owned()),
@@ -142,13 +210,14 @@ impl Symbolizer {
                 None
             }
         };
-        if module.is_program() {
+        if module.is_program() && detail == Detail::All {
             let has_line = symbol.as_ref().is_some_and(|symbol| symbol.code_info.is_some());
             self.program_addresses += 1;
             self.program_lines += usize::from(has_line);
         }
         if let Some(symbol) = &mut symbol
             && !module.is_vdso
+            && detail == Detail::All
             && !is_qualified(&symbol.name)
             && let Some(linkers) = self.linker_name(module, address)
         {
@@ -209,7 +278,10 @@ impl Symbols for WithModules<'_> {
     }
 
     fn prepare_kernel(&mut self, addresses: &[u64]) {
-        self.symbolizer.kernel.learn(addresses);
+        if self.symbolizer.settings.names {
+            let Symbolizer { kernel, settings, held_bytes, .. } = &mut *self.symbolizer;
+            kernel.learn(addresses, settings.most_bytes.saturating_sub(*held_bytes));
+        }
     }
 
     fn kernel_function(&mut self, address: u64) -> String {

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::types::{Blocked, ModuleList, SampleRequest, ThreadUsage, TimerClock, WhyRefused};
+use super::types::{
+    Blocked, ModuleList, NotReplaced, SampleRequest, ThreadUsage, TimerClock, WhyRefused,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TickSource {
@@ -116,6 +118,20 @@ impl Ring {
         match self.0 {}
     }
 
+    pub(crate) fn set_stack_bytes(
+        &self,
+        _tid: u32,
+        _own: SampleRequest,
+        _stack_bytes: u32,
+        _between: impl FnOnce(u64),
+    ) -> Result<(), NotReplaced> {
+        match self.0 {}
+    }
+
+    pub(crate) fn has_another_event(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(crate) fn position_word(&self) -> NonNull<AtomicU64> {
         match self.0 {}
     }
@@ -141,6 +157,30 @@ impl Ring {
     }
 
     pub(crate) fn retire(&self) {
+        match self.0 {}
+    }
+}
+
+/// Rings that a test writes to: none either.
+#[cfg(test)]
+impl Ring {
+    pub(crate) fn scripted(_data_size: usize, _step: u64) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn scripted_position(&self) -> u64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn write_scripted(&self, _words: &[u64]) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn retire_scripted(&self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn set_scripted_time_enabled(&self, _ns: u64) {
         match self.0 {}
     }
 }
@@ -233,6 +273,10 @@ impl Waker {
         condition.notify_one();
     }
 
+    pub(crate) fn wake_soon(&self) {
+        self.wake();
+    }
+
     #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
     pub(crate) fn watch_timers(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
@@ -291,6 +335,21 @@ pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
+pub(crate) fn kernel_symbols() -> io::Result<io::Empty> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
     std::fs::create_dir_all(path)
+}
+
+/// Opens a file to read it, if that is what lies at that path; a link is not followed.
+#[cfg(feature = "axum")]
+pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
+    let is_file = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata.is_file(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => return Err(error),
+    };
+    is_file.then(|| File::open(path)).transpose()
 }

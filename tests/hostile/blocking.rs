@@ -18,6 +18,7 @@ use rustix::thread::{NanosleepRelativeResult, futex};
 use tracing::info_span;
 
 use crate::host::Host;
+use crate::signals;
 use crate::support::burn;
 
 const MS: Duration = Duration::from_millis(1);
@@ -55,6 +56,10 @@ pub(crate) fn wait_in_all_calls(rounds: u32, long: Duration) {
 const INTERRUPTED: &str = "EINTR";
 
 fn wait_often(name: &'static str, mut wait: Wait, rounds: u32, long: Duration) -> Ends {
+    // A child that ends while the thread that made it blocks all signals, as `posix_spawn` does, sends
+    // its SIGCHLD to any other thread, whose wait on a socket with a timeout then returns `EINTR`:
+    // with no handler in the program, and without us.
+    signals::block(libc::SIGCHLD);
     let mut ends = Ends::new();
     let mut wait_once = |limit| {
         let end = match wait(limit).map_err(|error| (error.raw_os_error(), error)) {

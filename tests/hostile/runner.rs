@@ -7,10 +7,13 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use crate::support::is_child;
+use crate::support::{has_perf, is_child};
 
 /// Much longer than any scenario takes, also on a busy machine: whatever is not done by then hangs.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The one for which it does not matter whether the source that it asks for is there.
+const WITHOUT_PERF: &str = "everything::perf";
 
 /// What the child says last: a test filter that matches nothing ends with 0 as well.
 const DONE: &str = "child is done";
@@ -32,6 +35,8 @@ pub(crate) fn play_within(deadline: Duration, test: &str, source: &str, scenario
     if is_child(test) {
         scenario();
         println!("{DONE}");
+    } else if source == "perf" && !has_perf() && test != WITHOUT_PERF {
+        println!("skipped: perf events are refused here, which {WITHOUT_PERF} is about");
     } else {
         run(&env::current_exe().unwrap(), test, source, deadline).must_be_well();
     }

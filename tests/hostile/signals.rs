@@ -195,6 +195,17 @@ fn block_all(how: c_int) {
     }
 }
 
+/// Blocks one on the calling thread.
+pub(crate) fn block(signal: c_int) {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the first call makes the set that the others change and read.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), ptr::null_mut()), 0);
+    }
+}
+
 /// Signals that wait for this thread, which blocks all of them.
 fn waiting_signals() -> Vec<c_int> {
     let mut all = MaybeUninit::uninit();

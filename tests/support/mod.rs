@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "not every test needs all of it")]
 
 pub(crate) mod tasks;
+mod tick;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,6 +37,8 @@ impl Setup {
         let builder = ProfilingLayer::builder()
             .rules(rules.parse().unwrap())
             .exporter(memory.clone())
+            // Debug builds on a busy machine would be sampled less and less often.
+            .cpu_budget(0)
             .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
         let layer = set(builder).build().unwrap();
         let handle = layer.handle();
@@ -84,12 +87,22 @@ pub(crate) fn has_perf() -> bool {
     is_allowed
 }
 
-/// Keeps the CPU busy, in a function that a profile can name.
+/// These are about signals themselves.
+const WITHOUT_TICKS: bool =
+    matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"hostile" | b"hostile_allocator" | b"handler");
+
+/// Keeps the CPU busy, in a function that a profile can name. If that is for 20 ms or more the thread is
+/// sampled meanwhile, by whatever it is: where it must be that takes longer.
 #[inline(never)]
 pub(crate) fn burn(cpu: Duration) -> u64 {
+    const A_SAMPLE: Duration = Duration::from_millis(20);
     let start = cpu_time::ThreadTime::now();
+    let is_enough = cpu < A_SAMPLE || !HAS_STACKS || WITHOUT_TICKS;
+    let tick = if is_enough { None } else { tick::Tick::await_next() };
     let mut x = 1_u64;
-    while start.elapsed() < cpu {
+    let is_awaited = || tick.as_ref().is_some_and(|tick| !tick.has_come());
+    while start.elapsed() < cpu || is_awaited() {
+        assert!(start.elapsed() < PLENTY, "the kernel has looked at timers");
         let mut i = 0;
         // The clock is a system call, and this is to be about user code.
         while i < 5_000 {
@@ -112,15 +125,19 @@ pub(crate) fn functions<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a st
         .collect()
 }
 
-/// The number of samples that were taken, and their CPU time: without what is known to have been spent
-/// in the kernel where samples are taken in user code only.
-pub(crate) fn taken(profile: &Profile) -> (u64, u64) {
-    let is_remainder = |sample: &&Sample| match profile.stack(sample.stack) {
+/// The samples that were taken while the thread ran: without what is known to have been spent in the
+/// kernel where samples are taken in user code only.
+pub(crate) fn taken_samples(profile: &Profile) -> impl Iterator<Item = &Sample> {
+    let is_remainder = |sample: &Sample| match profile.stack(sample.stack) {
         [only] => profile.location(*only).unwrap().kind == FrameKind::Kernel,
         _ => false,
     };
-    let samples = profile.of_kind(SampleKind::OnCpu).filter(|sample| !is_remainder(sample));
-    let points = samples.flat_map(|sample| &sample.points);
+    profile.of_kind(SampleKind::OnCpu).filter(move |sample| !is_remainder(sample))
+}
+
+/// The number of those samples, and their CPU time.
+pub(crate) fn taken(profile: &Profile) -> (u64, u64) {
+    let points = taken_samples(profile).flat_map(|sample| &sample.points);
     points.fold((0, 0), |(count, ns), point| (count + 1, ns + point.weight_ns))
 }
 

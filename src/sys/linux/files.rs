@@ -1,9 +1,12 @@
-//! Files that only their owner may read.
+//! Files that only their owner may read, and what the kernel says of itself.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+
+#[cfg(feature = "axum")]
+use rustix::fs::OFlags;
 
 /// Makes a new file of mode 0600. Fails if there is one: it could be a link to somebody else's.
 pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
@@ -31,4 +34,30 @@ const LEAST_ROOM: u64 = 1024 * 1024;
 /// Makes a directory, and those above it, of mode 0700; nothing happens if it is there.
 pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// The kernel's functions and their addresses, as proc_kallsyms(5) says.
+pub(crate) fn kernel_symbols() -> io::Result<impl BufRead> {
+    Ok(BufReader::with_capacity(1 << 16, File::open("/proc/kallsyms")?))
+}
+
+/// Opens a file to read it, if that is what lies at that path: nothing is followed, and nothing that
+/// has no end is waited for.
+#[cfg(feature = "axum")]
+pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
+    match opened {
+        Ok(file) => Ok(file.metadata()?.is_file().then_some(file)),
+        Err(error) if is_no_file(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether there is nothing, or a link, or a socket.
+#[cfg(feature = "axum")]
+fn is_no_file(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| [Errno::NOENT, Errno::LOOP, Errno::NXIO].contains(&errno))
 }

@@ -9,6 +9,8 @@ mod modules;
 mod perf;
 mod poll;
 mod ring;
+#[cfg(test)]
+mod scripted;
 mod signal;
 mod sink;
 mod thread;
@@ -19,7 +21,11 @@ pub(crate) use clock::{
     TickSource, monotonic_raw_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,
 };
 pub(crate) use counters::HardwareCounters;
-pub(crate) use files::{check_writable, create_private_directory, create_private_file};
+#[cfg(feature = "axum")]
+pub(crate) use files::open_regular;
+pub(crate) use files::{
+    check_writable, create_private_directory, create_private_file, kernel_symbols,
+};
 pub(crate) use fork::{fork_generation, on_fork};
 pub(crate) use modules::{loaded_modules, module_generation, program_memory, read_own_memory};
 #[cfg(test)]

@@ -11,7 +11,7 @@ use perf_event_open_sys::bindings::{
 };
 
 use super::ring::Ring;
-use crate::sys::types::{SampleRequest, WhyRefused};
+use crate::sys::types::{NotReplaced, SampleRequest, WhyRefused};
 
 impl WhyRefused {
     fn of_open(error: &io::Error) -> Self {
@@ -50,6 +50,12 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 /// the user stack, and where that is allowed of the call chain in the kernel; see `sampler::record`
 /// for its layout.
 pub(crate) fn open_sample_ring(request: SampleRequest) -> Result<Ring, WhyRefused> {
+    let event = open(&mut sampling(request), CALLING_THREAD)?;
+    let ring = Ring::map(event, request.ring_bytes).map_err(|error| WhyRefused::of_map(&error))?;
+    Ok(ring.with_kernel_chains(request.in_kernel))
+}
+
+fn sampling(request: SampleRequest) -> perf_event_attr {
     let mut attr = software(PERF_COUNT_SW_CPU_CLOCK);
     attr.__bindgen_anon_1.sample_period = request.period_ns;
     attr.sample_type = u64::from(
@@ -64,9 +70,7 @@ pub(crate) fn open_sample_ring(request: SampleRequest) -> Result<Ring, WhyRefuse
     }
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = request.wake_after_bytes;
-    let event = open(&mut attr)?;
-    let ring = Ring::map(event, request.ring_bytes).map_err(|error| WhyRefused::of_map(&error))?;
-    Ok(ring.with_kernel_chains(request.in_kernel))
+    attr
 }
 
 /// Records when the calling thread is switched off a CPU and back on.
@@ -83,7 +87,7 @@ pub(crate) fn open_switch_ring(ring_bytes: usize) -> Result<Ring, WhyRefused> {
     // Nobody waits for this ring: its thread reads it when it next comes by.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    let event = open(&mut attr)?;
+    let event = open(&mut attr, CALLING_THREAD)?;
     Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
 }
 
@@ -95,7 +99,7 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<Ring, WhyRefuse
     attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
     attr.sample_regs_user = REGISTERS;
     attr.__bindgen_anon_1.sample_period = 1;
-    let event = open(&mut attr)?;
+    let event = open(&mut attr, CALLING_THREAD)?;
     Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
 }
 
@@ -115,7 +119,7 @@ impl KeptOn {
         let mut attr = software(PERF_COUNT_SW_DUMMY);
         attr.set_exclude_kernel(1);
         attr.set_disabled(1);
-        Ok(Self { _event: open(&mut attr)? })
+        Ok(Self { _event: open(&mut attr, CALLING_THREAD)? })
     }
 }
 
@@ -132,16 +136,17 @@ fn software(config: u32) -> perf_event_attr {
     attr
 }
 
-fn open(attr: &mut perf_event_attr) -> Result<OwnedFd, WhyRefused> {
-    const CALLING_THREAD: i32 = 0;
+const CALLING_THREAD: i32 = 0;
+
+fn open(attr: &mut perf_event_attr, thread: i32) -> Result<OwnedFd, WhyRefused> {
     const ANY_CPU: i32 = -1;
     const NO_GROUP: i32 = -1;
-    // SAFETY: `attr` is initialized and says its own size. It asks for software events on this
-    // thread, which reach nothing but the ring.
+    // SAFETY: `attr` is initialized and says its own size. It asks for software events on a thread of
+    // ours, which reach nothing but the ring.
     let event = unsafe {
         perf_event_open_sys::perf_event_open(
             attr,
-            CALLING_THREAD,
+            thread,
             ANY_CPU,
             NO_GROUP,
             u64::from(PERF_FLAG_FD_CLOEXEC),
@@ -155,6 +160,27 @@ fn open(attr: &mut perf_event_attr) -> Result<OwnedFd, WhyRefused> {
 }
 
 impl Ring {
+    /// Samples the ring's thread, `tid`, from now on with so much stack. The ring was opened with `own`, and
+    /// where that has as much its own event does it, otherwise another one that writes to the same ring.
+    /// In between, `between` is given the position at which that begins.
+    pub(crate) fn set_stack_bytes(
+        &self,
+        tid: u32,
+        own: SampleRequest,
+        stack_bytes: u32,
+        between: impl FnOnce(u64),
+    ) -> Result<(), NotReplaced> {
+        let mut event = None;
+        if stack_bytes != own.stack_bytes {
+            let in_kernel = self.has_kernel_chains();
+            let mut attr = sampling(SampleRequest { stack_bytes, in_kernel, ..own });
+            attr.set_disabled(1);
+            let thread = i32::try_from(tid).map_err(|_| NotReplaced::AsBefore)?;
+            event = Some(open(&mut attr, thread).map_err(|_| NotReplaced::AsBefore)?);
+        }
+        self.write_by(event, between)
+    }
+
     /// The time that the event's thread has been running until now, in nanoseconds: one system
     /// call. Only for events opened with that read format.
     pub(crate) fn read_time_enabled(&self) -> io::Result<u64> {
@@ -168,6 +194,23 @@ pub(super) fn set_event_period(event: BorrowedFd<'_>, period_ns: u64) -> io::Res
     let pointer = &raw const period_ns as u64;
     // SAFETY: `period_ns` lives until the call returns.
     let result = unsafe { perf_event_open_sys::ioctls::PERIOD(event.as_raw_fd(), pointer) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Switches an event on or off.
+pub(super) fn enable_event(event: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
+    use perf_event_open_sys::ioctls::{DISABLE, ENABLE};
+    // SAFETY: ioctls without an argument, on an event of ours.
+    let result =
+        unsafe { if is_on { ENABLE(event.as_raw_fd(), 0) } else { DISABLE(event.as_raw_fd(), 0) } };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Lets an event write to the ring of another.
+pub(super) fn redirect_event(event: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+    use perf_event_open_sys::ioctls::SET_OUTPUT;
+    // SAFETY: both are events of ours; the kernel keeps the ring as long as either needs it.
+    let result = unsafe { SET_OUTPUT(event.as_raw_fd(), to.as_raw_fd()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -5,7 +5,7 @@
 )]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -13,12 +13,13 @@ use parking_lot::Mutex;
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::perf::set_event_period;
+use super::perf::{enable_event, redirect_event, set_event_period};
 use super::sink::{Sink, SinkMemory};
 use super::thread::process_id;
 use super::timer::Timer;
+use crate::sys::types::NotReplaced;
 
-/// One perf event and its ring: a page of counters, then a power of two of pages of records.
+/// A perf event, or one that takes its place, and its ring: a page of counters, then a power of two of pages of records.
 ///
 /// The kernel writes while we read, so no reference to the mapping is ever made: bytes are copied
 /// out, and what they say about their own length is for the parser to doubt.
@@ -39,8 +40,31 @@ pub(crate) struct Ring {
 /// Who makes a ring be written to.
 #[derive(Debug)]
 enum RingWriter {
-    Event(OwnedFd),
+    Event(RingEvents),
     Timer(Timer),
+}
+
+/// The ring belongs to the first. The other may write to it in its place: what a sample holds cannot be
+/// changed once an event is open.
+#[derive(Debug)]
+struct RingEvents {
+    mapped: OwnedFd,
+    instead: Option<OwnedFd>,
+    /// Of the one that writes, if it was changed.
+    period_ns: Option<u64>,
+}
+
+impl RingEvents {
+    fn writing(&self) -> BorrowedFd<'_> {
+        self.instead.as_ref().unwrap_or(&self.mapped).as_fd()
+    }
+
+    fn resume(&self) -> io::Result<()> {
+        if let Some(period_ns) = self.period_ns {
+            set_event_period(self.writing(), period_ns)?;
+        }
+        enable_event(self.writing(), true)
+    }
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and every access to it below is an
@@ -69,7 +93,11 @@ impl Ring {
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
-            writer: Mutex::new(Some(RingWriter::Event(event))),
+            writer: Mutex::new(Some(RingWriter::Event(RingEvents {
+                mapped: event,
+                instead: None,
+                period_ns: None,
+            }))),
             base,
             page_size,
             data_size,
@@ -176,9 +204,19 @@ impl Ring {
     }
 
     /// Changes the time between samples. The time until the next one begins anew.
+    ///
+    /// # Errors
+    ///
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if somebody else changes something at this very moment.
     pub(crate) fn set_period_ns(&self, period_ns: u64) -> io::Result<()> {
-        match &*self.writer.lock() {
-            Some(RingWriter::Event(event)) => set_event_period(event.as_fd(), period_ns),
+        // A hook does not wait for the collector.
+        let mut writer = self.writer.try_lock().ok_or(io::ErrorKind::WouldBlock)?;
+        match &mut *writer {
+            Some(RingWriter::Event(events)) => {
+                set_event_period(events.writing(), period_ns)?;
+                events.period_ns = Some(period_ns);
+                Ok(())
+            }
             Some(RingWriter::Timer(timer)) => {
                 // SAFETY: written before the timer was made, and valid as long as the ring.
                 unsafe { self.sink().as_ref() }.period_ns.store(period_ns, Ordering::Relaxed);
@@ -188,15 +226,46 @@ impl Ring {
         }
     }
 
-    /// Does something with the event, unless the ring was retired.
+    /// Does something with the event that the ring belongs to, unless the ring was retired.
     pub(super) fn with_event<R>(
         &self,
         action: impl FnOnce(BorrowedFd<'_>) -> io::Result<R>,
     ) -> io::Result<R> {
         match &*self.writer.lock() {
-            Some(RingWriter::Event(event)) => action(event.as_fd()),
+            Some(RingWriter::Event(events)) => action(events.mapped.as_fd()),
             _ => Err(io::ErrorKind::BrokenPipe.into()),
         }
+    }
+
+    /// Lets another event of the ring's thread write to it, or if there is none the ring's own. In between
+    /// nobody writes, and `between` is given the ring's head.
+    pub(super) fn write_by(
+        &self,
+        event: Option<OwnedFd>,
+        between: impl FnOnce(u64),
+    ) -> Result<(), NotReplaced> {
+        let mut writer = self.writer.lock();
+        let Some(RingWriter::Event(events)) = &mut *writer else {
+            return Err(NotReplaced::AsBefore);
+        };
+        if let Some(event) = &event {
+            let redirected = redirect_event(event.as_fd(), events.mapped.as_fd());
+            redirected.map_err(|_| NotReplaced::AsBefore)?;
+        }
+        enable_event(events.writing(), false).map_err(|_| NotReplaced::AsBefore)?;
+        between(self.head());
+        let before = std::mem::replace(&mut events.instead, event);
+        let resumed = events.resume();
+        // To close an event takes a while, and the thread may want to change the period.
+        drop(writer);
+        drop(before);
+        resumed.map_err(|_| NotReplaced::Stopped)
+    }
+
+    /// Whether another event writes than the ring's own.
+    pub(crate) fn has_another_event(&self) -> bool {
+        let writer = self.writer.lock();
+        matches!(&*writer, Some(RingWriter::Event(events)) if events.instead.is_some())
     }
 
     /// The bytes that records may fill.
@@ -204,7 +273,7 @@ impl Ring {
         self.data_size
     }
 
-    fn header(&self) -> NonNull<perf_event_mmap_page> {
+    pub(super) fn header(&self) -> NonNull<perf_event_mmap_page> {
         self.base.cast()
     }
 
@@ -312,11 +381,10 @@ impl Ring {
             self.empty();
             return;
         }
-        let Some(RingWriter::Event(event)) = self.writer.lock().take() else { return };
+        let Some(RingWriter::Event(events)) = self.writer.lock().take() else { return };
         // A child of a fork may hold it too, and then to close it is not the end of it.
-        // SAFETY: an ioctl without an argument, on an event of ours.
-        unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
-        drop(event);
+        _ = enable_event(events.writing(), false);
+        drop(events);
         let length = self.page_size + self.data_size;
         // First the new memory and then the change of places: where the system promises no memory
         // that it does not have, `MAP_FIXED` could take the old and refuse the new.

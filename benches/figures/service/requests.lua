@@ -1,0 +1,15 @@
+-- The same orders in the same sequence each time, and what came of it as one line.
+
+local next_order = 0
+
+function request()
+   next_order = (next_order + 7) % 500
+   return wrk.format("GET", "/orders/" .. next_order)
+end
+
+function done(summary, latency)
+   local errors = summary.errors
+   local failed = errors.connect + errors.read + errors.write + errors.status + errors.timeout
+   io.write(string.format("\nround %d %d %d %d %d\n", summary.requests, summary.duration, failed,
+      latency:percentile(50), latency:percentile(99)))
+end

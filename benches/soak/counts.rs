@@ -1,0 +1,251 @@
+//! What must be kept, what was told to be kept, and what the layer counts.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use parking_lot::Mutex;
+use tracing_profiling::export::{ExportError, Exported, Exporter};
+use tracing_profiling::profile::{FrameKind, Profile, SampleKind};
+use tracing_profiling::{Kept, NoProfile, ProfileId, Stats};
+
+/// Spans of one name.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Verdicts {
+    pub(crate) made: u64,
+    /// That must be kept.
+    pub(crate) least: u64,
+    /// That may be kept: more, where only the layer's own clock could tell.
+    pub(crate) most: u64,
+}
+
+/// By name.
+#[derive(Debug, Default)]
+pub(crate) struct Truth(Mutex<BTreeMap<&'static str, Verdicts>>);
+
+impl Truth {
+    /// So many spans were made, and so many of them must be kept.
+    pub(crate) fn note(&self, name: &'static str, made: u64, kept: u64) {
+        self.note_unsure(name, Verdicts { made, least: kept, most: kept });
+    }
+
+    pub(crate) fn note_unsure(&self, name: &'static str, more: Verdicts) {
+        let mut all = self.0.lock();
+        let verdicts = all.entry(name).or_default();
+        verdicts.made += more.made;
+        verdicts.least += more.least;
+        verdicts.most += more.most;
+    }
+
+    pub(crate) fn made(&self) -> u64 {
+        self.0.lock().values().map(|verdicts| verdicts.made).sum()
+    }
+}
+
+/// What `on_kept` was told.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// By name.
+    kept: BTreeMap<&'static str, u64>,
+    /// Those with reasons that their rule does not give, and other things that cannot be.
+    pub(crate) wrong: Vec<String>,
+    spans: u64,
+    profiles: u64,
+    /// Profiles that were promised, and of which it was told that they are lost.
+    lost: u64,
+    without: BTreeMap<&'static str, u64>,
+    /// Of this cycle.
+    ids: HashSet<ProfileId>,
+}
+
+/// For what spans of a name are kept.
+const REASONS: &[(&str, &str)] = &[
+    ("request", "error"),
+    ("query", "error"),
+    ("late", "latency"),
+    ("forced", "forced"),
+    ("visitor", "error"),
+    ("task", "error"),
+    ("exported", "error"),
+    ("always", "always"),
+    ("toggled", "error"),
+    ("hangs", "hung"),
+    ("stays", "open"),
+    ("burst", "error"),
+    ("part", "error"),
+];
+
+/// Why there is no profile, and the number that says how often.
+fn number_of(why: NoProfile) -> &'static str {
+    match why {
+        NoProfile::NoSamples | NoProfile::NoStacksHere => "spans_kept_without_samples",
+        NoProfile::RateLimit => "spans_kept_over_rate_limit",
+        NoProfile::ExporterBusy => "spans_kept_exporter_busy",
+        NoProfile::ExporterFails => "spans_kept_exporter_fails",
+        NoProfile::NoMemory => "spans_kept_no_memory",
+        NoProfile::NoId => "spans_kept_without_id",
+        other => panic!("{other:?} is new"),
+    }
+}
+
+const WITHOUT: [&str; 6] = [
+    "spans_kept_without_samples",
+    "spans_kept_over_rate_limit",
+    "spans_kept_exporter_busy",
+    "spans_kept_exporter_fails",
+    "spans_kept_no_memory",
+    "spans_kept_without_id",
+];
+
+impl Told {
+    pub(crate) fn hear(&mut self, kept: &Kept) {
+        let mut promised = None;
+        for span in &kept.spans {
+            let (name, reasons) = (span.name(), span.reasons().to_string());
+            *self.kept.entry(name).or_default() += 1;
+            self.spans += 1;
+            if !REASONS.contains(&(name, reasons.as_str())) {
+                self.wrong.push(format!("`{name}` was kept for {reasons}"));
+            }
+            match span.profile() {
+                Ok(id) => promised = Some(id),
+                Err(why) => *self.without.entry(number_of(why)).or_default() += 1,
+            }
+            if name == "late" && span.account().wall_ns <= super::phases::LATE_NS {
+                self.wrong.push(format!("`late` was kept with {:?}", span.account()));
+            }
+        }
+        match (promised, kept.profile) {
+            (Some(promised), Some(id)) if promised == id => {
+                self.profiles += 1;
+                if !self.ids.insert(id) {
+                    self.wrong.push(format!("profile {id} was told of twice"));
+                }
+            }
+            (Some(_), None) => self.lost += 1,
+            (None, None) => {}
+            (promised, profile) => {
+                self.wrong.push(format!("{promised:?} was promised, and there is {profile:?}"));
+            }
+        }
+    }
+
+    pub(crate) fn kept_of(&self, name: &str) -> u64 {
+        self.kept.get(name).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn spans(&self) -> u64 {
+        self.spans
+    }
+
+    pub(crate) fn profiles(&self) -> u64 {
+        self.profiles
+    }
+
+    /// Everything that does not fit, after a flush.
+    pub(crate) fn check(
+        &mut self,
+        truth: &Truth,
+        stats: &Stats,
+        exported: &mut Taken,
+    ) -> Vec<String> {
+        let mut wrong = std::mem::take(&mut self.wrong);
+        for (name, Verdicts { least, most, .. }) in truth.0.lock().iter() {
+            let found = self.kept_of(name);
+            if found < *least || found > *most {
+                wrong.push(format!("{found} `{name}` were kept, not {least} to {most}"));
+            }
+        }
+        let mut same = vec![
+            ("spans_seen", stats.spans_seen, truth.made()),
+            ("spans_kept", stats.spans_kept, self.spans),
+            ("profiles_exported", stats.profiles_exported, self.profiles),
+            ("profiles that the exporter has", exported.profiles, self.profiles),
+            ("profiles_dropped_export_failed", stats.profiles_dropped_export_failed, self.lost),
+            ("records_malformed", stats.records_malformed, 0),
+            ("symbols_over_limit", stats.symbols_over_limit, 0),
+        ];
+        let numbers: BTreeMap<_, _> = stats.iter().collect();
+        for name in WITHOUT {
+            same.push((name, numbers[name], self.without.get(name).copied().unwrap_or(0)));
+        }
+        for (what, found, expected) in same {
+            if found != expected {
+                wrong.push(format!("{what}: {found}, not {expected}"));
+            }
+        }
+        if self.ids != exported.ids {
+            wrong.push("what was told of is not what was exported".to_owned());
+        }
+        self.ids.clear();
+        exported.ids.clear();
+        wrong
+    }
+}
+
+/// What the exporter has had.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    profiles: u64,
+    /// Of this cycle.
+    ids: HashSet<ProfileId>,
+    /// Samples with a stack, in all profiles.
+    pub(crate) samples: u64,
+}
+
+/// An exporter that does what it is told, and keeps nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Switched {
+    does: Arc<AtomicU8>,
+    pub(crate) taken: Arc<Mutex<Taken>>,
+}
+
+/// What it does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Does {
+    Take,
+    Fail,
+    PanicOnce,
+}
+
+impl Switched {
+    pub(crate) fn set(&self, does: Does) {
+        self.does.store(does as u8, Ordering::SeqCst);
+    }
+
+    fn fails(&self) -> Result<(), ExportError> {
+        let fails = self.does.load(Ordering::SeqCst) == Does::Fail as u8;
+        if fails { Err("on purpose".into()) } else { Ok(()) }
+    }
+}
+
+impl Exporter for Switched {
+    fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+        self.fails()?;
+        let (once, take) = (Does::PanicOnce as u8, Does::Take as u8);
+        if self.does.compare_exchange(once, take, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            // Unlike `panic!` this prints nothing.
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        let mut taken = self.taken.lock();
+        taken.profiles += 1;
+        taken.ids.insert(profile.id);
+        taken.samples += samples(profile);
+        Ok(Exported::default())
+    }
+
+    fn check(&mut self) -> Result<(), ExportError> {
+        self.fails()
+    }
+}
+
+/// Those that were taken: not what stands for lost ones, nor what is known to have been spent in the kernel.
+fn samples(profile: &Profile) -> u64 {
+    let is_taken = |stack| {
+        let kinds = profile.stack(stack).iter().filter_map(|id| profile.location(*id));
+        let kinds: Vec<_> = kinds.map(|location| location.kind).collect();
+        kinds != [FrameKind::Kernel] && kinds.iter().any(|kind| *kind != FrameKind::Remark)
+    };
+    let taken = profile.of_kind(SampleKind::OnCpu).filter(|sample| is_taken(sample.stack));
+    taken.map(|sample| sample.points.len() as u64).sum()
+}

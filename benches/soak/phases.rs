@@ -1,0 +1,498 @@
+//! What the program does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use cpu_time::ThreadTime;
+use tracing::instrument::WithSubscriber;
+use tracing::{Dispatch, Instrument, dispatcher, error, info_span};
+use tracing_profiling::{Handle, ProfilingLayer, Stats};
+use tracing_subscriber::prelude::*;
+
+use crate::counts::{Does, Switched, Told, Truth, Verdicts};
+use crate::process::Usage;
+use crate::resident::Resident;
+
+type Phase = (&'static str, fn(&Stage, &Resident));
+
+pub(crate) const PHASES: &[Phase] = &[
+    ("idle", |stage, _| std::thread::sleep(stage.phase)),
+    ("slow", |stage, _| stage.some_slow_spans()),
+    ("flood", |stage, _| stage.a_flood()),
+    ("visitors", |stage, _| stage.threads_that_come_and_go()),
+    ("tasks", |stage, _| stage.tasks()),
+    ("exporter", |stage, _| stage.an_exporter_that_fails()),
+    ("always", Stage::all_are_kept),
+    ("rules", Stage::rules_that_change),
+    ("hanging", |stage, _| stage.spans_that_hang()),
+    ("burst", |stage, _| stage.a_burst()),
+];
+
+/// Above which `late` is kept.
+pub(crate) const LATE_NS: u64 = 20_000_000;
+/// By how much clocks may differ, of that.
+const CLOCKS_NS: u64 = LATE_NS / 500;
+/// Longer than anything takes that happens at all.
+const PLENTY: Duration = Duration::from_secs(120);
+const MS: Duration = Duration::from_millis(1);
+/// Of the burst.
+const THREADS: usize = 512;
+/// That are open at once.
+const TASKS: u64 = 64;
+/// One of so many spans fails in the flood.
+const FLOOD_FAILS: u64 = 20_000;
+
+const RULES: &str = "[request]=1h|error,[query]=1h|error=self,[late]=20ms|hung=off,[forced]=1h,\
+    [visitor]=1h|error,[task]=1h|error,[step]=1h,[exported]=error,[always]=always|hung=off,\
+    [hangs]=1h|hung>200ms,[stays]=1h|open>200ms,[burst]=1h|error,[long]=1h|hung=off,[part]=error";
+
+/// All of it.
+pub(crate) struct Stage {
+    pub(crate) phase: Duration,
+    pub(crate) dispatch: Dispatch,
+    pub(crate) truth: Truth,
+    handle: Handle,
+    exporter: Switched,
+    told: Arc<Mutex<Told>>,
+    problems: Mutex<Vec<String>>,
+}
+
+fn rules(toggled: &str) -> tracing_profiling::Rules {
+    format!("{RULES},[toggled]={toggled}").parse().expect("rules")
+}
+
+impl Stage {
+    pub(crate) fn new(phase: Duration, symbols: bool) -> Self {
+        let (exporter, told) = (Switched::default(), Arc::<Mutex<Told>>::default());
+        let sink = Arc::clone(&told);
+        let layer = ProfilingLayer::builder()
+            .rules(rules("error"))
+            .exporter(exporter.clone())
+            .symbols(symbols)
+            // Everything must be told.
+            .profiles_per_minute(1_000_000)
+            .on_kept(move |kept| sink.lock().expect("no panic").hear(kept))
+            .build()
+            .expect("threads");
+        let handle = layer.handle();
+        let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
+        let (truth, problems) = (Truth::default(), Mutex::default());
+        Self { phase, dispatch, truth, handle, exporter, told, problems }
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(crate) fn problems(&self) -> usize {
+        self.problems.lock().expect("no panic").len()
+    }
+
+    pub(crate) fn take_problems(&self) -> Vec<String> {
+        std::mem::take(&mut self.problems.lock().expect("no panic"))
+    }
+
+    fn problem(&self, what: String) {
+        eprintln!("{what}");
+        self.problems.lock().expect("no panic").push(what);
+    }
+
+    fn flush(&self) {
+        if !self.handle.flush(PLENTY) {
+            self.problem("what was kept was not exported in time".to_owned());
+        }
+    }
+
+    /// Runs on a thread of its own, for as long as a phase takes.
+    pub(crate) fn on_thread(&self, action: impl FnOnce()) {
+        dispatcher::with_default(&self.dispatch, action);
+    }
+
+    fn together(&self, threads: u64, action: impl Fn(u64) + Sync) {
+        std::thread::scope(|scope| {
+            for number in 0..threads {
+                let action = &action;
+                scope.spawn(move || self.on_thread(|| action(number)));
+            }
+        });
+    }
+
+    /// At the end of a cycle, when all that it has begun is over: then there are so many threads again.
+    pub(crate) fn settle(&self, threads: usize, wrong: &mut Vec<String>) -> (String, Usage) {
+        let start = Instant::now();
+        // Rings of threads that have ended are given back in the next rounds; the resident has its own.
+        loop {
+            self.flush();
+            let stats = self.handle.stats();
+            let is_over = stats.threads_sampled <= 1 && Usage::now().threads <= threads;
+            if is_over || start.elapsed() > PLENTY {
+                break;
+            }
+            std::thread::sleep(50 * MS);
+        }
+        let stats = self.handle.stats();
+        let mut told = self.told.lock().expect("no panic");
+        let mut taken = self.exporter.taken.lock();
+        let found = told.check(&self.truth, &stats, &mut taken);
+        for what in &found {
+            eprintln!("{what}");
+        }
+        wrong.extend(found);
+        let lost: u64 = losses(&stats).iter().map(|(_, count)| count).sum();
+        let said = format!(
+            "{} spans, {} kept, {} profiles, {} samples, {lost} lost and counted",
+            self.truth.made(),
+            told.spans(),
+            told.profiles(),
+            stats.samples_taken,
+        );
+        (said, Usage::now())
+    }
+
+    pub(crate) fn print_figures(&self) {
+        let stats = self.handle.stats();
+        let told = self.told.lock().expect("no panic");
+        println!("figure soak.spans {} count", self.truth.made());
+        println!("figure soak.kept {} count", told.spans());
+        println!("figure soak.profiles {} count", told.profiles());
+        println!("figure soak.samples {} count", stats.samples_taken);
+        for (name, count) in losses(&stats) {
+            println!("figure soak.{name} {count} count");
+        }
+    }
+
+    /// Spans of which some are slower than their rule allows: those only by the layer's clock are neither
+    /// demanded nor refused.
+    fn some_slow_spans(&self) {
+        let start = Instant::now();
+        self.together(3, |thread| {
+            let (mut late, mut forced, mut round) = (Verdicts::default(), 0, thread);
+            while start.elapsed() < self.phase {
+                round += 1;
+                let wait = [5, 15, 25, 40][round as usize % 4] * MS;
+                let outer = Instant::now();
+                let span = info_span!("late").entered();
+                let inner = Instant::now();
+                if round % 3 == 0 {
+                    burn(wait);
+                } else {
+                    std::thread::sleep(wait);
+                }
+                let inner_ns = inner.elapsed().as_nanos() as u64;
+                drop(span);
+                let outer_ns = outer.elapsed().as_nanos() as u64;
+                late.made += 1;
+                late.least += u64::from(inner_ns > LATE_NS + CLOCKS_NS);
+                late.most += u64::from(outer_ns > LATE_NS - CLOCKS_NS);
+                let _span = info_span!("forced").entered();
+                if round % 8 == 0 {
+                    forced += 1;
+                    if !self.handle.keep_current() {
+                        self.problem("there was no span to keep".to_owned());
+                    }
+                }
+            }
+            self.truth.note_unsure("late", late);
+            self.truth.note("forced", late.made, forced);
+        });
+    }
+
+    fn a_flood(&self) {
+        self.flood_for(self.phase, 2);
+    }
+
+    /// As many spans as these threads can make.
+    fn flood_for(&self, time: Duration, threads: u64) {
+        let start = Instant::now();
+        self.together(threads, |_| {
+            let (mut made, mut failed, mut inside) = (0_u64, 0, 0);
+            while start.elapsed() < time {
+                for _ in 0..1_000 {
+                    made += 1;
+                    let fails = made % FLOOD_FAILS == 0;
+                    // In turn in the inner one, too: then both failed.
+                    let fails_inside = fails && (made / FLOOD_FAILS).is_multiple_of(2);
+                    failed += u64::from(fails);
+                    inside += u64::from(fails_inside);
+                    info_span!("unmatched").in_scope(|| {
+                        let request = info_span!("request").entered();
+                        info_span!("query").in_scope(|| {
+                            if fails_inside {
+                                error!("inside");
+                            }
+                        });
+                        if fails && !fails_inside {
+                            error!(parent: &*request, "oh");
+                        }
+                    });
+                }
+            }
+            self.truth.note("request", made, failed);
+            self.truth.note("query", made, inside);
+        });
+    }
+
+    fn threads_that_come_and_go(&self) {
+        let start = Instant::now();
+        while start.elapsed() < self.phase {
+            self.together(16, |number| {
+                for _ in 0..5 {
+                    info_span!("visitor").in_scope(|| burn(MS / 5));
+                }
+                let _failing = info_span!("visitor").entered();
+                if number % 4 == 0 {
+                    error!("oh");
+                }
+            });
+            self.truth.note("visitor", 16 * 6, 4);
+            std::thread::sleep(5 * MS);
+        }
+    }
+
+    /// That go on now on this thread and now on that.
+    fn tasks(&self) {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_time()
+            .build()
+            .expect("a runtime");
+        let (made, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let end = Instant::now() + self.phase;
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|number| {
+                let (made, failed) = (Arc::clone(&made), Arc::clone(&failed));
+                let task = async move {
+                    let mut round = number;
+                    while Instant::now() < end {
+                        round += 1;
+                        let fails = round % 50 == 0;
+                        one_task(fails).instrument(info_span!("task")).await;
+                        made.fetch_add(1, Ordering::Relaxed);
+                        failed.fetch_add(u64::from(fails), Ordering::Relaxed);
+                        if round % 10 == 0 {
+                            tokio::time::sleep(MS).await;
+                        }
+                    }
+                };
+                runtime.spawn(task.with_subscriber(self.dispatch.clone()))
+            })
+            .collect();
+        runtime.block_on(async {
+            for task in tasks {
+                task.await.expect("no panic");
+            }
+        });
+        drop(runtime);
+        let (made, failed) = (made.load(Ordering::Relaxed), failed.load(Ordering::Relaxed));
+        self.truth.note("task", made, failed);
+        self.truth.note("step", made * STEPS, 0);
+    }
+
+    fn an_exporter_that_fails(&self) {
+        self.exporter.set(Does::Fail);
+        let start = Instant::now();
+        self.together(2, |_| {
+            let mut made = 0;
+            while start.elapsed() < self.phase {
+                failing(2 * MS);
+                made += 1;
+                std::thread::sleep(20 * MS);
+            }
+            self.truth.note("exported", made, made);
+        });
+        self.exporter.set(Does::Take);
+        // What was promised before it failed is given to it again.
+        self.flush();
+        self.exporter.set(Does::PanicOnce);
+        self.together(1, |_| failing(50 * MS));
+        self.truth.note("exported", 1, 1);
+        self.flush();
+        self.exporter.set(Does::Take);
+    }
+
+    /// And so each sample is in a profile, or counted. Nobody else has spans meanwhile.
+    fn all_are_kept(&self, resident: &Resident) {
+        resident.quietly(|| {
+            std::thread::sleep(20 * MS);
+            self.flush();
+            let (before, had) = (self.handle.stats(), self.exporter.taken.lock().samples);
+            let start = Instant::now();
+            let goal = AtomicU64::new(self.told.lock().expect("no panic").kept_of("always"));
+            self.together(4, |number| {
+                let mut made = 0;
+                while start.elapsed() < self.phase {
+                    // No more at once than there are promises.
+                    let place = goal.fetch_add(1, Ordering::Relaxed);
+                    self.wait_for("always", place.saturating_sub(12));
+                    info_span!("always").in_scope(|| burn((5 + number as u32 * 5) * MS));
+                    made += 1;
+                }
+                self.truth.note("always", made, made);
+            });
+            self.flush();
+            let (after, has) = (self.handle.stats(), self.exporter.taken.lock().samples);
+            let more = |of: fn(&Stats) -> u64| of(&after) - of(&before);
+            let has_profiles = more(|stats| stats.spans_kept) == {
+                more(|stats| stats.profiles_exported)
+                    + more(|stats| stats.spans_kept_without_samples)
+            };
+            let taken = more(|stats| stats.samples_taken);
+            let counted = has - had
+                + more(|stats| stats.samples_thinned)
+                + more(|stats| stats.samples_dropped_memory)
+                + more(|stats| stats.samples_dropped_spans_full)
+                + more(|stats| stats.samples_dropped_unknown_span);
+            if !has_profiles || taken != counted {
+                self.problem(format!(
+                    "of {taken} samples {counted} are in profiles or counted: {before:?} {after:?}"
+                ));
+            }
+        });
+    }
+
+    /// Until so many spans of that name were told to be kept.
+    fn wait_for(&self, name: &str, count: u64) {
+        let start = Instant::now();
+        while self.told.lock().expect("no panic").kept_of(name) < count {
+            if start.elapsed() > PLENTY {
+                return self.problem(format!("fewer than {count} `{name}` were kept"));
+            }
+            std::thread::sleep(MS);
+        }
+    }
+
+    /// Spans are judged by the rules that they were made under, while others go on.
+    fn rules_that_change(&self, resident: &Resident) {
+        let (time, other) = (self.phase / 2, self.phase);
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.flood_for(other, 1));
+            self.on_thread(|| {
+                let (start, mut made) = (Instant::now(), 0);
+                while start.elapsed() < time {
+                    self.handle.set_rules(rules("off")).expect("it is there");
+                    let unmatched = info_span!("toggled").entered();
+                    error!("not looked at");
+                    self.handle.set_rules(rules("error")).expect("it is there");
+                    let matched = info_span!("toggled").entered();
+                    self.handle.set_rules(rules("off")).expect("it is there");
+                    error!("in both");
+                    drop((matched, unmatched));
+                    made += 1;
+                    std::thread::sleep(5 * MS);
+                }
+                self.handle.set_rules(rules("error")).expect("it is there");
+                self.truth.note("toggled", made, made);
+            });
+        });
+        resident.quietly(|| {
+            self.handle.disable();
+            self.on_thread(|| error!(parent: &info_span!("toggled"), "nobody looks"));
+            self.handle.enable().expect("it is there");
+        });
+    }
+
+    /// Spans that are kept while they are open, and not again when they close.
+    fn spans_that_hang(&self) {
+        let goals =
+            ["hangs", "stays"].map(|name| self.told.lock().expect("no panic").kept_of(name) + 2);
+        self.together(2, |number| {
+            let stays = info_span!("stays");
+            let hangs = info_span!("hangs").entered();
+            if number == 0 {
+                burn(10 * MS);
+            }
+            self.wait_for("hangs", goals[0]);
+            drop(hangs);
+            self.wait_for("stays", goals[1]);
+            drop(stays);
+        });
+        self.truth.note("hangs", 2, 2);
+        self.truth.note("stays", 2, 2);
+    }
+
+    fn a_burst(&self) {
+        let all_are_there = Barrier::new(THREADS);
+        std::thread::scope(|scope| {
+            for number in 0..THREADS {
+                let all_are_there = &all_are_there;
+                let run = move || {
+                    self.on_thread(|| {
+                        let _span = info_span!("burst").entered();
+                        // Whoever has the thread's number later needs no more memory for its spans.
+                        let open: Vec<_> = (0..TASKS).map(|_| info_span!("step")).collect();
+                        all_are_there.wait();
+                        drop(open);
+                        burn(MS / 10);
+                        if number % 4 == 0 {
+                            error!("oh");
+                        }
+                    });
+                };
+                let thread = std::thread::Builder::new().stack_size(256 * 1024);
+                thread.spawn_scoped(scope, run).expect("a thread");
+            }
+        });
+        self.truth.note("burst", THREADS as u64, THREADS as u64 / 4);
+        self.truth.note("step", THREADS as u64 * TASKS, 0);
+    }
+}
+
+/// What says that something was lost, or looked at more coarsely.
+fn losses(stats: &Stats) -> Vec<(&'static str, u64)> {
+    let is_loss = |name: &str| {
+        (name.starts_with("samples_") && name != "samples_taken" && name != "samples_outside_spans")
+            || name.starts_with("spans_kept_without")
+            || name.starts_with("spans_kept_exporter")
+            || name.starts_with("spans_kept_no_memory")
+            || name.starts_with("spans_kept_over")
+            || name.starts_with("waits_not")
+            || name.starts_with("waits_dropped")
+            || name.starts_with("profiles_dropped")
+            || name.starts_with("switches_dropped")
+            || name.starts_with("threads_refused")
+            || name == "rate_lowered"
+    };
+    stats.iter().filter(|(name, count)| *count > 0 && is_loss(name)).collect()
+}
+
+/// Of each task.
+const STEPS: u64 = 3;
+
+async fn one_task(fails: bool) {
+    for step in 0..STEPS {
+        info_span!("step").in_scope(|| {
+            spin(2_000);
+            if fails && step == 1 {
+                error!("oh");
+            }
+        });
+        tokio::task::yield_now().await;
+    }
+}
+
+fn failing(busy: Duration) {
+    let _span = info_span!("exported").entered();
+    burn(busy);
+    error!("oh");
+}
+
+/// Keeps the CPU busy.
+pub(crate) fn burn(cpu: Duration) {
+    let start = ThreadTime::now();
+    while start.elapsed() < cpu {
+        spin(5_000);
+    }
+}
+
+#[inline(never)]
+fn spin(rounds: u64) -> u64 {
+    let mut x = 1_u64;
+    let mut i = 0;
+    while i < rounds {
+        x = std::hint::black_box((x ^ i) * 3 % 1_000_003);
+        i += 1;
+    }
+    x
+}

@@ -1,0 +1,84 @@
+//! A thread that is there all the time, in a span that takes as long as a cycle.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::Scope;
+use std::time::Duration;
+
+use tracing::{error, info_span};
+
+use crate::phases::{Stage, burn};
+
+const PAUSE: Duration = Duration::from_millis(50);
+const BUSY: Duration = Duration::from_millis(2);
+
+/// Tells it what to do. It is heard when the last part is done.
+#[derive(Debug)]
+pub(crate) struct Resident {
+    orders: SyncSender<Order>,
+    done: Receiver<()>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Begin,
+    BeQuiet,
+    GoOn,
+    End,
+}
+
+impl Resident {
+    pub(crate) fn start<'a>(scope: &'a Scope<'a, '_>, stage: &'a Stage) -> Self {
+        // Each order is waited for.
+        let (orders, to_follow) = sync_channel(1);
+        let (say_done, done) = sync_channel(1);
+        scope.spawn(move || stage.on_thread(|| live(stage, &to_follow, &say_done)));
+        Self { orders, done }
+    }
+
+    /// It is in its span until what this returns is called.
+    pub(crate) fn begin(&self) -> impl FnOnce() {
+        self.order(Order::Begin);
+        move || self.order(Order::End)
+    }
+
+    /// It does nothing at all meanwhile.
+    pub(crate) fn quietly(&self, action: impl FnOnce()) {
+        self.order(Order::BeQuiet);
+        action();
+        self.order(Order::GoOn);
+    }
+
+    fn order(&self, order: Order) {
+        self.orders.send(order).expect("it lives");
+        self.done.recv().expect("it lives");
+    }
+}
+
+fn live(stage: &Stage, orders: &Receiver<Order>, done: &SyncSender<()>) {
+    let say_done = || done.send(()).expect("somebody waits for it");
+    while let Ok(Order::Begin) = orders.recv() {
+        say_done();
+        let long = info_span!("long").entered();
+        let mut parts = 0;
+        loop {
+            match orders.recv_timeout(PAUSE) {
+                Ok(Order::BeQuiet) => {
+                    say_done();
+                    assert_eq!(orders.recv(), Ok(Order::GoOn));
+                    say_done();
+                }
+                Ok(_) => break,
+                Err(_) => {
+                    let _part = info_span!("part").entered();
+                    burn(BUSY);
+                    error!("oh");
+                    parts += 1;
+                }
+            }
+        }
+        drop(long);
+        stage.truth.note("long", 1, 0);
+        stage.truth.note("part", parts, parts);
+        say_done();
+    }
+}

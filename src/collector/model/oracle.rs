@@ -1,0 +1,530 @@
+//! What should be told, by reading a diary again and again. Slow, and meant to be obvious.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::script::{Kind, Step, THREADS, Under};
+
+/// All that is told of spans that were kept together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) root: usize,
+    /// In the order in which they closed.
+    pub(super) kept: Vec<ToldSpan>,
+    pub(super) profile: Option<ToldProfile>,
+}
+
+/// A kept span. Profiles have the number of the span that was the first to be promised them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ToldSpan {
+    pub(super) span: usize,
+    pub(super) reasons: String,
+    pub(super) opened_ns: u64,
+    pub(super) times: Times,
+    pub(super) samples: u64,
+    pub(super) profile: Option<usize>,
+    pub(super) earlier: Vec<usize>,
+}
+
+/// An account, but for what this source does not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Times {
+    pub(super) wall_ns: u64,
+    pub(super) on_cpu_ns: u64,
+    /// How far both may be off.
+    pub(super) error_ns: u64,
+    pub(super) off_cpu_ns: u64,
+    pub(super) idle_ns: u64,
+    pub(super) voluntary: u64,
+    pub(super) involuntary: u64,
+    pub(super) faults: u64,
+}
+
+impl Times {
+    /// As it can be if the span was entered on two threads at once.
+    pub(super) fn is_more_than_wall(&self) -> bool {
+        self.on_cpu_ns + self.off_cpu_ns + self.idle_ns > self.wall_ns
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ToldProfile {
+    pub(super) number: usize,
+    pub(super) duration_ns: u64,
+    /// By their numbers.
+    pub(super) samples: BTreeMap<usize, Place>,
+    /// By when they began after the beginning of the profile.
+    pub(super) waits: BTreeSet<Place>,
+}
+
+/// Where something is in a profile.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// The spans that it is in, the outermost first.
+    pub(super) path: Vec<String>,
+    /// After the beginning of the profile.
+    pub(super) at_ns: u64,
+    pub(super) weight_ns: u64,
+}
+
+/// The name that a span has on the stage.
+pub(super) fn name(span: usize) -> String {
+    format!("s{span}")
+}
+
+#[derive(Debug)]
+struct Span {
+    kind: Kind,
+    /// What the registry takes for its parent.
+    parent: Option<usize>,
+    opened_ns: u64,
+    /// The program can still enter it, or give it as a parent.
+    is_held: bool,
+    is_open: bool,
+    has_failed: bool,
+}
+
+/// Some time in which nothing happened.
+#[derive(Debug)]
+struct Slice {
+    from_ns: u64,
+    ns: u64,
+    threads: [ThreadThen; THREADS],
+}
+
+#[derive(Clone, Debug, Default)]
+struct ThreadThen {
+    entered: Vec<usize>,
+    is_out: bool,
+}
+
+/// A context switch.
+#[derive(Debug)]
+struct Switch {
+    entered: Vec<usize>,
+    preempted: bool,
+}
+
+/// A sample or a wait.
+#[derive(Debug)]
+struct Event {
+    /// Of a sample.
+    number: Option<usize>,
+    span: Option<usize>,
+    entered: Vec<usize>,
+    time_ns: u64,
+    weight_ns: u64,
+    /// A wait that the thread was not told of: it was told of another one at the same time.
+    is_silent: bool,
+    exported_in: Option<usize>,
+}
+
+#[derive(Debug, Default)]
+struct Thread {
+    /// Spans in the order in which they were entered; the same one can be there twice.
+    entered: Vec<usize>,
+    is_armed: bool,
+    out: Option<Out>,
+    /// It waited, and has entered and left nothing since.
+    has_wait_to_tell: bool,
+}
+
+#[derive(Debug)]
+struct Out {
+    since_ns: u64,
+    preempted: bool,
+    was_seen: bool,
+}
+
+/// Spans of one root that were kept together, and are not told of yet.
+#[derive(Debug)]
+struct Epoch {
+    root: usize,
+    since_ns: u64,
+    kept: Vec<ToldSpan>,
+}
+
+#[derive(Debug)]
+pub(super) struct Oracle {
+    pub(super) now_ns: u64,
+    follows_switches: bool,
+    spans: Vec<Span>,
+    threads: [Thread; THREADS],
+    slices: Vec<Slice>,
+    switches: Vec<Switch>,
+    events: Vec<Event>,
+    epochs: Vec<Epoch>,
+    /// Profiles in the order in which they were made.
+    made: Vec<usize>,
+    pub(super) samples_inside: u64,
+    pub(super) samples_outside: u64,
+    pub(super) spans_kept: u64,
+}
+
+pub(super) const START_NS: u64 = 1_000_000_000;
+const LINGER_NS: u64 = 2_000_000_000;
+/// Waits that are shorter when the collector has its look are not seen.
+const SHORTEST_WAIT_NS: u64 = 5_000_000;
+/// Earlier profiles that a span lists.
+const MOST_EARLIER: usize = 16;
+
+impl Oracle {
+    pub(super) fn new(follows_switches: bool) -> Self {
+        Self {
+            now_ns: START_NS,
+            follows_switches,
+            spans: Vec::new(),
+            threads: Default::default(),
+            slices: Vec::new(),
+            switches: Vec::new(),
+            events: Vec::new(),
+            epochs: Vec::new(),
+            made: Vec::new(),
+            samples_inside: 0,
+            samples_outside: 0,
+            spans_kept: 0,
+        }
+    }
+
+    pub(super) fn span_count(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// The numbers of the next samples.
+    pub(super) fn next_samples(&self, count: u8) -> Range<usize> {
+        let before = self.events.iter().filter(|event| event.number.is_some()).count();
+        before..before + usize::from(count)
+    }
+
+    /// Those that the program can still use.
+    pub(super) fn held(&self) -> Vec<usize> {
+        (0..self.spans.len()).filter(|span| self.spans[*span].is_held).collect()
+    }
+
+    pub(super) fn kind(&self, span: usize) -> Kind {
+        self.spans[span].kind
+    }
+
+    pub(super) fn is_open(&self, span: usize) -> bool {
+        self.spans[span].is_open
+    }
+
+    pub(super) fn entered(&self, thread: usize) -> &[usize] {
+        &self.threads[thread].entered
+    }
+
+    /// Whether the span is an unmatched one, and a profiled one was entered after it. To leave it
+    /// now is a known limit: the hooks count unmatched spans, and do not know which is which.
+    pub(super) fn is_unmatched_below(&self, thread: usize, span: usize) -> bool {
+        let entered = self.entered(thread);
+        let at = entered.iter().rposition(|entered| *entered == span).unwrap_or(0);
+        !self.spans[span].kind.is_profiled() && self.innermost_profiled(&entered[at..]).is_some()
+    }
+
+    pub(super) fn is_armed(&self, thread: usize) -> bool {
+        self.threads[thread].is_armed
+    }
+
+    /// Nothing is left to tell.
+    pub(super) fn is_done(&self) -> bool {
+        self.epochs.is_empty() && self.spans.iter().all(|span| !span.is_open)
+    }
+
+    /// Writes it down, and returns what must be told now.
+    pub(super) fn play(&mut self, step: &Step, period_ns: u64) -> Vec<Told> {
+        match *step {
+            Step::Open { thread, kind, under, .. } => {
+                let parent = match under {
+                    Under::Current => self.current(thread),
+                    Under::Nothing => None,
+                    Under::Span(parent) => Some(parent),
+                };
+                self.spans.push(Span {
+                    kind,
+                    parent,
+                    opened_ns: self.now_ns,
+                    is_held: true,
+                    is_open: true,
+                    has_failed: false,
+                });
+            }
+            Step::Enter { thread, span } => {
+                let is_profiled = self.spans[span].kind.is_profiled();
+                let thread = &mut self.threads[thread];
+                thread.entered.push(span);
+                thread.is_armed |= is_profiled;
+                thread.has_wait_to_tell &= !is_profiled;
+            }
+            Step::Exit { thread, span } => self.leave(thread, span),
+            Step::Panic { thread } => {
+                if let Some(span) = self.threads[thread].entered.last().copied() {
+                    if self.spans[span].kind.is_profiled() {
+                        self.fail_at(span);
+                    }
+                    self.leave(thread, span);
+                }
+            }
+            Step::Drop { span, .. } => {
+                self.spans[span].is_held = false;
+                self.close_what_can_be();
+            }
+            Step::Error { thread, span } => {
+                if let Some(span) = span.or_else(|| self.current(thread)) {
+                    self.fail_at(span);
+                }
+            }
+            Step::Status { span, .. } => self.fail_at(span),
+            Step::Sample { thread, number, weight_ns } => {
+                let entered = self.threads[thread].entered.clone();
+                let span = self.innermost_profiled(&entered);
+                *if span.is_some() {
+                    &mut self.samples_inside
+                } else {
+                    &mut self.samples_outside
+                } += 1;
+                self.events.push(Event {
+                    number: Some(number),
+                    span,
+                    entered,
+                    time_ns: self.now_ns,
+                    weight_ns: weight_ns.unwrap_or(period_ns),
+                    is_silent: false,
+                    exported_in: None,
+                });
+            }
+            Step::Pass { ns } => {
+                let then = |thread: &Thread| ThreadThen {
+                    entered: thread.entered.clone(),
+                    is_out: thread.out.is_some(),
+                };
+                let threads = std::array::from_fn(|thread| then(&self.threads[thread]));
+                self.slices.push(Slice { from_ns: self.now_ns, ns, threads });
+                self.now_ns += ns;
+            }
+            Step::SwitchOut { thread, preempted } => {
+                let thread = &mut self.threads[thread];
+                self.switches.push(Switch { entered: thread.entered.clone(), preempted });
+                thread.out = Some(Out { since_ns: self.now_ns, preempted, was_seen: false });
+            }
+            Step::SwitchIn { thread } => self.switch_in(thread),
+            Step::Round { flush, disarm } => return self.round(flush, disarm),
+            Step::EndThread { thread } => self.threads[thread] = Thread::default(),
+        }
+        Vec::new()
+    }
+
+    /// The span that the registry takes for the current one: entering a span again that is entered
+    /// already changes nothing.
+    fn current(&self, thread: usize) -> Option<usize> {
+        let entered = &self.threads[thread].entered;
+        let is_first = |at: &usize| !entered[..*at].contains(&entered[*at]);
+        (0..entered.len()).rev().find(is_first).map(|at| entered[at])
+    }
+
+    /// The span that was entered last of those that are profiled.
+    fn innermost_profiled(&self, entered: &[usize]) -> Option<usize> {
+        entered.iter().rev().copied().find(|span| self.spans[*span].kind.is_profiled())
+    }
+
+    fn leave(&mut self, thread: usize, span: usize) {
+        let is_profiled = self.spans[span].kind.is_profiled();
+        let thread = &mut self.threads[thread];
+        let at = thread.entered.iter().rposition(|entered| *entered == span).unwrap();
+        thread.entered.remove(at);
+        thread.has_wait_to_tell &= !is_profiled;
+        self.close_what_can_be();
+    }
+
+    /// The span and all around it, from the inside out.
+    fn path_up(&self, span: usize) -> Vec<usize> {
+        std::iter::successors(Some(span), |span| self.spans[*span].parent).collect()
+    }
+
+    /// The same without those that no rule matches.
+    fn profiled_up(&self, span: usize) -> Vec<usize> {
+        let up = self.path_up(span).into_iter();
+        up.filter(|span| self.spans[*span].kind.is_profiled()).collect()
+    }
+
+    fn root_of(&self, span: usize) -> usize {
+        *self.profiled_up(span).last().unwrap()
+    }
+
+    fn is_inside(&self, span: usize, outer: usize) -> bool {
+        self.profiled_up(span).contains(&outer)
+    }
+
+    fn fail_at(&mut self, span: usize) {
+        for span in self.profiled_up(span) {
+            self.spans[span].has_failed = true;
+        }
+    }
+
+    /// A span closes when nobody holds it, no thread is in it and no child of it is open.
+    fn close_what_can_be(&mut self) {
+        let can_close = |this: &Self, span: &usize| {
+            let is_entered = this.threads.iter().any(|thread| thread.entered.contains(span));
+            let has_child =
+                this.spans.iter().any(|child| child.is_open && child.parent == Some(*span));
+            this.spans[*span].is_open && !this.spans[*span].is_held && !is_entered && !has_child
+        };
+        while let Some(span) = (0..self.spans.len()).find(|span| can_close(self, span)) {
+            self.spans[span].is_open = false;
+            if self.spans[span].kind.is_profiled() {
+                self.judge(span);
+            }
+        }
+    }
+
+    fn judge(&mut self, span: usize) {
+        let Span { kind, has_failed, opened_ns, .. } = self.spans[span];
+        let times = self.times(span);
+        let is_slow = kind.threshold().is_some_and(|threshold| times.wall_ns > threshold);
+        let is_failed = kind.is_kept_on_error() && has_failed;
+        let reasons = match (is_slow, is_failed) {
+            (false, false) => return,
+            (true, false) => "latency",
+            (false, true) => "error",
+            (true, true) => "latency|error",
+        };
+        self.spans_kept += 1;
+        let inside = || self.events.iter().filter(|event| self.fell_inside(event, span));
+        let left = inside().filter(|event| event.exported_in.is_none() && !event.is_silent);
+        let samples = left.count() as u64;
+        let mut earlier: Vec<usize> = Vec::new();
+        for profile in inside().filter_map(|event| event.exported_in) {
+            if !earlier.contains(&profile) {
+                earlier.push(profile);
+            }
+        }
+        // In the order in which they were made.
+        earlier.sort_by_key(|profile| self.made_at(*profile));
+        earlier.drain(..earlier.len().saturating_sub(MOST_EARLIER));
+        let root = self.root_of(span);
+        let at = self.epochs.iter().position(|epoch| epoch.root == root).unwrap_or_else(|| {
+            self.epochs.push(Epoch { root, since_ns: self.now_ns, kept: Vec::new() });
+            self.epochs.len() - 1
+        });
+        let promised = self.epochs[at].kept.iter().find_map(|kept| kept.profile);
+        let profile = (samples > 0).then(|| promised.unwrap_or(span));
+        let reasons = reasons.to_owned();
+        let told = ToldSpan { span, reasons, opened_ns, times, samples, profile, earlier };
+        self.epochs[at].kept.push(told);
+    }
+
+    fn fell_inside(&self, event: &Event, outer: usize) -> bool {
+        event.span.is_some_and(|span| self.is_inside(span, outer))
+    }
+
+    fn times(&self, span: usize) -> Times {
+        let mut times = Times::default();
+        let opened_ns = self.spans[span].opened_ns;
+        for slice in self.slices.iter().filter(|slice| slice.from_ns >= opened_ns) {
+            times.wall_ns += slice.ns;
+            let mut is_entered = false;
+            for thread in slice.threads.iter().filter(|thread| thread.entered.contains(&span)) {
+                is_entered = true;
+                *if thread.is_out { &mut times.off_cpu_ns } else { &mut times.on_cpu_ns } +=
+                    slice.ns;
+            }
+            if !is_entered {
+                times.idle_ns += slice.ns;
+            }
+        }
+        for switch in self.switches.iter().filter(|switch| switch.entered.contains(&span)) {
+            *if switch.preempted { &mut times.involuntary } else { &mut times.voluntary } += 1;
+        }
+        let samples = self.events.iter().filter(|event| event.number.is_some());
+        times.faults = samples.filter(|sample| sample.entered.contains(&span)).count() as u64;
+        times
+    }
+
+    fn switch_in(&mut self, thread: usize) {
+        let Some(out) = self.threads[thread].out.take() else { return };
+        if !out.was_seen {
+            return;
+        }
+        let entered = self.threads[thread].entered.clone();
+        let is_silent = std::mem::replace(&mut self.threads[thread].has_wait_to_tell, true);
+        self.events.push(Event {
+            number: None,
+            span: self.innermost_profiled(&entered),
+            entered,
+            time_ns: out.since_ns,
+            weight_ns: self.now_ns - out.since_ns,
+            is_silent,
+            exported_in: None,
+        });
+    }
+
+    fn round(&mut self, flush: bool, disarm: bool) -> Vec<Told> {
+        let mut told = Vec::new();
+        for epoch in std::mem::take(&mut self.epochs) {
+            let is_ripe = self.now_ns - epoch.since_ns >= LINGER_NS;
+            // A root in which no sample fell and that is not kept closes without a word. Then
+            // there is no profile either, and the report is not urgent.
+            let sampled = self.events.iter().any(|event| self.fell_inside(event, epoch.root));
+            let is_kept = epoch.kept.iter().any(|kept| kept.span == epoch.root);
+            let is_closed = !self.spans[epoch.root].is_open && (sampled || is_kept);
+            if is_ripe || is_closed || flush {
+                told.push(self.tell(epoch));
+            } else {
+                self.epochs.push(epoch);
+            }
+        }
+        let (now_ns, follows_switches) = (self.now_ns, self.follows_switches);
+        for thread in 0..THREADS {
+            let is_inside = self.innermost_profiled(&self.threads[thread].entered).is_some();
+            let thread = &mut self.threads[thread];
+            thread.is_armed &= !disarm || is_inside;
+            if let Some(out) = &mut thread.out {
+                let is_long = now_ns - out.since_ns >= SHORTEST_WAIT_NS;
+                out.was_seen |= is_long && is_inside && !out.preempted && follows_switches;
+            }
+        }
+        told
+    }
+
+    fn tell(&mut self, epoch: Epoch) -> Told {
+        let Epoch { root, kept, .. } = epoch;
+        let Some(number) = kept.iter().find_map(|kept| kept.profile) else {
+            return Told { root, kept, profile: None };
+        };
+        let is_in_profile = |span: usize| kept.iter().any(|kept| self.is_inside(span, kept.span));
+        let begin_ns = kept.iter().map(|kept| kept.opened_ns).min().unwrap();
+        let end_ns = kept.iter().map(|kept| kept.opened_ns + kept.times.wall_ns).max().unwrap();
+        let (mut samples, mut waits) = (BTreeMap::new(), BTreeSet::new());
+        let mut exported = Vec::new();
+        let mut last_ns = 0;
+        for (at, event) in self.events.iter().enumerate() {
+            let Some(span) = event.span.filter(|span| is_in_profile(*span)) else { continue };
+            if event.exported_in.is_some() {
+                continue;
+            }
+            exported.push(at);
+            let mut path: Vec<_> =
+                self.profiled_up(span).into_iter().filter(|span| is_in_profile(*span)).collect();
+            path.reverse();
+            last_ns = last_ns.max(event.time_ns + 1);
+            let place = Place {
+                path: path.into_iter().map(name).collect(),
+                at_ns: event.time_ns - begin_ns,
+                weight_ns: event.weight_ns,
+            };
+            match event.number {
+                Some(number) => assert!(samples.insert(number, place).is_none()),
+                None => assert!(waits.insert(place)),
+            }
+        }
+        for at in exported {
+            self.events[at].exported_in = Some(number);
+        }
+        let duration_ns = end_ns.max(last_ns) - begin_ns;
+        self.made.push(number);
+        Told { root, kept, profile: Some(ToldProfile { number, duration_ns, samples, waits }) }
+    }
+
+    fn made_at(&self, profile: usize) -> Option<usize> {
+        self.made.iter().position(|made| *made == profile)
+    }
+}

@@ -1,0 +1,299 @@
+//! What can happen, as it is generated and as it is played.
+
+use std::fmt;
+
+use proptest::prelude::*;
+
+/// What the rules say of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    /// No rule matches it.
+    Unmatched,
+    /// It is profiled, and never kept: its threshold is an hour.
+    Patient,
+    Slow,
+    /// Slow as well, with a rule that asks for more samples.
+    Tight,
+    Failing,
+    /// Slow or failing; it also has a field by which it can say that it failed.
+    Either,
+}
+
+const MS: u64 = 1_000_000;
+
+impl Kind {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Unmatched, Self::Patient, Self::Slow, Self::Tight, Self::Failing, Self::Either];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Unmatched => "unmatched",
+            Self::Patient => "patient",
+            Self::Slow => "slow",
+            Self::Tight => "tight",
+            Self::Failing => "failing",
+            Self::Either => "either",
+        }
+    }
+
+    pub(super) fn is_profiled(self) -> bool {
+        self != Self::Unmatched
+    }
+
+    /// In nanoseconds.
+    pub(super) fn threshold(self) -> Option<u64> {
+        match self {
+            Self::Unmatched | Self::Failing => None,
+            Self::Patient => Some(3_600_000 * MS),
+            Self::Slow => Some(100 * MS),
+            Self::Tight => Some(10 * MS),
+            Self::Either => Some(300 * MS),
+        }
+    }
+
+    pub(super) fn is_kept_on_error(self) -> bool {
+        matches!(self, Self::Failing | Self::Either)
+    }
+
+    pub(super) fn has_status(self) -> bool {
+        self == Self::Either
+    }
+}
+
+/// What a new span is told of its parent.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Under<S> {
+    Current,
+    Nothing,
+    Span(S),
+}
+
+/// One thing that happens, as it is generated. Threads and spans are counted around: so each script
+/// can be played, and stays one when parts of it are left out. What is impossible is passed over.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Open {
+        thread: u8,
+        kind: Kind,
+        under: Under<u8>,
+        enter: bool,
+    },
+    Enter {
+        thread: u8,
+        span: u8,
+    },
+    /// A whole span that fails, with samples, as there are many in a long one; then a round.
+    Child {
+        thread: u8,
+        under: Under<u8>,
+        samples: u8,
+        flush: bool,
+    },
+    /// So many spans from the innermost one.
+    Exit {
+        thread: u8,
+        up: u8,
+        and_drop: bool,
+    },
+    Panic {
+        thread: u8,
+    },
+    Drop {
+        thread: u8,
+        span: u8,
+    },
+    Error {
+        thread: u8,
+        span: Option<u8>,
+    },
+    Status {
+        thread: u8,
+        span: u8,
+    },
+    Samples {
+        thread: u8,
+        count: u8,
+        with_weight: bool,
+    },
+    Pass {
+        ns: u64,
+    },
+    Off {
+        thread: u8,
+        ns: u64,
+        preempted: bool,
+    },
+    /// A wait, in the middle of which the collector has a look.
+    Wait {
+        thread: u8,
+        before_ns: u64,
+        after_ns: u64,
+    },
+    Round {
+        flush: bool,
+    },
+    /// Threads without a span are not sampled any more.
+    Disarm,
+    EndThread {
+        thread: u8,
+    },
+}
+
+pub(super) const THREADS: usize = 3;
+
+/// Times around all thresholds, and some that show in no rounded number.
+fn time() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        4 => 1..50_000_u64,
+        4 => prop::sample::select(&[MS, 7 * MS + 3][..]),
+        3 => prop::sample::select(&[10 * MS, 40 * MS + 1, 100 * MS][..]),
+        1 => prop::sample::select(&[300 * MS, 1_000 * MS, 2_000 * MS, 2_500 * MS][..]),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    // Not evenly, so that there are deep trees.
+    let thread = prop_oneof![5 => Just(0), 2 => Just(1), 1 => Just(2)];
+    let span = 0..12_u8;
+    let under = prop_oneof![
+        6 => Just(Under::Current),
+        1 => Just(Under::Nothing),
+        2 => span.clone().prop_map(Under::Span),
+    ];
+    let kind = prop_oneof![
+        1 => Just(Kind::Unmatched),
+        2 => Just(Kind::Patient),
+        2 => Just(Kind::Slow),
+        2 => Just(Kind::Tight),
+        3 => Just(Kind::Failing),
+        2 => Just(Kind::Either),
+    ];
+    let up = prop_oneof![5 => Just(0), 1 => 0..4_u8];
+    prop_oneof![
+        8 => (thread.clone(), kind, under.clone(), prop::bool::weighted(0.8))
+            .prop_map(|(thread, kind, under, enter)| Op::Open { thread, kind, under, enter }),
+        3 => (thread.clone(), under.clone(), 0..3_u8, any::<bool>()).prop_map(
+            |(thread, under, samples, flush)| Op::Child { thread, under, samples, flush },
+        ),
+        2 => (thread.clone(), span.clone()).prop_map(|(thread, span)| Op::Enter { thread, span }),
+        6 => (thread.clone(), up, prop::bool::weighted(0.8))
+            .prop_map(|(thread, up, and_drop)| Op::Exit { thread, up, and_drop }),
+        1 => thread.clone().prop_map(|thread| Op::Panic { thread }),
+        1 => (thread.clone(), span.clone()).prop_map(|(thread, span)| Op::Drop { thread, span }),
+        3 => (thread.clone(), prop::option::weighted(0.3, span.clone()))
+            .prop_map(|(thread, span)| Op::Error { thread, span }),
+        1 => (thread.clone(), span).prop_map(|(thread, span)| Op::Status { thread, span }),
+        8 => (thread.clone(), 1..4_u8, any::<bool>()).prop_map(|(thread, count, with_weight)| {
+            Op::Samples { thread, count, with_weight }
+        }),
+        6 => time().prop_map(|ns| Op::Pass { ns }),
+        2 => (thread.clone(), time(), any::<bool>())
+            .prop_map(|(thread, ns, preempted)| Op::Off { thread, ns, preempted }),
+        1 => (thread.clone(), time(), time()).prop_map(|(thread, before_ns, after_ns)| {
+            Op::Wait { thread, before_ns, after_ns }
+        }),
+        5 => prop::bool::weighted(0.5).prop_map(|flush| Op::Round { flush }),
+        1 => Just(Op::Disarm),
+        1 => thread.prop_map(|thread| Op::EndThread { thread }),
+    ]
+}
+
+/// A whole script, and whether the source follows context switches.
+pub(super) fn script() -> impl Strategy<Value = (Vec<Op>, bool)> {
+    (prop::collection::vec(op(), 1..100), prop::bool::weighted(0.75))
+}
+
+/// One thing that happens, as it is played. Spans are numbered as they are opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    Open {
+        thread: usize,
+        span: usize,
+        kind: Kind,
+        under: Under<usize>,
+    },
+    Enter {
+        thread: usize,
+        span: usize,
+    },
+    /// The latest enter of the span on that thread.
+    Exit {
+        thread: usize,
+        span: usize,
+    },
+    /// The innermost span is left by a panic.
+    Panic {
+        thread: usize,
+    },
+    /// The program has no further use for the span.
+    Drop {
+        thread: usize,
+        span: usize,
+    },
+    Error {
+        thread: usize,
+        span: Option<usize>,
+    },
+    Status {
+        thread: usize,
+        span: usize,
+    },
+    Sample {
+        thread: usize,
+        number: usize,
+        weight_ns: Option<u64>,
+    },
+    Pass {
+        ns: u64,
+    },
+    SwitchOut {
+        thread: usize,
+        preempted: bool,
+    },
+    SwitchIn {
+        thread: usize,
+    },
+    Round {
+        flush: bool,
+        disarm: bool,
+    },
+    EndThread {
+        thread: usize,
+    },
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Open { thread, span, kind, under } => {
+                write!(f, "t{thread} opens s{span} ({})", kind.name())?;
+                match under {
+                    Under::Current => write!(f, " where it is"),
+                    Under::Nothing => write!(f, " as a root"),
+                    Under::Span(parent) => write!(f, " under s{parent}"),
+                }
+            }
+            Self::Enter { thread, span } => write!(f, "t{thread} enters s{span}"),
+            Self::Exit { thread, span } => write!(f, "t{thread} leaves s{span}"),
+            Self::Panic { thread } => write!(f, "t{thread} leaves the innermost span by a panic"),
+            Self::Drop { thread, span } => write!(f, "t{thread} drops s{span}"),
+            Self::Error { thread, span: None } => write!(f, "t{thread} has an error"),
+            Self::Error { thread, span: Some(span) } => {
+                write!(f, "t{thread} has an error in s{span}")
+            }
+            Self::Status { thread, span } => write!(f, "t{thread} says that s{span} failed"),
+            Self::Sample { thread, number, weight_ns } => {
+                write!(f, "sample {number} on t{thread}")?;
+                weight_ns.map_or(Ok(()), |weight_ns| write!(f, " for {weight_ns} ns"))
+            }
+            Self::Pass { ns } => write!(f, "{ns} ns pass"),
+            Self::SwitchOut { thread, preempted: true } => write!(f, "t{thread} is preempted"),
+            Self::SwitchOut { thread, preempted: false } => write!(f, "t{thread} begins to wait"),
+            Self::SwitchIn { thread } => write!(f, "t{thread} runs again"),
+            Self::Round { flush: true, .. } => write!(f, "flush"),
+            Self::Round { disarm: true, .. } => write!(f, "a round that disarms"),
+            Self::Round { .. } => write!(f, "a round"),
+            Self::EndThread { thread } => write!(f, "t{thread} ends, and another is t{thread}"),
+        }
+    }
+}

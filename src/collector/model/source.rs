@@ -1,0 +1,250 @@
+//! A kernel that does what a script says.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::script::THREADS;
+use crate::sampler::{Sampler, SwitchLog};
+use crate::span::{ArmThreads, Armed, Interval, Recording, ThreadSource, Usage};
+use crate::stats::Counters;
+use crate::sys::{Clock, Position, Ring};
+
+/// By how much hooks see a sample move the position.
+const STEP: u64 = 64;
+const SWITCH_STEP: u64 = 16;
+const RING_BYTES: usize = 1 << 16;
+/// Of the shortest record.
+const SAMPLE_BYTES: u64 = 72;
+pub(super) const BASE_PERIOD_NS: u64 = 5_000_000;
+/// No system has a thread of that number: what is asked of it is refused.
+const FIRST_TID: u32 = 0x7000_0000;
+
+thread_local! {
+    static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// The calling thread is that one of the script.
+pub(super) fn begin_thread(number: usize) {
+    THREAD.set(number);
+}
+
+/// What is written into rings, and what clocks say.
+#[derive(Clone, Debug)]
+pub(super) struct Scripted(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    now: Arc<AtomicU64>,
+    sampler: Sampler,
+    counters: Arc<Counters>,
+    follows_switches: bool,
+    next_tid: AtomicU64,
+    threads: Mutex<[Thread; THREADS]>,
+}
+
+#[derive(Debug, Default)]
+struct Thread {
+    samples: u64,
+    voluntary: u64,
+    involuntary: u64,
+    off_ns: u64,
+    /// Since when it is switched out.
+    out_ns: Option<u64>,
+    armed: Option<Rings>,
+}
+
+#[derive(Debug)]
+struct Rings {
+    recording: Arc<Recording>,
+    tid: u32,
+    samples: Arc<Ring>,
+    switches: Option<Arc<Ring>>,
+    period_ns: u64,
+    /// The time that it had run when it was armed.
+    on_ns: u64,
+}
+
+impl Scripted {
+    pub(super) fn new(
+        now: Arc<AtomicU64>,
+        sampler: Sampler,
+        counters: Arc<Counters>,
+        follows_switches: bool,
+    ) -> Self {
+        let threads = Mutex::default();
+        let next_tid = AtomicU64::new(FIRST_TID.into());
+        Self(Arc::new(Shared { now, sampler, counters, follows_switches, next_tid, threads }))
+    }
+
+    /// The period at which the thread is sampled now.
+    pub(super) fn period_ns(&self, thread: usize) -> u64 {
+        let threads = self.0.threads.lock();
+        threads[thread].armed.as_ref().map_or(0, |rings| rings.period_ns)
+    }
+
+    /// A sample in which that instruction was about to run.
+    pub(super) fn sample(&self, thread: usize, instruction: u64, weight_ns: Option<u64>) {
+        let mut threads = self.0.threads.lock();
+        let thread = &mut threads[thread];
+        thread.samples += 1;
+        let rings = thread.armed.as_ref().unwrap();
+        let mut words = vec![
+            0,
+            u64::from(rings.tid) << 32 | u64::from(std::process::id()),
+            self.0.now.load(Ordering::Relaxed),
+            2,
+        ];
+        let stack_pointer = 1 << 40;
+        if cfg!(target_arch = "aarch64") {
+            words.extend([0, 0, stack_pointer, instruction]);
+        } else {
+            words.extend([0, stack_pointer, instruction]);
+        }
+        match weight_ns {
+            // One word of stack, which is 0: nobody called.
+            Some(weight_ns) => words.extend([8, 0, 8, weight_ns]),
+            None => words.push(0),
+        }
+        words.push(rings.samples.scripted_position());
+        words[0] = 9 | 2 << 32 | (8 * words.len() as u64) << 48;
+        assert!(rings.samples.write_scripted(&words), "the script has too many samples");
+    }
+
+    pub(super) fn switch_out(&self, thread: usize, preempted: bool) {
+        let now = self.0.now.load(Ordering::Relaxed);
+        let mut threads = self.0.threads.lock();
+        let thread = &mut threads[thread];
+        thread.out_ns = Some(now);
+        *if preempted { &mut thread.involuntary } else { &mut thread.voluntary } += 1;
+        let misc = 1 << 13 | if preempted { 1 << 14 } else { 0 };
+        thread.write_switch(misc, now);
+    }
+
+    pub(super) fn switch_in(&self, thread: usize) {
+        let now = self.0.now.load(Ordering::Relaxed);
+        let mut threads = self.0.threads.lock();
+        let thread = &mut threads[thread];
+        thread.off_ns += now - thread.out_ns.take().unwrap();
+        if let Some(Rings { switches: Some(ring), on_ns, .. }) = &thread.armed {
+            ring.set_scripted_time_enabled(now - thread.off_ns - on_ns);
+        }
+        thread.write_switch(0, now);
+    }
+
+    /// The threads whose recording is over: the next round gives their rings back.
+    pub(super) fn over(&self) -> Vec<usize> {
+        let threads = self.0.threads.lock();
+        let is_over = |thread: &usize| {
+            threads[*thread].armed.as_ref().is_some_and(|rings| rings.recording.is_over())
+        };
+        (0..THREADS).filter(is_over).collect()
+    }
+
+    /// The rings of that thread were given back.
+    pub(super) fn retire(&self, thread: usize) {
+        if let Some(rings) = self.0.threads.lock()[thread].armed.take() {
+            rings.samples.retire_scripted();
+            rings.switches.iter().for_each(|ring| ring.retire_scripted());
+        }
+    }
+
+    /// The thread ends: what another of that number does is its own.
+    pub(super) fn end_thread(&self, thread: usize) {
+        self.0.threads.lock()[thread] = Thread::default();
+    }
+}
+
+impl Thread {
+    fn write_switch(&self, misc: u64, now: u64) {
+        if let Some(ring) = self.armed.as_ref().and_then(|rings| rings.switches.as_ref()) {
+            assert!(ring.write_scripted(&[14 | misc << 32 | 16 << 48, now]), "too many switches");
+        }
+    }
+}
+
+impl ArmThreads for Scripted {
+    fn arm(&self, _: &Clock) -> Armed {
+        let shared = &*self.0;
+        let open = |step| Arc::new(Ring::scripted(RING_BYTES, step).unwrap());
+        let samples = open(STEP);
+        let switches = shared.follows_switches.then(|| open(SWITCH_STEP));
+        let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
+        let recording = Arc::new(Recording::new(
+            tid,
+            Some(Arc::clone(&samples)),
+            switches.clone(),
+            BASE_PERIOD_NS,
+            SAMPLE_BYTES,
+        ));
+        let number = THREAD.get();
+        let mut threads = shared.threads.lock();
+        let thread = &mut threads[number];
+        let now = shared.now.load(Ordering::Relaxed);
+        thread.armed = Some(Rings {
+            recording: Arc::clone(&recording),
+            tid,
+            samples: Arc::clone(&samples),
+            switches: switches.clone(),
+            period_ns: BASE_PERIOD_NS,
+            on_ns: now - thread.off_ns,
+        });
+        shared.sampler.add_scripted(Arc::clone(&recording));
+        let log = |ring: &Arc<Ring>| SwitchLog::new(Arc::clone(ring), Arc::clone(&shared.counters));
+        Armed {
+            recording: Some(recording),
+            samples: Position::of_ring(samples),
+            sample_size: STEP,
+            switches: switches
+                .as_ref()
+                .map_or(Position::fixed(), |ring| Position::of_ring(Arc::clone(ring))),
+            follows_switches: shared.follows_switches,
+            may_retry: false,
+            source: Box::new(ScriptedThread {
+                number,
+                log: switches.as_ref().map(log),
+                scripted: self.clone(),
+            }),
+        }
+    }
+}
+
+/// One thread of the script.
+#[derive(Debug)]
+struct ScriptedThread {
+    number: usize,
+    log: Option<SwitchLog>,
+    scripted: Scripted,
+}
+
+impl ThreadSource for ScriptedThread {
+    fn catch_up(&mut self, clock: &Clock) -> Interval {
+        self.log.as_mut().map_or(Interval::default(), |log| log.catch_up(clock))
+    }
+
+    fn cpu_ns(&mut self) -> Option<u64> {
+        let shared = &*self.scripted.0;
+        let off_ns = shared.threads.lock()[self.number].off_ns;
+        Some(shared.now.load(Ordering::Relaxed) - off_ns)
+    }
+
+    fn usage(&mut self) -> Usage {
+        let threads = self.scripted.0.threads.lock();
+        let thread = &threads[self.number];
+        Usage {
+            // A page fault a sample.
+            minor_faults: thread.samples,
+            voluntary_switches: thread.voluntary,
+            involuntary_switches: thread.involuntary,
+            ..Usage::default()
+        }
+    }
+
+    fn set_period_ns(&mut self, period_ns: u64) -> std::io::Result<()> {
+        let mut threads = self.scripted.0.threads.lock();
+        let rings = threads[self.number].armed.as_mut();
+        rings.map(|rings| rings.period_ns = period_ns).ok_or(std::io::ErrorKind::NotFound.into())
+    }
+}

@@ -1,0 +1,455 @@
+//! Where a script is played for real: a registry with the layer, threads, the collector. Only the
+//! kernel and the clock are not real. One thing happens at a time.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, LazyLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel;
+use parking_lot::Mutex;
+use tracing::field::FieldSet;
+use tracing::metadata::Kind as MetadataKind;
+use tracing::span::EnteredSpan;
+use tracing::subscriber::Interest;
+use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
+
+use super::super::command::{Command, Job, Waiting};
+use super::super::engine::{Engine, Limits, Parts};
+use super::super::gate::Gate;
+use super::super::run::Collector;
+use super::oracle::{Place, START_NS, Times, Told, ToldProfile, ToldSpan, name};
+use super::script::{Kind, Step, THREADS, Under};
+use super::source::{BASE_PERIOD_NS, Scripted, begin_thread};
+use crate::export::{ExportError, Exported, Exporter};
+use crate::keep::{Callsites, Keep, Keeper, KeptSpan, Rule, Rules};
+use crate::otel::AttributeNames;
+use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
+use crate::sampler::{Sampler, Source, SourceSettings};
+use crate::span::{KEEP_ON_ERROR, Plan, SpanKey, Spans, TIGHTER};
+use crate::stats::{Counters, Stats};
+use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
+
+const STATUS: &str = "otel.status_code";
+
+struct Site;
+
+impl callsite::Callsite for Site {
+    fn set_interest(&self, _: Interest) {}
+
+    fn metadata(&self) -> &Metadata<'_> {
+        error_metadata()
+    }
+}
+
+/// Nothing is registered: all callsites can be one.
+fn fields(names: &'static [&'static str]) -> FieldSet {
+    FieldSet::new(names, callsite::Identifier(&Site))
+}
+
+fn error_metadata() -> &'static Metadata<'static> {
+    static ERROR: LazyLock<Metadata<'static>> = LazyLock::new(|| {
+        let fields = fields(&[]);
+        Metadata::new("e", "model", Level::ERROR, None, None, None, fields, MetadataKind::EVENT)
+    });
+    &ERROR
+}
+
+/// Each span has a callsite of its own, so that its name tells it from all others.
+fn metadata(span: usize, kind: Kind) -> &'static Metadata<'static> {
+    type Known = HashMap<(usize, Kind), &'static Metadata<'static>>;
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let make = || {
+        let name: &'static str = Box::leak(name(span).into_boxed_str());
+        let fields = fields(if kind.has_status() { &[STATUS] } else { &[] });
+        let level = Level::INFO;
+        let metadata =
+            Metadata::new(name, kind.name(), level, None, None, None, fields, MetadataKind::SPAN);
+        &*Box::leak(Box::new(metadata))
+    };
+    KNOWN.lock().entry((span, kind)).or_insert_with(make)
+}
+
+fn rules() -> Rules {
+    let rule = |kind: &Kind| {
+        let mut keep = Keep::never();
+        if let Some(threshold) = kind.threshold() {
+            keep = keep.or_slower_than(Duration::from_nanos(threshold));
+        }
+        if kind.is_kept_on_error() {
+            keep = keep.or_failed();
+        }
+        Rule::for_target(kind.name(), keep)
+    };
+    Rules::new(Kind::ALL.iter().map(rule))
+}
+
+const TIGHT_PERIOD_NS: u64 = 1_000_000;
+
+/// What [`Builder::build`](crate::Builder::build) does for the same rules.
+fn plan(keep: &Keep) -> Plan {
+    let threshold = keep.latency().map(|latency| latency.as_nanos() as u64);
+    let is_tight = threshold == Kind::Tight.threshold();
+    let tighter = if is_tight { TIGHTER } else { 0 };
+    let on_error = if keep.on_error() { KEEP_ON_ERROR } else { 0 };
+    Plan {
+        number: 0,
+        flags: tighter | on_error,
+        suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
+        period_ns: if is_tight { TIGHT_PERIOD_NS } else { BASE_PERIOD_NS },
+    }
+}
+
+/// Profiles are taken from the way to the exporter.
+struct Nowhere;
+
+impl Exporter for Nowhere {
+    fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
+        Ok(Exported::default())
+    }
+}
+
+type Task = Box<dyn FnOnce(&mut Vec<(usize, EnteredSpan)>) + Send>;
+
+/// A thread, which does one thing and waits.
+struct Worker {
+    tasks: Sender<Task>,
+    done: Receiver<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Worker {
+    fn start(number: usize, dispatch: &Dispatch) -> Self {
+        let (tasks, to_do) = mpsc::channel::<Task>();
+        let (say_done, done) = mpsc::channel();
+        let dispatch = dispatch.clone();
+        let thread = std::thread::spawn(move || {
+            begin_thread(number);
+            let _guard = tracing::dispatcher::set_default(&dispatch);
+            let mut entered = Vec::new();
+            for task in to_do {
+                task(&mut entered);
+                _ = say_done.send(());
+            }
+        });
+        Self { tasks, done, thread }
+    }
+
+    fn run(&self, task: impl FnOnce(&mut Vec<(usize, EnteredSpan)>) + Send + 'static) {
+        self.tasks.send(Box::new(task)).unwrap();
+        self.done.recv().expect("the thread has not panicked");
+    }
+
+    fn end(self) {
+        drop(self.tasks);
+        self.thread.join().unwrap();
+    }
+}
+
+pub(super) struct Stage {
+    now: Arc<AtomicU64>,
+    scripted: Scripted,
+    engine: Arc<Engine>,
+    collector: Collector,
+    commands: channel::Sender<Command>,
+    jobs: channel::Receiver<Job>,
+    dispatch: Dispatch,
+    workers: [Option<Worker>; THREADS],
+    held: Vec<Option<Span>>,
+    profiles: HashMap<ProfileId, usize>,
+    /// The numbers of profiled spans in the script.
+    keys: HashMap<SpanKey, usize>,
+}
+
+impl Stage {
+    /// `subscriber` makes one of the layer.
+    pub(super) fn new(
+        follows_switches: bool,
+        subscriber: impl FnOnce(Arc<Engine>) -> Dispatch,
+    ) -> Self {
+        let now = Arc::new(AtomicU64::new(START_NS));
+        let counters = Arc::new(Counters::default());
+        let poller = Poller::new().unwrap();
+        let settings = SourceSettings {
+            source: Source::None,
+            timer_clock: TimerClock::Cpu,
+            stack_bytes: 1024,
+            period: None,
+        };
+        let request = SampleRequest {
+            period_ns: BASE_PERIOD_NS,
+            stack_bytes: settings.stack_bytes,
+            ring_bytes: 0,
+            wake_after_bytes: 0,
+            in_kernel: false,
+            position_step: 0,
+        };
+        let sampler = Sampler::new(settings, request, &poller.waker(), Arc::clone(&counters));
+        let scripted = Scripted::new(
+            Arc::clone(&now),
+            sampler.clone(),
+            Arc::clone(&counters),
+            follows_switches,
+        );
+        let clock = Clock::by_hand(Arc::clone(&now));
+        let source = Box::new(scripted.clone());
+        let many = 1 << 20;
+        let gate = Gate::new();
+        gate.open();
+        let (engine, mut collector, worker) = Engine::assemble(Parts {
+            spans: Spans::new(clock, source, BASE_PERIOD_NS, Arc::clone(&counters)),
+            callsites: Callsites::new(
+                rules(),
+                Box::new(|keep, _, _| plan(keep)),
+                Arc::clone(&counters),
+            ),
+            keeper: Keeper::by_hand(many, Arc::clone(&now)),
+            counters,
+            source: sampler,
+            poller,
+            limits: Limits {
+                memory_bytes: many as usize,
+                samples_per_profile: many as usize,
+                pending_spans: many as usize,
+                cpu_percent: None,
+                frames_per_stack: 4,
+                stack_bytes: 1024,
+            },
+            gate,
+            order: Arc::default(),
+            source_settings: settings,
+            fixed_period: None,
+            exporter: Box::new(Nowhere),
+            problem: None,
+            on_kept: None,
+            only_sampled_traces: false,
+            attributes: AttributeNames::default(),
+            redaction: crate::redact::Redaction::new(),
+            symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },
+        });
+        collector.idle = Duration::MAX;
+        let dispatch = subscriber(Arc::clone(&engine));
+        let workers = std::array::from_fn(|number| Some(Worker::start(number, &dispatch)));
+        Self {
+            now,
+            scripted,
+            commands: engine.commands.clone(),
+            engine,
+            collector,
+            jobs: worker.jobs,
+            dispatch,
+            workers,
+            held: Vec::new(),
+            profiles: HashMap::new(),
+            keys: HashMap::new(),
+        }
+    }
+
+    pub(super) fn period_ns(&self, thread: usize) -> u64 {
+        self.scripted.period_ns(thread)
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    /// For how long the collector would sleep now, if nobody wakes it; `None`: for ever.
+    pub(super) fn sleep(&self) -> Option<Duration> {
+        self.collector.sleep()
+    }
+
+    /// Does it, and returns what was told meanwhile.
+    pub(super) fn play(&mut self, step: &Step) -> Vec<Told> {
+        match *step {
+            Step::Open { thread, span, kind, under } => self.open(thread, span, kind, under),
+            Step::Enter { thread, span } => {
+                let handle = self.handle(span);
+                self.on(thread).run(move |entered| entered.push((span, handle.entered())));
+            }
+            Step::Exit { thread, span } => self.on(thread).run(move |entered| {
+                let at = entered.iter().rposition(|(entered, _)| *entered == span).unwrap();
+                drop(entered.remove(at));
+            }),
+            Step::Panic { thread } => self.on(thread).run(|entered| {
+                let innermost = entered.pop();
+                let unwind = AssertUnwindSafe(move || {
+                    let _innermost = innermost;
+                    // Unlike `panic!` this prints nothing.
+                    resume_unwind(Box::new(()));
+                });
+                assert!(catch_unwind(unwind).is_err());
+            }),
+            Step::Drop { thread, span } => {
+                let handle = self.held[span].take();
+                self.on(thread).run(move |_| drop(handle));
+            }
+            Step::Error { thread, span } => {
+                let parent = span.map(|span| self.handle(span).id());
+                self.on(thread).run(move |_| {
+                    let metadata = error_metadata();
+                    let values: [_; 0] = [];
+                    let values = metadata.fields().value_set(&values);
+                    match parent {
+                        Some(parent) => Event::child_of(parent, metadata, &values),
+                        None => Event::dispatch(metadata, &values),
+                    }
+                });
+            }
+            Step::Status { thread, span } => {
+                let handle = self.handle(span);
+                self.on(thread).run(move |_| {
+                    handle.record(STATUS, "ERROR");
+                });
+            }
+            Step::Sample { thread, number, weight_ns } => {
+                self.scripted.sample(thread, instruction(number), weight_ns);
+            }
+            Step::Pass { ns } => _ = self.now.fetch_add(ns, Ordering::Relaxed),
+            Step::SwitchOut { thread, preempted } => self.scripted.switch_out(thread, preempted),
+            Step::SwitchIn { thread } => self.scripted.switch_in(thread),
+            Step::Round { flush, disarm } => {
+                if flush {
+                    let waiting = Waiting { done: channel::bounded(1).0, deadline: Instant::now() };
+                    _ = self.commands.send(Command::Flush(waiting));
+                }
+                self.collector.idle = if disarm { Duration::ZERO } else { Duration::MAX };
+                let over = self.scripted.over();
+                assert!(self.collector.do_rounds());
+                over.into_iter().for_each(|thread| self.scripted.retire(thread));
+                return self.told();
+            }
+            Step::EndThread { thread } => {
+                self.workers[thread].take().unwrap().end();
+                self.scripted.end_thread(thread);
+                self.workers[thread] = Some(Worker::start(thread, &self.dispatch));
+            }
+        }
+        Vec::new()
+    }
+
+    fn on(&self, thread: usize) -> &Worker {
+        self.workers[thread].as_ref().unwrap()
+    }
+
+    fn handle(&self, span: usize) -> Span {
+        self.held[span].clone().unwrap()
+    }
+
+    fn open(&mut self, thread: usize, span: usize, kind: Kind, under: Under<usize>) {
+        let metadata = metadata(span, kind);
+        let parent = match under {
+            Under::Span(parent) => self.handle(parent).id(),
+            _ => None,
+        };
+        let (give, take) = mpsc::channel();
+        self.on(thread).run(move |_| {
+            let values: [_; 0] = [];
+            let values = metadata.fields().value_set(&values);
+            _ = give.send(match under {
+                Under::Current => Span::new(metadata, &values),
+                Under::Nothing => Span::new_root(metadata, &values),
+                Under::Span(_) => Span::child_of(parent, metadata, &values),
+            });
+        });
+        let handle = take.recv().unwrap();
+        let id = handle.id().unwrap().into_non_zero_u64();
+        self.keys.extend(self.engine.spans.key_of(id).map(|key| (key, span)));
+        self.held.push(Some(handle));
+    }
+
+    fn told(&mut self) -> Vec<Told> {
+        let mut told = Vec::new();
+        while let Ok(job) = self.jobs.try_recv() {
+            match job {
+                Job::Export { profile, kept, .. } => {
+                    // It would be given to the exporter now.
+                    self.engine.keeper.redeem();
+                    told.push(self.kept(&kept, Some(&profile)));
+                }
+                Job::Report(kept) => told.push(self.kept(&kept, None)),
+                _ => {}
+            }
+        }
+        told
+    }
+
+    fn kept(&mut self, kept: &[KeptSpan], profile: Option<&Profile>) -> Told {
+        for span in kept {
+            if let Ok(id) = span.profile {
+                self.profiles.entry(id).or_insert(number(span.name()));
+            }
+        }
+        let unknown = usize::MAX;
+        let number_of = |id: &ProfileId| self.profiles.get(id).copied().unwrap_or(unknown);
+        let told = |span: &KeptSpan| ToldSpan {
+            span: self.keys.get(&span.key).copied().unwrap_or(unknown),
+            reasons: span.reasons.to_string(),
+            opened_ns: span.opened_ns,
+            times: times(span),
+            samples: span.samples,
+            profile: span.profile.ok().as_ref().map(number_of),
+            earlier: span.earlier.iter().map(number_of).collect(),
+        };
+        let root = kept[0].root;
+        assert!(kept.iter().all(|span| span.root == root), "spans of two roots in one profile");
+        Told {
+            root: self.keys.get(&root).copied().unwrap_or(unknown),
+            kept: kept.iter().map(told).collect(),
+            profile: profile.map(|profile| told_profile(profile, number_of(&profile.id))),
+        }
+    }
+
+    pub(super) fn end(self) {
+        self.workers.into_iter().flatten().for_each(Worker::end);
+    }
+}
+
+fn number(name: &str) -> usize {
+    name.trim_start_matches('s').parse().unwrap()
+}
+
+/// No module is there.
+fn instruction(number: usize) -> u64 {
+    0x1000 + 16 * number as u64
+}
+
+fn times(span: &KeptSpan) -> Times {
+    let account = &span.account;
+    Times {
+        wall_ns: account.wall_ns,
+        on_cpu_ns: account.on_cpu_ns,
+        error_ns: account.on_cpu_error_ns,
+        off_cpu_ns: account.off_cpu_ns,
+        idle_ns: account.idle_ns,
+        voluntary: account.voluntary_switches,
+        involuntary: account.involuntary_switches,
+        faults: account.minor_faults,
+    }
+}
+
+fn told_profile(profile: &Profile, number: usize) -> ToldProfile {
+    let place = |sample: &Sample, point: &Point| Place {
+        path: profile.span_path(sample.link).into_iter().map(str::to_owned).collect(),
+        at_ns: point.time_unix_ns - profile.start_unix_ns,
+        weight_ns: point.weight_ns,
+    };
+    let (mut samples, mut waits) = (BTreeMap::new(), BTreeSet::new());
+    for sample in profile.samples() {
+        for point in &sample.points {
+            let place = place(sample, point);
+            let is_new = match sample.kind {
+                SampleKind::OnCpu => {
+                    let innermost = profile.location(profile.stack(sample.stack)[0]).unwrap();
+                    let number = (innermost.address.wrapping_sub(0x1000) / 16) as usize;
+                    samples.insert(number, place).is_none()
+                }
+                SampleKind::OffCpu => waits.insert(place),
+            };
+            assert!(is_new, "something is in a profile twice");
+        }
+    }
+    ToldProfile { number, duration_ns: profile.duration_ns, samples, waits }
+}

@@ -1,0 +1,348 @@
+//! Scripts are played, and what is told of them compared.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use tracing::Dispatch;
+use tracing_subscriber::layer::SubscriberExt;
+
+use super::oracle::{Oracle, Place, Times, Told, ToldSpan};
+use super::script::{Kind, Op, Step, THREADS, Under, script};
+use super::stage::Stage;
+use crate::control::Control;
+use crate::layer::ProfilingLayer;
+
+/// Without `PROPTEST_CASES`.
+const CASES: u32 = 2_000;
+/// More than this is in no script, so that neither are the rings full nor the names too many.
+const MOST_SPANS: usize = 40;
+
+/// How often something was told that the scripts are there for.
+#[derive(Debug, Default)]
+struct Reached(BTreeMap<&'static str, u32>);
+
+impl Reached {
+    fn note(&mut self, told: &Told, is_root_open: bool) {
+        let any = |is: fn(&ToldSpan) -> bool| told.kept.iter().any(is);
+        let profile = told.profile.as_ref();
+        let is_deep = |place: &Place| place.path.len() > 2;
+        for (what, is_so) in [
+            ("a profile", profile.is_some()),
+            ("no profile", profile.is_none()),
+            ("one of several spans", profile.is_some() && told.kept.len() > 1),
+            ("one while the root is open", profile.is_some() && is_root_open),
+            ("an earlier one", any(|span| !span.earlier.is_empty())),
+            ("two earlier ones", any(|span| span.earlier.len() > 1)),
+            ("nothing but an earlier one", {
+                any(|span| !span.earlier.is_empty() && span.profile.is_none())
+            }),
+            ("a deep path", profile.is_some_and(|it| it.samples.values().any(is_deep))),
+            ("a wait", profile.is_some_and(|it| !it.waits.is_empty())),
+            ("off-CPU time", any(|span| span.times.off_cpu_ns > 0)),
+            ("a span on two threads at once", any(|span| span.times.is_more_than_wall())),
+        ] {
+            *self.0.entry(what).or_default() += u32::from(is_so);
+        }
+    }
+
+    /// Each at least in one of a hundred scripts.
+    fn check(&self, scripts: u32) {
+        let rare: Vec<_> = self.0.iter().filter(|(_, count)| **count < scripts / 100).collect();
+        assert!(rare.is_empty(), "in {scripts} scripts, there were only {rare:?}");
+    }
+}
+
+/// One script, played on both.
+struct Play {
+    reached: Reached,
+    oracle: Oracle,
+    stage: Stage,
+    follows_switches: bool,
+    /// What has happened, in words.
+    story: String,
+}
+
+impl Play {
+    fn new(follows_switches: bool) -> Self {
+        let stage = Stage::new(follows_switches, |engine| {
+            Dispatch::new(
+                tracing_subscriber::registry()
+                    .with(ProfilingLayer::new(Control::of_engine(engine))),
+            )
+        });
+        let oracle = Oracle::new(follows_switches);
+        let reached = Reached::default();
+        Self { reached, oracle, stage, follows_switches, story: String::new() }
+    }
+
+    fn op(&mut self, op: &Op) -> Result<(), String> {
+        let held = self.oracle.held();
+        // From the latest one back: then a script stays much the same without its beginning.
+        let pick = |number: u8| {
+            let back = usize::from(number) % held.len().max(1);
+            held.iter().rev().nth(back).copied()
+        };
+        let resolve = |under| match under {
+            Under::Current => Under::Current,
+            Under::Nothing => Under::Nothing,
+            Under::Span(number) => pick(number).map_or(Under::Nothing, Under::Span),
+        };
+        let oracle = &self.oracle;
+        let mut steps = Vec::new();
+        match *op {
+            Op::Open { thread, kind, under, enter } => {
+                let thread = usize::from(thread);
+                let span = oracle.span_count();
+                let under = resolve(under);
+                if span < MOST_SPANS {
+                    steps.push(Step::Open { thread, span, kind, under });
+                    steps.extend(enter.then_some(Step::Enter { thread, span }));
+                }
+            }
+            Op::Child { thread, under, samples, flush } => {
+                let thread = usize::from(thread);
+                let span = oracle.span_count();
+                if span < MOST_SPANS {
+                    let (kind, under) = (Kind::Failing, resolve(under));
+                    steps.push(Step::Open { thread, span, kind, under });
+                    steps.push(Step::Enter { thread, span });
+                    steps.extend(oracle.next_samples(samples).map(|number| Step::Sample {
+                        thread,
+                        number,
+                        weight_ns: None,
+                    }));
+                    steps.push(Step::Error { thread, span: None });
+                    steps.push(Step::Exit { thread, span });
+                    steps.push(Step::Drop { thread, span });
+                    steps.push(Step::Round { flush, disarm: false });
+                }
+            }
+            Op::Enter { thread, span } => {
+                let thread = usize::from(thread);
+                steps.extend(pick(span).map(|span| Step::Enter { thread, span }));
+            }
+            Op::Exit { thread, up, and_drop } => {
+                let thread = usize::from(thread);
+                let span = oracle.entered(thread).iter().rev().nth(up.into()).copied();
+                let span = span.filter(|span| !oracle.is_unmatched_below(thread, *span));
+                steps.extend(span.map(|span| Step::Exit { thread, span }));
+                let span = span.filter(|span| and_drop && held.contains(span));
+                steps.extend(span.map(|span| Step::Drop { thread, span }));
+            }
+            Op::Panic { thread } => steps.push(Step::Panic { thread: thread.into() }),
+            Op::Drop { thread, span } => {
+                let thread = usize::from(thread);
+                steps.extend(pick(span).map(|span| Step::Drop { thread, span }));
+            }
+            Op::Error { thread, span } => {
+                steps.push(Step::Error { thread: thread.into(), span: span.and_then(pick) });
+            }
+            Op::Status { thread, span } => {
+                let span = pick(span).filter(|span| oracle.kind(*span).has_status());
+                let thread = usize::from(thread);
+                steps.extend(span.map(|span| Step::Status { thread, span }));
+            }
+            Op::Samples { thread, count, with_weight } => {
+                let thread = usize::from(thread);
+                if oracle.is_armed(thread) {
+                    steps.extend(oracle.next_samples(count).map(|number| {
+                        let weight_ns = with_weight.then_some(3_000_000 + number as u64);
+                        Step::Sample { thread, number, weight_ns }
+                    }));
+                }
+            }
+            Op::Pass { ns } => steps.push(Step::Pass { ns }),
+            Op::Off { thread, ns, preempted } => {
+                let thread = usize::from(thread);
+                steps.push(Step::SwitchOut { thread, preempted });
+                steps.push(Step::Pass { ns });
+                steps.push(Step::SwitchIn { thread });
+            }
+            Op::Wait { thread, before_ns, after_ns } => {
+                let thread = usize::from(thread);
+                steps.push(Step::SwitchOut { thread, preempted: false });
+                steps.push(Step::Pass { ns: before_ns });
+                steps.push(Step::Round { flush: false, disarm: false });
+                steps.push(Step::Pass { ns: after_ns });
+                steps.push(Step::SwitchIn { thread });
+            }
+            Op::Round { flush } => steps.push(Step::Round { flush, disarm: false }),
+            Op::Disarm => {
+                steps.push(Step::Round { flush: false, disarm: false });
+                // Threads look once a second whether they were disarmed.
+                steps.push(Step::Pass { ns: 1_100_000_000 });
+                steps.push(Step::Round { flush: false, disarm: true });
+            }
+            Op::EndThread { thread } => {
+                let thread = usize::from(thread);
+                steps.extend(self.leave_all(thread));
+                steps.push(Step::EndThread { thread });
+            }
+        }
+        steps.iter().try_for_each(|step| self.step(step))
+    }
+
+    fn leave_all(&self, thread: usize) -> Vec<Step> {
+        let entered = self.oracle.entered(thread).iter().rev();
+        entered.map(|span| Step::Exit { thread, span: *span }).collect()
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), String> {
+        _ = writeln!(self.story, "{step}");
+        let period_ns = match step {
+            Step::Sample { thread, .. } => self.stage.period_ns(*thread),
+            _ => 0,
+        };
+        let mut expected = self.oracle.play(step, period_ns);
+        for told in &expected {
+            self.reached.note(told, self.oracle.is_open(told.root));
+        }
+        let mut told = self.stage.play(step);
+        let first = |told: &Told| told.kept.first().map(|kept| kept.span);
+        expected.sort_by_key(first);
+        told.sort_by_key(first);
+        for (told, expected) in told.iter_mut().zip(&expected) {
+            for (told, expected) in told.kept.iter_mut().zip(&expected.kept) {
+                if !self.follows_switches {
+                    told.times = without_bounds(told.times, &expected.times);
+                }
+            }
+        }
+        let is_same = told == expected;
+        is_same.then_some(()).ok_or_else(|| format!("told {told:#?}\nexpected {expected:#?}"))
+    }
+
+    /// Leaves and drops everything, and lets all be told.
+    fn end(&mut self) -> Result<(), String> {
+        for thread in 0..THREADS {
+            self.leave_all(thread).iter().try_for_each(|step| self.step(step))?;
+        }
+        for span in self.oracle.held() {
+            self.step(&Step::Drop { thread: span % THREADS, span })?;
+        }
+        self.step(&Step::Round { flush: true, disarm: false })?;
+        assert!(self.oracle.is_done());
+        let stats = self.stage.stats();
+        let counted = [
+            stats.spans_kept,
+            stats.samples_taken,
+            stats.samples_outside_spans,
+            stats.samples_dropped_unknown_span,
+            stats.records_malformed,
+        ];
+        let Oracle { spans_kept, samples_inside, samples_outside, .. } = self.oracle;
+        let expected = [spans_kept, samples_inside, samples_outside, 0, 0];
+        if counted != expected {
+            return Err(format!("counted {counted:?}, not {expected:?}"));
+        }
+        self.fall_asleep()
+    }
+
+    /// With no profiled span open, and once its threads are disarmed, nothing wakes the collector.
+    fn fall_asleep(&mut self) -> Result<(), String> {
+        // Of a thread that was in a span since the first look, the second one begins to wait anew.
+        self.op(&Op::Disarm)?;
+        self.op(&Op::Disarm)?;
+        // Rings that were ended are given back one round later.
+        self.step(&Step::Round { flush: false, disarm: false })?;
+        let sleep = self.stage.sleep();
+        sleep.map_or(Ok(()), |sleep| Err(format!("the collector wakes up again in {sleep:?}")))
+    }
+}
+
+/// Where no switches are followed, the account says how far it may be off. If what is true lies
+/// within that, it is put in its place. When exactly switches happened is not known there.
+fn without_bounds(told: Times, truth: &Times) -> Times {
+    let is_within = told.on_cpu_ns.abs_diff(truth.on_cpu_ns) <= told.error_ns;
+    let is_sum_right = told.on_cpu_ns + told.off_cpu_ns == truth.on_cpu_ns + truth.off_cpu_ns;
+    let (voluntary, involuntary) = (truth.voluntary, truth.involuntary);
+    let told = Times { voluntary, involuntary, ..told };
+    if is_within && is_sum_right {
+        let Times { on_cpu_ns, off_cpu_ns, .. } = *truth;
+        return Times { on_cpu_ns, off_cpu_ns, error_ns: 0, ..told };
+    }
+    told
+}
+
+fn play(ops: &[Op], follows_switches: bool) -> Result<Reached, String> {
+    let mut play = Play::new(follows_switches);
+    let result = ops.iter().try_for_each(|op| play.op(op)).and_then(|()| play.end());
+    let Play { reached, stage, story, .. } = play;
+    stage.end();
+    result.map(|()| reached).map_err(|what| format!("after this:\n{story}\n{what}"))
+}
+
+#[test]
+fn all_scripts_are_told_as_the_model_tells_them() {
+    if crate::sys::Ring::scripted(4096, 1).is_err() {
+        // There are no rings on this system.
+        return;
+    }
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    let cases = cases.unwrap_or(CASES);
+    let reached = RefCell::new(Reached::default());
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let result = TestRunner::new(config).run(&script(), |(ops, follows_switches)| {
+        let Reached(here) = play(&ops, follows_switches).map_err(TestCaseError::fail)?;
+        let Reached(all) = &mut *reached.borrow_mut();
+        here.into_iter().for_each(|(what, count)| *all.entry(what).or_default() += count.min(1));
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    reached.borrow().check(cases);
+}
+
+// What the test above has found, in few steps.
+
+fn must_be_told_alike(ops: &[Op]) {
+    if crate::sys::Ring::scripted(4096, 1).is_ok() {
+        play(ops, true).unwrap_or_else(|what| panic!("{what}"));
+    }
+}
+
+fn open(kind: Kind) -> Op {
+    Op::Open { thread: 0, kind, under: Under::Current, enter: true }
+}
+
+const SAMPLE: Op = Op::Samples { thread: 0, count: 1, with_weight: false };
+const ERROR: Op = Op::Error { thread: 0, span: None };
+
+#[test]
+fn a_span_that_is_entered_again_is_not_the_current_one() {
+    let again = Op::Enter { thread: 0, span: 1 };
+    let inside = open(Kind::Patient);
+    must_be_told_alike(&[open(Kind::Failing), open(Kind::Patient), again, inside, SAMPLE, ERROR]);
+}
+
+#[test]
+fn an_unmatched_span_stays_when_the_profiled_one_below_it_is_left() {
+    let leave_below = Op::Exit { thread: 0, up: 1, and_drop: false };
+    let outer = [open(Kind::Failing), open(Kind::Patient)];
+    let ops = [open(Kind::Unmatched), leave_below, open(Kind::Patient), SAMPLE, ERROR];
+    must_be_told_alike(&[&outer[..], &ops].concat());
+}
+
+#[test]
+fn an_unmatched_span_stays_when_a_profiled_one_between_others_is_left() {
+    let leave = |up| Op::Exit { thread: 0, up, and_drop: false };
+    let outer = [open(Kind::Failing), open(Kind::Patient), open(Kind::Unmatched)];
+    let inner = [open(Kind::Patient), open(Kind::Patient)];
+    // The inner of the two patient ones is left after the outer.
+    let ops = [leave(1), leave(0), leave(1), open(Kind::Patient), SAMPLE, ERROR];
+    must_be_told_alike(&[&outer[..], &inner, &ops].concat());
+}
+
+#[test]
+fn a_span_lists_no_profile_that_has_nothing_of_it() {
+    let outer = [open(Kind::Patient), open(Kind::Failing), open(Kind::Failing)];
+    let under = Under::Current;
+    let child = |thread| Op::Child { thread, under, samples: 1, flush: true };
+    // The innermost is kept with nothing left, in one epoch with a child of the outermost.
+    let leave = Op::Exit { thread: 0, up: 0, and_drop: true };
+    let enter_outermost = Op::Enter { thread: 1, span: 1 };
+    must_be_told_alike(&[&outer[..], &[child(0), leave, enter_outermost, child(1)]].concat());
+}

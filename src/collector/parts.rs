@@ -1,0 +1,163 @@
+//! What `benches/parts.rs` measures: the collector's work one part at a time, on samples that were taken of
+//! the program itself. Compiled for it alone.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use super::drain::owner;
+use crate::sampler::record::{Layout, Machine, Place, Record, Records, read_sample};
+use crate::span::{Mark, SpanKey, Stretch};
+use crate::symbols::{SymbolSettings, Symbolizer};
+use crate::sys::{self, SampleRequest};
+use crate::unwind::{Frame, Module, Unwinder};
+
+const STACK_BYTES: u32 = 8192;
+const RING_BYTES: usize = 256 * 1024;
+const MOST_FRAMES: usize = 256;
+/// Samples in a mark.
+const SAMPLES_PER_MARK: usize = 4;
+
+/// Samples as they were in the ring.
+#[derive(Debug)]
+pub struct Samples {
+    bytes: Vec<u8>,
+    places: Vec<Place>,
+    layout: Layout,
+}
+
+impl Samples {
+    /// Samples the calling thread until its ring is nearly full, while it does `work` again and again. None
+    /// where perf events are refused.
+    pub fn take(mut work: impl FnMut()) -> Option<Self> {
+        let request = SampleRequest {
+            period_ns: 200_000,
+            stack_bytes: STACK_BYTES,
+            ring_bytes: RING_BYTES,
+            wake_after_bytes: u32::MAX,
+            in_kernel: true,
+            position_step: 0,
+        };
+        let user_only = SampleRequest { in_kernel: false, ..request };
+        let ring =
+            sys::open_sample_ring(request).or_else(|_| sys::open_sample_ring(user_only)).ok()?;
+        let enough = RING_BYTES as u64 - 2 * Machine::NATIVE.sample_size(STACK_BYTES);
+        while ring.head() < enough {
+            work();
+        }
+        let mut bytes = vec![0; usize::try_from(ring.head()).ok()?];
+        ring.copy(0, &mut bytes);
+        let records = Records::between(bytes.as_slice(), 0, bytes.len() as u64).flatten();
+        let places = records.filter_map(|record| match record {
+            Record::Sample(place) => Some(place),
+            _ => None,
+        });
+        let places = places.collect();
+        let layout = Layout::of(&ring);
+        Some(Self { bytes, places, layout })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Finds them all in the ring again, and reads all of them but their stacks.
+    pub fn drain(&self) -> usize {
+        let records = Records::between(self.bytes.as_slice(), 0, self.bytes.len() as u64).flatten();
+        let samples = records.filter_map(|record| match record {
+            Record::Sample(place) => read_sample(self.bytes.as_slice(), place, self.layout).ok(),
+            _ => None,
+        });
+        samples.map(|sample| sample.kernel_chain.count() + 1).sum()
+    }
+
+    /// Finds the span of each, of which a few at a time have their own.
+    pub fn attribute(&self) -> usize {
+        let marks = self.places.chunks(SAMPLES_PER_MARK).zip(1..).filter_map(|(places, key)| {
+            let (first, last) = (places.first()?, places.last()?);
+            let span = SpanKey::new(key)?;
+            Some(Mark { span, from: first.position, to: last.position + 1, period_ns: 1 })
+        });
+        let mut marks: VecDeque<_> = marks.collect();
+        let stretch = Stretch { span: None, from: self.bytes.len() as u64, period_ns: 1 };
+        let owners = self.places.iter().map(|place| owner(&mut marks, stretch, place.position));
+        owners.flatten().count()
+    }
+
+    /// Unwinds all of them. Returns the number of frames.
+    pub fn unwind(&self, unwinder: &mut Stacks) -> usize {
+        self.places.iter().map(|place| self.frames(*place, unwinder).len()).sum()
+    }
+
+    fn frames<'a>(&self, place: Place, Stacks { unwinder, frames }: &'a mut Stacks) -> &'a [Frame] {
+        if let Ok(sample) = read_sample(self.bytes.as_slice(), place, self.layout) {
+            unwinder.unwind(
+                sample.registers,
+                |offset| sample.stack.word(offset),
+                MOST_FRAMES,
+                frames,
+            );
+        }
+        frames
+    }
+
+    /// The frames that are in them, each once.
+    pub fn frames_of_all(&self, stacks: &mut Stacks) -> Frames {
+        let mut seen = HashSet::new();
+        for place in &self.places {
+            seen.extend(self.frames(*place, stacks).iter().copied());
+        }
+        let modules = stacks.unwinder.modules();
+        let frames = seen.into_iter().filter_map(|frame: Frame| {
+            Some((Arc::clone(modules.get(frame.module()?)?), frame.address()))
+        });
+        Frames(frames.collect())
+    }
+}
+
+/// An unwinder.
+#[derive(Debug)]
+pub struct Stacks {
+    unwinder: Unwinder,
+    frames: Vec<Frame>,
+}
+
+impl Stacks {
+    /// It reads what is loaded, and nothing is in its cache.
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "it does something")]
+    pub fn new() -> Self {
+        let mut unwinder = Unwinder::default();
+        unwinder.refresh();
+        Self { unwinder, frames: Vec::new() }
+    }
+}
+
+/// Addresses, and the modules in which they are.
+#[derive(Debug)]
+pub struct Frames(Vec<(Arc<Module>, u64)>);
+
+impl Frames {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A symbolizer.
+#[derive(Debug)]
+pub struct Names(Symbolizer);
+
+impl Names {
+    /// It knows nothing yet.
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "it reads files later")]
+    pub fn new() -> Self {
+        Self(Symbolizer::new(SymbolSettings { names: true, most_bytes: u64::MAX }))
+    }
+
+    /// Looks for the functions of all of them. Returns for how many there are some.
+    pub fn find(&mut self, frames: &Frames) -> usize {
+        frames.0.iter().filter(|(module, address)| self.0.find(module, *address).is_some()).count()
+    }
+}

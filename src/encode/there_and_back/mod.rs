@@ -1,0 +1,186 @@
+//! From a profile to OTLP and back, from there to pprof and back: the samples are the same, but for what a
+//! format has no place for. What reads the formats is here and for this alone.
+
+mod generated;
+mod read_otlp;
+mod read_pprof;
+
+use std::collections::BTreeMap;
+
+use opentelemetry::{SpanId, TraceId};
+use opentelemetry_sdk::Resource;
+use proptest::prelude::*;
+
+use self::generated::any_profile;
+use super::{otlp, pprof};
+use crate::profile::{FrameKind, Location, Profile, Sample, SampleKind};
+
+/// File, start, end, offset and build ids.
+type InFile = (String, u64, u64, u64, Vec<(String, String)>);
+
+/// A frame, without anything that is only a place in a table.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Frame {
+    mapping: Option<InFile>,
+    address: u64,
+    kind: &'static str,
+    /// Name, the linker's name, file, line and column.
+    lines: Vec<(String, String, String, u32, u32)>,
+    is_inferred: bool,
+}
+
+/// Which samples are one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    is_wait: bool,
+    stack: Vec<Frame>,
+    ids: Option<(String, String)>,
+    /// The innermost span's name.
+    span: Option<String>,
+}
+
+/// What is said of them: when they were, and what they stand for.
+type Times = BTreeMap<u64, u64>;
+
+fn frame(profile: &Profile, location: &Location) -> Frame {
+    let mapping = location.mapping.and_then(|id| profile.mapping(id)).cloned();
+    let line = |line: &crate::profile::Line| {
+        let function = profile.function(line.function).unwrap();
+        let [name, linkers, file] = [function.name, function.system_name, function.file]
+            .map(|id| profile.string(id).to_owned());
+        (name, linkers, file, line.line, line.column)
+    };
+    Frame {
+        mapping: mapping.map(|m| (m.file, m.start, m.end, m.file_offset, m.build_ids)),
+        address: location.address,
+        kind: match location.kind {
+            FrameKind::Rust => "rust",
+            FrameKind::Native => "native",
+            FrameKind::Kernel => "kernel",
+            // Formats know only that it is not code.
+            FrameKind::Wait | FrameKind::Remark => "",
+        },
+        lines: location.lines.iter().map(line).collect(),
+        is_inferred: location.is_inferred,
+    }
+}
+
+fn key(profile: &Profile, sample: &Sample) -> Key {
+    let link = sample.link.and_then(|id| profile.link(id));
+    let text = |(trace, span): (TraceId, SpanId)| (trace.to_string(), span.to_string());
+    let locations = profile.stack(sample.stack).iter();
+    Key {
+        is_wait: sample.kind == SampleKind::OffCpu,
+        stack: locations.map(|id| frame(profile, profile.location(*id).unwrap())).collect(),
+        ids: link.and_then(|link| link.ids).map(text),
+        span: link.map(|link| link.span.clone()),
+    }
+}
+
+/// All samples of a profile, as far as a format tells them apart.
+fn samples(profile: &Profile, forget: impl Fn(&mut Key)) -> BTreeMap<Key, Times> {
+    let mut samples: BTreeMap<Key, Times> = BTreeMap::new();
+    for sample in profile.samples() {
+        let mut key = key(profile, sample);
+        forget(&mut key);
+        let times = samples.entry(key).or_default();
+        for point in &sample.points {
+            *times.entry(point.time_unix_ns).or_default() += point.weight_ns;
+        }
+    }
+    samples
+}
+
+/// The same, of which only the sums are left.
+fn sums(samples: BTreeMap<Key, Times>, is_of: impl Fn(&Key) -> bool) -> BTreeMap<Key, u64> {
+    let sums = samples.into_iter().filter(|(key, _)| is_of(key));
+    sums.map(|(key, times)| (key, times.values().sum())).collect()
+}
+
+/// OTLP has links by their ids and no names of spans.
+fn without_span(key: &mut Key) {
+    key.span = None;
+}
+
+/// pprof has one build id of a mapping without its kind, and frames of no kind.
+fn as_in_pprof(key: &mut Key) {
+    for frame in &mut key.stack {
+        (frame.kind, frame.is_inferred) = ("", false);
+        if let Some((.., build_ids)) = &mut frame.mapping {
+            build_ids.truncate(1);
+            build_ids.iter_mut().for_each(|(kind, _)| kind.clear());
+        }
+    }
+    // A span without a name has no label.
+    key.span = key.span.take().filter(|span| !span.is_empty());
+}
+
+fn there_and_back_by_otlp(profile: &Profile) -> Profile {
+    read_otlp::read(&otlp(profile, &Resource::builder_empty().build()))
+}
+
+fn counts(profile: &Profile) -> (usize, u64, u64) {
+    (profile.sample_count(), profile.weight_ns(), profile.waited_ns())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn by_otlp(profile in any_profile()) {
+        let back = there_and_back_by_otlp(&profile);
+        let (before, after) = (samples(&profile, without_span), samples(&back, without_span));
+        if profile.unit_weight_ns().is_some() {
+            prop_assert_eq!(before, after);
+        } else {
+            // Samples that stand for any times have their sums; waits have theirs in any case.
+            let of = |samples: BTreeMap<Key, Times>, waits| {
+                samples.into_iter().filter(|(key, _)| key.is_wait == waits).collect::<BTreeMap<_, _>>()
+            };
+            prop_assert_eq!(of(before.clone(), true), of(after.clone(), true));
+            prop_assert_eq!(sums(before, |key| !key.is_wait), sums(after, |key| !key.is_wait));
+        }
+        prop_assert_eq!((profile.start_unix_ns, profile.duration_ns), (back.start_unix_ns, back.duration_ns));
+        prop_assert_eq!(profile.id, back.id);
+    }
+
+    #[test]
+    fn by_pprof(profile in any_profile()) {
+        let back = read_pprof::read(&pprof(&profile));
+        prop_assert_eq!(
+            sums(samples(&profile, as_in_pprof), |_| true),
+            sums(samples(&back, as_in_pprof), |_| true)
+        );
+        let ((count, ..), (count_back, ..)) = (counts(&profile), counts(&back));
+        prop_assert_eq!(count, count_back);
+        prop_assert_eq!((profile.start_unix_ns, profile.duration_ns), (back.start_unix_ns, back.duration_ns));
+    }
+
+    #[test]
+    fn by_otlp_and_then_by_pprof(profile in any_profile()) {
+        let back = read_pprof::read(&pprof(&there_and_back_by_otlp(&profile)));
+        let forget = |key: &mut Key| {
+            as_in_pprof(key);
+            without_span(key);
+        };
+        prop_assert_eq!(
+            sums(samples(&profile, forget), |_| true),
+            sums(samples(&back, forget), |_| true)
+        );
+    }
+}
+
+#[test]
+fn the_profiles_of_the_other_tests() {
+    use super::tests::{checkout, deep, mixed_rates, waiting};
+    for mut profile in [checkout(), waiting(), mixed_rates(), deep(60)] {
+        profile.duration_ns = 100;
+        let back = there_and_back_by_otlp(&profile);
+        let all = |profile: &Profile| sums(samples(profile, without_span), |_| true);
+        assert_eq!(all(&profile), all(&back));
+        let back = read_pprof::read(&pprof(&profile));
+        let all = |profile: &Profile| sums(samples(profile, as_in_pprof), |_| true);
+        assert_eq!(all(&profile), all(&back));
+        assert_eq!(counts(&profile), counts(&back));
+    }
+}

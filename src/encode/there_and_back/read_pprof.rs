@@ -1,0 +1,113 @@
+//! What a pprof file says.
+
+use std::collections::HashMap;
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+use opentelemetry::{SpanId, TraceId};
+use prost::Message;
+
+use super::super::pprof_messages as proto;
+use crate::profile::{
+    FrameKind, Function, Line, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
+    Profile, ProfileId, SampleKind,
+};
+
+pub(super) fn read(bytes: &[u8]) -> Profile {
+    let mut plain = Vec::new();
+    GzDecoder::new(bytes).read_to_end(&mut plain).unwrap();
+    let message = proto::Profile::decode(plain.as_slice()).unwrap();
+    let mut profile = Profile::new(ProfileId::for_test(7), message.period.unsigned_abs());
+    profile.start_unix_ns = message.time_nanos.unsigned_abs();
+    profile.duration_ns = message.duration_nanos.unsigned_abs();
+    let mut reader = Reader { message: message.clone(), profile };
+    let types: Vec<_> = message.sample_type.iter().map(|kind| reader.string(kind.r#type)).collect();
+    assert_eq!(types, ["samples", "cpu", "off_cpu"]);
+    for sample in &message.sample {
+        reader.add(sample);
+    }
+    reader.profile
+}
+
+struct Reader {
+    message: proto::Profile,
+    profile: Profile,
+}
+
+impl Reader {
+    fn string(&self, index: i64) -> String {
+        self.message.string_table[index as usize].clone()
+    }
+
+    fn add(&mut self, sample: &proto::Sample) {
+        let stack = sample.location_id.iter().map(|id| self.location(*id)).collect();
+        let stack = self.profile.add_stack(stack);
+        let link = self.link(&sample.label);
+        let &[count, cpu, off_cpu] = sample.value.as_slice() else { panic!("three values") };
+        // When they were is not known: all at the beginning.
+        let time_unix_ns = self.profile.start_unix_ns;
+        let mut add = |kind, weight: i64| {
+            let point = Point { time_unix_ns, weight_ns: weight.unsigned_abs() };
+            self.profile.add_sample(kind, stack, link, point);
+        };
+        if count == 0 {
+            assert_eq!(cpu, 0);
+            add(SampleKind::OffCpu, off_cpu);
+            return;
+        }
+        assert_eq!(off_cpu, 0);
+        for number in 0..count {
+            let rest = if number == 0 { cpu % count } else { 0 };
+            add(SampleKind::OnCpu, cpu / count + rest);
+        }
+    }
+
+    fn link(&mut self, labels: &[proto::Label]) -> Option<LinkId> {
+        let labels = labels.iter().map(|label| (self.string(label.key), self.string(label.str)));
+        let labels: HashMap<_, _> = labels.collect();
+        assert!(labels.keys().all(|key| ["span_name", "trace_id", "span_id"].contains(&&**key)));
+        let id = |key| labels.get(key).map(String::as_str);
+        let ids = id("trace_id").zip(id("span_id")).map(|(trace, span)| {
+            (TraceId::from_hex(trace).unwrap(), SpanId::from_hex(span).unwrap())
+        });
+        let span = labels.get("span_name").cloned().unwrap_or_default();
+        (!labels.is_empty()).then(|| self.profile.add_link(Link { span, parent: None, ids }))
+    }
+
+    fn location(&mut self, id: u64) -> LocationId {
+        let location = self.message.location[id as usize - 1].clone();
+        assert_eq!(location.id, id);
+        let lines = location.line.iter().map(|line| {
+            let function = self.message.function[line.function_id as usize - 1];
+            let [name, linkers, file] = [function.name, function.system_name, function.filename]
+                .map(|index| self.string(index));
+            let function = Function {
+                name: self.profile.add_string(&name),
+                system_name: self.profile.add_string(&linkers),
+                file: self.profile.add_string(&file),
+            };
+            let function = self.profile.add_function(function);
+            Line { function, line: line.line as u32, column: line.column as u32 }
+        });
+        let lines: Vec<_> = lines.collect();
+        let mapping = self.mapping(location.mapping_id, !lines.is_empty());
+        let (address, kind) = (location.address, FrameKind::Native);
+        self.profile.add_location(Location { mapping, address, kind, lines, is_inferred: false })
+    }
+
+    fn mapping(&mut self, id: u64, has_lines: bool) -> Option<MappingId> {
+        let mapping = *self.message.mapping.get((id as usize).checked_sub(1)?).unwrap();
+        // Otherwise pprof would look for the file.
+        assert!(mapping.has_functions || !has_lines);
+        let build_id = self.string(mapping.build_id);
+        let build_ids = Some(build_id).filter(|id| !id.is_empty()).into_iter();
+        let file = self.string(mapping.filename);
+        Some(self.profile.add_mapping(Mapping {
+            file,
+            start: mapping.memory_start,
+            end: mapping.memory_limit,
+            file_offset: mapping.file_offset,
+            build_ids: build_ids.map(|id| (String::new(), id)).collect(),
+        }))
+    }
+}

@@ -1,0 +1,292 @@
+//! By gRPC.
+
+use std::error::Error as StdError;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes};
+use http::header::{HeaderMap, HeaderValue, USER_AGENT};
+use http::uri::{PathAndQuery, Uri};
+use http_body::Frame;
+use hyper_util::client::legacy::Client;
+use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
+use parking_lot::Mutex;
+use prost::Message;
+use tonic::body::Body;
+use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::{BoxFuture, Service};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+use super::settings::{Compression, Settings};
+use super::transport::{Answer, Connector, Never, client, whole};
+
+const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
+
+/// A server that speaks gRPC.
+///
+/// Over the same client as HTTP, and not over tonic's own: that is to be used without TLS only as long as
+/// nobody in the program turns tonic's feature for it on.
+pub(super) struct Grpc {
+    client: Client<Connector, Body>,
+    connector: Connector,
+    origin: Uri,
+    headers: HeaderMap,
+    compression: Compression,
+}
+
+impl Grpc {
+    pub(super) fn new(settings: Settings, connector: Connector) -> Self {
+        let mut headers = settings.headers;
+        headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
+        Self {
+            client: client(&connector, true),
+            connector,
+            origin: settings.uri,
+            headers,
+            compression: settings.compression,
+        }
+    }
+
+    pub(super) fn reconnect(&mut self) {
+        self.client = client(&self.connector, true);
+    }
+
+    pub(super) async fn send(&self, encoded: &Bytes, timeout: Duration) -> Answer {
+        let message = Arc::default();
+        let client = Apart { client: self.client.clone(), message: Arc::clone(&message) };
+        let mut service = tonic::client::Grpc::with_origin(client, self.origin.clone());
+        if self.compression == Compression::Gzip {
+            service = service.send_compressed(CompressionEncoding::Gzip);
+        }
+        let mut request = tonic::Request::new(encoded.clone());
+        *request.metadata_mut() = MetadataMap::from_headers(self.headers.clone());
+        request.set_timeout(timeout);
+        // Always: the client connects when it is used.
+        _ = service.ready().await;
+        let path = PathAndQuery::from_static(METHOD);
+        let status = match service.server_streaming(request, path, Encoded).await {
+            Ok(response) => response.into_inner().message().await.map(drop),
+            Err(status) => Err(status),
+        };
+        match status {
+            Ok(()) => Answer::accepted(read(&message.lock())),
+            Err(status) => answer(&status),
+        }
+    }
+}
+
+/// As much as is read of an answer.
+const MOST_ANSWER_BYTES: usize = 64 * 1024;
+
+/// The client, which keeps the message of an answer apart: tonic sees the status alone. It would say of a message
+/// that it cannot read, or that is too long for it, that the request has failed, as if the server had.
+struct Apart {
+    client: Client<Connector, Body>,
+    message: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Service<http::Request<Body>> for Apart {
+    type Response = http::Response<StatusAlone>;
+    type Error = hyper_util::client::legacy::Error;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let (response, message) = (self.client.request(request), Arc::clone(&self.message));
+        Box::pin(async move {
+            let mut response = response.await?;
+            // Of what tonic does not see.
+            response.headers_mut().remove("grpc-encoding");
+            Ok(response.map(|body| StatusAlone { body: Body::new(body), message }))
+        })
+    }
+}
+
+/// An answer without its message.
+struct StatusAlone {
+    body: Body,
+    message: Arc<Mutex<Vec<u8>>>,
+}
+
+impl http_body::Body for StatusAlone {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                Some(Ok(frame)) => frame,
+                end => return Poll::Ready(end),
+            };
+            let data = match frame.into_data() {
+                Ok(data) => data,
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            };
+            let mut message = self.message.lock();
+            let room = MOST_ANSWER_BYTES.saturating_sub(message.len());
+            message.extend(data.iter().take(room));
+        }
+    }
+}
+
+/// Whether it is compressed, its length, and itself. What makes no sense says nothing: it is the status that
+/// counts.
+fn read(message: &[u8]) -> ExportProfilesServiceResponse {
+    let Some(([0, length @ ..], rest)) = message.split_first_chunk::<5>() else {
+        return ExportProfilesServiceResponse::default();
+    };
+    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+    let message = rest.get(..length).unwrap_or_default();
+    ExportProfilesServiceResponse::decode(message).unwrap_or_default()
+}
+
+/// Requests that are bytes already.
+struct Encoded;
+
+impl Codec for Encoded {
+    type Encode = Bytes;
+    type Decode = ();
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Encoded {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, encoded: Bytes, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put(encoded);
+        Ok(())
+    }
+}
+
+impl Decoder for Encoded {
+    type Item = ();
+    type Error = Status;
+
+    /// There is none.
+    fn decode(&mut self, _: &mut DecodeBuf<'_>) -> Result<Option<()>, Status> {
+        Ok(None)
+    }
+}
+
+fn answer(status: &Status) -> Answer {
+    let problem = || match status.message() {
+        "" => status.code().to_string(),
+        message => format!("{}: {message}", status.code()),
+    };
+    // It did not come from the server.
+    if let Some(source) = status.source() {
+        return Answer::unheard(whole(source));
+    }
+    let info = status.get_details_retry_info();
+    match status.code() {
+        Code::ResourceExhausted if info.is_none() => {
+            Answer::Never { what: Never::Content, problem: problem() }
+        }
+        Code::Cancelled
+        | Code::DeadlineExceeded
+        | Code::ResourceExhausted
+        | Code::Aborted
+        | Code::OutOfRange
+        | Code::Unavailable
+        | Code::DataLoss => {
+            let after = info.and_then(|info| info.retry_delay).filter(|after| !after.is_zero());
+            Answer::NotNow { after, problem: problem() }
+        }
+        Code::InvalidArgument => Answer::Never { what: Never::Content, problem: problem() },
+        Code::NotFound | Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented => {
+            Answer::Never { what: Never::All, problem: problem() }
+        }
+        _ => Answer::Never { what: Never::Request, problem: problem() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_types::ErrorDetails;
+
+    use super::*;
+
+    #[test]
+    fn codes_are_retried_as_the_protocol_says() {
+        for (code, is_retried) in [
+            (Code::Cancelled, true),
+            (Code::Unknown, false),
+            (Code::InvalidArgument, false),
+            (Code::DeadlineExceeded, true),
+            (Code::NotFound, false),
+            (Code::AlreadyExists, false),
+            (Code::PermissionDenied, false),
+            (Code::ResourceExhausted, false),
+            (Code::FailedPrecondition, false),
+            (Code::Aborted, true),
+            (Code::OutOfRange, true),
+            (Code::Unimplemented, false),
+            (Code::Internal, false),
+            (Code::Unavailable, true),
+            (Code::DataLoss, true),
+            (Code::Unauthenticated, false),
+        ] {
+            let answer = answer(&Status::new(code, "why"));
+            assert_eq!(matches!(answer, Answer::NotNow { after: None, .. }), is_retried, "{code}");
+            let Answer::Never { what, .. } = answer else { continue };
+            let is_split = matches!(code, Code::InvalidArgument | Code::ResourceExhausted);
+            assert_eq!(what == Never::Content, is_split, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_full_server_is_asked_again_when_it_says_when() {
+        let delay = Duration::from_millis(1500);
+        for (code, delay) in [(Code::ResourceExhausted, delay), (Code::Unavailable, delay)] {
+            let details = ErrorDetails::with_retry_info(Some(delay));
+            let status = Status::with_error_details(code, "busy", details);
+            let Answer::NotNow { after, .. } = answer(&status) else { panic!("{code}") };
+            assert_eq!(after, Some(delay));
+        }
+    }
+
+    #[test]
+    fn a_message_that_makes_no_sense_says_nothing() {
+        let nothing = ExportProfilesServiceResponse::default();
+        for message in [
+            b"".as_slice(),
+            b"\0\0\0",
+            b"\0\0\0\0\0",
+            b"\0\0\0\0\x09\x0a",
+            b"\0\0\0\0\x02\xff\xff",
+            b"\x01\0\0\0\x02\x0a\0",
+        ] {
+            assert_eq!(read(message), nothing, "{message:?}");
+        }
+        let partial = read(b"\0\0\0\0\x04\x0a\x02\x08\x07").partial_success.unwrap();
+        assert_eq!(partial.rejected_profiles, 7);
+    }
+
+    #[test]
+    fn what_the_transport_says_is_not_the_servers_word() {
+        let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "refused");
+        let mut status = Status::unknown("transport error");
+        status.set_source(std::sync::Arc::new(refused));
+        assert!(matches!(answer(&status), Answer::NotNow { .. }));
+    }
+}

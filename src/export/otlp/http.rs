@@ -1,0 +1,200 @@
+//! By HTTP, with protobuf in the body.
+
+use std::io::Write;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use flate2::write::GzEncoder;
+use http::header::{
+    CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, USER_AGENT,
+};
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::client::legacy::Client;
+use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
+use prost::Message;
+use tokio::time::{Instant, timeout_at};
+
+use super::settings::{Compression, Settings};
+use super::transport::{Answer, Connector, Never, client, whole};
+
+const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
+/// As much as is read of an answer.
+const MOST_ANSWER_BYTES: usize = 64 * 1024;
+/// As much as is said of an answer that is text.
+const MOST_SHOWN_CHARS: usize = 200;
+
+/// A server that speaks HTTP.
+pub(super) struct Http {
+    client: Client<Connector, Full<Bytes>>,
+    connector: Connector,
+    uri: Uri,
+    headers: HeaderMap,
+    compression: Compression,
+}
+
+impl Http {
+    pub(super) fn new(settings: Settings, connector: Connector) -> Self {
+        let mut headers = settings.headers;
+        headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(super::USER_AGENT));
+        headers.insert(CONTENT_TYPE, PROTOBUF);
+        if settings.compression == Compression::Gzip {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        Self {
+            client: client(&connector, false),
+            connector,
+            uri: settings.uri,
+            headers,
+            compression: settings.compression,
+        }
+    }
+
+    pub(super) fn reconnect(&mut self) {
+        self.client = client(&self.connector, false);
+    }
+
+    pub(super) fn body(&self, encoded: Bytes) -> Bytes {
+        match self.compression {
+            Compression::None => encoded,
+            Compression::Gzip => gzip(&encoded).into(),
+        }
+    }
+
+    /// Nothing, if no answer has begun by then.
+    pub(super) async fn send(&self, body: &Bytes, deadline: Instant) -> Option<Answer> {
+        let mut request = Request::new(Full::new(body.clone()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        let response = match timeout_at(deadline, self.client.request(request)).await.ok()? {
+            Ok(response) => response,
+            Err(error) => return Some(Answer::unheard(whole(&error))),
+        };
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, MOST_ANSWER_BYTES).collect();
+        // The status has said it all: what does not come, or is too much, is left out.
+        let body = timeout_at(deadline, body).await.ok().and_then(Result::ok);
+        let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        Some(if head.status.is_success() {
+            Answer::accepted(ExportProfilesServiceResponse::decode(body).unwrap_or_default())
+        } else {
+            answer(head.status, &head.headers, &body)
+        })
+    }
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::default());
+    // Into memory, which does not fail.
+    _ = encoder.write_all(bytes);
+    encoder.finish().unwrap_or_default()
+}
+
+fn answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
+    let problem = match said(headers, body) {
+        said if said.is_empty() => status.to_string(),
+        said => format!("{status}: {said}"),
+    };
+    match status {
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::GATEWAY_TIMEOUT => {
+            let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+            let after = after.and_then(|text| retry_after(text, SystemTime::now()));
+            Answer::NotNow { after, problem }
+        }
+        StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => {
+            Answer::Never { what: Never::Content, problem }
+        }
+        StatusCode::UNAUTHORIZED
+        | StatusCode::PAYMENT_REQUIRED
+        | StatusCode::FORBIDDEN
+        | StatusCode::NOT_FOUND
+        | StatusCode::METHOD_NOT_ALLOWED
+        | StatusCode::PROXY_AUTHENTICATION_REQUIRED
+        | StatusCode::GONE
+        | StatusCode::UNSUPPORTED_MEDIA_TYPE
+        | StatusCode::NOT_IMPLEMENTED => Answer::Never { what: Never::All, problem },
+        status if status.is_redirection() => Answer::Never { what: Never::All, problem },
+        _ => Answer::Never { what: Never::Request, problem },
+    }
+}
+
+/// Seconds, or the time of a day that is not over yet.
+fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
+    if let Ok(seconds) = text.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    httpdate::parse_http_date(text.trim()).ok()?.duration_since(now).ok()
+}
+
+/// What the server says in its body: a `google.rpc.Status`, or text.
+fn said(headers: &HeaderMap, body: &[u8]) -> String {
+    /// As much of it as anybody can read.
+    #[derive(Clone, PartialEq, Message)]
+    struct Status {
+        #[prost(string, tag = "2")]
+        message: String,
+    }
+    let text = if headers.get(CONTENT_TYPE) == Some(&PROTOBUF) {
+        Status::decode(body).unwrap_or_default().message
+    } else {
+        String::from_utf8_lossy(body).into_owned()
+    };
+    let first = text.lines().next().unwrap_or_default().trim();
+    first.chars().filter(|c| !c.is_control()).take(MOST_SHOWN_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(status: u16, after: Option<&'static str>) -> Answer {
+        let mut headers = HeaderMap::new();
+        if let Some(after) = after {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static(after));
+        }
+        answer(StatusCode::from_u16(status).unwrap(), &headers, b"why\nnot")
+    }
+
+    #[test]
+    fn codes_are_retried_as_the_protocol_says() {
+        for status in [429, 502, 503, 504] {
+            let Answer::NotNow { after: None, problem } = of(status, None) else {
+                panic!("{status}")
+            };
+            assert!(problem.ends_with(": why"), "{problem}");
+        }
+        for (expected, statuses) in [
+            (Never::All, [302, 401, 404, 407, 410, 501].as_slice()),
+            (Never::Content, &[400, 413]),
+            (Never::Request, &[409, 422, 500, 505]),
+        ] {
+            for status in statuses {
+                let Answer::Never { what, .. } = of(*status, Some("1")) else { panic!("{status}") };
+                assert_eq!(what, expected, "{status}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_server_says_when() {
+        let Answer::NotNow { after, .. } = of(503, Some("7")) else { panic!("not now") };
+        assert_eq!(after, Some(Duration::from_secs(7)));
+        let now = httpdate::parse_http_date("Sat, 21 Nov 2026 08:51:00 GMT").unwrap();
+        let after = |text| retry_after(text, now);
+        assert_eq!(after("Sat, 21 Nov 2026 08:51:30 GMT"), Some(Duration::from_secs(30)));
+        assert_eq!(after("Sat, 21 Nov 2026 08:50:00 GMT"), None);
+        assert_eq!(after("soon"), None);
+    }
+
+    #[test]
+    fn a_status_in_the_body_is_read() {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, PROTOBUF);
+        // Field 1: the code 3. Field 2: the message.
+        assert_eq!(said(&headers, b"\x08\x03\x12\x07no room"), "no room");
+    }
+}

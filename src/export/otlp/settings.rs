@@ -1,0 +1,765 @@
+//! How an exporter is set up: in code, and by the variables of OpenTelemetry.
+
+use std::env;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::{PathAndQuery, Uri};
+use opentelemetry_sdk::Resource;
+use percent_encoding::percent_decode_str;
+
+use super::exporter::OtlpExporter;
+use super::queue::Bounds;
+use super::transport::Transport;
+use crate::error::Error;
+
+/// How profiles are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Protocol {
+    /// gRPC; needs the feature `otlp-grpc`.
+    Grpc,
+    /// Protobuf in the body of a `POST`; needs the feature `otlp-http`.
+    HttpProtobuf,
+}
+
+impl Protocol {
+    /// The one that is there; the one that OpenTelemetry recommends, if both are.
+    const DEFAULT: Self = if cfg!(feature = "otlp-http") { Self::HttpProtobuf } else { Self::Grpc };
+
+    const fn default_endpoint(self) -> &'static str {
+        match self {
+            Self::Grpc => "http://localhost:4317",
+            Self::HttpProtobuf => "http://localhost:4318",
+        }
+    }
+
+    fn of(text: &str) -> Option<Self> {
+        [("grpc", Self::Grpc), ("http/protobuf", Self::HttpProtobuf)]
+            .into_iter()
+            .find_map(|(name, protocol)| text.eq_ignore_ascii_case(name).then_some(protocol))
+    }
+
+    const fn is_there(self) -> bool {
+        match self {
+            Self::Grpc => cfg!(feature = "otlp-grpc"),
+            Self::HttpProtobuf => cfg!(feature = "otlp-http"),
+        }
+    }
+}
+
+/// Whether requests are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Compression {
+    /// They are not.
+    #[default]
+    None,
+    /// By gzip.
+    Gzip,
+}
+
+/// A setting's variable for profiles, and the one for all signals.
+#[derive(Clone, Copy)]
+struct Names {
+    profiles: &'static str,
+    all: &'static str,
+}
+
+macro_rules! names {
+    ($rest:literal) => {
+        Names {
+            profiles: concat!("OTEL_EXPORTER_OTLP_PROFILES_", $rest),
+            all: concat!("OTEL_EXPORTER_OTLP_", $rest),
+        }
+    };
+}
+
+const ENDPOINT: Names = names!("ENDPOINT");
+const PROTOCOL: Names = names!("PROTOCOL");
+const HEADERS: Names = names!("HEADERS");
+const TIMEOUT: Names = names!("TIMEOUT");
+const COMPRESSION: Names = names!("COMPRESSION");
+const INSECURE: Names = names!("INSECURE");
+#[cfg(feature = "otlp-tls")]
+const CERTIFICATE: Names = names!("CERTIFICATE");
+#[cfg(feature = "otlp-tls")]
+const CLIENT_CERTIFICATE: Names = names!("CLIENT_CERTIFICATE");
+#[cfg(feature = "otlp-tls")]
+const CLIENT_KEY: Names = names!("CLIENT_KEY");
+
+/// In errors, for what may be a secret.
+const HIDDEN: &str = "...";
+const HTTP_PATH: &str = "/v1development/profiles";
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer is as good as never, and gRPC has no number for it.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+/// Receivers take nothing that is older.
+const MOST_AGE: Duration = Duration::from_secs(60 * 60);
+/// What gRPC servers take at most, if nobody has set them otherwise.
+const MOST_REQUEST_BYTES: usize = 4 * 1024 * 1024;
+/// Headers by which a request is read. Another value would make it unreadable.
+const OURS: [HeaderName; 8] = [
+    header::CONNECTION,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+const DEFAULT_QUEUE_PROFILES: usize = 512;
+const DEFAULT_QUEUE_BYTES: usize = 16 * 1024 * 1024;
+const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Makes an [`OtlpExporter`].
+///
+/// What is not set here is what the variables of OpenTelemetry say: `OTEL_EXPORTER_OTLP_PROFILES_*`, and
+/// where these are not set `OTEL_EXPORTER_OTLP_*`.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tracing_profiling::{OtlpExporter, ProfilingLayer};
+///
+/// # fn main() -> Result<(), tracing_profiling::Error> {
+/// let exporter = OtlpExporter::builder()
+///     .endpoint("http://collector:4318")
+///     .headers([("authorization", "Bearer of-the-shop")])
+///     .timeout(Duration::from_secs(3))
+///     .fallback_directory("/var/lib/shop/profiles")
+///     .build()?;
+/// let profiling = ProfilingLayer::builder().exporter(exporter).build()?;
+/// # _ = profiling;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+#[must_use]
+pub struct OtlpBuilder {
+    protocol: Option<Protocol>,
+    endpoint: Option<String>,
+    profiles_endpoint: Option<String>,
+    headers: Vec<(String, String)>,
+    timeout: Option<Duration>,
+    compression: Option<Compression>,
+    #[cfg(feature = "otlp-tls")]
+    certificate: Option<PathBuf>,
+    #[cfg(feature = "otlp-tls")]
+    client_identity: Option<(PathBuf, PathBuf)>,
+    resource: Option<Resource>,
+    fallback: Option<PathBuf>,
+    patience: Option<Duration>,
+    queue: Option<(usize, usize)>,
+    request_bytes: Option<usize>,
+}
+
+impl OtlpBuilder {
+    /// By which protocol. If nobody says, `http/protobuf`, or gRPC if the feature `otlp-http` is off.
+    pub fn protocol(mut self, protocol: Protocol) -> Self {
+        self.protocol = Some(protocol);
+        self
+    }
+
+    /// Where the receiver is; `http://localhost:4318` by default, and `:4317` for gRPC. To HTTP
+    /// `/v1development/profiles` is appended.
+    pub fn endpoint(mut self, base: impl Into<String>) -> Self {
+        self.endpoint = Some(base.into());
+        self
+    }
+
+    /// The same as a whole: nothing is appended.
+    pub fn profiles_endpoint(mut self, url: impl Into<String>) -> Self {
+        self.profiles_endpoint = Some(url.into());
+        self
+    }
+
+    /// Headers of each request, beside those of the variables. Values are taken as they are.
+    pub fn headers<N: Into<String>, V: Into<String>>(
+        mut self,
+        headers: impl IntoIterator<Item = (N, V)>,
+    ) -> Self {
+        let headers = headers.into_iter().map(|(name, value)| (name.into(), value.into()));
+        self.headers.extend(headers);
+        self
+    }
+
+    /// How long the receiver may take to answer; 10 seconds by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Whether requests are compressed; they are not by default.
+    pub fn compression(mut self, compression: Compression) -> Self {
+        self.compression = Some(compression);
+        self
+    }
+
+    /// A file with the certificates, as PEM, of which one must have signed the receiver's. Those of the
+    /// system by default. Needs the feature `otlp-tls`.
+    #[cfg(feature = "otlp-tls")]
+    pub fn certificate(mut self, file: impl Into<PathBuf>) -> Self {
+        self.certificate = Some(file.into());
+        self
+    }
+
+    /// Files, as PEM, with the certificates by which the receiver knows us, and with their key. Needs the
+    /// feature `otlp-tls`.
+    #[cfg(feature = "otlp-tls")]
+    pub fn client_certificate(
+        mut self,
+        certificate: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        self.client_identity = Some((certificate.into(), key.into()));
+        self
+    }
+
+    /// What the process is. Give the same to the tracer provider. By default what `OTEL_SERVICE_NAME` and
+    /// `OTEL_RESOURCE_ATTRIBUTES` say.
+    pub fn resource(mut self, resource: Resource) -> Self {
+        self.resource = Some(resource);
+        self
+    }
+
+    /// Where profiles go while the receiver is away, or has no room: as files, which a
+    /// [`Directory`](super::super::Directory) writes. They are sent when the receiver is back, and stay
+    /// where they are as long as the directory has room. Without it, kept spans get no profile meanwhile.
+    pub fn fallback_directory(mut self, path: impl Into<PathBuf>) -> Self {
+        self.fallback = Some(path.into());
+        self
+    }
+
+    /// How long requests may fail before the receiver counts as away; 10 seconds by default. Until then
+    /// profiles are taken and wait.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// How many profiles may wait to be sent, and how many bytes of them; 512 and 16 MiB by default. When
+    /// they are full, spans are kept without profiles, or those go to the fallback directory.
+    pub fn queue(mut self, profiles: usize, bytes: usize) -> Self {
+        self.queue = Some((profiles, bytes));
+        self
+    }
+
+    /// How large a request may be before it is compressed; 4 MiB by default, which is what gRPC servers
+    /// take. A larger profile is thinned.
+    pub fn request_bytes(mut self, bytes: usize) -> Self {
+        self.request_bytes = Some(bytes);
+        self
+    }
+
+    /// The exporter. Nothing is connected yet, and no thread is started.
+    ///
+    /// # Errors
+    ///
+    /// If a setting, here or in a variable, makes no sense: an endpoint that is no URL, a protocol that
+    /// there is not or whose feature is off, a certificate that cannot be read.
+    pub fn build(self) -> Result<OtlpExporter, Error> {
+        self.build_with(&|name| match env::var(name) {
+            Ok(value) => Ok(Some(value)),
+            Err(env::VarError::NotPresent) => Ok(None),
+            Err(env::VarError::NotUnicode(value)) => Err(value.to_string_lossy().into_owned()),
+        })
+    }
+
+    /// The same from any source of variables; an error is a value that is not Unicode.
+    pub(crate) fn build_with(self, variables: &Variables<'_>) -> Result<OtlpExporter, Error> {
+        let transport = Transport::new(self.resolve(variables)?)?;
+        let (profiles, bytes) = self.queue.unwrap_or((DEFAULT_QUEUE_PROFILES, DEFAULT_QUEUE_BYTES));
+        let bounds = Bounds {
+            profiles: profiles.max(1),
+            bytes,
+            request_bytes: self.request_bytes.unwrap_or(MOST_REQUEST_BYTES),
+            patience: self.patience.unwrap_or(DEFAULT_PATIENCE),
+            age: MOST_AGE,
+        };
+        Ok(OtlpExporter::new(transport, bounds, self.resource, self.fallback))
+    }
+
+    pub(super) fn resolve(&self, variables: &Variables<'_>) -> Result<Settings, Error> {
+        let protocol = self.resolve_protocol(variables)?;
+        let (name, url) = self.resolve_endpoint(protocol, variables)?;
+        let uri = Uri::from_str(&url).ok().filter(|uri| uri.host().is_some());
+        let is_web = |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https"));
+        let uri = uri.filter(is_web).ok_or_else(|| {
+            Error::setting(name, shown(&url), "a URL such as http://localhost:4318")
+        })?;
+        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            let problem = format!(
+                "it has a user in it; use {}=authorization=Basic%20... for that, or `headers`",
+                HEADERS.all
+            );
+            return Err(Error::otlp(name, HIDDEN, problem));
+        }
+        if uri.scheme_str() == Some("https") && !cfg!(feature = "otlp-tls") {
+            return Err(Error::otlp(name, shown(&url), "https needs the feature `otlp-tls`"));
+        }
+        #[cfg(feature = "otlp-tls")]
+        let file = |set: Option<&PathBuf>, names: Names| match set {
+            Some(path) => Ok(Some(File { name: names.all, path: path.clone() })),
+            None => get(variables, names)
+                .map(|found| found.map(|(name, path)| File { name, path: PathBuf::from(path) })),
+        };
+        #[cfg(feature = "otlp-tls")]
+        let identity = self.client_identity.as_ref();
+        Ok(Settings {
+            protocol,
+            uri,
+            headers: self.resolve_headers(variables)?,
+            timeout: self.resolve_timeout(variables)?.min(LONGEST_TIMEOUT),
+            compression: self.resolve_compression(variables)?,
+            #[cfg(feature = "otlp-tls")]
+            certificate: file(self.certificate.as_ref(), CERTIFICATE)?,
+            #[cfg(feature = "otlp-tls")]
+            client_certificate: file(identity.map(|(file, _)| file), CLIENT_CERTIFICATE)?,
+            #[cfg(feature = "otlp-tls")]
+            client_key: file(identity.map(|(_, key)| key), CLIENT_KEY)?,
+        })
+    }
+
+    fn resolve_protocol(&self, variables: &Variables<'_>) -> Result<Protocol, Error> {
+        let (name, text, protocol) = match (self.protocol, get(variables, PROTOCOL)?) {
+            (Some(protocol), _) => ("the protocol", format!("{protocol:?}"), Some(protocol)),
+            (None, None) => return Ok(Protocol::DEFAULT),
+            (None, Some((name, text))) => {
+                let protocol = Protocol::of(&text);
+                (name, text, protocol)
+            }
+        };
+        match protocol {
+            Some(protocol) if protocol.is_there() => Ok(protocol),
+            Some(Protocol::Grpc) => {
+                let problem = "it needs the feature `otlp-grpc`";
+                Err(unsupported(name, &text, PROTOCOL, problem))
+            }
+            Some(Protocol::HttpProtobuf) => {
+                let problem = "it needs the feature `otlp-http`";
+                Err(unsupported(name, &text, PROTOCOL, problem))
+            }
+            None => Err(unsupported(name, &text, PROTOCOL, "expected grpc or http/protobuf")),
+        }
+    }
+
+    /// The URL to which profiles are sent, and what it comes from.
+    fn resolve_endpoint(
+        &self,
+        protocol: Protocol,
+        variables: &Variables<'_>,
+    ) -> Result<(&'static str, String), Error> {
+        const SET: &str = "the endpoint";
+        let (name, text, is_whole) = match (&self.profiles_endpoint, &self.endpoint) {
+            (Some(url), _) => (SET, url.clone(), true),
+            (None, Some(base)) => (SET, base.clone(), false),
+            (None, None) => match get(variables, ENDPOINT)? {
+                Some((name, text)) => (name, text, name == ENDPOINT.profiles),
+                None => (SET, protocol.default_endpoint().to_owned(), false),
+            },
+        };
+        // Behind these nothing can be appended.
+        if !is_whole && text.contains(['?', '#']) {
+            let problem = format!("a base has no `?` and no `#`; {} may", ENDPOINT.profiles);
+            return Err(Error::otlp(name, HIDDEN, problem));
+        }
+        let url = match protocol {
+            Protocol::HttpProtobuf if is_whole => text,
+            Protocol::HttpProtobuf => format!("{}{HTTP_PATH}", text.trim_end_matches('/')),
+            Protocol::Grpc if text.contains("://") => text,
+            // gRPC also takes an address alone.
+            Protocol::Grpc => {
+                let is_insecure = match get(variables, INSECURE)? {
+                    None => false,
+                    Some((_, text)) if text.eq_ignore_ascii_case("true") => true,
+                    Some((_, text)) if text.eq_ignore_ascii_case("false") => false,
+                    Some((name, text)) => {
+                        return Err(Error::setting(name, &text, "true or false"));
+                    }
+                };
+                format!("{}://{text}", if is_insecure { "http" } else { "https" })
+            }
+        };
+        Ok((name, url))
+    }
+
+    fn resolve_headers(&self, variables: &Variables<'_>) -> Result<HeaderMap, Error> {
+        let mut headers = HeaderMap::new();
+        if let Some((name, text)) = get(variables, HEADERS)? {
+            // The text may hold secrets: it is in no error.
+            let wrong = || {
+                Error::setting(name, HIDDEN, "name=value,name=value, with values percent-encoded")
+            };
+            for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
+                let (key, value) = pair.split_once('=').ok_or_else(wrong)?;
+                let value = percent_decode_str(value.trim()).decode_utf8().map_err(|_| wrong())?;
+                add_header(&mut headers, key.trim(), &value).ok_or_else(wrong)?;
+            }
+        }
+        for (key, value) in &self.headers {
+            add_header(&mut headers, key, value)
+                .ok_or_else(|| Error::setting("a header", HIDDEN, "a header of HTTP"))?;
+        }
+        let is_ours =
+            |name: &&HeaderName| OURS.contains(*name) || name.as_str().starts_with("grpc-");
+        if let Some(name) = headers.keys().find(is_ours) {
+            return Err(Error::otlp("a header", name.as_str(), "the exporter sets it itself"));
+        }
+        Ok(headers)
+    }
+
+    fn resolve_timeout(&self, variables: &Variables<'_>) -> Result<Duration, Error> {
+        if let Some(timeout) = self.timeout {
+            let is_any = !timeout.is_zero();
+            let error = || Error::setting("the timeout", "0", "more than nothing");
+            return is_any.then_some(timeout).ok_or_else(error);
+        }
+        let Some((name, text)) = get(variables, TIMEOUT)? else { return Ok(DEFAULT_TIMEOUT) };
+        let milliseconds = text.parse().ok().filter(|milliseconds| *milliseconds > 0);
+        let milliseconds =
+            milliseconds.ok_or_else(|| Error::setting(name, &text, "milliseconds, 1 or more"))?;
+        Ok(Duration::from_millis(milliseconds))
+    }
+
+    fn resolve_compression(&self, variables: &Variables<'_>) -> Result<Compression, Error> {
+        if let Some(compression) = self.compression {
+            return Ok(compression);
+        }
+        match get(variables, COMPRESSION)? {
+            None => Ok(Compression::None),
+            Some((_, text)) if text.eq_ignore_ascii_case("none") => Ok(Compression::None),
+            Some((_, text)) if text.eq_ignore_ascii_case("gzip") => Ok(Compression::Gzip),
+            Some((name, text)) => {
+                Err(unsupported(name, &text, COMPRESSION, "expected gzip or none"))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for OtlpBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Headers and URLs can hold secrets.
+        f.debug_struct("OtlpBuilder")
+            .field("protocol", &self.protocol)
+            .field("timeout", &self.timeout)
+            .field("compression", &self.compression)
+            .field("fallback", &self.fallback)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A file, and the variable that names it: the one for all signals, if it was named in code.
+#[cfg(feature = "otlp-tls")]
+pub(super) struct File {
+    pub(super) name: &'static str,
+    pub(super) path: PathBuf,
+}
+
+/// What everything together says.
+pub(super) struct Settings {
+    pub(super) protocol: Protocol,
+    pub(super) uri: Uri,
+    pub(super) headers: HeaderMap,
+    pub(super) timeout: Duration,
+    pub(super) compression: Compression,
+    #[cfg(feature = "otlp-tls")]
+    pub(super) certificate: Option<File>,
+    #[cfg(feature = "otlp-tls")]
+    pub(super) client_certificate: Option<File>,
+    #[cfg(feature = "otlp-tls")]
+    pub(super) client_key: Option<File>,
+}
+
+impl Settings {
+    /// The names of the variables, for what is wrong where no file is named.
+    #[cfg(feature = "otlp-tls")]
+    pub(super) const CERTIFICATE: &str = CERTIFICATE.all;
+    #[cfg(feature = "otlp-tls")]
+    pub(super) const CLIENT_CERTIFICATE: &str = CLIENT_CERTIFICATE.all;
+    #[cfg(feature = "otlp-tls")]
+    pub(super) const CLIENT_KEY: &str = CLIENT_KEY.all;
+
+    /// Where that is, without what nobody else is to see.
+    pub(super) fn shown_endpoint(&self) -> String {
+        let authority = self.uri.host().unwrap_or_default();
+        let port = self.uri.port().map(|port| format!(":{port}")).unwrap_or_default();
+        let path = self.uri.path_and_query().map_or("/", PathAndQuery::path);
+        let path = if path == "/" { "" } else { path };
+        format!("{}://{authority}{port}{path}", self.uri.scheme_str().unwrap_or("http"))
+    }
+}
+
+/// The variables of the process, or others in a test.
+pub(crate) type Variables<'a> = dyn Fn(&'static str) -> Result<Option<String>, String> + 'a;
+
+/// A setting that is not empty, and the name of its variable.
+fn get(variables: &Variables<'_>, names: Names) -> Result<Option<(&'static str, String)>, Error> {
+    for name in [names.profiles, names.all] {
+        // It may be the headers.
+        let value = variables(name).map_err(|_| Error::setting(name, HIDDEN, "UTF-8"))?;
+        let value = value.map(|value| value.trim().to_owned());
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            return Ok(Some((name, value)));
+        }
+    }
+    Ok(None)
+}
+
+/// A URL in an error: not if there may be a password or a key in it.
+fn shown(url: &str) -> &str {
+    if url.contains(['@', '?', '#']) { HIDDEN } else { url }
+}
+
+/// Whether the environment says where profiles are to be sent.
+pub(crate) fn has_endpoint(
+    variables: impl Fn(&'static str) -> Result<Option<String>, String>,
+) -> Result<bool, Error> {
+    Ok(get(&variables, ENDPOINT)?.is_some())
+}
+
+/// A value that other signals may well know: of what is set for all of them it says how to set ours.
+fn unsupported(name: &'static str, text: &str, names: Names, problem: &str) -> Error {
+    let alone = format!("{problem}; for profiles alone, set {}", names.profiles);
+    Error::otlp(name, text, if name == names.all { &alone } else { problem })
+}
+
+fn add_header(headers: &mut HeaderMap, name: &str, value: &str) -> Option<()> {
+    let name = HeaderName::from_str(name).ok()?;
+    let mut value = HeaderValue::from_str(value).ok()?;
+    value.set_sensitive(true);
+    headers.insert(name, value);
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(builder: &OtlpBuilder, variables: &[(&str, &str)]) -> Result<Settings, String> {
+        let get = |name: &str| {
+            let found = variables.iter().find(|(key, _)| *key == name);
+            Ok(found.map(|(_, value)| (*value).to_owned()))
+        };
+        builder.resolve(&get).map_err(|error| {
+            assert!(error.is_configuration());
+            error.to_string()
+        })
+    }
+
+    fn uri(variables: &[(&str, &str)]) -> String {
+        resolve(&OtlpBuilder::default(), variables).unwrap().uri.to_string()
+    }
+
+    #[cfg(feature = "otlp-http")]
+    #[test]
+    fn the_path_is_appended_to_a_base_and_to_nothing_else() {
+        assert_eq!(uri(&[]), "http://localhost:4318/v1development/profiles");
+        let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:1/base/");
+        assert_eq!(uri(&[all]), "http://all:1/base/v1development/profiles");
+        let own = ("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://own:2/api/x/v1/profiles");
+        assert_eq!(uri(&[all, own]), own.1);
+        let set = OtlpBuilder::default().endpoint("http://set:3");
+        let set_uri = resolve(&set, &[all, own]).unwrap().uri;
+        assert_eq!(set_uri, "http://set:3/v1development/profiles");
+        let whole = set.profiles_endpoint("http://set:4/whole");
+        assert_eq!(resolve(&whole, &[all, own]).unwrap().uri, "http://set:4/whole");
+    }
+
+    #[cfg(feature = "otlp-grpc")]
+    #[test]
+    fn grpc_takes_an_address_alone_and_has_no_path() {
+        let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317");
+        let insecure = ("OTEL_EXPORTER_OTLP_INSECURE", "TRUE");
+        assert_eq!(uri(&[grpc]), "http://localhost:4317/");
+        assert_eq!(uri(&[grpc, endpoint, insecure]), "http://collector:4317/");
+        let secure = resolve(&OtlpBuilder::default(), &[grpc, endpoint]);
+        match secure {
+            Ok(settings) => assert_eq!(settings.uri.scheme_str(), Some("https")),
+            Err(error) => assert!(error.contains("otlp-tls"), "{error}"),
+        }
+    }
+
+    #[test]
+    fn headers_are_percent_decoded_and_those_of_profiles_win() {
+        let all = ("OTEL_EXPORTER_OTLP_HEADERS", "a=1,b=of%20all");
+        let own = ("OTEL_EXPORTER_OTLP_PROFILES_HEADERS", " authorization = Basic%20dTpw%3D , x=y");
+        let headers = |builder: OtlpBuilder, variables: &[_]| {
+            let headers = resolve(&builder, variables).unwrap().headers;
+            let mut headers: Vec<_> = headers
+                .iter()
+                .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+                .collect();
+            headers.sort();
+            headers
+        };
+        assert_eq!(headers(OtlpBuilder::default(), &[all]), ["a: 1", "b: of all"]);
+        assert_eq!(
+            headers(OtlpBuilder::default().headers([("x", "z%20")]), &[all, own]),
+            ["authorization: Basic dTpw=", "x: z%20"]
+        );
+    }
+
+    #[test]
+    fn timeout_and_compression_are_read() {
+        let settings = resolve(
+            &OtlpBuilder::default(),
+            &[
+                ("OTEL_EXPORTER_OTLP_TIMEOUT", "1500"),
+                ("OTEL_EXPORTER_OTLP_COMPRESSION", "none"),
+                ("OTEL_EXPORTER_OTLP_PROFILES_COMPRESSION", "gzip"),
+                ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca.pem"),
+            ],
+        )
+        .unwrap();
+        assert_eq!(settings.timeout, Duration::from_millis(1500));
+        let forever = resolve(&OtlpBuilder::default().timeout(Duration::MAX), &[]).unwrap();
+        assert_eq!(forever.timeout, LONGEST_TIMEOUT);
+        assert_eq!(settings.compression, Compression::Gzip);
+        #[cfg(feature = "otlp-tls")]
+        assert_eq!(settings.certificate.unwrap().path, PathBuf::from("/ca.pem"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        for (name, value, expected) in [
+            ("PROTOCOL", "http/json", "expected grpc or http/protobuf"),
+            ("PROFILES_ENDPOINT", "not a url", "expected a URL"),
+            ("PROFILES_ENDPOINT", "ftp://collector", "expected a URL"),
+            ("PROFILES_ENDPOINT", "/v1/profiles", "expected a URL"),
+            ("TIMEOUT", "0", "expected milliseconds"),
+            ("TIMEOUT", "10s", "expected milliseconds"),
+            ("COMPRESSION", "zstd", "expected gzip or none"),
+            ("HEADERS", "authorization", "expected name=value"),
+            ("HEADERS", "a b=c", "expected name=value"),
+        ] {
+            let name = format!("OTEL_EXPORTER_OTLP_{name}");
+            let error = resolve(&OtlpBuilder::default(), &[(&name, value)]).err().unwrap();
+            assert!(error.contains(expected) && error.starts_with(&name), "{error}");
+        }
+        let header = OtlpBuilder::default().headers([("a", "new\nline")]);
+        assert!(resolve(&header, &[]).err().unwrap().contains("a header"));
+        let line = ("OTEL_EXPORTER_OTLP_HEADERS", "a=b%0d%0ac:%20d");
+        assert!(resolve(&OtlpBuilder::default(), &[line]).is_err());
+    }
+
+    #[test]
+    fn headers_that_would_break_a_request_are_refused() {
+        for name in ["Content-Length", "transfer-encoding", "content-type", "grpc-timeout"] {
+            let set = OtlpBuilder::default().headers([(name, "5")]);
+            let error = resolve(&set, &[]).err().unwrap();
+            assert!(error.contains("the exporter sets it itself"), "{error}");
+            let variable = ("OTEL_EXPORTER_OTLP_HEADERS", format!("{name}=5"));
+            assert!(resolve(&OtlpBuilder::default(), &[(variable.0, &variable.1)]).is_err());
+        }
+    }
+
+    #[cfg(not(feature = "otlp-tls"))]
+    #[test]
+    fn https_needs_its_feature_and_says_so() {
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318");
+        let error = resolve(&OtlpBuilder::default(), &[endpoint]).err().unwrap();
+        assert!(error.starts_with(endpoint.0) && error.contains("feature `otlp-tls`"), "{error}");
+        let set = OtlpBuilder::default().endpoint("https://collector:4318");
+        let error = resolve(&set, &[]).err().unwrap();
+        assert!(error.contains("feature `otlp-tls`"), "{error}");
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let builder = OtlpBuilder::default()
+            .profiles_endpoint("http://host:1/p?token=secret")
+            .headers([("authorization", "secret")]);
+        let settings = resolve(&builder, &[]).unwrap();
+        assert!(!settings.shown_endpoint().contains("secret"), "{}", settings.shown_endpoint());
+        let shown = format!("{:?}", OtlpBuilder::default().headers([("a", "secret")]));
+        assert!(!shown.contains("secret"), "{shown}");
+        let header = OtlpBuilder::default().headers([("authorization: secret", "")]);
+        assert!(!resolve(&header, &[]).err().unwrap().contains("secret"));
+        for (name, value) in [
+            ("HEADERS", "authorization:secret"),
+            ("PROFILES_HEADERS", "a=secret\n"),
+            ("ENDPOINT", "ftp://me:secret@host"),
+            ("ENDPOINT", "http://me:secret@host"),
+            ("ENDPOINT", "http://me:se cret@host/secret"),
+            ("ENDPOINT", "http://host?token=secret"),
+            ("PROFILES_ENDPOINT", "ftp://host/p?token=secret"),
+            ("PROFILES_ENDPOINT", "https://me:secret@host/p?token=secret"),
+            ("PROFILES_ENDPOINT", "host/p#secret"),
+        ] {
+            let name = format!("OTEL_EXPORTER_OTLP_{name}");
+            let headers = OtlpBuilder::default();
+            let error = resolve(&headers, &[(&name, value)]);
+            let Err(error) = error else { continue };
+            assert!(error.starts_with(&name), "{error}");
+            assert!(!error.contains("secret") && !error.contains("cret@"), "{error}");
+        }
+        // What is not UTF-8.
+        let lossy = |_: &'static str| Err("authorization=secret\u{fffd}".to_owned());
+        let error = OtlpBuilder::default().build_with(&lossy).unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn a_user_in_the_endpoint_is_refused_with_what_to_do() {
+        for name in ["ENDPOINT", "PROFILES_ENDPOINT"] {
+            let name = format!("OTEL_EXPORTER_OTLP_{name}");
+            let variable = (name.as_str(), "http://me:secret@host:1/p");
+            let error = resolve(&OtlpBuilder::default(), &[variable]).err().unwrap();
+            assert!(error.starts_with(&name) && error.contains("authorization=Basic"), "{error}");
+        }
+        let set = OtlpBuilder::default().endpoint("http://me@host:1");
+        assert!(resolve(&set, &[]).is_err());
+        let at = OtlpBuilder::default().profiles_endpoint("http://host/@me");
+        assert!(resolve(&at, &[]).is_ok());
+    }
+
+    #[test]
+    fn a_base_with_a_query_or_a_fragment_is_refused() {
+        for base in ["http://host/?key=1", "http://host/p#there"] {
+            let error = resolve(&OtlpBuilder::default().endpoint(base), &[]).err().unwrap();
+            assert!(error.contains("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"), "{error}");
+        }
+        let whole = OtlpBuilder::default().profiles_endpoint("http://host/p?key=1");
+        assert_eq!(resolve(&whole, &[]).unwrap().uri, "http://host/p?key=1");
+    }
+
+    #[test]
+    fn what_other_signals_know_names_the_variable_for_profiles() {
+        for (rest, value) in [("PROTOCOL", "http/json"), ("COMPRESSION", "zstd")] {
+            let all = format!("OTEL_EXPORTER_OTLP_{rest}");
+            let own = format!("OTEL_EXPORTER_OTLP_PROFILES_{rest}");
+            let error = resolve(&OtlpBuilder::default(), &[(&all, value)]).err().unwrap();
+            assert!(error.starts_with(&all) && error.contains(&own), "{error}");
+            let error = resolve(&OtlpBuilder::default(), &[(&own, value)]).err().unwrap();
+            assert!(error.starts_with(&own) && !error.contains("alone"), "{error}");
+        }
+        let gzip = ("OTEL_EXPORTER_OTLP_COMPRESSION", "GZIP");
+        let settings = resolve(&OtlpBuilder::default(), &[gzip]).unwrap();
+        assert_eq!(settings.compression, Compression::Gzip);
+        #[cfg(feature = "otlp-grpc")]
+        assert_eq!(uri(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "gRPC")]), "http://localhost:4317/");
+    }
+
+    #[test]
+    fn no_time_at_all_is_refused() {
+        let error = resolve(&OtlpBuilder::default().timeout(Duration::ZERO), &[]).err().unwrap();
+        assert!(error.contains("the timeout"), "{error}");
+    }
+
+    #[cfg(feature = "otlp-tls")]
+    #[test]
+    fn a_file_is_reported_under_the_name_of_its_variable() {
+        for names in [CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY] {
+            for name in [names.profiles, names.all] {
+                let get = |asked: &str| Ok((asked == name).then(|| "/nowhere/shop.pem".to_owned()));
+                let error = OtlpBuilder::default().build_with(&get).unwrap_err().to_string();
+                assert!(error.starts_with(&format!("{name} is")), "{error}");
+            }
+        }
+    }
+}

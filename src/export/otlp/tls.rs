@@ -1,0 +1,88 @@
+//! Certificates.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hyper_rustls::ConfigBuilderExt;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
+
+use super::settings::{File, Protocol, Settings};
+use crate::error::Error;
+
+/// What is needed to connect. The certificates of the system are read only if there is any use for them.
+pub(super) fn config(settings: &Settings, is_https: bool) -> Result<ClientConfig, Error> {
+    // Not the provider of the process: nobody may have chosen one.
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder =
+        builder.map_err(|error| Error::otlp("TLS", "its versions of the protocol", error))?;
+    let builder = match &settings.certificate {
+        Some(file) => trust(builder, file)?,
+        None if is_https => builder.with_native_roots().map_err(|error| {
+            let problem = format!("{error}; name a file with those that are to be trusted");
+            Error::otlp(Settings::CERTIFICATE, "not set", problem)
+        })?,
+        None => builder.with_root_certificates(RootCertStore::empty()),
+    };
+    let mut config = match (&settings.client_certificate, &settings.client_key) {
+        (None, None) => builder.with_no_client_auth(),
+        (Some(file), Some(key_file)) => {
+            let certificates = certificates(file)?;
+            let key = PrivateKeyDer::from_pem_file(&key_file.path)
+                .map_err(|error| unreadable(key_file, &error))?;
+            builder
+                .with_client_auth_cert(certificates, key)
+                .map_err(|error| wrong(key_file, error))?
+        }
+        (Some(file), None) => {
+            let problem = format!("its key is missing: set {} too", Settings::CLIENT_KEY);
+            return Err(wrong(file, problem));
+        }
+        (None, Some(file)) => {
+            let problem =
+                format!("its certificate is missing: set {} too", Settings::CLIENT_CERTIFICATE);
+            return Err(wrong(file, problem));
+        }
+    };
+    if settings.protocol == Protocol::Grpc {
+        config.alpn_protocols = vec![b"h2".to_vec()];
+    }
+    Ok(config)
+}
+
+fn trust(
+    builder: ConfigBuilder<ClientConfig, WantsVerifier>,
+    file: &File,
+) -> Result<ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(file)? {
+        roots.add(certificate).map_err(|error| wrong(file, error))?;
+    }
+    Ok(builder.with_root_certificates(roots))
+}
+
+/// All that are in a file, of which there must be one.
+fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let found = CertificateDer::pem_file_iter(&file.path);
+    match found.and_then(Iterator::collect::<Result<Vec<_>, _>>) {
+        Ok(found) if found.is_empty() => Err(unreadable(file, &pem::Error::NoItemsFound)),
+        Ok(found) => Ok(found),
+        Err(error) => Err(unreadable(file, &error)),
+    }
+}
+
+fn unreadable(file: &File, error: &pem::Error) -> Error {
+    let problem = match error {
+        pem::Error::NoItemsFound => "there is none in that file, as PEM".to_owned(),
+        pem::Error::Io(error) => format!("it cannot be read: {error}"),
+        error => format!("it cannot be read: {error:?}"),
+    };
+    wrong(file, problem)
+}
+
+fn wrong(file: &File, problem: impl fmt::Display) -> Error {
+    Error::otlp(file.name, &file.path.display().to_string(), problem)
+}

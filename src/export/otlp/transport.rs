@@ -1,0 +1,196 @@
+//! One request, and what became of it.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
+
+use super::settings::{Protocol, Settings};
+use crate::error::Error;
+
+#[cfg(feature = "otlp-tls")]
+pub(super) type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
+#[cfg(not(feature = "otlp-tls"))]
+pub(super) type Connector = HttpConnector;
+
+/// As much as is said of what a server says.
+const MOST_SHOWN_CHARS: usize = 400;
+
+/// What the server said.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// It has the profiles, but for so many; and may have said why.
+    Accepted { rejected: u64, message: String },
+    /// Not now: after that time, if it said when.
+    NotNow { after: Option<Duration>, problem: String },
+    /// Never.
+    Never { what: Never, problem: String },
+}
+
+/// What the server does not want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Never {
+    /// Anything from us.
+    All,
+    /// What is in that request, or how much: a part of it may be another matter.
+    Content,
+    /// That request.
+    Request,
+}
+
+impl Answer {
+    /// Nothing was heard from it.
+    pub(super) fn unheard(problem: String) -> Self {
+        Self::NotNow { after: None, problem }
+    }
+
+    /// The same with words that can go into a log: a server can say anything.
+    fn in_a_line(self) -> Self {
+        match self {
+            Self::Accepted { rejected, message } => {
+                Self::Accepted { rejected, message: shown(&message) }
+            }
+            Self::NotNow { after, problem } => Self::NotNow { after, problem: shown(&problem) },
+            Self::Never { what, problem } => Self::Never { what, problem: shown(&problem) },
+        }
+    }
+
+    pub(super) fn accepted(response: ExportProfilesServiceResponse) -> Self {
+        let partial = response.partial_success.unwrap_or_default();
+        let rejected = u64::try_from(partial.rejected_profiles).unwrap_or(0);
+        Self::Accepted { rejected, message: partial.error_message }
+    }
+}
+
+/// What is sent, as often as it takes, with the same bytes each time.
+pub(super) struct Request(Bytes);
+
+enum Kind {
+    #[cfg(feature = "otlp-grpc")]
+    Grpc(super::grpc::Grpc),
+    #[cfg(feature = "otlp-http")]
+    Http(super::http::Http),
+}
+
+/// How to reach the server.
+pub(super) struct Transport {
+    kind: Kind,
+    timeout: Duration,
+    /// Where that is, to be shown.
+    pub(super) endpoint: String,
+}
+
+impl Transport {
+    /// Connects to nothing yet.
+    pub(super) fn new(settings: Settings) -> Result<Self, Error> {
+        let connector = connector(&settings)?;
+        let (timeout, endpoint) = (settings.timeout, settings.shown_endpoint());
+        let kind = match settings.protocol {
+            #[cfg(feature = "otlp-grpc")]
+            Protocol::Grpc => Kind::Grpc(super::grpc::Grpc::new(settings, connector)),
+            #[cfg(feature = "otlp-http")]
+            Protocol::HttpProtobuf => Kind::Http(super::http::Http::new(settings, connector)),
+            // Which is no other, for settings are only made for protocols that are there.
+            #[cfg(not(all(feature = "otlp-grpc", feature = "otlp-http")))]
+            other => return Err(Error::otlp("the protocol", &format!("{other:?}"), "not there")),
+        };
+        Ok(Self { kind, timeout, endpoint })
+    }
+
+    /// The request with that message.
+    pub(super) fn request(&self, encoded: Bytes) -> Request {
+        Request(match &self.kind {
+            #[cfg(feature = "otlp-grpc")]
+            Kind::Grpc(_) => encoded,
+            #[cfg(feature = "otlp-http")]
+            Kind::Http(http) => http.body(encoded),
+        })
+    }
+
+    /// Sends it, and waits for the answer as long as the server may take.
+    pub(super) async fn send(&mut self, request: &Request) -> Answer {
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        let sent = match &self.kind {
+            #[cfg(feature = "otlp-grpc")]
+            Kind::Grpc(grpc) => {
+                let sent = grpc.send(&request.0, self.timeout);
+                tokio::time::timeout_at(deadline, sent).await.ok()
+            }
+            #[cfg(feature = "otlp-http")]
+            Kind::Http(http) => http.send(&request.0, deadline).await,
+        };
+        let answer = sent.unwrap_or_else(|| {
+            // The connection may be dead without anybody having said so.
+            self.reconnect();
+            Answer::unheard(format!("no answer in {:?}", self.timeout))
+        });
+        answer.in_a_line()
+    }
+
+    fn reconnect(&mut self) {
+        match &mut self.kind {
+            #[cfg(feature = "otlp-grpc")]
+            Kind::Grpc(grpc) => grpc.reconnect(),
+            #[cfg(feature = "otlp-http")]
+            Kind::Http(http) => http.reconnect(),
+        }
+    }
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transport").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
+/// A client that connects when it is used, and again when that is lost.
+pub(super) fn client<B>(connector: &Connector, is_http2: bool) -> Client<Connector, B>
+where
+    B: http_body::Body + Send,
+    B::Data: Send,
+{
+    let mut builder = Client::builder(TokioExecutor::new());
+    #[cfg(feature = "otlp-grpc")]
+    builder.http2_only(is_http2);
+    #[cfg(not(feature = "otlp-grpc"))]
+    debug_assert!(!is_http2, "it cannot be");
+    builder.pool_timer(TokioTimer::new()).build(connector.clone())
+}
+
+#[cfg(feature = "otlp-tls")]
+fn connector(settings: &Settings) -> Result<Connector, Error> {
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    let is_https = settings.uri.scheme_str() == Some("https");
+    Ok(Connector::from((http, super::tls::config(settings, is_https)?)))
+}
+
+#[cfg(not(feature = "otlp-tls"))]
+fn connector(_: &Settings) -> Result<Connector, Error> {
+    Ok(HttpConnector::new())
+}
+
+/// A line of bounded length.
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MOST_SHOWN_CHARS).collect()
+}
+
+/// An error with all that lies below it.
+pub(super) fn whole(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        let cause = error.to_string();
+        // Some repeat theirs.
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+        next = error.source();
+    }
+    text
+}

@@ -1,0 +1,85 @@
+//! The files that a `Directory` has written.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::directory::stem_of;
+use crate::sys;
+
+/// A profile in one of its forms.
+#[derive(Debug)]
+pub(crate) struct StoredFile {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) modified: SystemTime,
+}
+
+/// The profiles in that folder, the newest first: none if there is no such folder.
+pub(crate) fn list_stored(folder: &Path) -> io::Result<Vec<StoredFile>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut files = Vec::new();
+    for entry in entries.flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        // Of the entry itself, also where it is a link.
+        let Ok(metadata) = entry.metadata() else { continue };
+        if is_profile(&name) && metadata.is_file() {
+            let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
+            files.push(StoredFile { name, bytes: metadata.len(), modified });
+        }
+    }
+    files.sort_by(|a, b| (b.modified, &b.name).cmp(&(a.modified, &a.name)));
+    Ok(files)
+}
+
+/// The profile of that name, if it is one that is listed.
+pub(crate) fn read_stored(folder: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+    if !is_profile(name) {
+        return Ok(None);
+    }
+    let Some(mut file) = sys::open_regular(&folder.join(name))? else { return Ok(None) };
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Whether a `Directory` could have given a whole file that name, which holds nothing that leads out
+/// of the folder then, on whatever system.
+fn is_profile(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    name.bytes().all(is_plain) && stem_of(name).is_some() && !name.ends_with(".tmp")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEM: &str = "20231114T221320.123Z-1-GET__a-01010101010101010101010101010101";
+
+    #[test]
+    fn only_names_of_whole_profiles() {
+        for extension in ["svg", "pb.gz", "otlp"] {
+            assert!(is_profile(&format!("{STEM}.{extension}")));
+        }
+        assert!(is_profile(&format!("{}.svg", STEM.replace("GET__a", "a..b"))));
+        for name in ["", "..", "secret", "notes.svg", &format!("{STEM}.tmp"), STEM] {
+            assert!(!is_profile(name), "{name}");
+        }
+        for (part, other) in [
+            ("GET__a", "/../../secret/"),
+            ("GET__a", "a\\b"),
+            ("GET__a", "a\0b"),
+            ("GET__a", "a:b"),
+            ("20231114T221320.123Z", "../../../../a/secreZ"),
+            ("20231114T221320.123Z", "..\\..\\..\\..\\a\\secreZ"),
+        ] {
+            let name = format!("{}.svg", STEM.replace(part, other));
+            assert!(!is_profile(&name), "{name}");
+        }
+    }
+}

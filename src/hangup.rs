@@ -1,0 +1,44 @@
+//! Rules that are read again at SIGHUP.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::collector::spawn;
+use crate::control::Control;
+use crate::error::Error;
+use crate::handle::Handle;
+use crate::sys::Hangups;
+
+/// Starts the thread that waits for the signal.
+///
+/// # Errors
+///
+/// If the system does not let us.
+pub(crate) fn reload_on_hangup(control: &Arc<Control>) -> Result<(), Error> {
+    let (mut hangups, end) = Hangups::new().map_err(Error::thread)?;
+    let weak = Arc::downgrade(control);
+    spawn("profiling-rules", move || {
+        while hangups.wait() {
+            let Some(control) = weak.upgrade() else { return };
+            // A subscriber is not ours.
+            _ = catch_unwind(AssertUnwindSafe(|| reload(&control)));
+        }
+    })?;
+    control.set_hangups(Some(end));
+    Ok(())
+}
+
+fn reload(control: &Arc<Control>) {
+    let handle = Handle::new(control);
+    let reloaded = handle.reload_env();
+    control.with_dispatch(|| match reloaded {
+        Ok(()) => {
+            let rules = handle.rules();
+            tracing::info!(target: "tracing_profiling", "SIGHUP: the rules are now `{rules}`");
+        }
+        Err(error) => tracing::warn!(
+            target: "tracing_profiling",
+            "SIGHUP: the rules stay as they are: {error}"
+        ),
+    });
+}

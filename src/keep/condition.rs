@@ -1,0 +1,464 @@
+//! When a span is kept.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// One condition for keeping a span. In text, as `TRACING_PROFILING` has it:
+///
+/// | text | condition |
+/// |---|---|
+/// | `250ms` | [`Latency`](Self::Latency) |
+/// | `last_exit>250ms` | [`LastExit`](Self::LastExit) |
+/// | `error`, `error=self` | [`Error`](Self::Error), [`ErrorSelf`](Self::ErrorSelf) |
+/// | `on_cpu>100ms`, `on_cpu>80%` | [`OnCpu`](Self::OnCpu) |
+/// | `off_cpu>50ms`, `off_cpu>80%` | [`OffCpu`](Self::OffCpu) |
+/// | `idle>1s`, `idle>80%` | [`Idle`](Self::Idle) |
+/// | `p99>20ms`, `p99.9`  | [`Percentile`](Self::Percentile) |
+/// | `always` | [`Always`](Self::Always) |
+/// | `one_in=1000` | [`OneIn`](Self::OneIn) |
+/// | `hung>30s`, `hung=off` | [`Hung`](Self::Hung), [`NeverHung`](Self::NeverHung) |
+/// | `open>5min` | [`Open`](Self::Open) |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Condition {
+    /// The time from its creation to its close is longer.
+    Latency(Duration),
+    /// The time from its creation to its last exit is longer. A span stays open as long as a child is:
+    /// this does not count what a task that it left behind takes.
+    LastExit(Duration),
+    /// It failed: an event of level `ERROR` in it or in a span inside it, the field
+    /// `otel.status_code` set to `ERROR`, or a panic that unwinds through it.
+    Error,
+    /// The same, but not in a profiled span inside it.
+    ErrorSelf,
+    /// Its threads ran inside it for more than that.
+    OnCpu(Amount),
+    /// It was entered while its thread did not run for more than that.
+    OffCpu(Amount),
+    /// It was open and not entered for more than that.
+    Idle(Amount),
+    /// It took longer than that percentile of the spans of its name and rule in the last five to ten
+    /// minutes, and longer than `floor`. Not before there were ten spans above the percentile
+    /// to be expected, and at least 100 spans.
+    Percentile {
+        /// In parts of a million: 990,000 for `p99`.
+        millionths: u32,
+        /// Shorter spans are not kept, however rare they are.
+        floor: Duration,
+    },
+    /// Whatever it did.
+    Always,
+    /// One of so many spans, whatever it did: something to compare the slow ones with.
+    OneIn(NonZeroU32),
+    /// It is entered for longer than that without a break: then it has a profile while it still hangs.
+    ///
+    /// One of its threads must be sampled: with [`Source::None`](crate::Source::None) nothing is seen to hang.
+    ///
+    /// Without this and [`NeverHung`](Self::NeverHung) the limit is ten times the least time that the
+    /// other conditions name, and at least 10 seconds; there is none if they name no time.
+    Hung(Duration),
+    /// It may be entered for as long as it likes.
+    NeverHung,
+    /// It is open for longer than that, entered or not: then it has a profile of what it did so far.
+    Open(Duration),
+}
+
+/// So much time, or such a share of a span's wall time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Amount {
+    /// So much time.
+    Time(Duration),
+    /// So many percent of wall time, of spans that take a millisecond at least: of a shorter one the
+    /// share says nothing.
+    Percent(u32),
+}
+
+/// Of shorter spans no shares are looked at.
+const SHORTEST_FOR_SHARES: Duration = Duration::from_millis(1);
+/// A span hangs after so many times the time that it may take.
+const HUNG_TIMES: u32 = 10;
+const SHORTEST_HUNG: Duration = Duration::from_secs(10);
+
+impl Amount {
+    /// Whether that much of `wall_ns` is more.
+    pub(crate) fn is_passed_by(self, ns: u64, wall_ns: u64) -> bool {
+        match self {
+            Self::Time(time) => u128::from(ns) > time.as_nanos(),
+            Self::Percent(percent) => {
+                u128::from(wall_ns) >= SHORTEST_FOR_SHARES.as_nanos()
+                    && u128::from(ns) * 100 > u128::from(wall_ns) * u128::from(percent)
+            }
+        }
+    }
+
+    /// The wall time of the shortest span that can pass it.
+    const fn shortest(self) -> Duration {
+        match self {
+            Self::Time(time) => time,
+            Self::Percent(_) => SHORTEST_FOR_SHARES,
+        }
+    }
+}
+
+/// When a span that a rule matches is kept: each condition is enough.
+///
+/// It prints as the text that it can be read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Keep {
+    latency: Option<Duration>,
+    last_exit: Option<Duration>,
+    error: Option<Errors>,
+    on_cpu: Shares,
+    off_cpu: Shares,
+    idle: Shares,
+    percentile: Option<(u32, Duration)>,
+    always: bool,
+    one_in: Option<NonZeroU32>,
+    hung: Hung,
+    open: Option<Duration>,
+}
+
+/// Which errors count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Errors {
+    Inside,
+    Own,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Hung {
+    Usual,
+    After(Duration),
+    Never,
+}
+
+/// The least time and the least share that is too much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shares {
+    time: Option<Duration>,
+    percent: Option<u32>,
+}
+
+impl Shares {
+    const NONE: Self = Self { time: None, percent: None };
+
+    const fn or(self, amount: Amount) -> Self {
+        match amount {
+            Amount::Time(time) => Self { time: least(self.time, time), ..self },
+            Amount::Percent(percent) => {
+                let percent = match self.percent {
+                    Some(other) if other < percent => other,
+                    _ => percent,
+                };
+                Self { percent: Some(percent), ..self }
+            }
+        }
+    }
+
+    fn amounts(self) -> impl Iterator<Item = Amount> {
+        self.time.map(Amount::Time).into_iter().chain(self.percent.map(Amount::Percent))
+    }
+}
+
+const fn least(known: Option<Duration>, other: Duration) -> Option<Duration> {
+    match known {
+        Some(known) if known.as_nanos() < other.as_nanos() => Some(known),
+        _ => Some(other),
+    }
+}
+
+impl Keep {
+    /// Never: the span is not profiled and costs nothing.
+    pub const fn never() -> Self {
+        Self {
+            latency: None,
+            last_exit: None,
+            error: None,
+            on_cpu: Shares::NONE,
+            off_cpu: Shares::NONE,
+            idle: Shares::NONE,
+            percentile: None,
+            always: false,
+            one_in: None,
+            hung: Hung::Usual,
+            open: None,
+        }
+    }
+
+    /// On that condition.
+    pub const fn when(condition: Condition) -> Self {
+        Self::never().or(condition)
+    }
+
+    /// If the time from its creation to its close is longer than `latency`.
+    pub const fn slower_than(latency: Duration) -> Self {
+        Self::when(Condition::Latency(latency))
+    }
+
+    /// If it failed; see [`Condition::Error`].
+    pub const fn failed() -> Self {
+        Self::when(Condition::Error)
+    }
+
+    /// Also if it took longer than `latency`; the least of several counts.
+    #[must_use]
+    pub const fn or_slower_than(self, latency: Duration) -> Self {
+        self.or(Condition::Latency(latency))
+    }
+
+    /// Also if it failed; see [`Condition::Error`].
+    #[must_use]
+    pub const fn or_failed(self) -> Self {
+        self.or(Condition::Error)
+    }
+
+    /// Also on that condition. Of several of a kind the one that keeps more counts, but for
+    /// [`Percentile`](Condition::Percentile) and what is said of hanging spans: there it is the last one.
+    #[must_use]
+    pub const fn or(mut self, condition: Condition) -> Self {
+        match condition {
+            Condition::Latency(latency) => self.latency = least(self.latency, latency),
+            Condition::LastExit(latency) => self.last_exit = least(self.last_exit, latency),
+            Condition::Error => self.error = Some(Errors::Inside),
+            Condition::ErrorSelf if self.error.is_none() => self.error = Some(Errors::Own),
+            Condition::ErrorSelf => {}
+            Condition::OnCpu(amount) => self.on_cpu = self.on_cpu.or(amount),
+            Condition::OffCpu(amount) => self.off_cpu = self.off_cpu.or(amount),
+            Condition::Idle(amount) => self.idle = self.idle.or(amount),
+            Condition::Percentile { millionths, floor } => {
+                self.percentile = Some((millionths, floor));
+            }
+            Condition::Always => self.always = true,
+            Condition::OneIn(number) => {
+                self.one_in = match self.one_in {
+                    Some(other) if other.get() < number.get() => Some(other),
+                    _ => Some(number),
+                };
+            }
+            Condition::Hung(limit) => self.hung = Hung::After(limit),
+            Condition::NeverHung => self.hung = Hung::Never,
+            Condition::Open(limit) => self.open = least(self.open, limit),
+        }
+        self
+    }
+
+    /// Its conditions, in the order of [`Condition`].
+    pub fn conditions(&self) -> impl Iterator<Item = Condition> {
+        let Self { latency, last_exit, error, percentile, one_in, open, .. } = *self;
+        let error = error.map(|errors| match errors {
+            Errors::Inside => Condition::Error,
+            Errors::Own => Condition::ErrorSelf,
+        });
+        let percentile =
+            percentile.map(|(millionths, floor)| Condition::Percentile { millionths, floor });
+        let hung = match self.hung {
+            Hung::Usual => None,
+            Hung::After(limit) => Some(Condition::Hung(limit)),
+            Hung::Never => Some(Condition::NeverHung),
+        };
+        let at_close = latency.map(Condition::Latency).into_iter();
+        at_close
+            .chain(last_exit.map(Condition::LastExit))
+            .chain(error)
+            .chain(self.on_cpu.amounts().map(Condition::OnCpu))
+            .chain(self.off_cpu.amounts().map(Condition::OffCpu))
+            .chain(self.idle.amounts().map(Condition::Idle))
+            .chain(percentile)
+            .chain(self.always.then_some(Condition::Always))
+            .chain(one_in.map(Condition::OneIn))
+            .chain(hung)
+            .chain(open.map(Condition::Open))
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn latency(&self) -> Option<Duration> {
+        self.latency
+    }
+
+    /// Whether an error in it or inside it may keep it.
+    pub(crate) const fn on_error(&self) -> bool {
+        self.error.is_some()
+    }
+
+    pub(crate) const fn percentile(&self) -> Option<(u32, Duration)> {
+        self.percentile
+    }
+
+    pub(crate) const fn one_in(&self) -> Option<NonZeroU32> {
+        self.one_in
+    }
+
+    pub(crate) const fn open_limit(&self) -> Option<Duration> {
+        self.open
+    }
+
+    /// After how long without a break a span hangs.
+    pub(crate) fn hung_limit(&self) -> Option<Duration> {
+        match self.hung {
+            Hung::After(limit) => Some(limit),
+            Hung::Never => None,
+            Hung::Usual => {
+                let usual = self.times().min()?;
+                Some(usual.saturating_mul(HUNG_TIMES).max(SHORTEST_HUNG))
+            }
+        }
+    }
+
+    /// The times that its conditions name.
+    fn times(&self) -> impl Iterator<Item = Duration> {
+        let shares = [self.on_cpu.time, self.off_cpu.time, self.idle.time];
+        let floor = self.percentile.map(|(_, floor)| floor).filter(|floor| !floor.is_zero());
+        [self.latency, self.last_exit, floor].into_iter().chain(shares).flatten()
+    }
+
+    /// The time that a span must take, or run, to be kept for that: there should be samples of it.
+    pub(crate) fn least_time(&self) -> Option<Duration> {
+        // Where it is idle there are none.
+        Self { idle: Shares::NONE, ..*self }.times().min()
+    }
+
+    /// The wall time above which a span may have to be kept for how long it was, or where its time went.
+    /// `None` if that never keeps it.
+    pub(crate) fn shortest(&self) -> Option<Duration> {
+        let shares = [self.on_cpu, self.off_cpu, self.idle];
+        let shares = shares.into_iter().flat_map(Shares::amounts).map(Amount::shortest);
+        self.latency.into_iter().chain(self.last_exit).chain(shares).min()
+    }
+
+    /// Whether every span must be looked at as it closes, however short it was.
+    pub(crate) const fn must_see_all(&self) -> bool {
+        self.always || self.percentile.is_some()
+    }
+
+    pub(crate) fn is_never(&self) -> bool {
+        let Self { hung, .. } = *self;
+        matches!(hung, Hung::Usual | Hung::Never) && *self == Self { hung, ..Self::never() }
+    }
+
+    /// A bit for each kind of condition that it has.
+    pub(crate) fn kinds(&self) -> u16 {
+        let bit = |condition| match condition {
+            Condition::Latency(_) => 1,
+            Condition::LastExit(_) => 1 << 1,
+            Condition::Error | Condition::ErrorSelf => 1 << 2,
+            Condition::OnCpu(_) => 1 << 3,
+            Condition::OffCpu(_) => 1 << 4,
+            Condition::Idle(_) => 1 << 5,
+            Condition::Percentile { .. } => 1 << 6,
+            Condition::Always => 1 << 7,
+            Condition::OneIn(_) => 1 << 8,
+            Condition::Hung(_) | Condition::NeverHung => 1 << 9,
+            Condition::Open(_) => 1 << 10,
+        };
+        self.conditions().map(bit).fold(0, |kinds, bit| kinds | bit)
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Time(time) => write!(f, "{}", Time(*time)),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// A length of time without blanks, as rules have it.
+struct Time(Duration);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&humantime::format_duration(self.0).to_string().replace(' ', ""))
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Latency(time) => write!(f, "{}", Time(*time)),
+            Self::LastExit(time) => write!(f, "last_exit>{}", Time(*time)),
+            Self::Error => f.write_str("error"),
+            Self::ErrorSelf => f.write_str("error=self"),
+            Self::OnCpu(amount) => write!(f, "on_cpu>{amount}"),
+            Self::OffCpu(amount) => write!(f, "off_cpu>{amount}"),
+            Self::Idle(amount) => write!(f, "idle>{amount}"),
+            Self::Percentile { millionths, floor } => {
+                write!(f, "p{}", f64::from(*millionths) / 10_000.0)?;
+                if floor.is_zero() { Ok(()) } else { write!(f, ">{}", Time(*floor)) }
+            }
+            Self::Always => f.write_str("always"),
+            Self::OneIn(number) => write!(f, "one_in={number}"),
+            Self::Hung(limit) => write!(f, "hung>{}", Time(*limit)),
+            Self::NeverHung => f.write_str("hung=off"),
+            Self::Open(limit) => write!(f, "open>{}", Time(*limit)),
+        }
+    }
+}
+
+impl fmt::Display for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_never() {
+            return f.write_str("off");
+        }
+        for (number, condition) in self.conditions().enumerate() {
+            if number > 0 {
+                f.write_str("|")?;
+            }
+            write!(f, "{condition}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn of_two_of_a_kind_the_one_that_keeps_more_counts() {
+        let keep = Keep::slower_than(3 * MS).or_slower_than(2 * MS).or_slower_than(4 * MS);
+        assert_eq!(keep, Keep::slower_than(2 * MS));
+        let keep = Keep::when(Condition::ErrorSelf).or_failed().or(Condition::ErrorSelf);
+        assert_eq!(keep, Keep::failed());
+        let both = Keep::when(Condition::OnCpu(Amount::Percent(80)))
+            .or(Condition::OnCpu(Amount::Time(MS)))
+            .or(Condition::OnCpu(Amount::Percent(90)));
+        assert_eq!(both.to_string(), "on_cpu>1ms|on_cpu>80%");
+    }
+
+    #[test]
+    fn hangs_after_ten_times_the_least_time_and_ten_seconds() {
+        let second = Duration::from_secs(1);
+        let limit = |keep: Keep| keep.hung_limit();
+        assert_eq!(limit(Keep::slower_than(250 * MS)), Some(10 * second));
+        assert_eq!(limit(Keep::slower_than(3 * second)), Some(30 * second));
+        let both = Keep::slower_than(3 * second).or(Condition::Idle(Amount::Time(2 * second)));
+        assert_eq!(limit(both), Some(20 * second));
+        assert_eq!(limit(Keep::failed()), None);
+        assert_eq!(limit(Keep::when(Condition::Hung(MS))), Some(MS));
+        assert_eq!(limit(Keep::slower_than(MS).or(Condition::NeverHung)), None);
+    }
+
+    #[test]
+    fn shares_count_from_a_millisecond_on() {
+        let most = Amount::Percent(80);
+        assert!(!most.is_passed_by(801, 1_000));
+        assert!(most.is_passed_by(800_001, 1_000_000));
+        assert!(!most.is_passed_by(800_000, 1_000_000));
+        assert!(Amount::Time(MS).is_passed_by(1_000_001, 0));
+        assert!(!Amount::Time(MS).is_passed_by(1_000_000, 0));
+    }
+
+    #[test]
+    fn only_what_keeps_nothing_is_never() {
+        assert!(Keep::never().is_never());
+        assert!(Keep::when(Condition::NeverHung).is_never());
+        assert!(!Keep::when(Condition::Hung(MS)).is_never());
+        assert!(!Keep::when(Condition::Open(MS)).is_never());
+        assert!(!Keep::when(Condition::Always).is_never());
+    }
+}

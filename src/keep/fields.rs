@@ -1,0 +1,230 @@
+//! Rules that depend on the values of a span's fields.
+
+use std::fmt::Debug;
+
+use tracing::Metadata;
+use tracing::field::{Field, Visit};
+
+use super::Rule;
+
+/// The rules of a callsite that depend on values, and which plan each of them means.
+///
+/// What is known of a span's values is one bit for each value that a rule wants, so that a value that
+/// is recorded later is looked at without the others.
+#[derive(Debug)]
+pub(crate) struct FieldRules {
+    tests: Vec<Test>,
+    /// The most specific first: the bits that it wants, and the number of its plan, if it has one.
+    rules: Vec<(u64, Option<u32>)>,
+    /// Where none of them matches.
+    otherwise: Option<u32>,
+    /// Where nothing keeps a span yet, but a value that comes later might.
+    waiting: u32,
+    left_out: u64,
+}
+
+/// One value that a rule wants.
+#[derive(Debug)]
+struct Test {
+    field: Field,
+    value: String,
+}
+
+/// Which plan a span has by its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub(crate) number: u32,
+    /// What is known of its values.
+    pub(crate) bits: u64,
+}
+
+impl FieldRules {
+    /// The tests of `rules`, the most specific first, with the numbers of their plans.
+    pub(super) fn new(
+        metadata: &'static Metadata<'static>,
+        rules: &[(&Rule, Option<u32>)],
+        otherwise: Option<u32>,
+        waiting: u32,
+    ) -> Self {
+        let mut new =
+            Self { tests: Vec::new(), rules: Vec::new(), otherwise, waiting, left_out: 0 };
+        for (rule, number) in rules {
+            match new.wanted(metadata, rule) {
+                Some(wanted) => new.rules.push((wanted, *number)),
+                None => new.left_out += 1,
+            }
+        }
+        new
+    }
+
+    /// Rules for which there was no bit left, so that nobody knows whether they match.
+    pub(super) fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    fn wanted(&mut self, metadata: &'static Metadata<'static>, rule: &Rule) -> Option<u64> {
+        let mut wanted = 0;
+        for field in rule.fields() {
+            let Some(value) = &field.value else { continue };
+            let field = metadata.fields().field(field.name.as_str())?;
+            let is_same = |test: &Test| test.field == field && test.value == *value;
+            let bit = match self.tests.iter().position(is_same) {
+                Some(bit) => bit,
+                None => {
+                    self.tests.push(Test { field, value: value.clone() });
+                    self.tests.len() - 1
+                }
+            };
+            wanted |= 1_u64.checked_shl(u32::try_from(bit).ok()?)?;
+        }
+        Some(wanted)
+    }
+
+    /// For a span that is made. `None` if no rule keeps it, whatever is recorded later in fields that
+    /// have no value yet.
+    pub(crate) fn choose(&self, record: impl FnOnce(&mut dyn Visit)) -> Option<Choice> {
+        let mut look = Look { tests: &self.tests, bits: 0, seen: 0 };
+        record(&mut look);
+        let Look { bits, seen, .. } = look;
+        let number = self.number(bits).or_else(|| {
+            let may_match = |(wanted, number): &(u64, Option<u32>)| {
+                number.is_some() && wanted & !bits & seen == 0
+            };
+            self.rules.iter().any(may_match).then_some(self.waiting)
+        })?;
+        Some(Choice { number, bits })
+    }
+
+    /// For a span of whose values `bits` is known, and some are recorded now.
+    pub(crate) fn choose_anew(&self, bits: u64, record: impl FnOnce(&mut dyn Visit)) -> Choice {
+        let mut look = Look { tests: &self.tests, bits, seen: 0 };
+        record(&mut look);
+        let bits = look.bits;
+        Choice { number: self.number(bits).unwrap_or(self.waiting), bits }
+    }
+
+    fn number(&self, bits: u64) -> Option<u32> {
+        let matching = self.rules.iter().find(|(wanted, _)| bits & wanted == *wanted);
+        matching.map_or(self.otherwise, |(_, number)| *number)
+    }
+}
+
+/// Compares values with those that are wanted.
+struct Look<'a> {
+    tests: &'a [Test],
+    bits: u64,
+    seen: u64,
+}
+
+impl Look<'_> {
+    fn see(&mut self, field: &Field, is_wanted: impl Fn(&str) -> bool) {
+        for (bit, test) in self.tests.iter().enumerate().take(u64::BITS as usize) {
+            if test.field == *field {
+                self.seen |= 1 << bit;
+                if is_wanted(&test.value) {
+                    self.bits |= 1 << bit;
+                } else {
+                    self.bits &= !(1 << bit);
+                }
+            }
+        }
+    }
+}
+
+impl Visit for Look<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.see(field, |wanted| wanted == value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if self.tests.iter().any(|test| test.field == *field) {
+            let text = format!("{value:?}");
+            // A string that was recorded by `?` has quotes around it.
+            self.see(field, |wanted| text == wanted || text == format!("{wanted:?}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::field::Empty;
+
+    use super::super::Keep;
+    use super::*;
+
+    const WAITING: u32 = 9;
+
+    fn metadata() -> &'static Metadata<'static> {
+        tracing::subscriber::with_default(tracing_subscriber::registry(), || {
+            tracing::info_span!("checkout", tenant = Empty, retry = Empty).metadata().unwrap()
+        })
+    }
+
+    fn rule(values: &[(&str, &str)]) -> Rule {
+        let rule = Rule::for_span("checkout", Keep::failed());
+        values.iter().fold(rule, |rule, (name, value)| rule.with_field_value(*name, *value))
+    }
+
+    /// Values given one after the other.
+    struct Values(&'static Metadata<'static>, Vec<(&'static str, &'static str)>);
+
+    impl Values {
+        fn record(&self, visit: &mut dyn Visit) {
+            for (name, value) in &self.1 {
+                visit.record_str(&self.0.fields().field(*name).unwrap(), value);
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_rule_whose_values_are_all_there_decides() {
+        let metadata = metadata();
+        let both = rule(&[("tenant", "acme"), ("retry", "true")]);
+        let one = rule(&[("tenant", "acme")]);
+        let off = rule(&[("tenant", "test")]);
+        let rules = [(&both, Some(1)), (&one, Some(2)), (&off, None)];
+        let fields = FieldRules::new(metadata, &rules, Some(3), WAITING);
+        let choose = |values| fields.choose(|visit| Values(metadata, values).record(visit));
+        let number = |values| choose(values).map(|choice| choice.number);
+        assert_eq!(number(vec![("tenant", "acme"), ("retry", "true")]), Some(1));
+        assert_eq!(number(vec![("tenant", "acme"), ("retry", "false")]), Some(2));
+        assert_eq!(number(vec![("tenant", "other")]), Some(3));
+        assert_eq!(number(vec![]), Some(3));
+        assert_eq!(number(vec![("tenant", "test"), ("retry", "no")]), None);
+    }
+
+    #[test]
+    fn a_span_that_may_match_later_waits_and_one_that_cannot_does_not() {
+        let metadata = metadata();
+        let one = rule(&[("tenant", "acme")]);
+        let fields = FieldRules::new(metadata, &[(&one, Some(1))], None, WAITING);
+        let values = |value| {
+            move |visit: &mut dyn Visit| {
+                Values(metadata, vec![("tenant", value)]).record(visit);
+            }
+        };
+        assert_eq!(fields.choose(values("other")), None);
+        let waiting = fields.choose(|_| {}).unwrap();
+        assert_eq!(waiting, Choice { number: WAITING, bits: 0 });
+        let matched = fields.choose_anew(waiting.bits, values("acme"));
+        assert_eq!(matched.number, 1);
+        assert_eq!(fields.choose_anew(matched.bits, |_| {}).number, 1);
+        assert_eq!(fields.choose_anew(matched.bits, values("other")).number, WAITING);
+    }
+
+    #[test]
+    fn values_are_compared_as_they_print() {
+        let metadata = metadata();
+        let number = rule(&[("tenant", "7")]);
+        let text = rule(&[("tenant", "a b")]);
+        let fields = FieldRules::new(metadata, &[(&number, Some(1)), (&text, Some(2))], None, 9);
+        let tenant = metadata.fields().field("tenant").unwrap();
+        let chosen = |record: &dyn Fn(&mut dyn Visit)| {
+            fields.choose(|visit| record(visit)).map(|choice| choice.number)
+        };
+        assert_eq!(chosen(&|visit| visit.record_u64(&tenant, 7)), Some(1));
+        assert_eq!(chosen(&|visit| visit.record_i64(&tenant, -7)), None);
+        assert_eq!(chosen(&|visit| visit.record_debug(&tenant, &"a b")), Some(2));
+        assert_eq!(chosen(&|visit| visit.record_str(&tenant, "a b")), Some(2));
+    }
+}

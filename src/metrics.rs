@@ -1,0 +1,195 @@
+//! What `Stats` counts, as metrics of OpenTelemetry.
+
+use opentelemetry::KeyValue;
+use opentelemetry::metrics::Meter;
+
+use crate::handle::Handle;
+use crate::keep::Reason;
+use crate::stats::Stats;
+
+/// A metric's name, unit and description, and its numbers.
+struct Instrument {
+    name: &'static str,
+    unit: &'static str,
+    about: &'static str,
+    numbers: Numbers,
+}
+
+#[derive(Clone, Copy)]
+enum Numbers {
+    One(fn(&Stats) -> u64),
+    /// One for each value of this attribute.
+    Each(&'static str, fn(&Stats) -> Vec<(&'static str, u64)>),
+}
+
+const COUNTERS: &[Instrument] = &[
+    Instrument {
+        name: "tracing_profiling.spans.seen",
+        unit: "{span}",
+        about: "Spans that were made and that a rule matches",
+        numbers: Numbers::One(|stats| stats.spans_seen),
+    },
+    Instrument {
+        name: "tracing_profiling.spans.kept",
+        unit: "{span}",
+        about: "Spans that were kept; one that was kept for several reasons counts for each",
+        numbers: Numbers::Each("reason", |stats| {
+            Reason::ALL.iter().map(|reason| (reason.as_str(), stats.kept_for(*reason))).collect()
+        }),
+    },
+    Instrument {
+        name: "tracing_profiling.samples.taken",
+        unit: "{sample}",
+        about: "Samples that fell in a profiled span and were unwound",
+        numbers: Numbers::One(|stats| stats.samples_taken),
+    },
+    Instrument {
+        name: "tracing_profiling.samples.lost",
+        unit: "{sample}",
+        about: "Samples that were lost or left out",
+        numbers: Numbers::Each("cause", samples_lost),
+    },
+    Instrument {
+        name: "tracing_profiling.profiles.exported",
+        unit: "{profile}",
+        about: "Profiles that an exporter has taken",
+        numbers: Numbers::One(|stats| stats.profiles_exported),
+    },
+    Instrument {
+        name: "tracing_profiling.profiles.dropped",
+        unit: "{profile}",
+        about: "Profiles that could not be exported",
+        numbers: Numbers::Each("cause", |stats| with_prefix(stats, "profiles_dropped_").collect()),
+    },
+];
+
+const GAUGES: &[Instrument] = &[
+    Instrument {
+        name: "tracing_profiling.threads.sampled",
+        unit: "{thread}",
+        about: "Threads that are sampled at present",
+        numbers: Numbers::One(|stats| stats.threads_sampled),
+    },
+    Instrument {
+        name: "tracing_profiling.threads.unsampled",
+        unit: "{thread}",
+        about: "Threads with profiled spans that are not sampled at present",
+        numbers: Numbers::One(|stats| stats.threads_unsampled),
+    },
+];
+
+impl Handle {
+    /// Registers what [`stats`](Self::stats) counts with OpenTelemetry: observable counters, and gauges
+    /// of threads, that are asked whenever the meter's provider collects. Call it once for a meter.
+    /// Needs the feature `metrics`.
+    ///
+    /// | metric | unit | attribute | what it is |
+    /// |---|---|---|---|
+    /// | `tracing_profiling.spans.seen` | `{span}` | | [`Stats::spans_seen`] |
+    /// | `tracing_profiling.spans.kept` | `{span}` | `reason` | [`Stats::kept_for`]; a span that was kept for several reasons counts for each |
+    /// | `tracing_profiling.samples.taken` | `{sample}` | | [`Stats::samples_taken`] |
+    /// | `tracing_profiling.samples.lost` | `{sample}` | `cause` | each `samples_dropped_*`, without that prefix, and `thinned` |
+    /// | `tracing_profiling.profiles.exported` | `{profile}` | | [`Stats::profiles_exported`] |
+    /// | `tracing_profiling.profiles.dropped` | `{profile}` | `cause` | each `profiles_dropped_*`, without that prefix |
+    /// | `tracing_profiling.collector.cpu_time` | `s` | | [`Stats::draining_cpu_ns`] |
+    /// | `tracing_profiling.threads.sampled` (gauge) | `{thread}` | | [`Stats::threads_sampled`] |
+    /// | `tracing_profiling.threads.unsampled` (gauge) | `{thread}` | | [`Stats::threads_unsampled`] |
+    ///
+    /// It does not keep the layer alive; when that is gone there are no more numbers.
+    ///
+    /// ```
+    /// use tracing_profiling::ProfilingLayer;
+    ///
+    /// # fn main() -> Result<(), tracing_profiling::Error> {
+    /// let profiling = ProfilingLayer::from_env()?;
+    /// profiling.handle().register_metrics(&opentelemetry::global::meter("tracing-profiling"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn register_metrics(&self, meter: &Meter) {
+        for instrument in COUNTERS {
+            let (handle, numbers) = (self.clone(), instrument.numbers);
+            meter
+                .u64_observable_counter(instrument.name)
+                .with_unit(instrument.unit)
+                .with_description(instrument.about)
+                .with_callback(move |observer| {
+                    handle.observe(numbers, |value, with| observer.observe(value, with));
+                })
+                .build();
+        }
+        for instrument in GAUGES {
+            let (handle, numbers) = (self.clone(), instrument.numbers);
+            meter
+                .u64_observable_gauge(instrument.name)
+                .with_unit(instrument.unit)
+                .with_description(instrument.about)
+                .with_callback(move |observer| {
+                    handle.observe(numbers, |value, with| observer.observe(value, with));
+                })
+                .build();
+        }
+        let handle = self.clone();
+        meter
+            .f64_observable_counter("tracing_profiling.collector.cpu_time")
+            .with_unit("s")
+            .with_description("CPU time that went into reading and unwinding samples")
+            .with_callback(move |observer| {
+                let numbers = Numbers::One(|stats| stats.draining_cpu_ns);
+                handle.observe(numbers, |ns, with| observer.observe(ns as f64 / 1e9, with));
+            })
+            .build();
+    }
+
+    /// Hands the numbers of now to `report`; none if there is no layer any more, since numbers that
+    /// fall back to 0 would be read as a new beginning.
+    fn observe(&self, numbers: Numbers, report: impl Fn(u64, &[KeyValue])) {
+        if !self.has_layer() {
+            return;
+        }
+        let stats = self.stats();
+        match numbers {
+            Numbers::One(number) => report(number(&stats), &[]),
+            Numbers::Each(attribute, numbers) => {
+                for (value, number) in numbers(&stats) {
+                    report(number, &[KeyValue::new(attribute, value)]);
+                }
+            }
+        }
+    }
+}
+
+/// Each cause for which samples were lost: every number of samples that is not known to be something
+/// else, so that none that is added later can be forgotten.
+fn samples_lost(stats: &Stats) -> Vec<(&'static str, u64)> {
+    const NOT_LOST: [&str; 2] = ["taken", "outside_spans"];
+    let samples = with_prefix(stats, "samples_").filter(|(name, _)| !NOT_LOST.contains(name));
+    samples.map(|(name, count)| (name.strip_prefix("dropped_").unwrap_or(name), count)).collect()
+}
+
+/// The numbers whose names begin so, by the rest of their names.
+fn with_prefix(
+    stats: &Stats,
+    prefix: &'static str,
+) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+    stats.iter().filter_map(move |(name, value)| Some((name.strip_prefix(prefix)?, value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_loss_of_samples_is_a_cause() {
+        let lost: Vec<_> =
+            samples_lost(&Stats::default()).iter().map(|(cause, _)| *cause).collect();
+        for (name, _) in Stats::default().iter() {
+            if let Some(cause) = name.strip_prefix("samples_dropped_") {
+                assert!(lost.contains(&cause), "{name}");
+            }
+        }
+        assert!(lost.contains(&"thinned"));
+        assert!(!lost.contains(&"taken"));
+        assert!(lost.len() > 8, "{lost:?}");
+    }
+}

@@ -1,0 +1,273 @@
+//! Paths without what they say of the machine that they were made on.
+
+use std::borrow::Cow;
+
+/// Folders of a package.
+const SOURCES: [&str; 4] = ["src", "tests", "examples", "benches"];
+/// How a path begins that names a host.
+const OF_HOST: &str = r"\\";
+
+/// A file of source code, from its package on, as cargo's `trim-paths` has it: `tokio-1.50.0/src/lib.rs`
+/// wherever the registry is, `/rustc/library/std/src/io/mod.rs` wherever the toolchain is, `shop/src/main.rs`
+/// with the folder of the package but none above it. Of other files the name and its folder.
+///
+/// A path that is relative is shown as it is, unless it leads up.
+pub(super) fn short_source(path: &str) -> Cow<'_, str> {
+    let is_of_host = path.starts_with(OF_HOST);
+    let path = with_slashes(path);
+    let is_absolute = path.starts_with('/') || has_drive(&path);
+    if !is_absolute && !path.split('/').any(|part| part == "..") {
+        return path;
+    }
+    let parts = normal(&path);
+    let parts = if is_of_host { below_share(&parts) } else { &parts };
+    let is_in_sources = || parts.iter().any(|part| SOURCES.contains(part));
+    Cow::Owned(match of_toolchain(parts) {
+        Some(rest) => format!("/rustc/{}", rest.join("/")),
+        // What it leads to may be somebody's home.
+        None if !is_absolute && !is_in_sources() => {
+            parts.last().copied().unwrap_or_default().into()
+        }
+        None => from_package(parts).join("/"),
+    })
+}
+
+/// A file of code: one that the system has lies where it does everywhere, of others the name is left.
+pub(super) fn short_code(path: &str) -> Cow<'_, str> {
+    // Not all of `/usr`: images build programs in `/usr/src`.
+    const OF_SYSTEM: [&str; 12] = [
+        "/usr/lib/",
+        "/usr/lib64/",
+        "/usr/libexec/",
+        "/usr/bin/",
+        "/usr/sbin/",
+        "/usr/local/lib/",
+        "/usr/local/bin/",
+        "/lib/",
+        "/lib64/",
+        "/bin/",
+        "/sbin/",
+        "/nix/store/",
+    ];
+    let is_of_system = OF_SYSTEM.iter().any(|system| path.starts_with(system));
+    match path.rsplit_once('/') {
+        Some((_, name)) if path.starts_with('/') && !is_of_system => Cow::Borrowed(name),
+        _ => Cow::Borrowed(path),
+    }
+}
+
+/// Programs for Linux are built on other systems too.
+fn with_slashes(path: &str) -> Cow<'_, str> {
+    let is_of_windows = has_drive(path) || path.starts_with(OF_HOST) || path.starts_with("..\\");
+    if is_of_windows { path.replace('\\', "/").into() } else { path.into() }
+}
+
+fn has_drive(path: &str) -> bool {
+    matches!(path.as_bytes(), [letter, b':', b'/' | b'\\', ..] if letter.is_ascii_alphabetic())
+}
+
+/// What lies on another machine: `//host/share/...` with slashes. And what is written so and lies on this.
+fn below_share<'a, 'b>(parts: &'b [&'a str]) -> &'b [&'a str] {
+    match parts {
+        ["?", rest @ ..] if rest.first().is_some_and(|part| part.ends_with(':')) => rest,
+        [drive, ..] if drive.ends_with(':') => parts,
+        ["?", "UNC", _, _, rest @ ..] | [_, _, rest @ ..] => rest,
+        _ => parts,
+    }
+}
+
+/// The parts of a path, without those that say nothing or go back.
+fn normal(path: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => _ = parts.pop(),
+            part => parts.push(part),
+        }
+    }
+    parts
+}
+
+/// What follows the toolchain's own folder.
+fn of_toolchain<'a, 'b>(parts: &'b [&'a str]) -> Option<&'b [&'a str]> {
+    match parts {
+        ["rustc", "library" | "compiler" | "vendor", ..] => parts.get(1..),
+        // A commit or a version.
+        ["rustc", _, _, ..] => parts.get(2..),
+        _ => after(parts, &["rustlib", "src", "rust"]),
+    }
+}
+
+/// What follows the last place where those folders are.
+fn after<'a, 'b>(parts: &'b [&'a str], folders: &[&str]) -> Option<&'b [&'a str]> {
+    let at = parts.windows(folders.len()).rposition(|window| window == folders)?;
+    parts.get(at + folders.len()..).filter(|rest| !rest.is_empty())
+}
+
+fn from_package<'a, 'b>(parts: &'b [&'a str]) -> &'b [&'a str] {
+    // The registry's own folder is named after its host.
+    let registry = after(parts, &["registry", "src"]).and_then(|rest| rest.get(1..));
+    let own = || {
+        let parts = parts.get(personal(parts)..).unwrap_or_default();
+        let begin = package(parts);
+        parts.get(begin..).unwrap_or_default()
+    };
+    registry
+        .filter(|rest| rest.len() > 1)
+        .or_else(|| after(parts, &["git", "checkouts"]))
+        .or_else(|| after(parts, &["rust", "deps"]))
+        .unwrap_or_else(own)
+}
+
+/// How many folders are somebody's own and never shown.
+fn personal(parts: &[&str]) -> usize {
+    // Of a path with a drive, that comes first.
+    let drive = usize::from(parts.first().is_some_and(|part| part.ends_with(':')));
+    // Also on what is mounted: `/mnt/c/Users/alice/`.
+    let is_home = |two: &[&str]| matches!(two, ["home" | "Users", name] if !SOURCES.contains(name));
+    let folders = parts.get(..parts.len().saturating_sub(1)).unwrap_or_default();
+    match folders.windows(2).position(is_home) {
+        Some(home) => home + 2,
+        None if matches!(parts, ["root", _, ..]) => 1,
+        None => drive,
+    }
+}
+
+/// Where the package begins that a file is in.
+fn package(parts: &[&str]) -> usize {
+    // `vendor/tokio/src/lib.rs`, so that it shows whose it is.
+    if let Some(vendor) = parts.iter().position(|part| *part == "vendor") {
+        return vendor;
+    }
+    // What a build script wrote: `build/shop-0123456789abcdef/out/rules.rs`.
+    let out = parts.windows(3).rposition(|window| matches!(window, ["build", _, "out"]));
+    if let Some(build) = out {
+        return build + 1;
+    }
+    let folders = parts.get(..parts.len().saturating_sub(1)).unwrap_or_default();
+    let is_sources = |part: &&str| SOURCES.contains(part);
+    match folders.iter().rposition(is_sources) {
+        // `src/tests/` is a module.
+        Some(at) if at > 0 && folders.get(at - 1) == Some(&"src") => at.saturating_sub(2),
+        Some(at) => at.saturating_sub(1),
+        None => parts.len().saturating_sub(2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_begin_with_their_package() {
+        for (path, short) in [
+            (
+                "/home/alice/.cargo/registry/src/index.crates.io-1949cf8c6b5b557f/tokio-1.2.0/src/a/x.rs",
+                "tokio-1.2.0/src/a/x.rs",
+            ),
+            (
+                "/usr/local/cargo/git/checkouts/tokio-0123456789abcdef/abc1234/tokio/src/lib.rs",
+                "tokio-0123456789abcdef/abc1234/tokio/src/lib.rs",
+            ),
+            (
+                "/rustc/59807616e1fa2540724bfbac14d7976d7e4a3860/library/std/src/io/mod.rs",
+                "/rustc/library/std/src/io/mod.rs",
+            ),
+            ("/rustc/library/std/src/io/mod.rs", "/rustc/library/std/src/io/mod.rs"),
+            (
+                "/home/alice/.rustup/toolchains/stable-x86_64/lib/rustlib/src/rust/library/core/src/ops/function.rs",
+                "/rustc/library/core/src/ops/function.rs",
+            ),
+            ("/rust/deps/hashbrown-0.15.2/src/raw/mod.rs", "hashbrown-0.15.2/src/raw/mod.rs"),
+            ("/home/alice/code/shop/src/main.rs", "shop/src/main.rs"),
+            ("/home/alice/code/shop/crates/cart/src/a/b.rs", "cart/src/a/b.rs"),
+            ("/home/alice/src/shop/src/main.rs", "shop/src/main.rs"),
+            ("/home/alice/src/shop/tests/support/mod.rs", "shop/tests/support/mod.rs"),
+            ("/home/alice/shop/src/tests/util.rs", "shop/src/tests/util.rs"),
+            ("/home/alice/src/main.rs", "src/main.rs"),
+            ("/home/alice/main.rs", "main.rs"),
+            ("/root/shop/build.rs", "shop/build.rs"),
+            ("/root/x.rs", "x.rs"),
+            ("/Users/alice/x/y/z.c", "y/z.c"),
+            (
+                "C:\\Users\\alice\\.cargo\\registry\\src\\index.crates.io-6f17\\tokio-1.2.0\\src\\x.rs",
+                "tokio-1.2.0/src/x.rs",
+            ),
+            ("C:\\Users\\alice\\shop\\src\\x.rs", "shop/src/x.rs"),
+            (
+                "/home/alice/shop/target/release/build/shop-0123456789abcdef/out/rules.rs",
+                "shop-0123456789abcdef/out/rules.rs",
+            ),
+            ("/home/alice/shop/vendor/tokio/src/lib.rs", "vendor/tokio/src/lib.rs"),
+            ("/home/alice/shop/../cart/./src/lib.rs", "cart/src/lib.rs"),
+            ("../../alice/cart/src/lib.rs", "cart/src/lib.rs"),
+            ("/mnt/c/Users/alice/src/main.rs", "src/main.rs"),
+            ("/nfs/home/alice/src/lib.rs", "src/lib.rs"),
+            ("/nfs/home/alice/x.rs", "x.rs"),
+            ("/usr/home/alice/code/x.rs", "code/x.rs"),
+            ("/srv/home/src/x.rs", "home/src/x.rs"),
+            ("../alice/x.rs", "x.rs"),
+            ("..\\alice\\x.rs", "x.rs"),
+            ("../cart/src/lib.rs", "cart/src/lib.rs"),
+            (r"\\host\alice\x.rs", "x.rs"),
+            (r"\\host\share\shop\src\x.rs", "shop/src/x.rs"),
+            (r"\\wsl$\Debian\home\alice\src\x.rs", "src/x.rs"),
+            (r"\\?\C:\Users\alice\src\x.rs", "src/x.rs"),
+            (r"\\?\UNC\host\alice\x.rs", "x.rs"),
+            ("/build/glibc-2.36/nptl/futex-internal.c", "nptl/futex-internal.c"),
+            ("/x.c", "x.c"),
+            ("/", ""),
+            ("src/main.rs", "src/main.rs"),
+            ("./nptl/futex-internal.c", "./nptl/futex-internal.c"),
+            ("", ""),
+        ] {
+            assert_eq!(short_source(path), short, "{path}");
+            assert_eq!(short_source(short), short, "{short} stays");
+        }
+    }
+
+    #[test]
+    fn of_a_program_the_name_is_left_and_libraries_of_the_system_stay() {
+        for (path, short) in [
+            ("/home/alice/shop/target/release/shop", "shop"),
+            ("/opt/shop/bin/shop", "shop"),
+            ("/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libc.so.6"),
+            ("/usr/src/myapp/target/release/shop", "shop"),
+            ("/usr/home/alice/shop", "shop"),
+            ("/usr/local/src/alice/shop", "shop"),
+            ("/usr/local/lib/libshop.so", "/usr/local/lib/libshop.so"),
+            ("[vdso]", "[vdso]"),
+            ("", ""),
+        ] {
+            assert_eq!(short_code(path), short);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nobody_is_named(
+            user in "[a-z]{9}",
+            between in proptest::collection::vec("(work|src|vendor|tests|build|out|registry|git|[a-d])", 0..5),
+            file in "[a-c]\\.rs",
+        ) {
+            for home in [
+                "/home",
+                "/Users",
+                "/var/home",
+                "/mnt/c/Users",
+                "/nfs/home",
+                "/src/home",
+                "../../home",
+                "C:\\Users",
+                r"\\host\share\Users",
+                r"\\wsl$\Debian\home",
+            ] {
+                let path = format!("{home}/{user}/{}/{file}", between.join("/"));
+                let short = short_source(&path);
+                proptest::prop_assert!(!short.contains(&user), "{} {}", path, short);
+                proptest::prop_assert!(short.ends_with(&file));
+            }
+        }
+    }
+}

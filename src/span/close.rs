@@ -1,0 +1,142 @@
+//! Spans that close.
+
+use std::sync::atomic::Ordering;
+
+use super::account::Account;
+use super::local::{put, take};
+use super::slot::{ANNOUNCED, Slot, WATCHED};
+use super::spans::Notice;
+use super::{RegistryId, SpanKey, Spans, TraceIds};
+
+/// A span that has closed and must be judged.
+#[derive(Clone, Debug)]
+pub(crate) struct Closing {
+    pub(crate) key: SpanKey,
+    pub(crate) root: SpanKey,
+    pub(crate) plan: u32,
+    /// What happened to it: `FAILED` and others.
+    flags: u32,
+    /// Samples that fell in the span and inside it.
+    pub(crate) samples: u64,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) opened_ns: u64,
+    pub(crate) account: Account,
+    /// The collector knows it: a sample fell in it or inside it.
+    pub(crate) announced: bool,
+}
+
+impl Closing {
+    /// Whether one of these flags is set.
+    pub(crate) fn has(&self, flags: u32) -> bool {
+        self.flags & flags != 0
+    }
+}
+
+/// What was decided on a span that has closed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    /// Whether the collector has something to do for it.
+    pub(crate) must_know: bool,
+    /// The collector is told later, by [`tell_closed`](Spans::tell_closed).
+    pub(crate) is_told_later: bool,
+    pub(crate) ids: Option<TraceIds>,
+}
+
+impl Spans {
+    /// A span has closed. If it must be judged, `judge` does that. Only then is the slot free: as
+    /// long as the span counts as open, nobody takes it for judged.
+    #[inline]
+    pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) {
+        match self.table.get_inside(id) {
+            Some(slot) => {
+                let closing = self.close_slot(slot);
+                let told = closing.is_none_or(|closing| self.told(&closing, judge(&closing)));
+                slot.release();
+                if !told {
+                    self.note_untold();
+                }
+            }
+            None if self.table.has_outside() => self.close_outside(id, judge),
+            None => {}
+        }
+    }
+
+    #[cold]
+    fn close_outside(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) {
+        let Some(slot) = self.table.get_outside(id) else { return };
+        let closing = self.close_slot(&slot);
+        let told = closing.is_none_or(|closing| self.told(&closing, judge(&closing)));
+        self.table.release_outside(id, &slot);
+        if !told {
+            self.note_untold();
+        }
+    }
+
+    /// A span was released of which the collector could not be told that it closed.
+    fn note_untold(&self) {
+        // Release: who finds it set finds the slot released.
+        self.notice_lost.store(true, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn close_slot(&self, slot: &Slot) -> Option<Closing> {
+        let now = self.clock.now();
+        if slot.is_suspect(now) { self.close_suspect(slot, now) } else { None }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
+        if let Some(mut state) = take(self.layer) {
+            if !state.unresolved.is_empty() {
+                self.settle(&mut state, now);
+            }
+            put(state);
+        }
+        let flags = slot.flags();
+        if flags & WATCHED != 0 {
+            self.watched.fetch_sub(1, Ordering::Relaxed);
+        }
+        Some(Closing {
+            key: slot.key()?,
+            root: slot.root()?,
+            plan: slot.plan(),
+            flags,
+            samples: slot.samples(),
+            opened_ns: self.clock.raw_ns(slot.opened()),
+            account: slot.account(&self.clock, now),
+            announced: flags & ANNOUNCED != 0,
+        })
+    }
+
+    /// Tells the collector that a span has closed, if it knows of it or must. False if the queue
+    /// was full.
+    fn told(&self, closing: &Closing, verdict: Verdict) -> bool {
+        let is_of_interest = closing.announced || verdict.must_know;
+        let notice = Notice::Closed { key: closing.key, ids: verdict.ids };
+        !is_of_interest || verdict.is_told_later || self.notices.push(notice).is_ok()
+    }
+
+    /// Tells the collector of a span that has closed a while ago.
+    pub(crate) fn tell_closed(&self, key: SpanKey, ids: Option<TraceIds>) {
+        if self.notices.push(Notice::Closed { key, ids }).is_err() {
+            self.note_untold();
+        }
+    }
+}
+
+#[cfg(test)]
+impl Closing {
+    pub(crate) fn for_test(wall_ns: u64, flags: u32) -> Self {
+        Self {
+            key: SpanKey::MIN,
+            root: SpanKey::MIN,
+            plan: 0,
+            flags,
+            samples: 0,
+            opened_ns: 0,
+            account: Account { wall_ns, ..Account::default() },
+            announced: false,
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The signal SIGHUP.
+
+use std::io;
+
+#[cfg(unix)]
+pub(crate) use unix::{EndHangups, Hangups};
+#[cfg(not(unix))]
+pub(crate) use without::{EndHangups, Hangups};
+
+#[cfg(unix)]
+mod unix {
+    use std::io::Read;
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+    use std::process;
+
+    use signal_hook::SigId;
+    use signal_hook::consts::SIGHUP;
+    use signal_hook::low_level::{pipe, unregister};
+
+    use super::io;
+
+    /// Waits for SIGHUP. Handlers that there were before are called, too.
+    #[derive(Debug)]
+    pub(crate) struct Hangups(UnixStream);
+
+    /// Ends the wait when it is dropped. The handler stays, and does nothing of ours any more.
+    #[derive(Debug)]
+    pub(crate) struct EndHangups {
+        id: SigId,
+        socket: UnixStream,
+        made_in: u32,
+    }
+
+    impl Hangups {
+        pub(crate) fn new() -> io::Result<(Self, EndHangups)> {
+            let (read, write) = UnixStream::pair()?;
+            let socket = read.try_clone()?;
+            let id = pipe::register(SIGHUP, write)?;
+            Ok((Self(read), EndHangups { id, socket, made_in: process::id() }))
+        }
+
+        /// Whether there were some; false at the end.
+        pub(crate) fn wait(&mut self) -> bool {
+            // Many at once are one.
+            let mut bytes = [0; 64];
+            loop {
+                match self.0.read(&mut bytes) {
+                    Ok(0) => return false,
+                    Ok(_) => return true,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    // The program has closed files that are not its own.
+                    Err(_) => return false,
+                }
+            }
+        }
+    }
+
+    impl Drop for EndHangups {
+        fn drop(&mut self) {
+            // In the child of a fork it is the parent's socket.
+            if self.made_in == process::id() {
+                unregister(self.id);
+                _ = self.socket.shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+/// There is no such signal.
+#[cfg(not(unix))]
+mod without {
+    use super::io;
+
+    #[derive(Debug)]
+    pub(crate) struct Hangups;
+
+    #[derive(Debug)]
+    pub(crate) struct EndHangups;
+
+    impl Hangups {
+        pub(crate) fn new() -> io::Result<(Self, EndHangups)> {
+            Ok((Self, EndHangups))
+        }
+
+        pub(crate) fn wait(&mut self) -> bool {
+            false
+        }
+    }
+}

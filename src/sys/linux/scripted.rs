@@ -1,0 +1,70 @@
+//! Rings that a test writes to, in the place of the kernel or of a signal handler.
+#![allow(unsafe_code, reason = "writes to memory that is laid out as the kernel's")]
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::ring::Ring;
+use super::sink::Sink;
+
+impl Ring {
+    /// A ring of ours without a timer. Its position moves by `step` at a time.
+    pub(crate) fn scripted(data_size: usize, step: u64) -> io::Result<Self> {
+        let ring = Self::of_ours(data_size)?;
+        let sink = Sink {
+            memory: ring.sink_memory(),
+            stack_bytes: 0,
+            wake_after_bytes: u64::MAX,
+            wake: -1,
+            period_ns: AtomicU64::new(0),
+            ids: 0,
+            counts_cpu: false,
+            cpu_ns: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            position: AtomicU64::new(0),
+            step,
+        };
+        // SAFETY: the place for it in the ring's first page, of which nobody else knows yet.
+        unsafe { ring.sink().write(sink) };
+        Ok(ring)
+    }
+
+    /// The position that hooks see now.
+    pub(crate) fn scripted_position(&self) -> u64 {
+        self.scripted_sink().position.load(Ordering::Relaxed)
+    }
+
+    /// Writes a record and moves the position. False, and nothing else, if there is no room.
+    pub(crate) fn write_scripted(&self, words: &[u64]) -> bool {
+        let sink = self.scripted_sink();
+        let mut writer = sink.writer();
+        if !writer.has_room(8 * words.len() as u64) {
+            return false;
+        }
+        words.iter().for_each(|word| writer.word(*word));
+        writer.publish();
+        sink.position.fetch_add(sink.step, Ordering::Release);
+        true
+    }
+
+    /// What [`time_enabled_at_switch_in`](Self::time_enabled_at_switch_in) is from now on.
+    pub(crate) fn set_scripted_time_enabled(&self, ns: u64) {
+        // SAFETY: projects to a field of the header page without making a reference.
+        let word = unsafe { &raw mut (*self.header().as_ptr()).time_enabled };
+        // SAFETY: mapped as long as the ring, aligned, and only ever accessed atomically.
+        unsafe { AtomicU64::from_ptr(word) }.store(ns, Ordering::Release);
+    }
+
+    /// What is left of a ring of the kernel's that was [retired](Self::retire): zeros.
+    pub(crate) fn retire_scripted(&self) {
+        self.scripted_sink().position.store(0, Ordering::Release);
+        self.release_to(0);
+        // SAFETY: mapped as long as the ring, and only ever accessed atomically.
+        unsafe { self.head_word().as_ref() }.store(0, Ordering::Release);
+    }
+
+    fn scripted_sink(&self) -> &Sink {
+        // SAFETY: written when the ring was made, and only atomics in it change.
+        unsafe { self.sink().as_ref() }
+    }
+}

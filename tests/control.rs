@@ -1,0 +1,303 @@
+//! Rules replaced, profiling switched off and on, while spans are open.
+
+#![allow(unsafe_code, reason = "sets variables of its own process")]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use support::{HAS_STACKS, Setup, burn, is_child, run_child};
+use tracing::{error, info_span};
+use tracing_profiling::{ProfilingLayer, Reason, Rules};
+use tracing_subscriber::prelude::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn rules(text: &str) -> Rules {
+    text.parse().unwrap()
+}
+
+fn names(setup: &Setup) -> Vec<&'static str> {
+    setup.kept().iter().flat_map(|kept| &kept.spans).map(|span| span.name()).collect()
+}
+
+#[test]
+fn an_open_span_is_judged_by_the_rules_under_which_it_was_made() {
+    let setup = Setup::new("error");
+    let handle = &setup.handle;
+    setup.run(|| {
+        let before = info_span!("before").entered();
+        handle.set_rules(rules("[during]=always")).unwrap();
+        assert_eq!(handle.rules().to_string(), "[during]=always");
+        let during = info_span!("during").entered();
+        let unmatched = info_span!("unmatched").entered();
+        handle.disable();
+        let disabled = info_span!("during").entered();
+        error!("in all of them");
+        drop((disabled, unmatched, during, before));
+    });
+    let mut names = names(&setup);
+    names.sort_unstable();
+    assert_eq!(names, ["before", "during"]);
+    assert!(!handle.is_enabled());
+    handle.enable().unwrap();
+    assert!(handle.is_enabled());
+    setup.run(|| info_span!("during").in_scope(|| {}));
+    assert_eq!(self::names(&setup).len(), 3);
+}
+
+#[test]
+fn a_layer_that_is_off_is_started_by_rules_and_by_enabling() {
+    for by_rules in [true, false] {
+        let setup = Setup::new("off");
+        let handle = &setup.handle;
+        assert!(!handle.is_enabled());
+        setup.run(|| info_span!("off").in_scope(|| error!("lost")));
+        if by_rules {
+            handle.set_rules(rules("error")).unwrap();
+        } else {
+            handle.enable().unwrap();
+            assert_eq!(handle.rules(), Rules::default(), "those that there would have been");
+        }
+        assert!(handle.is_enabled());
+        setup.run(|| {
+            info_span!("on").in_scope(|| {
+                burn(30 * MS);
+                error!("oh");
+            });
+        });
+        assert_eq!(names(&setup), ["on"]);
+        assert_eq!(setup.profiles().len(), usize::from(HAS_STACKS));
+        handle.set_rules(rules("off")).unwrap();
+        assert!(!handle.is_enabled());
+        setup.run(|| info_span!("off again").in_scope(|| error!("lost")));
+        assert_eq!(names(&setup), ["on"]);
+    }
+}
+
+#[test]
+fn a_layer_that_is_gone_or_shut_down_says_so() {
+    let setup = Setup::new("always");
+    assert!(setup.handle.shutdown(support::PLENTY));
+    let error = setup.handle.set_rules(Rules::default()).unwrap_err();
+    assert_eq!(error.to_string(), "the profiling layer is gone, or has been shut down");
+    assert!(!error.is_configuration());
+    assert!(setup.handle.enable().is_err());
+    assert!(!setup.handle.is_enabled() && !setup.handle.keep_current());
+    let off = Setup::new("off");
+    assert!(off.handle.shutdown(support::PLENTY), "there is nothing to end");
+    assert!(off.handle.enable().is_err(), "and nothing is started any more");
+    let handle = ProfilingLayer::builder().rules(rules("off")).build().unwrap().handle();
+    assert!(handle.set_rules(Rules::default()).is_err());
+    assert!(handle.rules().to_string() == "off" && !handle.is_enabled());
+    handle.disable();
+}
+
+#[test]
+fn the_variable_is_read_again_when_the_program_asks_for_it() {
+    let test = "the_variable_is_read_again_when_the_program_asks_for_it";
+    if !is_child(test) {
+        let output = run_child(test, &[("TRACING_PROFILING", "7ms|error")]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let setup = Setup::new("1h");
+    setup.handle.reload_env().unwrap();
+    assert_eq!(setup.handle.rules().to_string(), "7ms|error");
+    // SAFETY: nobody else is there to read the environment meanwhile.
+    unsafe { std::env::set_var("TRACING_PROFILING", "7ms|fast") };
+    let error = setup.handle.reload_env().unwrap_err();
+    assert!(error.is_configuration() && error.to_string().contains("7ms|fast\n"), "{error}");
+    assert_eq!(setup.handle.rules().to_string(), "7ms|error", "as before");
+    // SAFETY: as above.
+    unsafe { std::env::remove_var("TRACING_PROFILING") };
+    setup.handle.reload_env().unwrap();
+    assert_eq!(setup.handle.rules().to_string(), "1h", "those that it was made with");
+    setup.handle.disable();
+    setup.handle.reload_env().unwrap();
+    assert!(!setup.handle.is_enabled(), "as somebody has asked for");
+}
+
+/// Each set of rules keeps one kind of failure and one name. A span that saw a mixture would be kept for
+/// neither, or for both.
+#[test]
+fn a_thousand_sets_of_rules_under_load_lose_no_verdict_and_mix_in_none() {
+    let sets = [
+        "[a]=error|hung=off,[b]=always",
+        "[b]=error|hung=off,[a]=always",
+        "[a]=always,[b]=always",
+        "off",
+    ];
+    let setup = Setup::with(sets[0], |builder| builder.profiles_per_minute(0).rate(100));
+    let is_over = AtomicBool::new(false);
+    let spans = [const { AtomicU64::new(0) }; 2];
+    std::thread::scope(|scope| {
+        for failing in [true, false] {
+            let (setup, is_over, spans) = (&setup, &is_over, &spans);
+            scope.spawn(move || {
+                let _default = tracing::dispatcher::set_default(&setup.dispatch);
+                while !is_over.load(Ordering::Relaxed) {
+                    for span in [info_span!("a").entered(), info_span!("b").entered()] {
+                        if failing {
+                            error!("oh");
+                        }
+                        drop(span);
+                    }
+                    spans[usize::from(failing)].fetch_add(2, Ordering::Relaxed);
+                }
+            });
+        }
+        for number in 0..1_000 {
+            setup.handle.set_rules(rules(sets[number % sets.len()])).unwrap();
+            std::thread::yield_now();
+        }
+        // Now the rules stay as they are, and each verdict is known.
+        setup.handle.set_rules(rules(sets[2])).unwrap();
+        let before = setup.handle.stats();
+        let made: u64 = spans.iter().map(|spans| spans.load(Ordering::Relaxed)).sum();
+        let start = Instant::now();
+        while spans.iter().map(|spans| spans.load(Ordering::Relaxed)).sum::<u64>() < made + 10_000 {
+            assert!(start.elapsed() < support::PLENTY);
+            std::thread::yield_now();
+        }
+        let after = setup.handle.stats();
+        assert!(after.spans_kept >= before.spans_kept + 9_900, "{before:?} {after:?}");
+        is_over.store(true, Ordering::Relaxed);
+    });
+    setup.flush();
+    let stats = setup.handle.stats();
+    // Every span that a rule matched under `always` or `error` was kept for that and nothing else.
+    let by_reason = Reason::ALL.map(|reason| stats.kept_for(reason)).iter().sum::<u64>();
+    assert_eq!(by_reason, stats.spans_kept, "one reason each: {stats:?}");
+    assert_eq!(stats.spans_kept, stats.kept_for(Reason::Always) + stats.kept_for(Reason::Error));
+    assert!(stats.kept_for(Reason::Always) > 0 && stats.kept_for(Reason::Error) > 0, "{stats:?}");
+    assert!(stats.spans_seen >= stats.spans_kept);
+}
+
+#[test]
+fn the_rate_follows_the_rules() {
+    if !HAS_STACKS || !support::has_perf() {
+        // A timer's rate is the kernel's tick.
+        return;
+    }
+    let setup = Setup::with("10s", |builder| builder.profiles_per_minute(1_000));
+    let samples = || {
+        let before = setup.handle.stats().samples_taken;
+        tracing::dispatcher::with_default(&setup.dispatch, || {
+            // For more than a second in segments, so that the thread looks.
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(1_500) {
+                info_span!("span").in_scope(|| burn(MS));
+            }
+            info_span!("long").in_scope(|| burn(500 * MS));
+        });
+        setup.flush();
+        setup.handle.stats().samples_taken - before
+    };
+    let at_first = samples();
+    setup.handle.set_rules(rules("50ms")).unwrap();
+    samples();
+    let later = samples();
+    assert!(later > 4 * at_first, "{at_first}, {later}");
+}
+
+#[test]
+fn the_rate_is_lowered_when_reading_takes_too_much_and_that_is_said() {
+    if !HAS_STACKS {
+        return;
+    }
+    let lines = std::sync::Arc::new(Mutex::new(Vec::new()));
+    let sink = std::sync::Arc::clone(&lines);
+    let layer = ProfilingLayer::builder()
+        .rules(rules("1ms"))
+        .rate(10_000)
+        .fine_timers()
+        .cpu_budget(1)
+        .profiles_per_minute(1_000)
+        .exporter(tracing_profiling::export::Memory::new())
+        .on_kept(|_| {})
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let lines_of = tracing_subscriber::fmt::layer()
+        .with_ansi(false)
+        .with_writer(move || Lines(std::sync::Arc::clone(&sink)));
+    let subscriber = tracing_subscriber::registry().with(lines_of).with(layer);
+    tracing::subscriber::with_default(subscriber, || {
+        let start = Instant::now();
+        while handle.stats().rate_lowered == 0 {
+            assert!(start.elapsed() < support::PLENTY, "{:?}", handle.stats());
+            info_span!("span").in_scope(|| burn(20 * MS));
+        }
+        let taken = || handle.stats().samples_taken;
+        // From the next look of the thread on.
+        for _ in 0..2 {
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(1_200) {
+                info_span!("span").in_scope(|| burn(5 * MS));
+            }
+        }
+        let (before, start) = (taken(), Instant::now());
+        info_span!("at a lower rate").in_scope(|| burn(200 * MS));
+        // Fine timers follow the wall clock.
+        let took = start.elapsed();
+        handle.flush(support::PLENTY);
+        let rate = (taken() - before) as f64 / took.as_secs_f64();
+        assert!(rate < 5_000.0, "{rate} a second instead of 10,000");
+    });
+    let lines = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+    assert_eq!(lines.matches("threads are sampled less often").count(), 1, "{lines}");
+}
+
+#[derive(Clone)]
+struct Lines(std::sync::Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_profile_at_a_lowered_rate_says_so_and_has_all_of_its_time() {
+    if !HAS_STACKS {
+        return;
+    }
+    let setup =
+        Setup::with("[lowered]=0ms,1h", |builder| builder.rate(5_000).fine_timers().cpu_budget(1));
+    let start = Instant::now();
+    let ran = setup.run(|| {
+        while setup.handle.stats().rate_lowered == 0 {
+            assert!(start.elapsed() < support::PLENTY, "{:?}", setup.handle.stats());
+            info_span!("before").in_scope(|| burn(20 * MS));
+        }
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(1_500) {
+            info_span!("before").in_scope(|| burn(5 * MS));
+        }
+        let start = cpu_time::ThreadTime::now();
+        info_span!("lowered").in_scope(|| burn(300 * MS));
+        start.elapsed()
+    });
+    let profiles = setup.profiles();
+    let profile = profiles.iter().find(|profile| profile.name == "lowered").unwrap();
+    let attributes: HashMap<_, _> =
+        profile.attributes.iter().map(|attribute| (attribute.key, &attribute.value)).collect();
+    assert!(attributes.contains_key("profile.samples_at_lowered_rate"), "{attributes:?}");
+    assert!(profile.title.contains("samples at a lowered rate"), "{}", profile.title);
+    let weight = u128::from(profile.weight_ns());
+    assert!(weight < ran.as_nanos() / 4 * 5, "{weight} of {ran:?}");
+    // On a busy machine some find the ring full, and then the profile says that.
+    if !attributes.contains_key("profile.samples_lost_ring_full") {
+        assert!(weight > ran.as_nanos() / 4 * 3, "{weight} of {ran:?}: {attributes:?}");
+    }
+}

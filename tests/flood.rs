@@ -1,0 +1,111 @@
+//! More spans than anybody should make.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+mod support;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use support::{HAS_STACKS, Setup, has_perf, is_child, run_child};
+use tracing::{error, info_span};
+use tracing_profiling::Reason;
+
+/// Each second, on both threads together.
+const WANTED: u64 = 1_000_000;
+/// One of so many fails.
+const FAILS: u64 = 1_000;
+
+fn resident_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+}
+
+/// As many spans as two threads can make, for a while: no verdict is wrong, every loss has its number, and
+/// memory stays inside its budget.
+#[test]
+fn a_flood_of_spans_on_two_threads() {
+    let test = "a_flood_of_spans_on_two_threads";
+    if !is_child(test) {
+        let output = run_child(test, &[]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        println!(
+            "{}",
+            text.lines().find(|line| line.contains("spans a second")).unwrap_or_default()
+        );
+        return;
+    }
+    let seconds = std::env::var("TRACING_PROFILING_TEST_STRESS_SECONDS");
+    let seconds = seconds.map_or(2, |seconds| seconds.parse().unwrap());
+    let budget_mib = 8;
+    let setup = Setup::with("[request]=1h|error|hung=off,[query]=1h|error=self", |builder| {
+        // Symbols are under a limit of their own, and as large as the program.
+        builder.memory_bytes(budget_mib << 20).rate(200).symbols(false)
+    });
+    let before_mib = resident_mib();
+    let (made, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let ran_ns = AtomicU64::new(0);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let _default = tracing::dispatcher::set_default(&setup.dispatch);
+                let before = cpu_time::ThreadTime::now();
+                let mut number = 0;
+                while start.elapsed() < Duration::from_secs(seconds) {
+                    for _ in 0..FAILS {
+                        let request = info_span!("request").entered();
+                        info_span!("query").in_scope(|| {});
+                        if number % FAILS == 0 {
+                            error!(parent: &*request, "oh");
+                        }
+                        number += 1;
+                    }
+                }
+                ran_ns.fetch_add(before.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                made.fetch_add(2 * number, Ordering::Relaxed);
+                failed.fetch_add(number.div_ceil(FAILS), Ordering::Relaxed);
+            });
+        }
+    });
+    let took = start.elapsed();
+    let added_mib = resident_mib().saturating_sub(before_mib);
+    setup.flush();
+    let (made, failed) = (made.into_inner(), failed.into_inner());
+    let a_second = made as f64 / took.as_secs_f64();
+    println!("{a_second:.0} spans a second for {took:.1?}, {added_mib} MiB more memory");
+    let stats = setup.handle.stats();
+    assert_eq!(stats.spans_seen, made);
+    assert_eq!((stats.spans_kept, stats.kept_for(Reason::Error)), (failed, failed), "{stats:?}");
+    // Each kept span has a profile, or a number that says why not.
+    let promised = stats.profiles_exported + stats.profiles_dropped_export_failed;
+    let without = stats.spans_kept_without_samples
+        + stats.spans_kept_over_rate_limit
+        + stats.spans_kept_exporter_busy
+        + stats.spans_kept_exporter_fails
+        + stats.spans_kept_no_memory
+        + stats.spans_kept_without_id;
+    assert_eq!(promised + without, failed, "{stats:?}");
+    assert_eq!(stats.records_malformed, 0);
+    if HAS_STACKS {
+        // Of each sample it is known what became of it.
+        let taken = stats.samples_taken
+            + stats.samples_outside_spans
+            + stats.samples_dropped_ring_full
+            + stats.samples_dropped_late
+            + stats.samples_dropped_foreign_stack;
+        assert!(taken > 0, "{stats:?}");
+        // A timer's stand for more or less than 5 ms each.
+        let (ms, ran_ms) = (taken * 5, ran_ns.into_inner() / 1_000_000);
+        let is_all = ms >= ran_ms / 10 * 7 && ms <= ran_ms / 10 * 13 + 50;
+        assert!(!has_perf() || is_all, "{ms} of {ran_ms} ms: {stats:?}");
+    }
+    // Two armed threads, tables, and what the budget allows.
+    assert!(added_mib < budget_mib as u64 + 16, "{added_mib} MiB");
+    // How fast that is the machine decides; the figures say it.
+    if a_second < WANTED as f64 {
+        println!("fewer than {WANTED} spans a second in this build");
+    }
+}

@@ -1,0 +1,240 @@
+//! Rules that are read again at SIGHUP.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::SIGHUP;
+use support::{PLENTY, Setup, is_child, run_child};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber, info_span};
+use tracing_profiling::{Handle, ProfilingLayer};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::prelude::*;
+
+/// Runs the body in a process of its own, which may change its environment and get signals.
+macro_rules! in_child {
+    (fn $name:ident() $body:block) => {
+        #[test]
+        fn $name() {
+            if is_child(stringify!($name)) {
+                $body
+                return;
+            }
+            let output = run_child(stringify!($name), &[("TRACING_PROFILING", "")]);
+            let (out, err) = (&output.stdout, &output.stderr);
+            let text = format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err));
+            assert!(output.status.success(), "{}\n{text}", output.status);
+            assert!(text.contains("1 passed"), "{text}");
+        }
+    };
+}
+
+/// What the layer logs.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl<S: Subscriber> Layer<S> for Lines {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        struct Message(String);
+        impl Visit for Message {
+            fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
+                self.0 = format!("{value:?}");
+            }
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        if message.0.contains("SIGHUP") {
+            let level = event.metadata().level();
+            self.0.lock().unwrap().push(format!("{level} {}", message.0));
+        }
+    }
+}
+
+impl Lines {
+    fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    fn last(&self) -> String {
+        self.0.lock().unwrap().last().unwrap().clone()
+    }
+}
+
+fn set_variable(rules: &str) {
+    // SAFETY: nothing in this process reads the environment but through std, which has a lock for it.
+    #[allow(unsafe_code, reason = "as it is in this edition")]
+    unsafe {
+        std::env::set_var("TRACING_PROFILING", rules);
+    }
+}
+
+fn kill() {
+    let id = std::process::id().to_string();
+    assert!(Command::new("kill").args(["-HUP", &id]).status().unwrap().success());
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PLENTY, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The signal, and what became of it is in the log.
+fn reload(rules: &str, lines: &Lines) {
+    set_variable(rules);
+    let before = lines.len();
+    kill();
+    wait_until("something is said", || lines.len() > before);
+}
+
+fn subscribed(rules: &str) -> (Handle, Lines) {
+    let lines = Lines::default();
+    let builder = ProfilingLayer::builder().rules(rules.parse().unwrap());
+    let layer = builder.exporter(tracing_profiling::export::Memory::new());
+    let layer = layer.reload_on_sighup().build().unwrap();
+    let handle = layer.handle();
+    tracing_subscriber::registry().with(layer).with(lines.clone()).init();
+    (handle, lines)
+}
+
+fn kept(handle: &Handle) -> u64 {
+    info_span!("any").in_scope(|| ());
+    assert!(handle.flush(PLENTY));
+    handle.stats().spans_kept
+}
+
+/// How many threads of ours wait for the signal.
+fn waiting() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("comm")));
+    names.flatten().filter(|name| name.trim() == "profiling-rules").count()
+}
+
+in_child! {
+    fn the_rules_are_read_again() {
+        let (handle, lines) = subscribed("1h");
+        assert_eq!(kept(&handle), 0);
+        reload("0ms", &lines);
+        assert_eq!(lines.last(), "INFO SIGHUP: the rules are now `0s`");
+        assert_eq!(kept(&handle), 1);
+        reload("off", &lines);
+        assert!(!handle.is_enabled());
+        assert_eq!(kept(&handle), 1);
+        // Not set: those that it was made with.
+        reload("", &lines);
+        assert_eq!(handle.rules().to_string(), "1h");
+        for number in 1..=20 {
+            reload(&format!("{number}s"), &lines);
+            assert_eq!(handle.rules().to_string(), format!("{number}s"));
+        }
+        assert_eq!(waiting(), usize::from(cfg!(target_os = "linux")));
+    }
+}
+
+in_child! {
+    fn rules_that_do_not_parse_are_one_warning() {
+        let (handle, lines) = subscribed("0ms");
+        reload("shop=fast", &lines);
+        assert_eq!(lines.len(), 1);
+        let line = lines.last();
+        assert!(line.starts_with("WARN "), "{line}");
+        assert!(line.contains("shop=fast\n       ^"), "{line}");
+        assert_eq!(handle.rules().to_string(), "0s");
+        assert_eq!(kept(&handle), 1);
+    }
+}
+
+in_child! {
+    fn a_layer_that_is_off_is_turned_on() {
+        let (handle, lines) = subscribed("off");
+        assert!(!handle.is_enabled());
+        reload("0ms", &lines);
+        assert!(handle.is_enabled());
+        assert_eq!(kept(&handle), 1);
+    }
+}
+
+in_child! {
+    fn handlers_that_were_there_before_are_called() {
+        let before = Arc::new(AtomicUsize::new(0));
+        // The bare system call, as a program without `signal-hook` has it.
+        static SEEN: AtomicUsize = AtomicUsize::new(0);
+        extern "C" fn handler(_: i32) {
+            SEEN.fetch_add(1, Ordering::Relaxed);
+        }
+        let new = nix::sys::signal::SigAction::new(
+            nix::sys::signal::SigHandler::Handler(handler),
+            nix::sys::signal::SaFlags::SA_RESTART,
+            nix::sys::signal::SigSet::empty(),
+        );
+        // SAFETY: the handler only adds to a number.
+        #[allow(unsafe_code, reason = "as a program does it")]
+        unsafe { nix::sys::signal::sigaction(nix::sys::signal::Signal::SIGHUP, &new) }.unwrap();
+        let (_handle, lines) = subscribed("1h");
+        let after = Arc::clone(&before);
+        // SAFETY: the same.
+        #[allow(unsafe_code, reason = "as a program does it")]
+        unsafe {
+            signal_hook::low_level::register(SIGHUP, move || {
+                after.fetch_add(1, Ordering::Relaxed);
+            })
+        }
+        .unwrap();
+        reload("2h", &lines);
+        assert_eq!(SEEN.load(Ordering::Relaxed), 1);
+        // It comes after ours in the same handler, which may not have got there yet.
+        wait_until("the other is called", || before.load(Ordering::Relaxed) == 1);
+    }
+}
+
+in_child! {
+    fn it_ends_with_the_layer() {
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        // What is opened once and for all.
+        let first = Setup::with("off", |builder| builder.reload_on_sighup());
+        wait_until("the first waits", || waiting() == 1);
+        drop(first);
+        wait_until("the first has ended", || waiting() == 0);
+        let before = open();
+        let Setup { handle, dispatch, .. } = Setup::with("off", |builder| builder.reload_on_sighup());
+        wait_until("it waits", || waiting() == 1);
+        drop(dispatch);
+        wait_until("it has ended", || waiting() == 0);
+        assert_eq!(open(), before);
+        assert!(handle.reload_env().is_err());
+        // Nothing happens, and it does not end the process.
+        kill();
+
+        let setup = Setup::with("0ms", |builder| builder.reload_on_sighup());
+        wait_until("it waits", || waiting() == 1);
+        assert!(setup.handle.shutdown(PLENTY));
+        wait_until("it has ended", || waiting() == 0);
+        kill();
+    }
+}
+
+in_child! {
+    fn nothing_is_touched_unless_it_is_asked_for() {
+        let has_default = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+            u64::from_str_radix(caught.trim(), 16).unwrap() & 1 << (SIGHUP - 1) == 0
+        };
+        let setup = Setup::new("0ms");
+        assert!(has_default());
+        assert_eq!(waiting(), 0);
+        drop(setup);
+        let _asked = Setup::with("off", |builder| builder.reload_on_sighup());
+        assert!(!has_default());
+    }
+}

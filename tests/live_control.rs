@@ -1,0 +1,371 @@
+//! Rules, state and profiles over HTTP.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use opentelemetry_sdk::Resource;
+use serde_json::Value;
+use support::{HAS_STACKS, PLENTY, Setup, burn};
+use tower::ServiceExt;
+use tracing::info_span;
+use tracing_profiling::{Directory, Handle, ProfilingLayer, Reason};
+
+const MS: Duration = Duration::from_millis(1);
+
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn text(&self) -> &str {
+        str::from_utf8(&self.body).unwrap()
+    }
+
+    fn json(&self) -> Value {
+        assert_eq!(self.headers[header::CONTENT_TYPE], "application/json");
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+/// Asks the routes where a program would have mounted them.
+async fn ask(handle: &Handle, method: &str, path: &str, body: impl Into<Body>) -> Answer {
+    let app = Router::new().nest("/profiling", handle.router());
+    let uri = format!("/profiling{path}");
+    let request = Request::builder().method(method).uri(uri).body(body.into()).unwrap();
+    let (parts, body) = app.oneshot(request).await.unwrap().into_parts();
+    let body = body.collect().await.unwrap().to_bytes().to_vec();
+    Answer { status: parts.status, headers: parts.headers, body }
+}
+
+async fn get(handle: &Handle, path: &str) -> Answer {
+    ask(handle, "GET", path, "").await
+}
+
+async fn put_rules(handle: &Handle, rules: impl Into<Body>) -> Answer {
+    ask(handle, "PUT", "/rules", rules).await
+}
+
+fn in_folder(folder: &Path, rules: &str) -> Setup {
+    let directory = Directory::new(folder, Resource::builder_empty().build());
+    Setup::with(rules, |builder| builder.exporter(directory))
+}
+
+#[tokio::test]
+async fn the_state_has_every_number() {
+    let setup = Setup::new("0ms|error,noisy=off");
+    setup.run(|| info_span!("one").in_scope(|| burn(30 * MS)));
+    for path in ["", "/rules"] {
+        let answer = get(&setup.handle, path).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!(answer.headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+        assert_eq!(answer.headers[header::CACHE_CONTROL], "no-store");
+    }
+    assert_eq!(get(&setup.handle, "/rules").await.text(), "0s|error,noisy=off");
+    let state = get(&setup.handle, "").await.json();
+    assert_eq!(state["enabled"], true);
+    assert_eq!(state["rules"], "0s|error,noisy=off");
+    assert_eq!(state["source"], setup.handle.source());
+    assert_eq!(state["kept"].as_object().unwrap().len(), Reason::ALL.len());
+    assert_eq!(state["kept"]["latency"], 1);
+    assert_eq!(state["kept"]["error"], 0);
+    let stats = state["stats"].as_object().unwrap();
+    let names: Vec<_> = setup.handle.stats().iter().map(|(name, _)| name).collect();
+    assert_eq!(stats.len(), names.len());
+    assert!(names.iter().all(|name| stats[*name].is_u64()));
+    assert_eq!(state["stats"]["spans_seen"], 1);
+    assert_eq!(state["stats"]["spans_kept"], 1);
+}
+
+#[tokio::test]
+async fn put_changes_what_is_kept() {
+    let setup = Setup::new("1h");
+    let spans = || {
+        info_span!("cart").in_scope(|| ());
+        info_span!("list").in_scope(|| ());
+    };
+    setup.run(spans);
+    let answer = put_rules(&setup.handle, "[cart]=0ms\n").await;
+    assert_eq!((answer.status, answer.text()), (StatusCode::OK, "[cart]=0s"));
+    setup.run(spans);
+    assert_eq!(setup.kept_names(), [["cart"]]);
+}
+
+#[tokio::test]
+async fn rules_that_are_none_change_nothing() {
+    let setup = Setup::new("1h");
+    let answer = put_rules(&setup.handle, "250ms,shop=fast").await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(answer.text().contains("250ms,shop=fast\n             ^"), "{}", answer.text());
+    assert!(answer.headers[header::CONTENT_TYPE].to_str().unwrap().starts_with("text/plain"));
+    for body in [&b"\xff\xfe"[..], b"", b" \n", b"0ms\0"] {
+        assert_eq!(put_rules(&setup.handle, body).await.status, StatusCode::BAD_REQUEST);
+    }
+    let many = "a=1h,".repeat(64 * 1024 / 5 + 1);
+    let answer = put_rules(&setup.handle, many).await;
+    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(get(&setup.handle, "/rules").await.text(), "1h");
+    assert_eq!(ask(&setup.handle, "POST", "/rules", "0ms").await.status, 405);
+    setup.run(|| info_span!("any").in_scope(|| ()));
+    assert!(setup.kept().is_empty());
+}
+
+#[tokio::test]
+async fn delete_stops_and_post_goes_on() {
+    let setup = Setup::new("0ms");
+    setup.run(|| info_span!("before").in_scope(|| ()));
+    let state = ask(&setup.handle, "DELETE", "", "").await.json();
+    assert_eq!((&state["enabled"], &state["rules"]), (&false.into(), &"0s".into()));
+    setup.run(|| info_span!("meanwhile").in_scope(|| ()));
+    let state = ask(&setup.handle, "POST", "", "").await.json();
+    assert_eq!((&state["enabled"], &state["rules"]), (&true.into(), &"0s".into()));
+    setup.run(|| info_span!("after").in_scope(|| ()));
+    assert_eq!(setup.kept_names(), [["before"], ["after"]]);
+}
+
+#[tokio::test]
+async fn post_starts_what_was_off() {
+    let setup = Setup::new("off");
+    let state = get(&setup.handle, "").await.json();
+    assert_eq!((&state["enabled"], &state["rules"]), (&false.into(), &"off".into()));
+    let answer = ask(&setup.handle, "POST", "", "").await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(answer.json()["rules"], "250ms|error");
+    setup.run(|| info_span!("fails").in_scope(|| tracing::error!("on purpose")));
+    assert_eq!(setup.kept_names(), [["fails"]]);
+}
+
+#[tokio::test]
+async fn put_starts_what_was_off() {
+    let setup = Setup::new("off");
+    assert_eq!(put_rules(&setup.handle, "0ms").await.status, StatusCode::OK);
+    setup.run(|| info_span!("any").in_scope(|| ()));
+    assert_eq!(setup.kept_names(), [["any"]]);
+    assert_eq!(put_rules(&setup.handle, "off").await.text(), "off");
+    assert_eq!(get(&setup.handle, "").await.json()["enabled"], false);
+}
+
+async fn assert_has_ended(handle: &Handle) {
+    for (method, path) in [("POST", ""), ("PUT", "/rules")] {
+        let answer = ask(handle, method, path, "0ms").await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{method}");
+        assert!(answer.text().contains("gone"), "{}", answer.text());
+    }
+    for (method, path) in [("GET", ""), ("DELETE", "")] {
+        let answer = ask(handle, method, path, "").await;
+        assert_eq!((answer.status, &answer.json()["enabled"]), (StatusCode::OK, &false.into()));
+    }
+    assert_eq!(get(handle, "/profiles").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_layer_that_has_ended_says_so() {
+    let setup = Setup::new("0ms");
+    assert!(setup.handle.shutdown(PLENTY));
+    assert_has_ended(&setup.handle).await;
+    let Setup { handle, dispatch, .. } = setup;
+    drop(dispatch);
+    assert_has_ended(&handle).await;
+}
+
+#[tokio::test]
+async fn profiles_are_listed_and_fetched() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("profiles");
+    let setup = in_folder(&folder, "0ms");
+    assert_eq!(get(&setup.handle, "/profiles").await.json(), Value::Array(Vec::new()));
+    setup.run(|| info_span!("GET /a b").in_scope(|| burn(60 * MS)));
+    if !HAS_STACKS {
+        return;
+    }
+    let list = get(&setup.handle, "/profiles").await.json();
+    let list = list.as_array().unwrap();
+    assert_eq!(list.len(), 3, "{list:?}");
+    for file in list {
+        let name = file["name"].as_str().unwrap();
+        let answer = get(&setup.handle, &format!("/profiles/{name}")).await;
+        assert_eq!(answer.status, StatusCode::OK, "{name}");
+        assert_eq!(answer.body, fs::read(folder.join(name)).unwrap());
+        assert_eq!(file["bytes"], answer.body.len());
+        humantime::parse_rfc3339(file["time"].as_str().unwrap()).unwrap();
+        let expected = match name.split_once('-').unwrap().1.rsplit_once('.').unwrap().1 {
+            "svg" => "image/svg+xml",
+            "otlp" => "application/x-protobuf",
+            _ => "application/octet-stream",
+        };
+        assert_eq!(answer.headers[header::CONTENT_TYPE], expected);
+        assert_eq!(answer.headers.get(header::CONTENT_ENCODING), None);
+        assert_eq!(answer.headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+        let policy = answer.headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+        let directives: Vec<_> = policy.split(';').map(str::trim).collect();
+        let sandbox = directives.iter().find(|directive| directive.starts_with("sandbox"));
+        match expected {
+            "image/svg+xml" => assert_eq!(*sandbox.unwrap(), "sandbox allow-scripts allow-modals"),
+            _ => assert_eq!(*sandbox.unwrap(), "sandbox"),
+        }
+        assert!(directives.contains(&"default-src 'none'"));
+    }
+}
+
+#[tokio::test]
+async fn the_folder_is_known_without_an_exporter_and_only_then() {
+    let temporary = tempfile::tempdir().unwrap();
+    fs::write(temporary.path().join(name("a", "svg")), "<svg/>").unwrap();
+    // It need not run for profiles of an earlier run to be seen.
+    let builder = ProfilingLayer::builder().rules("off".parse().unwrap());
+    let layer = builder.directory(temporary.path()).build().unwrap();
+    let list = get(&layer.handle(), "/profiles").await.json();
+    assert_eq!(list[0]["name"], name("a", "svg"));
+
+    let elsewhere = Setup::with("0ms", |builder| builder.directory(temporary.path()));
+    assert_eq!(get(&elsewhere.handle, "/profiles").await.json(), Value::Array(Vec::new()));
+    let path = format!("/profiles/{}", name("a", "svg"));
+    assert_eq!(get(&elsewhere.handle, &path).await.status, StatusCode::NOT_FOUND);
+}
+
+/// The name of a profile.
+fn name(span: &str, extension: &str) -> String {
+    format!("20231114T221320.123Z-1-{span}-01010101010101010101010101010101.{extension}")
+}
+
+const SECRET: &str = "nobody must read this";
+
+/// A folder of profiles with all that must not be handed out in it and around it.
+fn trapped(root: &Path) -> Setup {
+    let folder = root.join("profiles");
+    fs::create_dir(&folder).unwrap();
+    let secrets = [
+        root.join("secret.txt"),
+        root.join(name("outside", "svg")),
+        folder.join("notes.svg"),
+        folder.join(name("unfinished", "tmp")),
+        folder.join(format!("{}\\..\\b", name("back", "svg"))),
+    ];
+    for secret in secrets {
+        fs::write(secret, SECRET).unwrap();
+    }
+    fs::create_dir(folder.join(name("folder", "svg"))).unwrap();
+    fs::write(folder.join(name("folder", "svg")).join("secret.txt"), SECRET).unwrap();
+    for (age, span) in ["newest", "a..b", "oldest"].into_iter().enumerate() {
+        let path = folder.join(name(span, "svg"));
+        fs::write(&path, "<svg/>").unwrap();
+        let time = SystemTime::now() - Duration::from_secs(60 * age as u64);
+        fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+    }
+    in_folder(&folder, "off")
+}
+
+#[tokio::test]
+async fn only_what_is_listed_is_fetched() {
+    let root = tempfile::tempdir().unwrap();
+    let setup = trapped(root.path());
+    let list = get(&setup.handle, "/profiles").await.json();
+    let names: Vec<_> = list.as_array().unwrap().iter().map(|file| &file["name"]).collect();
+    assert_eq!(names, ["newest", "a..b", "oldest"].map(|span| name(span, "svg")).each_ref());
+    for name in names {
+        let answer = get(&setup.handle, &format!("/profiles/{}", name.as_str().unwrap())).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, "<svg/>"));
+    }
+    let outside = root.path().join("secret.txt");
+    let absolute = outside.to_str().unwrap().replace('/', "%2F");
+    let newest = name("newest", "svg");
+    for path in [
+        "../secret.txt",
+        "..%2fsecret.txt",
+        "..%2Fsecret.txt",
+        "%2e%2e/secret.txt",
+        "%2e%2e%2fsecret.txt",
+        "%252e%252e%252fsecret.txt",
+        "..%5csecret.txt",
+        "..%5Csecret.txt",
+        "..%c0%afsecret.txt",
+        "..%ef%bc%8fsecret.txt",
+        ".%2fnotes.svg",
+        "%2fetc%2fpasswd",
+        "/etc/passwd",
+        &absolute,
+        ".",
+        "..",
+        "%2e%2e",
+        "%00",
+        "%ff",
+        "",
+        "notes.svg",
+        &name("unfinished", "tmp"),
+        &name("folder", "svg"),
+        &format!("{}/secret.txt", name("folder", "svg")),
+        &format!("{}%2fsecret.txt", name("folder", "svg")),
+        &format!("../{}", name("outside", "svg")),
+        &format!("..%2f{}", name("outside", "svg")),
+        &format!("{}%5c..%5cb", name("back", "svg")),
+        &format!("{newest}%00"),
+        &format!("{newest}%00.svg"),
+        &format!("..%2fsecret.txt%00{newest}"),
+        &format!("{newest}%2f..%2f..%2fsecret.txt"),
+        &format!("{newest}%2f"),
+        &format!("{newest}%20"),
+        &format!("{newest}."),
+        &format!("./{newest}/."),
+        &name("%2f..%2f..%2fx%2f", "svg"),
+        &name("missing", "svg"),
+    ] {
+        let answer = get(&setup.handle, &format!("/profiles/{path}")).await;
+        assert!(
+            [StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST].contains(&answer.status),
+            "{path}: {}",
+            answer.status
+        );
+        assert!(!String::from_utf8_lossy(&answer.body).contains(SECRET), "{path}");
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn no_link_is_followed_and_nothing_but_files_is_opened() {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    let root = tempfile::tempdir().unwrap();
+    let setup = trapped(root.path());
+    let folder = root.path().join("profiles");
+    symlink("../secret.txt", folder.join(name("relative", "svg"))).unwrap();
+    symlink(root.path().join("secret.txt"), folder.join(name("absolute", "svg"))).unwrap();
+    symlink("notes.svg", folder.join(name("inside", "svg"))).unwrap();
+    symlink(name("loop", "svg"), folder.join(name("loop", "svg"))).unwrap();
+    symlink("..", folder.join(name("up", "svg"))).unwrap();
+    // Nobody writes to it: who opens it to read waits for ever.
+    let pipe = folder.join(name("pipe", "svg"));
+    assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
+    // The path of a socket may not be long.
+    let short = tempfile::tempdir_in("/tmp").unwrap();
+    let _listener = UnixListener::bind(short.path().join("s")).unwrap();
+    fs::rename(short.path().join("s"), folder.join(name("socket", "svg"))).unwrap();
+
+    let list = get(&setup.handle, "/profiles").await;
+    assert_eq!(list.json().as_array().unwrap().len(), 3, "{}", list.text());
+    for span in ["relative", "absolute", "inside", "loop", "up", "pipe", "socket"] {
+        let path = format!("/profiles/{}", name(span, "svg"));
+        assert_eq!(get(&setup.handle, &path).await.status, StatusCode::NOT_FOUND, "{span}");
+    }
+    let path = format!("/profiles/{}%2fsecret.txt", name("up", "svg"));
+    assert_eq!(get(&setup.handle, &path).await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_read_is_said() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let setup = in_folder(file.path(), "off");
+    let answer = get(&setup.handle, "/profiles").await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(answer.text().contains("folder"), "{}", answer.text());
+}

@@ -1,0 +1,161 @@
+//! What is counted, as metrics of OpenTelemetry.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use opentelemetry::metrics::MeterProvider;
+use opentelemetry_sdk::metrics::data::{AggregatedMetrics, MetricData};
+use opentelemetry_sdk::metrics::{InMemoryMetricExporter, PeriodicReader, SdkMeterProvider};
+use support::{HAS_STACKS, PLENTY, Setup, burn};
+use tracing::info_span;
+use tracing_profiling::{Handle, Reason};
+
+struct Meters {
+    exporter: InMemoryMetricExporter,
+    provider: SdkMeterProvider,
+}
+
+/// By name: the unit, and the values by attribute.
+type Found = BTreeMap<String, (String, BTreeMap<String, f64>)>;
+
+impl Meters {
+    fn of(handle: &Handle) -> Self {
+        let exporter = InMemoryMetricExporter::default();
+        // What is asked for is collected at once, and nothing before.
+        let reader = PeriodicReader::builder(exporter.clone()).with_interval(PLENTY * 60);
+        let provider = SdkMeterProvider::builder().with_reader(reader.build()).build();
+        handle.register_metrics(&provider.meter("test"));
+        Self { exporter, provider }
+    }
+
+    fn collect(&self) -> Found {
+        self.exporter.reset();
+        self.provider.force_flush().unwrap();
+        let finished = self.exporter.get_finished_metrics().unwrap();
+        let scopes = finished.iter().flat_map(|metrics| metrics.scope_metrics());
+        let values = |metric: &opentelemetry_sdk::metrics::data::Metric| match metric.data() {
+            AggregatedMetrics::U64(data) => values(data, |value| value as f64),
+            AggregatedMetrics::F64(data) => values(data, |value| value),
+            AggregatedMetrics::I64(_) => panic!("{} is signed", metric.name()),
+        };
+        scopes
+            .flat_map(|scope| scope.metrics())
+            .map(|metric| {
+                assert!(!metric.description().is_empty());
+                (metric.name().to_owned(), (metric.unit().to_owned(), values(metric)))
+            })
+            .collect()
+    }
+}
+
+fn values<T: Copy>(data: &MetricData<T>, value: impl Fn(T) -> f64) -> BTreeMap<String, f64> {
+    let named = |attributes: Vec<&opentelemetry::KeyValue>, value| {
+        let names: Vec<_> =
+            attributes.iter().map(|each| format!("{}={}", each.key, each.value)).collect();
+        (names.join(","), value)
+    };
+    match data {
+        MetricData::Sum(sum) => {
+            assert!(sum.is_monotonic());
+            let points = sum.data_points();
+            points.map(|p| named(p.attributes().collect(), value(p.value()))).collect()
+        }
+        MetricData::Gauge(gauge) => {
+            let points = gauge.data_points();
+            points.map(|p| named(p.attributes().collect(), value(p.value()))).collect()
+        }
+        _ => panic!("a histogram"),
+    }
+}
+
+#[test]
+fn what_was_counted_is_measured() {
+    let setup = Setup::new("0ms|error");
+    let meters = Meters::of(&setup.handle);
+    setup.run(|| {
+        info_span!("slow").in_scope(|| burn(Duration::from_millis(60)));
+        info_span!("fails").in_scope(|| tracing::error!("on purpose"));
+    });
+    let found = meters.collect();
+    let stats = setup.handle.stats();
+    let one = |name: &str| found[&format!("tracing_profiling.{name}")].1[""];
+    assert_eq!(one("spans.seen"), 2.0);
+    assert_eq!(one("samples.taken"), stats.samples_taken as f64);
+    assert_eq!(one("profiles.exported"), stats.profiles_exported as f64);
+    let cpu_s = one("collector.cpu_time");
+    // The collector goes on meanwhile.
+    assert!(cpu_s <= stats.draining_cpu_ns as f64 / 1e9, "{cpu_s}");
+    assert_eq!(cpu_s > 0.0, HAS_STACKS);
+    assert!(one("threads.sampled") <= 1.0);
+    assert!(one("threads.unsampled") <= 1.0);
+
+    let kept = &found["tracing_profiling.spans.kept"].1;
+    assert_eq!(kept.len(), Reason::ALL.len());
+    assert_eq!((kept["reason=latency"], kept["reason=error"]), (2.0, 1.0));
+    let dropped = &found["tracing_profiling.profiles.dropped"].1;
+    assert_eq!(dropped["cause=export_failed"], 0.0);
+
+    let units: Vec<_> = found.iter().map(|(name, (unit, _))| (name.as_str(), &**unit)).collect();
+    assert_eq!(
+        units,
+        [
+            ("tracing_profiling.collector.cpu_time", "s"),
+            ("tracing_profiling.profiles.dropped", "{profile}"),
+            ("tracing_profiling.profiles.exported", "{profile}"),
+            ("tracing_profiling.samples.lost", "{sample}"),
+            ("tracing_profiling.samples.taken", "{sample}"),
+            ("tracing_profiling.spans.kept", "{span}"),
+            ("tracing_profiling.spans.seen", "{span}"),
+            ("tracing_profiling.threads.sampled", "{thread}"),
+            ("tracing_profiling.threads.unsampled", "{thread}"),
+        ]
+    );
+}
+
+#[test]
+fn every_loss_of_samples_has_its_cause() {
+    let setup = Setup::with("0ms", |builder| builder.samples_per_profile(2).rate(1000));
+    let meters = Meters::of(&setup.handle);
+    setup.run(|| info_span!("long").in_scope(|| burn(Duration::from_millis(100))));
+    let before = setup.handle.stats();
+    let found = meters.collect();
+    let lost = &found["tracing_profiling.samples.lost"].1;
+    let stats = setup.handle.stats();
+    for ((name, least), (_, most)) in before.iter().zip(stats.iter()) {
+        let Some(name) = name.strip_prefix("samples_") else { continue };
+        if ["taken", "outside_spans"].contains(&name) {
+            continue;
+        }
+        let cause = name.strip_prefix("dropped_").unwrap_or(name);
+        let count = lost[&format!("cause={cause}")];
+        assert!((least as f64..=most as f64).contains(&count), "{cause}: {count}");
+    }
+    assert_eq!(lost["cause=thinned"], stats.samples_thinned as f64);
+    assert_eq!(stats.samples_thinned > 0, HAS_STACKS);
+}
+
+#[test]
+fn a_layer_that_is_off_has_zeros() {
+    let setup = Setup::new("off");
+    let meters = Meters::of(&setup.handle);
+    setup.run(|| info_span!("any").in_scope(|| ()));
+    let found = meters.collect();
+    assert_eq!(found.len(), 9);
+    assert!(found.values().all(|(_, values)| values.values().all(|value| *value == 0.0)));
+}
+
+#[test]
+fn metrics_do_not_keep_the_layer_alive() {
+    let Setup { handle, dispatch, .. } = Setup::new("0ms");
+    let meters = Meters::of(&handle);
+    assert!(!meters.collect().is_empty());
+    assert!(handle.is_enabled());
+    drop(dispatch);
+    assert!(handle.set_rules("0ms".parse().unwrap()).is_err(), "it is gone");
+    let found = meters.collect();
+    assert!(found.values().all(|(_, values)| values.is_empty()), "{found:?}");
+}

@@ -1,0 +1,545 @@
+//! Profiles sent by OTLP: what arrives, what does not and is counted, and that nobody waits for it.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
+
+#[path = "otlp_export/failures.rs"]
+mod failures;
+#[path = "support/receiver.rs"]
+mod receiver;
+mod support;
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use opentelemetry_sdk::Resource;
+use receiver::{Does, Receiver, Speaks, free_address, resource_attribute};
+use support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
+use tracing::info_span;
+use tracing_profiling::{Compression, OtlpBuilder, OtlpExporter, ProfilingLayer, Protocol, Stats};
+use tracing_subscriber::prelude::*;
+
+const BOTH: [Speaks; 2] = [Speaks::Http, Speaks::Grpc];
+const MS: Duration = Duration::from_millis(1);
+
+/// An exporter for what listens there.
+fn to(speaks: Speaks, address: SocketAddr) -> OtlpBuilder {
+    let protocol = match speaks {
+        Speaks::Http => Protocol::HttpProtobuf,
+        Speaks::Grpc => Protocol::Grpc,
+    };
+    OtlpExporter::builder()
+        .protocol(protocol)
+        .endpoint(format!("http://{address}"))
+        .timeout(PLENTY)
+        // A busy machine is no receiver that is away.
+        .patience(Duration::MAX)
+        .resource(Resource::builder_empty().with_service_name("shop").build())
+}
+
+fn setup(exporter: OtlpBuilder) -> Setup {
+    Setup::with("0ms", |builder| {
+        // A rate that is set is not lowered, however busy the machine is: each span has samples.
+        builder.rate(1000).profiles_per_minute(1000).exporter(exporter.build().unwrap())
+    })
+}
+
+/// Makes so many profiles, one after the other.
+fn keep(setup: &Setup, profiles: usize) {
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        for _ in 0..profiles {
+            info_span!("request").in_scope(|| burn(60 * MS));
+        }
+    });
+}
+
+/// The ids that spans were given.
+fn promised(setup: &Setup) -> BTreeSet<String> {
+    let kept = setup.kept();
+    let ids = kept.iter().flat_map(|kept| &kept.spans).filter_map(|span| span.profile().ok());
+    ids.map(|id| id.to_string()).collect()
+}
+
+/// The ids of what has arrived, none of which is there twice.
+fn arrived(receiver: &Receiver, setup: &Setup) -> BTreeSet<String> {
+    let all = receiver.ids();
+    let set: BTreeSet<_> = all.iter().collect();
+    assert_eq!(all.len(), set.len(), "{all:?}");
+    arrived_at_least_once(receiver, setup)
+}
+
+/// The ids of what has arrived: where an answer can come too late, the same may come twice. Those of waits
+/// are left out: their last bit differs from one that is there.
+fn arrived_at_least_once(receiver: &Receiver, setup: &Setup) -> BTreeSet<String> {
+    assert_one_body(receiver);
+    let all: BTreeSet<_> = receiver.ids().into_iter().collect();
+    all.intersection(&promised(setup)).cloned().collect()
+}
+
+/// However often a profile was sent, it was the same.
+fn assert_one_body(receiver: &Receiver) {
+    for (id, bodies) in receiver.bodies() {
+        assert_eq!(bodies.len(), 1, "{id}: {bodies:?}");
+    }
+}
+
+/// Every profile that was taken is accounted for, once nothing waits.
+fn assert_adds_up(stats: &Stats) {
+    assert_eq!(waiting(stats), 0, "{stats:?}");
+}
+
+/// How many profiles were taken of which it is not said yet what became of them.
+fn waiting(stats: &Stats) -> u64 {
+    let ends = stats.profiles_delivered
+        + stats.profiles_stored_meanwhile
+        + stats.profiles_dropped_refused
+        + stats.profiles_dropped_too_old
+        + stats.profiles_dropped_at_shutdown;
+    (stats.profiles_exported + stats.profiles_sent_after_all).checked_sub(ends).unwrap()
+}
+
+#[test]
+fn every_profile_arrives_once() {
+    for speaks in BOTH {
+        for compression in [Compression::None, Compression::Gzip] {
+            let receiver = Receiver::new(speaks);
+            let exporter = to(speaks, receiver.address)
+                .compression(compression)
+                .headers([("authorization", "Bearer of-the-shop")]);
+            let setup = setup(exporter);
+            keep(&setup, 5);
+            setup.flush();
+            assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+            let stats = setup.handle.stats();
+            assert_eq!(promised(&setup).len(), if HAS_STACKS { 5 } else { 0 });
+            assert_eq!(stats.profiles_delivered, promised(&setup).len() as u64);
+            assert_eq!(stats.requests_repeated, 0);
+            assert_adds_up(&stats);
+            for got in receiver.got() {
+                assert_eq!(resource_attribute(&got, "service.name").unwrap(), "shop");
+                assert_eq!(got.headers["authorization"], "Bearer of-the-shop");
+                assert!(got.headers["user-agent"].starts_with("tracing-profiling/"), "{got:?}");
+                let encoding = match speaks {
+                    Speaks::Http => got.headers.get("content-encoding"),
+                    Speaks::Grpc => got.headers.get("grpc-encoding"),
+                };
+                let is_gzip = encoding.is_some_and(|encoding| encoding == "gzip");
+                assert_eq!(is_gzip, compression == Compression::Gzip);
+                if speaks == Speaks::Http {
+                    assert_eq!(got.path, "/v1development/profiles");
+                    assert_eq!(got.headers["content-type"], "application/x-protobuf");
+                }
+            }
+        }
+    }
+}
+
+/// While the receiver does not answer, the program goes on: if a thread of it waited, this would not end.
+#[test]
+fn nobody_waits_for_the_receiver_and_what_waits_is_sent_together() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        receiver.will([Does::Wait]);
+        let setup = setup(to(speaks, receiver.address));
+        keep(&setup, 1);
+        if !HAS_STACKS {
+            continue;
+        }
+        receiver.wait_for(1);
+        keep(&setup, 6);
+        assert!(!setup.handle.flush(50 * MS), "it has a deadline");
+        assert_eq!(receiver.got().len(), 1);
+        // Those that the exporter has by now go into one request.
+        let start = Instant::now();
+        while setup.handle.stats().profiles_exported < 7 {
+            assert!(start.elapsed() < PLENTY);
+            std::thread::sleep(MS);
+        }
+        receiver.release();
+        setup.flush();
+        assert_eq!(receiver.got().len(), 2);
+        assert_eq!(arrived(&receiver, &setup), promised(&setup));
+        assert_adds_up(&setup.handle.stats());
+    }
+}
+
+#[test]
+fn a_receiver_that_does_not_answer_is_asked_again() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        receiver.will([Does::Hang]);
+        let setup = setup(to(speaks, receiver.address).timeout(2000 * MS));
+        keep(&setup, 1);
+        setup.flush();
+        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+        assert_eq!(setup.handle.stats().requests_repeated > 0, HAS_STACKS);
+        assert_adds_up(&setup.handle.stats());
+    }
+}
+
+#[test]
+fn a_receiver_that_is_restarted_gets_all_there_was() {
+    for speaks in BOTH {
+        let mut receiver = Receiver::new(speaks);
+        let setup = setup(to(speaks, receiver.address));
+        for round in 0..3 {
+            keep(&setup, 2);
+            setup.flush();
+            receiver.kill();
+            keep(&setup, 2);
+            assert!(!setup.handle.flush(100 * MS) || !HAS_STACKS, "round {round}");
+            receiver.start();
+            setup.flush();
+        }
+        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+        assert_eq!(promised(&setup).len(), if HAS_STACKS { 12 } else { 0 });
+        assert_adds_up(&setup.handle.stats());
+    }
+}
+
+/// One that is wrong does not take the others with it.
+#[test]
+fn a_refused_batch_is_sent_in_parts() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        // The first keeps it busy; of the batch of four behind it, one is refused in the end.
+        receiver.will([Does::Wait]);
+        receiver.will([413, 413, 413].map(|status| Does::Refuse(status, None)));
+        let setup = setup(to(speaks, receiver.address));
+        keep(&setup, 1);
+        if !HAS_STACKS {
+            return;
+        }
+        receiver.wait_for(1);
+        keep(&setup, 4);
+        let start = Instant::now();
+        while setup.handle.stats().profiles_exported < 5 {
+            assert!(start.elapsed() < PLENTY);
+            std::thread::sleep(MS);
+        }
+        receiver.release();
+        setup.flush();
+        let stats = setup.handle.stats();
+        assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (1, 4));
+        assert_eq!(arrived(&receiver, &setup).len(), 4);
+        assert_adds_up(&stats);
+    }
+}
+
+#[test]
+fn profiles_refused_in_a_success_are_counted() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        receiver.will([Does::Accept(1)]);
+        let setup = setup(to(speaks, receiver.address));
+        keep(&setup, 1);
+        setup.flush();
+        let stats = setup.handle.stats();
+        let one = u64::from(HAS_STACKS);
+        assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (one, 0));
+        assert_eq!(receiver.got().len() as u64, one, "it is not sent again");
+        assert_adds_up(&stats);
+    }
+}
+
+/// Keeps spans until one has no profile, for the exporter takes none.
+fn keep_until_away(setup: &Setup) {
+    let start = Instant::now();
+    while setup.handle.stats().spans_kept_exporter_fails == 0 {
+        assert!(start.elapsed() < PLENTY);
+        keep(setup, 1);
+    }
+}
+
+#[test]
+fn a_receiver_that_is_away_costs_no_memory_and_gets_all_when_it_is_back() {
+    for speaks in BOTH {
+        let mut receiver = Receiver::away(speaks, free_address());
+        let setup = setup(to(speaks, receiver.address).patience(Duration::ZERO));
+        if !HAS_STACKS {
+            return;
+        }
+        keep_until_away(&setup);
+        // As many as can be promised at once, and what was queued before the first request failed.
+        assert!(promised(&setup).len() <= 64);
+        assert!(!setup.handle.flush(100 * MS));
+        receiver.start();
+        let start = Instant::now();
+        // What the worker holds, it gives when it finds the exporter well again.
+        while arrived(&receiver, &setup) != promised(&setup) || !setup.handle.flush(PLENTY) {
+            assert!(start.elapsed() < PLENTY);
+            std::thread::sleep(10 * MS);
+        }
+        let stats = setup.handle.stats();
+        assert_eq!(stats.profiles_dropped_export_failed, 0);
+        assert_adds_up(&stats);
+    }
+}
+
+#[test]
+fn a_shutdown_has_a_deadline_and_counts_what_is_left() {
+    for speaks in BOTH {
+        let receiver = Receiver::away(speaks, free_address());
+        let setup = setup(to(speaks, receiver.address));
+        keep(&setup, 3);
+        let start = Instant::now();
+        while HAS_STACKS && setup.handle.stats().profiles_exported < 3 {
+            assert!(start.elapsed() < PLENTY);
+            std::thread::sleep(MS);
+        }
+        let is_done = setup.handle.shutdown(200 * MS);
+        if !HAS_STACKS {
+            continue;
+        }
+        assert!(!is_done);
+        // It is told at the deadline; the numbers are there when the exporter has ended.
+        let start = Instant::now();
+        while setup.handle.stats().profiles_dropped_at_shutdown == 0 {
+            assert!(start.elapsed() < PLENTY);
+            std::thread::sleep(MS);
+        }
+        assert_eq!(setup.handle.stats().profiles_exported, 3);
+        assert_adds_up(&setup.handle.stats());
+    }
+}
+
+/// By number or by bytes: what is being sent counts, and what is taken when there is room may be larger than that.
+#[test]
+fn a_full_queue_takes_no_more() {
+    for speaks in BOTH {
+        for (profiles, bytes, taken) in [(2, usize::MAX, 2), (usize::MAX, 1, 1)] {
+            let receiver = Receiver::new(speaks);
+            receiver.will([Does::Wait]);
+            let setup = setup(to(speaks, receiver.address).queue(profiles, bytes));
+            if !HAS_STACKS {
+                return;
+            }
+            keep_until_away(&setup);
+            receiver.wait_for(1);
+            let exported = setup.handle.stats().profiles_exported;
+            assert_eq!(exported, taken, "the others wait with the worker");
+            receiver.release();
+            let start = Instant::now();
+            while arrived(&receiver, &setup) != promised(&setup) || !setup.handle.flush(PLENTY) {
+                assert!(start.elapsed() < PLENTY);
+                std::thread::sleep(10 * MS);
+            }
+            assert_adds_up(&setup.handle.stats());
+        }
+    }
+}
+
+#[test]
+fn the_fallback_directory_takes_over_and_is_sent_later() {
+    for speaks in BOTH {
+        let folder = tempfile::tempdir().unwrap();
+        let mut receiver = Receiver::away(speaks, free_address());
+        let exporter =
+            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(folder.path());
+        let setup = setup(exporter);
+        if !HAS_STACKS {
+            return;
+        }
+        let start = Instant::now();
+        while setup.handle.stats().profiles_stored_meanwhile < 3 {
+            assert!(start.elapsed() < PLENTY);
+            keep(&setup, 1);
+        }
+        assert_eq!(setup.handle.stats().spans_kept_exporter_fails, 0, "they all have profiles");
+        let files = std::fs::read_dir(folder.path()).unwrap().count();
+        assert!(files >= 9, "{files}");
+        receiver.start();
+        let start = Instant::now();
+        while setup.handle.stats().profiles_delivered < setup.handle.stats().profiles_exported
+            || !setup.handle.flush(PLENTY)
+        {
+            assert!(start.elapsed() < PLENTY);
+            std::thread::sleep(10 * MS);
+        }
+        assert_eq!(arrived(&receiver, &setup), promised(&setup));
+        assert_adds_up(&setup.handle.stats());
+    }
+}
+
+#[test]
+fn what_is_left_at_the_end_goes_to_the_fallback_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let setup = setup(to(Speaks::Http, address).fallback_directory(folder.path()));
+    keep(&setup, 2);
+    _ = setup.handle.shutdown(200 * MS);
+    if !HAS_STACKS {
+        return;
+    }
+    let start = Instant::now();
+    while setup.handle.stats().profiles_stored_meanwhile < 2 {
+        assert!(start.elapsed() < PLENTY);
+        std::thread::sleep(MS);
+    }
+    assert_eq!(setup.handle.stats().profiles_dropped_at_shutdown, 0);
+    let names: Vec<_> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    for id in promised(&setup) {
+        assert!(names.iter().any(|name| name.ends_with(&format!("{id}.otlp"))), "{names:?}");
+    }
+}
+
+/// Also where the runtime has one thread, which does nothing else meanwhile.
+#[tokio::test]
+async fn works_inside_a_runtime() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        let setup = setup(to(speaks, receiver.address));
+        keep(&setup, 2);
+        setup.flush();
+        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+        assert!(setup.handle.shutdown(PLENTY));
+        assert_adds_up(&setup.handle.stats());
+        // A runtime must not be dropped here.
+        tokio::task::spawn_blocking(move || drop(receiver)).await.unwrap();
+    }
+}
+
+/// Hears of everything.
+struct Hears(Arc<Mutex<Vec<String>>>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Hears {
+    fn on_new_span(
+        &self,
+        attributes: &tracing::span::Attributes<'_>,
+        _: &tracing::span::Id,
+        _: tracing_subscriber::layer::Context<'_, S>,
+    ) {
+        self.0.lock().unwrap().push(attributes.metadata().target().to_owned());
+    }
+
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        self.0.lock().unwrap().push(event.metadata().target().to_owned());
+    }
+}
+
+const UNHEARD: &str = "what_the_sender_does_is_not_heard";
+
+/// As the global subscriber, which a thread has that says nothing else.
+#[test]
+fn what_the_sender_does_is_not_heard() {
+    if is_child(UNHEARD) {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let address: SocketAddr = std::env::var("RECEIVER").unwrap().parse().unwrap();
+        let layer = ProfilingLayer::builder()
+            .rules("0ms".parse().unwrap())
+            .exporter(to(Speaks::Grpc, address).build().unwrap())
+            .build()
+            .unwrap();
+        let handle = layer.handle();
+        tracing_subscriber::registry().with(layer).with(Hears(Arc::clone(&heard))).init();
+        for _ in 0..3 {
+            info_span!("request").in_scope(|| burn(60 * MS));
+            assert!(handle.flush(PLENTY));
+        }
+        let heard = heard.lock().unwrap();
+        let ours = ["otlp_export", "tracing_profiling"];
+        assert!(heard.iter().all(|target| ours.contains(&target.as_str())), "{heard:?}");
+        let stats = handle.stats();
+        assert_eq!(stats.spans_kept, 3, "and nothing of the sender's");
+        return;
+    }
+    let receiver = Receiver::new(Speaks::Grpc);
+    let output = run_child(UNHEARD, &[("RECEIVER", &receiver.address.to_string())]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(receiver.ids().is_empty(), !HAS_STACKS);
+}
+
+const BY_ENVIRONMENT: &str = "the_environment_alone_is_enough";
+
+#[test]
+fn the_environment_alone_is_enough() {
+    if is_child(BY_ENVIRONMENT) {
+        let layer = ProfilingLayer::from_env().unwrap();
+        let handle = layer.handle();
+        tracing_subscriber::registry().with(layer).init();
+        info_span!("request").in_scope(|| burn(60 * MS));
+        assert!(handle.flush(PLENTY));
+        println!("delivered: {}", handle.stats().profiles_delivered);
+        return;
+    }
+    let receiver = Receiver::new(Speaks::Http);
+    let whole = format!("{}/api/x/v1/profiles", receiver.endpoint());
+    let grpc = Receiver::new(Speaks::Grpc);
+    let folder = tempfile::tempdir().unwrap();
+    let of_all = [
+        ("TRACING_PROFILING", "0ms"),
+        ("OTEL_SERVICE_NAME", "of-the-variable"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=of%20all"),
+    ];
+    let endpoint = grpc.endpoint();
+    let of_http = [
+        ("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", whole.as_str()),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1"),
+    ];
+    let of_grpc = [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
+    ];
+    for (receiver, variables) in [(&receiver, of_http), (&grpc, of_grpc)] {
+        let mut variables = variables.to_vec();
+        variables.extend(of_all);
+        let output = run_child(BY_ENVIRONMENT, &variables);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let got = receiver.got();
+        assert_eq!(got.len(), usize::from(HAS_STACKS));
+        let Some(got) = got.first() else { continue };
+        assert_eq!(resource_attribute(got, "service.name").unwrap(), "of-the-variable");
+        assert_eq!(resource_attribute(got, "deployment.environment.name").unwrap(), "test");
+        assert_eq!(got.headers["x-tenant"], "of all");
+    }
+    if HAS_STACKS {
+        assert_eq!(receiver.got()[0].path, "/api/x/v1/profiles");
+    }
+    // The switch has the last word.
+    let folder_path = folder.path().to_str().unwrap();
+    for (switch, has_files) in [("none", false), ("directory", HAS_STACKS)] {
+        let mut variables = of_http.to_vec();
+        variables.extend(of_all);
+        variables
+            .extend([("OTEL_PROFILES_EXPORTER", switch), ("TRACING_PROFILING_DIR", folder_path)]);
+        let output = run_child(BY_ENVIRONMENT, &variables);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count() > 0, has_files, "{switch}");
+    }
+    assert_eq!(receiver.got().len(), usize::from(HAS_STACKS));
+}
+
+#[test]
+fn what_cannot_be_right_is_said_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("empty.pem");
+    std::fs::write(&empty, "").unwrap();
+    let builder = OtlpExporter::builder;
+    for (builder, expected) in [
+        (builder().endpoint("collector"), "expected a URL"),
+        (builder().profiles_endpoint("http://"), "expected a URL"),
+        (builder().headers([("a b", "c")]), "expected a header"),
+        (
+            builder().certificate("/nowhere/ca.pem"),
+            "/nowhere/ca.pem`: it cannot be read: No such file",
+        ),
+        (builder().certificate(&empty), "there is none in that file"),
+        (builder().client_certificate(&empty, &empty), "there is none in that file"),
+    ] {
+        let error = builder.build().unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!(error.is_configuration());
+    }
+}

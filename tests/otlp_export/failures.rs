@@ -1,0 +1,883 @@
+//! Receivers and networks that fail, each in its own way. In all of them spans close while nothing is
+//! delivered, on the thread that ends the failure only afterwards: if it waited, these tests would not end.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use opentelemetry_proto::tonic::collector::profiles::v1development::{
+    ExportProfilesPartialSuccess, ExportProfilesServiceResponse,
+};
+use prost::Message;
+use tonic::transport::{Certificate, ServerTlsConfig};
+use tracing::{Dispatch, info_span};
+use tracing_profiling::export::Memory;
+use tracing_profiling::{NoProfile, OtlpBuilder, ProfilingLayer, Protocol};
+use tracing_subscriber::prelude::*;
+
+use crate::receiver::{Certified, Does, Receiver, Speaks, certify, free_address, unused_ip};
+use crate::support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
+use crate::{
+    BOTH, MS, arrived, arrived_at_least_once, assert_adds_up, assert_one_body, keep,
+    keep_until_away, promised, setup, to, waiting,
+};
+
+/// A setup whose log is heard.
+fn setup_with_log(exporter: OtlpBuilder) -> (Setup, Arc<Mutex<Vec<String>>>) {
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&kept);
+    let layer = ProfilingLayer::builder()
+        .rules("0ms".parse().unwrap())
+        .rate(1000)
+        .profiles_per_minute(1000)
+        .exporter(exporter.build().unwrap())
+        .on_kept(move |one| sink.lock().unwrap().push(one.clone()))
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let log = Log::default();
+    let lines = Arc::clone(&log.0);
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer).with(log));
+    (Setup { handle, dispatch, memory: Memory::new(), kept }, lines)
+}
+
+/// Remembers warnings.
+#[derive(Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        if *event.metadata().level() == tracing::Level::WARN {
+            let mut text = Text(String::new());
+            event.record(&mut text);
+            self.0.lock().unwrap().push(text.0);
+        }
+    }
+}
+
+/// Waits until so many requests were sent again. (Who flushes wants no pause between them.)
+fn wait_for_repeats(setup: &Setup, repeats: u64) {
+    let start = Instant::now();
+    while setup.handle.stats().requests_repeated < repeats {
+        assert!(start.elapsed() < PLENTY);
+        _ = setup.handle.flush(10 * MS);
+    }
+}
+
+/// Waits until the exporter has taken so many profiles.
+fn wait_for_exported(setup: &Setup, profiles: u64) {
+    let start = Instant::now();
+    while setup.handle.stats().profiles_exported < profiles {
+        assert!(start.elapsed() < PLENTY);
+        thread::sleep(MS);
+    }
+}
+
+/// Waits until nothing waits to be delivered.
+fn settle(setup: &Setup) {
+    let start = Instant::now();
+    while !setup.handle.flush(PLENTY) || waiting(&setup.handle.stats()) > 0 {
+        assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats());
+        thread::sleep(10 * MS);
+    }
+}
+
+/// Spans are kept while nothing can be delivered, which `ends` then ends with a receiver at that address: all
+/// of them arrive.
+fn gets_through<T>(
+    speaks: Speaks,
+    timeout: Duration,
+    trouble: T,
+    address: SocketAddr,
+    end: impl FnOnce(T) -> Receiver,
+) {
+    let setup = setup(to(speaks, address).timeout(timeout));
+    keep(&setup, 1);
+    if !HAS_STACKS {
+        return;
+    }
+    wait_for_repeats(&setup, 2);
+    keep(&setup, 3);
+    wait_for_exported(&setup, 4);
+    let stats = setup.handle.stats();
+    assert_eq!((stats.profiles_delivered, waiting(&stats)), (0, 4), "{speaks:?}");
+    let receiver = end(trouble);
+    settle(&setup);
+    assert_eq!(arrived_at_least_once(&receiver, &setup), promised(&setup), "{speaks:?}");
+    assert_eq!(setup.handle.stats().profiles_delivered, 4);
+    assert_adds_up(&setup.handle.stats());
+}
+
+#[test]
+fn connections_that_are_refused() {
+    for speaks in BOTH {
+        let address = free_address();
+        gets_through(speaks, PLENTY, (), address, |()| Receiver::at(speaks, address));
+    }
+}
+
+/// Takes connections on a thread, and does something with each.
+struct Listener {
+    address: SocketAddr,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    fn new(mut each: impl FnMut(TcpStream) + Send + 'static) -> Self {
+        let listener = TcpListener::bind((unused_ip(), 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&is_over);
+        let thread = thread::spawn(move || {
+            for connection in listener.incoming() {
+                if ends.load(Ordering::SeqCst) {
+                    return;
+                }
+                each(connection.unwrap());
+            }
+        });
+        Self { address, is_over, thread: Some(thread) }
+    }
+
+    /// Nobody listens there any more.
+    fn end(mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        _ = TcpStream::connect(self.address).unwrap();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn connections_that_are_reset() {
+    for speaks in BOTH {
+        let listener = Listener::new(|mut connection| {
+            _ = connection.read(&mut [0; 16]);
+            // Then to close it is to reset it.
+            rustix::net::sockopt::set_socket_linger(&connection, Some(Duration::ZERO)).unwrap();
+        });
+        let address = listener.address;
+        gets_through(speaks, PLENTY, listener, address, |listener| {
+            listener.end();
+            Receiver::at(speaks, address)
+        });
+    }
+}
+
+#[test]
+fn connections_on_which_nothing_is_ever_said() {
+    for speaks in BOTH {
+        let mut held = Vec::new();
+        let listener = Listener::new(move |connection| held.push(connection));
+        let address = listener.address;
+        gets_through(speaks, 300 * MS, listener, address, |listener| {
+            listener.end();
+            Receiver::at(speaks, address)
+        });
+    }
+}
+
+/// Something listens there that speaks another protocol: HTTP to a client of gRPC, and the other way round.
+#[test]
+fn answers_in_another_protocol() {
+    for speaks in BOTH {
+        let listener = Listener::new(move |mut connection| {
+            _ = connection.read(&mut [0; 16]);
+            _ = connection.write_all(match speaks {
+                Speaks::Grpc => b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n".as_slice(),
+                Speaks::Http => b"\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+            });
+        });
+        let address = listener.address;
+        gets_through(speaks, PLENTY, listener, address, |listener| {
+            listener.end();
+            Receiver::at(speaks, address)
+        });
+    }
+}
+
+/// A network on which packets vanish: where too many wait to be accepted, the kernel drops what comes.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_network_that_swallows_everything() {
+    use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
+    for speaks in BOTH {
+        let address = free_address();
+        let listener = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::sockopt::set_socket_reuseaddr(&listener, true).unwrap();
+        bind(&listener, &address).unwrap();
+        listen(&listener, 0).unwrap();
+        let mut fillers = Vec::new();
+        while let Ok(filler) = TcpStream::connect_timeout(&address, 300 * MS) {
+            fillers.push(filler);
+        }
+        let timeout = 300 * MS;
+        gets_through(speaks, timeout, (listener, fillers), address, |(listener, fillers)| {
+            drop((listener, fillers));
+            Receiver::at(speaks, address)
+        });
+    }
+}
+
+/// What the receiver says if it has no time.
+#[test]
+fn answers_that_ask_for_patience() {
+    for speaks in BOTH {
+        for (status, after) in [(429, Some(1)), (503, Some(0)), (502, None)] {
+            let receiver = Receiver::new(speaks);
+            let after = after.map(Duration::from_secs);
+            receiver.will([Does::Refuse(status, after), Does::Refuse(status, after), Does::Wait]);
+            let setup = setup(to(speaks, receiver.address));
+            keep(&setup, 1);
+            if !HAS_STACKS {
+                return;
+            }
+            receiver.wait_for(3);
+            for pair in receiver.got().windows(2) {
+                // Also not at once if it says so each time.
+                let least = after.unwrap_or(500 * MS).max(500 * MS);
+                // (Between the two there is the way of the answer, too.)
+                assert!(pair[1].at - pair[0].at >= least, "{speaks:?} {status} {after:?}");
+            }
+            keep(&setup, 3);
+            wait_for_exported(&setup, 4);
+            assert_eq!(waiting(&setup.handle.stats()), 4);
+            receiver.release();
+            settle(&setup);
+            assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?} {status}");
+            let stats = setup.handle.stats();
+            assert_eq!((stats.requests_repeated, stats.profiles_delivered), (2, 4));
+            assert_adds_up(&stats);
+        }
+    }
+}
+
+/// It has the profile and is killed before it says so: it gets the same one again, and can tell.
+#[test]
+fn a_receiver_that_is_killed_in_the_middle_of_a_request() {
+    for speaks in BOTH {
+        let mut receiver = Receiver::new(speaks);
+        let setup = setup(to(speaks, receiver.address));
+        for round in 1..=3 {
+            receiver.will([Does::Wait]);
+            let before = receiver.got().len();
+            keep(&setup, 1);
+            if !HAS_STACKS {
+                return;
+            }
+            receiver.wait_for(before + 1);
+            receiver.kill();
+            keep(&setup, 2);
+            wait_for_exported(&setup, round * 3);
+            receiver.start();
+            settle(&setup);
+        }
+        let all = receiver.ids();
+        let set: BTreeSet<_> = all.iter().cloned().collect();
+        assert!(all.len() >= set.len() + 3, "those three came twice: {all:?}");
+        assert!(promised(&setup).is_subset(&set), "{speaks:?}");
+        assert_eq!(promised(&setup).len(), 9);
+        assert_one_body(&receiver);
+        assert_eq!(setup.handle.stats().profiles_delivered, 9);
+        assert_adds_up(&setup.handle.stats());
+    }
+}
+
+#[test]
+fn answers_that_refuse_a_profile() {
+    for speaks in BOTH {
+        for status in [400, 413] {
+            let receiver = Receiver::new(speaks);
+            receiver.will([Does::Refuse(status, None)]);
+            let setup = setup(to(speaks, receiver.address));
+            for _ in 0..3 {
+                keep(&setup, 1);
+                setup.flush();
+            }
+            if !HAS_STACKS {
+                return;
+            }
+            let stats = setup.handle.stats();
+            assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (1, 2));
+            assert_eq!(arrived(&receiver, &setup).len(), 2, "{speaks:?} {status}");
+            assert_eq!(stats.requests_repeated, 0);
+            assert_adds_up(&stats);
+        }
+    }
+}
+
+/// It is asked again without a profile, so that none is promised and then lost.
+#[test]
+fn a_receiver_that_wants_nothing_costs_no_more_profiles_and_gets_them_when_it_does() {
+    for speaks in BOTH {
+        for status in [401, 404] {
+            let receiver = Receiver::new(speaks);
+            receiver.will(std::iter::repeat_n(Does::Refuse(status, None), 1000));
+            let setup = setup(to(speaks, receiver.address));
+            if !HAS_STACKS {
+                return;
+            }
+            keep_until_away(&setup);
+            // What it had taken before the first answer came is refused by now, and no more is taken.
+            let start = Instant::now();
+            while setup.handle.flush(PLENTY) || waiting(&setup.handle.stats()) > 0 {
+                assert!(start.elapsed() < PLENTY);
+            }
+            let stats = setup.handle.stats();
+            let refused = stats.profiles_dropped_refused;
+            assert_eq!((stats.profiles_exported, waiting(&stats)), (refused, 0));
+            assert!(refused > 0);
+            // Each of these asks, until it has an answer that is another.
+            for _ in 0..5 {
+                assert!(!setup.handle.flush(PLENTY), "{speaks:?} {status}");
+                keep(&setup, 1);
+                let kept = setup.kept();
+                let last = kept.iter().flat_map(|kept| &kept.spans).last().unwrap();
+                assert_eq!(last.profile(), Err(NoProfile::ExporterFails));
+            }
+            let asked = receiver.got();
+            assert!(asked.iter().rev().take(5).all(|got| got.message.dictionary.is_none()));
+            assert_eq!(setup.handle.stats().profiles_exported, refused, "nothing more is lost");
+            receiver.will_no_more();
+            let start = Instant::now();
+            while !setup.handle.flush(PLENTY) {
+                assert!(start.elapsed() < PLENTY);
+            }
+            keep(&setup, 2);
+            settle(&setup);
+            let stats = setup.handle.stats();
+            assert_eq!(stats.profiles_dropped_refused, refused, "{speaks:?} {status}");
+            assert!(stats.profiles_delivered >= 2);
+            assert_eq!(arrived(&receiver, &setup).len() as u64, stats.profiles_delivered);
+            assert_eq!(promised(&setup).len() as u64, stats.profiles_delivered + refused);
+            assert_eq!(stats.profiles_dropped_export_failed, 0);
+            assert_adds_up(&stats);
+        }
+    }
+}
+
+/// Its answer can be anything; and what it says is one line of the log.
+#[test]
+fn successes_that_make_no_sense() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        // More than is read, also by gRPC's own measure.
+        let long: &'static [u8] = vec![b'x'; 5 << 20].leak();
+        receiver.will([Does::Say(b"\xff\xff\r\nWARN forged"), Does::Say(long), Does::Say(b"")]);
+        let (setup, log) = setup_with_log(to(speaks, receiver.address));
+        for _ in 0..3 {
+            keep(&setup, 1);
+            setup.flush();
+        }
+        if !HAS_STACKS {
+            return;
+        }
+        assert_eq!(arrived(&receiver, &setup), promised(&setup));
+        let stats = setup.handle.stats();
+        assert_eq!((stats.profiles_delivered, stats.requests_repeated), (3, 0), "{speaks:?}");
+        assert_adds_up(&stats);
+        let log = log.lock().unwrap();
+        assert!(log.iter().all(|line| line.len() < 1000 && !line.contains('\n')), "{log:?}");
+    }
+}
+
+/// What it says with a success is one line of the log, whatever is in it.
+#[test]
+fn a_success_that_would_forge_the_log() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        let text = "\r\nWARN forged";
+        receiver.will([Does::Say(match speaks {
+            Speaks::Http => {
+                let said = ExportProfilesPartialSuccess {
+                    rejected_profiles: 0,
+                    error_message: text.to_owned(),
+                };
+                let said = ExportProfilesServiceResponse { partial_success: Some(said) };
+                said.encode_to_vec().leak()
+            }
+            // Which makes such a message of it.
+            Speaks::Grpc => text.as_bytes(),
+        })]);
+        let (setup, log) = setup_with_log(to(speaks, receiver.address));
+        keep(&setup, 1);
+        setup.flush();
+        if !HAS_STACKS {
+            return;
+        }
+        // It is said on another thread.
+        let start = Instant::now();
+        while log.lock().unwrap().is_empty() {
+            assert!(start.elapsed() < PLENTY);
+            thread::sleep(MS);
+        }
+        // (A thread that logs must not find this poisoned.)
+        let log = log.lock().unwrap().clone();
+        let [line] = &log[..] else { panic!("{speaks:?}: {log:?}") };
+        assert!(line.contains("says: WARN forged") && !line.contains(['\r', '\n']), "{line:?}");
+        assert_eq!(setup.handle.stats().profiles_delivered, 1);
+    }
+}
+
+/// It has said that it has them: what it wanted to say besides does not come.
+#[test]
+fn a_success_that_stalls() {
+    let (sent, requests) = std::sync::mpsc::channel();
+    let mut held = Vec::new();
+    let listener = Listener::new(move |mut connection| {
+        _ = connection.read(&mut [0; 1 << 16]);
+        _ = sent.send(());
+        _ = connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nxyz");
+        held.push(connection);
+    });
+    let setup = setup(to(Speaks::Http, listener.address).timeout(2000 * MS));
+    for profiles in 1..=2 {
+        keep(&setup, 1);
+        if !HAS_STACKS {
+            return;
+        }
+        setup.flush();
+        let stats = setup.handle.stats();
+        assert_eq!((stats.profiles_delivered, stats.requests_repeated), (profiles, 0));
+        assert_adds_up(&stats);
+    }
+    assert_eq!(requests.try_iter().count(), 2);
+}
+
+/// Of which it has said that it is not about what is in it.
+#[test]
+fn a_server_that_is_broken_is_not_asked_for_each_profile() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        receiver.will([Does::Wait, Does::Refuse(500, None)]);
+        let setup = setup(to(speaks, receiver.address));
+        keep(&setup, 1);
+        if !HAS_STACKS {
+            return;
+        }
+        receiver.wait_for(1);
+        keep(&setup, 4);
+        wait_for_exported(&setup, 5);
+        receiver.release();
+        settle(&setup);
+        let stats = setup.handle.stats();
+        assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (4, 1));
+        assert_eq!(receiver.got().len(), 2, "{speaks:?}");
+        assert_adds_up(&stats);
+    }
+}
+
+#[test]
+fn a_receiver_that_is_busy_now_and_then_is_one_warning_a_minute() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        let start = Instant::now();
+        let (setup, log) = setup_with_log(to(speaks, receiver.address));
+        for profiles in 1..=4 {
+            receiver.will([Does::Refuse(503, None), Does::Accept(0)]);
+            keep(&setup, 1);
+            if !HAS_STACKS {
+                return;
+            }
+            settle(&setup);
+            let stats = setup.handle.stats();
+            assert_eq!((stats.profiles_delivered, stats.requests_repeated), (profiles, profiles));
+        }
+        let log = log.lock().unwrap();
+        let minutes = start.elapsed().as_secs() as usize / 60;
+        assert!(log.len() <= 1 + minutes, "{speaks:?} {log:?}");
+    }
+}
+
+/// The file is there, and will not be sent: that is what is counted.
+#[test]
+fn what_is_refused_is_refused_also_with_a_fallback_directory() {
+    for speaks in BOTH {
+        let folder = tempfile::tempdir().unwrap();
+        let receiver = Receiver::new(speaks);
+        receiver.will([Does::Refuse(400, None)]);
+        let setup = setup(to(speaks, receiver.address).fallback_directory(folder.path()));
+        keep(&setup, 1);
+        if !HAS_STACKS {
+            return;
+        }
+        settle(&setup);
+        let stats = setup.handle.stats();
+        assert_eq!((stats.profiles_dropped_refused, stats.profiles_stored_meanwhile), (1, 0));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        assert_adds_up(&stats);
+    }
+}
+
+/// It wants nothing for a while: what is stored is kept until it does.
+#[test]
+fn what_is_stored_outlives_a_refusal() {
+    for speaks in BOTH {
+        let folder = tempfile::tempdir().unwrap();
+        let mut receiver = Receiver::away(speaks, free_address());
+        let exporter =
+            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(folder.path());
+        let setup = setup(exporter);
+        if !HAS_STACKS {
+            return;
+        }
+        let start = Instant::now();
+        while setup.handle.stats().profiles_stored_meanwhile < 3 {
+            assert!(start.elapsed() < PLENTY);
+            keep(&setup, 1);
+        }
+        // By then each has been taken.
+        assert!(!setup.handle.flush(PLENTY));
+        // One request is sent again and again, and accepted then. What is in none and not stored by then could
+        // be refused.
+        for _ in 0..50 {
+            let stats = setup.handle.stats();
+            if stats.profiles_stored_meanwhile + 1 >= stats.profiles_exported {
+                break;
+            }
+            assert!(!setup.handle.flush(PLENTY));
+            thread::sleep(10 * MS);
+        }
+        receiver.will([Does::Accept(0), Does::Refuse(401, None), Does::Refuse(404, None)]);
+        receiver.start();
+        let stored = setup.handle.stats().profiles_stored_meanwhile;
+        let start = Instant::now();
+        while setup.handle.stats().profiles_sent_after_all < stored {
+            assert!(start.elapsed() < PLENTY, "{speaks:?} {:?}", setup.handle.stats());
+            _ = setup.handle.flush(PLENTY);
+            thread::sleep(MS);
+        }
+        let stats = setup.handle.stats();
+        assert_eq!(
+            (stats.profiles_delivered, stats.profiles_dropped_refused),
+            (stats.profiles_exported, 0)
+        );
+        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+        assert_adds_up(&stats);
+    }
+}
+
+/// A name that nobody knows; and what was taken goes to the fallback directory at the end, if there is one.
+#[test]
+fn a_name_that_is_not_there() {
+    for speaks in BOTH {
+        for has_directory in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let exporter = to(speaks, free_address()).endpoint("http://nobody.invalid:4318");
+            let (setup, log) = setup_with_log(if has_directory {
+                exporter.fallback_directory(folder.path())
+            } else {
+                exporter
+            });
+            keep(&setup, 3);
+            if !HAS_STACKS {
+                return;
+            }
+            wait_for_exported(&setup, 3);
+            assert_eq!(waiting(&setup.handle.stats()), 3);
+            assert!(!setup.handle.shutdown(200 * MS));
+            let start = Instant::now();
+            while waiting(&setup.handle.stats()) > 0 {
+                assert!(start.elapsed() < PLENTY);
+                thread::sleep(MS);
+            }
+            let stats = setup.handle.stats();
+            let (stored, lost) = if has_directory { (3, 0) } else { (0, 3) };
+            assert_eq!(stats.profiles_stored_meanwhile, stored);
+            assert_eq!(stats.profiles_dropped_at_shutdown, lost);
+            assert_eq!(std::fs::read_dir(&folder).unwrap().count() as u64, stored);
+            assert!(log.lock().unwrap().iter().all(|line| line.contains("nobody.invalid")));
+        }
+    }
+}
+
+/// What is stored while the receiver is away is sent when it is back, and can be refused then, too.
+#[test]
+fn what_was_stored_is_counted_wherever_it_ends() {
+    for speaks in BOTH {
+        let folder = tempfile::tempdir().unwrap();
+        let mut receiver = Receiver::away(speaks, free_address());
+        let exporter =
+            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(folder.path());
+        let setup = setup(exporter);
+        if !HAS_STACKS {
+            return;
+        }
+        let start = Instant::now();
+        while setup.handle.stats().profiles_stored_meanwhile < 4 {
+            assert!(start.elapsed() < PLENTY);
+            keep(&setup, 1);
+        }
+        // By then each has been taken, or stored.
+        assert!(!setup.handle.flush(PLENTY));
+        let stats = setup.handle.stats();
+        let taken = waiting(&stats);
+        // One is gone, and one is refused; the first request is what was taken before.
+        let mut files: Vec<_> =
+            std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "otlp"));
+        files.sort();
+        std::fs::remove_file(files.last().unwrap()).unwrap();
+        receiver.will([Does::Accept(0), Does::Refuse(400, None)]);
+        receiver.start();
+        let start = Instant::now();
+        while setup.handle.stats().profiles_sent_after_all < stats.profiles_stored_meanwhile {
+            assert!(start.elapsed() < PLENTY);
+            _ = setup.handle.flush(PLENTY);
+            thread::sleep(MS);
+        }
+        let stored = stats.profiles_stored_meanwhile;
+        let stats = setup.handle.stats();
+        assert_eq!(stats.profiles_dropped_too_old, 1);
+        assert_eq!(stats.profiles_dropped_refused, 1);
+        assert_eq!(stats.profiles_delivered, taken + stored - 2);
+        assert_adds_up(&stats);
+        assert_one_body(&receiver);
+        assert_eq!(arrived(&receiver, &setup).len() as u64, stats.profiles_delivered);
+    }
+}
+
+/// One that was too large when it was stored is no larger than any other when it is sent.
+#[test]
+fn what_was_stored_fits_into_a_request() {
+    const MOST: usize = 3000;
+    for speaks in BOTH {
+        let folder = tempfile::tempdir().unwrap();
+        let mut receiver = Receiver::away(speaks, free_address());
+        let exporter = to(speaks, receiver.address)
+            .patience(Duration::ZERO)
+            .request_bytes(MOST)
+            .fallback_directory(folder.path());
+        let setup = setup(exporter);
+        if !HAS_STACKS {
+            return;
+        }
+        let start = Instant::now();
+        while setup.handle.stats().profiles_stored_meanwhile < 2 {
+            assert!(start.elapsed() < PLENTY);
+            keep(&setup, 1);
+        }
+        // By then each has been taken, or stored.
+        assert!(!setup.handle.flush(PLENTY));
+        let stored = setup.handle.stats().profiles_stored_meanwhile;
+        receiver.start();
+        settle(&setup);
+        let start = Instant::now();
+        while setup.handle.stats().profiles_sent_after_all < stored {
+            assert!(start.elapsed() < PLENTY);
+            thread::sleep(MS);
+        }
+        let is_thinned = |body: &String| body.contains("profile.thinned_to_fit");
+        let bodies = receiver.bodies();
+        assert!(bodies.values().flatten().all(is_thinned), "{bodies:?}");
+        assert_eq!(arrived(&receiver, &setup), promised(&setup));
+        assert_adds_up(&setup.handle.stats());
+    }
+}
+
+const SOCKETS: &str = "failures::requests_that_hang_leave_no_connections";
+
+/// Each timeout is the end of a connection; in a process of its own, whose files can be counted.
+#[test]
+#[cfg(target_os = "linux")]
+fn requests_that_hang_leave_no_connections() {
+    if !is_child(SOCKETS) {
+        let output = run_child(SOCKETS, &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let sockets = || {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap();
+        let links = links.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    };
+    for speaks in BOTH {
+        let listener = TcpListener::bind((unused_ip(), 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let before = sockets();
+        let setup = setup(to(speaks, address).timeout(50 * MS));
+        keep(&setup, 1);
+        if !HAS_STACKS {
+            return;
+        }
+        wait_for_repeats(&setup, 30);
+        assert!(sockets() < before + 10, "{speaks:?}: {} and {before}", sockets());
+        assert!(!setup.handle.shutdown(10 * MS));
+    }
+}
+
+const GONE: &str = "failures::a_network_that_is_gone";
+
+/// In a network of its own, whose one device is taken down and up again.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_network_that_is_gone() {
+    let set = |state: &str| Command::new("ip").args(["link", "set", "lo", state]).status().unwrap();
+    if !is_child(GONE) {
+        let test = std::env::current_exe().unwrap();
+        let mut child = Command::new("unshare");
+        child.args(["--map-root-user", "--net"]).arg(test).args(["--exact", GONE, "--nocapture"]);
+        let can = |program: &mut Command| program.output().is_ok_and(|out| out.status.success());
+        let may = can(Command::new("unshare").args([
+            "--map-root-user",
+            "--net",
+            "ip",
+            "link",
+            "set",
+            "lo",
+            "up",
+        ]));
+        if !may {
+            println!("left out: no network of our own may be made here, or there is no `ip`");
+            return;
+        }
+        let output = child.env("CHILD", GONE).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    for speaks in BOTH {
+        assert!(set("up").success());
+        let receiver = Receiver::new(speaks);
+        let setup = setup(to(speaks, receiver.address).timeout(300 * MS));
+        keep(&setup, 1);
+        if !HAS_STACKS {
+            return;
+        }
+        settle(&setup);
+        for round in 1..=2 {
+            // What is sent on the connection that there is goes nowhere, and none can be made.
+            assert!(set("down").success());
+            let repeats = setup.handle.stats().requests_repeated;
+            keep(&setup, 2);
+            wait_for_repeats(&setup, repeats + 2);
+            keep(&setup, 2);
+            wait_for_exported(&setup, 1 + round * 4);
+            assert_eq!(waiting(&setup.handle.stats()), 4);
+            assert!(set("up").success());
+            settle(&setup);
+        }
+        let ids: BTreeSet<_> = receiver.ids().into_iter().collect();
+        assert!(promised(&setup).is_subset(&ids), "{speaks:?}");
+        assert_one_body(&receiver);
+        assert_eq!(setup.handle.stats().profiles_delivered, 9);
+        assert_adds_up(&setup.handle.stats());
+    }
+}
+
+/// A receiver that answers over TLS, and asks who we are.
+struct Secure {
+    folder: tempfile::TempDir,
+    certified: Certified,
+    receiver: Receiver,
+}
+
+impl Secure {
+    fn new(speaks: Speaks) -> Self {
+        let certified = certify();
+        let tls = ServerTlsConfig::new()
+            .identity(certified.server.clone())
+            .client_ca_root(Certificate::from_pem(&certified.authority));
+        let receiver = Receiver::with_tls(speaks, tls);
+        Self { folder: tempfile::tempdir().unwrap(), certified, receiver }
+    }
+
+    fn file(&self, name: &str, text: &str) -> std::path::PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// An exporter that trusts that authority.
+    fn exporter(&self, speaks: Speaks, authority: &str) -> OtlpBuilder {
+        to(speaks, self.receiver.address)
+            .endpoint(format!("https://{}", self.receiver.address))
+            .certificate(self.file("ca.pem", authority))
+    }
+}
+
+#[test]
+fn tls_with_certificates_of_both_sides() {
+    for speaks in BOTH {
+        let secure = Secure::new(speaks);
+        let known = secure.exporter(speaks, &secure.certified.authority).client_certificate(
+            secure.file("client.pem", &secure.certified.client.0),
+            secure.file("client.key", &secure.certified.client.1),
+        );
+        let setup = setup(known);
+        keep(&setup, 2);
+        setup.flush();
+        assert_eq!(arrived(&secure.receiver, &setup), promised(&setup), "{speaks:?}");
+        assert_eq!(promised(&setup).len(), if HAS_STACKS { 2 } else { 0 });
+        assert_adds_up(&setup.handle.stats());
+    }
+}
+
+#[test]
+fn tls_between_strangers_is_one_warning() {
+    for speaks in BOTH {
+        let secure = Secure::new(speaks);
+        let other = certify();
+        for (authority, expected) in [
+            (&other.authority, "invalid peer certificate"),
+            // We know it, and it does not know us: which it says late, so that HTTP/2 only sees it hang up.
+            (
+                &secure.certified.authority,
+                if speaks == Speaks::Http { "CertificateRequired" } else { "connection" },
+            ),
+        ] {
+            let start = Instant::now();
+            let (setup, log) = setup_with_log(secure.exporter(speaks, authority));
+            keep(&setup, 2);
+            if !HAS_STACKS {
+                return;
+            }
+            wait_for_repeats(&setup, 2);
+            wait_for_exported(&setup, 2);
+            assert_eq!(waiting(&setup.handle.stats()), 2);
+            assert!(!setup.handle.shutdown(10 * MS));
+            let ended = Instant::now();
+            while waiting(&setup.handle.stats()) > 0 {
+                assert!(ended.elapsed() < PLENTY);
+                thread::sleep(MS);
+            }
+            let log = log.lock().unwrap();
+            let minutes = start.elapsed().as_secs() as usize / 60;
+            assert!(!log.is_empty() && log.len() <= 1 + minutes, "{log:?}");
+            let is_clear = |line: &String| line.contains(expected) && line.contains("https://");
+            assert!(log.iter().all(is_clear), "{speaks:?} {log:?}");
+            assert_eq!(setup.handle.stats().profiles_dropped_at_shutdown, 2);
+        }
+        assert_eq!(secure.receiver.got().len(), 0);
+    }
+}
+
+/// Ever so long is no number of gRPC's.
+#[test]
+fn a_timeout_can_be_as_long_as_one_likes() {
+    for (speaks, protocol) in
+        [(Speaks::Http, Protocol::HttpProtobuf), (Speaks::Grpc, Protocol::Grpc)]
+    {
+        let receiver = Receiver::new(speaks);
+        let exporter = to(speaks, receiver.address).protocol(protocol).timeout(Duration::MAX);
+        let setup = setup(exporter);
+        tracing::dispatcher::with_default(&setup.dispatch, || {
+            info_span!("request").in_scope(|| burn(60 * MS));
+        });
+        setup.flush();
+        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+    }
+}

@@ -1,0 +1,288 @@
+//! Spans that hang, or are open for too long.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+mod support;
+
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use support::{HAS_STACKS, PLENTY, Setup, burn, functions, has_perf};
+use tracing::{Instrument, info_span};
+use tracing_profiling::profile::{Profile, Sample, SampleKind, Value};
+use tracing_profiling::{Builder, Kept, Reason, Source};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn sources() -> Vec<Source> {
+    let perf = has_perf().then_some(Source::Perf);
+    perf.into_iter().chain([Source::Timer]).filter(|_| HAS_STACKS).collect()
+}
+
+fn with(rules: &str, source: Source) -> Setup {
+    Setup::with(rules, |builder: Builder| builder.source(source))
+}
+
+/// Waits until so much was kept.
+fn wait_for(setup: &Setup, count: usize) -> Vec<Kept> {
+    let start = Instant::now();
+    loop {
+        let kept = setup.kept();
+        if kept.len() >= count {
+            return kept;
+        }
+        assert!(start.elapsed() < PLENTY, "{kept:?}, {:?}", setup.handle.stats());
+        std::thread::sleep(5 * MS);
+    }
+}
+
+/// The functions in which a profile shows waits.
+fn waiting_functions(profile: &Profile) -> Vec<&str> {
+    let waits = profile.of_kind(SampleKind::OffCpu);
+    let names = waits.flat_map(|sample| functions(profile, sample));
+    names.filter_map(|name| name.rsplit("::").next()).collect()
+}
+
+/// Whether all that was promised is lost.
+fn is_empty(profile: &Profile) -> bool {
+    profile.notes.join("").contains("lost before they were read")
+}
+
+#[inline(never)]
+fn takes_stock_then_prices(stock: &Mutex<u32>, prices: &Mutex<u32>, both: &Barrier) {
+    let mut stock = stock.lock().unwrap();
+    both.wait();
+    *stock += *prices.lock().unwrap_or_else(|error| error.into_inner());
+}
+
+#[inline(never)]
+fn takes_prices_then_stock(stock: &Mutex<u32>, prices: &Mutex<u32>, both: &Barrier) {
+    let mut prices = prices.lock().unwrap();
+    both.wait();
+    *prices += *stock.lock().unwrap_or_else(|error| error.into_inner());
+}
+
+/// Two tasks block their worker threads for good: so this runs in a process of its own.
+fn deadlock(source: Source) {
+    let setup = with("[request]=100ms|hung>300ms", source);
+    let locks = Arc::new((Mutex::new(0), Mutex::new(0), Barrier::new(2)));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let task = |takes: fn(&Mutex<u32>, &Mutex<u32>, &Barrier)| {
+        let (locks, dispatch) = (Arc::clone(&locks), setup.dispatch.clone());
+        let span = tracing::dispatcher::with_default(&dispatch, || info_span!("request"));
+        runtime.spawn(
+            async move {
+                let (stock, prices, both) = &*locks;
+                takes(stock, prices, both);
+            }
+            .instrument(span),
+        )
+    };
+    let tasks = [task(takes_stock_then_prices), task(takes_prices_then_stock)];
+    // While they hang: nobody will ever free them.
+    let kept = wait_for(&setup, 2);
+    assert!(tasks.iter().all(|task| !task.is_finished()));
+    for one in &kept {
+        let span = &one.spans[0];
+        assert_eq!((span.name(), span.reasons().to_string().as_str()), ("request", "hung"));
+        assert!(span.is_open());
+        assert!(one.profile.is_some(), "{one:?}");
+        let account = span.account();
+        assert!(account.off_cpu_ns > account.wall_ns / 2, "{account:?}");
+    }
+    let profiles = setup.profiles();
+    let names: Vec<_> = profiles.iter().flat_map(waiting_functions).collect();
+    for function in ["takes_stock_then_prices", "takes_prices_then_stock"] {
+        assert!(names.contains(&function), "{names:?}");
+    }
+    assert!(profiles.iter().all(|profile| profile.title == "request · kept: hung · open still"));
+    // Once, and not again as long as they hang.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(setup.kept().len(), 2);
+    assert_eq!(setup.handle.stats().kept_for(Reason::Hung), 2);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_deadlock_is_profiled_while_it_lasts_and_names_both() {
+    let test = "a_deadlock_is_profiled_while_it_lasts_and_names_both";
+    if support::is_child(test) {
+        let perf = std::env::var("SOURCE").unwrap() == "perf";
+        deadlock(if perf { Source::Perf } else { Source::Timer });
+    }
+    for source in sources() {
+        let name = if source == Source::Perf { "perf" } else { "timer" };
+        let output = support::run_child(test, &[("SOURCE", name)]);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "{name}: {text}\n{}",
+            String::from_utf8_lossy(&output.stdout)
+        );
+    }
+}
+
+#[test]
+fn a_hung_span_gets_its_final_verdict_and_no_sample_twice() {
+    for source in sources() {
+        // Time enough for a sample, also on a busy machine.
+        let setup = with("200ms|hung>800ms", source);
+        let ran = setup.run(|| {
+            let start = cpu_time::ThreadTime::now();
+            let span = info_span!("request").entered();
+            burn(1_200 * MS);
+            let early = wait_for(&setup, 1);
+            assert_eq!(early[0].spans[0].reasons().to_string(), "hung");
+            burn(300 * MS);
+            drop(span);
+            start.elapsed()
+        });
+        let kept = setup.kept();
+        assert_eq!(kept.len(), 2, "{kept:?}");
+        let (hung, last) = (&kept[0].spans[0], &kept[1].spans[0]);
+        assert!(hung.is_open() && !last.is_open());
+        assert_eq!(last.reasons().to_string(), "latency");
+        assert_eq!(last.earlier_profiles(), [hung.profile().unwrap()]);
+        assert!(hung.account().wall_ns < last.account().wall_ns);
+        // What is known of a thread that runs is its CPU clock, from soon after it entered the span.
+        let account = hung.account();
+        assert!(account.on_cpu_ns + account.on_cpu_error_ns > 0, "{account:?}");
+        let parts = account.on_cpu_ns + account.off_cpu_ns + account.idle_ns;
+        assert!(parts.abs_diff(account.wall_ns) < 1_000_000, "{account:?}");
+        let profiles = setup.profiles();
+        let weight: u64 = profiles.iter().map(Profile::weight_ns).sum();
+        assert!(u128::from(weight) <= ran.as_nanos() + ran.as_nanos() / 10, "{weight} of {ran:?}");
+        assert!(weight > 1_000_000_000, "{weight}");
+        assert!(!profiles.iter().any(is_empty), "an id that leads nowhere");
+    }
+}
+
+#[test]
+fn a_wait_that_goes_on_is_cut_and_has_its_whole_length() {
+    for source in sources() {
+        let setup = with("100ms|hung>200ms", source);
+        setup.run(|| {
+            let span = info_span!("request").entered();
+            let (send, receive) = std::sync::mpsc::channel::<()>();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    wait_for(&setup, 1);
+                    drop(send);
+                });
+                _ = receive.recv();
+            });
+            drop(span);
+        });
+        let kept = setup.kept();
+        let [hung, last] = &kept[..] else { panic!("{kept:?}") };
+        assert_eq!(hung.waits.count, 1);
+        assert!(hung.profile.is_some() && last.profile.is_some(), "{kept:?}");
+        let waited = hung.waits.total_ns + last.waits.total_ns;
+        let off_cpu_ns = last.spans[0].account().off_cpu_ns;
+        assert!(
+            waited <= off_cpu_ns + 2_000_000 && waited > off_cpu_ns / 2,
+            "{waited} of {off_cpu_ns}"
+        );
+    }
+}
+
+#[test]
+fn a_span_that_hangs_inside_another_is_kept_with_it() {
+    for source in sources() {
+        let setup = with("[outer]=hung>800ms,[inner]=hung>800ms", source);
+        setup.run(|| {
+            let _outer = info_span!("outer").entered();
+            let _inner = info_span!("inner").entered();
+            burn(900 * MS);
+            wait_for(&setup, 1);
+            burn(MS);
+        });
+        let kept = setup.kept();
+        let names: Vec<_> =
+            kept.iter().flat_map(|kept| &kept.spans).map(|span| span.name()).collect();
+        assert!(names.contains(&"outer") && names.contains(&"inner"), "{names:?}");
+        let profile = &setup.profiles()[0];
+        let is_burning = |sample: &&Sample| {
+            functions(profile, sample).iter().any(|name| name.ends_with("support::burn"))
+        };
+        let sample = profile.samples().iter().find(is_burning).unwrap();
+        assert_eq!(profile.span_path(sample.link), ["outer", "inner"]);
+    }
+}
+
+#[test]
+fn what_a_span_inside_had_before_it_is_promised_no_second_time() {
+    for source in sources() {
+        // Much longer than it takes to use so much CPU time, also on a busy machine.
+        let setup = with("[outer]=open>3s,[inner]=error", source);
+        setup.run(|| {
+            let outer = info_span!("outer").entered();
+            let inner = info_span!("inner");
+            inner.in_scope(|| burn(300 * MS));
+            wait_for(&setup, 1);
+            // It fails, and nothing of it is new: it is not entered again.
+            tracing::error!(parent: &inner, "oh");
+            drop(inner);
+            // And this one, of which something is.
+            let other = info_span!("inner").entered();
+            burn(300 * MS);
+            tracing::error!("oh");
+            drop(other);
+            drop(outer);
+        });
+        let kept = setup.kept();
+        let spans: Vec<_> = kept.iter().flat_map(|kept| &kept.spans).collect();
+        let names: Vec<_> = spans.iter().map(|span| span.name()).collect();
+        assert_eq!(names, ["outer", "inner", "inner"], "{kept:?}");
+        let id = spans[0].profile().unwrap();
+        assert_eq!(spans[1].earlier_profiles(), [id]);
+        assert!(spans[1].profile().is_err() && spans[1].samples() == 0, "{:?}", spans[1]);
+        assert!(spans[2].earlier_profiles().is_empty() && spans[2].profile().is_ok());
+        assert!(!setup.profiles().iter().any(is_empty), "an id that leads nowhere");
+    }
+}
+
+#[test]
+fn awaiting_is_not_hanging_but_open_for_long_where_a_rule_asks() {
+    let setup = Setup::new("[stream]=open>600ms,[request]=1h|hung>150ms");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    setup.run(|| {
+        runtime.block_on(async {
+            let request = async { tokio::time::sleep(400 * MS).await };
+            let stream = async {
+                burn(30 * MS);
+                let start = Instant::now();
+                while setup.kept().is_empty() && start.elapsed() < PLENTY {
+                    tokio::time::sleep(5 * MS).await;
+                }
+            };
+            let stream = stream.instrument(info_span!("stream"));
+            tokio::join!(request.instrument(info_span!("request")), stream);
+        });
+    });
+    let kept = setup.kept();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    let span = &kept[0].spans[0];
+    assert_eq!((span.name(), span.reasons().to_string().as_str()), ("stream", "open"));
+    assert!(span.account().idle_ns > span.account().wall_ns / 4, "{:?}", span.account());
+    if HAS_STACKS {
+        let is_open = |(key, value): (&str, &Value)| {
+            key == "profile.span.open" && *value == Value::Bool(true)
+        };
+        let profile = &setup.profiles()[0];
+        assert!(profile.attributes.iter().any(|one| is_open((one.key, &one.value))));
+    }
+}
+
+#[test]
+fn to_be_taken_to_hang_can_be_switched_off() {
+    let hung = |rules: &str| {
+        let setup = Setup::new(rules);
+        setup.run(|| {
+            info_span!("request").in_scope(|| burn(600 * MS));
+        });
+        setup.handle.stats().kept_for(Reason::Hung)
+    };
+    assert_eq!(hung("1ms|hung>100ms|hung=off"), 0);
+    assert_eq!(hung("1ms|hung>100ms"), u64::from(HAS_STACKS));
+}

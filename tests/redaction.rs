@@ -1,0 +1,278 @@
+//! Real profiles, written by the directory store: nothing of what was to be left out is in any byte of
+//! their files, nor in the log.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+
+#[cfg(all(feature = "otlp-grpc", feature = "otlp-http", feature = "otlp-tls"))]
+#[allow(dead_code, reason = "not all of it is for here")]
+#[path = "support/receiver.rs"]
+mod receiver;
+mod support;
+
+use std::io::{Read, Write};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use flate2::read::GzDecoder;
+use opentelemetry_proto::tonic::profiles::v1development as proto;
+use opentelemetry_sdk::Resource;
+use prost::Message;
+use support::{HAS_STACKS, PLENTY, burn, is_child, run_child};
+use tracing::{Dispatch, info_span};
+use tracing_profiling::{Builder, Directory, Kept, ProfilingLayer, Redaction};
+use tracing_subscriber::prelude::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Whoever finds this anywhere has found a secret: it is in the name of a module, so of functions and of
+/// a file, and in those of spans.
+const SECRET: &str = "zanzibar";
+/// In values of fields alone.
+const VALUE: &str = "quetzalcoatl";
+
+#[path = "support/zanzibar.rs"]
+mod zanzibar_module;
+
+/// Where this was built.
+const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What has left the process.
+struct Left {
+    /// Names and bytes of all files, what is gzipped also as it was before.
+    files: Vec<(String, Vec<u8>)>,
+    /// Without the names of the files, which are in a folder of our own.
+    log: String,
+    kept: Vec<Kept>,
+}
+
+impl Left {
+    fn has(&self, text: &str) -> Vec<&str> {
+        let is_in = |bytes: &[u8]| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+        let files = self.files.iter().filter(|(name, bytes)| name.contains(text) || is_in(bytes));
+        let mut found: Vec<_> = files.map(|(name, _)| name.as_str()).collect();
+        found.extend(self.log.contains(text).then_some("the log"));
+        let told = self.kept.iter().map(|kept| format!("{:?} {:?}", kept.top_function, kept.waits));
+        found.extend(told.into_iter().any(|told| told.contains(text)).then_some("what is told"));
+        found
+    }
+
+    fn otlp(&self) -> proto::ProfilesData {
+        let otlp = self.files.iter().find(|(name, _)| name.ends_with(".otlp"));
+        proto::ProfilesData::decode(otlp.unwrap().1.as_slice()).unwrap()
+    }
+}
+
+/// A span with secrets wherever there can be one, as `set` says that it is exported.
+fn leave(set: impl FnOnce(Builder) -> Builder) -> Left {
+    let directory = tempfile::tempdir().unwrap();
+    let resource = Resource::builder_empty().with_service_name("shop").build();
+    let log = Log::default();
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&kept);
+    let builder = ProfilingLayer::builder()
+        .rules("0ms".parse().unwrap())
+        .exporter(Directory::new(directory.path(), resource))
+        .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
+    let layer = set(builder).build().unwrap();
+    let handle = layer.handle();
+    let writer = log.clone();
+    let fmt = tracing_subscriber::fmt::layer().with_ansi(false);
+    let fmt = fmt.with_writer(move || writer.clone());
+    let registry = tracing_subscriber::registry().with(layer).with(
+        fmt.with_filter(tracing_subscriber::filter::filter_fn(|metadata| metadata.is_event())),
+    );
+    let dispatch = Dispatch::new(registry);
+    tracing::dispatcher::with_default(&dispatch, || {
+        let span = info_span!("GET /zanzibar/7", user = VALUE, late = tracing::field::Empty);
+        let _outer = span.entered();
+        tracing::Span::current().record("late", format!("{VALUE}!"));
+        zanzibar_module::burn_zanzibar(60 * MS);
+        let inner = info_span!("price zanzibar", ?VALUE).entered();
+        zanzibar_module::burn_zanzibar(60 * MS);
+        zanzibar_module::sleep_zanzibar(60 * MS);
+        drop(inner);
+        burn(30 * MS);
+    });
+    assert!(handle.flush(PLENTY));
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory.path()).into_iter().flatten() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let bytes = std::fs::read(entry.path()).unwrap();
+        if name.ends_with(".gz") {
+            let mut plain = Vec::new();
+            GzDecoder::new(bytes.as_slice()).read_to_end(&mut plain).unwrap();
+            files.push((format!("{name}, un-gzipped"), plain));
+        }
+        files.push((name, bytes));
+    }
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let log = log.replace(directory.path().to_str().unwrap(), "");
+    let kept = kept.lock().unwrap().clone();
+    Left { files, log, kept }
+}
+
+/// Each of the three formats, and the log: so that what is looked for below is not missed for another
+/// reason.
+fn assert_is_everywhere(left: &Left, text: &str) {
+    let found = left.has(text);
+    for place in [".svg", "un-gzipped", ".otlp", "the log"] {
+        assert!(found.iter().any(|found| found.contains(place)), "{text} in {place}: {found:?}");
+    }
+}
+
+#[test]
+fn nothing_of_what_is_hidden_is_in_any_byte_that_left() {
+    let hide = Redaction::new().hide(r"(?i)\w*zanzibar\w*").unwrap();
+    // Of this the linker has `7support4burn`.
+    let hide = hide.hide("support::burn$").unwrap();
+    let left = leave(|builder| builder.redact(hide));
+    if !HAS_STACKS {
+        return;
+    }
+    assert_eq!(left.files.len(), 4, "three files, and what was gzipped");
+    assert_eq!(left.has(SECRET), Vec::<&str>::new());
+    assert_is_everywhere(&left, "[redacted]");
+    // What is not hidden is there, and where is who waited.
+    assert!(!left.has("redaction::leave").is_empty());
+    assert_eq!(left.has("support::burn"), Vec::<&str>::new());
+    assert_eq!(left.has("7support4burn"), Vec::<&str>::new());
+    let open = leave(|builder| builder);
+    assert!(!open.has("support::burn").is_empty() && !open.has("7support4burn").is_empty());
+    assert_is_everywhere(&open, SECRET);
+    assert!(open.has(SECRET).contains(&"what is told"));
+}
+
+#[test]
+fn no_value_of_a_field_is_in_any_byte_that_left() {
+    let left = leave(|builder| builder.redact(Redaction::new().full_paths(true)));
+    // The log has its own layer, which could show them; ours says nothing of them either.
+    assert_eq!(left.has(VALUE), Vec::<&str>::new());
+    assert!(left.log.contains("GET /zanzibar/7"), "{}", left.log);
+}
+
+#[test]
+fn paths_name_no_folder_above_the_package_unless_they_shall() {
+    let short = leave(|builder| builder);
+    if !HAS_STACKS {
+        return;
+    }
+    assert_eq!(short.has(FOLDER), Vec::<&str>::new());
+    let above = FOLDER.rsplit_once('/').unwrap().0;
+    let data = short.otlp();
+    let strings = &data.dictionary.as_ref().unwrap().string_table;
+    let lead_home: Vec<_> = strings
+        .iter()
+        .filter(|text| above.len() > 1 && text.contains(&format!("{above}/")))
+        .collect();
+    assert_eq!(lead_home, Vec::<&String>::new());
+    for part in ["/registry/src/", "/rustlib/", "/root/", "/home/"] {
+        assert_eq!(short.has(part), Vec::<&str>::new());
+    }
+    assert!(strings.iter().any(|text| text.ends_with("/tests/support/zanzibar.rs")));
+    assert!(strings.iter().any(|text| text.starts_with("/rustc/library/")));
+    let full = leave(|builder| builder.redact(Redaction::new().full_paths(true)));
+    assert!(full.has(FOLDER).iter().any(|place| place.ends_with(".otlp")));
+}
+
+#[test]
+fn the_environment_hides_whatever_the_code_says_and_when() {
+    let test = "the_environment_hides_whatever_the_code_says_and_when";
+    if !is_child(test) {
+        let pattern = [("TRACING_PROFILING_REDACT", r"(?i)\w*zanzibar\w*")];
+        let output = run_child(test, &pattern);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let by_code = || Redaction::new().hide("support::burn$").unwrap();
+    for is_code_first in [true, false] {
+        let left = leave(|builder| match is_code_first {
+            true => builder.redact(by_code()).with_env().unwrap(),
+            false => builder.with_env().unwrap().redact(by_code()),
+        });
+        if HAS_STACKS {
+            for hidden in [SECRET, "support::burn", "7support4burn"] {
+                assert_eq!(left.has(hidden), Vec::<&str>::new(), "{hidden}, {is_code_first}");
+            }
+            assert_is_everywhere(&left, "[redacted]");
+        }
+    }
+}
+
+#[cfg(all(feature = "otlp-grpc", feature = "otlp-http", feature = "otlp-tls"))]
+#[test]
+fn nothing_of_what_is_hidden_is_in_any_byte_that_is_sent() {
+    use receiver::{Receiver, Speaks};
+
+    let sent = |redaction: Redaction| {
+        let receiver = Receiver::new(Speaks::Http);
+        let exporter = tracing_profiling::OtlpExporter::builder()
+            .protocol(tracing_profiling::Protocol::HttpProtobuf)
+            .endpoint(receiver.endpoint())
+            .timeout(PLENTY)
+            .build()
+            .unwrap();
+        _ = leave(|builder| builder.redact(redaction).exporter(exporter));
+        let messages = receiver.got().into_iter().map(|got| got.message.encode_to_vec());
+        let messages: Vec<_> = messages.collect();
+        assert!(!receiver.profiles().is_empty());
+        move |text: &str| {
+            let is_in = |bytes: &Vec<u8>| bytes.windows(text.len()).any(|w| w == text.as_bytes());
+            messages.iter().any(is_in)
+        }
+    };
+    if HAS_STACKS {
+        let hidden = sent(Redaction::new().hide(r"(?i)\w*zanzibar\w*").unwrap());
+        assert!(hidden("[redacted]") && hidden("redaction::leave"));
+        assert!(!hidden(SECRET) && !hidden(VALUE) && !hidden(FOLDER));
+        assert!(sent(Redaction::new())(SECRET));
+    }
+}
+
+/// With addresses alone: see also `tests/symbols.rs`.
+#[test]
+fn without_symbols_no_function_is_in_any_byte_that_left() {
+    let left = leave(|builder| builder.symbols(false));
+    if !HAS_STACKS {
+        return;
+    }
+    assert_eq!(left.files.len(), 4, "three files, and what was gzipped");
+    // Of ours, of the standard library, of C's and of the kernel. The spans are called as they are.
+    let functions = [
+        "burn_zanzibar",
+        "sleep_zanzibar",
+        "zanzibar.rs",
+        "support::burn",
+        "support4burn",
+        "redaction::leave",
+        "core::",
+        "std::",
+        "__libc_start",
+        "clock_nanosleep",
+        "do_syscall_64",
+        "entry_SYSCALL",
+        "schedule",
+        "hrtimer",
+    ];
+    for function in functions {
+        assert_eq!(left.has(function), Vec::<&str>::new(), "{function}");
+    }
+    let open = leave(|builder| builder);
+    for function in ["burn_zanzibar", "sleep_zanzibar", "support::burn", "std::"] {
+        assert!(!open.has(function).is_empty(), "{function}");
+    }
+}

@@ -1,0 +1,264 @@
+//! Each condition of the rules, through a real subscriber.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+mod support;
+
+use std::time::Duration;
+
+use support::{HAS_STACKS, Setup, burn};
+use tracing::field::Empty;
+use tracing::{Span, error, info_span};
+use tracing_profiling::{KeptSpan, Reason, Reasons};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// What was kept, each with its reasons, in the order in which it was told.
+fn kept(setup: &Setup) -> Vec<(&'static str, String)> {
+    let all = setup.kept();
+    let spans = all.iter().flat_map(|kept| &kept.spans);
+    spans.map(|span| (span.name(), span.reasons().to_string())).collect()
+}
+
+fn names(setup: &Setup) -> Vec<&'static str> {
+    kept(setup).into_iter().map(|(name, _)| name).collect()
+}
+
+fn sleep(time: Duration) {
+    std::thread::sleep(time);
+}
+
+#[test]
+fn latency_to_the_last_exit_leaves_out_the_wait_for_children() {
+    let setup = Setup::new("[parent]=last_exit>20ms,[late]=last_exit>20ms,[late child]=off");
+    setup.run(|| {
+        let parent = info_span!("parent");
+        let child = parent.in_scope(|| info_span!("child"));
+        drop(parent);
+        sleep(60 * MS);
+        drop(child);
+        let late = info_span!("late");
+        sleep(25 * MS);
+        late.in_scope(|| {});
+    });
+    assert_eq!(kept(&setup), [("late", "last_exit".to_owned())]);
+    let setup = Setup::new("[parent]=20ms");
+    setup.run(|| {
+        let parent = info_span!("parent");
+        let child = parent.in_scope(|| info_span!("child"));
+        drop(parent);
+        sleep(60 * MS);
+        drop(child);
+    });
+    let account = *setup.kept()[0].spans[0].account();
+    assert!(account.after_last_exit_ns >= 60_000_000, "{account:?}");
+    assert!(account.idle_ns >= account.after_last_exit_ns, "{account:?}");
+}
+
+#[test]
+fn an_error_inside_is_not_one_of_its_own() {
+    let setup = Setup::new("[outer]=error=self,[outermost]=error,[inner]=error=self");
+    setup.run(|| {
+        let _outermost = info_span!("outermost").entered();
+        let _outer = info_span!("outer").entered();
+        let _inner = info_span!("inner").entered();
+        // Of a span that no rule matches, it is that of the one around it.
+        info_span!("innermost").in_scope(|| error!("oh"));
+    });
+    let mut names = names(&setup);
+    names.sort_unstable();
+    assert_eq!(names, ["inner", "outermost"]);
+}
+
+#[test]
+fn where_the_time_went_decides() {
+    let rules = "[a]=on_cpu>30ms,[b]=off_cpu>30ms,[c]=idle>30ms,[d]=on_cpu>60%,[e]=off_cpu>60%,[f]=idle>60%";
+    let setup = Setup::with(rules, |builder| builder.profiles_per_minute(1_000));
+    setup.run(|| {
+        // Each rule sees CPU time, blocked time and idle time, and keeps one of them.
+        for which in ["a", "b", "c", "d", "e", "f"] {
+            let span = || match which {
+                "a" => info_span!("a"),
+                "b" => info_span!("b"),
+                "c" => info_span!("c"),
+                "d" => info_span!("d"),
+                "e" => info_span!("e"),
+                _ => info_span!("f"),
+            };
+            span().in_scope(|| burn(100 * MS));
+            // Short enough that on a busy machine, too, some of them keep the CPU.
+            for _ in 0..50 {
+                span().in_scope(|| burn(2 * MS));
+            }
+            span().in_scope(|| sleep(100 * MS));
+            let idle = span();
+            sleep(100 * MS);
+            drop(idle);
+        }
+    });
+    let reasons = ["on_cpu", "off_cpu", "idle"];
+    for (number, name) in ["a", "b", "c", "d", "e", "f"].into_iter().enumerate() {
+        let part = number % 3;
+        // Elsewhere nobody knows for how long a thread ran.
+        if !HAS_STACKS && part != 2 {
+            continue;
+        }
+        let kept = setup.kept();
+        let spans = kept.iter().flat_map(|kept| &kept.spans).filter(|span| span.name() == name);
+        let spans: Vec<_> = spans.collect();
+        let parts = |span: &KeptSpan| {
+            let account = span.account();
+            [account.on_cpu_ns, account.off_cpu_ns, account.idle_ns][part]
+        };
+        // The one that is meant. On a busy machine the others may be blocked for as long.
+        let meant = if name == "d" { 1_900_000 } else { 95_000_000 };
+        assert!(spans.iter().any(|span| parts(span) >= meant), "{name}: {spans:?}");
+        for span in spans {
+            assert_eq!(span.reasons().to_string(), reasons[part]);
+            let least = if number < 3 { 30_000_000 } else { span.account().wall_ns / 10 * 6 };
+            assert!(parts(span) > least, "{name}: {span:?}");
+        }
+    }
+    let of = |name| kept(&setup).iter().filter(|(kept, _)| *kept == name).count();
+    assert!(!HAS_STACKS || of("a") == 1, "CPU time does not depend on others");
+}
+
+#[test]
+fn a_percentile_keeps_what_is_rare_and_long_enough() {
+    let setup = Setup::new("p90>10ms");
+    setup.run(|| {
+        for _ in 0..200 {
+            info_span!("usual").in_scope(|| {});
+        }
+        // Another name has a percentile of its own: for this one nothing is known.
+        let unknown = info_span!("unknown");
+        sleep(12 * MS);
+        drop(unknown);
+        let short = info_span!("usual");
+        sleep(MS);
+        drop(short);
+        let rare = info_span!("usual");
+        sleep(12 * MS);
+        drop(rare);
+    });
+    assert_eq!(kept(&setup), [("usual", "percentile".to_owned())]);
+    assert_eq!(setup.handle.stats().kept_for(Reason::Percentile), 1);
+}
+
+#[test]
+fn one_in_so_many_healthy_spans_is_kept() {
+    let setup = Setup::new("1h|one_in=100");
+    setup.run(|| {
+        for _ in 0..1_000 {
+            info_span!("healthy").in_scope(|| {});
+        }
+    });
+    assert_eq!(setup.handle.stats().spans_kept, 10);
+    let reasons: Reasons = [Reason::OneIn].into_iter().collect();
+    assert!(setup.kept().iter().all(|kept| kept.spans[0].reasons() == reasons));
+}
+
+#[test]
+fn always_keeps_every_span_and_off_none() {
+    let setup = Setup::new("always,[noise]=off");
+    setup.run(|| {
+        for _ in 0..3 {
+            info_span!("span").in_scope(|| info_span!("noise").in_scope(|| {}));
+        }
+    });
+    assert_eq!(names(&setup), ["span"; 3]);
+}
+
+#[test]
+fn values_of_fields_decide_be_they_recorded_at_once_or_later() {
+    let setup = Setup::new("[checkout{tenant=acme}]=always,[checkout{tenant=test}]=off,1h");
+    let at_once = |tenant: &str| info_span!("checkout", tenant);
+    let later = |tenant: &str| {
+        let span = info_span!("checkout", tenant = Empty, number = Empty);
+        span.in_scope(|| _ = Span::current().record("tenant", tenant));
+        span.record("number", 7);
+        span
+    };
+    setup.run(|| {
+        for tenant in ["acme", "test", "other"] {
+            at_once(tenant).in_scope(|| {});
+            later(tenant).in_scope(|| {});
+        }
+        info_span!("checkout").in_scope(|| {});
+        info_span!("refund", tenant = "acme").in_scope(|| {});
+    });
+    assert_eq!(names(&setup), ["checkout"; 2]);
+}
+
+#[test]
+fn a_span_that_only_a_value_can_keep_has_its_samples_from_the_beginning() {
+    let setup = Setup::new("[checkout{tenant=acme}]=always");
+    let run = |tenant: &str| {
+        let span = info_span!("checkout", tenant = Empty).entered();
+        burn(300 * MS);
+        span.record("tenant", tenant);
+    };
+    setup.run(|| {
+        run("other");
+        run("acme");
+    });
+    assert_eq!(names(&setup), ["checkout"]);
+    if HAS_STACKS {
+        assert!(setup.kept()[0].spans[0].samples() >= 3, "{:?}", setup.kept());
+    }
+}
+
+#[test]
+fn the_current_span_is_kept_if_the_program_says_so() {
+    let setup = Setup::with("1h", |builder| builder.profiles_per_minute(1));
+    setup.run(|| {
+        assert!(!setup.handle.keep_current(), "no span is entered");
+        for _ in 0..3 {
+            let _outer = info_span!("outer").entered();
+            let _span = info_span!("asked for").entered();
+            burn(300 * MS);
+            info_span!("inner").in_scope(|| {});
+            assert!(setup.handle.keep_current());
+        }
+        info_span!("not asked for").in_scope(|| {});
+    });
+    assert_eq!(kept(&setup), vec![("asked for", "forced".to_owned()); 3]);
+    if HAS_STACKS {
+        assert_eq!(setup.profiles().len(), 3, "its rule's limit does not count");
+    }
+}
+
+#[test]
+fn all_reasons_of_a_span_are_told() {
+    let setup = Setup::new("10ms|error|idle>1ms|always");
+    setup.run(|| {
+        let span = info_span!("span");
+        sleep(20 * MS);
+        span.in_scope(|| error!("oh"));
+    });
+    assert_eq!(kept(&setup), [("span", "latency|error|idle|always".to_owned())]);
+    let stats = setup.handle.stats();
+    for reason in [Reason::Latency, Reason::Error, Reason::Idle, Reason::Always] {
+        assert_eq!(stats.kept_for(reason), 1, "{reason:?}");
+    }
+    assert_eq!((stats.spans_kept, stats.spans_seen), (1, 1));
+}
+
+#[test]
+fn spans_that_were_seen_are_counted_also_those_of_threads_that_ended() {
+    let setup = Setup::new("1h,[noise]=off");
+    let run = || {
+        for _ in 0..1_000 {
+            info_span!("span").in_scope(|| info_span!("noise").in_scope(|| {}));
+        }
+    };
+    setup.run(|| {
+        run();
+        std::thread::scope(|scope| {
+            for _ in 0..10 {
+                scope.spawn(|| tracing::dispatcher::with_default(&setup.dispatch, run));
+            }
+        });
+    });
+    assert_eq!(setup.handle.stats().spans_seen, 11_000);
+}

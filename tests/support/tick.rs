@@ -1,0 +1,71 @@
+//! When the kernel looks at timers of CPU time: at its tick, and only at the thread that the tick finds
+//! running. On a busy machine that can be so seldom that a thread burns 60 ms of CPU time in between.
+
+#![allow(unsafe_code, reason = "timers and signals")]
+
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::time::Duration;
+
+thread_local! {
+    static HAS_COME: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A timer on the calling thread's CPU time, as those by which it may be sampled.
+pub(super) struct Tick(libc::timer_t);
+
+/// Longer than the time between two samples, if no test asks for less than 91 a second.
+const A_PERIOD: Duration = Duration::from_millis(11);
+
+extern "C" fn note(_: libc::c_int) {
+    HAS_COME.set(true);
+}
+
+impl Tick {
+    /// Waits for the tick at which this thread is sampled, too, if it is sampled by a timer. None where
+    /// signals are blocked: then no timer samples it.
+    pub(super) fn await_next() -> Option<Self> {
+        // SAFETY: structures of ours, of which all zeros is valid, and a handler that only sets a flag of the
+        // thread that it runs on.
+        unsafe {
+            let signal = libc::SIGRTMIN() + 5;
+            let mut blocked: libc::sigset_t = MaybeUninit::zeroed().assume_init();
+            libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut blocked);
+            if libc::sigismember(&raw const blocked, signal) == 1 {
+                return None;
+            }
+            let handler: extern "C" fn(_) = note;
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            action.sa_sigaction = handler as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+            // The signal that comes with this one must find the program where it was, and not in here.
+            libc::sigfillset(&raw mut action.sa_mask);
+            assert_eq!(libc::sigaction(signal, &raw const action, ptr::null_mut()), 0);
+            let mut event: libc::sigevent = MaybeUninit::zeroed().assume_init();
+            event.sigev_signo = signal;
+            event.sigev_notify = libc::SIGEV_THREAD_ID;
+            event.sigev_notify_thread_id = libc::gettid();
+            let mut id = ptr::null_mut();
+            if libc::timer_create(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut event, &raw mut id) != 0 {
+                return None;
+            }
+            HAS_COME.set(false);
+            let mut once: libc::itimerspec = MaybeUninit::zeroed().assume_init();
+            once.it_value.tv_nsec = A_PERIOD.as_nanos() as libc::c_long;
+            assert_eq!(libc::timer_settime(id, 0, &raw const once, ptr::null_mut()), 0);
+            Some(Self(id))
+        }
+    }
+
+    pub(super) fn has_come(&self) -> bool {
+        HAS_COME.get()
+    }
+}
+
+impl Drop for Tick {
+    fn drop(&mut self) {
+        // SAFETY: made by `timer_create`, and deleted only here.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}

@@ -1,0 +1,99 @@
+//! Profiles with fewer symbols: none if they are not asked for, and not more than may be held.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use support::{HAS_STACKS, Setup, burn};
+use tracing::info_span;
+use tracing_profiling::Builder;
+use tracing_profiling::encode;
+use tracing_profiling::profile::{FrameKind, Location, Profile};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Two profiles of a function that runs and then sleeps, and what became of them.
+fn profile(set: impl FnOnce(Builder) -> Builder) -> Option<(Profile, Setup)> {
+    let setup = Setup::with("0ms", set);
+    for _ in 0..2 {
+        setup.run(|| {
+            let _span = info_span!("request").entered();
+            burn(60 * MS);
+            std::thread::sleep(60 * MS);
+        });
+    }
+    HAS_STACKS.then(|| (setup.profiles()[0].clone(), setup))
+}
+
+/// Of code, each once.
+fn locations(profile: &Profile) -> Vec<&Location> {
+    let stacks = profile.samples().iter().flat_map(|sample| profile.stack(sample.stack));
+    let ids: HashSet<_> = stacks.collect();
+    let locations = ids.into_iter().filter_map(|id| profile.location(*id));
+    let is_code =
+        |location: &&Location| matches!(location.kind, FrameKind::Rust | FrameKind::Native);
+    locations.filter(is_code).collect()
+}
+
+/// How many places in the program have a function, and how many a line.
+fn named(profile: &Profile) -> (usize, usize) {
+    let is_of_program = |location: &&Location| {
+        let mapping = location.mapping.and_then(|id| profile.mapping(id));
+        mapping.is_some_and(|mapping| mapping.file.starts_with("symbols-"))
+    };
+    let locations: Vec<_> = locations(profile).into_iter().filter(is_of_program).collect();
+    assert!(!locations.is_empty());
+    let lines = || locations.iter().flat_map(|location| &location.lines);
+    (lines().count(), lines().filter(|line| line.line > 0).count())
+}
+
+#[test]
+fn without_symbols_there_are_addresses_mappings_and_build_ids() {
+    let Some((profile, setup)) = profile(|builder| builder.symbols(false)) else { return };
+    assert_eq!(named(&profile), (0, 0));
+    for location in locations(&profile) {
+        let mapping = profile.mapping(location.mapping.unwrap()).unwrap();
+        assert!((mapping.start..mapping.end).contains(&location.address));
+        let is_known = |kind| mapping.build_ids.iter().any(|(known, _)| *known == kind);
+        let is_vdso = mapping.file == "[vdso]";
+        assert!(is_vdso || is_known("process.executable.build_id.htlhash"), "{mapping:?}");
+    }
+    let kept = &setup.kept()[0];
+    let is_place = |name: &str| name.starts_with("symbols-") && name.contains("+0x");
+    // One address alone: where it waits for the kernel's clock, that is in a library.
+    let (top, _) = kept.top_function.as_ref().unwrap();
+    assert!(top.contains("+0x") || top == "[kernel]", "{top}");
+    if let Some(longest) = &kept.waits.longest {
+        assert!(is_place(&longest.function), "{longest:?}");
+    }
+    let folded = encode::folded(&profile);
+    assert!(!folded.contains("burn") && folded.contains("symbols-"), "{folded}");
+    assert_eq!(setup.handle.stats().symbols_over_limit, 0);
+}
+
+#[test]
+fn what_does_not_fit_has_functions_without_lines() {
+    let Some((profile, setup)) = profile(|builder| builder.symbol_bytes(24 << 20)) else { return };
+    let (functions, lines) = named(&profile);
+    assert!(functions > 0);
+    // Of other files all may fit; the program has more than that.
+    assert_eq!(lines, 0);
+    assert!(support::points_in(&profile, "burn") > 0);
+    assert_eq!(setup.handle.stats().symbols_over_limit, 1, "once for both profiles");
+    let (all, _setup) = self::profile(|builder| builder).unwrap();
+    assert!(named(&all).1 > 0);
+}
+
+#[test]
+fn where_nothing_fits_nothing_has_a_name() {
+    let Some((profile, setup)) = profile(|builder| builder.symbol_bytes(0)) else { return };
+    let ours = locations(&profile).into_iter().filter(|location| {
+        let mapping = location.mapping.and_then(|id| profile.mapping(id));
+        mapping.is_some_and(|mapping| mapping.file != "[vdso]")
+    });
+    assert!(ours.into_iter().all(|location| location.lines.is_empty()));
+    assert!(setup.handle.stats().symbols_over_limit > 0);
+}

@@ -1,0 +1,363 @@
+//! Where the time of each span went, against the kernel's clocks read just inside and just outside of
+//! each of its segments.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hint::black_box;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tracing::instrument::Instrumented;
+use tracing::{Instrument, Span, info_span};
+use tracing_profiling::Account;
+
+use crate::Sampled;
+use crate::clocks::{ASK_PERF, Bounds, MOST_SWITCHES, Passed, Reading, wall_ns};
+use crate::support::Setup;
+
+const ROUNDS: usize = 3;
+
+/// There is room for the records of 128 switches from one hook to the next, and there are no more than three
+/// times from one reading to the next in that.
+const SURE_OF_ROOM: u64 = 40;
+
+/// What is known of one span.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    wall_ns: Bounds,
+    /// By the thread's CPU clock.
+    on_cpu_ns: Bounds,
+    off_cpu_ns: Bounds,
+    /// By a perf event.
+    perf_on_ns: Bounds,
+    perf_off_ns: Bounds,
+    idle_ns: Bounds,
+    /// Those to wait, and others.
+    switches: [Bounds; 2],
+    segments: u64,
+}
+
+/// The readings of one segment, in their order.
+#[derive(Clone, Copy)]
+struct Segment {
+    before: Reading,
+    begun: Reading,
+    ended: Reading,
+    after: Reading,
+}
+
+/// All readings of one span.
+struct Log {
+    /// Right before and after it was made.
+    made: [u64; 2],
+    segments: Vec<Segment>,
+}
+
+impl Log {
+    /// The last segment is the one at whose end the span closes.
+    fn known(&self) -> Known {
+        let [before, after] = self.made;
+        let mut known = Known { segments: self.segments.len() as u64, ..Known::default() };
+        // When it was left last, or made.
+        let mut left = Bounds { least: before, most: after };
+        for Segment { before, begun, ended, after } in &self.segments {
+            let (outer, inner) = (*after - *before, *ended - *begun);
+            known.on_cpu_ns.add(inner.cpu_ns, outer.cpu_ns);
+            known.perf_on_ns.add(inner.perf_ns, outer.perf_ns);
+            // What was read of the wall's clock lies inside the rest of an inner pair of readings, and
+            // outside that of an outer one.
+            let off_ns = |ran: fn(&Passed) -> u64| {
+                [inner, outer].map(|passed| passed.wall_ns.saturating_sub(ran(&passed)))
+            };
+            let [least, most] = off_ns(|passed| passed.cpu_ns);
+            known.off_cpu_ns.add(least, most);
+            let [least, most] = off_ns(|passed| passed.perf_ns);
+            known.perf_off_ns.add(least, most);
+            for (known, (inner, outer)) in
+                known.switches.iter_mut().zip(inner.switches.into_iter().zip(outer.switches))
+            {
+                known.add(inner, outer);
+            }
+            known.idle_ns.add(before.wall_ns.saturating_sub(left.most), begun.wall_ns - left.least);
+            left = Bounds { least: ended.wall_ns, most: after.wall_ns };
+        }
+        known.idle_ns.add(0, left.most - left.least);
+        known.wall_ns.add(left.least - self.made[1], left.most - self.made[0]);
+        known
+    }
+}
+
+/// What is known of each span by its name.
+type All = Mutex<HashMap<&'static str, Known>>;
+
+/// Reads the clocks inside the span.
+struct Inside<F> {
+    future: Pin<Box<F>>,
+    /// Of the current segment.
+    readings: Arc<Mutex<[Option<Reading>; 2]>>,
+}
+
+impl<F: Future> Future for Inside<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let begun = Reading::wall_last();
+        let result = self.future.as_mut().poll(context);
+        let ended = Reading::wall_first();
+        *self.readings.lock().unwrap() = [Some(begun), Some(ended)];
+        result
+    }
+}
+
+/// Reads them outside.
+struct Outside<F> {
+    future: Option<Pin<Box<Instrumented<Inside<F>>>>>,
+    readings: Arc<Mutex<[Option<Reading>; 2]>>,
+    name: &'static str,
+    log: Log,
+    all: Arc<All>,
+}
+
+impl<F: Future> Future for Outside<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let this = &mut *self;
+        let before = Reading::wall_first();
+        let result = this.future.as_mut().unwrap().as_mut().poll(context);
+        if result.is_ready() {
+            // The span is entered once more in this, and closes.
+            this.future = None;
+        }
+        let after = Reading::wall_last();
+        let [begun, ended] = this.readings.lock().unwrap().map(Option::unwrap);
+        this.log.segments.push(Segment { before, begun, ended, after });
+        let result = ready!(result);
+        this.all.lock().unwrap().insert(this.name, this.log.known());
+        Poll::Ready(result)
+    }
+}
+
+/// A future in a span, both of that name.
+macro_rules! measured {
+    ($all:expr, $name:literal, $future:expr) => {
+        measure($all, $name, || info_span!($name), $future)
+    };
+}
+
+fn measure<F: Future>(
+    all: &Arc<All>,
+    name: &'static str,
+    span: fn() -> Span,
+    future: F,
+) -> Outside<F> {
+    let readings = Arc::default();
+    let inside = Inside { future: Box::pin(future), readings: Arc::clone(&readings) };
+    let before = wall_ns();
+    let span = span();
+    let made = [before, wall_ns()];
+    let log = Log { made, segments: Vec::with_capacity(4_096) };
+    let future = Some(Box::pin(inside.instrument(span)));
+    Outside { future, readings, name, log, all: Arc::clone(all) }
+}
+
+#[inline(never)]
+fn work(rounds: u64) {
+    let mut x = 1_u64;
+    let mut i = 0;
+    while i < rounds {
+        x = black_box((x ^ i) * 3 % 1_000_003);
+        i += 1;
+    }
+}
+
+/// So many times: work in the span, then others on the thread.
+async fn segments(count: u64, rounds: u64) {
+    for n in 0..count {
+        // In step with nothing.
+        work(rounds / 2 + rounds * (n * 37 % 101) / 101);
+        tokio::task::yield_now().await;
+    }
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Everything that a task can do with its time, in a span for each.
+async fn tasks(all: &Arc<All>) {
+    let lock = Arc::new(Mutex::new(()));
+    let (locked, next_locked) = (Arc::clone(&lock), Arc::clone(&lock));
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
+    let inner = Arc::clone(all);
+    let all_tasks = [
+        // As a task is polled: shorter than the least time between two looks at a CPU clock.
+        tokio::spawn(measured!(all, "short segments", segments(1_000, 2_000))),
+        tokio::spawn(measured!(all, "long segments", segments(20, 1_000_000))),
+        tokio::spawn(measured!(all, "some of each", async {
+            for rounds in [5_000, 300_000, 20_000, 1_000_000] {
+                segments(40, rounds).await;
+            }
+        })),
+        // Blocked on its thread.
+        tokio::spawn(measured!(all, "sleeps", async {
+            for n in 1..=8 {
+                work(200_000);
+                std::thread::sleep(MS * n * 3);
+                tokio::task::yield_now().await;
+            }
+        })),
+        tokio::spawn(measured!(all, "holds a lock", async move {
+            for _ in 0..10 {
+                let guard = locked.lock().unwrap();
+                std::thread::sleep(5 * MS);
+                work(100_000);
+                drop(guard);
+                tokio::task::yield_now().await;
+            }
+        })),
+        tokio::spawn(measured!(all, "waits for the lock", async move {
+            for _ in 0..10 {
+                drop(next_locked.lock().unwrap());
+                work(50_000);
+                tokio::task::yield_now().await;
+            }
+        })),
+        // Not on any thread.
+        tokio::spawn(measured!(all, "awaits time", async {
+            for n in 1..=10 {
+                tokio::time::sleep(MS * n * 2).await;
+                work(100_000);
+            }
+        })),
+        tokio::spawn(measured!(all, "sends", async move {
+            for n in 0..50 {
+                work(20_000);
+                sender.send(n).await.unwrap();
+            }
+        })),
+        tokio::spawn(measured!(all, "receives", async move {
+            while let Some(n) = receiver.recv().await {
+                work(10_000 * (n % 5));
+            }
+        })),
+        // Spans inside spans, in the same task and in another.
+        tokio::spawn(measured!(all, "outer", async move {
+            segments(10, 100_000).await;
+            let child = tokio::spawn(measured!(&inner, "child", segments(30, 50_000)));
+            measured!(&inner, "inner", async {
+                segments(10, 100_000).await;
+                std::thread::sleep(10 * MS);
+                tokio::time::sleep(10 * MS).await;
+            })
+            .await;
+            segments(200, 3_000).await;
+            child.await.unwrap();
+        })),
+    ];
+    for task in all_tasks {
+        task.await.unwrap();
+    }
+}
+
+/// What each clock may be off by beside the bounds. The rate of the clock that spans are measured by is
+/// known to 50 parts in a million at first.
+fn slack_ns(account: &Account, known: &Known) -> u64 {
+    account.wall_ns / 10_000 + 1_000 * known.segments
+}
+
+/// The kernel notes a switch twice: for the sums of perf events, and in records, some microseconds apart
+/// (10 to 20 on a virtual machine). A wait may be off by a millisecond, which nothing but a host that
+/// takes the CPU away right there comes near.
+fn slack_of_switches_ns(account: &Account) -> u64 {
+    let switches = account.voluntary_switches + account.involuntary_switches;
+    1_000_000 * (1 + account.voluntary_switches) + 100_000 * switches
+}
+
+/// Holds that what the account has is within what the clocks say, widened by the slack.
+fn must_be(what: &str, value: u64, bounds: Bounds, slack_ns: u64, of: &dyn Debug) {
+    assert_eq!(
+        bounds.widened(slack_ns).miss(value),
+        0,
+        "{what}: {value} {bounds:?} ±{slack_ns} of {of:?}"
+    );
+}
+
+fn judge_any(account: &Account, known: &Known, of: &dyn Debug) {
+    let slack_ns = slack_ns(account, known);
+    must_be("wall", account.wall_ns, known.wall_ns, slack_ns, of);
+    must_be("idle", account.idle_ns, known.idle_ns, slack_ns, of);
+}
+
+/// By perf events both parts are measured, each on its own.
+fn judge_perf(account: &Account, known: &Known, of: &dyn Debug) {
+    let Account { wall_ns, on_cpu_ns, off_cpu_ns, idle_ns, .. } = *account;
+    assert_eq!(account.on_cpu_error_ns, 0, "{of:?}");
+    // Perf events count what a host took away, the CPU clock does not. Taken in the middle of a switch it is
+    // in the sums of perf events and not in the records, or the other way round.
+    let taken_ns = known.perf_on_ns.most.saturating_sub(known.on_cpu_ns.least);
+    let (slack_ns, of_switches_ns) =
+        (slack_ns(account, known), slack_of_switches_ns(account) + taken_ns);
+    must_be("on-CPU by perf", on_cpu_ns, known.perf_on_ns, slack_ns, of);
+    must_be("off-CPU by perf", off_cpu_ns, known.perf_off_ns, slack_ns + of_switches_ns, of);
+    // Time that a host took away is none of the CPU clock's, so this is less.
+    let by_clock = Bounds { most: u64::MAX / 2, ..known.on_cpu_ns };
+    must_be("on-CPU by the CPU clock", on_cpu_ns, by_clock, slack_ns + of_switches_ns, of);
+    let sum = on_cpu_ns + off_cpu_ns + idle_ns;
+    must_be("sum", sum, Bounds { least: wall_ns, most: wall_ns }, slack_ns + of_switches_ns, of);
+    let counts = [account.voluntary_switches, account.involuntary_switches];
+    for (count, mut known) in counts.into_iter().zip(known.switches) {
+        // Those for whose records there was no room are not counted.
+        if MOST_SWITCHES.load(Ordering::Relaxed) > SURE_OF_ROOM {
+            known.least = 0;
+        }
+        must_be("switches", count, known, 0, of);
+    }
+}
+
+/// By timers on-CPU time is known between bounds, which must hold.
+fn judge_timer(account: &Account, known: &Known, of: &dyn Debug) {
+    let slack_ns = slack_ns(account, known) + account.on_cpu_error_ns;
+    must_be("on-CPU", account.on_cpu_ns, known.on_cpu_ns, slack_ns, of);
+    must_be("off-CPU", account.off_cpu_ns, known.off_cpu_ns, slack_ns, of);
+    // The CPU clock is read every 100 µs, if there is a hook: what is unsure is less than that for each
+    // read, of which there are two a segment and one more, and the error is half of it.
+    assert!(account.on_cpu_error_ns <= 150_000 * known.segments, "the bounds are too wide: {of:?}");
+}
+
+pub(crate) fn scenario(sampled: Sampled) {
+    ASK_PERF.store(sampled == Sampled::Perf, Ordering::Relaxed);
+    let setup = Setup::with("0ms", |builder| sampled.set(builder).profiles_per_minute(1_000_000));
+    tracing::dispatcher::set_global_default(setup.dispatch.clone()).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(3)
+        .enable_time()
+        .build()
+        .unwrap();
+    for _ in 0..ROUNDS {
+        let all = Arc::default();
+        MOST_SWITCHES.store(0, Ordering::Relaxed);
+        runtime.block_on(tasks(&all));
+        setup.flush();
+        let kept = std::mem::take(&mut *setup.kept.lock().unwrap());
+        let spans: Vec<_> = kept.iter().flat_map(|kept| &kept.spans).collect();
+        let stats = setup.handle.stats();
+        println!("{stats:?}");
+        // Where a user may lock so little memory that not all threads can be followed, the clock is asked.
+        let by_perf = sampled == Sampled::Perf && stats.threads_refused_locked_memory == 0;
+        let all = all.lock().unwrap();
+        assert_eq!(spans.len(), all.len());
+        for span in spans {
+            let (account, known) = (span.account(), &all[span.name()]);
+            let of = (span.name(), account, known);
+            println!("{of:?}");
+            judge_any(account, known, &of);
+            if by_perf {
+                judge_perf(account, known, &of);
+            } else {
+                judge_timer(account, known, &of);
+            }
+        }
+    }
+}
