@@ -184,7 +184,7 @@ fn the_rate_follows_the_rules() {
         // A timer's rate is the kernel's tick.
         return;
     }
-    let setup = Setup::with("10s", |builder| builder.profiles_per_minute(1_000));
+    let setup = Setup::at_the_rate_of_the_rules("10s", |builder| builder);
     let samples = || {
         let before = setup.handle.stats().samples_taken;
         tracing::dispatcher::with_default(&setup.dispatch, || {

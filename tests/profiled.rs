@@ -230,7 +230,7 @@ fn a_rate_gives_more_samples() {
     fn seldom() {
         burn(100 * MS);
     }
-    let setup = Setup::new("1h");
+    let setup = Setup::at_the_rate_of_the_rules("1h", |builder| builder);
     setup.run(|| {
         seldom();
         often();

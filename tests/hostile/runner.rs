@@ -102,9 +102,9 @@ impl Ended {
     }
 }
 
-/// What the kernel knows of each thread of a process that does not end.
+/// What the kernel knows of each thread of a process that does not end, and of its children.
 fn threads_of(process: u32) -> String {
-    let mut text = String::from("--- it hangs:\n");
+    let mut text = format!("--- {process} hangs:\n");
     let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return text };
     for task in tasks.flatten().map(|task| task.path()) {
         let read = |name: &str| fs::read_to_string(task.join(name)).unwrap_or_default();
@@ -116,6 +116,8 @@ fn threads_of(process: u32) -> String {
             .collect();
         let [name, syscall, stack] = ["comm", "syscall", "stack"].map(read);
         text += &format!("{} {status:?} in {} {syscall}{stack}\n", name.trim(), read("wchan"));
+        let children = read("children");
+        text.extend(children.split_whitespace().map(|child| threads_of(child.parse().unwrap())));
     }
     text
 }

@@ -51,3 +51,64 @@ extern "C" fn child() {
         handler();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, Instant};
+
+    use super::super::timer::lock_targets;
+    use super::*;
+
+    /// Whoever waits for a lock of ours when the process forks is not in the child, and the child does
+    /// not wait for them.
+    #[test]
+    fn children_are_free_of_those_who_waited() {
+        on_fork(|| {});
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for seed in 0..8_u64 {
+                let stop = &stop;
+                scope.spawn(move || {
+                    let mut x = seed;
+                    while !stop.load(Ordering::Relaxed) {
+                        // At any time, so that some begin to wait in the very middle of a fork.
+                        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        for _ in 0..x >> 50 {
+                            std::hint::spin_loop();
+                        }
+                        drop(lock_targets());
+                    }
+                });
+            }
+            for _ in 0..300 {
+                // SAFETY: the child calls nothing but `_exit`.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: ends the process at once.
+                    unsafe { libc::_exit(0) };
+                }
+                let ended = wait_for(child);
+                stop.store(ended != Some(0), Ordering::Relaxed);
+                assert_eq!(ended, Some(0));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    /// The status with which it ended, unless it hangs.
+    fn wait_for(child: libc::pid_t) -> Option<i32> {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(60) {
+            let mut status = 0;
+            // SAFETY: a child of ours; the pointer is to an integer of ours.
+            if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        // SAFETY: a child of ours that was not waited for yet.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        None
+    }
+}

@@ -3,21 +3,28 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use parking_lot::Mutex;
-
-use super::timer::{lock_targets, unlock_targets};
+use super::timer::{Targets, lock_targets};
 use crate::sys::types::WhyRefused;
 
 /// What a handler is called with.
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 /// The signal that new timers use; 0 before the first.
+///
+/// A lock of the standard library, as every one that is held over a fork must be: in the child it is given
+/// back by a store. One of `parking_lot` on which others wait is given back by way of a table, of which
+/// another thread may have had a part locked when the process was forked.
 static CHOSEN: Mutex<c_int> = Mutex::new(0);
 /// The same, for who may not wait for the lock.
 static IN_USE: AtomicI32 = AtomicI32::new(0);
+
+fn chosen() -> MutexGuard<'static, c_int> {
+    CHOSEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn was_ours(signal: c_int) -> bool {
     WAS_OURS.get(signal as usize).is_some_and(|was_ours| was_ours.load(Ordering::Relaxed))
@@ -48,7 +55,7 @@ impl Before {
 /// other profilers take it and give it back to its default, which would end the process with our next
 /// signal. Once installed a handler stays: a signal may be on its way.
 pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
-    let mut chosen = CHOSEN.lock();
+    let mut chosen = chosen();
     if *chosen != 0 && handled_by(*chosen) == Some(handler as usize) {
         return Ok(*chosen);
     }
@@ -155,28 +162,34 @@ fn set_mask(how: c_int, signal: c_int) -> libc::sigset_t {
     }
 }
 
+/// What a thread that forks has for that time.
+struct Held {
+    _chosen: MutexGuard<'static, c_int>,
+    _targets: Targets,
+    /// The thread's mask, if it was changed.
+    mask: Option<libc::sigset_t>,
+}
+
 thread_local! {
-    /// The mask of a thread that forks.
-    static MASK: Cell<Option<libc::sigset_t>> = const { Cell::new(None) };
+    // Never dropped by the end of the thread: then it has no destructor, and is there to the very end.
+    static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
 }
 
 /// Before a fork: holds the signal back, for a fork that is interrupted begins anew, and with a fast
 /// timer never ends; and our locks, or the child could find them held by a thread that is gone.
 pub(super) fn before_fork() {
-    std::mem::forget(CHOSEN.lock());
-    lock_targets();
+    let (chosen, targets) = (chosen(), lock_targets());
     let signal = IN_USE.load(Ordering::Relaxed);
-    if signal != 0 {
-        MASK.set(Some(set_mask(libc::SIG_BLOCK, signal)));
-    }
+    let mask = (signal != 0).then(|| set_mask(libc::SIG_BLOCK, signal));
+    HELD.set(Some(ManuallyDrop::new(Held { _chosen: chosen, _targets: targets, mask })));
 }
 
 /// After it, in parent and child: undoes that.
 pub(super) fn after_fork() {
-    unlock_targets();
-    // SAFETY: taken by `before_fork` on this very thread, or on the one that it was in the parent.
-    unsafe { CHOSEN.force_unlock() };
-    if let Some(mask) = MASK.take() {
+    let Some(held) = HELD.take().map(ManuallyDrop::into_inner) else { return };
+    let mask = held.mask;
+    drop(held);
+    if let Some(mask) = mask {
         // SAFETY: reads a set that the kernel has filled, and changes the calling thread's mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) };
     }

@@ -10,8 +10,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
-
-use parking_lot::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::clock::{monotonic_raw_ns, thread_cpu_ns};
 use super::poll::timer_event;
@@ -45,22 +44,19 @@ type Chunk = [Target; A_CHUNK];
 static CHUNKS: [AtomicPtr<Chunk>; MOST_CHUNKS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_CHUNKS];
 
+/// Held over forks, as the lock in the module `signal` is.
 static POOL: Mutex<Pool> = Mutex::new(Pool { free: Vec::new(), made: 0 });
 
-struct Pool {
+pub(super) struct Pool {
     free: Vec<u32>,
     made: u32,
 }
 
-/// For the time of a fork.
-pub(super) fn lock_targets() {
-    std::mem::forget(POOL.lock());
-}
+pub(super) type Targets = MutexGuard<'static, Pool>;
 
-/// Undoes [`lock_targets`].
-pub(super) fn unlock_targets() {
-    // SAFETY: taken by `lock_targets` on this very thread, or on the one that it was in the parent.
-    unsafe { POOL.force_unlock() };
+/// All targets that are free; also for the time of a fork.
+pub(super) fn lock_targets() -> Targets {
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What our timers send beside the number, so that those of others are known.
@@ -86,7 +82,7 @@ impl Target {
 
     /// Takes one that nobody uses.
     fn take() -> Option<u32> {
-        let mut pool = POOL.lock();
+        let mut pool = lock_targets();
         if let Some(number) = pool.free.pop() {
             return Some(number);
         }
@@ -164,7 +160,7 @@ pub(crate) fn open_timer_ring(
     let id = match create(signal, clock, TAG | u64::from(number)) {
         Ok(id) => id,
         Err(why) => {
-            POOL.lock().free.push(number);
+            lock_targets().free.push(number);
             return Err(why);
         }
     };
@@ -236,7 +232,7 @@ impl Drop for Timer {
         if let Some(target) = Target::by_number(self.number) {
             target.set(std::ptr::null_mut(), 0..0);
         }
-        POOL.lock().free.push(self.number);
+        lock_targets().free.push(self.number);
     }
 }
 
