@@ -58,6 +58,8 @@ impl Control {
     ///
     /// If the system does not let us start two threads.
     pub(crate) fn new(builder: Builder) -> Result<Arc<Self>, Error> {
+        // Before any lock that a child could find taken.
+        Engine::shut_in_children();
         let rules = builder.get_rules().clone();
         #[cfg(feature = "axum")]
         let folder = builder.folder();
@@ -182,7 +184,9 @@ impl Control {
     /// Nothing is started from now on, and what runs ends by `how`.
     pub(crate) fn end<R>(&self, how: impl FnOnce(&Engine) -> R) -> Option<R> {
         // With the lock: who is starting it is done before.
-        self.switch.lock().builder = None;
+        let builder = self.switch.lock().builder.take();
+        // Without: what the program has given us may ask something of us.
+        drop(builder);
         self.running().map(|engine| how(engine))
     }
 
@@ -219,6 +223,9 @@ impl Control {
 
     /// The subscriber that the layer is part of.
     pub(crate) fn set_dispatch(&self, dispatch: &Dispatch) {
+        if !self.is_here() {
+            return;
+        }
         let dispatch = dispatch.downgrade();
         let mut known = self.dispatch.lock();
         if let Some(engine) = self.engine.get() {

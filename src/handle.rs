@@ -152,7 +152,7 @@ impl Handle {
 
     /// What was done and what was lost since the layer was made.
     pub fn stats(&self) -> Stats {
-        let control = self.0.upgrade();
+        let control = self.find();
         let engine = control.as_ref().and_then(|control| control.engine());
         engine.map(|engine| engine.stats()).unwrap_or_default()
     }
@@ -214,7 +214,7 @@ impl Handle {
     ///
     /// [`ProfilingLayer::with_opentelemetry`]: crate::ProfilingLayer::with_opentelemetry
     pub fn span_processor(&self, next: impl SpanProcessor + 'static) -> ProfilingSpanProcessor {
-        let ends = self.0.upgrade().map(|control| {
+        let ends = self.find().map(|control| {
             control.expect_ends();
             let ends: Weak<dyn SpanEnds> = Arc::<Control>::downgrade(&control);
             ends

@@ -19,7 +19,8 @@ const SEGMENTS: usize = 400;
 
 #[test]
 fn samples_stay_with_their_task() {
-    let setup = Setup::with("0ms|hung=off", |builder| builder.rate(1_000));
+    // Of the root alone: it would not wait for long after the first of the tasks.
+    let setup = Setup::with("1h,[root]=0ms|hung=off", |builder| builder.rate(1_000));
     let threads: Mutex<HashMap<&str, HashSet<ThreadId>>> = Mutex::default();
     let threads: &'static Mutex<_> = Box::leak(Box::new(threads));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();

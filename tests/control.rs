@@ -186,7 +186,11 @@ fn the_rate_follows_the_rules() {
     }
     let setup = Setup::at_the_rate_of_the_rules("10s", |builder| builder);
     let samples = || {
-        let before = setup.handle.stats().samples_taken;
+        let due = || {
+            let stats = setup.handle.stats();
+            stats.samples_taken + stats.samples_dropped_ring_full
+        };
+        let (before, cpu) = (due(), cpu_time::ThreadTime::now());
         tracing::dispatcher::with_default(&setup.dispatch, || {
             // For more than a second in segments, so that the thread looks.
             let start = Instant::now();
@@ -195,14 +199,16 @@ fn the_rate_follows_the_rules() {
             }
             info_span!("long").in_scope(|| burn(500 * MS));
         });
+        let cpu = cpu.elapsed();
         setup.flush();
-        setup.handle.stats().samples_taken - before
+        // A second of CPU time.
+        (due() - before) as f64 / cpu.as_secs_f64()
     };
     let at_first = samples();
     setup.handle.set_rules(rules("50ms")).unwrap();
     samples();
     let later = samples();
-    assert!(later > 4 * at_first, "{at_first}, {later}");
+    assert!(later > 4.0 * at_first, "{at_first}, {later}");
 }
 
 #[test]

@@ -45,36 +45,45 @@ fn errno() -> i32 {
 
 #[test]
 fn the_handler_allocates_nothing_and_leaves_errno_and_registers_alone() {
-    for is_fine in [false, true] {
-        let setup = Setup::with("0ms", |builder| {
-            let builder = builder.source(Source::Timer).rate(10_000);
-            if is_fine { builder.fine_timers() } else { builder }
-        });
-        tracing::dispatcher::with_default(&setup.dispatch, || {
-            let _span = info_span!("computes").entered();
-            // Entering it has armed the thread, which allocates.
-            let before = ALLOCATIONS.get();
-            // SAFETY: sets the calling thread's own errno.
-            #[allow(unsafe_code, reason = "there is no safe way to set errno")]
-            unsafe {
-                *libc::__errno_location() = libc::EXFULL;
-            }
-            let first = black_box(iterate(1.0));
-            let mut all_same = true;
-            let start = cpu_time::ThreadTime::now();
-            while start.elapsed() < std::time::Duration::from_millis(500) {
-                // Floating point in registers: what the handler does must not show in it.
-                all_same &= iterate(1.0).to_bits() == first.to_bits();
-            }
-            assert_eq!(errno(), libc::EXFULL);
-            assert_eq!(ALLOCATIONS.get(), before, "allocations of the thread");
-            assert!(all_same);
-        });
-        assert!(setup.handle.flush(PLENTY));
-        let stats = setup.handle.stats();
-        let signals = stats.samples_taken + stats.samples_dropped_ring_full;
-        assert!(signals >= 40, "the handler ran: {stats:?}");
+    // The kernel's tick can find a thread rarely.
+    let mut signals = [0, 0];
+    let start = std::time::Instant::now();
+    while signals.iter().any(|signals| *signals < 40) {
+        assert!(start.elapsed() < PLENTY, "the handler ran: {signals:?}");
+        for (is_fine, signals) in [false, true].into_iter().zip(&mut signals) {
+            *signals += signals_of_half_a_second(is_fine);
+        }
     }
+}
+
+fn signals_of_half_a_second(is_fine: bool) -> u64 {
+    let setup = Setup::with("0ms", |builder| {
+        let builder = builder.source(Source::Timer).rate(10_000);
+        if is_fine { builder.fine_timers() } else { builder }
+    });
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        let _span = info_span!("computes").entered();
+        // Entering it has armed the thread, which allocates.
+        let before = ALLOCATIONS.get();
+        // SAFETY: sets the calling thread's own errno.
+        #[allow(unsafe_code, reason = "there is no safe way to set errno")]
+        unsafe {
+            *libc::__errno_location() = libc::EXFULL;
+        }
+        let first = black_box(iterate(1.0));
+        let mut all_same = true;
+        let start = cpu_time::ThreadTime::now();
+        while start.elapsed() < std::time::Duration::from_millis(500) {
+            // Floating point in registers: what the handler does must not show in it.
+            all_same &= iterate(1.0).to_bits() == first.to_bits();
+        }
+        assert_eq!(errno(), libc::EXFULL);
+        assert_eq!(ALLOCATIONS.get(), before, "allocations of the thread");
+        assert!(all_same);
+    });
+    assert!(setup.handle.flush(PLENTY));
+    let stats = setup.handle.stats();
+    stats.samples_taken + stats.samples_dropped_ring_full
 }
 
 fn iterate(mut x: f64) -> f64 {

@@ -249,30 +249,35 @@ fn without_memory_there_is_no_profile() {
     }
     let stats = setup.handle.stats();
     assert!(stats.samples_dropped_memory > 0);
-    // What is short when the span closes is not promised.
-    assert!(setup.profiles().is_empty());
-    assert_eq!(setup.kept()[0].spans[0].profile(), Err(NoProfile::NoMemory));
-    assert_eq!(stats.spans_kept_no_memory, 1);
+    // That may have been known only after the first had closed. From now on memory is short.
+    let profiles = setup.profiles().len();
+    setup.run(|| info_span!("second").in_scope(|| burn(30 * MS)));
+    assert_eq!(setup.profiles().len(), profiles);
+    assert_eq!(setup.kept()[1].spans[0].profile(), Err(NoProfile::NoMemory));
+    assert_eq!(setup.handle.stats().spans_kept_no_memory, stats.spans_kept_no_memory + 1);
 }
 
 #[test]
 fn memory_that_runs_short_after_a_promise_is_said_in_the_profile() {
-    let setup = Setup::with("inner=0ms", |builder| builder.memory_bytes(1).rate(100));
-    if !HAS_STACKS {
-        return;
-    }
-    let mut before = 0;
-    // On a busy machine timers find a thread rarely, or the ring is read while the span is open: then memory
-    // is short before anything is promised.
-    while setup.profiles().is_empty() {
-        before = setup.handle.stats().samples_dropped_memory;
+    let start = std::time::Instant::now();
+    let setup = loop {
+        let setup = Setup::with("inner=0ms", |builder| builder.memory_bytes(1).rate(100));
         setup.run(|| {
             // Few samples: their ring is read only after the span has closed.
             info_span!(target: "inner", "busy").in_scope(|| burn(25 * MS));
         });
-    }
+        if !HAS_STACKS {
+            return;
+        }
+        // On a busy machine timers find a thread rarely, or the ring is read while the span is open: then
+        // memory is short before anything is promised.
+        if !setup.profiles().is_empty() {
+            break setup;
+        }
+        assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats());
+    };
     let profile = &setup.profiles()[0];
-    let lost = setup.handle.stats().samples_dropped_memory - before;
+    let lost = setup.handle.stats().samples_dropped_memory;
     assert!(lost > 0);
     assert_eq!(support::points_with_remark(profile), profile.sample_count());
     assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stacks given up"))));
@@ -614,7 +619,16 @@ fn a_kept_span_that_waited_is_not_beside_the_one_around_it() {
 fn the_self_test_says_what_can_be_seen_here() {
     for source in [Source::Auto, Source::Timer, Source::None] {
         let setup = Setup::with("1h", |builder| builder.source(source));
-        let found = setup.handle.self_test();
+        let start = std::time::Instant::now();
+        let found = loop {
+            let found = setup.handle.self_test();
+            // A busy machine can have it miss something.
+            let is_last = found.is_ok() || source == Source::None || !HAS_STACKS;
+            if is_last || start.elapsed() > PLENTY {
+                break found;
+            }
+            println!("{found}: {:?}", found.problems());
+        };
         assert_eq!(found.source, setup.handle.source());
         if source == Source::None || !HAS_STACKS {
             assert!(!found.is_ok());

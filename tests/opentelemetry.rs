@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -447,7 +448,7 @@ impl Exporter for Broken {
 fn without_a_profile_there_is_no_id() {
     let sets: [fn(Builder) -> Builder; 2] = [
         |builder| builder.exporter(Broken),
-        // Samples are lost before the span closes.
+        // Once a sample was lost.
         |builder| builder.memory_bytes(1).rate(1_000),
     ];
     for set in sets {
@@ -456,12 +457,14 @@ fn without_a_profile_there_is_no_id() {
                 let both = ours.with_opentelemetry(otel(tracer));
                 Dispatch::new(tracing_subscriber::registry().with(both))
             });
-            scene.run(|| info_span!("slow").in_scope(|| burn(300 * MS)));
+            scene.run(|| info_span!("first").in_scope(|| burn(300 * MS)));
+            let profiles = scene.profiles().len();
+            scene.run(|| info_span!("slow").in_scope(|| burn(30 * MS)));
             let slow = &scene.spans()["slow"];
             assert_eq!(text(slow, "profile.reason").as_deref(), Some("latency"));
             assert_eq!(attribute(slow, "profile.id"), None);
             assert_eq!(attribute(slow, "pyroscope.profile.id"), None);
-            assert!(scene.profiles().is_empty());
+            assert_eq!(scene.profiles().len(), profiles);
         }
     }
 }
@@ -790,6 +793,62 @@ fn a_processor_that_panics_ends_nothing() {
     });
     assert!(handle.flush(PLENTY));
     assert_eq!(handle.stats().spans_kept, 1);
+}
+
+/// May not be entered twice by one thread, as the simple processor, which holds a lock, and makes a span of
+/// `tracing` meanwhile.
+#[derive(Debug, Default, Clone)]
+struct Locks(Arc<Mutex<Vec<String>>>);
+
+impl opentelemetry_sdk::trace::SpanProcessor for Locks {
+    fn on_start(&self, _: &mut opentelemetry_sdk::trace::Span, _: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        thread_local! {
+            static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+        }
+        assert!(!IS_INSIDE.replace(true), "it would wait for itself");
+        info_span!("exports").in_scope(|| tracing::error!("failed"));
+        IS_INSIDE.set(false);
+        self.0.lock().unwrap().push(span.name.into_owned());
+    }
+
+    fn force_flush(&self) -> opentelemetry_sdk::error::OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> opentelemetry_sdk::error::OTelSdkResult {
+        Ok(())
+    }
+}
+
+#[test]
+fn no_span_is_handed_on_inside_another() {
+    let layer = ProfilingLayer::builder().rules("error".parse().unwrap()).exporter(Memory::new());
+    let layer = layer.build().unwrap();
+    let handle = layer.handle();
+    let locks = Locks::default();
+    let processor = handle.span_processor(locks.clone());
+    let provider = SdkTracerProvider::builder().with_span_processor(processor).build();
+    let tracer = provider.tracer("by hand");
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
+    let names = ["first", "second", "third", "fourth"];
+    tracing::dispatcher::with_default(&dispatch, || {
+        for name in names {
+            drop(tracer.start(name));
+        }
+        provider.force_flush().unwrap();
+    });
+    let start = std::time::Instant::now();
+    while locks.0.lock().unwrap().len() < names.len() {
+        assert!(start.elapsed() < PLENTY, "{locks:?}");
+        std::thread::sleep(5 * MS);
+    }
+    let mut seen = locks.0.lock().unwrap().clone();
+    seen.sort_unstable();
+    let mut names = names;
+    names.sort_unstable();
+    assert_eq!(seen, names);
 }
 
 #[test]

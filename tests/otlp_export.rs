@@ -24,7 +24,9 @@ use opentelemetry_sdk::Resource;
 use receiver::{Does, Receiver, Speaks, free_address, resource_attribute};
 use support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
 use tracing::info_span;
-use tracing_profiling::{Compression, OtlpBuilder, OtlpExporter, ProfilingLayer, Protocol, Stats};
+use tracing_profiling::{
+    Builder, Compression, OtlpBuilder, OtlpExporter, ProfilingLayer, Protocol, Stats,
+};
 use tracing_subscriber::prelude::*;
 
 const BOTH: [Speaks; 2] = [Speaks::Http, Speaks::Grpc];
@@ -46,9 +48,14 @@ fn to(speaks: Speaks, address: SocketAddr) -> OtlpBuilder {
 }
 
 fn setup(exporter: OtlpBuilder) -> Setup {
+    // A rate that is set is not lowered, however busy the machine is; and a ring has room for more than a
+    // quarter of a second: each span has samples.
+    setup_with(exporter, |builder| builder.rate(100).stack_bytes(8_192))
+}
+
+fn setup_with(exporter: OtlpBuilder, set: impl FnOnce(Builder) -> Builder) -> Setup {
     Setup::with("0ms", |builder| {
-        // A rate that is set is not lowered, however busy the machine is: each span has samples.
-        builder.rate(1000).profiles_per_minute(1000).exporter(exporter.build().unwrap())
+        set(builder).profiles_per_minute(1000).exporter(exporter.build().unwrap())
     })
 }
 

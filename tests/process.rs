@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use prost::Message as _;
-use support::{HAS_STACKS, PLENTY, Setup, burn, has_perf, is_child, points_in, run_child};
+use support::{Burning, HAS_STACKS, PLENTY, Setup, burn, has_perf, is_child, points_in, run_child};
 use tracing::{Dispatch, info_span};
 use tracing_profiling::export::Memory;
 use tracing_profiling::{Directory, Handle, ProfilingLayer, Source};
@@ -408,7 +408,7 @@ in_child! {
 
 in_child! {
     fn a_layer_made_in_a_forked_child_works_there() {
-        let outer = Setup::new("0ms");
+        let outer = Setup::new("0ms|hung=off");
         let status = outer.run(|| {
             let _outer = info_span!("outer").entered();
             burn(20 * MS);
@@ -450,8 +450,8 @@ in_child! {
             unsafe { library.get(b"burn_in_the_library") }.unwrap();
         setup.run(|| {
             info_span!("after").in_scope(|| {
-                let start = Instant::now();
-                while start.elapsed() < 100 * MS {
+                let burning = Burning::new(100 * MS);
+                while burning.goes_on() {
                     // SAFETY: pure arithmetic.
                     std::hint::black_box(unsafe { burn_there(100_000) });
                 }
@@ -600,5 +600,47 @@ fn no_callsite_is_switched_off_for_another_layer() {
         }
         let seen = std::mem::take(&mut *witness.0.lock().unwrap());
         assert_eq!(seen, ["error", "trace", "witnessed", "error", "trace", "witnessed"], "{rules}");
+    }
+}
+
+/// Enters a span when its thread ends.
+struct EntersAtTheEnd;
+
+impl Drop for EntersAtTheEnd {
+    fn drop(&mut self) {
+        info_span!("at the end").in_scope(|| info_span!("inside").in_scope(|| burn(MS)));
+    }
+}
+
+in_child! {
+    /// A connection of a pool, say, that is closed with its thread: a panic there ends the process.
+    fn destructors_of_thread_locals_may_enter_spans() {
+        thread_local! {
+            static BETWEEN: EntersAtTheEnd = const { EntersAtTheEnd };
+            static AFTER: EntersAtTheEnd = const { EntersAtTheEnd };
+        }
+        let setup = Setup::new("0ms");
+        let span = || setup.run(|| info_span!("busy").in_scope(|| burn(MS)));
+        let in_a_thread = || {
+            let dispatch = &setup.dispatch;
+            let body = || tracing::dispatcher::with_default(dispatch, || {
+                // From here on the registry works until the thread-locals below are gone.
+                info_span!("first").in_scope(|| ());
+                BETWEEN.with(|_| ());
+                info_span!("second").in_scope(|| ());
+                AFTER.with(|_| ());
+            });
+            std::thread::scope(|scope| scope.spawn(body).join().unwrap());
+        };
+        tracing::dispatcher::set_global_default(setup.dispatch.clone()).unwrap();
+        in_a_thread();
+        // From now on it is looked for a span of OpenTelemetry at each enter, for a while.
+        span();
+        in_a_thread();
+        for _ in 0..300 {
+            span();
+        }
+        in_a_thread();
+        assert!(setup.handle.stats().spans_kept > 300, "{:?}", setup.handle.stats());
     }
 }

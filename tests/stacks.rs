@@ -57,7 +57,10 @@ fn a_deep_stack_after_many_shallow_ones_is_whole_soon() {
     if !has_perf() {
         return;
     }
-    let setup = Setup::with("0ms", |builder| builder.source(Source::Perf).rate(1000));
+    // However long that takes.
+    let setup = Setup::with("0ms|hung=off", |builder| {
+        builder.source(Source::Perf).rate(1000).samples_per_profile(1_000_000)
+    });
     let cut = || setup.handle.stats().stacks_truncated;
     setup.run(|| {
         let _span = info_span!("one").entered();

@@ -272,7 +272,8 @@ fn where_the_system_does_not_let_us_look_the_length_is_there_all_the_same() {
         let (stats, profile) = with_longer_waits(|time| {
             let setup = with(source);
             setup.run(|| info_span!("sleepy").in_scope(|| std::thread::sleep(time)));
-            let profile = setup.profiles().pop().filter(|profile| profile.wait_count() > 0)?;
+            // To get no CPU for a while is a wait, too, where one may not look.
+            let profile = setup.profiles().pop().filter(|profile| profile.wait_count() == 1)?;
             Some((setup.handle.stats(), profile))
         });
         let found = waits(&profile);
@@ -297,13 +298,22 @@ fn time_in_the_kernel_is_in_the_sum() {
         }
     }
     for source in sources() {
-        let setup = with(source);
-        setup.run(|| {
-            info_span!("reads").in_scope(|| {
-                burn(100 * MS);
-                read_zeros(300 * MS);
+        let start = Instant::now();
+        let setup = loop {
+            let setup = with(source);
+            setup.run(|| {
+                info_span!("reads").in_scope(|| {
+                    burn(100 * MS);
+                    read_zeros(300 * MS);
+                });
             });
-        });
+            let lost = setup.handle.stats().samples_dropped_ring_full;
+            assert!(start.elapsed() < support::PLENTY, "{lost}");
+            // What is lost is not in the sum.
+            if lost == 0 {
+                break setup;
+            }
+        };
         let profile = &setup.profiles()[0];
         let account = *setup.kept()[0].spans[0].account();
         let sampled_ns = profile.weight_ns();
@@ -336,22 +346,22 @@ fn time_in_the_kernel_is_in_the_sum() {
 fn short_waits_in_great_number_are_no_long_one() {
     for source in sources() {
         let setup = with(source);
-        setup.run(|| {
-            info_span!("job").in_scope(|| {
-                for _ in 0..400 {
-                    std::thread::sleep(MS);
-                    burn(MS);
-                }
-            });
-        });
+        let round = || {
+            let start = Instant::now();
+            std::thread::sleep(MS);
+            burn(MS);
+            start.elapsed()
+        };
+        let longest_round =
+            setup.run(|| info_span!("job").in_scope(|| (0..400).map(|_| round()).max().unwrap()));
         let account = *setup.kept()[0].spans[0].account();
         let profile = &setup.profiles()[0];
         let slack = account.on_cpu_error_ns + 1_000_000;
         assert!(profile.waited_ns() <= account.off_cpu_ns + slack, "{:?}", profile.notes);
-        // A loaded machine makes some longer.
         let longest = profile.of_kind(SampleKind::OffCpu).flat_map(|sample| &sample.points);
         let longest = longest.map(|point| point.weight_ns).max().unwrap_or(0);
-        assert!(longest < account.off_cpu_ns / 4, "{source:?}: {longest} {account:?}");
+        let most = longest_round.as_nanos() as u64 + 1_000_000;
+        assert!(longest <= most, "{source:?}: {longest} {longest_round:?} {account:?}");
     }
 }
 
@@ -397,10 +407,14 @@ fn the_waits_of_threads_that_end_are_whole() {
 #[test]
 fn more_waits_than_a_profile_may_have_keep_their_time() {
     for source in sources() {
-        let setup =
-            Setup::with("0ms", |builder: Builder| builder.source(source).samples_per_profile(2));
-        setup.run(|| {
-            info_span!("waits").in_scope(|| (0..5).for_each(|_| std::thread::sleep(100 * MS)));
+        let (setup, time) = with_longer_waits(|time| {
+            let setup = Setup::with("0ms", |builder: Builder| {
+                builder.source(source).samples_per_profile(2)
+            });
+            setup.run(|| {
+                info_span!("waits").in_scope(|| (0..5).for_each(|_| std::thread::sleep(time)));
+            });
+            (setup.handle.stats().waits_dropped_memory > 0).then_some((setup, time))
         });
         let profile = &setup.profiles()[0];
         assert!(profile.duration_ns < 60_000_000_000, "{}", profile.duration_ns);
@@ -409,8 +423,8 @@ fn more_waits_than_a_profile_may_have_keep_their_time() {
         assert!(points.into_iter().all(|point| range.contains(&point.time_unix_ns)));
         // On a loaded machine one or two may have been missed.
         let (kept, dropped) = (2, setup.handle.stats().waits_dropped_memory);
-        assert!(dropped > 0, "{:?}", setup.handle.stats());
-        assert!(profile.waited_ns() >= (kept + dropped) * 90_000_000, "{:?}", profile.notes);
+        let each_ns = time.as_nanos() as u64 / 10 * 9;
+        assert!(profile.waited_ns() >= (kept + dropped) * each_ns, "{:?}", profile.notes);
         assert!(profile.waits().longest.unwrap().call.contains("sleep"));
     }
 }
@@ -522,7 +536,7 @@ fn a_long_wait_behind_many_short_ones_is_seen() {
             let profile = setup.profiles().pop()?;
             let sleeps = waits(&profile).into_iter().filter(|(_, names, _)| names[0] == "[sleep]");
             let longest = sleeps.map(|(_, _, waited_ns)| waited_ns).max()?;
-            (u128::from(longest) > time.as_nanos() / 2).then_some((longest, time))
+            (u128::from(longest) > time.as_nanos() / 10 * 8).then_some((longest, time))
         });
         assert!(
             u128::from(waited_ns) > time.as_nanos() / 10 * 8,

@@ -108,10 +108,6 @@ impl Engine {
     ///
     /// If the system does not let us.
     pub(crate) fn start(parts: Parts) -> Result<Arc<Self>, Error> {
-        sys::on_fork(|| {
-            forget_this_thread();
-            Gate::close_all();
-        });
         let (engine, collector, worker) = Self::assemble(parts);
         spawn("profiling-export", move || Worker::new(worker).run())?;
         spawn("profiling-drain", move || collector.run())?;
@@ -171,6 +167,14 @@ impl Engine {
             parts.limits,
         );
         (engine, collector, worker)
+    }
+
+    /// From now on all layers of this process are shut in children of forks.
+    pub(crate) fn shut_in_children() {
+        sys::on_fork(|| {
+            forget_this_thread();
+            Gate::close_all();
+        });
     }
 
     /// False once everything has ended, and in the child of a fork, where locks of ours may be held

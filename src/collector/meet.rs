@@ -29,7 +29,7 @@ impl Engine {
                 });
                 return;
             }
-            Found::OtherEnd(other) => other.hand_on(),
+            Found::OtherEnd(other) => self.hand_on_another(meeting, other),
             Found::OtherClose(other) => self.conclude(other, None),
             Found::Nothing => {}
         }
@@ -68,6 +68,15 @@ impl Engine {
     fn watch(&self, meeting: &Meeting) {
         if meeting.needs_watching() {
             self.waker.wake();
+        }
+    }
+
+    /// Hands on a span whose close will not come.
+    fn hand_on_another(&self, meeting: &Meeting, ended: EndedSpan) {
+        let Some(ended) = ended.hand_on_unless_inside() else { return };
+        match meeting.leave_late(ended) {
+            Some(ended) => ended.hand_on(),
+            None => self.watch(meeting),
         }
     }
 
@@ -140,7 +149,7 @@ impl SpanEnds for Engine {
             return;
         }
         if let Some(other) = meeting.leave_ended(ended) {
-            other.hand_on();
+            self.hand_on_another(meeting, other);
         }
         self.watch(meeting);
     }
@@ -153,6 +162,10 @@ impl SpanEnds for Engine {
             let (ended, closes) = meeting.give_up_for_flush();
             closes.into_iter().for_each(|close| self.conclude(close, None));
             ended.into_iter().for_each(EndedSpan::hand_on);
+            // Our thread may have looked while it was said that nothing is left.
+            if meeting.is_watched() {
+                self.waker.wake();
+            }
             // Those that the collector has given up just before. (Our own thread would wait for
             // itself.)
             if !is_ignored() {

@@ -293,10 +293,11 @@ impl Pending {
         }
     }
 
-    /// Whether a sample was lost since this was last asked, and there is still no room.
+    /// Whether a sample was lost, and since then there was no room.
     pub(super) fn is_short(&mut self) -> bool {
         let has_room = self.bytes + SOME_STACKS <= self.budget_bytes;
-        std::mem::take(&mut self.has_lost) && (!has_room || self.spans.len() >= self.most_spans)
+        self.has_lost &= !has_room || self.spans.len() >= self.most_spans;
+        self.has_lost
     }
 
     pub(super) fn get(&self, span: SpanKey) -> Option<&PendingSpan> {

@@ -133,7 +133,7 @@ impl Collector {
     }
 
     pub(super) fn run(mut self) {
-        let run = || while self.step() {};
+        let run = || while self.step() && !self.poller.is_broken() {};
         // Nothing here should panic; if it does, the host must not notice more than silence.
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
@@ -146,13 +146,17 @@ impl Collector {
             sampled.recording.end();
             self.source.give_back(&sampled.recording);
         }
-        if panicked {
-            self.engine.with_dispatch(|| {
-                tracing::error!(
-                    target: "tracing_profiling",
-                    "the collector has failed and profiling has ended; please report this"
-                );
-            });
+        let why = match (panicked, self.poller.is_broken()) {
+            (true, _) => {
+                Some("the collector has failed and profiling has ended; please report this")
+            }
+            (false, true) => Some("files of the profiler were closed, and profiling has ended"),
+            (false, false) => None,
+        };
+        if let Some(why) = why {
+            let say = || tracing::error!(target: "tracing_profiling", "{why}");
+            // It goes through other layers, which are not ours.
+            _ = catch_unwind(AssertUnwindSafe(|| self.engine.with_dispatch(say)));
         }
         _ = self.jobs.send(Job::Stop(self.at_end));
     }

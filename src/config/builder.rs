@@ -1,6 +1,7 @@
 //! Settings in code.
 
 use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -410,7 +411,12 @@ impl Builder {
             .exporter
             .or_else(|| from_env(&resource))
             .unwrap_or_else(|| Box::new(Directory::new(self.directory, resource)));
-        let problem = exporter.check().err().map(|error| error.to_string());
+        // It may be anybody's.
+        let checked = catch_unwind(AssertUnwindSafe(|| exporter.check()));
+        let problem = match checked {
+            Ok(checked) => checked.err().map(|error| error.to_string()),
+            Err(_) => Some("it panicked".to_owned()),
+        };
         keeper.set_exporter_fails(problem.is_some());
         Engine::start(Parts {
             spans,

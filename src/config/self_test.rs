@@ -38,6 +38,8 @@ pub struct SelfTest {
 }
 
 const BUSY: Duration = Duration::from_millis(300);
+/// For that much CPU time, or so long on a machine that has none to give.
+const AT_MOST: Duration = Duration::from_secs(3);
 const ASLEEP: Duration = Duration::from_millis(200);
 /// Symbols of a large program take a while.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -91,10 +93,14 @@ impl fmt::Display for SelfTest {
 }
 
 #[inline(never)]
-fn self_test_is_busy(end: Instant) -> u64 {
+fn self_test_is_busy() -> u64 {
+    let start = Instant::now();
+    let cpu = || crate::sys::thread_cpu_ns().map(Duration::from_nanos);
+    let before = cpu();
+    let ran = || cpu().zip(before).map_or_else(|| start.elapsed(), |(now, then)| now - then);
     let mut x = 1_u64;
-    while Instant::now() < end {
-        for i in 0..1_000_u64 {
+    while ran() < BUSY && start.elapsed() < AT_MOST {
+        for i in 0..100_000_u64 {
             x = std::hint::black_box((x ^ i).wrapping_mul(6_364_136_223_846_793_005));
         }
     }
@@ -126,7 +132,7 @@ pub(crate) fn self_test(settings: SourceSettings) -> SelfTest {
         tracing::dispatcher::with_default(&of_thread, || {
             tracing::info_span!("self test").in_scope(|| {
                 let before = crate::sys::thread_cpu_ns();
-                self_test_is_busy(Instant::now() + BUSY);
+                self_test_is_busy();
                 let ran = crate::sys::thread_cpu_ns().zip(before).map(|(now, then)| now - then);
                 self_test_is_asleep();
                 ran

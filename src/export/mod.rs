@@ -45,7 +45,8 @@ pub trait Exporter: Send {
 
     /// Whether a profile could be exported now, as far as that can be told without one. Asked when
     /// the layer is made, and again from time to time after something failed. Until all is well
-    /// again, kept spans get no profile, and so no id that leads nowhere.
+    /// again, kept spans get no profile, and so no id that leads nowhere. It must not use the layer's
+    /// [`Handle`](crate::Handle), which may wait for it.
     ///
     /// # Errors
     ///

@@ -1,10 +1,13 @@
 //! Finding out that the layers are in the wrong order.
 
 use std::cell::Cell;
+use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;
+
+use crate::span::is_ignored;
 
 /// What is known of the order of this layer and the one of `tracing-opentelemetry`.
 ///
@@ -28,10 +31,35 @@ const LOOKS: u32 = 256;
 thread_local! {
     /// The span that was entered last, if OpenTelemetry had a current one then; or 0.
     static LOOKED_AT: Cell<u64> = const { Cell::new(0) };
+
+    static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
+
+    static SENTINEL: Sentinel = const { Sentinel };
 }
 
+/// Is dropped before the context of its thread, of which nothing may be asked from then on: that panics,
+/// and who asks can be the destructor of a thread-local that enters a span.
+struct Sentinel;
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {}
+}
+
+/// Whether OpenTelemetry has a current span on this thread, as far as that can be said.
 fn has_current() -> bool {
-    Context::map_current(|context| context.span().span_context().is_valid())
+    let look = || Context::map_current(|context| context.span().span_context().is_valid());
+    if is_ignored() {
+        return false;
+    }
+    if !HAS_CONTEXT.get() {
+        // It may be gone already; else it is made by this, so that the sentinel comes after it, and goes
+        // before it.
+        let Ok(found) = catch_unwind(look) else { return false };
+        _ = SENTINEL.try_with(|_| ());
+        HAS_CONTEXT.set(true);
+        return found;
+    }
+    SENTINEL.try_with(|_| ()).is_ok() && look()
 }
 
 impl LayerOrder {

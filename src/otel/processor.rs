@@ -3,7 +3,7 @@
 //! Which of the two happens first depends on the order of the layers. Both happen on one thread,
 //! one right after the other: so whichever comes first waits for the other.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -94,8 +94,22 @@ pub(crate) struct Ended {
     next: Arc<dyn SpanProcessor>,
 }
 
+thread_local! {
+    /// A span is being handed on on this thread. Who takes it may hold a lock over that, and make and close
+    /// spans of `tracing` with it.
+    static HANDS_ON: Cell<bool> = const { Cell::new(false) };
+}
+
 impl Ended {
     pub(crate) fn hand_on(self) {
+        struct Before(bool);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                HANDS_ON.set(self.0);
+            }
+        }
+
+        let _before = Before(HANDS_ON.replace(true));
         self.next.on_end(self.data);
     }
 
@@ -130,11 +144,20 @@ impl EndedSpan {
             other.data.attributes.extend(data.attributes.iter().skip(before).cloned());
             other.hand_on();
         }
-        first.next.on_end(data);
+        Ended { data, ..first }.hand_on();
     }
 
     pub(crate) fn hand_on(self) {
         self.0.into_iter().for_each(Ended::hand_on);
+    }
+
+    /// The same, unless this thread is in the middle of that: then it is given back.
+    pub(crate) fn hand_on_unless_inside(self) -> Option<Self> {
+        if HANDS_ON.get() {
+            return Some(self);
+        }
+        self.hand_on();
+        None
     }
 
     /// Whether OpenTelemetry's span is the one that closes.
@@ -221,6 +244,8 @@ type Shard = HashMap<ThreadId, (Instant, Waiting)>;
 #[derive(Debug, Default)]
 pub(crate) struct Meeting {
     shards: [Mutex<Shard>; SHARDS],
+    /// What waits for nothing but another thread that hands it on.
+    late: Mutex<Vec<EndedSpan>>,
     /// Somebody will look for what has waited too long.
     is_watched: AtomicBool,
     /// Nobody will any more.
@@ -394,6 +419,16 @@ impl Meeting {
         }
     }
 
+    /// Another thread shall hand it on. Given back if none will any more.
+    pub(crate) fn leave_late(&self, ended: EndedSpan) -> Option<EndedSpan> {
+        let mut late = self.late.lock();
+        if self.is_over.load(Ordering::Acquire) {
+            return Some(ended);
+        }
+        late.push(ended);
+        None
+    }
+
     /// Whether whoever has left something must see to it that somebody watches.
     pub(crate) fn needs_watching(&self) -> bool {
         !self.is_watched.swap(true, Ordering::AcqRel)
@@ -407,7 +442,8 @@ impl Meeting {
     pub(crate) fn give_up(&self, waited: Duration) -> (Vec<EndedSpan>, Vec<Close>) {
         // Before the look: what is left after it asks for another.
         self.is_watched.store(false, Ordering::Release);
-        let (mut all_ended, mut closes, mut is_left) = (Vec::new(), Vec::new(), false);
+        let mut all_ended = std::mem::take(&mut *self.late.lock());
+        let (mut closes, mut is_left) = (Vec::new(), false);
         for shard in &self.shards {
             let mut shard = shard.lock();
             let old = shard.extract_if(|_, (since, _)| since.elapsed() >= waited);

@@ -77,7 +77,8 @@ impl SwitchLog {
         let (on_cpu_ns, now) = loop {
             let (tail, head) = (self.ring.tail(), self.ring.head());
             // A record for which there was no room is told of only once there is room again.
-            full |= head.wrapping_sub(tail) + LONGEST_RECORD > self.ring.data_size() as u64;
+            full |= head.wrapping_sub(tail).saturating_add(LONGEST_RECORD)
+                > self.ring.data_size() as u64;
             for record in Records::between(&*self.ring, tail, head) {
                 match record {
                     Ok(record) => self.state.read(record),

@@ -133,7 +133,9 @@ impl SlotTable {
             shard.first.iter().chain(more).filter(|slot| !slot.is_free()).for_each(&mut visit);
         }
         if self.has_outside() {
-            self.outside.read().values().for_each(|slot| visit(slot));
+            // Without the lock, which whoever visits may take again.
+            let slots: Vec<_> = self.outside.read().values().cloned().collect();
+            slots.iter().for_each(|slot| visit(slot));
         }
     }
 
@@ -276,5 +278,25 @@ mod tests {
             assert_eq!(key_of(&table, id), None);
         }
         assert_eq!(table.outside_count.load(Ordering::Relaxed), 0);
+    }
+
+    /// Who visits may look for a slot while others wait to open and close spans.
+    #[test]
+    fn a_visit_holds_nobody_up() {
+        let table = SlotTable::new();
+        open(&table, id(0, 4096, 7), 1);
+        let (done, wait) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            table.for_each(|_| {
+                let done = done.clone();
+                let table = &table;
+                scope.spawn(move || {
+                    open(table, id(0, 4096, 8), 2);
+                    done.send(()).unwrap();
+                });
+                wait.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+                assert_eq!(key_of(table, id(0, 4096, 7)), Some(1));
+            });
+        });
     }
 }

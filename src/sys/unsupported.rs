@@ -253,6 +253,11 @@ impl Poller {
         Waker(Arc::clone(&self.0))
     }
 
+    #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
+    pub(crate) fn is_broken(&self) -> bool {
+        false
+    }
+
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
         let (woken, condition) = &*self.0;
         let mut woken = woken.lock();

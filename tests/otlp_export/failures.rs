@@ -24,7 +24,7 @@ use crate::receiver::{Certified, Does, Receiver, Speaks, certify, free_address, 
 use crate::support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
 use crate::{
     BOTH, MS, arrived, arrived_at_least_once, assert_adds_up, assert_one_body, keep,
-    keep_until_away, promised, setup, to, waiting,
+    keep_until_away, promised, setup, setup_with, to, waiting,
 };
 
 /// A setup whose log is heard.
@@ -662,7 +662,8 @@ fn what_was_stored_fits_into_a_request() {
             .patience(Duration::ZERO)
             .request_bytes(MOST)
             .fallback_directory(folder.path());
-        let setup = setup(exporter);
+        // Large ones.
+        let setup = setup_with(exporter, |builder| builder.rate(1000));
         if !HAS_STACKS {
             return;
         }

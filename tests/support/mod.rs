@@ -104,14 +104,9 @@ const WITHOUT_TICKS: bool =
 /// sampled meanwhile, by whatever it is: where it must be that takes longer.
 #[inline(never)]
 pub(crate) fn burn(cpu: Duration) -> u64 {
-    const A_SAMPLE: Duration = Duration::from_millis(20);
-    let start = cpu_time::ThreadTime::now();
-    let is_enough = cpu < A_SAMPLE || !HAS_STACKS || WITHOUT_TICKS;
-    let tick = if is_enough { None } else { tick::Tick::await_next() };
+    let burning = Burning::new(cpu);
     let mut x = 1_u64;
-    let is_awaited = || tick.as_ref().is_some_and(|tick| !tick.has_come());
-    while start.elapsed() < cpu || is_awaited() {
-        assert!(start.elapsed() < PLENTY, "the kernel has looked at timers");
+    while burning.goes_on() {
         let mut i = 0;
         // The clock is a system call, and this is to be about user code.
         while i < 5_000 {
@@ -120,6 +115,29 @@ pub(crate) fn burn(cpu: Duration) -> u64 {
         }
     }
     x
+}
+
+/// For how long to keep the CPU busy.
+pub(crate) struct Burning {
+    start: cpu_time::ThreadTime,
+    cpu: Duration,
+    tick: Option<tick::Tick>,
+}
+
+impl Burning {
+    pub(crate) fn new(cpu: Duration) -> Self {
+        const A_SAMPLE: Duration = Duration::from_millis(20);
+        let start = cpu_time::ThreadTime::now();
+        let is_enough = cpu < A_SAMPLE || !HAS_STACKS || WITHOUT_TICKS;
+        let tick = if is_enough { None } else { tick::Tick::await_next() };
+        Self { start, cpu, tick }
+    }
+
+    pub(crate) fn goes_on(&self) -> bool {
+        assert!(self.start.elapsed() < PLENTY, "the kernel has looked at timers");
+        let is_awaited = || self.tick.as_ref().is_some_and(|tick| !tick.has_come());
+        self.start.elapsed() < self.cpu || is_awaited()
+    }
 }
 
 /// The functions of a sample, the innermost first, inlined ones too.

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::sys::types::{LoadedModule, ModuleList, Segment};
 
@@ -88,6 +89,16 @@ pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
     found
 }
 
+/// Held while we look at what is loaded, and over forks, as the lock in the module `signal` is. The loader's own
+/// lock is no more than that: glibc does not give it back in the child.
+static LOADER: Mutex<()> = Mutex::new(());
+
+pub(super) type Loader = MutexGuard<'static, ()>;
+
+pub(super) fn lock_loader() -> Loader {
+    LOADER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn generation_of(info: &libc::dl_phdr_info) -> u64 {
     // Each only ever grows, so their sum changes whenever one does.
     info.dlpi_adds.wrapping_add(info.dlpi_subs)
@@ -109,6 +120,7 @@ fn iterate(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
     }
 
     let mut visit: Visit<'_> = visit;
+    let _loader = lock_loader();
     // SAFETY: `each` has the right signature, does not unwind (`visit` only copies), and the
     // pointer to `visit` is used only while this call lasts.
     unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut visit).cast()) };

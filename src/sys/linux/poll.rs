@@ -27,6 +27,7 @@ struct Inner {
     pending: AtomicBool,
     /// Asked for by [`Waker::wake_soon`].
     soon: AtomicBool,
+    broken: AtomicBool,
 }
 
 /// How long who is woken soon waits for more to do: a service in which thousands of spans are kept
@@ -59,7 +60,13 @@ impl Poller {
             event,
             pending: AtomicBool::new(false),
             soon: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
         })))
+    }
+
+    /// Whether it cannot wait any more: somebody has closed files that are not theirs.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.0.broken.load(Ordering::Relaxed)
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -72,7 +79,7 @@ impl Poller {
     ///
     /// Returns false if nothing but time has passed.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
-        let Inner { epoll, event, pending, soon } = &*self.0;
+        let Inner { epoll, event, pending, soon, broken } = &*self.0;
         let mut timeout = timeout;
         let mut is_soon = false;
         loop {
@@ -81,7 +88,10 @@ impl Poller {
             // What exactly happened does not matter: a round looks at every thread. An interruption
             // is as good a reason to look as any.
             let woken = epoll::wait(epoll, &mut events, limit.as_ref());
-            debug_assert!(matches!(woken, Ok(_) | Err(Errno::INTR)));
+            if !matches!(woken, Ok(_) | Err(Errno::INTR)) {
+                broken.store(true, Ordering::Relaxed);
+                return true;
+            }
             let is_by_event = |(happened, _): &(&mut [epoll::Event], _)| {
                 happened.iter().all(|happened| happened.data.u64() == BY_EVENT)
             };

@@ -7,6 +7,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::modules::{Loader, lock_loader};
 use super::timer::{Targets, lock_targets};
 use crate::sys::types::WhyRefused;
 
@@ -166,8 +167,11 @@ fn set_mask(how: c_int, signal: c_int) -> libc::sigset_t {
 struct Held {
     _chosen: MutexGuard<'static, c_int>,
     _targets: Targets,
+    _loader: Loader,
     /// The thread's mask, if it was changed.
     mask: Option<libc::sigset_t>,
+    /// Forks by handlers of this fork.
+    inner_forks: u32,
 }
 
 thread_local! {
@@ -178,15 +182,27 @@ thread_local! {
 /// Before a fork: holds the signal back, for a fork that is interrupted begins anew, and with a fast
 /// timer never ends; and our locks, or the child could find them held by a thread that is gone.
 pub(super) fn before_fork() {
-    let (chosen, targets) = (chosen(), lock_targets());
+    if let Some(mut held) = HELD.take() {
+        held.inner_forks += 1;
+        HELD.set(Some(held));
+        return;
+    }
+    let (chosen, targets, loader) = (chosen(), lock_targets(), lock_loader());
     let signal = IN_USE.load(Ordering::Relaxed);
     let mask = (signal != 0).then(|| set_mask(libc::SIG_BLOCK, signal));
-    HELD.set(Some(ManuallyDrop::new(Held { _chosen: chosen, _targets: targets, mask })));
+    let held = Held { _chosen: chosen, _targets: targets, _loader: loader, mask, inner_forks: 0 };
+    HELD.set(Some(ManuallyDrop::new(held)));
 }
 
 /// After it, in parent and child: undoes that.
 pub(super) fn after_fork() {
-    let Some(held) = HELD.take().map(ManuallyDrop::into_inner) else { return };
+    let Some(mut held) = HELD.take() else { return };
+    if held.inner_forks > 0 {
+        held.inner_forks -= 1;
+        HELD.set(Some(held));
+        return;
+    }
+    let held = ManuallyDrop::into_inner(held);
     let mask = held.mask;
     drop(held);
     if let Some(mask) = mask {
