@@ -619,16 +619,14 @@ fn a_kept_span_that_waited_is_not_beside_the_one_around_it() {
 fn the_self_test_says_what_can_be_seen_here() {
     for source in [Source::Auto, Source::Timer, Source::None] {
         let setup = Setup::with("1h", |builder| builder.source(source));
-        let start = std::time::Instant::now();
-        let found = loop {
-            let found = setup.handle.self_test();
-            // A busy machine can have it miss something.
-            let is_last = found.is_ok() || source == Source::None || !HAS_STACKS;
-            if is_last || start.elapsed() > PLENTY {
-                break found;
+        let mut found = setup.handle.self_test();
+        // A busy machine can have it miss something.
+        for _ in 0..3 {
+            if found.is_ok() || source == Source::None || !HAS_STACKS {
+                break;
             }
-            println!("{found}: {:?}", found.problems());
-        };
+            found = setup.handle.self_test();
+        }
         assert_eq!(found.source, setup.handle.source());
         if source == Source::None || !HAS_STACKS {
             assert!(!found.is_ok());

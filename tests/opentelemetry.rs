@@ -837,8 +837,8 @@ fn no_span_is_handed_on_inside_another() {
         for name in names {
             drop(tracer.start(name));
         }
-        provider.force_flush().unwrap();
     });
+    // Nobody flushes.
     let start = std::time::Instant::now();
     while locks.0.lock().unwrap().len() < names.len() {
         assert!(start.elapsed() < PLENTY, "{locks:?}");

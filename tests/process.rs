@@ -644,3 +644,38 @@ in_child! {
         assert!(setup.handle.stats().spans_kept > 300, "{:?}", setup.handle.stats());
     }
 }
+
+in_child! {
+    /// What is promised is made all the same, and the collector does not turn in circles.
+    fn a_collector_whose_files_were_closed_ends() {
+        if !HAS_STACKS {
+            return;
+        }
+        let setup = Setup::new("0ms");
+        setup.run(|| info_span!("first").in_scope(|| burn(60 * MS)));
+        let is_poll = |file: &fs::DirEntry| {
+            fs::read_link(file.path()).is_ok_and(|to| to == Path::new("anon_inode:[eventpoll]"))
+        };
+        let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let polls: Vec<_> = files.filter(is_poll).map(|file| file.file_name()).collect();
+        let [poll] = &polls[..] else { panic!("{polls:?}") };
+        let poll = poll.to_str().unwrap().parse().unwrap();
+        tracing::dispatcher::with_default(&setup.dispatch, || {
+            info_span!("second").in_scope(|| burn(60 * MS));
+            // SAFETY: that this is nobody's business but the collector's is what is tested.
+            assert_eq!(unsafe { libc::close(poll) }, 0);
+            let start = Instant::now();
+            while setup.handle.is_enabled() {
+                assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats());
+                info_span!("more").in_scope(|| burn(30 * MS));
+            }
+        });
+        let start = Instant::now();
+        while !setup.profiles().iter().any(|profile| profile.name == "second") {
+            assert!(start.elapsed() < PLENTY, "{:?}", setup.kept_names());
+            std::thread::sleep(MS);
+        }
+        info_span!("after").in_scope(|| burn(MS));
+        assert!(setup.handle.shutdown(PLENTY));
+    }
+}

@@ -75,9 +75,10 @@ fn a_deep_stack_after_many_shallow_ones_is_whole_soon() {
         // Another round, and it has been seen to.
         setup.flush();
         // On a busy machine many find the ring full.
-        let before = setup.handle.stats().samples_taken;
+        let (before, start) = (setup.handle.stats().samples_taken, std::time::Instant::now());
         while setup.handle.stats().samples_taken < before + 100 {
             deep(FRAMES, 100 * MS);
+            assert!(start.elapsed() < support::PLENTY, "{:?}", setup.handle.stats());
         }
     });
 

@@ -298,7 +298,7 @@ fn time_in_the_kernel_is_in_the_sum() {
         }
     }
     for source in sources() {
-        let start = Instant::now();
+        let mut tries = 0..5;
         let setup = loop {
             let setup = with(source);
             setup.run(|| {
@@ -308,11 +308,11 @@ fn time_in_the_kernel_is_in_the_sum() {
                 });
             });
             let lost = setup.handle.stats().samples_dropped_ring_full;
-            assert!(start.elapsed() < support::PLENTY, "{lost}");
             // What is lost is not in the sum.
             if lost == 0 {
                 break setup;
             }
+            assert!(tries.next().is_some(), "{source:?}: {lost} lost again");
         };
         let profile = &setup.profiles()[0];
         let account = *setup.kept()[0].spans[0].account();
@@ -408,7 +408,7 @@ fn the_waits_of_threads_that_end_are_whole() {
 fn more_waits_than_a_profile_may_have_keep_their_time() {
     for source in sources() {
         let (setup, time) = with_longer_waits(|time| {
-            let setup = Setup::with("0ms", |builder: Builder| {
+            let setup = Setup::with("0ms|hung=off", |builder: Builder| {
                 builder.source(source).samples_per_profile(2)
             });
             setup.run(|| {

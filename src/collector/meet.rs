@@ -148,10 +148,11 @@ impl SpanEnds for Engine {
             ended.hand_on();
             return;
         }
-        if let Some(other) = meeting.leave_ended(ended) {
+        let other = meeting.leave_ended(ended);
+        self.watch(meeting);
+        if let Some(other) = other {
             self.hand_on_another(meeting, other);
         }
-        self.watch(meeting);
     }
 
     fn hand_on(&self) {
@@ -160,12 +161,12 @@ impl SpanEnds for Engine {
         let meeting = self.meeting.get().filter(|_| self.made_in == sys::fork_generation());
         if let Some(meeting) = meeting.filter(|meeting| !meeting.is_direct()) {
             let (ended, closes) = meeting.give_up_for_flush();
-            closes.into_iter().for_each(|close| self.conclude(close, None));
-            ended.into_iter().for_each(EndedSpan::hand_on);
             // Our thread may have looked while it was said that nothing is left.
             if meeting.is_watched() {
                 self.waker.wake();
             }
+            closes.into_iter().for_each(|close| self.conclude(close, None));
+            ended.into_iter().for_each(EndedSpan::hand_on);
             // Those that the collector has given up just before. (Our own thread would wait for
             // itself.)
             if !is_ignored() {

@@ -120,7 +120,7 @@ pub(super) struct Pending {
     most_samples: usize,
     most_spans: usize,
     refused: HashMap<SpanKey, Refused>,
-    /// A sample was lost since this was last asked.
+    /// A sample was lost, and there has been no room since.
     has_lost: bool,
 }
 

@@ -133,20 +133,31 @@ impl Collector {
     }
 
     pub(super) fn run(mut self) {
-        let run = || while self.step() && !self.poller.is_broken() {};
+        let run = || {
+            let mut is_broken = false;
+            while self.step() {
+                // Nothing wakes it any more: what is promised is made, and that is the end.
+                if self.poller.is_broken() && !std::mem::replace(&mut is_broken, true) {
+                    self.engine.shutdown_later();
+                }
+            }
+        };
         // Nothing here should panic; if it does, the host must not notice more than silence.
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
         self.hand_on(self.engine.end_meeting());
+        let is_broken = self.poller.is_broken();
         // First: from then on no thread is armed.
-        self.source.end();
+        self.source.end(!is_broken);
         let new = self.source.take_new();
         self.take_in(new);
         for sampled in &self.sampled {
             sampled.recording.end();
-            self.source.give_back(&sampled.recording);
+            if !is_broken {
+                self.source.give_back(&sampled.recording);
+            }
         }
-        let why = match (panicked, self.poller.is_broken()) {
+        let why = match (panicked, is_broken) {
             (true, _) => {
                 Some("the collector has failed and profiling has ended; please report this")
             }
@@ -158,7 +169,11 @@ impl Collector {
             // It goes through other layers, which are not ours.
             _ = catch_unwind(AssertUnwindSafe(|| self.engine.with_dispatch(say)));
         }
-        _ = self.jobs.send(Job::Stop(self.at_end));
+        _ = self.jobs.send(Job::Stop(std::mem::take(&mut self.at_end)));
+        if is_broken {
+            // The numbers of its files may be those of others by now.
+            std::mem::forget(self);
+        }
     }
 
     /// Sleeps until there is something to do, and does it. False when all has ended.

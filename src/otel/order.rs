@@ -32,7 +32,8 @@ thread_local! {
     /// The span that was entered last, if OpenTelemetry had a current one then; or 0.
     static LOOKED_AT: Cell<u64> = const { Cell::new(0) };
 
-    static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
+    /// Whether a context was there when it was first asked for, if it was.
+    static HAS_CONTEXT: Cell<Option<bool>> = const { Cell::new(None) };
 
     static SENTINEL: Sentinel = const { Sentinel };
 }
@@ -45,21 +46,21 @@ impl Drop for Sentinel {
     fn drop(&mut self) {}
 }
 
-/// Whether OpenTelemetry has a current span on this thread, as far as that can be said.
-fn has_current() -> bool {
+/// Whether OpenTelemetry has a current span on this thread, if that can be said.
+fn has_current() -> Option<bool> {
     let look = || Context::map_current(|context| context.span().span_context().is_valid());
     if is_ignored() {
-        return false;
+        return None;
     }
-    if !HAS_CONTEXT.get() {
+    let Some(has_context) = HAS_CONTEXT.get() else {
         // It may be gone already; else it is made by this, so that the sentinel comes after it, and goes
         // before it.
-        let Ok(found) = catch_unwind(look) else { return false };
+        let found = catch_unwind(look).ok();
+        HAS_CONTEXT.set(Some(found.is_some()));
         _ = SENTINEL.try_with(|_| ());
-        HAS_CONTEXT.set(true);
         return found;
-    }
-    SENTINEL.try_with(|_| ()).is_ok() && look()
+    };
+    (has_context && SENTINEL.try_with(|_| ()).is_ok()).then(look)
 }
 
 impl LayerOrder {
@@ -87,7 +88,7 @@ impl LayerOrder {
     /// A span is entered. In the right order, it is not the current one of OpenTelemetry yet.
     #[cold]
     pub(crate) fn look_at_enter(&self, id: u64) {
-        LOOKED_AT.set(if has_current() { id } else { 0 });
+        LOOKED_AT.set(if has_current() == Some(true) { id } else { 0 });
     }
 
     /// A span is left. In the right order, it is still the current one of OpenTelemetry: in the
@@ -95,7 +96,7 @@ impl LayerOrder {
     /// Returns whether to go on looking.
     #[cold]
     pub(crate) fn look_at_exit(&self, id: u64) -> bool {
-        if LOOKED_AT.replace(0) == id && !has_current() {
+        if LOOKED_AT.replace(0) == id && has_current() == Some(false) {
             self.note_wrong();
             return false;
         }

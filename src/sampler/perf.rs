@@ -96,9 +96,12 @@ impl Perf {
         self.has_hardware
     }
 
-    /// Nothing will be opened any more.
-    pub(super) fn end(&self) {
-        *self.kept_on.lock() = None;
+    /// Nothing will be opened any more. Files that may not be ours any more are not closed.
+    pub(super) fn end(&self, are_ours: bool) {
+        let kept_on = self.kept_on.lock().take();
+        if !are_ours {
+            std::mem::forget(kept_on);
+        }
     }
 
     fn give_files(&self) {

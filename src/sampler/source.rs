@@ -168,12 +168,12 @@ impl Sampler {
             && losses.iter().all(|counter| counter.load(Ordering::Relaxed) == 0)
     }
 
-    /// Nothing will be opened any more.
-    pub(crate) fn end(&self) {
+    /// Nothing will be opened any more. Files that may not be ours any more are not closed.
+    pub(crate) fn end(&self, are_ours: bool) {
         // With the lock: who is arming now is done before, and found among the new.
         *self.0.is_over.lock() = true;
         if let Some(perf) = &self.0.perf {
-            perf.end();
+            perf.end(are_ours);
         }
     }
 

@@ -284,18 +284,18 @@ mod tests {
     #[test]
     fn a_visit_holds_nobody_up() {
         let table = SlotTable::new();
-        open(&table, id(0, 4096, 7), 1);
+        open(&table, id(0, 0, 1 << 37), 1);
         let (done, wait) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             table.for_each(|_| {
                 let done = done.clone();
                 let table = &table;
                 scope.spawn(move || {
-                    open(table, id(0, 4096, 8), 2);
+                    open(table, id(0, 0, (1 << 37) + 1), 2);
                     done.send(()).unwrap();
                 });
                 wait.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
-                assert_eq!(key_of(table, id(0, 4096, 7)), Some(1));
+                assert_eq!(key_of(table, id(0, 0, 1 << 37)), Some(1));
             });
         });
     }
