@@ -29,6 +29,8 @@ pub(crate) struct Control {
     made_with: Rules,
     /// In the child of a fork its locks may be held for ever.
     made_in: u32,
+    /// The process itself.
+    made_by: u32,
     switch: Mutex<Switch>,
     dispatch: Mutex<Option<WeakDispatch>>,
     expects_ends: AtomicBool,
@@ -69,6 +71,7 @@ impl Control {
             engine: OnceLock::new(),
             made_with: rules.clone(),
             made_in: sys::fork_generation(),
+            made_by: sys::process_id(),
             switch: Mutex::new(Switch {
                 builder: Some(builder),
                 rules: rules.clone(),
@@ -94,6 +97,7 @@ impl Control {
         Arc::new(Self {
             made_with: rules,
             made_in: sys::fork_generation(),
+            made_by: sys::process_id(),
             gate: engine.gate,
             order: Arc::clone(&engine.order),
             engine: OnceLock::from(engine),
@@ -110,6 +114,21 @@ impl Control {
     /// Whether this is the process in which it was made.
     pub(crate) fn is_here(&self) -> bool {
         self.made_in == sys::fork_generation()
+    }
+
+    /// In the child of a fork: says that profiling has ended, if the process that made the layer is gone and
+    /// this one goes on in its place, as a daemon does. (Who logs in another child may find a lock of
+    /// the program's that is held for ever.) Takes no lock of ours.
+    #[cold]
+    pub(crate) fn say_if_forked(&self) {
+        if !sys::has_ended(self.made_by) || !self.gate.take_forked() {
+            return;
+        }
+        tracing::warn!(
+            target: "tracing_profiling",
+            "this process was forked from the one that made the profiling layer, which has ended: profiling has \
+             ended; make the layer when the process has become a daemon"
+        );
     }
 
     pub(crate) fn gate(&self) -> &'static Gate {

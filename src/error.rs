@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use crate::text::{around, shortened};
+
 /// Why a layer could not be made, or its rules not be replaced. Nothing else goes wrong that a program would have to handle:
 /// what is lost then is counted in [`Stats`](crate::Stats), and said in the log.
 ///
@@ -15,8 +17,9 @@ pub struct Error(Kind);
 enum Kind {
     Text {
         what: &'static str,
-        text: String,
-        at: usize,
+        /// What is around the place, and the characters of it before that.
+        line: String,
+        before: usize,
         problem: String,
     },
     Setting {
@@ -41,17 +44,26 @@ impl Error {
 
     /// `what` cannot be read because of what is at that place of the text.
     pub(crate) fn text(what: &'static str, text: &str, at: usize, problem: String) -> Self {
-        Self(Kind::Text { what, text: text.to_owned(), at, problem })
+        let (line, before) = around(text, at);
+        Self(Kind::Text { what, line, before, problem: shortened(&problem) })
+    }
+
+    /// The same, found in what `what` is the name of.
+    pub(crate) fn found_in(mut self, name: &'static str) -> Self {
+        if let Kind::Text { what, .. } = &mut self.0 {
+            *what = name;
+        }
+        self
     }
 
     pub(crate) fn setting(name: &'static str, value: &str, expected: &'static str) -> Self {
-        Self(Kind::Setting { name, value: value.to_owned(), expected })
+        Self(Kind::Setting { name, value: shortened(value), expected })
     }
 
     /// Something that a setting names cannot be used.
     #[cfg(feature = "_otlp")]
     pub(crate) fn otlp(name: &'static str, value: &str, problem: impl fmt::Display) -> Self {
-        Self(Kind::Otlp { name, value: value.to_owned(), problem: problem.to_string() })
+        Self(Kind::Otlp { name, value: shortened(value), problem: problem.to_string() })
     }
 
     pub(crate) fn thread(error: io::Error) -> Self {
@@ -72,11 +84,9 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Text { what, text, at, problem } => {
-                // The place in characters, for the marker below the text.
-                let before = text.get(..*at).unwrap_or(text).chars().count();
+            Kind::Text { what, line, before, problem } => {
                 writeln!(f, "cannot read {what}: {problem}")?;
-                writeln!(f, "  {text}")?;
+                writeln!(f, "  {line}")?;
                 write!(f, "  {:before$}^", "")
             }
             Kind::Setting { name, value, expected } => {
@@ -97,3 +107,60 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_value_only_its_beginning_is_repeated() {
+        for (letter, bytes) in [('x', 1), ('ö', 2), ('\u{1f525}', 4)] {
+            let value: String = std::iter::repeat_n(letter, 100_000).collect();
+            let error = Error::setting("NAME", &value, "less").to_string();
+            assert!(
+                error.starts_with("NAME is `") && error.ends_with("`: expected less"),
+                "{error}"
+            );
+            assert!(error.len() < 150 * bytes, "{} bytes", error.len());
+            for at in [0, 10, 50_000, 99_999, 100_000] {
+                let rules = format!("a={value}");
+                let error = Error::rules(&rules, at * bytes, "a rule".to_owned()).to_string();
+                assert!(error.len() < 300 * bytes, "{} bytes", error.len());
+                let lines: Vec<_> = error.lines().collect();
+                let place = lines[2].chars().position(|c| c == '^').unwrap();
+                assert!(lines.len() == 3 && place <= lines[1].chars().count(), "{error}");
+            }
+        }
+        let short = "x".repeat(90);
+        assert!(Error::setting("NAME", &short, "less").to_string().contains(&short));
+    }
+
+    #[test]
+    fn the_mark_is_below_its_place_also_in_a_long_text() {
+        for before in [0, 3, 49, 50, 51, 1_000] {
+            let text = format!("{}!{}", "ö".repeat(before), "x".repeat(1_000));
+            let error = Error::text("it", &text, 2 * before, "no".to_owned()).to_string();
+            let lines: Vec<_> = error.lines().collect();
+            let at = |line: &str, c| line.chars().position(|other| other == c).unwrap();
+            assert_eq!(at(lines[1], '!'), at(lines[2], '^'), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_would_disturb_a_line_is_not_repeated_as_it_is() {
+        let hostile = "a\nb\r\0\u{1b}[31m\u{85}\u{202e}\u{2066}\u{200f}\u{61c}\u{2028}c";
+        let errors = [
+            Error::setting("NAME", hostile, "less"),
+            Error::text("it", hostile, hostile.len() - 1, "no".to_owned()),
+        ];
+        for error in errors {
+            let text = error.to_string();
+            let is_bad = |c: char| {
+                c != '\n'
+                    && (c.is_control() || "\u{202e}\u{2066}\u{200f}\u{61c}\u{2028}".contains(c))
+            };
+            assert!(!text.contains(is_bad), "{text:?}");
+            assert!(text.lines().count() <= 3, "{text:?}");
+        }
+    }
+}

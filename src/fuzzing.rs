@@ -1,6 +1,15 @@
 //! What the fuzz targets in `fuzz/` call; compiled for them alone.
 
+use crate::config::Builder;
+use crate::error::Error;
+use crate::keep::Rules;
+use crate::profile::Names;
+use crate::redact::Redaction;
 use crate::sampler::record::{Layout, Machine, Record, Records, read_sample, said_position};
+use crate::symbols::fuzzing as symbols;
+use crate::sys;
+use crate::text::disturbs;
+use crate::unwind::fuzzing as unwind;
 
 /// Reads `bytes` as a ring of either machine, with call chains of the kernel and without. Returns how
 /// many records were found.
@@ -22,4 +31,90 @@ pub fn records(bytes: &[u8]) -> usize {
         }
     }
     count
+}
+
+/// Reads `text` as rules, as patterns to hide and as a name. What is wrong with it is said in a few short lines; what
+/// is not is written so that it reads the same.
+pub fn rules_and_patterns(text: &str) {
+    match text.parse::<Rules>() {
+        Ok(rules) => {
+            let written = rules.to_string();
+            let again = written.parse::<Rules>().map(|rules| rules.to_string());
+            assert_eq!(again.map_err(|error| error.to_string()), Ok(written));
+        }
+        Err(error) => said(&error),
+    }
+    let all = Redaction::new().hide_all("TRACING_PROFILING_REDACT", text);
+    let one = Redaction::new().hide(text);
+    for redaction in [all, one] {
+        match redaction {
+            Ok(redaction) => {
+                for name in ["shop::cart::total", "/home/me/shop/src/main.rs", "GET /a\nb"] {
+                    let names =
+                        [redaction.function(name), redaction.source(name), redaction.span(name)];
+                    assert!(names.iter().all(|name| !name.contains(disturbs)));
+                }
+            }
+            Err(error) => said(&error),
+        }
+    }
+    let plain = Redaction::new();
+    for name in [plain.function(text), plain.source(text), plain.code(text), plain.span(text)] {
+        assert!(!name.contains(disturbs));
+    }
+}
+
+/// Settings by the names of variables, each `NAME=value` up to a NUL.
+pub fn environment(text: &str) {
+    let variables = text.split('\0').filter_map(|pair| pair.split_once('='));
+    let variables: Vec<_> = variables.collect();
+    // Not those that name files or folders: these may be any of this machine.
+    let find = |name: &'static str| {
+        let is_asked = |(key, _): &&(&str, &str)| name.ends_with(key) && !key.is_empty();
+        let is_file = ["CERTIFICATE", "KEY", "DIR"].iter().any(|end| name.ends_with(end));
+        let found = variables.iter().find(is_asked).filter(|_| !is_file);
+        Ok(found.map(|(_, value)| (*value).to_owned()))
+    };
+    if let Err(error) = Builder::new().with_variables(find) {
+        assert!(error.is_configuration());
+        said(&error);
+    }
+}
+
+fn said(error: &Error) {
+    let text = error.to_string();
+    assert!(text.lines().count() <= 3 && text.chars().count() < 700, "{text}");
+    assert!(!text.contains(|c| c != '\n' && disturbs(c)), "{text:?}");
+}
+
+#[cfg(all(feature = "otlp-grpc", feature = "otlp-http"))]
+pub use crate::export::fuzz_answers as answers;
+/// Reads `bytes` as a file of code, and as parts of one that are in memory.
+pub fn elf(bytes: &[u8]) {
+    symbols::elf(bytes);
+    let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+    unwind::tables(bytes, address);
+}
+
+/// Reads `bytes` as code, and as calls in it.
+pub fn code(bytes: &[u8]) {
+    let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+    bytes.as_chunks().0.iter().for_each(|code| unwind::code(*code, address));
+}
+
+/// Reads `bytes` as the kernel's list of functions, as lines of `/proc/self/maps`, and as mangled names.
+pub fn texts(bytes: &[u8]) {
+    let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+    symbols::kernel(bytes, address);
+    let lines =
+        bytes.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok());
+    for line in lines {
+        _ = sys::parse_map(line);
+        symbols::name(line);
+    }
+}
+
+/// Reads `text` as what the kernel says of threads. Returns whether each of the two was made sense of.
+pub fn proc_texts(text: &str) -> (bool, bool) {
+    crate::sys::read_proc_texts(text)
 }

@@ -46,8 +46,8 @@ impl Handle {
     /// # }
     /// ```
     ///
-    /// Each callsite of a span takes some 200 bytes for each different set of rules under which it is
-    /// used; these are never given back.
+    /// What replaced rules took is given back once eight other sets came after them and no span is open that was
+    /// made under them. Until then a rule that comes back goes on with its limits and percentiles.
     ///
     /// # Errors
     ///
@@ -115,8 +115,10 @@ impl Handle {
         self.0.upgrade().filter(|control| control.is_here())
     }
 
-    /// Waits until everything that was kept before is exported, but no longer than `deadline`.
-    /// Returns whether it was. Kept spans do not wait for their roots to close then.
+    /// Waits until everything that was kept before is delivered, but no longer than `deadline`. Returns
+    /// whether it was: false also if a profile that was promised was lost since the last call, and if the
+    /// receiver is known to refuse profiles. While the exporter fails it is tried again until the deadline.
+    /// Kept spans do not wait for their roots to close then.
     ///
     /// It blocks; in async code call it from `spawn_blocking`.
     pub fn flush(&self, deadline: Duration) -> bool {
@@ -128,13 +130,15 @@ impl Handle {
         let Some(control) = self.find() else { return true };
         #[cfg(feature = "sighup")]
         control.set_hangups(None);
-        control.end(|engine| engine.shutdown(until(deadline))).unwrap_or(true)
+        let ended = control.end(|engine| engine.shutdown(until(deadline)));
+        ended.unwrap_or_else(|| has_lost_none(&control))
     }
 
     fn with_engine(&self, action: impl FnOnce(&Engine) -> bool) -> bool {
-        match self.0.upgrade().as_ref().and_then(|control| control.running()) {
+        let Some(control) = self.0.upgrade() else { return true };
+        match control.running() {
             Some(engine) => action(engine),
-            None => true,
+            None => has_lost_none(&control),
         }
     }
 
@@ -232,6 +236,11 @@ impl Handle {
     pub fn flush_on_drop(&self) -> FlushGuard {
         FlushGuard(self.clone())
     }
+}
+
+/// Whether profiling that has ended, if it ever began, has delivered all that was promised.
+fn has_lost_none(control: &Control) -> bool {
+    !control.is_here() || control.engine().is_none_or(|engine| engine.has_lost_none())
 }
 
 /// A deadline that is too far away to be a moment is one that nobody lives to see.

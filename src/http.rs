@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
-use axum::middleware::map_response;
+use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::export::{StoredFile, list_stored, read_stored};
 use crate::handle::Handle;
 use crate::keep::{Reason, Rules};
+use crate::origin::{Hosts, refuse_foreign};
 
 const LONGEST_RULES: usize = 64 * 1024;
 
@@ -37,7 +38,16 @@ impl Handle {
     /// names of your functions and spans, and changes what the program does: `PUT`, `POST` and
     /// `DELETE` replace the rules and turn profiling on and off. Mount them where nobody from outside
     /// gets to, and not on the port that serves your users: on a port of `127.0.0.1`, or behind what
-    /// protects your other routes for operators.
+    /// protects your other routes for operators. [The guide](crate::guide::live_control) has an example with
+    /// a token.
+    ///
+    /// Pages of other sites, open in a browser on a machine that reaches the port, cannot use them:
+    ///
+    /// - Requests are answered for the host `localhost` and for loopback addresses, whatever the port;
+    ///   [`router_for`](Self::router_for) adds others. For any other host the answer is 421. So no name of
+    ///   somebody else's that leads to this machine makes the profiles theirs.
+    /// - What changes something is answered with 403 if it comes from a page of another origin, as `Origin` and
+    ///   `Sec-Fetch-Site` tell. What has neither, as from `curl`, passes.
     ///
     /// ```no_run
     /// use axum::Router;
@@ -72,12 +82,19 @@ impl Handle {
     ///
     /// What may block runs beside tokio's runtime, in which the routes must be served.
     pub fn router(&self) -> Router {
+        self.router_for([""; 0])
+    }
+
+    /// The same, also for these hosts: the names and addresses by which the routes are asked for, as in
+    /// `shop.internal` or `10.0.0.7`. Their ports do not matter.
+    pub fn router_for(&self, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Router {
         Router::new()
             .route("/", get(state).post(enable).delete(disable))
             .route("/rules", get(rules).put(set_rules))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
             .layer(DefaultBodyLimit::max(LONGEST_RULES))
+            .layer(from_fn_with_state(Hosts::new(hosts), refuse_foreign))
             .layer(map_response(protect))
             .with_state(self.clone())
     }
@@ -206,13 +223,16 @@ fn content_type(name: &str) -> &'static str {
 }
 
 const SVG: &str = "image/svg+xml";
+const CROSS_ORIGIN_RESOURCE_POLICY: HeaderName =
+    HeaderName::from_static("cross-origin-resource-policy");
 
 /// Nothing that is answered can do anything in a browser, but for a flame graph in its own window.
 async fn protect(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let is_picture = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == SVG);
     let policy = if is_picture { POLICY_OF_PICTURES } else { POLICY };
-    let says: [(HeaderName, &'static str); 4] = [
+    let says: [(HeaderName, &'static str); 5] = [
+        (CROSS_ORIGIN_RESOURCE_POLICY, "same-origin"),
         (header::CONTENT_SECURITY_POLICY, policy),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),

@@ -150,26 +150,25 @@ where
     #[inline]
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {
         let Some(engine) = self.engine() else { return };
-        let Some(callsite) = engine.callsites.find(attributes.metadata()) else {
+        let Some(plan) = engine.callsites.find(attributes.metadata()) else {
             return;
         };
-        let (mut callsite, mut matched) = (callsite, 0);
-        if callsite.plan.flags & HAS_FIELDS != 0 {
+        let (mut plan, mut matched) = (plan, 0);
+        if plan.flags & HAS_FIELDS != 0 {
             let record = |visit: &mut dyn Visit| attributes.record(visit);
-            let Some(chosen) = engine.by_values(callsite, record) else { return };
-            (callsite, matched) = chosen;
+            let Some(chosen) = engine.by_values(plan, record) else { return };
+            (plan, matched) = chosen;
         }
-        let plan = &callsite.plan;
         let parent = match attributes.parent() {
             Some(parent) => GivenParent::Span(number(parent)),
             None if attributes.is_root() => GivenParent::None,
             None => GivenParent::Contextual,
         };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
-        if engine.spans.open(number(id), plan, matched, parent, &ask) {
+        if engine.spans.open(number(id), &plan, matched, parent, &ask) {
             engine.begin_to_watch();
         }
-        if plan.flags & ONE_IN != 0 && callsite.is_the_one() {
+        if plan.flags & ONE_IN != 0 && engine.is_the_one(&plan) {
             engine.spans.choose(number(id));
         }
         if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
@@ -184,6 +183,8 @@ where
             if self.gate.must_look() {
                 engine.order.look_at_enter(id.into_u64());
             }
+        } else if self.gate.must_ask_of_fork() {
+            self.control.say_if_forked();
         }
     }
 

@@ -62,7 +62,8 @@
 //! # Not for
 //!
 //! - Code outside spans; processes other than this one; memory.
-//! - Systems other than Linux on x86-64 and aarch64: there, spans have times and no stacks.
+//! - Systems other than Linux on x86-64 and aarch64: there, spans have wall, busy and idle times; whether
+//!   threads ran in them is unknown, and there are no stacks.
 //!
 //! # What it costs
 //!
@@ -70,7 +71,7 @@
 //! |---|---|
 //! | off (`TRACING_PROFILING=off`) | nothing: no thread, no file, no signal handler, no ring |
 //! | a span that no rule matches | some nanoseconds |
-//! | a profiled span that is not kept | some tens of nanoseconds an enter and exit, no system call, no allocation |
+//! | a profiled span that is not kept | some tens of nanoseconds an enter and exit, no allocation, a system call once a millisecond of a thread at most |
 //! | a sample | some 30 µs of the thread's time, two thirds of which any timer interrupt costs; 200 a second of CPU time by default |
 //! | a kept span | symbolization and three files, on a thread of ours |
 //!
@@ -81,7 +82,7 @@
 //! | feature | | |
 //! |---|---|---|
 //! | `tracing-opentelemetry` | on by default | reaches the OpenTelemetry span of a span: attributes on it, and its ids in the profile |
-//! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP; without authentication, so not to be reached from outside |
+//! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP; closed to pages of other sites, but without authentication, so not to be reached from outside |
 //! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as metrics of OpenTelemetry |
 //! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process gets SIGHUP |
 //!
@@ -96,21 +97,24 @@
 //! |---|---|---|
 //! | `TRACING_PROFILING` | the rules, see below | `250ms\|error` |
 //! | `TRACING_PROFILING_SOURCE` | what produces stacks: `auto`, `perf`, `timer` or `none`; see [`Source`] | `auto` |
+//! | `TRACING_PROFILING_WAITS` | `on` or `off`; see [`Builder::waits`] | `on` |
 //! | `TRACING_PROFILING_TIMER_CLOCK` | `cpu` or `monotonic`; see [`Builder::fine_timers`] | `cpu` |
 //! | `TRACING_PROFILING_RATE` | samples a second of CPU time, 1 to 10000 | follows the rules: 200 for 250 ms |
 //! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample at most, 1024 to 65448 | 32768 |
 //! | `TRACING_PROFILING_MAX_DEPTH` | frames kept of a stack, 1 to 1024 | 256 |
 //! | `TRACING_PROFILING_CPU_BUDGET` | percent of a core that reading samples may take, 0 for no limit; see [`Builder::cpu_budget`] | 1, and 0 if the rate is set |
+//! | `TRACING_PROFILING_PENDING_PROFILES` | profiles that may wait to be exported at once, 1 to 100000 | 32 |
 //! | `TRACING_PROFILING_DIR` | where profiles are written | `profiles` |
 //! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` where a feature for it is on and its endpoint is set, else `directory` |
 //! | `TRACING_PROFILING_REDACT` | regular expressions with `;` between them (`\;` is one of a pattern): what they match in names of functions, files and spans becomes `[redacted]`; see [`Redaction`] | nothing |
 //! | `TRACING_PROFILING_PATHS` | `short`, or `full` with the folders that the program was built in | `short` |
 //! | `TRACING_PROFILING_SYMBOLS` | `on`, or `off` for addresses and build ids alone; see [`Builder::symbols`] | `on` |
+//! | `TRACING_PROFILING_EXPORT_BYTES` | bytes that profiles may take until they are exported, up to 4294967295; see [`Builder::export_bytes`] | 67108864 |
 //! | `TRACING_PROFILING_SYMBOL_BYTES` | bytes of symbols that may be held, up to 4294967295; see [`Builder::symbol_bytes`] | 536870912 |
 //!
 //! # Rules
 //!
-//! Comma-separated directives, with targets, spans and fields as `EnvFilter` has them:
+//! Up to 256 comma-separated directives, with targets, spans and fields as `EnvFilter` has them:
 //!
 //! | directive | meaning |
 //! |---|---|
@@ -148,6 +152,8 @@ mod keep;
 mod layer;
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(feature = "axum")]
+mod origin;
 mod otel;
 pub mod profile;
 mod redact;
@@ -156,6 +162,7 @@ mod span;
 mod stats;
 mod symbols;
 mod sys;
+mod text;
 mod unwind;
 
 #[cfg(fuzzing)]

@@ -43,6 +43,17 @@ impl Stats {
 }
 
 impl Counters {
+    /// Profiles that were promised and are nowhere.
+    pub(crate) fn profiles_lost(&self) -> u64 {
+        let lost = [
+            &self.profiles_dropped_export_failed,
+            &self.profiles_dropped_refused,
+            &self.profiles_dropped_too_old,
+            &self.profiles_dropped_at_shutdown,
+        ];
+        lost.map(|counter| counter.load(Ordering::Relaxed)).iter().sum()
+    }
+
     #[inline]
     pub(crate) fn add(counter: &AtomicU64, count: u64) {
         counter.fetch_add(count, Ordering::Relaxed);
@@ -86,6 +97,9 @@ counters! {
     spans_kept_over_rate_limit,
     /// Of these: no profile because too many were waiting to be exported.
     spans_kept_exporter_busy,
+    /// Of these: neither named nor with a profile, because 1,024 spans inside the same local root were kept
+    /// already.
+    spans_kept_tree_full,
     /// Of these: no profile because the exporter was failing.
     spans_kept_exporter_fails,
     /// Of these: no profile because the memory budget was used up.
@@ -116,6 +130,8 @@ counters! {
     requests_repeated,
     /// Profiles that could not be exported, also after a while; the log says why.
     profiles_dropped_export_failed,
+    /// Times that what was given to [`Builder::on_kept`](crate::Builder::on_kept) panicked.
+    on_kept_panicked,
 
     /// Files of code of which no lines, or no names at all, were read, because their symbols are larger than
     /// may be held: see [`Builder::symbol_bytes`](crate::Builder::symbol_bytes).
@@ -144,7 +160,8 @@ counters! {
     /// Samples whose stack was given up because the memory budget was used up. The profile shows
     /// them as one frame that says so.
     samples_dropped_memory,
-    /// Samples that were thinned out because the profile had more than it may have. Those that
+    /// Samples and waits that were thinned out because the profile had more than it may have, or would have
+    /// taken more memory ([`Builder::export_bytes`](crate::Builder::export_bytes)). Those that
     /// are left stand for them.
     samples_thinned,
     /// Waits of threads in profiled spans whose stack was taken.

@@ -10,10 +10,12 @@ use std::path::{Path, PathBuf};
 /// Who may import from whom. Each may import from itself and from the crate's root.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("layer", &["handle", "config", "control", "collector", "otel", "keep", "span", "error"]),
+    ("text", &[]),
     ("handle", &["config", "control", "collector", "keep", "otel", "error", "stats"]),
     ("control", &["sys", "config", "collector", "keep", "otel", "error", "sys"]),
     ("hangup", &["handle", "control", "collector", "error", "sys"]),
-    ("http", &["handle", "keep", "export", "error", "stats"]),
+    ("http", &["handle", "origin", "keep", "export", "error", "stats"]),
+    ("origin", &["text"]),
     ("metrics", &["handle", "keep", "stats"]),
     (
         "config",
@@ -39,23 +41,29 @@ const IMPORTS: &[(&str, &[&str])] = &[
         "collector",
         &[
             "otel", "sampler", "keep", "unwind", "symbols", "redact", "span", "profile", "export",
-            "error", "stats", "sys",
+            "error", "stats", "text", "sys",
         ],
     ),
     ("otel", &["keep", "span"]),
-    ("export", &["encode", "profile", "span", "error", "stats", "sys"]),
+    ("export", &["encode", "profile", "span", "error", "stats", "text", "sys"]),
     ("encode", &["profile"]),
     ("keep", &["span", "profile", "stats"]),
     ("symbols", &["unwind", "profile", "sys"]),
     ("unwind", &["sampler", "sys"]),
     ("sampler", &["span", "stats", "sys"]),
     ("span", &["stats", "sys"]),
-    ("redact", &["profile", "error"]),
+    ("redact", &["profile", "error", "text"]),
     ("profile", &[]),
-    ("error", &[]),
+    ("error", &["text"]),
     ("stats", &[]),
     ("sys", &[]),
-    ("fuzzing", &["sampler"]),
+    (
+        "fuzzing",
+        &[
+            "sampler", "config", "redact", "keep", "profile", "export", "error", "text", "symbols",
+            "unwind", "sys",
+        ],
+    ),
 ];
 
 /// Lines of a file, its tests apart.

@@ -32,7 +32,7 @@ fn a_span_over_its_threshold_is_kept_and_no_other() {
     assert!(!span.reasons().contains(Reason::Error));
     let account = span.account();
     assert!(account.wall_ns >= 100_000_000);
-    let parts = account.on_cpu_ns + account.off_cpu_ns + account.idle_ns;
+    let parts = support::sum_of_parts_ns(account);
     // The parts are measured each on its own, and the accounts of the kernel differ a little at each switch.
     let switches = account.voluntary_switches + account.involuntary_switches;
     let slack = 100_000 * (switches + 1) + account.wall_ns / 1000;
@@ -100,6 +100,111 @@ fn a_panic_that_passes_through_is_an_error() {
         });
         assert!(panicked.is_err());
         info_span!("fine").in_scope(|| ());
+    });
+    assert_eq!(setup.kept_names(), [["panics"]]);
+}
+
+/// Enters its span when it is dropped, as the future of an instrumented request does.
+struct Request(tracing::Span);
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let _entered = self.0.enter();
+        info_span!("cleaning up").in_scope(|| info_span!("its query").in_scope(|| ()));
+    }
+}
+
+#[test]
+fn a_panic_fails_the_spans_that_it_unwinds_and_none_that_are_dropped_meanwhile() {
+    let setup = Setup::new("error");
+    setup.run(|| {
+        let panicked = std::panic::catch_unwind(|| {
+            let _outer = info_span!("outer").entered();
+            let _requests: Vec<_> = (0..50).map(|_| Request(info_span!("innocent"))).collect();
+            let _inner = info_span!("inner").entered();
+            let _more: Vec<_> = (0..50).map(|_| Request(info_span!("innocent"))).collect();
+            std::panic::resume_unwind(Box::new("on purpose"));
+        });
+        assert!(panicked.is_err());
+        info_span!("later").in_scope(|| ());
+    });
+    assert_eq!(setup.kept_names(), [["outer", "inner"]]);
+    assert_eq!(setup.handle.stats().spans_kept_for_error, 2);
+}
+
+#[test]
+fn a_panic_fails_the_request_that_is_polled_and_none_that_its_executor_drops() {
+    use std::future::{pending, poll_fn};
+    use std::pin::Pin;
+    use std::task::{Context, Waker};
+
+    use tracing::Instrument;
+
+    type Task = Pin<Box<dyn Future<Output = ()>>>;
+    let setup = Setup::new("error");
+    setup.run(|| {
+        let poll = |task: &mut Task| task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let panicked = std::panic::catch_unwind(|| {
+            // All of one thread's executor unwinds.
+            let task = |name| -> Task {
+                match name {
+                    "innocent" => Box::pin(pending().instrument(info_span!("innocent"))),
+                    _ => Box::pin(
+                        poll_fn(|_| std::panic::resume_unwind(Box::new("on purpose")))
+                            .instrument(info_span!("query"))
+                            .instrument(info_span!("guilty")),
+                    ),
+                }
+            };
+            let mut tasks: Vec<_> = (0..50).map(|_| task("innocent")).collect();
+            tasks.insert(25, task("guilty"));
+            for task in &mut tasks {
+                assert!(poll(task).is_pending());
+            }
+        });
+        assert!(panicked.is_err());
+    });
+    let mut kept = setup.kept_names().concat();
+    kept.sort_unstable();
+    assert_eq!(kept, ["guilty", "query"]);
+    assert_eq!(setup.handle.stats().spans_kept_for_error, 2);
+}
+
+#[test]
+fn a_panic_that_is_caught_inside_a_span_is_no_error_of_it() {
+    let setup = Setup::new("error");
+    setup.run(|| {
+        let panics = || std::panic::resume_unwind(Box::new("on purpose"));
+        info_span!("catches").in_scope(|| assert!(std::panic::catch_unwind(panics).is_err()));
+        // Beside one that is on its way.
+        struct Catches(tracing::Span);
+        impl Drop for Catches {
+            fn drop(&mut self) {
+                let panics = || std::panic::resume_unwind(Box::new("on purpose"));
+                self.0.in_scope(|| assert!(std::panic::catch_unwind(panics).is_err()));
+            }
+        }
+        let panicked = std::panic::catch_unwind(|| {
+            let _catches = Catches(info_span!("catches"));
+            let _panics = info_span!("panics").entered();
+            panics();
+        });
+        assert!(panicked.is_err());
+    });
+    assert_eq!(setup.kept_names(), [["panics"]]);
+}
+
+#[test]
+fn a_span_that_is_entered_again_while_its_panic_unwinds_has_failed() {
+    let setup = Setup::new("error");
+    setup.run(|| {
+        let panicked = std::panic::catch_unwind(|| {
+            let span = info_span!("panics");
+            let _entered = span.enter();
+            let _again = Request(span.clone());
+            std::panic::resume_unwind(Box::new("on purpose"));
+        });
+        assert!(panicked.is_err());
     });
     assert_eq!(setup.kept_names(), [["panics"]]);
 }
@@ -349,6 +454,15 @@ impl Exporter for Failing {
     }
 }
 
+/// Waits until an exporter was called.
+fn wait_for(calls: &AtomicUsize) {
+    let start = std::time::Instant::now();
+    while HAS_STACKS && calls.load(Ordering::Relaxed) == 0 {
+        assert!(start.elapsed() < PLENTY);
+        std::thread::sleep(MS);
+    }
+}
+
 #[test]
 fn an_exporter_that_fails_harms_nobody() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -356,8 +470,14 @@ fn an_exporter_that_fails_harms_nobody() {
     // The first is refused at once and at the flush after it. The second span closes while the
     // exporter is known to fail; at its flush the first is lost, by a panic.
     for _ in 0..2 {
-        setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
+        tracing::dispatcher::with_default(&setup.dispatch, || {
+            info_span!("busy").in_scope(|| burn(60 * MS));
+        });
+        wait_for(&CALLS);
     }
+    // By the third call, the only one that is not an error, it is lost, and that is said once.
+    assert_eq!(setup.handle.flush(PLENTY), !HAS_STACKS);
+    setup.flush();
     if !HAS_STACKS {
         return;
     }
@@ -379,10 +499,12 @@ fn an_exporter_that_fails_harms_nobody() {
 struct Full {
     is_full: Arc<AtomicBool>,
     memory: Memory,
+    calls: &'static AtomicUsize,
 }
 
 impl Exporter for Full {
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         self.check()?;
         self.memory.export(profile)
     }
@@ -394,21 +516,26 @@ impl Exporter for Full {
 
 #[test]
 fn what_was_promised_is_exported_when_the_exporter_is_well_again() {
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
     let is_full = Arc::new(AtomicBool::new(false));
     let memory = Memory::new();
-    let exporter = Full { is_full: Arc::clone(&is_full), memory: memory.clone() };
+    let exporter = Full { is_full: Arc::clone(&is_full), memory: memory.clone(), calls: &CALLS };
     let setup = Setup::with("0ms", |builder| builder.exporter(exporter));
-    let busy = || {
-        setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
+    let busy = |patience, is_flushed| {
+        tracing::dispatcher::with_default(&setup.dispatch, || {
+            info_span!("busy").in_scope(|| burn(60 * MS));
+        });
+        wait_for(&CALLS);
+        assert_eq!(setup.handle.flush(patience), is_flushed || !HAS_STACKS);
         setup.kept().iter().map(|kept| kept.spans[0].profile()).collect::<Vec<_>>()
     };
     is_full.store(true, Ordering::Relaxed);
     // The first finds it out, and waits for better times; the others get no promise.
     for _ in 0..5 {
-        busy();
+        busy(100 * MS, false);
     }
     is_full.store(false, Ordering::Relaxed);
-    let promised = busy();
+    let promised = busy(PLENTY, true);
     if !HAS_STACKS {
         return;
     }
@@ -422,7 +549,7 @@ fn what_was_promised_is_exported_when_the_exporter_is_well_again() {
     assert_eq!(ids, exported);
     assert_eq!(setup.handle.stats().profiles_dropped_export_failed, 0);
     // Well again.
-    let after = busy();
+    let after = busy(PLENTY, true);
     assert!(after[after.len() - 1].is_ok(), "{after:?}");
 }
 
@@ -469,19 +596,25 @@ fn what_was_refused_is_exported_when_a_later_one_is_taken() {
 }
 
 /// Finds nothing wrong with itself.
-struct AlwaysFailing;
+struct AlwaysFailing(&'static AtomicUsize);
 
 impl Exporter for AlwaysFailing {
     fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
+        self.0.fetch_add(1, Ordering::Relaxed);
         Err("nobody is there".into())
     }
 }
 
 #[test]
 fn an_exporter_that_always_fails_is_believed_no_second_time_at_once() {
-    let setup = Setup::with("0ms", |builder| builder.exporter(AlwaysFailing));
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let setup = Setup::with("0ms", |builder| builder.exporter(AlwaysFailing(&CALLS)));
     for _ in 0..8 {
-        setup.run(|| info_span!("busy").in_scope(|| burn(30 * MS)));
+        tracing::dispatcher::with_default(&setup.dispatch, || {
+            info_span!("busy").in_scope(|| burn(30 * MS));
+        });
+        wait_for(&CALLS);
+        assert!(!setup.handle.flush(10 * MS) || !HAS_STACKS);
     }
     if !HAS_STACKS {
         return;
@@ -490,18 +623,44 @@ fn an_exporter_that_always_fails_is_believed_no_second_time_at_once() {
     // The first one waits, whatever is flushed.
     assert_eq!((stats.spans_kept, stats.spans_kept_exporter_fails), (8, 7));
     assert_eq!(stats.profiles_dropped_export_failed, 0);
-    assert!(setup.handle.shutdown(PLENTY));
+    let start = std::time::Instant::now();
+    assert!(!setup.handle.shutdown(500 * MS));
+    assert!(start.elapsed() >= 500 * MS, "it can be well again by then");
+    // Counted after whoever waited has been told.
+    while setup.handle.stats().profiles_dropped_export_failed == 0 {
+        assert!(start.elapsed() < PLENTY);
+        std::thread::sleep(MS);
+    }
     assert_eq!(setup.handle.stats().profiles_dropped_export_failed, 1);
 }
 
 #[test]
 fn with_an_exporter_that_fails_from_the_beginning_nothing_is_promised() {
-    let exporter = Full { is_full: Arc::new(AtomicBool::new(true)), memory: Memory::new() };
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let (is_full, memory) = (Arc::new(AtomicBool::new(true)), Memory::new());
+    let exporter = Full { is_full, memory, calls: &CALLS };
     let setup = Setup::with("0ms", |builder| builder.exporter(exporter));
     setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
     if HAS_STACKS {
         assert_eq!(setup.kept()[0].spans[0].profile(), Err(NoProfile::ExporterFails));
     }
+}
+
+#[test]
+fn what_is_told_of_kept_spans_may_panic_and_is_counted() {
+    let setup = Setup::with("always", |builder| {
+        builder.on_kept(|kept| {
+            assert!(kept.spans[0].name() == "fine", "a program may have bugs");
+        })
+    });
+    setup.run(|| {
+        for _ in 0..3 {
+            info_span!("bad").in_scope(|| ());
+            info_span!("fine").in_scope(|| ());
+        }
+    });
+    let stats = setup.handle.stats();
+    assert_eq!((stats.spans_kept, stats.on_kept_panicked), (6, 3));
 }
 
 #[test]

@@ -369,3 +369,349 @@ async fn a_folder_that_cannot_be_read_is_said() {
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(answer.text().contains("folder"), "{}", answer.text());
 }
+
+/// What a browser says of a request beside its host: `(name, value)`.
+type Said = &'static [(&'static str, &'static str)];
+
+/// Asks as over HTTP/1.1, where the host is a header.
+async fn ask_as(handle: &Handle, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    let app = Router::new().nest("/profiling", handle.router_for(["Shop.internal"]));
+    let mut request = Request::builder().method(method).uri(format!("/profiling{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let body = Body::from(if path == "/rules" && method == "PUT" { "7ms" } else { "" });
+    let (parts, body) = app.oneshot(request.body(body).unwrap()).await.unwrap().into_parts();
+    let body = body.collect().await.unwrap().to_bytes().to_vec();
+    Answer { status: parts.status, headers: parts.headers, body }
+}
+
+/// All that changes something.
+const CHANGES: [(&str, &str); 3] = [("PUT", "/rules"), ("POST", ""), ("DELETE", "")];
+const READS: [&str; 4] = ["", "/rules", "/profiles", "/profiles/nothing.svg"];
+
+const CHROME: (&str, &str) = (
+    "user-agent",
+    "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/142.0.0.0 Safari/537.36",
+);
+const FIREFOX: (&str, &str) =
+    ("user-agent", "Mozilla/5.0 (X11; Linux x86_64; rv:145.0) Gecko/20100101 Firefox/145.0");
+const SAFARI: (&str, &str) = (
+    "user-agent",
+    "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15_7) AppleWebKit/605.1.15 (KHTML, like Gecko) Version/18.6 Safari/605.1.15",
+);
+const LOCAL: (&str, &str) = ("host", "127.0.0.1:9999");
+
+/// What browsers send of a page of ours that fetches, and of a form on it.
+const FROM_OUR_PAGE: [Said; 4] = [
+    &[
+        LOCAL,
+        CHROME,
+        ("origin", "http://127.0.0.1:9999"),
+        ("sec-ch-ua", "\"Chromium\";v=\"142\", \"Not_A Brand\";v=\"99\""),
+        ("sec-ch-ua-mobile", "?0"),
+        ("sec-ch-ua-platform", "\"Linux\""),
+        ("sec-fetch-site", "same-origin"),
+        ("sec-fetch-mode", "cors"),
+        ("sec-fetch-dest", "empty"),
+        ("referer", "http://127.0.0.1:9999/"),
+        ("content-type", "text/plain;charset=UTF-8"),
+        ("accept", "*/*"),
+    ],
+    &[
+        LOCAL,
+        FIREFOX,
+        ("accept", "*/*"),
+        ("referer", "http://127.0.0.1:9999/"),
+        ("content-type", "text/plain;charset=UTF-8"),
+        ("origin", "http://127.0.0.1:9999"),
+        ("sec-fetch-dest", "empty"),
+        ("sec-fetch-mode", "cors"),
+        ("sec-fetch-site", "same-origin"),
+        ("priority", "u=0"),
+    ],
+    &[
+        LOCAL,
+        SAFARI,
+        ("origin", "http://127.0.0.1:9999"),
+        ("sec-fetch-site", "same-origin"),
+        ("sec-fetch-mode", "cors"),
+        ("sec-fetch-dest", "empty"),
+        ("content-type", "text/plain;charset=UTF-8"),
+    ],
+    // By a name that is no secure context there is no `Sec-Fetch-*`; and a proxy with TLS in between.
+    &[("host", "shop.internal"), CHROME, ("origin", "https://shop.internal")],
+];
+
+/// What browsers send for pages of others.
+const FROM_OTHER_PAGES: [(&str, Said); 12] = [
+    (
+        "Chrome, a form that posts",
+        &[
+            LOCAL,
+            CHROME,
+            ("origin", "https://evil.example"),
+            ("content-type", "application/x-www-form-urlencoded"),
+            ("upgrade-insecure-requests", "1"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-user", "?1"),
+            ("sec-fetch-dest", "document"),
+            ("referer", "https://evil.example/"),
+        ],
+    ),
+    (
+        "Chrome, fetch without cors",
+        &[
+            LOCAL,
+            CHROME,
+            ("origin", "https://evil.example"),
+            ("content-type", "text/plain;charset=UTF-8"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "no-cors"),
+            ("sec-fetch-dest", "empty"),
+        ],
+    ),
+    (
+        "Firefox, a form that posts",
+        &[
+            LOCAL,
+            FIREFOX,
+            ("content-type", "text/plain"),
+            ("origin", "https://evil.example"),
+            ("sec-fetch-dest", "document"),
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-user", "?1"),
+            ("priority", "u=0, i"),
+        ],
+    ),
+    (
+        "Firefox, fetch without cors",
+        &[
+            LOCAL,
+            FIREFOX,
+            ("content-type", "text/plain;charset=UTF-8"),
+            ("origin", "https://evil.example"),
+            ("sec-fetch-dest", "empty"),
+            ("sec-fetch-mode", "no-cors"),
+            ("sec-fetch-site", "cross-site"),
+        ],
+    ),
+    (
+        "Safari, a form that posts",
+        &[
+            LOCAL,
+            SAFARI,
+            ("origin", "https://evil.example"),
+            ("content-type", "application/x-www-form-urlencoded"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-dest", "document"),
+        ],
+    ),
+    (
+        "Safari before 16.4, which has no Sec-Fetch",
+        &[
+            LOCAL,
+            SAFARI,
+            ("origin", "https://evil.example"),
+            ("referer", "https://evil.example/"),
+            ("content-type", "text/plain"),
+        ],
+    ),
+    (
+        "a frame in a sandbox, or after a redirection",
+        &[LOCAL, CHROME, ("origin", "null"), ("content-type", "text/plain")],
+    ),
+    (
+        "another port of the same machine",
+        &[
+            LOCAL,
+            CHROME,
+            ("origin", "http://127.0.0.1:3000"),
+            ("sec-fetch-site", "same-site"),
+            ("sec-fetch-mode", "no-cors"),
+        ],
+    ),
+    ("the same without Sec-Fetch", &[LOCAL, SAFARI, ("origin", "http://127.0.0.1:3000")]),
+    (
+        "an extension",
+        &[
+            LOCAL,
+            CHROME,
+            ("origin", "chrome-extension://abcdefghijklmnop"),
+            ("sec-fetch-site", "none"),
+        ],
+    ),
+    (
+        "an origin that only begins like ours",
+        &[LOCAL, CHROME, ("origin", "http://127.0.0.1:9999.evil.example")],
+    ),
+    (
+        "two origins",
+        &[LOCAL, ("origin", "http://127.0.0.1:9999"), ("origin", "https://evil.example")],
+    ),
+];
+
+#[tokio::test]
+async fn a_page_of_ours_may_change_what_it_shows() {
+    let setup = Setup::new("1h");
+    for headers in FROM_OUR_PAGE {
+        for (method, path) in CHANGES {
+            let answer = ask_as(&setup.handle, method, path, headers).await;
+            assert_eq!(answer.status, StatusCode::OK, "{method} {headers:?}: {}", answer.text());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_others_changes_nothing() {
+    let setup = Setup::new("1h");
+    for (who, headers) in FROM_OTHER_PAGES {
+        for (method, path) in CHANGES {
+            let answer = ask_as(&setup.handle, method, path, headers).await;
+            assert_eq!(answer.status, StatusCode::FORBIDDEN, "{method}, {who}");
+            assert!(answer.text().contains("another origin"), "{}", answer.text());
+            assert!(!answer.headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN));
+        }
+        // Also of a method that nothing here has.
+        let answer = ask_as(&setup.handle, "PATCH", "", headers).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{who}");
+    }
+    assert!(setup.handle.is_enabled());
+    assert_eq!(setup.handle.rules().to_string(), "1h");
+    // What Chrome asks before it sends a `PUT` of another page: nobody says yes.
+    let preflight = [
+        LOCAL,
+        ("origin", "https://evil.example"),
+        ("access-control-request-method", "PUT"),
+        ("access-control-request-private-network", "true"),
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-mode", "cors"),
+    ];
+    let answer = ask_as(&setup.handle, "OPTIONS", "/rules", &preflight).await;
+    assert!(!answer.status.is_success(), "{}", answer.status);
+    assert!(!answer.headers.keys().any(|name| name.as_str().starts_with("access-control")));
+}
+
+#[tokio::test]
+async fn a_link_on_another_page_leads_to_a_flame_graph() {
+    let setup = Setup::new("1h");
+    let navigation = [
+        LOCAL,
+        CHROME,
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-mode", "navigate"),
+        ("sec-fetch-user", "?1"),
+        ("sec-fetch-dest", "document"),
+        ("referer", "https://grafana.example/"),
+    ];
+    let answer = ask_as(&setup.handle, "GET", "/profiles", &navigation).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    // But none that shows it as a part of itself.
+    assert_eq!(answer.headers["cross-origin-resource-policy"], "same-origin");
+}
+
+#[tokio::test]
+async fn a_name_of_others_that_leads_here_reads_nothing() {
+    let setup = Setup::new("1h");
+    for host in [
+        "evil.example",
+        "evil.example:9999",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "evil.localhost:9999",
+        "localhost@evil.example",
+        "evil.example@127.0.0.1",
+        "0.0.0.0:9999",
+        "10.0.0.8",
+        "localhost:99999",
+        "localhost:",
+        "::1",
+        "[::1]evil",
+        "",
+    ] {
+        let origin = format!("http://{host}");
+        // As a browser sends it that takes the page for one of this very origin.
+        let headers =
+            [("host", host), CHROME, ("origin", &origin), ("sec-fetch-site", "same-origin")];
+        for path in READS {
+            for headers in [&headers[..], &headers[..2]] {
+                let answer = ask_as(&setup.handle, "GET", path, headers).await;
+                assert_eq!(answer.status, StatusCode::MISDIRECTED_REQUEST, "{host} {path}");
+                assert!(answer.text().contains("router_for"), "{}", answer.text());
+            }
+        }
+        for (method, path) in CHANGES {
+            let answer = ask_as(&setup.handle, method, path, &headers).await;
+            assert_eq!(answer.status, StatusCode::MISDIRECTED_REQUEST, "{host}");
+        }
+    }
+    for hosts in [["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"]] {
+        let headers = hosts.map(|host| ("host", host));
+        let answer = ask_as(&setup.handle, "GET", "/rules", &headers).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    }
+    assert_eq!(setup.handle.rules().to_string(), "1h");
+}
+
+#[tokio::test]
+async fn loopback_and_the_hosts_that_are_named_are_answered() {
+    let setup = Setup::new("1h");
+    for host in [
+        "localhost",
+        "LocalHost.:9999",
+        "127.0.0.1:9999",
+        "127.9.9.9",
+        "[::1]:9999",
+        "[0:0:0:0:0:0:0:1]",
+        "shop.internal",
+        "SHOP.INTERNAL.:1",
+    ] {
+        for path in READS.iter().take(3) {
+            let answer = ask_as(&setup.handle, "GET", path, &[("host", host)]).await;
+            assert_eq!(answer.status, StatusCode::OK, "{host} {path}");
+        }
+        // As curl does: neither an origin nor a site.
+        for (method, path) in CHANGES {
+            let form = [("host", host), ("content-type", "application/x-www-form-urlencoded")];
+            let answer = ask_as(&setup.handle, method, path, &form).await;
+            assert_eq!(answer.status, StatusCode::OK, "{host} {method}");
+        }
+    }
+    // As typed into a browser.
+    let typed = [("host", "localhost:9999"), FIREFOX, ("sec-fetch-site", "none")];
+    assert_eq!(ask_as(&setup.handle, "GET", "", &typed).await.status, StatusCode::OK);
+    // Nobody has named it to this one.
+    let app = Router::new().nest("/profiling", setup.handle.router());
+    let request = Request::get("/profiling").header("host", "shop.internal").body(Body::empty());
+    let answer = app.oneshot(request.unwrap()).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::MISDIRECTED_REQUEST);
+}
+
+#[tokio::test]
+async fn the_host_may_be_a_part_of_the_address_as_in_http_2() {
+    let setup = Setup::new("1h");
+    let ask = async |method: &str, authority: &str, headers: &[(&str, &str)]| {
+        let app = Router::new().nest("/profiling", setup.handle.router());
+        let uri = format!("http://{authority}/profiling");
+        let mut request = Request::builder().method(method).uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        app.oneshot(request.body(Body::empty()).unwrap()).await.unwrap().status()
+    };
+    assert_eq!(ask("GET", "localhost:9999", &[]).await, StatusCode::OK);
+    assert_eq!(ask("GET", "[::1]:9999", &[]).await, StatusCode::OK);
+    assert_eq!(ask("GET", "evil.example", &[]).await, StatusCode::MISDIRECTED_REQUEST);
+    assert_eq!(ask("GET", "a:b@localhost", &[]).await, StatusCode::MISDIRECTED_REQUEST);
+    let local = [("host", "localhost")];
+    assert_eq!(ask("GET", "evil.example", &local).await, StatusCode::MISDIRECTED_REQUEST);
+    let evil = [("host", "evil.example")];
+    assert_eq!(ask("GET", "localhost", &evil).await, StatusCode::MISDIRECTED_REQUEST);
+    let ours = [("origin", "http://localhost:9999")];
+    assert_eq!(ask("POST", "localhost:9999", &ours).await, StatusCode::OK);
+    assert_eq!(ask("POST", "localhost:9998", &ours).await, StatusCode::FORBIDDEN);
+    assert_eq!(ask("POST", "127.0.0.1:9999", &ours).await, StatusCode::FORBIDDEN);
+}

@@ -158,11 +158,15 @@ fn check_requests(scene: &Scene) {
     assert_eq!(spans.len(), 5, "{:?}", spans.keys());
     let slow = &spans["slow"];
     assert_eq!(text(slow, "profile.reason").as_deref(), Some("latency"));
-    let sum = ["profile.on_cpu_ns", "profile.off_cpu_ns", "profile.idle_ns"].map(|key| {
-        let Some(Value::I64(ns)) = attribute(slow, key) else { panic!("{key} is there") };
-        ns
+    let times = ["profile.on_cpu_ns", "profile.off_cpu_ns", "profile.idle_ns"];
+    let times = times.map(|key| match attribute(slow, key) {
+        Some(Value::I64(ns)) => Some(ns),
+        _ => None,
     });
-    assert!(sum.iter().sum::<i64>() > 60_000_000, "{sum:?}");
+    // Elsewhere nobody knows for how long a thread ran.
+    assert_eq!(times.map(|time| time.is_some()), [HAS_STACKS, HAS_STACKS, true]);
+    let sum: i64 = times.into_iter().flatten().sum();
+    assert!(!HAS_STACKS || sum > 60_000_000, "{times:?}");
     for name in ["child", "elsewhere", "fine"] {
         let ours = spans[name].attributes.iter().filter(|a| a.key.as_str().contains("profile."));
         assert_eq!(ours.count(), 0, "{name}");

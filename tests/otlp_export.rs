@@ -11,6 +11,8 @@
 
 #[path = "otlp_export/failures.rs"]
 mod failures;
+#[path = "otlp_export/promises.rs"]
+mod promises;
 #[path = "support/receiver.rs"]
 mod receiver;
 mod support;
@@ -95,6 +97,27 @@ fn arrived_at_least_once(receiver: &Receiver, setup: &Setup) -> BTreeSet<String>
 fn assert_one_body(receiver: &Receiver) {
     for (id, bodies) in receiver.bodies() {
         assert_eq!(bodies.len(), 1, "{id}: {bodies:?}");
+    }
+}
+
+/// How many spans were given an id, or are about to be: whatever is said of them later.
+fn given(stats: &Stats) -> u64 {
+    let without = stats.spans_kept_without_samples
+        + stats.spans_kept_over_rate_limit
+        + stats.spans_kept_exporter_busy
+        + stats.spans_kept_exporter_fails
+        + stats.spans_kept_no_memory
+        + stats.spans_kept_without_id;
+    stats.spans_kept - without
+}
+
+/// Waits until the exporter was given what all spans until now were promised, one profile each.
+fn wait_for_taken(setup: &Setup) {
+    let start = Instant::now();
+    let stats = || setup.handle.stats();
+    while stats().profiles_exported < given(&stats()) {
+        assert!(start.elapsed() < PLENTY, "{:?}", stats());
+        _ = setup.handle.flush(10 * MS);
     }
 }
 
@@ -233,7 +256,7 @@ fn a_refused_batch_is_sent_in_parts() {
             std::thread::sleep(MS);
         }
         receiver.release();
-        setup.flush();
+        assert!(!setup.handle.flush(PLENTY), "one is lost");
         let stats = setup.handle.stats();
         assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (1, 4));
         assert_eq!(arrived(&receiver, &setup).len(), 4);
@@ -248,9 +271,10 @@ fn profiles_refused_in_a_success_are_counted() {
         receiver.will([Does::Accept(1)]);
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 1);
+        let one = u64::from(HAS_STACKS);
+        assert_eq!(u64::from(setup.handle.flush(PLENTY)), 1 - one);
         setup.flush();
         let stats = setup.handle.stats();
-        let one = u64::from(HAS_STACKS);
         assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (one, 0));
         assert_eq!(receiver.got().len() as u64, one, "it is not sent again");
         assert_adds_up(&stats);

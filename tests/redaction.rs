@@ -86,6 +86,20 @@ fn leave(set: impl Fn(Builder) -> Builder) -> Left {
 }
 
 fn leave_with_wait(set: impl Fn(Builder) -> Builder, wait: Duration) -> (Left, Stats) {
+    leave_by(set, || {
+        let span = info_span!("GET /zanzibar/7", user = VALUE, late = tracing::field::Empty);
+        let _outer = span.entered();
+        tracing::Span::current().record("late", format!("{VALUE}!"));
+        zanzibar_module::burn_zanzibar(60 * MS);
+        let inner = info_span!("price zanzibar", ?VALUE).entered();
+        zanzibar_module::burn_zanzibar(60 * MS);
+        zanzibar_module::sleep_zanzibar(wait);
+        drop(inner);
+        burn(30 * MS);
+    })
+}
+
+fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, Stats) {
     let directory = tempfile::tempdir().unwrap();
     let resource = Resource::builder_empty().with_service_name("shop").build();
     let log = Log::default();
@@ -104,17 +118,7 @@ fn leave_with_wait(set: impl Fn(Builder) -> Builder, wait: Duration) -> (Left, S
         fmt.with_filter(tracing_subscriber::filter::filter_fn(|metadata| metadata.is_event())),
     );
     let dispatch = Dispatch::new(registry);
-    tracing::dispatcher::with_default(&dispatch, || {
-        let span = info_span!("GET /zanzibar/7", user = VALUE, late = tracing::field::Empty);
-        let _outer = span.entered();
-        tracing::Span::current().record("late", format!("{VALUE}!"));
-        zanzibar_module::burn_zanzibar(60 * MS);
-        let inner = info_span!("price zanzibar", ?VALUE).entered();
-        zanzibar_module::burn_zanzibar(60 * MS);
-        zanzibar_module::sleep_zanzibar(wait);
-        drop(inner);
-        burn(30 * MS);
-    });
+    tracing::dispatcher::with_default(&dispatch, action);
     assert!(handle.flush(PLENTY));
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory.path()).into_iter().flatten() {
@@ -163,6 +167,47 @@ fn nothing_of_what_is_hidden_is_in_any_byte_that_left() {
     assert!(!open.has("support::burn").is_empty() && !open.has("7support4burn").is_empty());
     assert_is_everywhere(&open, SECRET);
     assert!(open.has(SECRET).contains(&"what is told"));
+}
+
+#[test]
+fn no_name_ends_a_line_or_turns_its_order_wherever_it_goes() {
+    for full_paths in [false, true] {
+        let left = leave_by(
+            |builder| builder.redact(Redaction::new().full_paths(full_paths)),
+            || {
+                let _outer = info_span!("outer\nkept `forged` (error)\r\0end").entered();
+                burn(60 * MS);
+                let _inner =
+                    info_span!("in\u{202e}ner\u{2066}\u{200f}\u{61c}\u{2028}\u{85}\u{1b}[31m")
+                        .entered();
+                burn(60 * MS);
+            },
+        )
+        .0;
+        // Long enough not to be in what is compressed by chance.
+        for part in [
+            "outer\n",
+            "\nkept `forged`",
+            "\rend",
+            "\0end",
+            "in\u{202e}",
+            "\u{202e}ner",
+            "\u{2066}\u{200f}",
+            "\u{61c}\u{2028}",
+            "\u{85}\u{1b}[31m",
+        ] {
+            assert_eq!(left.has(part), Vec::<&str>::new(), "{part:?}");
+        }
+        assert!(left.log.lines().all(|line| line.contains("tracing_profiling")), "{}", left.log);
+        assert!(
+            left.log.contains("kept `outer\\nkept `forged` (error)\\r\\u{0}end` (latency"),
+            "{}",
+            left.log
+        );
+        if HAS_STACKS {
+            assert_is_everywhere(&left, "outer\\nkept");
+        }
+    }
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn children_in_spawned_tasks_are_inside_and_those_that_follow_are_not() {
     let request = span_of(&setup, "request");
     // It was never entered on this thread but to spawn, and once on another.
     let on_cpu = Duration::from_nanos(request.account().on_cpu_ns);
-    assert!(on_cpu + error_of(request.account()) >= LONG, "{request:?}");
+    assert!(!HAS_STACKS || on_cpu + error_of(request.account()) >= LONG, "{request:?}");
     if !HAS_STACKS {
         return;
     }
@@ -125,12 +125,12 @@ fn a_span_on_two_threads_at_once_counts_both() {
     let account = *span_of(&setup, "shared").account();
     let on_cpu = Duration::from_nanos(account.on_cpu_ns);
     let error = error_of(&account);
-    assert!(on_cpu + error >= 2 * LONG, "{account:?}");
+    assert!(!HAS_STACKS || on_cpu + error >= 2 * LONG, "{account:?}");
     // To events, what a host takes away from its guest is time that the thread ran. (And elsewhere nobody
     // knows for how long it ran.)
     assert!(!HAS_STACKS || on_cpu <= ran + ran / 5 + error, "{account:?}, {ran:?}");
     assert!(Duration::from_nanos(account.wall_ns) <= wall);
-    let parts = account.on_cpu_ns + account.off_cpu_ns + account.idle_ns;
+    let parts = support::sum_of_parts_ns(&account);
     assert!(parts + 1_000_000 >= account.wall_ns, "{account:?}");
     if HAS_STACKS {
         assert_eq!(paths(&setup.profiles()[0]), [vec!["shared"]].into_iter().collect());
@@ -148,7 +148,7 @@ fn a_span_that_is_dropped_on_another_thread_is_judged_there() {
     });
     let span = span_of(&setup, "moved");
     let on_cpu = Duration::from_nanos(span.account().on_cpu_ns);
-    assert!(on_cpu + error_of(span.account()) >= LONG, "{span:?}");
+    assert!(!HAS_STACKS || on_cpu + error_of(span.account()) >= LONG, "{span:?}");
     assert_eq!(span.profile().is_ok(), HAS_STACKS);
 }
 

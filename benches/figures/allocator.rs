@@ -1,11 +1,14 @@
-//! The system's allocator, which counts while it is asked to. Elsewhere that must cost nothing: the service
+//! The system's allocator, which counts while it is asked to: how often it is asked, and how much is live. Elsewhere that must cost nothing: the service
 //! under load runs on it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
 
 static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+/// Since counting began; below 0 if more was given back.
+static LIVE: AtomicIsize = AtomicIsize::new(0);
+static PEAK: AtomicIsize = AtomicIsize::new(0);
 
 pub(crate) struct Counting;
 
@@ -18,9 +21,21 @@ pub(crate) fn allocations(action: impl FnOnce()) -> usize {
     ALLOCATIONS.load(Ordering::SeqCst) - before
 }
 
-fn count() {
+/// By how many bytes what is live was more during `action` than before, at most.
+pub(crate) fn peak<R>(action: impl FnOnce() -> R) -> (usize, R) {
+    LIVE.store(0, Ordering::SeqCst);
+    PEAK.store(0, Ordering::SeqCst);
+    let mut result = None;
+    allocations(|| result = Some(action()));
+    (PEAK.load(Ordering::SeqCst).unsigned_abs(), result.expect("it was called"))
+}
+
+fn count(more: usize, less: usize) {
     if IS_COUNTING.load(Ordering::Relaxed) {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        ALLOCATIONS.fetch_add(usize::from(more > 0), Ordering::Relaxed);
+        let change = more as isize - less as isize;
+        let live = LIVE.fetch_add(change, Ordering::Relaxed) + change;
+        PEAK.fetch_max(live, Ordering::Relaxed);
     }
 }
 
@@ -28,24 +43,25 @@ fn count() {
 #[allow(unsafe_code, reason = "a global allocator")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size(), 0);
         // SAFETY: the caller's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size(), 0);
         // SAFETY: the caller's.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size, layout.size());
         // SAFETY: the caller's.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(0, layout.size());
         // SAFETY: the caller's.
         unsafe { System.dealloc(pointer, layout) }
     }

@@ -14,7 +14,10 @@
 
 mod allocator;
 mod attribution;
+#[path = "../../tests/support/deep.rs"]
+mod deep;
 mod export;
+mod export_memory;
 mod hot;
 mod idle;
 mod measure;
@@ -53,6 +56,7 @@ const PARTS: &[Part] = &[
     ("off_cpu", off_cpu::run),
     ("memory", memory::run),
     ("export", export::run),
+    ("export.memory", export_memory::run),
     ("symbols", symbols::run),
     ("wire", wire::run),
     ("symbols_given_back", symbols::given_back),
@@ -68,7 +72,6 @@ const CHILDREN: &[Part] = &[
     ("delivered_timer", sampling::delivered_by_timer),
     ("delivered_fine_timer", sampling::delivered_by_fine_timer),
     ("delivered_pprof_rs", rivals::delivered_by_pprof),
-    ("split_without_perf", split::without_perf),
     ("watch_perf", off_cpu::watch_by_perf),
     ("watch_timer", off_cpu::watch_by_timer),
     ("service_bare", service::server::bare),

@@ -81,6 +81,7 @@ fn number_of(why: NoProfile) -> &'static str {
         NoProfile::NoSamples | NoProfile::NoStacksHere => "spans_kept_without_samples",
         NoProfile::RateLimit => "spans_kept_over_rate_limit",
         NoProfile::ExporterBusy => "spans_kept_exporter_busy",
+        NoProfile::TreeFull => "spans_kept_tree_full",
         NoProfile::ExporterFails => "spans_kept_exporter_fails",
         NoProfile::NoMemory => "spans_kept_no_memory",
         NoProfile::NoId => "spans_kept_without_id",
@@ -88,10 +89,11 @@ fn number_of(why: NoProfile) -> &'static str {
     }
 }
 
-const WITHOUT: [&str; 6] = [
+const WITHOUT: [&str; 7] = [
     "spans_kept_without_samples",
     "spans_kept_over_rate_limit",
     "spans_kept_exporter_busy",
+    "spans_kept_tree_full",
     "spans_kept_exporter_fails",
     "spans_kept_no_memory",
     "spans_kept_without_id",

@@ -9,8 +9,8 @@ use super::pending::{Pending, PendingSpan, Stack, Waited};
 use super::report;
 use crate::keep::{Callsites, Epoch};
 use crate::profile::{
-    FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point, Profile, ProfileId,
-    SampleKind, StackId,
+    CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
+    Profile, ProfileId, SampleKind, StackId, capped,
 };
 use crate::redact::Redaction;
 use crate::span::{SpanKey, TraceIds};
@@ -27,6 +27,8 @@ pub(super) struct Builder<'a> {
     pub(super) unix_offset_ns: i128,
     pub(super) period_ns: u64,
     pub(super) most_samples: usize,
+    /// That the profile may take.
+    pub(super) most_bytes: usize,
     /// What is in no sample is time in the kernel.
     pub(super) hides_kernel: bool,
     pub(super) redaction: &'a Redaction,
@@ -43,55 +45,29 @@ pub(super) struct Built {
 }
 
 impl Builder<'_> {
-    /// The profile of an epoch: what fell in its spans and in the spans inside them.
+    /// The profile of an epoch: what fell in its spans and in the spans inside them. If all of it would take
+    /// more than it may, with fewer samples that stand for the others.
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
         let inside = inside(self.pending, epoch);
         let of_root = self.pending.of_root(epoch.root).iter();
         let spans: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
 
-        let total: usize =
-            spans.iter().filter_map(|s| self.pending.get(*s)).map(|s| s.exported().0.len()).sum();
-        let mut tables = Tables {
-            profile: Profile::new(id, self.period_ns),
-            modules: HashMap::new(),
-            mappings: HashMap::new(),
-            locations: HashMap::new(),
-            links: HashMap::new(),
-            kept_ids: epoch.kept.iter().filter_map(|span| Some((span.key, span.trace?))).collect(),
-            builder: self,
-        };
-        let every = total.div_ceil(self.most_samples).max(1);
-        let mut losses = report::Losses::default();
-        let (mut number, mut thinned, mut skipped_ns) = (0_usize, 0, 0);
-        for span in &spans {
-            let Some(pending) = self.pending.get(*span).filter(|pending| !pending.is_empty())
-            else {
-                continue;
-            };
-            let link = tables.link(*span, &inside);
-            losses.lost += pending.lost;
-            losses.thinned += pending.thinned;
-            losses.ring_full += pending.ring_full;
-            losses.lowered += pending.lowered;
-            skipped_ns += pending.skipped_ns;
-            for sample in pending.exported().0 {
-                number += 1;
-                skipped_ns += sample.weight_ns;
-                let Some(stack) = pending.stack(sample.stack) else {
-                    continue;
-                };
-                losses.cut += u64::from(stack.end == End::Cut);
-                losses.incomplete += u64::from(stack.end == End::Lost);
-                // The last one in any case, so that all of the CPU time is in the profile.
-                if number.is_multiple_of(every) || number == total {
-                    tables.add(sample.time_ns, std::mem::take(&mut skipped_ns), stack, link);
-                } else {
-                    thinned += 1;
-                }
+        let exported = spans.iter().filter_map(|s| self.pending.get(*s)).map(|s| s.exported());
+        let (samples, waits) = exported.fold((0, 0), |(samples, waits), (more, more_waits)| {
+            (samples + more.len(), waits + more_waits.len())
+        });
+        let mut every = samples.div_ceil(self.most_samples).max(1);
+        let Filled { tables, mut losses, thinned } = loop {
+            // One sample is taken however large it is.
+            let most_bytes = if every < samples.max(waits) { self.most_bytes } else { usize::MAX };
+            let of_kind = [Thinning::new(every, samples), Thinning::new(every, waits)];
+            match self.fill(id, epoch, &inside, &spans, of_kind, most_bytes) {
+                Some(filled) => break filled,
+                // Each try takes the time of the thread that reads the rings.
+                None => every = every.saturating_mul(4),
             }
-            tables.add_lost(pending, link);
-            tables.add_waits(pending, link);
-        }
+        };
+        let mut tables = tables;
         losses.thinned += thinned;
         if tables.profile.samples().is_empty() {
             losses.missing = tables.add_missing(epoch, &inside);
@@ -103,6 +79,69 @@ impl Builder<'_> {
         self.place_in_time(&mut profile, epoch);
         report::describe(&mut profile, epoch, &self.topmost(epoch), &losses, self.redaction);
         Built { profile, modules, spans, thinned }
+    }
+
+    /// None if that would take more than it may.
+    fn fill(
+        &self,
+        id: ProfileId,
+        epoch: &Epoch,
+        inside: &HashSet<SpanKey>,
+        spans: &[SpanKey],
+        [mut samples, mut waits]: [Thinning; 2],
+        most_bytes: usize,
+    ) -> Option<Filled<'_>> {
+        let mut tables = Tables {
+            profile: Profile::new(id, self.period_ns),
+            modules: HashMap::new(),
+            mappings: HashMap::new(),
+            locations: HashMap::new(),
+            links: HashMap::new(),
+            kept_ids: epoch.kept.iter().filter_map(|span| Some((span.key, span.trace?))).collect(),
+            builder: self,
+        };
+        if let Some(program) = self.modules.program() {
+            tables.mapping(program);
+        }
+        let mut losses = report::Losses::default();
+        for span in spans {
+            let Some(pending) = self.pending.get(*span).filter(|pending| !pending.is_empty())
+            else {
+                continue;
+            };
+            let link = tables.link(*span, inside);
+            losses.lost += pending.lost;
+            losses.thinned += pending.thinned;
+            losses.ring_full += pending.ring_full;
+            losses.lowered += pending.lowered;
+            samples.skipped_ns += pending.skipped_ns;
+            let (of_samples, of_waits) = pending.exported();
+            for sample in of_samples {
+                let stack = pending.stack(sample.stack);
+                losses.cut += u64::from(stack.is_some_and(|stack| stack.end == End::Cut));
+                losses.incomplete += u64::from(stack.is_some_and(|stack| stack.end == End::Lost));
+                if let Some(weight_ns) = samples.take(sample.weight_ns)
+                    && let Some(stack) = stack
+                {
+                    tables.add(SampleKind::OnCpu, sample.time_ns, weight_ns, stack, link);
+                }
+                if tables.profile.bytes() > most_bytes {
+                    return None;
+                }
+            }
+            for wait in of_waits {
+                if let Some(weight_ns) = waits.take(wait.duration_ns)
+                    && let Some(stack) = pending.stack(wait.stack)
+                {
+                    tables.add(SampleKind::OffCpu, wait.time_ns, weight_ns, stack, link);
+                }
+                if tables.profile.bytes() > most_bytes {
+                    return None;
+                }
+            }
+            tables.add_lost(pending, link);
+        }
+        Some(Filled { tables, losses, thinned: samples.thinned + waits.thinned })
     }
 
     /// The kept spans that are inside no other. Of those in which no sample fell nobody knows where
@@ -179,11 +218,51 @@ struct Tables<'a> {
     builder: &'a Builder<'a>,
 }
 
+/// Tables with all that falls in the spans, and what they lack.
+struct Filled<'a> {
+    tables: Tables<'a>,
+    losses: report::Losses,
+    thinned: u64,
+}
+
+/// Which of the samples, or of the waits, are taken.
+struct Thinning {
+    every: usize,
+    total: usize,
+    number: usize,
+    /// What the next one that is taken stands for too.
+    skipped_ns: u64,
+    thinned: u64,
+}
+
+impl Thinning {
+    fn new(every: usize, total: usize) -> Self {
+        Self { every, total, number: 0, skipped_ns: 0, thinned: 0 }
+    }
+
+    /// What the next one stands for, if it is taken. The last one is in any case, so that all of the time is
+    /// in the profile.
+    fn take(&mut self, weight_ns: u64) -> Option<u64> {
+        self.number += 1;
+        self.skipped_ns += weight_ns;
+        let is_taken = self.number.is_multiple_of(self.every) || self.number == self.total;
+        self.thinned += u64::from(!is_taken);
+        is_taken.then(|| std::mem::take(&mut self.skipped_ns))
+    }
+}
+
 impl Tables<'_> {
-    fn add(&mut self, time_ns: u64, weight_ns: u64, stack: &Stack, link: Option<LinkId>) {
+    fn add(
+        &mut self,
+        kind: SampleKind,
+        time_ns: u64,
+        weight_ns: u64,
+        stack: &Stack,
+        link: Option<LinkId>,
+    ) {
         let stack = self.stack(stack);
         let time_unix_ns = self.builder.unix_ns(time_ns);
-        self.profile.add_sample(SampleKind::OnCpu, stack, link, Point { time_unix_ns, weight_ns });
+        self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns });
     }
 
     /// All that a profile can say of which no sample is left: they were lost (and counted) after
@@ -200,20 +279,21 @@ impl Tables<'_> {
         span.samples
     }
 
-    /// What is left of samples for which there was no memory.
+    /// What is left of samples and waits for which there was no memory.
     fn add_lost(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
-        if pending.lost == 0 {
-            return;
+        let no_memory = "[stacks given up: memory budget used up]";
+        let no_room = "[stacks of waits given up: no room for more]";
+        let samples = (pending.lost > 0).then_some(pending.lost_ns);
+        let waits = Some(pending.lost_waits_ns).filter(|ns| *ns > 0);
+        for (kind, remark, lost_ns) in
+            [(SampleKind::OnCpu, no_memory, samples), (SampleKind::OffCpu, no_room, waits)]
+        {
+            let Some(weight_ns) = lost_ns else { continue };
+            let remark = self.profile.add_remark(remark);
+            let stack = self.profile.add_stack(vec![remark]);
+            let time_unix_ns = self.builder.unix_ns(pending.last_ns);
+            self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns });
         }
-        let remark = self.profile.add_remark("[stacks given up: memory budget used up]");
-        let stack = self.profile.add_stack(vec![remark]);
-        let time_unix_ns = self.builder.unix_ns(pending.last_ns);
-        self.profile.add_sample(
-            SampleKind::OnCpu,
-            stack,
-            link,
-            Point { time_unix_ns, weight_ns: pending.lost_ns },
-        );
     }
 
     /// Where the kernel's part is not sampled: what of the on-CPU time is in no sample. Only if that is
@@ -231,7 +311,11 @@ impl Tables<'_> {
         if is_incomplete || of_topmost.clone().any(|span| !span.earlier.is_empty()) {
             return;
         }
-        let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.on_cpu_ns).sum();
+        // What is sure of it.
+        let sure_ns = |span: &crate::keep::KeptSpan| {
+            span.account.on_cpu_ns.saturating_sub(span.account.on_cpu_error_ns)
+        };
+        let on_cpu_ns: u64 = of_topmost.clone().map(sure_ns).sum();
         let period_ns = self.builder.period_ns.max(1);
         let periods = on_cpu_ns.saturating_sub(self.profile.weight_ns()) / period_ns;
         let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
@@ -248,24 +332,6 @@ impl Tables<'_> {
         self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
     }
 
-    /// Waits, and what is left of those for which there was no memory.
-    fn add_waits(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
-        for wait in pending.exported().1 {
-            let Some(stack) = pending.stack(wait.stack) else { continue };
-            let stack = self.stack(stack);
-            let time_unix_ns = self.builder.unix_ns(wait.time_ns);
-            let point = Point { time_unix_ns, weight_ns: wait.duration_ns };
-            self.profile.add_sample(SampleKind::OffCpu, stack, link, point);
-        }
-        if pending.lost_waits_ns > 0 {
-            let remark = self.profile.add_remark("[stacks of waits given up: no room for more]");
-            let stack = self.profile.add_stack(vec![remark]);
-            let time_unix_ns = self.builder.unix_ns(pending.last_ns);
-            let point = Point { time_unix_ns, weight_ns: pending.lost_waits_ns };
-            self.profile.add_sample(SampleKind::OffCpu, stack, link, point);
-        }
-    }
-
     fn stack(&mut self, stack: &Stack) -> StackId {
         let waited = stack.waited.map(|waited| self.profile.add_wait(&name_of(waited)));
         let mut locations: Vec<_> = waited.into_iter().collect();
@@ -275,7 +341,7 @@ impl Tables<'_> {
         }
         match stack.end {
             End::Root => {}
-            End::Cut => locations.push(self.profile.add_remark("[callers not copied]")),
+            End::Cut => locations.push(self.profile.add_remark(CALLERS_NOT_COPIED)),
             End::Lost => locations.push(self.profile.add_remark("[callers not found]")),
         }
         self.profile.add_stack(locations)
@@ -320,8 +386,8 @@ impl Tables<'_> {
         ids.map(|ids| (ids.trace, ids.span))
     }
 
-    /// The link of a span, and those of all around it. Without recursion, and not deeper than
-    /// [`DEEPEST`]: trees of spans can be thousands deep, and what follows is drawn by recursion.
+    /// The link of a span, and those of all around it, not deeper than [`DEEPEST`]: trees of spans can be
+    /// thousands deep.
     fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
         if let Some(known) = self.links.get(&span) {
             return Some(*known);
@@ -340,7 +406,7 @@ impl Tables<'_> {
                 None => {
                     let known = self.builder.pending.get(span)?.known?;
                     let callsite = self.builder.callsites.get(known.plan)?;
-                    let name = callsite.metadata.name().to_owned();
+                    let name = capped(callsite.metadata.name()).into_owned();
                     let ids = self.ids_of(span);
                     let link = self.profile.add_link(Link { span: name, parent, ids });
                     // Those in the middle have another place in paths that are not cut.

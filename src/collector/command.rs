@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crossbeam::channel::Sender;
 
+use super::room::Taken;
 use crate::keep::KeptSpan;
 use crate::otel::EndedSpan;
 use crate::profile::{MappingId, Profile};
@@ -41,7 +42,12 @@ pub(super) enum Job {
     /// Say this in the log.
     Say { line: String, is_warning: bool },
     /// Symbolize and export.
-    Export { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, kept: Vec<KeptSpan> },
+    Export {
+        profile: Box<Profile>,
+        modules: HashMap<MappingId, Arc<Module>>,
+        kept: Vec<KeptSpan>,
+        room: Taken,
+    },
     /// Say that these were kept and have no profile.
     Report(Vec<KeptSpan>),
     /// Spans that have waited in vain for their close.

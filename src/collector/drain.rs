@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::overdue::CpuTimes;
 use super::pending::{Added, Pending, Stack};
@@ -30,6 +30,9 @@ pub(super) struct Sampled {
     pub(super) cpu_times: CpuTimes,
     /// Up to where samples are read, as hooks see positions.
     drained: u64,
+    /// The samples that were read of the open stretch, and where that begins.
+    counted: u64,
+    counted_from: u64,
     sizes: SampleSizes,
     stack_need: StackNeed,
     /// That is copied with each sample, and that may be.
@@ -67,6 +70,14 @@ impl SampleSizes {
     }
 }
 
+/// How soon half of a ring may be full that the kernel fills. Nobody says when: to be woken by it would
+/// take a file, and a program may close all files.
+pub(super) fn fill_time(sampled: &[Sampled]) -> Duration {
+    const SHORTEST: Duration = Duration::from_micros(250);
+    let soonest = sampled.iter().filter_map(Sampled::fill_time).min();
+    soonest.map_or(Duration::MAX, |soonest| soonest.max(SHORTEST))
+}
+
 /// What draining needs, and what it fills.
 pub(super) struct Drain<'a> {
     pub(super) unwinder: &'a mut Unwinder,
@@ -91,6 +102,8 @@ impl Sampled {
             watch: Watch::default(),
             cpu_times: CpuTimes::default(),
             drained: 0,
+            counted: 0,
+            counted_from: 0,
             sizes: SampleSizes { first, changes: Vec::new() },
             stack_need: StackNeed::default(),
             stack_bytes: [stack_bytes; 2],
@@ -137,6 +150,28 @@ impl Sampled {
         ring.is_some_and(|ring| ring.head() != ring.tail())
     }
 
+    /// How long until half of a ring that the kernel fills is full, if the thread runs all the time, or all of it
+    /// if it waits.
+    fn fill_time(&self) -> Option<Duration> {
+        let recording = self.recording.as_ref();
+        let ring = recording.ring.as_ref().filter(|_| recording.has_switch_records())?;
+        let sample_size = recording.sample_size()?.get();
+        let whole = (ring.data_size() as u64).checked_div(sample_size)?;
+        // Of a thread that waits it is empty, and when it goes on that is seen before it loses more than one: to
+        // look sooner would take more wake-ups than that is worth.
+        let samples = if self.watch.is_waiting() { whole + 1 } else { (whole / 2).max(1) };
+        Some(Duration::from_nanos(samples.saturating_mul(recording.stretch().period_ns)))
+    }
+
+    /// Whether half of such a ring is full.
+    pub(super) fn is_half_full(&self) -> bool {
+        let ring = self.recording.ring.as_ref().filter(|_| self.recording.has_switch_records());
+        ring.is_some_and(|ring| {
+            let used = ring.head().saturating_sub(ring.tail());
+            used >= ring.data_size() as u64 / 2
+        })
+    }
+
     /// Looks whether the thread waits.
     pub(super) fn look(&mut self, looker: &mut Looker<'_>) -> Seen {
         if self.recording.is_over() {
@@ -157,12 +192,19 @@ impl Sampled {
         // One that goes on will be heard of as what is left of it.
         let has_waited = self.recording.has_unheard_wait() && !self.watch.is_waiting();
         let from = self.recording.stretch().from;
-        self.sizes.count(from, self.drained) + u64::from(has_waited)
+        let says_positions = self.recording.ring.as_ref().is_none_or(|ring| ring.says_positions());
+        let samples = match says_positions {
+            true => self.sizes.count(from, self.drained),
+            // One by one, as its thread will.
+            false if from == self.counted_from => self.counted,
+            false => 0,
+        };
+        samples + u64::from(has_waited)
     }
 
     /// Whether looking at it takes a system call.
     pub(super) fn is_looked_at_by_clock(&self) -> bool {
-        !self.recording.follows_switches() && self.recording.stretch().span.is_some()
+        !self.recording.has_switch_records() && self.recording.stretch().span.is_some()
     }
 
     /// Reads everything that is in the ring. Returns the span that the thread is in.
@@ -174,11 +216,27 @@ impl Sampled {
         while let Some(mark) = self.recording.take_mark() {
             self.marks.push_back(mark);
         }
+        if self.counted_from != stretch.from {
+            (self.counted_from, self.counted) = (stretch.from, 0);
+        }
+        // Then it is read for the last time.
+        let is_over = self.recording.is_over();
+        let mut end = head;
         for record in Records::between(&*ring, ring.tail(), head) {
+            if let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record
+                && stretch.is_in_hook
+                && !is_over
+                && position_of(&ring, place) >= stretch.from
+            {
+                // Read again when it is known where the thread goes on.
+                end = place.position;
+                break;
+            }
             match record {
                 Ok(Record::Sample(place)) => {
                     let position = position_of(&ring, place);
                     self.drained = position + self.sizes.first.max(1);
+                    self.counted += u64::from(position >= self.counted_from);
                     match owner(&mut self.marks, stretch, position) {
                         Some((span, period_ns)) => {
                             let used =
@@ -205,9 +263,9 @@ impl Sampled {
                 Err(_) => count(&drain.counters.records_malformed, 1),
             }
         }
-        ring.release_to(head);
+        ring.release_to(end);
         if !ring.says_positions() {
-            self.drained = head;
+            self.drained = end;
         }
         count(&drain.counters.samples_dropped_foreign_stack, ring.take_foreign());
         stretch.span
@@ -372,7 +430,7 @@ mod tests {
         positions: &[u64],
     ) -> Vec<Option<SpanKey>> {
         let mut marks: VecDeque<_> = marks.iter().copied().collect();
-        let stretch = Stretch { span: open, from, period_ns: 7 };
+        let stretch = Stretch { span: open, from, period_ns: 7, is_in_hook: false };
         positions
             .iter()
             .map(|position| owner(&mut marks, stretch, *position).map(|(span, _)| span))
@@ -401,7 +459,7 @@ mod tests {
     #[test]
     fn each_stretch_has_its_own_period() {
         let mut marks = VecDeque::from([mark(A, 0, 32)]);
-        let stretch = Stretch { span: Some(B), from: 32, period_ns: 7 };
+        let stretch = Stretch { span: Some(B), from: 32, period_ns: 7, is_in_hook: false };
         assert_eq!(owner(&mut marks, stretch, 0), Some((A, 5)));
         assert_eq!(owner(&mut marks, stretch, 32), Some((B, 7)));
     }

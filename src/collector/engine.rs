@@ -14,7 +14,7 @@ use super::gate::Gate;
 use super::run::Collector;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
-use crate::export::{Exporter, Reporter};
+use crate::export::{Exporter, Fate, Reporter};
 use crate::keep::{
     Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reason, Reasons, Rules,
 };
@@ -23,12 +23,12 @@ use crate::profile::ProfileId;
 use crate::redact::Redaction;
 use crate::sampler::{Sampler, SourceSettings, period_for};
 use crate::span::{
-    Account, Closing, Described, RegistryId, SAMPLED_ITSELF, Spans, TraceIds, Verdict,
+    Account, Closing, Described, Plan, RegistryId, SAMPLED_ITSELF, Spans, TraceIds, Verdict,
     forget_this_thread, is_ignored, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::symbols::SymbolSettings;
-use crate::sys::{self, Poller, Waker};
+use crate::sys::{self, Owning, Poller, Waker};
 
 /// Finds the OpenTelemetry span of a span that closes.
 pub(crate) type FindOtel<'a> = &'a mut dyn FnMut() -> Option<OtelSpan<'a>>;
@@ -39,6 +39,8 @@ pub(crate) struct Limits {
     pub(crate) memory_bytes: usize,
     pub(crate) samples_per_profile: usize,
     pub(crate) pending_spans: usize,
+    /// That profiles may take on their way from there to where they belong.
+    pub(crate) export_bytes: usize,
     /// Of one core, that reading samples may take.
     pub(crate) cpu_percent: Option<u32>,
     pub(crate) frames_per_stack: usize,
@@ -149,11 +151,19 @@ impl Engine {
         let reporter = Reporter::new(Arc::clone(&engine.counters), move |line, is_warning| {
             _ = say.send(Job::Say { line, is_warning });
         });
+        // The exporter may live on for longer.
+        let hears = Arc::downgrade(&engine);
+        let reporter = reporter.heard_by(move |fate| match (fate, hears.upgrade()) {
+            (Fate::Delivered, Some(engine)) => engine.keeper.note_delivered(),
+            (Fate::Refused | Fate::TooOld, Some(engine)) => engine.keeper.note_refused(),
+            _ => {}
+        });
         let worker = WorkerParts {
             reporter,
             engine: Arc::clone(&engine),
             jobs: to_do,
-            exporter: parts.exporter,
+            exporter: Owning::new(parts.exporter, parts.poller.files()),
+            files: Arc::clone(parts.poller.files()),
             on_kept: parts.on_kept,
             symbols: parts.symbols,
             is_failing,
@@ -188,6 +198,11 @@ impl Engine {
         self.gate.close();
     }
 
+    /// Whether every profile that was promised was delivered, or may be yet.
+    pub(crate) fn has_lost_none(&self) -> bool {
+        self.counters.profiles_lost() == 0
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         Stats { spans_seen: self.spans.seen(), ..self.counters.snapshot() }
     }
@@ -214,11 +229,17 @@ impl Engine {
     #[cold]
     pub(crate) fn by_values(
         &self,
-        callsite: &Callsite,
+        plan: Plan,
         record: impl FnOnce(&mut dyn Visit),
-    ) -> Option<(&Callsite, u64)> {
-        let choice = callsite.fields.as_ref()?.choose(record)?;
-        Some((self.callsites.get(choice.number)?, choice.bits))
+    ) -> Option<(Plan, u64)> {
+        let choice = self.callsites.get(plan.number)?.fields.as_ref()?.choose(record)?;
+        Some((self.callsites.get(choice.number)?.plan, choice.bits))
+    }
+
+    /// Whether a span that is made with that plan is the one of so many that is kept.
+    #[cold]
+    pub(crate) fn is_the_one(&self, plan: &Plan) -> bool {
+        self.callsites.get(plan.number).is_some_and(|callsite| callsite.is_the_one())
     }
 
     /// The same for a span that is open, of which values are recorded now.
@@ -226,8 +247,7 @@ impl Engine {
     pub(crate) fn record_values(&self, id: RegistryId, record: impl FnOnce(&mut dyn Visit)) {
         let mut is_chosen = false;
         let is_first = self.spans.replan(id, |plan, bits| {
-            let fields = self.callsites.get(plan)?.fields.as_ref()?;
-            let choice = fields.choose_anew(bits, record);
+            let choice = self.callsites.get(plan)?.fields.as_ref()?.choose_anew(bits, record);
             let callsite = self.callsites.get(choice.number)?;
             is_chosen = choice.number != plan && callsite.is_the_one();
             Some((callsite.plan, choice.bits))
@@ -307,7 +327,7 @@ impl Engine {
         let Some(callsite) = self.callsites.get(closing.plan) else {
             return Verdict::default();
         };
-        let is_rare = |wall_ns| self.callsites.is_rare(callsite, wall_ns);
+        let is_rare = |wall_ns| self.callsites.is_rare(&callsite, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
         if reasons.is_empty() && !closing.announced {
             return Verdict::default();
@@ -332,7 +352,7 @@ impl Engine {
         if !reasons.is_empty() && is_left_out {
             Counters::add(&self.counters.spans_left_out_unsampled, 1);
         } else if !reasons.is_empty() {
-            let (span, must_know) = self.keep(closing, callsite, reasons, ids);
+            let (span, must_know) = self.keep(closing, &callsite, reasons, ids);
             verdict.must_know = must_know;
             kept = Some(span);
         }
@@ -428,6 +448,7 @@ impl Engine {
             }
             Err(NoProfile::RateLimit) => &counters.spans_kept_over_rate_limit,
             Err(NoProfile::ExporterBusy) => &counters.spans_kept_exporter_busy,
+            Err(NoProfile::TreeFull) => &counters.spans_kept_tree_full,
             Err(NoProfile::ExporterFails) => &counters.spans_kept_exporter_fails,
             Err(NoProfile::NoMemory) => &counters.spans_kept_no_memory,
             Err(NoProfile::NoId) => &counters.spans_kept_without_id,

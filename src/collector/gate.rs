@@ -18,6 +18,10 @@ pub(crate) struct Gate {
 const OPEN: u32 = 1;
 /// The order of the layers is in doubt.
 const LOOK: u32 = 1 << 1;
+/// It was open in the process that this one is forked from, and nobody has said so here.
+const FORKED: u32 = 1 << 2;
+/// How often a hook has come by since then.
+const ONE_HOOK: u32 = 1 << 3;
 
 static FIRST: OnceLock<&'static Gate> = OnceLock::new();
 
@@ -40,6 +44,24 @@ impl Gate {
     pub(crate) fn open(&self) {
         // Release: who finds it open finds the engine.
         self.state.fetch_or(OPEN, Ordering::Release);
+    }
+
+    /// For a hook that has found it shut: whether it is to ask if its process goes on in the place of the
+    /// one that it is forked from. Not each time.
+    #[inline(always)]
+    pub(crate) fn must_ask_of_fork(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & FORKED != 0 && self.count_hook()
+    }
+
+    #[cold]
+    fn count_hook(&self) -> bool {
+        let count = self.state.fetch_add(ONE_HOOK, Ordering::Relaxed) / ONE_HOOK + 1;
+        count.is_power_of_two()
+    }
+
+    /// It does, and this is who says so.
+    pub(crate) fn take_forked(&self) -> bool {
+        self.state.swap(0, Ordering::Relaxed) & FORKED != 0
     }
 
     #[inline(always)]
@@ -68,7 +90,9 @@ impl Gate {
     pub(super) fn close_all() {
         let mut place = &FIRST;
         while let Some(gate) = place.get() {
-            gate.close();
+            // Open, or in the child of a child.
+            let was_open = gate.state.load(Ordering::Relaxed) & (OPEN | FORKED) != 0;
+            gate.state.store(if was_open { FORKED } else { 0 }, Ordering::Relaxed);
             place = &gate.next;
         }
     }

@@ -29,6 +29,8 @@ pub(super) struct Overdue {
     ours: HashMap<SpanKey, RegistryId>,
     /// CPU time of the last look: these take 1 % of a core at most.
     cost: Duration,
+    /// After how many replacements of the rules, and when, what they meant was last given back.
+    gave_back: (u32, Instant),
 }
 
 /// So many times as long as a look takes there is none.
@@ -85,6 +87,7 @@ impl Overdue {
             roots: Vec::new(),
             ours: HashMap::new(),
             cost: Duration::ZERO,
+            gave_back: (0, Instant::now()),
         }
     }
 
@@ -181,6 +184,29 @@ impl Collector {
         is_kept
     }
 
+    /// What rules meant that were replaced a while ago is given back, but for what spans have that are open now,
+    /// or were and of which this collector knows still. `open` was looked at before the last notices came.
+    pub(super) fn give_back_plans(&mut self, mut open: HashSet<u32>) {
+        let known = self.pending.known_spans();
+        open.extend(known.into_iter().map(|(_, known)| known.plan));
+        self.engine.callsites.give_back(&open);
+        self.overdue.gave_back = (self.engine.callsites.generation(), Instant::now());
+    }
+
+    /// The plans of open spans, if there is something to give back, and not too often.
+    pub(super) fn plans_in_use(&self) -> Option<HashSet<u32>> {
+        let callsites = &self.engine.callsites;
+        let (generation, when) = self.overdue.gave_back;
+        let is_due = generation != callsites.generation() || when.elapsed() >= LATEST;
+        (callsites.has_old() && is_due).then(|| {
+            let mut open = HashSet::new();
+            self.engine.spans.look_at_open(|span| {
+                open.insert(span.plan);
+            });
+            open
+        })
+    }
+
     /// The ids of spans in which threads are, and the spans over a limit of which that was not said.
     fn find_overdue(
         &self,
@@ -248,7 +274,11 @@ impl Collector {
         let Some((account, segment_ns)) = self.engine.spans.account_of(id, key) else {
             return false;
         };
-        let account = account.with_segment(segment_ns, parts.0, parts.1);
+        // Whoever is in it still has not said so.
+        let account = match sys::thread_cpu_ns() {
+            Some(_) => account.with_segment(segment_ns, parts.0, parts.1),
+            None => account.without_cpu_time(),
+        };
         let Some(samples) = self.samples_so_far(id, key) else { return false };
         let reason = match found.told {
             Told::Hung => Reason::Hung,

@@ -79,7 +79,8 @@ impl Samples {
             Some(Mark { span, from: first.position, to: last.position + 1, period_ns: 1 })
         });
         let mut marks: VecDeque<_> = marks.collect();
-        let stretch = Stretch { span: None, from: self.bytes.len() as u64, period_ns: 1 };
+        let from = self.bytes.len() as u64;
+        let stretch = Stretch { span: None, from, period_ns: 1, is_in_hook: false };
         let owners = self.places.iter().map(|place| owner(&mut marks, stretch, place.position));
         owners.flatten().count()
     }

@@ -1,10 +1,13 @@
 //! What is said of kept spans: in a profile's title, in its attributes, and in the log.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 
+use super::engine::Engine;
 use crate::keep::{Epoch, Kept, KeptSpan};
-use crate::profile::{Attribute, Names, Profile, Value, Waiter, Waits};
+use crate::profile::{Attribute, Names, Profile, Symbolized, Value, Waiter, Waits, capped};
 use crate::span::{Account, SpanKey};
+use crate::sys::{self, Unusual};
 
 /// What a profile lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +44,7 @@ pub(super) fn describe(
 ) {
     let kept = outermost_first(&epoch.kept);
     let Some(first) = kept.first() else { return };
-    profile.name = names.span(first.name()).into_owned();
+    profile.name = capped(&names.span(first.name())).into_owned();
     profile.title = match topmost.len().saturating_sub(1) {
         0 => format!("{} · kept: {}", profile.name, first.reasons()),
         beside => format!("{} and {beside} beside it · kept: {}", profile.name, first.reasons()),
@@ -53,9 +56,11 @@ pub(super) fn describe(
         _ = write!(profile.title, " · {}", losses_in_words(losses));
     }
     let of_topmost = kept.iter().filter(|span| topmost.contains(&span.key));
-    let on_cpu_ns = of_topmost.map(|span| span.account.on_cpu_ns).sum();
+    let is_known = of_topmost.clone().all(|span| !span.account.is_cpu_time_unknown);
+    let on_cpu_ns: u64 = of_topmost.map(|span| span.account.on_cpu_ns).sum();
     for span in kept.iter().take(MOST_NOTED) {
-        profile.notes.push(format!("{}: {}", names.span(span.name()), Split(&span.account)));
+        let name = names.span(span.name());
+        profile.notes.push(format!("{}: {}", capped(&name), Split(&span.account)));
     }
     if kept.len() > MOST_NOTED {
         profile.notes.push(format!("and {} more kept spans", kept.len() - MOST_NOTED));
@@ -67,10 +72,30 @@ pub(super) fn describe(
         None if count > 0 => samples.push_str(", taken at more than one rate"),
         None => {}
     }
-    _ = write!(samples, ": {} of {} on-CPU", Ns(profile.weight_ns()), Ns(on_cpu_ns));
-    _ = write!(samples, "; {}", losses_in_words(losses));
+    let known_ns = is_known.then_some(on_cpu_ns);
+    _ = write!(samples, ": {}", coverage(profile.weight_ns(), known_ns, losses));
     profile.notes.push(samples);
     profile.attributes = attributes(first, &profile.name, losses);
+}
+
+/// Says of a profile with symbols what it lacks since it has them.
+pub(super) fn describe_symbolized(symbolized: &mut Symbolized) {
+    let Symbolized { profile, thinned, shortened } = symbolized;
+    for (key, count, what) in [
+        ("profile.samples_thinned", *thinned, "samples thinned out to fit into memory"),
+        ("profile.stacks_shortened", *shortened, "stacks without their deeper callers"),
+    ] {
+        if count == 0 {
+            continue;
+        }
+        _ = write!(profile.title, " · {count} {what}");
+        let more = i64::try_from(count).unwrap_or(i64::MAX);
+        let known = profile.attributes.iter_mut().find(|attribute| attribute.key == key);
+        match known.map(|attribute| &mut attribute.value) {
+            Some(Value::Int(count)) => *count = count.saturating_add(more),
+            _ => profile.attributes.push(Attribute { key, value: Value::Int(more) }),
+        }
+    }
 }
 
 /// Says of a profile with symbols where its threads waited.
@@ -117,6 +142,25 @@ fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
+/// How much of the CPU time samples stand for. Where much is missing and no sample was lost, none was taken there:
+/// the thread had just begun, or was switched off before its next one.
+fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, losses: &Losses) -> String {
+    let weight = Ns(weight_ns);
+    let Some(on_cpu_ns) = on_cpu_ns else {
+        return format!("{weight} on-CPU; {}", losses_in_words(losses));
+    };
+    let missing_ns = on_cpu_ns.saturating_sub(weight_ns);
+    let losses = match losses_in_words(losses) {
+        none if none == NOTHING_LOST && missing_ns > on_cpu_ns / 10 => {
+            format!("no sample lost, and none was taken in the other {}", Ns(missing_ns))
+        }
+        losses => losses,
+    };
+    format!("{weight} of {} on-CPU; {losses}", Ns(on_cpu_ns))
+}
+
+const NOTHING_LOST: &str = "nothing lost";
+
 fn losses_in_words(losses: &Losses) -> String {
     let mut words = Vec::new();
     for (count, what) in [
@@ -132,7 +176,7 @@ fn losses_in_words(losses: &Losses) -> String {
             words.push(format!("{count} {what}"));
         }
     }
-    if words.is_empty() { "nothing lost".to_owned() } else { words.join(", ") }
+    if words.is_empty() { NOTHING_LOST.to_owned() } else { words.join(", ") }
 }
 
 fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
@@ -142,11 +186,15 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         Attribute { key: "profile.reason", value: Value::String(span.reasons().to_string()) },
         Attribute { key: "profile.span.name", value: Value::String(name.to_owned()) },
         Attribute { key: "profile.wall_ns", value: int(account.wall_ns) },
-        Attribute { key: "profile.on_cpu_ns", value: int(account.on_cpu_ns) },
-        Attribute { key: "profile.on_cpu_error_ns", value: int(account.on_cpu_error_ns) },
-        Attribute { key: "profile.off_cpu_ns", value: int(account.off_cpu_ns) },
-        Attribute { key: "profile.idle_ns", value: int(account.idle_ns) },
     ];
+    if !account.is_cpu_time_unknown {
+        attributes.extend([
+            Attribute { key: "profile.on_cpu_ns", value: int(account.on_cpu_ns) },
+            Attribute { key: "profile.on_cpu_error_ns", value: int(account.on_cpu_error_ns) },
+            Attribute { key: "profile.off_cpu_ns", value: int(account.off_cpu_ns) },
+        ]);
+    }
+    attributes.push(Attribute { key: "profile.idle_ns", value: int(account.idle_ns) });
     for (key, count) in [
         ("profile.samples_lost_memory", losses.lost),
         ("profile.samples_lost", losses.missing),
@@ -234,6 +282,82 @@ fn plural(samples: usize) -> String {
     if samples == 1 { "1 sample".to_owned() } else { format!("{samples} samples") }
 }
 
+const WRONG_ORDER: &str = "the profiling layer comes after the one of tracing-opentelemetry, so \
+    profiles and OpenTelemetry spans do not know of each other: add it before, as in \
+    `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor`";
+
+pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of our timers: from now \
+    on they use another one";
+
+/// That samples are taken so many times as seldom, to stay within so many percent of a core.
+pub(super) fn lowered_rate(percent: u32, times: f64) -> String {
+    format!(
+        "reading samples takes more than {percent} % of a core: threads are sampled less often until \
+         it takes less, at {:.0} % of the rate that they would have; profiles made meanwhile say so \
+         (TRACING_PROFILING_CPU_BUDGET sets the percentage)",
+        (100.0 / times).max(1.0)
+    )
+}
+
+/// System calls at which a seccomp filter ends the process, as far as it was said.
+#[derive(Debug, Default)]
+pub(super) struct DeadlyCalls(usize);
+
+impl DeadlyCalls {
+    /// What there is to say of them, if that is more than before.
+    pub(super) fn line(&mut self) -> Option<String> {
+        let calls: Vec<_> = sys::deadly().collect();
+        if std::mem::replace(&mut self.0, calls.len()) >= calls.len() {
+            return None;
+        }
+        let names: Vec<_> = calls.iter().map(|call| call.name()).collect();
+        let missing: BTreeSet<_> = calls.iter().map(|call| without(*call)).collect();
+        let missing: Vec<_> = missing.into_iter().collect();
+        Some(format!(
+            "a seccomp filter ends this process at {}, so that is not called, and missing are: {}; allow it, or let \
+             the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
+            names.join(", "),
+            missing.join(", "),
+        ))
+    }
+}
+
+/// Lines of log that are due, and whether each is a warning. For nobody as long as there is no subscriber.
+pub(super) fn due(
+    engine: &Engine,
+    deadly: &mut DeadlyCalls,
+    introduced: &mut bool,
+) -> Vec<(String, bool)> {
+    let mut lines = Vec::new();
+    if !engine.has_dispatch() {
+        return lines;
+    }
+    lines.extend(deadly.line().map(|line| (line, true)));
+    if engine.must_warn_of_order() {
+        lines.push((WRONG_ORDER.to_owned(), true));
+    }
+    if !std::mem::replace(introduced, true) {
+        lines.push(engine.source_line.clone());
+        lines.extend(engine.take_problem().map(|line| (line, true)));
+    }
+    lines
+}
+
+/// What there is not without a system call.
+fn without(call: Unusual) -> &'static str {
+    match call {
+        Unusual::PerfEventOpen => "the source perf",
+        Unusual::TimerCreate | Unusual::TimerSettime | Unusual::TimerDelete => "the source timer",
+        Unusual::ProcessVmReadv => {
+            "nothing where /proc/self/mem can be read, else the stacks of waits"
+        }
+        Unusual::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
+        Unusual::Getrusage => "page faults and context switches",
+        Unusual::MemfdCreate => "separate files of debug information",
+        Unusual::Statfs | Unusual::Faccessat => "the check of the directory",
+    }
+}
+
 /// Wall time and its parts, in words.
 struct Split<'a>(&'a Account);
 
@@ -246,13 +370,19 @@ impl Display for Split<'_> {
             off_cpu_ns,
             idle_ns,
             after_last_exit_ns,
+            is_cpu_time_unknown,
             ..
         } = *self.0;
-        write!(f, "wall {} = on-CPU {}", Ns(wall_ns), Ns(on_cpu_ns))?;
-        if on_cpu_error_ns > 0 {
-            write!(f, " (± {})", Ns(on_cpu_error_ns))?;
+        if is_cpu_time_unknown {
+            write!(f, "wall {} = busy {}", Ns(wall_ns), Ns(self.0.busy_ns()))?;
+        } else {
+            write!(f, "wall {} = on-CPU {}", Ns(wall_ns), Ns(on_cpu_ns))?;
+            if on_cpu_error_ns > 0 {
+                write!(f, " (± {})", Ns(on_cpu_error_ns))?;
+            }
+            write!(f, " + off-CPU {}", Ns(off_cpu_ns))?;
         }
-        write!(f, " + off-CPU {} + idle {}", Ns(off_cpu_ns), Ns(idle_ns))?;
+        write!(f, " + idle {}", Ns(idle_ns))?;
         if after_last_exit_ns >= WORTH_SAYING.max(wall_ns / 10) {
             write!(f, " (of it {} after its last exit)", Ns(after_last_exit_ns))?;
         }
@@ -260,6 +390,9 @@ impl Display for Split<'_> {
             > wall_ns + wall_ns / 10 + WORTH_SAYING
         {
             f.write_str(" (on several threads at once)")?;
+        }
+        if is_cpu_time_unknown {
+            f.write_str("; on-CPU unknown")?;
         }
         Ok(())
     }
@@ -342,6 +475,29 @@ mod tests {
     fn what_is_not_sure_is_said() {
         let account = Account { on_cpu_ns: 100, on_cpu_error_ns: 7, ..Account::default() };
         assert!(Split(&account).to_string().contains("on-CPU 100 ns (± 7 ns) +"));
+    }
+
+    #[test]
+    fn what_no_sample_stands_for_is_said() {
+        let none = Losses::default();
+        let said = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), losses);
+        assert_eq!(
+            said(84_700_000, &none),
+            "84.7 ms of 264 ms on-CPU; no sample lost, and none was taken in the other 179 ms"
+        );
+        assert_eq!(said(250_000_000, &none), "250 ms of 264 ms on-CPU; nothing lost");
+        assert_eq!(said(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
+        assert_eq!(coverage(84_700_000, None, &none), "84.7 ms on-CPU; nothing lost");
+        let thinned = Losses { thinned: 3, ..none };
+        assert_eq!(said(84_700_000, &thinned), "84.7 ms of 264 ms on-CPU; 3 samples thinned out");
+    }
+
+    #[test]
+    fn what_is_unknown_is_neither_nothing_nor_all() {
+        let account = Account { wall_ns: 400_000_000, idle_ns: 1_000, ..Account::default() };
+        let account = Account { on_cpu_ns: 400_000_000, ..account }.without_cpu_time();
+        let text = "wall 400 ms = busy 400 ms + idle 1.00 µs; on-CPU unknown";
+        assert_eq!(Split(&account).to_string(), text);
     }
 
     #[test]

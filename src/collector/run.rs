@@ -11,10 +11,12 @@ use crossbeam::channel::{Receiver, Sender};
 use super::budget::Budget;
 use super::build::{Builder, Built};
 use super::command::{Command, Job, Waiting};
-use super::drain::{Drain, Sampled};
+use super::drain::{Drain, Sampled, fill_time};
 use super::engine::{Engine, Limits};
 use super::overdue::Overdue;
 use super::pending::{Known, Pending, Stack};
+use super::report::{self, DeadlyCalls};
+use super::room::Room;
 use super::stack_need::Patience;
 use super::waits::{Captures, LOOK, Looker, Seen, next_look};
 use crate::keep::{Epoch, Taken};
@@ -30,9 +32,6 @@ const LINGER: Duration = Duration::from_secs(2);
 /// After how long without a profiled span a thread is disarmed.
 const IDLE: Duration = Duration::from_secs(10);
 const _: () = assert!(IDLE.as_secs() >= 2 * LOOK_INTERVAL.as_secs());
-const WRONG_ORDER: &str = "the profiling layer comes after the one of tracing-opentelemetry, so \
-    profiles and OpenTelemetry spans do not know of each other: add it before, as in \
-    `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor`";
 const MINUTE: Duration = Duration::from_secs(60);
 /// How often the clock's rate is measured anew.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
@@ -62,11 +61,13 @@ pub(super) struct Collector {
     stack_bytes: Vec<u8>,
     patience: Patience,
     has_told_of_signal: bool,
+    deadly: DeadlyCalls,
     captures: Captures,
     /// With which thread the next look begins.
     first_look: usize,
     /// How soon it is, as far as the last one says.
     look_interval: Duration,
+    looked: Instant,
     /// When a thread was last seen in a profiled span: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     in_span_ns: u64,
     /// [`IDLE`], but in tests.
@@ -75,6 +76,8 @@ pub(super) struct Collector {
     is_in_span: bool,
     pub(super) overdue: Overdue,
     budget: Budget,
+    /// For profiles until they are exported.
+    room: Room,
     /// When it was last said that the rate is lowered.
     told_of_rate: Option<Instant>,
 }
@@ -110,6 +113,7 @@ impl Collector {
                 limits.pending_spans,
             ),
             budget: Budget::new(limits.cpu_percent),
+            room: Room::new(limits.export_bytes),
             told_of_rate: None,
             sampled: Vec::new(),
             round: 0,
@@ -122,9 +126,11 @@ impl Collector {
             stack_bytes: Vec::new(),
             patience: Patience::default(),
             has_told_of_signal: false,
+            deadly: DeadlyCalls::default(),
             captures: Captures::new(),
             first_look: 0,
             look_interval: LOOK,
+            looked: Instant::now(),
             in_span_ns: 0,
             idle: IDLE,
             is_in_span: false,
@@ -136,8 +142,8 @@ impl Collector {
         let run = || {
             let mut is_broken = false;
             while self.step() {
-                // Nothing wakes it any more: what is promised is made, and that is the end.
-                if self.poller.is_broken() && !std::mem::replace(&mut is_broken, true) {
+                // Files of ours are closed: what is promised is made, and that is the end.
+                if !self.poller.files().are_ours() && !std::mem::replace(&mut is_broken, true) {
                     self.engine.shutdown_later();
                 }
             }
@@ -146,22 +152,23 @@ impl Collector {
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
         self.hand_on(self.engine.end_meeting());
-        let is_broken = self.poller.is_broken();
+        let is_broken = !self.poller.files().are_ours();
         // First: from then on no thread is armed.
-        self.source.end(!is_broken);
+        self.source.end();
         let new = self.source.take_new();
         self.take_in(new);
         for sampled in &self.sampled {
             sampled.recording.end();
-            if !is_broken {
-                self.source.give_back(&sampled.recording);
-            }
+            self.source.give_back(&sampled.recording);
         }
         let why = match (panicked, is_broken) {
             (true, _) => {
                 Some("the collector has failed and profiling has ended; please report this")
             }
-            (false, true) => Some("files of the profiler were closed, and profiling has ended"),
+            (false, true) => Some(
+                "the program has closed files that are the profiler's (by `close_range` or the like), and profiling \
+                 has ended: make the layer after that",
+            ),
             (false, false) => None,
         };
         if let Some(why) = why {
@@ -170,10 +177,6 @@ impl Collector {
             _ = catch_unwind(AssertUnwindSafe(|| self.engine.with_dispatch(say)));
         }
         _ = self.jobs.send(Job::Stop(std::mem::take(&mut self.at_end)));
-        if is_broken {
-            // The numbers of its files may be those of others by now.
-            std::mem::forget(self);
-        }
     }
 
     /// Sleeps until there is something to do, and does it. False when all has ended.
@@ -182,10 +185,16 @@ impl Collector {
         let start = Instant::now();
         loop {
             let left = sleep.map(|sleep| sleep.saturating_sub(start.elapsed()));
-            let look = (!self.sampled.is_empty()).then(|| self.look_interval());
-            let is_woken = self.poller.wait(left.into_iter().chain(look).min());
-            if is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep) {
+            let next =
+                (!self.sampled.is_empty()).then(|| self.until_look().min(fill_time(&self.sampled)));
+            let is_woken = self.poller.wait(left.into_iter().chain(next).min());
+            let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
+            let is_over = is_over || !self.poller.files().are_ours();
+            if is_over || self.sampled.iter().any(Sampled::is_half_full) {
                 break;
+            }
+            if self.until_look() > self.look_interval() / 2 {
+                continue;
             }
             self.look_at_waits();
             let is_overdue =
@@ -223,8 +232,13 @@ impl Collector {
         self.look_interval.max(least)
     }
 
+    fn until_look(&self) -> Duration {
+        self.look_interval().saturating_sub(self.looked.elapsed())
+    }
+
     /// Looks for threads that wait inside a profiled span.
     fn look_at_waits(&mut self) {
+        self.looked = Instant::now();
         let start = sys::thread_cpu_ns();
         let clock = self.engine.spans.clock();
         let now_ns = clock.raw_ns(clock.now());
@@ -286,6 +300,7 @@ impl Collector {
             now_ns,
             bytes: &mut self.stack_bytes,
             captures: &mut self.captures,
+            waits: self.engine.source_settings.waits,
         };
         action(&mut looker, &mut self.sampled)
     }
@@ -319,7 +334,11 @@ impl Collector {
         let has_new = !new.is_empty();
         self.take_in(new);
         let mut closed = std::mem::take(&mut self.closed);
+        let in_use = self.plans_in_use();
         closed.extend(self.take_notices());
+        if let Some(in_use) = in_use {
+            self.give_back_plans(in_use);
+        }
         let epochs = self.end_epochs(&closed, asked.everything);
 
         let entered = self.drain_all();
@@ -495,6 +514,7 @@ impl Collector {
             _ = self.jobs.send(Job::Report(epoch.kept));
             return;
         };
+        let room = self.room.take();
         let builder = Builder {
             pending: &self.pending,
             modules: self.unwinder.modules(),
@@ -502,6 +522,7 @@ impl Collector {
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
             period_ns: self.engine.spans.base_period_ns(),
             most_samples: self.limits.samples_per_profile,
+            most_bytes: room.most_bytes,
             hides_kernel: self.source.hides_kernel_alone(),
             redaction: &self.engine.redaction,
         };
@@ -511,7 +532,7 @@ impl Collector {
             self.pending.clear(span);
         }
         let profile = Box::new(profile);
-        _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept });
+        _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
     }
 
     /// Threads whose timer has a signal that was taken from us are armed anew, for another one.
@@ -525,15 +546,13 @@ impl Collector {
                 is_lost = true;
             }
         }
-        if !is_lost {
+        if is_lost {
+            self.engine.waker.wake();
+        }
+        if !is_lost || std::mem::replace(&mut self.has_told_of_signal, true) {
             return;
         }
-        self.engine.waker.wake();
-        if std::mem::replace(&mut self.has_told_of_signal, true) {
-            return;
-        }
-        let line = "the program has installed a handler for the signal of our timers: from now on \
-            they use another one";
+        let line = report::LOST_SIGNAL;
         _ = self.jobs.send(Job::Say { line: line.to_owned(), is_warning: true });
     }
 
@@ -550,11 +569,7 @@ impl Collector {
         if is_first {
             self.told_of_rate = Some(now);
             let percent = self.limits.cpu_percent.unwrap_or_default();
-            let line = format!(
-                "reading samples takes more than {percent} % of a core: threads are sampled less often until \
-                 it takes less, {times:.1} times as seldom now; profiles made meanwhile say so \
-                 (TRACING_PROFILING_CPU_BUDGET sets the percentage)"
-            );
+            let line = report::lowered_rate(percent, times);
             _ = self.jobs.send(Job::Say { line, is_warning: true });
         }
     }
@@ -566,6 +581,7 @@ impl Collector {
             self.refined = now;
             self.check_signals();
             self.look_at_budget(now);
+            sys::look_at_filters();
         }
         for sampled in &mut self.sampled {
             // Its ring is read once more, in the next round, before it is given back.
@@ -576,16 +592,9 @@ impl Collector {
         // A span is made known when its first stretch ends, or never.
         let unknown = self.pending.remove_unknown(self.round.saturating_sub(1), entered);
         Counters::add(&self.engine.counters.samples_dropped_unknown_span, unknown);
-        if self.engine.has_dispatch() && self.engine.must_warn_of_order() {
-            _ = self.jobs.send(Job::Say { line: WRONG_ORDER.to_owned(), is_warning: true });
-        }
-        if !self.introduced && self.engine.has_dispatch() {
-            self.introduced = true;
-            let (line, is_warning) = self.engine.source_line.clone();
+        for (line, is_warning) in report::due(&self.engine, &mut self.deadly, &mut self.introduced)
+        {
             _ = self.jobs.send(Job::Say { line, is_warning });
-            if let Some(line) = self.engine.take_problem() {
-                _ = self.jobs.send(Job::Say { line, is_warning: true });
-            }
         }
     }
 }

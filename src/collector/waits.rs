@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::pending::{Pending, PendingWait, Stack, Waited};
-use crate::sampler::{is_full, switched_in_after, switched_out};
+use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
 use crate::span::{Recording, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Blocked, Ring};
@@ -44,11 +44,23 @@ const CAPTURE_EACH_NS: u64 = 2_500_000;
 pub(super) struct Captures {
     left: u32,
     refilled_ns: u64,
+    /// When it was last asked which system calls a filter allows.
+    filters_ns: Option<u64>,
 }
 
 impl Captures {
     pub(super) fn new() -> Self {
-        Self { left: MOST_CAPTURES, refilled_ns: 0 }
+        Self { left: MOST_CAPTURES, refilled_ns: 0, filters_ns: None }
+    }
+
+    /// Whether to ask again: each time takes as long as a capture.
+    fn filters_are_due(&mut self, now_ns: u64) -> bool {
+        const EVERY_NS: u64 = 100_000_000;
+        let is_due = self.filters_ns.is_none_or(|then| now_ns.saturating_sub(then) >= EVERY_NS);
+        if is_due {
+            self.filters_ns = Some(now_ns);
+        }
+        is_due
     }
 
     fn take(&mut self, now_ns: u64) -> bool {
@@ -74,6 +86,8 @@ pub(super) struct Looker<'a> {
     pub(super) now_ns: u64,
     pub(super) bytes: &'a mut Vec<u8>,
     pub(super) captures: &'a mut Captures,
+    /// Whether to look where threads wait.
+    pub(super) waits: bool,
 }
 
 /// What a look has seen.
@@ -95,6 +109,9 @@ pub(super) struct Watch {
     last: Option<CpuLook>,
     /// When the last wait began that was left out because too many were looked at.
     left_out_since_ns: Option<u64>,
+    /// Where the switch records ended when there was no room for more: until there are others the newest
+    /// is not the last switch.
+    full_at: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -134,14 +151,27 @@ impl Watch {
                     let waited_ns = looker.now_ns.saturating_sub(waiting.since_ns);
                     return Seen::StillWaiting { waited_ns };
                 }
-                Some(end_ns) => self.finish(end_ns, looker),
+                Some(ended) => self.finish(ended, looker),
             }
         }
-        let Some(span) = recording.stretch().span else {
+        let stretch = recording.stretch();
+        if !looker.waits {
+            // Nobody misses them.
+            recording.switches.iter().for_each(|ring| ring.release_to(ring.head()));
+        }
+        let Some(span) = stretch.span else {
+            if let Some(ring) = &recording.switches {
+                self.make_room(ring, looker.counters);
+            }
             self.last = None;
             return Seen::OutsideSpans;
         };
-        if let Some((since_ns, proof)) = self.waits_since(recording, looker.now_ns) {
+        // Of what it waits for in a hook the span before knows nothing, nor does the next one.
+        if stretch.is_in_hook || !looker.waits {
+            return Seen::Busy;
+        }
+        if let Some((since_ns, proof)) = self.waits_since(recording, looker.now_ns, looker.counters)
+        {
             let waited_ns = looker.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
             if !is_long {
@@ -178,15 +208,15 @@ impl Watch {
     /// The thread is not looked at any more: it has ended, or goes on elsewhere.
     pub(super) fn end(&mut self, recording: &Recording, looker: &mut Looker<'_>) {
         if let Some(waiting) = &self.waiting {
-            let end_ns = waiting.end(recording, looker.now_ns).unwrap_or(waiting.seen_ns);
-            self.finish(end_ns, looker);
+            let ended = waiting.end(recording, looker.now_ns);
+            self.finish(ended.unwrap_or(Ended::at(waiting.seen_ns)), looker);
         }
     }
 
-    fn finish(&mut self, end_ns: u64, looker: &mut Looker<'_>) {
+    fn finish(&mut self, ended: Ended, looker: &mut Looker<'_>) {
         let Some(waiting) = self.waiting.take() else { return };
-        self.last = None;
-        let duration_ns = end_ns.saturating_sub(waiting.since_ns);
+        self.last = ended.clock;
+        let duration_ns = ended.at_ns.saturating_sub(waiting.since_ns);
         let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0 };
         let is_kept = looker.pending.add_wait(waiting.span, wait, &waiting.stack, looker.round);
         let counter = match is_kept {
@@ -196,25 +226,37 @@ impl Watch {
         Counters::add(counter, 1);
     }
 
+    /// Takes what there is out of the switch records, but for the newest.
+    fn make_room(&mut self, ring: &Ring, counters: &Counters) {
+        if is_full(ring) {
+            self.full_at = Some(ring.head());
+        }
+        Counters::add(&counters.switches_dropped_ring_full, make_room(ring));
+        self.full_at.take_if(|full_at| *full_at != ring.head());
+    }
+
     /// Since when the thread has not run, if it does not run now, and what proves that.
-    fn waits_since(&mut self, recording: &Recording, now_ns: u64) -> Option<(u64, Proof)> {
+    fn waits_since(
+        &mut self,
+        recording: &Recording,
+        now_ns: u64,
+        counters: &Counters,
+    ) -> Option<(u64, Proof)> {
         if let Some(ring) = &recording.switches {
-            if let Some(out) = switched_out(ring) {
+            let out = switched_out(ring);
+            self.make_room(ring, counters);
+            if self.full_at.is_none() {
                 self.last = None;
                 // One that was preempted does not wait for anything but a CPU.
-                return (!out.preempted).then_some((out.time_ns, Proof::Switches(out.position)));
+                let out = out.filter(|out| !out.preempted)?;
+                return Some((out.time_ns, Proof::Switches(out.position)));
             }
-            if !is_full(ring) {
-                self.last = None;
-                return None;
-            }
-            // Its hooks have not come by for long, and nothing is recorded any more: by the clock.
+            // It was switched more often than there is room for between two looks: by the clock.
         }
         let cpu_ns = sys::cpu_ns_of(recording.tid)?;
         let hook = recording.settled();
         let last = self.last.filter(|last| last.time_ns >= hook.map_or(0, |(time_ns, _)| time_ns));
         let base = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook);
-        // Of a thread whose switch ring is full no hook says when it read its clock.
         let (base_ns, base_cpu_ns) = base.unwrap_or((now_ns, cpu_ns));
         let stood_still = last.filter(|last| last.cpu_ns == cpu_ns);
         // When it ran in between, all of the rest is taken to be at the end.
@@ -229,14 +271,29 @@ impl Watch {
     }
 }
 
+/// The end of a wait.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    at_ns: u64,
+    /// The reading of the CPU clock that showed it, if no hook has read it since.
+    clock: Option<CpuLook>,
+}
+
+impl Ended {
+    fn at(at_ns: u64) -> Self {
+        Self { at_ns, clock: None }
+    }
+}
+
 impl Waiting {
     /// When the thread ran again, if it did.
-    fn end(&self, recording: &Recording, now_ns: u64) -> Option<u64> {
+    fn end(&self, recording: &Recording, now_ns: u64) -> Option<Ended> {
         match self.proof {
             Proof::Switches(position) => {
                 let ring = recording.switches.as_deref()?;
                 (!has_not_moved(ring, position))
                     .then(|| switched_in_after(ring, position).unwrap_or(self.seen_ns))
+                    .map(Ended::at)
             }
             Proof::Cpu(before) => {
                 let now = sys::cpu_ns_of(recording.tid).map(|cpu_ns| (now_ns, cpu_ns));
@@ -246,11 +303,15 @@ impl Waiting {
                 // The wait is what it did not run for since, up to the last hook that we know of.
                 let hook = recording.settled().filter(|(time_ns, _)| *time_ns > self.seen_ns);
                 let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
-                    return Some(self.seen_ns);
+                    return Some(Ended::at(self.seen_ns));
                 };
                 let ran_ns = until_cpu_ns.saturating_sub(before);
                 let off_ns = until_ns.saturating_sub(self.seen_ns).saturating_sub(ran_ns);
-                Some(self.seen_ns + off_ns)
+                // All off-CPU time up to this reading belongs to this wait: the next begins after it.
+                let reading =
+                    CpuLook { time_ns: until_ns, cpu_ns: until_cpu_ns, idle_since_ns: until_ns };
+                let clock = hook.is_none().then_some(reading);
+                Some(Ended { at_ns: self.seen_ns + off_ns, clock })
             }
         }
     }
@@ -269,6 +330,14 @@ fn still_holds(recording: &Recording, proof: Proof) -> bool {
     }
 }
 
+/// Says that a thread waits in that span, and then looks whether it does: so its next hook counts the wait.
+/// Returns whether it does; `None` if it has gone on and has not counted it.
+fn note_waited(recording: &Recording, span: SpanKey, proof: Proof) -> Option<bool> {
+    let before = recording.note_waited(span);
+    let holds = still_holds(recording, proof);
+    (holds || !recording.take_back_waited(span, before)).then_some(holds)
+}
+
 /// Reads where a thread waits. `None` if it ran again meanwhile, or waits for a CPU only.
 fn capture(
     recording: &Recording,
@@ -278,14 +347,16 @@ fn capture(
     looker: &mut Looker<'_>,
 ) -> Option<Waiting> {
     let mut stack = Stack { end: End::Lost, ..Stack::new() };
+    // What follows is unusual, and this thread may have a filter by now.
+    if looker.captures.filters_are_due(looker.now_ns) {
+        sys::look_at_filters();
+    }
     match sys::blocked(recording.tid) {
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(Waited::In(call));
             let read = sys::read_own_stack(sp, looker.stack_bytes, looker.bytes);
-            if !still_holds(recording, proof) {
-                return None;
-            }
-            if read.is_ok() {
+            let holds = note_waited(recording, span, proof)?;
+            if holds && read.is_ok() {
                 // It may wait in a library that was loaded since the last round.
                 looker.unwinder.refresh();
                 let bytes = &*looker.bytes;
@@ -300,15 +371,10 @@ fn capture(
         }
         Ok(None) => return None,
         Err(_) => {
-            if !still_holds(recording, proof) {
-                return None;
-            }
+            note_waited(recording, span, proof)?;
             stack.waited = Some(Waited::Somewhere);
             Counters::add(&looker.counters.waits_without_stack, 1);
         }
     }
-    // It had not left the span when its stack was read; so this is about that span, whatever it
-    // does now.
-    recording.note_waited(span);
     Some(Waiting { span, since_ns, seen_ns: looker.now_ns, proof, stack })
 }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError};
@@ -11,11 +12,13 @@ use tracing::level_filters::LevelFilter;
 use super::command::{Job, Waiting};
 use super::engine::Engine;
 use super::report;
-use crate::export::{Exported, Exporter, Reporter};
+use super::room::Taken;
+use crate::export::{Exported, Exporter, Hopeless, Reporter};
 use crate::keep::{Kept, KeptSpan, OnKept};
-use crate::profile::{MappingId, Names, Profile, Waits};
+use crate::profile::{MappingId, Names, Profile, Symbolized, Waits};
 use crate::stats::Counters;
 use crate::symbols::{Missing, SymbolSettings, Symbolizer};
+use crate::sys::{Files, Owning};
 use crate::unwind::Module;
 
 /// After how long without a profile what was read of symbols is given back.
@@ -23,6 +26,8 @@ const FORGET_AFTER: Duration = Duration::from_secs(30);
 /// How soon after a failure the exporter is tried again, at first and at last.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// The same while somebody waits for it, at first: at last it is [`FIRST_PAUSE`].
+const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
 /// How long the last profiles may take if nobody waits for them.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
 /// How often a profile is tried before it is lost, flushes apart: for some five minutes.
@@ -32,7 +37,8 @@ const MOST_TRIES: u32 = 10;
 pub(super) struct WorkerParts {
     pub(super) engine: Arc<Engine>,
     pub(super) jobs: Receiver<Job>,
-    pub(super) exporter: Box<dyn Exporter>,
+    pub(super) exporter: Owning<Box<dyn Exporter>>,
+    pub(super) files: Arc<Files>,
     pub(super) reporter: Reporter,
     pub(super) on_kept: Option<OnKept>,
     pub(super) symbols: SymbolSettings,
@@ -43,7 +49,7 @@ pub(super) struct WorkerParts {
 /// The thread that exports.
 pub(super) struct Worker {
     parts: WorkerParts,
-    symbolizer: Option<Symbolizer>,
+    symbolizer: Option<Owning<Symbolizer>>,
     /// When it was last used.
     symbolized: Instant,
     told: HashSet<Missing>,
@@ -51,6 +57,9 @@ pub(super) struct Worker {
     failing: Option<Failing>,
     /// What it has refused; no more than may be promised.
     refused: VecDeque<Refused>,
+    /// Profiles that were lost before the last flush.
+    lost: u64,
+    told_of_hopeless: bool,
 }
 
 /// An exporter that fails.
@@ -64,6 +73,14 @@ struct Refused {
     profile: Profile,
     report: Kept,
     tries: u32,
+    _room: Taken,
+}
+
+impl Refused {
+    /// Whether a span has its id: else it is only a trial.
+    fn is_promised(&self) -> bool {
+        self.report.spans.iter().any(|span| span.profile.is_ok())
+    }
 }
 
 impl Failing {
@@ -87,6 +104,8 @@ impl Worker {
             told: HashSet::new(),
             failing,
             refused: VecDeque::new(),
+            lost: 0,
+            told_of_hopeless: false,
         }
     }
 
@@ -107,8 +126,8 @@ impl Worker {
                     wait_for_level(LevelFilter::WARN);
                     self.say(|| tracing::warn!(target: "tracing_profiling", "{line}"));
                 }
-                Ok(Job::Export { profile, modules, kept }) => {
-                    self.prepare(*profile, &modules, &kept);
+                Ok(Job::Export { profile, modules, kept, room }) => {
+                    self.prepare(profile, &modules, &kept, room);
                 }
                 Ok(Job::HandOn(ended)) => self.parts.engine.hand_on_later(ended),
                 Ok(Job::Report(kept)) => self.report(&unexported(&kept)),
@@ -128,19 +147,48 @@ impl Worker {
                 // It has taken a later one meanwhile, and so is well.
                 None => !self.refused.is_empty(),
             };
-            if is_due {
+            if is_due && !self.has_lost_exporter() {
                 self.try_refused(true);
             }
         }
     }
 
-    /// Tries what was refused once more, and waits until all that the exporter has taken is delivered.
-    /// Returns whether it was.
+    /// Waits until all that was promised is delivered, and tries what was refused until then. Returns
+    /// whether it was, and nothing was lost since the last flush.
     fn flush(&mut self, deadline: Instant) -> bool {
-        // First, for it can be that only then it takes what it has refused.
-        self.flush_exporter(deadline);
-        self.try_refused(false);
-        self.flush_exporter(deadline)
+        if self.has_lost_exporter() {
+            return false;
+        }
+        let mut pause = FIRST_PAUSE_OF_FLUSH;
+        let is_done = loop {
+            // First, for it can be that only then it takes what it has refused.
+            let is_done = self.flush_exporter(deadline);
+            if self.refused.is_empty() {
+                break is_done;
+            }
+            self.try_refused(false);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.refused.is_empty() {
+                break self.flush_exporter(deadline);
+            }
+            if left.is_zero() {
+                break false;
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (2 * pause).min(FIRST_PAUSE);
+        };
+        self.has_lost_none() && is_done && !self.parts.engine.keeper.is_distrusted()
+    }
+
+    /// Whether no profile was lost since this was last asked.
+    fn has_lost_none(&mut self) -> bool {
+        let lost = self.parts.engine.counters.profiles_lost();
+        std::mem::replace(&mut self.lost, lost) == lost
+    }
+
+    /// Whether the program has closed files that the exporter goes on to use.
+    fn has_lost_exporter(&self) -> bool {
+        !self.parts.files.are_ours() && self.parts.exporter.keeps_files()
     }
 
     fn flush_exporter(&mut self, deadline: Instant) -> bool {
@@ -152,12 +200,14 @@ impl Worker {
     fn end(mut self, waiting: Vec<Waiting>) {
         let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
         let is_done = self.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
+        let (counters, lost) = (Arc::clone(&self.parts.engine.counters), self.lost);
         while let Some(refused) = self.refused.pop_front() {
             self.lose(refused.report);
         }
         // Then it has counted what it could not deliver.
         let exporter = self.parts.exporter;
         _ = catch_unwind(AssertUnwindSafe(|| drop(exporter)));
+        let is_done = is_done && counters.profiles_lost() == lost;
         waiting.into_iter().for_each(|waiting| _ = waiting.done.send(is_done));
     }
 
@@ -179,19 +229,31 @@ impl Worker {
     /// Symbolizes, redacts and exports.
     fn prepare(
         &mut self,
-        profile: Profile,
+        profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
         kept: &[KeptSpan],
+        mut room: Taken,
     ) {
+        crate::sys::look_at_filters();
         let mut report = Kept { samples: profile.sample_count(), ..unexported(kept) };
+        if !self.parts.files.are_ours() {
+            // It is never dropped, and a new one opens files of its own.
+            self.symbolizer = None;
+            if self.parts.exporter.keeps_files() {
+                return self.lose(report);
+            }
+        }
         // Debug information is a large input: what goes wrong there must not be the end of all
         // later profiles.
-        match catch_unwind(AssertUnwindSafe(|| self.symbolize(profile, modules))) {
+        let most_bytes = room.most_bytes;
+        match catch_unwind(AssertUnwindSafe(|| self.symbolize(profile, modules, most_bytes))) {
             Ok(mut profile) => {
+                room.shrink(profile.bytes());
+                report.samples = profile.sample_count();
                 report.waits = profile.waits();
                 report::describe_waits(&mut profile, &report);
                 report.top_function = profile.top_function();
-                let refused = self.export(Refused { profile, report, tries: 0 });
+                let refused = self.export(Refused { profile, report, tries: 0, _room: room });
                 self.refused.extend(refused);
             }
             Err(_) => {
@@ -211,14 +273,36 @@ impl Worker {
                 let engine = &self.parts.engine;
                 Counters::add(&engine.counters.profiles_exported, 1);
                 engine.keeper.set_exporter_fails(false);
+                // One that says so later has only taken it, but for what is in files.
+                if !engine.keeper.demands_proof() || !files.is_empty() {
+                    engine.keeper.note_delivered();
+                }
                 engine.keeper.redeem();
-                let profile = Some(refused.profile.id);
+                let profile = refused.is_promised().then_some(refused.profile.id);
                 self.report(&Kept { profile, files, ..refused.report });
+                None
+            }
+            Ok(Err(error)) if error.is::<Hopeless>() => {
+                if !std::mem::replace(&mut self.told_of_hopeless, true) {
+                    self.say(|| {
+                        tracing::warn!(
+                            target: "tracing_profiling",
+                            "a profile is lost: {error} (said once)"
+                        );
+                    });
+                }
+                self.lose(refused.report);
                 None
             }
             Ok(Err(error)) => {
                 self.note_failing(&error.to_string());
-                Some(refused)
+                if refused.is_promised() {
+                    return Some(refused);
+                }
+                // It has told what it was made for.
+                self.parts.engine.keeper.redeem();
+                self.report(&refused.report);
+                None
             }
             Err(_) => {
                 self.note_failing("the exporter panicked");
@@ -229,7 +313,7 @@ impl Worker {
     }
 
     fn note_failing(&mut self, problem: &str) {
-        self.parts.engine.keeper.set_exporter_fails(true);
+        self.parts.engine.keeper.note_exporter_fails();
         if self.failing.is_none() {
             self.failing = Some(Failing::new());
             self.say(|| {
@@ -247,13 +331,16 @@ impl Worker {
     /// has.
     fn try_refused(&mut self, counts: bool) {
         if let Some(failing) = &mut self.failing {
-            failing.wait_longer();
+            if counts {
+                failing.wait_longer();
+            }
             let checked = catch_unwind(AssertUnwindSafe(|| self.parts.exporter.check()));
             if !matches!(checked, Ok(Ok(()))) {
                 return;
             }
             if self.refused.is_empty() {
-                // Only a profile can tell: the next kept span has one. It is well when that is exported.
+                // Only a profile can tell: the next kept span has one, if only a trial. It is well when that is
+                // exported.
                 self.parts.engine.keeper.set_exporter_fails(false);
                 return;
             }
@@ -278,18 +365,26 @@ impl Worker {
     /// A profile that was promised will not be.
     fn lose(&self, report: Kept) {
         Counters::add(&self.parts.engine.counters.profiles_dropped_export_failed, 1);
-        self.parts.engine.keeper.redeem();
+        let keeper = &self.parts.engine.keeper;
+        keeper.redeem();
+        keeper.note_refused();
         self.report(&Kept { profile: None, ..report });
     }
 
     fn symbolize(
         &mut self,
-        profile: Profile,
+        profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
+        most_bytes: usize,
     ) -> Profile {
-        let settings = self.parts.symbols;
-        let symbolizer = self.symbolizer.get_or_insert_with(|| Symbolizer::new(settings));
-        let profile = symbolizer.symbolize(profile, modules);
+        let (settings, files) = (self.parts.symbols, &self.parts.files);
+        let symbolizer = || Owning::new(Symbolizer::new(settings), files);
+        let symbolizer = self.symbolizer.get_or_insert_with(symbolizer);
+        let mut symbolized = symbolizer.symbolize(&profile, modules, most_bytes);
+        drop(profile);
+        report::describe_symbolized(&mut symbolized);
+        let Symbolized { profile, thinned, .. } = symbolized;
+        Counters::add(&self.parts.engine.counters.samples_thinned, thinned as u64);
         self.symbolized = Instant::now();
         for missing in symbolizer.take_missing() {
             if matches!(missing, Missing::TooLarge(..)) {
@@ -301,7 +396,7 @@ impl Worker {
             }
         }
         let redaction = &self.parts.engine.redaction;
-        if redaction.is_nothing() { profile } else { profile.renamed(redaction) }
+        profile.renamed(redaction)
     }
 
     fn report(&self, kept: &Kept) {
@@ -309,7 +404,16 @@ impl Worker {
         self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
         if let Some(on_kept) = &self.parts.on_kept {
             // Not ours either.
-            _ = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
+            let told = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
+            let panicked = &self.parts.engine.counters.on_kept_panicked;
+            if told.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
+                self.say(|| {
+                    tracing::warn!(
+                        target: "tracing_profiling",
+                        "what was given to `on_kept` has panicked; from now on that is only counted"
+                    );
+                });
+            }
         }
     }
 }
@@ -353,6 +457,12 @@ fn missing_in_words(missing: &Missing, names: &dyn Names) -> String {
             let error = error.replace(file, &shown);
             format!("{shown} cannot be read, so its functions have no names: {error}")
         }
+        Missing::Compressed(file) => format!(
+            "the debug information of {} is compressed with zstd, which is not read here, so profiles show \
+             its functions but no lines and no inlined functions; compress it with zlib \
+             (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all",
+            names.code(file)
+        ),
         Missing::TooLarge(file, bytes) => {
             let (file, mib) = (names.code(file), bytes.div_ceil(1024 * 1024));
             format!(

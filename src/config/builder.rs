@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use opentelemetry_sdk::Resource;
 
-use crate::collector::{Engine, Gate, Limits, Parts};
+use crate::collector::{Engine, Gate, Limits, Parts, waiting_profiles};
 use crate::control::Control;
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
 use crate::export::{Directory, Exporter, default_resource};
-use crate::keep::{Callsites, Keep, Keeper, Kept, OnKept, Rules};
+use crate::keep::{Callsites, Keep, Keeper, Kept, MOST_PROMISED, OnKept, Rules};
 use crate::layer::ProfilingLayer;
 use crate::otel::{AttributeNames, LayerOrder};
 use crate::redact::Redaction;
@@ -53,7 +53,9 @@ pub struct Builder {
     profiles_per_minute: u32,
     samples_per_profile: usize,
     pending_spans: usize,
+    pending_profiles: usize,
     memory_bytes: usize,
+    export_bytes: usize,
     cpu_percent: Option<u32>,
     on_kept: Option<OnKept>,
     only_sampled_traces: bool,
@@ -82,10 +84,12 @@ const DEFAULT_PENDING_SPANS: usize = 16_384;
 const DEFAULT_CPU_PERCENT: u32 = 1;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
 /// Line tables of a large service are a tenth of that, all of its debug information may be more.
+const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
 const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
 const RING_BYTES: usize = 256 * 1024;
-/// The collector is woken when a ring is this full: early enough to get a CPU before it is full.
+/// Where a signal handler fills a ring it wakes the collector at this share of it: early enough for it to get a CPU
+/// before the ring is full.
 const WAKE_SHARE: usize = 2;
 
 impl Builder {
@@ -97,6 +101,7 @@ impl Builder {
                 timer_clock: TimerClock::default(),
                 stack_bytes: DEFAULT_STACK_BYTES,
                 period: None,
+                waits: true,
             },
             max_depth: DEFAULT_DEPTH,
             directory: PathBuf::from("profiles"),
@@ -107,6 +112,7 @@ impl Builder {
             profiles_per_minute: DEFAULT_PROFILES_PER_MINUTE,
             samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
             pending_spans: DEFAULT_PENDING_SPANS,
+            pending_profiles: MOST_PROMISED,
             memory_bytes: DEFAULT_MEMORY_BYTES,
             cpu_percent: None,
             on_kept: None,
@@ -114,6 +120,7 @@ impl Builder {
             attributes: AttributeNames::default(),
             redaction: Redaction::new(),
             env_redaction: Redaction::new(),
+            export_bytes: DEFAULT_EXPORT_BYTES,
             symbols: SymbolSettings { names: true, most_bytes: DEFAULT_SYMBOL_BYTES },
             #[cfg(feature = "sighup")]
             reloads_on_sighup: false,
@@ -124,6 +131,15 @@ impl Builder {
     #[must_use]
     pub fn rules(self, rules: Rules) -> Self {
         Self { rules, ..self }
+    }
+
+    /// Whether to see where threads wait inside profiled spans, for what, and for how long; true by default. Without
+    /// it nothing is read of threads from outside (`/proc/self/task`, their CPU clocks, the memory of their
+    /// stacks), and spans have their off-CPU times all the same.
+    #[must_use]
+    pub fn waits(mut self, waits: bool) -> Self {
+        self.source.waits = waits;
+        self
     }
 
     /// What produces stacks; [`Source::Auto`] by default.
@@ -157,7 +173,7 @@ impl Builder {
 
     /// Samples a second of CPU time, from 1 to 10,000. By default the rate follows the latency of
     /// the rules: a span that is just slow enough to be kept has about 50 samples, at no more than
-    /// 1,000 and no less than 100 a second.
+    /// 1,000 and no less than 100 a second, and of `always` no less than 200.
     #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
         self.source.period = Some(period_of_rate(hertz.clamp(*RATES.start(), *RATES.end())));
@@ -240,6 +256,15 @@ impl Builder {
         Self { pending_spans: spans.max(1), ..self }
     }
 
+    /// Profiles that may wait to be made and exported at once; 32 by default. Each is in memory, also while the
+    /// exporter fails: there are no more than have 64 KiB each in half of the [`export_bytes`](Self::export_bytes).
+    /// Spans that are kept meanwhile have none: see
+    /// [`Stats::spans_kept_exporter_busy`](crate::Stats::spans_kept_exporter_busy).
+    #[must_use]
+    pub fn pending_profiles(self, profiles: usize) -> Self {
+        Self { pending_profiles: profiles.max(1), ..self }
+    }
+
     /// How much of one core reading and unwinding samples may take, in percent; 0 for as much as it takes. If
     /// it takes more, threads are sampled less often until it takes less: the log, the profiles and
     /// [`Stats::rate_lowered`](crate::Stats::rate_lowered) say so. 1 by default, and 0 if the
@@ -249,7 +274,8 @@ impl Builder {
         Self { cpu_percent: Some(percent), ..self }
     }
 
-    /// Called for what was kept, after its profile is exported, on the thread that exports.
+    /// Called for what was kept, after its profile is exported, on the thread that exports. If it panics that is
+    /// caught, counted in [`Stats::on_kept_panicked`](crate::Stats::on_kept_panicked), and said once.
     #[must_use]
     pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
         Self { on_kept: Some(Box::new(on_kept)), ..self }
@@ -285,6 +311,15 @@ impl Builder {
     pub fn symbols(mut self, symbols: bool) -> Self {
         self.symbols.names = symbols;
         self
+    }
+
+    /// Memory that profiles may take on their way from samples to where they are exported, symbols apart (see
+    /// [`Builder::symbol_bytes`]); 64 MiB by default. A profile that would take more is thinned out: fewer of
+    /// its samples stand for all, its title says so, and
+    /// [`Stats::samples_thinned`](crate::Stats::samples_thinned) counts the others.
+    #[must_use]
+    pub fn export_bytes(self, bytes: usize) -> Self {
+        Self { export_bytes: bytes, ..self }
     }
 
     /// How much of symbols may be held at once: debug information and symbol tables, as large as they are
@@ -333,7 +368,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// If the system does not let us start two threads and open an epoll instance.
+    /// If the system does not let us start two threads and open a file.
     pub fn build(mut self) -> Result<ProfilingLayer, Error> {
         // The program may change its working directory before anything is written.
         self.directory = std::path::absolute(&self.directory).unwrap_or(self.directory);
@@ -390,13 +425,14 @@ impl Builder {
         let plan = move |keep: &Keep, rate: Option<u32>, usual_latency: Option<Duration>| {
             let period = fixed_period.is_none().then(|| match rate {
                 Some(hertz) => period_of_rate(hertz),
-                None => period_for(keep.least_time()),
+                None => period_for(keep.least_for_rate()),
             });
             let base = fixed_period.unwrap_or_else(|| period_for(usual_latency));
             plan(keep, ticks_a_second, period, nanoseconds(base))
         };
         let callsites = Callsites::new(self.rules.clone(), Box::new(plan), Arc::clone(&counters));
-        let keeper = Keeper::new(self.profiles_per_minute);
+        let most_pending = self.pending_profiles.min(waiting_profiles(self.export_bytes));
+        let keeper = Keeper::new(self.profiles_per_minute).with_most_promised(most_pending);
         let spans =
             Spans::new(clock, Box::new(source.clone()), base_period_ns, Arc::clone(&counters));
         let resource = self.resource.unwrap_or_else(default_resource);
@@ -418,6 +454,9 @@ impl Builder {
             Err(_) => Some("it panicked".to_owned()),
         };
         keeper.set_exporter_fails(problem.is_some());
+        if exporter.delivers_later() {
+            keeper.demand_proof();
+        }
         Engine::start(Parts {
             spans,
             callsites,
@@ -429,6 +468,7 @@ impl Builder {
                 memory_bytes: self.memory_bytes,
                 samples_per_profile: self.samples_per_profile,
                 pending_spans: self.pending_spans,
+                export_bytes: self.export_bytes,
                 cpu_percent: match (self.cpu_percent, fixed_period) {
                     (None, None) => Some(DEFAULT_CPU_PERCENT),
                     (percent, _) => percent.filter(|percent| *percent > 0),
@@ -461,7 +501,9 @@ impl std::fmt::Debug for Builder {
             .field("profiles_per_minute", &self.profiles_per_minute)
             .field("samples_per_profile", &self.samples_per_profile)
             .field("pending_spans", &self.pending_spans)
+            .field("pending_profiles", &self.pending_profiles)
             .field("memory_bytes", &self.memory_bytes)
+            .field("export_bytes", &self.export_bytes)
             .field("cpu_percent", &self.cpu_percent)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))
             .field("symbols", &self.symbols)
@@ -500,6 +542,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keep::{Condition, Rule};
 
     /// Of ticks that are nanoseconds.
     const SECOND: u64 = 1_000_000_000;
@@ -521,6 +564,23 @@ mod tests {
         assert_eq!(plan(&keep, SECOND, None, 4_985_000).flags, 0);
         let slower = plan(&Keep::failed(), SECOND, Some(period_of_rate(100)), 4_985_000);
         assert_eq!(slower.flags, KEEP_ON_ERROR);
+    }
+
+    #[test]
+    fn what_keeps_all_is_sampled_as_often_as_by_default_at_least() {
+        let second = Duration::from_secs(1);
+        let usual = period_for(Rules::default().usual_latency());
+        let all = Keep::when(Condition::Always);
+        for keep in [all, all.or_slower_than(second), all.or_failed()] {
+            assert_eq!(period_for(keep.least_for_rate()), usual, "{keep}");
+            let rules = Rules::new([Rule::for_all(keep)]);
+            assert_eq!(period_for(rules.usual_latency()), usual, "{rules}");
+        }
+        let tight = all.or_slower_than(Duration::from_millis(50));
+        assert!(period_for(tight.least_for_rate()) < usual);
+        // It hangs as it did.
+        assert_eq!(all.or_slower_than(3 * second).hung_limit(), Some(30 * second));
+        assert_eq!(all.hung_limit(), None);
     }
 
     #[test]

@@ -32,6 +32,9 @@ use winnow::token::take_while;
 use crate::error::Error;
 use crate::keep::{Amount, Condition, Keep, Rule, Rules};
 
+/// Of a set of rules: each span of a new callsite is compared with all of them.
+const MOST_DIRECTIVES: usize = 256;
+
 const KEEP: &str = "`off` or a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
 const CONDITION: &str = "a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
 const DURATION: &str = "a duration such as `250ms`";
@@ -50,6 +53,10 @@ impl FromStr for Rules {
         let parsed = rules.parse(text);
         let directives =
             parsed.map_err(|error| Error::rules(text, error.offset(), expected(error.inner())))?;
+        if let Some(over) = directives.get(MOST_DIRECTIVES) {
+            let at = text.len().saturating_sub(over.rest);
+            return Err(Error::rules(text, at, format!("at most {MOST_DIRECTIVES} directives")));
+        }
         // `250ms,error` would keep failed spans only, which nobody means who writes it.
         let is_split = |(number, directive): &(usize, &Directive)| {
             let mut before = directives.iter().take(*number);
@@ -361,6 +368,40 @@ mod tests {
 
     fn error(text: &str) -> String {
         text.parse::<Rules>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_work_of_reading_grows_as_the_text_does() {
+        use crate::keep::COMPARED;
+        let work = |text: &str| {
+            let before = COMPARED.get();
+            let read = text.parse::<Rules>();
+            (read, COMPARED.get() - before)
+        };
+        let sets: [fn(usize) -> String; 5] = [
+            |n| (0..n).map(|i| format!("a{i}=1ms,")).collect(),
+            |n| "a=1ms,".repeat(n),
+            |n| (0..n).map(|i| format!("[a{{b={i}}}]=1ms,")).collect(),
+            |n| format!("a=1ms{}", "|1ms".repeat(n)),
+            |n| format!("[a{{b{}}}]=1ms", ",b".repeat(n)),
+        ];
+        for set in sets {
+            for n in [1, 255, 256, 257, 10_000, 20_000] {
+                let (read, compared) = work(&set(n));
+                if set(n).matches("ms,").count() > MOST_DIRECTIVES {
+                    let error = read.unwrap_err().to_string();
+                    assert!(
+                        error.contains("at most 256 directives") && error.len() < 300,
+                        "{error}"
+                    );
+                    assert_eq!(compared, 0, "{n}");
+                } else {
+                    assert!(read.is_ok(), "{n}");
+                    let most = MOST_DIRECTIVES * MOST_DIRECTIVES / 2;
+                    assert!(compared <= most, "{compared} of {n}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -15,17 +15,20 @@ use crate::redact::Redaction;
 
 const RULES: &str = "TRACING_PROFILING";
 const SOURCE: &str = "TRACING_PROFILING_SOURCE";
+const WAITS: &str = "TRACING_PROFILING_WAITS";
 const TIMER_CLOCK: &str = "TRACING_PROFILING_TIMER_CLOCK";
 const RATE: &str = "TRACING_PROFILING_RATE";
 const STACK_BYTES: &str = "TRACING_PROFILING_STACK_BYTES";
 const MAX_DEPTH: &str = "TRACING_PROFILING_MAX_DEPTH";
 const CPU_BUDGET: &str = "TRACING_PROFILING_CPU_BUDGET";
+const PENDING_PROFILES: &str = "TRACING_PROFILING_PENDING_PROFILES";
 const DIR: &str = "TRACING_PROFILING_DIR";
 const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
 const SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
 const REDACT: &str = "TRACING_PROFILING_REDACT";
 const PATHS: &str = "TRACING_PROFILING_PATHS";
 const SYMBOLS: &str = "TRACING_PROFILING_SYMBOLS";
+const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
 const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
 
 impl Builder {
@@ -39,19 +42,22 @@ impl Builder {
     }
 
     /// The same from any source of variables; an error is a value that is not Unicode.
-    fn with_variables(
+    pub(crate) fn with_variables(
         mut self,
         variable: impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
         let get = |name| text_of(name, variable(name));
         if let Some(text) = get(RULES)? {
-            self = self.rules(Rules::from_str(&text)?);
+            self = self.rules(rules_in(&text)?);
         }
         if let Some(text) = get(SOURCE)? {
             let source = text.trim().parse();
             self = self.source(
                 source.map_err(|()| Error::setting(SOURCE, &text, "auto, perf, timer or none"))?,
             );
+        }
+        if let Some(text) = get(WAITS)? {
+            self = self.waits(choice(WAITS, &text, ["off", "on"], "on or off")?);
         }
         if let Some(text) = get(TIMER_CLOCK)? {
             self = match text.trim() {
@@ -78,6 +84,11 @@ impl Builder {
             let expected = "percent of a core, from 0 to 10000";
             self = self.cpu_budget(number(CPU_BUDGET, &text, 0..=10_000, expected)?);
         }
+        if let Some(text) = get(PENDING_PROFILES)? {
+            let expected = "profiles, from 1 to 100000";
+            let profiles = number(PENDING_PROFILES, &text, 1..=100_000, expected)?;
+            self = self.pending_profiles(profiles as usize);
+        }
         let directory = get(DIR)?.map(PathBuf::from);
         if let Some(path) = &directory {
             self = self.directory(path);
@@ -97,6 +108,10 @@ impl Builder {
         if let Some(text) = get(SYMBOL_BYTES)? {
             let expected = "bytes, from 0 to 4294967295";
             self = self.symbol_bytes(number(SYMBOL_BYTES, &text, 0..=u32::MAX, expected)?.into());
+        }
+        if let Some(text) = get(EXPORT_BYTES)? {
+            let expected = "bytes, from 0 to 4294967295";
+            self = self.export_bytes(number(EXPORT_BYTES, &text, 0..=u32::MAX, expected)? as usize);
         }
         let exporter = get(EXPORTER)?;
         let is_disabled =
@@ -181,7 +196,11 @@ fn text_of(
 
 /// What `TRACING_PROFILING` says now, if it is set.
 pub(crate) fn rules_of_env() -> Result<Option<Rules>, Error> {
-    text_of(RULES, of_process(RULES))?.map(|text| Rules::from_str(&text)).transpose()
+    text_of(RULES, of_process(RULES))?.map(|text| rules_in(&text)).transpose()
+}
+
+fn rules_in(text: &str) -> Result<Rules, Error> {
+    Rules::from_str(text).map_err(|error| error.found_in(RULES))
 }
 
 /// Whether it is the second of two words.
@@ -223,15 +242,18 @@ mod tests {
             "",
             "_SOURCE",
             "_TIMER_CLOCK",
+            "_WAITS",
             "_RATE",
             "_STACK_BYTES",
             "_MAX_DEPTH",
             "_CPU_BUDGET",
+            "_PENDING_PROFILES",
             "_DIR",
             "_REDACT",
             "_PATHS",
             "_SYMBOLS",
             "_SYMBOL_BYTES",
+            "_EXPORT_BYTES",
         ]
         .map(|rest| format!("TRACING_PROFILING{rest}"));
         let empty = empty.each_ref().map(|name| (name.as_str(), " "));
@@ -247,15 +269,18 @@ mod tests {
             ("TRACING_PROFILING", "shop=100ms"),
             ("TRACING_PROFILING_SOURCE", "timer"),
             ("TRACING_PROFILING_TIMER_CLOCK", "monotonic"),
+            ("TRACING_PROFILING_WAITS", "off"),
             ("TRACING_PROFILING_RATE", "99"),
             ("TRACING_PROFILING_STACK_BYTES", "8192"),
             ("TRACING_PROFILING_MAX_DEPTH", " 64 "),
             ("TRACING_PROFILING_CPU_BUDGET", "5"),
+            ("TRACING_PROFILING_PENDING_PROFILES", "8"),
             ("TRACING_PROFILING_DIR", "/var/profiles"),
             ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
             ("TRACING_PROFILING_PATHS", "full"),
             ("TRACING_PROFILING_SYMBOLS", "off"),
             ("TRACING_PROFILING_SYMBOL_BYTES", "1000"),
+            ("TRACING_PROFILING_EXPORT_BYTES", "2000"),
         ]);
         let redaction = Redaction::new().hide(r"acme_\w+").unwrap().hide("^GET (.*)").unwrap();
         let redaction = redaction.full_paths(true);
@@ -263,14 +288,17 @@ mod tests {
             .rules("shop=100ms".parse().unwrap())
             .source(Source::Timer)
             .fine_timers()
+            .waits(false)
             .rate(99)
             .stack_bytes(8192)
             .max_depth(64)
             .cpu_budget(5)
+            .pending_profiles(8)
             .directory("/var/profiles")
             .redact(redaction)
             .symbols(false)
-            .symbol_bytes(1000);
+            .symbol_bytes(1000)
+            .export_bytes(2000);
         assert_eq!(format!("{:?}", builder.unwrap()), format!("{by_hand:?}"));
     }
 
@@ -348,15 +376,19 @@ mod tests {
         for (name, value) in [
             ("SOURCE", "ebpf"),
             ("TIMER_CLOCK", "wall"),
+            ("WAITS", "no"),
             ("RATE", "0"),
             ("RATE", "10001"),
             ("STACK_BYTES", "1"),
             ("MAX_DEPTH", "1025"),
             ("CPU_BUDGET", "-1"),
+            ("PENDING_PROFILES", "0"),
+            ("PENDING_PROFILES", "many"),
             ("REDACT", "a;["),
             ("PATHS", "long"),
             ("SYMBOLS", "1"),
             ("SYMBOL_BYTES", "1 GiB"),
+            ("EXPORT_BYTES", "-1"),
         ] {
             let name = format!("TRACING_PROFILING_{name}");
             assert!(read(&[(&name, value)]).is_err(), "{name}={value}");

@@ -9,7 +9,7 @@ use tracing_subscriber::prelude::*;
 use super::Builder;
 use crate::export::Memory;
 use crate::keep::{Keep, Rule, Rules};
-use crate::profile::{FrameKind, Profile, Sample, SampleKind};
+use crate::profile::{CALLERS_NOT_COPIED, FrameKind, Profile, Sample, SampleKind};
 use crate::sampler::SourceSettings;
 
 /// What [`Handle::self_test`](crate::Handle::self_test) found.
@@ -26,6 +26,8 @@ pub struct SelfTest {
     pub busy: Duration,
     /// Of the samples, those whose stack was unwound to the thread's first function.
     pub whole_stacks: usize,
+    /// Of the others, those that are longer than what was copied of them.
+    pub cut_stacks: usize,
     /// Whether the function was found by its name.
     pub has_functions: bool,
     /// Whether its source file and line were found.
@@ -63,10 +65,12 @@ impl SelfTest {
         }
         if self.whole_stacks * 10 < self.samples * 9 {
             let (whole, all) = (self.whole_stacks, self.samples);
-            problems.push(format!(
-                "{whole} of {all} stacks are whole; TRACING_PROFILING_STACK_BYTES may be too small, or \
-                 unwind tables are missing"
-            ));
+            let why = if self.cut_stacks * 2 > all - whole {
+                "more was on the stack than TRACING_PROFILING_STACK_BYTES"
+            } else {
+                "the program or a library that it calls has no unwind tables"
+            };
+            problems.push(format!("{whole} of {all} stacks are whole: {why}"));
         }
         if !self.has_functions {
             problems.push("functions have no names: is the program stripped?".to_owned());
@@ -140,7 +144,7 @@ pub(crate) fn self_test(settings: SourceSettings) -> SelfTest {
         })
     };
     // The calling thread may be one that is not profiled, or be in spans of its own.
-    let thread = std::thread::Builder::new().name("profiling-test".to_owned()).spawn(run);
+    let thread = crate::sys::spawn("profiling-test", run);
     let ran_ns = thread.ok().and_then(|thread| thread.join().ok()).flatten();
     found.busy = ran_ns.map_or(BUSY, Duration::from_nanos);
     handle.flush(DEADLINE);
@@ -154,12 +158,13 @@ pub(crate) fn self_test(settings: SourceSettings) -> SelfTest {
 
 fn look(profile: &Profile, found: &mut SelfTest) {
     for sample in profile.of_kind(SampleKind::OnCpu) {
-        let mut is_whole = true;
+        let (mut is_whole, mut is_cut) = (true, false);
         for location in profile.stack(sample.stack).iter().filter_map(|id| profile.location(*id)) {
             is_whole &= location.kind != FrameKind::Remark;
             for line in &location.lines {
                 let function = profile.function(line.function);
                 let name = function.map_or("", |function| profile.string(function.name));
+                is_cut |= location.kind == FrameKind::Remark && name == CALLERS_NOT_COPIED;
                 if name.ends_with("self_test_is_busy") {
                     found.has_functions = true;
                     found.has_lines |= line.line > 0;
@@ -169,6 +174,7 @@ fn look(profile: &Profile, found: &mut SelfTest) {
         let points = sample.points.len();
         found.samples += points;
         found.whole_stacks += if is_whole { points } else { 0 };
+        found.cut_stacks += if is_cut { points } else { 0 };
     }
     found.sampled = Duration::from_nanos(profile.weight_ns());
     let longest = |sample: &Sample| sample.points.iter().map(|point| point.weight_ns).max();
@@ -187,6 +193,7 @@ mod tests {
             sampled: BUSY,
             busy: BUSY,
             whole_stacks: 60,
+            cut_stacks: 0,
             has_functions: true,
             has_lines: true,
             waited: Some(ASLEEP),
@@ -209,7 +216,14 @@ mod tests {
         for (broken, says) in [
             (SelfTest { samples: 0, ..good() }, "no samples are taken (source timer)"),
             (SelfTest { sampled: BUSY / 3, ..good() }, "100ms of 300ms of CPU time"),
-            (SelfTest { whole_stacks: 50, ..good() }, "50 of 60 stacks are whole"),
+            (
+                SelfTest { whole_stacks: 50, ..good() },
+                "50 of 60 stacks are whole: the program or a library that it calls has no unwind tables",
+            ),
+            (
+                SelfTest { whole_stacks: 50, cut_stacks: 9, ..good() },
+                "50 of 60 stacks are whole: more was on the stack than TRACING_PROFILING_STACK_BYTES",
+            ),
             (SelfTest { has_functions: false, ..good() }, "is the program stripped?"),
             (SelfTest { waited: None, ..good() }, "a wait was not seen"),
         ] {

@@ -1,26 +1,57 @@
 //! Folded stacks: a line a stack, as Brendan Gregg's `flamegraph.pl` and most viewers read them.
 
-use std::collections::BTreeMap;
-
-use super::frames::{Frame, frames};
+use super::frames::Frames;
 use crate::profile::Profile;
+
+/// How long the text may be: stacks beyond that are one line in sum.
+const MOST_BYTES: usize = 32 * 1024 * 1024;
 
 /// A line for each stack: its frames from the outermost span to the innermost function, separated
 /// by `;`, and after a space its time in nanoseconds: CPU time, or if the last frame is what it waited
 /// for, as in `[futex 0x7f01]`, the time that it waited.
+///
+/// The text is not longer than some 32 MiB: of a profile with more stacks, the time of those that do not fit
+/// is in the line `[stacks left out]`.
 pub fn folded(profile: &Profile) -> String {
-    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
-    for sample in profile.samples() {
-        let names: Vec<String> = frames(profile, sample).iter().map(name).collect();
-        let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
-        *lines.entry(names.join(";")).or_default() += weight;
-    }
-    lines.into_iter().map(|(stack, weight)| format!("{stack} {weight}\n")).collect()
+    folded_within(profile, MOST_BYTES)
 }
 
-fn name(frame: &Frame) -> String {
-    // What separates frames and samples may not stand in a name.
-    frame.name.replace([';', '\n'], ":")
+fn folded_within(profile: &Profile, most_bytes: usize) -> String {
+    let frames = Frames::of(profile);
+    let mut text = String::new();
+    let mut left_out = 0_u64;
+    let mut samples = frames.samples().iter().peekable();
+    while let Some(sample) = samples.next() {
+        let mut weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
+        let is_same = |other: &&&_| {
+            let names = |sample| frames.steps(sample).map(|step| step.frame);
+            names(sample).eq(names(other))
+        };
+        while let Some(same) = samples.next_if(is_same) {
+            weight += same.points.iter().map(|point| point.weight_ns).sum::<u64>();
+        }
+        let begin = text.len();
+        for step in frames.steps(sample) {
+            let name = frames.frame(step.frame).map_or("", |frame| &frame.name);
+            // What separates frames and samples may not stand in a name.
+            text.extend(name.chars().map(|c| if [';', '\n'].contains(&c) { ':' } else { c }));
+            text.push(';');
+            if text.len() > most_bytes {
+                break;
+            }
+        }
+        if text.len() > most_bytes {
+            text.truncate(begin);
+            left_out += weight;
+            continue;
+        }
+        text.pop();
+        text.push_str(&format!(" {weight}\n"));
+    }
+    if left_out > 0 {
+        text.push_str(&format!("[stacks left out] {left_out}\n"));
+    }
+    text
 }
 
 #[cfg(test)]
@@ -44,6 +75,15 @@ mod tests {
             "GET /checkout;price all;shop::main;shop::price 10000000\n\
              GET /checkout;shop::main 5000000\n\
              GET /checkout;shop::main;shop::price 5000000\n"
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_a_line_in_sum() {
+        assert_eq!(
+            folded_within(&checkout(), 60),
+            "GET /checkout;price all;shop::main;shop::price 10000000\n\
+             [stacks left out] 10000000\n"
         );
     }
 }

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "_otlp")]
 mod batch;
+#[cfg(test)]
+mod deep;
 mod folded;
 mod frames;
 mod otlp;

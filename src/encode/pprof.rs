@@ -58,6 +58,10 @@ impl<'a> Encoder<'a> {
         self.message.period = signed(profile.uniform_weight_ns().unwrap_or(profile.period_ns));
         self.message.time_nanos = signed(profile.start_unix_ns);
         self.message.duration_nanos = signed(profile.duration_ns);
+        // Whoever reads it takes the first one for the program, and a sample can be in a library alone.
+        if let Some(program) = profile.first_mapping() {
+            self.mapping(program);
+        }
         for sample in profile.samples() {
             let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
             let encoded = proto::Sample {
@@ -75,6 +79,12 @@ impl<'a> Encoder<'a> {
                 label: self.labels(sample.link),
             };
             self.message.sample.push(encoded);
+        }
+        // In the program, if nothing was, there is nothing to look for.
+        let is_used =
+            |id: u64| self.message.location.iter().any(|location| location.mapping_id == id);
+        if !is_used(1) {
+            self.set_symbolized(1);
         }
         let mut comments = vec![profile.title.clone()];
         comments.extend(profile.notes.iter().cloned());
@@ -154,10 +164,12 @@ impl<'a> Encoder<'a> {
             return 0;
         };
         let number = self.message.function.len() as u64 + 1;
+        // pprof takes a name that the linker has too for a mangled one, and cuts what stands in `<>`.
+        let linkers = Some(function.system_name).filter(|linkers| *linkers != function.name);
         let encoded = proto::Function {
             id: number,
             name: self.string(self.profile.string(function.name)),
-            system_name: self.string(self.profile.string(function.system_name)),
+            system_name: linkers.map_or(0, |linkers| self.string(self.profile.string(linkers))),
             filename: self.string(self.profile.string(function.file)),
         };
         self.message.function.push(encoded);
@@ -221,6 +233,7 @@ mod tests {
 
     use super::super::tests::{checkout, waiting};
     use super::*;
+    use crate::profile::{FrameKind, Function, Line, Location, Mapping, Point};
 
     fn decode(profile: &Profile) -> proto::Profile {
         let mut bytes = Vec::new();
@@ -263,6 +276,71 @@ mod tests {
         let message = decode(&profile);
         let default = &message.string_table[message.default_sample_type as usize];
         assert_eq!(default, "off_cpu");
+    }
+
+    #[test]
+    fn the_program_comes_first_also_where_no_sample_is_in_it() {
+        let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 5);
+        let files = ["/opt/shop", "libc.so.6"].map(str::to_owned);
+        let [_, libc] =
+            files.map(|file| profile.add_mapping(Mapping { file, ..Mapping::default() }));
+        let line = profile.name_alone("nanosleep");
+        let location = profile.add_location(Location {
+            mapping: Some(libc),
+            address: 1,
+            kind: FrameKind::Native,
+            lines: vec![line],
+            is_inferred: false,
+        });
+        let stack = profile.add_stack(vec![location]);
+        let point = Point { time_unix_ns: 1_001, weight_ns: 5 };
+        profile.add_sample(SampleKind::OffCpu, stack, None, point);
+        let message = decode(&profile);
+        let files: Vec<_> = message
+            .mapping
+            .iter()
+            .map(|m| (m.id, message.string_table[m.filename as usize].as_str()))
+            .collect();
+        assert_eq!(files, [(1, "/opt/shop"), (2, "libc.so.6")]);
+        assert_eq!(message.location[0].mapping_id, 2);
+        // Otherwise pprof would look for the program, to find names in it.
+        assert!(message.mapping.iter().all(|mapping| mapping.has_functions));
+    }
+
+    #[test]
+    fn a_linkers_name_that_says_the_same_is_left_out() {
+        let mut profile = checkout();
+        let name = profile.add_string("<shop::Cart as core::fmt::Debug>::fmt");
+        let linkers = profile.add_string("_RNvXCs_4shop");
+        let file = profile.add_string("");
+        let functions = [name, linkers].map(|system_name| Function { name, system_name, file });
+        let lines = functions.map(|function| Line {
+            function: profile.add_function(function),
+            line: 1,
+            column: 0,
+        });
+        let kind = FrameKind::Rust;
+        let location = profile.add_location(Location {
+            mapping: None,
+            address: 1,
+            kind,
+            lines: lines.to_vec(),
+            is_inferred: false,
+        });
+        let stack = profile.add_stack(vec![location]);
+        let point = Point { time_unix_ns: 1_001, weight_ns: 5 };
+        profile.add_sample(SampleKind::OnCpu, stack, None, point);
+        let message = decode(&profile);
+        let string = |index: i64| message.string_table[index as usize].as_str();
+        let linkers: Vec<_> = message
+            .function
+            .iter()
+            .map(|function| (string(function.name), string(function.system_name)))
+            .filter(|(name, _)| name.starts_with('<'))
+            .collect();
+        let name = "<shop::Cart as core::fmt::Debug>::fmt";
+        assert_eq!(linkers, [(name, ""), (name, "_RNvXCs_4shop")]);
+        assert!(message.function.iter().all(|f| f.name != f.system_name));
     }
 
     #[test]

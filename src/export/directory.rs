@@ -1,15 +1,17 @@
 //! Profiles as files in a directory.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use opentelemetry_sdk::Resource;
 use parking_lot::Mutex;
 
-use super::{ExportError, Exported, Exporter};
+use super::{ExportError, Exported, Exporter, Hopeless};
 use crate::encode;
 use crate::profile::{Profile, ProfileId};
 use crate::sys;
@@ -65,27 +67,23 @@ impl Directory {
             ("pb.gz", encode::pprof(profile)),
             ("otlp", otlp),
         ];
-        let new: u64 = contents.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        self.make_room(new.min(self.quota_bytes));
-        if new > self.quota_bytes {
-            let quota = self.quota_bytes;
-            let problem =
-                format!("a profile of {new} bytes does not fit: raise the quota ({quota})");
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, problem));
-        }
-        let mut written = Vec::new();
-        for (extension, bytes) in &contents {
-            let path = self.path.join(format!("{stem}.{extension}"));
-            let temporary = self.path.join(format!("{stem}.tmp"));
-            if let Err(error) = write_whole(&path, &temporary, bytes) {
-                // Half a set of files would only puzzle.
-                for path in &written {
-                    _ = fs::remove_file(path);
+        let new = contents.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let written = self.write_in_room(new, || {
+            let mut written = Vec::new();
+            for (extension, bytes) in &contents {
+                let path = self.path.join(format!("{stem}.{extension}"));
+                let temporary = self.path.join(format!("{stem}.tmp"));
+                if let Err(error) = write_whole(&path, &temporary, bytes) {
+                    // Half a set of files would only puzzle.
+                    for path in &written {
+                        _ = fs::remove_file(path);
+                    }
+                    return Err(error);
                 }
-                return Err(error);
+                written.push(path);
             }
-            written.push(path);
-        }
+            Ok(written)
+        })?;
         let lengths = contents.each_ref().map(|(_, bytes)| Some(bytes.len() as u64));
         let [svg, pprof, otlp] = lengths;
         self.note_written(&stem, [svg, pprof, otlp, None]);
@@ -98,16 +96,51 @@ impl Directory {
         profile: &Profile,
         otlp: Vec<u8>,
     ) -> Result<Vec<PathBuf>, ExportError> {
-        Ok(self.write(profile, otlp).map_err(|error| self.problem(&error))?)
+        self.write(profile, otlp).map_err(|error| {
+            let problem = self.problem(&error);
+            // The same files would be too large again.
+            if is_over_quota(&error) { Hopeless(problem).into() } else { problem.into() }
+        })
+    }
+
+    /// Writes so many bytes, for which older profiles are removed: those that are too many by the quota,
+    /// and if the file system is full before that, as many as it takes.
+    fn write_in_room<T>(&self, new: u64, write: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        // First: nothing is removed for what does not fit in any case.
+        if new > self.quota_bytes {
+            return Err(io::Error::new(
+                io::ErrorKind::QuotaExceeded,
+                OverQuota { new, quota: self.quota_bytes },
+            ));
+        }
+        self.make_room(new);
+        let mut written = write();
+        for _ in 0..MOST_TRIES {
+            if !written.as_ref().is_err_and(is_full) || !self.remove_oldest(new) {
+                break;
+            }
+            written = write();
+        }
+        written
+    }
+
+    /// Removes the oldest profiles, of so many bytes together. False if there are none.
+    fn remove_oldest(&self, bytes: u64) -> bool {
+        let mut inventory = self.inventory.lock();
+        let (before, profiles) = (inventory.bytes, inventory.profiles.len());
+        while before - inventory.bytes < bytes && !inventory.profiles.is_empty() {
+            inventory.remove_oldest(&self.path);
+        }
+        inventory.profiles.len() < profiles
     }
 
     /// Writes a profile of which nothing but the message is left.
     #[cfg(feature = "_otlp")]
     pub(super) fn write_otlp(&self, stem: &str, bytes: &[u8]) -> io::Result<()> {
         sys::create_private_directory(&self.path)?;
-        self.make_room(bytes.len() as u64);
         let temporary = self.path.join(format!("{stem}.tmp"));
-        write_whole(&self.path.join(format!("{stem}.otlp")), &temporary, bytes)?;
+        let path = self.path.join(format!("{stem}.otlp"));
+        self.write_in_room(bytes.len() as u64, || write_whole(&path, &temporary, bytes))?;
         self.note_written(stem, [None, None, Some(bytes.len() as u64), None]);
         Ok(())
     }
@@ -115,7 +148,11 @@ impl Directory {
     fn problem(&self, error: &io::Error) -> String {
         let path = self.path.display();
         match error.kind() {
-            io::ErrorKind::QuotaExceeded => format!("cannot write to {path}: {error}"),
+            _ if is_over_quota(error) => format!("cannot write to {path}: {error}"),
+            io::ErrorKind::FileTooLarge => format!(
+                "cannot write to {path}: {error}; raise the limit on the size of files (`ulimit -f`, \
+                 `LimitFSIZE=` of systemd)"
+            ),
             _ => format!(
                 "cannot write to {path}: {error}; make it writable or set TRACING_PROFILING_DIR to \
                  a directory that is"
@@ -143,9 +180,68 @@ impl Directory {
         }
     }
 
+    /// Makes something where profiles would go, and takes it away again: what a user may do there, as in
+    /// `/proc`, no question answers.
+    fn probe(&self) -> io::Result<()> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        // What is not there will be made: below the first folder that is.
+        let nearest = self.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+        match sys::check_writable(nearest) {
+            // Room can be made.
+            Err(error) if is_full(&error) && self.has_profiles() => return Ok(()),
+            checked => checked?,
+        }
+        let (pid, number) = (sys::process_id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        // If the process ends before it is taken away, it is removed as an old profile is.
+        let time = file_time(SystemTime::now());
+        let probe = nearest.join(format!("{time}-{pid}-check-{number:032x}.tmp"));
+        let made = if nearest == self.path {
+            sys::create_private_file(&probe).and_then(|_| fs::remove_file(probe))
+        } else {
+            sys::create_private_directory(&probe).and_then(|()| fs::remove_dir(probe))
+        };
+        match made {
+            // A quota of the user's, or no inode.
+            Err(error) if is_full(&error) && self.has_profiles() => Ok(()),
+            made => made,
+        }
+    }
+
+    fn has_profiles(&self) -> bool {
+        Inventory::list(&self.path).is_ok_and(|inventory| !inventory.profiles.is_empty())
+    }
+
     fn note_written(&self, stem: &str, lengths: Lengths) {
         self.inventory.lock().add(stem, lengths, &self.path);
     }
+}
+
+/// How often a profile is written again after room was made for it.
+const MOST_TRIES: usize = 4;
+
+/// The file system has no room, or not for this user.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// A profile that is larger than all may be together.
+#[derive(Debug)]
+struct OverQuota {
+    new: u64,
+    quota: u64,
+}
+
+impl std::error::Error for OverQuota {}
+
+impl fmt::Display for OverQuota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { new, quota } = self;
+        write!(f, "a profile of {new} bytes does not fit: raise the quota ({quota})")
+    }
+}
+
+fn is_over_quota(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<OverQuota>())
 }
 
 /// The profiles that a directory holds.
@@ -241,16 +337,17 @@ impl Stored {
 }
 
 impl Exporter for Directory {
+    fn keeps_files(&self) -> bool {
+        false
+    }
+
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
         let otlp = encode::otlp(profile, &self.resource);
         Ok(Exported::to_files(self.store(profile, otlp)?))
     }
 
     fn check(&mut self) -> Result<(), ExportError> {
-        // What is not there will be made: below the first folder that is.
-        let nearest = self.path.ancestors().find(|path| path.exists());
-        let checked = sys::check_writable(nearest.unwrap_or(Path::new(".")));
-        Ok(checked.map_err(|error| self.problem(&error))?)
+        Ok(self.probe().map_err(|error| self.problem(&error))?)
     }
 
     fn directory(&self) -> Option<&Path> {
@@ -260,10 +357,14 @@ impl Exporter for Directory {
 
 pub(super) fn stem(profile: &Profile) -> String {
     let start = UNIX_EPOCH + Duration::from_nanos(profile.start_unix_ns);
-    let time = humantime::format_rfc3339_millis(start).to_string();
-    // No colons: they mean something to other systems and to `scp`.
-    let time = time.replace([':', '-'], "");
+    let time = file_time(start);
     format!("{time}-{}-{}-{}", sys::process_id(), file_name(&profile.name), profile.id)
+}
+
+fn file_time(time: SystemTime) -> String {
+    let time = humantime::format_rfc3339_millis(time).to_string();
+    // No colons: they mean something to other systems and to `scp`.
+    time.replace([':', '-'], "")
 }
 
 /// A span's name as a part of a file's name.
@@ -381,7 +482,8 @@ mod tests {
 
         let error = directory(path).with_quota(size / 2, day).export(&profile(4)).unwrap_err();
         assert!(error.to_string().contains("raise the quota"), "{error}");
-        assert_eq!(names(path), ["notes.svg"], "the others did not fit either");
+        assert!(error.is::<Hopeless>());
+        assert_eq!(names(path).len(), 7, "it cost no other");
     }
 
     #[test]
@@ -452,11 +554,22 @@ mod tests {
         }
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_cannot_be_made_is_found_out_before() {
+        for path in ["/proc/nope", "/proc/nope/below", "/dev/null", "/dev/null/below"] {
+            let problem = directory(Path::new(path)).check().unwrap_err().to_string();
+            assert!(problem.contains("TRACING_PROFILING_DIR"), "{problem}");
+        }
+    }
+
     #[test]
     fn a_check_makes_nothing() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path().join("deep/er");
         directory(&path).check().unwrap();
+        assert_eq!(names(temporary.path()), [""; 0]);
+        directory(temporary.path()).check().unwrap();
         assert_eq!(names(temporary.path()), [""; 0]);
     }
 

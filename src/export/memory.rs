@@ -29,6 +29,10 @@ impl Memory {
 }
 
 impl Exporter for Memory {
+    fn keeps_files(&self) -> bool {
+        false
+    }
+
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
         self.0.lock().push(profile.clone());
         Ok(Exported::default())

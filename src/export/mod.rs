@@ -8,6 +8,7 @@ mod reporter;
 #[cfg(feature = "axum")]
 mod stored;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -19,6 +20,8 @@ use crate::sys;
 
 pub use directory::Directory;
 pub use memory::Memory;
+#[cfg(all(fuzzing, feature = "otlp-grpc", feature = "otlp-http"))]
+pub use otlp::fuzz_answers;
 #[cfg(feature = "_otlp")]
 pub(crate) use otlp::has_endpoint;
 #[cfg(feature = "_otlp")]
@@ -30,7 +33,7 @@ pub(crate) use stored::{StoredFile, list_stored, read_stored};
 /// Takes the profiles of kept spans.
 ///
 /// An exporter runs on a thread of its own: it may block, and nothing but later profiles waits
-/// for it.
+/// for it. All signals are blocked there but those of faults, which threads that it starts inherit.
 pub trait Exporter: Send {
     /// Takes one profile. What fails is kept in memory and given again: when [`check`] finds nothing
     /// wrong, at ever longer intervals for some minutes. Then it is lost, and counted.
@@ -68,6 +71,21 @@ pub trait Exporter: Send {
         true
     }
 
+    /// Whether a profile that was taken may still not be delivered, and nothing is left of it then. Until the
+    /// [`Reporter`] was told of one that is [`Delivered`](Fate::Delivered), at most three are promised; and
+    /// none, when it was told of some that were [`Refused`](Fate::Refused) and of none delivered
+    /// between. Asked once, when the layer is made.
+    fn delivers_later(&self) -> bool {
+        false
+    }
+
+    /// Whether it has files or sockets open from one profile to the next. A program that closes all files
+    /// (`close_range`) has closed them, and can have others under their numbers: such an exporter is
+    /// not called again then, and not dropped.
+    fn keeps_files(&self) -> bool {
+        true
+    }
+
     /// The folder in which a [`Directory`] keeps the profiles, if that is where they go: there they
     /// can be found again, as by `Handle::router`. Asked once, when the layer is made.
     fn directory(&self) -> Option<&Path> {
@@ -94,6 +112,18 @@ impl Exported {
     /// The profile is in these files; the one to look at comes first.
     pub fn to_files(files: Vec<PathBuf>) -> Self {
         Self { files }
+    }
+}
+
+/// That profile can never be exported, and others may be.
+#[derive(Debug)]
+pub(crate) struct Hopeless(pub(crate) String);
+
+impl std::error::Error for Hopeless {}
+
+impl fmt::Display for Hopeless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

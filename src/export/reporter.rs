@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::stats::Counters;
 
 type Say = dyn Fn(String, bool) + Send + Sync;
+type Hear = dyn Fn(Fate) + Send + Sync;
 
 /// Where an exporter that delivers profiles later says what became of them: into
 /// [`Stats`](crate::Stats) and into the log.
@@ -13,6 +14,7 @@ type Say = dyn Fn(String, bool) + Send + Sync;
 pub struct Reporter {
     counters: Arc<Counters>,
     say: Arc<Say>,
+    hear: Arc<Hear>,
 }
 
 /// What became of a profile that an exporter has taken.
@@ -37,7 +39,12 @@ impl Reporter {
         counters: Arc<Counters>,
         say: impl Fn(String, bool) + Send + Sync + 'static,
     ) -> Self {
-        Self { counters, say: Arc::new(say) }
+        Self { counters, say: Arc::new(say), hear: Arc::new(|_| {}) }
+    }
+
+    /// The same, and `hear` is told what became of profiles.
+    pub(crate) fn heard_by(self, hear: impl Fn(Fate) + Send + Sync + 'static) -> Self {
+        Self { hear: Arc::new(hear), ..self }
     }
 
     /// Counts so many profiles.
@@ -51,6 +58,9 @@ impl Reporter {
             Fate::AtShutdown => &counters.profiles_dropped_at_shutdown,
         };
         Counters::add(counter, profiles);
+        if profiles > 0 {
+            (self.hear)(fate);
+        }
     }
 
     /// Counts a request that is sent again.

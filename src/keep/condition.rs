@@ -28,7 +28,8 @@ pub enum Condition {
     /// this does not count what a task that it left behind takes.
     LastExit(Duration),
     /// It failed: an event of level `ERROR` in it or in a span inside it, the field
-    /// `otel.status_code` set to `ERROR`, or a panic that unwinds through it.
+    /// `otel.status_code` set to `ERROR`, or a panic that unwinds through it. (What is entered only while
+    /// the thread unwinds, as by a future that is dropped, has not failed.)
     Error,
     /// The same, but not in a profiled span inside it.
     ErrorSelf,
@@ -75,6 +76,8 @@ pub enum Amount {
     Percent(u32),
 }
 
+/// What the default rules keep every span above.
+pub(super) const DEFAULT_LATENCY: Duration = Duration::from_millis(250);
 /// Of shorter spans no shares are looked at.
 const SHORTEST_FOR_SHARES: Duration = Duration::from_millis(1);
 /// A span hangs after so many times the time that it may take.
@@ -314,9 +317,15 @@ impl Keep {
     }
 
     /// The time that a span must take, or run, to be kept for that: there should be samples of it.
-    pub(crate) fn least_time(&self) -> Option<Duration> {
+    fn least_time(&self) -> Option<Duration> {
         // Where it is idle there are none.
         Self { idle: Shares::NONE, ..*self }.times().min()
+    }
+
+    /// The time for which there should be samples. What keeps all spans has as many of them as the default rules.
+    pub(crate) fn least_for_rate(&self) -> Option<Duration> {
+        let usual = self.always.then_some(DEFAULT_LATENCY);
+        self.least_time().into_iter().chain(usual).min()
     }
 
     /// The wall time above which a span may have to be kept for how long it was, or where its time went.

@@ -67,9 +67,11 @@ impl FieldRules {
         for field in rule.fields() {
             let Some(value) = &field.value else { continue };
             let field = metadata.fields().field(field.name.as_str())?;
+            // Nothing is compared with more than there are bits for.
             let is_same = |test: &Test| test.field == field && test.value == *value;
             let bit = match self.tests.iter().position(is_same) {
                 Some(bit) => bit,
+                None if self.tests.len() >= u64::BITS as usize => return None,
                 None => {
                     self.tests.push(Test { field, value: value.clone() });
                     self.tests.len() - 1
@@ -210,6 +212,18 @@ mod tests {
         assert_eq!(matched.number, 1);
         assert_eq!(fields.choose_anew(matched.bits, |_| {}).number, 1);
         assert_eq!(fields.choose_anew(matched.bits, values("other")).number, WAITING);
+    }
+
+    #[test]
+    fn values_for_which_there_is_no_bit_are_not_remembered() {
+        let metadata = metadata();
+        let values: Vec<_> = (0..1_000).map(|number: u32| number.to_string()).collect();
+        let all: Vec<_> = values.iter().map(|value| ("tenant", value.as_str())).collect();
+        let (many, one) = (rule(&all), rule(&all[..1]));
+        let fields = FieldRules::new(metadata, &[(&many, Some(1)), (&one, Some(2))], Some(3), 9);
+        assert_eq!((fields.tests.len(), fields.left_out()), (64, 1));
+        let chosen = fields.choose(|visit| Values(metadata, vec![("tenant", "0")]).record(visit));
+        assert_eq!(chosen.unwrap().number, 2);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::bucket::TokenBucket;
+use super::trust::{Distrust, Trust};
 use super::{KeptSpan, NoProfile, Reason};
 use crate::profile::ProfileId;
 use crate::span::SpanKey;
@@ -17,6 +18,8 @@ pub(crate) struct Epoch {
     pub(crate) root: SpanKey,
     /// The profile that was promised, if one was.
     pub(crate) id: Option<ProfileId>,
+    /// Nobody was: it is to show whether the exporter is well again.
+    is_trial: bool,
     pub(crate) kept: Vec<KeptSpan>,
     opened_ns: u64,
 }
@@ -71,6 +74,7 @@ struct State {
     exported: HashMap<SpanKey, Exported>,
     /// By the rule's number.
     buckets: HashMap<u32, Buckets>,
+    trust: Trust,
 }
 
 /// Gives kept spans their profile ids.
@@ -83,17 +87,20 @@ pub(crate) struct Keeper {
     full: Buckets,
     /// Profiles that have been promised and not yet exported.
     promised: AtomicUsize,
+    most_promised: usize,
     exporter_fails: AtomicBool,
     memory_is_short: AtomicBool,
     is_over: AtomicBool,
+    /// The exporter says later what became of a profile.
+    must_prove: AtomicBool,
     started: Instant,
     /// The time since then, where a test says it.
     #[cfg(test)]
     by_hand: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
 }
 
-/// Profiles that may be promised at once: what waits is at most this many roots' samples.
-const MOST_PROMISED: usize = 32;
+/// Profiles that may be promised at once, unless it is set: what waits is at most this many roots' samples.
+pub(crate) const MOST_PROMISED: usize = 32;
 /// Epochs that may be open at once.
 const MOST_EPOCHS: usize = 1024;
 /// Spans beside the root that may be kept in one epoch.
@@ -110,13 +117,20 @@ impl Keeper {
             state: Mutex::default(),
             full: Buckets { profiles: bucket, reports: bucket },
             promised: AtomicUsize::new(0),
+            most_promised: MOST_PROMISED,
             exporter_fails: AtomicBool::new(false),
             memory_is_short: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            must_prove: AtomicBool::new(false),
             started: Instant::now(),
             #[cfg(test)]
             by_hand: None,
         }
+    }
+
+    /// So many profiles may be promised at once.
+    pub(crate) fn with_most_promised(self, profiles: usize) -> Self {
+        Self { most_promised: profiles, ..self }
     }
 
     /// One whose time a test sets, in nanoseconds.
@@ -148,7 +162,7 @@ impl Keeper {
     pub(crate) fn keep(
         &self,
         span: &mut KeptSpan,
-        new_id: impl FnOnce() -> Option<ProfileId>,
+        mut new_id: impl FnMut() -> Option<ProfileId>,
     ) -> bool {
         let now_ns = self.now_ns();
         let mut state = self.state.lock();
@@ -158,14 +172,18 @@ impl Keeper {
             span.earlier.clone_from(&exported.profiles);
         }
         let open = state.epochs.get(&span.root);
-        let is_full = match open {
+        let full = match open {
             // The root has room: all the others are inside it.
-            Some(epoch) => epoch.kept.len() >= MOST_KEPT && span.key != span.root,
-            None => state.epochs.len() >= MOST_EPOCHS,
+            Some(epoch) if epoch.kept.len() >= MOST_KEPT && span.key != span.root => {
+                Some(NoProfile::TreeFull)
+            }
+            None if state.epochs.len() >= MOST_EPOCHS => Some(NoProfile::ExporterBusy),
+            _ => None,
         };
+        let is_trial = open.is_some_and(|epoch| epoch.is_trial);
         let open = open.map(|epoch| epoch.id);
-        if is_full {
-            span.profile = Err(NoProfile::ExporterBusy);
+        if let Some(full) = full {
+            span.profile = Err(full);
             return false;
         }
         if state.buckets.len() >= MOST_BUCKETS {
@@ -177,19 +195,32 @@ impl Keeper {
         span.profile = match open.flatten() {
             // Which the caller knows best.
             _ if span.samples == 0 => span.profile.and(Err(NoProfile::NoSamples)),
+            Some(_) if is_trial => Err(NoProfile::ExporterFails),
             Some(id) => Ok(id),
-            None => self.promise(|| is_forced || buckets.profiles.take(now_ns), new_id),
+            None => {
+                let take_token = || is_forced || buckets.profiles.take(now_ns);
+                self.promise(&mut state.trust, take_token, &mut new_id)
+            }
         };
-        let is_due =
-            open.is_some() || span.profile.is_ok() || is_forced || buckets.reports.take(now_ns);
+        let is_open = open.is_some();
+        let trial = match span.profile {
+            Err(NoProfile::ExporterFails) if open.flatten().is_none() => {
+                self.trial(&mut state.trust, now_ns, new_id)
+            }
+            _ => None,
+        };
+        let is_due = is_open || span.profile.is_ok() || is_forced || buckets.reports.take(now_ns);
+        let is_due = is_due || trial.is_some();
         if is_due {
             let epoch = state.epochs.entry(span.root).or_insert_with(|| Epoch {
                 root: span.root,
                 id: None,
+                is_trial: false,
                 kept: Vec::new(),
                 opened_ns: now_ns,
             });
-            epoch.id = epoch.id.or(span.profile.ok());
+            epoch.is_trial |= trial.is_some();
+            epoch.id = epoch.id.or(span.profile.ok()).or(trial);
             match epoch.kept.iter_mut().find(|kept| kept.key == span.key) {
                 // It was kept while it was open.
                 Some(kept) => {
@@ -205,6 +236,7 @@ impl Keeper {
 
     fn promise(
         &self,
+        trust: &mut Trust,
         take_token: impl FnOnce() -> bool,
         new_id: impl FnOnce() -> Option<ProfileId>,
     ) -> Result<ProfileId, NoProfile> {
@@ -214,8 +246,13 @@ impl Keeper {
         if self.memory_is_short.load(Ordering::Relaxed) {
             return Err(NoProfile::NoMemory);
         }
+        match trust.doubt() {
+            None => {}
+            Some(Distrust::Unknown) => return Err(NoProfile::ExporterBusy),
+            Some(Distrust::Fails) => return Err(NoProfile::ExporterFails),
+        }
         // Under the lock of the state, so two threads cannot both take the last place.
-        if self.promised.load(Ordering::Relaxed) >= MOST_PROMISED {
+        if self.promised.load(Ordering::Relaxed) >= self.most_promised {
             return Err(NoProfile::ExporterBusy);
         }
         if !take_token() {
@@ -223,7 +260,29 @@ impl Keeper {
         }
         let id = new_id().ok_or(NoProfile::NoId)?;
         self.promised.fetch_add(1, Ordering::Relaxed);
+        trust.note_promise();
         Ok(id)
+    }
+
+    /// The id of a profile that nobody is promised, if one is due: only a profile can tell whether a receiver
+    /// is well again that takes requests and refuses profiles.
+    fn trial(
+        &self,
+        trust: &mut Trust,
+        now_ns: u64,
+        new_id: impl FnOnce() -> Option<ProfileId>,
+    ) -> Option<ProfileId> {
+        let fails = self.exporter_fails.load(Ordering::Relaxed);
+        let cannot = fails
+            || self.is_over.load(Ordering::Relaxed)
+            || self.memory_is_short.load(Ordering::Relaxed)
+            || self.promised.load(Ordering::Relaxed) >= self.most_promised;
+        if cannot || !trust.tries(now_ns) {
+            return None;
+        }
+        let id = new_id()?;
+        self.promised.fetch_add(1, Ordering::Relaxed);
+        Some(id)
     }
 
     /// Ends the epoch of that root, if one is open: who is kept from now on opens another.
@@ -245,7 +304,9 @@ impl Keeper {
                     Taken::All(samples) => samples.saturating_sub(exported.samples),
                 };
                 // A profile in which nothing of a span is, it does not list.
-                if samples > 0 {
+                if epoch.is_trial {
+                    exported.samples += samples;
+                } else if samples > 0 {
                     exported.add(id, samples);
                 }
             }
@@ -280,6 +341,43 @@ impl Keeper {
     /// Nothing more is promised as long as the exporter fails.
     pub(crate) fn set_exporter_fails(&self, fails: bool) {
         self.exporter_fails.store(fails, Ordering::Relaxed);
+    }
+
+    /// The exporter says later what became of a profile. Until it has delivered one, few are promised.
+    pub(crate) fn demand_proof(&self) {
+        self.must_prove.store(true, Ordering::Relaxed);
+        self.state.lock().trust = Trust::none();
+    }
+
+    /// Whether it does so.
+    pub(crate) fn demands_proof(&self) -> bool {
+        self.must_prove.load(Ordering::Relaxed)
+    }
+
+    /// A profile was delivered.
+    pub(crate) fn note_delivered(&self) {
+        self.state.lock().trust.note_delivered();
+        self.set_exporter_fails(false);
+    }
+
+    /// A profile that the exporter had taken was refused.
+    pub(crate) fn note_refused(&self) {
+        if self.demands_proof() {
+            self.state.lock().trust.note_refused(self.now_ns());
+        }
+    }
+
+    /// The exporter takes no profile.
+    pub(crate) fn note_exporter_fails(&self) {
+        self.set_exporter_fails(true);
+        if self.demands_proof() {
+            self.state.lock().trust.note_failure(self.now_ns());
+        }
+    }
+
+    /// Whether what is promised would not be delivered, as far as is known.
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.state.lock().trust.is_bad()
     }
 
     /// Nothing is promised any more: the last profiles are being made.
@@ -391,15 +489,16 @@ mod tests {
 
     #[test]
     fn no_more_are_promised_than_can_wait() {
-        let keeper = Keeper::new(10_000);
-        let most = MOST_PROMISED as u64;
-        for n in 1..=most {
-            assert!(keep(&keeper, n, n, 1, ID).profile.is_ok());
+        for most in [1, MOST_PROMISED as u64, 100] {
+            let keeper = Keeper::new(10_000).with_most_promised(most as usize);
+            for n in 1..=most {
+                assert!(keep(&keeper, n, n, 1, ID).profile.is_ok());
+            }
+            let busy = Err(NoProfile::ExporterBusy);
+            assert_eq!(keep(&keeper, most + 1, most + 1, 1, ID).profile, busy);
+            keeper.redeem();
+            assert!(keep(&keeper, most + 2, most + 2, 1, ID).profile.is_ok());
         }
-        let busy = Err(NoProfile::ExporterBusy);
-        assert_eq!(keep(&keeper, most + 1, most + 1, 1, ID).profile, busy);
-        keeper.redeem();
-        assert!(keep(&keeper, most + 2, most + 2, 1, ID).profile.is_ok());
     }
 
     #[test]
@@ -421,13 +520,38 @@ mod tests {
     }
 
     #[test]
+    fn an_exporter_that_refuses_is_tried_with_what_nobody_was_promised() {
+        let now = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let keeper = Keeper::by_hand(60, std::sync::Arc::clone(&now));
+        keeper.demand_proof();
+        let profiles: Vec<_> = (1..=5).map(|n| keep(&keeper, n, n, 1, ID).profile).collect();
+        let busy = Err(NoProfile::ExporterBusy);
+        assert_eq!(profiles, [Ok(ID), Ok(ID), Ok(ID), busy, busy]);
+        (0..3).for_each(|_| keeper.redeem());
+        keeper.note_refused();
+        assert!(keeper.is_distrusted());
+        let fails = Err(NoProfile::ExporterFails);
+        assert_eq!(keep(&keeper, 6, 6, 1, OTHER).profile, fails);
+        assert_eq!(keeper.end_epoch(key(6), |_| Vec::new()).unwrap().id, None);
+        now.store(1_000_000_000, Ordering::Relaxed);
+        // It and all that is kept with it know nothing of their profile.
+        assert_eq!(keep(&keeper, 8, 7, 1, OTHER).profile, fails);
+        keeper.note_delivered();
+        assert_eq!(keep(&keeper, 7, 7, 2, ID).profile, fails);
+        let epoch = keeper.end_epoch(key(7), |_| vec![(key(9), Taken::More(1))]).unwrap();
+        assert_eq!((epoch.id, epoch.kept.len()), (Some(OTHER), 2));
+        let outer = keep(&keeper, 9, 7, 3, ID);
+        assert_eq!((outer.profile, outer.samples, outer.earlier.len()), (Ok(ID), 2, 0));
+    }
+
+    #[test]
     fn an_epoch_has_no_more_spans_than_it_may() {
         let keeper = Keeper::new(60);
         let most = MOST_KEPT as u64;
         for n in 2..=most + 1 {
             assert_eq!(keep(&keeper, n, 1, 1, ID).profile, Ok(ID));
         }
-        assert_eq!(keep(&keeper, most + 2, 1, 1, ID).profile, Err(NoProfile::ExporterBusy));
+        assert_eq!(keep(&keeper, most + 2, 1, 1, ID).profile, Err(NoProfile::TreeFull));
         assert_eq!(keep(&keeper, 1, 1, 1, ID).profile, Ok(ID));
         assert_eq!(keeper.end_epoch(key(1), |_| Vec::new()).unwrap().kept.len(), MOST_KEPT + 1);
         assert_eq!(keep(&keeper, most + 3, 1, 1, OTHER).profile, Ok(OTHER));

@@ -122,6 +122,9 @@ pub enum NoProfile {
     RateLimit,
     /// Too many profiles wait to be exported.
     ExporterBusy,
+    /// 1,024 spans inside the same local root were kept already, and wait to be told together. Its samples are in
+    /// their profile if one of them is around it.
+    TreeFull,
     /// The exporter fails at present; the log says why.
     ExporterFails,
     /// The memory for samples is used up at present.
@@ -136,6 +139,7 @@ impl std::fmt::Display for NoProfile {
             Self::NoSamples => "no sample fell in it",
             Self::NoStacksHere => "no stacks can be had here",
             Self::RateLimit => "over the rate limit of its rule",
+            Self::TreeFull => "too many spans of its tree were kept already",
             Self::ExporterBusy => "too many profiles wait to be exported",
             Self::ExporterFails => "profiles cannot be exported at present",
             Self::NoMemory => "the memory for samples is used up",

@@ -11,12 +11,15 @@ mod percentile;
 mod plans;
 mod reasons;
 mod rules;
+mod trust;
 
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
 pub use condition::{Amount, Condition, Keep};
-pub(crate) use keeper::{Epoch, Keeper, Taken};
+pub(crate) use keeper::{Epoch, Keeper, MOST_PROMISED, Taken};
 pub(crate) use kept::OnKept;
 pub use kept::{Kept, KeptSpan, NoProfile};
 pub(crate) use plans::Callsite;
 pub use reasons::{Reason, Reasons};
+#[cfg(test)]
+pub(crate) use rules::COMPARED;
 pub use rules::{Rule, Rules};

@@ -1,8 +1,11 @@
 //! What the numbers in spans stand for.
 
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 
+use parking_lot::RwLock;
 use tracing::Metadata;
 
 use super::Keep;
@@ -39,52 +42,54 @@ impl Callsite {
     }
 }
 
-/// All of them, by their numbers. Nothing is ever taken out: an open span is judged by what its
-/// number stood for when it was made.
-#[derive(Debug)]
-pub(super) struct Plans {
-    /// Each twice as long as the one before.
-    chunks: [OnceLock<Box<[OnceLock<Callsite>]>>; CHUNKS],
-}
-
-const CHUNKS: usize = 20;
-const FIRST_CHUNK: usize = 64;
+/// All that spans may have, by their numbers. Behind a lock: only what may be kept, or depends on values, asks.
+#[derive(Debug, Default)]
+pub(super) struct Plans(RwLock<HashMap<u32, Arc<Callsite>>>);
 
 impl Plans {
-    pub(super) const fn new() -> Self {
-        Self { chunks: [const { OnceLock::new() }; CHUNKS] }
+    pub(super) fn get(&self, number: u32) -> Option<Arc<Callsite>> {
+        self.0.read().get(&number).cloned()
     }
 
-    #[inline]
-    pub(super) fn get(&self, number: u32) -> Option<&Callsite> {
-        let (chunk, at) = place(number);
-        self.chunks.get(chunk)?.get()?.get(at)?.get()
+    /// So many numbers in a row that stand for nothing, from `from` on.
+    pub(super) fn free(&self, from: u32, count: u32) -> Range<u32> {
+        let plans = self.0.read();
+        let mut start = from;
+        loop {
+            // One is left for what an entry has of a callsite without a plan.
+            if start.checked_add(count).is_none_or(|end| end == u32::MAX) {
+                start = 0;
+            }
+            let numbers = start..start + count;
+            // After four thousand million, some are still in use.
+            match numbers.clone().rev().find(|number| plans.contains_key(number)) {
+                Some(taken) => start = taken + 1,
+                None => return numbers,
+            }
+        }
     }
 
-    /// Sets what a number stands for that is not in use. False if there are no more such numbers.
-    pub(super) fn set(&self, number: u32, callsite: Callsite) -> bool {
-        let (chunk, at) = place(number);
-        let new = || (0..FIRST_CHUNK << chunk).map(|_| OnceLock::new()).collect();
-        let place = self.chunks.get(chunk).and_then(|chunk| chunk.get_or_init(new).get(at));
-        place.is_some_and(|place| place.set(callsite).is_ok())
+    pub(super) fn set(&self, number: u32, callsite: Callsite) {
+        self.0.write().insert(number, Arc::new(callsite));
     }
-}
 
-/// Chunk, and place in the chunk.
-#[inline]
-fn place(number: u32) -> (usize, usize) {
-    let shifted = number as usize + FIRST_CHUNK;
-    let chunk = (shifted.ilog2() - FIRST_CHUNK.ilog2()) as usize;
-    (chunk, shifted - (FIRST_CHUNK << chunk))
-}
+    pub(super) fn remove(&self, numbers: impl IntoIterator<Item = u32>) {
+        let mut plans = self.0.write();
+        for number in numbers {
+            plans.remove(&number);
+        }
+        plans.shrink_to_fit();
+    }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.0.read().len()
+    }
 
-    #[test]
-    fn chunks_double_and_leave_no_gap() {
-        let places = [0, 63, 64, 191, 192].map(place);
-        assert_eq!(places, [(0, 0), (0, 63), (1, 0), (1, 127), (2, 0)]);
+    /// The least time limit of all.
+    pub(super) fn least_limit_ns(&self) -> u64 {
+        let plans = self.0.read();
+        let limits = plans.values().flat_map(|plan| [plan.hung_ns, plan.open_ns]);
+        limits.flatten().min().unwrap_or(u64::MAX)
     }
 }

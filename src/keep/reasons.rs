@@ -151,6 +151,8 @@ impl Reasons {
         // Asked of each span, for that is how it learns what is rare.
         let is_rare = keep.percentile().is_some() && is_rare(wall_ns);
         let longer = |ns: u64, limit: Duration| u128::from(ns) > limit.as_nanos();
+        // Of what nobody knows nothing is too much.
+        let is_known = !closing.account.is_cpu_time_unknown;
         let is_met = |condition| {
             let Account { on_cpu_ns, off_cpu_ns, idle_ns, after_last_exit_ns, .. } =
                 closing.account;
@@ -161,9 +163,11 @@ impl Reasons {
                 }
                 Condition::Error => (closing.has(FAILED), Reason::Error),
                 Condition::ErrorSelf => (closing.has(FAILED_ITSELF), Reason::Error),
-                Condition::OnCpu(limit) => (limit.is_passed_by(on_cpu_ns, wall_ns), Reason::OnCpu),
+                Condition::OnCpu(limit) => {
+                    (is_known && limit.is_passed_by(on_cpu_ns, wall_ns), Reason::OnCpu)
+                }
                 Condition::OffCpu(limit) => {
-                    (limit.is_passed_by(off_cpu_ns, wall_ns), Reason::OffCpu)
+                    (is_known && limit.is_passed_by(off_cpu_ns, wall_ns), Reason::OffCpu)
                 }
                 Condition::Idle(limit) => (limit.is_passed_by(idle_ns, wall_ns), Reason::Idle),
                 Condition::Percentile { floor, .. } => {

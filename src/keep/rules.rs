@@ -6,6 +6,7 @@ use std::time::Duration;
 use tracing::Metadata;
 
 use super::Keep;
+use super::condition::DEFAULT_LATENCY;
 
 /// Which spans, and when to keep them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +88,8 @@ impl Rule {
     /// Whether this rule is for the same spans as `other`, and takes back what nobody means to: all
     /// for all spans, or conditions of which it has none of the kind for those that it has itself.
     pub(crate) fn forgets(&self, other: &Self) -> bool {
+        #[cfg(test)]
+        COMPARED.set(COMPARED.get() + 1);
         let is_same =
             self.target == other.target && self.span == other.span && self.fields == other.fields;
         let (kinds, others) = (self.keep.kinds(), other.keep.kinds());
@@ -128,6 +131,12 @@ impl fmt::Display for Rule {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How often two rules were compared, for what must not grow with their square.
+    pub(crate) static COMPARED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// The rules of a layer; the most specific one that matches a span decides, and among equals the
 /// last.
 ///
@@ -152,9 +161,6 @@ impl fmt::Display for Rule {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules(Vec<Rule>);
-
-/// What [`Rules::default`] keeps every span above.
-const DEFAULT_LATENCY: Duration = Duration::from_millis(250);
 
 impl Default for Rules {
     /// `250ms|error`, for every span.
@@ -196,9 +202,9 @@ impl Rules {
     pub(crate) fn usual_latency(&self) -> Option<Duration> {
         let general = self.0.iter().filter(|rule| rule.is_for_all());
         general
-            .filter_map(|rule| rule.keep.least_time())
+            .filter_map(|rule| rule.keep.least_for_rate())
             .next_back()
-            .or_else(|| self.0.iter().filter_map(|rule| rule.keep.least_time()).min())
+            .or_else(|| self.0.iter().filter_map(|rule| rule.keep.least_for_rate()).min())
     }
 }
 

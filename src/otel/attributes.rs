@@ -22,7 +22,7 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// |---|---|---|
 /// | `profile.id` | if there is a profile | its id, 32 hexadecimal digits |
 /// | `profile.reason` | always | `latency`, `error` and so on: names of [`Reason`](crate::Reason)s with `\|` between them |
-/// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always | where its wall time went; see [`Account`](crate::Account) |
+/// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always; the first two if [the system knows](crate::Account::is_cpu_time_unknown) | where its wall time went; see [`Account`](crate::Account) |
 /// | `profile.on_cpu_error_ns` | if it is not 0 | how far on-CPU time may be off |
 /// | `profile.after_last_exit_ns` | if it is a millisecond or more | the last part of idle time, in which the span was open only because a child was, or somebody held it |
 /// | `profile.earlier_ids` | if there are any | profiles that were exported before it closed: of spans inside it, and its own while it hung |
@@ -65,9 +65,9 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
     match name {
         ID => span.profile.ok().map(|id| Value::from(id.to_string())),
         REASON => Some(Value::from(span.reasons.to_string())),
-        ON_CPU => ns(account.on_cpu_ns),
+        ON_CPU => ns(account.on_cpu_ns).filter(|_| !account.is_cpu_time_unknown),
         ON_CPU_ERROR => ns(account.on_cpu_error_ns).filter(|_| account.on_cpu_error_ns > 0),
-        OFF_CPU => ns(account.off_cpu_ns),
+        OFF_CPU => ns(account.off_cpu_ns).filter(|_| !account.is_cpu_time_unknown),
         IDLE => ns(account.idle_ns),
         AFTER_LAST_EXIT => {
             ns(account.after_last_exit_ns).filter(|_| account.after_last_exit_ns >= WORTH_SAYING_NS)

@@ -2,15 +2,19 @@
 
 mod id;
 mod model;
-mod rename;
+mod names;
+mod rebuild;
 mod table;
 mod waits;
 
 pub use id::ProfileId;
-pub(crate) use model::Symbols;
 pub use model::{
     Attribute, FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping,
     MappingId, Point, Profile, Sample, SampleKind, StackId, StringId, Value,
 };
-pub(crate) use rename::Names;
+pub(crate) use names::{LONGEST_NAME, capped};
+pub(crate) use rebuild::{Names, Symbolized, Symbols};
 pub use waits::{Waiter, Waits};
+
+/// Stands for the frames of a stack that is longer than what was copied of it.
+pub(crate) const CALLERS_NOT_COPIED: &str = "[callers not copied]";

@@ -200,24 +200,12 @@ pub struct Profile {
     locations: Table<LocationId, Location>,
     stacks: Table<StackId, [LocationId]>,
     links: Table<LinkId, Link>,
+    /// What values of tables point to, and what samples are.
+    bytes: usize,
 }
 
-/// What is known of the files of code.
-pub(crate) trait Symbols {
-    /// More names of the very file, for [`Mapping::build_ids`].
-    fn build_ids(&mut self, mapping: MappingId) -> Vec<(String, String)>;
-    /// What a location is, and its lines; adds strings and functions to the profile.
-    fn lines(
-        &mut self,
-        profile: &mut Profile,
-        mapping: MappingId,
-        address: u64,
-    ) -> (FrameKind, Vec<Line>);
-    /// Addresses in the kernel of which the functions will be asked for.
-    fn prepare_kernel(&mut self, addresses: &[u64]);
-    /// The function of an address in the kernel, or of somewhere there if it is 0.
-    fn kernel_function(&mut self, address: u64) -> String;
-}
+/// What a sample takes with its place in the map, and as much room for its points as the first one makes.
+const BYTES_A_SAMPLE: usize = 256;
 
 impl Profile {
     /// A profile without samples.
@@ -239,7 +227,15 @@ impl Profile {
             locations: Table::default(),
             stacks: Table::default(),
             links: Table::default(),
+            bytes: 0,
         }
+    }
+
+    /// What it takes in memory, roughly.
+    pub(crate) fn bytes(&self) -> usize {
+        let named = self.strings.bytes() + self.functions.bytes() + self.links.bytes();
+        let places = self.mappings.bytes() + self.locations.bytes() + self.stacks.bytes();
+        self.bytes + named + places
     }
 
     pub(crate) fn add_string(&mut self, string: &str) -> StringId {
@@ -254,8 +250,16 @@ impl Profile {
         self.mappings.add(mapping)
     }
 
+    /// The file of code that was added first: the program itself, whether a sample fell in it or not.
+    pub(crate) fn first_mapping(&self) -> Option<MappingId> {
+        self.mappings.iter().next().map(|(id, _)| id)
+    }
+
     pub(crate) fn add_location(&mut self, location: Location) -> LocationId {
-        self.locations.add(location)
+        let (before, bytes) = (self.locations.len(), size_of_val(location.lines.as_slice()));
+        let id = self.locations.add(location);
+        self.bytes += if self.locations.len() > before { bytes } else { 0 };
+        id
     }
 
     /// A frame that is not code but a remark of ours.
@@ -288,7 +292,10 @@ impl Profile {
     }
 
     pub(crate) fn add_link(&mut self, link: Link) -> LinkId {
-        self.links.add(link)
+        let (before, bytes) = (self.links.len(), link.span.len());
+        let id = self.links.add(link);
+        self.bytes += if self.links.len() > before { bytes } else { 0 };
+        id
     }
 
     /// Adds a sample. Samples of one stack in one span become one, with a point each.
@@ -299,7 +306,9 @@ impl Profile {
         link: Option<LinkId>,
         point: Point,
     ) {
+        self.bytes += size_of::<Point>();
         let place = *self.places.entry((stack, link, kind)).or_insert_with(|| {
+            self.bytes += BYTES_A_SAMPLE;
             self.samples.push(Sample { stack, link, kind, points: Vec::new() });
             self.samples.len() - 1
         });
@@ -309,64 +318,13 @@ impl Profile {
         }
     }
 
-    /// The same profile with what `symbols` knows of its mappings and of each location in them.
-    pub(crate) fn symbolized(mut self, symbols: &mut dyn Symbols) -> Self {
-        let mut mappings = Table::default();
-        for (id, mapping) in std::mem::take(&mut self.mappings).iter() {
-            let mut mapping = mapping.clone();
-            mapping.build_ids.extend(symbols.build_ids(id));
-            // One more thing that tells mappings apart, so each keeps its place.
-            let _: MappingId = mappings.add(mapping);
-        }
-        self.mappings = mappings;
-        let in_kernel = |location: &&Location| location.kind == FrameKind::Kernel;
-        let kernel = self.locations.iter().map(|(_, location)| location).filter(in_kernel);
-        symbols.prepare_kernel(&kernel.map(|location| location.address).collect::<Vec<_>>());
-        let mut locations = Table::default();
-        for (_, location) in std::mem::take(&mut self.locations).iter() {
-            let mut location = location.clone();
-            if location.kind == FrameKind::Kernel {
-                let name = symbols.kernel_function(location.address);
-                location.lines = vec![self.name_alone(&name)];
-            } else if let Some(mapping) = location.mapping {
-                (location.kind, location.lines) =
-                    symbols.lines(&mut self, mapping, location.address);
-            }
-            // Locations differ by mapping and address, so each keeps its place.
-            let _: LocationId = locations.add(location);
-        }
-        self.locations = locations;
-        self
-    }
-
-    /// The same with one of so many points of each kind: it stands for those that are left out, so that the
-    /// sums stay right.
-    #[cfg(feature = "_otlp")]
-    pub(crate) fn thinned(mut self, every: usize) -> Self {
-        for kind in [SampleKind::OnCpu, SampleKind::OffCpu] {
-            let total = self.points(kind).count();
-            let (mut number, mut skipped_ns) = (0, 0);
-            for sample in self.samples.iter_mut().filter(|sample| sample.kind == kind) {
-                sample.points.retain_mut(|point| {
-                    number += 1;
-                    skipped_ns += point.weight_ns;
-                    let stays = number % every.max(1) == 0 || number == total;
-                    if stays {
-                        point.weight_ns = std::mem::take(&mut skipped_ns);
-                    }
-                    stays
-                });
-            }
-        }
-        self.samples.retain(|sample| !sample.points.is_empty());
-        let keys = self.samples.iter().map(|sample| (sample.stack, sample.link, sample.kind));
-        self.places = keys.enumerate().map(|(place, key)| (key, place)).collect();
-        self
-    }
-
     /// All samples, one for each stack and span.
     pub fn samples(&self) -> &[Sample] {
         &self.samples
+    }
+
+    pub(super) fn locations(&self) -> impl Iterator<Item = &Location> {
+        self.locations.iter().map(|(_, location)| location)
     }
 
     #[cfg(test)]
@@ -379,7 +337,7 @@ impl Profile {
         self.samples.iter().filter(move |sample| sample.kind == kind)
     }
 
-    fn points(&self, kind: SampleKind) -> impl Iterator<Item = &Point> {
+    pub(super) fn points(&self, kind: SampleKind) -> impl Iterator<Item = &Point> {
         self.of_kind(kind).flat_map(|sample| &sample.points)
     }
 
@@ -411,12 +369,16 @@ impl Profile {
     }
 
     /// The CPU time of which each sample stands for a multiple, in nanoseconds: that of the least. `None` if
-    /// there is no such time, or a sample stands for more than a thousand.
+    /// there is no such time, or a sample stands for more than a thousand, or all of them for very many.
     pub(crate) fn unit_weight_ns(&self) -> Option<u64> {
         const MOST: u64 = 1_000;
+        /// Of all together, each of which is a timestamp in OTLP.
+        const MOST_OF_ALL: u64 = 200_000;
         let weights = || self.points(SampleKind::OnCpu).map(|point| point.weight_ns);
         let unit = weights().min().filter(|unit| *unit > 0)?;
-        weights().all(|weight| weight % unit == 0 && weight / unit <= MOST).then_some(unit)
+        let is_multiple = weights().all(|weight| weight % unit == 0 && weight / unit <= MOST);
+        let are_few = weights().map(|weight| weight / unit).sum::<u64>() <= MOST_OF_ALL;
+        (is_multiple && are_few).then_some(unit)
     }
 
     /// A string; empty if the id is of another profile.
@@ -503,18 +465,6 @@ mod tests {
         Point { time_unix_ns, weight_ns: 10 }
     }
 
-    fn location(profile: &mut Profile, mapping: MappingId, address: u64) -> LocationId {
-        let mapping = Some(mapping);
-        let kind = FrameKind::Native;
-        profile.add_location(Location {
-            mapping,
-            address,
-            kind,
-            lines: Vec::new(),
-            is_inferred: false,
-        })
-    }
-
     fn named(profile: &mut Profile, name: &str) -> Line {
         let name = profile.add_string(name);
         let file = profile.add_string("");
@@ -542,23 +492,6 @@ mod tests {
         assert_eq!(profile.weight_ns(), 40);
     }
 
-    #[cfg(feature = "_otlp")]
-    #[test]
-    fn thinning_keeps_sums_and_loses_no_kind() {
-        let mut whole = profile();
-        let remark = whole.add_remark("x");
-        let stack = whole.add_stack(vec![remark]);
-        for time in 0..7 {
-            whole.add_sample(SampleKind::OnCpu, stack, None, point(time));
-        }
-        whole.add_sample(SampleKind::OffCpu, stack, None, point(9));
-        let mut thin = whole.clone().thinned(3);
-        assert_eq!((thin.weight_ns(), thin.waited_ns()), (70, 10));
-        assert_eq!((thin.sample_count(), thin.wait_count()), (3, 1));
-        thin.add_sample(SampleKind::OffCpu, stack, None, point(10));
-        assert_eq!(thin.samples().len(), 2);
-    }
-
     #[test]
     fn weights_are_uniform_only_if_all_are_the_same() {
         let mut profile = profile();
@@ -575,52 +508,6 @@ mod tests {
             Point { time_unix_ns: 3, weight_ns: 11 },
         );
         assert_eq!(profile.uniform_weight_ns(), None);
-    }
-
-    struct ByAddress;
-
-    impl Symbols for ByAddress {
-        fn build_ids(&mut self, _: MappingId) -> Vec<(String, String)> {
-            vec![("kind".to_owned(), "id".to_owned())]
-        }
-
-        fn lines(
-            &mut self,
-            profile: &mut Profile,
-            mapping: MappingId,
-            address: u64,
-        ) -> (FrameKind, Vec<Line>) {
-            assert_eq!(profile.mapping(mapping).unwrap().file, "prog");
-            (FrameKind::Rust, vec![named(profile, &format!("f{address}"))])
-        }
-
-        fn prepare_kernel(&mut self, _: &[u64]) {}
-
-        fn kernel_function(&mut self, address: u64) -> String {
-            format!("k{address}")
-        }
-    }
-
-    #[test]
-    fn symbolization_gives_lines_and_moves_nothing() {
-        let mut profile = profile();
-        let mapping = profile.add_mapping(Mapping { file: "prog".into(), ..Mapping::default() });
-        let inner = location(&mut profile, mapping, 16);
-        let outer = location(&mut profile, mapping, 32);
-        let remark = profile.add_remark("[cut]");
-        let stack = profile.add_stack(vec![inner, outer, remark]);
-        profile.add_sample(SampleKind::OnCpu, stack, None, point(1));
-        let profile = profile.symbolized(&mut ByAddress);
-        let names: Vec<_> = profile
-            .stack(stack)
-            .iter()
-            .map(|id| profile.location(*id).unwrap())
-            .map(|location| profile.function(location.lines[0].function).unwrap())
-            .map(|function| profile.string(function.name))
-            .collect();
-        assert_eq!(names, ["f16", "f32", "[cut]"]);
-        assert_eq!(profile.location(inner).unwrap().kind, FrameKind::Rust);
-        assert_eq!(profile.mapping(mapping).unwrap().build_ids.len(), 1);
     }
 
     #[test]

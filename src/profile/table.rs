@@ -37,19 +37,25 @@ pub(crate) use handle;
 pub(crate) struct Table<H, T: ?Sized> {
     values: Vec<Arc<T>>,
     places: HashMap<Arc<T>, u32>,
+    bytes: usize,
     handle: PhantomData<H>,
 }
 
+/// What a value takes beside itself: two counts, and its places in the list and in the map, both of which may
+/// have grown just now.
+const BYTES_BESIDE: usize = 96;
+
 impl<H, T: ?Sized> Default for Table<H, T> {
     fn default() -> Self {
-        Self { values: Vec::new(), places: HashMap::new(), handle: PhantomData }
+        Self { values: Vec::new(), places: HashMap::new(), bytes: 0, handle: PhantomData }
     }
 }
 
 // Not derived: that would ask for `T: Clone`.
 impl<H, T: ?Sized> Clone for Table<H, T> {
     fn clone(&self) -> Self {
-        Self { values: self.values.clone(), places: self.places.clone(), handle: PhantomData }
+        let Self { values, places, bytes, handle } = self;
+        Self { values: values.clone(), places: places.clone(), bytes: *bytes, handle: *handle }
     }
 }
 
@@ -71,6 +77,7 @@ impl<H: Handle, T: Hash + Eq + ?Sized> Table<H, T> {
         let value = value.into();
         // More than four milliards of values do not fit in memory.
         let place = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
+        self.bytes += size_of_val(&*value) + BYTES_BESIDE;
         self.values.push(Arc::clone(&value));
         self.places.insert(value, place);
         H::new(place)
@@ -78,6 +85,15 @@ impl<H: Handle, T: Hash + Eq + ?Sized> Table<H, T> {
 
     pub(crate) fn get(&self, handle: H) -> Option<&T> {
         self.values.get(handle.number() as usize).map(AsRef::as_ref)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// What it takes, roughly, without what its values point to.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (H, &T)> {

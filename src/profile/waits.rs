@@ -50,7 +50,7 @@ impl Profile {
             if call.is_empty() {
                 continue;
             }
-            let waiter = waiter(&frames, |id| self.is_in_library(id));
+            let waiter = waiter(&frames);
             all.add(waiter, call, waited_ns);
             if blocks_a_task(&frames) {
                 waits.in_async_ns += waited_ns;
@@ -73,10 +73,11 @@ impl Profile {
         let (mut call, mut frames) = ("", Vec::new());
         for id in self.stack(sample.stack) {
             let Some(location) = self.location(*id) else { continue };
+            let in_library = self.is_in_library(*id);
             let in_source = location.lines.iter().filter_map(|line| {
                 let function = self.function(line.function)?;
                 let (name, file) = (self.string(function.name), self.string(function.file));
-                Some(Frame { name, file, line: line.line, unnamed: None })
+                Some(Frame { name, file, line: line.line, unnamed: None, in_library })
             });
             match location.kind {
                 FrameKind::Wait => {
@@ -84,7 +85,7 @@ impl Profile {
                 }
                 FrameKind::Remark | FrameKind::Kernel => {}
                 FrameKind::Rust | FrameKind::Native if location.lines.is_empty() => {
-                    frames.push(Frame { unnamed: Some(*id), ..Frame::default() });
+                    frames.push(Frame { unnamed: Some(*id), in_library, ..Frame::default() });
                 }
                 FrameKind::Rust | FrameKind::Native => frames.extend(in_source),
             }
@@ -101,6 +102,8 @@ struct Frame<'a> {
     line: u32,
     /// Of a function whose name is not known.
     unnamed: Option<LocationId>,
+    /// Of a library that the program has loaded, or of none of its files.
+    in_library: bool,
 }
 
 impl Frame<'_> {
@@ -108,9 +111,13 @@ impl Frame<'_> {
     fn is_own(&self) -> bool {
         let is_named = !self.file.is_empty() || crate_of(self.name).is_some();
         is_named
-            && !is_foreign(self.file)
-            && crate_of(self.name).is_none_or(|of| !PLUMBING.contains(&of))
+            && !self.is_plumbing()
             && (self.file.ends_with(".rs") || crate_of(self.name).is_some())
+    }
+
+    /// Whether it waits on behalf of others, as far as its name or its file tell.
+    fn is_plumbing(&self) -> bool {
+        is_foreign(self.file) || crate_of(self.name).is_some_and(|of| PLUMBING.contains(&of))
     }
 
     fn place(&self) -> String {
@@ -206,12 +213,13 @@ const PLUMBING: [&str; 18] = [
 
 const UNKNOWN: &str = "an unknown function";
 
-/// The innermost function that is the program's own, as far as names tell, or else as files do; without
-/// one whatever is innermost.
-fn waiter<'a>(frames: &[Frame<'a>], is_in_library: impl Fn(LocationId) -> bool) -> Frame<'a> {
+/// The innermost function that is the program's own, as far as names tell, or else as files of code do: those of
+/// the C library may have names, too. Without one whatever is innermost.
+fn waiter<'a>(frames: &[Frame<'a>]) -> Frame<'a> {
     let own = frames.iter().find(|frame| frame.is_own());
-    let is_of_program = |frame: &&Frame<'_>| frame.unnamed.is_some_and(|id| !is_in_library(id));
-    own.or_else(|| frames.iter().find(is_of_program))
+    let of_program = || frames.iter().filter(|frame| !frame.in_library);
+    own.or_else(|| of_program().find(|frame| !frame.is_plumbing()))
+        .or_else(|| of_program().next())
         .or_else(|| frames.first())
         .copied()
         .unwrap_or_default()
@@ -307,6 +315,60 @@ mod tests {
         assert_eq!(profile.top_function(), Some(("shop+0x20".to_owned(), 1.0)));
     }
 
+    /// As where debug symbols of glibc are installed: its functions have names, files and lines.
+    #[test]
+    fn functions_of_libraries_are_skipped_whether_they_have_names_or_not() {
+        let stacks = |named: bool| {
+            let mut profile = Profile::new(ProfileId::for_test(1), 1);
+            let mut stack = vec![profile.add_wait("[read]")];
+            for (address, (module, function, file)) in (1..).zip([
+                (
+                    "/usr/lib/libc.so.6",
+                    "__GI___libc_read",
+                    "./io/../sysdeps/unix/sysv/linux/read.c",
+                ),
+                ("/usr/lib/libpthread.so.0", "start_io", "./nptl/io.c"),
+                ("[vdso]", "entry", ""),
+                ("/srv/shop", "std::sys::fs::unix::File::read", "/rustc/a/library/std/src/fs.rs"),
+                ("/srv/shop", "load_table", "table.c"),
+                ("/srv/shop", "main", "main.c"),
+                (
+                    "/usr/lib/libc.so.6",
+                    "__libc_start_call_main",
+                    "./csu/../sysdeps/x86/libc-start.c",
+                ),
+            ]) {
+                let file_of_code = module.to_owned();
+                let mapping = profile.add_mapping(crate::profile::Mapping {
+                    file: file_of_code,
+                    ..Default::default()
+                });
+                let is_named = named || module == "/srv/shop";
+                let lines = is_named.then(|| {
+                    let (name, file) = (profile.add_string(function), profile.add_string(file));
+                    let function = crate::profile::Function { name, system_name: name, file };
+                    crate::profile::Line {
+                        function: profile.add_function(function),
+                        line: 7,
+                        column: 0,
+                    }
+                });
+                stack.push(profile.add_location(crate::profile::Location {
+                    mapping: Some(mapping),
+                    address,
+                    kind: FrameKind::Native,
+                    lines: lines.into_iter().collect(),
+                    is_inferred: false,
+                }));
+            }
+            let stack = profile.add_stack(stack);
+            let point = Point { time_unix_ns: 1, weight_ns: 7 };
+            profile.add_sample(SampleKind::OffCpu, stack, None, point);
+            profile.waits().longest.unwrap().function
+        };
+        assert_eq!([stacks(true), stacks(false)], ["load_table", "load_table"]);
+    }
+
     #[test]
     fn tells_tasks_that_block_from_threads_that_may() {
         let task = [
@@ -317,7 +379,7 @@ mod tests {
             "tokio::runtime::task::raw::poll",
         ];
         assert!(blocks_a_task(&frames(&task)));
-        assert_eq!(waiter(&frames(&task), |_| true).name, "shop::legacy::{{closure}}");
+        assert_eq!(waiter(&frames(&task)).name, "shop::legacy::{{closure}}");
         let pool = [
             "clock_nanosleep",
             "shop::export",
@@ -335,7 +397,7 @@ mod tests {
 
     #[test]
     fn inlined_functions_are_known_by_their_files() {
-        let frame = |name, file, line| Frame { name, file, line, unnamed: None };
+        let frame = |name, file, line| Frame { name, file, line, unnamed: None, in_library: false };
         let stack = [
             frame("__nanosleep", "./time/nanosleep.c", 7),
             frame("sleep", "/rustc/abc/library/std/src/thread/mod.rs", 8),
@@ -343,7 +405,7 @@ mod tests {
             frame("{async_fn#0}", "/home/me/shop/src/legacy.rs", 21),
             frame("<F as core::future::future::Future>::poll", "", 0),
         ];
-        let found = waiter(&stack, |_| true);
+        let found = waiter(&stack);
         assert_eq!((found.name, found.place().as_str()), ("{async_fn#0}", "src/legacy.rs:21"));
     }
 

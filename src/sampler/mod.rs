@@ -11,6 +11,4 @@ mod timer;
 pub(crate) use period::{period_for, period_of_rate};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
-#[cfg(test)]
-pub(crate) use switches::SwitchLog;
-pub(crate) use switches::{is_full, switched_in_after, switched_out};
+pub(crate) use switches::{is_full, make_room, switched_in_after, switched_out};

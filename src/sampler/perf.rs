@@ -7,13 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::counters::{HardwareCounts, parse_group};
-use super::record::{LEAST_STACK, Layout, Machine};
-use super::switches::SwitchLog;
-use crate::span::{Armed, Interval, Recording, ThreadSource, Usage};
-use crate::stats::Counters;
+use super::record::{LEAST_STACK, Layout, Machine, Record, Records};
+use crate::span::{Armed, Recording, ThreadSource, Usage};
 use crate::sys::{
-    self, Clock, HardwareCounters, KeptOn, NotReplaced, Position, Ring, SampleRequest, Waker,
-    WhyRefused,
+    self, HardwareCounters, KeptOn, NotReplaced, Position, Ring, SampleRequest, Waker, WhyRefused,
 };
 
 /// Opens perf events for threads.
@@ -21,7 +18,6 @@ use crate::sys::{
 pub(super) struct Perf {
     request: SampleRequest,
     waker: Waker,
-    counters: Arc<Counters>,
     /// That are open for threads, and those of events that have taken the place of another.
     files: AtomicU64,
     more_files: AtomicU64,
@@ -33,8 +29,7 @@ pub(super) struct Perf {
     has_hardware: bool,
 }
 
-/// 256 records: a thread that was switched more often between two hooks has its off-CPU time
-/// derived.
+/// 256 records: whether a thread that is switched more often between two polls waits is asked of its CPU clock.
 const SWITCH_RING_BYTES: usize = 4096;
 
 /// Of the files that the process may open, the part that we may use is one in this.
@@ -44,7 +39,7 @@ const FILES_OF_HARDWARE: u64 = 4;
 
 impl Perf {
     /// Tries out on the calling thread what this process is allowed.
-    pub(super) fn new(mut request: SampleRequest, waker: Waker, counters: Arc<Counters>) -> Self {
+    pub(super) fn new(mut request: SampleRequest, waker: Waker) -> Self {
         // First: what is opened after it need not wait.
         let kept_on = KeptOn::open().ok();
         let probe = |request| sys::open_sample_ring(request).map(drop);
@@ -55,7 +50,7 @@ impl Perf {
             probed = probe(request);
         }
         let refused = match probed {
-            Err(why @ (WhyRefused::NotAllowed | WhyRefused::NotSupported)) => Some(why),
+            Err(why) if why.is_for_good() => Some(why),
             // The rest may be otherwise by the time the first thread is armed.
             _ => None,
         };
@@ -65,7 +60,6 @@ impl Perf {
         Self {
             request,
             waker,
-            counters,
             files: AtomicU64::new(0),
             more_files: AtomicU64::new(0),
             most_files: most_files.max(files_per_thread),
@@ -96,12 +90,9 @@ impl Perf {
         self.has_hardware
     }
 
-    /// Nothing will be opened any more. Files that may not be ours any more are not closed.
-    pub(super) fn end(&self, are_ours: bool) {
-        let kept_on = self.kept_on.lock().take();
-        if !are_ours {
-            std::mem::forget(kept_on);
-        }
+    /// Nothing will be opened any more.
+    pub(super) fn end(&self) {
+        *self.kept_on.lock() = None;
     }
 
     fn give_files(&self) {
@@ -159,16 +150,12 @@ impl Perf {
                 // What may be locked is nearly used up: a smaller ring loses samples sooner.
                 Err(WhyRefused::NoLockedMemory) if request.ring_bytes as u64 / 2 >= least => {
                     request.ring_bytes /= 2;
-                    request.wake_after_bytes /= 2;
                 }
                 // The thread, or by now the whole process, may do less than the one that tried.
                 Err(WhyRefused::NotAllowed) if request.in_kernel => request.in_kernel = false,
                 opened => break opened?,
             }
         };
-        if self.waker.watch(&samples).is_err() {
-            return Err(WhyRefused::NoFiles);
-        }
         Ok((Arc::new(samples), Arc::new(switches)))
     }
 
@@ -189,15 +176,12 @@ impl Perf {
         if self.has_hardware {
             *recording.hardware.lock() = HardwareCounters::open().ok();
         }
-        let log = SwitchLog::new(Arc::clone(&switches), Arc::clone(&self.counters));
         Ok(Armed {
             recording: Some(Arc::clone(&recording)),
             samples: Position::of_ring(Arc::clone(&samples)),
             sample_size,
-            switches: Position::of_ring(switches),
-            follows_switches: true,
             may_retry: false,
-            source: Box::new(PerfThread { samples, log, recording }),
+            source: Box::new(PerfThread { samples, recording, waker: self.waker.clone() }),
         })
     }
 }
@@ -206,17 +190,32 @@ impl Perf {
 #[derive(Debug)]
 struct PerfThread {
     samples: Arc<Ring>,
-    log: SwitchLog,
     recording: Arc<Recording>,
+    waker: Waker,
+}
+
+impl Drop for PerfThread {
+    fn drop(&mut self) {
+        // Nothing else tells the collector that a thread has ended.
+        self.waker.wake();
+    }
 }
 
 impl ThreadSource for PerfThread {
-    fn catch_up(&mut self, clock: &Clock) -> Interval {
-        self.log.catch_up(clock)
+    /// One by one: those that were taken in the kernel are longer than others, and there are records beside
+    /// them. What lies there may have been read long ago, but is written over only by this thread's own samples.
+    fn count_samples(&self, from: u64, until: u64) -> Option<u64> {
+        let fits = |head: u64| head.saturating_sub(from) <= self.samples.data_size() as u64;
+        if !fits(until) {
+            return None;
+        }
+        let records = Records::between(&*self.samples, from, until);
+        let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
+        fits(self.samples.head()).then_some(samples as u64)
     }
 
-    fn cpu_ns(&mut self) -> Option<u64> {
-        None
+    fn wake_collector(&self) {
+        self.waker.wake();
     }
 
     fn usage(&mut self) -> Usage {

@@ -24,7 +24,7 @@ pub enum Source {
     /// refused.
     #[default]
     Auto,
-    /// Perf events: the kernel copies stacks, and counts on-CPU and off-CPU time exactly.
+    /// Perf events: the kernel copies stacks, and records when a thread waits.
     Perf,
     /// A timer for each thread, and a signal handler that copies its registers and stack.
     Timer,
@@ -54,6 +54,8 @@ pub(crate) struct SourceSettings {
     pub(crate) stack_bytes: u32,
     /// Between samples; `None` to let the rules decide.
     pub(crate) period: Option<Duration>,
+    /// Whether to look where threads wait.
+    pub(crate) waits: bool,
 }
 
 /// Arms threads.
@@ -80,8 +82,9 @@ impl Sampler {
         waker: &Waker,
         counters: Arc<Counters>,
     ) -> Self {
+        sys::look_at_filters();
         let perf = matches!(source, Source::Auto | Source::Perf)
-            .then(|| Perf::new(request, waker.clone(), Arc::clone(&counters)));
+            .then(|| Perf::new(request, waker.clone()));
         let timers = matches!(source, Source::Auto | Source::Timer)
             .then(|| Timers::new(request, timer_clock, waker.clone()));
         // No signal handler where perf will do.
@@ -89,8 +92,7 @@ impl Sampler {
         let timers_refused =
             timers.as_ref().filter(|_| needs_timers).and_then(|timers| timers.probe().err());
         // The rest may be otherwise by the time the first thread is armed.
-        let timers_refused = timers_refused
-            .filter(|why| matches!(why, WhyRefused::NotAllowed | WhyRefused::NotSupported));
+        let timers_refused = timers_refused.filter(|why| why.is_for_good());
         Self(Arc::new(Shared {
             perf,
             timers,
@@ -113,12 +115,28 @@ impl Sampler {
     /// What runs here, what it cannot see and what would change that, in one line. Whether it is
     /// less than was asked for.
     pub(crate) fn describe(&self, period_ns: u64) -> (String, bool) {
+        let (mut line, is_less) = self.describe_source(period_ns);
+        if sys::thread_cpu_ns().is_none() {
+            line.push_str(
+                "; whether threads run inside spans is unknown: `on_cpu` and `off_cpu` of rules hold for no span",
+            );
+        }
+        (line, is_less)
+    }
+
+    fn describe_source(&self, period_ns: u64) -> (String, bool) {
         let shared = &*self.0;
         let rate = 1e9 / period_ns.max(1) as f64;
+        let is_elsewhere = |why| why == Some(WhyRefused::OtherSystem);
+        let of_perf = shared.perf.as_ref().and_then(Perf::refused);
+        if is_elsewhere(of_perf) || is_elsewhere(shared.timers_refused) {
+            return (ELSEWHERE.to_owned(), true);
+        }
         let perf_refused = match &shared.perf {
             Some(perf) => match perf.refused() {
                 None => return (describe_perf(perf, rate), false),
-                Some(WhyRefused::NotSupported) => "this kernel has no perf events",
+                Some(WhyRefused::NotSupported) => NO_PERF_HERE,
+                Some(WhyRefused::Deadly) => PERF_DEADLY,
                 Some(_) => PERF_REFUSED,
             },
             None => "it was not asked for",
@@ -168,12 +186,12 @@ impl Sampler {
             && losses.iter().all(|counter| counter.load(Ordering::Relaxed) == 0)
     }
 
-    /// Nothing will be opened any more. Files that may not be ours any more are not closed.
-    pub(crate) fn end(&self, are_ours: bool) {
+    /// Nothing will be opened any more.
+    pub(crate) fn end(&self) {
         // With the lock: who is arming now is done before, and found among the new.
         *self.0.is_over.lock() = true;
         if let Some(perf) = &self.0.perf {
-            perf.end(are_ours);
+            perf.end();
         }
     }
 
@@ -187,7 +205,7 @@ impl Sampler {
     pub(crate) fn add_scripted(&self, recording: Arc<Recording>) {
         let counters = &self.0.counters;
         Counters::add(&counters.threads_sampled, 1);
-        if !recording.follows_switches() {
+        if !recording.has_switch_records() {
             Counters::add(&counters.threads_sampled_by_timer, 1);
         }
         self.0.new.lock().push(recording);
@@ -203,7 +221,7 @@ impl Sampler {
         *recording.hardware.lock() = None;
         let counters = &self.0.counters;
         counters.threads_sampled.fetch_sub(1, Ordering::Relaxed);
-        if recording.follows_switches() {
+        if recording.has_switch_records() {
             self.0.perf.iter().for_each(|perf| perf.give_back(had_another_event));
         } else {
             counters.threads_sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
@@ -218,7 +236,7 @@ impl Sampler {
         bytes: u32,
         between: impl FnOnce(u64),
     ) -> Result<(), NotReplaced> {
-        let perf = self.0.perf.as_ref().filter(|_| recording.follows_switches());
+        let perf = self.0.perf.as_ref().filter(|_| recording.has_switch_records());
         perf.ok_or(NotReplaced::AsBefore)?.set_stack_bytes(recording, bytes, between)
     }
 
@@ -255,18 +273,21 @@ impl Sampler {
     fn note_refusal(&self, why: WhyRefused) {
         let counters = &self.0.counters;
         let counter = match why {
-            WhyRefused::NotAllowed | WhyRefused::NotSupported => &counters.threads_refused_perf,
+            why if why.is_for_good() => &counters.threads_refused_perf,
             WhyRefused::NoLockedMemory => &counters.threads_refused_locked_memory,
             WhyRefused::NoFiles => &counters.threads_refused_open_files,
             WhyRefused::NoTimers => &counters.threads_refused_timers,
-            WhyRefused::NoMemory | WhyRefused::Other(_) | WhyRefused::NotAsked => {
-                &counters.threads_refused_other
-            }
+            _ => &counters.threads_refused_other,
         };
         Counters::add(counter, 1);
     }
 }
 
+const ELSEWHERE: &str = "source none: kept spans have their times but no stacks; threads are sampled on Linux \
+    alone (x86-64 and aarch64), not on this system";
+const NO_PERF_HERE: &str = "this kernel has no perf events";
+const PERF_DEADLY: &str = "the seccomp filter of this process ends it at perf_event_open, which is therefore not \
+    called; allow it (`SystemCallFilter=` of systemd)";
 const PERF_REFUSED: &str = "perf_event_open is refused; allow it on the host with \
     `sysctl kernel.perf_event_paranoid=2`, in a container with the capability PERFMON \
     (`docker run --cap-add PERFMON`)";
@@ -297,15 +318,16 @@ fn describe_timers(timers: &Timers, rate: f64, period_ns: u64, perf_refused: &st
         }
     };
     format!(
-        "source timer: {rate}; time in the kernel shows at the user's call; on-CPU time is known \
-         within bounds, and hardware counters are not; perf would see more: {perf_refused}"
+        "source timer: {rate}; time in the kernel shows at the user's call; no hardware counters; \
+         perf would see more: {perf_refused}"
     )
 }
 
 fn describe_refusal(why: WhyRefused) -> &'static str {
     match why {
         WhyRefused::NotAllowed => "timer_create is not allowed here",
-        WhyRefused::NotSupported => "this system has none",
+        WhyRefused::NotSupported | WhyRefused::OtherSystem => "this system has none",
+        WhyRefused::Deadly => "the seccomp filter of this process ends it at their system calls",
         WhyRefused::NoTimers => "as many signals are pending as `ulimit -i` lets this user have",
         WhyRefused::NoFiles => "no more files may be open",
         WhyRefused::NoLockedMemory | WhyRefused::NoMemory => "there is no memory",
@@ -315,6 +337,8 @@ fn describe_refusal(why: WhyRefused) -> &'static str {
 
 impl ArmThreads for Sampler {
     fn arm(&self, _clock: &Clock) -> Armed {
+        // The thread's own filters may be others than those of the thread that made the layer.
+        sys::look_at_filters();
         match self.arm_thread() {
             Ok(armed) => {
                 Counters::add(&self.0.counters.threads_sampled, 1);
@@ -336,8 +360,6 @@ impl ArmThreads for Sampler {
                     recording: None,
                     samples: Position::fixed(),
                     sample_size: 1,
-                    switches: Position::fixed(),
-                    follows_switches: false,
                     may_retry: !self.is_refused(),
                     source: Box::new(source),
                 }
@@ -366,10 +388,6 @@ impl Drop for Unsampled {
 }
 
 impl ThreadSource for Unsampled {
-    fn cpu_ns(&mut self) -> Option<u64> {
-        sys::thread_cpu_ns()
-    }
-
     fn usage(&mut self) -> Usage {
         software_usage()
     }

@@ -31,15 +31,17 @@ impl Timers {
 
     /// Tries it out on the calling thread.
     pub(super) fn probe(&self) -> Result<(), WhyRefused> {
-        let ring = sys::open_timer_ring(self.request, self.clock)?;
-        ring.stop_timer();
+        self.open()?.stop_timer();
         Ok(())
+    }
+
+    fn open(&self) -> Result<Ring, WhyRefused> {
+        sys::open_timer_ring(self.request, self.clock, &self.waker)
     }
 
     /// Begins to sample the calling thread.
     pub(super) fn arm(&self) -> Result<Armed, WhyRefused> {
-        self.waker.watch_timers().map_err(|_| WhyRefused::NoFiles)?;
-        let ring = Arc::new(sys::open_timer_ring(self.request, self.clock)?);
+        let ring = Arc::new(self.open()?);
         let recording = Recording::new(
             sys::current_tid(),
             Some(Arc::clone(&ring)),
@@ -52,8 +54,6 @@ impl Timers {
             recording: Some(recording),
             samples: Position::of_ring(Arc::clone(&ring)),
             sample_size: self.request.position_step,
-            switches: Position::fixed(),
-            follows_switches: false,
             may_retry: false,
             source: Box::new(TimerThread { ring, waker: self.waker.clone() }),
         })
@@ -68,10 +68,6 @@ struct TimerThread {
 }
 
 impl ThreadSource for TimerThread {
-    fn cpu_ns(&mut self) -> Option<u64> {
-        sys::thread_cpu_ns()
-    }
-
     fn usage(&mut self) -> Usage {
         software_usage()
     }

@@ -7,15 +7,15 @@ use crate::sys::Clock;
 
 /// Where the wall time of a span went, and what else it cost.
 ///
-/// The three parts are measured each on its own: on-CPU by the kernel's account of the thread,
-/// off-CPU by the times at which the scheduler switched the thread out and in, idle by the gaps
-/// between segments. They add up to `wall_ns`, but for some microseconds a context switch (the
-/// kernel notes one twice; 10 to 20 on a virtual machine), where the span was on one thread at a time. While a span is entered on two threads at once, both count: on-CPU
-/// and off-CPU time together may then be more than wall time, while idle time is what it is on
-/// neither. A span that is entered twice on one thread counts once.
+/// On-CPU time is that of the threads' CPU clocks (`CLOCK_THREAD_CPUTIME_ID`), which are read once a
+/// millisecond of a thread's wall time at most, and every 50 µs in a span that has been entered for a
+/// sixty-fourth of what its rule keeps it for. Of a segment that begins or ends between two reads it is known between
+/// two bounds: the account is their middle, and `on_cpu_error_ns` how far that may be off. Off-CPU time is
+/// the rest of the time that the span was entered, idle time the rest of its wall time: their sum is exact.
 ///
-/// Where perf is refused, on-CPU time is known only between two bounds, and off-CPU time is the
-/// rest of the entered time.
+/// While a span is entered on two threads at once, both count: on-CPU and off-CPU time together may then be
+/// more than wall time, while idle time is what it is on neither. A span that is entered twice on one thread
+/// counts once. Where nobody says when threads run, [neither is known](Self::is_cpu_time_unknown).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Account {
@@ -24,7 +24,7 @@ pub struct Account {
     /// Time that threads ran on a CPU inside the span, in nanoseconds; children on the same
     /// thread included.
     pub on_cpu_ns: u64,
-    /// How far `on_cpu_ns` may be off, in nanoseconds. 0 where perf counts context switches.
+    /// How far `on_cpu_ns` and `off_cpu_ns` may be off, in nanoseconds.
     pub on_cpu_error_ns: u64,
     /// Time that the span was entered while its thread did not run (blocked or preempted), in
     /// nanoseconds.
@@ -34,23 +34,39 @@ pub struct Account {
     /// The last part of `idle_ns`: from its last exit to its close, in nanoseconds. A span is open as long
     /// as a child is, and as long as somebody holds it.
     pub after_last_exit_ns: u64,
-    /// Times a thread gave up the CPU inside the span, to wait.
+    /// Times a thread gave up the CPU inside the span, to wait. Read when a sample falls and otherwise every
+    /// millisecond at most, as the three that follow.
     pub voluntary_switches: u64,
     /// Times the scheduler took the CPU away inside the span.
     pub involuntary_switches: u64,
-    /// Page faults that needed no disk. Read when a sample falls, so accurate to one sampling
-    /// period.
+    /// Page faults that needed no disk.
     pub minor_faults: u64,
-    /// Page faults that waited for a disk; as accurate as `minor_faults`.
+    /// Page faults that waited for a disk.
     pub major_faults: u64,
-    /// Counts of the hardware, where it has counters; as accurate as `minor_faults`.
+    /// Counts of the hardware, where it has counters; as accurate as the four above.
     pub hardware: Option<Hardware>,
+    /// Nobody knows when its threads ran: the system has no clock of a thread's CPU time, or it may not be
+    /// read. `on_cpu_ns`, `on_cpu_error_ns` and `off_cpu_ns` are 0 then, and say nothing.
+    pub is_cpu_time_unknown: bool,
 }
 
 impl Account {
+    /// Without what nobody knows.
+    pub(crate) fn without_cpu_time(self) -> Self {
+        Self { on_cpu_ns: 0, on_cpu_error_ns: 0, off_cpu_ns: 0, is_cpu_time_unknown: true, ..self }
+    }
+
+    /// The time that it was entered, and nothing is known of it but that.
+    pub(crate) fn busy_ns(&self) -> u64 {
+        self.wall_ns.saturating_sub(self.idle_ns)
+    }
+
     /// The account of a span that is open, with its present segment: `ran_ns` of it it surely ran,
     /// `waited_ns` it surely did not, and of the rest nobody knows.
     pub(crate) fn with_segment(self, segment_ns: u64, ran_ns: u64, waited_ns: u64) -> Self {
+        if self.is_cpu_time_unknown {
+            return self;
+        }
         let ran_ns = ran_ns.min(segment_ns);
         let waited_ns = waited_ns.min(segment_ns - ran_ns);
         let unsure_ns = segment_ns - ran_ns - waited_ns;
@@ -76,16 +92,7 @@ pub struct Hardware {
 /// What one thread counts while it is in a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// On-CPU time less wall time, where the scheduler is followed exactly: never above 0 but for
-    /// rounding.
-    pub(crate) on_cpu_shift_ns: i64,
-    pub(crate) off_cpu_ns: u64,
-    /// Wall time for which on-CPU time is known between bounds only.
-    pub(crate) bounded_ns: u64,
-    /// On-CPU time that is sure, out of `bounded_ns`.
-    pub(crate) sure_on_ns: u64,
-    /// Off-CPU time that is sure, out of `bounded_ns`.
-    pub(crate) sure_off_ns: u64,
+    pub(crate) sure: Sure,
     pub(crate) voluntary_switches: u64,
     pub(crate) involuntary_switches: u64,
     pub(crate) minor_faults: u64,
@@ -97,11 +104,8 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn add(&mut self, other: &Self) {
-        self.on_cpu_shift_ns += other.on_cpu_shift_ns;
-        self.off_cpu_ns += other.off_cpu_ns;
-        self.bounded_ns += other.bounded_ns;
-        self.sure_on_ns += other.sure_on_ns;
-        self.sure_off_ns += other.sure_off_ns;
+        self.sure.on_ns += other.sure.on_ns;
+        self.sure.off_ns += other.sure.off_ns;
         self.voluntary_switches += other.voluntary_switches;
         self.involuntary_switches += other.involuntary_switches;
         self.minor_faults += other.minor_faults;
@@ -112,21 +116,25 @@ impl Tally {
     }
 }
 
-/// Of `wall_ns` out of an interval of `interval_ns` in which the thread ran for `cpu_ns`, what is
-/// surely on-CPU and what is surely off-CPU.
-pub(crate) fn sure_parts(wall_ns: u64, interval_ns: u64, cpu_ns: u64) -> (u64, u64) {
-    let outside = interval_ns.saturating_sub(wall_ns);
-    let on = cpu_ns.saturating_sub(outside).min(wall_ns);
-    let off = wall_ns.saturating_sub(cpu_ns);
-    (on, off)
+/// What of a time is known of a thread: that it ran, and that it did not. Of the rest nobody knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sure {
+    pub(crate) on_ns: u64,
+    pub(crate) off_ns: u64,
+}
+
+impl Sure {
+    /// Of a part of `part_ns` of an interval of `interval_ns` in which the thread ran for `cpu_ns`.
+    pub(crate) fn of_part(part_ns: u64, interval_ns: u64, cpu_ns: u64) -> Self {
+        let outside_ns = interval_ns.saturating_sub(part_ns);
+        let on_ns = cpu_ns.saturating_sub(outside_ns).min(part_ns);
+        Self { on_ns, off_ns: part_ns.saturating_sub(cpu_ns) }
+    }
 }
 
 /// The tallies of all threads that were in a span.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    on_cpu_shift_ns: AtomicU64,
-    off_cpu_ns: AtomicU64,
-    bounded_ns: AtomicU64,
     sure_on_ns: Tagged,
     sure_off_ns: Tagged,
     voluntary_switches: AtomicU64,
@@ -142,11 +150,7 @@ impl Counts {
     /// For a thread that is in the span, so that it cannot close meanwhile.
     pub(crate) fn add(&self, key: SpanKey, tally: &Tally) {
         let Tally {
-            on_cpu_shift_ns,
-            off_cpu_ns,
-            bounded_ns,
-            sure_on_ns,
-            sure_off_ns,
+            sure,
             voluntary_switches,
             involuntary_switches,
             minor_faults,
@@ -155,14 +159,8 @@ impl Counts {
             instructions,
             cache_misses,
         } = *tally;
-        add(&self.on_cpu_shift_ns, on_cpu_shift_ns.cast_unsigned());
-        add(&self.off_cpu_ns, off_cpu_ns);
-        if bounded_ns > 0 {
-            add(&self.bounded_ns, bounded_ns);
-            self.sure_on_ns.begin(key);
-            self.sure_off_ns.begin(key);
-            self.add_late(key, sure_on_ns, sure_off_ns);
-        }
+        self.sure_on_ns.add(key, sure.on_ns);
+        self.sure_off_ns.add(key, sure.off_ns);
         add(&self.voluntary_switches, voluntary_switches);
         add(&self.involuntary_switches, involuntary_switches);
         add(&self.minor_faults, minor_faults);
@@ -173,16 +171,13 @@ impl Counts {
     }
 
     /// For a thread that has left the span, which may be closed by now, and its slot in use again.
-    pub(crate) fn add_late(&self, key: SpanKey, sure_on_ns: u64, sure_off_ns: u64) {
-        self.sure_on_ns.add(key, sure_on_ns);
-        self.sure_off_ns.add(key, sure_off_ns);
+    pub(crate) fn add_late(&self, key: SpanKey, sure: Sure) {
+        self.sure_on_ns.add_late(key, sure.on_ns);
+        self.sure_off_ns.add_late(key, sure.off_ns);
     }
 
     pub(crate) fn clear(&self) {
         let Self {
-            on_cpu_shift_ns,
-            off_cpu_ns,
-            bounded_ns,
             sure_on_ns,
             sure_off_ns,
             voluntary_switches,
@@ -194,9 +189,6 @@ impl Counts {
             cache_misses,
         } = self;
         for count in [
-            on_cpu_shift_ns,
-            off_cpu_ns,
-            bounded_ns,
             &sure_on_ns.0,
             &sure_off_ns.0,
             voluntary_switches,
@@ -220,15 +212,11 @@ impl Counts {
         idle: u64,
     ) -> Account {
         let entered_ns = clock.ns(entered);
-        let bounded_ns = get(&self.bounded_ns).min(entered_ns);
-        let sure_on_ns = self.sure_on_ns.get(key).min(bounded_ns);
-        let sure_off_ns = self.sure_off_ns.get(key).min(bounded_ns - sure_on_ns);
-        let exact_wall_ns = entered_ns - bounded_ns;
-        let shift = get(&self.on_cpu_shift_ns).cast_signed();
-        let exact_on_ns = exact_wall_ns.saturating_add_signed(shift);
+        let sure_on_ns = self.sure_on_ns.get(key).min(entered_ns);
+        let sure_off_ns = self.sure_off_ns.get(key).min(entered_ns - sure_on_ns);
         // The middle of the bounds is the guess that can be wrong by least.
-        let unsure_ns = bounded_ns - sure_on_ns - sure_off_ns;
-        let bounded_on_ns = sure_on_ns + unsure_ns / 2;
+        let unsure_ns = entered_ns - sure_on_ns - sure_off_ns;
+        let on_cpu_ns = sure_on_ns + unsure_ns / 2;
         let hardware = Hardware {
             cycles: get(&self.cycles),
             instructions: get(&self.instructions),
@@ -236,9 +224,9 @@ impl Counts {
         };
         Account {
             wall_ns: clock.ns(wall),
-            on_cpu_ns: exact_on_ns + bounded_on_ns,
+            on_cpu_ns,
             on_cpu_error_ns: unsure_ns.div_ceil(2),
-            off_cpu_ns: get(&self.off_cpu_ns) + (bounded_ns - bounded_on_ns),
+            off_cpu_ns: entered_ns - on_cpu_ns,
             idle_ns: clock.ns(idle),
             after_last_exit_ns: 0,
             voluntary_switches: get(&self.voluntary_switches),
@@ -246,6 +234,7 @@ impl Counts {
             minor_faults: get(&self.minor_faults),
             major_faults: get(&self.major_faults),
             hardware: (hardware.cycles > 0).then_some(hardware),
+            is_cpu_time_unknown: false,
         }
     }
 }
@@ -260,9 +249,8 @@ fn get(from: &AtomicU64) -> u64 {
     from.load(Ordering::Relaxed)
 }
 
-/// A sum that belongs to one span: what comes for another is not added. 16 bits of the span's key,
-/// 48 bits of nanoseconds (78
-/// hours).
+/// A sum that belongs to one span: 16 bits of its key, 48 bits of nanoseconds, of which half are used (39 hours). What comes late
+/// for another span is not added to it.
 #[derive(Debug, Default)]
 struct Tagged(AtomicU64);
 
@@ -275,16 +263,30 @@ impl Tagged {
         (key.get() | 1 << (u64::BITS - TAG_SHIFT - 1)) << TAG_SHIFT
     }
 
-    fn begin(&self, key: SpanKey) {
-        // Fails if the sum has begun: then all is well.
-        _ = self.0.compare_exchange(0, Self::tag(key), Ordering::Relaxed, Ordering::Relaxed);
+    /// For a thread in the span: whatever another span has left here is over.
+    fn add(&self, key: SpanKey, value: u64) {
+        if value == 0 {
+            return;
+        }
+        let add = |sum| Some(Self::sum(key, sum).unwrap_or(Self::tag(key)) + value.min(VALUE / 2));
+        _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    fn add(&self, key: SpanKey, value: u64) {
-        _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
-            let (tag, sum) = (sum & !VALUE, sum & VALUE);
-            (tag == Self::tag(key)).then(|| tag | (sum + value.min(VALUE - sum)))
-        });
+    /// For one that has left it.
+    fn add_late(&self, key: SpanKey, value: u64) {
+        if value == 0 {
+            return;
+        }
+        let add = |sum| {
+            let sum = if sum == 0 { Some(Self::tag(key)) } else { Self::sum(key, sum) };
+            sum.map(|sum| sum + value.min(VALUE / 2))
+        };
+        _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+
+    /// That sum, if it is this span's; with room for more.
+    fn sum(key: SpanKey, sum: u64) -> Option<u64> {
+        (sum & !VALUE == Self::tag(key)).then_some(sum & !VALUE | (sum & VALUE).min(VALUE / 2))
     }
 
     fn get(&self, key: SpanKey) -> u64 {
@@ -299,6 +301,15 @@ mod tests {
 
     fn key(number: u64) -> SpanKey {
         SpanKey::new(number).unwrap()
+    }
+
+    fn sure_parts(part_ns: u64, interval_ns: u64, cpu_ns: u64) -> (u64, u64) {
+        let Sure { on_ns, off_ns } = Sure::of_part(part_ns, interval_ns, cpu_ns);
+        (on_ns, off_ns)
+    }
+
+    fn sure(on_ns: u64, off_ns: u64) -> Tally {
+        Tally { sure: Sure { on_ns, off_ns }, ..Tally::default() }
     }
 
     #[test]
@@ -329,47 +340,59 @@ mod tests {
     fn bounds_hold_the_truth_for_every_placement() {
         for interval in 1..12_u64 {
             for cpu in 0..=interval {
-                for wall in 0..=interval {
-                    let (on, off) = sure_parts(wall, interval, cpu);
-                    let most = cpu.min(wall);
-                    let least = cpu.saturating_sub(interval - wall);
-                    assert_eq!((on, wall - off), (least, most), "{interval} {cpu} {wall}");
+                for part in 0..=interval {
+                    let (on, off) = sure_parts(part, interval, cpu);
+                    let most = cpu.min(part);
+                    let least = cpu.saturating_sub(interval - part);
+                    assert_eq!((on, part - off), (least, most), "{interval} {cpu} {part}");
                 }
             }
         }
     }
 
     #[test]
-    fn exact_parts_add_up() {
-        let counts = Counts::default();
-        let tally = Tally { on_cpu_shift_ns: -300, off_cpu_ns: 290, ..Tally::default() };
-        counts.add(key(1), &tally);
+    fn of_what_nothing_is_known_half_may_be_off_cpu() {
         let clock = Clock::nanoseconds();
-        let account = counts.account(&clock, key(1), 1_500, 1_000, 500);
-        assert_eq!(account.on_cpu_ns, 700);
-        assert_eq!(account.on_cpu_error_ns, 0);
-        assert_eq!(account.off_cpu_ns, 290);
-        assert_eq!(account.idle_ns, 500);
-        assert_eq!(account.wall_ns, 1_500);
+        let account = Counts::default().account(&clock, key(1), 1_500, 1_000, 500);
+        assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (500, 500));
+        assert_eq!((account.off_cpu_ns, account.idle_ns, account.wall_ns), (500, 500, 1_500));
     }
 
     #[test]
-    fn bounded_parts_say_how_wrong_they_may_be() {
+    fn the_account_is_the_middle_and_says_how_wrong_it_may_be() {
         let counts = Counts::default();
-        counts.add(key(1), &Tally { bounded_ns: 100, sure_on_ns: 20, ..Tally::default() });
-        counts.add_late(key(1), 40, 10);
+        counts.add(key(1), &sure(20, 0));
+        counts.add_late(key(1), Sure { on_ns: 40, off_ns: 10 });
         let account = counts.account(&Clock::nanoseconds(), key(1), 100, 100, 0);
         assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (75, 15));
         assert_eq!(account.off_cpu_ns, 25);
     }
 
     #[test]
-    fn what_comes_late_for_another_span_is_not_added() {
+    fn there_is_no_more_of_either_than_the_span_was_entered() {
         let counts = Counts::default();
-        counts.add_late(key(1), 40, 10);
-        counts.add(key(2), &Tally { bounded_ns: 100, ..Tally::default() });
-        counts.add_late(key(1), 40, 10);
-        let account = counts.account(&Clock::nanoseconds(), key(2), 100, 100, 0);
-        assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (50, 50));
+        counts.add(key(1), &sure(60, u64::MAX));
+        counts.add(key(1), &sure(0, u64::MAX));
+        let account = counts.account(&Clock::nanoseconds(), key(1), 100, 100, 0);
+        assert_eq!((account.on_cpu_ns, account.off_cpu_ns, account.on_cpu_error_ns), (60, 40, 0));
+    }
+
+    #[test]
+    fn what_comes_late_for_another_span_is_not_added() {
+        let late = Sure { on_ns: 40, off_ns: 40 };
+        let on_cpu_ns = |counts: &Counts| {
+            let account = counts.account(&Clock::nanoseconds(), key(2), 1_000, 1_000, 0);
+            account.on_cpu_ns - account.on_cpu_error_ns
+        };
+        let counts = Counts::default();
+        counts.add(key(2), &sure(100, 0));
+        counts.add_late(key(1), late);
+        assert_eq!(on_cpu_ns(&counts), 100);
+        // It was there first.
+        let counts = Counts::default();
+        counts.add_late(key(1), late);
+        assert_eq!(on_cpu_ns(&counts), 0);
+        counts.add(key(2), &sure(100, 0));
+        assert_eq!(on_cpu_ns(&counts), 100);
     }
 }

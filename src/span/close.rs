@@ -90,6 +90,8 @@ impl Spans {
         if let Some(mut state) = take(self.layer) {
             if !state.unresolved.is_empty() {
                 self.settle(&mut state, now);
+                // It can have been armed.
+                state.end_hook();
             }
             put(state);
         }

@@ -6,14 +6,13 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread;
 
-use super::account::{Tally, sure_parts};
+use super::account::{Sure, Tally};
 use super::recording::Recording;
 use super::recording::SizeChange;
 use super::slot::Parent;
 use super::{RegistryId, SpanKey};
-use crate::sys::{Clock, Position};
+use crate::sys::{self, Clock, Position};
 
 thread_local! {
     /// Set on our own threads, and on those that are past their destructors: nothing of ours
@@ -72,7 +71,7 @@ pub(crate) fn spawn_ignored(name: &str, run: impl FnOnce() + Send + 'static) -> 
         ignore_this_thread();
         run();
     };
-    thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
+    sys::spawn(name, run).map(drop)
 }
 
 /// Leaves the calling thread's states as they are, for good. Only stores to memory: it is called in
@@ -183,10 +182,6 @@ pub(crate) struct Armed {
     pub(crate) samples: Position,
     /// By how much it moves, at least.
     pub(crate) sample_size: u64,
-    /// Moves when the thread is switched off or onto a CPU.
-    pub(crate) switches: Position,
-    /// Whether `switches` does so; if not, on-CPU time is bounded by the thread's CPU clock.
-    pub(crate) follows_switches: bool,
     /// Without a recording: whether one may be had later.
     pub(crate) may_retry: bool,
     pub(crate) source: Box<dyn ThreadSource>,
@@ -194,31 +189,25 @@ pub(crate) struct Armed {
 
 /// A source on one thread; called by that thread only, and only where something moved.
 pub(crate) trait ThreadSource: Debug {
-    /// What the scheduler did since the last call, if that is known.
-    fn catch_up(&mut self, _clock: &Clock) -> Interval {
-        Interval::default()
+    /// The samples between two positions, if they can be counted; else their number follows from their
+    /// least size.
+    fn count_samples(&self, _from: u64, _until: u64) -> Option<u64> {
+        None
     }
     /// The thread's CPU clock in nanoseconds.
-    fn cpu_ns(&mut self) -> Option<u64>;
+    fn cpu_ns(&mut self) -> Option<u64> {
+        sys::thread_cpu_ns()
+    }
     /// What the thread has used since it started.
     fn usage(&mut self) -> Usage;
+    /// The collector is to look sooner than it means to.
+    fn wake_collector(&self) {}
     /// Changes the time between samples.
     ///
     /// # Errors
     ///
     /// [`WouldBlock`](io::ErrorKind::WouldBlock) if it may work at the next try.
     fn set_period_ns(&mut self, period_ns: u64) -> io::Result<()>;
-}
-
-/// What the scheduler did with a thread between two looks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Interval {
-    /// Its end, in ticks; 0 for the moment that was asked for.
-    pub(crate) until: u64,
-    pub(crate) on_cpu_ns: u64,
-    pub(crate) off_cpu_ns: u64,
-    pub(crate) voluntary_switches: u64,
-    pub(crate) involuntary_switches: u64,
 }
 
 /// What a thread has used since it started.
@@ -260,17 +249,37 @@ pub(super) struct Segment {
     pub(super) has_more: bool,
     /// The span was entered on this thread already: its time is counted there.
     pub(super) is_nested: bool,
+    /// The thread was unwinding already: that panic is not of this span.
+    pub(super) was_unwinding: bool,
+    /// It is one of a span that may be kept: the CPU clock is read more often.
+    pub(super) is_old: bool,
     /// `tally` is in use; else it holds what an earlier segment left.
     pub(super) is_tallied: bool,
     pub(super) tally: Tally,
 }
 
-/// The time of a segment of which the CPU clock has not been read since.
-#[derive(Clone, Copy, Debug)]
+/// Segments that have ended since the CPU clock was last read: at most one span for each place, so that a hook
+/// finds it without a search.
+#[derive(Debug)]
 pub(super) struct Unresolved {
+    parts: [Part; UNRESOLVED],
+    /// A bit for each place.
+    used: u64,
+}
+
+const UNRESOLVED: usize = u64::BITS as usize;
+/// Of the registry's ids: without how often the place was used before. It is given again only when the span
+/// that had it is closed, and nobody asks for that any more.
+const REGISTRY_PLACE: u64 = (1 << 51) - 1;
+
+/// Segments of one span.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
     pub(super) id: RegistryId,
-    pub(super) key: SpanKey,
-    pub(super) ns: u64,
+    /// The span's [`SpanKey`] as a number.
+    pub(super) key: u64,
+    /// Since the CPU clock was read or the segment began.
+    pub(super) ticks: u64,
 }
 
 /// A thread's state for one layer.
@@ -290,19 +299,18 @@ pub(super) struct ThreadState {
     /// Spans that this thread has made.
     pub(super) seen: Arc<AtomicU64>,
     pub(super) samples: Position,
-    pub(super) switches: Position,
     pub(super) recording: Option<Arc<Recording>>,
     /// None before the first profiled segment.
     pub(super) source: Option<Box<dyn ThreadSource>>,
     pub(super) sample_size: u64,
     /// One that lies before us.
     pub(super) size_change: Option<SizeChange>,
-    pub(super) follows_switches: bool,
+    /// Nobody says when the thread runs.
+    pub(super) cpu_unknown: bool,
     pub(super) may_retry: bool,
     pub(super) armed_at: u64,
     /// Where the present stretch of the ring began.
     pub(super) from: u64,
-    pub(super) switches_seen: u64,
     /// When to look at what time alone changes.
     pub(super) deadline: u64,
     /// Until when the rate stays raised.
@@ -311,19 +319,16 @@ pub(super) struct ThreadState {
     pub(super) must_look_at_rate: bool,
     /// How often the rates that there may be had changed when that was last looked at.
     pub(super) rate_changes: u32,
-    /// When the scheduler or the CPU clock was last looked at.
+    /// When the CPU clock was last read.
     pub(super) settled: u64,
     pub(super) cpu_ns: u64,
     pub(super) usage: Usage,
     pub(super) usage_read: u64,
-    pub(super) unresolved: Vec<Unresolved>,
+    pub(super) unresolved: Unresolved,
 }
 
 /// Nesting that needs no allocation after a thread's first profiled span.
 const USUAL_DEPTH: usize = 32;
-/// Segments of which the CPU clock may be behind: then it is read at once.
-const MOST_UNRESOLVED: usize = 64;
-
 impl ThreadState {
     pub(super) fn none() -> Self {
         Self {
@@ -336,16 +341,14 @@ impl ThreadState {
             keys: 0..0,
             seen: Arc::default(),
             samples: Position::fixed(),
-            switches: Position::fixed(),
             recording: None,
             source: None,
             sample_size: 1,
             size_change: None,
-            follows_switches: false,
+            cpu_unknown: false,
             may_retry: false,
             armed_at: 0,
             from: 0,
-            switches_seen: 0,
             // Long ago: the first enter looks, and arms the thread.
             deadline: 0,
             calm_at: 0,
@@ -355,7 +358,7 @@ impl ThreadState {
             cpu_ns: 0,
             usage: Usage::NONE,
             usage_read: 0,
-            unresolved: Vec::new(),
+            unresolved: Unresolved::NONE,
         }
     }
 
@@ -366,13 +369,19 @@ impl ThreadState {
         state.life = life;
         state.thread = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
         state.segments.resize_with(USUAL_DEPTH, Segment::default);
-        state.unresolved.reserve(MOST_UNRESOLVED);
         state
     }
 
     #[inline(always)]
     pub(super) fn top(&self) -> Option<&Segment> {
         self.segments.get(self.depth.checked_sub(1)?)
+    }
+
+    /// See [`Recording::begin_hook`].
+    pub(super) fn end_hook(&self) {
+        if let Some(recording) = &self.recording {
+            recording.set_span(self.top().map_or(0, |top| top.key));
+        }
     }
 
     pub(super) fn entered(&self) -> &[Segment] {
@@ -384,12 +393,11 @@ impl ThreadState {
     }
 
     #[inline(always)]
-    pub(super) fn push(&mut self, id: RegistryId, key: u64, root: u64, now: u64) {
+    pub(super) fn push(&mut self, id: RegistryId, key: u64, root: u64, is_old: bool, now: u64) {
         let key_below = self.top().map_or(0, |top| top.key);
         if self.depth == self.segments.len() {
             self.make_room();
         }
-        let has_more = !self.follows_switches;
         if let Some(segment) = self.segments.get_mut(self.depth) {
             segment.id = id.get();
             segment.key = key;
@@ -397,12 +405,21 @@ impl ThreadState {
             segment.entered = now;
             segment.key_below = key_below;
             segment.unmatched_below = unmatched();
-            segment.has_more = has_more;
+            segment.has_more = self.cpu_unknown || is_old;
+            segment.is_old = is_old;
             segment.is_nested = false;
+            segment.was_unwinding = std::thread::panicking();
             segment.is_tallied = false;
             self.depth += 1;
             set_unmatched(0);
         }
+    }
+
+    /// Whether the panic that unwinds this thread began inside the latest segment of `id`.
+    #[cold]
+    pub(super) fn panicked_in(&self, id: RegistryId) -> bool {
+        let latest = self.entered().iter().rev().find(|segment| segment.id == id.get());
+        latest.is_some_and(|segment| !segment.was_unwinding)
     }
 
     #[cold]
@@ -455,33 +472,70 @@ impl ThreadState {
         }
     }
 
-    /// Bounds the on-CPU time of everything since the last look, now that the thread is known to
-    /// have run for `cpu_ns` of it. What belongs to segments left meanwhile goes to `late`.
+    /// Bounds the on-CPU time of everything since the CPU clock was last read, now that the thread is
+    /// known to have run for `cpu_ns` of it. What belongs to segments left meanwhile goes to `late`.
     pub(super) fn bound(
         &mut self,
         clock: &Clock,
         now: u64,
         cpu_ns: u64,
-        mut late: impl FnMut(Unresolved, u64, u64),
+        mut late: impl FnMut(Part, Sure),
     ) {
         let settled = self.settled;
         let interval_ns = clock.ns(now.saturating_sub(settled));
         for segment in self.entered_mut() {
-            let bounded_ns = clock.ns(now.saturating_sub(segment.entered.max(settled)));
-            let (sure_on_ns, sure_off_ns) = sure_parts(bounded_ns, interval_ns, cpu_ns);
-            segment.tally(&Tally { bounded_ns, sure_on_ns, sure_off_ns, ..Tally::default() });
+            let part_ns = clock.ns(now.saturating_sub(segment.entered.max(settled)));
+            let sure = Sure::of_part(part_ns, interval_ns, cpu_ns);
+            segment.tally(&Tally { sure, ..Tally::default() });
         }
-        for part in self.unresolved.drain(..) {
-            let (sure_on_ns, sure_off_ns) = sure_parts(part.ns, interval_ns, cpu_ns);
-            late(part, sure_on_ns, sure_off_ns);
+        for part in self.unresolved.take() {
+            late(part, Sure::of_part(clock.ns(part.ticks), interval_ns, cpu_ns));
+        }
+    }
+}
+
+impl Unresolved {
+    const NONE: Self =
+        Self { parts: [Part { id: RegistryId::MIN, key: 0, ticks: 0 }; UNRESOLVED], used: 0 };
+
+    fn place(id: RegistryId) -> usize {
+        // The registry's ids are dense on each thread.
+        ((id.get() - 1) % UNRESOLVED as u64) as usize
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Whether a segment of that span can be added, and none of another one that is open is forgotten for it.
+    #[inline(always)]
+    pub(super) fn has_room(&self, id: RegistryId) -> bool {
+        let place = Self::place(id);
+        let is_same = |part: &Part| ((part.id.get() - 1) ^ (id.get() - 1)) & REGISTRY_PLACE == 0;
+        self.used >> place & 1 == 0 || self.parts.get(place).is_some_and(is_same)
+    }
+
+    /// Adds a segment that has ended.
+    #[inline(always)]
+    pub(super) fn add(&mut self, Part { id, key, ticks }: Part) {
+        let place = Self::place(id);
+        if let Some(part) = self.parts.get_mut(place) {
+            // Of another key: a span that is closed.
+            let before =
+                if self.used >> place & 1 == 1 && part.key == key { part.ticks } else { 0 };
+            *part = Part { id, key, ticks: before + ticks };
+            self.used |= 1 << place;
         }
     }
 
-    /// Remembers the end of a segment that the CPU clock has not seen yet. Returns false when
-    /// there is no room: then the clock must be read.
-    pub(super) fn leave_unresolved(&mut self, part: Unresolved) -> bool {
-        self.unresolved.push(part);
-        self.unresolved.len() < MOST_UNRESOLVED
+    fn take(&mut self) -> impl Iterator<Item = Part> {
+        let used = std::mem::take(&mut self.used);
+        let parts = self.parts.iter().enumerate();
+        parts.filter(move |(place, _)| used >> place & 1 == 1).map(|(_, part)| *part)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.used = 0;
     }
 }
 
@@ -507,5 +561,29 @@ impl Drop for ThreadState {
         if let Some(recording) = &self.recording {
             recording.end();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(id: u64, key: u64, ticks: u64) -> Part {
+        Part { id: RegistryId::new(id).unwrap(), key, ticks }
+    }
+
+    #[test]
+    fn a_span_in_the_place_of_a_closed_one_has_room() {
+        let mut unresolved = Unresolved::NONE;
+        unresolved.add(part(1, 7, 10));
+        unresolved.add(part(1, 7, 5));
+        // The same place of the registry, used once more.
+        let next = part(1 | 1 << 51, 8, 3);
+        assert!(unresolved.has_room(next.id));
+        unresolved.add(next);
+        assert!(!unresolved.has_room(RegistryId::new(65).unwrap()), "another one that is open");
+        let left: Vec<_> = unresolved.take().map(|part| (part.key, part.ticks)).collect();
+        assert_eq!(left, [(8, 3)]);
+        assert!(unresolved.is_empty() && unresolved.has_room(RegistryId::new(65).unwrap()));
     }
 }

@@ -26,7 +26,7 @@ pub(crate) use close::{Closing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
-    ArmThreads, Armed, Interval, ThreadSource, Usage, forget_this_thread, is_ignored, spawn_ignored,
+    ArmThreads, Armed, ThreadSource, Usage, forget_this_thread, is_ignored, spawn_ignored,
 };
 pub(crate) use overdue::{Described, OpenSpan, Told};
 pub(crate) use recording::{Mark, Recording, SizeChange, Stretch};

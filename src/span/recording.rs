@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, compiler_fence};
 
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
@@ -38,7 +38,13 @@ pub(crate) struct Stretch {
     pub(crate) span: Option<SpanKey>,
     pub(crate) from: u64,
     pub(crate) period_ns: u64,
+    /// The thread is inside a hook: whether samples from `from` on are those of this span or of the next is
+    /// not known yet.
+    pub(crate) is_in_hook: bool,
 }
+
+/// Beside the key of the span, which never has that bit: the thread is inside a hook.
+const IN_HOOK: u64 = 1 << 63;
 
 /// One thread from the time it is armed until it ends or is disarmed.
 ///
@@ -87,7 +93,8 @@ impl Recording {
         let samples = ring_bytes / usize::try_from(sample_size.max(1)).unwrap_or(usize::MAX);
         Self {
             from: AtomicU64::new(0),
-            span: AtomicU64::new(0),
+            // It is made by a hook.
+            span: AtomicU64::new(IN_HOOK),
             period_ns: AtomicU64::new(period_ns),
             life: AtomicU8::new(USED),
             waited: AtomicU64::new(0),
@@ -101,6 +108,26 @@ impl Recording {
             switches,
             hardware: Mutex::new(None),
         }
+    }
+
+    /// A hook begins that may end with another span; [`set_span`](Self::set_span) must follow. Only the
+    /// thread itself may call it.
+    ///
+    /// A sample that falls in the hook, after that has looked for samples, is seen by the next one, and is
+    /// counted for the span that the thread is in by then. Where the thread is preempted here, the collector
+    /// may come by in between: it must not take the sample for one of the span before.
+    #[inline(always)]
+    pub(super) fn begin_hook(&self) {
+        self.begin_hook_in(self.span.load(Ordering::Relaxed));
+    }
+
+    /// The same, in the span of that key; 0 for none.
+    #[inline(always)]
+    pub(super) fn begin_hook_in(&self, key: u64) {
+        self.span.store(key | IN_HOOK, Ordering::Release);
+        // What interrupts this thread happens in the order of its instructions: only the compiler could
+        // look for samples before.
+        compiler_fence(Ordering::SeqCst);
     }
 
     /// The thread is now in the span of that key; 0 for none. Only the thread itself may call it.
@@ -126,6 +153,11 @@ impl Recording {
         stored
     }
 
+    /// Whether a stretch that ends now is not lost. For the thread itself, which alone adds some.
+    pub(super) fn has_room(&self) -> bool {
+        !self.marks.is_full()
+    }
+
     #[inline]
     pub(super) fn period_ns(&self) -> u64 {
         self.period_ns.load(Ordering::Relaxed)
@@ -147,13 +179,23 @@ impl Recording {
     /// than `p`, then stored a span. So if the `from` that we read is not greater than `p`, and
     /// was the same before and after we read the span, then that span is the one of `p`;
     /// otherwise the mark is in the queue.
+    ///
+    /// But if `p` fell in a hook that had looked for samples already, that hook went on to another span
+    /// all the same, and `p` is counted for that one. Then we see that the thread is in a hook, or we see
+    /// the span that the hook ended with.
     pub(crate) fn stretch(&self) -> Stretch {
         loop {
             let from = self.from.load(Ordering::Acquire);
             let period_ns = self.period_ns.load(Ordering::Acquire);
             let span = self.span.load(Ordering::Acquire);
             if self.from.load(Ordering::Acquire) == from {
-                return Stretch { span: SpanKey::new(span), from, period_ns };
+                let is_in_hook = span & IN_HOOK != 0;
+                return Stretch {
+                    span: SpanKey::new(span & !IN_HOOK),
+                    from,
+                    period_ns,
+                    is_in_hook,
+                };
             }
             std::hint::spin_loop();
         }
@@ -191,9 +233,18 @@ impl Recording {
         self.waited.load(Ordering::Acquire) != 0
     }
 
-    /// The collector has seen the thread wait in that span, and has its stack.
-    pub(crate) fn note_waited(&self, span: SpanKey) {
-        self.waited.store(span.get(), Ordering::Release);
+    /// The collector takes the thread to wait in that span. Returns what it must
+    /// [take back](Self::take_back_waited) if that turns out to be over.
+    pub(crate) fn note_waited(&self, span: SpanKey) -> Option<SpanKey> {
+        SpanKey::new(self.waited.swap(span.get(), Ordering::AcqRel))
+    }
+
+    /// The thread did not wait in that span any more; `before` is what it has not heard of either. False if
+    /// it has heard of it, and has counted it.
+    pub(crate) fn take_back_waited(&self, span: SpanKey, before: Option<SpanKey>) -> bool {
+        let before = before.map_or(0, SpanKey::get);
+        let (acquire, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.waited.compare_exchange(span.get(), before, acquire, relaxed).is_ok()
     }
 
     /// For the thread itself: the span in which it was seen to wait.
@@ -204,7 +255,7 @@ impl Recording {
         SpanKey::new(self.waited.swap(0, Ordering::Acquire))
     }
 
-    /// For the thread itself, where no switches are recorded: it has read its CPU clock at that moment
+    /// For the thread itself: it has read its CPU clock at that moment
     /// (`CLOCK_MONOTONIC_RAW` in nanoseconds).
     pub(super) fn note_settled(&self, time_ns: u64, cpu_ns: u64) {
         self.settled_ns.store(0, Ordering::Release);
@@ -221,7 +272,7 @@ impl Recording {
     }
 
     /// Whether the scheduler's doings are recorded: then by perf, else by a timer.
-    pub(crate) fn follows_switches(&self) -> bool {
+    pub(crate) fn has_switch_records(&self) -> bool {
         self.switches.is_some()
     }
 
@@ -272,13 +323,32 @@ mod tests {
     const A: Option<SpanKey> = SpanKey::new(1);
     const B: Option<SpanKey> = SpanKey::new(2);
 
+    fn stretch(span: Option<SpanKey>, from: u64) -> Stretch {
+        Stretch { span, from, period_ns: 5, is_in_hook: false }
+    }
+
+    #[test]
+    fn a_hook_shows_until_it_says_the_span() {
+        let recording = Recording::new(1, None, None, 5, 1);
+        let in_hook = |span| Stretch { is_in_hook: true, ..stretch(span, 0) };
+        assert_eq!(recording.stretch(), in_hook(None), "a hook has made it");
+        recording.set_span(1);
+        assert_eq!(recording.stretch(), stretch(A, 0));
+        recording.begin_hook();
+        assert_eq!(recording.stretch(), in_hook(A));
+        recording.begin_hook_in(2);
+        assert_eq!(recording.stretch(), in_hook(B));
+        recording.set_span(0);
+        assert_eq!(recording.stretch(), stretch(None, 0));
+    }
+
     #[test]
     fn a_cut_makes_a_mark_of_the_span_and_opens_the_next_stretch() {
         let recording = Recording::new(1, None, None, 5, 1);
         recording.set_span(1);
         assert!(recording.cut(A, 32));
         recording.set_span(2);
-        assert_eq!(recording.stretch(), Stretch { span: B, from: 32, period_ns: 5 });
+        assert_eq!(recording.stretch(), stretch(B, 32));
         let mark = recording.take_mark().unwrap();
         assert_eq!(mark, Mark { span: A.unwrap(), from: 0, to: 32, period_ns: 5 });
         assert_eq!(recording.take_mark(), None);
@@ -287,9 +357,10 @@ mod tests {
     #[test]
     fn outside_any_span_there_is_no_mark() {
         let recording = Recording::new(1, None, None, 5, 1);
+        recording.set_span(0);
         assert!(recording.cut(None, 32));
         assert_eq!(recording.take_mark(), None);
-        assert_eq!(recording.stretch(), Stretch { span: None, from: 32, period_ns: 5 });
+        assert_eq!(recording.stretch(), stretch(None, 32));
     }
 
     #[test]

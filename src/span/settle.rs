@@ -26,7 +26,7 @@ impl Spans {
             return;
         }
         self.settle_samples(state, now);
-        self.settle_scheduler(state, now);
+        self.settle_cpu_time(state, now);
         self.settle_waits(state);
         // When the samples of the old rate are in their stretch.
         if state.must_look_at_rate {
@@ -49,35 +49,27 @@ impl Spans {
     }
 
     fn arm(&self, state: &mut ThreadState) {
-        let Armed {
-            recording,
-            samples,
-            sample_size,
-            switches,
-            follows_switches,
-            may_retry,
-            mut source,
-        } = self.source.arm(&self.clock);
+        let Armed { recording, samples, sample_size, may_retry, mut source } =
+            self.source.arm(&self.clock);
         state.from = samples.load();
-        state.switches_seen = switches.load();
         if let Some(recording) = &recording {
             recording.cut(None, state.from);
-            recording.set_span(state.top().map_or(0, |top| top.key));
+            // Whoever arms says where it is when all is done.
+            recording.begin_hook_in(state.top().map_or(0, |top| top.key));
         }
+        state.usage = source.usage();
+        let cpu_ns = source.cpu_ns();
+        state.cpu_unknown = cpu_ns.is_none();
+        state.cpu_ns = cpu_ns.unwrap_or(0);
         let now = self.clock.now();
         state.settled = now;
-        state.cpu_ns = source.cpu_ns().unwrap_or(0);
-        state.usage = source.usage();
         state.usage_read = now;
-        if let Some(recording) = recording.as_ref().filter(|_| !follows_switches) {
+        if let Some(recording) = &recording {
             recording.note_settled(self.clock.raw_ns(now), state.cpu_ns);
         }
-        state.settled = now.max(source.catch_up(&self.clock).until);
         state.samples = samples;
-        state.switches = switches;
         state.sample_size = sample_size.max(1);
         state.size_change = None;
-        state.follows_switches = follows_switches;
         state.may_retry = may_retry;
         state.recording = recording;
         state.source = Some(source);
@@ -88,9 +80,7 @@ impl Spans {
     }
 
     fn set_deadline(&self, state: &mut ThreadState, now: u64) {
-        let interval =
-            if state.follows_switches { self.look_interval } else { self.cpu_clock_interval };
-        state.deadline = now.saturating_add(interval);
+        state.deadline = now.saturating_add(self.cpu_clock_interval);
     }
 
     fn settle_samples(&self, state: &mut ThreadState, now: u64) {
@@ -100,17 +90,22 @@ impl Spans {
             return;
         };
         // Losses are recorded in the ring too, in much less than a sample takes.
-        let samples = count_samples(state, head).max(u64::from(moved >= LEAST_SAMPLE));
+        let by_size = count_samples(state, head).max(u64::from(moved >= LEAST_SAMPLE));
+        let counted = state.source.as_ref().and_then(|one| one.count_samples(state.from, head));
+        let samples = counted.unwrap_or(by_size);
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         let top = state.top().and_then(|top| RegistryId::new(top.id));
-        if span.is_some() && !top.is_some_and(|top| self.announce(top, samples)) {
+        // Before they are counted: a span is not to have an id for samples that will not be its own.
+        let has_room = state.recording.as_ref().is_none_or(|recording| recording.has_room());
+        if span.is_some() && !has_room {
+            Counters::add(&self.counters.samples_dropped_marks_full, samples);
+            span = None;
+        } else if span.is_some() && !top.is_some_and(|top| self.announce(top, samples)) {
             Counters::add(&self.counters.samples_dropped_notices_full, samples);
             span = None;
         }
-        if let Some(recording) = &state.recording
-            && !recording.cut(span, head)
-        {
-            Counters::add(&self.counters.samples_dropped_marks_full, samples);
+        if let Some(recording) = &state.recording {
+            recording.cut(span, head);
         }
         state.from = head;
         self.settle_usage(state, now);
@@ -181,60 +176,35 @@ impl Spans {
         let usage = source.usage();
         let before = std::mem::replace(&mut state.usage, usage);
         state.usage_read = now;
-        let mut tally = usage_between(&before, &usage);
-        if state.follows_switches {
-            // Counted one by one from their records.
-            tally.voluntary_switches = 0;
-            tally.involuntary_switches = 0;
-        }
-        state.tally_all(&tally);
+        state.tally_all(&usage_between(&before, &usage));
     }
 
-    fn settle_scheduler(&self, state: &mut ThreadState, now: u64) {
+    /// Reads the CPU clock, and bounds what every span since the last time had of it.
+    fn settle_cpu_time(&self, state: &mut ThreadState, now: u64) {
         let Some(source) = &mut state.source else {
             return;
         };
-        if state.follows_switches {
-            let switches = state.switches.load();
-            if switches == state.switches_seen {
-                return;
-            }
-            state.switches_seen = switches;
-            let interval = source.catch_up(&self.clock);
-            let now = now.max(interval.until);
-            let wall_ns = self.clock.ns(now.saturating_sub(state.settled));
-            // Before a segment began, and since the last switch, the thread was running: so the
-            // time that it was not belongs whole to each segment.
-            state.tally_all(&Tally {
-                on_cpu_shift_ns: interval.on_cpu_ns.cast_signed() - wall_ns.cast_signed(),
-                off_cpu_ns: interval.off_cpu_ns,
-                voluntary_switches: interval.voluntary_switches,
-                involuntary_switches: interval.involuntary_switches,
-                ..Tally::default()
-            });
+        let Some(cpu_ns) = source.cpu_ns() else {
+            state.cpu_unknown = true;
+            state.unresolved.clear();
             state.settled = now;
-        } else {
-            let Some(cpu_ns) = source.cpu_ns() else {
-                state.unresolved.clear();
-                state.settled = now;
-                return;
-            };
-            // The same moment, as well as it can be.
-            let now = self.clock.now();
-            let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));
-            if let Some(recording) = &state.recording {
-                recording.note_settled(self.clock.raw_ns(now), cpu_ns);
-            }
-            state.bound(&self.clock, now, ran_ns, |part, sure_on_ns, sure_off_ns| {
-                if let Some(slot) = self.table.get(part.id) {
-                    slot.count_late(part.key, sure_on_ns, sure_off_ns);
-                }
-            });
-            if now.saturating_sub(state.usage_read) > self.usage_interval {
-                self.settle_usage(state, now);
-            }
-            state.settled = now;
+            return;
+        };
+        // The same moment, as well as it can be.
+        let now = self.clock.now();
+        let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));
+        if let Some(recording) = &state.recording {
+            recording.note_settled(self.clock.raw_ns(now), cpu_ns);
         }
+        state.bound(&self.clock, now, ran_ns, |part, sure| {
+            if let Some(slot) = self.table.get(part.id) {
+                slot.count_late(part.key, sure);
+            }
+        });
+        if now.saturating_sub(state.usage_read) > self.usage_interval {
+            self.settle_usage(state, now);
+        }
+        state.settled = now;
     }
 
     /// What is done once in a while: here a thread learns that it was disarmed. Returns whether
@@ -252,14 +222,14 @@ impl Spans {
                 let may =
                     state.may_retry && now.saturating_sub(state.armed_at) > self.retry_interval;
                 if may {
-                    self.settle_scheduler(state, now);
+                    self.settle_cpu_time(state, now);
                     self.arm(state);
                 }
                 may
             }
             _ => {
                 // What has not been looked at yet, if it was armed before.
-                self.settle_scheduler(state, now);
+                self.settle_cpu_time(state, now);
                 self.arm(state);
                 true
             }
@@ -309,7 +279,14 @@ impl Spans {
             return false;
         }
         match source.set_period_ns(period_ns) {
-            Ok(()) => recording.set_period_ns(period_ns),
+            Ok(()) => {
+                let is_shorter = period_ns < recording.period_ns();
+                recording.set_period_ns(period_ns);
+                if is_shorter {
+                    // The ring fills sooner than the collector means to look.
+                    source.wake_collector();
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             Err(_) => {}
         }

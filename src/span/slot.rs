@@ -2,17 +2,14 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{Account, Counts, Tally};
+use super::account::{Account, Counts, Sure, Tally};
 use super::{Plan, RegistryId, SpanKey, Told};
 use crate::sys::Clock;
 
-/// How often the span is entered, and how long it was: `count << COUNT_SHIFT | ticks`. 56 bits of
-/// ticks last half a year at 4 GHz.
-const COUNT_SHIFT: u32 = 56;
-const ONE_ENTERED: u64 = 1 << COUNT_SHIFT;
-const TICKS: u64 = ONE_ENTERED - 1;
-
 const TOLD_BITS: u32 = 2;
+
+/// A young span's on-CPU time is not known at all at worst: this makes that a hundredth of its wall time.
+const OLD_SHARE: u64 = 64;
 
 /// What happened to the span.
 pub(crate) const FAILED: u32 = 1;
@@ -42,6 +39,8 @@ pub(crate) const CHOSEN: u32 = 1 << 11;
 pub(crate) const ONE_IN: u32 = 1 << 12;
 /// A sample fell in it, and not only in a span inside it.
 pub(crate) const SAMPLED_ITSELF: u32 = 1 << 13;
+/// A thread was in it whose CPU clock cannot be read.
+pub(crate) const CPU_UNKNOWN: u32 = 1 << 14;
 /// Those that come from the span's plan.
 const OF_PLAN: u32 = KEEP_ON_ERROR | TIGHTER | HAS_STATUS | SUSPECT | HAS_FIELDS | WATCHED | ONE_IN;
 
@@ -55,9 +54,9 @@ pub(crate) struct Slot {
     id: AtomicU64,
     key: AtomicU64,
     opened: AtomicU64,
-    /// By the thread that opened the span: nobody else writes it, so it needs no locked
-    /// instruction, which would take longer than all the rest of a hook.
-    entered_here: AtomicU64,
+    /// For how long the span was entered by the thread that opened it: nobody else writes it, so it needs
+    /// no locked instruction, which would take longer than all the rest of a hook.
+    ticks_here: AtomicU64,
     last_exit: AtomicU64,
     idle: AtomicU64,
     /// Ticks after which the span may have to be kept: a little less than the rule says.
@@ -65,9 +64,12 @@ pub(crate) struct Slot {
     flags: AtomicU32,
     /// The thread that opened the span.
     owner: AtomicU32,
+    /// How often it is in the span.
+    entered_here: AtomicU32,
+    /// The same of all other threads.
+    entered_elsewhere: AtomicU32,
 
-    /// By all other threads.
-    entered_elsewhere: AtomicU64,
+    ticks_elsewhere: AtomicU64,
     plan: AtomicU32,
     parent: AtomicU64,
     root: AtomicU64,
@@ -116,6 +118,8 @@ impl Slot {
         fence(Ordering::Release);
         self.key.store(key.get(), Ordering::Relaxed);
         self.opened.store(now, Ordering::Relaxed);
+        self.ticks_here.store(0, Ordering::Relaxed);
+        self.ticks_elsewhere.store(0, Ordering::Relaxed);
         self.entered_here.store(0, Ordering::Relaxed);
         self.entered_elsewhere.store(0, Ordering::Relaxed);
         self.owner.store(owner, Ordering::Relaxed);
@@ -153,12 +157,12 @@ impl Slot {
     pub(crate) fn enter(&self, now: u64, thread: u32) -> bool {
         let was_entered = if self.owner.load(Ordering::Relaxed) == thread {
             let before = self.entered_here.load(Ordering::Relaxed);
-            self.entered_here.store(before.wrapping_add(ONE_ENTERED), Ordering::Release);
-            (before | self.entered_elsewhere.load(Ordering::Acquire)) >> COUNT_SHIFT
+            self.entered_here.store(before.wrapping_add(1), Ordering::Release);
+            before | self.entered_elsewhere.load(Ordering::Acquire)
         } else {
             // Acquire: pairs with `exit`, so that `last_exit` is that of the exit before.
-            let before = self.entered_elsewhere.fetch_add(ONE_ENTERED, Ordering::AcqRel);
-            (before | self.entered_here.load(Ordering::Acquire)) >> COUNT_SHIFT
+            let before = self.entered_elsewhere.fetch_add(1, Ordering::AcqRel);
+            before | self.entered_here.load(Ordering::Acquire)
         };
         if was_entered != 0 {
             return true;
@@ -173,13 +177,25 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn exit(&self, now: u64, ticks: u64, thread: u32) {
         self.last_exit.store(now, Ordering::Relaxed);
-        let change = (ticks & TICKS).wrapping_sub(ONE_ENTERED);
+        // First the time: who finds that nobody is in it any more finds all of it.
         if self.owner.load(Ordering::Relaxed) == thread {
+            let before = self.ticks_here.load(Ordering::Relaxed);
+            self.ticks_here.store(before.wrapping_add(ticks), Ordering::Relaxed);
             let before = self.entered_here.load(Ordering::Relaxed);
-            self.entered_here.store(before.wrapping_add(change), Ordering::Release);
+            self.entered_here.store(before.wrapping_sub(1), Ordering::Release);
         } else {
-            self.entered_elsewhere.fetch_add(change, Ordering::AcqRel);
+            self.ticks_elsewhere.fetch_add(ticks, Ordering::Relaxed);
+            self.entered_elsewhere.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+
+    /// Whether the span has been entered for a share of what its rule keeps it for: then it is worth
+    /// knowing more exactly where its time goes.
+    #[inline(always)]
+    pub(crate) fn is_old(&self) -> bool {
+        let here = self.ticks_here.load(Ordering::Relaxed);
+        let ticks = here.wrapping_add(self.ticks_elsewhere.load(Ordering::Relaxed));
+        ticks >= self.suspect_after.load(Ordering::Relaxed) / OLD_SHARE
     }
 
     /// Adds what was counted while a thread was in the span.
@@ -190,8 +206,12 @@ impl Slot {
 
     /// The same after the thread has left the span, for what it learned only now. Does nothing
     /// if the slot belongs to another span by now.
-    pub(crate) fn count_late(&self, key: SpanKey, sure_on_ns: u64, sure_off_ns: u64) {
-        self.counts.add_late(key, sure_on_ns, sure_off_ns);
+    pub(crate) fn count_late(&self, key: u64, sure: Sure) {
+        let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
+        if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
+            self.flags.fetch_or(COUNTED, Ordering::Relaxed);
+            self.counts.add_late(key, sure);
+        }
     }
 
     /// The span's [`SpanKey`] as a number.
@@ -275,7 +295,7 @@ impl Slot {
     pub(crate) fn entered_since(&self) -> Option<u64> {
         let entered = self.entered_here.load(Ordering::Acquire)
             | self.entered_elsewhere.load(Ordering::Acquire);
-        (entered >> COUNT_SHIFT != 0).then(|| self.entered_since.load(Ordering::Relaxed))
+        (entered != 0).then(|| self.entered_since.load(Ordering::Relaxed))
     }
 
     /// Says something of the span that is open still. Returns whether that was said before.
@@ -335,17 +355,22 @@ impl Slot {
     pub(crate) fn account(&self, clock: &Clock, now: u64) -> Account {
         let opened = self.opened.load(Ordering::Relaxed);
         let last_exit = self.last_exit.load(Ordering::Relaxed);
-        let here = self.entered_here.load(Ordering::Acquire);
-        let elsewhere = self.entered_elsewhere.load(Ordering::Acquire);
-        let still_entered = (here | elsewhere) >> COUNT_SHIFT != 0;
+        let entered = self.entered_here.load(Ordering::Acquire)
+            | self.entered_elsewhere.load(Ordering::Acquire);
+        let still_entered = entered != 0;
         let last_gap = if still_entered { 0 } else { now.saturating_sub(last_exit) };
         let wall = now.saturating_sub(opened);
-        let (here, elsewhere) = (here & TICKS, elsewhere & TICKS);
+        let here = self.ticks_here.load(Ordering::Relaxed);
+        let elsewhere = self.ticks_elsewhere.load(Ordering::Relaxed);
         let idle = self.idle.load(Ordering::Relaxed).saturating_add(last_gap);
         let idle = idle.min(wall.saturating_sub(here));
         let key = self.key().unwrap_or(SpanKey::MIN);
         let account = self.counts.account(clock, key, wall, here + elsewhere, idle);
-        Account { after_last_exit_ns: clock.ns(last_gap), ..account }
+        let account = Account { after_last_exit_ns: clock.ns(last_gap), ..account };
+        match self.flags() & CPU_UNKNOWN {
+            0 => account,
+            _ => account.without_cpu_time(),
+        }
     }
 }
 
@@ -381,7 +406,8 @@ mod tests {
             assert!(!slot.enter(260, second));
             slot.exit(300, 40, second);
             let account = slot.account(&Clock::nanoseconds(), 310);
-            assert_eq!((account.idle_ns, account.on_cpu_ns), (50 + 60 + 10, 90));
+            let entered_ns = account.on_cpu_ns + account.off_cpu_ns;
+            assert_eq!((account.idle_ns, entered_ns), (50 + 60 + 10, 90));
             assert_eq!(account.wall_ns, 210);
         }
     }
@@ -397,7 +423,8 @@ mod tests {
             assert!(!slot.enter(170, first));
             slot.exit(175, 5, first);
             let account = slot.account(&Clock::nanoseconds(), 175);
-            assert_eq!((account.idle_ns, account.on_cpu_ns), (10 + 10, 85));
+            let entered_ns = account.on_cpu_ns + account.off_cpu_ns;
+            assert_eq!((account.idle_ns, entered_ns), (10 + 10, 85));
         }
     }
 
@@ -413,6 +440,31 @@ mod tests {
         assert_eq!(slot.entered_since(), None);
         slot.enter(1_020, OTHER);
         assert_eq!(slot.entered_since(), Some(1_020));
+    }
+
+    /// As many as there can be at once, and more often on one thread than anybody enters a span.
+    #[test]
+    fn however_many_are_in_a_span_it_is_entered() {
+        for times in [255, 256, 257, 300, 4_096, 65_536, 70_000] {
+            for is_owner in [true, false] {
+                let slot = open();
+                let thread = |number: u32| if is_owner { OWNER } else { OTHER + number };
+                for number in 0..times {
+                    assert_eq!(slot.enter(150, thread(number)), number > 0);
+                    assert_eq!(slot.entered_since(), Some(150), "{number}");
+                }
+                let account = slot.account(&Clock::nanoseconds(), 400);
+                assert_eq!((account.idle_ns, account.after_last_exit_ns), (50, 0));
+                for number in 0..times {
+                    assert_eq!(slot.entered_since(), Some(150), "{number}");
+                    slot.exit(200, 1, thread(number));
+                }
+                assert_eq!(slot.entered_since(), None);
+                let Account { on_cpu_ns, off_cpu_ns, .. } =
+                    slot.account(&Clock::nanoseconds(), 200);
+                assert_eq!(on_cpu_ns + off_cpu_ns, u64::from(times));
+            }
+        }
     }
 
     #[test]
@@ -432,11 +484,11 @@ mod tests {
     fn a_released_slot_is_clean() {
         let slot = open();
         let key = SpanKey::new(77).unwrap();
-        slot.count(key, &Tally { off_cpu_ns: 5, ..Tally::default() });
+        slot.count(key, &Tally { minor_faults: 5, ..Tally::default() });
         let clock = Clock::nanoseconds();
-        assert_eq!(slot.account(&clock, 100).off_cpu_ns, 5);
+        assert_eq!(slot.account(&clock, 100).minor_faults, 5);
         slot.release();
         assert!(slot.is_free());
-        assert_eq!(slot.account(&clock, 100).off_cpu_ns, 0);
+        assert_eq!(slot.account(&clock, 100).minor_faults, 0);
     }
 }

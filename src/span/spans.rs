@@ -7,14 +7,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
-use super::account::Tally;
 use super::local::{
-    ArmThreads, ThreadState, Unresolved, add_state, count_unmatched, is_ignored, put, take,
-    unmatched,
+    ArmThreads, Part, ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched,
 };
 use super::slot::{
-    CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, Parent, SUSPECT, Slot, TIGHTER,
-    WATCHED,
+    CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, Parent, SUSPECT,
+    Slot, TIGHTER, WATCHED,
 };
 use super::table::SlotTable;
 use super::{Ancestry, From, Plan, RegistryId, SpanKey, TraceIds};
@@ -46,6 +44,7 @@ pub(crate) struct Spans {
     pub(super) watched: AtomicUsize,
     /// The constants of these names in ticks.
     pub(super) cpu_clock_interval: u64,
+    cpu_clock_interval_old: u64,
     pub(super) usage_interval: u64,
     pub(super) look_interval: u64,
     pub(super) retry_interval: u64,
@@ -79,11 +78,13 @@ pub(crate) enum Notice {
     Closed { key: SpanKey, ids: Option<TraceIds> },
 }
 
-/// The CPU clock takes half a microsecond to read: this makes it at most half a percent.
-const CPU_CLOCK_INTERVAL: Duration = Duration::from_micros(100);
+/// The CPU clock takes half a microsecond to read: this makes it a twentieth of a percent at most, and of old
+/// spans one percent.
+const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
+const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(50);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
-/// How often a thread looks whether it was disarmed, and whether its rate may sink again. Less
-/// than the time after which an idle thread is disarmed.
+/// How long a raised rate stays after the last span that needed it. A thread that has hooks at all has looked
+/// within it whether it was disarmed: less than the time after which an idle thread is.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// When a thread that got no ring asks again: others may have given theirs back.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -116,6 +117,7 @@ impl Spans {
             rate_changes: AtomicU32::new(0),
             counters,
             cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
+            cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
             usage_interval: clock.ticks(USAGE_INTERVAL),
             look_interval: clock.ticks(LOOK_INTERVAL),
             retry_interval: clock.ticks(RETRY_INTERVAL),
@@ -343,13 +345,17 @@ impl Spans {
             return;
         };
         let (key, root) = (slot.raw_key(), slot.raw_root());
+        if let Some(recording) = &state.recording {
+            recording.begin_hook();
+        }
+        let is_old = slot.is_old();
         // Arming takes time, which is not the span's.
-        let mut now = self.now_settled(&mut state).max(state.settled);
+        let mut now = self.now_settled(&mut state, is_old).max(state.settled);
         if slot.flags() & TIGHTER != 0 {
             self.raise_rate(&mut state, slot, now);
             now = now.max(state.settled);
         }
-        state.push(id, key, root, now);
+        state.push(id, key, root, is_old, now);
         if slot.enter(now, state.thread) {
             state.note_nested(id);
             // On two threads at once it can run for longer than it takes.
@@ -382,11 +388,11 @@ impl Spans {
 
     #[inline(never)]
     fn exit_slot(&self, id: RegistryId, slot: &Slot) {
-        if let Some(mut state) = take(self.layer) {
-            self.exit_on(&mut state, id, slot);
-            put(state);
-        }
-        if std::thread::panicking() {
+        let Some(mut state) = take(self.layer) else { return };
+        let fails = std::thread::panicking() && state.panicked_in(id);
+        self.exit_on(&mut state, id, slot);
+        put(state);
+        if fails {
             self.fail_slot(slot);
         }
     }
@@ -395,14 +401,21 @@ impl Spans {
     fn exit_on(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot) {
         let Some(top) = state.top() else { return };
         let (entered, below, unmatched_below) = (top.entered, top.key_below, top.unmatched_below);
-        let has_more = top.id != id.get() || top.has_more;
+        let (key, has_more) = (top.key, top.id != id.get() || top.has_more);
+        if let Some(recording) = &state.recording {
+            recording.begin_hook();
+        }
         let was_sampled = state.samples.load() != state.from;
         // What does not need the time comes first: reading the clock holds up what is after it.
         let now = self.clock.now();
-        if has_more || was_sampled || self.is_due(state, now) {
+        let is_due = now >= state.deadline || !state.unresolved.has_room(id);
+        if has_more || was_sampled || is_due {
             self.exit_slowly(state, id, slot, now);
+            state.end_hook();
             return;
         }
+        let ticks = now.saturating_sub(entered.max(state.settled));
+        state.unresolved.add(Part { id, key, ticks });
         state.pop(unmatched_below);
         slot.exit(now, now.saturating_sub(entered), state.thread);
         if let Some(recording) = &state.recording {
@@ -414,7 +427,9 @@ impl Spans {
     /// its length.
     #[inline(never)]
     fn exit_slowly(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, mut now: u64) {
-        if state.samples.load() != state.from || self.is_due(state, now) {
+        let is_old = state.top().is_some_and(|top| top.is_old);
+        let has_room = state.unresolved.has_room(id);
+        if state.samples.load() != state.from || self.is_due(state, is_old, now) || !has_room {
             self.settle(state, now);
             now = now.max(state.settled);
         }
@@ -425,7 +440,7 @@ impl Spans {
         let Some(key) = SpanKey::new(segment.key) else {
             return;
         };
-        let (entered, below) = (segment.entered, segment.key_below);
+        let entered = segment.entered;
         let (is_nested, unmatched_below) = (segment.is_nested, segment.unmatched_below);
         if segment.is_tallied && !is_nested {
             slot.count(key, &segment.tally);
@@ -434,17 +449,13 @@ impl Spans {
         if is_nested {
             slot.exit(now, 0, thread);
         } else {
-            if !state.follows_switches {
-                let ns = self.clock.ns(now.saturating_sub(entered.max(settled)));
-                slot.count(key, &Tally { bounded_ns: ns, ..Tally::default() });
-                if !state.leave_unresolved(Unresolved { id, key, ns }) {
-                    self.settle(state, now);
-                }
+            if state.cpu_unknown {
+                slot.set(CPU_UNKNOWN);
+            } else {
+                let ticks = now.saturating_sub(entered.max(settled));
+                state.unresolved.add(Part { id, key: key.get(), ticks });
             }
             slot.exit(now, now.saturating_sub(entered), thread);
-        }
-        if let Some(recording) = &state.recording {
-            recording.set_span(below);
         }
     }
 
@@ -490,20 +501,20 @@ impl Spans {
 
     /// The time, after everything until then was [settled](Self::settle) if there was anything.
     #[inline(always)]
-    fn now_settled(&self, state: &mut ThreadState) -> u64 {
+    fn now_settled(&self, state: &mut ThreadState, is_old: bool) -> u64 {
         let was_sampled = state.samples.load() != state.from;
         let now = self.clock.now();
-        if was_sampled || self.is_due(state, now) {
+        if was_sampled || self.is_due(state, is_old, now) {
             self.settle(state, now);
         }
         now
     }
 
-    /// Whether something but a sample must be settled. Asked after the clock was read: a context
-    /// switch just before that belongs to what was until now.
+    /// Whether the CPU clock must be read.
     #[inline(always)]
-    fn is_due(&self, state: &ThreadState, now: u64) -> bool {
-        state.switches.load() != state.switches_seen || now >= state.deadline
+    fn is_due(&self, state: &ThreadState, is_old: bool, now: u64) -> bool {
+        let is_due_for_old = || now.saturating_sub(state.settled) >= self.cpu_clock_interval_old;
+        now >= state.deadline || (is_old && is_due_for_old())
     }
 }
 

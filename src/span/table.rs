@@ -23,7 +23,7 @@ use super::slot::Slot;
 #[derive(Debug)]
 pub(crate) struct SlotTable {
     shards: Box<[OnceLock<Box<Shard>>; SHARDS]>,
-    outside: RwLock<HashMap<u64, Arc<Slot>>>,
+    outside: RwLock<Outside>,
     outside_count: AtomicUsize,
 }
 
@@ -31,8 +31,12 @@ const ADDRESS_BITS: u32 = 38;
 /// Of 13 bits for the thread the registry uses 12: it refuses more threads at once.
 const SHARDS: usize = 4096;
 const FIRST_PAGE: usize = 16;
-/// Pages of 32, 64, ... slots: two million open spans of one thread.
-const MORE_PAGES: usize = 16;
+/// Pages of 32, 64, ... 8,192 slots: some 16,000 open spans of one thread. They stay for good, since hooks look into
+/// them without a lock: 4 MiB. A thread that has more open at once has the rest outside, in chunks that are
+/// given back.
+const MORE_PAGES: usize = 9;
+/// Slots of a chunk: large enough to be memory of its own, which the allocator gives back.
+const A_CHUNK: usize = 4096;
 
 #[derive(Debug)]
 struct Shard {
@@ -41,11 +45,105 @@ struct Shard {
     more: [OnceLock<Box<[Slot]>>; MORE_PAGES],
 }
 
+/// Slots of which the table has none.
+#[derive(Debug, Default)]
+struct Outside {
+    /// By shard and address.
+    chunks: HashMap<(usize, usize), Arc<Chunk>>,
+    /// The last one that was given back: the next span may want one again.
+    spare: Option<Arc<Chunk>>,
+    /// Of spans that found their slot taken, by their ids.
+    alone: HashMap<u64, Arc<Slot>>,
+    /// Spans.
+    count: usize,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    slots: Box<[Slot]>,
+    /// Of those, in use. Changed with the lock alone.
+    used: AtomicUsize,
+    /// Never in use.
+    none: Slot,
+}
+
+impl Default for Chunk {
+    fn default() -> Self {
+        let slots = (0..A_CHUNK).map(|_| Slot::default()).collect();
+        Self { slots, used: AtomicUsize::new(0), none: Slot::default() }
+    }
+}
+
+/// A slot outside.
+#[derive(Clone, Debug)]
+pub(crate) enum Outsider {
+    Alone(Arc<Slot>),
+    InChunk(ChunkRef),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ChunkRef(Arc<Chunk>, usize);
+
+impl Deref for Outsider {
+    type Target = Slot;
+
+    fn deref(&self) -> &Slot {
+        match self {
+            Self::Alone(slot) => slot,
+            Self::InChunk(ChunkRef(chunk, place)) => chunk.slots.get(*place).unwrap_or(&chunk.none),
+        }
+    }
+}
+
+/// Which chunk of which shard, and the place in it.
+fn chunk(id: RegistryId) -> ((usize, usize), usize) {
+    let (shard, address) = split(id);
+    ((shard, address / A_CHUNK), address % A_CHUNK)
+}
+
+impl Outside {
+    fn get(&self, id: RegistryId) -> Option<Outsider> {
+        let (number, place) = chunk(id);
+        let chunk = self.chunks.get(&number).cloned().map(|chunk| ChunkRef(chunk, place));
+        let in_chunk = chunk.map(Outsider::InChunk).filter(|slot| slot.holds(id));
+        in_chunk.or_else(|| self.alone.get(&id.get()).cloned().map(Outsider::Alone))
+    }
+
+    fn claim(&mut self, id: RegistryId, is_taken_inside: bool) -> Outsider {
+        self.count += 1;
+        let (number, place) = chunk(id);
+        if !is_taken_inside {
+            let spare = &mut self.spare;
+            let new = || spare.take().unwrap_or_default();
+            let chunk = self.chunks.entry(number).or_insert_with(new);
+            let slot = Outsider::InChunk(ChunkRef(Arc::clone(chunk), place));
+            if slot.is_free() {
+                chunk.used.fetch_add(1, Ordering::Relaxed);
+                return slot;
+            }
+        }
+        Outsider::Alone(Arc::clone(self.alone.entry(id.get()).or_default()))
+    }
+
+    fn release(&mut self, id: RegistryId, slot: &Outsider) {
+        self.count = self.count.saturating_sub(1);
+        slot.release();
+        match slot {
+            Outsider::Alone(_) => _ = self.alone.remove(&id.get()),
+            Outsider::InChunk(ChunkRef(chunk_of, _)) => {
+                if chunk_of.used.fetch_sub(1, Ordering::Relaxed) == 1 {
+                    self.spare = self.chunks.remove(&chunk(id).0);
+                }
+            }
+        }
+    }
+}
+
 /// A slot, wherever it lies.
 #[derive(Debug)]
 pub(crate) enum SlotRef<'a> {
     Inside(&'a Slot),
-    Outside(Arc<Slot>),
+    Outside(Outsider),
 }
 
 impl Deref for SlotRef<'_> {
@@ -89,13 +187,13 @@ impl SlotTable {
         if !self.has_outside() {
             return None;
         }
-        self.outside.read().get(&id.get()).cloned().map(SlotRef::Outside)
+        self.get_outside(id).map(SlotRef::Outside)
     }
 
     /// The slot of an open profiled span if it lies outside.
     #[cold]
-    pub(crate) fn get_outside(&self, id: RegistryId) -> Option<Arc<Slot>> {
-        self.outside.read().get(&id.get()).cloned()
+    pub(crate) fn get_outside(&self, id: RegistryId) -> Option<Outsider> {
+        self.outside.read().get(id)
     }
 
     /// The slot for a span that opens, if it is free. It is in use once [`Slot::open`] was called.
@@ -110,20 +208,20 @@ impl SlotTable {
 
     /// The slot for a span that opens and has none inside.
     #[cold]
-    pub(crate) fn claim_outside(&self, id: RegistryId) -> Arc<Slot> {
+    pub(crate) fn claim_outside(&self, id: RegistryId) -> Outsider {
+        let is_taken_inside = self.place(id).is_some();
         let mut outside = self.outside.write();
-        let slot = Arc::clone(outside.entry(id.get()).or_default());
-        self.outside_count.store(outside.len(), Ordering::Release);
+        let slot = outside.claim(id, is_taken_inside);
+        self.outside_count.store(outside.count, Ordering::Release);
         slot
     }
 
     /// Gives the slot of a closed span outside back.
     #[cold]
-    pub(crate) fn release_outside(&self, id: RegistryId, slot: &Slot) {
-        slot.release();
+    pub(crate) fn release_outside(&self, id: RegistryId, slot: &Outsider) {
         let mut outside = self.outside.write();
-        outside.remove(&id.get());
-        self.outside_count.store(outside.len(), Ordering::Release);
+        outside.release(id, slot);
+        self.outside_count.store(outside.count, Ordering::Release);
     }
 
     /// Visits the slots of all open profiled spans. Spans that open or close meanwhile may be missed.
@@ -134,8 +232,13 @@ impl SlotTable {
         }
         if self.has_outside() {
             // Without the lock, which whoever visits may take again.
-            let slots: Vec<_> = self.outside.read().values().cloned().collect();
-            slots.iter().for_each(|slot| visit(slot));
+            let outside = self.outside.read();
+            let chunks: Vec<_> = outside.chunks.values().cloned().collect();
+            let alone: Vec<_> = outside.alone.values().cloned().collect();
+            drop(outside);
+            let in_chunks = chunks.iter().flat_map(|chunk| chunk.slots.iter());
+            let all = in_chunks.chain(alone.iter().map(|slot| &**slot));
+            all.filter(|slot| !slot.is_free()).for_each(visit);
         }
     }
 

@@ -1,6 +1,5 @@
 //! The hooks, driven by a script: time, samples and context switches happen when the test says so.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,12 +18,10 @@ const MS: u64 = 1_000_000;
 struct Script {
     now: Arc<AtomicU64>,
     samples: Arc<AtomicU64>,
-    switches: Arc<AtomicU64>,
-    intervals: Arc<Mutex<VecDeque<Interval>>>,
-    cpu_ns: Arc<AtomicU64>,
+    /// For so long the thread did not run.
+    off_ns: Arc<AtomicU64>,
     period_ns: Arc<AtomicU64>,
     recordings: Arc<Mutex<Vec<Arc<Recording>>>>,
-    follows_switches: bool,
 }
 
 impl ArmThreads for Script {
@@ -35,8 +32,6 @@ impl ArmThreads for Script {
             recording: Some(recording),
             samples: Position::number(Arc::clone(&self.samples)),
             sample_size: SAMPLE,
-            switches: Position::number(Arc::clone(&self.switches)),
-            follows_switches: self.follows_switches,
             may_retry: false,
             source: Box::new(self.clone()),
         }
@@ -44,12 +39,8 @@ impl ArmThreads for Script {
 }
 
 impl ThreadSource for Script {
-    fn catch_up(&mut self, _: &Clock) -> Interval {
-        self.intervals.lock().pop_front().unwrap_or_default()
-    }
-
     fn cpu_ns(&mut self) -> Option<u64> {
-        Some(self.cpu_ns.load(Ordering::Relaxed))
+        Some(self.now.load(Ordering::Relaxed) - self.off_ns.load(Ordering::Relaxed))
     }
 
     fn usage(&mut self) -> Usage {
@@ -77,15 +68,7 @@ fn id(number: u64) -> RegistryId {
 
 impl Scene {
     fn new() -> Self {
-        Self::of(Script { follows_switches: true, ..Script::default() })
-    }
-
-    /// Without switch records: on-CPU time is bounded by the CPU clock.
-    fn bounded() -> Self {
-        Self::of(Script::default())
-    }
-
-    fn of(script: Script) -> Self {
+        let script = Script::default();
         let clock = Clock::by_hand(Arc::clone(&script.now));
         let source = Box::new(script.clone());
         let spans = Spans::new(clock, source, BASE_PERIOD, Arc::new(Counters::default()));
@@ -123,13 +106,10 @@ impl Scene {
         self.script.samples.fetch_add(count * SAMPLE, Ordering::Relaxed);
     }
 
-    /// The thread was switched off for `off_cpu_ns` within the last `ns`.
-    fn switched(&self, ns: u64, off_cpu_ns: u64) {
-        let on_cpu_ns = ns - off_cpu_ns;
-        let interval =
-            Interval { on_cpu_ns, off_cpu_ns, voluntary_switches: 1, ..Interval::default() };
-        self.script.intervals.lock().push_back(interval);
-        self.script.switches.fetch_add(1, Ordering::Relaxed);
+    /// Time passes in which the thread does not run.
+    fn wait_off_cpu(&self, ns: u64) {
+        self.wait(ns);
+        self.script.off_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
     fn key(&self, id: RegistryId) -> SpanKey {
@@ -283,35 +263,34 @@ fn off_cpu_time_belongs_to_every_span_that_was_entered() {
     let outer = scene.open();
     let inner = scene.open();
     scene.enter(outer);
-    scene.wait(100);
+    scene.wait(100 * MS);
     scene.enter(inner);
-    scene.wait(50);
-    // Of the 150 ns since the thread was armed, 30 were spent waiting, all of them in `inner`.
-    scene.switched(150, 30);
+    scene.wait(20 * MS);
+    scene.wait_off_cpu(30 * MS);
     scene.exit(inner);
-    scene.wait(10);
+    scene.wait(10 * MS);
     scene.exit(outer);
     let inner = scene.close(inner).account;
-    assert_eq!((inner.on_cpu_ns, inner.off_cpu_ns, inner.voluntary_switches), (20, 30, 1));
+    assert_eq!((inner.on_cpu_ns, inner.off_cpu_ns), (20 * MS, 30 * MS));
     let outer = scene.close(outer).account;
-    assert_eq!((outer.on_cpu_ns, outer.off_cpu_ns), (130, 30));
+    assert_eq!((outer.on_cpu_ns, outer.off_cpu_ns), (130 * MS, 30 * MS));
     assert_eq!(outer.on_cpu_error_ns, 0);
 }
 
 #[test]
-fn a_switch_before_a_span_was_entered_is_not_its_own() {
+fn a_wait_before_a_span_was_entered_is_not_its_own() {
     let mut scene = Scene::new();
     let first = scene.open();
     scene.enter(first);
     scene.exit(first);
-    scene.wait(1_000);
-    scene.switched(1_000, 900);
+    scene.wait(100 * MS);
+    scene.wait_off_cpu(900 * MS);
     let span = scene.open();
     scene.enter(span);
     scene.wait(40);
     scene.exit(span);
     let account = scene.close(span).account;
-    assert_eq!((account.on_cpu_ns, account.off_cpu_ns, account.voluntary_switches), (40, 0, 0));
+    assert_eq!((account.on_cpu_ns, account.off_cpu_ns), (40, 0));
 }
 
 #[test]
@@ -490,12 +469,11 @@ fn a_thread_that_uses_spans_is_not_disarmed() {
 
 #[test]
 fn the_cpu_clock_bounds_what_each_span_had() {
-    let mut scene = Scene::bounded();
+    let mut scene = Scene::new();
     let span = scene.open();
     scene.enter(span);
-    // In 10 ms the thread ran for 8: all of it inside.
-    scene.wait(10 * MS);
-    scene.script.cpu_ns.fetch_add(8 * MS, Ordering::Relaxed);
+    scene.wait(8 * MS);
+    scene.wait_off_cpu(2 * MS);
     scene.exit(span);
     let account = scene.close(span).account;
     assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (8 * MS, 0));
@@ -504,17 +482,17 @@ fn the_cpu_clock_bounds_what_each_span_had() {
 
 #[test]
 fn short_segments_are_bounded_by_what_is_learned_later() {
-    let mut scene = Scene::bounded();
+    let mut scene = Scene::new();
     let span = scene.open();
     for _ in 0..4 {
         // Too short a time to read the CPU clock in between.
         scene.enter(span);
         scene.wait(10_000);
         scene.exit(span);
-        scene.wait(5_000);
+        scene.wait(2_500);
+        scene.wait_off_cpu(2_500);
     }
     // 60 µs in all, of which the thread ran for 50: of the 40 µs inside at least 30.
-    scene.script.cpu_ns.fetch_add(50_000, Ordering::Relaxed);
     let account = scene.close(span).account;
     let (least, most) =
         (account.on_cpu_ns - account.on_cpu_error_ns, account.on_cpu_ns + account.on_cpu_error_ns);

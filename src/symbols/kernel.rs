@@ -31,6 +31,10 @@ impl KernelNames {
         let is_good = |table: &Table| {
             table.read.elapsed() < READ_AGAIN || wanted().all(|address| table.is_lasting(address))
         };
+        // Where there is no room for the table there are no names.
+        if sys::address_space_left().is_some_and(|left| left < 4 * ROOM as u64) {
+            return;
+        }
         // If that fails now it may not the next time.
         let read = || sys::kernel_symbols().and_then(Table::parse).ok();
         self.table = self.table.take().filter(is_good).or_else(read);
@@ -55,7 +59,7 @@ impl KernelNames {
 
 /// What `/proc/kallsyms` says. (Its format: proc_kallsyms(5), and nm(1) for the types.)
 #[derive(Debug)]
-struct Table {
+pub(super) struct Table {
     /// By address. Of what is no function only as much as to know where one ends.
     symbols: Vec<Symbol>,
     /// Each ends with a line feed.
@@ -90,11 +94,13 @@ const FARTHEST: u64 = 4096;
 const ROOM: usize = 33 * 1024 * 1024;
 
 impl Table {
-    fn parse(mut lines: impl BufRead) -> io::Result<Self> {
-        // If there is no such room they grow like others.
+    pub(super) fn parse(mut lines: impl BufRead) -> io::Result<Self> {
+        // If there is no such room they grow like others, and where addresses are counted that is as well.
         let (mut symbols, mut names) = (Vec::new(), String::new());
-        _ = symbols.try_reserve_exact(ROOM / size_of::<Symbol>());
-        _ = names.try_reserve_exact(ROOM);
+        if sys::address_space_left().is_none() {
+            _ = symbols.try_reserve_exact(ROOM / size_of::<Symbol>());
+            _ = names.try_reserve_exact(ROOM);
+        }
         let mut table = Self { symbols, names, built_in: 0..0, read: Instant::now() };
         let mut line = Vec::new();
         while lines.read_until(b'\n', &mut line)? != 0 {
@@ -108,6 +114,8 @@ impl Table {
         table.symbols.sort_unstable_by_key(order);
         table.symbols.dedup_by_key(|symbol| symbol.address);
         table.symbols.dedup_by(|one, before| [one.kind, before.kind] == [Kind::Other; 2]);
+        table.symbols.shrink_to_fit();
+        table.names.shrink_to_fit();
         Ok(table)
     }
 
@@ -146,7 +154,7 @@ impl Table {
         self.built_in.start > 0 && self.built_in.contains(&address)
     }
 
-    fn function(&self, address: u64) -> Option<&str> {
+    pub(super) fn function(&self, address: u64) -> Option<&str> {
         let after = self.symbols.partition_point(|symbol| symbol.address <= address);
         let symbol = self.symbols.get(after.checked_sub(1)?)?;
         let is_inside = match symbol.kind {

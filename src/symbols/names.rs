@@ -1,23 +1,55 @@
 //! Demangling.
 
+use std::fmt::{self, Write};
 use std::path::Path;
 
-use crate::profile::FrameKind;
+use crate::profile::{FrameKind, LONGEST_NAME, capped};
 
 /// A symbol as a programmer writes it, and whether it is Rust's.
 ///
-/// Rust's hash is left out: it says nothing to a reader and splits what belongs together.
+/// Rust's hash is left out: it says nothing to a reader and splits what belongs together. What a symbol of
+/// some hundred bytes says can be a gigabyte long, since its parts refer to each other: such a function
+/// keeps its mangled name.
 pub(super) fn demangle(symbol: &str) -> (String, FrameKind) {
+    if symbol.len() > LONGEST_SYMBOL {
+        return (capped(symbol).into_owned(), FrameKind::Native);
+    }
     if let Ok(name) = rustc_demangle::try_demangle(symbol) {
-        return (format!("{name:#}"), FrameKind::Rust);
+        let mut written = Capped::default();
+        let is_whole = write!(written, "{name:#}").is_ok();
+        return (written.name_or(symbol, is_whole), FrameKind::Rust);
     }
     if symbol.starts_with("_Z")
         && let Ok(parsed) = cpp_demangle::Symbol::new(symbol)
-        && let Ok(name) = parsed.demangle()
     {
-        return (name, FrameKind::Native);
+        let mut written = Capped::default();
+        let is_whole = parsed.structured_demangle(&mut written, &Default::default()).is_ok();
+        return (written.name_or(symbol, is_whole), FrameKind::Native);
     }
-    (symbol.to_owned(), FrameKind::Native)
+    (capped(symbol).into_owned(), FrameKind::Native)
+}
+
+/// Symbols that are longer are not taken apart.
+const LONGEST_SYMBOL: usize = 32 * 1024;
+
+/// Text that ends with an error where it becomes longer than a name may be.
+#[derive(Default)]
+struct Capped(String);
+
+impl Capped {
+    fn name_or(self, symbol: &str, is_whole: bool) -> String {
+        if is_whole { self.0 } else { capped(symbol).into_owned() }
+    }
+}
+
+impl Write for Capped {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.0.len() + text.len() > LONGEST_NAME {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
 }
 
 /// Whether a symbol is mangled, and so says the whole path of its function.
@@ -47,6 +79,95 @@ mod tests {
         assert_eq!(demangle("_ZN3foo3barEi"), ("foo::bar(int)".into(), FrameKind::Native));
         assert_eq!(demangle("sqlite3VdbeExec"), ("sqlite3VdbeExec".into(), FrameKind::Native));
         assert_eq!(demangle("_Znonsense"), ("_Znonsense".into(), FrameKind::Native));
+    }
+
+    /// `P<P<P<int, int>, P<int, int>>, ...>`: each level twice the one before.
+    fn doubling_cpp(levels: usize) -> String {
+        let mut symbol = "_Z1f1PIiiE".to_owned();
+        for level in 0..levels {
+            let digits = match level {
+                level @ 0..10 => format!("{level}"),
+                level => {
+                    let digit = |number: usize| {
+                        char::from_digit(number as u32, 36).unwrap().to_ascii_uppercase()
+                    };
+                    match level {
+                        10..36 => digit(level).to_string(),
+                        level => format!("{}{}", digit(level / 36), digit(level % 36)),
+                    }
+                }
+            };
+            symbol += &format!("S_IS{digits}_S{digits}_E");
+        }
+        symbol
+    }
+
+    /// `f::<((u8, u8), (u8, u8), ...)>` with references back.
+    fn doubling_rust(levels: usize) -> String {
+        let digits = |mut number: usize| {
+            const DIGITS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+            if number == 0 {
+                return "_".to_owned();
+            }
+            number -= 1;
+            let mut digits = Vec::new();
+            loop {
+                digits.push(DIGITS[number % 62]);
+                number /= 62;
+                if number == 0 {
+                    break;
+                }
+            }
+            digits.reverse();
+            format!("{}_", String::from_utf8(digits).unwrap())
+        };
+        let mut symbol = "_RINvC1a1f".to_owned();
+        let mut last = symbol.len() - 2;
+        symbol += "ThhE";
+        for _ in 0..levels {
+            let at = symbol.len() - 2;
+            let back = format!("B{}", digits(last));
+            symbol += &format!("T{back}{back}E");
+            last = at;
+        }
+        symbol + "E"
+    }
+
+    #[test]
+    fn a_name_of_any_length_is_as_long_as_names_may_be() {
+        assert_eq!(demangle(&doubling_cpp(1)).0, "f(P<int, int>, P<P<int, int>, P<int, int> >)");
+        assert_eq!(demangle(&doubling_rust(1)).0, "a::f::<(u8, u8), ((u8, u8), (u8, u8))>");
+        for levels in [14, 16, 18, 20] {
+            for symbol in [doubling_cpp(levels), doubling_rust(levels)] {
+                let (name, _) = demangle(&symbol);
+                assert!(name.len() <= 4096, "{levels}: {} bytes", name.len());
+                // A part of it says nothing of where the function is.
+                assert_eq!(name, symbol);
+            }
+        }
+    }
+
+    #[test]
+    fn what_would_never_end_ends() {
+        for levels in [34, 64, 500] {
+            assert!(demangle(&doubling_cpp(levels)).0.starts_with("_Z1f"));
+            assert!(demangle(&doubling_rust(levels)).0.starts_with("_RINv"));
+        }
+        for (width, levels) in [(2, 24), (2, 30), (3, 16), (4, 26), (8, 12), (40, 7)] {
+            let mut symbol = format!("_Z1f1PI{}E", "i".repeat(width));
+            for level in 0..levels {
+                let back = match level {
+                    level @ 0..10 => format!("S{level}_"),
+                    level => format!("S{}_", (b'A' + level - 10) as char),
+                };
+                symbol += &format!("S_I{}E", back.repeat(width));
+            }
+            assert_eq!(demangle(&symbol).0, symbol);
+        }
+        let long = format!("_Z{}{}v", 100_000, "f".repeat(100_000));
+        assert!(demangle(&long).0.len() <= 4096);
+        assert!(demangle(&"x".repeat(100_000)).0.len() <= 4096);
+        assert!(demangle(&"ä".repeat(100_000)).0.len() <= 4096);
     }
 
     #[test]

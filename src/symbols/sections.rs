@@ -1,46 +1,87 @@
-//! How large a file's symbols are, before they are read.
+//! What a file has of symbols, before they are read. Nothing is mapped here, and whatever a file says may be
+//! untrue.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+
+use crate::unwind::build_id_in;
 
 /// Bytes of a file's symbols, as many as there are after decompression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sizes {
-    /// Debug information, also that in a file of its own.
     pub(super) debug: u64,
     /// Symbol tables.
     pub(super) symbols: u64,
 }
 
-/// More sections than a program has.
-const MOST_SECTIONS: u64 = 4096;
-const MOST_NAMES: u64 = 1 << 20;
-const HEADER_BYTES: u64 = 64;
-const SHT_NOBITS: u64 = 8;
-const SHF_COMPRESSED: u64 = 0x800;
-const SYMBOL_TABLES: [&[u8]; 4] = [b".symtab", b".strtab", b".dynsym", b".dynstr"];
-
 impl Sizes {
     pub(super) fn all(self) -> u64 {
         self.debug.saturating_add(self.symbols)
     }
+}
 
+/// What the sections of a file are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sections {
+    pub(super) sizes: Sizes,
+    /// The file that has the debug information instead, and its checksum.
+    pub(super) link: Option<(String, u32)>,
+    /// Where the names of sections stand that lead to other files.
+    pub(super) leading_elsewhere: Vec<u64>,
+    /// Debug information is compressed in a way that nobody here can undo: with zstd, for one.
+    pub(super) is_unreadable: bool,
+}
+
+/// More sections than a program has.
+const MOST_SECTIONS: u64 = 4096;
+const MOST_NAMES: u64 = 1 << 20;
+/// More notes than a program has.
+const MOST_NOTES: u64 = 64 * 1024;
+const HEADER_BYTES: u64 = 64;
+const SHT_NOBITS: u64 = 8;
+const SHF_COMPRESSED: u64 = 0x800;
+const COMPRESSED_BY_ZLIB: u64 = 1;
+const PT_NOTE: u64 = 4;
+const SYMBOL_TABLES: [&[u8]; 4] = [b".symtab", b".strtab", b".dynsym", b".dynstr"];
+const LEADING_ELSEWHERE: [&[u8]; 3] = [b".gnu_debuglink", b".gnu_debugaltlink", b".debug_sup"];
+
+/// What a file's bytes are read from.
+pub(crate) trait Bytes {
+    /// So many bytes from an offset on, or as many as there are.
+    fn read(&self, offset: u64, most: u64) -> io::Result<Vec<u8>>;
+}
+
+impl Bytes for File {
+    fn read(&self, offset: u64, most: u64) -> io::Result<Vec<u8>> {
+        let (mut bytes, mut file) = (Vec::new(), self);
+        file.seek(SeekFrom::Start(offset))?;
+        file.take(most).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+impl Bytes for [u8] {
+    fn read(&self, offset: u64, most: u64) -> io::Result<Vec<u8>> {
+        let rest = usize::try_from(offset).ok().and_then(|offset| self.get(offset..));
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        Ok(rest.unwrap_or_default().iter().take(most).copied().collect())
+    }
+}
+
+impl Sections {
     /// Of an ELF file of 64 bits, little-endian, as it is on all systems that have stacks.
-    pub(super) fn of(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let header = read(&file, 0, HEADER_BYTES)?;
-        let mut sizes = Self::default();
+    pub(super) fn of(file: &(impl Bytes + ?Sized)) -> io::Result<Self> {
+        let header = file.read(0, HEADER_BYTES)?;
+        let mut sections = Self::default();
         if !header.starts_with(b"\x7fELF\x02\x01") {
-            return Ok(sizes);
+            return Ok(sections);
         }
         let (table, entry) = (number(&header, 0x28, 8), number(&header, 0x3a, 2));
         let count = number(&header, 0x3c, 2).min(MOST_SECTIONS);
-        let section = |index: u64| {
-            read(&file, table.saturating_add(index.saturating_mul(entry)), HEADER_BYTES)
-        };
+        let place = |index: u64| table.saturating_add(index.saturating_mul(entry));
+        let section = |index: u64| file.read(place(index), HEADER_BYTES);
         let names = section(number(&header, 0x3e, 2))?;
-        let names = read(&file, number(&names, 0x18, 8), number(&names, 0x20, 8).min(MOST_NAMES))?;
+        let names = file.read(number(&names, 0x18, 8), number(&names, 0x20, 8).min(MOST_NAMES))?;
         for index in 0..count {
             let section = section(index)?;
             let name = text(&names, number(&section, 0, 4));
@@ -48,48 +89,54 @@ impl Sizes {
             if number(&section, 4, 4) == SHT_NOBITS {
                 continue;
             }
+            let is_debug = name.starts_with(b".debug_") || name.starts_with(b".zdebug_");
             if number(&section, 8, 8) & SHF_COMPRESSED != 0 {
-                // A header of its own says what it is decompressed to.
-                size = number(&read(&file, offset, 16)?, 8, 8);
+                // A header of its own says how, and what it is decompressed to.
+                let compressed = file.read(offset, 16)?;
+                sections.is_unreadable |=
+                    is_debug && number(&compressed, 0, 4) != COMPRESSED_BY_ZLIB;
+                size = number(&compressed, 8, 8);
             }
-            if name.starts_with(b".debug_") || name.starts_with(b".zdebug_") {
+            let sizes = &mut sections.sizes;
+            if is_debug {
                 sizes.debug = sizes.debug.saturating_add(size);
             } else if SYMBOL_TABLES.contains(&name) {
                 sizes.symbols = sizes.symbols.saturating_add(size);
-            } else if name == b".gnu_debuglink" {
-                let link = read(&file, offset, size.min(4096))?;
-                let elsewhere = linked(path, &String::from_utf8_lossy(text(&link, 0)));
-                sizes.debug = sizes.debug.saturating_add(elsewhere);
+            }
+            if name == b".gnu_debuglink" {
+                sections.link = parse_link(&file.read(offset, size.min(4096))?);
+            }
+            if LEADING_ELSEWHERE.contains(&name) {
+                sections.leading_elsewhere.push(place(index));
             }
         }
-        Ok(sizes)
+        Ok(sections)
     }
 }
 
-/// The size of the file in which a file's debug information is, if that is where it can be.
-fn linked(path: &Path, name: &str) -> u64 {
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let below = folder.strip_prefix("/").unwrap_or(folder);
-    let mut files = vec![folder.join(name), folder.join(".debug").join(name)];
-    let id = blazesym::helper::read_elf_build_id(&path).ok().flatten();
-    let id = id.map(|id| super::hex(&id)).unwrap_or_default();
-    for debug in ["/usr/lib/debug", "/lib/debug"].map(Path::new) {
-        files.extend([debug.join(name), debug.join(below).join(name)]);
-        if let Some((first, rest)) = id.split_at_checked(2) {
-            files.push(debug.join(".build-id").join(first).join(format!("{rest}.debug")));
+/// A name, zeros up to a multiple of 4 bytes, and a checksum.
+fn parse_link(link: &[u8]) -> Option<(String, u32)> {
+    let name = text(link, 0);
+    let checksum = link.get((name.len() + 1).next_multiple_of(4)..)?.first_chunk()?;
+    let name = std::str::from_utf8(name).ok().filter(|name| !name.is_empty())?;
+    Some((name.to_owned(), u32::from_le_bytes(*checksum)))
+}
+
+/// The GNU build id that a file has.
+pub(super) fn build_id_of(file: &(impl Bytes + ?Sized)) -> io::Result<Option<Vec<u8>>> {
+    let header = file.read(0, HEADER_BYTES)?;
+    let (table, entry) = (number(&header, 0x20, 8), number(&header, 0x36, 2));
+    for index in 0..number(&header, 0x38, 2).min(MOST_SECTIONS) {
+        let segment = file.read(table.saturating_add(index * entry), HEADER_BYTES)?;
+        if number(&segment, 0, 4) == PT_NOTE {
+            let length = number(&segment, 0x20, 8).min(MOST_NOTES);
+            let notes = file.read(number(&segment, 8, 8), length)?;
+            if let Some(id) = build_id_in(&notes) {
+                return Ok(Some(id));
+            }
         }
     }
-    // Of several, which one is taken is not ours to say: the largest is the safe one to think of.
-    let size = |file: &PathBuf| fs::metadata(file).ok().map(|metadata| metadata.len());
-    files.iter().filter_map(size).max().unwrap_or(0)
-}
-
-fn read(mut file: &File, offset: u64, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.seek(SeekFrom::Start(offset))?;
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok(None)
 }
 
 /// A little-endian number of up to 8 bytes; what is not there is 0.
@@ -111,31 +158,32 @@ mod tests {
 
     #[test]
     fn this_program_has_debug_information_and_a_symbol_table() {
-        let path = std::env::current_exe().unwrap();
-        let sizes = Sizes::of(&path).unwrap();
-        let length = fs::metadata(&path).unwrap().len();
+        let file = File::open(std::env::current_exe().unwrap()).unwrap();
+        let Sections { sizes, link, is_unreadable, .. } = Sections::of(&file).unwrap();
+        let length = file.metadata().unwrap().len();
         assert!(sizes.symbols > 100_000, "{sizes:?}");
         assert!(sizes.debug > sizes.symbols, "{sizes:?}");
         assert!(sizes.all() < 4 * length, "{sizes:?}");
+        assert_eq!((link, is_unreadable), (None, false));
     }
 
     #[test]
     fn what_is_no_program_has_none() {
         for bytes in [&b""[..], b"\x7fELF", b"hello", b"\x7fELF\x02\x01"] {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            fs::write(file.path(), bytes).unwrap();
-            assert_eq!(Sizes::of(file.path()).unwrap(), Sizes::default());
+            assert_eq!(Sections::of(bytes).unwrap(), Sections::default());
+            assert_eq!(build_id_of(bytes).unwrap(), None);
         }
-        assert!(Sizes::of(Path::new("/nowhere/at/all")).is_err());
     }
 
     #[test]
-    fn debug_information_beside_the_file_counts() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join(".debug")).unwrap();
-        fs::write(folder.path().join(".debug/shop.debug"), [0; 500]).unwrap();
-        assert_eq!(linked(&folder.path().join("shop"), "shop.debug"), 500);
-        assert_eq!(linked(&folder.path().join("shop"), "other.debug"), 0);
+    fn a_link_has_a_name_and_a_checksum() {
+        assert_eq!(parse_link(b"a.debug\0\x01\x02\0\0"), Some(("a.debug".into(), 0x201)));
+        assert_eq!(parse_link(b"ab\0\0\x01\0\0\0"), Some(("ab".into(), 1)));
+        for damaged in
+            [&b""[..], b"\0\0\0\0\x01\0\0\0", b"ab", b"ab\0\0\x01", b"\xff\0\0\0\0\0\0\0"]
+        {
+            assert_eq!(parse_link(damaged), None);
+        }
     }
 
     proptest::proptest! {
@@ -143,9 +191,9 @@ mod tests {
         fn broken_headers_are_read_without_harm(
             rest in proptest::collection::vec(proptest::num::u8::ANY, 0..400)
         ) {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            fs::write(file.path(), [b"\x7fELF\x02\x01".as_slice(), &rest].concat()).unwrap();
-            _ = Sizes::of(file.path());
+            let bytes = [b"\x7fELF\x02\x01".as_slice(), &rest].concat();
+            _ = Sections::of(bytes.as_slice());
+            _ = build_id_of(bytes.as_slice());
         }
     }
 }

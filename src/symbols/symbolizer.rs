@@ -2,18 +2,21 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blazesym::symbolize::source::{Elf, Process, Source};
-use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized};
-use blazesym::{Pid, helper, symbolize};
+use blazesym::symbolize::source::{Elf, Process};
+use blazesym::symbolize::{self as found, CodeInfo, Input, Sym};
+use blazesym::{Pid, symbolize};
 
 use super::build_id::htlhash;
 use super::kernel::KernelNames;
 use super::names::{demangle, is_qualified, is_rust_file};
-use super::sections::Sizes;
-use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbols};
+use super::sections::build_id_of;
+use super::source::{Detail, Lack, Source};
+use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbolized, Symbols, capped};
+use crate::sys;
 use crate::unwind::Module;
 
 /// What of a program's symbols cannot be had, and should be told once.
@@ -27,6 +30,8 @@ pub(crate) enum Missing {
     Unreadable(String, String),
     /// A file has more debug information than may be held: so many bytes.
     TooLarge(String, u64),
+    /// A file's debug information is compressed in a way that is not known here.
+    Compressed(String),
 }
 
 /// Whether symbols are asked for, and how much of them may be held.
@@ -38,26 +43,16 @@ pub(crate) struct SymbolSettings {
     pub(crate) most_bytes: u64,
 }
 
-/// What is read of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Detail {
-    /// Functions, lines and inlined functions.
-    All,
-    /// Its symbol table.
-    Functions,
-    Nothing,
-}
-
 /// Symbolizes profiles, and remembers what it has read.
 ///
 /// What it holds grows with the debug information that was looked at, which blazesym maps, and of which it
-/// parses those parts that are asked for: so that each file is looked at for its sizes before, and not
-/// opened if it does not fit. Drop it when it has not been used for a while.
+/// parses those parts that are asked for: so each file is looked at for its sizes before, and not opened if it
+/// does not fit. Drop it when it has not been used for a while.
 pub(crate) struct Symbolizer {
     settings: SymbolSettings,
     blazesym: symbolize::Symbolizer,
     /// What is read of each file, and how much that is together.
-    details: HashMap<FileKey, Detail>,
+    opened: HashMap<FileKey, Opened>,
     held_bytes: u64,
     /// By path and build id, of the present profile: between two a file may be replaced.
     files: HashMap<FileKey, FileState>,
@@ -66,6 +61,14 @@ pub(crate) struct Symbolizer {
     program_lines: usize,
     missing: Vec<Missing>,
     kernel: KernelNames,
+}
+
+/// A file that blazesym has opened.
+#[derive(Clone, Debug)]
+struct Opened {
+    /// The one that it was opened by.
+    path: PathBuf,
+    detail: Detail,
 }
 
 /// Path and build id.
@@ -90,10 +93,15 @@ impl Symbolizer {
     pub(crate) fn new(settings: SymbolSettings) -> Self {
         Self {
             settings,
-            details: HashMap::new(),
+            opened: HashMap::new(),
             held_bytes: 0,
-            // The functions' names as the linker knows them are exported too.
-            blazesym: symbolize::Symbolizer::builder().enable_demangling(false).build(),
+            // The functions' names as the linker knows them are exported too. It looks for no other files, and
+            // not again for those that it has.
+            blazesym: symbolize::Symbolizer::builder()
+                .enable_demangling(false)
+                .enable_auto_reload(false)
+                .set_debug_dirs(Some([""; 0]))
+                .build(),
             files: HashMap::new(),
             program_addresses: 0,
             program_lines: 0,
@@ -102,18 +110,20 @@ impl Symbolizer {
         }
     }
 
-    /// The profile with functions, files and lines.
+    /// The profile with functions, files and lines, and as many samples as take so many bytes then.
     pub(crate) fn symbolize(
         &mut self,
-        profile: Profile,
+        profile: &Profile,
         modules: &HashMap<MappingId, Arc<Module>>,
-    ) -> Profile {
+        most_bytes: usize,
+    ) -> Symbolized {
         self.files.clear();
-        let profile = profile.symbolized(&mut WithModules { symbolizer: self, modules });
+        let symbols = &mut WithModules { symbolizer: self, modules };
+        let symbolized = profile.symbolized(symbols, most_bytes);
         if self.program_addresses >= WITHOUT_LINES && self.program_lines == 0 {
             self.missing.push(Missing::LineTables);
         }
-        profile
+        symbolized
     }
 
     /// What was found to be missing since the last call.
@@ -131,30 +141,56 @@ impl Symbolizer {
         state
     }
 
-    /// How much is read of a file, decided when it is first asked for.
-    fn detail(&mut self, module: &Module) -> Detail {
-        if module.is_vdso {
-            return Detail::All;
-        }
+    /// Where a file's symbols are read, and how much of them, decided when it is first asked for.
+    fn opened(&mut self, module: &Module) -> Opened {
         let key = (module.path().to_owned(), module.build_id.clone());
-        if let Some(known) = self.details.get(&key) {
-            return *known;
+        if let Some(known) = self.opened.get(&key) {
+            return known.clone();
         }
-        // What cannot be read is said where it is opened.
-        let sizes = Sizes::of(module.path()).unwrap_or_default();
+        let opened = self.open(module);
+        self.opened.insert(key, opened.clone());
+        opened
+    }
+
+    fn open(&mut self, module: &Module) -> Opened {
         let held = self.held_bytes.saturating_add(self.kernel.bytes());
-        let free = self.settings.most_bytes.saturating_sub(held);
-        let (detail, bytes) = match (sizes.all(), sizes.symbols) {
-            (all, _) if all <= free => (Detail::All, all),
-            (_, symbols) if symbols <= free => (Detail::Functions, symbols),
-            _ => (Detail::Nothing, 0),
+        // Symbols are mapped, and what is made of them is about as much again.
+        let left = sys::address_space_left().unwrap_or(u64::MAX) / 4;
+        let free = self.settings.most_bytes.saturating_sub(held).min(left);
+        let name = || module.name.clone();
+        let source = match Source::open(module, free) {
+            Ok(source) => source,
+            Err(error) => {
+                self.missing.push(Missing::Unreadable(name(), error.to_string()));
+                return Opened { path: PathBuf::new(), detail: Detail::Nothing };
+            }
         };
-        if detail != Detail::All {
-            self.missing.push(Missing::TooLarge(module.name.clone(), sizes.all()));
+        match source.lacks {
+            Some(Lack::TooLarge(bytes)) => self.missing.push(Missing::TooLarge(name(), bytes)),
+            Some(Lack::Compressed) => self.missing.push(Missing::Compressed(name())),
+            None => {}
         }
-        self.held_bytes += bytes;
-        self.details.insert(key, detail);
-        detail
+        self.held_bytes += source.bytes;
+        // The number makes it another path than those before: the descriptor may be the same.
+        let path = sys::path_of_open(&source.file, self.opened.len());
+        let mut opened = Opened { path, detail: source.detail };
+        // Now, while it leads to the file: blazesym keeps that open, and looks no more where it is.
+        if opened.detail == Detail::All
+            && let Err(error) = self.look_up(&opened, 0)
+        {
+            self.missing.push(Missing::Unreadable(name(), error.to_string()));
+            opened.detail = Detail::Functions;
+        }
+        if opened.detail == Detail::Functions && self.look_up(&opened, 0).is_err() {
+            opened.detail = Detail::Nothing;
+        }
+        opened
+    }
+
+    fn look_up(&self, opened: &Opened, address: u64) -> blazesym::Result<found::Symbolized<'_>> {
+        let mut elf = Elf::new(&opened.path);
+        elf.debug_syms = opened.detail == Detail::All;
+        self.blazesym.symbolize_single(&found::source::Source::Elf(elf), Input::VirtOffset(address))
     }
 
     fn look_at(&mut self, module: &Module) -> FileState {
@@ -186,57 +222,45 @@ impl Symbolizer {
         if !self.settings.names || !self.file(module).is_usable {
             return None;
         }
-        let detail = self.detail(module);
-        if detail == Detail::Nothing {
+        if module.is_vdso {
+            let process = found::source::Source::Process(Process::new(Pid::Slf));
+            let in_memory = module.loaded_at(address);
+            let found = self.blazesym.symbolize_single(&process, Input::AbsAddr(in_memory));
+            return found.ok()?.into_sym().map(Sym::into_owned);
+        }
+        let opened = self.opened(module);
+        if opened.detail == Detail::Nothing {
             return None;
         }
-        let found = if module.is_vdso {
-            let process = Source::Process(Process::new(Pid::Slf));
-            let in_memory = module.loaded_at(address);
-            self.blazesym.symbolize_single(&process, Input::AbsAddr(in_memory))
-        } else {
-            let mut elf = Elf::new(module.path());
-            elf.debug_syms = detail == Detail::All;
-            self.blazesym.symbolize_single(&Source::Elf(elf), Input::VirtOffset(address))
-        };
-        let mut symbol = match found {
-            Ok(Symbolized::Sym(symbol)) => Some(symbol.into_owned()),
-            Ok(Symbolized::Unknown(_)) => None,
+        let by_linker = Opened { detail: Detail::Functions, ..opened.clone() };
+        let mut symbol = match self.look_up(&opened, address) {
+            Ok(found) => found.into_sym().map(Sym::into_owned),
             Err(error) => {
                 let missing = Missing::Unreadable(module.name.clone(), error.to_string());
+                // What the linker knows can be there all the same.
+                let found = self.look_up(&by_linker, address);
+                let symbol = found.ok().and_then(|found| found.into_sym().map(Sym::into_owned));
                 if !self.missing.contains(&missing) {
                     self.missing.push(missing);
                 }
-                None
+                return symbol;
             }
         };
-        if module.is_program() && detail == Detail::All {
+        let is_all = opened.detail == Detail::All;
+        if module.is_program() && is_all {
             let has_line = symbol.as_ref().is_some_and(|symbol| symbol.code_info.is_some());
             self.program_addresses += 1;
             self.program_lines += usize::from(has_line);
         }
-        if let Some(symbol) = &mut symbol
-            && !module.is_vdso
-            && detail == Detail::All
-            && !is_qualified(&symbol.name)
-            && let Some(linkers) = self.linker_name(module, address)
+        // Line tables alone know a function by the last part of its path only; the linker knows all of it,
+        // but of functions that were inlined.
+        if let Some(symbol) = symbol.as_mut().filter(|symbol| is_all && !is_qualified(&symbol.name))
+            && let Ok(found) = self.look_up(&by_linker, address)
+            && let Some(linkers) = found.into_sym().filter(|linkers| is_qualified(&linkers.name))
         {
-            symbol.name = linkers;
+            symbol.name = Cow::Owned(linkers.name.into_owned());
         }
         symbol
-    }
-
-    /// The name in the symbol table. Line tables alone know a function by the last part of its
-    /// path only; the linker knows all of it, but of functions that were inlined.
-    fn linker_name(&self, module: &Module, address: u64) -> Option<Cow<'static, str>> {
-        let mut elf = Elf::new(module.path());
-        elf.debug_syms = false;
-        let elf = Source::Elf(elf);
-        match self.blazesym.symbolize_single(&elf, Input::VirtOffset(address)) {
-            Ok(Symbolized::Sym(symbol)) => Some(Cow::Owned(symbol.name.into_owned())),
-            _ => None,
-        }
-        .filter(|name: &Cow<'_, str>| is_qualified(name))
     }
 }
 
@@ -245,8 +269,8 @@ impl Symbolizer {
 fn is_loaded_file(module: &Module) -> bool {
     match &module.build_id {
         Some(id) if !module.is_program() => {
-            let on_disk = helper::read_elf_build_id(&module.path());
-            on_disk.is_ok_and(|found| found.as_deref() == Some(id.as_slice()))
+            let on_disk = File::open(module.path()).and_then(|file| build_id_of(&file));
+            on_disk.is_ok_and(|found| found.as_ref() == Some(id))
         }
         _ => true,
     }
@@ -315,8 +339,8 @@ fn line_of(profile: &mut Profile, symbol: &str, code: Option<&CodeInfo<'_>>) -> 
     let file = path.as_deref().map(Path::to_string_lossy).unwrap_or(Cow::Borrowed(""));
     let function = Function {
         name: profile.add_string(&name),
-        system_name: profile.add_string(symbol),
-        file: profile.add_string(&file),
+        system_name: profile.add_string(&capped(symbol)),
+        file: profile.add_string(&capped(&file)),
     };
     let line = Line {
         function: profile.add_function(function),

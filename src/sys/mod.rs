@@ -7,7 +7,9 @@
 mod clock;
 #[cfg(feature = "sighup")]
 mod hangup;
+mod owning;
 mod position;
+mod spawn;
 mod types;
 
 #[cfg(all(
@@ -39,20 +41,27 @@ use unsupported as platform;
 pub(crate) use clock::Clock;
 #[cfg(feature = "sighup")]
 pub(crate) use hangup::{EndHangups, Hangups};
+pub(crate) use owning::Owning;
 #[cfg(feature = "axum")]
 pub(crate) use platform::open_regular;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub(crate) use platform::{
-    HardwareCounters, KeptOn, Poller, Ring, Waker, blocked, check_writable, cpu_ns_of,
-    create_private_directory, create_private_file, current_tid, fork_generation, kernel_symbols,
-    loaded_modules, module_generation, on_fork, open_file_limit, open_sample_ring,
-    open_switch_ring, open_timer_ring, process_id, program_memory, read_own_memory, read_own_stack,
-    thread_cpu_ns, thread_usage, tick_ns,
+    Files, HardwareCounters, KeptOn, Poller, Ring, Waker, address_space_left, blocked,
+    check_writable, cpu_ns_of, create_private_directory, create_private_file, current_tid, deadly,
+    fork_generation, has_ended, identity, kernel_symbols, loaded_modules, look_at_filters,
+    mapped_file, memory_file, module_generation, on_fork, open_file_limit, open_sample_ring,
+    open_switch_ring, open_timer_ring, path_of_open, process_id, program_memory, read_own_memory,
+    read_own_stack, thread_cpu_ns, thread_usage, tick_ns,
 };
+#[cfg(fuzzing)]
+pub(crate) use platform::{parse_map, read_proc_texts};
 pub(crate) use position::Position;
+#[cfg(feature = "_otlp")]
+pub(crate) use spawn::STACK_BYTES;
+pub(crate) use spawn::spawn;
 #[cfg(test)]
 pub(crate) use types::Segment;
 pub(crate) use types::{
-    Blocked, Call, LoadedModule, NotReplaced, SampleRequest, TimerClock, WhyRefused,
+    Blocked, Call, LoadedModule, NotReplaced, SampleRequest, TimerClock, Unusual, WhyRefused,
 };

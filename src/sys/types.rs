@@ -59,6 +59,67 @@ pub(crate) enum WhyRefused {
     Other(i32),
     /// The settings say so.
     NotAsked,
+    /// A seccomp filter would end the process.
+    Deadly,
+    /// There is none of it on this system, whatever is installed or allowed.
+    OtherSystem,
+}
+
+impl WhyRefused {
+    /// Whether it will be no different for another thread, or later.
+    pub(crate) fn is_for_good(self) -> bool {
+        matches!(self, Self::NotAllowed | Self::NotSupported | Self::Deadly | Self::OtherSystem)
+    }
+}
+
+/// System calls that an ordinary service may do without, and a seccomp filter therefore end it at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "only Linux has such filters")]
+pub(crate) enum Unusual {
+    /// And the `ioctl`s of its events.
+    PerfEventOpen,
+    TimerCreate,
+    TimerSettime,
+    TimerDelete,
+    ProcessVmReadv,
+    /// The CPU clock of a thread: other clocks are read without a system call.
+    ClockGettime,
+    Getrusage,
+    Statfs,
+    Faccessat,
+    MemfdCreate,
+}
+
+impl Unusual {
+    #[allow(dead_code, reason = "only Linux has such filters")]
+    pub(crate) const ALL: [Self; 10] = [
+        Self::PerfEventOpen,
+        Self::TimerCreate,
+        Self::TimerSettime,
+        Self::TimerDelete,
+        Self::ProcessVmReadv,
+        Self::ClockGettime,
+        Self::Getrusage,
+        Self::Statfs,
+        Self::Faccessat,
+        Self::MemfdCreate,
+    ];
+
+    /// As filters name it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PerfEventOpen => "perf_event_open",
+            Self::TimerCreate => "timer_create",
+            Self::TimerSettime => "timer_settime",
+            Self::TimerDelete => "timer_delete",
+            Self::ProcessVmReadv => "process_vm_readv",
+            Self::ClockGettime => "clock_gettime",
+            Self::Getrusage => "getrusage",
+            Self::Statfs => "statfs",
+            Self::Faccessat => "faccessat",
+            Self::MemfdCreate => "memfd_create",
+        }
+    }
 }
 
 /// What a thread has cost the memory manager and the scheduler since it started.
@@ -83,6 +144,7 @@ pub(crate) struct Blocked {
 
 /// What a thread is blocked in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(dead_code, reason = "only Linux says it")]
 pub(crate) enum Call {
     /// A lock or a condition, by its address.
     Futex(u64),
@@ -125,4 +187,11 @@ pub(crate) struct Segment {
 pub(crate) struct ModuleList {
     pub(crate) generation: u64,
     pub(crate) modules: Vec<LoadedModule>,
+}
+
+/// Which file it is, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileIdentity {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
 }

@@ -1,13 +1,13 @@
 //! Systems without perf events: times only, no stacks.
 //!
 //! The same names as `linux`, so that everything above builds and runs anywhere. What needs the
-//! kernel is refused with [`WhyRefused::NotSupported`].
+//! kernel is refused with [`WhyRefused::OtherSystem`].
 
 use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, ModuleList, NotReplaced, SampleRequest, ThreadUsage, TimerClock, WhyRefused,
+    Blocked, FileIdentity, ModuleList, NotReplaced, SampleRequest, ThreadUsage, TimerClock,
+    Unusual, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,10 @@ pub(crate) fn process_id() -> u32 {
     std::process::id()
 }
 
+pub(crate) fn has_ended(_process: u32) -> bool {
+    false
+}
+
 /// Not known here: a span's on-CPU time is then only bounded by its wall time.
 pub(crate) fn thread_cpu_ns() -> Option<u64> {
     None
@@ -77,16 +82,28 @@ pub(crate) fn open_file_limit() -> u64 {
     0
 }
 
+pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
+    action()
+}
+
+#[cfg(fuzzing)]
+pub(crate) fn read_proc_texts(_text: &str) -> (bool, bool) {
+    (false, false)
+}
+
+/// There are no filters here.
+pub(crate) fn look_at_filters() {}
+
+pub(crate) fn deadly() -> impl Iterator<Item = Unusual> {
+    std::iter::empty()
+}
+
 /// There are no rings here.
 #[derive(Debug)]
 pub(crate) struct Ring(Infallible);
 
 impl Ring {
     pub(crate) fn data_size(&self) -> usize {
-        match self.0 {}
-    }
-
-    pub(crate) fn head_word(&self) -> NonNull<AtomicU64> {
         match self.0 {}
     }
 
@@ -103,14 +120,6 @@ impl Ring {
     }
 
     pub(crate) fn copy(&self, _position: u64, _out: &mut [u8]) {
-        match self.0 {}
-    }
-
-    pub(crate) fn time_enabled_at_switch_in(&self) -> Option<u64> {
-        match self.0 {}
-    }
-
-    pub(crate) fn read_time_enabled(&self) -> io::Result<u64> {
         match self.0 {}
     }
 
@@ -179,10 +188,6 @@ impl Ring {
     pub(crate) fn retire_scripted(&self) {
         match self.0 {}
     }
-
-    pub(crate) fn set_scripted_time_enabled(&self, _ns: u64) {
-        match self.0 {}
-    }
 }
 
 /// There is nothing to keep on here.
@@ -191,16 +196,20 @@ pub(crate) struct KeptOn(Infallible);
 
 impl KeptOn {
     pub(crate) fn open() -> Result<Self, WhyRefused> {
-        Err(WhyRefused::NotSupported)
+        Err(WhyRefused::OtherSystem)
     }
 }
 
 pub(crate) fn open_sample_ring(_: SampleRequest) -> Result<Ring, WhyRefused> {
-    Err(WhyRefused::NotSupported)
+    Err(WhyRefused::OtherSystem)
 }
 
-pub(crate) fn open_timer_ring(_: SampleRequest, _: TimerClock) -> Result<Ring, WhyRefused> {
-    Err(WhyRefused::NotSupported)
+pub(crate) fn open_timer_ring(
+    _: SampleRequest,
+    _: TimerClock,
+    _: &Waker,
+) -> Result<Ring, WhyRefused> {
+    Err(WhyRefused::OtherSystem)
 }
 
 pub(crate) fn tick_ns() -> Option<u64> {
@@ -208,12 +217,12 @@ pub(crate) fn tick_ns() -> Option<u64> {
 }
 
 pub(crate) fn open_switch_ring(_ring_bytes: usize) -> Result<Ring, WhyRefused> {
-    Err(WhyRefused::NotSupported)
+    Err(WhyRefused::OtherSystem)
 }
 
 #[cfg(test)]
 pub(crate) fn open_switch_registers(_ring_bytes: usize) -> Result<Ring, WhyRefused> {
-    Err(WhyRefused::NotSupported)
+    Err(WhyRefused::OtherSystem)
 }
 
 /// There are no counters here.
@@ -237,8 +246,19 @@ impl HardwareCounters {
     }
 }
 
+/// Nobody closes files of others here, as far as we know.
 #[derive(Debug)]
-pub(crate) struct Poller(Arc<(Mutex<bool>, Condvar)>);
+pub(crate) struct Files;
+
+impl Files {
+    #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
+    pub(crate) fn are_ours(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Poller(Arc<(Mutex<bool>, Condvar)>, Arc<Files>);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Waker(Arc<(Mutex<bool>, Condvar)>);
@@ -246,16 +266,15 @@ pub(crate) struct Waker(Arc<(Mutex<bool>, Condvar)>);
 impl Poller {
     #[expect(clippy::unnecessary_wraps, reason = "the same signature as on Linux")]
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new((Mutex::new(false), Condvar::new()))))
+        Ok(Self(Arc::new((Mutex::new(false), Condvar::new())), Arc::new(Files)))
     }
 
     pub(crate) fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.0))
     }
 
-    #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
-    pub(crate) fn is_broken(&self) -> bool {
-        false
+    pub(crate) fn files(&self) -> &Arc<Files> {
+        &self.1
     }
 
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
@@ -280,15 +299,6 @@ impl Waker {
 
     pub(crate) fn wake_soon(&self) {
         self.wake();
-    }
-
-    #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
-    pub(crate) fn watch_timers(&self) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    pub(crate) fn watch(&self, ring: &Ring) -> io::Result<()> {
-        match ring.0 {}
     }
 }
 
@@ -338,6 +348,26 @@ pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok(())
+}
+
+pub(crate) fn identity(_file: &File) -> io::Result<FileIdentity> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(crate) fn path_of_open(_file: &File, _number: usize) -> PathBuf {
+    PathBuf::new()
+}
+
+pub(crate) fn memory_file() -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(crate) fn mapped_file(_address: u64) -> Option<FileIdentity> {
+    None
+}
+
+pub(crate) fn address_space_left() -> Option<u64> {
+    None
 }
 
 pub(crate) fn kernel_symbols() -> io::Result<io::Empty> {

@@ -14,7 +14,7 @@ use crate::sys::read_own_memory;
 
 /// Stands for a frame pointer that is not known: an address that no processor takes. It is below
 /// 2^63, for framehop calculates with signed numbers and would keep an overflow as a rule.
-const UNKNOWN: u64 = 0x5eed_5eed_5eed_5eed;
+pub(super) const UNKNOWN: u64 = 0x5eed_5eed_5eed_5eed;
 
 /// How far from the frame pointer a frame can have what is read by it.
 const NEAR: u64 = 1 << 31;
@@ -24,7 +24,7 @@ const MOST_TRIES: usize = 64;
 
 /// How sure it is that a call went to the function that was expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Likeness {
+pub(super) enum Likeness {
     /// To its first instruction.
     Exactly,
     /// To an address that was in a register then.
@@ -35,28 +35,30 @@ enum Likeness {
 
 /// A frame that is to be unwound.
 #[derive(Clone, Copy)]
-struct Place {
-    address: FrameAddress,
-    sp: u64,
+pub(super) struct Place {
+    pub(super) address: FrameAddress,
+    pub(super) sp: u64,
 }
 
 /// How a walk up the stack ended.
-enum Stop {
+pub(super) enum Stop {
     At(End),
     /// At a frame that cannot be unwound without the frame pointer: the return address is this far
     /// above it.
     Needs(Place, i64),
+    /// In a function of a C library without tables, at this stack pointer and frame pointer.
+    InLibrary(u64, u64),
 }
 
 /// The copy of a stack.
-struct Stack<F> {
-    bottom: u64,
-    word: F,
-    most_frames: usize,
+pub(super) struct Stack<F> {
+    pub(super) bottom: u64,
+    pub(super) word: F,
+    pub(super) most_frames: usize,
 }
 
 impl<F: Fn(u64) -> Option<u64>> Stack<F> {
-    fn word_at(&self, address: u64) -> Option<u64> {
+    pub(super) fn word_at(&self, address: u64) -> Option<u64> {
         (self.word)(address.checked_sub(self.bottom)?)
     }
 }
@@ -82,6 +84,11 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         let first = Place { address: FrameAddress::from_instruction_pointer(pc), sp };
         match self.walk(first, UNKNOWN, &stack, frames, None) {
             Stop::At(end) => (end, None),
+            Stop::InLibrary(sp, fp) => {
+                let known = frames.len();
+                let end = self.end_in_library((sp, fp), &stack, frames);
+                (end, (frames.len() > known).then_some(known))
+            }
             Stop::Needs(place, distance) => {
                 let known = frames.len();
                 match self.infer(place, distance, &stack, frames) {
@@ -93,7 +100,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     }
 
     /// Finds where the caller of a frame goes on, and so all frames above.
-    fn infer(
+    pub(super) fn infer(
         &mut self,
         place: Place,
         distance: i64,
@@ -181,7 +188,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     }
 
     /// Whether the instruction before an address is a call, and of this function.
-    fn call_before(&self, return_address: u64, callee: Option<u64>) -> Option<Likeness> {
+    pub(super) fn call_before(&self, return_address: u64, callee: Option<u64>) -> Option<Likeness> {
         let start = return_address.checked_sub(LONGEST as u64)?;
         let code = self.code::<LONGEST>(start)?;
         let targets = M::calls(code, return_address).into_iter().flatten();
@@ -212,13 +219,13 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         })
     }
 
-    fn code<const LENGTH: usize>(&self, address: u64) -> Option<[u8; LENGTH]> {
+    pub(super) fn code<const LENGTH: usize>(&self, address: u64) -> Option<[u8; LENGTH]> {
         self.modules.is_code(address).then(|| memory(address)).flatten()
     }
 
     /// Adds the frames above one. `elsewhere` asks for a check whether these frames can have called
     /// each other, and is how many of the calls name another function.
-    fn walk(
+    pub(super) fn walk(
         &mut self,
         from: Place,
         frame_pointer: u64,
@@ -231,6 +238,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         let mut address = from.address;
         while frames.len() < stack.most_frames {
             let place = Place { address, sp: M::stack_pointer(&registers) };
+            let fp = M::frame_pointer(&registers);
             let mut beyond = false;
             let mut needed = None;
             let mut read = |at: u64| {
@@ -245,12 +253,20 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             };
             let next =
                 self.machine.unwind_frame(address, &mut registers, &mut self.cache, &mut read);
+            let next = next.map(|next| next.and_then(FrameAddress::from_return_address));
+            if needed.is_some() || self.is_wrong(address, next.ok().flatten()) {
+                if self.is_start(address, (place.sp, fp), |at| stack.word_at(at)) {
+                    return Stop::At(End::Root);
+                }
+                if self.is_without_tables(address.address_for_lookup()) {
+                    return Stop::InLibrary(place.sp, fp);
+                }
+            }
             if let Some(distance) = needed {
                 return Stop::Needs(place, distance);
             }
-            let next = match next {
-                Ok(next) => next.and_then(FrameAddress::from_return_address),
-                Err(_) => return Stop::At(if beyond { End::Cut } else { End::Lost }),
+            let Ok(next) = next else {
+                return Stop::At(if beyond { End::Cut } else { End::Lost });
             };
             let Some(next) = next else {
                 return Stop::At(End::Root);
@@ -273,7 +289,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     }
 }
 
-fn stored(address: u64) -> Option<u64> {
+pub(super) fn stored(address: u64) -> Option<u64> {
     memory(address).map(u64::from_ne_bytes)
 }
 

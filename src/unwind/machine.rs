@@ -19,6 +19,8 @@ pub(crate) trait Machine: framehop::Unwinder {
 
     fn stack_pointer(registers: &Self::UnwindRegs) -> u64;
 
+    fn frame_pointer(registers: &Self::UnwindRegs) -> u64;
+
     /// What the call may go to that ends with these bytes; none if no call ends so.
     fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<Target>; 3];
 
@@ -47,6 +49,10 @@ where
 
     fn stack_pointer(registers: &UnwindRegsX86_64) -> u64 {
         registers.sp()
+    }
+
+    fn frame_pointer(registers: &UnwindRegsX86_64) -> u64 {
+        registers.bp()
     }
 
     fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<Target>; 3] {
@@ -88,6 +94,10 @@ where
 
     fn stack_pointer(registers: &UnwindRegsAarch64) -> u64 {
         registers.sp()
+    }
+
+    fn frame_pointer(registers: &UnwindRegsAarch64) -> u64 {
+        registers.fp()
     }
 
     fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<Target>; 3] {

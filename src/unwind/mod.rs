@@ -2,10 +2,13 @@
 
 mod blocked;
 mod calls;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod machine;
 mod modules;
+mod start;
 mod tables;
 mod unwinder;
 
-pub(crate) use modules::{Frame, Module, ModuleId, Modules};
+pub(crate) use modules::{Frame, Module, ModuleId, Modules, build_id_in};
 pub(crate) use unwinder::{End, Unwinder};

@@ -150,6 +150,18 @@ impl Modules {
         self.loaded_at(address)?.tables.as_ref()?.function_start(address)
     }
 
+    /// Whether this is code without unwind tables where other code has them: in a static program, or in the
+    /// loader of musl, which is its C library. What has none at all can have been built for frame pointers.
+    pub(super) fn is_beside_tables(&self, address: u64) -> bool {
+        let Some(entry) = self.loaded_at(address) else {
+            return false;
+        };
+        match &entry.tables {
+            Some(tables) => tables.function_start(address).is_none(),
+            None => self.get(entry.id).is_some_and(|module| module.name.contains("/ld-musl-")),
+        }
+    }
+
     fn loaded_at(&self, address: u64) -> Option<&Loaded> {
         let after = self.loaded.partition_point(|entry| entry.start <= address);
         let found = after.checked_sub(1).and_then(|at| self.loaded.get(at));
@@ -159,6 +171,12 @@ impl Modules {
     /// A module, loaded still or not.
     pub(crate) fn get(&self, id: ModuleId) -> Option<&Arc<Module>> {
         self.all.get(usize::from(id.0).checked_sub(1)?)
+    }
+
+    /// The program itself.
+    pub(crate) fn program(&self) -> Option<ModuleId> {
+        let at = self.all.iter().position(|module| module.is_program())?;
+        u16::try_from(at + 1).ok().map(ModuleId)
     }
 
     fn is_same(&self, id: ModuleId, listed: &LoadedModule) -> bool {
@@ -195,7 +213,9 @@ fn code_range(module: &LoadedModule) -> Option<(u64, u64)> {
 
 fn describe(listed: &LoadedModule, is_program: bool, start: u64, end: u64) -> Module {
     let is_vdso = listed.path.to_string_lossy().contains("linux-vdso");
-    let (path, name) = if is_program && listed.path.as_os_str().is_empty() {
+    // The loader has no name for it; musl in a static program has this.
+    let is_unnamed = listed.path.as_os_str().is_empty() || listed.path == Path::new(PROGRAM);
+    let (path, name) = if is_program && is_unnamed {
         let name = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("[program]"));
         (PathBuf::from(PROGRAM), name.to_string_lossy().into_owned())
     } else if is_vdso {
@@ -274,7 +294,7 @@ fn build_id(module: &LoadedModule) -> Option<Vec<u8>> {
 
 /// Notes as ELF has them: the lengths of name and description and a type, 4 bytes each, then name
 /// and description, each padded to 4 bytes.
-fn build_id_in(notes: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn build_id_in(notes: &[u8]) -> Option<Vec<u8>> {
     const NT_GNU_BUILD_ID: u32 = 3;
     let mut rest = notes;
     loop {

@@ -59,6 +59,11 @@ impl UnwindTables {
     /// since the header's index says where each entry is.
     pub(crate) fn of(module: &LoadedModule) -> Option<Self> {
         let header_addresses = module.eh_frame_hdr.clone()?;
+        // What a damaged file says of it may be anything.
+        let is_inside = |segment: &&Range<u64>| {
+            segment.start <= header_addresses.start && header_addresses.end <= segment.end
+        };
+        module.loaded.iter().find(is_inside)?;
         let header = TableBytes::of(header_addresses.clone())?;
         let start = frames_start(&header, header_addresses.start)?;
         let segment = module.loaded.iter().find(|segment| segment.contains(&start))?;
@@ -88,7 +93,7 @@ impl UnwindTables {
 }
 
 /// The address of `.eh_frame` that an `.eh_frame_hdr` at `address` names.
-fn frames_start(header: &[u8], address: u64) -> Option<u64> {
+pub(super) fn frames_start(header: &[u8], address: u64) -> Option<u64> {
     let bases = gimli::BaseAddresses::default().set_eh_frame_hdr(address);
     let parsed = gimli::EhFrameHdr::new(header, gimli::NativeEndian)
         .parse(&bases, size_of::<usize>() as u8)
@@ -109,6 +114,23 @@ mod tests {
         // relative to the header; pointer 0x1000; count 0.
         let header = [1, 0x1b, 0x03, 0x3b, 0x00, 0x10, 0, 0, 0, 0, 0, 0];
         assert_eq!(frames_start(&header, 0x40_0000), Some(0x40_0000 + 4 + 0x1000));
+    }
+
+    #[test]
+    fn a_header_that_says_it_is_huge_is_not_read() {
+        for size in [1_u64 << 24, 1 << 40, 1 << 47, u64::MAX - 0x10_1000] {
+            let start = 0x10_1000;
+            let module = LoadedModule {
+                path: "/damaged.so".into(),
+                bias: 0x10_0000,
+                code: Vec::new(),
+                loaded: std::iter::once(0x10_0000..0x20_0000).collect(),
+                read_only: Vec::new(),
+                eh_frame_hdr: Some(start..start + size),
+                notes: Vec::new(),
+            };
+            assert!(UnwindTables::of(&module).is_none());
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use framehop::FrameAddress;
 
+use super::blocked::Stack;
 use super::machine::Machine;
 use super::modules::{Change, Frame, Modules};
 use super::tables::TableBytes;
@@ -86,32 +87,38 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<Frame>,
     ) -> End {
         frames.clear();
-        let Some(regs) = self.machine.registers(registers) else {
+        let Some(mut unwound) = self.machine.registers(registers) else {
             return End::Lost;
         };
         let bottom = registers.stack_pointer();
+        let stack = Stack { bottom, word: stack, most_frames };
         let mut beyond = false;
         let mut read = |address: u64| {
-            let word = address.checked_sub(bottom).map(&stack).ok_or(())?;
-            beyond |= word.is_none();
+            let word = stack.word_at(address);
+            beyond |= word.is_none() && address >= bottom;
             word.ok_or(())
         };
-        let modules = &self.modules;
-        let instruction = registers.instruction();
-        let mut walk = self.machine.iter_frames(instruction, regs, &mut self.cache, &mut read);
+        let mut address = FrameAddress::from_instruction_pointer(registers.instruction());
         let end = loop {
+            frames.push(self.modules.frame(address.address_for_lookup()));
             if frames.len() >= most_frames {
                 break End::Cut;
             }
-            match walk.next() {
-                Ok(Some(FrameAddress::InstructionPointer(address))) => {
-                    frames.push(modules.frame(address));
+            let (sp, fp) = (M::stack_pointer(&unwound), M::frame_pointer(&unwound));
+            let next = self.machine.unwind_frame(address, &mut unwound, &mut self.cache, &mut read);
+            let next = next.map(|next| next.and_then(FrameAddress::from_return_address));
+            // Before what is no code is taken for a caller.
+            if self.is_wrong(address, next.ok().flatten()) {
+                if self.is_start(address, (sp, fp), |at| stack.word_at(at)) {
+                    break End::Root;
                 }
-                Ok(Some(FrameAddress::ReturnAddress(address))) => {
-                    // The call itself is before the address that it returns to.
-                    frames.push(modules.frame(address.get() - 1));
+                if self.is_without_tables(address.address_for_lookup()) {
+                    break self.end_in_library((sp, fp), &stack, frames);
                 }
-                Ok(None) | Err(framehop::Error::ReturnAddressIsNull) => break End::Root,
+            }
+            match next {
+                Ok(Some(next)) => address = next,
+                Ok(None) => break End::Root,
                 Err(_) => break End::Lost,
             }
         };

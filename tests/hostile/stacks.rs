@@ -88,13 +88,13 @@ fn on_raw_thread(stack: usize, action: fn()) {
     }
 
     let mut action = action;
-    // SAFETY: an attribute is all bytes, and is made by the first call. The thread ends before
+    // SAFETY: an attribute is all bytes, and is made by the first call, as the thread is. It ends before
     // what it is given does.
     unsafe {
         let mut attribute: libc::pthread_attr_t = std::mem::zeroed();
         assert_eq!(libc::pthread_attr_init(&raw mut attribute), 0);
         assert_eq!(libc::pthread_attr_setstacksize(&raw mut attribute, stack), 0);
-        let mut thread = 0;
+        let mut thread: libc::pthread_t = std::mem::zeroed();
         let given = (&raw mut action).cast();
         assert_eq!(libc::pthread_create(&raw mut thread, &raw const attribute, begin, given), 0);
         libc::pthread_attr_destroy(&raw mut attribute);

@@ -17,6 +17,7 @@ use prost::Message;
 use tonic::transport::{Certificate, ServerTlsConfig};
 use tracing::{Dispatch, info_span};
 use tracing_profiling::export::Memory;
+use tracing_profiling::profile::ProfileId;
 use tracing_profiling::{NoProfile, OtlpBuilder, ProfilingLayer, Protocol};
 use tracing_subscriber::prelude::*;
 
@@ -24,7 +25,7 @@ use crate::receiver::{Certified, Does, Receiver, Speaks, certify, free_address, 
 use crate::support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
 use crate::{
     BOTH, MS, arrived, arrived_at_least_once, assert_adds_up, assert_one_body, keep,
-    keep_until_away, promised, setup, setup_with, to, waiting,
+    keep_until_away, promised, setup, setup_with, to, wait_for_taken, waiting,
 };
 
 /// A setup whose log is heard.
@@ -304,9 +305,9 @@ fn answers_that_refuse_a_profile() {
             let receiver = Receiver::new(speaks);
             receiver.will([Does::Refuse(status, None)]);
             let setup = setup(to(speaks, receiver.address));
-            for _ in 0..3 {
+            for is_taken in [false, true, true] {
                 keep(&setup, 1);
-                setup.flush();
+                assert_eq!(setup.handle.flush(PLENTY), is_taken || !HAS_STACKS, "{status}");
             }
             if !HAS_STACKS {
                 return;
@@ -318,6 +319,17 @@ fn answers_that_refuse_a_profile() {
             assert_adds_up(&stats);
         }
     }
+}
+
+/// Keeps a span that is told at once, as all are that no profile waits for.
+fn keep_one_more(setup: &Setup) -> Result<ProfileId, NoProfile> {
+    let (start, before) = (Instant::now(), setup.kept().len());
+    keep(setup, 1);
+    while setup.kept().len() == before {
+        assert!(start.elapsed() < PLENTY);
+        _ = setup.handle.flush(10 * MS);
+    }
+    setup.kept().last().unwrap().spans[0].profile()
 }
 
 /// It is asked again without a profile, so that none is promised and then lost.
@@ -334,7 +346,8 @@ fn a_receiver_that_wants_nothing_costs_no_more_profiles_and_gets_them_when_it_do
             keep_until_away(&setup);
             // What it had taken before the first answer came is refused by now, and no more is taken.
             let start = Instant::now();
-            while setup.handle.flush(PLENTY) || waiting(&setup.handle.stats()) > 0 {
+            assert_eq!(keep_one_more(&setup), Err(NoProfile::ExporterFails));
+            while setup.handle.flush(100 * MS) || waiting(&setup.handle.stats()) > 0 {
                 assert!(start.elapsed() < PLENTY);
             }
             let stats = setup.handle.stats();
@@ -343,11 +356,12 @@ fn a_receiver_that_wants_nothing_costs_no_more_profiles_and_gets_them_when_it_do
             assert!(refused > 0);
             // Each of these asks, until it has an answer that is another.
             for _ in 0..5 {
-                assert!(!setup.handle.flush(PLENTY), "{speaks:?} {status}");
-                keep(&setup, 1);
-                let kept = setup.kept();
-                let last = kept.iter().flat_map(|kept| &kept.spans).last().unwrap();
-                assert_eq!(last.profile(), Err(NoProfile::ExporterFails));
+                let asked = receiver.got().len();
+                while receiver.got().len() == asked {
+                    assert!(!setup.handle.flush(100 * MS), "{speaks:?} {status}");
+                    assert!(start.elapsed() < PLENTY);
+                }
+                assert_eq!(keep_one_more(&setup), Err(NoProfile::ExporterFails));
             }
             let asked = receiver.got();
             assert!(asked.iter().rev().take(5).all(|got| got.message.dictionary.is_none()));
@@ -540,8 +554,8 @@ fn what_is_stored_outlives_a_refusal() {
             assert!(start.elapsed() < PLENTY);
             keep(&setup, 1);
         }
-        // By then each has been taken.
-        assert!(!setup.handle.flush(PLENTY));
+        wait_for_taken(&setup);
+        assert!(!setup.handle.flush(10 * MS));
         // One request is sent again and again, and accepted then. What is in none and not stored by then could
         // be refused.
         for _ in 0..50 {
@@ -549,8 +563,7 @@ fn what_is_stored_outlives_a_refusal() {
             if stats.profiles_stored_meanwhile + 1 >= stats.profiles_exported {
                 break;
             }
-            assert!(!setup.handle.flush(PLENTY));
-            thread::sleep(10 * MS);
+            assert!(!setup.handle.flush(10 * MS));
         }
         receiver.will([Does::Accept(0), Does::Refuse(401, None), Does::Refuse(404, None)]);
         receiver.start();
@@ -622,8 +635,8 @@ fn what_was_stored_is_counted_wherever_it_ends() {
             assert!(start.elapsed() < PLENTY);
             keep(&setup, 1);
         }
-        // By then each has been taken, or stored.
-        assert!(!setup.handle.flush(PLENTY));
+        wait_for_taken(&setup);
+        assert!(!setup.handle.flush(10 * MS));
         let stats = setup.handle.stats();
         let taken = waiting(&stats);
         // One is gone, and one is refused; the first request is what was taken before.
@@ -672,8 +685,8 @@ fn what_was_stored_fits_into_a_request() {
             assert!(start.elapsed() < PLENTY);
             keep(&setup, 1);
         }
-        // By then each has been taken, or stored.
-        assert!(!setup.handle.flush(PLENTY));
+        wait_for_taken(&setup);
+        assert!(!setup.handle.flush(10 * MS));
         let stored = setup.handle.stats().profiles_stored_meanwhile;
         receiver.start();
         settle(&setup);

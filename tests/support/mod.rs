@@ -84,6 +84,15 @@ impl Setup {
 /// Whether there are stacks here: by perf or by timers everywhere but on systems other than Linux.
 pub(crate) const HAS_STACKS: bool = cfg!(not(tracing_profiling_unsupported));
 
+/// What the parts of a span's wall time add up to, as far as they are known.
+pub(crate) fn sum_of_parts_ns(account: &tracing_profiling::Account) -> u64 {
+    assert_eq!(account.is_cpu_time_unknown, !HAS_STACKS, "{account:?}");
+    match account.is_cpu_time_unknown {
+        true => account.wall_ns.max(account.idle_ns),
+        false => account.on_cpu_ns + account.off_cpu_ns + account.idle_ns,
+    }
+}
+
 /// Whether perf events are allowed here. CI says where it knows that they are.
 pub(crate) fn has_perf() -> bool {
     use perf_event::events::Software;

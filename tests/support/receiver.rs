@@ -56,6 +56,8 @@ pub(crate) struct Got {
 struct Shared {
     got: Mutex<Vec<Got>>,
     script: Mutex<VecDeque<Does>>,
+    /// What it does after all that; it takes requests if nobody has said anything.
+    then: Mutex<Option<Does>>,
     came: Condvar,
     released: tokio::sync::Notify,
 }
@@ -174,9 +176,16 @@ impl Receiver {
         self
     }
 
+    /// The same with all requests after these.
+    pub(crate) fn always(&self, does: Does) -> &Self {
+        *lock(&self.shared.then) = Some(does);
+        self
+    }
+
     /// It takes all from now on.
     pub(crate) fn will_no_more(&self) {
         lock(&self.shared.script).clear();
+        *lock(&self.shared.then) = None;
     }
 
     pub(crate) fn release(&self) {
@@ -299,7 +308,8 @@ pub(crate) fn resource_attribute(got: &Got, key: &str) -> Option<String> {
 
 impl Shared {
     fn take(&self, path: &str, headers: &HeaderMap, message: ExportProfilesServiceRequest) -> Does {
-        let does = lock(&self.script).pop_front().unwrap_or(Does::Accept(0));
+        let then = || lock(&self.then).clone().unwrap_or(Does::Accept(0));
+        let does = lock(&self.script).pop_front().unwrap_or_else(then);
         let headers = headers
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))

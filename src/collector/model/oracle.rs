@@ -147,7 +147,7 @@ struct Epoch {
 #[derive(Debug)]
 pub(super) struct Oracle {
     pub(super) now_ns: u64,
-    follows_switches: bool,
+    has_switches: bool,
     spans: Vec<Span>,
     threads: [Thread; THREADS],
     slices: Vec<Slice>,
@@ -169,10 +169,10 @@ const SHORTEST_WAIT_NS: u64 = 5_000_000;
 const MOST_EARLIER: usize = 16;
 
 impl Oracle {
-    pub(super) fn new(follows_switches: bool) -> Self {
+    pub(super) fn new(has_switches: bool) -> Self {
         Self {
             now_ns: START_NS,
-            follows_switches,
+            has_switches,
             spans: Vec::new(),
             threads: Default::default(),
             slices: Vec::new(),
@@ -472,14 +472,14 @@ impl Oracle {
                 self.epochs.push(epoch);
             }
         }
-        let (now_ns, follows_switches) = (self.now_ns, self.follows_switches);
+        let (now_ns, has_switches) = (self.now_ns, self.has_switches);
         for thread in 0..THREADS {
             let is_inside = self.innermost_profiled(&self.threads[thread].entered).is_some();
             let thread = &mut self.threads[thread];
             thread.is_armed &= !disarm || is_inside;
             if let Some(out) = &mut thread.out {
                 let is_long = now_ns - out.since_ns >= SHORTEST_WAIT_NS;
-                out.was_seen |= is_long && is_inside && !out.preempted && follows_switches;
+                out.was_seen |= is_long && is_inside && !out.preempted && has_switches;
             }
         }
         told

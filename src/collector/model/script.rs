@@ -198,7 +198,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A whole script, and whether the source follows context switches.
+/// A whole script, and whether the source records context switches.
 pub(super) fn script() -> impl Strategy<Value = (Vec<Op>, bool)> {
     (prop::collection::vec(op(), 1..100), prop::bool::weighted(0.75))
 }

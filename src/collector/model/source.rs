@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::script::THREADS;
-use crate::sampler::{Sampler, SwitchLog};
-use crate::span::{ArmThreads, Armed, Interval, Recording, ThreadSource, Usage};
-use crate::stats::Counters;
+use crate::sampler::Sampler;
+use crate::span::{ArmThreads, Armed, Recording, ThreadSource, Usage};
 use crate::sys::{Clock, Position, Ring};
 
 /// By how much hooks see a sample move the position.
@@ -39,8 +38,7 @@ pub(super) struct Scripted(Arc<Shared>);
 struct Shared {
     now: Arc<AtomicU64>,
     sampler: Sampler,
-    counters: Arc<Counters>,
-    follows_switches: bool,
+    has_switches: bool,
     next_tid: AtomicU64,
     threads: Mutex<[Thread; THREADS]>,
 }
@@ -63,20 +61,13 @@ struct Rings {
     samples: Arc<Ring>,
     switches: Option<Arc<Ring>>,
     period_ns: u64,
-    /// The time that it had run when it was armed.
-    on_ns: u64,
 }
 
 impl Scripted {
-    pub(super) fn new(
-        now: Arc<AtomicU64>,
-        sampler: Sampler,
-        counters: Arc<Counters>,
-        follows_switches: bool,
-    ) -> Self {
+    pub(super) fn new(now: Arc<AtomicU64>, sampler: Sampler, has_switches: bool) -> Self {
         let threads = Mutex::default();
         let next_tid = AtomicU64::new(FIRST_TID.into());
-        Self(Arc::new(Shared { now, sampler, counters, follows_switches, next_tid, threads }))
+        Self(Arc::new(Shared { now, sampler, has_switches, next_tid, threads }))
     }
 
     /// The period at which the thread is sampled now.
@@ -128,9 +119,6 @@ impl Scripted {
         let mut threads = self.0.threads.lock();
         let thread = &mut threads[thread];
         thread.off_ns += now - thread.out_ns.take().unwrap();
-        if let Some(Rings { switches: Some(ring), on_ns, .. }) = &thread.armed {
-            ring.set_scripted_time_enabled(now - thread.off_ns - on_ns);
-        }
         thread.write_switch(0, now);
     }
 
@@ -170,7 +158,7 @@ impl ArmThreads for Scripted {
         let shared = &*self.0;
         let open = |step| Arc::new(Ring::scripted(RING_BYTES, step).unwrap());
         let samples = open(STEP);
-        let switches = shared.follows_switches.then(|| open(SWITCH_STEP));
+        let switches = shared.has_switches.then(|| open(SWITCH_STEP));
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let recording = Arc::new(Recording::new(
             tid,
@@ -182,31 +170,20 @@ impl ArmThreads for Scripted {
         let number = THREAD.get();
         let mut threads = shared.threads.lock();
         let thread = &mut threads[number];
-        let now = shared.now.load(Ordering::Relaxed);
         thread.armed = Some(Rings {
             recording: Arc::clone(&recording),
             tid,
             samples: Arc::clone(&samples),
-            switches: switches.clone(),
+            switches,
             period_ns: BASE_PERIOD_NS,
-            on_ns: now - thread.off_ns,
         });
         shared.sampler.add_scripted(Arc::clone(&recording));
-        let log = |ring: &Arc<Ring>| SwitchLog::new(Arc::clone(ring), Arc::clone(&shared.counters));
         Armed {
             recording: Some(recording),
             samples: Position::of_ring(samples),
             sample_size: STEP,
-            switches: switches
-                .as_ref()
-                .map_or(Position::fixed(), |ring| Position::of_ring(Arc::clone(ring))),
-            follows_switches: shared.follows_switches,
             may_retry: false,
-            source: Box::new(ScriptedThread {
-                number,
-                log: switches.as_ref().map(log),
-                scripted: self.clone(),
-            }),
+            source: Box::new(ScriptedThread { number, scripted: self.clone() }),
         }
     }
 }
@@ -215,15 +192,10 @@ impl ArmThreads for Scripted {
 #[derive(Debug)]
 struct ScriptedThread {
     number: usize,
-    log: Option<SwitchLog>,
     scripted: Scripted,
 }
 
 impl ThreadSource for ScriptedThread {
-    fn catch_up(&mut self, clock: &Clock) -> Interval {
-        self.log.as_mut().map_or(Interval::default(), |log| log.catch_up(clock))
-    }
-
     fn cpu_ns(&mut self) -> Option<u64> {
         let shared = &*self.scripted.0;
         let off_ns = shared.threads.lock()[self.number].off_ns;

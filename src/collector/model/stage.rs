@@ -167,7 +167,7 @@ pub(super) struct Stage {
 impl Stage {
     /// `subscriber` makes one of the layer.
     pub(super) fn new(
-        follows_switches: bool,
+        has_switches: bool,
         subscriber: impl FnOnce(Arc<Engine>) -> Dispatch,
     ) -> Self {
         let now = Arc::new(AtomicU64::new(START_NS));
@@ -178,6 +178,7 @@ impl Stage {
             timer_clock: TimerClock::Cpu,
             stack_bytes: 1024,
             period: None,
+            waits: true,
         };
         let request = SampleRequest {
             period_ns: BASE_PERIOD_NS,
@@ -188,12 +189,7 @@ impl Stage {
             position_step: 0,
         };
         let sampler = Sampler::new(settings, request, &poller.waker(), Arc::clone(&counters));
-        let scripted = Scripted::new(
-            Arc::clone(&now),
-            sampler.clone(),
-            Arc::clone(&counters),
-            follows_switches,
-        );
+        let scripted = Scripted::new(Arc::clone(&now), sampler.clone(), has_switches);
         let clock = Clock::by_hand(Arc::clone(&now));
         let source = Box::new(scripted.clone());
         let many = 1 << 20;
@@ -215,6 +211,7 @@ impl Stage {
                 samples_per_profile: many as usize,
                 pending_spans: many as usize,
                 cpu_percent: None,
+                export_bytes: 64 << 20,
                 frames_per_stack: 4,
                 stack_bytes: 1024,
             },

@@ -59,22 +59,21 @@ struct Play {
     reached: Reached,
     oracle: Oracle,
     stage: Stage,
-    follows_switches: bool,
     /// What has happened, in words.
     story: String,
 }
 
 impl Play {
-    fn new(follows_switches: bool) -> Self {
-        let stage = Stage::new(follows_switches, |engine| {
+    fn new(has_switches: bool) -> Self {
+        let stage = Stage::new(has_switches, |engine| {
             Dispatch::new(
                 tracing_subscriber::registry()
                     .with(ProfilingLayer::new(Control::of_engine(engine))),
             )
         });
-        let oracle = Oracle::new(follows_switches);
+        let oracle = Oracle::new(has_switches);
         let reached = Reached::default();
-        Self { reached, oracle, stage, follows_switches, story: String::new() }
+        Self { reached, oracle, stage, story: String::new() }
     }
 
     fn op(&mut self, op: &Op) -> Result<(), String> {
@@ -205,9 +204,7 @@ impl Play {
         told.sort_by_key(first);
         for (told, expected) in told.iter_mut().zip(&expected) {
             for (told, expected) in told.kept.iter_mut().zip(&expected.kept) {
-                if !self.follows_switches {
-                    told.times = without_bounds(told.times, &expected.times);
-                }
+                told.times = without_bounds(told.times, &expected.times);
             }
         }
         let is_same = told == expected;
@@ -252,7 +249,7 @@ impl Play {
     }
 }
 
-/// Where no switches are followed, the account says how far it may be off. If what is true lies
+/// An account says how far it may be off. If what is true lies
 /// within that, it is put in its place. When exactly switches happened is not known there.
 fn without_bounds(told: Times, truth: &Times) -> Times {
     let is_within = told.on_cpu_ns.abs_diff(truth.on_cpu_ns) <= told.error_ns;
@@ -266,8 +263,8 @@ fn without_bounds(told: Times, truth: &Times) -> Times {
     told
 }
 
-fn play(ops: &[Op], follows_switches: bool) -> Result<Reached, String> {
-    let mut play = Play::new(follows_switches);
+fn play(ops: &[Op], has_switches: bool) -> Result<Reached, String> {
+    let mut play = Play::new(has_switches);
     let result = ops.iter().try_for_each(|op| play.op(op)).and_then(|()| play.end());
     let Play { reached, stage, story, .. } = play;
     stage.end();
@@ -284,8 +281,8 @@ fn all_scripts_are_told_as_the_model_tells_them() {
     let cases = cases.unwrap_or(CASES);
     let reached = RefCell::new(Reached::default());
     let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let result = TestRunner::new(config).run(&script(), |(ops, follows_switches)| {
-        let Reached(here) = play(&ops, follows_switches).map_err(TestCaseError::fail)?;
+    let result = TestRunner::new(config).run(&script(), |(ops, has_switches)| {
+        let Reached(here) = play(&ops, has_switches).map_err(TestCaseError::fail)?;
         let Reached(all) = &mut *reached.borrow_mut();
         here.into_iter().for_each(|(what, count)| *all.entry(what).or_default() += count.min(1));
         Ok(())

@@ -2,11 +2,13 @@
 
 mod tree;
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::frames::Kind;
+use super::frames::{FrameId, Frames, Kind};
 use crate::profile::Profile;
-use tree::Node;
+use tree::{Node, Room, Share, Tree, What};
 
 const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 10.0;
@@ -17,29 +19,75 @@ const CHARACTER: f64 = 6.9;
 /// Narrower boxes are left out.
 const NARROWEST: f64 = 0.2;
 
+/// Bytes of all boxes: wider ones have room first. No browser shows as many.
+const MOST_BYTES: usize = 8 * 1024 * 1024;
+/// Bytes of a box beside its name and places.
+const BYTES_A_BOX: usize = 400;
+/// Letters of a name, and names of those that one box stands for.
+const LONGEST_SHOWN: usize = 500;
+const MOST_NAMED: usize = 100;
+
 /// A flame graph of CPU time and waits: the outermost span on top, functions below those that called
 /// them, inlined functions below those that they are part of.
 ///
 /// The width of a box is its time; what was waited for stands below the function that waited, in blue.
 /// The boxes carry their names, places in the source and times
-/// as tooltips; a click zooms, and a search shows the share of what it finds.
+/// as tooltips; a click zooms, and a search shows the share of what it finds. Boxes that are too narrow to be
+/// seen are left out; if there are more than some ten thousand wider ones, so are the narrowest of these, and
+/// a line says how many.
 pub fn svg(profile: &Profile) -> String {
-    let root = Node::of(profile);
-    let top = MARGIN * 2.0 + LINE * (profile.notes.len() + 3) as f64;
-    let height = top + ROW * root.depth() as f64 + LINE * 2.0;
+    svg_within(profile, MOST_BYTES)
+}
+
+fn svg_within(profile: &Profile, most_bytes: usize) -> String {
+    let frames = Frames::of(profile);
+    let sizes: HashMap<FrameId, usize> = frames.ids().map(|id| (id, size(&frames, id))).collect();
+    let total_ns: u64 = frames.samples().iter().flat_map(|s| &s.points).map(|p| p.weight_ns).sum();
+    let scale = (WIDTH - 2.0 * MARGIN) / total_ns.max(1) as f64;
+    let room = Room {
+        narrowest_ns: (NARROWEST / scale).ceil() as u64,
+        most_bytes,
+        bytes: &|id| sizes.get(&id).copied().unwrap_or(BYTES_A_BOX),
+    };
+    let tree = Tree::of(&frames, room);
+    let mut notes: Vec<_> = profile.notes.iter().map(|note| shown(note)).collect();
+    if tree.left_out > 0 {
+        let left_out = format!("{} boxes left out: no room for more", tree.left_out);
+        notes.push(Cow::Owned(left_out));
+    }
+    let top = MARGIN * 2.0 + LINE * (notes.len() + 3) as f64;
+    let rows = tree.drawn().map(|(depth, _)| depth + 1).max().unwrap_or(0);
+    let height = top + ROW * rows as f64 + LINE * 2.0;
     let mut svg = String::new();
+    let mut boxes = Boxes { svg: &mut svg, frames: &frames, top, scale, total_ns: total_ns.max(1) };
     // Writing into a string does not fail.
-    _ = write_svg(&mut svg, profile, &root, top, height);
+    _ = write_svg(&mut boxes, &shown(&profile.title), &notes, &tree, height);
     svg
 }
 
+/// Bytes that a box takes, its name twice in them.
+fn size(frames: &Frames<'_>, id: FrameId) -> usize {
+    let name = frames.frame(id).map_or("", |frame| &frame.name);
+    let escaped: usize = shown(name).chars().map(|c| Text::escaped(c).map_or(4, str::len)).sum();
+    BYTES_A_BOX + 2 * escaped
+}
+
+/// As much of a name as is shown.
+fn shown(name: &str) -> Cow<'_, str> {
+    match name.char_indices().nth(LONGEST_SHOWN) {
+        Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default()).into(),
+        None => name.into(),
+    }
+}
+
 fn write_svg(
-    svg: &mut String,
-    profile: &Profile,
-    root: &Node,
-    top: f64,
+    boxes: &mut Boxes<'_>,
+    title: &str,
+    notes: &[Cow<'_, str>],
+    tree: &Tree,
     height: f64,
 ) -> std::fmt::Result {
+    let svg = &mut *boxes.svg;
     write!(
         svg,
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
@@ -48,12 +96,12 @@ fn write_svg(
          Menlo, Consolas, monospace\" font-size=\"11.5\">\n\
          <title>{}</title>\n<style>{}</style>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fdfdfb\"/>\n",
-        Text(&profile.title),
+        Text(title),
         include_str!("style.css"),
     )?;
     let mut y = MARGIN + LINE;
-    text(svg, "title", MARGIN, y, &profile.title)?;
-    for note in &profile.notes {
+    text(svg, "title", MARGIN, y, title)?;
+    for note in notes {
         y += LINE;
         text(svg, "note", MARGIN, y, note)?;
     }
@@ -75,9 +123,10 @@ fn write_svg(
         "<g id=\"frames\" data-left=\"{MARGIN}\" data-width=\"{}\">",
         WIDTH - 2.0 * MARGIN
     )?;
-    let scale = (WIDTH - 2.0 * MARGIN) / root.weight_ns.max(1) as f64;
-    let mut boxes = Boxes { svg, top, scale, total_ns: root.weight_ns.max(1) };
-    boxes.draw_children(root, 0, MARGIN)?;
+    for (depth, node) in tree.drawn() {
+        boxes.draw(node, depth)?;
+    }
+    let svg = &mut *boxes.svg;
     writeln!(svg, "</g>")?;
     legend(svg, height - LINE)?;
     writeln!(svg, "<script><![CDATA[\n{}]]></script>\n</svg>", include_str!("script.js"))
@@ -111,6 +160,7 @@ fn legend(svg: &mut String, y: f64) -> std::fmt::Result {
 
 struct Boxes<'a> {
     svg: &'a mut String,
+    frames: &'a Frames<'a>,
     top: f64,
     /// Width of a nanosecond.
     scale: f64,
@@ -118,49 +168,53 @@ struct Boxes<'a> {
 }
 
 impl Boxes<'_> {
-    fn draw_children(&mut self, node: &Node, depth: usize, mut x: f64) -> std::fmt::Result {
-        for child in &node.children {
-            let width = child.weight_ns as f64 * self.scale;
-            if width >= NARROWEST {
-                self.draw(child, depth, x, width)?;
-                self.draw_children(child, depth + 1, x)?;
-            }
-            x += width;
-        }
-        Ok(())
-    }
-
-    fn draw(&mut self, node: &Node, depth: usize, x: f64, width: f64) -> std::fmt::Result {
+    fn draw(&mut self, node: &Node, depth: usize) -> std::fmt::Result {
+        let Share { weight_ns, samples, waits } = node.share;
+        let x = MARGIN + node.begin_ns as f64 * self.scale;
+        let width = weight_ns as f64 * self.scale;
         let y = self.top + ROW * depth as f64;
-        let share = node.weight_ns as f64 * 100.0 / self.total_ns as f64;
-        let time = humantime::format_duration(std::time::Duration::from_micros(
-            node.weight_ns.div_ceil(1000),
-        ));
+        let share = weight_ns as f64 * 100.0 / self.total_ns as f64;
+        let time =
+            humantime::format_duration(std::time::Duration::from_micros(weight_ns.div_ceil(1000)));
         let mut counts = Vec::new();
-        for (count, one, more) in
-            [(node.samples, "sample", "samples"), (node.waits, "wait", "waits")]
-        {
+        for (count, one, more) in [(samples, "sample", "samples"), (waits, "wait", "waits")] {
             if count > 0 {
                 counts.push(format!("{count} {}", if count == 1 { one } else { more }));
             }
         }
-        let mut details = format!("{} ({time}, {share:.1} %, {})", node.name, counts.join(" and "));
-        for line in node.heaviest_places().into_iter().chain(node.folded.iter().map(String::as_str))
-        {
-            _ = write!(details, "\n{line}");
+        let (name, kind, folded) = match &node.what {
+            What::All => return Ok(()),
+            What::Frame(id) => match self.frames.frame(*id) {
+                Some(frame) => (shown(&frame.name), frame.kind, &[][..]),
+                None => return Ok(()),
+            },
+            What::Folded(ids) => {
+                (format!("… {} outer calls", ids.len()).into(), Kind::Remark, ids.as_slice())
+            }
+        };
+        let mut details = format!("{name} ({time}, {share:.1} %, {})", counts.join(" and "));
+        for place in &node.places {
+            _ = write!(details, "\n{}", shown(&self.frames.place(*place)));
+        }
+        let names = folded.iter().filter_map(|id| self.frames.frame(*id));
+        for frame in names.take(MOST_NAMED) {
+            _ = write!(details, "\n{}", shown(&frame.name));
+        }
+        if folded.len() > MOST_NAMED {
+            _ = write!(details, "\n… and {} more", folded.len() - MOST_NAMED);
         }
         writeln!(
             self.svg,
             "<g class=\"frame\" data-depth=\"{depth}\" data-name=\"{}\"><title>{}</title>\
              <rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"{}\" fill=\"{}\"/>\
              <text x=\"{:.2}\" y=\"{:.1}\">{}</text></g>",
-            Text(&node.name),
+            Text(&name),
             Text(&details),
             ROW - 1.0,
-            color(node.kind, &node.name),
+            color(kind, &name),
             x + 3.0,
             y + 12.5,
-            Text(&shortened(&node.name, width)),
+            Text(&shortened(&name, width)),
         )
     }
 }
@@ -197,18 +251,28 @@ fn color(kind: Kind, name: &str) -> String {
 /// Text as XML has it: escaped, and without the characters that XML cannot have.
 struct Text<'a>(&'a str);
 
+impl Text<'_> {
+    /// What stands for a character, if not itself.
+    fn escaped(character: char) -> Option<&'static str> {
+        Some(match character {
+            '&' => "&amp;",
+            '<' => "&lt;",
+            '>' => "&gt;",
+            '"' => "&quot;",
+            '\'' => "&#39;",
+            '\n' | '\t' => return None,
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => "�",
+            _ => return None,
+        })
+    }
+}
+
 impl std::fmt::Display for Text<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for character in self.0.chars() {
-            match character {
-                '&' => f.write_str("&amp;")?,
-                '<' => f.write_str("&lt;")?,
-                '>' => f.write_str("&gt;")?,
-                '"' => f.write_str("&quot;")?,
-                '\'' => f.write_str("&#39;")?,
-                '\n' | '\t' => f.write_char(character)?,
-                c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => f.write_char('�')?,
-                c => f.write_char(c)?,
+            match Self::escaped(character) {
+                Some(escaped) => f.write_str(escaped)?,
+                None => f.write_char(character)?,
             }
         }
         Ok(())
@@ -277,6 +341,29 @@ mod tests {
         assert_eq!(names.last(), Some(&"f59"));
         // What is folded is named all the same.
         assert!(svg.contains("\nf0\nf1\n"));
+    }
+
+    #[test]
+    fn what_has_no_room_is_left_out_and_said_so() {
+        for (stacks, frames) in [(1, 1_000), (30, 40), (200, 100)] {
+            let profile = super::super::deep::alternating(stacks, frames, 4);
+            for most_bytes in [0, 10_000, 100_000, 1_000_000] {
+                let svg = svg_within(&profile, most_bytes);
+                assert!(svg.len() <= most_bytes + 50_000, "{} of {most_bytes}", svg.len());
+                let document = roxmltree::Document::parse(&svg).unwrap();
+                let is_box = |n: &roxmltree::Node<'_, '_>| n.attribute("class") == Some("frame");
+                // Each lies right below another.
+                let mut depths = vec![];
+                for frame in document.descendants().filter(is_box) {
+                    let depth: usize = frame.attribute("data-depth").unwrap().parse().unwrap();
+                    assert!(depth <= depths.last().map_or(0, |last| last + 1));
+                    depths.push(depth);
+                }
+                assert_eq!(depths.is_empty(), most_bytes == 0);
+                let says_so = svg.contains(" boxes left out: no room for more");
+                assert!(says_so || depths.len() > 10, "{stacks} {frames} {most_bytes}");
+            }
+        }
     }
 
     #[test]

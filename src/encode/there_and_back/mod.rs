@@ -102,10 +102,17 @@ fn without_span(key: &mut Key) {
     key.span = None;
 }
 
-/// pprof has one build id of a mapping without its kind, and frames of no kind.
+/// pprof has one build id of a mapping without its kind, frames of no kind, and no name of the linker's that is
+/// the other one.
 fn as_in_pprof(key: &mut Key) {
     for frame in &mut key.stack {
         (frame.kind, frame.is_inferred) = ("", false);
+        // A linker's name that says the same is left out.
+        for (name, linkers, ..) in &mut frame.lines {
+            if linkers.is_empty() {
+                linkers.clone_from(name);
+            }
+        }
         if let Some((.., build_ids)) = &mut frame.mapping {
             build_ids.truncate(1);
             build_ids.iter_mut().for_each(|(kind, _)| kind.clear());

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use opentelemetry_sdk::Resource;
 use prost::Message;
@@ -155,6 +155,11 @@ impl Exporter for OtlpExporter {
 
     fn flush(&mut self, deadline: Instant) -> bool {
         self.queue.flush(deadline)
+    }
+
+    fn delivers_later(&self) -> bool {
+        // With a directory nothing is lost; and who has no end of patience wants all to wait.
+        self.path.is_none() && self.queue.bounds.patience < Duration::MAX
     }
 
     fn directory(&self) -> Option<&Path> {

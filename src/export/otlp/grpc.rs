@@ -220,6 +220,15 @@ fn answer(status: &Status) -> Answer {
     }
 }
 
+#[cfg(fuzzing)]
+pub(super) fn fuzz(status: u8, header: &[u8], body: &[u8]) {
+    let message = String::from_utf8_lossy(header).into_owned();
+    let details = Bytes::copy_from_slice(body);
+    let status = Status::with_details(Code::from(i32::from(status)), message, details);
+    answer(&status).in_a_line().check();
+    Answer::accepted(read(body)).in_a_line().check();
+}
+
 #[cfg(test)]
 mod tests {
     use tonic_types::ErrorDetails;

@@ -147,6 +147,19 @@ fn said(headers: &HeaderMap, body: &[u8]) -> String {
     first.chars().filter(|c| !c.is_control()).take(MOST_SHOWN_CHARS).collect()
 }
 
+#[cfg(fuzzing)]
+pub(super) fn fuzz(status: u8, header: &[u8], body: &[u8]) {
+    let Ok(status) = StatusCode::from_u16(100 + u16::from(status) * 2) else { return };
+    let mut headers = HeaderMap::new();
+    if let Ok(value) = HeaderValue::from_bytes(header) {
+        headers.insert(RETRY_AFTER, value.clone());
+        headers.insert(CONTENT_TYPE, if header.is_empty() { PROTOBUF } else { value });
+    }
+    answer(status, &headers, body).in_a_line().check();
+    let response = ExportProfilesServiceResponse::decode(body).unwrap_or_default();
+    Answer::accepted(response).in_a_line().check();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

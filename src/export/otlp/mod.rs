@@ -16,5 +16,14 @@ pub use exporter::OtlpExporter;
 pub(crate) use settings::has_endpoint;
 pub use settings::{Compression, OtlpBuilder, Protocol};
 
+/// What servers answer, with every byte made up: the first is the status, the second says how long the header is.
+#[cfg(all(fuzzing, feature = "otlp-grpc", feature = "otlp-http"))]
+pub fn fuzz_answers(bytes: &[u8]) {
+    let [status, length, rest @ ..] = bytes else { return };
+    let (header, body) = rest.split_at(usize::from(*length).min(rest.len()));
+    http::fuzz(*status, header, body);
+    grpc::fuzz(*status, header, body);
+}
+
 /// What servers are told that we are.
 const USER_AGENT: &str = concat!(env!("CARGO_PKG_NAME"), "/", env!("CARGO_PKG_VERSION"));

@@ -27,6 +27,8 @@ const MOST_STORED: usize = 4096;
 /// After a server has said that it wants nothing, how soon it is asked again, at first and at last.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// How often a request is sent again at least while somebody waits for it, if the server has not said when.
+const HURRY: Duration = Duration::from_secs(1);
 
 /// A profile that waits: encoded, which takes a fraction of the memory of the message.
 #[derive(Debug)]
@@ -86,7 +88,6 @@ struct State {
     refusing: Option<Refusing>,
     /// Whether somebody waits for it to be asked again.
     asks_now: bool,
-    failures: u64,
     /// The thread has ended by itself.
     is_broken: bool,
     is_closed: bool,
@@ -261,7 +262,6 @@ impl Queue {
     /// A request has failed. The next is sent in so long; not before, if the server has said that.
     pub(super) fn note_failure(&self, problem: &str, pause: Duration, is_said: bool) {
         let mut state = self.state.lock();
-        state.failures += 1;
         let now = Instant::now();
         let since = state.failing.as_ref().map_or(now, |failing| failing.since);
         let (until, problem) = (now + pause, problem.to_owned());
@@ -280,7 +280,6 @@ impl Queue {
     /// The server wants nothing from us. What waits in the directory waits until it does.
     pub(super) fn note_refusal(&self, problem: &str) {
         let mut state = self.state.lock();
-        state.failures += 1;
         state.failing = None;
         let pause = state.refusing.as_ref().map(|refusing| (2 * refusing.pause).min(LAST_PAUSE));
         let pause = pause.unwrap_or(FIRST_PAUSE);
@@ -322,13 +321,11 @@ impl Queue {
         self.answered.notify_all();
     }
 
-    /// Waits until nothing is left to be sent, but no longer than `deadline`, and only for one more request
-    /// if the server is away. Returns whether nothing is left.
+    /// Waits until nothing is left to be sent, but no longer than `deadline`. Meanwhile a server that fails
+    /// is asked more often. Returns whether nothing is left.
     pub(super) fn flush(&self, deadline: Instant) -> bool {
         self.hurry.notify_one();
         let mut state = self.state.lock();
-        let failures = state.failures;
-        let was_away = state.away(self.bounds.patience).is_some();
         let may_ask =
             state.failing.as_ref().map_or(state.is_refusing(), |failing| !failing.is_said);
         if state.is_idle() && may_ask {
@@ -336,9 +333,12 @@ impl Queue {
             self.wake.notify_one();
         }
         while (!state.is_done() || state.asks_now) && !state.is_closed && !state.is_broken {
-            let is_hopeless = was_away && state.failures > failures;
-            if is_hopeless || self.answered.wait_until(&mut state, deadline).timed_out() {
-                break;
+            let soon = deadline.min(Instant::now() + HURRY);
+            if self.answered.wait_until(&mut state, soon).timed_out() {
+                if soon == deadline {
+                    break;
+                }
+                self.hurry.notify_one();
             }
         }
         state.is_idle() && !state.has_stored() && state.away(self.bounds.patience).is_none()
@@ -403,7 +403,7 @@ mod tests {
         });
         assert!(queue.flush(start + PLENTY));
         thread.join().unwrap();
-        // The server goes away, and said when to ask again: nobody waits for that.
+        // The server goes away: nobody waits for what is in the directory.
         queue.push_stored(stored());
         queue.note_failure("busy", PLENTY, true);
         assert!(!queue.flush(Instant::now() + PLENTY));

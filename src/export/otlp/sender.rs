@@ -15,6 +15,7 @@ use crate::encode;
 use crate::export::directory::Directory;
 use crate::export::{Fate, Reporter};
 use crate::span::{ignore_this_thread, spawn_ignored};
+use crate::sys;
 
 /// How soon a request is sent again, at first and at last.
 const FIRST_DELAY: Duration = Duration::from_millis(500);
@@ -63,6 +64,7 @@ impl Sender {
             .enable_io()
             .enable_time()
             .thread_name("profiling-otlp")
+            .thread_stack_size(sys::STACK_BYTES)
             .max_blocking_threads(MOST_LOOKUPS)
             .on_thread_start(ignore_this_thread)
             .build()?;

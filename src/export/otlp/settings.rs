@@ -298,6 +298,10 @@ impl OtlpBuilder {
             );
             return Err(Error::otlp(name, HIDDEN, problem));
         }
+        if !has_sound_port(&uri) {
+            let expected = "a URL such as http://localhost:4318, with a port from 1 to 65535";
+            return Err(Error::setting(name, shown(&url), expected));
+        }
         if uri.scheme_str() == Some("https") && !cfg!(feature = "otlp-tls") {
             return Err(Error::otlp(name, shown(&url), "https needs the feature `otlp-tls`"));
         }
@@ -509,6 +513,19 @@ fn get(variables: &Variables<'_>, names: Names) -> Result<Option<(&'static str, 
     Ok(None)
 }
 
+/// Whether there is a host, and behind it nothing, or a colon and a port: of any other number `http` says
+/// that there is none, and the request would go to port 80.
+fn has_sound_port(uri: &Uri) -> bool {
+    let host = uri.host().unwrap_or_default();
+    let rest = uri.authority().and_then(|authority| authority.as_str().strip_prefix(host));
+    let is_port = |port: &str| {
+        port.bytes().all(|byte| byte.is_ascii_digit())
+            && port.parse::<u16>().is_ok_and(|port| port > 0)
+    };
+    let rest = rest.filter(|_| !host.is_empty());
+    rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port))
+}
+
 /// A URL in an error: not if there may be a password or a key in it.
 fn shown(url: &str) -> &str {
     if url.contains(['@', '?', '#']) { HIDDEN } else { url }
@@ -705,6 +722,53 @@ mod tests {
     }
 
     #[test]
+    fn behind_the_colon_of_the_host_must_be_a_port() {
+        let resolved = |name: &str, url: &str| {
+            resolve(&OtlpBuilder::default(), &[(name, url)]).map(|settings| settings.uri)
+        };
+        for name in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"] {
+            for host in ["host", "[::1]", "127.0.0.1", "a.b.c"] {
+                for port in [":99999", ":65536", ":0", ":", ":80abc", ":+80", ":-1", ":0x50", "x"] {
+                    for (scheme, rest) in
+                        [("http", ""), ("http", "/"), ("http", "/p"), ("https", "/")]
+                    {
+                        if (host, port) == ("host", "x") || host.contains('.') && port == "x" {
+                            continue;
+                        }
+                        let url = format!("{scheme}://{host}{port}{rest}");
+                        let error = resolved(name, &url).err().unwrap_or_else(|| panic!("{url}"));
+                        assert!(error.starts_with(name), "{url}: {error}");
+                    }
+                }
+                for port in ["", ":1", ":4318", ":65535", ":080"] {
+                    let url = format!("http://{host}{port}/");
+                    let uri = resolved(name, &url).unwrap_or_else(|error| panic!("{url}: {error}"));
+                    let expected = port.strip_prefix(':').map(|port| port.parse().unwrap());
+                    assert_eq!(uri.port_u16(), expected, "{url}");
+                }
+            }
+            for url in ["http://:4318", "http://", "http://host 4318", "http://host: 4318"] {
+                assert!(resolved(name, url).err().unwrap().starts_with(name), "{url}");
+            }
+        }
+        let whole = "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT";
+        for url in ["http://host:99999?a=b", "http://host:99999#1", "http://host:99999/p#:1"] {
+            let error = resolved(whole, url).err().unwrap_or_else(|| panic!("{url}"));
+            assert!(error.contains("from 1 to 65535"), "{error}");
+        }
+        assert!(resolved(whole, "http://host:1/p:99999?:99999#:99999").is_ok());
+        let set = OtlpBuilder::default().endpoint("http://host:99999");
+        assert!(resolve(&set, &[]).err().unwrap().starts_with("the endpoint is"));
+        #[cfg(feature = "otlp-grpc")]
+        for address in ["host:99999", "host:", "[::1]:0"] {
+            let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+            let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", address);
+            let error = resolve(&OtlpBuilder::default(), &[grpc, endpoint]).err().unwrap();
+            assert!(error.starts_with(endpoint.0), "{error}");
+        }
+    }
+
+    #[test]
     fn a_user_in_the_endpoint_is_refused_with_what_to_do() {
         for name in ["ENDPOINT", "PROFILES_ENDPOINT"] {
             let name = format!("OTEL_EXPORTER_OTLP_{name}");
@@ -749,6 +813,36 @@ mod tests {
     fn no_time_at_all_is_refused() {
         let error = resolve(&OtlpBuilder::default().timeout(Duration::ZERO), &[]).err().unwrap();
         assert!(error.contains("the timeout"), "{error}");
+    }
+
+    #[cfg(feature = "otlp-tls")]
+    #[test]
+    fn only_files_that_end_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let large = folder.path().join("large.pem");
+        std::fs::File::create(&large).unwrap().set_len(2 * 1024 * 1024).unwrap();
+        let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+        let files = [(path(&large), "more than"), (path(folder.path()), "no regular file")];
+        let endless = [("/dev/zero".to_owned(), "no regular file")];
+        for (file, expected) in files.into_iter().chain(endless) {
+            for names in [CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY] {
+                for name in [names.profiles, names.all] {
+                    let get = |asked: &str| match asked {
+                        _ if asked == name => Ok(Some(file.clone())),
+                        // What the one that is tried needs beside it.
+                        _ if asked == CLIENT_KEY.all && name.contains("CLIENT_CERT") => {
+                            Ok(Some("/nowhere/key.pem".to_owned()))
+                        }
+                        _ => Ok(None),
+                    };
+                    let error = OtlpBuilder::default().build_with(&get).unwrap_err().to_string();
+                    let is_alone = name.contains("CLIENT_KEY");
+                    let expected = if is_alone { "its certificate is missing" } else { expected };
+                    assert!(error.starts_with(&format!("{name} is")), "{error}");
+                    assert!(error.contains(expected), "{error}");
+                }
+            }
+        }
     }
 
     #[cfg(feature = "otlp-tls")]

@@ -1,6 +1,9 @@
 //! Certificates.
 
 use std::fmt;
+use std::fs;
+use std::io::{self, Read};
+use std::path::Path;
 use std::sync::Arc;
 
 use hyper_rustls::ConfigBuilderExt;
@@ -10,6 +13,11 @@ use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 
 use super::settings::{File, Protocol, Settings};
 use crate::error::Error;
+
+/// More is no certificate that anybody meant.
+const MOST_BYTES: u64 = 1024 * 1024;
+/// The variable by which OpenSSL, and so what reads the certificates of the system, is told of a file.
+const SYSTEMS: &str = "SSL_CERT_FILE";
 
 /// What is needed to connect. The certificates of the system are read only if there is any use for them.
 pub(super) fn config(settings: &Settings, is_https: bool) -> Result<ClientConfig, Error> {
@@ -21,18 +29,21 @@ pub(super) fn config(settings: &Settings, is_https: bool) -> Result<ClientConfig
         builder.map_err(|error| Error::otlp("TLS", "its versions of the protocol", error))?;
     let builder = match &settings.certificate {
         Some(file) => trust(builder, file)?,
-        None if is_https => builder.with_native_roots().map_err(|error| {
-            let problem = format!("{error}; name a file with those that are to be trusted");
-            Error::otlp(Settings::CERTIFICATE, "not set", problem)
-        })?,
+        None if is_https => {
+            systems_is_readable().and_then(|()| builder.with_native_roots()).map_err(|error| {
+                let problem = format!("{error}; name a file with those that are to be trusted");
+                Error::otlp(Settings::CERTIFICATE, "not set", problem)
+            })?
+        }
         None => builder.with_root_certificates(RootCertStore::empty()),
     };
     let mut config = match (&settings.client_certificate, &settings.client_key) {
         (None, None) => builder.with_no_client_auth(),
         (Some(file), Some(key_file)) => {
             let certificates = certificates(file)?;
-            let key = PrivateKeyDer::from_pem_file(&key_file.path)
-                .map_err(|error| unreadable(key_file, &error))?;
+            let key = read(&key_file.path).map_err(pem::Error::Io);
+            let key = key.and_then(|key| PrivateKeyDer::from_pem_slice(&key));
+            let key = key.map_err(|error| unreadable(key_file, &error))?;
             builder
                 .with_client_auth_cert(certificates, key)
                 .map_err(|error| wrong(key_file, error))?
@@ -66,11 +77,36 @@ fn trust(
 
 /// All that are in a file, of which there must be one.
 fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let found = CertificateDer::pem_file_iter(&file.path);
-    match found.and_then(Iterator::collect::<Result<Vec<_>, _>>) {
+    let text = read(&file.path).map_err(|error| unreadable(file, &pem::Error::Io(error)))?;
+    match CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>() {
         Ok(found) if found.is_empty() => Err(unreadable(file, &pem::Error::NoItemsFound)),
         Ok(found) => Ok(found),
         Err(error) => Err(unreadable(file, &error)),
+    }
+}
+
+/// A file as a whole, if it has an end.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    // Before it is opened, which may wait for somebody to write.
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = Vec::new();
+    fs::File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MOST_BYTES {
+        return Err(io::Error::other("it has more than 1 MiB"));
+    }
+    Ok(text)
+}
+
+/// Whether what the variable for the certificates of the system names has an end, too.
+fn systems_is_readable() -> io::Result<()> {
+    let Some(path) = std::env::var_os(SYSTEMS) else { return Ok(()) };
+    match fs::metadata(path) {
+        Ok(file) if !file.is_file() => {
+            Err(io::Error::other(format!("{SYSTEMS} names no regular file")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -12,6 +12,7 @@ use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfil
 
 use super::settings::{Protocol, Settings};
 use crate::error::Error;
+use crate::text::disturbs;
 
 #[cfg(feature = "otlp-tls")]
 pub(super) type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
@@ -50,7 +51,7 @@ impl Answer {
     }
 
     /// The same with words that can go into a log: a server can say anything.
-    fn in_a_line(self) -> Self {
+    pub(super) fn in_a_line(self) -> Self {
         match self {
             Self::Accepted { rejected, message } => {
                 Self::Accepted { rejected, message: shown(&message) }
@@ -58,6 +59,15 @@ impl Answer {
             Self::NotNow { after, problem } => Self::NotNow { after, problem: shown(&problem) },
             Self::Never { what, problem } => Self::Never { what, problem: shown(&problem) },
         }
+    }
+
+    /// What goes into the log is one line.
+    #[cfg(fuzzing)]
+    pub(super) fn check(&self) {
+        let (Self::Accepted { message: text, .. }
+        | Self::NotNow { problem: text, .. }
+        | Self::Never { problem: text, .. }) = self;
+        assert!(!text.contains(disturbs) && text.chars().count() <= MOST_SHOWN_CHARS);
     }
 
     pub(super) fn accepted(response: ExportProfilesServiceResponse) -> Self {
@@ -177,7 +187,7 @@ fn connector(_: &Settings) -> Result<Connector, Error> {
 
 /// A line of bounded length.
 fn shown(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MOST_SHOWN_CHARS).collect()
+    text.chars().filter(|c| !disturbs(*c)).take(MOST_SHOWN_CHARS).collect()
 }
 
 /// An error with all that lies below it.

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
-use crate::sys::types::{Blocked, Call};
+use super::calls::may;
+use crate::sys::types::{Blocked, Call, Unusual};
 
 /// Where a thread of ours is blocked; `None` if it runs, or might at any moment.
 ///
@@ -25,7 +26,7 @@ pub(crate) fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
 /// `running`; or the number of the system call, its six arguments, stack pointer and program counter;
 /// or -1, stack pointer and program counter of a thread that is blocked without a call (by a page
 /// fault).
-fn parse(text: &str) -> Option<Blocked> {
+pub(super) fn parse(text: &str) -> Option<Blocked> {
     let mut words = text.split_ascii_whitespace();
     let number: i64 = words.next()?.parse().ok()?;
     let mut hex = words.map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
@@ -106,6 +107,9 @@ pub(crate) fn read_own_stack(address: u64, length: usize, into: &mut Vec<u8>) ->
 
 /// The kernel copies whole ranges or none of them: so one for each page.
 fn read_pages(address: u64, into: &mut [u8]) -> io::Result<usize> {
+    if !may(Unusual::ProcessVmReadv) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     const PAGE: u64 = 4096;
     let mut from = Vec::with_capacity(into.len() / PAGE as usize + 2);
     let (mut at, mut left) = (address, into.len() as u64);
@@ -131,7 +135,7 @@ pub(crate) fn cpu_ns_of(tid: u32) -> Option<u64> {
     // have to be known to be alive.
     const OF_A_THREAD: i32 = 4;
     const SCHEDULER_TIME: i32 = 2;
-    super::clock::read(!tid.cast_signed() << 3 | OF_A_THREAD | SCHEDULER_TIME)
+    super::clock::read_cpu(!tid.cast_signed() << 3 | OF_A_THREAD | SCHEDULER_TIME)
 }
 
 #[cfg(test)]

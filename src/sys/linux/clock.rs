@@ -5,6 +5,9 @@
               finds the vDSO by itself, which crashes under valgrind 3.19"
 )]
 
+use super::calls::may;
+use crate::sys::types::Unusual;
+
 /// What [`read_ticks`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TickSource {
@@ -69,7 +72,12 @@ pub(crate) fn monotonic_raw_ns() -> u64 {
 
 /// The time that the calling thread ran on a CPU, in nanoseconds.
 pub(crate) fn thread_cpu_ns() -> Option<u64> {
-    read(libc::CLOCK_THREAD_CPUTIME_ID)
+    read_cpu(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// A CPU clock, which takes a system call.
+pub(super) fn read_cpu(clock: libc::clockid_t) -> Option<u64> {
+    may(Unusual::ClockGettime).then(|| read(clock)).flatten()
 }
 
 /// The time between two ticks of the kernel's, if it says: timers of CPU time run out with them.
@@ -82,7 +90,7 @@ pub(crate) fn tick_ns() -> Option<u64> {
 }
 
 #[inline(always)]
-pub(super) fn read(clock: libc::clockid_t) -> Option<u64> {
+fn read(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a `timespec` of ours, which the call fills.
     let result = unsafe { libc::clock_gettime(clock, &raw mut time) };

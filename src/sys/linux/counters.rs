@@ -6,13 +6,15 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use perf_event::events::{Event, Hardware};
 use perf_event::{Builder, Counter, Group};
 
-use super::perf::read_words;
+use super::calls::may;
+use super::perf::{event_id, read_words};
+use crate::sys::types::Unusual;
 
 /// Cycles, instructions and cache misses of the calling thread, as one `perf_event` group.
 pub(crate) struct HardwareCounters {
-    group: Group,
-    // A counter that is dropped leaves its group.
-    _members: [Counter; 3],
+    /// There until they are dropped. A counter that is dropped leaves its group.
+    counters: Option<(Group, [Counter; 3])>,
+    id: u64,
 }
 
 impl HardwareCounters {
@@ -35,6 +37,9 @@ impl HardwareCounters {
     }
 
     fn of<E: Into<Event>>(events: [E; 3]) -> io::Result<Self> {
+        if !may(Unusual::PerfEventOpen) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         let mut group = Group::new()?;
         let mut member = |event| Builder::new().group(&mut group).kind(event).build();
         let [first, second, third] = events;
@@ -47,18 +52,34 @@ impl HardwareCounters {
             rustix::io::fcntl_setfd(event, rustix::io::FdFlags::CLOEXEC)?;
         }
         group.enable()?;
-        Ok(Self { group, _members: members })
+        // SAFETY: the group owns the descriptor.
+        #[allow(unsafe_code, reason = "perf_event gives its descriptors only as numbers")]
+        let file = unsafe { BorrowedFd::borrow_raw(group.as_raw_fd()) };
+        let id = event_id(file).ok_or(io::ErrorKind::Unsupported)?;
+        Ok(Self { counters: Some((group, members)), id })
     }
 
     /// One system call. `Group::read` is not used, for it allocates and asserts.
     pub(crate) fn read(&self) -> io::Result<[u64; Self::WORDS]> {
-        read_words(self.event())
+        read_words(self.event()?)
     }
 
     #[allow(unsafe_code, reason = "perf_event::Group gives its descriptor only as a number")]
-    fn event(&self) -> BorrowedFd<'_> {
+    fn event(&self) -> io::Result<BorrowedFd<'_>> {
+        let (group, _) = self.counters.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
         // SAFETY: the group owns the descriptor and lives as long as the borrow.
-        unsafe { BorrowedFd::borrow_raw(self.group.as_raw_fd()) }
+        let event = unsafe { BorrowedFd::borrow_raw(group.as_raw_fd()) };
+        // The program may have closed it, and have another file under its number.
+        let is_ours = event_id(event) == Some(self.id);
+        is_ours.then_some(event).ok_or(io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl Drop for HardwareCounters {
+    fn drop(&mut self) {
+        if self.event().is_err() {
+            std::mem::forget(self.counters.take());
+        }
     }
 }
 

@@ -1,11 +1,14 @@
 //! Linux on x86-64 and aarch64.
 
 mod blocked;
+mod calls;
 mod clock;
 mod counters;
 mod files;
 mod fork;
+mod maps;
 mod modules;
+mod own_files;
 mod perf;
 mod poll;
 mod ring;
@@ -16,7 +19,15 @@ mod sink;
 mod thread;
 mod timer;
 
+/// Whether a text of `/proc/self/task/TID/syscall` says where a thread is blocked, and one of
+/// `/proc/thread-self/status` how many filters it has.
+#[cfg(fuzzing)]
+pub(crate) fn read_proc_texts(text: &str) -> (bool, bool) {
+    (blocked::parse(text).is_some(), calls::filters_of(text).is_some())
+}
+
 pub(crate) use blocked::{blocked, cpu_ns_of, read_own_stack};
+pub(crate) use calls::{deadly, look_at_filters};
 pub(crate) use clock::{
     TickSource, monotonic_raw_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,
 };
@@ -24,14 +35,22 @@ pub(crate) use counters::HardwareCounters;
 #[cfg(feature = "axum")]
 pub(crate) use files::open_regular;
 pub(crate) use files::{
-    check_writable, create_private_directory, create_private_file, kernel_symbols,
+    check_writable, create_private_directory, create_private_file, identity, kernel_symbols,
+    memory_file, path_of_open,
 };
 pub(crate) use fork::{fork_generation, on_fork};
+pub(crate) use maps::mapped_file;
+#[cfg(fuzzing)]
+pub(crate) use maps::parse as parse_map;
 pub(crate) use modules::{loaded_modules, module_generation, program_memory, read_own_memory};
+pub(crate) use own_files::Files;
 #[cfg(test)]
 pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
 pub(crate) use ring::Ring;
-pub(crate) use thread::{current_tid, open_file_limit, process_id, thread_usage};
+pub(crate) use signal::with_signals_blocked;
+pub(crate) use thread::{
+    address_space_left, current_tid, has_ended, open_file_limit, process_id, thread_usage,
+};
 pub(crate) use timer::open_timer_ring;

@@ -7,13 +7,15 @@
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::fs::File;
 use std::io;
+use std::mem;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::sys::types::{LoadedModule, ModuleList, Segment};
+use super::calls::may;
+use crate::sys::types::{LoadedModule, ModuleList, Segment, Unusual};
 
 /// A number that changes whenever a library is loaded or unloaded.
 pub(crate) fn module_generation() -> u64 {
@@ -36,13 +38,42 @@ pub(crate) fn loaded_modules() -> ModuleList {
         list.modules.push(copy(info));
         true
     });
+    let is_listed = |vdso: &LoadedModule| list.modules.iter().any(|m| m.loaded == vdso.loaded);
+    if let Some(vdso) = vdso().filter(|vdso| !is_listed(vdso)) {
+        list.modules.push(vdso);
+    }
     list
+}
+
+/// The kernel's own code among ours, which the loader of a static program does not list.
+fn vdso() -> Option<LoadedModule> {
+    // SAFETY: reads what the kernel has put beside the program's arguments.
+    let start = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
+    if start == 0 {
+        return None;
+    }
+    let header = read_own_memory(start..start.checked_add(size_of::<libc::Elf64_Ehdr>() as u64)?);
+    let header = header.ok()?;
+    let headers_at = header.get(mem::offset_of!(libc::Elf64_Ehdr, e_phoff)..)?.first_chunk()?;
+    let count = header.get(mem::offset_of!(libc::Elf64_Ehdr, e_phnum)..)?.first_chunk()?;
+    let headers = start.checked_add(u64::from_ne_bytes(*headers_at))?;
+    // SAFETY: all zeros is a valid value of all fields.
+    let mut info = unsafe { mem::zeroed::<libc::dl_phdr_info>() };
+    info.dlpi_addr = start;
+    info.dlpi_name = c"linux-vdso.so.1".as_ptr();
+    info.dlpi_phdr = headers as *const libc::Elf64_Phdr;
+    info.dlpi_phnum = u16::from_ne_bytes(*count);
+    Some(copy(&info))
 }
 
 /// Copies `addresses` of our own memory. An address that is not mapped is an error, not a fault.
 pub(crate) fn read_own_memory(addresses: Range<u64>) -> io::Result<Vec<u8>> {
     let length = addresses.end.saturating_sub(addresses.start);
-    let mut bytes = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?];
+    let length = usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // A damaged file may say that it is at terabytes, and even what it has may be more than there is.
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length)?;
+    bytes.resize(length, 0);
     // A program with capabilities of its own may not open its own memory, and a container's filter
     // may refuse the system call.
     match File::open("/proc/self/mem") {
@@ -53,6 +84,9 @@ pub(crate) fn read_own_memory(addresses: Range<u64>) -> io::Result<Vec<u8>> {
 }
 
 fn read_by_system_call(address: u64, bytes: &mut [u8]) -> io::Result<()> {
+    if !may(Unusual::ProcessVmReadv) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     let into = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let from = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
     let process = rustix::process::getpid().as_raw_nonzero().get();
@@ -181,8 +215,14 @@ mod tests {
         let program = &list.modules[0];
         assert!(program.code.iter().any(|segment| segment.addresses.contains(&here)));
         assert!(program.eh_frame_hdr.is_some());
-        assert!(list.modules.iter().any(|m| m.path.to_string_lossy().contains("libc.so")));
-        assert!(list.modules.iter().any(|m| m.path.to_string_lossy().contains("vdso")));
+        let number = |part: &str| {
+            let named = list.modules.iter().filter(|m| m.path.to_string_lossy().contains(part));
+            named.count()
+        };
+        let is_static = cfg!(target_feature = "crt-static");
+        assert!(number("libc.so") == 1 || is_static || cfg!(target_env = "musl"));
+        // An emulator may have none.
+        assert_eq!(number("vdso"), usize::from(vdso().is_some()));
         assert_eq!(list.generation, module_generation());
     }
 

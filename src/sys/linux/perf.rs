@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "calls perf_event_open and its ioctls")]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys::bindings::{
     self, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_FLAG_FD_CLOEXEC,
@@ -10,8 +10,9 @@ use perf_event_open_sys::bindings::{
     PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
+use super::calls::may;
 use super::ring::Ring;
-use crate::sys::types::{NotReplaced, SampleRequest, WhyRefused};
+use crate::sys::types::{NotReplaced, SampleRequest, Unusual, WhyRefused};
 
 impl WhyRefused {
     fn of_open(error: &io::Error) -> Self {
@@ -69,7 +70,8 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
         attr.set_exclude_callchain_user(1);
     }
     attr.set_watermark(1);
-    attr.__bindgen_anon_2.wakeup_watermark = request.wake_after_bytes;
+    // Nobody polls the event's file.
+    attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
     attr
 }
 
@@ -80,11 +82,10 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
 pub(crate) fn open_switch_ring(ring_bytes: usize) -> Result<Ring, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.sample_type = u64::from(PERF_SAMPLE_TIME);
-    attr.read_format = u64::from(bindings::PERF_FORMAT_TOTAL_TIME_ENABLED);
     attr.set_exclude_kernel(1);
     attr.set_context_switch(1);
     attr.set_sample_id_all(1);
-    // Nobody waits for this ring: its thread reads it when it next comes by.
+    // Nobody waits for this ring: the collector reads it when it next comes by.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
     let event = open(&mut attr, CALLING_THREAD)?;
@@ -110,7 +111,7 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<Ring, WhyRefuse
 /// Whoever holds this spares that wait to those who open events meanwhile.
 #[derive(Debug)]
 pub(crate) struct KeptOn {
-    _event: OwnedFd,
+    _event: Event,
 }
 
 impl KeptOn {
@@ -138,7 +139,10 @@ fn software(config: u32) -> perf_event_attr {
 
 const CALLING_THREAD: i32 = 0;
 
-fn open(attr: &mut perf_event_attr, thread: i32) -> Result<OwnedFd, WhyRefused> {
+fn open(attr: &mut perf_event_attr, thread: i32) -> Result<Event, WhyRefused> {
+    if !may(Unusual::PerfEventOpen) {
+        return Err(WhyRefused::Deadly);
+    }
     const ANY_CPU: i32 = -1;
     const NO_GROUP: i32 = -1;
     // SAFETY: `attr` is initialized and says its own size. It asks for software events on a thread of
@@ -156,7 +160,47 @@ fn open(attr: &mut perf_event_attr, thread: i32) -> Result<OwnedFd, WhyRefused> 
         return Err(WhyRefused::of_open(&io::Error::last_os_error()));
     }
     // SAFETY: a file descriptor that the kernel just gave us, and that nobody else knows.
-    Ok(unsafe { OwnedFd::from_raw_fd(event) })
+    let file = unsafe { OwnedFd::from_raw_fd(event) };
+    Event::new(file).ok_or(WhyRefused::NotSupported)
+}
+
+/// A perf event. A program may close files that are not its own, and have others under their numbers
+/// then: so the event is asked who it is before anything is done with it.
+#[derive(Debug)]
+pub(super) struct Event {
+    /// There until it is dropped.
+    file: Option<OwnedFd>,
+    /// Which no other event has.
+    id: u64,
+}
+
+impl Event {
+    fn new(file: OwnedFd) -> Option<Self> {
+        let id = event_id(file.as_fd())?;
+        Some(Self { file: Some(file), id })
+    }
+
+    /// Its file, if that still is its file.
+    pub(super) fn file(&self) -> io::Result<BorrowedFd<'_>> {
+        let file = self.file.as_ref().filter(|file| event_id(file.as_fd()) == Some(self.id));
+        Ok(file.ok_or(io::ErrorKind::BrokenPipe)?.as_fd())
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.file().is_err() {
+            std::mem::forget(self.file.take());
+        }
+    }
+}
+
+/// The kernel's own number of a perf event; none of anything else.
+pub(super) fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
+    let mut id = 0_u64;
+    // SAFETY: the kernel writes one word of ours.
+    let result = unsafe { perf_event_open_sys::ioctls::ID(event.as_raw_fd(), &raw mut id) };
+    (result == 0).then_some(id)
 }
 
 impl Ring {
@@ -179,12 +223,6 @@ impl Ring {
             event = Some(open(&mut attr, thread).map_err(|_| NotReplaced::AsBefore)?);
         }
         self.write_by(event, between)
-    }
-
-    /// The time that the event's thread has been running until now, in nanoseconds: one system
-    /// call. Only for events opened with that read format.
-    pub(crate) fn read_time_enabled(&self) -> io::Result<u64> {
-        self.with_event(read_words::<2>).map(|[_count, enabled]| enabled)
     }
 }
 

@@ -5,15 +5,17 @@
 )]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::perf::{enable_event, redirect_event, set_event_period};
+use super::perf::{Event, enable_event, redirect_event, set_event_period};
+use super::poll::Wakeups;
 use super::sink::{Sink, SinkMemory};
 use super::thread::process_id;
 use super::timer::Timer;
@@ -35,6 +37,8 @@ pub(crate) struct Ring {
     /// See [`take_foreign`](Self::take_foreign).
     foreign: AtomicU64,
     has_kernel_chains: bool,
+    /// What a handler wakes that has filled it to its mark.
+    wakes: Option<Arc<Wakeups>>,
 }
 
 /// Who makes a ring be written to.
@@ -48,35 +52,44 @@ enum RingWriter {
 /// changed once an event is open.
 #[derive(Debug)]
 struct RingEvents {
-    mapped: OwnedFd,
-    instead: Option<OwnedFd>,
+    mapped: Event,
+    instead: Option<Event>,
     /// Of the one that writes, if it was changed.
     period_ns: Option<u64>,
 }
 
 impl RingEvents {
-    fn writing(&self) -> BorrowedFd<'_> {
-        self.instead.as_ref().unwrap_or(&self.mapped).as_fd()
+    fn writing(&self) -> io::Result<BorrowedFd<'_>> {
+        self.instead.as_ref().unwrap_or(&self.mapped).file()
+    }
+
+    fn enable(&self, is_on: bool) -> io::Result<()> {
+        enable_event(self.writing()?, is_on)
     }
 
     fn resume(&self) -> io::Result<()> {
         if let Some(period_ns) = self.period_ns {
-            set_event_period(self.writing(), period_ns)?;
+            set_event_period(self.writing()?, period_ns)?;
         }
-        enable_event(self.writing(), true)
+        self.enable(true)
     }
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and every access to it below is an
-// atomic load or store or a copy out of memory that stays mapped until `drop`.
+// SAFETY: the mapping belongs to the process, not to a thread, and stays mapped until `drop`, which needs
+// the ring for itself.
 unsafe impl Send for Ring {}
-// SAFETY: as for `Send`. Of the methods that change the ring, `release_to` and `retire` may be
-// called from any thread without harm to memory: what they can disturb is which records are read.
+// SAFETY: what may be called from several threads at once does one of three things with the mapping. It
+// loads or stores single words, atomically (`head`, `tail`, `release_to`, `copy`,
+// `position_word`, `sink`, whose fields that change are atomics): a value
+// that comes at the wrong time is a wrong position, which the parser doubts, and never a wrong address. It
+// does so with the writer locked (`set_timer`, `take_foreign`, `has_lost_signal`, `stop_timer`,
+// `set_period_ns`, `write_by`, `has_another_event`, `retire`). Or it exchanges its pages as a
+// whole while all addresses stay mapped and readable (`retire`, `empty`). All other fields do not change.
 unsafe impl Sync for Ring {}
 
 impl Ring {
     /// Maps the ring of `event` with `data_size` bytes of records, a power of two of pages.
-    pub(super) fn map(event: OwnedFd, data_size: usize) -> io::Result<Self> {
+    pub(super) fn map(event: Event, data_size: usize) -> io::Result<Self> {
         let page_size = page_size();
         // The kernel rounds up to pages, of 64 KiB on some machines, and writes to all of them.
         let data_size = data_size.max(page_size);
@@ -87,7 +100,7 @@ impl Ring {
                 page_size + data_size,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED,
-                &event,
+                event.file()?,
                 0,
             )?
         };
@@ -105,6 +118,7 @@ impl Ring {
             is_of_kernel: true,
             foreign: AtomicU64::new(0),
             has_kernel_chains: false,
+            wakes: None,
         })
     }
 
@@ -120,7 +134,7 @@ impl Ring {
 
     /// A ring for a signal handler to write to, laid out as the kernel's are. Before and behind it
     /// is a page that nobody may touch.
-    pub(super) fn of_ours(data_size: usize) -> io::Result<Self> {
+    pub(super) fn of_ours(data_size: usize, wakes: Option<Arc<Wakeups>>) -> io::Result<Self> {
         let page_size = page_size();
         let data_size = data_size.max(page_size);
         let length = page_size + data_size;
@@ -143,6 +157,7 @@ impl Ring {
             is_of_kernel: false,
             foreign: AtomicU64::new(0),
             has_kernel_chains: false,
+            wakes,
         };
         // SAFETY: a part of the mapping just made.
         unsafe {
@@ -162,6 +177,11 @@ impl Ring {
         // SAFETY: inside the first page, behind the kernel's part of it, which rings of ours have
         // only for its two positions.
         unsafe { self.base.add(SINK_OFFSET).cast() }
+    }
+
+    /// Null if nobody is to be woken; else valid as long as the ring.
+    pub(super) fn wakes(&self) -> *const Wakeups {
+        self.wakes.as_ref().map_or(std::ptr::null(), Arc::as_ptr)
     }
 
     pub(super) fn sink_memory(&self) -> SinkMemory {
@@ -213,7 +233,7 @@ impl Ring {
         let mut writer = self.writer.try_lock().ok_or(io::ErrorKind::WouldBlock)?;
         match &mut *writer {
             Some(RingWriter::Event(events)) => {
-                set_event_period(events.writing(), period_ns)?;
+                set_event_period(events.writing()?, period_ns)?;
                 events.period_ns = Some(period_ns);
                 Ok(())
             }
@@ -226,22 +246,11 @@ impl Ring {
         }
     }
 
-    /// Does something with the event that the ring belongs to, unless the ring was retired.
-    pub(super) fn with_event<R>(
-        &self,
-        action: impl FnOnce(BorrowedFd<'_>) -> io::Result<R>,
-    ) -> io::Result<R> {
-        match &*self.writer.lock() {
-            Some(RingWriter::Event(events)) => action(events.mapped.as_fd()),
-            _ => Err(io::ErrorKind::BrokenPipe.into()),
-        }
-    }
-
     /// Lets another event of the ring's thread write to it, or if there is none the ring's own. In between
     /// nobody writes, and `between` is given the ring's head.
     pub(super) fn write_by(
         &self,
-        event: Option<OwnedFd>,
+        event: Option<Event>,
         between: impl FnOnce(u64),
     ) -> Result<(), NotReplaced> {
         let mut writer = self.writer.lock();
@@ -249,10 +258,11 @@ impl Ring {
             return Err(NotReplaced::AsBefore);
         };
         if let Some(event) = &event {
-            let redirected = redirect_event(event.as_fd(), events.mapped.as_fd());
+            let both = event.file().and_then(|event| Ok((event, events.mapped.file()?)));
+            let redirected = both.and_then(|(event, mapped)| redirect_event(event, mapped));
             redirected.map_err(|_| NotReplaced::AsBefore)?;
         }
-        enable_event(events.writing(), false).map_err(|_| NotReplaced::AsBefore)?;
+        events.enable(false).map_err(|_| NotReplaced::AsBefore)?;
         between(self.head());
         let before = std::mem::replace(&mut events.instead, event);
         let resumed = events.resume();
@@ -330,44 +340,29 @@ impl Ring {
     /// Copies the bytes from `position` on. They are what the kernel wrote there only if
     /// `position` lies between tail and head; otherwise they are just some bytes.
     pub(crate) fn copy(&self, position: u64, out: &mut [u8]) {
-        let mut from = position as usize & (self.data_size - 1);
+        let mut position = position as usize;
         let mut rest = out;
         while !rest.is_empty() {
-            let length = rest.len().min(self.data_size - from);
+            let word = self.word(position).to_ne_bytes();
+            let from = word.iter().skip(position % word.len());
+            let length = (word.len() - position % word.len()).min(rest.len());
             let (now, later) = rest.split_at_mut(length);
-            // SAFETY: `from + length <= data_size`, so the source lies within the mapping, which
-            // lives until `drop`; `now` is ours alone. The kernel may write there meanwhile: we
-            // only ever look at the copy.
-            unsafe {
-                let source = self.base.as_ptr().add(self.page_size + from);
-                std::ptr::copy_nonoverlapping(source, now.as_mut_ptr(), length);
-            }
-            from = 0;
+            now.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+            position = position.wrapping_add(length);
             rest = later;
         }
     }
 
-    /// The time that the event's thread had been running when it was last switched in, in
-    /// nanoseconds. `None` if the kernel would not stop changing it.
-    ///
-    /// On the event's own thread it never changes while we look, short of a preemption between.
-    pub(crate) fn time_enabled_at_switch_in(&self) -> Option<u64> {
-        let header = self.header().as_ptr();
-        // SAFETY: projects to a field of the header page without making a reference.
-        let lock = unsafe { &raw mut (*header).lock };
-        // SAFETY: as above.
-        let enabled = unsafe { &raw mut (*header).time_enabled };
-        // SAFETY: both words are mapped until `drop`, aligned, and written by the kernel with
-        // single stores of their size.
-        let (lock, enabled) = unsafe { (AtomicU32::from_ptr(lock), AtomicU64::from_ptr(enabled)) };
-        for _ in 0..8 {
-            let before = lock.load(Ordering::Acquire);
-            let time = enabled.load(Ordering::Acquire);
-            if before & 1 == 0 && lock.load(Ordering::Acquire) == before {
-                return Some(time);
-            }
+    /// The word around a position.
+    fn word(&self, position: usize) -> u64 {
+        let offset = position & (self.data_size - 1) & !7;
+        // SAFETY: `data_size` is a power of two of pages: so the word lies within the mapping, which lives
+        // until `drop`, and is aligned. The kernel, or a handler, may write there meanwhile: then it is some
+        // word, and the positions say that it is not to be used.
+        unsafe {
+            let word = self.base.as_ptr().add(self.page_size + offset);
+            AtomicU64::from_ptr(word.cast()).load(Ordering::Relaxed)
         }
-        None
     }
 
     /// Closes the event and gives the ring's memory back, for good. Its thread may go on reading
@@ -383,7 +378,7 @@ impl Ring {
         }
         let Some(RingWriter::Event(events)) = self.writer.lock().take() else { return };
         // A child of a fork may hold it too, and then to close it is not the end of it.
-        _ = enable_event(events.writing(), false);
+        _ = events.enable(false);
         drop(events);
         let length = self.page_size + self.data_size;
         // First the new memory and then the change of places: where the system promises no memory
@@ -412,9 +407,40 @@ impl Ring {
             )
         };
         if moved.is_err() {
-            // No room for one more mapping: again the ring just stays.
+            // No room for one more mapping: again the ring just stays, unless it was taken away before that
+            // was found out.
             // SAFETY: the mapping just made, of which nobody else knows.
             _ = unsafe { rustix::mm::munmap(zeros, length) };
+            self.fill_gap();
+        }
+    }
+
+    /// Maps zeros where the ring was, if nothing is there.
+    fn fill_gap(&self) {
+        const MOST_TRIES: u32 = 1000;
+        let length = self.page_size + self.data_size;
+        let base = self.base.as_ptr().cast();
+        for _ in 0..MOST_TRIES {
+            // SAFETY: nothing that is mapped is touched: what is there makes it fail.
+            let filled = unsafe {
+                rustix::mm::mmap_anonymous(
+                    base,
+                    length,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE,
+                )
+            };
+            match filled {
+                // Before Linux 4.17 the address is a wish.
+                Ok(elsewhere) if elsewhere != base => {
+                    // SAFETY: the mapping just made, of which nobody else knows.
+                    _ = unsafe { rustix::mm::munmap(elsewhere, length) };
+                    return;
+                }
+                Ok(_) | Err(rustix::io::Errno::EXIST) => return,
+                // There may be memory in a moment, and who reads here until then ends the process.
+                Err(_) => std::thread::yield_now(),
+            }
         }
     }
 }
@@ -463,5 +489,43 @@ impl Drop for Ring {
         // itself (see `sampler::timer`), so no handler is under way, and a later one finds no ring.
         let unmapped = unsafe { rustix::mm::munmap(start.cast(), length) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_from_any_position_around_the_end() {
+        let ring = Ring::scripted(4096, 1).unwrap();
+        let words: Vec<u64> =
+            (0..512_u64).map(|number| number.wrapping_mul(0x0101_0101_0101_0101)).collect();
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        assert!(words.chunks(64).all(|words| ring.write_scripted(words)));
+        for position in [0, 1, 7, 8, 13, 4080, 4089, 4095, 4096 * 3 + 5, u64::MAX - 4095] {
+            for length in [0, 1, 3, 8, 9, 16, 31, 4096] {
+                let mut out = vec![0xaa; length];
+                ring.copy(position, &mut out);
+                let from = position as usize % 4096;
+                let expected: Vec<u8> =
+                    bytes.iter().cycle().skip(from).take(length).copied().collect();
+                assert_eq!(out, expected, "{position} {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_ring_that_is_gone_reads_as_zeros() {
+        let ring = Ring::scripted(4096, 1).unwrap();
+        ring.release_to(77);
+        // It is there: nothing happens.
+        ring.fill_gap();
+        assert_eq!(ring.tail(), 77);
+        let length = ring.page_size + ring.data_size;
+        // SAFETY: nobody reads there before it is mapped again.
+        unsafe { rustix::mm::munmap(ring.base.as_ptr().cast(), length).unwrap() };
+        ring.fill_gap();
+        assert_eq!((ring.head(), ring.tail()), (0, 0));
     }
 }

@@ -10,12 +10,12 @@ use super::sink::Sink;
 impl Ring {
     /// A ring of ours without a timer. Its position moves by `step` at a time.
     pub(crate) fn scripted(data_size: usize, step: u64) -> io::Result<Self> {
-        let ring = Self::of_ours(data_size)?;
+        let ring = Self::of_ours(data_size, None)?;
         let sink = Sink {
             memory: ring.sink_memory(),
             stack_bytes: 0,
             wake_after_bytes: u64::MAX,
-            wake: -1,
+            wakes: ring.wakes(),
             period_ns: AtomicU64::new(0),
             ids: 0,
             counts_cpu: false,
@@ -45,14 +45,6 @@ impl Ring {
         writer.publish();
         sink.position.fetch_add(sink.step, Ordering::Release);
         true
-    }
-
-    /// What [`time_enabled_at_switch_in`](Self::time_enabled_at_switch_in) is from now on.
-    pub(crate) fn set_scripted_time_enabled(&self, ns: u64) {
-        // SAFETY: projects to a field of the header page without making a reference.
-        let word = unsafe { &raw mut (*self.header().as_ptr()).time_enabled };
-        // SAFETY: mapped as long as the ring, aligned, and only ever accessed atomically.
-        unsafe { AtomicU64::from_ptr(word) }.store(ns, Ordering::Release);
     }
 
     /// What is left of a ring of the kernel's that was [retired](Self::retire): zeros.

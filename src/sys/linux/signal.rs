@@ -31,24 +31,16 @@ fn was_ours(signal: c_int) -> bool {
     WAS_OURS.get(signal as usize).is_some_and(|was_ours| was_ours.load(Ordering::Relaxed))
 }
 
-/// Who handled each of our signals before us: function and flags.
-static BEFORE: [Before; MOST_SIGNALS] = [const { Before::nobody() }; MOST_SIGNALS];
+/// Who handled each of our signals before us, in one word: the function, and in a bit that no address has
+/// whether it takes more than the signal's number.
+static BEFORE: [AtomicUsize; MOST_SIGNALS] =
+    [const { AtomicUsize::new(libc::SIG_DFL) }; MOST_SIGNALS];
+const TAKES_INFO: usize = 1 << (usize::BITS - 1);
 
 const MOST_SIGNALS: usize = 65;
 
 /// Signals for which our handler was ever installed.
 static WAS_OURS: [AtomicBool; MOST_SIGNALS] = [const { AtomicBool::new(false) }; MOST_SIGNALS];
-
-struct Before {
-    function: AtomicUsize,
-    flags: AtomicI32,
-}
-
-impl Before {
-    const fn nobody() -> Self {
-        Self { function: AtomicUsize::new(0), flags: AtomicI32::new(0) }
-    }
-}
 
 /// The signal to use now, with `handler` installed.
 ///
@@ -63,7 +55,8 @@ pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
     let mut signals = (libc::SIGRTMIN()..libc::SIGRTMAX()).rev().chain([libc::SIGPROF]);
     let is_free = |signal: &c_int| {
         let free = matches!(handled_by(*signal), Some(libc::SIG_DFL | libc::SIG_IGN));
-        free || handled_by(*signal) == Some(handler as usize)
+        let is_usable = free || handled_by(*signal) == Some(handler as usize);
+        is_usable && can_be_sent(*signal)
     };
     // If all are taken we share one, and its handler is called for what is not ours. But not one that was
     // ours before: then that handler may call ours, and so on.
@@ -77,13 +70,44 @@ pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
     Ok(signal)
 }
 
+/// Whether a timer takes the signal: an emulator of another processor takes a few of the highest for itself.
+fn can_be_sent(signal: c_int) -> bool {
+    let mut event = MaybeUninit::<libc::sigevent>::zeroed();
+    let mut timer: libc::timer_t = std::ptr::null_mut();
+    // SAFETY: writes fields of a structure of ours, of which all zeros is a valid rest; the timer is
+    // never set, and deleted at once.
+    unsafe {
+        (*event.as_mut_ptr()).sigev_signo = signal;
+        (*event.as_mut_ptr()).sigev_notify = libc::SIGEV_SIGNAL;
+        if libc::timer_create(libc::CLOCK_MONOTONIC, event.as_mut_ptr(), &raw mut timer) == 0 {
+            libc::timer_delete(timer);
+            return true;
+        }
+    }
+    // If it is for want of timers no other signal would help.
+    last_error() != libc::EINVAL
+}
+
 /// The function that handles a signal, `SIG_DFL` or `SIG_IGN`.
 pub(super) fn handled_by(signal: c_int) -> Option<usize> {
+    action_of(signal).map(|action| action.sa_sigaction)
+}
+
+fn action_of(signal: c_int) -> Option<libc::sigaction> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: asks only; the kernel fills the structure.
     let result = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
     // SAFETY: zeroed and perhaps filled: plain integers and a pointer.
-    (result == 0).then(|| unsafe { action.assume_init() }.sa_sigaction)
+    (result == 0).then(|| unsafe { action.assume_init() })
+}
+
+/// From now on what is not ours goes to that one.
+fn note_before(signal: c_int, before: &libc::sigaction, own: Handler) {
+    let takes_info = if before.sa_flags & libc::SA_SIGINFO != 0 { TAKES_INFO } else { 0 };
+    if let Some(place) = BEFORE.get(signal as usize).filter(|_| before.sa_sigaction != own as usize)
+    {
+        place.store(before.sa_sigaction | takes_info, Ordering::Release);
+    }
 }
 
 fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
@@ -98,9 +122,13 @@ fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
         // No other handler on top of ours: alternate stacks are small. But for those of faults, which
         // cannot wait.
         libc::sigfillset(&raw mut (*action_pointer).sa_mask);
-        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
+        for fault in FAULTS {
             libc::sigdelset(&raw mut (*action_pointer).sa_mask, fault);
         }
+    }
+    // Before ours is called for the first time.
+    if let Some(before) = action_of(signal) {
+        note_before(signal, &before, handler);
     }
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: both structures are valid, and the handler is a function that lives as long as the
@@ -111,13 +139,9 @@ fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
     if let Some(was_ours) = WAS_OURS.get(signal as usize) {
         was_ours.store(true, Ordering::Relaxed);
     }
+    // Another one may have come in between.
     // SAFETY: zeroed and filled: plain integers and a pointer.
-    let before = unsafe { before.assume_init() };
-    let own = handler as usize;
-    if let Some(place) = BEFORE.get(signal as usize).filter(|_| before.sa_sigaction != own) {
-        place.flags.store(before.sa_flags, Ordering::Relaxed);
-        place.function.store(before.sa_sigaction, Ordering::Release);
-    }
+    note_before(signal, &unsafe { before.assume_init() }, handler);
     Ok(())
 }
 
@@ -129,11 +153,12 @@ fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
 /// Only in a handler, with what it was called with.
 pub(super) unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(before) = BEFORE.get(signal as usize) else { return };
-    let function = before.function.load(Ordering::Acquire);
+    let before = before.load(Ordering::Acquire);
+    let function = before & !TAKES_INFO;
     if function == libc::SIG_DFL || function == libc::SIG_IGN {
         return;
     }
-    if before.flags.load(Ordering::Relaxed) & libc::SA_SIGINFO != 0 {
+    if before & TAKES_INFO != 0 {
         // SAFETY: whoever installed it with this flag said that it takes these.
         let handler = unsafe { std::mem::transmute::<usize, Handler>(function) };
         handler(signal, info, context);
@@ -161,6 +186,32 @@ fn set_mask(how: c_int, signal: c_int) -> libc::sigset_t {
         libc::pthread_sigmask(how, set.as_ptr(), before.as_mut_ptr());
         before.assume_init()
     }
+}
+
+/// Signals that an instruction of the thread itself brings about: blocked, they would end the process
+/// without the program's handler.
+const FAULTS: [c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+
+/// Runs `action` with all signals blocked on the calling thread but those of faults. A thread that it
+/// starts inherits that.
+pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: fills and reads sets of ours, and changes the calling thread's mask. Signals of the C
+    // library's own are not in a full set.
+    let before = unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        for fault in FAULTS {
+            libc::sigdelset(set.as_mut_ptr(), fault);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    };
+    let result = action();
+    // SAFETY: a set that the kernel has filled.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    result
 }
 
 /// What a thread that forks has for that time.

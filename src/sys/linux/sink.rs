@@ -5,8 +5,9 @@
               allocated or locked"
 )]
 
-use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::poll::Wakeups;
 
 /// What a signal handler must know of a ring; it lies in the ring's own first page.
 #[derive(Debug)]
@@ -15,8 +16,8 @@ pub(super) struct Sink {
     pub(super) stack_bytes: u64,
     /// Bytes in the ring after which the collector is woken.
     pub(super) wake_after_bytes: u64,
-    /// By a write to this eventfd.
-    pub(super) wake: c_int,
+    /// Null if nobody is; else valid as long as the ring.
+    pub(super) wakes: *const Wakeups,
     pub(super) period_ns: AtomicU64,
     /// The kernel's numbers of the process and the thread, as records have them.
     pub(super) ids: u64,
@@ -132,6 +133,29 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
 /// As above.
 #[cfg(target_arch = "aarch64")]
 unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: the caller's.
-    unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
+    // SAFETY: reads and writes each byte of both ranges once, words first.
+    unsafe {
+        core::arch::asm!(
+            "cbz {words}, 3f",
+            "2:",
+            "ldr {word}, [{from}], #8",
+            "str {word}, [{to}], #8",
+            "subs {words}, {words}, #1",
+            "b.ne 2b",
+            "3:",
+            "cbz {bytes}, 5f",
+            "4:",
+            "ldrb {word:w}, [{from}], #1",
+            "strb {word:w}, [{to}], #1",
+            "subs {bytes}, {bytes}, #1",
+            "b.ne 4b",
+            "5:",
+            words = inout(reg) length / 8 => _,
+            bytes = inout(reg) length % 8 => _,
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            word = out(reg) _,
+            options(nostack),
+        );
+    }
 }

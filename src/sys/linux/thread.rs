@@ -1,10 +1,13 @@
 //! What the kernel knows of the calling thread, and of the process's limits.
 #![allow(unsafe_code, reason = "getrusage(RUSAGE_THREAD), which rustix does not offer")]
 
+use std::ops::Range;
+
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::gettid;
 
-use crate::sys::types::ThreadUsage;
+use super::calls::may;
+use crate::sys::types::{ThreadUsage, Unusual};
 
 /// The kernel's number of the calling thread.
 pub(crate) fn current_tid() -> u32 {
@@ -16,8 +19,18 @@ pub(crate) fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
+/// Whether there is no process of that number any more.
+pub(crate) fn has_ended(process: u32) -> bool {
+    let process = rustix::process::Pid::from_raw(process.cast_signed());
+    let tried = process.map(rustix::process::test_kill_process);
+    tried == Some(Err(rustix::io::Errno::SRCH))
+}
+
 /// The calling thread's usage; `None` if the kernel does not say.
 pub(crate) fn thread_usage() -> Option<ThreadUsage> {
+    if !may(Unusual::Getrusage) {
+        return None;
+    }
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the pointer is to writable memory of the right size, which the call fills.
     let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
@@ -37,4 +50,82 @@ pub(crate) fn thread_usage() -> Option<ThreadUsage> {
 /// How many files this process may have open.
 pub(crate) fn open_file_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// How much more may be reserved, if that is limited.
+pub(crate) fn address_space_left() -> Option<u64> {
+    let limit = |limit| getrlimit(limit).current;
+    let (all, data) = (limit(Resource::As), limit(Resource::Data));
+    if all.is_none() && data.is_none() {
+        return None;
+    }
+    // proc_pid_status(5), in KiB.
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let left = |limit: Option<u64>, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let used = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
+        limit.map(|limit| limit.saturating_sub(used.map_or(limit, |kib: u64| kib * 1024)))
+    };
+    left(all, "VmSize:").into_iter().chain(left(data, "VmData:")).min()
+}
+
+/// The addresses that the main thread's stack has or can grow to; `None` if the kernel does not say.
+pub(crate) fn main_stack() -> Option<Range<u64>> {
+    let maps = std::fs::read("/proc/self/maps").ok()?;
+    let most = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
+    stack_in(&maps, most)
+}
+
+/// It grows down to its limit, but not into what is mapped below it.
+fn stack_in(maps: &[u8], most: u64) -> Option<Range<u64>> {
+    // Paths need not be UTF-8; what is looked at here is.
+    let text = String::from_utf8_lossy(maps);
+    let mut below = 0;
+    for line in text.lines() {
+        let (addresses, rest) = line.split_once(' ')?;
+        let (start, end) = addresses.split_once('-')?;
+        let start = u64::from_str_radix(start, 16).ok()?;
+        let end = u64::from_str_radix(end, 16).ok()?;
+        // The first word of the name: others can follow a path only.
+        if rest.split_ascii_whitespace().nth(4) == Some("[stack]") {
+            return Some(end.saturating_sub(most).max(below).min(start)..end);
+        }
+        below = end;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &[u8] = b"\
+        55d0c0a00000-55d0c0a21000 rw-p 00000000 00:00 0                          [heap]\n\
+        7f0000000000-7f0000001000 r--p 00000000 08:01 1234                       /tmp/a [stack]\n\
+        7f0000001000-7f0000002000 rw-p 00000000 00:00 0 \n\
+        7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]\n\
+        7ffc00090000-7ffc00092000 r-xp 00000000 00:00 0                          [vdso]\n";
+
+    #[test]
+    fn the_main_stack_grows_to_its_limit_or_to_what_is_below_it() {
+        let end = 0x7ffc_0002_1000;
+        assert_eq!(stack_in(MAPS, 8 << 20), Some(end - (8 << 20)..end));
+        assert_eq!(stack_in(MAPS, u64::MAX), Some(0x7f00_0000_2000..end));
+        // The limit can be lowered below what it has.
+        assert_eq!(stack_in(MAPS, 4096), Some(0x7ffc_0000_0000..end));
+    }
+
+    #[test]
+    fn without_a_line_for_it_nothing_is_known() {
+        assert_eq!(stack_in(b"", u64::MAX), None);
+        assert_eq!(stack_in(b"\xff\xfe", u64::MAX), None);
+        assert_eq!(stack_in(b"7f-80 rw-p 0 00:00 0\n", u64::MAX), None);
+        assert_eq!(stack_in(b"zz-80 rw-p 0 00:00 0 [stack]\n", u64::MAX), None);
+    }
+
+    #[test]
+    fn the_main_thread_has_one_here() {
+        let stack = main_stack().unwrap();
+        assert!(stack.end - stack.start >= 4096);
+    }
 }

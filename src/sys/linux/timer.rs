@@ -12,13 +12,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::calls::may;
 use super::clock::{monotonic_raw_ns, thread_cpu_ns};
-use super::poll::timer_event;
+use super::poll::Waker;
 use super::ring::Ring;
 use super::signal::{hand_on, handled_by, last_error, signal_for, unblock};
 use super::sink::Sink;
-use super::thread::current_tid;
-use crate::sys::types::{SampleRequest, TimerClock, WhyRefused};
+use super::thread::{current_tid, main_stack};
+use crate::sys::types::{SampleRequest, TimerClock, Unusual, WhyRefused};
 
 /// Which thread a signal is for, found from the number that its timer sends along.
 ///
@@ -133,11 +134,19 @@ unsafe impl Send for Timer {}
 pub(crate) fn open_timer_ring(
     request: SampleRequest,
     clock: TimerClock,
+    waker: &Waker,
 ) -> Result<Ring, WhyRefused> {
+    if ![Unusual::TimerCreate, Unusual::TimerSettime, Unusual::TimerDelete].into_iter().all(may) {
+        return Err(WhyRefused::Deadly);
+    }
+    // The handler reads the thread's CPU clock at each signal of such a timer.
+    if clock == TimerClock::Monotonic && !may(Unusual::ClockGettime) {
+        return Err(WhyRefused::Deadly);
+    }
     let signal = signal_for(handle)?;
-    let wake = timer_event().map_err(|_| WhyRefused::NoFiles)?;
     let stack = stack_bounds().ok_or(WhyRefused::Other(libc::EINVAL))?;
-    let ring = Ring::of_ours(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
+    let ring = Ring::of_ours(request.ring_bytes, waker.wakeups());
+    let ring = ring.map_err(|_| WhyRefused::NoMemory)?;
     let sink = ring.sink();
     let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
     let target = Target::by_number(number).ok_or(WhyRefused::Other(libc::EAGAIN))?;
@@ -147,7 +156,7 @@ pub(crate) fn open_timer_ring(
             memory: ring.sink_memory(),
             stack_bytes: u64::from(request.stack_bytes),
             wake_after_bytes: u64::from(request.wake_after_bytes),
-            wake,
+            wakes: ring.wakes(),
             period_ns: AtomicU64::new(request.period_ns),
             ids: u64::from(current_tid()) << 32 | u64::from(super::process_id()),
             counts_cpu: clock == TimerClock::Monotonic,
@@ -204,7 +213,8 @@ impl Timer {
     /// Begins anew with that time between signals. The error is an errno.
     pub(super) fn set_period_ns(&self, period_ns: u64) -> Result<(), i32> {
         let period = libc::timespec {
-            tv_sec: (period_ns / 1_000_000_000) as libc::time_t,
+            // `time_t`, whose name is deprecated on musl.
+            tv_sec: (period_ns / 1_000_000_000) as _,
             tv_nsec: (period_ns % 1_000_000_000) as libc::c_long,
         };
         let setting = libc::itimerspec { it_interval: period, it_value: period };
@@ -238,6 +248,17 @@ impl Drop for Timer {
 
 /// The addresses of the calling thread's stack.
 fn stack_bounds() -> Option<Range<u64>> {
+    // Of the main thread's stack a C library may know only what it takes so far (musl does). In the child of a
+    // fork the first thread can be one that has another.
+    let here = {
+        let here = 0_u8;
+        (&raw const here).addr() as u64
+    };
+    if current_tid() == super::process_id()
+        && let Some(stack) = main_stack().filter(|stack| stack.contains(&here))
+    {
+        return Some(stack);
+    }
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::zeroed();
     let (mut low, mut size) = (std::ptr::null_mut(), 0);
     // SAFETY: fills the structure, which is then read and destroyed; for the calling thread it
@@ -378,11 +399,17 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
     // After the record: the hooks of this thread must not see it before the collector can.
     compiler_fence(Ordering::Release);
     sink.position.store(position.wrapping_add(sink.step), Ordering::Release);
-    if is_at_mark {
-        let one = 1_u64.to_ne_bytes();
-        // Not by `write`, at which a thread can be cancelled.
-        // SAFETY: writes eight bytes of ours to an eventfd that is never closed and never blocks.
-        unsafe { libc::syscall(libc::SYS_write, sink.wake, one.as_ptr(), one.len()) };
+    // SAFETY: null, or valid as long as the sink.
+    if let Some(wakes) = unsafe { sink.wakes.as_ref() }.filter(|_| is_at_mark)
+        && !wakes.pending.swap(true, Ordering::SeqCst)
+    {
+        wakes.word.fetch_add(1, Ordering::SeqCst);
+        // Not by a function of a library, which may be what is interrupted.
+        // SAFETY: touches no memory: it only ends the sleep of who sleeps on that word.
+        unsafe {
+            let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+            libc::syscall(libc::SYS_futex, wakes.word.as_ptr(), wake, i32::MAX);
+        }
     }
 }
 

@@ -1,0 +1,42 @@
+//! What the export of deep stacks takes.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use tracing::{dispatcher, info_span};
+use tracing_profiling::Directory;
+
+use crate::allocator;
+use crate::deep::{Inlined, walk_often};
+use crate::measure::{Setup, figure};
+
+const MIB: f64 = (1 << 20) as f64;
+
+pub(crate) fn run() {
+    figure("export.memory_peak_deep", peak_mib(500), "MiB");
+    figure("export.memory_peak_deep_10000", peak_mib(10_000), "MiB");
+}
+
+/// The peak over what there was before the span closed, of stacks that all differ.
+fn peak_mib(stacks: u64) -> f64 {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = Directory::new(directory.path(), opentelemetry_sdk::Resource::builder().build());
+    let (sender, written) = mpsc::channel();
+    let setup = Setup::new("0ms", |builder| {
+        let builder = builder.exporter(store).rate(1_000).cpu_budget(0).stack_bytes(65_528);
+        builder.on_kept(move |kept| {
+            assert!(!kept.files.is_empty(), "a profile is exported");
+            _ = sender.send(kept.samples);
+        })
+    });
+    let peak = dispatcher::with_default(&setup.dispatch, || {
+        let span = info_span!("deep").entered();
+        walk_often(stacks, 250, Inlined::Eight, Duration::from_micros(1_050));
+        allocator::peak(|| {
+            drop(span);
+            written.recv().expect("a profile")
+        })
+    });
+    println!("# {stacks} stacks: {} samples exported, {:?}", peak.1, setup.handle.stats());
+    peak.0 as f64 / MIB
+}

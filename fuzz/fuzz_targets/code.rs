@@ -1,0 +1,6 @@
+//! Code, with every byte made up.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    tracing_profiling::fuzzing::code(bytes);
+});

@@ -1,0 +1,6 @@
+//! What `/proc` says of threads: where they are blocked, and which filters they have.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|text: &str| {
+    tracing_profiling::fuzzing::proc_texts(text);
+});

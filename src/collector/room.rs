@@ -1,0 +1,86 @@
+//! How much profiles may take until they are where they belong.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::sys;
+
+/// What all profiles take together that are on their way.
+#[derive(Debug)]
+pub(super) struct Room {
+    budget_bytes: usize,
+    taken: Arc<AtomicUsize>,
+}
+
+/// The room of one profile, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Taken {
+    /// That the profile may take, before and after it has symbols.
+    pub(super) most_bytes: usize,
+    all: Arc<AtomicUsize>,
+}
+
+/// A profile is made anew with symbols and again with other names, and each format has its tables beside
+/// it: together, no more than so many times what it is itself.
+const TIMES: usize = 8;
+/// However little there is.
+const LEAST: usize = 64 * 1024;
+
+/// How many profiles may wait in so much.
+pub(crate) fn waiting_profiles(budget_bytes: usize) -> usize {
+    (budget_bytes / 2 / LEAST).max(1)
+}
+
+impl Room {
+    pub(super) fn new(budget_bytes: usize) -> Self {
+        Self { budget_bytes, taken: Arc::default() }
+    }
+
+    /// Room for one more. The more of them wait, the smaller it is: so any number of them has room.
+    pub(super) fn take(&self) -> Taken {
+        let left = sys::address_space_left().and_then(|left| usize::try_from(left / 2).ok());
+        let budget_bytes = self.budget_bytes.min(left.unwrap_or(usize::MAX));
+        let half = budget_bytes / 2;
+        let left = half.saturating_sub(self.taken.load(Ordering::Relaxed));
+        let most_bytes = (budget_bytes / TIMES).min(left / 4).max(LEAST);
+        self.taken.fetch_add(most_bytes, Ordering::Relaxed);
+        Taken { most_bytes, all: Arc::clone(&self.taken) }
+    }
+}
+
+impl Taken {
+    /// What is not needed is given back.
+    pub(super) fn shrink(&mut self, bytes: usize) {
+        let rest = self.most_bytes.saturating_sub(bytes);
+        self.most_bytes -= rest;
+        self.all.fetch_sub(rest, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.most_bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_that_wait_take_no_more_than_half_of_it() {
+        let room = Room::new(64 << 20);
+        let mut waiting = vec![room.take()];
+        assert_eq!(waiting[0].most_bytes, 8 << 20);
+        for _ in 0..32 {
+            waiting.push(room.take());
+        }
+        let all: usize = waiting.iter().map(|taken| taken.most_bytes).sum();
+        assert!(all <= 34 << 20, "{all}");
+        assert!(waiting.iter().all(|taken| taken.most_bytes >= LEAST));
+        waiting.iter_mut().for_each(|taken| taken.shrink(1_000));
+        assert_eq!(room.taken.load(Ordering::Relaxed), 33_000);
+        drop(waiting);
+        assert_eq!(room.take().most_bytes, 8 << 20);
+    }
+}

@@ -1,0 +1,114 @@
+//! Profiles deeper than any thread's stack, and larger than what is drawn.
+
+use std::borrow::Cow;
+use std::thread;
+
+use opentelemetry_sdk::Resource;
+
+use super::tests::{checkout, deep};
+use super::{folded, otlp, pprof, svg};
+use crate::profile::{
+    FrameKind, Function, Line, Link, Location, Names, Point, Profile, ProfileId, SampleKind,
+};
+
+/// All names are longer by a letter.
+struct Longer;
+
+impl Names for Longer {
+    fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        format!("{name}'").into()
+    }
+    fn source<'a>(&self, path: &'a str) -> Cow<'a, str> {
+        self.function(path)
+    }
+    fn code<'a>(&self, path: &'a str) -> Cow<'a, str> {
+        self.function(path)
+    }
+    fn span<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        self.function(name)
+    }
+}
+
+/// On a thread with as little stack as the smallest that programs give theirs.
+fn with_small_stack<R: Send + 'static>(action: impl FnOnce() -> R + Send + 'static) -> R {
+    thread::Builder::new().stack_size(96 * 1024).spawn(action).unwrap().join().unwrap()
+}
+
+fn encode_in_every_way(profile: &Profile) -> String {
+    let text = svg(profile);
+    roxmltree::Document::parse(&text).unwrap();
+    assert!(folded(profile).ends_with('\n'));
+    assert!(!pprof(profile).is_empty());
+    assert!(!otlp(profile, &Resource::builder_empty().build()).is_empty());
+    text
+}
+
+/// Stacks of so many frames of three functions, in an order that differs, as many inlined in each.
+pub(super) fn alternating(stacks: u64, frames: u64, inlined: usize) -> Profile {
+    let mut profile = Profile::new(ProfileId::for_test(4), 5);
+    let mut random = 1_u64;
+    let lines: Vec<Vec<Line>> = (0..3)
+        .map(|function| {
+            let mut line = |inlined: usize| {
+                let name = profile.add_string(&format!("shop::part_{function}::inlined_{inlined}"));
+                let file = profile.add_string("/shop/src/parts.rs");
+                let function = Function { name, system_name: name, file };
+                Line { function: profile.add_function(function), line: 7, column: 1 }
+            };
+            (0..=inlined).map(&mut line).collect()
+        })
+        .collect();
+    let link = profile.add_link(Link { span: "request".into(), parent: None, ids: None });
+    for number in 0..stacks {
+        let stack = (0..frames).map(|_| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let address = (random >> 33) % 3;
+            let lines = lines[address as usize].clone();
+            let kind = FrameKind::Rust;
+            profile.add_location(Location {
+                mapping: None,
+                address,
+                kind,
+                lines,
+                is_inferred: false,
+            })
+        });
+        let stack = stack.collect();
+        let stack = profile.add_stack(stack);
+        let point = Point { time_unix_ns: number, weight_ns: 5 };
+        profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
+    }
+    profile
+}
+
+#[test]
+fn no_depth_is_too_deep_for_a_small_stack() {
+    for profile in [
+        deep(20_000),
+        alternating(20, 250, 16),
+        alternating(20, 1_000, 8),
+        alternating(20, 1_000, 24),
+        alternating(2, 20_000, 0),
+    ] {
+        with_small_stack(move || {
+            encode_in_every_way(&profile);
+            encode_in_every_way(&profile.renamed(&Longer));
+        });
+    }
+}
+
+#[test]
+fn spans_inside_each_other_are_not_counted_by_the_stack() {
+    let mut profile = checkout();
+    let mut parent = None;
+    for depth in 0..20_000 {
+        let span = format!("span {depth}");
+        parent = Some(profile.add_link(Link { span, parent, ids: None }));
+    }
+    let stack = profile.samples()[0].stack;
+    let point = Point { time_unix_ns: 1_050, weight_ns: 5 };
+    profile.add_sample(SampleKind::OnCpu, stack, parent, point);
+    with_small_stack(move || {
+        encode_in_every_way(&profile.renamed(&Longer));
+    });
+}

@@ -1,0 +1,248 @@
+//! Who may ask over HTTP: no page of another site that a browser has open.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::text::shortened;
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// What is answered in the place of the routes.
+type Refusal = (StatusCode, String);
+
+/// A host as requests name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Host {
+    Address(IpAddr),
+    /// In lower case, without a dot at its end.
+    Name(String),
+}
+
+impl Host {
+    /// The host, and the port that follows it, of `host`, `host:port`, `[::1]` or `[::1]:port`.
+    fn parse(text: &str) -> Option<(Self, Option<u16>)> {
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (address, port) = rest.split_once(']')?;
+                let address: Ipv6Addr = address.parse().ok()?;
+                (Self::Address(address.to_canonical()), port)
+            }
+            None => {
+                let (host, port) = text.split_at(text.find(':').unwrap_or(text.len()));
+                (Self::name(host)?, port)
+            }
+        };
+        let port = match port.strip_prefix(':') {
+            None if port.is_empty() => None,
+            Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Some(digits.parse().ok()?)
+            }
+            _ => return None,
+        };
+        Some((host, port))
+    }
+
+    fn name(text: &str) -> Option<Self> {
+        if let Ok(address) = text.parse::<Ipv4Addr>() {
+            return Some(Self::Address(address.into()));
+        }
+        let name = text.strip_suffix('.').unwrap_or(text);
+        let is_sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        let is_name = !name.is_empty() && name.bytes().all(is_sound);
+        is_name.then(|| Self::Name(name.to_ascii_lowercase()))
+    }
+
+    fn is_loopback(&self) -> bool {
+        match self {
+            Self::Address(address) => address.is_loopback(),
+            Self::Name(name) => name == "localhost",
+        }
+    }
+}
+
+/// The hosts under which a router answers, beside those of loopback.
+#[derive(Clone, Debug)]
+pub(crate) struct Hosts(Arc<[Host]>);
+
+impl Hosts {
+    /// Of each a port is left out; what is no host is none that anybody could ask for.
+    pub(crate) fn new(hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+        let host = |text: &str| match text.parse::<Ipv6Addr>() {
+            Ok(address) => Some(Host::Address(address.to_canonical())),
+            Err(_) => Host::parse(text).map(|(host, _)| host),
+        };
+        Self(hosts.into_iter().filter_map(|text| host(text.as_ref().trim())).collect())
+    }
+
+    fn allow(&self, host: &Host) -> bool {
+        host.is_loopback() || self.0.contains(host)
+    }
+}
+
+/// Answers in the place of the routes where a page of another site could have sent the request.
+pub(crate) async fn refuse_foreign(
+    State(hosts): State<Hosts>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match check(&request, &hosts) {
+        Ok(()) => next.run(request).await,
+        Err(refused) => refused.into_response(),
+    }
+}
+
+fn check(request: &Request, hosts: &Hosts) -> Result<(), Refusal> {
+    let own = own_hosts(request, hosts)?;
+    if request.method().is_safe() {
+        // Whatever page asked: the browser does not let it read the answer, unless it is of our own host.
+        return Ok(());
+    }
+    let headers = request.headers();
+    let is_foreign = |site: &HeaderValue| site != "same-origin" && site != "none";
+    if let Some(site) = headers.get_all(SEC_FETCH_SITE).iter().find(|site| is_foreign(site)) {
+        return Err(foreign("Sec-Fetch-Site", site));
+    }
+    for origin in headers.get_all(header::ORIGIN) {
+        let is_ours = origin_of(origin).is_some_and(|(host, port, usual)| {
+            let is_same = |own: &(Host, Option<u16>)| {
+                own.0 == host && own.1.unwrap_or(usual) == port.unwrap_or(usual)
+            };
+            !own.is_empty() && own.iter().all(is_same)
+        });
+        if !is_ours {
+            return Err(foreign("Origin", origin));
+        }
+    }
+    Ok(())
+}
+
+/// The hosts that a request is for, if it may be. Behind a name of somebody else's that leads here lies a page
+/// of theirs, which would be of our own origin. What names no host comes from no browser.
+fn own_hosts(request: &Request, hosts: &Hosts) -> Result<Vec<(Host, Option<u16>)>, Refusal> {
+    let headers: &HeaderMap = request.headers();
+    let said = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
+    let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    let said: Vec<_> = authority.into_iter().chain(said).collect();
+    if headers.get_all(header::HOST).iter().count() > 1 {
+        return Err((StatusCode::BAD_REQUEST, "there is more than one Host".to_owned()));
+    }
+    let mut own = Vec::new();
+    for text in said {
+        let host = str::from_utf8(text).ok().and_then(Host::parse);
+        match host {
+            Some(host) if hosts.allow(&host.0) => own.push(host),
+            _ => {
+                let shown = shortened(&String::from_utf8_lossy(text));
+                let problem = format!(
+                    "these routes do not answer for the host `{shown}`: ask for localhost, or name the host in \
+                     `Handle::router_for`"
+                );
+                return Err((StatusCode::MISDIRECTED_REQUEST, problem));
+            }
+        }
+    }
+    Ok(own)
+}
+
+/// Host, port and the scheme's usual port.
+fn origin_of(origin: &HeaderValue) -> Option<(Host, Option<u16>, u16)> {
+    let (scheme, rest) = origin.to_str().ok()?.split_once("://")?;
+    let usual = match scheme.to_ascii_lowercase().as_str() {
+        "http" => 80,
+        "https" => 443,
+        _ => return None,
+    };
+    let (host, port) = Host::parse(rest)?;
+    Some((host, port, usual))
+}
+
+fn foreign(header: &str, value: &HeaderValue) -> Refusal {
+    let shown = shortened(&String::from_utf8_lossy(value.as_bytes()));
+    let problem = format!(
+        "refused, because a page of another origin sent this ({header}: {shown}); a proxy in between must leave \
+         Host as it is"
+    );
+    (StatusCode::FORBIDDEN, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_allowed(host: &str) -> bool {
+        let hosts = Hosts::new(["Shop.internal:9999", "10.0.0.7", "fd00::7", "[fd00::8]:1", "a b"]);
+        Host::parse(host).is_some_and(|(host, _)| hosts.allow(&host))
+    }
+
+    #[test]
+    fn loopback_and_what_is_named_is_allowed_with_any_port() {
+        for host in [
+            "localhost",
+            "localhost:9999",
+            "LOCALHOST.:1",
+            "127.0.0.1",
+            "127.255.0.3:65535",
+            "[::1]",
+            "[0:0:0:0:0:0:0:1]:9999",
+            "[::ffff:127.0.0.1]:80",
+            "shop.internal",
+            "SHOP.Internal.:80",
+            "10.0.0.7:9999",
+            "[fd00::7]:9999",
+            "[fd00::8]",
+        ] {
+            assert!(is_allowed(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn nothing_else_is() {
+        for host in [
+            "",
+            ".",
+            ":9999",
+            "evil.example",
+            "localhost.evil.example",
+            "evil.localhost",
+            "localhost@evil.example",
+            "evil.example@localhost",
+            "user:pass@localhost",
+            "localhost:80@evil.example",
+            "localhost:",
+            "localhost:99999",
+            "localhost:80abc",
+            "localhost:80:80",
+            "localhost..",
+            " localhost",
+            "localhost ",
+            "localhost/evil",
+            "localhost\\evil",
+            "localhost#",
+            "127.0.0.1.evil.example",
+            "127.1",
+            "2130706433",
+            "0x7f.0.0.1",
+            "127.0.0.1.",
+            "0.0.0.0",
+            "::1",
+            "[::1",
+            "[::1]x",
+            "[::1]:",
+            "[::1%25lo]",
+            "[127.0.0.1]",
+            "[::]",
+            "10.0.0.8",
+            "notshop.internal",
+            "shop.internal.evil.example",
+            "lo\u{441}alhost",
+            "localhost,evil.example",
+        ] {
+            assert!(!is_allowed(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! What may own files of ours.
+#![allow(unsafe_code, reason = "drops a value or does not, as files are ours or not by then")]
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use super::platform::Files;
+
+/// Something that may own files. If they were closed by somebody else it is never dropped: their numbers
+/// may be those of others by then.
+#[derive(Debug)]
+pub(crate) struct Owning<T> {
+    value: ManuallyDrop<T>,
+    files: Arc<Files>,
+}
+
+impl<T> Owning<T> {
+    pub(crate) fn new(value: T, files: &Arc<Files>) -> Self {
+        Self { value: ManuallyDrop::new(value), files: Arc::clone(files) }
+    }
+}
+
+impl<T> Deref for Owning<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Owning<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T> Drop for Owning<T> {
+    fn drop(&mut self) {
+        if self.files.are_ours() {
+            // SAFETY: the value is dropped here alone, and not used after it.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Text from outside, fit for a line of a log.
+
+use std::borrow::Cow;
+
+/// Characters of a value that an error repeats.
+const MOST_SHOWN: usize = 100;
+
+/// Whether a character would end a line, command a terminal, or turn the order of what follows it.
+pub(crate) fn disturbs(character: char) -> bool {
+    const TURNS: [char; 3] = ['\u{61c}', '\u{200e}', '\u{200f}'];
+    character.is_control()
+        || TURNS.contains(&character)
+        || matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Such characters as Rust writes them in a string: `\n`, `\u{202e}`.
+pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(disturbs) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for character in text.chars() {
+        if disturbs(character) {
+            escaped.extend(character.escape_default());
+        } else {
+            escaped.push(character);
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// The same of the beginning of what may be long.
+pub(crate) fn shortened(text: &str) -> String {
+    let end = text.char_indices().nth(MOST_SHOWN).map_or(text.len(), |(at, _)| at);
+    let mut short = escaped(text.get(..end).unwrap_or(text)).into_owned();
+    if end < text.len() {
+        short.push('…');
+    }
+    short
+}
+
+/// What is around the byte `at` of a text, and how many characters come before that place: each disturbing one
+/// is one other, so that a mark below the line is where it should be.
+pub(crate) fn around(text: &str, at: usize) -> (String, usize) {
+    let (before, after) = text.split_at_checked(at).unwrap_or((text, ""));
+    let plain = |c: char| match c {
+        _ if !disturbs(c) => c,
+        _ if c.is_whitespace() => ' ',
+        _ => '\u{fffd}',
+    };
+    let half = MOST_SHOWN / 2;
+    let skipped = before.char_indices().rev().nth(half.saturating_sub(1)).map_or(0, |(at, _)| at);
+    let mut line = String::new();
+    if skipped > 0 {
+        line.push('…');
+    }
+    line.extend(before.get(skipped..).unwrap_or(before).chars().map(plain));
+    let place = line.chars().count();
+    line.extend(after.chars().take(half).map(plain));
+    if after.chars().nth(half).is_some() {
+        line.push('…');
+    }
+    (line, place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_disturbs_a_line_is_escaped_and_nothing_else() {
+        for plain in ["shop::cart", "GET /ü?a=b", "日本語 🔥", "a\\b", ""] {
+            assert_eq!(escaped(plain), plain);
+        }
+        assert_eq!(escaped("a\nb\r\0\t"), "a\\nb\\r\\u{0}\\t");
+        let order =
+            "\u{202a}\u{202e}\u{2066}\u{2069}\u{200e}\u{200f}\u{61c}\u{2028}\u{2029}\u{85}\u{7f}";
+        let shown = escaped(order);
+        assert!(shown.is_ascii() && shown.starts_with("\\u{202a}\\u{202e}"), "{shown}");
+    }
+}

@@ -1,0 +1,45 @@
+//! Systems other than Linux: spans have their times, and what nobody knows is unknown.
+
+#![cfg(tracing_profiling_unsupported)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+mod support;
+
+use std::time::Duration;
+
+use support::Setup;
+use tracing::info_span;
+
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn when_threads_run_is_unknown_and_not_all_the_time() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        info_span!("sleeps").in_scope(|| std::thread::sleep(400 * MS));
+        info_span!("awaits", later = 1);
+    });
+    let kept = setup.kept();
+    let account = *kept[0].spans[0].account();
+    assert!(account.is_cpu_time_unknown, "{account:?}");
+    assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns, account.off_cpu_ns), (0, 0, 0));
+    assert!(account.wall_ns >= 400_000_000 && account.idle_ns < account.wall_ns, "{account:?}");
+    // A span that no thread was ever in ran nowhere, and that is known.
+    assert!(!kept[1].spans[0].account().is_cpu_time_unknown);
+}
+
+#[test]
+fn rules_about_it_hold_for_no_span() {
+    for rules in ["on_cpu>1ms", "off_cpu>1ms", "on_cpu>1%|off_cpu>1%"] {
+        let setup = Setup::new(rules);
+        setup.run(|| info_span!("sleeps").in_scope(|| std::thread::sleep(20 * MS)));
+        assert_eq!(setup.kept().len(), 0, "{rules}");
+    }
+}
+
+#[test]
+fn the_system_is_named_and_not_its_kernel() {
+    let source = Setup::new("0ms").handle.source();
+    assert!(source.contains("on Linux alone") && source.contains("is unknown"), "{source}");
+    assert!(!source.contains("kernel"), "{source}");
+}

@@ -1,0 +1,229 @@
+//! Seccomp filters that end a process at a system call, as systemd's `SystemCallFilter=` does.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use opentelemetry_sdk::Resource;
+use seccompiler::{SeccompAction, SeccompFilter, apply_filter, apply_filter_all_threads};
+use tracing_profiling::export::Memory;
+use tracing_profiling::{Directory, ProfilingLayer, Source};
+
+use super::{Host, MS, in_child};
+use crate::support::{PLENTY, burn};
+
+/// All that an ordinary service may do without, and some that are none of ours.
+const CALLS: &[(&str, libc::c_long)] = &[
+    ("perf_event_open", libc::SYS_perf_event_open),
+    ("timer_create", libc::SYS_timer_create),
+    ("timer_settime", libc::SYS_timer_settime),
+    ("timer_delete", libc::SYS_timer_delete),
+    ("process_vm_readv", libc::SYS_process_vm_readv),
+    ("clock_gettime", libc::SYS_clock_gettime),
+    ("getrusage", libc::SYS_getrusage),
+    ("statfs", libc::SYS_statfs),
+    ("faccessat", libc::SYS_faccessat),
+    ("memfd_create", libc::SYS_memfd_create),
+];
+const NEVER_CALLED: &[libc::c_long] = &[
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_pwait,
+    libc::SYS_ptrace,
+    libc::SYS_kcmp,
+];
+const ACTIONS: [SeccompAction; 4] = [
+    SeccompAction::KillProcess,
+    SeccompAction::KillThread,
+    SeccompAction::Trap,
+    SeccompAction::Errno(libc::EPERM as u32),
+];
+const SOURCES: [Source; 4] = [Source::Auto, Source::Perf, Source::Timer, Source::None];
+
+fn program(calls: &[libc::c_long], action: SeccompAction) -> seccompiler::BpfProgram {
+    let rules: BTreeMap<_, _> = calls.iter().map(|call| (*call, Vec::new())).collect();
+    let architecture = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, action, architecture);
+    filter.unwrap().try_into().unwrap()
+}
+
+/// A child of this process that does this and ends well.
+fn in_fork(what: &str, action: impl FnOnce()) {
+    println!("{what}");
+    super::alone(action);
+}
+
+/// Runs for so long, as clocks say that are read without a system call.
+fn spin(time: Duration) {
+    let start = std::time::Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// Spans that run and wait, one after the other.
+fn work(host: &Host) {
+    for _ in 0..2 {
+        host.span(|| spin(10 * MS));
+        host.span(|| std::thread::sleep(15 * MS));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| host.span(|| spin(10 * MS)));
+    });
+    assert!(host.handle.flush(PLENTY));
+    assert_eq!(host.handle.stats().spans_kept, 5);
+    let kept = host.lines_with("kept `kept`");
+    assert!(kept.len() == 5 && kept.iter().all(|line| line.contains("wall ")), "{kept:?}");
+}
+
+/// Where it kills, that is said once, by name.
+fn must_be_said(host: &Host, name: &str, action: &SeccompAction) {
+    let lines = host.lines_with("a seccomp filter ends this process at ");
+    let expected = usize::from(!matches!(action, SeccompAction::Errno(_)));
+    assert_eq!(lines.len(), expected, "{lines:?}");
+    assert!(lines.iter().all(|line| line.contains(name)), "{lines:?}");
+}
+
+fn each(test: &str, body: impl Fn(&str, libc::c_long, &SeccompAction, Source)) {
+    in_child(module_path!(), test, &[], || {
+        for (name, call) in CALLS {
+            for action in ACTIONS {
+                for source in SOURCES {
+                    in_fork(&format!("{name} {action:?} {source:?}"), || {
+                        body(name, *call, &action, source);
+                    });
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn that_is_there_first() {
+    each("that_is_there_first", |name, call, action, source| {
+        apply_filter(&program(&[call], action.clone())).unwrap();
+        let folder = std::env::temp_dir().join(format!("host_lives-{}", std::process::id()));
+        let directory = Directory::new(&folder, Resource::builder().build());
+        let host = Host::with(source, directory, |builder| builder.symbols(false));
+        work(&host);
+        must_be_said(&host, name, action);
+        host.handle.shutdown(PLENTY);
+        _ = std::fs::remove_dir_all(folder);
+    });
+}
+
+/// For all threads, before any of them is in a span.
+#[test]
+fn that_comes_when_the_layer_is_there() {
+    each("that_comes_when_the_layer_is_there", |name, call, action, source| {
+        // What ends a timer or reads a clock cannot be asked about each time.
+        if ["timer_delete", "clock_gettime"].contains(&name) {
+            return;
+        }
+        let host = Host::with(source, Memory::new(), |builder| builder.symbols(false));
+        std::thread::sleep(5 * MS);
+        apply_filter_all_threads(&program(&[call], action.clone())).unwrap();
+        work(&host);
+        must_be_said(&host, name, action);
+        host.handle.shutdown(PLENTY);
+    });
+}
+
+#[test]
+fn what_is_refused_and_never_called_is_not_noticed() {
+    in_child(module_path!(), "what_is_refused_and_never_called_is_not_noticed", &[], || {
+        for source in SOURCES {
+            in_fork(&format!("{source:?}"), || {
+                apply_filter(&program(NEVER_CALLED, SeccompAction::KillProcess)).unwrap();
+                let host = Host::new(source, Memory::new());
+                work(&host);
+                assert_eq!(host.lines_with("seccomp filter ends"), [""; 0]);
+            });
+        }
+    });
+}
+
+/// Whatever else there is, all of it, in each way to end.
+#[test]
+fn that_refuses_all_of_them() {
+    in_child(module_path!(), "that_refuses_all_of_them", &[], || {
+        let calls: Vec<_> = CALLS.iter().map(|(_, call)| *call).collect();
+        for action in ACTIONS {
+            in_fork(&format!("{action:?}"), || {
+                apply_filter(&program(&calls, action.clone())).unwrap();
+                let host = Host::new(Source::Auto, Memory::new());
+                work(&host);
+                must_be_said(&host, "perf_event_open", &action);
+                // Nobody knows it, so nobody says so.
+                let unknown = host.lines_with("on-CPU unknown");
+                assert_eq!(unknown.len(), 5, "{unknown:?}");
+            });
+        }
+    });
+}
+
+/// A program that waits for its children, or is told of their end, knows nothing of ours.
+#[test]
+fn the_child_that_tries_them_is_nobodys_business() {
+    in_child(module_path!(), "the_child_that_tries_them_is_nobodys_business", &[], || {
+        extern "C" fn handler(_: libc::c_int) {
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(77) };
+        }
+        for disposition in [handler as extern "C" fn(_) as usize, libc::SIG_IGN, libc::SIG_DFL] {
+            in_fork("", || {
+                // SAFETY: a function that may be called at any time, or a constant.
+                unsafe { libc::signal(libc::SIGCHLD, disposition) };
+                let waiter = std::thread::spawn(|| {
+                    for _ in 0..200 {
+                        let mut status = 0;
+                        // SAFETY: an integer of ours.
+                        let child = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+                        assert_eq!(child, -1, "a child that is not the program's");
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                });
+                apply_filter(&program(&[libc::SYS_perf_event_open], SeccompAction::KillProcess))
+                    .unwrap();
+                for _ in 0..3 {
+                    let host = Host::new(Source::Auto, Memory::new());
+                    host.span(|| spin(5 * MS));
+                    host.handle.shutdown(PLENTY);
+                }
+                waiter.join().unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn waits_can_be_switched_off() {
+    in_child(module_path!(), "waits_can_be_switched_off", &[], || {
+        for source in [Source::Auto, Source::Timer] {
+            for waits in [true, false] {
+                let memory = Memory::new();
+                let host = Host::with(source, memory.clone(), |builder| builder.waits(waits));
+                host.span(|| {
+                    burn(20 * MS);
+                    std::thread::sleep(100 * MS);
+                    burn(20 * MS);
+                });
+                host.handle.flush(PLENTY);
+                assert_eq!(host.handle.stats().waits_seen > 0, waits, "{source:?}");
+                assert!(!host.lines_with("off-CPU").is_empty(), "{source:?}");
+                assert!(!memory.profiles().is_empty(), "{source:?}");
+            }
+        }
+    });
+}
+
+/// The same by the variable.
+#[test]
+fn waits_can_be_switched_off_by_a_variable() {
+    let test = "waits_can_be_switched_off_by_a_variable";
+    in_child(module_path!(), test, &[("TRACING_PROFILING_WAITS", "off")], || {
+        let builder = ProfilingLayer::builder().with_env().unwrap();
+        let text = format!("{builder:?}");
+        assert!(text.contains("waits: false"), "{text}");
+    });
+}

@@ -1,0 +1,62 @@
+//! What a million open spans leave behind.
+
+use std::fs;
+
+use tracing::{Dispatch, Span, info_span};
+use tracing_profiling::Source;
+use tracing_profiling::export::Memory;
+
+use super::{Host, MS, in_child};
+
+const SPANS: usize = 1_000_000;
+
+fn resident_bytes() -> usize {
+    let text = fs::read_to_string("/proc/self/statm").unwrap();
+    4096 * text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
+}
+
+/// What the process has more when a million spans were open at once, and none is any more; and when they
+/// were open.
+fn left_by_many_spans(dispatch: &Dispatch) -> (usize, usize) {
+    tracing::dispatcher::with_default(dispatch, || {
+        info_span!("first").in_scope(|| {});
+        let before = resident_bytes();
+        let mut spans: Vec<Span> = Vec::with_capacity(SPANS);
+        spans.extend((0..SPANS).map(|_| info_span!("one of many")));
+        let open = resident_bytes() - before;
+        drop(spans);
+        std::thread::sleep(100 * MS);
+        (resident_bytes().saturating_sub(before), open)
+    })
+}
+
+#[test]
+fn a_million_open_spans_leave_little_behind() {
+    in_child(module_path!(), "a_million_open_spans_leave_little_behind", &[], || {
+        let (mut bare, mut ours) = (0, 0);
+        let folder = tempfile::tempdir().unwrap();
+        for (name, left) in [("bare", &mut bare), ("ours", &mut ours)] {
+            let file = folder.path().join(name);
+            super::alone(|| {
+                let host = (name == "ours").then(|| {
+                    Host::with(Source::None, Memory::new(), |builder| {
+                        builder.rules("1h".parse().unwrap())
+                    })
+                });
+                let registry = || Dispatch::new(tracing_subscriber::registry());
+                let dispatch = host.as_ref().map_or_else(registry, |host| host.dispatch.clone());
+                let (left, open) = left_by_many_spans(&dispatch);
+                println!("{name}: {} KiB open, {} KiB left", open >> 10, left >> 10);
+                fs::write(&file, left.to_string()).unwrap();
+            });
+            *left = fs::read_to_string(&file).unwrap().parse().unwrap();
+        }
+        const ALLOWED: usize = 32 << 20;
+        assert!(
+            ours < bare + ALLOWED,
+            "{} MiB, of which {} the registry's",
+            ours >> 20,
+            bare >> 20
+        );
+    });
+}

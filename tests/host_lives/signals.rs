@@ -1,0 +1,227 @@
+//! Signals of the program, which our threads must leave to it, and the limits at which the kernel
+//! sends one.
+
+use std::ffi::c_int;
+use std::fs;
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use opentelemetry_sdk::Resource;
+use tracing_profiling::export::Memory;
+use tracing_profiling::{Directory, Source};
+
+use super::{Host, MS, in_child};
+use crate::support::{PLENTY, burn};
+
+const OF_THE_PROGRAM: [c_int; 5] =
+    [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGHUP, libc::SIGCHLD];
+/// Those that what a thread does itself brings about.
+const FAULTS: [c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+const ROUNDS: usize = 20;
+
+fn set_of(signals: &[c_int]) -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: fills a set of ours.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), *signal);
+        }
+        set.assume_init()
+    }
+}
+
+/// On the calling thread.
+fn block(signals: &[c_int]) {
+    let set = set_of(signals);
+    // SAFETY: a set of ours.
+    let result =
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+    assert_eq!(result, 0);
+}
+
+fn send(signal: c_int) {
+    // SAFETY: to this process, which means to get it.
+    assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
+}
+
+/// A program that waits for its signals begins with that after the layer was made.
+fn with_each_source(act: impl Fn(c_int)) {
+    for source in [Source::Perf, Source::Timer] {
+        let host = Host::new(source, Memory::new());
+        host.span(|| _ = burn(20 * MS));
+        block(&OF_THE_PROGRAM);
+        for signal in OF_THE_PROGRAM {
+            for _ in 0..ROUNDS {
+                act(signal);
+            }
+        }
+        host.span(|| _ = burn(20 * MS));
+        assert!(host.handle.shutdown(PLENTY));
+    }
+}
+
+#[test]
+fn sigwait_has_them() {
+    in_child(module_path!(), "sigwait_has_them", &[], || {
+        with_each_source(|signal| {
+            let waiter = std::thread::spawn(move || {
+                let (set, limit) = (set_of(&[signal]), libc::timespec { tv_sec: 60, tv_nsec: 0 });
+                // SAFETY: all of them are of ours.
+                unsafe {
+                    libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const limit)
+                }
+            });
+            std::thread::sleep(MS);
+            send(signal);
+            assert_eq!(waiter.join().unwrap(), signal);
+        });
+    });
+}
+
+#[test]
+fn a_signalfd_has_them() {
+    in_child(module_path!(), "a_signalfd_has_them", &[], || {
+        with_each_source(|signal| {
+            let set = set_of(&[signal]);
+            // SAFETY: a set of ours.
+            let file = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
+            assert!(file >= 0);
+            send(signal);
+            let mut poll = libc::pollfd { fd: file, events: libc::POLLIN, revents: 0 };
+            // SAFETY: one structure of ours.
+            assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 60_000) }, 1, "it is gone");
+            let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
+            let size = size_of::<libc::signalfd_siginfo>();
+            // SAFETY: as much as the structure is long.
+            let read = unsafe { libc::read(file, info.as_mut_ptr().cast(), size) };
+            assert_eq!(read, size as isize);
+            // SAFETY: it was filled.
+            assert_eq!(unsafe { info.assume_init() }.ssi_signo, signal as u32);
+            // SAFETY: of ours.
+            unsafe { libc::close(file) };
+        });
+    });
+}
+
+#[test]
+fn those_that_are_blocked_stay_pending() {
+    in_child(module_path!(), "those_that_are_blocked_stay_pending", &[], || {
+        with_each_source(|signal| {
+            send(signal);
+            std::thread::sleep(Duration::from_micros(100));
+            let (mut set, mut taken) = (set_of(&[]), 0);
+            // SAFETY: all of them are of ours.
+            unsafe {
+                assert_eq!(libc::sigpending(&raw mut set), 0);
+                assert_eq!(libc::sigismember(&raw const set, signal), 1);
+                let one = set_of(&[signal]);
+                libc::sigwait(&raw const one, &raw mut taken);
+            }
+            assert_eq!(taken, signal);
+        });
+    });
+}
+
+/// Whatever threads of ours there are in this build.
+#[test]
+fn no_thread_of_ours_takes_any() {
+    in_child(module_path!(), "no_thread_of_ours_takes_any", &[], || {
+        #[cfg(all(feature = "otlp-grpc", feature = "otlp-http"))]
+        let exporter = tracing_profiling::OtlpExporter::builder()
+            .endpoint("http://127.0.0.1:9")
+            .build()
+            .unwrap();
+        #[cfg(not(all(feature = "otlp-grpc", feature = "otlp-http")))]
+        let exporter = Memory::new();
+        #[cfg(feature = "sighup")]
+        let host = Host::with(Source::Auto, exporter, |builder| builder.reload_on_sighup());
+        #[cfg(not(feature = "sighup"))]
+        let host = Host::new(Source::Auto, exporter);
+        host.span(|| _ = burn(20 * MS));
+        host.handle.flush(MS);
+        let mut seen = 0;
+        for task in fs::read_dir("/proc/self/task").unwrap() {
+            let path = task.unwrap().path();
+            let Ok(status) = fs::read_to_string(path.join("status")) else { continue };
+            let field = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name));
+                line.unwrap().trim().to_owned()
+            };
+            if !field("Name:").starts_with("profiling") && !field("Name:").starts_with("tokio") {
+                continue;
+            }
+            seen += 1;
+            let blocked = u64::from_str_radix(&field("SigBlk:"), 16).unwrap();
+            for signal in (1..=libc::SIGRTMAX()).filter(|signal| !(32..34).contains(signal)) {
+                let must_be =
+                    !FAULTS.contains(&signal) && ![libc::SIGKILL, libc::SIGSTOP].contains(&signal);
+                let is = blocked >> (signal - 1) & 1 == 1;
+                assert_eq!(is, must_be, "signal {signal} of {}", field("Name:"));
+            }
+        }
+        assert!(seen >= 2, "{seen}");
+    });
+}
+
+/// As small as it goes: our threads do not take their stacks from that.
+#[test]
+fn threads_of_ours_have_the_stack_that_they_need() {
+    let test = "threads_of_ours_have_the_stack_that_they_need";
+    for bytes in ["16384", "65536"] {
+        in_child(module_path!(), test, &[("RUST_MIN_STACK", bytes)], || {
+            // That of the test is as small.
+            let thread = std::thread::Builder::new().stack_size(8 << 20);
+            thread.spawn(one_profile_in_a_directory).unwrap().join().unwrap();
+        });
+    }
+}
+
+fn one_profile_in_a_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = Directory::new(folder.path(), Resource::builder().build());
+    let host = Host::new(Source::Auto, directory);
+    host.span(|| deep(100));
+    assert!(host.handle.flush(PLENTY));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+}
+
+#[inline(never)]
+fn deep(depth: u32) {
+    if depth == 0 {
+        burn(100 * MS);
+    } else {
+        deep(depth - 1);
+    }
+    std::hint::black_box(depth);
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_ends_nothing() {
+    in_child(module_path!(), "a_limit_on_the_size_of_files_ends_nothing", &[], || {
+        let limit = libc::rlimit { rlim_cur: 1_000, rlim_max: 1_000 };
+        // SAFETY: a plain structure, read by the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        let folder = tempfile::tempdir().unwrap();
+        let directory = Directory::new(folder.path(), Resource::builder().build());
+        let host = Host::new(Source::Auto, directory);
+        for _ in 0..3 {
+            host.span(|| _ = burn(50 * MS));
+            assert!(!host.handle.flush(500 * MS), "it is not stored");
+        }
+        let warnings = host.lines_with("could not be exported");
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("ulimit -f"), "{warnings:?}");
+        assert_eq!(host.handle.stats().spans_kept, 3);
+        assert!(!host.handle.shutdown(500 * MS));
+        // Spans say their times all the same.
+        let start = std::time::Instant::now();
+        while host.lines_with("kept `kept`").len() < 3 && start.elapsed() < PLENTY {
+            std::thread::sleep(MS);
+        }
+        assert_eq!(host.lines_with("kept `kept`").len(), 3);
+        // Now that nothing is tried any more: while it is, there is a file that is being written.
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "halves of files");
+    });
+}

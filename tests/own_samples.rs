@@ -1,0 +1,130 @@
+//! What a span was told of its samples is what its profile has, wherever they fell.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use support::{HAS_STACKS, Setup, has_perf, taken_samples};
+use tracing::info_span;
+use tracing_profiling::profile::SampleKind;
+use tracing_profiling::{Kept, Profile, Source};
+
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+const TIME: Duration = Duration::from_secs(10);
+
+/// A tree of spans in each other, each entered and left again all the time: nearly all samples fall in
+/// hooks, right at the end of one span or at the beginning of another.
+fn tree(rounds: u32) {
+    let a = info_span!("a");
+    let b = info_span!(parent: &a, "b");
+    let c = info_span!(parent: &b, "c");
+    let d = info_span!(parent: &c, "d");
+    for round in 0..rounds {
+        a.in_scope(|| {
+            b.in_scope(|| c.in_scope(|| d.in_scope(|| black_box(round))));
+            // In the kernel, where samples are longer than others.
+            b.in_scope(|| (0..round % 8).for_each(|_| drop(std::fs::metadata("/proc/self/stat"))));
+            c.in_scope(|| black_box(round));
+        });
+    }
+}
+
+/// The samples in that span itself.
+fn counts(profile: &Profile) -> HashMap<&str, u64> {
+    let mut counts = HashMap::new();
+    for sample in taken_samples(profile) {
+        let link = profile.link(sample.link.unwrap()).unwrap();
+        *counts.entry(link.span.as_ref()).or_default() += sample.points.len() as u64;
+    }
+    counts
+}
+
+/// What was told of the spans of one tree, and what the profile has.
+fn compare(kept: &Kept, profile: &Profile) -> Option<String> {
+    // What fell in the spans inside belongs to those around them.
+    let told: HashMap<_, _> =
+        kept.spans.iter().map(|span| (span.name(), (span.samples(), span.profile()))).collect();
+    let found = counts(profile);
+    let mut wrong = Vec::new();
+    let mut inside = 0;
+    for name in NAMES.iter().rev() {
+        let own = found.get(name).copied().unwrap_or(0);
+        inside += own;
+        let (told, id) = told[name];
+        if told != inside || id.is_ok() != (inside > 0) {
+            wrong.push(format!("{name}: told {told} ({id:?}), found {inside}, {own} of it itself"));
+        }
+    }
+    (!wrong.is_empty()).then(|| wrong.join("; "))
+}
+
+fn agree(source: Source, hertz: u32) {
+    let setup = Setup::with("0ms", |builder| {
+        let builder = builder.rate(hertz).source(source).profiles_per_minute(1_000_000);
+        if source == Source::Timer { builder.fine_timers() } else { builder }
+    });
+    let is_over = AtomicBool::new(false);
+    let is_lossless = || {
+        let stats = setup.handle.stats();
+        // (Those for which the ring has no room are counted by nobody.)
+        stats.samples_dropped_memory
+            + stats.samples_dropped_marks_full
+            + stats.samples_dropped_notices_full
+            == 0
+    };
+    let start = Instant::now();
+    let (mut compared, mut samples, mut wrong) = (0, 0, Vec::new());
+    std::thread::scope(|scope| {
+        // A machine that is loaded: a thread is preempted where it was sampled.
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        while start.elapsed() < TIME {
+            let burst = || {
+                let _default = tracing::dispatcher::set_default(&setup.dispatch);
+                (0..8).for_each(|_| tree(1_000));
+            };
+            let threads = [scope.spawn(burst), scope.spawn(burst)];
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert!(setup.handle.flush(support::PLENTY));
+            let profiles = setup.memory.profiles();
+            for kept in setup.kept.lock().unwrap().drain(..) {
+                let Some(id) = kept.profile else { continue };
+                let profile = profiles.iter().find(|profile| profile.id == id).unwrap();
+                let waits = profile.of_kind(SampleKind::OffCpu).count();
+                if !is_lossless() || waits > 0 || kept.spans.len() != NAMES.len() {
+                    continue;
+                }
+                compared += 1;
+                samples += counts(profile).values().sum::<u64>();
+                wrong.extend(compare(&kept, profile));
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(wrong, [""; 0], "of {compared} profiles with {samples} samples");
+    assert!(samples > 0);
+}
+
+#[test]
+fn by_perf() {
+    if has_perf() {
+        agree(Source::Perf, 1_000);
+    }
+}
+
+#[test]
+fn by_timers() {
+    if HAS_STACKS {
+        agree(Source::Timer, 1_000);
+    }
+}

@@ -1,0 +1,52 @@
+//! Rules that are replaced leave no memory behind.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::alloc::System;
+
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use support::Setup;
+use tracing::info_span;
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// As many directives as a set may have, in 64 KiB.
+fn rules(set: usize) -> String {
+    let value = "v".repeat(206);
+    let rule =
+        |number| format!("[{{tenant=\"{set}-{number}-{value}\"}}]=1h|p99|open>{}s", 60 + set);
+    (0..256).map(rule).collect::<Vec<_>>().join(",")
+}
+
+fn spans() {
+    info_span!("cart", tenant = 1).in_scope(|| info_span!("price", tenant = "x").in_scope(|| ()));
+    info_span!("list", tenant = tracing::field::Empty).in_scope(|| ());
+}
+
+#[test]
+fn sets_of_rules_that_come_and_go_leave_nothing_behind() {
+    let setup = Setup::new("1h");
+    let open = setup.run(|| info_span!("open all the time", tenant = 7));
+    let mut after_some = 0;
+    for set in 0..60 {
+        let text = rules(set);
+        assert!((60_000..70_000).contains(&text.len()), "{} bytes", text.len());
+        setup.handle.set_rules(text.parse().unwrap()).unwrap();
+        setup.run(spans);
+        let stats = ALLOCATOR.stats();
+        let live = stats.bytes_allocated as isize - stats.bytes_deallocated as isize;
+        if set == 15 {
+            after_some = live;
+        }
+        let grown = live - after_some;
+        assert!(set < 15 || grown < 512 * 1024, "{grown} bytes after {set} sets more");
+    }
+    // And what is in force is what was said last.
+    setup.handle.set_rules("[list]=0ms".parse().unwrap()).unwrap();
+    setup.run(spans);
+    drop(open);
+    assert_eq!(setup.kept_names(), [["list"]]);
+}

@@ -1,0 +1,251 @@
+//! Where stacks end: every one is unwound to the first function of its thread, whatever made that thread, and
+//! the main thread is sampled however far its stack has grown. Without the harness, which runs no test on the
+//! main thread.
+
+#![allow(
+    unsafe_code,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test; threads of the C library, and its calls back"
+)]
+
+mod support;
+
+use std::ffi::{c_int, c_void};
+use std::hint::black_box;
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use support::{
+    HAS_STACKS, Setup, burn, functions, has_perf, points_in, points_with_remark, taken_samples,
+};
+use tracing::info_span;
+use tracing_profiling::Source;
+use tracing_profiling::profile::{Profile, SampleKind};
+
+const A_WHILE: Duration = Duration::from_millis(200);
+
+fn main() {
+    if !HAS_STACKS {
+        return;
+    }
+    let mut sources = vec![Source::Timer];
+    if has_perf() {
+        sources.push(Source::Perf);
+    }
+    for source in sources {
+        // In this order: what a stack has once grown to it keeps.
+        grows_after_the_first_span(source);
+        grows_before_the_first_span(source);
+
+        whole(source, "main", || {
+            main_is_busy();
+        });
+        // Of a thread that waits an emulator shows its own stack.
+        if std::env::var_os("TRACING_PROFILING_TEST_EMULATED").is_none() {
+            whole(source, "waits", || {
+                waits();
+                std::thread::scope(|scope| {
+                    scope.spawn(with_this_subscriber(waits));
+                });
+            });
+        }
+        whole(source, "of_rust", || {
+            std::thread::scope(|scope| {
+                scope.spawn(with_this_subscriber(of_rust));
+            });
+        });
+        for is_explicit in [false, true] {
+            whole(source, "of_c", || in_thread_of_c(is_explicit, &mut with_this_subscriber(of_c)));
+        }
+        called_back(source);
+    }
+}
+
+fn setup(source: Source) -> Setup {
+    Setup::with("0ms|hung=off", |builder| builder.source(source).rate(500))
+}
+
+fn only_profile(setup: &Setup) -> Profile {
+    setup.profiles().into_iter().next().unwrap()
+}
+
+/// Takes that much of the stack, and is busy at the bottom of it.
+#[inline(never)]
+fn deep(bytes: usize) {
+    let mut taken = [0_u8; 16 * 1024];
+    black_box(&mut taken);
+    match bytes.checked_sub(taken.len()) {
+        Some(rest) => deep(rest),
+        None => at_the_bottom(),
+    }
+    black_box(&mut taken);
+}
+
+#[inline(never)]
+fn at_the_bottom() {
+    burn(A_WHILE);
+    black_box(());
+}
+
+fn grows_after_the_first_span(source: Source) {
+    for bytes in [200 << 10, 1 << 20] {
+        let setup = setup(source);
+        setup.run(|| {
+            let _span = info_span!("grows").entered();
+            deep(bytes);
+        });
+        is_sampled_at_the_bottom(&setup, bytes);
+    }
+}
+
+fn grows_before_the_first_span(source: Source) {
+    #[inline(never)]
+    fn deeper(bytes: usize) {
+        let mut taken = [0_u8; 16 * 1024];
+        black_box(&mut taken);
+        match bytes.checked_sub(taken.len()) {
+            Some(rest) => deeper(rest),
+            None => {
+                let _span = info_span!("has grown").entered();
+                deep(1 << 20);
+            }
+        }
+        black_box(&mut taken);
+    }
+    let setup = setup(source);
+    setup.run(|| deeper(2 << 20));
+    is_sampled_at_the_bottom(&setup, 3 << 20);
+}
+
+fn is_sampled_at_the_bottom(setup: &Setup, bytes: usize) {
+    let stats = setup.handle.stats();
+    assert_eq!(stats.samples_dropped_foreign_stack, 0, "{bytes} bytes down: {stats:?}");
+    let found = points_in(&only_profile(setup), "at_the_bottom");
+    assert!(found > 0, "{bytes} bytes down: {stats:?}");
+}
+
+#[inline(never)]
+fn main_is_busy() {
+    let _span = info_span!("main").entered();
+    burn(A_WHILE);
+}
+
+/// By three ways into the kernel.
+#[inline(never)]
+fn waits() {
+    let _span = info_span!("waits").entered();
+    let some = A_WHILE / 4;
+    burn(A_WHILE / 4);
+    std::thread::sleep(some);
+    let (_sender, receiver) = std::sync::mpsc::channel::<()>();
+    assert!(receiver.recv_timeout(some).is_err());
+    let (mutex, condition) = (std::sync::Mutex::new(()), std::sync::Condvar::new());
+    drop(condition.wait_timeout(mutex.lock().unwrap(), some).unwrap());
+    burn(A_WHILE / 4);
+}
+
+#[inline(never)]
+fn of_rust() {
+    let _span = info_span!("of rust").entered();
+    burn(A_WHILE);
+}
+
+#[inline(never)]
+fn of_c() {
+    let _span = info_span!("of c").entered();
+    burn(A_WHILE);
+}
+
+fn with_this_subscriber(action: fn()) -> impl FnMut() + Send {
+    let dispatch = tracing::dispatcher::get_default(Clone::clone);
+    move || tracing::dispatcher::with_default(&dispatch, action)
+}
+
+/// Every stack of what runs in there has that function, and no remark that callers are missing.
+#[track_caller]
+fn whole(source: Source, function: &str, action: impl FnOnce()) {
+    let setup = setup(source);
+    setup.run(action);
+    let profile = only_profile(&setup);
+    let stats = setup.handle.stats();
+    let all = profile.samples().iter().map(|sample| sample.points.len()).sum::<usize>();
+    assert!(all > 0, "{source:?}, {function}: {stats:?}");
+    let incomplete = points_with_remark(&profile);
+    assert_eq!(incomplete, 0, "{source:?}, {function}: of {all} stacks are not whole; {stats:?}");
+    for sample in taken_samples(&profile).chain(profile.of_kind(SampleKind::OffCpu)) {
+        let names = functions(&profile, sample);
+        assert!(names.iter().any(|name| name.ends_with(function)), "{names:#?}");
+    }
+}
+
+type Action<'a> = &'a mut (dyn FnMut() + Send);
+
+/// On a thread that the C library starts in the plain way, or with a policy of its own for the scheduler.
+fn in_thread_of_c(is_explicit: bool, mut action: Action<'_>) {
+    extern "C" fn start(action: *mut c_void) -> *mut c_void {
+        // SAFETY: the pointer that `pthread_create` was given below, which is joined before it ends.
+        unsafe { (*action.cast::<Action<'_>>())() };
+        action
+    }
+    let mut attributes = MaybeUninit::uninit();
+    let mut thread = MaybeUninit::uninit();
+    // SAFETY: the attributes are initialized before they are used, and the thread is joined.
+    unsafe {
+        assert_eq!(libc::pthread_attr_init(attributes.as_mut_ptr()), 0);
+        if is_explicit {
+            // Not declared by the crate libc for every C library.
+            unsafe extern "C" {
+                fn pthread_attr_setinheritsched(
+                    attributes: *mut libc::pthread_attr_t,
+                    inherit: c_int,
+                ) -> c_int;
+            }
+            const EXPLICIT: c_int = 1;
+            assert_eq!(pthread_attr_setinheritsched(attributes.as_mut_ptr(), EXPLICIT), 0);
+        }
+        let argument = (&raw mut action).cast();
+        let made = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), start, argument);
+        assert_eq!(made, 0);
+        assert_eq!(libc::pthread_join(thread.assume_init(), std::ptr::null_mut()), 0);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+    }
+}
+
+/// What the C library calls back is not taken for the first function of its thread: who called the library is
+/// there, or it is said that it is not.
+fn called_back(source: Source) {
+    unsafe extern "C" {
+        fn qsort(
+            base: *mut c_void,
+            count: usize,
+            size: usize,
+            compare: unsafe extern "C" fn(*const c_void, *const c_void) -> c_int,
+        );
+    }
+    unsafe extern "C" fn compare(one: *const c_void, other: *const c_void) -> c_int {
+        compares();
+        // SAFETY: pointers to elements of the array.
+        unsafe { *one.cast::<c_int>() - *other.cast::<c_int>() }
+    }
+    #[inline(never)]
+    fn compares() {
+        burn(A_WHILE / 10);
+        black_box(());
+    }
+    #[inline(never)]
+    fn sorts() {
+        let _span = info_span!("sorts").entered();
+        let mut numbers: [c_int; 8] = [8, 3, 5, 1, 7, 2, 6, 4];
+        // SAFETY: eight elements of that size.
+        unsafe { qsort(numbers.as_mut_ptr().cast(), 8, size_of::<c_int>(), compare) };
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+    let setup = setup(source);
+    setup.run(sorts);
+    let profile = only_profile(&setup);
+    let compared = points_in(&profile, "compares");
+    let (sorted, without) = (points_in(&profile, "sorts"), points_with_remark(&profile));
+    assert!(compared > 0, "{:?}", setup.handle.stats());
+    assert!(sorted + without >= compared, "{sorted} of {compared}, and {without} that say so");
+}

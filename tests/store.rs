@@ -1,0 +1,133 @@
+//! The directory store where there is no room, or no directory.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use opentelemetry_sdk::Resource;
+use support::{HAS_STACKS, PLENTY, Setup, burn};
+use tracing::info_span;
+use tracing_profiling::NoProfile;
+use tracing_profiling::export::Directory;
+
+const MS: Duration = Duration::from_millis(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn setup(path: &Path, quota: u64) -> Setup {
+    let directory = Directory::new(path, Resource::builder_empty().build()).with_quota(quota, DAY);
+    Setup::with("0ms", |builder| builder.profiles_per_minute(10_000).exporter(directory))
+}
+
+fn keep(setup: &Setup) {
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        info_span!("request").in_scope(|| burn(30 * MS));
+    });
+}
+
+fn files(path: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(path).map(|entries| entries.flatten().collect::<Vec<_>>());
+    entries.unwrap_or_default().into_iter().map(|entry| entry.path()).collect()
+}
+
+#[test]
+fn a_profile_over_the_quota_costs_no_other_and_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let many = setup(folder.path(), u64::MAX);
+    for _ in 0..3 {
+        keep(&many);
+    }
+    many.flush();
+    let before = files(folder.path());
+    assert_eq!(before.len(), if HAS_STACKS { 9 } else { 0 });
+    let few = setup(folder.path(), 1000);
+    for lost in 1..=2 {
+        keep(&few);
+        assert_eq!(few.handle.flush(PLENTY), !HAS_STACKS, "it is lost");
+        assert!(few.handle.flush(PLENTY), "which is said once");
+        let stats = few.handle.stats();
+        let expected = if HAS_STACKS { lost } else { 0 };
+        assert_eq!(stats.profiles_dropped_export_failed, expected, "and not tried again");
+        assert_eq!(stats.spans_kept_exporter_fails, 0, "another one may fit");
+        assert_eq!(files(folder.path()).len(), before.len());
+    }
+}
+
+/// In a file system of its own, which is full long before the quota is.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_file_system_loses_the_oldest() {
+    const NAME: &str = "a_full_file_system_loses_the_oldest";
+    if support::is_child(NAME) {
+        let folder = PathBuf::from(std::env::var_os("FOLDER").unwrap()).join("profiles");
+        let setup = setup(&folder, u64::MAX);
+        let (mut written, start) = (0, Instant::now());
+        let mut removed = false;
+        while !removed {
+            assert!(start.elapsed() < 5 * PLENTY, "{:?}", setup.handle.stats());
+            keep(&setup);
+            setup.flush();
+            written += 1;
+            let stats = setup.handle.stats();
+            assert_eq!((stats.profiles_exported, stats.spans_kept_exporter_fails), (written, 0));
+            let newest = setup.kept().last().unwrap().profile.unwrap().to_string();
+            let files = files(&folder);
+            let is_newest = |path: &&PathBuf| path.to_string_lossy().contains(&newest);
+            assert_eq!(files.iter().filter(is_newest).count(), 3);
+            removed = (files.len() as u64) < 3 * written;
+        }
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs -o size=1500k none \"$FOLDER\" || exit 77; exec \"$0\" \"$@\"";
+    let output = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env("CHILD", NAME)
+        .env("FOLDER", folder.path())
+        .output();
+    let Ok(output) = output else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    // Only who may mount can have one.
+    if !HAS_STACKS || output.status.code() == Some(77) || errors.starts_with("unshare:") {
+        return;
+    }
+    assert!(output.status.success(), "{}\n{errors}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_promised_nothing_until_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "in its place").unwrap();
+    for path in [PathBuf::from("/proc/nope"), file.join("profiles"), file.clone()] {
+        if path.starts_with("/proc") && !cfg!(target_os = "linux") {
+            continue;
+        }
+        let setup = setup(&path, u64::MAX);
+        for _ in 0..2 {
+            keep(&setup);
+            setup.flush();
+        }
+        let fails = if HAS_STACKS { NoProfile::ExporterFails } else { NoProfile::NoStacksHere };
+        for kept in setup.kept() {
+            assert_eq!(kept.spans[0].profile(), Err(fails), "{}", path.display());
+        }
+        if !HAS_STACKS || path != file {
+            continue;
+        }
+        fs::remove_file(&file).unwrap();
+        let start = Instant::now();
+        while setup.handle.stats().profiles_exported == 0 {
+            assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats());
+            keep(&setup);
+            setup.flush();
+        }
+        assert!(setup.kept().last().unwrap().spans[0].profile().is_ok());
+        assert_eq!(files(&file).len(), 3);
+    }
+}

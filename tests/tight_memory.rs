@@ -1,0 +1,88 @@
+//! A process that may not have more memory than it needs without us.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+
+mod support;
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use support::burn;
+use tracing::info_span;
+use tracing_profiling::ProfilingLayer;
+use tracing_subscriber::prelude::*;
+
+const MODE: &str = "TIGHT_MEMORY_MODE";
+
+/// Runs with a limit.
+#[test]
+fn child() {
+    let Ok(mode) = std::env::var(MODE) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let builder = ProfilingLayer::builder().directory(folder.path());
+    let builder = match mode.as_str() {
+        "off" => builder.rules("off".parse().unwrap()),
+        source => builder.rules("0ms".parse().unwrap()).source(source.parse().unwrap()),
+    };
+    // Without it is as without stacks: what the program does is done.
+    match builder.build() {
+        Ok(layer) => {
+            let handle = layer.handle();
+            let subscriber = tracing_subscriber::registry().with(layer);
+            tracing::subscriber::with_default(subscriber, work);
+            handle.flush(Duration::from_secs(60));
+        }
+        Err(_) => work(),
+    }
+    println!("{}", std::fs::read_to_string("/proc/self/status").unwrap());
+}
+
+fn work() {
+    for _ in 0..2 {
+        info_span!("busy").in_scope(|| burn(Duration::from_millis(30)));
+        info_span!("waiting").in_scope(|| std::thread::sleep(Duration::from_millis(30)));
+    }
+}
+
+fn run(mode: &str, limit: Option<(&str, u64)>) -> Option<Output> {
+    let this = std::env::current_exe().unwrap();
+    let mut command = match limit {
+        Some((what, bytes)) => {
+            let mut command = Command::new("prlimit");
+            command.arg(format!("--{what}={bytes}")).arg(this);
+            command
+        }
+        None => Command::new(this),
+    };
+    // The standard library waits for itself where there is no memory for a backtrace.
+    command.args(["--exact", "child", "--nocapture", "--test-threads=1"]);
+    command.env(MODE, mode).env("RUST_BACKTRACE", "0");
+    command.output().ok()
+}
+
+#[test]
+fn where_the_program_lives_without_us_it_lives_with_us() {
+    let text = String::from_utf8(run("off", None).unwrap().stdout).unwrap();
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    };
+    for (what, needed) in [("as", field("VmPeak:")), ("data", field("VmData:"))] {
+        for more in [0, 1, 2, 4, 8, 16, 32, 64, 128] {
+            let limit = Some((what, needed + (more << 20)));
+            let Some(off) = run("off", limit) else { return };
+            if !off.status.success() {
+                continue;
+            }
+            for source in ["timer", "perf", "none"] {
+                let output = run(source, limit).unwrap();
+                let errors = String::from_utf8_lossy(&output.stderr);
+                assert!(
+                    output.status.success(),
+                    "{what} + {more} MiB, {source}: {}: {errors}",
+                    output.status
+                );
+            }
+        }
+    }
+}
