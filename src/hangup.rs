@@ -31,7 +31,7 @@ pub(crate) fn reload_on_hangup(control: &Arc<Control>) -> Result<(), Error> {
 fn reload(control: &Arc<Control>) {
     let handle = Handle::new(control);
     let reloaded = handle.reload_env();
-    control.with_dispatch(|| match reloaded {
+    let log = || match reloaded {
         Ok(()) => {
             let rules = handle.rules();
             tracing::info!(target: "tracing_profiling", "SIGHUP: the rules are now `{rules}`");
@@ -40,5 +40,6 @@ fn reload(control: &Arc<Control>) {
             target: "tracing_profiling",
             "SIGHUP: the rules stay as they are: {error}"
         ),
-    });
+    };
+    crate::sys::log_between_forks(|| control.with_dispatch(log));
 }

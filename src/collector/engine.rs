@@ -1,5 +1,6 @@
 //! What the hooks, the handle and the collector share.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -267,12 +268,13 @@ impl Engine {
         self.waker.wake();
     }
 
-    /// Runs `action` with our subscriber as the default.
-    pub(super) fn with_dispatch(&self, action: impl FnOnce()) {
-        match self.dispatch() {
-            Some(dispatch) => tracing::dispatcher::with_default(&dispatch, action),
-            None => action(),
-        }
+    /// Logs with our subscriber as the default. What panics there is not ours.
+    pub(super) fn log(&self, event: impl FnOnce()) {
+        let log = || match self.dispatch() {
+            Some(dispatch) => tracing::dispatcher::with_default(&dispatch, event),
+            None => event(),
+        };
+        _ = catch_unwind(AssertUnwindSafe(|| sys::log_between_forks(log)));
     }
 
     /// The subscriber that the layer is part of, if it was told of it.

@@ -172,9 +172,7 @@ impl Collector {
             (false, false) => None,
         };
         if let Some(why) = why {
-            let say = || tracing::error!(target: "tracing_profiling", "{why}");
-            // It goes through other layers, which are not ours.
-            _ = catch_unwind(AssertUnwindSafe(|| self.engine.with_dispatch(say)));
+            self.engine.log(|| tracing::error!(target: "tracing_profiling", "{why}"));
         }
         _ = self.jobs.send(Job::Stop(std::mem::take(&mut self.at_end)));
     }

@@ -120,11 +120,11 @@ impl Worker {
             match job {
                 Ok(Job::Say { line, is_warning: false }) => {
                     wait_for_level(LevelFilter::INFO);
-                    self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
+                    self.parts.engine.log(|| tracing::info!(target: "tracing_profiling", "{line}"));
                 }
                 Ok(Job::Say { line, is_warning: true }) => {
                     wait_for_level(LevelFilter::WARN);
-                    self.say(|| tracing::warn!(target: "tracing_profiling", "{line}"));
+                    self.parts.engine.log(|| tracing::warn!(target: "tracing_profiling", "{line}"));
                 }
                 Ok(Job::Export { profile, modules, kept, room }) => {
                     self.prepare(profile, &modules, &kept, room);
@@ -220,12 +220,6 @@ impl Worker {
         self.symbolizer.as_ref().map(|_| unused()).into_iter().chain(again).min()
     }
 
-    fn say(&self, event: impl FnOnce()) {
-        // It goes through other layers, which are not ours.
-        let say = || self.parts.engine.with_dispatch(event);
-        _ = catch_unwind(AssertUnwindSafe(say));
-    }
-
     /// Symbolizes, redacts and exports.
     fn prepare(
         &mut self,
@@ -284,7 +278,7 @@ impl Worker {
             }
             Ok(Err(error)) if error.is::<Hopeless>() => {
                 if !std::mem::replace(&mut self.told_of_hopeless, true) {
-                    self.say(|| {
+                    self.parts.engine.log(|| {
                         tracing::warn!(
                             target: "tracing_profiling",
                             "a profile is lost: {error} (said once)"
@@ -316,7 +310,7 @@ impl Worker {
         self.parts.engine.keeper.note_exporter_fails();
         if self.failing.is_none() {
             self.failing = Some(Failing::new());
-            self.say(|| {
+            self.parts.engine.log(|| {
                 tracing::warn!(
                     target: "tracing_profiling",
                     "a profile could not be exported: {problem} (said once until it works again; \
@@ -392,7 +386,7 @@ impl Worker {
             }
             if self.told.insert(missing.clone()) {
                 let text = missing_in_words(&missing, &self.parts.engine.redaction);
-                self.say(|| tracing::warn!(target: "tracing_profiling", "{text}"));
+                self.parts.engine.log(|| tracing::warn!(target: "tracing_profiling", "{text}"));
             }
         }
         let redaction = &self.parts.engine.redaction;
@@ -401,13 +395,13 @@ impl Worker {
 
     fn report(&self, kept: &Kept) {
         let line = report::line(kept, &self.parts.engine.redaction);
-        self.say(|| tracing::info!(target: "tracing_profiling", "{line}"));
+        self.parts.engine.log(|| tracing::info!(target: "tracing_profiling", "{line}"));
         if let Some(on_kept) = &self.parts.on_kept {
             // Not ours either.
             let told = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
             let panicked = &self.parts.engine.counters.on_kept_panicked;
             if told.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
-                self.say(|| {
+                self.parts.engine.log(|| {
                     tracing::warn!(
                         target: "tracing_profiling",
                         "what was given to `on_kept` has panicked; from now on that is only counted"

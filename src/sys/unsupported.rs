@@ -53,6 +53,10 @@ pub(crate) fn fork_generation() -> u32 {
 
 pub(crate) fn on_fork(_in_child: fn()) {}
 
+pub(crate) fn log_between_forks(log: impl FnOnce()) {
+    log();
+}
+
 pub(crate) fn current_tid() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     thread_local! {

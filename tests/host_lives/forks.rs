@@ -1,12 +1,17 @@
 //! A program that becomes a daemon: it goes on in the child of a fork, and the process that made the layer
 //! ends.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use tracing_profiling::Source;
+use tracing::{Dispatch, Event, Subscriber};
 use tracing_profiling::export::Memory;
+use tracing_profiling::{ProfilingLayer, Source};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
-use super::{Host, MS, in_child};
+use super::{Host, MS, alone, hang_no_longer, in_child};
 use crate::support::{PLENTY, burn};
 
 /// Forks so many times, and ends each parent. `daemon` is what the last one does.
@@ -20,6 +25,7 @@ fn become_daemon(forks: u32, file: &std::path::Path, daemon: impl FnOnce()) {
             unsafe { libc::_exit(0) };
         }
     }
+    hang_no_longer();
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(daemon));
     std::fs::write(file, if ended.is_ok() { "well" } else { "not well" }).unwrap();
     // SAFETY: as above.
@@ -34,7 +40,7 @@ fn a_daemon_says_that_profiling_has_ended() {
                 let folder = tempfile::tempdir().unwrap();
                 let file = folder.path().join("ended");
                 let daemon_file = file.clone();
-                super::alone(move || {
+                alone(move || {
                     let host = Host::new(source, Memory::new());
                     host.span(|| _ = burn(5 * MS));
                     become_daemon(forks, &daemon_file, || {
@@ -65,8 +71,8 @@ fn a_child_beside_its_parent_says_nothing() {
     in_child(module_path!(), "a_child_beside_its_parent_says_nothing", &[], || {
         let host = Host::new(Source::Auto, Memory::new());
         host.span(|| _ = burn(5 * MS));
-        super::alone(|| {
-            super::alone(|| {
+        alone(|| {
+            alone(|| {
                 (0..1_000).for_each(|_| host.span(|| {}));
                 assert!(host.lines_with("was forked from").is_empty());
             });
@@ -74,5 +80,43 @@ fn a_child_beside_its_parent_says_nothing() {
         host.span(|| _ = burn(5 * MS));
         assert!(host.handle.flush(PLENTY));
         assert_eq!(host.handle.stats().spans_kept, 2);
+    });
+}
+
+/// The threads that log are ours, and its lock is the program's: the child finds it free.
+#[test]
+fn a_child_can_log_whenever_it_was_forked() {
+    /// A logger with a lock, as all have that write to one place.
+    #[derive(Clone, Default)]
+    struct Log(Arc<(Mutex<()>, AtomicBool)>);
+
+    impl<S: Subscriber> Layer<S> for Log {
+        fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
+            let (lock, is_locked) = &*self.0;
+            let _locked = lock.lock().unwrap();
+            is_locked.store(true, Ordering::SeqCst);
+            std::thread::sleep(10 * MS);
+            is_locked.store(false, Ordering::SeqCst);
+        }
+    }
+
+    in_child(module_path!(), "a_child_can_log_whenever_it_was_forked", &[], || {
+        for _ in 0..5 {
+            let log = Log::default();
+            let layer = ProfilingLayer::builder()
+                .source(Source::None)
+                .exporter(Memory::new())
+                .build()
+                .unwrap();
+            let dispatch =
+                Dispatch::new(tracing_subscriber::registry().with(log.clone()).with(layer));
+            // It says what it can see here.
+            while !log.0.1.load(Ordering::SeqCst) {
+                std::thread::sleep(MS);
+            }
+            alone(|| {
+                tracing::dispatcher::with_default(&dispatch, || tracing::info!("in the child"))
+            });
+        }
     });
 }

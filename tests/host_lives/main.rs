@@ -61,6 +61,7 @@ fn alone(body: impl FnOnce()) {
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
+        hang_no_longer();
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         // SAFETY: ends this process, and nothing that belongs to the parent.
         unsafe { libc::_exit(i32::from(ended.is_err())) };
@@ -69,6 +70,12 @@ fn alone(body: impl FnOnce()) {
     // SAFETY: a child of ours; the status is of ours.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(std::process::ExitStatus::from_raw(status).code(), Some(0), "{status}");
+}
+
+/// What hangs ends this process: it would hold the output open, for which the test waits.
+fn hang_no_longer() {
+    // SAFETY: the signal is nobody else's here, and ends the process.
+    unsafe { libc::alarm(300) };
 }
 
 /// A layer whose lines of log can be read.

@@ -1,8 +1,9 @@
 //! Telling that we are the child of a fork.
 #![allow(unsafe_code, reason = "registers a handler with pthread_atfork")]
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
+use std::time::Duration;
 
 use super::signal::{after_fork, before_fork};
 
@@ -34,6 +35,37 @@ pub(crate) fn on_fork(in_child: fn()) {
         // program never forked.
         unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
     });
+}
+
+/// Set while a thread of ours logs, and during forks: the program's logger has locks, and the child that finds
+/// one held by a thread that is gone waits for ever when it logs.
+static LOGGING: AtomicBool = AtomicBool::new(false);
+
+/// Free again when it is dropped.
+pub(super) struct Logging(());
+
+impl Drop for Logging {
+    fn drop(&mut self) {
+        LOGGING.store(false, Ordering::Release);
+    }
+}
+
+/// Runs `log` while no thread forks, and keeps forks waiting meanwhile; neither for much more than 0.2 s.
+pub(crate) fn log_between_forks(log: impl FnOnce()) {
+    let _logging = take_logging();
+    log();
+}
+
+/// Who forks may hold what the logger waits for, so this ends in any case: at worst it is as if there were no
+/// such thing.
+pub(super) fn take_logging() -> Logging {
+    for _ in 0..200 {
+        if LOGGING.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Logging(())
 }
 
 extern "C" fn before() {

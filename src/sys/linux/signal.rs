@@ -7,6 +7,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::fork::{Logging, take_logging};
 use super::modules::{Loader, lock_loader};
 use super::timer::{Targets, lock_targets};
 use crate::sys::types::WhyRefused;
@@ -216,6 +217,7 @@ pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
 
 /// What a thread that forks has for that time.
 struct Held {
+    _logging: Logging,
     _chosen: MutexGuard<'static, c_int>,
     _targets: Targets,
     _loader: Loader,
@@ -231,17 +233,26 @@ thread_local! {
 }
 
 /// Before a fork: holds the signal back, for a fork that is interrupted begins anew, and with a fast
-/// timer never ends; and our locks, or the child could find them held by a thread that is gone.
+/// timer never ends; and our locks and what logs, or the child could find locks held by a thread that is gone.
 pub(super) fn before_fork() {
     if let Some(mut held) = HELD.take() {
         held.inner_forks += 1;
         HELD.set(Some(held));
         return;
     }
+    // First, for what logs may need one of the others.
+    let logging = take_logging();
     let (chosen, targets, loader) = (chosen(), lock_targets(), lock_loader());
     let signal = IN_USE.load(Ordering::Relaxed);
     let mask = (signal != 0).then(|| set_mask(libc::SIG_BLOCK, signal));
-    let held = Held { _chosen: chosen, _targets: targets, _loader: loader, mask, inner_forks: 0 };
+    let held = Held {
+        _logging: logging,
+        _chosen: chosen,
+        _targets: targets,
+        _loader: loader,
+        mask,
+        inner_forks: 0,
+    };
     HELD.set(Some(ManuallyDrop::new(held)));
 }
 
