@@ -6,10 +6,11 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use cpu_time::ThreadTime;
 use support::{HAS_STACKS, PLENTY, Setup, burn};
 use tracing::field::Empty;
 use tracing::{Span, error, info_span};
-use tracing_profiling::{KeptSpan, Reason, Reasons};
+use tracing_profiling::{KeptSpan, Reason, Reasons, Source};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -133,6 +134,70 @@ fn where_the_time_went_decides() {
     }
     let of = |name| kept(&setup).iter().filter(|(kept, _)| *kept == name).count();
     assert!(!HAS_STACKS || of("a") == 1, "CPU time does not depend on others");
+}
+
+/// Of spans a little over and a little under the limit, with many segments, between which the thread does as much
+/// outside of them. What a segment's thread ran for lies between what its own clock says inside and around it.
+fn verdicts_hold(source: Source, rule: &str, limit: Duration, work: fn(Duration)) {
+    const SEGMENTS: u32 = 5;
+    let rules = format!("{rule}>{}us", limit.as_micros());
+    let setup = Setup::with(&rules, |builder| builder.source(source).profiles_per_minute(100_000));
+    // The time that counts, inside and around all segments of each span.
+    let mut spans = Vec::new();
+    for of_limit_percent in (40..=160).step_by(10) {
+        let (mut inside, mut around) = (Duration::ZERO, Duration::ZERO);
+        let segment = limit * of_limit_percent / 100 / SEGMENTS;
+        let off_cpu = rule == "off_cpu";
+        let since = |start: (Instant, ThreadTime)| {
+            let cpu = start.1.elapsed();
+            if off_cpu { start.0.elapsed().saturating_sub(cpu) } else { cpu }
+        };
+        let now = || (Instant::now(), ThreadTime::now());
+        setup.run(|| {
+            let span = info_span!("judged");
+            for _ in 0..SEGMENTS {
+                let outer = now();
+                span.in_scope(|| {
+                    let inner = now();
+                    work(segment);
+                    inside += since(inner);
+                });
+                around += since(outer);
+                burn(segment / 2);
+            }
+        });
+        spans.push((inside, around));
+    }
+    let kept = setup.kept();
+    let kept: Vec<_> = kept.iter().flat_map(|kept| &kept.spans).collect();
+    let slack = Duration::from_micros(50);
+    let must = spans.iter().filter(|(inside, _)| *inside > limit + slack).count();
+    let must_not = spans.iter().filter(|(_, around)| *around + slack < limit).count();
+    assert!(must > 0 && must_not > 0, "{spans:?}");
+    assert!(
+        kept.len() >= must && kept.len() <= spans.len() - must_not,
+        "{} of {spans:?}",
+        kept.len()
+    );
+    let account = |span: &&KeptSpan| match rule {
+        "off_cpu" => span.account().off_cpu_ns,
+        _ => span.account().on_cpu_ns,
+    };
+    let least = kept.iter().map(account).min().unwrap();
+    assert!(u128::from(least) > limit.as_nanos(), "{least}");
+}
+
+#[test]
+fn verdicts_on_cpu_time_are_right_within_50_microseconds() {
+    if !HAS_STACKS {
+        return;
+    }
+    for source in [Source::Auto, Source::Timer, Source::None] {
+        for limit in [2 * MS, 7 * MS, 20 * MS] {
+            verdicts_hold(source, "on_cpu", limit, |time| _ = burn(time));
+        }
+        verdicts_hold(source, "off_cpu", 20 * MS, sleep);
+    }
 }
 
 #[test]

@@ -16,28 +16,14 @@ const ROUNDS: usize = 11;
 /// Frames of over a kilobyte each between the work and where its thread begins. What a sample costs
 /// depends on the stack that is copied or unwound, and a service has one.
 const FRAMES: u32 = 32;
-/// The same where there is little stack, and copies are made smaller.
-const FEW_FRAMES: u32 = 3;
-/// Work before what is measured, in which it is found out how deep the stacks are.
-const UNITS_BEFORE: u32 = 600;
-
 /// The CPU time of a round's work on a thread of its own, in nanoseconds, with `around` it.
 pub(crate) fn cpu_of_work(around: impl FnOnce(&mut dyn FnMut()) + Send) -> f64 {
-    cpu_of_work_under(FRAMES, 0, around)
-}
-
-fn cpu_of_work_under(
-    frames: u32,
-    units_before: u32,
-    around: impl FnOnce(&mut dyn FnMut()) + Send,
-) -> f64 {
     let mut ns = 0.0;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             around(&mut || {
-                deep(frames, &mut || (0..units_before).for_each(|_| _ = work()));
                 let start = ThreadTime::now();
-                deep(frames, &mut || (0..UNITS).for_each(|_| _ = work()));
+                deep(FRAMES, &mut || (0..UNITS).for_each(|_| _ = work()));
                 ns = start.elapsed().as_nanos() as f64;
             });
         });
@@ -79,13 +65,6 @@ fn sampled(setup: &Setup) -> f64 {
     })
 }
 
-/// The same under few frames, once that is known.
-fn sampled_shallow(setup: &Setup) -> f64 {
-    cpu_of_work_under(FEW_FRAMES, UNITS_BEFORE, |run| {
-        dispatcher::with_default(&setup.dispatch, || info_span!("busy").in_scope(run));
-    })
-}
-
 /// The samples of each round so far; the first warmed up.
 fn samples_a_round(setup: &Setup) -> f64 {
     setup.flush();
@@ -96,7 +75,6 @@ fn samples_a_round(setup: &Setup) -> f64 {
 
 pub(crate) fn run() {
     let [perf_low, perf_high] = [99, 999].map(|hertz| ours(perf, hertz));
-    let perf_shallow = ours(perf, 999);
     let [timer_low, timer_high] = [99, 999].map(|hertz| ours(timer, hertz));
     let [fine_low, fine_high] = [99, 999].map(|hertz| ours(fine_timer, hertz));
     let (mut pprof_low, mut pprof_high) = (Pprof::new(99), Pprof::new(999));
@@ -125,8 +103,6 @@ pub(crate) fn run() {
             &mut || record(None),
             &mut || record(Some(99)),
             &mut || record(Some(999)),
-            &mut || cpu_of_work_under(FEW_FRAMES, UNITS_BEFORE, |run| run()),
-            &mut || sampled_shallow(&perf_shallow),
         ],
     );
     let percent = |base: &[f64], with: &[f64]| (ratio(base, with) - 1.0) * 100.0;
@@ -146,10 +122,6 @@ pub(crate) fn run() {
         slowdowns(name, &bare, [&of[0], &of[1]]);
     };
     costs("sampling", median(&bare) / 1e9 * 999.0, &times[1..4]);
-    let (bare_shallow, shallow) = (&times[16], &times[17]);
-    let cost = added(bare_shallow, shallow) / (median(bare_shallow) / 1e9 * 999.0) / 1e3;
-    figure("sampling.shallow.cost", cost, "us");
-    figure("sampling.shallow.slowdown_999hz", percent(bare_shallow, shallow), "%");
     costs("sampling.timer", samples_a_round(&timer_high), &times[4..7]);
     costs("sampling.fine_timer", samples_a_round(&fine_high), &times[8..11]);
     let samples = pprof_high.samples as f64 / (ROUNDS + 1) as f64;

@@ -1,6 +1,5 @@
 //! Reading one thread's ring.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -9,13 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::overdue::CpuTimes;
 use super::pending::{Added, Pending, Stack};
-use super::stack_need::{Patience, StackNeed};
 use super::waits::{Looker, Seen, Watch};
-use crate::sampler::Sampler;
 use crate::sampler::record::{Layout, Place, Record, Records, read_sample, said_position};
-use crate::span::{Mark, Recording, SizeChange, SpanKey, Stretch};
+use crate::span::{Mark, Recording, SpanKey, Stretch};
 use crate::stats::Counters;
-use crate::sys::{self, NotReplaced, Ring};
+use crate::sys::{self, Ring};
 use crate::unwind::{End, Frame, Unwinder};
 
 /// A thread that is sampled.
@@ -33,41 +30,6 @@ pub(super) struct Sampled {
     /// The samples that were read of the open stretch, and where that begins.
     counted: u64,
     counted_from: u64,
-    sizes: SampleSizes,
-    stack_need: StackNeed,
-    /// That is copied with each sample, and that may be.
-    stack_bytes: [u32; 2],
-    /// That is to be copied from now on.
-    stack_wanted: Option<u32>,
-}
-
-/// By how much the position that hooks see moves with a sample, and how that has changed.
-#[derive(Debug)]
-struct SampleSizes {
-    first: u64,
-    changes: Vec<SizeChange>,
-}
-
-impl SampleSizes {
-    /// What the thread has counted is not asked for any more.
-    fn forget_before(&mut self, from: u64) {
-        let past = self.changes.partition_point(|change| change.at <= from);
-        if let Some(change) = self.changes.drain(..past).next_back() {
-            self.first = change.sample_size;
-        }
-    }
-
-    /// The samples between two positions, as the thread counts them.
-    fn count(&self, from: u64, until: u64) -> u64 {
-        let begins = [SizeChange { at: 0, sample_size: self.first }];
-        let ends = self.changes.iter().map(|change| change.at).chain([u64::MAX]);
-        let stretches = begins.iter().chain(&self.changes).zip(ends);
-        let counts = stretches.map(|(size, end)| {
-            let bytes = end.min(until).saturating_sub(size.at.max(from));
-            bytes.checked_div(size.sample_size).unwrap_or(0)
-        });
-        counts.sum()
-    }
 }
 
 /// How soon half of a ring may be full that the kernel fills. Nobody says when: to be woken by it would
@@ -88,13 +50,10 @@ pub(super) struct Drain<'a> {
     pub(super) stack: &'a mut Stack,
     /// The rate is lowered because reading samples takes too much.
     pub(super) is_lowered: bool,
-    pub(super) patience: &'a mut Patience,
 }
 
 impl Sampled {
-    /// With the most bytes of stack that may be copied with a sample.
-    pub(super) fn new(recording: Arc<Recording>, stack_bytes: u32) -> Self {
-        let first = recording.sample_size().map_or(0, NonZeroU64::get);
+    pub(super) fn new(recording: Arc<Recording>) -> Self {
         Self {
             recording,
             marks: VecDeque::new(),
@@ -104,50 +63,7 @@ impl Sampled {
             drained: 0,
             counted: 0,
             counted_from: 0,
-            sizes: SampleSizes { first, changes: Vec::new() },
-            stack_need: StackNeed::default(),
-            stack_bytes: [stack_bytes; 2],
-            stack_wanted: None,
         }
-    }
-
-    /// If the thread's samples need more stack than is copied, or much less, sees to it. Returns whether that
-    /// was the end of its recording.
-    pub(super) fn change_stack(&mut self, source: &Sampler, patience: &mut Patience) -> bool {
-        let Some(bytes) = self.stack_wanted.take().filter(|_| !self.recording.is_over()) else {
-            return false;
-        };
-        // Larger again must always be possible.
-        if bytes < self.stack_bytes[1] && !self.recording.has_heard_of_sizes() {
-            return false;
-        }
-        let Some(ring) = self.recording.ring.clone() else { return false };
-        self.sizes.forget_before(self.recording.stretch().from);
-        let sample_size = Layout::of(&ring).sample_size(bytes);
-        let changed = source.set_stack_bytes(&self.recording, bytes, |at| {
-            let change = SizeChange { at, sample_size };
-            self.recording.note_size(change);
-            self.sizes.changes.push(change);
-        });
-        match changed {
-            Ok(()) => self.stack_bytes[0] = bytes,
-            // Not to be tried all the time.
-            Err(NotReplaced::AsBefore) => patience.double(),
-            // Then the thread is armed anew.
-            Err(NotReplaced::Stopped) => {
-                self.recording.end();
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Whether it has samples with less stack than may be copied. If one of them is cut, that should be known
-    /// soon.
-    pub(super) fn has_small_samples(&self) -> bool {
-        let [copied, most] = self.stack_bytes;
-        let ring = self.recording.ring.as_ref().filter(|_| copied < most);
-        ring.is_some_and(|ring| ring.head() != ring.tail())
     }
 
     /// How long until half of a ring that the kernel fills is full, if the thread runs all the time, or all of it
@@ -194,12 +110,17 @@ impl Sampled {
         let from = self.recording.stretch().from;
         let says_positions = self.recording.ring.as_ref().is_none_or(|ring| ring.says_positions());
         let samples = match says_positions {
-            true => self.sizes.count(from, self.drained),
+            true => self.drained.saturating_sub(from).checked_div(self.sample_size()).unwrap_or(0),
             // One by one, as its thread will.
             false if from == self.counted_from => self.counted,
             false => 0,
         };
         samples + u64::from(has_waited)
+    }
+
+    /// By how much the position that hooks see moves with a sample, at least; 0 if that is not known.
+    fn sample_size(&self) -> u64 {
+        self.recording.sample_size().map_or(0, NonZeroU64::get)
     }
 
     /// Whether looking at it takes a system call.
@@ -235,16 +156,11 @@ impl Sampled {
             match record {
                 Ok(Record::Sample(place)) => {
                     let position = position_of(&ring, place);
-                    self.drained = position + self.sizes.first.max(1);
+                    self.drained = position + self.sample_size().max(1);
                     self.counted += u64::from(position >= self.counted_from);
                     match owner(&mut self.marks, stretch, position) {
                         Some((span, period_ns)) => {
-                            let used =
-                                drain.sample(&ring, self.recording.tid, place, span, period_ns);
-                            // A signal handler knows where a stack ends, and copies no more than there is.
-                            if let Some(used) = used.filter(|_| !ring.says_positions()) {
-                                self.note_used(used, drain.patience);
-                            }
+                            drain.sample(&ring, self.recording.tid, place, span, period_ns);
                         }
                         None => count(&drain.counters.samples_outside_spans, 1),
                     }
@@ -269,13 +185,6 @@ impl Sampled {
         }
         count(&drain.counters.samples_dropped_foreign_stack, ring.take_foreign());
         stretch.span
-    }
-
-    fn note_used(&mut self, Used { bytes, is_cut }: Used, patience: &mut Patience) {
-        let wanted = self.stack_need.note(bytes, is_cut, self.stack_bytes, patience);
-        // One that was taken before they are made smaller says that they should not be.
-        let is_enough = |wanted: &u32| !is_cut && bytes <= u64::from(*wanted);
-        self.stack_wanted = wanted.or(self.stack_wanted.filter(is_enough));
     }
 
     /// Ends the recording of a thread that has been in no profiled span for a while: its ring
@@ -344,37 +253,18 @@ impl Drain<'_> {
         usual_ns
     }
 
-    /// Returns what unwinding took of the stack copy.
-    fn sample(
-        &mut self,
-        ring: &Ring,
-        tid: u32,
-        place: Place,
-        span: SpanKey,
-        period_ns: u64,
-    ) -> Option<Used> {
+    fn sample(&mut self, ring: &Ring, tid: u32, place: Place, span: SpanKey, period_ns: u64) {
         let read = read_sample(ring, place, Layout::of(ring));
         let Some(sample) = read.ok().filter(|sample| sample.tid == tid) else {
             count(&self.counters.records_malformed, 1);
-            return None;
+            return;
         };
-        let used = Cell::new(Used::default());
         self.stack.end = self.unwinder.unwind(
             sample.registers,
-            |offset| {
-                let word = sample.stack.word(offset);
-                let Used { bytes, is_cut } = used.get();
-                let end = if word.is_some() { offset.saturating_add(8) } else { 0 };
-                used.set(Used { bytes: bytes.max(end), is_cut: is_cut || word.is_none() });
-                word
-            },
+            |offset| sample.stack.word(offset),
             self.most_frames,
             &mut self.stack.frames,
         );
-        let Used { bytes, is_cut } = used.get();
-        // Beyond the copy also lies what no stack has, where tables are wrong.
-        let is_cut = is_cut && self.stack.end == End::Cut && sample.stack.is_full();
-        let used = Used { bytes, is_cut };
         if sample.in_kernel {
             let chain = sample.kernel_chain.filter(|address| *address < FIRST_CONTEXT);
             let mut chain: Vec<_> = chain.map(Frame::in_kernel).collect();
@@ -399,17 +289,7 @@ impl Drain<'_> {
         if self.is_lowered {
             self.pending.note_lowered(span);
         }
-        Some(used)
     }
-}
-
-/// What unwinding took of a stack copy.
-#[derive(Clone, Copy, Default)]
-struct Used {
-    /// From the stack pointer up.
-    bytes: u64,
-    /// It wanted more than there was.
-    is_cut: bool,
 }
 
 #[cfg(test)]
@@ -462,26 +342,5 @@ mod tests {
         let stretch = Stretch { span: Some(B), from: 32, period_ns: 7, is_in_hook: false };
         assert_eq!(owner(&mut marks, stretch, 0), Some((A, 5)));
         assert_eq!(owner(&mut marks, stretch, 32), Some((B, 7)));
-    }
-
-    #[test]
-    fn samples_no_hook_has_seen_are_counted_as_the_thread_will() {
-        let change = |at, sample_size| SizeChange { at, sample_size };
-        let mut sizes = SampleSizes {
-            first: 10,
-            changes: vec![change(30, 100), change(230, 5), change(230, 7)],
-        };
-        let counts = |sizes: &SampleSizes| {
-            [(0, 30), (0, 130), (20, 230), (30, 130), (130, 244), (230, 244), (20, 244)]
-                .map(|(from, until)| sizes.count(from, until))
-        };
-        assert_eq!(counts(&sizes), [3, 4, 3, 1, 3, 2, 5]);
-        sizes.forget_before(130);
-        assert_eq!(counts(&sizes)[4..6], [3, 2]);
-        assert_eq!(sizes.changes.len(), 2);
-        sizes.forget_before(230);
-        assert_eq!((sizes.first, sizes.changes.len(), sizes.count(230, 244)), (7, 0, 2));
-        // Where nothing is known of sizes.
-        assert_eq!(SampleSizes { first: 0, changes: Vec::new() }.count(0, 100), 0);
     }
 }

@@ -104,6 +104,9 @@ pub(crate) struct Engine {
     dispatch: RwLock<Option<WeakDispatch>>,
 }
 
+/// For the collector's thread to begin, on a machine that has other things to do.
+const LONGEST_START: Duration = Duration::from_secs(1);
+
 impl Engine {
     /// Starts the two threads.
     ///
@@ -113,7 +116,10 @@ impl Engine {
     pub(crate) fn start(parts: Parts) -> Result<Arc<Self>, Error> {
         let (engine, collector, worker) = Self::assemble(parts);
         spawn("profiling-export", move || Worker::new(worker).run())?;
-        spawn("profiling-drain", move || collector.run())?;
+        let (begins, has_begun) = channel::bounded::<()>(0);
+        spawn("profiling-drain", move || collector.run(begins))?;
+        // Files that are ours are open when this returns.
+        _ = has_begun.recv_timeout(LONGEST_START);
         Ok(engine)
     }
 

@@ -20,7 +20,6 @@ mod pending;
 mod report;
 mod room;
 mod run;
-mod stack_need;
 mod waits;
 mod worker;
 

@@ -17,7 +17,6 @@ use super::overdue::Overdue;
 use super::pending::{Known, Pending, Stack};
 use super::report::{self, DeadlyCalls};
 use super::room::Room;
-use super::stack_need::Patience;
 use super::waits::{Captures, LOOK, Looker, Seen, next_look};
 use crate::keep::{Epoch, Taken};
 use crate::otel::EndedSpan;
@@ -59,7 +58,6 @@ pub(super) struct Collector {
     stack: Stack,
     /// A copy of one.
     stack_bytes: Vec<u8>,
-    patience: Patience,
     has_told_of_signal: bool,
     deadly: DeadlyCalls,
     captures: Captures,
@@ -124,7 +122,6 @@ impl Collector {
             look_again: None,
             stack: Stack::new(),
             stack_bytes: Vec::new(),
-            patience: Patience::default(),
             has_told_of_signal: false,
             deadly: DeadlyCalls::default(),
             captures: Captures::new(),
@@ -138,8 +135,11 @@ impl Collector {
         }
     }
 
-    pub(super) fn run(mut self) {
+    /// `begins` is dropped when all is open that is from the beginning.
+    pub(super) fn run(mut self, begins: Sender<()>) {
         let run = || {
+            self.source.keep_on();
+            drop(begins);
             let mut is_broken = false;
             while self.step() {
                 // Files of ours are closed: what is promised is made, and that is the end.
@@ -197,7 +197,7 @@ impl Collector {
             self.look_at_waits();
             let is_overdue =
                 self.is_in_span && self.until_overdue().is_some_and(|left| left.is_zero());
-            if is_overdue || self.sampled.iter().any(Sampled::has_small_samples) {
+            if is_overdue {
                 break;
             }
         }
@@ -278,8 +278,7 @@ impl Collector {
 
     /// Threads that were armed.
     fn take_in(&mut self, new: Vec<Arc<Recording>>) {
-        let stack_bytes = u32::try_from(self.limits.stack_bytes).unwrap_or(u32::MAX);
-        self.sampled.extend(new.into_iter().map(|one| Sampled::new(one, stack_bytes)));
+        self.sampled.extend(new.into_iter().map(Sampled::new));
     }
 
     /// What looks at threads that wait.
@@ -483,16 +482,12 @@ impl Collector {
             round: self.round,
             stack: &mut self.stack,
             is_lowered: self.budget.is_lowered(),
-            patience: &mut self.patience,
         };
         self.sampled.retain_mut(|sampled| {
             let is_over = over.next().unwrap_or(false);
             entered.extend(sampled.drain(&mut drain));
             if is_over {
                 self.source.give_back(&sampled.recording);
-            } else if sampled.change_stack(&self.source, drain.patience) {
-                // It is read once more, and then given back.
-                self.engine.waker.wake();
             }
             !is_over
         });

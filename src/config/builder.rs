@@ -19,7 +19,7 @@ use crate::layer::ProfilingLayer;
 use crate::otel::{AttributeNames, LayerOrder};
 use crate::redact::Redaction;
 use crate::sampler::{Sampler, Source, SourceSettings, period_for, period_of_rate};
-use crate::span::{KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, Spans, TIGHTER, WATCHED};
+use crate::span::{JUDGES_CPU, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, Spans, TIGHTER, WATCHED};
 use crate::stats::Counters;
 use crate::symbols::SymbolSettings;
 use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
@@ -527,6 +527,7 @@ fn plan(keep: &Keep, ticks_a_second: u64, period: Option<Duration>, base_period_
         (period_ns < base_period_ns, TIGHTER),
         (keep.must_see_all(), SUSPECT),
         (keep.one_in().is_some(), ONE_IN),
+        (keep.judges_cpu(), JUDGES_CPU),
         // Whose close must be seen, to know when there is none left.
         (keep.open_limit().is_some(), WATCHED | SUSPECT),
     ] {

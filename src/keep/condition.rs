@@ -33,7 +33,8 @@ pub enum Condition {
     Error,
     /// The same, but not in a profiled span inside it.
     ErrorSelf,
-    /// Its threads ran inside it for more than that.
+    /// Its threads ran inside it for more than that. To judge this and [`OffCpu`](Self::OffCpu), the thread's CPU
+    /// clock is read at each enter and exit, which takes 1 µs for both.
     OnCpu(Amount),
     /// It was entered while its thread did not run for more than that.
     OffCpu(Amount),
@@ -291,6 +292,11 @@ impl Keep {
 
     pub(crate) const fn one_in(&self) -> Option<NonZeroU32> {
         self.one_in
+    }
+
+    /// Whether it depends on how long threads ran.
+    pub(crate) fn judges_cpu(&self) -> bool {
+        self.on_cpu != Shares::NONE || self.off_cpu != Shares::NONE
     }
 
     pub(crate) const fn open_limit(&self) -> Option<Duration> {

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::counters::{HardwareCounts, parse_group};
-use super::record::{LEAST_STACK, Layout, Machine, Record, Records};
+use super::record::{Layout, Machine, Record, Records};
 use crate::span::{Armed, Recording, ThreadSource, Usage};
 use crate::sys::{
-    self, HardwareCounters, KeptOn, NotReplaced, Position, Ring, SampleRequest, Waker, WhyRefused,
+    self, HardwareCounters, KeptOn, Position, Ring, SampleRequest, Waker, WhyRefused,
 };
 
 /// Opens perf events for threads.
@@ -18,9 +18,8 @@ use crate::sys::{
 pub(super) struct Perf {
     request: SampleRequest,
     waker: Waker,
-    /// That are open for threads, and those of events that have taken the place of another.
+    /// That are open for threads.
     files: AtomicU64,
-    more_files: AtomicU64,
     most_files: u64,
     files_per_thread: u64,
     /// Why no thread at all can be sampled, if none can.
@@ -40,8 +39,6 @@ const FILES_OF_HARDWARE: u64 = 4;
 impl Perf {
     /// Tries out on the calling thread what this process is allowed.
     pub(super) fn new(mut request: SampleRequest, waker: Waker) -> Self {
-        // First: what is opened after it need not wait.
-        let kept_on = KeptOn::open().ok();
         let probe = |request| sys::open_sample_ring(request).map(drop);
         request.in_kernel = true;
         let mut probed = probe(request);
@@ -61,11 +58,10 @@ impl Perf {
             request,
             waker,
             files: AtomicU64::new(0),
-            more_files: AtomicU64::new(0),
             most_files: most_files.max(files_per_thread),
             files_per_thread,
             refused,
-            kept_on: Mutex::new(kept_on),
+            kept_on: Mutex::new(None),
             has_hardware,
         }
     }
@@ -90,41 +86,22 @@ impl Perf {
         self.has_hardware
     }
 
+    /// Until the end, events are opened without a wait. On the calling thread, whose context switches this makes
+    /// dearer.
+    pub(super) fn keep_on(&self) {
+        if self.refused.is_none() {
+            *self.kept_on.lock() = KeptOn::open().ok();
+        }
+    }
+
     /// Nothing will be opened any more.
     pub(super) fn end(&self) {
         *self.kept_on.lock() = None;
     }
 
-    fn give_files(&self) {
+    /// A thread's rings were given back.
+    pub(super) fn give_files(&self) {
         self.files.fetch_sub(self.files_per_thread, Ordering::Relaxed);
-    }
-
-    /// A recording's rings were given back; another event than its own wrote to them.
-    pub(super) fn give_back(&self, had_another_event: bool) {
-        self.more_files.fetch_sub(u64::from(had_another_event), Ordering::Relaxed);
-        self.give_files();
-    }
-
-    /// See [`Sampler::set_stack_bytes`](super::Sampler::set_stack_bytes).
-    pub(super) fn set_stack_bytes(
-        &self,
-        recording: &Recording,
-        bytes: u32,
-        between: impl FnOnce(u64),
-    ) -> Result<(), NotReplaced> {
-        let ring = recording.ring.as_ref().ok_or(NotReplaced::AsBefore)?;
-        // Called by the collector alone, so nobody else changes these. Threads that are yet to be armed do
-        // not have to stand back for them.
-        let more = self.more_files.load(Ordering::Relaxed);
-        let has_room = self.files.load(Ordering::Relaxed) + more < self.most_files;
-        if bytes != self.request.stack_bytes && !has_room {
-            return Err(NotReplaced::AsBefore);
-        }
-        let had = u64::from(ring.has_another_event());
-        let set = ring.set_stack_bytes(recording.tid, self.request, bytes, between);
-        let has = u64::from(ring.has_another_event());
-        self.more_files.store(more + has - had, Ordering::Relaxed);
-        set
     }
 
     fn open(&self) -> Result<(Arc<Ring>, Arc<Ring>), WhyRefused> {
@@ -169,8 +146,7 @@ impl Perf {
             Some(Arc::clone(&samples)),
             Some(Arc::clone(&switches)),
             self.request.period_ns,
-            // The shortest there will be.
-            sample_size.min(layout.sample_size(LEAST_STACK)),
+            sample_size,
         );
         let recording = Arc::new(recording.with_steps(sample_size));
         if self.has_hardware {

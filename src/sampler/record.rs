@@ -199,9 +199,6 @@ pub(crate) enum Machine {
     Aarch64,
 }
 
-/// The fewest bytes of stack that the collector asks for of its own accord.
-pub(crate) const LEAST_STACK: u32 = 8192;
-
 impl Machine {
     /// The machine this was compiled for.
     pub(crate) const NATIVE: Self =
@@ -269,8 +266,6 @@ pub(crate) struct StackCopy<'a, B: ?Sized> {
     bytes: &'a B,
     position: u64,
     length: u64,
-    /// That was asked for.
-    reserved: u64,
 }
 
 impl<B: Bytes + ?Sized> StackCopy<'_, B> {
@@ -278,11 +273,6 @@ impl<B: Bytes + ?Sized> StackCopy<'_, B> {
     #[cfg(any(test, fuzzing))]
     pub(crate) fn length(&self) -> u64 {
         self.length
-    }
-
-    /// Whether it was copied as far as was asked for: there may be more.
-    pub(crate) fn is_full(&self) -> bool {
-        self.length == self.reserved
     }
 
     /// The word that is `offset` bytes above the stack pointer, if it was copied.
@@ -364,12 +354,7 @@ pub(crate) fn read_sample<B: Bytes + ?Sized>(
                 pc: register(3),
             },
         },
-        stack: StackCopy {
-            bytes,
-            position: place.position.wrapping_add(stack_start),
-            length,
-            reserved,
-        },
+        stack: StackCopy { bytes, position: place.position.wrapping_add(stack_start), length },
     })
 }
 

@@ -12,9 +12,7 @@ use super::perf::{Perf, software_usage};
 use super::timer::Timers;
 use crate::span::{ArmThreads, Armed, Recording, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::{
-    self, Clock, NotReplaced, Position, SampleRequest, TimerClock, Waker, WhyRefused,
-};
+use crate::sys::{self, Clock, Position, SampleRequest, TimerClock, Waker, WhyRefused};
 
 /// What produces stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -186,6 +184,13 @@ impl Sampler {
             && losses.iter().all(|counter| counter.load(Ordering::Relaxed) == 0)
     }
 
+    /// For the collector's thread, as it starts: within a second of when the first events were tried.
+    pub(crate) fn keep_on(&self) {
+        if let Some(perf) = &self.0.perf {
+            perf.keep_on();
+        }
+    }
+
     /// Nothing will be opened any more.
     pub(crate) fn end(&self) {
         // With the lock: who is arming now is done before, and found among the new.
@@ -213,8 +218,6 @@ impl Sampler {
 
     /// A recording is over and its ring is read: another thread may have the place.
     pub(crate) fn give_back(&self, recording: &Recording) {
-        let ring = recording.ring.as_ref();
-        let had_another_event = ring.is_some_and(|ring| ring.has_another_event());
         for ring in [&recording.ring, &recording.switches].into_iter().flatten() {
             ring.retire();
         }
@@ -222,22 +225,10 @@ impl Sampler {
         let counters = &self.0.counters;
         counters.threads_sampled.fetch_sub(1, Ordering::Relaxed);
         if recording.has_switch_records() {
-            self.0.perf.iter().for_each(|perf| perf.give_back(had_another_event));
+            self.0.perf.iter().for_each(Perf::give_files);
         } else {
             counters.threads_sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
         }
-    }
-
-    /// Copies so many bytes of stack with each sample of a thread from now on. In between, while no sample is
-    /// taken, `between` is given the position from which on that is so. Only the collector may call it.
-    pub(crate) fn set_stack_bytes(
-        &self,
-        recording: &Recording,
-        bytes: u32,
-        between: impl FnOnce(u64),
-    ) -> Result<(), NotReplaced> {
-        let perf = self.0.perf.as_ref().filter(|_| recording.has_switch_records());
-        perf.ok_or(NotReplaced::AsBefore)?.set_stack_bytes(recording, bytes, between)
     }
 
     /// Whether a thread is sampled by a timer now.

@@ -9,7 +9,6 @@ use std::sync::{Arc, Weak};
 
 use super::account::{Sure, Tally};
 use super::recording::Recording;
-use super::recording::SizeChange;
 use super::slot::Parent;
 use super::{RegistryId, SpanKey};
 use crate::sys::{self, Clock, Position};
@@ -303,8 +302,6 @@ pub(super) struct ThreadState {
     /// None before the first profiled segment.
     pub(super) source: Option<Box<dyn ThreadSource>>,
     pub(super) sample_size: u64,
-    /// One that lies before us.
-    pub(super) size_change: Option<SizeChange>,
     /// Nobody says when the thread runs.
     pub(super) cpu_unknown: bool,
     pub(super) may_retry: bool,
@@ -344,7 +341,6 @@ impl ThreadState {
             recording: None,
             source: None,
             sample_size: 1,
-            size_change: None,
             cpu_unknown: false,
             may_retry: false,
             armed_at: 0,
@@ -393,7 +389,15 @@ impl ThreadState {
     }
 
     #[inline(always)]
-    pub(super) fn push(&mut self, id: RegistryId, key: u64, root: u64, is_old: bool, now: u64) {
+    pub(super) fn push(
+        &mut self,
+        id: RegistryId,
+        key: u64,
+        root: u64,
+        is_old: bool,
+        is_judged: bool,
+        now: u64,
+    ) {
         let key_below = self.top().map_or(0, |top| top.key);
         if self.depth == self.segments.len() {
             self.make_room();
@@ -405,7 +409,7 @@ impl ThreadState {
             segment.entered = now;
             segment.key_below = key_below;
             segment.unmatched_below = unmatched();
-            segment.has_more = self.cpu_unknown || is_old;
+            segment.has_more = self.cpu_unknown || is_old || is_judged;
             segment.is_old = is_old;
             segment.is_nested = false;
             segment.was_unwinding = std::thread::panicking();

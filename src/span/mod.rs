@@ -29,10 +29,10 @@ pub(crate) use local::{
     ArmThreads, Armed, ThreadSource, Usage, forget_this_thread, is_ignored, spawn_ignored,
 };
 pub(crate) use overdue::{Described, OpenSpan, Told};
-pub(crate) use recording::{Mark, Recording, SizeChange, Stretch};
+pub(crate) use recording::{Mark, Recording, Stretch};
 pub(crate) use slot::{
-    CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, KEEP_ON_ERROR, ONE_IN,
-    SAMPLED_ITSELF, SUSPECT, TIGHTER, WATCHED,
+    CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, KEEP_ON_ERROR,
+    ONE_IN, SAMPLED_ITSELF, SUSPECT, TIGHTER, WATCHED,
 };
 pub(crate) use spans::{GivenParent, LOOK_INTERVAL, Notice, Spans};
 

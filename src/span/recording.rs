@@ -21,17 +21,6 @@ pub(crate) struct Mark {
     pub(crate) period_ns: u64,
 }
 
-/// Samples from a position on are of another size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SizeChange {
-    pub(crate) at: u64,
-    /// By how much the position that hooks see moves with each, at least.
-    pub(crate) sample_size: u64,
-}
-
-/// Smaller, and larger again.
-const MOST_CHANGES: usize = 2;
-
 /// The stretch that a thread is in now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
@@ -63,10 +52,8 @@ pub(crate) struct Recording {
     settled_ns: AtomicU64,
     settled_cpu_ns: AtomicU64,
     marks: ArrayQueue<Mark>,
-    /// By how much the position that hooks see moves with a sample, at least, before any change.
+    /// By how much the position that hooks see moves with a sample, at least.
     sample_size: Option<NonZeroU64>,
-    /// Of which the thread has not heard.
-    size_changes: ArrayQueue<SizeChange>,
     pub(crate) tid: u32,
     /// Where the samples are.
     pub(crate) ring: Option<Arc<Ring>>,
@@ -102,7 +89,6 @@ impl Recording {
             settled_cpu_ns: AtomicU64::new(0),
             marks: ArrayQueue::new(2 * samples + SPARE_MARKS),
             sample_size: None,
-            size_changes: ArrayQueue::new(MOST_CHANGES),
             tid,
             ring,
             switches,
@@ -206,26 +192,9 @@ impl Recording {
         Self { sample_size: NonZeroU64::new(sample_size), ..self }
     }
 
-    /// By how much the position moves with a sample, at least, before any change; `None` if that is not
-    /// known.
+    /// By how much the position moves with a sample, at least; `None` if that is not known.
     pub(crate) fn sample_size(&self) -> Option<NonZeroU64> {
         self.sample_size
-    }
-
-    /// For the collector, while the thread is not sampled: from that position on samples are of another size.
-    /// There must be room.
-    pub(crate) fn note_size(&self, change: SizeChange) {
-        _ = self.size_changes.push(change);
-    }
-
-    /// For the collector: whether the thread has heard of all changes.
-    pub(crate) fn has_heard_of_sizes(&self) -> bool {
-        self.size_changes.is_empty()
-    }
-
-    /// For the thread itself: the next change of which it has not heard.
-    pub(super) fn take_size(&self) -> Option<SizeChange> {
-        self.size_changes.pop()
     }
 
     /// Whether the thread has not heard yet of a wait in which it was seen.

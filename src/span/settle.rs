@@ -1,13 +1,12 @@
 //! What the hooks do when a thread was sampled or switched since the last one.
 
 use std::io;
-use std::sync::Arc;
 
 use super::account::Tally;
 use super::local::{Armed, ThreadState, Usage};
 use super::slot::{ANNOUNCED, SAMPLED_ITSELF, Slot, TIGHTER};
 use super::spans::Notice;
-use super::{Recording, RegistryId, SpanKey, Spans};
+use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
 
 /// Bytes of a sample without its stack, on the machine where it has the fewest: as little as the
@@ -69,7 +68,6 @@ impl Spans {
         }
         state.samples = samples;
         state.sample_size = sample_size.max(1);
-        state.size_change = None;
         state.may_retry = may_retry;
         state.recording = recording;
         state.source = Some(source);
@@ -90,7 +88,7 @@ impl Spans {
             return;
         };
         // Losses are recorded in the ring too, in much less than a sample takes.
-        let by_size = count_samples(state, head).max(u64::from(moved >= LEAST_SAMPLE));
+        let by_size = (moved / state.sample_size).max(u64::from(moved >= LEAST_SAMPLE));
         let counted = state.source.as_ref().and_then(|one| one.count_samples(state.from, head));
         let samples = counted.unwrap_or(by_size);
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
@@ -294,22 +292,6 @@ impl Spans {
     }
 }
 
-/// The samples between where the present stretch began and `head`.
-fn count_samples(state: &mut ThreadState, head: u64) -> u64 {
-    let (mut samples, mut from) = (0, state.from);
-    let next = |recording: &Option<Arc<Recording>>| recording.as_ref()?.take_size();
-    while let Some(change) = state.size_change.take().or_else(|| next(&state.recording)) {
-        if change.at > head {
-            state.size_change = Some(change);
-            break;
-        }
-        samples += change.at.saturating_sub(from) / state.sample_size;
-        from = change.at.max(from);
-        state.sample_size = change.sample_size.max(1);
-    }
-    samples + head.saturating_sub(from) / state.sample_size
-}
-
 fn usage_between(before: &Usage, after: &Usage) -> Tally {
     Tally {
         minor_faults: after.minor_faults.saturating_sub(before.minor_faults),
@@ -322,63 +304,5 @@ fn usage_between(before: &Usage, after: &Usage) -> Tally {
         instructions: after.instructions.saturating_sub(before.instructions),
         cache_misses: after.cache_misses.saturating_sub(before.cache_misses),
         ..Tally::default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-
-    use super::super::SizeChange;
-    use super::*;
-
-    proptest! {
-        /// The thread counts what there is, wherever it looks, and however often the size changes in between.
-        #[test]
-        fn samples_of_changing_sizes_are_counted(
-            // Samples of a size, and whether the thread looks after each.
-            stretches in vec((8_u64..5_000, vec(any::<bool>(), 0..6)), 1..8),
-        ) {
-            let first = stretches[0].0;
-            let recording = Arc::new(Recording::new(1, None, None, 1, first));
-            let mut state = ThreadState::none();
-            state.recording = Some(Arc::clone(&recording));
-            state.sample_size = first;
-            let (mut head, mut taken, mut counted) = (0, 0, 0);
-            for (sample_size, looks) in stretches {
-                if !recording.has_heard_of_sizes() && sample_size < first {
-                    continue;
-                }
-                recording.note_size(SizeChange { at: head, sample_size });
-                for is_looked_at in looks {
-                    head += sample_size;
-                    taken += 1;
-                    if is_looked_at {
-                        counted += count_samples(&mut state, head);
-                        state.from = head;
-                        prop_assert_eq!(counted, taken);
-                        prop_assert!(recording.has_heard_of_sizes());
-                    }
-                }
-                counted += count_samples(&mut state, head);
-                state.from = head;
-            }
-            prop_assert_eq!(counted, taken);
-        }
-    }
-
-    #[test]
-    fn a_change_beyond_the_head_is_kept_for_later() {
-        let recording = Arc::new(Recording::new(1, None, None, 1, 10));
-        let mut state = ThreadState::none();
-        (state.recording, state.sample_size) = (Some(Arc::clone(&recording)), 10);
-        recording.note_size(SizeChange { at: 30, sample_size: 100 });
-        // It has read the head before the change was made.
-        assert_eq!(count_samples(&mut state, 20), 2);
-        state.from = 20;
-        recording.note_size(SizeChange { at: 230, sample_size: 5 });
-        assert_eq!(count_samples(&mut state, 245), 1 + 2 + 3);
-        assert_eq!((state.size_change, state.sample_size), (None, 5));
     }
 }

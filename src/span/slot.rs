@@ -41,8 +41,11 @@ pub(crate) const ONE_IN: u32 = 1 << 12;
 pub(crate) const SAMPLED_ITSELF: u32 = 1 << 13;
 /// A thread was in it whose CPU clock cannot be read.
 pub(crate) const CPU_UNKNOWN: u32 = 1 << 14;
+/// Its rule judges for how long its threads ran: their CPU clock is read at each enter and exit.
+pub(crate) const JUDGES_CPU: u32 = 1 << 15;
 /// Those that come from the span's plan.
-const OF_PLAN: u32 = KEEP_ON_ERROR | TIGHTER | HAS_STATUS | SUSPECT | HAS_FIELDS | WATCHED | ONE_IN;
+const OF_PLAN: u32 =
+    KEEP_ON_ERROR | TIGHTER | HAS_STATUS | SUSPECT | HAS_FIELDS | WATCHED | ONE_IN | JUDGES_CPU;
 
 /// Written by the hooks of whichever threads the span is on. A slot belongs to one span from
 /// [`open`](Self::open) to [`release`](Self::release), which the registry keeps apart: it gives a

@@ -11,8 +11,8 @@ use super::local::{
     ArmThreads, Part, ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched,
 };
 use super::slot::{
-    CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, Parent, SUSPECT,
-    Slot, TIGHTER, WATCHED,
+    CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, Parent,
+    SUSPECT, Slot, TIGHTER, WATCHED,
 };
 use super::table::SlotTable;
 use super::{Ancestry, From, Plan, RegistryId, SpanKey, TraceIds};
@@ -348,14 +348,16 @@ impl Spans {
         if let Some(recording) = &state.recording {
             recording.begin_hook();
         }
+        let flags = slot.flags();
         let is_old = slot.is_old();
         // Arming takes time, which is not the span's.
-        let mut now = self.now_settled(&mut state, is_old).max(state.settled);
-        if slot.flags() & TIGHTER != 0 {
+        let now = self.now_settled(&mut state, is_old, flags & JUDGES_CPU != 0);
+        let mut now = now.max(state.settled);
+        if flags & TIGHTER != 0 {
             self.raise_rate(&mut state, slot, now);
             now = now.max(state.settled);
         }
-        state.push(id, key, root, is_old, now);
+        state.push(id, key, root, is_old, flags & JUDGES_CPU != 0, now);
         if slot.enter(now, state.thread) {
             state.note_nested(id);
             // On two threads at once it can run for longer than it takes.
@@ -429,7 +431,8 @@ impl Spans {
     fn exit_slowly(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, mut now: u64) {
         let is_old = state.top().is_some_and(|top| top.is_old);
         let has_room = state.unresolved.has_room(id);
-        if state.samples.load() != state.from || self.is_due(state, is_old, now) || !has_room {
+        let is_due = self.is_due(state, is_old, now) || slot.flags() & JUDGES_CPU != 0;
+        if state.samples.load() != state.from || is_due || !has_room {
             self.settle(state, now);
             now = now.max(state.settled);
         }
@@ -501,10 +504,10 @@ impl Spans {
 
     /// The time, after everything until then was [settled](Self::settle) if there was anything.
     #[inline(always)]
-    fn now_settled(&self, state: &mut ThreadState, is_old: bool) -> u64 {
+    fn now_settled(&self, state: &mut ThreadState, is_old: bool, is_judged: bool) -> u64 {
         let was_sampled = state.samples.load() != state.from;
         let now = self.clock.now();
-        if was_sampled || self.is_due(state, is_old, now) {
+        if was_sampled || is_judged || self.is_due(state, is_old, now) {
             self.settle(state, now);
         }
         now

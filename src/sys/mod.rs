@@ -63,5 +63,5 @@ pub(crate) use spawn::spawn;
 #[cfg(test)]
 pub(crate) use types::Segment;
 pub(crate) use types::{
-    Blocked, Call, LoadedModule, NotReplaced, SampleRequest, TimerClock, Unusual, WhyRefused,
+    Blocked, Call, LoadedModule, SampleRequest, TimerClock, Unusual, WhyRefused,
 };

@@ -29,16 +29,6 @@ pub(crate) enum TimerClock {
     Monotonic,
 }
 
-/// Why another event does not write to a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "where there are no rings, none is changed")]
-pub(crate) enum NotReplaced {
-    /// For want of files or permission; nothing was changed.
-    AsBefore,
-    /// Nobody writes to it any more.
-    Stopped,
-}
-
 /// Why an event or its ring could not be had, by what a user can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "each platform has its own")]

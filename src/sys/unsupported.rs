@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, FileIdentity, ModuleList, NotReplaced, SampleRequest, ThreadUsage, TimerClock,
-    Unusual, WhyRefused,
+    Blocked, FileIdentity, ModuleList, SampleRequest, ThreadUsage, TimerClock, Unusual, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,20 +127,6 @@ impl Ring {
     }
 
     pub(crate) fn set_period_ns(&self, _period_ns: u64) -> io::Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn set_stack_bytes(
-        &self,
-        _tid: u32,
-        _own: SampleRequest,
-        _stack_bytes: u32,
-        _between: impl FnOnce(u64),
-    ) -> Result<(), NotReplaced> {
-        match self.0 {}
-    }
-
-    pub(crate) fn has_another_event(&self) -> bool {
         match self.0 {}
     }
 

@@ -12,7 +12,7 @@ use perf_event_open_sys::bindings::{
 
 use super::calls::may;
 use super::ring::Ring;
-use crate::sys::types::{NotReplaced, SampleRequest, Unusual, WhyRefused};
+use crate::sys::types::{SampleRequest, Unusual, WhyRefused};
 
 impl WhyRefused {
     fn of_open(error: &io::Error) -> Self {
@@ -203,29 +203,6 @@ pub(super) fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
     (result == 0).then_some(id)
 }
 
-impl Ring {
-    /// Samples the ring's thread, `tid`, from now on with so much stack. The ring was opened with `own`, and
-    /// where that has as much its own event does it, otherwise another one that writes to the same ring.
-    /// In between, `between` is given the position at which that begins.
-    pub(crate) fn set_stack_bytes(
-        &self,
-        tid: u32,
-        own: SampleRequest,
-        stack_bytes: u32,
-        between: impl FnOnce(u64),
-    ) -> Result<(), NotReplaced> {
-        let mut event = None;
-        if stack_bytes != own.stack_bytes {
-            let in_kernel = self.has_kernel_chains();
-            let mut attr = sampling(SampleRequest { stack_bytes, in_kernel, ..own });
-            attr.set_disabled(1);
-            let thread = i32::try_from(tid).map_err(|_| NotReplaced::AsBefore)?;
-            event = Some(open(&mut attr, thread).map_err(|_| NotReplaced::AsBefore)?);
-        }
-        self.write_by(event, between)
-    }
-}
-
 /// Changes the period of a sampling event.
 pub(super) fn set_event_period(event: BorrowedFd<'_>, period_ns: u64) -> io::Result<()> {
     // The kernel reads the number through a pointer, which the binding's signature hides.
@@ -235,20 +212,9 @@ pub(super) fn set_event_period(event: BorrowedFd<'_>, period_ns: u64) -> io::Res
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Switches an event on or off.
-pub(super) fn enable_event(event: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
-    use perf_event_open_sys::ioctls::{DISABLE, ENABLE};
-    // SAFETY: ioctls without an argument, on an event of ours.
-    let result =
-        unsafe { if is_on { ENABLE(event.as_raw_fd(), 0) } else { DISABLE(event.as_raw_fd(), 0) } };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Lets an event write to the ring of another.
-pub(super) fn redirect_event(event: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
-    use perf_event_open_sys::ioctls::SET_OUTPUT;
-    // SAFETY: both are events of ours; the kernel keeps the ring as long as either needs it.
-    let result = unsafe { SET_OUTPUT(event.as_raw_fd(), to.as_raw_fd()) };
+pub(super) fn disable_event(event: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: an ioctl without an argument, on an event of ours.
+    let result = unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -5,7 +5,6 @@
 )]
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,14 +13,13 @@ use parking_lot::Mutex;
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::perf::{Event, enable_event, redirect_event, set_event_period};
+use super::perf::{Event, disable_event, set_event_period};
 use super::poll::Wakeups;
 use super::sink::{Sink, SinkMemory};
 use super::thread::process_id;
 use super::timer::Timer;
-use crate::sys::types::NotReplaced;
 
-/// A perf event, or one that takes its place, and its ring: a page of counters, then a power of two of pages of records.
+/// A perf event and its ring: a page of counters, then a power of two of pages of records.
 ///
 /// The kernel writes while we read, so no reference to the mapping is ever made: bytes are copied
 /// out, and what they say about their own length is for the parser to doubt.
@@ -44,35 +42,8 @@ pub(crate) struct Ring {
 /// Who makes a ring be written to.
 #[derive(Debug)]
 enum RingWriter {
-    Event(RingEvents),
+    Event(Event),
     Timer(Timer),
-}
-
-/// The ring belongs to the first. The other may write to it in its place: what a sample holds cannot be
-/// changed once an event is open.
-#[derive(Debug)]
-struct RingEvents {
-    mapped: Event,
-    instead: Option<Event>,
-    /// Of the one that writes, if it was changed.
-    period_ns: Option<u64>,
-}
-
-impl RingEvents {
-    fn writing(&self) -> io::Result<BorrowedFd<'_>> {
-        self.instead.as_ref().unwrap_or(&self.mapped).file()
-    }
-
-    fn enable(&self, is_on: bool) -> io::Result<()> {
-        enable_event(self.writing()?, is_on)
-    }
-
-    fn resume(&self) -> io::Result<()> {
-        if let Some(period_ns) = self.period_ns {
-            set_event_period(self.writing()?, period_ns)?;
-        }
-        self.enable(true)
-    }
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and stays mapped until `drop`, which needs
@@ -83,7 +54,7 @@ unsafe impl Send for Ring {}
 // `position_word`, `sink`, whose fields that change are atomics): a value
 // that comes at the wrong time is a wrong position, which the parser doubts, and never a wrong address. It
 // does so with the writer locked (`set_timer`, `take_foreign`, `has_lost_signal`, `stop_timer`,
-// `set_period_ns`, `write_by`, `has_another_event`, `retire`). Or it exchanges its pages as a
+// `set_period_ns`, `retire`). Or it exchanges its pages as a
 // whole while all addresses stay mapped and readable (`retire`, `empty`). All other fields do not change.
 unsafe impl Sync for Ring {}
 
@@ -106,11 +77,7 @@ impl Ring {
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
-            writer: Mutex::new(Some(RingWriter::Event(RingEvents {
-                mapped: event,
-                instead: None,
-                period_ns: None,
-            }))),
+            writer: Mutex::new(Some(RingWriter::Event(event))),
             base,
             page_size,
             data_size,
@@ -232,11 +199,7 @@ impl Ring {
         // A hook does not wait for the collector.
         let mut writer = self.writer.try_lock().ok_or(io::ErrorKind::WouldBlock)?;
         match &mut *writer {
-            Some(RingWriter::Event(events)) => {
-                set_event_period(events.writing()?, period_ns)?;
-                events.period_ns = Some(period_ns);
-                Ok(())
-            }
+            Some(RingWriter::Event(event)) => set_event_period(event.file()?, period_ns),
             Some(RingWriter::Timer(timer)) => {
                 // SAFETY: written before the timer was made, and valid as long as the ring.
                 unsafe { self.sink().as_ref() }.period_ns.store(period_ns, Ordering::Relaxed);
@@ -244,38 +207,6 @@ impl Ring {
             }
             None => Err(io::ErrorKind::BrokenPipe.into()),
         }
-    }
-
-    /// Lets another event of the ring's thread write to it, or if there is none the ring's own. In between
-    /// nobody writes, and `between` is given the ring's head.
-    pub(super) fn write_by(
-        &self,
-        event: Option<Event>,
-        between: impl FnOnce(u64),
-    ) -> Result<(), NotReplaced> {
-        let mut writer = self.writer.lock();
-        let Some(RingWriter::Event(events)) = &mut *writer else {
-            return Err(NotReplaced::AsBefore);
-        };
-        if let Some(event) = &event {
-            let both = event.file().and_then(|event| Ok((event, events.mapped.file()?)));
-            let redirected = both.and_then(|(event, mapped)| redirect_event(event, mapped));
-            redirected.map_err(|_| NotReplaced::AsBefore)?;
-        }
-        events.enable(false).map_err(|_| NotReplaced::AsBefore)?;
-        between(self.head());
-        let before = std::mem::replace(&mut events.instead, event);
-        let resumed = events.resume();
-        // To close an event takes a while, and the thread may want to change the period.
-        drop(writer);
-        drop(before);
-        resumed.map_err(|_| NotReplaced::Stopped)
-    }
-
-    /// Whether another event writes than the ring's own.
-    pub(crate) fn has_another_event(&self) -> bool {
-        let writer = self.writer.lock();
-        matches!(&*writer, Some(RingWriter::Event(events)) if events.instead.is_some())
     }
 
     /// The bytes that records may fill.
@@ -376,10 +307,10 @@ impl Ring {
             self.empty();
             return;
         }
-        let Some(RingWriter::Event(events)) = self.writer.lock().take() else { return };
+        let Some(RingWriter::Event(event)) = self.writer.lock().take() else { return };
         // A child of a fork may hold it too, and then to close it is not the end of it.
-        _ = events.enable(false);
-        drop(events);
+        _ = event.file().and_then(disable_event);
+        drop(event);
         let length = self.page_size + self.data_size;
         // First the new memory and then the change of places: where the system promises no memory
         // that it does not have, `MAP_FIXED` could take the old and refuse the new.
