@@ -34,6 +34,9 @@ enum Kind {
         problem: String,
     },
     Thread(String),
+    NoMemory {
+        needed_mib: u64,
+    },
     Ended,
 }
 
@@ -70,6 +73,11 @@ impl Error {
         Self(Kind::Thread(error.to_string()))
     }
 
+    /// Less than that may still be reserved.
+    pub(crate) fn no_memory(needed_mib: u64) -> Self {
+        Self(Kind::NoMemory { needed_mib })
+    }
+
     pub(crate) fn ended() -> Self {
         Self(Kind::Ended)
     }
@@ -77,7 +85,7 @@ impl Error {
     /// Whether a directive or a variable is not as it should be; otherwise the system refused
     /// something that we cannot do without, or the layer is gone.
     pub fn is_configuration(&self) -> bool {
-        !matches!(self.0, Kind::Thread(_) | Kind::Ended)
+        !matches!(self.0, Kind::Thread(_) | Kind::NoMemory { .. } | Kind::Ended)
     }
 }
 
@@ -95,6 +103,11 @@ impl fmt::Display for Error {
             #[cfg(feature = "_otlp")]
             Kind::Otlp { name, value, problem } => write!(f, "{name} is `{value}`: {problem}"),
             Kind::Ended => f.write_str("the profiling layer is gone, or has been shut down"),
+            Kind::NoMemory { needed_mib } => write!(
+                f,
+                "profiling needs {needed_mib} MiB of memory that this process may not have: raise its limit \
+                 (`ulimit -v`, `ulimit -d`)"
+            ),
             Kind::Thread(error) => write!(f, "cannot start the profiling threads: {error}"),
         }
     }

@@ -114,6 +114,7 @@ impl Builder<'_> {
             losses.thinned += pending.thinned;
             losses.ring_full += pending.ring_full;
             losses.lowered += pending.lowered;
+            losses.late += pending.late;
             samples.skipped_ns += pending.skipped_ns;
             let (of_samples, of_waits) = pending.exported();
             for sample in of_samples {

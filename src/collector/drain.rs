@@ -171,7 +171,7 @@ impl Sampled {
                     let position = position_of(&ring, place);
                     count(&drain.counters.samples_dropped_ring_full, samples);
                     if let Some((span, _)) = owner(&mut self.marks, stretch, position) {
-                        drain.pending.note_ring_full(span, samples);
+                        drain.pending.note(span, |pending| pending.ring_full += samples);
                     }
                 }
                 Ok(Record::Throttled) => count(&drain.counters.sampling_throttled, 1),
@@ -242,15 +242,14 @@ const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 impl Drain<'_> {
     /// What a sample stands for. A timer says it, but if its signal was held back for long (the program had
     /// blocked it), most of that time was spent elsewhere, and nobody knows where.
-    fn weight_of(&self, said_ns: Option<u64>, period_ns: u64) -> u64 {
+    fn weight_of(&self, said_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
         const TOO_MANY: u64 = 16;
-        let Some(said_ns) = said_ns else { return period_ns };
+        let Some(said_ns) = said_ns else { return (period_ns, 0) };
         let usual_ns = period_ns.max(sys::tick_ns().unwrap_or(0)).max(1);
         if said_ns <= TOO_MANY * usual_ns {
-            return said_ns;
+            return (said_ns, 0);
         }
-        count(&self.counters.samples_dropped_late, said_ns / usual_ns - 1);
-        usual_ns
+        (usual_ns, said_ns / usual_ns - 1)
     }
 
     fn sample(&mut self, ring: &Ring, tid: u32, place: Place, span: SpanKey, period_ns: u64) {
@@ -273,7 +272,7 @@ impl Drain<'_> {
             }
             self.stack.frames.splice(0..0, chain);
         }
-        let period_ns = self.weight_of(sample.weight_ns, period_ns);
+        let (period_ns, late) = self.weight_of(sample.weight_ns, period_ns);
         match self.stack.end {
             End::Root => {}
             End::Cut => count(&self.counters.stacks_truncated, 1),
@@ -287,7 +286,11 @@ impl Drain<'_> {
             Added::Refused => count(&self.counters.samples_dropped_spans_full, 1),
         }
         if self.is_lowered {
-            self.pending.note_lowered(span);
+            self.pending.note(span, |pending| pending.lowered += 1);
+        }
+        if late > 0 {
+            count(&self.counters.samples_dropped_late, late);
+            self.pending.note(span, |pending| pending.late += late);
         }
     }
 }

@@ -305,11 +305,14 @@ impl Engine {
     #[inline]
     pub(super) fn close_with(&self, id: RegistryId, otel: FindOtel<'_>, close: Option<&mut Close>) {
         let mut must_know = false;
-        self.spans.close(id, |closing| {
+        let is_judged = self.spans.close(id, |closing| {
             let verdict = self.judge(closing, otel, close);
             must_know = verdict.must_know;
             verdict
         });
+        if !is_judged {
+            return;
+        }
         // Now that the collector has been told.
         if self.spans.has_many_notices() {
             self.waker.wake();

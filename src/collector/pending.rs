@@ -94,6 +94,8 @@ pub(super) struct PendingSpan {
     pub(super) ring_full: u64,
     /// Samples that were taken at a lower rate than usual.
     pub(super) lowered: u64,
+    /// Those for which one came that was too late to stand for them.
+    pub(super) late: u64,
     /// How many of its samples and waits the next profile takes, if not all.
     mark: Option<(usize, usize)>,
     /// When the last sample was taken.
@@ -260,18 +262,9 @@ impl Pending {
         }
     }
 
-    /// A sample of that span was taken at a lower rate than usual.
-    pub(super) fn note_lowered(&mut self, span: SpanKey) {
-        if let Some(pending) = self.spans.get_mut(&span) {
-            pending.lowered += 1;
-        }
-    }
-
-    /// The ring of a thread was full before a sample that fell in this span.
-    pub(super) fn note_ring_full(&mut self, span: SpanKey, samples: u64) {
-        if let Some(pending) = self.spans.get_mut(&span) {
-            pending.ring_full += samples;
-        }
+    /// Something more is known of that span, if there is a place for it.
+    pub(super) fn note(&mut self, span: SpanKey, note: impl FnOnce(&mut PendingSpan)) {
+        _ = self.spans.get_mut(&span).map(note);
     }
 
     /// What the hooks say of a span; more than once if threads said it at the same time.
@@ -370,6 +363,7 @@ impl Pending {
             pending.thinned = 0;
             pending.ring_full = 0;
             pending.lowered = 0;
+            pending.late = 0;
             self.bytes += pending.bytes();
         }
     }
@@ -460,6 +454,7 @@ impl Pending {
             root.thinned += pending.thinned;
             root.ring_full += pending.ring_full;
             root.lowered += pending.lowered;
+            root.late += pending.late;
         }
         samples
     }

@@ -26,6 +26,8 @@ pub(super) struct Losses {
     pub(super) incomplete: u64,
     /// Samples that were taken at a lower rate, because there were too many to read.
     pub(super) lowered: u64,
+    /// Samples that came too late to stand for all the time since the one before.
+    pub(super) late: u64,
 }
 
 /// What is shorter is in no line of text.
@@ -171,6 +173,7 @@ fn losses_in_words(losses: &Losses) -> String {
         (losses.cut, "stacks cut short"),
         (losses.incomplete, "stacks not unwound to their end"),
         (losses.lowered, "samples at a lowered rate"),
+        (losses.late, "samples that came too late"),
     ] {
         if count > 0 {
             words.push(format!("{count} {what}"));
@@ -203,6 +206,7 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         ("profile.stacks_truncated", losses.cut),
         ("profile.stacks_incomplete", losses.incomplete),
         ("profile.samples_at_lowered_rate", losses.lowered),
+        ("profile.samples_lost_late", losses.late),
     ] {
         if count > 0 {
             attributes.push(Attribute { key, value: int(count) });

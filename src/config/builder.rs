@@ -22,7 +22,7 @@ use crate::sampler::{Sampler, Source, SourceSettings, period_for, period_of_rate
 use crate::span::{JUDGES_CPU, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, Spans, TIGHTER, WATCHED};
 use crate::stats::Counters;
 use crate::symbols::SymbolSettings;
-use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
+use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
 
 /// Makes a [`ProfilingLayer`] with other settings than the default.
 ///
@@ -84,6 +84,7 @@ const DEFAULT_PENDING_SPANS: usize = 16_384;
 const DEFAULT_CPU_PERCENT: u32 = 1;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
 /// Line tables of a large service are a tenth of that, all of its debug information may be more.
+const LEAST_MIB: u64 = 8;
 const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
 const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
@@ -405,6 +406,10 @@ impl Builder {
         gate: &'static Gate,
         order: Arc<LayerOrder>,
     ) -> Result<Arc<Engine>, Error> {
+        // What is made first, the threads' stacks among it, cannot do with less; later all does.
+        if sys::address_space_left().is_some_and(|left| left < LEAST_MIB << 20) {
+            return Err(Error::no_memory(LEAST_MIB));
+        }
         let clock = Clock::new();
         let counters = Arc::new(Counters::default());
         let poller = Poller::new().map_err(Error::thread)?;

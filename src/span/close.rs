@@ -44,32 +44,35 @@ pub(crate) struct Verdict {
 
 impl Spans {
     /// A span has closed. If it must be judged, `judge` does that. Only then is the slot free: as
-    /// long as the span counts as open, nobody takes it for judged.
+    /// long as the span counts as open, nobody takes it for judged. Returns whether it was judged.
     #[inline]
-    pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) {
+    pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
         match self.table.get_inside(id) {
             Some(slot) => {
                 let closing = self.close_slot(slot);
-                let told = closing.is_none_or(|closing| self.told(&closing, judge(&closing)));
+                let told = closing.map(|closing| self.told(&closing, judge(&closing)));
                 slot.release();
-                if !told {
-                    self.note_untold();
-                }
+                self.note_told(told)
             }
-            None if self.table.has_outside() => self.close_outside(id, judge),
-            None => {}
+            None => self.table.has_outside() && self.close_outside(id, judge),
         }
     }
 
     #[cold]
-    fn close_outside(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) {
-        let Some(slot) = self.table.get_outside(id) else { return };
+    fn close_outside(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
+        let Some(slot) = self.table.get_outside(id) else { return false };
         let closing = self.close_slot(&slot);
-        let told = closing.is_none_or(|closing| self.told(&closing, judge(&closing)));
+        let told = closing.map(|closing| self.told(&closing, judge(&closing)));
         self.table.release_outside(id, &slot);
-        if !told {
+        self.note_told(told)
+    }
+
+    #[inline(always)]
+    fn note_told(&self, told: Option<bool>) -> bool {
+        if told == Some(false) {
             self.note_untold();
         }
+        told.is_some()
     }
 
     /// A span was released of which the collector could not be told that it closed.

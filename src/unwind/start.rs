@@ -47,7 +47,11 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         // A thread begins with a frame pointer of zero, right above its first frames are what it was given
         // and its thread-locals, and behind these can be what is another's.
         let length = if fp == 0 { START_WORDS } else { FAR_WORDS };
-        let mut words = (0..length).map_while(|word| word_at(sp.checked_add(8 * word)?));
+        // The library's record of the thread, which begins with a pointer to itself, ends the stack.
+        let mut words = (0..length).map_while(|word| {
+            let at = sp.checked_add(8 * word)?;
+            word_at(at).filter(|word| *word != at)
+        });
         frame.is_return_address()
             && self.is_without_tables(frame.address_for_lookup())
             && !words.any(|word| self.is_return_address(word))

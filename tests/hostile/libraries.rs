@@ -13,6 +13,10 @@ use crate::support::burn;
 /// Loads and unloads libraries, and is sampled in their code. There are several, so that another
 /// one is found where one was before.
 pub(crate) fn load_and_unload(_: &Host) {
+    // A static program can load none.
+    if cfg!(target_feature = "crt-static") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let libraries: Vec<_> = (1..=3).filter_map(|number| build(folder.path(), number)).collect();
     if libraries.is_empty() {

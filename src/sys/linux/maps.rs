@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn this_program_is_mapped_where_it_runs() {
         let file = mapped_file(this_program_is_mapped_where_it_runs as *const () as u64).unwrap();
-        let metadata = std::fs::metadata("/proc/self/exe").unwrap();
+        let metadata = std::fs::metadata(std::env::current_exe().unwrap()).unwrap();
         assert_eq!(file.inode, metadata.ino());
         assert_eq!(mapped_file(0), None);
     }
