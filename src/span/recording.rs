@@ -332,6 +332,40 @@ mod tests {
         assert_eq!(recording.stretch(), stretch(None, 32));
     }
 
+    /// What is read while the thread goes from span to span is a stretch that there was, and all others are
+    /// among the marks.
+    #[test]
+    fn a_stretch_is_read_as_it_is_while_the_thread_goes_on() {
+        const STEP: u64 = 10;
+        let hooks = if cfg!(miri) { 40 } else { 20_000 };
+        let recording = Recording::new(1, None, None, 5, 1);
+        recording.set_span(0);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut marked = 1;
+                while marked < hooks {
+                    let Stretch { span, from, is_in_hook, .. } = recording.stretch();
+                    let key = span.map_or(0, SpanKey::get);
+                    assert!(from == STEP * key || is_in_hook && from == STEP * (key + 1));
+                    while let Some(mark) = recording.take_mark() {
+                        assert_eq!((mark.span.get(), mark.from), (marked, STEP * marked));
+                        assert_eq!(mark.to, STEP * (marked + 1));
+                        marked += 1;
+                    }
+                    assert!(marked >= key, "what is not open any more is among the marks");
+                }
+            });
+            for number in 1..=hooks {
+                while !recording.has_room() && !reader.is_finished() {
+                    std::thread::yield_now();
+                }
+                recording.begin_hook();
+                recording.cut(SpanKey::new(number - 1), STEP * number);
+                recording.set_span(number);
+            }
+        });
+    }
+
     #[test]
     fn only_a_recording_without_use_is_ended() {
         let recording = Recording::new(1, None, None, 5, 1);

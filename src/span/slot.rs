@@ -456,7 +456,9 @@ mod tests {
     /// As many as there can be at once, and more often on one thread than anybody enters a span.
     #[test]
     fn however_many_are_in_a_span_it_is_entered() {
-        for times in [255, 256, 257, 300, 4_096, 65_536, 70_000] {
+        // More than 8 and than 16 bits hold; for Miri it would take hours.
+        let many = [255, 256, 257, 300, 4_096, 65_536, 70_000];
+        for times in many.into_iter().filter(|times| !cfg!(miri) || *times <= 300) {
             for is_owner in [true, false] {
                 let slot = open();
                 let thread = |number: u32| if is_owner { OWNER } else { OTHER + number };
