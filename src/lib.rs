@@ -71,7 +71,7 @@
 //! |---|---|
 //! | off (`TRACING_PROFILING=off`) | nothing: no thread, no file, no signal handler, no ring |
 //! | a span that no rule matches | some nanoseconds |
-//! | a profiled span that is not kept | some tens of nanoseconds an enter and exit, no allocation, a system call once a millisecond of a thread at most |
+//! | a profiled span that is not kept | some tens of nanoseconds an enter and exit, no allocation, a system call once a millisecond of a thread at most, and at each enter and exit if its rule judges `on_cpu` or `off_cpu` |
 //! | a sample | some 30 µs of the thread's time, two thirds of which any timer interrupt costs; 200 a second of CPU time by default |
 //! | a kept span | symbolization and three files, on a thread of ours |
 //!

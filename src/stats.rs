@@ -192,8 +192,7 @@ counters! {
     switches_dropped_ring_full,
 
     /// Stacks that were deeper than the bytes that are copied of them, or than the most frames
-    /// that are kept: the frames near the root are missing. A few are so where a thread has had
-    /// small stacks for long, of which less is copied, until more is again.
+    /// that are kept: the frames near the root are missing.
     stacks_truncated,
     /// Stacks whose unwinding ended early for another reason.
     stacks_incomplete,

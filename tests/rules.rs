@@ -173,7 +173,8 @@ fn verdicts_hold(source: Source, rule: &str, limit: Duration, work: fn(Duration)
     let slack = Duration::from_micros(50);
     let must = spans.iter().filter(|(inside, _)| *inside > limit + slack).count();
     let must_not = spans.iter().filter(|(_, around)| *around + slack < limit).count();
-    assert!(must > 0 && must_not > 0, "{spans:?}");
+    // Sleeps can all be late on a busy machine.
+    assert!(must > 0 && (must_not > 0 || rule == "off_cpu"), "{spans:?}");
     assert!(
         kept.len() >= must && kept.len() <= spans.len() - must_not,
         "{} of {spans:?}",

@@ -1,4 +1,4 @@
-//! How much stack is copied with each sample: what is needed.
+//! How much stack is copied with each sample.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
@@ -50,7 +50,6 @@ fn deep_samples(profile: &Profile) -> [usize; 2] {
     counts
 }
 
-/// On one thread that stays in one span, so that nobody but the collector can see to it.
 #[test]
 fn a_deep_stack_after_many_shallow_ones_is_whole() {
     if !has_perf() {

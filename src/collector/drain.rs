@@ -240,7 +240,7 @@ pub(super) fn owner(
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 impl Drain<'_> {
-    /// What a sample stands for. A timer says it, but if its signal was held back for long (the program had
+    /// What a sample stands for, and how many others are lost with it. A timer says it, but if its signal was held back for long (the program had
     /// blocked it), most of that time was spent elsewhere, and nobody knows where.
     fn weight_of(&self, said_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
         const TOO_MANY: u64 = 16;

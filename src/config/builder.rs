@@ -83,9 +83,10 @@ const DEFAULT_PENDING_SPANS: usize = 16_384;
 /// Of one core.
 const DEFAULT_CPU_PERCENT: u32 = 1;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
-/// Line tables of a large service are a tenth of that, all of its debug information may be more.
+/// Of memory that may still be reserved: two threads' stacks, and what a layer begins with.
 const LEAST_MIB: u64 = 8;
 const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
+/// Line tables of a large service are a tenth of that, all of its debug information may be more.
 const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
 const RING_BYTES: usize = 256 * 1024;
@@ -182,8 +183,7 @@ impl Builder {
     }
 
     /// Bytes of stack that are copied with each sample at most, from 1,024 to 65,448; 32 KiB by default.
-    /// The outer frames of a deeper stack are missing, and its profile says so. Of a thread whose
-    /// stacks turn out to be much smaller, less is copied; when one of them is cut, all again.
+    /// The outer frames of a deeper stack are missing, and its profile says so.
     #[must_use]
     pub fn stack_bytes(mut self, bytes: u32) -> Self {
         // The kernel wants a multiple of 8.
@@ -406,8 +406,9 @@ impl Builder {
         gate: &'static Gate,
         order: Arc<LayerOrder>,
     ) -> Result<Arc<Engine>, Error> {
-        // What is made first, the threads' stacks among it, cannot do with less; later all does.
-        if sys::address_space_left().is_some_and(|left| left < LEAST_MIB << 20) {
+        // What is made first, the threads' stacks among it, cannot do with less; later all does. 0: the system does
+        // not say how much there is.
+        if sys::address_space_left().is_some_and(|left| (1..LEAST_MIB << 20).contains(&left)) {
             return Err(Error::no_memory(LEAST_MIB));
         }
         let clock = Clock::new();

@@ -79,7 +79,7 @@ pub(crate) enum Notice {
 }
 
 /// The CPU clock takes half a microsecond to read: this makes it a twentieth of a percent at most, and of old
-/// spans one percent.
+/// spans one percent. (Rules on `on_cpu` and `off_cpu` have it read more often.)
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(50);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
@@ -403,7 +403,8 @@ impl Spans {
     fn exit_on(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot) {
         let Some(top) = state.top() else { return };
         let (entered, below, unmatched_below) = (top.entered, top.key_below, top.unmatched_below);
-        let (key, has_more) = (top.key, top.id != id.get() || top.has_more);
+        let is_judged = slot.flags() & JUDGES_CPU != 0;
+        let (key, has_more) = (top.key, top.id != id.get() || top.has_more || is_judged);
         if let Some(recording) = &state.recording {
             recording.begin_hook();
         }
@@ -456,7 +457,9 @@ impl Spans {
                 slot.set(CPU_UNKNOWN);
             } else {
                 let ticks = now.saturating_sub(entered.max(settled));
-                state.unresolved.add(Part { id, key: key.get(), ticks });
+                if ticks > 0 {
+                    state.unresolved.add(Part { id, key: key.get(), ticks });
+                }
             }
             slot.exit(now, now.saturating_sub(entered), thread);
         }

@@ -95,8 +95,7 @@ fn a_child_can_log_whenever_it_was_forked() {
             let (lock, is_locked) = &*self.0;
             let _locked = lock.lock().unwrap();
             is_locked.store(true, Ordering::SeqCst);
-            std::thread::sleep(10 * MS);
-            is_locked.store(false, Ordering::SeqCst);
+            std::thread::sleep(50 * MS);
         }
     }
 
@@ -111,7 +110,9 @@ fn a_child_can_log_whenever_it_was_forked() {
             let dispatch =
                 Dispatch::new(tracing_subscriber::registry().with(log.clone()).with(layer));
             // It says what it can see here.
+            let start = Instant::now();
             while !log.0.1.load(Ordering::SeqCst) {
+                assert!(start.elapsed() < PLENTY, "nothing is said");
                 std::thread::sleep(MS);
             }
             alone(|| {

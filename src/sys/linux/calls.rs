@@ -199,8 +199,7 @@ fn make_one(call: Unusual) {
         match call {
             Unusual::PerfEventOpen => {
                 libc::syscall(libc::SYS_perf_event_open, none, none, -1_i64, NO_FILE, none);
-                for request in
-                    [bindings::ENABLE, bindings::PERIOD, bindings::ID, bindings::SET_OUTPUT]
+                for request in [bindings::ENABLE, bindings::DISABLE, bindings::PERIOD, bindings::ID]
                 {
                     libc::syscall(libc::SYS_ioctl, NO_FILE, request as c_long, none);
                 }

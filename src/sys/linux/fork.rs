@@ -1,9 +1,10 @@
 //! Telling that we are the child of a fork.
 #![allow(unsafe_code, reason = "registers a handler with pthread_atfork")]
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::signal::{after_fork, before_fork};
 
@@ -37,35 +38,74 @@ pub(crate) fn on_fork(in_child: fn()) {
     });
 }
 
-/// Set while a thread of ours logs, and during forks: the program's logger has locks, and the child that finds
-/// one held by a thread that is gone waits for ever when it logs.
-static LOGGING: AtomicBool = AtomicBool::new(false);
+/// Threads of ours that log. The program's logger has locks, and the child that finds one held by a thread that is
+/// gone waits for ever when it logs.
+static LOGGING: AtomicU32 = AtomicU32::new(0);
+/// Threads that fork.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+/// A fork has waited in vain for a thread that still logs: further ones do not.
+static IS_STUCK: AtomicBool = AtomicBool::new(false);
+const LONGEST_WAIT: Duration = Duration::from_millis(200);
 
-/// Free again when it is dropped.
-pub(super) struct Logging(());
+thread_local! {
+    /// What logs may fork.
+    static LOGS: Cell<bool> = const { Cell::new(false) };
+}
 
-impl Drop for Logging {
+/// Counts as long as it lives.
+pub(super) struct Counted(&'static AtomicU32);
+
+impl Counted {
+    fn new(count: &'static AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
-        LOGGING.store(false, Ordering::Release);
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// Runs `log` while no thread forks, and keeps forks waiting meanwhile; neither for much more than 0.2 s.
+/// Runs `log` while no thread forks, and keeps forks waiting meanwhile; neither for more than 0.2 s.
 pub(crate) fn log_between_forks(log: impl FnOnce()) {
-    let _logging = take_logging();
+    struct Logging(#[expect(dead_code, reason = "for its drop")] Counted);
+
+    impl Drop for Logging {
+        fn drop(&mut self) {
+            LOGS.set(false);
+            IS_STUCK.store(false, Ordering::Relaxed);
+        }
+    }
+
+    let start = Instant::now();
+    let logging = loop {
+        let logging = Counted::new(&LOGGING);
+        if FORKING.load(Ordering::SeqCst) == 0 || start.elapsed() >= LONGEST_WAIT {
+            break Logging(logging);
+        }
+        drop(logging);
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    LOGS.set(true);
     log();
+    drop(logging);
 }
 
-/// Who forks may hold what the logger waits for, so this ends in any case: at worst it is as if there were no
-/// such thing.
-pub(super) fn take_logging() -> Logging {
-    for _ in 0..200 {
-        if LOGGING.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            break;
+/// Waits for threads that log. Who forks may hold what they wait for, so this ends in any case: at worst it is as
+/// if there were no such thing.
+pub(super) fn begin_fork() -> Counted {
+    let forking = Counted::new(&FORKING);
+    let start = Instant::now();
+    while LOGGING.load(Ordering::SeqCst) > 0 && !LOGS.get() && !IS_STUCK.load(Ordering::Relaxed) {
+        if start.elapsed() >= LONGEST_WAIT {
+            IS_STUCK.store(true, Ordering::Relaxed);
+        } else {
+            std::thread::sleep(Duration::from_millis(1));
         }
-        std::thread::sleep(Duration::from_millis(1));
     }
-    Logging(())
+    forking
 }
 
 extern "C" fn before() {
@@ -78,6 +118,10 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     after_fork();
+    // Of the threads that were counted there is at most this one.
+    LOGGING.store(u32::from(LOGS.get()), Ordering::Relaxed);
+    FORKING.store(0, Ordering::Relaxed);
+    IS_STUCK.store(false, Ordering::Relaxed);
     GENERATION.fetch_add(1, Ordering::Relaxed);
     if let Some(handler) = HANDLER.get() {
         handler();
@@ -86,11 +130,9 @@ extern "C" fn child() {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-    use std::time::{Duration, Instant};
-
     use super::super::timer::lock_targets;
     use super::*;
+    use std::sync::atomic::AtomicBool;
 
     /// Whoever waits for a lock of ours when the process forks is not in the child, and the child does
     /// not wait for them.

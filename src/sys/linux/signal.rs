@@ -7,7 +7,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::fork::{Logging, take_logging};
+use super::fork::{Counted, begin_fork};
 use super::modules::{Loader, lock_loader};
 use super::timer::{Targets, lock_targets};
 use crate::sys::types::WhyRefused;
@@ -217,7 +217,7 @@ pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
 
 /// What a thread that forks has for that time.
 struct Held {
-    _logging: Logging,
+    _forking: Counted,
     _chosen: MutexGuard<'static, c_int>,
     _targets: Targets,
     _loader: Loader,
@@ -241,12 +241,12 @@ pub(super) fn before_fork() {
         return;
     }
     // First, for what logs may need one of the others.
-    let logging = take_logging();
+    let forking = begin_fork();
     let (chosen, targets, loader) = (chosen(), lock_targets(), lock_loader());
     let signal = IN_USE.load(Ordering::Relaxed);
     let mask = (signal != 0).then(|| set_mask(libc::SIG_BLOCK, signal));
     let held = Held {
-        _logging: logging,
+        _forking: forking,
         _chosen: chosen,
         _targets: targets,
         _loader: loader,
