@@ -74,7 +74,7 @@ impl Handle {
     }
 
     /// From now on no span that is made is profiled. Spans that are open are judged all the same, and
-    /// may leave their profiles. After ten to thirty seconds without one, no thread is sampled any more.
+    /// may leave their profiles. After some milliseconds without one, no thread is sampled any more.
     pub fn disable(&self) {
         if let Some(control) = self.find() {
             control.disable();

@@ -73,7 +73,7 @@ const GAUGES: &[Instrument] = &[
     Instrument {
         name: "tracing_profiling.threads.unsampled",
         unit: "{thread}",
-        about: "Threads with profiled spans that are not sampled at present",
+        about: "Threads in old spans that could not be sampled",
         numbers: Numbers::One(|stats| stats.threads_unsampled),
     },
 ];

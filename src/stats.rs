@@ -35,7 +35,7 @@ macro_rules! counters {
 }
 
 impl Stats {
-    /// The share of threads with profiled spans that is sampled at present, from 0 to 1.
+    /// Of the threads that should be sampled at present, the share that is: from 0 to 1.
     pub fn share_sampled(&self) -> f64 {
         let all = self.threads_sampled + self.threads_unsampled;
         if all == 0 { 1.0 } else { self.threads_sampled as f64 / all as f64 }
@@ -203,7 +203,8 @@ counters! {
     threads_sampled,
     /// Of these, those that are sampled by a timer and a signal.
     threads_sampled_by_timer,
-    /// Threads with profiled spans that are not sampled at present; what follows says why.
+    /// Threads in old spans that could not be sampled when that was last tried, or no thread at all can be; what follows
+    /// says why.
     threads_unsampled,
     /// Times that a thread could not be sampled because perf is refused.
     threads_refused_perf,

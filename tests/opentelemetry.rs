@@ -70,6 +70,7 @@ impl Scene {
             )
             // A ring has room for more of the time than at 1,000: the collector may have to wait for a CPU.
             .rate(200)
+            .arm_after(Duration::ZERO)
             .exporter(profiles.clone())
             .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
         let layer = set(builder).build().unwrap();

@@ -7,7 +7,7 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing::{Dispatch, dispatcher};
 use tracing_flame::FlameLayer;
-use tracing_profiling::ProfilingLayer;
+use tracing_profiling::{ProfilingLayer, Source};
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
 
@@ -17,8 +17,12 @@ use crate::measure::{added, child, figure, interleave, median, time_each};
 const RULES: &str = "matched=10s|error";
 
 fn ours() -> ProfilingLayer {
+    with_source(Source::Auto)
+}
+
+fn with_source(source: Source) -> ProfilingLayer {
     let rules = RULES.parse().expect("rules of this bench");
-    ProfilingLayer::builder().rules(rules).build().expect("threads")
+    ProfilingLayer::builder().rules(rules).source(source).build().expect("threads")
 }
 
 /// Runs `body` with a span of a target that the rules match, or of one that they do not.
@@ -94,6 +98,9 @@ pub(crate) fn run() {
     );
     // Its lines go nowhere.
     let flame = FlameLayer::new(std::io::sink());
+    let by_source =
+        |source| Dispatch::new(tracing_subscriber::registry().with(with_source(source)));
+    let (with_timer, with_none) = (by_source(Source::Timer), by_source(Source::None));
     let with_flame = Dispatch::new(tracing_subscriber::registry().with(flame));
 
     let compare = |rounds, run: Run| {
@@ -106,12 +113,16 @@ pub(crate) fn run() {
                 &mut || run(&with_otel, true),
                 &mut || run(&with_both, true),
                 &mut || run(&with_flame, true),
+                &mut || run(&with_timer, true),
+                &mut || run(&with_none, true),
             ],
         )
     };
     let times = compare(41, enter_exit);
     figure("hot.enter_exit.bare", median(&times[0]), "ns");
     figure("hot.enter_exit.added", added(&times[0], &times[1]), "ns");
+    figure("hot.timer.enter_exit.added", added(&times[0], &times[6]), "ns");
+    figure("hot.none.enter_exit.added", added(&times[0], &times[7]), "ns");
     figure("hot.enter_exit.added_by_tracing_opentelemetry", added(&times[0], &times[3]), "ns");
     figure("hot.enter_exit.added_by_tracing_flame", added(&times[0], &times[5]), "ns");
     figure("hot.unmatched.enter_exit.added", added(&times[0], &times[2]), "ns");
@@ -126,6 +137,8 @@ pub(crate) fn run() {
     let beside_otel = added(&times[3], &times[4]);
     figure("hot.span.bare", median(&times[0]), "ns");
     figure("hot.span.added", added(&times[0], &times[1]), "ns");
+    figure("hot.timer.span.added", added(&times[0], &times[6]), "ns");
+    figure("hot.none.span.added", added(&times[0], &times[7]), "ns");
     figure("hot.span.added_by_tracing_opentelemetry", by_otel, "ns");
     figure("hot.span.added_by_tracing_flame", added(&times[0], &times[5]), "ns");
     figure("hot.span.added_beside_otel", beside_otel, "ns");

@@ -14,6 +14,7 @@
 
 mod allocator;
 mod attribution;
+mod covered;
 #[path = "../../tests/support/deep.rs"]
 mod deep;
 mod export;
@@ -29,6 +30,7 @@ mod rivals;
 mod sampling;
 mod service;
 mod split;
+mod switch;
 mod symbols;
 mod syscalls;
 #[path = "../../tests/support/tasks.rs"]
@@ -49,7 +51,9 @@ type Part = (&'static str, fn());
 /// In the order in which they are printed.
 const PARTS: &[Part] = &[
     ("hot", hot::run),
+    ("switch", switch::run),
     ("sampling", sampling::run),
+    ("sampling.covered", covered::run),
     ("unwind", unwind::run),
     ("attribution", attribution::run),
     ("split", split::run),
@@ -76,6 +80,10 @@ const CHILDREN: &[Part] = &[
     ("watch_timer", off_cpu::watch_by_timer),
     ("service_bare", service::server::bare),
     ("service_defaults", service::server::defaults),
+    ("service_timer", service::server::timer),
+    ("service_none", service::server::none),
+    ("service_early", service::server::early),
+    ("service_early_timer", service::server::early_timer),
     ("service_all_kept", service::server::all_kept),
     ("symbols", symbols::child),
     ("symbols_without", symbols::child_without),

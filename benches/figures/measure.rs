@@ -73,7 +73,9 @@ impl Setup {
         let memory = Memory::new();
         let builder = ProfilingLayer::builder()
             .rules(rules.parse().expect("rules of this bench"))
-            .exporter(memory.clone());
+            .exporter(memory.clone())
+            // What sampling costs and gives: part `covered` is about the rest.
+            .arm_after(Duration::ZERO);
         let layer = set(builder).build().expect("threads");
         let handle = layer.handle();
         let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));

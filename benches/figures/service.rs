@@ -11,14 +11,26 @@ use std::time::{Duration, Instant};
 use crate::measure::{figure, median};
 use server::{ORDERS, Standing};
 
-/// Under which name each is a child of this bench, and its figures are.
-const VARIANTS: [&str; 3] = ["bare", "defaults", "all_kept"];
-/// What is added to a request's CPU time, and how much that may be, in percent.
-const ADDED: [(&str, f64); 2] =
-    [("service.cpu_per_request_added", 1.0), ("service.cpu_per_request_added_all_kept", 5.0)];
-/// How long all of it may take, among all figures and alone.
-const AMONG_ALL: Duration = Duration::from_secs(36);
-const ALONE: Duration = Duration::from_secs(180);
+/// Under which name each is a child of this bench, and its figures are; what it adds to a request's CPU time over the
+/// first one, and how much that may be, in percent.
+type Variant = (&'static str, &'static str, f64);
+const VARIANTS: [Variant; 7] = [
+    ("bare", "", 0.0),
+    ("defaults", "service.cpu_per_request_added", 1.0),
+    ("timer", "service.timer.cpu_per_request_added", 1.0),
+    ("all_kept", "service.cpu_per_request_added_all_kept", 15.0),
+    // Only where there is time for them: times alone, and what sampling from the first enter costs.
+    ("none", "service.none.cpu_per_request_added", 1.0),
+    ("early", "service.early.cpu_per_request_added", 100.0),
+    ("early_timer", "service.early_timer.cpu_per_request_added", 100.0),
+];
+const AMONG_ALL_VARIANTS: usize = 4;
+/// How long all of it may take among all figures.
+const AMONG_ALL: Duration = Duration::from_secs(40);
+/// Alone it goes on until one percent can be told from none, or for so long.
+const ALONE: Duration = Duration::from_secs(900);
+const NARROW: f64 = 0.5;
+const LEAST_ROUNDS: usize = 12;
 /// What becomes of kept spans.
 const OF_INTEREST: [&str; 7] = [
     "spans_seen",
@@ -39,30 +51,33 @@ pub(crate) fn run() {
         return;
     }
     let start = Instant::now();
-    let time =
-        if std::env::args().any(|argument| argument == "service") { ALONE } else { AMONG_ALL };
-    let mut rounds = VARIANTS.map(|_| Vec::new());
-    let mut standings = VARIANTS.map(|_| Vec::new());
+    let is_alone = std::env::args().any(|argument| argument == "service");
+    let (variants, time) = match is_alone {
+        true => (&VARIANTS[..], ALONE),
+        false => (&VARIANTS[..AMONG_ALL_VARIANTS], AMONG_ALL),
+    };
+    let mut rounds: Vec<Vec<Round>> = variants.iter().map(|_| Vec::new()).collect();
+    let mut standings: Vec<Vec<Standing>> = variants.iter().map(|_| Vec::new()).collect();
     for turn in 0_usize.. {
-        if start.elapsed() > time {
+        let is_narrow = || (1..3).all(|number| half_interval(&ratios(&rounds, number)) <= NARROW);
+        if start.elapsed() > time || turn >= LEAST_ROUNDS && is_alone && is_narrow() {
             break;
         }
         // Each time in processes of their own: how memory lies makes two of one kind differ by percents.
-        let mut servers = VARIANTS.map(Server::start);
+        let mut servers: Vec<Server> =
+            variants.iter().map(|(name, ..)| Server::start(name)).collect();
         servers.iter_mut().for_each(Server::warm_up);
-        for number in in_turn(turn) {
+        for number in in_turn(turn, variants.len()) {
             let (round, standing) = servers[number].round();
             rounds[number].push(round);
             standings[number].push(standing);
         }
     }
-    for ((name, goal), with) in ADDED.into_iter().zip(&rounds[1..]) {
-        let ratio = |(bare, with): (&Round, &Round)| (with.cpu_us / bare.cpu_us).ln();
-        let ratios: Vec<f64> = rounds[0].iter().zip(with).map(ratio).collect();
-        added(name, goal, &ratios);
+    for (number, (_, name, goal)) in variants.iter().enumerate().skip(1) {
+        added(name, *goal, &ratios(&rounds, number));
     }
     figure("service.rounds", rounds[0].len() as f64, "count");
-    for ((name, rounds), standings) in VARIANTS.into_iter().zip(&rounds).zip(&standings) {
+    for (((name, ..), rounds), standings) in variants.iter().zip(&rounds).zip(&standings) {
         let of = |value: fn(&Round) -> f64| median(&rounds.iter().map(value).collect::<Vec<_>>());
         figure(&format!("service.{name}.cpu_per_request"), of(|round| round.cpu_us), "us");
         figure(&format!("service.{name}.requests"), of(|round| round.a_second), "1/s");
@@ -73,10 +88,16 @@ pub(crate) fn run() {
     }
 }
 
+/// The logarithms of how much dearer a request of that variant is than one of the first, round by round.
+fn ratios(rounds: &[Vec<Round>], number: usize) -> Vec<f64> {
+    let ratio = |(bare, with): (&Round, &Round)| (with.cpu_us / bare.cpu_us).ln();
+    rounds[0].iter().zip(&rounds[number]).map(ratio).collect()
+}
+
 /// Each is first and last as often as the others, and forwards as often as backwards.
-fn in_turn(turn: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..VARIANTS.len()).collect();
-    order.rotate_left(turn / 2 % VARIANTS.len());
+fn in_turn(turn: usize, variants: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..variants).collect();
+    order.rotate_left(turn / 2 % variants);
     if turn % 2 == 1 {
         order.reverse();
     }
@@ -98,6 +119,12 @@ fn account(name: &str, standings: &[Standing]) {
     let cpu_ns: u64 = standings.iter().map(|standing| standing.cpu_ns).sum();
     let share = reading_ns as f64 / cpu_ns as f64 * 100.0;
     figure(&format!("service.{name}.reading_samples"), share, "%");
+}
+
+/// Half of the interval, in percent.
+fn half_interval(log_ratios: &[f64]) -> f64 {
+    let [low, _, high] = estimate(log_ratios).map(|log_ratio| log_ratio.exp_m1() * 100.0);
+    (high - low) / 2.0
 }
 
 /// Prints what is added, or that it is not known well enough to be held against its goal.

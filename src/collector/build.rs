@@ -297,7 +297,7 @@ impl Tables<'_> {
         }
     }
 
-    /// Where the kernel's part is not sampled: what of the on-CPU time is in no sample. Only if that is
+    /// Where the kernel's part is not sampled: what of the on-CPU time, as long as the span was sampled, is in no sample. Only if that is
     /// known: not if something else may be missing, or is in an earlier profile. As the account knows
     /// nothing of spans inside on other threads, whose samples count, it can be too little.
     fn add_kernel(
@@ -313,12 +313,9 @@ impl Tables<'_> {
             return;
         }
         // What is sure of it.
-        let sure_ns = |span: &crate::keep::KeptSpan| {
-            span.account.on_cpu_ns.saturating_sub(span.account.on_cpu_error_ns)
-        };
-        let on_cpu_ns: u64 = of_topmost.clone().map(sure_ns).sum();
+        let sampled_ns: u64 = of_topmost.clone().map(|span| span.account.sampled_ns).sum();
         let period_ns = self.builder.period_ns.max(1);
-        let periods = on_cpu_ns.saturating_sub(self.profile.weight_ns()) / period_ns;
+        let periods = sampled_ns.saturating_sub(self.profile.weight_ns()) / period_ns;
         let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
         // One more or less at each end is how samples fall.
         if periods < 2 {

@@ -1,7 +1,6 @@
 //! Reading one thread's ring.
 
 use std::collections::VecDeque;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -9,8 +8,9 @@ use std::time::{Duration, Instant};
 use super::overdue::CpuTimes;
 use super::pending::{Added, Pending, Stack};
 use super::waits::{Looker, Seen, Watch};
+use crate::sampler::Sampler;
 use crate::sampler::record::{Layout, Place, Record, Records, read_sample, said_position};
-use crate::span::{Mark, Recording, SpanKey, Stretch};
+use crate::span::{ArmThreads as _, Arming, Mark, Recording, SpanKey, Stretch};
 use crate::stats::Counters;
 use crate::sys::{self, Ring};
 use crate::unwind::{End, Frame, Unwinder};
@@ -19,11 +19,27 @@ use crate::unwind::{End, Frame, Unwinder};
 #[derive(Debug)]
 pub(super) struct Sampled {
     pub(super) recording: Arc<Recording>,
+    /// The oldest of its armings that is not read to its end.
+    pub(super) arming: Arc<Arming>,
     /// Marks of what lies beyond what has been read.
     marks: VecDeque<Mark>,
     /// Since when it was in no profiled span whenever we looked.
     unused_since: Option<Instant>,
     watch: Watch,
+    /// Whether the last look found it in an old span.
+    pub(super) is_old: bool,
+    /// When one did.
+    old: Option<Instant>,
+    /// When it was last armed, and when that was last tried.
+    armed: Option<Instant>,
+    tried: Option<Instant>,
+    /// For how long it stays armed outside old spans.
+    hold: Duration,
+    least_hold: Duration,
+    /// The same if it arms itself.
+    own_hold: Duration,
+    /// It is not sampled any more, and its arming ends when all of it is read.
+    is_closing: bool,
     pub(super) cpu_times: CpuTimes,
     /// Up to where samples are read, as hooks see positions.
     drained: u64,
@@ -31,6 +47,15 @@ pub(super) struct Sampled {
     counted: u64,
     counted_from: u64,
 }
+
+/// For how long a thread stays armed outside old spans, at first. To arm it takes some 150 µs of the collector, and as
+/// long as it is armed each context switch costs it 3 µs.
+pub(super) const HOLD: Duration = Duration::from_millis(10);
+/// Who is armed again within this stays armed for twice as long, up to that: it takes 2 % of a core at most.
+const SOON: Duration = Duration::from_secs(1);
+pub(super) const MOST_HOLD: Duration = Duration::from_millis(640);
+/// When it is tried again to arm a thread that could not be: others may have given back what they took.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// How soon half of a ring may be full that the kernel fills. Nobody says when: to be woken by it would
 /// take a file, and a program may close all files.
@@ -53,12 +78,22 @@ pub(super) struct Drain<'a> {
 }
 
 impl Sampled {
-    pub(super) fn new(recording: Arc<Recording>) -> Self {
+    pub(super) fn new(recording: Arc<Recording>, hold: Duration, own_hold: Duration) -> Self {
+        let arming = recording.last();
         Self {
+            armed: arming.ring.is_some().then(Instant::now),
+            arming,
             recording,
             marks: VecDeque::new(),
             unused_since: None,
             watch: Watch::default(),
+            is_old: false,
+            old: None,
+            tried: None,
+            hold,
+            least_hold: hold,
+            own_hold,
+            is_closing: false,
             cpu_times: CpuTimes::default(),
             drained: 0,
             counted: 0,
@@ -69,19 +104,17 @@ impl Sampled {
     /// How long until half of a ring that the kernel fills is full, if the thread runs all the time, or all of it
     /// if it waits.
     fn fill_time(&self) -> Option<Duration> {
-        let recording = self.recording.as_ref();
-        let ring = recording.ring.as_ref().filter(|_| recording.has_switch_records())?;
-        let sample_size = recording.sample_size()?.get();
-        let whole = (ring.data_size() as u64).checked_div(sample_size)?;
+        let ring = self.arming.ring.as_ref().filter(|_| self.arming.has_switch_records())?;
+        let whole = (ring.data_size() as u64).checked_div(self.arming.sample_size())?;
         // Of a thread that waits it is empty, and when it goes on that is seen before it loses more than one: to
         // look sooner would take more wake-ups than that is worth.
         let samples = if self.watch.is_waiting() { whole + 1 } else { (whole / 2).max(1) };
-        Some(Duration::from_nanos(samples.saturating_mul(recording.stretch().period_ns)))
+        Some(Duration::from_nanos(samples.saturating_mul(self.arming.period_ns())))
     }
 
     /// Whether half of such a ring is full.
     pub(super) fn is_half_full(&self) -> bool {
-        let ring = self.recording.ring.as_ref().filter(|_| self.recording.has_switch_records());
+        let ring = self.arming.ring.as_ref().filter(|_| self.arming.has_switch_records());
         ring.is_some_and(|ring| {
             let used = ring.head().saturating_sub(ring.tail());
             used >= ring.data_size() as u64 / 2
@@ -91,26 +124,95 @@ impl Sampled {
     /// Looks whether the thread waits.
     pub(super) fn look(&mut self, looker: &mut Looker<'_>) -> Seen {
         if self.recording.is_over() {
-            self.watch.end(&self.recording, looker);
+            self.watch.end(&self.recording, &self.arming, looker);
             return Seen::OutsideSpans;
         }
-        self.watch.look(&self.recording, looker)
+        if !self.is_old && !self.watch.is_waiting() {
+            return self.watch.pass(&self.recording, &self.arming, looker);
+        }
+        self.watch.look(&self.recording, &self.arming, looker)
+    }
+
+    /// Arms the thread if it is in an old span, and lets go of it if it was in none for a while. Returns whether its
+    /// arming can end when all of it is read. `now` is in ticks.
+    /// Only if it `may_arm`: there may be others to look at.
+    pub(super) fn look_at_age(
+        &mut self,
+        at: Instant,
+        now: u64,
+        may_arm: bool,
+        source: &Sampler,
+    ) -> bool {
+        let since = |then: Option<Instant>| then.map(|then| at.saturating_duration_since(then));
+        // It may have armed itself.
+        self.follow();
+        self.is_old = self.recording.old_at() <= now;
+        if self.is_old {
+            self.old = Some(at);
+            if std::mem::take(&mut self.is_closing) {
+                source.start_again(&self.recording, &self.arming);
+                self.watch.skip_records(&self.arming);
+            }
+            if may_arm && self.is_unarmed() && since(self.tried).is_none_or(|since| since >= RETRY)
+            {
+                source.arm(&self.recording);
+                self.follow();
+                if self.is_unarmed() {
+                    self.tried = Some(at);
+                }
+            }
+        } else if !self.is_unarmed() && !self.is_closing && self.can_close() {
+            let hold = if self.recording.arms_itself() { self.own_hold } else { self.hold };
+            let last = since(self.old.max(self.armed));
+            self.is_closing = last.is_none_or(|last| last > hold);
+            if self.is_closing {
+                self.arming.pause();
+            }
+        }
+        self.is_closing
+    }
+
+    /// Whether the thread will ask for nothing more of what it is armed with.
+    fn can_close(&self) -> bool {
+        let is_left = self.arming.is_settled() || self.recording.span().is_none();
+        is_left && !self.recording.is_in_hook() && !self.watch.is_waiting()
+    }
+
+    pub(super) fn is_unarmed(&self) -> bool {
+        self.arming.ring.is_none()
+    }
+
+    /// Ends an arming of which all is read. Returns it: the thread may still look at it.
+    pub(super) fn close(&mut self, source: &Sampler) -> Option<Arc<Arming>> {
+        let is_read = self.arming.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head());
+        if !self.is_closing || !is_read || !self.can_close() {
+            return None;
+        }
+        let none = self.recording.follow(|_| Some(Arming::none()))?;
+        self.is_closing = false;
+        let closed = self.begin(none);
+        source.retire(&closed);
+        Some(closed)
     }
 
     /// If the thread waits, takes what it has waited so far for a wait of its own. Returns how long that
     /// is.
     pub(super) fn cut_wait(&mut self, looker: &mut Looker<'_>) -> Option<u64> {
-        self.watch.cut(&self.recording, looker)
+        self.watch.cut(&self.recording, &self.arming, looker)
     }
 
     /// Of the samples that were read, and of the waits, those of which no hook knows.
     pub(super) fn samples_unseen(&self) -> u64 {
         // One that goes on will be heard of as what is left of it.
         let has_waited = self.recording.has_unheard_wait() && !self.watch.is_waiting();
-        let from = self.recording.stretch().from;
-        let says_positions = self.recording.ring.as_ref().is_none_or(|ring| ring.says_positions());
+        let from = self.arming.from();
+        let says_positions = self.arming.ring.as_ref().is_none_or(|ring| ring.says_positions());
         let samples = match says_positions {
-            true => self.drained.saturating_sub(from).checked_div(self.sample_size()).unwrap_or(0),
+            true => self
+                .drained
+                .saturating_sub(from)
+                .checked_div(self.arming.sample_size())
+                .unwrap_or(0),
             // One by one, as its thread will.
             false if from == self.counted_from => self.counted,
             false => 0,
@@ -118,23 +220,46 @@ impl Sampled {
         samples + u64::from(has_waited)
     }
 
-    /// By how much the position that hooks see moves with a sample, at least; 0 if that is not known.
-    fn sample_size(&self) -> u64 {
-        self.recording.sample_size().map_or(0, NonZeroU64::get)
-    }
-
     /// Whether looking at it takes a system call.
     pub(super) fn is_looked_at_by_clock(&self) -> bool {
-        !self.recording.has_switch_records() && self.recording.stretch().span.is_some()
+        self.is_old && !self.arming.has_switch_records() && self.recording.span().is_some()
+    }
+
+    /// Goes on with the next arming where there is nothing to be read of the one before.
+    fn follow(&mut self) {
+        while self.arming.ring.is_none()
+            && let Some(next) = self.arming.next().cloned()
+        {
+            self.begin(next);
+            if !self.is_unarmed() {
+                self.note_armed();
+            }
+        }
+    }
+
+    /// Positions begin anew. Returns the arming before.
+    fn begin(&mut self, arming: Arc<Arming>) -> Arc<Arming> {
+        self.marks.clear();
+        (self.drained, self.counted, self.counted_from) = (0, 0, 0);
+        std::mem::replace(&mut self.arming, arming)
+    }
+
+    /// Who is armed again soon stays armed for longer.
+    fn note_armed(&mut self) {
+        let now = Instant::now();
+        let is_soon = self.armed.is_some_and(|armed| now.duration_since(armed) < SOON);
+        self.hold = if is_soon { (2 * self.hold).min(MOST_HOLD) } else { self.least_hold };
+        self.armed = Some(now);
     }
 
     /// Reads everything that is in the ring. Returns the span that the thread is in.
     pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
-        let ring = self.recording.ring.clone()?;
+        self.follow();
+        let Some(ring) = self.arming.ring.clone() else { return self.recording.span() };
         // In this order: see `Recording::stretch`.
         let head = ring.head();
-        let stretch = self.recording.stretch();
-        while let Some(mark) = self.recording.take_mark() {
+        let stretch = self.recording.stretch(&self.arming);
+        while let Some(mark) = self.arming.take_mark() {
             self.marks.push_back(mark);
         }
         if self.counted_from != stretch.from {
@@ -156,7 +281,7 @@ impl Sampled {
             match record {
                 Ok(Record::Sample(place)) => {
                     let position = position_of(&ring, place);
-                    self.drained = position + self.sample_size().max(1);
+                    self.drained = position + self.arming.sample_size();
                     self.counted += u64::from(position >= self.counted_from);
                     match owner(&mut self.marks, stretch, position) {
                         Some((span, period_ns)) => {
@@ -190,7 +315,7 @@ impl Sampled {
     /// Ends the recording of a thread that has been in no profiled span for a while: its ring
     /// takes memory and its samples take time. Returns whether it was ended.
     pub(super) fn end_if_idle(&mut self, now: Instant, idle: std::time::Duration) -> bool {
-        if self.recording.stretch().span.is_some() {
+        if self.recording.span().is_some() {
             self.unused_since = None;
             return false;
         }

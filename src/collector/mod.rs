@@ -10,6 +10,7 @@ mod command;
 mod drain;
 mod engine;
 mod gate;
+mod look;
 mod meet;
 #[cfg(test)]
 mod model;

@@ -152,7 +152,7 @@ impl Collector {
             .sampled
             .iter_mut()
             .filter_map(|sampled| {
-                let span = sampled.recording.stretch().span?;
+                let span = sampled.recording.span()?;
                 let cpu_ns = sys::cpu_ns_of(sampled.recording.tid)?;
                 sampled.cpu_times.note(now_ns, cpu_ns);
                 Some(span)
@@ -251,6 +251,7 @@ impl Collector {
         let Some(described) = self.make_known(id, key) else { return false };
         let mut waits = 0;
         let mut parts = (0, 0);
+        let mut sampled_ns = 0;
         let since_ns = now_ns.saturating_sub(entered_ns.unwrap_or(0));
         for number in 0..self.sampled.len() {
             let Some(sampled) =
@@ -260,6 +261,8 @@ impl Collector {
             };
             // If several threads are inside, the first one is taken for the one that entered it.
             let of_clock = sampled.cpu_times.since(since_ns);
+            let last_cpu_ns = sampled.cpu_times.0.back().map_or(0, |(_, cpu_ns)| *cpu_ns);
+            let of_sampling_ns = sampled.arming.sampled_ns(last_cpu_ns);
             let is_first = parts == (0, 0) && entered_ns.is_some();
             let cut_ns = match cuts.get(&number) {
                 Some(cut_ns) => Some(*cut_ns),
@@ -269,6 +272,7 @@ impl Collector {
             waits += u64::from(cut_ns.is_some());
             if is_first {
                 parts = (of_clock.0, of_clock.1.max(cut_ns.unwrap_or(0)));
+                sampled_ns = of_sampling_ns;
             }
         }
         let Some((account, segment_ns)) = self.engine.spans.account_of(id, key) else {
@@ -276,7 +280,7 @@ impl Collector {
         };
         // Whoever is in it still has not said so.
         let account = match sys::thread_cpu_ns() {
-            Some(_) => account.with_segment(segment_ns, parts.0, parts.1),
+            Some(_) => account.with_segment(segment_ns, parts.0, parts.1, sampled_ns),
             None => account.without_cpu_time(),
         };
         let Some(samples) = self.samples_so_far(id, key) else { return false };
@@ -295,7 +299,7 @@ impl Collector {
     }
 
     fn is_inside(&self, sampled: &Sampled, span: SpanKey) -> bool {
-        let innermost = sampled.recording.stretch().span;
+        let innermost = sampled.recording.span();
         innermost.is_some_and(|innermost| {
             innermost == span || self.pending.ancestors(innermost).any(|around| around == span)
         })

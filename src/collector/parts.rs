@@ -38,8 +38,9 @@ impl Samples {
             position_step: 0,
         };
         let user_only = SampleRequest { in_kernel: false, ..request };
-        let ring =
-            sys::open_sample_ring(request).or_else(|_| sys::open_sample_ring(user_only)).ok()?;
+        let open = |request| sys::open_sample_ring(request, sys::current_tid());
+        let ring = open(request).or_else(|_| open(user_only)).ok()?;
+        ring.start().ok()?;
         let enough = RING_BYTES as u64 - 2 * Machine::NATIVE.sample_size(STACK_BYTES);
         while ring.head() < enough {
             work();

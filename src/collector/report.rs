@@ -54,12 +54,16 @@ pub(super) fn describe(
     if first.is_open() {
         profile.title.push_str(" · open still");
     }
+    let unsampled_ns = unsampled_of(first);
+    if unsampled_ns >= WORTH_SAYING {
+        _ = write!(profile.title, " · sampled after {} on-CPU", Ns(unsampled_ns));
+    }
     if *losses != Losses::default() {
         _ = write!(profile.title, " · {}", losses_in_words(losses));
     }
     let of_topmost = kept.iter().filter(|span| topmost.contains(&span.key));
     let is_known = of_topmost.clone().all(|span| !span.account.is_cpu_time_unknown);
-    let on_cpu_ns: u64 = of_topmost.map(|span| span.account.on_cpu_ns).sum();
+    let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.on_cpu_ns).sum();
     for span in kept.iter().take(MOST_NOTED) {
         let name = names.span(span.name());
         profile.notes.push(format!("{}: {}", capped(&name), Split(&span.account)));
@@ -75,7 +79,8 @@ pub(super) fn describe(
         None => {}
     }
     let known_ns = is_known.then_some(on_cpu_ns);
-    _ = write!(samples, ": {}", coverage(profile.weight_ns(), known_ns, losses));
+    let unsampled_ns = of_topmost.map(unsampled_of).sum();
+    _ = write!(samples, ": {}", coverage(profile.weight_ns(), known_ns, unsampled_ns, losses));
     profile.notes.push(samples);
     profile.attributes = attributes(first, &profile.name, losses);
 }
@@ -144,21 +149,34 @@ fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
+/// What surely ran in the span before it was sampled. Of one that is open nobody knows: its threads have not said how
+/// much of their present segments was.
+fn unsampled_of(span: &KeptSpan) -> u64 {
+    if span.is_open() { 0 } else { span.account.unsampled_ns() }
+}
+
 /// How much of the CPU time samples stand for. Where much is missing and no sample was lost, none was taken there:
 /// the thread had just begun, or was switched off before its next one.
-fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, losses: &Losses) -> String {
+fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &Losses) -> String {
     let weight = Ns(weight_ns);
     let Some(on_cpu_ns) = on_cpu_ns else {
         return format!("{weight} on-CPU; {}", losses_in_words(losses));
     };
-    let missing_ns = on_cpu_ns.saturating_sub(weight_ns);
+    let share = 100.0 * weight_ns as f64 / on_cpu_ns.max(1) as f64;
+    let missing_ns = on_cpu_ns.saturating_sub(weight_ns).saturating_sub(unsampled_ns);
     let losses = match losses_in_words(losses) {
         none if none == NOTHING_LOST && missing_ns > on_cpu_ns / 10 => {
             format!("no sample lost, and none was taken in the other {}", Ns(missing_ns))
         }
         losses => losses,
     };
-    format!("{weight} of {} on-CPU; {losses}", Ns(on_cpu_ns))
+    // More is possible: of spans inside it on other threads.
+    let share = if weight_ns > on_cpu_ns { String::new() } else { format!(" ({share:.0} %)") };
+    let young = match unsampled_ns >= WORTH_SAYING {
+        true => format!("{} of it not sampled; ", Ns(unsampled_ns)),
+        false => String::new(),
+    };
+    format!("{weight} of {} on-CPU{share}; {young}{losses}", Ns(on_cpu_ns))
 }
 
 const NOTHING_LOST: &str = "nothing lost";
@@ -196,6 +214,11 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
             Attribute { key: "profile.on_cpu_error_ns", value: int(account.on_cpu_error_ns) },
             Attribute { key: "profile.off_cpu_ns", value: int(account.off_cpu_ns) },
         ]);
+        let unsampled_ns = unsampled_of(span);
+        if unsampled_ns >= WORTH_SAYING {
+            let value = int(unsampled_ns);
+            attributes.push(Attribute { key: "profile.unsampled_ns", value });
+        }
     }
     attributes.push(Attribute { key: "profile.idle_ns", value: int(account.idle_ns) });
     for (key, count) in [
@@ -249,7 +272,13 @@ pub(super) fn line(kept: &Kept, names: &dyn Names) -> String {
     }
     _ = write!(line, "): {}", Split(&first.account));
     match &kept.profile {
-        Some(_) => _ = write!(line, "; {}", plural(kept.samples)),
+        Some(_) => {
+            _ = write!(line, "; {}", plural(kept.samples));
+            let unsampled_ns = unsampled_of(first);
+            if unsampled_ns >= WORTH_SAYING {
+                _ = write!(line, " after {} on-CPU", Ns(unsampled_ns));
+            }
+        }
         None => {
             let why = kept.spans.iter().find_map(|span| span.profile().err());
             _ = match why {
@@ -437,6 +466,7 @@ mod tests {
         span.account.on_cpu_ns = 1_290_000_000;
         span.account.off_cpu_ns = 12_000_000;
         span.account.idle_ns = 10_000_000;
+        span.account.sampled_ns = span.account.on_cpu_ns - 12_500_000;
         span.reasons = [crate::keep::Reason::Latency].into_iter().collect();
         span.profile = Ok(ProfileId::for_test(1));
         Kept {
@@ -461,7 +491,7 @@ mod tests {
         assert_eq!(
             line(&kept(), &Redaction::new()),
             "kept `test` (latency): wall 1.31 s = on-CPU 1.29 s + off-CPU 12.0 ms + idle 10.0 ms; \
-             258 samples, 97 % in shop::render; profiles/x.svg"
+             258 samples after 12.5 ms on-CPU, 97 % in shop::render; profiles/x.svg"
         );
     }
 
@@ -484,16 +514,22 @@ mod tests {
     #[test]
     fn what_no_sample_stands_for_is_said() {
         let none = Losses::default();
-        let said = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), losses);
+        let said = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), 0, losses);
         assert_eq!(
             said(84_700_000, &none),
-            "84.7 ms of 264 ms on-CPU; no sample lost, and none was taken in the other 179 ms"
+            "84.7 ms of 264 ms on-CPU (32 %); no sample lost, and none was taken in the other 179 ms"
         );
-        assert_eq!(said(250_000_000, &none), "250 ms of 264 ms on-CPU; nothing lost");
+        assert_eq!(said(250_000_000, &none), "250 ms of 264 ms on-CPU (95 %); nothing lost");
         assert_eq!(said(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
-        assert_eq!(coverage(84_700_000, None, &none), "84.7 ms on-CPU; nothing lost");
+        assert_eq!(coverage(84_700_000, None, 0, &none), "84.7 ms on-CPU; nothing lost");
         let thinned = Losses { thinned: 3, ..none };
-        assert_eq!(said(84_700_000, &thinned), "84.7 ms of 264 ms on-CPU; 3 samples thinned out");
+        assert_eq!(
+            said(84_700_000, &thinned),
+            "84.7 ms of 264 ms on-CPU (32 %); 3 samples thinned out"
+        );
+        let young = coverage(250_000_000, Some(264_000_000), 12_500_000, &none);
+        let says = "250 ms of 264 ms on-CPU (95 %); 12.5 ms of it not sampled; nothing lost";
+        assert_eq!(young, says);
     }
 
     #[test]

@@ -11,17 +11,17 @@ use crossbeam::channel::{Receiver, Sender};
 use super::budget::Budget;
 use super::build::{Builder, Built};
 use super::command::{Command, Job, Waiting};
-use super::drain::{Drain, Sampled, fill_time};
+use super::drain::{Drain, HOLD, MOST_HOLD, Sampled, fill_time};
 use super::engine::{Engine, Limits};
 use super::overdue::Overdue;
 use super::pending::{Known, Pending, Stack};
 use super::report::{self, DeadlyCalls};
 use super::room::Room;
-use super::waits::{Captures, LOOK, Looker, Seen, next_look};
+use super::waits::{Captures, LOOK};
 use crate::keep::{Epoch, Taken};
 use crate::otel::EndedSpan;
 use crate::sampler::Sampler;
-use crate::span::{LOOK_INTERVAL, Notice, Recording, SpanKey};
+use crate::span::{Arming, LOOK_INTERVAL, Notice, Recording, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -38,12 +38,12 @@ const REFINE_INTERVAL: Duration = Duration::from_secs(1);
 /// The thread that drains the rings.
 pub(super) struct Collector {
     pub(super) engine: Arc<Engine>,
-    source: Sampler,
+    pub(super) source: Sampler,
     poller: Poller,
     commands: Receiver<Command>,
     jobs: Sender<Job>,
-    limits: Limits,
-    unwinder: Unwinder,
+    pub(super) limits: Limits,
+    pub(super) unwinder: Unwinder,
     pub(super) pending: Pending,
     pub(super) sampled: Vec<Sampled>,
     pub(super) round: u64,
@@ -57,21 +57,27 @@ pub(super) struct Collector {
     look_again: Option<Duration>,
     stack: Stack,
     /// A copy of one.
-    stack_bytes: Vec<u8>,
+    pub(super) stack_bytes: Vec<u8>,
     has_told_of_signal: bool,
     deadly: DeadlyCalls,
-    captures: Captures,
+    pub(super) captures: Captures,
+    /// What threads were armed with, and may still look at.
+    closed_armings: Vec<Arc<Arming>>,
+    /// Whether there is one of which the next round can let go.
+    pub(super) can_close: bool,
     /// With which thread the next look begins.
-    first_look: usize,
+    pub(super) first_look: usize,
     /// How soon it is, as far as the last one says.
-    look_interval: Duration,
-    looked: Instant,
-    /// When a thread was last seen in a profiled span: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    in_span_ns: u64,
+    pub(super) look_interval: Duration,
+    pub(super) looked: Instant,
     /// [`IDLE`], but in tests.
     pub(super) idle: Duration,
+    /// [`HOLD`], but in tests.
+    pub(super) hold: Duration,
+    /// [`MOST_HOLD`], but in tests.
+    pub(super) own_hold: Duration,
     /// Whether the last look saw one there.
-    is_in_span: bool,
+    pub(super) is_in_span: bool,
     pub(super) overdue: Overdue,
     budget: Budget,
     /// For profiles until they are exported.
@@ -125,11 +131,14 @@ impl Collector {
             has_told_of_signal: false,
             deadly: DeadlyCalls::default(),
             captures: Captures::new(),
+            closed_armings: Vec::new(),
+            can_close: false,
             first_look: 0,
             look_interval: LOOK,
             looked: Instant::now(),
-            in_span_ns: 0,
             idle: IDLE,
+            hold: HOLD,
+            own_hold: MOST_HOLD,
             is_in_span: false,
             overdue: Overdue::new(),
         }
@@ -159,7 +168,7 @@ impl Collector {
         self.take_in(new);
         for sampled in &self.sampled {
             sampled.recording.end();
-            self.source.give_back(&sampled.recording);
+            self.source.give_back(&sampled.recording, &sampled.recording.last());
         }
         let why = match (panicked, is_broken) {
             (true, _) => {
@@ -194,10 +203,10 @@ impl Collector {
             if self.until_look() > self.look_interval() / 2 {
                 continue;
             }
-            self.look_at_waits();
+            self.look_at_threads();
             let is_overdue =
                 self.is_in_span && self.until_overdue().is_some_and(|left| left.is_zero());
-            if is_overdue {
+            if is_overdue || self.can_close {
                 break;
             }
         }
@@ -221,85 +230,11 @@ impl Collector {
         }
     }
 
-    /// How long until the next look at threads that may be waiting.
-    fn look_interval(&self) -> Duration {
-        // Where a look at a thread is a system call, all of them together may take 1 % of the time.
-        const A_THREAD: Duration = Duration::from_micros(100);
-        let by_clock = self.sampled.iter().filter(|sampled| sampled.is_looked_at_by_clock());
-        let least = u32::try_from(by_clock.count()).map_or(LOOK, |count| A_THREAD * count);
-        self.look_interval.max(least)
-    }
-
-    fn until_look(&self) -> Duration {
-        self.look_interval().saturating_sub(self.looked.elapsed())
-    }
-
-    /// Looks for threads that wait inside a profiled span.
-    fn look_at_waits(&mut self) {
-        self.looked = Instant::now();
-        let start = sys::thread_cpu_ns();
-        let clock = self.engine.spans.clock();
-        let now_ns = clock.raw_ns(clock.now());
-        // Not always the same first: there may not be time for all.
-        let first = self.first_look.checked_rem(self.sampled.len()).unwrap_or(0);
-        self.first_look = self.first_look.wrapping_add(7);
-        let soonest = self.with_looker(now_ns, |looker, threads| {
-            let (later, first) = threads.split_at_mut(first);
-            let mut soonest = None;
-            for sampled in first.iter_mut().chain(later) {
-                let seen = sampled.look(looker);
-                let unchanged_ns = match seen {
-                    Seen::OutsideSpans => continue,
-                    Seen::Busy => 0,
-                    Seen::StillWaiting { waited_ns } => waited_ns,
-                };
-                let next = next_look(seen, unchanged_ns);
-                soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
-            }
-            soonest
-        });
-        self.is_in_span = soonest.is_some();
-        if self.is_in_span {
-            self.in_span_ns = now_ns;
-        }
-        let idle_ns = now_ns.saturating_sub(self.in_span_ns);
-        self.look_interval = soonest.unwrap_or_else(|| next_look(Seen::OutsideSpans, idle_ns));
-        let end = sys::thread_cpu_ns();
-        if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
-            Counters::add(&self.engine.counters.draining_cpu_ns, took);
-        }
-    }
-
-    /// If that thread waits, takes what it has waited so far for a wait of its own. Returns how long that
-    /// is.
-    pub(super) fn cut_wait(&mut self, thread: usize, now_ns: u64) -> Option<u64> {
-        self.with_looker(now_ns, |looker, threads| threads.get_mut(thread)?.cut_wait(looker))
-    }
-
     /// Threads that were armed.
     fn take_in(&mut self, new: Vec<Arc<Recording>>) {
-        self.sampled.extend(new.into_iter().map(Sampled::new));
-    }
-
-    /// What looks at threads that wait.
-    fn with_looker<R>(
-        &mut self,
-        now_ns: u64,
-        action: impl FnOnce(&mut Looker<'_>, &mut [Sampled]) -> R,
-    ) -> R {
-        let mut looker = Looker {
-            unwinder: &mut self.unwinder,
-            pending: &mut self.pending,
-            counters: &self.engine.counters,
-            most_frames: self.limits.frames_per_stack,
-            stack_bytes: self.limits.stack_bytes,
-            round: self.round,
-            now_ns,
-            bytes: &mut self.stack_bytes,
-            captures: &mut self.captures,
-            waits: self.engine.source_settings.waits,
-        };
-        action(&mut looker, &mut self.sampled)
+        let (hold, own_hold) = (self.hold, self.own_hold);
+        let begin = |recording| Sampled::new(recording, hold, own_hold);
+        self.sampled.extend(new.into_iter().map(begin));
     }
 
     /// Nothing to wait for means to sleep until somebody wakes us: a process in which no profiled
@@ -340,9 +275,7 @@ impl Collector {
 
         let entered = self.drain_all();
         if has_new {
-            // A thread that was just armed is about to enter a span.
-            let clock = self.engine.spans.clock();
-            self.in_span_ns = clock.raw_ns(clock.now());
+            // They are about to enter a span.
             self.look_interval = LOOK;
         }
         // A span is made known before its first mark is written, so those that the marks just
@@ -470,7 +403,8 @@ impl Collector {
         // waits: a thread that goes on and ends after that look is read once more.
         let over: Vec<bool> =
             self.sampled.iter().map(|sampled| sampled.recording.is_over()).collect();
-        self.look_at_waits();
+        self.look_at_threads();
+        self.can_close = false;
         let mut over = over.into_iter();
         let start = sys::thread_cpu_ns();
         let mut entered = HashSet::new();
@@ -487,7 +421,9 @@ impl Collector {
             let is_over = over.next().unwrap_or(false);
             entered.extend(sampled.drain(&mut drain));
             if is_over {
-                self.source.give_back(&sampled.recording);
+                let last = sampled.recording.last();
+                self.source.give_back(&sampled.recording, &last);
+                self.closed_armings.push(last);
             }
             !is_over
         });
@@ -495,6 +431,11 @@ impl Collector {
         if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
         }
+        // To end armings takes no less time where there are fewer samples.
+        let closed = self.sampled.iter_mut().filter_map(|sampled| sampled.close(&self.source));
+        self.closed_armings.extend(closed);
+        // When its thread looks at another one.
+        self.closed_armings.retain(|arming| Arc::strong_count(arming) > 1);
         entered
     }
 
@@ -532,10 +473,10 @@ impl Collector {
     fn check_signals(&mut self) {
         let mut is_lost = false;
         for sampled in &self.sampled {
-            let recording = &sampled.recording;
-            if let Some(ring) = recording.ring.as_ref().filter(|ring| ring.has_lost_signal()) {
+            let ring = sampled.arming.ring.as_ref();
+            if let Some(ring) = ring.filter(|ring| ring.has_lost_signal()) {
                 ring.stop_timer();
-                recording.end();
+                sampled.recording.end();
                 is_lost = true;
             }
         }

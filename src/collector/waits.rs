@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use super::pending::{Pending, PendingWait, Stack, Waited};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
-use crate::span::{Recording, SpanKey};
+use crate::span::{Arming, Recording, SpanKey};
 use crate::stats::Counters;
-use crate::sys::{self, Blocked, Ring};
+use crate::sys::{self, Blocked, Clock, Ring};
 use crate::unwind::{End, Unwinder};
 
 /// Shorter waits are not looked at. With a look each [`LOOK`], all that are longer than both together
@@ -19,7 +19,7 @@ const SHORTEST: Duration = Duration::from_millis(5);
 /// How often to look while a thread is in a profiled span, and not known to wait.
 pub(super) const LOOK: Duration = Duration::from_millis(5);
 /// How often while no thread is in one, until they are disarmed some seconds later.
-const IDLE_LOOK: Duration = Duration::from_millis(20);
+pub(super) const IDLE_LOOK: Duration = Duration::from_millis(20);
 /// How often while all that are in one are known to wait.
 const WAITING_LOOK: Duration = Duration::from_millis(50);
 
@@ -82,12 +82,30 @@ pub(super) struct Looker<'a> {
     pub(super) most_frames: usize,
     pub(super) stack_bytes: usize,
     pub(super) round: u64,
+    pub(super) clock: &'a Clock,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) now_ns: u64,
     pub(super) bytes: &'a mut Vec<u8>,
     pub(super) captures: &'a mut Captures,
     /// Whether to look where threads wait.
     pub(super) waits: bool,
+}
+
+impl Looker<'_> {
+    /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    fn hooked_ns(&self, recording: &Recording) -> u64 {
+        self.clock.raw_ns(recording.hooked_at())
+    }
+
+    /// For how long no hook has ended on the thread.
+    pub(super) fn since_hook_ns(&self, recording: &Recording) -> u64 {
+        self.now_ns.saturating_sub(self.hooked_ns(recording))
+    }
+
+    /// When a hook last heard of a wait: as above.
+    fn heard_ns(&self, recording: &Recording) -> u64 {
+        self.clock.raw_ns(recording.heard_at())
+    }
 }
 
 /// What a look has seen.
@@ -143,9 +161,14 @@ struct CpuLook {
 
 impl Watch {
     /// One look.
-    pub(super) fn look(&mut self, recording: &Recording, looker: &mut Looker<'_>) -> Seen {
+    pub(super) fn look(
+        &mut self,
+        recording: &Recording,
+        arming: &Arming,
+        looker: &mut Looker<'_>,
+    ) -> Seen {
         if let Some(waiting) = &mut self.waiting {
-            match waiting.end(recording, looker.now_ns) {
+            match waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns) {
                 None => {
                     waiting.seen_ns = looker.now_ns;
                     let waited_ns = looker.now_ns.saturating_sub(waiting.since_ns);
@@ -154,36 +177,54 @@ impl Watch {
                 Some(ended) => self.finish(ended, looker),
             }
         }
-        let stretch = recording.stretch();
         if !looker.waits {
             // Nobody misses them.
-            recording.switches.iter().for_each(|ring| ring.release_to(ring.head()));
+            arming.switches.iter().for_each(|ring| ring.release_to(ring.head()));
         }
-        let Some(span) = stretch.span else {
-            if let Some(ring) = &recording.switches {
+        let Some(span) = recording.span() else {
+            if let Some(ring) = &arming.switches {
                 self.make_room(ring, looker.counters);
             }
             self.last = None;
             return Seen::OutsideSpans;
         };
         // Of what it waits for in a hook the span before knows nothing, nor does the next one.
-        if stretch.is_in_hook || !looker.waits {
+        if recording.is_in_hook() || !looker.waits {
             return Seen::Busy;
         }
-        if let Some((since_ns, proof)) = self.waits_since(recording, looker.now_ns, looker.counters)
-        {
+        let since = self.waits_since(recording, arming, looker);
+        if let Some((since_ns, proof)) = since {
             let waited_ns = looker.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
             if !is_long {
                 return Seen::Busy;
             }
             if looker.captures.take(looker.now_ns) {
-                self.waiting = capture(recording, span, since_ns, proof, looker);
+                self.waiting = capture(recording, arming, span, since_ns, proof, looker);
             } else if self.left_out_since_ns.replace(since_ns) != Some(since_ns) {
                 Counters::add(&looker.counters.waits_not_looked_at, 1);
             }
         }
         Seen::Busy
+    }
+
+    /// The same of a thread that is in no old span: where it waits is not looked at.
+    pub(super) fn pass(
+        &mut self,
+        recording: &Recording,
+        arming: &Arming,
+        looker: &Looker<'_>,
+    ) -> Seen {
+        if let Some(ring) = &arming.switches {
+            self.make_room(ring, looker.counters);
+        }
+        self.last = None;
+        if recording.span().is_some() { Seen::Busy } else { Seen::OutsideSpans }
+    }
+
+    /// What its switch records end with is not the last that happened: it was not recorded for a while.
+    pub(super) fn skip_records(&mut self, arming: &Arming) {
+        self.full_at = arming.switches.as_ref().map(|ring| ring.head());
     }
 
     pub(super) fn is_waiting(&self) -> bool {
@@ -192,8 +233,13 @@ impl Watch {
 
     /// If the thread waits, takes what it has waited so far for a wait of its own, and the rest for
     /// another. Returns how long that is.
-    pub(super) fn cut(&mut self, recording: &Recording, looker: &mut Looker<'_>) -> Option<u64> {
-        self.look(recording, looker);
+    pub(super) fn cut(
+        &mut self,
+        recording: &Recording,
+        arming: &Arming,
+        looker: &mut Looker<'_>,
+    ) -> Option<u64> {
+        self.look(recording, arming, looker);
         let waiting = self.waiting.as_mut()?;
         let duration_ns = looker.now_ns.saturating_sub(waiting.since_ns);
         let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0 };
@@ -206,9 +252,9 @@ impl Watch {
     }
 
     /// The thread is not looked at any more: it has ended, or goes on elsewhere.
-    pub(super) fn end(&mut self, recording: &Recording, looker: &mut Looker<'_>) {
+    pub(super) fn end(&mut self, recording: &Recording, arming: &Arming, looker: &mut Looker<'_>) {
         if let Some(waiting) = &self.waiting {
-            let ended = waiting.end(recording, looker.now_ns);
+            let ended = waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns);
             self.finish(ended.unwrap_or(Ended::at(waiting.seen_ns)), looker);
         }
     }
@@ -239,16 +285,20 @@ impl Watch {
     fn waits_since(
         &mut self,
         recording: &Recording,
-        now_ns: u64,
-        counters: &Counters,
+        arming: &Arming,
+        looker: &Looker<'_>,
     ) -> Option<(u64, Proof)> {
-        if let Some(ring) = &recording.switches {
+        let (now_ns, counters) = (looker.now_ns, looker.counters);
+        // A wait lies inside its span.
+        let hooked_ns = looker.hooked_ns(recording);
+        // A thread can have waited already when it was armed: then there is no record of it.
+        if let Some(ring) = arming.switches.as_ref().filter(|ring| ring.head() > 0) {
             let out = switched_out(ring);
             self.make_room(ring, counters);
             if self.full_at.is_none() {
                 self.last = None;
                 // One that was preempted does not wait for anything but a CPU.
-                let out = out.filter(|out| !out.preempted)?;
+                let out = out.filter(|out| !out.preempted && out.time_ns >= hooked_ns)?;
                 return Some((out.time_ns, Proof::Switches(out.position)));
             }
             // It was switched more often than there is room for between two looks: by the clock.
@@ -264,7 +314,7 @@ impl Watch {
             now_ns.saturating_sub(base_ns).saturating_sub(cpu_ns.saturating_sub(base_cpu_ns));
         let idle_since_ns = match stood_still {
             Some(last) => last.idle_since_ns,
-            None => now_ns.saturating_sub(off_ns),
+            None => now_ns.saturating_sub(off_ns).max(hooked_ns),
         };
         self.last = Some(CpuLook { time_ns: now_ns, cpu_ns, idle_since_ns });
         stood_still.map(|_| (idle_since_ns, Proof::Cpu(cpu_ns)))
@@ -287,10 +337,17 @@ impl Ended {
 
 impl Waiting {
     /// When the thread ran again, if it did.
-    fn end(&self, recording: &Recording, now_ns: u64) -> Option<Ended> {
+    /// `heard_ns` is when a hook last heard of a wait.
+    fn end(
+        &self,
+        recording: &Recording,
+        arming: &Arming,
+        heard_ns: u64,
+        now_ns: u64,
+    ) -> Option<Ended> {
         match self.proof {
             Proof::Switches(position) => {
-                let ring = recording.switches.as_deref()?;
+                let ring = arming.switches.as_deref()?;
                 (!has_not_moved(ring, position))
                     .then(|| switched_in_after(ring, position).unwrap_or(self.seen_ns))
                     .map(Ended::at)
@@ -311,7 +368,10 @@ impl Waiting {
                 let reading =
                     CpuLook { time_ns: until_ns, cpu_ns: until_cpu_ns, idle_since_ns: until_ns };
                 let clock = hook.is_none().then_some(reading);
-                Some(Ended { at_ns: self.seen_ns + off_ns, clock })
+                // It was over before the first hook that came after its beginning.
+                let heard_ns = Some(heard_ns).filter(|heard_ns| *heard_ns > self.since_ns);
+                let at_ns = (self.seen_ns + off_ns).min(heard_ns.unwrap_or(u64::MAX));
+                Some(Ended { at_ns, clock })
             }
         }
     }
@@ -321,10 +381,10 @@ fn has_not_moved(ring: &Ring, position: u64) -> bool {
     ring.head() == position
 }
 
-fn still_holds(recording: &Recording, proof: Proof) -> bool {
+fn still_holds(recording: &Recording, arming: &Arming, proof: Proof) -> bool {
     match proof {
         Proof::Switches(position) => {
-            recording.switches.as_deref().is_some_and(|ring| has_not_moved(ring, position))
+            arming.switches.as_deref().is_some_and(|ring| has_not_moved(ring, position))
         }
         Proof::Cpu(cpu_ns) => sys::cpu_ns_of(recording.tid) == Some(cpu_ns),
     }
@@ -332,15 +392,21 @@ fn still_holds(recording: &Recording, proof: Proof) -> bool {
 
 /// Says that a thread waits in that span, and then looks whether it does: so its next hook counts the wait.
 /// Returns whether it does; `None` if it has gone on and has not counted it.
-fn note_waited(recording: &Recording, span: SpanKey, proof: Proof) -> Option<bool> {
+fn note_waited(
+    recording: &Recording,
+    arming: &Arming,
+    span: SpanKey,
+    proof: Proof,
+) -> Option<bool> {
     let before = recording.note_waited(span);
-    let holds = still_holds(recording, proof);
+    let holds = still_holds(recording, arming, proof);
     (holds || !recording.take_back_waited(span, before)).then_some(holds)
 }
 
 /// Reads where a thread waits. `None` if it ran again meanwhile, or waits for a CPU only.
 fn capture(
     recording: &Recording,
+    arming: &Arming,
     span: SpanKey,
     since_ns: u64,
     proof: Proof,
@@ -355,7 +421,7 @@ fn capture(
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(Waited::In(call));
             let read = sys::read_own_stack(sp, looker.stack_bytes, looker.bytes);
-            let holds = note_waited(recording, span, proof)?;
+            let holds = note_waited(recording, arming, span, proof)?;
             if holds && read.is_ok() {
                 // It may wait in a library that was loaded since the last round.
                 looker.unwinder.refresh();
@@ -371,7 +437,7 @@ fn capture(
         }
         Ok(None) => return None,
         Err(_) => {
-            note_waited(recording, span, proof)?;
+            note_waited(recording, arming, span, proof)?;
             stack.waited = Some(Waited::Somewhere);
             Counters::add(&looker.counters.waits_without_stack, 1);
         }

@@ -104,6 +104,7 @@ impl Builder {
                 stack_bytes: DEFAULT_STACK_BYTES,
                 period: None,
                 waits: true,
+                arm_after: None,
             },
             max_depth: DEFAULT_DEPTH,
             directory: PathBuf::from("profiles"),
@@ -179,6 +180,19 @@ impl Builder {
     #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
         self.source.period = Some(period_of_rate(hertz.clamp(*RATES.start(), *RATES.end())));
+        self
+    }
+
+    /// For how long a span is entered, with the spans inside it, before the threads in it are sampled. By default
+    /// that follows its rule: a twentieth of the least time that it names, but no less than 1 ms and no more than
+    /// 20 ms (12.5 ms for `250ms`), and 1 ms if it names none; spans that `always` or `0ms` keeps, those that `one_in` chooses, and what
+    /// [`Handle::keep_current`](crate::Handle::keep_current) is called in, are sampled from the beginning.
+    ///
+    /// [`Duration::ZERO`] samples all profiled spans from their first enter: nothing is missing at the beginning of
+    /// a profile, and each context switch in a profiled span costs some 3 µs, also in spans that are not kept.
+    #[must_use]
+    pub fn arm_after(mut self, arm_after: Duration) -> Self {
+        self.source.arm_after = Some(arm_after);
         self
     }
 
@@ -428,13 +442,16 @@ impl Builder {
         let source = Sampler::new(self.source, request, &poller.waker(), Arc::clone(&counters));
         let fixed_period = self.source.period;
         let ticks_a_second = clock.ticks(Duration::from_secs(1));
+        let arm_after = self.source.arm_after;
         let plan = move |keep: &Keep, rate: Option<u32>, usual_latency: Option<Duration>| {
             let period = fixed_period.is_none().then(|| match rate {
                 Some(hertz) => period_of_rate(hertz),
                 None => period_for(keep.least_for_rate()),
             });
             let base = fixed_period.unwrap_or_else(|| period_for(usual_latency));
-            plan(keep, ticks_a_second, period, nanoseconds(base))
+            let plan = plan(keep, ticks_a_second, period, nanoseconds(base));
+            let arm_after = arm_after.unwrap_or_else(|| keep.arm_after());
+            Plan { arm_after: in_ticks(arm_after, ticks_a_second), ..plan }
         };
         let callsites = Callsites::new(self.rules.clone(), Box::new(plan), Arc::clone(&counters));
         let most_pending = self.pending_profiles.min(waiting_profiles(self.export_bytes));
@@ -520,8 +537,7 @@ impl std::fmt::Debug for Builder {
 /// What the hooks must know of spans that are kept so, and sampled so often if that is given.
 fn plan(keep: &Keep, ticks_a_second: u64, period: Option<Duration>, base_period_ns: u64) -> Plan {
     let suspect_after = keep.shortest().map_or(u64::MAX, |shortest| {
-        let ticks = shortest.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
-        let ticks = u64::try_from(ticks).unwrap_or(u64::MAX);
+        let ticks = in_ticks(shortest, ticks_a_second);
         // The clock's rate gets better with time: what may be over by the last word on it must be
         // looked at.
         ticks - ticks / 1024
@@ -539,7 +555,12 @@ fn plan(keep: &Keep, ticks_a_second: u64, period: Option<Duration>, base_period_
     ] {
         flags |= if is_so { flag } else { 0 };
     }
-    Plan { number: 0, flags, suspect_after, period_ns }
+    Plan { number: 0, flags, suspect_after, arm_after: 0, period_ns }
+}
+
+fn in_ticks(duration: Duration, ticks_a_second: u64) -> u64 {
+    let ticks = duration.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
+    u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
 fn nanoseconds(duration: Duration) -> u64 {

@@ -4,6 +4,7 @@ use std::env;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use super::Builder;
 use super::builder::{self, DEPTHS, RATES};
@@ -17,6 +18,7 @@ const RULES: &str = "TRACING_PROFILING";
 const SOURCE: &str = "TRACING_PROFILING_SOURCE";
 const WAITS: &str = "TRACING_PROFILING_WAITS";
 const TIMER_CLOCK: &str = "TRACING_PROFILING_TIMER_CLOCK";
+const ARM_AFTER: &str = "TRACING_PROFILING_ARM_AFTER";
 const RATE: &str = "TRACING_PROFILING_RATE";
 const STACK_BYTES: &str = "TRACING_PROFILING_STACK_BYTES";
 const MAX_DEPTH: &str = "TRACING_PROFILING_MAX_DEPTH";
@@ -65,6 +67,9 @@ impl Builder {
                 "monotonic" => self.fine_timers(),
                 _ => return Err(Error::setting(TIMER_CLOCK, &text, "cpu or monotonic")),
             };
+        }
+        if let Some(text) = get(ARM_AFTER)? {
+            self = self.arm_after(time(ARM_AFTER, &text)?);
         }
         if let Some(text) = get(RATE)? {
             self = self.rate(number(RATE, &text, RATES, "samples a second, from 1 to 10000")?);
@@ -214,6 +219,12 @@ fn choice(
     chosen.map(|chosen| chosen == 1).ok_or_else(|| Error::setting(name, text, expected))
 }
 
+fn time(name: &'static str, text: &str) -> Result<Duration, Error> {
+    let text = text.trim();
+    let time = if text == "0" { Ok(Duration::ZERO) } else { humantime::parse_duration(text) };
+    time.map_err(|_| Error::setting(name, text, "a time, as 5ms, or 0"))
+}
+
 fn number(
     name: &'static str,
     text: &str,
@@ -243,6 +254,7 @@ mod tests {
             "_SOURCE",
             "_TIMER_CLOCK",
             "_WAITS",
+            "_ARM_AFTER",
             "_RATE",
             "_STACK_BYTES",
             "_MAX_DEPTH",

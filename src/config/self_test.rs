@@ -121,6 +121,7 @@ pub(crate) fn self_test(settings: SourceSettings) -> SelfTest {
     let memory = Memory::new();
     let builder = Builder::new()
         .with_source_settings(settings)
+        .arm_after(Duration::ZERO)
         .rules(Rules::new([Rule::for_all(Keep::slower_than(Duration::ZERO))]))
         .exporter(memory.clone());
     let mut found = SelfTest { asleep: ASLEEP, ..SelfTest::default() };

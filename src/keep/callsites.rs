@@ -49,6 +49,7 @@ struct Entry {
     /// same before and after that was read.
     decided: AtomicU64,
     suspect_after: AtomicU64,
+    arm_after: AtomicU64,
     period_ns: AtomicU64,
     flags: AtomicU32,
 }
@@ -547,6 +548,7 @@ impl Entry {
             number,
             flags: self.flags.load(Ordering::Acquire),
             suspect_after: self.suspect_after.load(Ordering::Acquire),
+            arm_after: self.arm_after.load(Ordering::Acquire),
             period_ns: self.period_ns.load(Ordering::Acquire),
         };
         (self.decided.load(Ordering::Relaxed) == decided).then_some(Some(plan))
@@ -560,6 +562,7 @@ impl Entry {
             // Release: who finds one of them finds that.
             self.flags.store(plan.flags, Ordering::Release);
             self.suspect_after.store(plan.suspect_after, Ordering::Release);
+            self.arm_after.store(plan.arm_after, Ordering::Release);
             self.period_ns.store(plan.period_ns, Ordering::Release);
         }
         let number = plan.map_or(0, |plan| plan.number + 1);
@@ -582,6 +585,7 @@ mod tests {
             number: 0,
             flags: 0,
             suspect_after: keep.latency().map_or(u64::MAX, |latency| latency.as_nanos() as u64),
+            arm_after: 0,
             period_ns: rate.map_or(5, u64::from),
         };
         Callsites::new(rules, Box::new(plan), Arc::default())
@@ -665,8 +669,13 @@ mod tests {
             let number = callsites.find(metadata).unwrap().number;
             let mut in_table = callsites.known.lock().in_table;
             for address in 1..5 * FIRST_TABLE {
-                let plan =
-                    Plan { number: address as u32, flags: 0, suspect_after: 1, period_ns: 1 };
+                let plan = Plan {
+                    number: address as u32,
+                    flags: 0,
+                    suspect_after: 1,
+                    arm_after: 0,
+                    period_ns: 1,
+                };
                 callsites.remember(address << 4, Some(&plan), 0, &mut in_table);
             }
             assert!(callsites.in_use.load(Ordering::Relaxed) >= 2);
@@ -771,6 +780,7 @@ mod tests {
             number: generation,
             flags: generation,
             suspect_after: u64::from(generation),
+            arm_after: 0,
             period_ns: u64::from(generation),
         };
         let generation = AtomicU32::new(1);

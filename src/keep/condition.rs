@@ -342,6 +342,18 @@ impl Keep {
         self.latency.into_iter().chain(self.last_exit).chain(shares).min()
     }
 
+    /// For how long a span is entered before it is sampled, unless that is set.
+    pub(crate) fn arm_after(&self) -> Duration {
+        const SHARE: u32 = 20;
+        const LEAST: Duration = Duration::from_millis(1);
+        const MOST: Duration = Duration::from_millis(20);
+        let least = self.least_time().into_iter().chain(self.shortest()).min();
+        if self.always || least == Some(Duration::ZERO) {
+            return Duration::ZERO;
+        }
+        least.map_or(LEAST, |least| (least / SHARE).clamp(LEAST, MOST))
+    }
+
     /// Whether every span must be looked at as it closes, however short it was.
     pub(crate) const fn must_see_all(&self) -> bool {
         self.always || self.percentile.is_some()
@@ -432,6 +444,23 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn what_is_sampled_grows_old_with_the_least_time_that_would_keep_it() {
+        let ms = Duration::from_millis;
+        let slower = |limit| Keep::slower_than(ms(limit));
+        let micros = Duration::from_micros;
+        assert_eq!(slower(250).or_failed().arm_after(), micros(12_500));
+        assert_eq!(slower(100).arm_after(), ms(5));
+        assert_eq!([slower(5).arm_after(), slower(60_000).arm_after()], [ms(1), ms(20)]);
+        assert_eq!(slower(1_000).or_slower_than(ms(60)).arm_after(), ms(3));
+        assert_eq!(Keep::failed().arm_after(), ms(1));
+        // They keep all.
+        assert_eq!(
+            [slower(0).arm_after(), slower(100).or(Condition::Always).arm_after()],
+            [ms(0); 2]
+        );
+    }
 
     #[test]
     fn of_two_of_a_kind_the_one_that_keeps_more_counts() {

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::perf::{Perf, software_usage};
+use super::counters::{HardwareCounts, parse_group};
+use super::perf::Perf;
+use super::record::{Record, Records};
 use super::timer::Timers;
-use crate::span::{ArmThreads, Armed, Recording, ThreadSource, Usage};
+use crate::span::{ArmThreads, Arming, Begun, Recording, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::{self, Clock, Position, SampleRequest, TimerClock, Waker, WhyRefused};
+use crate::sys::{self, Clock, HardwareCounters, SampleRequest, TimerClock, Waker, WhyRefused};
 
 /// What produces stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub(crate) struct SourceSettings {
     pub(crate) period: Option<Duration>,
     /// Whether to look where threads wait.
     pub(crate) waits: bool,
+    /// For how long a span is entered before threads in it are sampled; `None` to let its rule decide.
+    pub(crate) arm_after: Option<Duration>,
 }
 
 /// Arms threads.
@@ -70,6 +74,9 @@ struct Shared {
     counters: Arc<Counters>,
     waker: Waker,
     new: Mutex<Vec<Arc<Recording>>>,
+    /// What a test has in the place of both.
+    #[cfg(test)]
+    scripted: std::sync::OnceLock<Box<dyn ArmThreads>>,
 }
 
 impl Sampler {
@@ -81,8 +88,7 @@ impl Sampler {
         counters: Arc<Counters>,
     ) -> Self {
         sys::look_at_filters();
-        let perf = matches!(source, Source::Auto | Source::Perf)
-            .then(|| Perf::new(request, waker.clone()));
+        let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request));
         let timers = matches!(source, Source::Auto | Source::Timer)
             .then(|| Timers::new(request, timer_clock, waker.clone()));
         // No signal handler where perf will do.
@@ -99,6 +105,8 @@ impl Sampler {
             counters,
             waker: waker.clone(),
             new: Mutex::default(),
+            #[cfg(test)]
+            scripted: std::sync::OnceLock::new(),
         }))
     }
 
@@ -200,31 +208,55 @@ impl Sampler {
         }
     }
 
-    /// The threads armed since the last call.
+    /// The threads that were begun with since the last call.
     pub(crate) fn take_new(&self) -> Vec<Arc<Recording>> {
         std::mem::take(&mut self.0.new.lock())
     }
 
-    /// A thread that a test has armed.
+    #[cfg(test)]
+    pub(crate) fn set_scripted(&self, scripted: Box<dyn ArmThreads>) {
+        _ = self.0.scripted.set(scripted);
+    }
+
+    /// A thread that a test has begun with.
     #[cfg(test)]
     pub(crate) fn add_scripted(&self, recording: Arc<Recording>) {
-        let counters = &self.0.counters;
-        Counters::add(&counters.threads_sampled, 1);
-        if !recording.has_switch_records() {
-            Counters::add(&counters.threads_sampled_by_timer, 1);
-        }
         self.0.new.lock().push(recording);
     }
 
-    /// A recording is over and its ring is read: another thread may have the place.
-    pub(crate) fn give_back(&self, recording: &Recording) {
-        for ring in [&recording.ring, &recording.switches].into_iter().flatten() {
-            ring.retire();
+    pub(crate) fn count_sampled(&self, arming: &Arming) {
+        let counters = &self.0.counters;
+        Counters::add(&counters.threads_sampled, 1);
+        if !arming.has_switch_records() {
+            Counters::add(&counters.threads_sampled_by_timer, 1);
         }
-        *recording.hardware.lock() = None;
+    }
+
+    /// A thread that was paused is in an old span again.
+    pub(crate) fn start_again(&self, recording: &Recording, arming: &Arming) {
+        arming.note_since(sys::cpu_ns_of(recording.tid).unwrap_or(u64::MAX));
+        if let Err(why) = arming.start() {
+            self.note_refusal(why);
+        }
+    }
+
+    /// A recording is over, and what it was armed with last is read: another thread may have the place.
+    pub(crate) fn give_back(&self, recording: &Recording, arming: &Arming) {
+        self.retire(arming);
+        if recording.note_refused(false) {
+            self.0.counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What a thread was armed with is read, and does not sample it any more.
+    pub(crate) fn retire(&self, arming: &Arming) {
+        if arming.ring.is_none() {
+            return;
+        }
+        arming.retire();
         let counters = &self.0.counters;
         counters.threads_sampled.fetch_sub(1, Ordering::Relaxed);
-        if recording.has_switch_records() {
+        if arming.has_switch_records() {
             self.0.perf.iter().for_each(Perf::give_files);
         } else {
             counters.threads_sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
@@ -236,11 +268,16 @@ impl Sampler {
         self.0.counters.threads_sampled_by_timer.load(Ordering::Relaxed) > 0
     }
 
-    fn arm_thread(&self) -> Result<Armed, WhyRefused> {
+    /// Opens what samples that thread, and does nothing yet.
+    fn open(&self, recording: &Recording) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
-        let by_perf = shared.perf.as_ref().map(Perf::arm);
+        let period_ns = recording.period_ns();
+        let by_perf = shared.perf.as_ref().map(|perf| perf.open(recording.tid, period_ns));
         let refused = match by_perf {
-            Some(Ok(armed)) => return Ok(armed),
+            Some(Ok(arming)) => return Ok(arming),
+            // It ends while it is armed: nothing is refused.
+            Some(Err(_)) if recording.is_over() => return Err(WhyRefused::Ended),
+            Some(Err(WhyRefused::Ended)) => return Err(WhyRefused::Ended),
             Some(Err(why)) => {
                 // Where all are refused it is said once and for all.
                 let perf_refused =
@@ -256,12 +293,30 @@ impl Sampler {
         else {
             return Err(refused.or(shared.timers_refused).unwrap_or(WhyRefused::NotAsked));
         };
-        let armed = timers.arm().inspect_err(|why| self.note_refusal(*why))?;
-        Counters::add(&shared.counters.threads_sampled_by_timer, 1);
-        Ok(armed)
+        timers
+            .open(recording.tid, recording.stack.as_ref(), period_ns)
+            .inspect_err(|why| self.note_refusal(*why))
+    }
+
+    /// Whether a thread can have a timer.
+    fn may_have_timers(&self) -> bool {
+        self.0.timers.is_some() && self.0.timers_refused.is_none()
+    }
+
+    /// Whether threads have timers: no signal handler where perf will do.
+    fn uses_timers(&self) -> bool {
+        let has_perf = self.0.perf.as_ref().is_some_and(|perf| perf.refused().is_none());
+        let counters = &self.0.counters;
+        let run_out =
+            [&counters.threads_refused_open_files, &counters.threads_refused_locked_memory];
+        let has_run_out = run_out.iter().any(|counter| counter.load(Ordering::Relaxed) > 0);
+        self.may_have_timers() && (!has_perf || has_run_out)
     }
 
     fn note_refusal(&self, why: WhyRefused) {
+        if why == WhyRefused::Ended {
+            return;
+        }
         let counters = &self.0.counters;
         let counter = match why {
             why if why.is_for_good() => &counters.threads_refused_perf,
@@ -322,69 +377,154 @@ fn describe_refusal(why: WhyRefused) -> &'static str {
         WhyRefused::NoTimers => "as many signals are pending as `ulimit -i` lets this user have",
         WhyRefused::NoFiles => "no more files may be open",
         WhyRefused::NoLockedMemory | WhyRefused::NoMemory => "there is no memory",
-        WhyRefused::Other(_) | WhyRefused::NotAsked => "for an unusual reason",
+        WhyRefused::Other(_) | WhyRefused::NotAsked | WhyRefused::Ended => "for an unusual reason",
     }
 }
 
 impl ArmThreads for Sampler {
-    fn arm(&self, _clock: &Clock) -> Armed {
+    fn begin(&self, _clock: &Clock) -> Begun {
         // The thread's own filters may be others than those of the thread that made the layer.
         sys::look_at_filters();
-        match self.arm_thread() {
-            Ok(armed) => {
-                Counters::add(&self.0.counters.threads_sampled, 1);
-                let is_over = self.0.is_over.lock();
-                if let Some(recording) = armed.recording.as_ref().filter(|_| *is_over) {
-                    recording.end();
-                    self.give_back(recording);
-                } else {
-                    self.0.new.lock().extend(armed.recording.clone());
-                }
-                drop(is_over);
-                // It may wait before its first sample.
-                self.0.waker.wake();
-                armed
+        let counters = &self.0.counters;
+        let is_refused = self.is_refused();
+        if is_refused {
+            Counters::add(&counters.threads_unsampled, 1);
+        }
+        let source = Box::new(SampledThread {
+            waker: self.0.waker.clone(),
+            unsampled: is_refused.then(|| Arc::clone(counters)),
+            has_hardware: self.0.perf.as_ref().is_some_and(Perf::has_hardware),
+        });
+        let recording = (!is_refused).then(|| {
+            let stack = if self.may_have_timers() { sys::stack_bounds() } else { None };
+            if self.uses_timers() {
+                // Who cannot have them is told when one is asked for.
+                _ = sys::unblock_timers();
             }
-            Err(_) => {
-                let source = Unsampled::new(Arc::clone(&self.0.counters));
-                Armed {
-                    recording: None,
-                    samples: Position::fixed(),
-                    sample_size: 1,
-                    may_retry: !self.is_refused(),
-                    source: Box::new(source),
+            let first = Arc::new(Arming::none());
+            let tid = sys::current_tid();
+            let recording = Arc::new(Recording::new(tid, stack, Arc::clone(&first)));
+            let is_over = self.0.is_over.lock();
+            if *is_over {
+                recording.end();
+            } else {
+                self.0.new.lock().push(Arc::clone(&recording));
+            }
+            drop(is_over);
+            // It may wait before its first sample.
+            self.0.waker.wake();
+            (recording, first)
+        });
+        Begun { recording, source }
+    }
+
+    fn arm(&self, recording: &Recording) {
+        #[cfg(test)]
+        if let Some(scripted) = self.0.scripted.get() {
+            scripted.arm(recording);
+            return;
+        }
+        sys::look_at_filters();
+        let armed = recording.follow(|last| {
+            // Who ends everything says so first, and then looks for what is last, which waits for this.
+            if last.ring.is_some() || *self.0.is_over.lock() || recording.is_over() {
+                return None;
+            }
+            let arming = self.open(recording);
+            if matches!(arming, Err(WhyRefused::Ended)) {
+                return None;
+            }
+            let arming = arming.ok();
+            let counters = &self.0.counters;
+            if recording.note_refused(arming.is_none()) != arming.is_none() {
+                match arming {
+                    Some(_) => _ = counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed),
+                    None => Counters::add(&counters.threads_unsampled, 1),
                 }
             }
+            let arming = arming?;
+            self.count_sampled(&arming);
+            arming.note_since(sys::cpu_ns_of(recording.tid).unwrap_or(u64::MAX));
+            Some(arming)
+        });
+        // Not before the thread can see where its samples are.
+        if let Some(armed) = armed
+            && let Err(why) = armed.start()
+            && !recording.is_over()
+        {
+            self.note_refusal(why);
         }
     }
 }
 
-/// A thread of which only the CPU clock is read.
+/// One thread, of which samples are taken or the CPU clock alone is read.
 #[derive(Debug)]
-struct Unsampled {
-    counters: Arc<Counters>,
+struct SampledThread {
+    waker: Waker,
+    /// Where it is counted if it will not be sampled.
+    unsampled: Option<Arc<Counters>>,
+    has_hardware: bool,
 }
 
-impl Unsampled {
-    fn new(counters: Arc<Counters>) -> Self {
-        Counters::add(&counters.threads_unsampled, 1);
-        Self { counters }
-    }
-}
-
-impl Drop for Unsampled {
+impl Drop for SampledThread {
     fn drop(&mut self) {
-        self.counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed);
+        match &self.unsampled {
+            Some(counters) => _ = counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed),
+            // Nothing else tells the collector that a thread has ended.
+            None => self.waker.wake(),
+        }
     }
 }
 
-impl ThreadSource for Unsampled {
-    fn usage(&mut self) -> Usage {
-        software_usage()
+impl ThreadSource for SampledThread {
+    /// The thread itself opens its counters: a group of `perf_event` counts the thread that makes it.
+    fn took_up(&self, arming: &Arming) {
+        if arming.ring.is_some() && !arming.has_switch_records() {
+            // It may have been begun with when no thread had a timer.
+            _ = sys::unblock_timers();
+        }
+        if self.has_hardware && arming.has_switch_records() {
+            sys::look_at_filters();
+            *arming.hardware.lock() = HardwareCounters::open().ok();
+        }
     }
 
-    fn set_period_ns(&mut self, _period_ns: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+    /// One by one: those that were taken in the kernel are longer than others, and there are records beside
+    /// them. What lies there may have been read long ago, but is written over only by this thread's own samples.
+    fn count_samples(&self, arming: &Arming, from: u64, until: u64) -> Option<u64> {
+        let ring = arming.ring.as_ref().filter(|ring| !ring.says_positions())?;
+        let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
+        if !fits(until) {
+            return None;
+        }
+        let records = Records::between(&**ring, from, until);
+        let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
+        fits(ring.head()).then_some(samples as u64)
+    }
+
+    fn usage(&mut self, arming: Option<&Arming>) -> Usage {
+        let used = sys::thread_usage().unwrap_or_default();
+        let hardware = arming.and_then(|arming| arming.hardware.lock().as_ref()?.read().ok());
+        let HardwareCounts { cycles, instructions, cache_misses } =
+            hardware.and_then(|words| parse_group(&words)).unwrap_or_default();
+        Usage {
+            minor_faults: used.minor_faults,
+            major_faults: used.major_faults,
+            voluntary_switches: used.voluntary_switches,
+            involuntary_switches: used.involuntary_switches,
+            cycles,
+            instructions,
+            cache_misses,
+        }
+    }
+
+    fn wake_collector(&self) {
+        self.waker.wake();
+    }
+
+    fn set_period_ns(&mut self, arming: &Arming, period_ns: u64) -> io::Result<()> {
+        let ring = arming.ring.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        ring.set_period_ns(period_ns)
     }
 }
 

@@ -1,12 +1,11 @@
 //! Sampling threads with timers and signals.
 
-use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::perf::software_usage;
 use super::record::Machine;
-use crate::span::{Armed, Recording, ThreadSource, Usage};
-use crate::sys::{self, Position, Ring, SampleRequest, TimerClock, Waker, WhyRefused};
+use crate::span::Arming;
+use crate::sys::{self, Ring, SampleRequest, TimerClock, Waker, WhyRefused};
 
 /// Makes timers for threads.
 #[derive(Debug)]
@@ -31,58 +30,30 @@ impl Timers {
 
     /// Tries it out on the calling thread.
     pub(super) fn probe(&self) -> Result<(), WhyRefused> {
-        self.open()?.stop_timer();
-        Ok(())
+        sys::unblock_timers()?;
+        self.open_ring(sys::current_tid(), sys::stack_bounds().as_ref(), self.request)?.start()
     }
 
-    fn open(&self) -> Result<Ring, WhyRefused> {
-        sys::open_timer_ring(self.request, self.clock, &self.waker)
+    fn open_ring(
+        &self,
+        tid: u32,
+        stack: Option<&Range<u64>>,
+        request: SampleRequest,
+    ) -> Result<Ring, WhyRefused> {
+        let stack = stack.cloned().ok_or(WhyRefused::NotAsked)?;
+        sys::open_timer_ring(request, self.clock, &self.waker, tid, stack)
     }
 
-    /// Begins to sample the calling thread.
-    pub(super) fn arm(&self) -> Result<Armed, WhyRefused> {
-        let ring = Arc::new(self.open()?);
-        let recording = Recording::new(
-            sys::current_tid(),
-            Some(Arc::clone(&ring)),
-            None,
-            self.request.period_ns,
-            SHORT_SAMPLE,
-        );
-        let recording = Arc::new(recording.with_steps(self.request.position_step));
-        Ok(Armed {
-            recording: Some(recording),
-            samples: Position::of_ring(Arc::clone(&ring)),
-            sample_size: self.request.position_step,
-            may_retry: false,
-            source: Box::new(TimerThread { ring, waker: self.waker.clone() }),
-        })
-    }
-}
-
-/// One thread with its timer.
-#[derive(Debug)]
-struct TimerThread {
-    ring: Arc<Ring>,
-    waker: Waker,
-}
-
-impl ThreadSource for TimerThread {
-    fn usage(&mut self) -> Usage {
-        software_usage()
-    }
-
-    fn set_period_ns(&mut self, period_ns: u64) -> io::Result<()> {
-        self.ring.set_period_ns(period_ns)
-    }
-}
-
-impl Drop for TimerThread {
-    fn drop(&mut self) {
-        // On the thread itself, before it gives up its share of the ring: so no handler is writing
-        // to it, and none will. Also when it ends, when it is armed anew and when its layer is gone.
-        self.ring.stop_timer();
-        // Nothing else tells the collector that a thread has ended.
-        self.waker.wake();
+    /// Makes what samples the thread of that number and with that stack. It does nothing before it is started.
+    pub(super) fn open(
+        &self,
+        tid: u32,
+        stack: Option<&Range<u64>>,
+        period_ns: u64,
+    ) -> Result<Arming, WhyRefused> {
+        let request = SampleRequest { period_ns, ..self.request };
+        let ring = Arc::new(self.open_ring(tid, stack, request)?);
+        let position_step = request.position_step;
+        Ok(Arming::new(ring, period_ns, position_step, SHORT_SAMPLE))
     }
 }

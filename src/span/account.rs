@@ -26,6 +26,9 @@ pub struct Account {
     pub on_cpu_ns: u64,
     /// How far `on_cpu_ns` and `off_cpu_ns` may be off, in nanoseconds.
     pub on_cpu_error_ns: u64,
+    /// What of `on_cpu_ns` surely ran on threads that were sampled meanwhile, in nanoseconds: a span is sampled only
+    /// when it has been entered for a while ([`Builder::arm_after`](crate::Builder::arm_after)).
+    pub sampled_ns: u64,
     /// Time that the span was entered while its thread did not run (blocked or preempted), in
     /// nanoseconds.
     pub off_cpu_ns: u64,
@@ -43,7 +46,7 @@ pub struct Account {
     pub minor_faults: u64,
     /// Page faults that waited for a disk.
     pub major_faults: u64,
-    /// Counts of the hardware, where it has counters; as accurate as the four above.
+    /// Counts of the hardware, where it has counters, of the time in which the span was sampled.
     pub hardware: Option<Hardware>,
     /// Nobody knows when its threads ran: the system has no clock of a thread's CPU time, or it may not be
     /// read. `on_cpu_ns`, `on_cpu_error_ns` and `off_cpu_ns` are 0 then, and say nothing.
@@ -53,7 +56,19 @@ pub struct Account {
 impl Account {
     /// Without what nobody knows.
     pub(crate) fn without_cpu_time(self) -> Self {
-        Self { on_cpu_ns: 0, on_cpu_error_ns: 0, off_cpu_ns: 0, is_cpu_time_unknown: true, ..self }
+        Self {
+            on_cpu_ns: 0,
+            on_cpu_error_ns: 0,
+            sampled_ns: 0,
+            off_cpu_ns: 0,
+            is_cpu_time_unknown: true,
+            ..self
+        }
+    }
+
+    /// What surely ran while nothing was sampled.
+    pub(crate) fn unsampled_ns(&self) -> u64 {
+        self.on_cpu_ns.saturating_sub(self.on_cpu_error_ns).saturating_sub(self.sampled_ns)
     }
 
     /// The time that it was entered, and nothing is known of it but that.
@@ -62,8 +77,15 @@ impl Account {
     }
 
     /// The account of a span that is open, with its present segment: `ran_ns` of it it surely ran,
-    /// `waited_ns` it surely did not, and of the rest nobody knows.
-    pub(crate) fn with_segment(self, segment_ns: u64, ran_ns: u64, waited_ns: u64) -> Self {
+    /// `waited_ns` it surely did not, and of the rest nobody knows. Its thread has been sampled for the last `sampled_ns`
+    /// for which it ran.
+    pub(crate) fn with_segment(
+        self,
+        segment_ns: u64,
+        ran_ns: u64,
+        waited_ns: u64,
+        sampled_ns: u64,
+    ) -> Self {
         if self.is_cpu_time_unknown {
             return self;
         }
@@ -74,6 +96,7 @@ impl Account {
             on_cpu_ns: self.on_cpu_ns + ran_ns + unsure_ns / 2,
             on_cpu_error_ns: self.on_cpu_error_ns + unsure_ns.div_ceil(2),
             off_cpu_ns: self.off_cpu_ns + waited_ns + (unsure_ns - unsure_ns / 2),
+            sampled_ns: self.sampled_ns + sampled_ns.min(ran_ns),
             ..self
         }
     }
@@ -106,6 +129,7 @@ impl Tally {
     pub(crate) fn add(&mut self, other: &Self) {
         self.sure.on_ns += other.sure.on_ns;
         self.sure.off_ns += other.sure.off_ns;
+        self.sure.sampled_ns += other.sure.sampled_ns;
         self.voluntary_switches += other.voluntary_switches;
         self.involuntary_switches += other.involuntary_switches;
         self.minor_faults += other.minor_faults;
@@ -121,14 +145,18 @@ impl Tally {
 pub(crate) struct Sure {
     pub(crate) on_ns: u64,
     pub(crate) off_ns: u64,
+    /// That it ran and was sampled.
+    pub(crate) sampled_ns: u64,
 }
 
 impl Sure {
-    /// Of a part of `part_ns` of an interval of `interval_ns` in which the thread ran for `cpu_ns`.
-    pub(crate) fn of_part(part_ns: u64, interval_ns: u64, cpu_ns: u64) -> Self {
+    /// Of a part of `part_ns` of an interval of `interval_ns` in which the thread ran for `cpu_ns`, of the last
+    /// `sampled_ns` of them sampled.
+    pub(crate) fn of_part(part_ns: u64, interval_ns: u64, cpu_ns: u64, sampled_ns: u64) -> Self {
         let outside_ns = interval_ns.saturating_sub(part_ns);
         let on_ns = cpu_ns.saturating_sub(outside_ns).min(part_ns);
-        Self { on_ns, off_ns: part_ns.saturating_sub(cpu_ns) }
+        let sampled_ns = sampled_ns.saturating_sub(outside_ns).min(on_ns);
+        Self { on_ns, off_ns: part_ns.saturating_sub(cpu_ns), sampled_ns }
     }
 }
 
@@ -137,6 +165,7 @@ impl Sure {
 pub(crate) struct Counts {
     sure_on_ns: Tagged,
     sure_off_ns: Tagged,
+    sure_sampled_ns: Tagged,
     voluntary_switches: AtomicU64,
     involuntary_switches: AtomicU64,
     minor_faults: AtomicU64,
@@ -161,6 +190,7 @@ impl Counts {
         } = *tally;
         self.sure_on_ns.add(key, sure.on_ns);
         self.sure_off_ns.add(key, sure.off_ns);
+        self.sure_sampled_ns.add(key, sure.sampled_ns);
         add(&self.voluntary_switches, voluntary_switches);
         add(&self.involuntary_switches, involuntary_switches);
         add(&self.minor_faults, minor_faults);
@@ -174,12 +204,14 @@ impl Counts {
     pub(crate) fn add_late(&self, key: SpanKey, sure: Sure) {
         self.sure_on_ns.add_late(key, sure.on_ns);
         self.sure_off_ns.add_late(key, sure.off_ns);
+        self.sure_sampled_ns.add_late(key, sure.sampled_ns);
     }
 
     pub(crate) fn clear(&self) {
         let Self {
             sure_on_ns,
             sure_off_ns,
+            sure_sampled_ns,
             voluntary_switches,
             involuntary_switches,
             minor_faults,
@@ -191,6 +223,7 @@ impl Counts {
         for count in [
             &sure_on_ns.0,
             &sure_off_ns.0,
+            &sure_sampled_ns.0,
             voluntary_switches,
             involuntary_switches,
             minor_faults,
@@ -226,6 +259,7 @@ impl Counts {
             wall_ns: clock.ns(wall),
             on_cpu_ns,
             on_cpu_error_ns: unsure_ns.div_ceil(2),
+            sampled_ns: self.sure_sampled_ns.get(key).min(sure_on_ns),
             off_cpu_ns: entered_ns - on_cpu_ns,
             idle_ns: clock.ns(idle),
             after_last_exit_ns: 0,
@@ -304,12 +338,12 @@ mod tests {
     }
 
     fn sure_parts(part_ns: u64, interval_ns: u64, cpu_ns: u64) -> (u64, u64) {
-        let Sure { on_ns, off_ns } = Sure::of_part(part_ns, interval_ns, cpu_ns);
+        let Sure { on_ns, off_ns, .. } = Sure::of_part(part_ns, interval_ns, cpu_ns, 0);
         (on_ns, off_ns)
     }
 
     fn sure(on_ns: u64, off_ns: u64) -> Tally {
-        Tally { sure: Sure { on_ns, off_ns }, ..Tally::default() }
+        Tally { sure: Sure { on_ns, off_ns, sampled_ns: 0 }, ..Tally::default() }
     }
 
     #[test]
@@ -351,6 +385,14 @@ mod tests {
     }
 
     #[test]
+    fn what_was_sampled_at_the_end_was_surely_so_in_a_part_that_is_long_enough() {
+        let sampled = |part_ns, sampled_ns| Sure::of_part(part_ns, 100, 100, sampled_ns).sampled_ns;
+        assert_eq!([sampled(100, 100), sampled(100, 40), sampled(100, 0)], [100, 40, 0]);
+        // It can have been the first 30 of the 100.
+        assert_eq!([sampled(30, 100), sampled(30, 70), sampled(30, 71)], [30, 0, 1]);
+    }
+
+    #[test]
     fn of_what_nothing_is_known_half_may_be_off_cpu() {
         let clock = Clock::nanoseconds();
         let account = Counts::default().account(&clock, key(1), 1_500, 1_000, 500);
@@ -362,7 +404,7 @@ mod tests {
     fn the_account_is_the_middle_and_says_how_wrong_it_may_be() {
         let counts = Counts::default();
         counts.add(key(1), &sure(20, 0));
-        counts.add_late(key(1), Sure { on_ns: 40, off_ns: 10 });
+        counts.add_late(key(1), Sure { on_ns: 40, off_ns: 10, sampled_ns: 0 });
         let account = counts.account(&Clock::nanoseconds(), key(1), 100, 100, 0);
         assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (75, 15));
         assert_eq!(account.off_cpu_ns, 25);
@@ -379,7 +421,7 @@ mod tests {
 
     #[test]
     fn what_comes_late_for_another_span_is_not_added() {
-        let late = Sure { on_ns: 40, off_ns: 40 };
+        let late = Sure { on_ns: 40, off_ns: 40, sampled_ns: 0 };
         let on_cpu_ns = |counts: &Counts| {
             let account = counts.account(&Clock::nanoseconds(), key(2), 1_000, 1_000, 0);
             account.on_cpu_ns - account.on_cpu_error_ns

@@ -94,7 +94,7 @@ impl Spans {
             if !state.unresolved.is_empty() {
                 self.settle(&mut state, now);
                 // It can have been armed.
-                state.end_hook();
+                state.end_hook(now);
             }
             put(state);
         }

@@ -7,10 +7,12 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use super::RegistryId;
 use super::account::{Sure, Tally};
-use super::recording::Recording;
-use super::slot::Parent;
-use super::{RegistryId, SpanKey};
+use super::arming::Arming;
+use super::recording::{NEVER, Recording};
+use super::segment::{Part, Segment, Unresolved};
+use super::slot::Slot;
 use crate::sys::{self, Clock, Position};
 
 thread_local! {
@@ -167,38 +169,36 @@ pub(super) fn add_state(state: ThreadState) {
 
 /// Where raw samples and the scheduler's doings come from.
 pub(crate) trait ArmThreads: Send + Sync + Debug {
-    /// Begins with the calling thread. Called on its first profiled segment, and again on the
-    /// first one after its recording was ended.
-    fn arm(&self, clock: &Clock) -> Armed;
+    /// Begins with the calling thread: on its first profiled segment, and again on the first one after its
+    /// recording was ended.
+    fn begin(&self, clock: &Clock) -> Begun;
+    /// Samples the thread of that recording from now on, if it can be and is not.
+    fn arm(&self, recording: &Recording);
 }
 
 /// A thread that [`ArmThreads`] has begun with.
 #[derive(Debug)]
-pub(crate) struct Armed {
-    /// What the collector was given; none if the thread is not sampled.
-    pub(crate) recording: Option<Arc<Recording>>,
-    /// Moves when a sample is taken.
-    pub(crate) samples: Position,
-    /// By how much it moves, at least.
-    pub(crate) sample_size: u64,
-    /// Without a recording: whether one may be had later.
-    pub(crate) may_retry: bool,
+pub(crate) struct Begun {
+    /// What the collector was given, with its first arming; none if the thread will not be sampled.
+    pub(crate) recording: Option<(Arc<Recording>, Arc<Arming>)>,
     pub(crate) source: Box<dyn ThreadSource>,
 }
 
 /// A source on one thread; called by that thread only, and only where something moved.
 pub(crate) trait ThreadSource: Debug {
+    /// From now on the thread is sampled with that.
+    fn took_up(&self, _arming: &Arming) {}
     /// The samples between two positions, if they can be counted; else their number follows from their
     /// least size.
-    fn count_samples(&self, _from: u64, _until: u64) -> Option<u64> {
+    fn count_samples(&self, _arming: &Arming, _from: u64, _until: u64) -> Option<u64> {
         None
     }
     /// The thread's CPU clock in nanoseconds.
     fn cpu_ns(&mut self) -> Option<u64> {
         sys::thread_cpu_ns()
     }
-    /// What the thread has used since it started.
-    fn usage(&mut self) -> Usage;
+    /// What the thread has used since it started; counts of the hardware since it was armed.
+    fn usage(&mut self, arming: Option<&Arming>) -> Usage;
     /// The collector is to look sooner than it means to.
     fn wake_collector(&self) {}
     /// Changes the time between samples.
@@ -206,7 +206,7 @@ pub(crate) trait ThreadSource: Debug {
     /// # Errors
     ///
     /// [`WouldBlock`](io::ErrorKind::WouldBlock) if it may work at the next try.
-    fn set_period_ns(&mut self, period_ns: u64) -> io::Result<()>;
+    fn set_period_ns(&mut self, arming: &Arming, period_ns: u64) -> io::Result<()>;
 }
 
 /// What a thread has used since it started.
@@ -233,57 +233,6 @@ impl Usage {
     };
 }
 
-/// One enter of a span on this thread. What most enters and exits touch comes first, in one line of cache.
-#[derive(Debug, Default)]
-#[repr(C, align(64))]
-pub(super) struct Segment {
-    pub(super) id: u64,
-    pub(super) key: u64,
-    pub(super) root: u64,
-    pub(super) entered: u64,
-    /// The key of the segment below; 0 if there is none.
-    pub(super) key_below: u64,
-    /// Unmatched spans that had been entered since the segment below.
-    pub(super) unmatched_below: u32,
-    /// There is more to say at its end than its length.
-    pub(super) has_more: bool,
-    /// The span was entered on this thread already: its time is counted there.
-    pub(super) is_nested: bool,
-    /// The thread was unwinding already: that panic is not of this span.
-    pub(super) was_unwinding: bool,
-    /// It is one of a span that may be kept: the CPU clock is read more often.
-    pub(super) is_old: bool,
-    /// `tally` is in use; else it holds what an earlier segment left.
-    pub(super) is_tallied: bool,
-    pub(super) tally: Tally,
-}
-
-const _: () = assert!(std::mem::offset_of!(Segment, tally) <= 64);
-
-/// Segments that have ended since the CPU clock was last read: at most one span for each place, so that a hook
-/// finds it without a search.
-#[derive(Debug)]
-pub(super) struct Unresolved {
-    parts: [Part; UNRESOLVED],
-    /// A bit for each place.
-    used: u64,
-}
-
-const UNRESOLVED: usize = u64::BITS as usize;
-/// Of the registry's ids: without how often the place was used before. It is given again only when the span
-/// that had it is closed, and nobody asks for that any more.
-const REGISTRY_PLACE: u64 = (1 << 51) - 1;
-
-/// Segments of one span.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
-    pub(super) id: RegistryId,
-    /// The span's [`SpanKey`] as a number.
-    pub(super) key: u64,
-    /// Since the CPU clock was read or the segment began.
-    pub(super) ticks: u64,
-}
-
 /// A thread's state for one layer.
 #[derive(Debug)]
 pub(super) struct ThreadState {
@@ -302,13 +251,18 @@ pub(super) struct ThreadState {
     pub(super) seen: Arc<AtomicU64>,
     pub(super) samples: Position,
     pub(super) recording: Option<Arc<Recording>>,
+    /// That of the recording which the thread has taken up.
+    pub(super) arming: Option<Arc<Arming>>,
+    /// How many came before it.
+    pub(super) turn: u32,
+    /// It samples the thread.
+    pub(super) is_armed: bool,
+    /// Nobody may have looked at the thread since it was begun with.
+    pub(super) is_new: bool,
     /// None before the first profiled segment.
     pub(super) source: Option<Box<dyn ThreadSource>>,
-    pub(super) sample_size: u64,
     /// Nobody says when the thread runs.
     pub(super) cpu_unknown: bool,
-    pub(super) may_retry: bool,
-    pub(super) armed_at: u64,
     /// Where the present stretch of the ring began.
     pub(super) from: u64,
     /// When to look at what time alone changes.
@@ -342,11 +296,12 @@ impl ThreadState {
             seen: Arc::default(),
             samples: Position::fixed(),
             recording: None,
+            arming: None,
+            turn: 0,
+            is_armed: false,
+            is_new: false,
             source: None,
-            sample_size: 1,
             cpu_unknown: false,
-            may_retry: false,
-            armed_at: 0,
             from: 0,
             // Long ago: the first enter looks, and arms the thread.
             deadline: 0,
@@ -376,11 +331,33 @@ impl ThreadState {
         self.segments.get(self.depth.checked_sub(1)?)
     }
 
-    /// See [`Recording::begin_hook`].
-    pub(super) fn end_hook(&self) {
+    /// See [`Recording::begin_hook`]. Returns whether there is another arming to take up.
+    #[inline(always)]
+    pub(super) fn begin_hook(&self) -> bool {
+        let Some(recording) = &self.recording else { return false };
+        recording.begin_hook();
+        recording.turn() != self.turn
+    }
+
+    /// The hook ends in that span; see [`Segment::old_at`].
+    #[inline(always)]
+    pub(super) fn end_hook_in(&self, key: u64, now: u64, old_at: u64) {
         if let Some(recording) = &self.recording {
-            recording.set_span(self.top().map_or(0, |top| top.key));
+            recording.set_times(now, old_at);
+            recording.set_span(key);
         }
+    }
+
+    /// The hook ends in the innermost span.
+    pub(super) fn end_hook(&self, now: u64) {
+        let (key, old_at) = self.top().map_or((0, NEVER), |top| (top.key, top.old_at));
+        self.end_hook_in(key, now, old_at);
+    }
+
+    /// The arming that followed, if one did, and how many came before it.
+    pub(super) fn next_arming(&self) -> Option<(Arc<Arming>, u32)> {
+        let next = self.arming.as_ref()?.next()?;
+        Some((Arc::clone(next), self.turn.wrapping_add(1)))
     }
 
     pub(super) fn entered(&self) -> &[Segment] {
@@ -395,22 +372,25 @@ impl ThreadState {
     pub(super) fn push(
         &mut self,
         id: RegistryId,
-        key: u64,
-        root: u64,
+        slot: &Slot,
         is_old: bool,
         is_judged: bool,
         now: u64,
+        old_at: u64,
     ) {
-        let key_below = self.top().map_or(0, |top| top.key);
+        let (key_below, old_at_below) = self.top().map_or((0, NEVER), |top| (top.key, top.old_at));
         if self.depth == self.segments.len() {
             self.make_room();
         }
         if let Some(segment) = self.segments.get_mut(self.depth) {
             segment.id = id.get();
-            segment.key = key;
-            segment.root = root;
+            segment.key = slot.raw_key();
+            segment.root = slot.raw_root();
             segment.entered = now;
             segment.key_below = key_below;
+            segment.old_at = old_at;
+            segment.old_at_below = old_at_below;
+            segment.is_apart = false;
             segment.unmatched_below = unmatched();
             segment.has_more = self.cpu_unknown || is_old || is_judged;
             segment.is_old = is_old;
@@ -446,6 +426,28 @@ impl ThreadState {
         }
     }
 
+    /// The parent of the span just pushed is not entered on this thread.
+    #[cold]
+    pub(super) fn note_apart(&mut self) {
+        let below = self.depth.saturating_sub(1);
+        if let Some(segment) = self.segments.get_mut(below) {
+            segment.is_apart = true;
+            segment.has_more = true;
+        }
+    }
+
+    /// The innermost segment is of a span that is old.
+    pub(super) fn make_old(&mut self, now: u64) {
+        if let Some(top) = self.entered_mut().last_mut() {
+            top.old_at = now;
+        }
+    }
+
+    /// Whether that span is entered on this thread.
+    pub(super) fn is_in(&self, id: RegistryId) -> bool {
+        self.entered().iter().any(|segment| segment.id == id.get())
+    }
+
     /// Takes the innermost segment off.
     #[inline(always)]
     pub(super) fn pop(&mut self, unmatched_below: u32) {
@@ -464,10 +466,11 @@ impl ThreadState {
             // What was below it is now below the one that was above it.
             let below = std::mem::take(&mut self.segments.get_mut(top)?.unmatched_below);
             self.segments.get_mut(at)?.unmatched_below += below;
-            let mut key_below = 0;
+            let (mut key_below, mut old_at_below) = (0, NEVER);
             for segment in self.entered_mut() {
                 segment.key_below = key_below;
-                key_below = segment.key;
+                segment.old_at_below = old_at_below;
+                (key_below, old_at_below) = (segment.key, segment.old_at);
             }
         }
         self.top()
@@ -481,85 +484,25 @@ impl ThreadState {
 
     /// Bounds the on-CPU time of everything since the CPU clock was last read, now that the thread is
     /// known to have run for `cpu_ns` of it. What belongs to segments left meanwhile goes to `late`.
+    /// Of these it was sampled for the last `sampled_ns`.
     pub(super) fn bound(
         &mut self,
         clock: &Clock,
         now: u64,
         cpu_ns: u64,
+        sampled_ns: u64,
         mut late: impl FnMut(Part, Sure),
     ) {
         let settled = self.settled;
         let interval_ns = clock.ns(now.saturating_sub(settled));
         for segment in self.entered_mut() {
             let part_ns = clock.ns(now.saturating_sub(segment.entered.max(settled)));
-            let sure = Sure::of_part(part_ns, interval_ns, cpu_ns);
+            let sure = Sure::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
             segment.tally(&Tally { sure, ..Tally::default() });
         }
         for part in self.unresolved.take() {
-            late(part, Sure::of_part(clock.ns(part.ticks), interval_ns, cpu_ns));
+            late(part, Sure::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
         }
-    }
-}
-
-impl Unresolved {
-    const NONE: Self =
-        Self { parts: [Part { id: RegistryId::MIN, key: 0, ticks: 0 }; UNRESOLVED], used: 0 };
-
-    fn place(id: RegistryId) -> usize {
-        // The registry's ids are dense on each thread.
-        ((id.get() - 1) % UNRESOLVED as u64) as usize
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.used == 0
-    }
-
-    /// Whether a segment of that span can be added, and none of another one that is open is forgotten for it.
-    #[inline(always)]
-    pub(super) fn has_room(&self, id: RegistryId) -> bool {
-        let place = Self::place(id);
-        let is_same = |part: &Part| ((part.id.get() - 1) ^ (id.get() - 1)) & REGISTRY_PLACE == 0;
-        self.used >> place & 1 == 0 || self.parts.get(place).is_some_and(is_same)
-    }
-
-    /// Adds a segment that has ended.
-    #[inline(always)]
-    pub(super) fn add(&mut self, Part { id, key, ticks }: Part) {
-        let place = Self::place(id);
-        if let Some(part) = self.parts.get_mut(place) {
-            // Of another key: a span that is closed.
-            let before =
-                if self.used >> place & 1 == 1 && part.key == key { part.ticks } else { 0 };
-            *part = Part { id, key, ticks: before + ticks };
-            self.used |= 1 << place;
-        }
-    }
-
-    fn take(&mut self) -> impl Iterator<Item = Part> {
-        let used = std::mem::take(&mut self.used);
-        let parts = self.parts.iter().enumerate();
-        parts.filter(move |(place, _)| used >> place & 1 == 1).map(|(_, part)| *part)
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.used = 0;
-    }
-}
-
-impl Segment {
-    /// What a span that opens inside this one must know.
-    #[inline(always)]
-    pub(super) fn as_parent(&self) -> Option<Parent> {
-        Some(Parent { id: RegistryId::new(self.id)?, root: SpanKey::new(self.root)? })
-    }
-
-    fn tally(&mut self, tally: &Tally) {
-        if !self.is_tallied {
-            self.is_tallied = true;
-            self.has_more = true;
-            self.tally = Tally::default();
-        }
-        self.tally.add(tally);
     }
 }
 
@@ -568,29 +511,5 @@ impl Drop for ThreadState {
         if let Some(recording) = &self.recording {
             recording.end();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn part(id: u64, key: u64, ticks: u64) -> Part {
-        Part { id: RegistryId::new(id).unwrap(), key, ticks }
-    }
-
-    #[test]
-    fn a_span_in_the_place_of_a_closed_one_has_room() {
-        let mut unresolved = Unresolved::NONE;
-        unresolved.add(part(1, 7, 10));
-        unresolved.add(part(1, 7, 5));
-        // The same place of the registry, used once more.
-        let next = part(1 | 1 << 51, 8, 3);
-        assert!(unresolved.has_room(next.id));
-        unresolved.add(next);
-        assert!(!unresolved.has_room(RegistryId::new(65).unwrap()), "another one that is open");
-        let left: Vec<_> = unresolved.take().map(|part| (part.key, part.ticks)).collect();
-        assert_eq!(left, [(8, 3)]);
-        assert!(unresolved.is_empty() && unresolved.has_room(RegistryId::new(65).unwrap()));
     }
 }

@@ -1,13 +1,16 @@
 //! Open spans: which thread is in which, since when, and where its time goes.
 //!
 //! Knows nothing of rules, perf or profiles. What opens a ring or reads the scheduler comes in
-//! through [`ThreadSource`]; what the collector must learn goes out as [`Notice`]s and [`Mark`]s.
+//! through [`ArmThreads`]; what the collector must learn goes out as [`Notice`]s and [`Mark`]s.
 
 mod account;
+mod age;
+mod arming;
 mod close;
 mod local;
 mod overdue;
 mod recording;
+mod segment;
 mod settle;
 mod slot;
 mod spans;
@@ -22,14 +25,15 @@ use opentelemetry::{SpanId, TraceId};
 use tracing_subscriber::registry;
 
 pub use account::{Account, Hardware};
+pub(crate) use arming::{Arming, Mark};
 pub(crate) use close::{Closing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
-    ArmThreads, Armed, ThreadSource, Usage, forget_this_thread, is_ignored, spawn_ignored,
+    ArmThreads, Begun, ThreadSource, Usage, forget_this_thread, is_ignored, spawn_ignored,
 };
 pub(crate) use overdue::{Described, OpenSpan, Told};
-pub(crate) use recording::{Mark, Recording, Stretch};
+pub(crate) use recording::{Recording, Stretch};
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, KEEP_ON_ERROR,
     ONE_IN, SAMPLED_ITSELF, SUSPECT, TIGHTER, WATCHED,
@@ -86,6 +90,8 @@ pub(crate) struct Plan {
     pub(crate) flags: u32,
     /// Ticks after which a closing span must be judged.
     pub(crate) suspect_after: u64,
+    /// Ticks that a span is entered before it is old: then the threads in it are sampled.
+    pub(crate) arm_after: u64,
     /// The sampling period that the rule needs, if `TIGHTER` is set.
     pub(crate) period_ns: u64,
 }

@@ -1,25 +1,13 @@
-//! What a sampled thread shows the collector.
+//! What a thread in profiled spans shows the collector.
 
-use std::num::NonZeroU64;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::SpanKey;
-use crate::sys::{HardwareCounters, Ring};
-
-/// A stretch of a thread's ring, and the innermost profiled span that the thread was in all along.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
-    pub(crate) span: SpanKey,
-    /// A sample whose position is at least `from` and less than `to` fell in `span`.
-    pub(crate) from: u64,
-    pub(crate) to: u64,
-    /// The time that each sample stands for.
-    pub(crate) period_ns: u64,
-}
+use super::arming::Arming;
 
 /// The stretch that a thread is in now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,15 +23,22 @@ pub(crate) struct Stretch {
 /// Beside the key of the span, which never has that bit: the thread is inside a hook.
 const IN_HOOK: u64 = 1 << 63;
 
-/// One thread from the time it is armed until it ends or is disarmed.
+/// Later than all that happens.
+pub(super) const NEVER: u64 = u64::MAX;
+
+/// One thread from its first profiled segment until it ends or is in no profiled span for long.
 ///
 /// The thread writes, the collector reads. See [`stretch`](Self::stretch) for why neither waits.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Recording {
-    from: AtomicU64,
     span: AtomicU64,
-    period_ns: AtomicU64,
+    /// When a span that the thread is in is old, if the thread goes on in it; [`NEVER`] if it is in none.
+    old_at: AtomicU64,
+    /// When its last hook ended, in ticks.
+    hooked_at: AtomicU64,
+    /// How many armings have followed the first.
+    turn: AtomicU32,
     life: AtomicU8,
     /// A span in which the thread was seen to wait, of which its hooks have not heard yet; 0 if there
     /// is none.
@@ -51,49 +46,85 @@ pub(crate) struct Recording {
     /// When a hook last read the thread's CPU clock, and what it said.
     settled_ns: AtomicU64,
     settled_cpu_ns: AtomicU64,
-    marks: ArrayQueue<Mark>,
-    /// By how much the position that hooks see moves with a sample, at least.
-    sample_size: Option<NonZeroU64>,
+    /// The time between samples that its spans want.
+    period_ns: AtomicU64,
+    /// When a hook last heard of a wait, in ticks.
+    heard_at: AtomicU64,
+    is_refused: AtomicBool,
+    arms_itself: AtomicBool,
     pub(crate) tid: u32,
-    /// Where the samples are.
-    pub(crate) ring: Option<Arc<Ring>>,
-    /// The other ring of the thread, for its end.
-    pub(crate) switches: Option<Arc<Ring>>,
-    /// The same, where the hardware counts.
-    pub(crate) hardware: Mutex<Option<HardwareCounters>>,
+    /// Where its stack is, if a timer may have to copy it.
+    pub(crate) stack: Option<Range<u64>>,
+    last: Mutex<Arc<Arming>>,
 }
 
-/// Marks beside those of a full ring: a round of the collector gives the ring back bit by bit, and
-/// takes the marks once.
-const SPARE_MARKS: usize = 8;
-
 impl Recording {
-    pub(crate) fn new(
-        tid: u32,
-        ring: Option<Arc<Ring>>,
-        switches: Option<Arc<Ring>>,
-        period_ns: u64,
-        sample_size: u64,
-    ) -> Self {
-        // A thread writes at most a mark a sample.
-        let ring_bytes = ring.as_ref().map_or(0, |ring| ring.data_size());
-        let samples = ring_bytes / usize::try_from(sample_size.max(1)).unwrap_or(usize::MAX);
+    /// Of the thread of that number; `stack` is where its stack is, if a timer may have to copy it.
+    pub(crate) fn new(tid: u32, stack: Option<Range<u64>>, first: Arc<Arming>) -> Self {
         Self {
-            from: AtomicU64::new(0),
             // It is made by a hook.
             span: AtomicU64::new(IN_HOOK),
-            period_ns: AtomicU64::new(period_ns),
+            old_at: AtomicU64::new(NEVER),
+            hooked_at: AtomicU64::new(0),
+            turn: AtomicU32::new(0),
             life: AtomicU8::new(USED),
             waited: AtomicU64::new(0),
             settled_ns: AtomicU64::new(0),
             settled_cpu_ns: AtomicU64::new(0),
-            marks: ArrayQueue::new(2 * samples + SPARE_MARKS),
-            sample_size: None,
+            period_ns: AtomicU64::new(0),
+            heard_at: AtomicU64::new(0),
+            is_refused: AtomicBool::new(false),
+            arms_itself: AtomicBool::new(false),
             tid,
-            ring,
-            switches,
-            hardware: Mutex::new(None),
+            stack,
+            last: Mutex::new(first),
         }
+    }
+
+    /// The latest of its armings.
+    pub(crate) fn last(&self) -> Arc<Arming> {
+        Arc::clone(&self.last.lock())
+    }
+
+    /// Makes another arming follow the last one, if `make` does. Nothing happens if somebody else is at it
+    /// this very moment.
+    pub(crate) fn follow(
+        &self,
+        make: impl FnOnce(&Arming) -> Option<Arming>,
+    ) -> Option<Arc<Arming>> {
+        let mut last = self.last.try_lock()?;
+        let next = Arc::new(make(&last)?);
+        last.set_next(Arc::clone(&next));
+        *last = Arc::clone(&next);
+        // Release: who sees it sees what follows.
+        self.turn.store(self.turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        Some(next)
+    }
+
+    /// Notes whether the thread could not be armed when that was last tried. Returns what was noted before.
+    pub(crate) fn note_refused(&self, is_refused: bool) -> bool {
+        self.is_refused.swap(is_refused, Ordering::Relaxed)
+    }
+
+    /// Whether the thread could not be armed when that was last tried.
+    pub(super) fn is_refused(&self) -> bool {
+        self.is_refused.load(Ordering::Relaxed)
+    }
+
+    /// What it is sampled with from when it is armed next.
+    pub(super) fn set_period_ns(&self, period_ns: u64) {
+        self.period_ns.store(period_ns, Ordering::Relaxed);
+    }
+
+    /// The time between samples that its spans want.
+    pub(crate) fn period_ns(&self) -> u64 {
+        self.period_ns.load(Ordering::Relaxed)
+    }
+
+    /// How many armings have followed the first.
+    #[inline(always)]
+    pub(super) fn turn(&self) -> u32 {
+        self.turn.load(Ordering::Acquire)
     }
 
     /// A hook begins that may end with another span; [`set_span`](Self::set_span) must follow. Only the
@@ -123,35 +154,31 @@ impl Recording {
         self.span.store(key, Ordering::Release);
     }
 
-    /// Ends the present stretch at `to` and begins the next. Only the thread itself may call it.
-    /// Returns false if the stretch was lost because the collector is behind.
-    pub(super) fn cut(&self, span: Option<SpanKey>, to: u64) -> bool {
-        let stored = match span {
-            Some(span) => {
-                let from = self.from.load(Ordering::Relaxed);
-                let period_ns = self.period_ns.load(Ordering::Relaxed);
-                self.marks.push(Mark { span, from, to, period_ns }).is_ok()
-            }
-            None => true,
-        };
-        // After the mark: a stretch is in the queue before it is not open any more.
-        self.from.store(to, Ordering::Release);
-        stored
+    /// A hook ends at `now`; from `old_at` on a span that the thread is in is old, if it goes on in it. Both in
+    /// ticks. Only the thread itself may call it, right before [`set_span`](Self::set_span).
+    #[inline(always)]
+    pub(super) fn set_times(&self, now: u64, old_at: u64) {
+        self.hooked_at.store(now, Ordering::Relaxed);
+        self.old_at.store(old_at, Ordering::Relaxed);
     }
 
-    /// Whether a stretch that ends now is not lost. For the thread itself, which alone adds some.
-    pub(super) fn has_room(&self) -> bool {
-        !self.marks.is_full()
+    /// When its last hook ended, in ticks.
+    pub(crate) fn hooked_at(&self) -> u64 {
+        self.hooked_at.load(Ordering::Relaxed)
     }
 
-    #[inline]
-    pub(super) fn period_ns(&self) -> u64 {
-        self.period_ns.load(Ordering::Relaxed)
+    /// The thread arms itself when it enters a span that is sampled from there on.
+    pub(super) fn note_arms_itself(&self) {
+        self.arms_itself.store(true, Ordering::Relaxed);
     }
 
-    /// Only the thread itself may call it, right after [`cut`](Self::cut).
-    pub(super) fn set_period_ns(&self, period_ns: u64) {
-        self.period_ns.store(period_ns, Ordering::Release);
+    pub(crate) fn arms_itself(&self) -> bool {
+        self.arms_itself.load(Ordering::Relaxed)
+    }
+
+    /// When a span that the thread is in is old, in ticks: to be compared with now.
+    pub(crate) fn old_at(&self) -> u64 {
+        self.old_at.load(Ordering::Relaxed)
     }
 
     /// The stretch that is open now. The collector calls it after it has read the ring's head and
@@ -169,12 +196,14 @@ impl Recording {
     /// But if `p` fell in a hook that had looked for samples already, that hook went on to another span
     /// all the same, and `p` is counted for that one. Then we see that the thread is in a hook, or we see
     /// the span that the hook ended with.
-    pub(crate) fn stretch(&self) -> Stretch {
+    ///
+    /// For a thread that has not taken up the arming yet `from` is 0, and is written by no other.
+    pub(crate) fn stretch(&self, arming: &Arming) -> Stretch {
         loop {
-            let from = self.from.load(Ordering::Acquire);
-            let period_ns = self.period_ns.load(Ordering::Acquire);
+            let from = arming.from();
+            let period_ns = arming.period_ns();
             let span = self.span.load(Ordering::Acquire);
-            if self.from.load(Ordering::Acquire) == from {
+            if arming.from() == from {
                 let is_in_hook = span & IN_HOOK != 0;
                 return Stretch {
                     span: SpanKey::new(span & !IN_HOOK),
@@ -187,14 +216,14 @@ impl Recording {
         }
     }
 
-    /// With the least by which the position that hooks see moves with a sample.
-    pub(crate) fn with_steps(self, sample_size: u64) -> Self {
-        Self { sample_size: NonZeroU64::new(sample_size), ..self }
+    /// The innermost profiled span that the thread is in, or was in before a hook that goes on.
+    pub(crate) fn span(&self) -> Option<SpanKey> {
+        SpanKey::new(self.span.load(Ordering::Acquire) & !IN_HOOK)
     }
 
-    /// By how much the position moves with a sample, at least; `None` if that is not known.
-    pub(crate) fn sample_size(&self) -> Option<NonZeroU64> {
-        self.sample_size
+    /// Whether the thread is inside a hook.
+    pub(crate) fn is_in_hook(&self) -> bool {
+        self.span.load(Ordering::Acquire) & IN_HOOK != 0
     }
 
     /// Whether the thread has not heard yet of a wait in which it was seen.
@@ -216,12 +245,19 @@ impl Recording {
         self.waited.compare_exchange(span.get(), before, acquire, relaxed).is_ok()
     }
 
-    /// For the thread itself: the span in which it was seen to wait.
-    pub(super) fn take_waited(&self) -> Option<SpanKey> {
+    /// For the thread itself, in a hook at `now` in ticks: the span in which it was seen to wait.
+    pub(super) fn take_waited(&self, now: u64) -> Option<SpanKey> {
         if self.waited.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        SpanKey::new(self.waited.swap(0, Ordering::Acquire))
+        // Before it is heard of: who finds that finds this.
+        self.heard_at.store(now, Ordering::Relaxed);
+        SpanKey::new(self.waited.swap(0, Ordering::AcqRel))
+    }
+
+    /// When a hook last heard of a wait, in ticks: it was over by then.
+    pub(crate) fn heard_at(&self) -> u64 {
+        self.heard_at.load(Ordering::Acquire)
     }
 
     /// For the thread itself: it has read its CPU clock at that moment
@@ -238,16 +274,6 @@ impl Recording {
         let cpu_ns = self.settled_cpu_ns.load(Ordering::Acquire);
         let is_whole = time_ns != 0 && self.settled_ns.load(Ordering::Acquire) == time_ns;
         is_whole.then_some((time_ns, cpu_ns))
-    }
-
-    /// Whether the scheduler's doings are recorded: then by perf, else by a timer.
-    pub(crate) fn has_switch_records(&self) -> bool {
-        self.switches.is_some()
-    }
-
-    /// Takes the oldest mark.
-    pub(crate) fn take_mark(&self) -> Option<Mark> {
-        self.marks.pop()
     }
 
     /// For the thread itself, at least once every `LOOK_INTERVAL` in which it has hooks at all:
@@ -292,44 +318,37 @@ mod tests {
     const A: Option<SpanKey> = SpanKey::new(1);
     const B: Option<SpanKey> = SpanKey::new(2);
 
+    fn recording() -> (Recording, Arc<Arming>) {
+        let arming = Arc::new(Arming::none());
+        (Recording::new(1, None, Arc::clone(&arming)), arming)
+    }
+
     fn stretch(span: Option<SpanKey>, from: u64) -> Stretch {
-        Stretch { span, from, period_ns: 5, is_in_hook: false }
+        Stretch { span, from, period_ns: 0, is_in_hook: false }
     }
 
     #[test]
     fn a_hook_shows_until_it_says_the_span() {
-        let recording = Recording::new(1, None, None, 5, 1);
+        let (recording, arming) = recording();
         let in_hook = |span| Stretch { is_in_hook: true, ..stretch(span, 0) };
-        assert_eq!(recording.stretch(), in_hook(None), "a hook has made it");
+        assert_eq!(recording.stretch(&arming), in_hook(None), "a hook has made it");
         recording.set_span(1);
-        assert_eq!(recording.stretch(), stretch(A, 0));
+        assert_eq!(recording.stretch(&arming), stretch(A, 0));
         recording.begin_hook();
-        assert_eq!(recording.stretch(), in_hook(A));
+        assert_eq!(recording.stretch(&arming), in_hook(A));
         recording.begin_hook_in(2);
-        assert_eq!(recording.stretch(), in_hook(B));
+        assert_eq!(recording.stretch(&arming), in_hook(B));
         recording.set_span(0);
-        assert_eq!(recording.stretch(), stretch(None, 0));
+        assert_eq!(recording.stretch(&arming), stretch(None, 0));
     }
 
     #[test]
-    fn a_cut_makes_a_mark_of_the_span_and_opens_the_next_stretch() {
-        let recording = Recording::new(1, None, None, 5, 1);
+    fn a_cut_opens_the_next_stretch() {
+        let (recording, arming) = recording();
         recording.set_span(1);
-        assert!(recording.cut(A, 32));
+        assert!(arming.cut(A, 32));
         recording.set_span(2);
-        assert_eq!(recording.stretch(), stretch(B, 32));
-        let mark = recording.take_mark().unwrap();
-        assert_eq!(mark, Mark { span: A.unwrap(), from: 0, to: 32, period_ns: 5 });
-        assert_eq!(recording.take_mark(), None);
-    }
-
-    #[test]
-    fn outside_any_span_there_is_no_mark() {
-        let recording = Recording::new(1, None, None, 5, 1);
-        recording.set_span(0);
-        assert!(recording.cut(None, 32));
-        assert_eq!(recording.take_mark(), None);
-        assert_eq!(recording.stretch(), stretch(None, 32));
+        assert_eq!(recording.stretch(&arming), stretch(B, 32));
     }
 
     /// What is read while the thread goes from span to span is a stretch that there was, and all others are
@@ -338,16 +357,16 @@ mod tests {
     fn a_stretch_is_read_as_it_is_while_the_thread_goes_on() {
         const STEP: u64 = 10;
         let hooks = if cfg!(miri) { 40 } else { 20_000 };
-        let recording = Recording::new(1, None, None, 5, 1);
+        let (recording, arming) = recording();
         recording.set_span(0);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 let mut marked = 1;
                 while marked < hooks {
-                    let Stretch { span, from, is_in_hook, .. } = recording.stretch();
+                    let Stretch { span, from, is_in_hook, .. } = recording.stretch(&arming);
                     let key = span.map_or(0, SpanKey::get);
                     assert!(from == STEP * key || is_in_hook && from == STEP * (key + 1));
-                    while let Some(mark) = recording.take_mark() {
+                    while let Some(mark) = arming.take_mark() {
                         assert_eq!((mark.span.get(), mark.from), (marked, STEP * marked));
                         assert_eq!(mark.to, STEP * (marked + 1));
                         marked += 1;
@@ -356,11 +375,11 @@ mod tests {
                 }
             });
             for number in 1..=hooks {
-                while !recording.has_room() && !reader.is_finished() {
+                while !arming.has_room() && !reader.is_finished() {
                     std::thread::yield_now();
                 }
                 recording.begin_hook();
-                recording.cut(SpanKey::new(number - 1), STEP * number);
+                arming.cut(SpanKey::new(number - 1), STEP * number);
                 recording.set_span(number);
             }
         });
@@ -368,7 +387,7 @@ mod tests {
 
     #[test]
     fn only_a_recording_without_use_is_ended() {
-        let recording = Recording::new(1, None, None, 5, 1);
+        let (recording, _) = recording();
         assert!(!recording.end_if_unused());
         recording.note_unused();
         assert!(recording.is_used());
@@ -377,15 +396,5 @@ mod tests {
         assert!(recording.end_if_unused());
         assert!(!recording.is_used());
         assert!(recording.is_over());
-    }
-
-    #[test]
-    fn a_full_queue_loses_the_stretch_and_says_so() {
-        let recording = Recording::new(1, None, None, 5, 1);
-        for position in 1..=SPARE_MARKS as u64 {
-            assert!(recording.cut(A, position));
-        }
-        assert!(!recording.cut(A, 1_000));
-        assert_eq!(recording.stretch().from, 1_000);
     }
 }

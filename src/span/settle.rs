@@ -1,13 +1,16 @@
 //! What the hooks do when a thread was sampled or switched since the last one.
 
 use std::io;
+use std::sync::Arc;
 
 use super::account::Tally;
-use super::local::{Armed, ThreadState, Usage};
+use super::arming::Arming;
+use super::local::{Begun, ThreadState, Usage};
 use super::slot::{ANNOUNCED, SAMPLED_ITSELF, Slot, TIGHTER};
 use super::spans::Notice;
 use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
+use crate::sys::Position;
 
 /// Bytes of a sample without its stack, on the machine where it has the fewest: as little as the
 /// kernel writes if it can copy no stack.
@@ -20,23 +23,24 @@ impl Spans {
     #[cold]
     #[inline(never)]
     pub(super) fn settle(&self, state: &mut ThreadState, now: u64) {
-        // First: if the thread was never armed, or was disarmed, there is nothing to settle.
+        // First: if the thread is new here, or was forgotten, there is nothing to settle.
         if now >= state.deadline && self.look(state, now) {
             return;
         }
         self.settle_samples(state, now);
         self.settle_cpu_time(state, now);
-        self.settle_waits(state);
+        self.settle_waits(state, now);
         // When the samples of the old rate are in their stretch.
         if state.must_look_at_rate {
             let needed = self.period_needed(state);
+            state.recording.iter().for_each(|recording| recording.set_period_ns(needed));
             state.must_look_at_rate = !self.set_rate(state, needed);
         }
     }
 
     /// A wait that the collector has seen counts as a sample of the span that it was in.
-    fn settle_waits(&self, state: &ThreadState) {
-        let Some(key) = state.recording.as_ref().and_then(|recording| recording.take_waited())
+    fn settle_waits(&self, state: &ThreadState, now: u64) {
+        let Some(key) = state.recording.as_ref().and_then(|recording| recording.take_waited(now))
         else {
             return;
         };
@@ -47,32 +51,55 @@ impl Spans {
         }
     }
 
-    fn arm(&self, state: &mut ThreadState) {
-        let Armed { recording, samples, sample_size, may_retry, mut source } =
-            self.source.arm(&self.clock);
-        state.from = samples.load();
+    /// Begins with this thread, which is not under way with any recording.
+    fn begin(&self, state: &mut ThreadState) {
+        let Begun { recording, source } = self.source.begin(&self.clock);
+        let (recording, arming) = recording.unzip();
         if let Some(recording) = &recording {
-            recording.cut(None, state.from);
-            // Whoever arms says where it is when all is done.
+            recording.set_period_ns(self.stretched(self.base_period_ns()));
+            // Whoever begins says where it is when all is done.
             recording.begin_hook_in(state.top().map_or(0, |top| top.key));
         }
-        state.usage = source.usage();
+        state.recording = recording;
+        state.source = Some(source);
+        self.take_up(state, arming, 0);
+        state.is_new = true;
+        let Some(source) = &mut state.source else { return };
+        state.usage = source.usage(state.arming.as_deref());
         let cpu_ns = source.cpu_ns();
         state.cpu_unknown = cpu_ns.is_none();
         state.cpu_ns = cpu_ns.unwrap_or(0);
         let now = self.clock.now();
         state.settled = now;
         state.usage_read = now;
-        if let Some(recording) = &recording {
+        if let Some(recording) = &state.recording {
             recording.note_settled(self.clock.raw_ns(now), state.cpu_ns);
         }
-        state.samples = samples;
-        state.sample_size = sample_size.max(1);
-        state.may_retry = may_retry;
-        state.recording = recording;
-        state.source = Some(source);
-        state.armed_at = now;
         self.set_deadline(state, now);
+    }
+
+    /// Samples this thread from now on, if it can be. All until now belongs to the spans that are entered.
+    pub(super) fn arm_self(&self, state: &mut ThreadState, now: u64) {
+        // If it was refused the collector tries again.
+        let Some(recording) = state.recording.as_ref().filter(|one| !one.is_refused()) else {
+            return;
+        };
+        self.source.arm(recording);
+        self.settle_samples(state, now);
+        self.settle_cpu_time(state, now);
+    }
+
+    fn take_up(&self, state: &mut ThreadState, arming: Option<Arc<Arming>>, turn: u32) {
+        state.samples = arming.as_ref().map_or(Position::fixed(), |arming| arming.samples());
+        state.from = 0;
+        state.is_armed = arming.as_ref().is_some_and(|arming| arming.ring.is_some());
+        state.arming = arming;
+        state.turn = turn;
+        // They are counted anew.
+        state.usage = Usage { cycles: 0, instructions: 0, cache_misses: 0, ..state.usage };
+        if let Some((source, arming)) = state.source.as_ref().zip(state.arming.as_ref()) {
+            source.took_up(arming);
+        }
         // The rules may have been replaced since the source was made.
         state.must_look_at_rate = true;
     }
@@ -81,30 +108,40 @@ impl Spans {
         state.deadline = now.saturating_add(self.cpu_clock_interval);
     }
 
+    /// What fell since the last hook fell in the span that was innermost all along, whoever armed the thread
+    /// meanwhile.
     fn settle_samples(&self, state: &mut ThreadState, now: u64) {
+        self.settle_arming(state, now);
+        while let Some((next, turn)) = state.next_arming() {
+            self.settle_usage(state, now);
+            self.take_up(state, Some(next), turn);
+            self.settle_arming(state, now);
+        }
+    }
+
+    fn settle_arming(&self, state: &mut ThreadState, now: u64) {
+        let Some(arming) = &state.arming else { return };
         let head = state.samples.load();
         // Less: the ring was retired under us because everything ends.
         let Some(moved) = head.checked_sub(state.from).filter(|moved| *moved > 0) else {
             return;
         };
         // Losses are recorded in the ring too, in much less than a sample takes.
-        let by_size = (moved / state.sample_size).max(u64::from(moved >= LEAST_SAMPLE));
-        let counted = state.source.as_ref().and_then(|one| one.count_samples(state.from, head));
+        let by_size = (moved / arming.sample_size()).max(u64::from(moved >= LEAST_SAMPLE));
+        let counted =
+            state.source.as_ref().and_then(|source| source.count_samples(arming, state.from, head));
         let samples = counted.unwrap_or(by_size);
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         let top = state.top().and_then(|top| RegistryId::new(top.id));
         // Before they are counted: a span is not to have an id for samples that will not be its own.
-        let has_room = state.recording.as_ref().is_none_or(|recording| recording.has_room());
-        if span.is_some() && !has_room {
+        if span.is_some() && !arming.has_room() {
             Counters::add(&self.counters.samples_dropped_marks_full, samples);
             span = None;
         } else if span.is_some() && !top.is_some_and(|top| self.announce(top, samples)) {
             Counters::add(&self.counters.samples_dropped_notices_full, samples);
             span = None;
         }
-        if let Some(recording) = &state.recording {
-            recording.cut(span, head);
-        }
+        arming.cut(span, head);
         state.from = head;
         self.settle_usage(state, now);
     }
@@ -171,7 +208,7 @@ impl Spans {
         let Some(source) = &mut state.source else {
             return;
         };
-        let usage = source.usage();
+        let usage = source.usage(state.arming.as_deref());
         let before = std::mem::replace(&mut state.usage, usage);
         state.usage_read = now;
         state.tally_all(&usage_between(&before, &usage));
@@ -191,10 +228,12 @@ impl Spans {
         // The same moment, as well as it can be.
         let now = self.clock.now();
         let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));
+        let sampled_ns =
+            state.arming.as_ref().map_or(0, |arming| arming.sampled_ns(cpu_ns)).min(ran_ns);
         if let Some(recording) = &state.recording {
             recording.note_settled(self.clock.raw_ns(now), cpu_ns);
         }
-        state.bound(&self.clock, now, ran_ns, |part, sure| {
+        state.bound(&self.clock, now, ran_ns, sampled_ns, |part, sure| {
             if let Some(slot) = self.table.get(part.id) {
                 slot.count_late(part.key, sure);
             }
@@ -216,19 +255,11 @@ impl Spans {
                 state.must_look_at_rate |= has_changed || now >= state.calm_at;
                 false
             }
-            None if state.source.is_some() => {
-                let may =
-                    state.may_retry && now.saturating_sub(state.armed_at) > self.retry_interval;
-                if may {
-                    self.settle_cpu_time(state, now);
-                    self.arm(state);
-                }
-                may
-            }
+            None if state.source.is_some() => false,
             _ => {
-                // What has not been looked at yet, if it was armed before.
+                // What has not been looked at yet, if it was under way before.
                 self.settle_cpu_time(state, now);
-                self.arm(state);
+                self.begin(state);
                 true
             }
         }
@@ -250,11 +281,12 @@ impl Spans {
     /// keep it from ever running out.
     #[cold]
     pub(super) fn raise_rate(&self, state: &mut ThreadState, slot: &Slot, now: u64) {
-        let Some(recording) = &state.recording else {
+        let Some((recording, arming)) = state.recording.as_ref().zip(state.arming.as_ref()) else {
             return;
         };
         let needed = self.stretched(slot.period_ns());
-        if needed < recording.period_ns() {
+        recording.set_period_ns(recording.period_ns().min(needed));
+        if needed < arming.period_ns() {
             self.settle(state, now);
             state.must_look_at_rate |= !self.set_rate(state, needed);
         }
@@ -263,23 +295,23 @@ impl Spans {
 
     /// Changes the time between samples. False if that must be tried again.
     fn set_rate(&self, state: &mut ThreadState, period_ns: u64) -> bool {
-        let Some(recording) = &state.recording else {
+        let Some(arming) = state.arming.as_ref().filter(|arming| arming.ring.is_some()) else {
             return true;
         };
         let Some(source) = &mut state.source else {
             return true;
         };
-        if recording.period_ns() == period_ns {
+        if arming.period_ns() == period_ns {
             return true;
         }
         // A sample of the old period may have fallen since the stretch began.
         if state.samples.load() != state.from {
             return false;
         }
-        match source.set_period_ns(period_ns) {
+        match source.set_period_ns(arming, period_ns) {
             Ok(()) => {
-                let is_shorter = period_ns < recording.period_ns();
-                recording.set_period_ns(period_ns);
+                let is_shorter = period_ns < arming.period_ns();
+                arming.set_period_ns(period_ns);
                 if is_shorter {
                     // The ring fills sooner than the collector means to look.
                     source.wake_collector();

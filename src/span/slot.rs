@@ -11,6 +11,9 @@ const TOLD_BITS: u32 = 2;
 /// A young span's on-CPU time is not known at all at worst: this makes that a hundredth of its wall time.
 const OLD_SHARE: u64 = 64;
 
+/// A span that is open for so many times as long as would keep it is one that holds others.
+const LONG_TIMES: u64 = 10;
+
 /// What happened to the span.
 pub(crate) const FAILED: u32 = 1;
 /// The collector knows it: a sample fell in it or in a span inside it.
@@ -79,11 +82,15 @@ pub(crate) struct Slot {
     entered_since: AtomicU64,
     ticks_elsewhere: AtomicU64,
     parent: AtomicU64,
-    /// Samples that fell in the span and in those inside it.
-    samples: AtomicU64,
-    period_ns: AtomicU64,
+    /// [`Plan::arm_after`].
+    arm_after: AtomicU64,
+    /// For how long spans inside it were entered on threads that were not in it at the same time.
+    ticks_inside: AtomicU64,
     plan: AtomicU32,
 
+    period_ns: AtomicU64,
+    /// Samples that fell in the span and in those inside it.
+    samples: AtomicU64,
     /// What is known of the values on which its rule depends, if it is one.
     matched: AtomicU64,
     /// The key of the span of which the collector has said something while it was open, and in the
@@ -140,6 +147,8 @@ impl Slot {
         self.flags.store(plan.flags, Ordering::Relaxed);
         self.plan.store(plan.number, Ordering::Relaxed);
         self.period_ns.store(plan.period_ns, Ordering::Relaxed);
+        self.arm_after.store(plan.arm_after, Ordering::Relaxed);
+        self.ticks_inside.store(0, Ordering::Relaxed);
         let (parent, root) = match parent {
             Some(parent) => (parent.id.get(), parent.root.get()),
             None => (0, key.get()),
@@ -204,9 +213,56 @@ impl Slot {
     /// knowing more exactly where its time goes.
     #[inline(always)]
     pub(crate) fn is_old(&self) -> bool {
+        self.ticks() >= self.suspect_after.load(Ordering::Relaxed) / OLD_SHARE
+    }
+
+    /// For how long it was entered, without the present segments.
+    #[inline(always)]
+    fn ticks(&self) -> u64 {
         let here = self.ticks_here.load(Ordering::Relaxed);
-        let ticks = here.wrapping_add(self.ticks_elsewhere.load(Ordering::Relaxed));
-        ticks >= self.suspect_after.load(Ordering::Relaxed) / OLD_SHARE
+        here.wrapping_add(self.ticks_elsewhere.load(Ordering::Relaxed))
+    }
+
+    /// When the span is old if it is entered from `now` on. One that is open for ten times as long as would keep
+    /// it (a connection, `main`) is judged by this segment alone.
+    #[inline(always)]
+    pub(crate) fn old_at(&self, now: u64) -> u64 {
+        let arm_after = self.arm_after.load(Ordering::Relaxed);
+        let before = self.ticks().saturating_add(self.ticks_inside.load(Ordering::Relaxed));
+        let left = arm_after.saturating_sub(before);
+        // Nearly none is: the rest is asked of those alone.
+        let left = if left < arm_after && self.is_open_for_long(now) { arm_after } else { left };
+        now.saturating_add(left)
+    }
+
+    fn is_open_for_long(&self, now: u64) -> bool {
+        let arm_after = self.arm_after.load(Ordering::Relaxed);
+        let limit = match self.suspect_after.load(Ordering::Relaxed) {
+            // It is kept for something else: as if that were a second, for which it is armed after a millisecond.
+            u64::MAX => arm_after.saturating_mul(LONG_TIMES * 1000),
+            // By default it is armed after a twentieth of that, or sooner.
+            after => after.max(arm_after.saturating_mul(20)).saturating_mul(LONG_TIMES),
+        };
+        now.saturating_sub(self.opened.load(Ordering::Relaxed)) > limit
+    }
+
+    /// A span inside it was entered for `ticks`, on a thread that was not in it at the same time.
+    pub(crate) fn add_inside(&self, ticks: u64) {
+        // More than what makes it old changes nothing.
+        let before = self.ticks_inside.load(Ordering::Relaxed);
+        if before < self.arm_after.load(Ordering::Relaxed) {
+            self.ticks_inside.fetch_add(ticks, Ordering::Relaxed);
+        }
+    }
+
+    /// Whoever enters it is sampled.
+    pub(crate) fn arm_at_enter(&self) {
+        self.arm_after.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether a thread in it is sampled from the beginning.
+    pub(crate) fn arms_at_enter(&self) -> bool {
+        self.arm_after.load(Ordering::Relaxed) == 0
     }
 
     /// Adds what was counted while a thread was in the span.
@@ -287,6 +343,9 @@ impl Slot {
         self.plan.store(plan.number, Ordering::Relaxed);
         self.period_ns.store(plan.period_ns, Ordering::Relaxed);
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
+        if self.flags() & (FORCED | CHOSEN) == 0 {
+            self.arm_after.store(plan.arm_after, Ordering::Relaxed);
+        }
         // Of `SUSPECT` nobody knows why it was set.
         let change = |flags: u32| Some(flags & (!OF_PLAN | SUSPECT) | plan.flags);
         let before = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
@@ -322,6 +381,12 @@ impl Slot {
     pub(crate) fn was_told_of(&self, key: SpanKey, told: Told) -> bool {
         let before = self.told_of.load(Ordering::Relaxed);
         before >> TOLD_BITS == key.get() && before & told as u64 != 0
+    }
+
+    /// The parent's id as a number, or 0.
+    #[inline(always)]
+    pub(crate) fn raw_parent(&self) -> u64 {
+        self.parent.load(Ordering::Relaxed)
     }
 
     #[inline(always)]
@@ -394,7 +459,13 @@ mod tests {
 
     fn open() -> Slot {
         let slot = Slot::default();
-        let plan = Plan { number: 3, suspect_after: 1_000, flags: KEEP_ON_ERROR, period_ns: 5 };
+        let plan = Plan {
+            number: 3,
+            suspect_after: 1_000,
+            arm_after: 50,
+            flags: KEEP_ON_ERROR,
+            period_ns: 5,
+        };
         slot.open(RegistryId::new(9).unwrap(), SpanKey::new(77).unwrap(), 100, OWNER, &plan, None);
         slot
     }

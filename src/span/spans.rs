@@ -8,10 +8,12 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::local::{
-    ArmThreads, Part, ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched,
+    ArmThreads, ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched,
 };
+use super::recording::NEVER;
+use super::segment::Part;
 use super::slot::{
-    CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, Parent,
+    CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, Parent,
     SUSPECT, Slot, TIGHTER, WATCHED,
 };
 use super::table::SlotTable;
@@ -34,6 +36,8 @@ pub(crate) struct Spans {
     base_period_ns: AtomicU64,
     /// How much longer every period is made, times [`ONE_STRETCH`].
     stretch: AtomicU64,
+    /// The collector looks at threads less often than usual: whoever enters a first span is to wake it.
+    looks_late: AtomicBool,
     /// How often one of these two has changed.
     rate_changes: AtomicU32,
     pub(super) counters: Arc<Counters>,
@@ -47,7 +51,6 @@ pub(crate) struct Spans {
     cpu_clock_interval_old: u64,
     pub(super) usage_interval: u64,
     pub(super) look_interval: u64,
-    pub(super) retry_interval: u64,
 }
 
 /// Spans that were made, by thread.
@@ -84,10 +87,8 @@ const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(50);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a raised rate stays after the last span that needed it. A thread that has hooks at all has looked
-/// within it whether it was disarmed: less than the time after which an idle thread is.
+/// within it whether it was forgotten: less than the time after which an idle thread is.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// When a thread that got no ring asks again: others may have given theirs back.
-const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Keys a thread takes at a time, so that threads do not share a counter's cache line.
 const KEY_BLOCK: u64 = 1 << 16;
@@ -115,12 +116,12 @@ impl Spans {
             base_period_ns: AtomicU64::new(base_period_ns),
             stretch: AtomicU64::new(ONE_STRETCH),
             rate_changes: AtomicU32::new(0),
+            looks_late: AtomicBool::new(false),
             counters,
             cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
             cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
             usage_interval: clock.ticks(USAGE_INTERVAL),
             look_interval: clock.ticks(LOOK_INTERVAL),
-            retry_interval: clock.ticks(RETRY_INTERVAL),
             clock,
         }
     }
@@ -161,6 +162,20 @@ impl Spans {
         let seen = self.seen.lock();
         let threads = seen.threads.iter().map(|thread| thread.load(Ordering::Relaxed));
         seen.before + threads.sum::<u64>()
+    }
+
+    /// Whether the collector looks at threads less often than usual from now on.
+    pub(crate) fn set_looks_late(&self, looks_late: bool) {
+        self.looks_late.store(looks_late, Ordering::Relaxed);
+    }
+
+    /// This thread was in no span, and the collector does not mean to look at it soon.
+    #[cold]
+    #[inline(never)]
+    fn end_late_looks(&self, state: &ThreadState) {
+        if self.looks_late.swap(false, Ordering::Relaxed) {
+            state.source.iter().for_each(|source| source.wake_collector());
+        }
     }
 
     pub(crate) fn take_notice(&self) -> Option<Notice> {
@@ -257,23 +272,11 @@ impl Spans {
         self.watched.load(Ordering::Relaxed) > 0
     }
 
-    /// The innermost profiled span on this thread will be kept, whatever it does. False if there is none.
-    pub(crate) fn force_current(&self) -> bool {
-        self.flag_current(FORCED | SUSPECT)
-    }
-
-    fn flag_current(&self, flags: u32) -> bool {
-        let Some(state) = take(self.layer) else { return false };
-        let top = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)));
-        put(state);
-        let slot = top.and_then(|(id, key)| Some((self.table.get(id)?, key)));
-        slot.filter(|(slot, key)| slot.raw_key() == *key).map(|(slot, _)| slot.set(flags)).is_some()
-    }
-
     /// The span of that id is one that is kept whatever it does, as one of many.
     pub(crate) fn choose(&self, id: RegistryId) {
         if let Some(slot) = self.table.get(id) {
             slot.set(CHOSEN | SUSPECT);
+            slot.arm_at_enter();
         }
     }
 
@@ -344,28 +347,40 @@ impl Spans {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
             return;
         };
-        let (key, root) = (slot.raw_key(), slot.raw_root());
-        if let Some(recording) = &state.recording {
-            recording.begin_hook();
-        }
+        let key = slot.raw_key();
+        let has_turned = state.begin_hook();
         let flags = slot.flags();
         let is_old = slot.is_old();
         // Arming takes time, which is not the span's.
-        let now = self.now_settled(&mut state, is_old, flags & JUDGES_CPU != 0);
+        let is_due = has_turned || flags & JUDGES_CPU != 0;
+        let now = self.now_settled(&mut state, is_old, is_due);
         let mut now = now.max(state.settled);
         if flags & TIGHTER != 0 {
             self.raise_rate(&mut state, slot, now);
             now = now.max(state.settled);
         }
-        state.push(id, key, root, is_old, flags & JUDGES_CPU != 0, now);
+        let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
+        let mut old_at = slot.old_at(now).min(old_below);
+        let is_apart = slot.raw_parent() != below && self.is_apart(&state, slot);
+        if is_apart {
+            old_at = self.old_at_apart(&state, slot, now, old_at);
+        }
+        if old_at <= now && !state.is_armed {
+            now = self.enter_old(&mut state, slot, is_apart, now);
+        }
+        if below == 0 && self.looks_late.load(Ordering::Relaxed) {
+            self.end_late_looks(&state);
+        }
+        state.push(id, slot, is_old, flags & JUDGES_CPU != 0, now, old_at);
+        if is_apart {
+            state.note_apart();
+        }
         if slot.enter(now, state.thread) {
             state.note_nested(id);
             // On two threads at once it can run for longer than it takes.
             slot.set(SUSPECT);
         }
-        if let Some(recording) = &state.recording {
-            recording.set_span(key);
-        }
+        state.end_hook_in(key, now, old_at);
         put(state);
     }
 
@@ -402,38 +417,41 @@ impl Spans {
     #[inline(always)]
     fn exit_on(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot) {
         let Some(top) = state.top() else { return };
-        let (entered, below, unmatched_below) = (top.entered, top.key_below, top.unmatched_below);
+        let (entered, unmatched_below) = (top.entered, top.unmatched_below);
+        let (below, old_below) = (top.key_below, top.old_at_below);
         let is_judged = slot.flags() & JUDGES_CPU != 0;
         let (key, has_more) = (top.key, top.id != id.get() || top.has_more || is_judged);
-        if let Some(recording) = &state.recording {
-            recording.begin_hook();
-        }
-        let was_sampled = state.samples.load() != state.from;
+        let was_sampled = state.begin_hook() || state.samples.load() != state.from;
         // What does not need the time comes first: reading the clock holds up what is after it.
         let now = self.clock.now();
         let is_due = now >= state.deadline || !state.unresolved.has_room(id);
         if has_more || was_sampled || is_due {
-            self.exit_slowly(state, id, slot, now);
-            state.end_hook();
+            self.exit_slowly(state, id, slot, now, was_sampled);
+            state.end_hook(now);
             return;
         }
         let ticks = now.saturating_sub(entered.max(state.settled));
         state.unresolved.add(Part { id, key, ticks });
         state.pop(unmatched_below);
         slot.exit(now, now.saturating_sub(entered), state.thread);
-        if let Some(recording) = &state.recording {
-            recording.set_span(below);
-        }
+        state.end_hook_in(below, now, old_below);
     }
 
     /// The same where something was settled first, or where more is to be said of the segment than
     /// its length.
     #[inline(never)]
-    fn exit_slowly(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot, mut now: u64) {
+    fn exit_slowly(
+        &self,
+        state: &mut ThreadState,
+        id: RegistryId,
+        slot: &Slot,
+        mut now: u64,
+        was_sampled: bool,
+    ) {
         let is_old = state.top().is_some_and(|top| top.is_old);
         let has_room = state.unresolved.has_room(id);
         let is_due = self.is_due(state, is_old, now) || slot.flags() & JUDGES_CPU != 0;
-        if state.samples.load() != state.from || is_due || !has_room {
+        if was_sampled || is_due || !has_room {
             self.settle(state, now);
             now = now.max(state.settled);
         }
@@ -446,6 +464,7 @@ impl Spans {
         };
         let entered = segment.entered;
         let (is_nested, unmatched_below) = (segment.is_nested, segment.unmatched_below);
+        let is_apart = segment.is_apart;
         if segment.is_tallied && !is_nested {
             slot.count(key, &segment.tally);
         }
@@ -462,7 +481,11 @@ impl Spans {
                 }
             }
             slot.exit(now, now.saturating_sub(entered), thread);
+            if is_apart {
+                self.tell_apart(state, slot, now.saturating_sub(entered));
+            }
         }
+        state.is_new = false;
     }
 
     /// Whether the span of that id has the field by which it can say that it failed.

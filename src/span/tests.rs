@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::stats::Counters;
-use crate::sys::{Clock, Position};
+use crate::sys::{Clock, Ring};
 
 const SAMPLE: u64 = 10;
 const BASE_PERIOD: u64 = 5_000;
@@ -18,6 +18,7 @@ const MS: u64 = 1_000_000;
 struct Script {
     now: Arc<AtomicU64>,
     samples: Arc<AtomicU64>,
+    rings: Arc<Mutex<Vec<Arc<Ring>>>>,
     /// For so long the thread did not run.
     off_ns: Arc<AtomicU64>,
     period_ns: Arc<AtomicU64>,
@@ -25,16 +26,17 @@ struct Script {
 }
 
 impl ArmThreads for Script {
-    fn arm(&self, _: &Clock) -> Armed {
-        let recording = Arc::new(Recording::new(1, None, None, BASE_PERIOD, 1));
+    fn begin(&self, _: &Clock) -> Begun {
+        let first = Arc::new(Arming::none());
+        let recording = Arc::new(Recording::new(1, None, Arc::clone(&first)));
         self.recordings.lock().push(Arc::clone(&recording));
-        Armed {
-            recording: Some(recording),
-            samples: Position::number(Arc::clone(&self.samples)),
-            sample_size: SAMPLE,
-            may_retry: false,
-            source: Box::new(self.clone()),
-        }
+        Begun { recording: Some((recording, first)), source: Box::new(self.clone()) }
+    }
+
+    fn arm(&self, recording: &Recording) {
+        let ring = Arc::new(Ring::scripted(4096, SAMPLE).unwrap());
+        self.rings.lock().push(Arc::clone(&ring));
+        recording.follow(|_| Some(Arming::new(ring, BASE_PERIOD, SAMPLE, 4096)));
     }
 }
 
@@ -43,13 +45,13 @@ impl ThreadSource for Script {
         Some(self.now.load(Ordering::Relaxed) - self.off_ns.load(Ordering::Relaxed))
     }
 
-    fn usage(&mut self) -> Usage {
+    fn usage(&mut self, _: Option<&Arming>) -> Usage {
         // A page fault a sample.
         let minor_faults = self.samples.load(Ordering::Relaxed) / SAMPLE;
         Usage { minor_faults, ..Usage::default() }
     }
 
-    fn set_period_ns(&mut self, period_ns: u64) -> std::io::Result<()> {
+    fn set_period_ns(&mut self, _: &Arming, period_ns: u64) -> std::io::Result<()> {
         self.period_ns.store(period_ns, Ordering::Relaxed);
         Ok(())
     }
@@ -85,7 +87,7 @@ impl Scene {
     fn open_as(&mut self, parent: GivenParent, flags: u32, ancestry: Ancestry<'_>) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan = Plan { number: 7, flags, suspect_after: 0, period_ns: 1_000 };
+        let plan = Plan { number: 7, flags, suspect_after: 0, arm_after: 0, period_ns: 1_000 };
         self.spans.open(id, &plan, 0, parent, ancestry);
         id
     }
@@ -104,6 +106,8 @@ impl Scene {
 
     fn sample(&self, count: u64) {
         self.script.samples.fetch_add(count * SAMPLE, Ordering::Relaxed);
+        let rings = self.script.rings.lock();
+        (0..count).for_each(|_| rings.last().unwrap().move_scripted());
     }
 
     /// Time passes in which the thread does not run.
@@ -122,8 +126,8 @@ impl Scene {
 
     /// The marks so far: span, from, to.
     fn marks(&self) -> Vec<(SpanKey, u64, u64)> {
-        let recording = self.recording();
-        std::iter::from_fn(|| recording.take_mark()).map(|m| (m.span, m.from, m.to)).collect()
+        let arming = self.recording().last();
+        std::iter::from_fn(|| arming.take_mark()).map(|m| (m.span, m.from, m.to)).collect()
     }
 
     fn notices(&self) -> Vec<Notice> {
@@ -162,7 +166,7 @@ fn a_sample_belongs_to_the_innermost_span() {
     scene.sample(4);
     let (outer_key, inner_key) = (scene.key(outer), scene.key(inner));
     assert_eq!(scene.marks(), [(outer_key, 0, 10), (inner_key, 10, 30), (outer_key, 30, 60)]);
-    assert_eq!(scene.recording().stretch().span, None);
+    assert_eq!(scene.recording().span(), None);
     assert_eq!(scene.close(inner).samples, 2);
     assert_eq!(scene.close(outer).samples, 6);
 }
@@ -186,7 +190,7 @@ fn while_a_span_is_entered_its_stretch_is_open() {
     let span = scene.open();
     scene.enter(span);
     scene.sample(5);
-    let stretch = scene.recording().stretch();
+    let stretch = scene.recording().stretch(&scene.recording().last());
     assert_eq!((stretch.span, stretch.from), (Some(scene.key(span)), 0));
     assert_eq!(stretch.period_ns, BASE_PERIOD);
 }
@@ -336,7 +340,7 @@ fn spans_may_be_left_in_any_order() {
     scene.wait(10);
     scene.exit(b);
     assert_eq!(scene.marks(), [(scene.key(b), 0, 10)]);
-    assert_eq!(scene.recording().stretch().span, None);
+    assert_eq!(scene.recording().span(), None);
     assert_eq!(scene.close(a).account.on_cpu_ns, 20);
     assert_eq!(scene.close(b).account.on_cpu_ns, 20);
 }
@@ -424,7 +428,7 @@ fn a_tighter_rule_raises_the_rate_and_lets_it_sink_later() {
     assert_eq!(period(&scene), 1_000);
     scene.sample(1);
     scene.exit(tight);
-    let mark = scene.recording().take_mark().unwrap();
+    let mark = scene.recording().last().take_mark().unwrap();
     assert_eq!((mark.span, mark.period_ns), (scene.key(tight), 1_000));
     // Not at once.
     scene.enter(usual);

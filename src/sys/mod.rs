@@ -52,7 +52,8 @@ pub(crate) use platform::{
     fork_generation, has_ended, identity, kernel_symbols, loaded_modules, log_between_forks,
     look_at_filters, mapped_file, memory_file, module_generation, on_fork, open_file_limit,
     open_sample_ring, open_switch_ring, open_timer_ring, path_of_open, process_id, program_memory,
-    read_own_memory, read_own_stack, thread_cpu_ns, thread_usage, tick_ns,
+    read_own_memory, read_own_stack, stack_bounds, thread_cpu_ns, thread_usage, tick_ns,
+    unblock_timers,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};

@@ -25,8 +25,6 @@ pub(crate) struct Position {
 #[expect(dead_code, reason = "held for its lifetime, never read")]
 enum Owner {
     Nobody,
-    #[cfg(test)]
-    Number(Arc<AtomicU64>),
     Ring(Arc<Ring>),
 }
 
@@ -41,12 +39,6 @@ impl Position {
         Self { word, _owner: Owner::Nobody }
     }
 
-    /// A position kept in ordinary memory.
-    #[cfg(test)]
-    pub(crate) fn number(number: Arc<AtomicU64>) -> Self {
-        Self { word: NonNull::from(&*number), _owner: Owner::Number(number) }
-    }
-
     /// The position of `ring`: for one of the kernel's the number of bytes ever written to it.
     pub(crate) fn of_ring(ring: Arc<Ring>) -> Self {
         Self { word: ring.position_word(), _owner: Owner::Ring(ring) }
@@ -57,7 +49,7 @@ impl Position {
     pub(crate) fn load(&self) -> u64 {
         // SAFETY: `word` points into what `_owner` keeps alive (or into a static), is aligned,
         // and is only ever accessed atomically: by us here, by the kernel with a plain 64-bit
-        // store, by a test through the `Arc`.
+        // store.
         unsafe { self.word.as_ref() }.load(Ordering::Acquire)
     }
 }

@@ -49,6 +49,8 @@ pub(crate) enum WhyRefused {
     Other(i32),
     /// The settings say so.
     NotAsked,
+    /// The thread is not there any more.
+    Ended,
     /// A seccomp filter would end the process.
     Deadly,
     /// There is none of it on this system, whatever is installed or allowed.

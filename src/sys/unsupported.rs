@@ -150,6 +150,18 @@ impl Ring {
         match self.0 {}
     }
 
+    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
+        match self.0 {}
+    }
+
+    pub(crate) fn pause(&self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn position(&self) -> u64 {
+        match self.0 {}
+    }
+
     pub(crate) fn stop_timer(&self) {
         match self.0 {}
     }
@@ -174,6 +186,10 @@ impl Ring {
         match self.0 {}
     }
 
+    pub(crate) fn move_scripted(&self) {
+        match self.0 {}
+    }
+
     pub(crate) fn retire_scripted(&self) {
         match self.0 {}
     }
@@ -189,7 +205,7 @@ impl KeptOn {
     }
 }
 
-pub(crate) fn open_sample_ring(_: SampleRequest) -> Result<Ring, WhyRefused> {
+pub(crate) fn open_sample_ring(_: SampleRequest, _tid: u32) -> Result<Ring, WhyRefused> {
     Err(WhyRefused::OtherSystem)
 }
 
@@ -197,15 +213,25 @@ pub(crate) fn open_timer_ring(
     _: SampleRequest,
     _: TimerClock,
     _: &Waker,
+    _tid: u32,
+    _stack: Range<u64>,
 ) -> Result<Ring, WhyRefused> {
     Err(WhyRefused::OtherSystem)
+}
+
+pub(crate) fn unblock_timers() -> Result<(), WhyRefused> {
+    Err(WhyRefused::OtherSystem)
+}
+
+pub(crate) fn stack_bounds() -> Option<Range<u64>> {
+    None
 }
 
 pub(crate) fn tick_ns() -> Option<u64> {
     None
 }
 
-pub(crate) fn open_switch_ring(_ring_bytes: usize) -> Result<Ring, WhyRefused> {
+pub(crate) fn open_switch_ring(_ring_bytes: usize, _tid: u32) -> Result<Ring, WhyRefused> {
     Err(WhyRefused::OtherSystem)
 }
 

@@ -17,7 +17,7 @@ use cpu_time::ProcessTime;
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use tower_http::trace::TraceLayer;
-use tracing_profiling::{Builder, Handle, ProfilingLayer};
+use tracing_profiling::{Builder, Handle, ProfilingLayer, Source};
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
 
@@ -47,6 +47,23 @@ pub(crate) fn bare() {
 
 pub(crate) fn defaults() {
     with_layer(|builder| builder);
+}
+
+pub(crate) fn timer() {
+    with_layer(|builder| builder.source(Source::Timer));
+}
+
+pub(crate) fn none() {
+    with_layer(|builder| builder.source(Source::None));
+}
+
+/// Every span is sampled from its first enter.
+pub(crate) fn early() {
+    with_layer(|builder| builder.arm_after(Duration::ZERO));
+}
+
+pub(crate) fn early_timer() {
+    with_layer(|builder| builder.source(Source::Timer).arm_after(Duration::ZERO));
 }
 
 /// Each kept span is reported, and has a profile if it has a sample and the exporter can take it.

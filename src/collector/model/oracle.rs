@@ -133,6 +133,7 @@ struct Thread {
 struct Out {
     since_ns: u64,
     preempted: bool,
+    is_recorded: bool,
     was_seen: bool,
 }
 
@@ -225,6 +226,13 @@ impl Oracle {
         self.threads[thread].is_armed
     }
 
+    /// The threads that are sampled now.
+    pub(super) fn set_armed(&mut self, armed: [bool; THREADS]) {
+        for (thread, is_armed) in self.threads.iter_mut().zip(armed) {
+            thread.is_armed = is_armed;
+        }
+    }
+
     /// Nothing is left to tell.
     pub(super) fn is_done(&self) -> bool {
         self.epochs.is_empty() && self.spans.iter().all(|span| !span.is_open)
@@ -252,7 +260,6 @@ impl Oracle {
                 let is_profiled = self.spans[span].kind.is_profiled();
                 let thread = &mut self.threads[thread];
                 thread.entered.push(span);
-                thread.is_armed |= is_profiled;
                 thread.has_wait_to_tell &= !is_profiled;
             }
             Step::Exit { thread, span } => self.leave(thread, span),
@@ -304,10 +311,15 @@ impl Oracle {
             Step::SwitchOut { thread, preempted } => {
                 let thread = &mut self.threads[thread];
                 self.switches.push(Switch { entered: thread.entered.clone(), preempted });
-                thread.out = Some(Out { since_ns: self.now_ns, preempted, was_seen: false });
+                thread.out = Some(Out {
+                    since_ns: self.now_ns,
+                    preempted,
+                    is_recorded: thread.is_armed && self.has_switches,
+                    was_seen: false,
+                });
             }
             Step::SwitchIn { thread } => self.switch_in(thread),
-            Step::Round { flush, disarm } => return self.round(flush, disarm),
+            Step::Round { flush, .. } => return self.round(flush),
             Step::EndThread { thread } => self.threads[thread] = Thread::default(),
         }
         Vec::new()
@@ -457,7 +469,7 @@ impl Oracle {
         });
     }
 
-    fn round(&mut self, flush: bool, disarm: bool) -> Vec<Told> {
+    fn round(&mut self, flush: bool) -> Vec<Told> {
         let mut told = Vec::new();
         for epoch in std::mem::take(&mut self.epochs) {
             let is_ripe = self.now_ns - epoch.since_ns >= LINGER_NS;
@@ -472,14 +484,13 @@ impl Oracle {
                 self.epochs.push(epoch);
             }
         }
-        let (now_ns, has_switches) = (self.now_ns, self.has_switches);
+        let now_ns = self.now_ns;
         for thread in 0..THREADS {
             let is_inside = self.innermost_profiled(&self.threads[thread].entered).is_some();
             let thread = &mut self.threads[thread];
-            thread.is_armed &= !disarm || is_inside;
             if let Some(out) = &mut thread.out {
                 let is_long = now_ns - out.since_ns >= SHORTEST_WAIT_NS;
-                out.was_seen |= is_long && is_inside && !out.preempted && has_switches;
+                out.was_seen |= is_long && is_inside && !out.preempted && out.is_recorded;
             }
         }
         told

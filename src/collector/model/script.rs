@@ -198,9 +198,20 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A whole script, and whether the source records context switches.
-pub(super) fn script() -> impl Strategy<Value = (Vec<Op>, bool)> {
-    (prop::collection::vec(op(), 1..100), prop::bool::weighted(0.75))
+/// A whole script, and how it is played.
+pub(super) fn script() -> impl Strategy<Value = (Vec<Op>, Ways)> {
+    let ways = (prop::bool::weighted(0.75), prop::bool::weighted(0.5))
+        .prop_map(|(has_switches, is_late)| Ways { has_switches, is_late });
+    (prop::collection::vec(op(), 1..100), ways)
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ways {
+    /// The source records context switches.
+    pub(super) has_switches: bool,
+    /// Threads are armed by the collector that finds them in a span, and let go of as soon as it finds them in
+    /// none; else they arm themselves, and stay so.
+    pub(super) is_late: bool,
 }
 
 /// One thing that happens, as it is played. Spans are numbered as they are opened.

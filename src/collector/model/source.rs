@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use super::script::THREADS;
 use crate::sampler::Sampler;
-use crate::span::{ArmThreads, Armed, Recording, ThreadSource, Usage};
-use crate::sys::{Clock, Position, Ring};
+use crate::span::{ArmThreads, Arming, Begun, Recording, ThreadSource, Usage};
+use crate::sys::{Clock, Ring};
 
 /// By how much hooks see a sample move the position.
 const STEP: u64 = 64;
@@ -51,13 +51,12 @@ struct Thread {
     off_ns: u64,
     /// Since when it is switched out.
     out_ns: Option<u64>,
+    recording: Option<Arc<Recording>>,
     armed: Option<Rings>,
 }
 
 #[derive(Debug)]
 struct Rings {
-    recording: Arc<Recording>,
-    tid: u32,
     samples: Arc<Ring>,
     switches: Option<Arc<Ring>>,
     period_ns: u64,
@@ -82,9 +81,10 @@ impl Scripted {
         let thread = &mut threads[thread];
         thread.samples += 1;
         let rings = thread.armed.as_ref().unwrap();
+        let tid = thread.recording.as_ref().unwrap().tid;
         let mut words = vec![
             0,
-            u64::from(rings.tid) << 32 | u64::from(std::process::id()),
+            u64::from(tid) << 32 | u64::from(std::process::id()),
             self.0.now.load(Ordering::Relaxed),
             2,
         ];
@@ -122,13 +122,25 @@ impl Scripted {
         thread.write_switch(0, now);
     }
 
+    /// Whether that thread is sampled.
+    pub(super) fn is_armed(&self, thread: usize) -> bool {
+        self.0.threads.lock()[thread].armed.is_some()
+    }
+
     /// The threads whose recording is over: the next round gives their rings back.
     pub(super) fn over(&self) -> Vec<usize> {
+        self.threads_whose(|recording| recording.is_over())
+    }
+
+    /// The threads that are not sampled any more, whatever they look at.
+    pub(super) fn let_go(&self) -> Vec<usize> {
+        self.threads_whose(|recording| recording.last().ring.is_none())
+    }
+
+    fn threads_whose(&self, is: impl Fn(&Recording) -> bool) -> Vec<usize> {
         let threads = self.0.threads.lock();
-        let is_over = |thread: &usize| {
-            threads[*thread].armed.as_ref().is_some_and(|rings| rings.recording.is_over())
-        };
-        (0..THREADS).filter(is_over).collect()
+        let is = |thread: &usize| threads[*thread].recording.as_ref().is_some_and(|one| is(one));
+        (0..THREADS).filter(is).collect()
     }
 
     /// The rings of that thread were given back.
@@ -154,37 +166,40 @@ impl Thread {
 }
 
 impl ArmThreads for Scripted {
-    fn arm(&self, _: &Clock) -> Armed {
+    fn begin(&self, _: &Clock) -> Begun {
         let shared = &*self.0;
-        let open = |step| Arc::new(Ring::scripted(RING_BYTES, step).unwrap());
-        let samples = open(STEP);
-        let switches = shared.has_switches.then(|| open(SWITCH_STEP));
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
-        let recording = Arc::new(Recording::new(
-            tid,
-            Some(Arc::clone(&samples)),
-            switches.clone(),
-            BASE_PERIOD_NS,
-            SAMPLE_BYTES,
-        ));
+        let first = Arc::new(Arming::none());
+        let recording = Arc::new(Recording::new(tid, None, Arc::clone(&first)));
         let number = THREAD.get();
-        let mut threads = shared.threads.lock();
-        let thread = &mut threads[number];
-        thread.armed = Some(Rings {
-            recording: Arc::clone(&recording),
-            tid,
-            samples: Arc::clone(&samples),
-            switches,
-            period_ns: BASE_PERIOD_NS,
-        });
+        shared.threads.lock()[number].recording = Some(Arc::clone(&recording));
         shared.sampler.add_scripted(Arc::clone(&recording));
-        Armed {
-            recording: Some(recording),
-            samples: Position::of_ring(samples),
-            sample_size: STEP,
-            may_retry: false,
-            source: Box::new(ScriptedThread { number, scripted: self.clone() }),
-        }
+        let source = Box::new(ScriptedThread { number, scripted: self.clone() });
+        Begun { recording: Some((recording, first)), source }
+    }
+
+    fn arm(&self, recording: &Recording) {
+        let shared = &*self.0;
+        let is_thread = |thread: &&mut Thread| {
+            thread.recording.as_ref().is_some_and(|one| one.tid == recording.tid)
+        };
+        recording.follow(|last| {
+            let open = |step| Arc::new(Ring::scripted(RING_BYTES, step).unwrap());
+            let samples = open(STEP);
+            let switches = shared.has_switches.then(|| open(SWITCH_STEP));
+            let mut threads = shared.threads.lock();
+            let thread = threads.iter_mut().find(is_thread)?;
+            assert!(last.ring.is_none(), "armed twice");
+            thread.armed = Some(Rings {
+                samples: Arc::clone(&samples),
+                switches: switches.clone(),
+                period_ns: BASE_PERIOD_NS,
+            });
+            let arming = Arming::new(samples, BASE_PERIOD_NS, STEP, SAMPLE_BYTES);
+            let arming = arming.with_switches(switches);
+            shared.sampler.count_sampled(&arming);
+            Some(arming)
+        });
     }
 }
 
@@ -202,7 +217,7 @@ impl ThreadSource for ScriptedThread {
         Some(shared.now.load(Ordering::Relaxed) - off_ns)
     }
 
-    fn usage(&mut self) -> Usage {
+    fn usage(&mut self, _: Option<&Arming>) -> Usage {
         let threads = self.scripted.0.threads.lock();
         let thread = &threads[self.number];
         Usage {
@@ -214,7 +229,7 @@ impl ThreadSource for ScriptedThread {
         }
     }
 
-    fn set_period_ns(&mut self, period_ns: u64) -> std::io::Result<()> {
+    fn set_period_ns(&mut self, _: &Arming, period_ns: u64) -> std::io::Result<()> {
         let mut threads = self.scripted.0.threads.lock();
         let rings = threads[self.number].armed.as_mut();
         rings.map(|rings| rings.period_ns = period_ns).ok_or(std::io::ErrorKind::NotFound.into())

@@ -90,7 +90,7 @@ fn rules() -> Rules {
 const TIGHT_PERIOD_NS: u64 = 1_000_000;
 
 /// What [`Builder::build`](crate::Builder::build) does for the same rules.
-fn plan(keep: &Keep) -> Plan {
+fn plan(keep: &Keep, is_late: bool) -> Plan {
     let threshold = keep.latency().map(|latency| latency.as_nanos() as u64);
     let is_tight = threshold == Kind::Tight.threshold();
     let tighter = if is_tight { TIGHTER } else { 0 };
@@ -98,6 +98,8 @@ fn plan(keep: &Keep) -> Plan {
     Plan {
         number: 0,
         flags: tighter | on_error,
+        // Less than any time that passes.
+        arm_after: u64::from(is_late),
         suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
         period_ns: if is_tight { TIGHT_PERIOD_NS } else { BASE_PERIOD_NS },
     }
@@ -168,6 +170,7 @@ impl Stage {
     /// `subscriber` makes one of the layer.
     pub(super) fn new(
         has_switches: bool,
+        is_late: bool,
         subscriber: impl FnOnce(Arc<Engine>) -> Dispatch,
     ) -> Self {
         let now = Arc::new(AtomicU64::new(START_NS));
@@ -179,6 +182,7 @@ impl Stage {
             stack_bytes: 1024,
             period: None,
             waits: true,
+            arm_after: Some(Duration::ZERO),
         };
         let request = SampleRequest {
             period_ns: BASE_PERIOD_NS,
@@ -189,6 +193,7 @@ impl Stage {
             position_step: 0,
         };
         let sampler = Sampler::new(settings, request, &poller.waker(), Arc::clone(&counters));
+        let engine_source = sampler.clone();
         let scripted = Scripted::new(Arc::clone(&now), sampler.clone(), has_switches);
         let clock = Clock::by_hand(Arc::clone(&now));
         let source = Box::new(scripted.clone());
@@ -199,7 +204,7 @@ impl Stage {
             spans: Spans::new(clock, source, BASE_PERIOD_NS, Arc::clone(&counters)),
             callsites: Callsites::new(
                 rules(),
-                Box::new(|keep, _, _| plan(keep)),
+                Box::new(move |keep, _, _| plan(keep, is_late)),
                 Arc::clone(&counters),
             ),
             keeper: Keeper::by_hand(many, Arc::clone(&now)),
@@ -228,6 +233,8 @@ impl Stage {
             symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },
         });
         collector.idle = Duration::MAX;
+        (collector.hold, collector.own_hold) = (Duration::ZERO, Duration::MAX);
+        engine_source.set_scripted(Box::new(scripted.clone()));
         let dispatch = subscriber(Arc::clone(&engine));
         let workers = std::array::from_fn(|number| Some(Worker::start(number, &dispatch)));
         Self {
@@ -247,6 +254,11 @@ impl Stage {
 
     pub(super) fn period_ns(&self, thread: usize) -> u64 {
         self.scripted.period_ns(thread)
+    }
+
+    /// The threads that are sampled.
+    pub(super) fn armed(&self) -> [bool; THREADS] {
+        std::array::from_fn(|thread| self.scripted.is_armed(thread))
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -315,7 +327,8 @@ impl Stage {
                 self.collector.idle = if disarm { Duration::ZERO } else { Duration::MAX };
                 let over = self.scripted.over();
                 assert!(self.collector.do_rounds());
-                over.into_iter().for_each(|thread| self.scripted.retire(thread));
+                let gone = over.into_iter().chain(self.scripted.let_go());
+                gone.for_each(|thread| self.scripted.retire(thread));
                 return self.told();
             }
             Step::EndThread { thread } => {

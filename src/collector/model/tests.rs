@@ -9,7 +9,7 @@ use tracing::Dispatch;
 use tracing_subscriber::layer::SubscriberExt;
 
 use super::oracle::{Oracle, Place, Times, Told, ToldSpan};
-use super::script::{Kind, Op, Step, THREADS, Under, script};
+use super::script::{Kind, Op, Step, THREADS, Under, Ways, script};
 use super::stage::Stage;
 use crate::control::Control;
 use crate::layer::ProfilingLayer;
@@ -64,8 +64,8 @@ struct Play {
 }
 
 impl Play {
-    fn new(has_switches: bool) -> Self {
-        let stage = Stage::new(has_switches, |engine| {
+    fn new(Ways { has_switches, is_late }: Ways) -> Self {
+        let stage = Stage::new(has_switches, is_late, |engine| {
             Dispatch::new(
                 tracing_subscriber::registry()
                     .with(ProfilingLayer::new(Control::of_engine(engine))),
@@ -189,6 +189,13 @@ impl Play {
     }
 
     fn step(&mut self, step: &Step) -> Result<(), String> {
+        let armed = self.stage.armed();
+        if let Step::Sample { thread, .. } = step
+            && !armed[*thread]
+        {
+            return Ok(());
+        }
+        self.oracle.set_armed(armed);
         _ = writeln!(self.story, "{step}");
         let period_ns = match step {
             Step::Sample { thread, .. } => self.stage.period_ns(*thread),
@@ -263,8 +270,8 @@ fn without_bounds(told: Times, truth: &Times) -> Times {
     told
 }
 
-fn play(ops: &[Op], has_switches: bool) -> Result<Reached, String> {
-    let mut play = Play::new(has_switches);
+fn play(ops: &[Op], ways: Ways) -> Result<Reached, String> {
+    let mut play = Play::new(ways);
     let result = ops.iter().try_for_each(|op| play.op(op)).and_then(|()| play.end());
     let Play { reached, stage, story, .. } = play;
     stage.end();
@@ -281,8 +288,8 @@ fn all_scripts_are_told_as_the_model_tells_them() {
     let cases = cases.unwrap_or(CASES);
     let reached = RefCell::new(Reached::default());
     let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let result = TestRunner::new(config).run(&script(), |(ops, has_switches)| {
-        let Reached(here) = play(&ops, has_switches).map_err(TestCaseError::fail)?;
+    let result = TestRunner::new(config).run(&script(), |(ops, ways)| {
+        let Reached(here) = play(&ops, ways).map_err(TestCaseError::fail)?;
         let Reached(all) = &mut *reached.borrow_mut();
         here.into_iter().for_each(|(what, count)| *all.entry(what).or_default() += count.min(1));
         Ok(())
@@ -297,7 +304,8 @@ fn all_scripts_are_told_as_the_model_tells_them() {
 
 fn must_be_told_alike(ops: &[Op]) {
     if crate::sys::Ring::scripted(4096, 1).is_ok() {
-        play(ops, true).unwrap_or_else(|what| panic!("{what}"));
+        play(ops, Ways { has_switches: true, is_late: false })
+            .unwrap_or_else(|what| panic!("{what}"));
     }
 }
 

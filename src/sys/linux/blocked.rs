@@ -131,11 +131,15 @@ fn read_pages(address: u64, into: &mut [u8]) -> io::Result<usize> {
 
 /// The time that a thread of ours ran on a CPU, in nanoseconds; `None` if it has ended.
 pub(crate) fn cpu_ns_of(tid: u32) -> Option<u64> {
-    // The number of a thread's CPU clock, as `pthread_getcpuclockid` makes it: a `pthread_t` would
-    // have to be known to be alive.
+    super::clock::read_cpu(cpu_clock_of(tid))
+}
+
+/// The number of a thread's CPU clock, as `pthread_getcpuclockid` makes it: a `pthread_t` would have to be
+/// known to be alive.
+pub(super) fn cpu_clock_of(tid: u32) -> i32 {
     const OF_A_THREAD: i32 = 4;
     const SCHEDULER_TIME: i32 = 2;
-    super::clock::read_cpu(!tid.cast_signed() << 3 | OF_A_THREAD | SCHEDULER_TIME)
+    !tid.cast_signed() << 3 | OF_A_THREAD | SCHEDULER_TIME
 }
 
 #[cfg(test)]

@@ -53,4 +53,4 @@ pub(crate) use signal::with_signals_blocked;
 pub(crate) use thread::{
     address_space_left, current_tid, has_ended, open_file_limit, process_id, thread_usage,
 };
-pub(crate) use timer::open_timer_ring;
+pub(crate) use timer::{open_timer_ring, stack_bounds, unblock_timers};

@@ -1,4 +1,4 @@
-//! Opening perf events on the calling thread.
+//! Opening perf events on threads of this process.
 #![allow(unsafe_code, reason = "calls perf_event_open and its ioctls")]
 
 use std::io;
@@ -12,6 +12,7 @@ use perf_event_open_sys::bindings::{
 
 use super::calls::may;
 use super::ring::Ring;
+use super::thread::current_tid;
 use crate::sys::types::{SampleRequest, Unusual, WhyRefused};
 
 impl WhyRefused {
@@ -22,6 +23,7 @@ impl WhyRefused {
                 Self::NotSupported
             }
             Some(libc::EMFILE | libc::ENFILE) => Self::NoFiles,
+            Some(libc::ESRCH) => Self::Ended,
             other => Self::Other(other.unwrap_or(0)),
         }
     }
@@ -45,13 +47,13 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
     | 1 << bindings::PERF_REG_ARM64_SP
     | 1 << bindings::PERF_REG_ARM64_PC;
 
-/// Samples the calling thread by the time it spends on a CPU.
+/// What samples the thread of that number by the time it spends on a CPU, once it is started.
 ///
 /// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW`), user registers and the top of
 /// the user stack, and where that is allowed of the call chain in the kernel; see `sampler::record`
 /// for its layout.
-pub(crate) fn open_sample_ring(request: SampleRequest) -> Result<Ring, WhyRefused> {
-    let event = open(&mut sampling(request), CALLING_THREAD)?;
+pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<Ring, WhyRefused> {
+    let event = open(&mut sampling(request), tid)?;
     let ring = Ring::map(event, request.ring_bytes).map_err(|error| WhyRefused::of_map(&error))?;
     Ok(ring.with_kernel_chains(request.in_kernel))
 }
@@ -69,26 +71,28 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
         attr.sample_type |= u64::from(PERF_SAMPLE_CALLCHAIN);
         attr.set_exclude_callchain_user(1);
     }
+    attr.set_disabled(1);
     attr.set_watermark(1);
     // Nobody polls the event's file.
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
     attr
 }
 
-/// Records when the calling thread is switched off a CPU and back on.
+/// What records when the thread of that number is switched off a CPU and back on, once it is started.
 ///
 /// An event of its own with a ring of its own, `ring_bytes` long: in the ring of the samples these
 /// records would move the position without a sample. Works for an unprivileged user.
-pub(crate) fn open_switch_ring(ring_bytes: usize) -> Result<Ring, WhyRefused> {
+pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<Ring, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.sample_type = u64::from(PERF_SAMPLE_TIME);
     attr.set_exclude_kernel(1);
     attr.set_context_switch(1);
+    attr.set_disabled(1);
     attr.set_sample_id_all(1);
     // Nobody waits for this ring: the collector reads it when it next comes by.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    let event = open(&mut attr, CALLING_THREAD)?;
+    let event = open(&mut attr, tid)?;
     Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
 }
 
@@ -100,7 +104,7 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<Ring, WhyRefuse
     attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
     attr.sample_regs_user = REGISTERS;
     attr.__bindgen_anon_1.sample_period = 1;
-    let event = open(&mut attr, CALLING_THREAD)?;
+    let event = open(&mut attr, current_tid())?;
     Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
 }
 
@@ -120,7 +124,7 @@ impl KeptOn {
         let mut attr = software(PERF_COUNT_SW_DUMMY);
         attr.set_exclude_kernel(1);
         attr.set_disabled(1);
-        Ok(Self { _event: open(&mut attr, CALLING_THREAD)? })
+        Ok(Self { _event: open(&mut attr, current_tid())? })
     }
 }
 
@@ -137,9 +141,7 @@ fn software(config: u32) -> perf_event_attr {
     attr
 }
 
-const CALLING_THREAD: i32 = 0;
-
-fn open(attr: &mut perf_event_attr, thread: i32) -> Result<Event, WhyRefused> {
+fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
     if !may(Unusual::PerfEventOpen) {
         return Err(WhyRefused::Deadly);
     }
@@ -150,7 +152,7 @@ fn open(attr: &mut perf_event_attr, thread: i32) -> Result<Event, WhyRefused> {
     let event = unsafe {
         perf_event_open_sys::perf_event_open(
             attr,
-            thread,
+            tid.cast_signed(),
             ANY_CPU,
             NO_GROUP,
             u64::from(PERF_FLAG_FD_CLOEXEC),
@@ -212,7 +214,20 @@ pub(super) fn set_event_period(event: BorrowedFd<'_>, period_ns: u64) -> io::Res
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Who may open no event may not change one either.
+fn may_change() -> io::Result<()> {
+    if may(Unusual::PerfEventOpen) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
+pub(super) fn enable_event(event: BorrowedFd<'_>) -> io::Result<()> {
+    may_change()?;
+    // SAFETY: an ioctl without an argument, on an event of ours.
+    let result = unsafe { perf_event_open_sys::ioctls::ENABLE(event.as_raw_fd(), 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 pub(super) fn disable_event(event: BorrowedFd<'_>) -> io::Result<()> {
+    may_change()?;
     // SAFETY: an ioctl without an argument, on an event of ours.
     let result = unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

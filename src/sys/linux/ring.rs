@@ -7,17 +7,19 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::perf::{Event, disable_event, set_event_period};
+use super::blocked::cpu_ns_of;
+use super::perf::{Event, disable_event, enable_event, set_event_period};
 use super::poll::Wakeups;
 use super::sink::{Sink, SinkMemory};
 use super::thread::process_id;
 use super::timer::Timer;
+use crate::sys::types::WhyRefused;
 
 /// A perf event and its ring: a page of counters, then a power of two of pages of records.
 ///
@@ -35,6 +37,8 @@ pub(crate) struct Ring {
     /// See [`take_foreign`](Self::take_foreign).
     foreign: AtomicU64,
     has_kernel_chains: bool,
+    /// A handler may still write here: it did not come to its end.
+    is_in_use: AtomicBool,
     /// What a handler wakes that has filled it to its mark.
     wakes: Option<Arc<Wakeups>>,
 }
@@ -51,10 +55,10 @@ enum RingWriter {
 unsafe impl Send for Ring {}
 // SAFETY: what may be called from several threads at once does one of three things with the mapping. It
 // loads or stores single words, atomically (`head`, `tail`, `release_to`, `copy`,
-// `position_word`, `sink`, whose fields that change are atomics): a value
+// `position`, `position_word`, `sink`, whose fields that change are atomics): a value
 // that comes at the wrong time is a wrong position, which the parser doubts, and never a wrong address. It
-// does so with the writer locked (`set_timer`, `take_foreign`, `has_lost_signal`, `stop_timer`,
-// `set_period_ns`, `retire`). Or it exchanges its pages as a
+// does so with the writer locked (`set_timer`, `take_foreign`, `has_lost_signal`, `start`, `pause`,
+// `stop_timer`, `set_period_ns`, `retire`). Or it exchanges its pages as a
 // whole while all addresses stay mapped and readable (`retire`, `empty`). All other fields do not change.
 unsafe impl Sync for Ring {}
 
@@ -85,6 +89,7 @@ impl Ring {
             is_of_kernel: true,
             foreign: AtomicU64::new(0),
             has_kernel_chains: false,
+            is_in_use: AtomicBool::new(false),
             wakes: None,
         })
     }
@@ -124,6 +129,7 @@ impl Ring {
             is_of_kernel: false,
             foreign: AtomicU64::new(0),
             has_kernel_chains: false,
+            is_in_use: AtomicBool::new(false),
             wakes,
         };
         // SAFETY: a part of the mapping just made.
@@ -177,8 +183,41 @@ impl Ring {
         }
     }
 
-    /// Ends the sampling of a thread by a timer; what is in the ring stays there. The thread must
-    /// have done this itself before it gives up its share of the ring.
+    /// What fills it begins, or goes on.
+    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
+        let why = |error: io::Error| WhyRefused::Other(error.raw_os_error().unwrap_or(0));
+        match &*self.writer.lock() {
+            Some(RingWriter::Event(event)) => event.file().and_then(enable_event).map_err(why),
+            Some(RingWriter::Timer(timer)) => {
+                // SAFETY: written before the timer was made, and valid as long as the ring.
+                let sink = unsafe { self.sink().as_ref() };
+                // What the thread has run for until now is nobody's.
+                let cpu_ns = cpu_ns_of((sink.ids >> 32) as u32).unwrap_or(0);
+                sink.cpu_ns.store(cpu_ns, Ordering::Relaxed);
+                timer
+                    .set_period_ns(sink.period_ns.load(Ordering::Relaxed))
+                    .map_err(WhyRefused::Other)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What fills it stops, until it is started again.
+    pub(crate) fn pause(&self) {
+        match &*self.writer.lock() {
+            Some(RingWriter::Event(event)) => _ = event.file().and_then(disable_event),
+            Some(RingWriter::Timer(timer)) => _ = timer.set_period_ns(0),
+            None => {}
+        }
+    }
+
+    /// The position that hooks see now.
+    pub(crate) fn position(&self) -> u64 {
+        // SAFETY: mapped until `drop`, aligned, and written with one 64-bit store.
+        unsafe { self.position_word().as_ref() }.load(Ordering::Acquire)
+    }
+
+    /// Ends the sampling of a thread by a timer; what is in the ring stays there.
     pub(crate) fn stop_timer(&self) {
         if self.process != process_id() {
             return;
@@ -186,7 +225,15 @@ impl Ring {
         let mut writer = self.writer.lock();
         if let Some(RingWriter::Timer(timer)) = &*writer {
             self.foreign.fetch_add(timer.take_foreign(), Ordering::Relaxed);
-            *writer = None;
+            self.end_writer(&mut writer);
+        }
+    }
+
+    fn end_writer(&self, writer: &mut Option<RingWriter>) {
+        if let Some(RingWriter::Timer(timer)) = writer.take()
+            && !timer.end()
+        {
+            self.is_in_use.store(true, Ordering::Relaxed);
         }
     }
 
@@ -410,14 +457,17 @@ impl Drop for Ring {
             return;
         }
         // First who writes there.
-        drop(self.writer.lock().take());
+        self.end_writer(&mut self.writer.lock());
+        if self.is_in_use.load(Ordering::Relaxed) {
+            std::mem::forget(self.wakes.take());
+            return;
+        }
         let guards = if self.is_of_kernel { 0 } else { self.page_size };
         let start = self.base.as_ptr().wrapping_sub(guards);
         let length = self.page_size + self.data_size + 2 * guards;
         // SAFETY: the range was mapped by `map` or `of_ours`, is unmapped only here, and nobody
         // holds a pointer into it but through this ring, which is going away. That goes for the
-        // signal handler too: it runs on the ring's own thread, which gives up its share of the ring
-        // itself (see `sampler::timer`), so no handler is under way, and a later one finds no ring.
+        // signal handler too: none is under way (see `Timer::end`), and a later one finds no ring.
         let unmapped = unsafe { rustix::mm::munmap(start.cast(), length) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

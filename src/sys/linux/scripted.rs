@@ -47,6 +47,12 @@ impl Ring {
         true
     }
 
+    /// Moves the position as a sample does, of which nobody reads the record.
+    pub(crate) fn move_scripted(&self) {
+        let sink = self.scripted_sink();
+        sink.position.fetch_add(sink.step, Ordering::Release);
+    }
+
     /// What is left of a ring of the kernel's that was [retired](Self::retire): zeros.
     pub(crate) fn retire_scripted(&self) {
         self.scripted_sink().position.store(0, Ordering::Release);

@@ -9,9 +9,11 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use super::blocked::cpu_clock_of;
 use super::calls::may;
 use super::clock::{monotonic_raw_ns, thread_cpu_ns};
 use super::poll::Waker;
@@ -35,6 +37,8 @@ struct Target {
     stack_high: AtomicU64,
     /// Signals that found their thread on another stack than its own.
     foreign: AtomicU64,
+    /// Handlers that may have the sink.
+    busy: AtomicU32,
 }
 
 const A_CHUNK: usize = 64;
@@ -71,6 +75,7 @@ impl Target {
             stack_low: AtomicU64::new(0),
             stack_high: AtomicU64::new(0),
             foreign: AtomicU64::new(0),
+            busy: AtomicU32::new(0),
         }
     }
 
@@ -100,7 +105,7 @@ impl Target {
     /// Only for who has taken it.
     fn set(&self, sink: *mut Sink, stack: Range<u64>) {
         self.version.fetch_add(1, Ordering::Relaxed);
-        std::sync::atomic::fence(Ordering::Release);
+        fence(Ordering::Release);
         self.sink.store(sink, Ordering::Relaxed);
         self.stack_low.store(stack.start, Ordering::Relaxed);
         self.stack_high.store(stack.end, Ordering::Relaxed);
@@ -113,13 +118,13 @@ impl Target {
         let sink = NonNull::new(self.sink.load(Ordering::Relaxed))?;
         let low = self.stack_low.load(Ordering::Relaxed);
         let high = self.stack_high.load(Ordering::Relaxed);
-        std::sync::atomic::fence(Ordering::Acquire);
+        fence(Ordering::Acquire);
         let is_whole = before & 1 == 0 && self.version.load(Ordering::Relaxed) == before;
         is_whole.then_some((sink, low..high))
     }
 }
 
-/// A timer that samples the thread it was made on.
+/// A timer that samples a thread.
 #[derive(Debug)]
 pub(super) struct Timer {
     id: libc::timer_t,
@@ -130,21 +135,32 @@ pub(super) struct Timer {
 // SAFETY: a timer belongs to the process; any thread may set and delete it.
 unsafe impl Send for Timer {}
 
-/// Samples the calling thread by a timer. Each sample is a record as perf would write it.
+/// Lets the signals of timers come to the calling thread.
+pub(crate) fn unblock_timers() -> Result<(), WhyRefused> {
+    unblock(signal_of_timers()?);
+    Ok(())
+}
+
+/// The signal that they send. To choose one makes a timer.
+fn signal_of_timers() -> Result<c_int, WhyRefused> {
+    let calls = [Unusual::TimerCreate, Unusual::TimerSettime, Unusual::TimerDelete];
+    if calls.into_iter().all(may) { signal_for(handle) } else { Err(WhyRefused::Deadly) }
+}
+
+/// What samples the thread of that number and with that stack once it is started, if it does not
+/// [block](unblock_timers) the signal. Each sample is a record as perf would write it.
 pub(crate) fn open_timer_ring(
     request: SampleRequest,
     clock: TimerClock,
     waker: &Waker,
+    tid: u32,
+    stack: Range<u64>,
 ) -> Result<Ring, WhyRefused> {
-    if ![Unusual::TimerCreate, Unusual::TimerSettime, Unusual::TimerDelete].into_iter().all(may) {
-        return Err(WhyRefused::Deadly);
-    }
     // The handler reads the thread's CPU clock at each signal of such a timer.
     if clock == TimerClock::Monotonic && !may(Unusual::ClockGettime) {
         return Err(WhyRefused::Deadly);
     }
-    let signal = signal_for(handle)?;
-    let stack = stack_bounds().ok_or(WhyRefused::Other(libc::EINVAL))?;
+    let signal = signal_of_timers()?;
     let ring = Ring::of_ours(request.ring_bytes, waker.wakeups());
     let ring = ring.map_err(|_| WhyRefused::NoMemory)?;
     let sink = ring.sink();
@@ -158,15 +174,15 @@ pub(crate) fn open_timer_ring(
             wake_after_bytes: u64::from(request.wake_after_bytes),
             wakes: ring.wakes(),
             period_ns: AtomicU64::new(request.period_ns),
-            ids: u64::from(current_tid()) << 32 | u64::from(super::process_id()),
+            ids: u64::from(tid) << 32 | u64::from(super::process_id()),
             counts_cpu: clock == TimerClock::Monotonic,
-            cpu_ns: AtomicU64::new(thread_cpu_ns().unwrap_or(0)),
+            cpu_ns: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             position: AtomicU64::new(0),
             step: request.position_step,
         });
     }
-    let id = match create(signal, clock, TAG | u64::from(number)) {
+    let id = match create(signal, clock, tid, TAG | u64::from(number)) {
         Ok(id) => id,
         Err(why) => {
             lock_targets().free.push(number);
@@ -174,15 +190,16 @@ pub(crate) fn open_timer_ring(
         }
     };
     target.set(sink.as_ptr(), stack);
-    // From here on the target is given back with the timer.
-    let timer = Timer { id, number, signal };
-    unblock(signal);
-    timer.set_period_ns(request.period_ns).map_err(WhyRefused::Other)?;
-    ring.set_timer(timer);
+    ring.set_timer(Timer { id, number, signal });
     Ok(ring)
 }
 
-fn create(signal: c_int, clock: TimerClock, value: u64) -> Result<libc::timer_t, WhyRefused> {
+fn create(
+    signal: c_int,
+    clock: TimerClock,
+    tid: u32,
+    value: u64,
+) -> Result<libc::timer_t, WhyRefused> {
     let mut event = MaybeUninit::<libc::sigevent>::zeroed();
     let pointer = event.as_mut_ptr();
     // SAFETY: writes fields of a structure of ours; all zeros is a valid rest.
@@ -190,10 +207,10 @@ fn create(signal: c_int, clock: TimerClock, value: u64) -> Result<libc::timer_t,
         (*pointer).sigev_value = libc::sigval { sival_ptr: value as *mut c_void };
         (*pointer).sigev_signo = signal;
         (*pointer).sigev_notify = libc::SIGEV_THREAD_ID;
-        (*pointer).sigev_notify_thread_id = current_tid() as c_int;
+        (*pointer).sigev_notify_thread_id = tid.cast_signed();
     }
     let clock = match clock {
-        TimerClock::Cpu => libc::CLOCK_THREAD_CPUTIME_ID,
+        TimerClock::Cpu => cpu_clock_of(tid),
         TimerClock::Monotonic => libc::CLOCK_MONOTONIC,
     };
     let mut id: libc::timer_t = std::ptr::null_mut();
@@ -205,6 +222,8 @@ fn create(signal: c_int, clock: TimerClock, value: u64) -> Result<libc::timer_t,
         // Each timer takes one of the signals that a user may have pending.
         libc::EAGAIN => WhyRefused::NoTimers,
         libc::ENOSYS | libc::EPERM | libc::EACCES => WhyRefused::NotAllowed,
+        // All else that could be invalid is ours.
+        libc::ESRCH | libc::EINVAL => WhyRefused::Ended,
         other => WhyRefused::Other(other),
     })
 }
@@ -212,6 +231,9 @@ fn create(signal: c_int, clock: TimerClock, value: u64) -> Result<libc::timer_t,
 impl Timer {
     /// Begins anew with that time between signals. The error is an errno.
     pub(super) fn set_period_ns(&self, period_ns: u64) -> Result<(), i32> {
+        if !may(Unusual::TimerSettime) {
+            return Err(libc::EPERM);
+        }
         let period = libc::timespec {
             // `time_t`, whose name is deprecated on musl.
             tv_sec: (period_ns / 1_000_000_000) as _,
@@ -235,19 +257,39 @@ impl Timer {
     }
 }
 
-impl Drop for Timer {
-    fn drop(&mut self) {
-        // SAFETY: made by `timer_create`, and deleted only here.
-        unsafe { libc::timer_delete(self.id) };
-        if let Some(target) = Target::by_number(self.number) {
-            target.set(std::ptr::null_mut(), 0..0);
+impl Timer {
+    /// Deletes it, and waits for a handler that has begun before. False if that does not come to its end: its
+    /// thread was stopped in it.
+    pub(super) fn end(self) -> bool {
+        let may_delete = may(Unusual::TimerDelete);
+        if may_delete {
+            // SAFETY: made by `timer_create`, and deleted only here.
+            unsafe { libc::timer_delete(self.id) };
+        }
+        let Some(target) = Target::by_number(self.number) else { return true };
+        target.set(std::ptr::null_mut(), 0..0);
+        if !may_delete {
+            return false;
+        }
+        // With the one in `handle`: it finds no sink, or is found busy here.
+        fence(Ordering::SeqCst);
+        let start = Instant::now();
+        while target.busy.load(Ordering::Acquire) != 0 {
+            if start.elapsed() > LONGEST_HANDLER {
+                return false;
+            }
+            std::thread::yield_now();
         }
         lock_targets().free.push(self.number);
+        true
     }
 }
 
+/// It takes some microseconds, but its thread can be preempted in it.
+const LONGEST_HANDLER: Duration = Duration::from_secs(1);
+
 /// The addresses of the calling thread's stack.
-fn stack_bounds() -> Option<Range<u64>> {
+pub(crate) fn stack_bounds() -> Option<Range<u64>> {
     // Of the main thread's stack a C library may know only what it takes so far (musl does). In the child of a
     // fork the first thread can be one that has another.
     let here = {
@@ -301,7 +343,12 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
         if let Some(target) = Target::by_number(sent.value as u32) {
             // SAFETY: as above: this is the context of the interrupted thread.
             let registers = unsafe { registers(&*context.cast::<libc::ucontext_t>()) };
+            target.busy.fetch_add(1, Ordering::Relaxed);
+            // With the one in `Timer::end`.
+            fence(Ordering::SeqCst);
             sample(target, &registers, sent.overrun);
+            // Release: all that it has written is written.
+            target.busy.fetch_sub(1, Ordering::Release);
         }
     } else {
         // SAFETY: in a handler, with what it was given.
@@ -344,8 +391,8 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
         target.foreign.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    // SAFETY: on this very thread, whose stack it is: so the sink is that of the thread, which takes
-    // it from the target before its ring is unmapped.
+    // SAFETY: this is the very thread whose stack it is, so the sink is that of this thread. Whoever unmaps it
+    // takes it from the target first, and waits as long as that is busy.
     let sink = unsafe { sink.as_ref() };
     let period_ns = sink.period_ns.load(Ordering::Relaxed);
     let weight_ns = if sink.counts_cpu {

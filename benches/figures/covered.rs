@@ -1,0 +1,108 @@
+//! How much of what ran has samples, where spans are sampled as they are by default.
+
+use std::time::{Duration, Instant};
+
+use cpu_time::ThreadTime;
+use tracing::{dispatcher, info_span};
+use tracing_profiling::export::Memory;
+use tracing_profiling::{Builder, ProfilingLayer, Source};
+use tracing_subscriber::prelude::*;
+
+use crate::measure::{figure, median, work};
+
+const SPANS: u32 = 15;
+const THREADS: u32 = 150;
+
+struct Layer {
+    dispatch: tracing::Dispatch,
+    handle: tracing_profiling::Handle,
+    memory: Memory,
+}
+
+impl Layer {
+    fn new(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
+        let memory = Memory::new();
+        let builder = ProfilingLayer::builder()
+            .rules(rules.parse().expect("rules of this bench"))
+            .profiles_per_minute(u32::MAX)
+            .exporter(memory.clone());
+        let layer = set(builder).build().expect("threads");
+        let handle = layer.handle();
+        let dispatch = tracing::Dispatch::new(tracing_subscriber::registry().with(layer));
+        Self { dispatch, handle, memory }
+    }
+
+    fn weight_ns(&self) -> f64 {
+        assert!(self.handle.flush(Duration::from_secs(60)), "flushed");
+        self.memory.take().iter().map(|profile| profile.weight_ns() as f64).sum()
+    }
+}
+
+/// The share of its on-CPU time that the samples of a busy span stand for, which is kept at 1.2 times its threshold;
+/// in percent.
+fn of_busy_spans(threshold_ms: u64, source: Source) -> f64 {
+    let layer = Layer::new(&format!("{threshold_ms}ms"), |builder| builder.source(source));
+    let length = Duration::from_millis(threshold_ms) * 6 / 5;
+    let shares: Vec<f64> = (0..SPANS)
+        .map(|_| {
+            // On a thread that was not armed for the one before.
+            let busy = || {
+                dispatcher::with_default(&layer.dispatch, || {
+                    info_span!("busy").in_scope(|| {
+                        let (start, cpu) = (Instant::now(), ThreadTime::now());
+                        while start.elapsed() < length {
+                            work();
+                        }
+                        cpu.elapsed()
+                    })
+                })
+            };
+            let ran = std::thread::scope(|scope| scope.spawn(busy).join().expect("it ends"));
+            100.0 * layer.weight_ns() / ran.as_nanos() as f64
+        })
+        .collect();
+    median(&shares)
+}
+
+/// The same of threads that each work for so long below one root, in a span of their own.
+fn of_short_threads(work_ms: u64, source: Source, hertz: Option<u32>) -> f64 {
+    let layer = Layer::new("250ms", |builder| {
+        let builder = builder.source(source);
+        hertz.into_iter().fold(builder, Builder::rate)
+    });
+    let mut ran = Duration::ZERO;
+    dispatcher::with_default(&layer.dispatch, || {
+        let root = info_span!("root");
+        for _ in 0..THREADS {
+            let thread = || {
+                dispatcher::with_default(&layer.dispatch, || {
+                    let cpu = ThreadTime::now();
+                    info_span!(parent: &root, "task").in_scope(|| {
+                        let cpu = ThreadTime::now();
+                        while cpu.elapsed() < Duration::from_millis(work_ms) {
+                            work();
+                        }
+                    });
+                    cpu.elapsed()
+                })
+            };
+            ran += std::thread::scope(|scope| scope.spawn(thread).join().expect("it ends"));
+        }
+    });
+    100.0 * layer.weight_ns() / ran.as_nanos() as f64
+}
+
+pub(crate) fn run() {
+    for (source, name) in [(Source::Perf, "sampling"), (Source::Timer, "sampling.timer")] {
+        figure(&format!("{name}.covered"), of_busy_spans(250, source), "%");
+        for threshold_ms in [100, 50, 20] {
+            let covered = of_busy_spans(threshold_ms, source);
+            figure(&format!("{name}.covered_{threshold_ms}ms"), covered, "%");
+        }
+        figure(&format!("{name}.short_threads"), of_short_threads(4, source, None), "%");
+        for work_ms in [2, 4, 16] {
+            let covered = of_short_threads(work_ms, source, Some(1_000));
+            figure(&format!("{name}.short_threads_{work_ms}ms_1000hz"), covered, "%");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! From when on spans are old, and the threads in them sampled.
+
+use super::local::{ThreadState, put, take};
+use super::slot::{FORCED, SUSPECT, Slot};
+use super::{RegistryId, Spans};
+
+impl Spans {
+    /// The innermost profiled span on this thread will be kept, whatever it does, and is sampled from now on.
+    /// False if there is none.
+    pub(crate) fn force_current(&self) -> bool {
+        let Some(mut state) = take(self.layer) else { return false };
+        let is_forced = self.force_top(&mut state).is_some();
+        put(state);
+        is_forced
+    }
+
+    fn force_top(&self, state: &mut ThreadState) -> Option<()> {
+        let (id, key) = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)))?;
+        let slot = self.table.get(id).filter(|slot| slot.raw_key() == key)?;
+        slot.set(FORCED | SUSPECT);
+        slot.arm_at_enter();
+        let (has_turned, now) = (state.begin_hook(), self.clock.now());
+        if has_turned {
+            self.settle(state, now);
+        }
+        state.make_old(now);
+        if !state.is_armed {
+            self.enter_old(state, &slot, false, now);
+        }
+        state.end_hook(now);
+        Some(())
+    }
+
+    /// Whether a span that this thread enters has a parent that the thread is not in.
+    #[cold]
+    pub(super) fn is_apart(&self, state: &ThreadState, slot: &Slot) -> bool {
+        slot.parent().is_some_and(|parent| !state.is_in(parent))
+    }
+
+    /// When such a span is old, or one of those around it that the thread is not in: the others know by
+    /// themselves.
+    #[cold]
+    pub(super) fn old_at_apart(
+        &self,
+        state: &ThreadState,
+        slot: &Slot,
+        now: u64,
+        old_at: u64,
+    ) -> u64 {
+        let mut old_at = old_at;
+        self.for_ancestors(slot, |ancestor| {
+            let is_apart = ancestor.id().is_some_and(|id| !state.is_in(id));
+            if is_apart {
+                old_at = old_at.min(ancestor.old_at(now));
+            }
+            is_apart
+        });
+        old_at
+    }
+
+    /// Tells those around such a span for how long it was entered.
+    pub(super) fn tell_apart(&self, state: &ThreadState, slot: &Slot, ticks: u64) {
+        self.for_ancestors(slot, |ancestor| {
+            let is_apart = ancestor.id().is_some_and(|id| !state.is_in(id));
+            if is_apart {
+                ancestor.add_inside(ticks);
+            }
+            is_apart
+        });
+    }
+
+    /// A thread that is not sampled enters a span that is old. It arms itself if the span is one that is sampled
+    /// from its enter, or if the thread is new: it may have ended before anybody else sees it. Returns when it
+    /// enters.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn enter_old(
+        &self,
+        state: &mut ThreadState,
+        slot: &Slot,
+        is_apart: bool,
+        now: u64,
+    ) -> u64 {
+        let mut arms_at_enter = slot.arms_at_enter();
+        if is_apart {
+            self.for_ancestors(slot, |ancestor| {
+                arms_at_enter |= ancestor.arms_at_enter();
+                !arms_at_enter
+            });
+        }
+        if arms_at_enter {
+            state.recording.iter().for_each(|recording| recording.note_arms_itself());
+        }
+        if arms_at_enter || std::mem::take(&mut state.is_new) {
+            self.arm_self(state, now);
+        }
+        now.max(state.settled)
+    }
+}

@@ -1,0 +1,232 @@
+//! One time of sampling a thread.
+
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam::queue::ArrayQueue;
+use parking_lot::Mutex;
+
+use super::SpanKey;
+use crate::sys::{HardwareCounters, Position, Ring, WhyRefused};
+
+/// A stretch of a thread's ring, and the innermost profiled span that the thread was in all along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) span: SpanKey,
+    /// A sample whose position is at least `from` and less than `to` fell in `span`.
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// The time that each sample stands for.
+    pub(crate) period_ns: u64,
+}
+
+/// What a thread is sampled with, from when it is armed until it is disarmed; or that it is not sampled.
+///
+/// Those of a thread are a chain: the thread takes up the next one in a hook, the collector when it has read
+/// the one before to its end.
+#[derive(Debug)]
+pub(crate) struct Arming {
+    from: AtomicU64,
+    period_ns: AtomicU64,
+    marks: ArrayQueue<Mark>,
+    /// By how much the position that hooks see moves with a sample, at least.
+    sample_size: NonZeroU64,
+    /// Where the samples are; none if the thread is not sampled.
+    pub(crate) ring: Option<Arc<Ring>>,
+    /// Where context switches are recorded.
+    pub(crate) switches: Option<Arc<Ring>>,
+    /// Where the hardware counts.
+    pub(crate) hardware: Mutex<Option<HardwareCounters>>,
+    /// What the thread's CPU clock said when it began.
+    since_cpu_ns: AtomicU64,
+    next: OnceLock<Arc<Self>>,
+}
+
+/// Marks beside those of a full ring: a round of the collector gives the ring back bit by bit, and
+/// takes the marks once.
+pub(super) const SPARE_MARKS: usize = 8;
+
+impl Arming {
+    /// The thread is not sampled.
+    pub(crate) fn none() -> Self {
+        Self::with_marks(None, 0, NonZeroU64::MIN, 0)
+    }
+
+    /// `sample_size` is by how much a sample moves the position that hooks see, at least, and
+    /// `least_record` how long the shortest sample is that there are many of.
+    pub(crate) fn new(
+        ring: Arc<Ring>,
+        period_ns: u64,
+        sample_size: u64,
+        least_record: u64,
+    ) -> Self {
+        // A thread writes at most a mark a sample.
+        let samples = ring.data_size() / usize::try_from(least_record.max(1)).unwrap_or(usize::MAX);
+        let sample_size = NonZeroU64::new(sample_size).unwrap_or(NonZeroU64::MIN);
+        Self::with_marks(Some(ring), period_ns, sample_size, samples)
+    }
+
+    fn with_marks(
+        ring: Option<Arc<Ring>>,
+        period_ns: u64,
+        sample_size: NonZeroU64,
+        samples: usize,
+    ) -> Self {
+        Self {
+            from: AtomicU64::new(0),
+            period_ns: AtomicU64::new(period_ns),
+            marks: ArrayQueue::new(2 * samples + SPARE_MARKS),
+            sample_size,
+            ring,
+            switches: None,
+            hardware: Mutex::new(None),
+            since_cpu_ns: AtomicU64::new(0),
+            next: OnceLock::new(),
+        }
+    }
+
+    /// It begins when the thread's CPU clock says that.
+    pub(crate) fn note_since(&self, cpu_ns: u64) {
+        self.since_cpu_ns.store(cpu_ns, Ordering::Relaxed);
+    }
+
+    /// For how long the thread ran and was sampled, now that its CPU clock says that.
+    pub(crate) fn sampled_ns(&self, cpu_ns: u64) -> u64 {
+        let since_ns = self.since_cpu_ns.load(Ordering::Relaxed);
+        self.ring.as_ref().map_or(0, |_| cpu_ns.saturating_sub(since_ns))
+    }
+
+    /// The scheduler's doings are recorded there.
+    pub(crate) fn with_switches(self, switches: Option<Arc<Ring>>) -> Self {
+        Self { switches, ..self }
+    }
+
+    /// Begins to sample, or goes on after a [`pause`](Self::pause).
+    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
+        self.rings().try_for_each(Ring::start)
+    }
+
+    /// Samples no more, until it is started again; what there is stays to be read.
+    pub(crate) fn pause(&self) {
+        self.note_since(u64::MAX);
+        self.rings().for_each(Ring::pause);
+    }
+
+    /// Whether the thread has seen all samples that there are.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.ring.as_ref().is_none_or(|ring| ring.position() == self.from())
+    }
+
+    fn rings(&self) -> impl Iterator<Item = &Ring> {
+        self.switches.iter().chain(&self.ring).map(Arc::as_ref)
+    }
+
+    /// Gives back all that this takes, once it is read and its thread is not sampled by it any more.
+    pub(crate) fn retire(&self) {
+        self.rings().for_each(Ring::retire);
+        // Closed without the lock, which hooks take.
+        let hardware = self.hardware.lock().take();
+        drop(hardware);
+    }
+
+    /// Moves when a sample is taken.
+    pub(super) fn samples(&self) -> Position {
+        self.ring.as_ref().map_or(Position::fixed(), |ring| Position::of_ring(Arc::clone(ring)))
+    }
+
+    /// By how much that moves with a sample, at least.
+    pub(crate) fn sample_size(&self) -> u64 {
+        self.sample_size.get()
+    }
+
+    /// Whether the scheduler's doings are recorded: then by perf, else by a timer.
+    pub(crate) fn has_switch_records(&self) -> bool {
+        self.switches.is_some()
+    }
+
+    /// Where the open stretch begins.
+    pub(crate) fn from(&self) -> u64 {
+        self.from.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn period_ns(&self) -> u64 {
+        self.period_ns.load(Ordering::Acquire)
+    }
+
+    /// Only the thread itself may call it, right after [`cut`](Self::cut).
+    pub(super) fn set_period_ns(&self, period_ns: u64) {
+        self.period_ns.store(period_ns, Ordering::Release);
+    }
+
+    /// Ends the present stretch at `to` and begins the next. Only the thread itself may call it.
+    /// Returns false if the stretch was lost because the collector is behind.
+    pub(super) fn cut(&self, span: Option<SpanKey>, to: u64) -> bool {
+        let stored = match span {
+            Some(span) => {
+                let from = self.from.load(Ordering::Relaxed);
+                let period_ns = self.period_ns.load(Ordering::Relaxed);
+                self.marks.push(Mark { span, from, to, period_ns }).is_ok()
+            }
+            None => true,
+        };
+        // After the mark: a stretch is in the queue before it is not open any more.
+        self.from.store(to, Ordering::Release);
+        stored
+    }
+
+    /// Whether a stretch that ends now is not lost. For the thread itself, which alone adds some.
+    pub(super) fn has_room(&self) -> bool {
+        !self.marks.is_full()
+    }
+
+    /// Takes the oldest mark.
+    pub(crate) fn take_mark(&self) -> Option<Mark> {
+        self.marks.pop()
+    }
+
+    /// The one that followed, if one did.
+    pub(crate) fn next(&self) -> Option<&Arc<Self>> {
+        self.next.get()
+    }
+
+    /// Makes `next` follow. Only one may ever do.
+    pub(super) fn set_next(&self, next: Arc<Self>) {
+        _ = self.next.set(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Option<SpanKey> = SpanKey::new(1);
+
+    #[test]
+    fn a_cut_makes_a_mark_of_the_span() {
+        let arming = Arming::none();
+        assert!(arming.cut(A, 32));
+        let mark = arming.take_mark().unwrap();
+        assert_eq!(mark, Mark { span: A.unwrap(), from: 0, to: 32, period_ns: 0 });
+        assert_eq!(arming.take_mark(), None);
+        assert_eq!(arming.from(), 32);
+    }
+
+    #[test]
+    fn outside_any_span_there_is_no_mark() {
+        let arming = Arming::none();
+        assert!(arming.cut(None, 32));
+        assert_eq!(arming.take_mark(), None);
+        assert_eq!(arming.from(), 32);
+    }
+
+    #[test]
+    fn a_full_queue_loses_the_stretch_and_says_so() {
+        let arming = Arming::none();
+        for position in 1..=SPARE_MARKS as u64 {
+            assert!(arming.cut(A, position));
+        }
+        assert!(!arming.cut(A, 1_000));
+        assert_eq!(arming.from(), 1_000);
+    }
+}

@@ -1,0 +1,347 @@
+//! Spans are sampled when they have been entered for a while, and no sooner.
+
+#![cfg(not(tracing_profiling_unsupported))]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+mod support;
+
+use std::fs;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use cpu_time::ThreadTime;
+use support::{PLENTY, Setup, burn, has_perf, is_child, run_child, taken};
+use tracing::{Span, info_span};
+use tracing_profiling::profile::{Profile, SampleKind};
+use tracing_profiling::{Account, Builder, Source};
+
+const MS: Duration = Duration::from_millis(1);
+const AGE: Duration = Duration::from_millis(20);
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// Perf where it is allowed, and timers everywhere.
+fn sources() -> Vec<Source> {
+    let perf = has_perf().then_some(Source::Perf);
+    perf.into_iter().chain([Source::Timer]).collect()
+}
+
+fn with(source: Source, arm_after: Duration) -> Setup {
+    Setup::with("0ms", |builder: Builder| builder.source(source).arm_after(arm_after))
+}
+
+fn in_layer<R>(setup: &Setup, action: impl FnOnce() -> R) -> R {
+    tracing::dispatcher::with_default(&setup.dispatch, action)
+}
+
+fn is_sampled(setup: &Setup) -> bool {
+    setup.handle.stats().threads_sampled > 0
+}
+
+/// Goes on until it is so.
+#[track_caller]
+fn until(mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PLENTY, "in time");
+    }
+}
+
+fn account(setup: &Setup, name: &str) -> Account {
+    let kept = setup.kept();
+    let mut spans = kept.iter().flat_map(|kept| &kept.spans);
+    spans.find(|span| span.name() == name).map(|span| *span.account()).expect("it is kept")
+}
+
+fn profile_of(setup: &Setup, name: &str) -> Profile {
+    let mut profiles = setup.profiles().into_iter();
+    profiles.find(|profile| profile.name == name).expect("it has a profile")
+}
+
+/// Perf events of this process, and timers.
+fn open_here() -> (usize, usize) {
+    let files = fs::read_dir("/proc/self/fd").unwrap();
+    let names = files.filter_map(|file| fs::read_link(file.unwrap().path()).ok());
+    let events = names.filter(|name| name.to_string_lossy().contains("perf_event")).count();
+    // Some kernels do not say.
+    let timers = fs::read_to_string("/proc/self/timers").unwrap_or_default();
+    (events, timers.lines().filter(|line| line.starts_with("ID:")).count())
+}
+
+#[test]
+fn young_spans_take_nothing() {
+    if !is_child("young_spans_take_nothing") {
+        let output = run_child("young_spans_take_nothing", &[]);
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    const THREADS: usize = 64;
+    for source in sources() {
+        let setup = with(source, NEVER);
+        // The collector opens its own on its way.
+        setup.flush();
+        let before = open_here();
+        let barrier = Barrier::new(THREADS + 1);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    in_layer(&setup, || {
+                        info_span!("young").in_scope(|| {
+                            burn(2 * MS);
+                            barrier.wait();
+                            barrier.wait();
+                        });
+                    });
+                });
+            }
+            barrier.wait();
+            std::thread::sleep(50 * MS);
+            assert_eq!(open_here(), before, "{source:?}");
+            assert!(!is_sampled(&setup), "{source:?}");
+            barrier.wait();
+        });
+        setup.flush();
+        assert_eq!(setup.handle.stats().samples_taken, 0, "{source:?}");
+        let young = account(&setup, "young");
+        assert!(young.sampled_ns == 0 && young.on_cpu_ns > 0, "{young:?}");
+    }
+}
+
+#[test]
+fn an_old_span_says_since_when_it_is_sampled() {
+    for source in sources() {
+        let setup = with(source, AGE);
+        // For how long it had run when nobody could know yet that it would be old.
+        let mut young = Duration::ZERO;
+        setup.run(|| {
+            info_span!("old").in_scope(|| {
+                let (start, cpu) = (Instant::now(), ThreadTime::now());
+                until(|| {
+                    burn(MS / 10);
+                    let ran = cpu.elapsed();
+                    if start.elapsed() < AGE - MS {
+                        young = ran;
+                    }
+                    setup.handle.stats().samples_taken >= 5
+                });
+            });
+        });
+        let old = account(&setup, "old");
+        let unsampled_ns = old.on_cpu_ns + old.on_cpu_error_ns - old.sampled_ns;
+        assert!(
+            old.sampled_ns > 0 && u128::from(unsampled_ns) >= young.as_nanos(),
+            "{old:?} {young:?}"
+        );
+        let profile = profile_of(&setup, "old");
+        let said = "of it not sampled";
+        let is_said = profile.notes.iter().any(|note| note.contains(said));
+        let sure_ns = old.on_cpu_ns - old.on_cpu_error_ns - old.sampled_ns;
+        assert_eq!(is_said, sure_ns >= 1_000_000, "{:?}", profile.notes);
+        assert_eq!(profile.title.contains("sampled after"), is_said, "{}", profile.title);
+    }
+}
+
+/// All of them together are long; none lasts until somebody looks.
+#[test]
+fn a_span_of_short_segments_grows_old() {
+    for source in sources() {
+        let setup = with(source, AGE);
+        let mut entered = Duration::ZERO;
+        setup.run(|| {
+            let span = info_span!("polled");
+            until(|| {
+                assert!(entered >= AGE || !is_sampled(&setup), "{source:?}: {entered:?}");
+                let start = Instant::now();
+                span.in_scope(|| burn(MS / 4));
+                entered += start.elapsed();
+                setup.handle.stats().samples_taken >= 3
+            });
+        });
+        assert!(taken(&profile_of(&setup, "polled")).0 > 0, "{source:?}");
+    }
+}
+
+#[test]
+fn a_span_grows_old_in_the_hands_of_another_thread() {
+    for source in sources() {
+        let setup = with(source, 4 * AGE);
+        in_layer(&setup, || {
+            let span = info_span!("handed on");
+            let start = Instant::now();
+            span.in_scope(|| until(|| start.elapsed() > 3 * AGE));
+            let here = start.elapsed();
+            let other = span.clone();
+            std::thread::scope(|scope| {
+                let there = scope.spawn(|| {
+                    in_layer(&setup, || {
+                        let start = Instant::now();
+                        other.in_scope(|| until(|| is_sampled(&setup)));
+                        start.elapsed()
+                    })
+                });
+                assert!(here + there.join().unwrap() >= 4 * AGE, "{source:?}");
+            });
+        });
+    }
+}
+
+/// They wait for much longer than they work.
+#[test]
+fn a_span_that_awaits_stays_young() {
+    const LONG: Duration = Duration::from_millis(200);
+    for source in sources() {
+        let setup = with(source, LONG);
+        let mut longest = Duration::ZERO;
+        in_layer(&setup, || {
+            let spans: Vec<Span> = (0..20).map(|_| info_span!("awaits")).collect();
+            for _ in 0..5 {
+                for span in &spans {
+                    let start = Instant::now();
+                    span.in_scope(|| burn(MS / 5));
+                    longest = longest.max(start.elapsed());
+                }
+                std::thread::sleep(100 * MS);
+            }
+        });
+        // On a machine that is too busy they are entered for long.
+        assert!(longest * 5 > LONG || !is_sampled(&setup), "{source:?}");
+        setup.flush();
+        assert!(longest * 5 > LONG || setup.handle.stats().samples_taken == 0, "{source:?}");
+    }
+}
+
+/// The root itself is never entered, and no thread lasts until somebody looks.
+#[test]
+fn short_threads_below_an_old_root_are_sampled() {
+    const THREADS: u32 = 60;
+    const WORK: Duration = Duration::from_millis(4);
+    for source in sources() {
+        let setup = Setup::with("0ms", |builder| builder.source(source).arm_after(AGE).rate(1_000));
+        let mut ran = Duration::ZERO;
+        in_layer(&setup, || {
+            let root = info_span!("root");
+            for _ in 0..THREADS {
+                let thread = || {
+                    in_layer(&setup, || {
+                        let start = ThreadTime::now();
+                        info_span!(parent: &root, "task").in_scope(|| burn(WORK));
+                        start.elapsed()
+                    })
+                };
+                ran += std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
+            }
+        });
+        setup.flush();
+        let (count, sampled_ns) = taken(&profile_of(&setup, "root"));
+        // The first of them make the root old; a timer's tick finds some of them, and no two the same share.
+        let least = if source == Source::Perf { ran / 2 } else { Duration::ZERO };
+        assert!(
+            u128::from(sampled_ns) > least.as_nanos(),
+            "{source:?}: {count}, {sampled_ns} ns of {ran:?} {:?}",
+            setup.handle.stats()
+        );
+        assert_eq!(setup.handle.stats().samples_dropped_unknown_span, 0, "{source:?}");
+    }
+}
+
+/// As a connection does that lives for an hour: what is inside it is young by itself.
+#[test]
+fn a_span_that_is_open_for_long_makes_nothing_old() {
+    for source in sources() {
+        for (rules, is_open_for_long) in [("5ms", true), ("1h", false)] {
+            let setup = Setup::with(rules, |builder| builder.source(source).arm_after(AGE));
+            in_layer(&setup, || {
+                let connection = info_span!("connection");
+                let request = |how: fn()| {
+                    let request = || {
+                        in_layer(&setup, || {
+                            let start = Instant::now();
+                            let span = info_span!(parent: &connection, "request");
+                            let is_sampled = span.in_scope(|| {
+                                how();
+                                is_sampled(&setup)
+                            });
+                            (is_sampled, start.elapsed())
+                        })
+                    };
+                    std::thread::scope(|scope| scope.spawn(request).join().unwrap())
+                };
+                let start = Instant::now();
+                // Together they are inside it for longer than it takes to be old.
+                for _ in 0..3 {
+                    request(|| std::thread::sleep(AGE / 2));
+                }
+                // What was armed for them is given back.
+                until(|| !is_sampled(&setup));
+                until(|| !is_open_for_long || start.elapsed() > 10 * 20 * AGE);
+                let (is_sampled, took) = request(|| _ = burn(MS));
+                let is_old = took > AGE / 2;
+                assert!(is_old || is_sampled != is_open_for_long, "{source:?} {rules}");
+            });
+        }
+    }
+}
+
+/// The wait that it is in when it grows old is seen from when the thread went into it.
+#[test]
+fn the_wait_in_which_a_span_grows_old_is_seen() {
+    for source in sources() {
+        let seen =
+            [100, 400, 1_600, 6_400].map(|times| MS * times).into_iter().find_map(|length| {
+                let setup = with(source, AGE);
+                setup.run(|| {
+                    info_span!("waits").in_scope(|| {
+                        burn(MS);
+                        std::thread::sleep(length);
+                    });
+                });
+                let waits = account(&setup, "waits");
+                let profile = setup.profiles().into_iter().next()?;
+                let points = profile.of_kind(SampleKind::OffCpu).flat_map(|sample| &sample.points);
+                let waited_ns: u64 = points.map(|point| point.weight_ns).sum();
+                let said = format!("{source:?}: {waited_ns} ns, {waits:?}");
+                // Clocks of different units are rounded.
+                assert!(waited_ns <= waits.off_cpu_ns + waits.on_cpu_error_ns + 10, "{said}");
+                // The collector may get no CPU for a while.
+                (u128::from(waited_ns) * 10 > length.as_nanos() * 9).then_some(())
+            });
+        assert!(seen.is_some(), "a wait of seconds is seen");
+    }
+}
+
+#[test]
+fn what_is_kept_in_any_case_is_sampled_from_its_beginning() {
+    for source in sources() {
+        let setup = Setup::of_rules("always", |builder| builder.source(source));
+        setup.run(|| info_span!("all").in_scope(|| assert!(is_sampled(&setup), "{source:?}")));
+        let setup = Setup::of_rules("10s", |builder| builder.source(source));
+        setup.run(|| {
+            info_span!("asked for").in_scope(|| {
+                assert!(setup.handle.keep_current());
+                assert!(is_sampled(&setup), "{source:?}");
+                burn(20 * MS);
+            });
+        });
+        assert!(taken(&profile_of(&setup, "asked for")).0 > 0, "{source:?}");
+    }
+}
+
+/// Who is in no old span any more is not sampled any more, and is again when it must be.
+#[test]
+fn threads_are_armed_again_and_again() {
+    for source in sources() {
+        let setup = with(source, AGE);
+        in_layer(&setup, || {
+            for _ in 0..5 {
+                info_span!("old").in_scope(|| until(|| burn(MS) > 0 && is_sampled(&setup)));
+                until(|| {
+                    info_span!("young").in_scope(|| burn(MS / 10));
+                    !is_sampled(&setup)
+                });
+            }
+        });
+        setup.flush();
+        let stats = setup.handle.stats();
+        let lost = stats.samples_dropped_unknown_span + stats.records_malformed;
+        assert_eq!((lost, stats.threads_sampled), (0, 0), "{source:?}: {stats:?}");
+    }
+}
