@@ -73,7 +73,9 @@ impl Collector {
         });
         self.is_in_span = is_in_span;
         self.look_interval = next.min(until_old.max(SOONEST));
-        self.engine.spans.set_looks_late(self.look_interval > LOOK);
+        // Where there is none, whoever is the first wakes us anyhow.
+        let looks_late = self.look_interval > LOOK && !self.sampled.is_empty();
+        self.engine.spans.set_looks_late(looks_late);
         let end = sys::thread_cpu_ns();
         if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
