@@ -15,7 +15,8 @@ mod settle;
 mod slot;
 mod spans;
 mod table;
-#[cfg(test)]
+// They have rings.
+#[cfg(all(test, not(tracing_profiling_unsupported)))]
 mod tests;
 
 use std::num::NonZeroU64;
