@@ -7,6 +7,7 @@
 #![allow(missing_docs, clippy::expect_used, reason = "a bench")]
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use gungraun::{
     Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
@@ -61,8 +62,10 @@ fn bare() -> Dispatch {
 
 fn ours() -> Dispatch {
     let rules = "matched=10s|error".parse().expect("rules of this bench");
-    // Rarely enough that no sample falls into a count.
-    let layer = ProfilingLayer::builder().rules(rules).rate(1).build().expect("threads");
+    // Rarely enough that no sample falls into a count; and spans stay young, however slow valgrind is.
+    let builder =
+        ProfilingLayer::builder().rules(rules).rate(1).arm_after(Duration::from_secs(3600));
+    let layer = builder.build().expect("threads");
     Dispatch::new(tracing_subscriber::registry().with(layer))
 }
 

@@ -15,8 +15,7 @@ mod settle;
 mod slot;
 mod spans;
 mod table;
-// They have rings.
-#[cfg(all(test, not(tracing_profiling_unsupported)))]
+#[cfg(test)]
 mod tests;
 
 use std::num::NonZeroU64;

@@ -1,5 +1,8 @@
 //! The hooks, driven by a script: time, samples and context switches happen when the test says so.
 
+// They have rings.
+#![cfg(not(tracing_profiling_unsupported))]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
