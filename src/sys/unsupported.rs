@@ -186,10 +186,6 @@ impl Ring {
         match self.0 {}
     }
 
-    pub(crate) fn move_scripted(&self) {
-        match self.0 {}
-    }
-
     pub(crate) fn retire_scripted(&self) {
         match self.0 {}
     }
