@@ -133,9 +133,8 @@ impl Sampled {
         self.watch.look(&self.recording, &self.arming, looker)
     }
 
-    /// Arms the thread if it is in an old span, and lets go of it if it was in none for a while. Returns whether its
-    /// arming can end when all of it is read. `now` is in ticks.
-    /// Only if it `may_arm`: there may be others to look at.
+    /// Arms the thread if it is in an old span and `may_arm`, and lets go of it if it was in none for a while. Returns
+    /// whether its arming can end when all of it is read. `now` is in ticks.
     pub(super) fn look_at_age(
         &mut self,
         at: Instant,

@@ -389,6 +389,7 @@ impl ArmThreads for Sampler {
         let is_refused = self.is_refused();
         if is_refused {
             Counters::add(&counters.threads_unsampled, 1);
+            self.0.perf.iter().filter_map(Perf::refused).for_each(|why| self.note_refusal(why));
         }
         let source = Box::new(SampledThread {
             waker: self.0.waker.clone(),
