@@ -215,9 +215,12 @@ impl Switched {
         self.does.store(does as u8, Ordering::SeqCst);
     }
 
+    pub(crate) fn is_to(&self, does: Does) -> bool {
+        self.does.load(Ordering::SeqCst) == does as u8
+    }
+
     fn fails(&self) -> Result<(), ExportError> {
-        let fails = self.does.load(Ordering::SeqCst) == Does::Fail as u8;
-        if fails { Err("on purpose".into()) } else { Ok(()) }
+        if self.is_to(Does::Fail) { Err("on purpose".into()) } else { Ok(()) }
     }
 }
 

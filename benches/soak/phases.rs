@@ -305,11 +305,37 @@ impl Stage {
         self.exporter.set(Does::Take);
         // What was promised before it failed is given to it again.
         self.flush();
+        let lost = || self.handle.stats().profiles_dropped_export_failed;
+        let before = lost();
         self.exporter.set(Does::PanicOnce);
         self.together(1, |_| failing(50 * MS));
         self.truth.note("exported", 1, 1);
-        self.flush();
+        // At a rate that is lowered there can be no sample, and so no profile.
+        let (is_delivered, has_panicked) =
+            (self.handle.flush(PLENTY), !self.exporter.is_to(Does::PanicOnce));
+        let lost = lost() - before;
+        if lost != u64::from(has_panicked) || is_delivered == has_panicked {
+            self.problem(format!(
+                "the exporter has panicked: {has_panicked}, {lost} profiles were lost by it, and a \
+                 flush returned {is_delivered}"
+            ));
+        }
         self.exporter.set(Does::Take);
+        self.wait_for_trust();
+    }
+
+    /// One that has failed is tried again only after a pause, and until then nothing is promised.
+    fn wait_for_trust(&self) {
+        let exported = || self.handle.stats().profiles_exported;
+        let (start, before) = (Instant::now(), exported());
+        while exported() == before {
+            if start.elapsed() > PLENTY {
+                return self.problem("an exporter that is well again is not trusted".to_owned());
+            }
+            self.together(1, |_| failing(50 * MS));
+            self.truth.note("exported", 1, 1);
+            _ = self.handle.flush(PLENTY);
+        }
     }
 
     /// And so each sample is in a profile, or counted. Nobody else has spans meanwhile.
