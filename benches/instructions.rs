@@ -80,8 +80,8 @@ fn at_most(instructions: u64) -> LibraryBenchmarkConfig {
 
 #[library_benchmark]
 #[bench::bare(args = (Kind::Bare), setup = new)]
-#[bench::matched(args = (Kind::Matched), setup = new, config = at_most(1_145))]
-#[bench::unmatched(args = (Kind::Unmatched), setup = new, config = at_most(825))]
+#[bench::matched(args = (Kind::Matched), setup = new, config = at_most(1_109))]
+#[bench::unmatched(args = (Kind::Unmatched), setup = new, config = at_most(802))]
 fn new_and_close(new: New) {
     for _ in 0..ROUNDS {
         drop(black_box(new()));
@@ -90,8 +90,8 @@ fn new_and_close(new: New) {
 
 #[library_benchmark]
 #[bench::bare(args = (Kind::Bare), setup = made)]
-#[bench::matched(args = (Kind::Matched), setup = made, config = at_most(497))]
-#[bench::unmatched(args = (Kind::Unmatched), setup = made, config = at_most(268))]
+#[bench::matched(args = (Kind::Matched), setup = made, config = at_most(580))]
+#[bench::unmatched(args = (Kind::Unmatched), setup = made, config = at_most(252))]
 fn enter_and_exit(span: Span) -> Span {
     for _ in 0..ROUNDS {
         black_box(&span).in_scope(|| ());

@@ -115,6 +115,36 @@ impl ProfilingLayer {
         }
     }
 
+    /// The engine if nothing else is to be done in a hook than what it does.
+    #[inline(always)]
+    fn usual_engine(&self) -> Option<&Engine> {
+        self.engine.get().filter(|_| self.gate.is_only_open()).map(Arc::as_ref)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter_otherwise(&self, id: &span::Id) {
+        if let Some(engine) = self.engine() {
+            engine.spans.enter(number(id));
+            if self.gate.must_look() {
+                engine.order.look_at_enter(id.into_u64());
+            }
+        } else if self.gate.must_ask_of_fork() {
+            self.control.say_if_forked();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn exit_otherwise(&self, id: &span::Id) {
+        if let Some(engine) = self.engine() {
+            engine.spans.exit(number(id));
+            if self.gate.must_look() && !engine.order.look_at_exit(id.into_u64()) {
+                self.gate.set_look(false);
+            }
+        }
+    }
+
     #[cold]
     fn find_engine(&self) -> Option<&Engine> {
         let engine = self.control.engine()?;
@@ -178,23 +208,17 @@ where
 
     #[inline]
     fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
-        if let Some(engine) = self.engine() {
-            engine.spans.enter(number(id));
-            if self.gate.must_look() {
-                engine.order.look_at_enter(id.into_u64());
-            }
-        } else if self.gate.must_ask_of_fork() {
-            self.control.say_if_forked();
+        match self.usual_engine() {
+            Some(engine) => engine.spans.enter(number(id)),
+            None => self.enter_otherwise(id),
         }
     }
 
     #[inline]
     fn on_exit(&self, id: &span::Id, _: Context<'_, S>) {
-        if let Some(engine) = self.engine() {
-            engine.spans.exit(number(id));
-            if self.gate.must_look() && !engine.order.look_at_exit(id.into_u64()) {
-                self.gate.set_look(false);
-            }
+        match self.usual_engine() {
+            Some(engine) => engine.spans.exit(number(id)),
+            None => self.exit_otherwise(id),
         }
     }
 

@@ -239,7 +239,6 @@ pub use stats::Stats;
 /// |---|---|
 /// | `threshold = "50ms"` | keep the span if it takes longer |
 /// | `on_error` | keep it if it fails; with `err`, a returned `Err` is an `ERROR` event and so a failure |
-/// | `rate = 997` | at least so many samples a second of CPU time while it is entered, from 1 to 10000 |
 /// | `off` | never profile it |
 ///
 /// All others are those of `#[tracing::instrument]`, to which the function is handed on: the crate
@@ -247,10 +246,9 @@ pub use stats::Stats;
 /// functions and those of `async-trait` all work; only a `const fn` cannot be a span.
 ///
 /// `threshold` and `on_error` take the place of the rule for all spans, as a directive for this
-/// one would: what they do not name does not keep it. Without either, and with `rate` alone, the
-/// rule for all decides. A directive that names the span or its target beats the attribute, and
-/// `TRACING_PROFILING_RATE` beats `rate`. Each function with `threshold` or `on_error` has a limit
-/// of profiles a minute of its own.
+/// one would: what they do not name does not keep it. Without either the rule for all decides. A
+/// directive that names the span or its target beats the attribute. Each function with `threshold`
+/// or `on_error` has a limit of profiles a minute of its own.
 ///
 /// The attribute alone does nothing: the layer must be part of the subscriber. It costs nothing
 /// more than `#[tracing::instrument]`, for the settings are part of the callsite.

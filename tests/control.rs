@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use support::{HAS_STACKS, Setup, burn, is_child, run_child};
 use tracing::{error, info_span};
+use tracing_profiling::profile::SampleKind;
 use tracing_profiling::{ProfilingLayer, Reason, Rules};
 use tracing_subscriber::prelude::*;
 
@@ -179,36 +180,34 @@ fn a_thousand_sets_of_rules_under_load_lose_no_verdict_and_mix_in_none() {
 }
 
 #[test]
-fn the_rate_follows_the_rules() {
+fn a_thread_that_has_many_samples_is_sampled_less_often() {
     if !HAS_STACKS || !support::has_perf() {
         // A timer's rate is the kernel's tick.
         return;
     }
-    let setup = Setup::at_the_rate_of_the_rules("10s", |builder| builder);
-    let samples = || {
-        let due = || {
-            let stats = setup.handle.stats();
-            stats.samples_taken + stats.samples_dropped_ring_full
-        };
-        let (before, cpu) = (due(), cpu_time::ThreadTime::now());
-        tracing::dispatcher::with_default(&setup.dispatch, || {
-            // For more than a second in segments, so that the thread looks.
-            let start = Instant::now();
-            while start.elapsed() < Duration::from_millis(1_500) {
-                info_span!("span").in_scope(|| burn(MS));
+    let setup = Setup::at_the_usual_rate("[long]=0ms|hung=off,[step]=1h", |builder| {
+        builder.stack_bytes(2_048).samples_per_profile(100_000)
+    });
+    setup.run(|| {
+        info_span!("long").in_scope(|| {
+            let start = cpu_time::ThreadTime::now();
+            // In segments, so that the thread hears of it.
+            while start.elapsed() < Duration::from_secs(2) {
+                info_span!("step").in_scope(|| burn(MS));
             }
-            info_span!("long").in_scope(|| burn(500 * MS));
         });
-        let cpu = cpu.elapsed();
-        setup.flush();
-        // A second of CPU time.
-        (due() - before) as f64 / cpu.as_secs_f64()
-    };
-    let at_first = samples();
-    setup.handle.set_rules(rules("50ms")).unwrap();
-    samples();
-    let later = samples();
-    assert!(later > 4.0 * at_first, "{at_first}, {later}");
+    });
+    let kept = setup.kept();
+    let account = kept[0].spans[0].account();
+    let profile = setup.profiles().remove(0);
+    let samples = profile.of_kind(SampleKind::OnCpu).flat_map(|sample| &sample.points);
+    let weights: Vec<_> = samples.map(|sample| sample.weight_ns).collect();
+    let of = |period_ns| weights.iter().filter(|weight_ns| **weight_ns == period_ns).count();
+    let said = format!("{} and {} samples, {account:?}", of(997_000), of(4_985_000));
+    // 500 and those until a look, and the rest of the time one in 5 ms.
+    assert!(of(997_000) > 400 && of(997_000) < 1_500 && of(4_985_000) > 50, "{said}");
+    let weight_ns: u64 = weights.iter().sum();
+    assert!(weight_ns.abs_diff(account.on_cpu_ns) < account.on_cpu_ns / 10, "{weight_ns}: {said}");
 }
 
 #[test]

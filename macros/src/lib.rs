@@ -5,9 +5,7 @@ use quote::{ToTokens, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{
-    Attribute, Error, Expr, Ident, LitInt, LitStr, Signature, Token, Visibility, parenthesized,
-};
+use syn::{Attribute, Error, Expr, Ident, LitStr, Signature, Token, Visibility, parenthesized};
 
 /// See `tracing_profiling::profiled`.
 #[proc_macro_attribute]
@@ -47,7 +45,6 @@ fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
 struct Settings {
     threshold_ns: Option<u64>,
     on_error: bool,
-    rate: Option<u32>,
     off: bool,
 }
 
@@ -56,9 +53,8 @@ impl Settings {
     fn marker(&self) -> Option<String> {
         let threshold = self.threshold_ns.map(|ns| format!("threshold_ns={ns}"));
         let on_error = self.on_error.then(|| "on_error".to_owned());
-        let rate = self.rate.map(|rate| format!("rate={rate}"));
         let off = self.off.then(|| "off".to_owned());
-        let words: Vec<_> = [threshold, on_error, rate, off].into_iter().flatten().collect();
+        let words: Vec<_> = [threshold, on_error, off].into_iter().flatten().collect();
         (!words.is_empty()).then(|| format!("tracing_profiling {}", words.join(" ")))
     }
 }
@@ -76,7 +72,7 @@ struct Arguments {
 /// The arguments of `instrument` in tracing 0.1; it only warns of others.
 const FOR_INSTRUMENT: [&str; 9] =
     ["name", "target", "parent", "follows_from", "level", "skip", "skip_all", "err", "ret"];
-const EXPECTED: &str = "unknown argument: expected `threshold`, `on_error`, `rate` or `off`, or an \
+const EXPECTED: &str = "unknown argument: expected `threshold`, `on_error` or `off`, or an \
     argument of `tracing::instrument`";
 
 impl Parse for Arguments {
@@ -98,9 +94,9 @@ impl Parse for Arguments {
                 input.parse::<Token![,]>()?;
             }
         }
-        let Settings { threshold_ns, on_error, rate, .. } = arguments.settings;
+        let Settings { threshold_ns, on_error, .. } = arguments.settings;
         match off {
-            Some(off) if threshold_ns.is_some() || on_error || rate.is_some() => {
+            Some(off) if threshold_ns.is_some() || on_error => {
                 Err(Error::new(off.span(), "`off` means never: nothing else of ours goes with it"))
             }
             _ => Ok(arguments),
@@ -120,11 +116,6 @@ impl Arguments {
                 once(settings.threshold_ns.is_none())?;
                 input.parse::<Token![=]>()?;
                 settings.threshold_ns = Some(threshold(input)?);
-            }
-            "rate" => {
-                once(settings.rate.is_none())?;
-                input.parse::<Token![=]>()?;
-                settings.rate = Some(rate(input)?);
             }
             "on_error" => {
                 once(!settings.on_error)?;
@@ -198,15 +189,6 @@ fn threshold(input: ParseStream<'_>) -> syn::Result<u64> {
         .map_err(|error| Error::new(literal.span(), format!("{FORM}: {error}")))?;
     u64::try_from(duration.as_nanos())
         .map_err(|_| Error::new(literal.span(), "longer than half a millennium"))
-}
-
-fn rate(input: ParseStream<'_>) -> syn::Result<u32> {
-    const FORM: &str = "expected samples a second of CPU time, from 1 to 10000";
-    let literal: LitInt = input.parse().map_err(|error| Error::new(error.span(), FORM))?;
-    match literal.base10_parse() {
-        Ok(rate @ 1..=10_000) => Ok(rate),
-        _ => Err(Error::new(literal.span(), FORM)),
-    }
 }
 
 /// The item, as far as it must be understood here.

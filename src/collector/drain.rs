@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::overdue::CpuTimes;
 use super::pending::{Added, Pending, Stack};
 use super::waits::{Looker, Seen, Watch};
-use crate::sampler::Sampler;
 use crate::sampler::record::{Layout, Place, Record, Records, read_sample, said_position};
+use crate::sampler::{Allowance, Sampler, stretched, switched_out};
 use crate::span::{ArmThreads as _, Arming, Mark, Recording, SpanKey, Stretch};
 use crate::stats::Counters;
 use crate::sys::{self, Ring};
@@ -39,13 +39,25 @@ pub(super) struct Sampled {
     /// The same if it arms itself.
     own_hold: Duration,
     /// It is not sampled any more, and its arming ends when all of it is read.
-    is_closing: bool,
+    closing: Option<Closing>,
+    allowance: Allowance,
+    /// Samples that were read since that was last asked.
+    unspent: u64,
     pub(super) cpu_times: CpuTimes,
     /// Up to where samples are read, as hooks see positions.
     drained: u64,
     /// The samples that were read of the open stretch, and where that begins.
     counted: u64,
     counted_from: u64,
+}
+
+/// Why a thread is not sampled any more by what it is armed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    /// It was in no old span for a while.
+    Unused,
+    /// It is armed anew, at another rate.
+    OtherRate,
 }
 
 /// For how long a thread stays armed outside old spans, at first. To arm it takes some 150 µs of the collector, and as
@@ -93,7 +105,9 @@ impl Sampled {
             hold,
             least_hold: hold,
             own_hold,
-            is_closing: false,
+            closing: None,
+            allowance: Allowance::new(Instant::now()),
+            unspent: 0,
             cpu_times: CpuTimes::default(),
             drained: 0,
             counted: 0,
@@ -140,17 +154,28 @@ impl Sampled {
         at: Instant,
         now: u64,
         may_arm: bool,
+        times: f64,
         source: &Sampler,
     ) -> bool {
         let since = |then: Option<Instant>| then.map(|then| at.saturating_duration_since(then));
         // It may have armed itself.
         self.follow();
+        let samples = std::mem::take(&mut self.unspent);
+        let period_ns = stretched(self.allowance.spend(samples, at, source.periods()), times);
+        self.recording.set_period_ns(period_ns);
         self.is_old = self.recording.old_at() <= now;
         if self.is_old {
             self.old = Some(at);
-            if std::mem::take(&mut self.is_closing) {
+            // It is needed again, or has had a sample meanwhile of which its hooks know nothing.
+            if self.closing == Some(Closing::Unused)
+                || (self.closing.is_some() && !self.can_close())
+            {
+                self.closing = None;
                 source.start_again(&self.recording, &self.arming);
                 self.watch.skip_records(&self.arming);
+            }
+            if self.has_other_rate(period_ns) {
+                self.begin_to_close(Closing::OtherRate);
             }
             if may_arm && self.is_unarmed() && since(self.tried).is_none_or(|since| since >= RETRY)
             {
@@ -160,15 +185,29 @@ impl Sampled {
                     self.tried = Some(at);
                 }
             }
-        } else if !self.is_unarmed() && !self.is_closing && self.can_close() {
+        } else if !self.is_unarmed() {
             let hold = if self.recording.arms_itself() { self.own_hold } else { self.hold };
-            let last = since(self.old.max(self.armed));
-            self.is_closing = last.is_none_or(|last| last > hold);
-            if self.is_closing {
-                self.arming.pause();
+            if since(self.old.max(self.armed)).is_none_or(|last| last > hold) {
+                self.begin_to_close(Closing::Unused);
             }
         }
-        self.is_closing
+        self.closing.is_some()
+    }
+
+    fn begin_to_close(&mut self, why: Closing) {
+        if self.closing.is_none() && self.can_close() {
+            self.closing = Some(why);
+            self.arming.pause();
+        }
+    }
+
+    /// Whether it is to be sampled at a rate that is another one by half, and is not just about to wait: that has to
+    /// be seen by what it is armed with.
+    fn has_other_rate(&self, period_ns: u64) -> bool {
+        let now_ns = self.arming.period_ns();
+        let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2;
+        let is_out = |ring: &Arc<Ring>| switched_out(ring).is_some();
+        !self.is_unarmed() && is_other && !self.arming.switches.as_ref().is_some_and(is_out)
     }
 
     /// Whether the thread will ask for nothing more of what it is armed with.
@@ -184,11 +223,11 @@ impl Sampled {
     /// Ends an arming of which all is read. Returns it: the thread may still look at it.
     pub(super) fn close(&mut self, source: &Sampler) -> Option<Arc<Arming>> {
         let is_read = self.arming.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head());
-        if !self.is_closing || !is_read || !self.can_close() {
+        if self.closing.is_none() || !is_read || !self.can_close() {
             return None;
         }
         let none = self.recording.follow(|_| Some(Arming::none()))?;
-        self.is_closing = false;
+        self.closing = None;
         let closed = self.begin(none);
         source.retire(&closed);
         Some(closed)
@@ -282,8 +321,10 @@ impl Sampled {
                     let position = position_of(&ring, place);
                     self.drained = position + self.arming.sample_size();
                     self.counted += u64::from(position >= self.counted_from);
+                    self.unspent += 1;
                     match owner(&mut self.marks, stretch, position) {
-                        Some((span, period_ns)) => {
+                        Some(span) => {
+                            let period_ns = self.arming.period_ns();
                             drain.sample(&ring, self.recording.tid, place, span, period_ns);
                         }
                         None => count(&drain.counters.samples_outside_spans, 1),
@@ -294,7 +335,7 @@ impl Sampled {
                 Ok(Record::Lost { count: samples, place }) => {
                     let position = position_of(&ring, place);
                     count(&drain.counters.samples_dropped_ring_full, samples);
-                    if let Some((span, _)) = owner(&mut self.marks, stretch, position) {
+                    if let Some(span) = owner(&mut self.marks, stretch, position) {
                         drain.pending.note(span, |pending| pending.ring_full += samples);
                     }
                 }
@@ -342,21 +383,21 @@ fn count(counter: &AtomicU64, count: u64) {
     Counters::add(counter, count);
 }
 
-/// The span that a sample at `position` belongs to, and the CPU time it stands for. Positions are
-/// asked for in order: marks that lie before are dropped.
+/// The span that a sample at `position` belongs to. Positions are asked for in order: marks that lie before are
+/// dropped.
 pub(super) fn owner(
     marks: &mut VecDeque<Mark>,
     stretch: Stretch,
     position: u64,
-) -> Option<(SpanKey, u64)> {
+) -> Option<SpanKey> {
     while marks.front().is_some_and(|mark| mark.to <= position) {
         marks.pop_front();
     }
     if let Some(mark) = marks.front().filter(|mark| mark.from <= position) {
-        return Some((mark.span, mark.period_ns));
+        return Some(mark.span);
     }
     let is_open = stretch.from <= position;
-    stretch.span.filter(|_| is_open).map(|span| (span, stretch.period_ns))
+    stretch.span.filter(|_| is_open)
 }
 
 /// From here on the entries of a chain are not addresses but say whose the next ones are
@@ -427,7 +468,7 @@ mod tests {
     const B: SpanKey = SpanKey::new(2).unwrap();
 
     fn mark(span: SpanKey, from: u64, to: u64) -> Mark {
-        Mark { span, from, to, period_ns: 5 }
+        Mark { span, from, to }
     }
 
     fn owners(
@@ -437,11 +478,8 @@ mod tests {
         positions: &[u64],
     ) -> Vec<Option<SpanKey>> {
         let mut marks: VecDeque<_> = marks.iter().copied().collect();
-        let stretch = Stretch { span: open, from, period_ns: 7, is_in_hook: false };
-        positions
-            .iter()
-            .map(|position| owner(&mut marks, stretch, *position).map(|(span, _)| span))
-            .collect()
+        let stretch = Stretch { span: open, from, is_in_hook: false };
+        positions.iter().map(|position| owner(&mut marks, stretch, *position)).collect()
     }
 
     #[test]
@@ -461,13 +499,5 @@ mod tests {
     fn outside_all_stretches_a_sample_belongs_to_nobody() {
         assert_eq!(owners(&[], None, 0, &[0, 32]), [None, None]);
         assert_eq!(owners(&[], Some(A), 64, &[32]), [None]);
-    }
-
-    #[test]
-    fn each_stretch_has_its_own_period() {
-        let mut marks = VecDeque::from([mark(A, 0, 32)]);
-        let stretch = Stretch { span: Some(B), from: 32, period_ns: 7, is_in_hook: false };
-        assert_eq!(owner(&mut marks, stretch, 0), Some((A, 5)));
-        assert_eq!(owner(&mut marks, stretch, 32), Some((B, 7)));
     }
 }

@@ -22,7 +22,7 @@ use crate::keep::{
 use crate::otel::{AttributeNames, Close, LayerOrder, Meeting, Order, OtelSpan};
 use crate::profile::ProfileId;
 use crate::redact::Redaction;
-use crate::sampler::{Sampler, SourceSettings, period_for};
+use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
     Account, Closing, Described, Plan, RegistryId, SAMPLED_ITSELF, Spans, TraceIds, Verdict,
     forget_this_thread, is_ignored, spawn_ignored,
@@ -62,8 +62,6 @@ pub(crate) struct Parts {
     pub(crate) gate: &'static Gate,
     pub(crate) order: Arc<LayerOrder>,
     pub(crate) source_settings: SourceSettings,
-    /// Between samples, if it is set and not what the rules say.
-    pub(crate) fixed_period: Option<Duration>,
     pub(crate) exporter: Box<dyn Exporter>,
     /// What is wrong with it, if something is.
     pub(crate) problem: Option<String>,
@@ -86,8 +84,6 @@ pub(crate) struct Engine {
     without_samples: NoProfile,
     only_sampled_traces: bool,
     pub(crate) source_settings: SourceSettings,
-    /// Between samples, whatever the rules say.
-    fixed_period: Option<Duration>,
     /// What the source is and cannot see, and whether that is less than was asked for.
     pub(crate) source_line: (String, bool),
     pub(super) attributes: AttributeNames,
@@ -129,7 +125,7 @@ impl Engine {
         let (jobs, to_do) = channel::unbounded();
         let gate = parts.gate;
         let is_failing = parts.problem.is_some();
-        let source_line = parts.source.describe(parts.spans.base_period_ns());
+        let source_line = parts.source.describe();
         let engine = Arc::new(Self {
             spans: parts.spans,
             callsites: parts.callsites,
@@ -142,7 +138,6 @@ impl Engine {
             },
             only_sampled_traces: parts.only_sampled_traces,
             source_settings: parts.source_settings,
-            fixed_period: parts.fixed_period,
             source_line,
             attributes: parts.attributes,
             redaction: parts.redaction,
@@ -214,14 +209,8 @@ impl Engine {
         Stats { spans_seen: self.spans.seen(), ..self.counters.snapshot() }
     }
 
-    /// From now on spans that are made have these rules, and threads in general are sampled so often,
-    /// from their next look on. Spans that are open keep theirs.
+    /// From now on spans that are made have these rules. Spans that are open keep theirs.
     pub(crate) fn replace_rules(&self, rules: Rules) {
-        // Without rules the spans that are open go on to be sampled as they were.
-        if !rules.is_off() {
-            let period = self.fixed_period.unwrap_or_else(|| period_for(rules.usual_latency()));
-            self.spans.set_base_period_ns(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
-        }
         self.callsites.replace(rules);
         self.waker.wake();
     }

@@ -69,6 +69,12 @@ impl Gate {
         self.state.load(Ordering::Relaxed) & OPEN != 0
     }
 
+    /// Whether it is open, and nothing else is to be said.
+    #[inline(always)]
+    pub(crate) fn is_only_open(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == OPEN
+    }
+
     #[inline(always)]
     pub(crate) fn must_look(&self) -> bool {
         self.state.load(Ordering::Relaxed) & LOOK != 0

@@ -34,10 +34,11 @@ impl Collector {
         let now = clock.now();
         let now_ns = clock.raw_ns(now);
         let mut until_old = Duration::MAX;
+        let times = self.budget.times();
         for sampled in &mut self.sampled {
             // Meanwhile the rings of others fill.
             let may_arm = self.looked.elapsed() < MOST_ARMING;
-            let can_close = sampled.look_at_age(self.looked, now, may_arm, &self.source);
+            let can_close = sampled.look_at_age(self.looked, now, may_arm, times, &self.source);
             self.can_close |= can_close;
             if sampled.is_unarmed() {
                 let left = sampled.recording.old_at().saturating_sub(now);

@@ -77,11 +77,11 @@ impl Samples {
         let marks = self.places.chunks(SAMPLES_PER_MARK).zip(1..).filter_map(|(places, key)| {
             let (first, last) = (places.first()?, places.last()?);
             let span = SpanKey::new(key)?;
-            Some(Mark { span, from: first.position, to: last.position + 1, period_ns: 1 })
+            Some(Mark { span, from: first.position, to: last.position + 1 })
         });
         let mut marks: VecDeque<_> = marks.collect();
         let from = self.bytes.len() as u64;
-        let stretch = Stretch { span: None, from, period_ns: 1, is_in_hook: false };
+        let stretch = Stretch { span: None, from, is_in_hook: false };
         let owners = self.places.iter().map(|place| owner(&mut marks, stretch, place.position));
         owners.flatten().count()
     }

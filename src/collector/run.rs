@@ -21,7 +21,7 @@ use super::waits::{Captures, LOOK};
 use crate::keep::{Epoch, Taken};
 use crate::otel::EndedSpan;
 use crate::sampler::Sampler;
-use crate::span::{Arming, LOOK_INTERVAL, Notice, Recording, SpanKey};
+use crate::span::{Arming, Notice, Recording, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -30,7 +30,6 @@ use crate::unwind::Unwinder;
 const LINGER: Duration = Duration::from_secs(2);
 /// After how long without a profiled span a thread is disarmed.
 const IDLE: Duration = Duration::from_secs(10);
-const _: () = assert!(IDLE.as_secs() >= 2 * LOOK_INTERVAL.as_secs());
 const MINUTE: Duration = Duration::from_secs(60);
 /// How often the clock's rate is measured anew.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
@@ -79,7 +78,7 @@ pub(super) struct Collector {
     /// Whether the last look saw one there.
     pub(super) is_in_span: bool,
     pub(super) overdue: Overdue,
-    budget: Budget,
+    pub(super) budget: Budget,
     /// For profiles until they are exported.
     room: Room,
     /// When it was last said that the rate is lowered.
@@ -454,7 +453,7 @@ impl Collector {
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
-            period_ns: self.engine.spans.base_period_ns(),
+            period_ns: self.source.periods().first(),
             most_samples: self.limits.samples_per_profile,
             most_bytes: room.most_bytes,
             hides_kernel: self.source.hides_kernel_alone(),
@@ -494,7 +493,7 @@ impl Collector {
         let used_ns = self.engine.counters.draining_cpu_ns.load(Ordering::Relaxed);
         let before = self.budget.times();
         let Some(times) = self.budget.look(now, used_ns) else { return };
-        self.engine.spans.set_stretch(times);
+        self.source.stretch(times);
         let is_first = self.told_of_rate.is_none_or(|told| now.duration_since(told) >= MINUTE);
         if times < before {
             return;

@@ -18,8 +18,8 @@ use crate::keep::{Callsites, Keep, Keeper, Kept, MOST_PROMISED, OnKept, Rules};
 use crate::layer::ProfilingLayer;
 use crate::otel::{AttributeNames, LayerOrder};
 use crate::redact::Redaction;
-use crate::sampler::{Sampler, Source, SourceSettings, period_for, period_of_rate};
-use crate::span::{JUDGES_CPU, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, Spans, TIGHTER, WATCHED};
+use crate::sampler::{Periods, Sampler, Source, SourceSettings};
+use crate::span::{JUDGES_CPU, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, Spans, WATCHED};
 use crate::stats::Counters;
 use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
@@ -102,7 +102,7 @@ impl Builder {
                 source: Source::default(),
                 timer_clock: TimerClock::default(),
                 stack_bytes: DEFAULT_STACK_BYTES,
-                period: None,
+                periods: None,
                 waits: true,
                 arm_after: None,
             },
@@ -174,12 +174,11 @@ impl Builder {
         self
     }
 
-    /// Samples a second of CPU time, from 1 to 10,000. By default the rate follows the latency of
-    /// the rules: a span that is just slow enough to be kept has about 50 samples, at no more than
-    /// 1,000 and no less than 100 a second, and of `always` no less than 200.
+    /// Samples a second of CPU time, from 1 to 10,000, of each thread in a span that is sampled. By default 1,000; a
+    /// thread that has had some 500 in a few seconds falls to 200 a second, and one that goes on for long to 100.
     #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
-        self.source.period = Some(period_of_rate(hertz.clamp(*RATES.start(), *RATES.end())));
+        self.source.periods = Some(Periods::of_rate(hertz.clamp(*RATES.start(), *RATES.end())));
         self
     }
 
@@ -428,11 +427,8 @@ impl Builder {
         let clock = Clock::new();
         let counters = Arc::new(Counters::default());
         let poller = Poller::new().map_err(Error::thread)?;
-        let usual = || period_for(self.rules.usual_latency());
-        let period = self.source.period.unwrap_or_else(usual);
-        let base_period_ns = nanoseconds(period);
         let request = SampleRequest {
-            period_ns: base_period_ns,
+            period_ns: self.source.periods.unwrap_or(Periods::USUAL).first(),
             stack_bytes: self.source.stack_bytes,
             ring_bytes: RING_BYTES,
             wake_after_bytes: (RING_BYTES / WAKE_SHARE) as u32,
@@ -440,24 +436,15 @@ impl Builder {
             position_step: 0,
         };
         let source = Sampler::new(self.source, request, &poller.waker(), Arc::clone(&counters));
-        let fixed_period = self.source.period;
         let ticks_a_second = clock.ticks(Duration::from_secs(1));
         let arm_after = self.source.arm_after;
-        let plan = move |keep: &Keep, rate: Option<u32>, usual_latency: Option<Duration>| {
-            let period = fixed_period.is_none().then(|| match rate {
-                Some(hertz) => period_of_rate(hertz),
-                None => period_for(keep.least_for_rate()),
-            });
-            let base = fixed_period.unwrap_or_else(|| period_for(usual_latency));
-            let plan = plan(keep, ticks_a_second, period, nanoseconds(base));
-            let arm_after = arm_after.unwrap_or_else(|| keep.arm_after());
-            Plan { arm_after: in_ticks(arm_after, ticks_a_second), ..plan }
+        let plan = move |keep: &Keep| {
+            plan(keep, ticks_a_second, arm_after.unwrap_or_else(|| keep.arm_after()))
         };
         let callsites = Callsites::new(self.rules.clone(), Box::new(plan), Arc::clone(&counters));
         let most_pending = self.pending_profiles.min(waiting_profiles(self.export_bytes));
         let keeper = Keeper::new(self.profiles_per_minute).with_most_promised(most_pending);
-        let spans =
-            Spans::new(clock, Box::new(source.clone()), base_period_ns, Arc::clone(&counters));
+        let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
         let resource = self.resource.unwrap_or_else(default_resource);
         #[cfg(feature = "_otlp")]
         let from_env = |resource: &Resource| {
@@ -492,7 +479,7 @@ impl Builder {
                 samples_per_profile: self.samples_per_profile,
                 pending_spans: self.pending_spans,
                 export_bytes: self.export_bytes,
-                cpu_percent: match (self.cpu_percent, fixed_period) {
+                cpu_percent: match (self.cpu_percent, self.source.periods) {
                     (None, None) => Some(DEFAULT_CPU_PERCENT),
                     (percent, _) => percent.filter(|percent| *percent > 0),
                 },
@@ -501,8 +488,7 @@ impl Builder {
             },
             gate,
             order,
-            fixed_period,
-            source_settings: SourceSettings { period: Some(period), ..self.source },
+            source_settings: self.source,
             exporter,
             problem,
             on_kept: self.on_kept,
@@ -534,19 +520,20 @@ impl std::fmt::Debug for Builder {
     }
 }
 
-/// What the hooks must know of spans that are kept so, and sampled so often if that is given.
-fn plan(keep: &Keep, ticks_a_second: u64, period: Option<Duration>, base_period_ns: u64) -> Plan {
+/// What the hooks must know of spans that are kept so, and sampled after that time.
+fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Plan {
+    let in_ticks = |duration| in_ticks(duration, ticks_a_second);
     let suspect_after = keep.shortest().map_or(u64::MAX, |shortest| {
-        let ticks = in_ticks(shortest, ticks_a_second);
+        let ticks = in_ticks(shortest);
         // The clock's rate gets better with time: what may be over by the last word on it must be
         // looked at.
         ticks - ticks / 1024
     });
-    let period_ns = period.map_or(base_period_ns, nanoseconds);
+    // One that is kept for something else: as if a second were too long.
+    let slow = keep.shortest().unwrap_or(Duration::from_secs(1)).max(arm_after.saturating_mul(20));
     let mut flags = 0;
     for (is_so, flag) in [
         (keep.on_error(), KEEP_ON_ERROR),
-        (period_ns < base_period_ns, TIGHTER),
         (keep.must_see_all(), SUSPECT),
         (keep.one_in().is_some(), ONE_IN),
         (keep.judges_cpu(), JUDGES_CPU),
@@ -555,22 +542,27 @@ fn plan(keep: &Keep, ticks_a_second: u64, period: Option<Duration>, base_period_
     ] {
         flags |= if is_so { flag } else { 0 };
     }
-    Plan { number: 0, flags, suspect_after, arm_after: 0, period_ns }
+    Plan {
+        number: 0,
+        flags,
+        suspect_after,
+        arm_after: in_ticks(arm_after),
+        long_after: in_ticks(slow.saturating_mul(LONG_TIMES)),
+    }
 }
+
+/// A span that is open for so many times as long as is too slow is one that holds others.
+const LONG_TIMES: u32 = 10;
 
 fn in_ticks(duration: Duration, ticks_a_second: u64) -> u64 {
     let ticks = duration.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
     u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keep::{Condition, Rule};
+    use crate::keep::Condition;
 
     /// Of ticks that are nanoseconds.
     const SECOND: u64 = 1_000_000_000;
@@ -578,35 +570,27 @@ mod tests {
     #[test]
     fn what_is_out_of_range_is_brought_into_it() {
         let builder = Builder::new().rate(0).stack_bytes(70_000).max_depth(0);
-        assert_eq!(builder.source.period, Some(Duration::from_secs(1)));
+        assert_eq!(builder.source.periods, Some(Periods::of_rate(1)));
         assert_eq!(builder.source.stack_bytes, 65_448);
         assert_eq!(builder.max_depth, 1);
         assert_eq!(Builder::new().stack_bytes(5_003).source.stack_bytes, 5_000);
     }
 
     #[test]
-    fn a_tighter_rule_asks_for_a_higher_rate_unless_it_is_set() {
-        let keep = Keep::slower_than(Duration::from_millis(50));
-        let tight = plan(&keep, SECOND, Some(period_for(keep.latency())), 4_985_000);
-        assert_eq!((tight.flags, tight.period_ns), (TIGHTER, 997_000));
-        assert_eq!(plan(&keep, SECOND, None, 4_985_000).flags, 0);
-        let slower = plan(&Keep::failed(), SECOND, Some(period_of_rate(100)), 4_985_000);
-        assert_eq!(slower.flags, KEEP_ON_ERROR);
+    fn a_span_that_holds_others_is_open_for_ten_times_as_long_as_is_slow() {
+        let ms = Duration::from_millis;
+        let long_after = |keep: &Keep, arm_after| plan(keep, SECOND, arm_after).long_after;
+        assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 2_500_000_000);
+        assert_eq!(long_after(&Keep::failed(), ms(1)), 10 * SECOND);
+        // As long as it takes to be old, twenty times.
+        assert_eq!(long_after(&Keep::slower_than(ms(5)), ms(20)), 4 * SECOND);
+        assert_eq!(long_after(&Keep::failed(), Duration::MAX), u64::MAX);
     }
 
     #[test]
-    fn what_keeps_all_is_sampled_as_often_as_by_default_at_least() {
-        let second = Duration::from_secs(1);
-        let usual = period_for(Rules::default().usual_latency());
+    fn what_keeps_all_hangs_for_as_long_as_its_latency_says() {
         let all = Keep::when(Condition::Always);
-        for keep in [all, all.or_slower_than(second), all.or_failed()] {
-            assert_eq!(period_for(keep.least_for_rate()), usual, "{keep}");
-            let rules = Rules::new([Rule::for_all(keep)]);
-            assert_eq!(period_for(rules.usual_latency()), usual, "{rules}");
-        }
-        let tight = all.or_slower_than(Duration::from_millis(50));
-        assert!(period_for(tight.least_for_rate()) < usual);
-        // It hangs as it did.
+        let second = Duration::from_secs(1);
         assert_eq!(all.or_slower_than(3 * second).hung_limit(), Some(30 * second));
         assert_eq!(all.hung_limit(), None);
     }
@@ -614,7 +598,7 @@ mod tests {
     #[test]
     fn suspicion_begins_a_little_before_the_threshold() {
         let keep = Keep::slower_than(Duration::from_millis(250));
-        let after = plan(&keep, SECOND, None, 1).suspect_after;
+        let after = plan(&keep, SECOND, Duration::ZERO).suspect_after;
         assert!(after < 250_000_000 && after > 249_000_000);
     }
 }

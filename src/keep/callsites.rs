@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tracing::Metadata;
 
-use super::attribute::Settings;
+use super::attribute;
 use super::fields::FieldRules;
 use super::percentile::{MOST_SKETCHES, Sketch};
 use super::plans::{Callsite, Plans};
@@ -50,7 +50,7 @@ struct Entry {
     decided: AtomicU64,
     suspect_after: AtomicU64,
     arm_after: AtomicU64,
-    period_ns: AtomicU64,
+    long_after: AtomicU64,
     flags: AtomicU32,
 }
 
@@ -76,8 +76,6 @@ struct Known {
 struct Decision {
     address: usize,
     rules: Vec<u32>,
-    /// On which the rate depends.
-    usual_latency: Option<Duration>,
 }
 
 /// What came of a decision.
@@ -110,12 +108,10 @@ struct Candidate<'a> {
     rule: &'a Rule,
     number: u32,
     keep: Keep,
-    rate: Option<u32>,
 }
 
-/// Says what spans get that are kept so, and sampled at that rate, if one is given, where spans in
-/// general are kept above that latency. The number does not matter.
-pub(crate) type MakePlan = Box<dyn Fn(&Keep, Option<u32>, Option<Duration>) -> Plan + Send + Sync>;
+/// Says what spans get that are kept so. The number does not matter.
+pub(crate) type MakePlan = Box<dyn Fn(&Keep) -> Plan + Send + Sync>;
 
 struct Planner(MakePlan);
 
@@ -316,13 +312,12 @@ impl Callsites {
         let decision = Decision {
             address,
             rules: candidates.iter().map(|candidate| candidate.number).collect(),
-            usual_latency: rules.usual_latency(),
         };
         if let Some(decided) = known.by_decision.get_mut(&decision) {
             decided.generation = generation;
             return decided.number;
         }
-        let (number, numbers) = self.plan_all(metadata, &candidates, decision.usual_latency, known);
+        let (number, numbers) = self.plan_all(metadata, &candidates, known);
         known.by_decision.insert(decision, Decided { number, numbers, generation });
         number
     }
@@ -332,7 +327,6 @@ impl Callsites {
         &self,
         metadata: &'static Metadata<'static>,
         candidates: &[Candidate<'_>],
-        usual_latency: Option<Duration>,
         known: &mut Known,
     ) -> (Option<u32>, Range<u32>) {
         let (sure, by_values) = match candidates.split_last() {
@@ -365,8 +359,7 @@ impl Callsites {
             Arc::new(fields)
         });
         let mut set = |number, candidate: Option<&Candidate<'_>>| {
-            let callsite =
-                self.callsite(metadata, number, candidate, fields.clone(), usual_latency, known);
+            let callsite = self.callsite(metadata, number, candidate, fields.clone(), known);
             self.plans.set(number, callsite);
         };
         for (number, candidate) in numbers.iter().zip(by_values) {
@@ -390,12 +383,11 @@ impl Callsites {
         number: u32,
         candidate: Option<&Candidate<'_>>,
         fields: Option<Arc<FieldRules>>,
-        usual_latency: Option<Duration>,
         known: &mut Known,
     ) -> Callsite {
         let keep = candidate.map_or(Keep::never(), |candidate| candidate.keep);
         let rule = candidate.map_or(u32::MAX, |candidate| candidate.number);
-        let plan = self.planner.0(&keep, candidate.and_then(|one| one.rate), usual_latency);
+        let plan = self.planner.0(&keep);
         let has_status = metadata.fields().field(STATUS_FIELD).is_some();
         let status = if has_status { HAS_STATUS } else { 0 };
         let values = if fields.is_some() { HAS_FIELDS } else { 0 };
@@ -487,27 +479,19 @@ fn candidates<'a>(
             rule,
             number: number(RuleKey::Rule(Box::new(rule.clone()))),
             keep: *rule.keep(),
-            rate: None,
         })
         .collect();
     // A directive that names the span or its target beats the attribute.
-    let last = candidates.last_mut().filter(|_| is_decided);
-    if last.as_ref().is_some_and(|last| !last.rule.is_for_all()) {
+    let last = candidates.last().filter(|_| is_decided);
+    if last.is_some_and(|last| !last.rule.is_for_all()) {
         return candidates;
     }
-    let Some(Settings { keep, rate }) = Settings::of(metadata) else { return candidates };
-    match (keep, last) {
-        (Some(keep), last) => {
-            let number = number(RuleKey::Attribute(address));
-            let rule = last.map_or(Rule::any(), |last| last.rule);
-            if is_decided {
-                candidates.pop();
-            }
-            candidates.push(Candidate { rule, number, keep, rate });
-        }
-        (None, Some(last)) => last.rate = rate,
-        (None, None) => {}
+    let Some(keep) = attribute::keep_of(metadata) else { return candidates };
+    let rule = last.map_or(Rule::any(), |last| last.rule);
+    if is_decided {
+        candidates.pop();
     }
+    candidates.push(Candidate { rule, number: number(RuleKey::Attribute(address)), keep });
     candidates
 }
 
@@ -549,7 +533,7 @@ impl Entry {
             flags: self.flags.load(Ordering::Acquire),
             suspect_after: self.suspect_after.load(Ordering::Acquire),
             arm_after: self.arm_after.load(Ordering::Acquire),
-            period_ns: self.period_ns.load(Ordering::Acquire),
+            long_after: self.long_after.load(Ordering::Acquire),
         };
         (self.decided.load(Ordering::Relaxed) == decided).then_some(Some(plan))
     }
@@ -563,7 +547,7 @@ impl Entry {
             self.flags.store(plan.flags, Ordering::Release);
             self.suspect_after.store(plan.suspect_after, Ordering::Release);
             self.arm_after.store(plan.arm_after, Ordering::Release);
-            self.period_ns.store(plan.period_ns, Ordering::Release);
+            self.long_after.store(plan.long_after, Ordering::Release);
         }
         let number = plan.map_or(0, |plan| plan.number + 1);
         let decided = u64::from(generation) << u32::BITS | u64::from(number);
@@ -581,12 +565,12 @@ mod tests {
     use super::*;
 
     fn callsites(rules: Rules) -> Callsites {
-        let plan = |keep: &Keep, rate: Option<u32>, _: Option<Duration>| Plan {
+        let plan = |keep: &Keep| Plan {
             number: 0,
             flags: 0,
             suspect_after: keep.latency().map_or(u64::MAX, |latency| latency.as_nanos() as u64),
             arm_after: 0,
-            period_ns: rate.map_or(5, u64::from),
+            long_after: 0,
         };
         Callsites::new(rules, Box::new(plan), Arc::default())
     }
@@ -629,18 +613,16 @@ mod tests {
         with_spans(|| {
             let span = |target| match target {
                 "named" => tracing::info_span!(
-                    target: "named", "a", "tracing_profiling threshold_ns=7 rate=9" = tracing::field::Empty
+                    target: "named", "a", "tracing_profiling threshold_ns=7" = tracing::field::Empty
                 ),
                 _ => tracing::info_span!(
                     "a",
-                    "tracing_profiling threshold_ns=7 rate=9" = tracing::field::Empty
+                    "tracing_profiling threshold_ns=7" = tracing::field::Empty
                 ),
             };
             let (named, plain) = (metadata_of(&span("named")), metadata_of(&span("")));
-            let rate_only = metadata_of(&tracing::info_span!(
-                "b",
-                "tracing_profiling rate=9" = tracing::field::Empty
-            ));
+            let says_nothing =
+                metadata_of(&tracing::info_span!("b", "tracing_profiling" = tracing::field::Empty));
             let off = metadata_of(&tracing::info_span!(
                 "c",
                 "tracing_profiling off" = tracing::field::Empty
@@ -651,11 +633,11 @@ mod tests {
             let seen = |metadata| {
                 let plan = callsites.find(metadata)?;
                 let rule = callsites.get(plan.number)?.rule;
-                Some((plan.suspect_after, plan.period_ns, rule))
+                Some((plan.suspect_after, rule))
             };
-            assert_eq!(seen(named), Some((50, 5, 0)));
-            assert_eq!(seen(plain), Some((7, 9, 2)), "a rule of its own");
-            assert_eq!(seen(rate_only), Some((100, 9, 1)));
+            assert_eq!(seen(named), Some((50, 0)));
+            assert_eq!(seen(plain), Some((7, 2)), "a rule of its own");
+            assert_eq!(seen(says_nothing), Some((100, 1)));
             assert_eq!(seen(off), None);
         });
     }
@@ -674,7 +656,7 @@ mod tests {
                     flags: 0,
                     suspect_after: 1,
                     arm_after: 0,
-                    period_ns: 1,
+                    long_after: 0,
                 };
                 callsites.remember(address << 4, Some(&plan), 0, &mut in_table);
             }
@@ -781,7 +763,7 @@ mod tests {
             flags: generation,
             suspect_after: u64::from(generation),
             arm_after: 0,
-            period_ns: u64::from(generation),
+            long_after: u64::from(generation),
         };
         let generation = AtomicU32::new(1);
         std::thread::scope(|scope| {

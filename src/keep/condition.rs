@@ -328,12 +328,6 @@ impl Keep {
         Self { idle: Shares::NONE, ..*self }.times().min()
     }
 
-    /// The time for which there should be samples. What keeps all spans has as many of them as the default rules.
-    pub(crate) fn least_for_rate(&self) -> Option<Duration> {
-        let usual = self.always.then_some(DEFAULT_LATENCY);
-        self.least_time().into_iter().chain(usual).min()
-    }
-
     /// The wall time above which a span may have to be kept for how long it was, or where its time went.
     /// `None` if that never keeps it.
     pub(crate) fn shortest(&self) -> Option<Duration> {

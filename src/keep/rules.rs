@@ -1,7 +1,6 @@
 //! Which spans are kept, and when.
 
 use std::fmt;
-use std::time::Duration;
 
 use tracing::Metadata;
 
@@ -197,15 +196,6 @@ impl Rules {
         let is_said = self.0.is_empty() || self.0.iter().any(Rule::is_for_all);
         is_said && self.0.iter().all(|rule| rule.keep.is_never())
     }
-
-    /// The threshold of spans in general: of the rule for all if there is one, else the least.
-    pub(crate) fn usual_latency(&self) -> Option<Duration> {
-        let general = self.0.iter().filter(|rule| rule.is_for_all());
-        general
-            .filter_map(|rule| rule.keep.least_for_rate())
-            .next_back()
-            .or_else(|| self.0.iter().filter_map(|rule| rule.keep.least_for_rate()).min())
-    }
 }
 
 /// As text, of the form that they are read from.
@@ -226,6 +216,8 @@ mod tests {
     use tracing::field::FieldSet;
     use tracing::metadata::Kind;
     use tracing::{Level, Metadata};
+
+    use std::time::Duration;
 
     use super::*;
 
@@ -289,14 +281,5 @@ mod tests {
         assert!(!Rules::new([Rule::for_span("x", Keep::never())]).is_off());
         assert!(!Rules::new([Rule::for_all(Keep::never()), Rule::for_span("x", FAST)]).is_off());
         assert!(!Rules::new([Rule::for_all(Keep::failed())]).is_off());
-    }
-
-    #[test]
-    fn the_usual_latency_is_that_of_the_rule_for_all() {
-        let all = Rule::for_all(SLOW);
-        let shop = Rule::for_target("shop", FAST);
-        assert_eq!(Rules::new([all, shop.clone()]).usual_latency(), SLOW.latency());
-        assert_eq!(Rules::new([shop]).usual_latency(), FAST.latency());
-        assert_eq!(Rules::new([Rule::for_all(Keep::failed())]).usual_latency(), None);
     }
 }

@@ -1,15 +1,15 @@
 //! Which source samples which thread.
 
-use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::counters::{HardwareCounts, parse_group};
 use super::perf::Perf;
+use super::period::{Periods, stretched};
 use super::record::{Record, Records};
 use super::timer::Timers;
 use crate::span::{ArmThreads, Arming, Begun, Recording, ThreadSource, Usage};
@@ -52,8 +52,8 @@ pub(crate) struct SourceSettings {
     pub(crate) source: Source,
     pub(crate) timer_clock: TimerClock,
     pub(crate) stack_bytes: u32,
-    /// Between samples; `None` to let the rules decide.
-    pub(crate) period: Option<Duration>,
+    /// `None` for the usual ones.
+    pub(crate) periods: Option<Periods>,
     /// Whether to look where threads wait.
     pub(crate) waits: bool,
     /// For how long a span is entered before threads in it are sampled; `None` to let its rule decide.
@@ -73,6 +73,9 @@ struct Shared {
     is_over: Mutex<bool>,
     counters: Arc<Counters>,
     waker: Waker,
+    periods: Periods,
+    /// That of a thread that begins.
+    first_period_ns: AtomicU64,
     new: Mutex<Vec<Arc<Recording>>>,
     /// What a test has in the place of both.
     #[cfg(test)]
@@ -82,7 +85,7 @@ struct Shared {
 impl Sampler {
     /// Tries out on the calling thread what this process is allowed.
     pub(crate) fn new(
-        SourceSettings { source, timer_clock, .. }: SourceSettings,
+        SourceSettings { source, timer_clock, periods, .. }: SourceSettings,
         request: SampleRequest,
         waker: &Waker,
         counters: Arc<Counters>,
@@ -97,6 +100,7 @@ impl Sampler {
             timers.as_ref().filter(|_| needs_timers).and_then(|timers| timers.probe().err());
         // The rest may be otherwise by the time the first thread is armed.
         let timers_refused = timers_refused.filter(|why| why.is_for_good());
+        let periods = periods.unwrap_or(Periods::USUAL);
         Self(Arc::new(Shared {
             perf,
             timers,
@@ -104,6 +108,8 @@ impl Sampler {
             is_over: Mutex::new(false),
             counters,
             waker: waker.clone(),
+            periods,
+            first_period_ns: AtomicU64::new(periods.first()),
             new: Mutex::default(),
             #[cfg(test)]
             scripted: std::sync::OnceLock::new(),
@@ -118,10 +124,20 @@ impl Sampler {
         !has_perf && !has_timers
     }
 
+    pub(crate) fn periods(&self) -> Periods {
+        self.0.periods
+    }
+
+    /// The time between samples of threads that begin from now on is so many times as long.
+    pub(crate) fn stretch(&self, times: f64) {
+        let first = stretched(self.0.periods.first(), times);
+        self.0.first_period_ns.store(first, Ordering::Relaxed);
+    }
+
     /// What runs here, what it cannot see and what would change that, in one line. Whether it is
     /// less than was asked for.
-    pub(crate) fn describe(&self, period_ns: u64) -> (String, bool) {
-        let (mut line, is_less) = self.describe_source(period_ns);
+    pub(crate) fn describe(&self) -> (String, bool) {
+        let (mut line, is_less) = self.describe_source();
         if sys::thread_cpu_ns().is_none() {
             line.push_str(
                 "; whether threads run inside spans is unknown: `on_cpu` and `off_cpu` of rules hold for no span",
@@ -130,9 +146,9 @@ impl Sampler {
         (line, is_less)
     }
 
-    fn describe_source(&self, period_ns: u64) -> (String, bool) {
+    fn describe_source(&self) -> (String, bool) {
         let shared = &*self.0;
-        let rate = 1e9 / period_ns.max(1) as f64;
+        let periods = shared.periods;
         let is_elsewhere = |why| why == Some(WhyRefused::OtherSystem);
         let of_perf = shared.perf.as_ref().and_then(Perf::refused);
         if is_elsewhere(of_perf) || is_elsewhere(shared.timers_refused) {
@@ -140,7 +156,7 @@ impl Sampler {
         }
         let perf_refused = match &shared.perf {
             Some(perf) => match perf.refused() {
-                None => return (describe_perf(perf, rate), false),
+                None => return (describe_perf(perf, periods), false),
                 Some(WhyRefused::NotSupported) => NO_PERF_HERE,
                 Some(WhyRefused::Deadly) => PERF_DEADLY,
                 Some(_) => PERF_REFUSED,
@@ -148,7 +164,7 @@ impl Sampler {
             None => "it was not asked for",
         };
         match (&shared.timers, shared.timers_refused) {
-            (Some(timers), None) => (describe_timers(timers, rate, period_ns, perf_refused), false),
+            (Some(timers), None) => (describe_timers(timers, periods, perf_refused), false),
             (None, _) if shared.perf.is_none() => (
                 "source none, as asked for: kept spans have their times but no stacks".to_owned(),
                 false,
@@ -338,7 +354,16 @@ const PERF_REFUSED: &str = "perf_event_open is refused; allow it on the host wit
     `sysctl kernel.perf_event_paranoid=2`, in a container with the capability PERFMON \
     (`docker run --cap-add PERFMON`)";
 
-fn describe_perf(perf: &Perf, rate: f64) -> String {
+fn describe_rate(periods: Periods) -> String {
+    let rate = |period_ns: u64| 1e9 / period_ns.max(1) as f64;
+    let (first, last) = (rate(periods.first()), rate(periods.last()));
+    if periods.first() == periods.last() {
+        return format!("{first:.0} samples a second of CPU time");
+    }
+    format!("{first:.0} samples a second of CPU time, down to {last:.0} of a thread that has many")
+}
+
+fn describe_perf(perf: &Perf, periods: Periods) -> String {
     let kernel = if perf.sees_kernel() {
         "time in the kernel has its frames"
     } else {
@@ -346,21 +371,22 @@ fn describe_perf(perf: &Perf, rate: f64) -> String {
              kernel.perf_event_paranoid=1)"
     };
     let hardware = if perf.has_hardware() { "counted" } else { "not available" };
-    format!(
-        "source perf: {rate:.0} samples a second of CPU time; {kernel}; hardware counters {hardware}"
-    )
+    let rate = describe_rate(periods);
+    format!("source perf: {rate}; {kernel}; hardware counters {hardware}")
 }
 
-fn describe_timers(timers: &Timers, rate: f64, period_ns: u64, perf_refused: &str) -> String {
+fn describe_timers(timers: &Timers, periods: Periods, perf_refused: &str) -> String {
+    let period_ns = periods.first();
+    let wanted = 1e9 / period_ns.max(1) as f64;
     let rate = match (timers.clock(), sys::tick_ns()) {
         (TimerClock::Cpu, Some(tick_ns)) if tick_ns > period_ns => format!(
-            "{:.0} samples a second of CPU time, the kernel's tick, instead of {rate:.0} (finer with \
+            "{:.0} samples a second of CPU time, the kernel's tick, instead of {wanted:.0} (finer with \
              TRACING_PROFILING_TIMER_CLOCK=monotonic, which interrupts waiting system calls)",
             1e9 / tick_ns as f64
         ),
-        (TimerClock::Cpu, _) => format!("{rate:.0} samples a second of CPU time"),
+        (TimerClock::Cpu, _) => describe_rate(periods),
         (TimerClock::Monotonic, _) => {
-            format!("{rate:.0} samples a second, which interrupt waiting system calls")
+            format!("{}, which interrupt waiting system calls", describe_rate(periods))
         }
     };
     format!(
@@ -404,7 +430,9 @@ impl ArmThreads for Sampler {
             }
             let first = Arc::new(Arming::none());
             let tid = sys::current_tid();
-            let recording = Arc::new(Recording::new(tid, stack, Arc::clone(&first)));
+            let period_ns = self.0.first_period_ns.load(Ordering::Relaxed);
+            let recording = Recording::new(tid, stack, period_ns, Arc::clone(&first));
+            let recording = Arc::new(recording);
             let is_over = self.0.is_over.lock();
             if *is_over {
                 recording.end();
@@ -521,11 +549,6 @@ impl ThreadSource for SampledThread {
 
     fn wake_collector(&self) {
         self.waker.wake();
-    }
-
-    fn set_period_ns(&mut self, arming: &Arming, period_ns: u64) -> io::Result<()> {
-        let ring = arming.ring.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        ring.set_period_ns(period_ns)
     }
 }
 

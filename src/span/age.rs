@@ -63,7 +63,7 @@ impl Spans {
         self.for_ancestors(slot, |ancestor| {
             let is_apart = ancestor.id().is_some_and(|id| !state.is_in(id));
             if is_apart {
-                ancestor.add_inside(ticks);
+                ancestor.grow_older(ticks);
             }
             is_apart
         });

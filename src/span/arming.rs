@@ -17,8 +17,6 @@ pub(crate) struct Mark {
     /// A sample whose position is at least `from` and less than `to` fell in `span`.
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// The time that each sample stands for.
-    pub(crate) period_ns: u64,
 }
 
 /// What a thread is sampled with, from when it is armed until it is disarmed; or that it is not sampled.
@@ -28,7 +26,8 @@ pub(crate) struct Mark {
 #[derive(Debug)]
 pub(crate) struct Arming {
     from: AtomicU64,
-    period_ns: AtomicU64,
+    /// The time that each sample stands for.
+    period_ns: u64,
     marks: ArrayQueue<Mark>,
     /// By how much the position that hooks see moves with a sample, at least.
     sample_size: NonZeroU64,
@@ -75,7 +74,7 @@ impl Arming {
     ) -> Self {
         Self {
             from: AtomicU64::new(0),
-            period_ns: AtomicU64::new(period_ns),
+            period_ns,
             marks: ArrayQueue::new(2 * samples + SPARE_MARKS),
             sample_size,
             ring,
@@ -151,12 +150,7 @@ impl Arming {
     }
 
     pub(crate) fn period_ns(&self) -> u64 {
-        self.period_ns.load(Ordering::Acquire)
-    }
-
-    /// Only the thread itself may call it, right after [`cut`](Self::cut).
-    pub(super) fn set_period_ns(&self, period_ns: u64) {
-        self.period_ns.store(period_ns, Ordering::Release);
+        self.period_ns
     }
 
     /// Ends the present stretch at `to` and begins the next. Only the thread itself may call it.
@@ -165,8 +159,7 @@ impl Arming {
         let stored = match span {
             Some(span) => {
                 let from = self.from.load(Ordering::Relaxed);
-                let period_ns = self.period_ns.load(Ordering::Relaxed);
-                self.marks.push(Mark { span, from, to, period_ns }).is_ok()
+                self.marks.push(Mark { span, from, to }).is_ok()
             }
             None => true,
         };
@@ -207,7 +200,7 @@ mod tests {
         let arming = Arming::none();
         assert!(arming.cut(A, 32));
         let mark = arming.take_mark().unwrap();
-        assert_eq!(mark, Mark { span: A.unwrap(), from: 0, to: 32, period_ns: 0 });
+        assert_eq!(mark, Mark { span: A.unwrap(), from: 0, to: 32 });
         assert_eq!(arming.take_mark(), None);
         assert_eq!(arming.from(), 32);
     }

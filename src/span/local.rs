@@ -11,7 +11,7 @@ use super::RegistryId;
 use super::account::{Sure, Tally};
 use super::arming::Arming;
 use super::recording::{NEVER, Recording};
-use super::segment::{Part, Segment, Unresolved};
+use super::segment::{CPU_UNKNOWN, NESTED, Part, Segment, UNWINDING, Unresolved};
 use super::slot::Slot;
 use crate::sys::{self, Clock, Position};
 
@@ -201,12 +201,6 @@ pub(crate) trait ThreadSource: Debug {
     fn usage(&mut self, arming: Option<&Arming>) -> Usage;
     /// The collector is to look sooner than it means to.
     fn wake_collector(&self) {}
-    /// Changes the time between samples.
-    ///
-    /// # Errors
-    ///
-    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if it may work at the next try.
-    fn set_period_ns(&mut self, arming: &Arming, period_ns: u64) -> io::Result<()>;
 }
 
 /// What a thread has used since it started.
@@ -267,12 +261,6 @@ pub(super) struct ThreadState {
     pub(super) from: u64,
     /// When to look at what time alone changes.
     pub(super) deadline: u64,
-    /// Until when the rate stays raised.
-    pub(super) calm_at: u64,
-    /// The rate may not be what it should be.
-    pub(super) must_look_at_rate: bool,
-    /// How often the rates that there may be had changed when that was last looked at.
-    pub(super) rate_changes: u32,
     /// When the CPU clock was last read.
     pub(super) settled: u64,
     pub(super) cpu_ns: u64,
@@ -305,9 +293,6 @@ impl ThreadState {
             from: 0,
             // Long ago: the first enter looks, and arms the thread.
             deadline: 0,
-            calm_at: 0,
-            must_look_at_rate: false,
-            rate_changes: 0,
             settled: 0,
             cpu_ns: 0,
             usage: Usage::NONE,
@@ -339,19 +324,14 @@ impl ThreadState {
         recording.turn() != self.turn
     }
 
-    /// The hook ends in that span; see [`Segment::old_at`].
+    /// The hook ends in the innermost span.
     #[inline(always)]
-    pub(super) fn end_hook_in(&self, key: u64, now: u64, old_at: u64) {
+    pub(super) fn end_hook(&self, now: u64) {
         if let Some(recording) = &self.recording {
+            let (key, old_at) = self.top().map_or((0, NEVER), |top| (top.key, top.old_at));
             recording.set_times(now, old_at);
             recording.set_span(key);
         }
-    }
-
-    /// The hook ends in the innermost span.
-    pub(super) fn end_hook(&self, now: u64) {
-        let (key, old_at) = self.top().map_or((0, NEVER), |top| (top.key, top.old_at));
-        self.end_hook_in(key, now, old_at);
     }
 
     /// The arming that followed, if one did, and how many came before it.
@@ -368,35 +348,27 @@ impl ThreadState {
         self.segments.get_mut(..self.depth).unwrap_or_default()
     }
 
+    /// Enters a span `now`, with those flags of a [`Segment`]; `old_at` is what it says there.
     #[inline(always)]
-    pub(super) fn push(
-        &mut self,
-        id: RegistryId,
-        slot: &Slot,
-        is_old: bool,
-        is_judged: bool,
-        now: u64,
-        old_at: u64,
-    ) {
-        let (key_below, old_at_below) = self.top().map_or((0, NEVER), |top| (top.key, top.old_at));
-        if self.depth == self.segments.len() {
+    pub(super) fn push(&mut self, id: RegistryId, slot: &Slot, flags: u32, now: u64, old_at: u64) {
+        if self.depth >= self.segments.len() {
             self.make_room();
+        }
+        let mut flags = flags;
+        if std::thread::panicking() {
+            flags |= UNWINDING;
+        }
+        if self.cpu_unknown {
+            flags |= CPU_UNKNOWN;
         }
         if let Some(segment) = self.segments.get_mut(self.depth) {
             segment.id = id.get();
             segment.key = slot.raw_key();
             segment.root = slot.raw_root();
             segment.entered = now;
-            segment.key_below = key_below;
             segment.old_at = old_at;
-            segment.old_at_below = old_at_below;
-            segment.is_apart = false;
             segment.unmatched_below = unmatched();
-            segment.has_more = self.cpu_unknown || is_old || is_judged;
-            segment.is_old = is_old;
-            segment.is_nested = false;
-            segment.was_unwinding = std::thread::panicking();
-            segment.is_tallied = false;
+            segment.set_flags(flags);
             self.depth += 1;
             set_unmatched(0);
         }
@@ -406,7 +378,7 @@ impl ThreadState {
     #[cold]
     pub(super) fn panicked_in(&self, id: RegistryId) -> bool {
         let latest = self.entered().iter().rev().find(|segment| segment.id == id.get());
-        latest.is_some_and(|segment| !segment.was_unwinding)
+        latest.is_some_and(|segment| !segment.has(UNWINDING))
     }
 
     #[cold]
@@ -420,19 +392,8 @@ impl ThreadState {
     pub(super) fn note_nested(&mut self, id: RegistryId) {
         let below = self.depth.saturating_sub(1);
         let is_nested = self.entered().iter().take(below).any(|segment| segment.id == id.get());
-        if let Some(segment) = self.segments.get_mut(below) {
-            segment.is_nested = is_nested;
-            segment.has_more |= is_nested;
-        }
-    }
-
-    /// The parent of the span just pushed is not entered on this thread.
-    #[cold]
-    pub(super) fn note_apart(&mut self) {
-        let below = self.depth.saturating_sub(1);
-        if let Some(segment) = self.segments.get_mut(below) {
-            segment.is_apart = true;
-            segment.has_more = true;
+        if let Some(segment) = self.segments.get_mut(below).filter(|_| is_nested) {
+            segment.set(NESTED);
         }
     }
 
@@ -466,12 +427,6 @@ impl ThreadState {
             // What was below it is now below the one that was above it.
             let below = std::mem::take(&mut self.segments.get_mut(top)?.unmatched_below);
             self.segments.get_mut(at)?.unmatched_below += below;
-            let (mut key_below, mut old_at_below) = (0, NEVER);
-            for segment in self.entered_mut() {
-                segment.key_below = key_below;
-                segment.old_at_below = old_at_below;
-                (key_below, old_at_below) = (segment.key, segment.old_at);
-            }
         }
         self.top()
     }

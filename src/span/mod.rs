@@ -36,9 +36,9 @@ pub(crate) use overdue::{Described, OpenSpan, Told};
 pub(crate) use recording::{Recording, Stretch};
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, KEEP_ON_ERROR,
-    ONE_IN, SAMPLED_ITSELF, SUSPECT, TIGHTER, WATCHED,
+    ONE_IN, SAMPLED_ITSELF, SUSPECT, WATCHED,
 };
-pub(crate) use spans::{GivenParent, LOOK_INTERVAL, Notice, Spans};
+pub(crate) use spans::{GivenParent, Notice, Spans};
 
 /// The number that the registry gives a span, and gives again to a later one.
 pub(crate) type RegistryId = NonZeroU64;
@@ -92,8 +92,8 @@ pub(crate) struct Plan {
     pub(crate) suspect_after: u64,
     /// Ticks that a span is entered before it is old: then the threads in it are sampled.
     pub(crate) arm_after: u64,
-    /// The sampling period that the rule needs, if `TIGHTER` is set.
-    pub(crate) period_ns: u64,
+    /// Ticks after which an open span is one that holds others, and only its present segment makes it old.
+    pub(crate) long_after: u64,
 }
 
 /// Asks the registry for spans: the given one and its ancestors, or those that are entered on this

@@ -14,7 +14,6 @@ use super::arming::Arming;
 pub(crate) struct Stretch {
     pub(crate) span: Option<SpanKey>,
     pub(crate) from: u64,
-    pub(crate) period_ns: u64,
     /// The thread is inside a hook: whether samples from `from` on are those of this span or of the next is
     /// not known yet.
     pub(crate) is_in_hook: bool,
@@ -46,7 +45,7 @@ pub(crate) struct Recording {
     /// When a hook last read the thread's CPU clock, and what it said.
     settled_ns: AtomicU64,
     settled_cpu_ns: AtomicU64,
-    /// The time between samples that its spans want.
+    /// What it is sampled with from when it is armed next.
     period_ns: AtomicU64,
     /// When a hook last heard of a wait, in ticks.
     heard_at: AtomicU64,
@@ -59,8 +58,14 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Of the thread of that number; `stack` is where its stack is, if a timer may have to copy it.
-    pub(crate) fn new(tid: u32, stack: Option<Range<u64>>, first: Arc<Arming>) -> Self {
+    /// Of the thread of that number, which is sampled each `period_ns` when it is armed; `stack` is where its stack
+    /// is, if a timer may have to copy it.
+    pub(crate) fn new(
+        tid: u32,
+        stack: Option<Range<u64>>,
+        period_ns: u64,
+        first: Arc<Arming>,
+    ) -> Self {
         Self {
             // It is made by a hook.
             span: AtomicU64::new(IN_HOOK),
@@ -71,7 +76,7 @@ impl Recording {
             waited: AtomicU64::new(0),
             settled_ns: AtomicU64::new(0),
             settled_cpu_ns: AtomicU64::new(0),
-            period_ns: AtomicU64::new(0),
+            period_ns: AtomicU64::new(period_ns),
             heard_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
             arms_itself: AtomicBool::new(false),
@@ -112,11 +117,11 @@ impl Recording {
     }
 
     /// What it is sampled with from when it is armed next.
-    pub(super) fn set_period_ns(&self, period_ns: u64) {
+    pub(crate) fn set_period_ns(&self, period_ns: u64) {
         self.period_ns.store(period_ns, Ordering::Relaxed);
     }
 
-    /// The time between samples that its spans want.
+    /// What it is sampled with from when it is armed next.
     pub(crate) fn period_ns(&self) -> u64 {
         self.period_ns.load(Ordering::Relaxed)
     }
@@ -201,16 +206,10 @@ impl Recording {
     pub(crate) fn stretch(&self, arming: &Arming) -> Stretch {
         loop {
             let from = arming.from();
-            let period_ns = arming.period_ns();
             let span = self.span.load(Ordering::Acquire);
             if arming.from() == from {
                 let is_in_hook = span & IN_HOOK != 0;
-                return Stretch {
-                    span: SpanKey::new(span & !IN_HOOK),
-                    from,
-                    period_ns,
-                    is_in_hook,
-                };
+                return Stretch { span: SpanKey::new(span & !IN_HOOK), from, is_in_hook };
             }
             std::hint::spin_loop();
         }
@@ -320,11 +319,11 @@ mod tests {
 
     fn recording() -> (Recording, Arc<Arming>) {
         let arming = Arc::new(Arming::none());
-        (Recording::new(1, None, Arc::clone(&arming)), arming)
+        (Recording::new(1, None, 1, Arc::clone(&arming)), arming)
     }
 
     fn stretch(span: Option<SpanKey>, from: u64) -> Stretch {
-        Stretch { span, from, period_ns: 0, is_in_hook: false }
+        Stretch { span, from, is_in_hook: false }
     }
 
     #[test]

@@ -12,41 +12,35 @@ pub(super) struct Segment {
     pub(super) key: u64,
     pub(super) root: u64,
     pub(super) entered: u64,
-    /// The key of the segment below; 0 if there is none.
-    pub(super) key_below: u64,
     /// When this span or one of those around it is old, if the thread stays in it.
     pub(super) old_at: u64,
-    /// The same of the segment below.
-    pub(super) old_at_below: u64,
     /// Unmatched spans that had been entered since the segment below.
     pub(super) unmatched_below: u32,
-    /// There is more to say at its end than its length.
-    pub(super) has_more: bool,
-    /// The span was entered on this thread already: its time is counted there.
-    pub(super) is_nested: bool,
-    /// The thread was unwinding already: that panic is not of this span.
-    pub(super) was_unwinding: bool,
-    /// It is one of a span that may be kept: the CPU clock is read more often.
-    pub(super) is_old: bool,
-    /// The thread is not in its parent: that one has to be told of its time.
-    pub(super) is_apart: bool,
-    /// `tally` is in use; else it holds what an earlier segment left.
-    pub(super) is_tallied: bool,
-    pub(super) tally: Tally,
+    flags: u32,
+    tally: Tally,
 }
+
+/// The span was entered on this thread already: its time is counted there.
+pub(super) const NESTED: u32 = 1;
+/// The thread was unwinding already: that panic is not of this span.
+pub(super) const UNWINDING: u32 = 1 << 1;
+/// It is one of a span that may be kept: the CPU clock is read more often.
+pub(super) const READS_CPU: u32 = 1 << 2;
+/// The thread is not in its parent: that one has to be told of its time.
+pub(super) const APART: u32 = 1 << 3;
+/// `tally` is in use; else it holds what an earlier segment left.
+const TALLIED: u32 = 1 << 4;
+/// Nobody says when the thread runs.
+pub(super) const CPU_UNKNOWN: u32 = 1 << 5;
 
 const _: () = assert!(std::mem::offset_of!(Segment, tally) <= 72);
 
 /// Segments that have ended since the CPU clock was last read: at most one span for each place, so that a hook
 /// finds it without a search.
 #[derive(Debug)]
-pub(super) struct Unresolved {
-    parts: [Part; UNRESOLVED],
-    /// A bit for each place.
-    used: u64,
-}
+pub(super) struct Unresolved([Part; UNRESOLVED]);
 
-const UNRESOLVED: usize = u64::BITS as usize;
+const UNRESOLVED: usize = 64;
 /// Of the registry's ids: without how often the place was used before. It is given again only when the span
 /// that had it is closed, and nobody asks for that any more.
 const REGISTRY_PLACE: u64 = (1 << 51) - 1;
@@ -55,58 +49,86 @@ const REGISTRY_PLACE: u64 = (1 << 51) - 1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) id: RegistryId,
-    /// The span's [`SpanKey`] as a number.
+    /// The span's [`SpanKey`] as a number; 0 if the place is free.
     pub(super) key: u64,
     /// Since the CPU clock was read or the segment began.
     pub(super) ticks: u64,
 }
 
-impl Unresolved {
-    pub(super) const NONE: Self =
-        Self { parts: [Part { id: RegistryId::MIN, key: 0, ticks: 0 }; UNRESOLVED], used: 0 };
+impl Part {
+    const NONE: Self = Self { id: RegistryId::MIN, key: 0, ticks: 0 };
+}
 
-    fn place(id: RegistryId) -> usize {
-        // The registry's ids are dense on each thread.
-        ((id.get() - 1) % UNRESOLVED as u64) as usize
-    }
+impl Unresolved {
+    pub(super) const NONE: Self = Self([Part::NONE; UNRESOLVED]);
 
     pub(super) fn is_empty(&self) -> bool {
-        self.used == 0
+        self.0.iter().all(|part| part.key == 0)
     }
 
-    /// Whether a segment of that span can be added, and none of another one that is open is forgotten for it.
+    /// The place of a span, and what is in it of that span. None if another one that is open has it.
     #[inline(always)]
-    pub(super) fn has_room(&self, id: RegistryId) -> bool {
-        let place = Self::place(id);
-        let is_same = |part: &Part| ((part.id.get() - 1) ^ (id.get() - 1)) & REGISTRY_PLACE == 0;
-        self.used >> place & 1 == 0 || self.parts.get(place).is_some_and(is_same)
+    fn room(&mut self, id: RegistryId, key: u64) -> Option<(&mut Part, u64)> {
+        // The registry's ids are dense on each thread.
+        let part = self.0.get_mut((id.get() % UNRESOLVED as u64) as usize)?;
+        let before = match part.key {
+            0 => 0,
+            same if same == key => part.ticks,
+            // Of a span that is closed.
+            _ if (part.id.get() ^ id.get()) & REGISTRY_PLACE == 0 => 0,
+            _ => return None,
+        };
+        Some((part, before))
     }
 
-    /// Adds a segment that has ended.
+    pub(super) fn has_room(&mut self, id: RegistryId, key: u64) -> bool {
+        self.room(id, key).is_some()
+    }
+
+    /// Adds a segment that has ended, if there is room. Returns whether there was.
     #[inline(always)]
-    pub(super) fn add(&mut self, Part { id, key, ticks }: Part) {
-        let place = Self::place(id);
-        if let Some(part) = self.parts.get_mut(place) {
-            // Of another key: a span that is closed.
-            let before =
-                if self.used >> place & 1 == 1 && part.key == key { part.ticks } else { 0 };
-            *part = Part { id, key, ticks: before + ticks };
-            self.used |= 1 << place;
-        }
+    pub(super) fn add(&mut self, Part { id, key, ticks }: Part) -> bool {
+        let Some((part, before)) = self.room(id, key) else { return false };
+        *part = Part { id, key, ticks: before + ticks };
+        true
     }
 
     pub(super) fn take(&mut self) -> impl Iterator<Item = Part> {
-        let used = std::mem::take(&mut self.used);
-        let parts = self.parts.iter().enumerate();
-        parts.filter(move |(place, _)| used >> place & 1 == 1).map(|(_, part)| *part)
+        let parts = self.0.iter_mut().filter(|part| part.key != 0);
+        parts.map(|part| std::mem::replace(part, Part::NONE))
     }
 
     pub(super) fn clear(&mut self) {
-        self.used = 0;
+        *self = Self::NONE;
     }
 }
 
 impl Segment {
+    /// For an enter: what an earlier segment left there is over.
+    #[inline(always)]
+    pub(super) fn set_flags(&mut self, flags: u32) {
+        self.flags = flags;
+    }
+
+    pub(super) fn set(&mut self, flag: u32) {
+        self.flags |= flag;
+    }
+
+    pub(super) fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether there is more to say at its end than its length.
+    #[inline(always)]
+    pub(super) fn has_more(&self) -> bool {
+        self.flags & !UNWINDING != 0
+    }
+
+    /// What was counted in it, if something was.
+    pub(super) fn counted(&self) -> Option<&Tally> {
+        self.has(TALLIED).then_some(&self.tally)
+    }
+
     /// What a span that opens inside this one must know.
     #[inline(always)]
     pub(super) fn as_parent(&self) -> Option<Parent> {
@@ -114,9 +136,8 @@ impl Segment {
     }
 
     pub(super) fn tally(&mut self, tally: &Tally) {
-        if !self.is_tallied {
-            self.is_tallied = true;
-            self.has_more = true;
+        if !self.has(TALLIED) {
+            self.set(TALLIED);
             self.tally = Tally::default();
         }
         self.tally.add(tally);
@@ -134,15 +155,12 @@ mod tests {
     #[test]
     fn a_span_in_the_place_of_a_closed_one_has_room() {
         let mut unresolved = Unresolved::NONE;
-        unresolved.add(part(1, 7, 10));
-        unresolved.add(part(1, 7, 5));
+        assert!(unresolved.add(part(1, 7, 10)) && unresolved.add(part(1, 7, 5)));
         // The same place of the registry, used once more.
-        let next = part(1 | 1 << 51, 8, 3);
-        assert!(unresolved.has_room(next.id));
-        unresolved.add(next);
-        assert!(!unresolved.has_room(RegistryId::new(65).unwrap()), "another one that is open");
+        assert!(unresolved.add(part(1 | 1 << 51, 8, 3)));
+        assert!(!unresolved.add(part(65, 9, 1)), "another one that is open");
         let left: Vec<_> = unresolved.take().map(|part| (part.key, part.ticks)).collect();
         assert_eq!(left, [(8, 3)]);
-        assert!(unresolved.is_empty() && unresolved.has_room(RegistryId::new(65).unwrap()));
+        assert!(unresolved.is_empty() && unresolved.add(part(65, 9, 1)));
     }
 }

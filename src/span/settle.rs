@@ -1,12 +1,11 @@
 //! What the hooks do when a thread was sampled or switched since the last one.
 
-use std::io;
 use std::sync::Arc;
 
 use super::account::Tally;
 use super::arming::Arming;
 use super::local::{Begun, ThreadState, Usage};
-use super::slot::{ANNOUNCED, SAMPLED_ITSELF, Slot, TIGHTER};
+use super::slot::{ANNOUNCED, SAMPLED_ITSELF, Slot};
 use super::spans::Notice;
 use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
@@ -30,12 +29,6 @@ impl Spans {
         self.settle_samples(state, now);
         self.settle_cpu_time(state, now);
         self.settle_waits(state, now);
-        // When the samples of the old rate are in their stretch.
-        if state.must_look_at_rate {
-            let needed = self.period_needed(state);
-            state.recording.iter().for_each(|recording| recording.set_period_ns(needed));
-            state.must_look_at_rate = !self.set_rate(state, needed);
-        }
     }
 
     /// A wait that the collector has seen counts as a sample of the span that it was in.
@@ -56,7 +49,6 @@ impl Spans {
         let Begun { recording, source } = self.source.begin(&self.clock);
         let (recording, arming) = recording.unzip();
         if let Some(recording) = &recording {
-            recording.set_period_ns(self.stretched(self.base_period_ns()));
             // Whoever begins says where it is when all is done.
             recording.begin_hook_in(state.top().map_or(0, |top| top.key));
         }
@@ -100,8 +92,6 @@ impl Spans {
         if let Some((source, arming)) = state.source.as_ref().zip(state.arming.as_ref()) {
             source.took_up(arming);
         }
-        // The rules may have been replaced since the source was made.
-        state.must_look_at_rate = true;
     }
 
     fn set_deadline(&self, state: &mut ThreadState, now: u64) {
@@ -249,12 +239,7 @@ impl Spans {
     fn look(&self, state: &mut ThreadState, now: u64) -> bool {
         self.set_deadline(state, now);
         match &state.recording {
-            Some(recording) if recording.is_used() => {
-                let changes = self.rate_changes();
-                let has_changed = std::mem::replace(&mut state.rate_changes, changes) != changes;
-                state.must_look_at_rate |= has_changed || now >= state.calm_at;
-                false
-            }
+            Some(recording) if recording.is_used() => false,
             None if state.source.is_some() => false,
             _ => {
                 // What has not been looked at yet, if it was under way before.
@@ -263,64 +248,6 @@ impl Spans {
                 true
             }
         }
-    }
-
-    fn period_needed(&self, state: &ThreadState) -> u64 {
-        let slots =
-            state.entered().iter().filter_map(|top| self.table.get(RegistryId::new(top.id)?));
-        slots
-            .filter(|slot| slot.flags() & TIGHTER != 0)
-            .map(|slot| slot.period_ns())
-            .chain([self.base_period_ns()])
-            .min()
-            .map_or(u64::MAX, |period_ns| self.stretched(period_ns))
-    }
-
-    /// Samples more often from now on, until a look finds the thread in no span that needs it.
-    /// Not undone at exit: starting the kernel's timer anew at each of many short segments would
-    /// keep it from ever running out.
-    #[cold]
-    pub(super) fn raise_rate(&self, state: &mut ThreadState, slot: &Slot, now: u64) {
-        let Some((recording, arming)) = state.recording.as_ref().zip(state.arming.as_ref()) else {
-            return;
-        };
-        let needed = self.stretched(slot.period_ns());
-        recording.set_period_ns(recording.period_ns().min(needed));
-        if needed < arming.period_ns() {
-            self.settle(state, now);
-            state.must_look_at_rate |= !self.set_rate(state, needed);
-        }
-        state.calm_at = now.saturating_add(self.look_interval);
-    }
-
-    /// Changes the time between samples. False if that must be tried again.
-    fn set_rate(&self, state: &mut ThreadState, period_ns: u64) -> bool {
-        let Some(arming) = state.arming.as_ref().filter(|arming| arming.ring.is_some()) else {
-            return true;
-        };
-        let Some(source) = &mut state.source else {
-            return true;
-        };
-        if arming.period_ns() == period_ns {
-            return true;
-        }
-        // A sample of the old period may have fallen since the stretch began.
-        if state.samples.load() != state.from {
-            return false;
-        }
-        match source.set_period_ns(arming, period_ns) {
-            Ok(()) => {
-                let is_shorter = period_ns < arming.period_ns();
-                arming.set_period_ns(period_ns);
-                if is_shorter {
-                    // The ring fills sooner than the collector means to look.
-                    source.wake_collector();
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-            Err(_) => {}
-        }
-        true
     }
 }
 

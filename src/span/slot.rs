@@ -8,11 +8,9 @@ use crate::sys::Clock;
 
 const TOLD_BITS: u32 = 2;
 
-/// A young span's on-CPU time is not known at all at worst: this makes that a hundredth of its wall time.
-const OLD_SHARE: u64 = 64;
-
-/// A span that is open for so many times as long as would keep it is one that holds others.
-const LONG_TIMES: u64 = 10;
+/// Of a span that has not aged the on-CPU time is not known at all at worst: this makes that a hundredth of its
+/// wall time.
+const AGED_SHARE: u64 = 64;
 
 /// What happened to the span.
 pub(crate) const FAILED: u32 = 1;
@@ -22,8 +20,9 @@ pub(crate) const ANNOUNCED: u32 = 1 << 1;
 const COUNTED: u32 = 1 << 2;
 /// Keep the span if it failed.
 pub(crate) const KEEP_ON_ERROR: u32 = 1 << 3;
-/// The rule needs more samples than are taken by default.
-pub(crate) const TIGHTER: u32 = 1 << 4;
+/// The span has been entered for a share of what its rule keeps it for: it is worth knowing more exactly where
+/// its time goes.
+pub(super) const AGED: u32 = 1 << 4;
 /// The span has the field by which it can say that it failed.
 pub(crate) const HAS_STATUS: u32 = 1 << 5;
 /// Whatever happens to the span, it must be judged.
@@ -48,7 +47,7 @@ pub(crate) const CPU_UNKNOWN: u32 = 1 << 14;
 pub(crate) const JUDGES_CPU: u32 = 1 << 15;
 /// Those that come from the span's plan.
 const OF_PLAN: u32 =
-    KEEP_ON_ERROR | TIGHTER | HAS_STATUS | SUSPECT | HAS_FIELDS | WATCHED | ONE_IN | JUDGES_CPU;
+    KEEP_ON_ERROR | HAS_STATUS | SUSPECT | HAS_FIELDS | WATCHED | ONE_IN | JUDGES_CPU;
 
 /// Written by the hooks of whichever threads the span is on. A slot belongs to one span from
 /// [`open`](Self::open) to [`release`](Self::release), which the registry keeps apart: it gives a
@@ -82,13 +81,15 @@ pub(crate) struct Slot {
     entered_since: AtomicU64,
     ticks_elsewhere: AtomicU64,
     parent: AtomicU64,
+    /// For how long it must be entered still before it is old, spans inside it on other threads included. Of two
+    /// threads that leave at once one may take nothing off: then it is old a little later.
+    young_for: AtomicU64,
     /// [`Plan::arm_after`].
     arm_after: AtomicU64,
-    /// For how long spans inside it were entered on threads that were not in it at the same time.
-    ticks_inside: AtomicU64,
-    plan: AtomicU32,
+    /// From then on it is one that holds others.
+    long_at: AtomicU64,
 
-    period_ns: AtomicU64,
+    plan: AtomicU32,
     /// Samples that fell in the span and in those inside it.
     samples: AtomicU64,
     /// What is known of the values on which its rule depends, if it is one.
@@ -101,7 +102,7 @@ pub(crate) struct Slot {
 
 const _: () = {
     assert!(std::mem::offset_of!(Slot, opened) == 64);
-    assert!(std::mem::offset_of!(Slot, plan) < 128);
+    assert!(std::mem::offset_of!(Slot, long_at) < 128);
 };
 
 /// What is inside the slot of the span that a new one opens in.
@@ -146,9 +147,7 @@ impl Slot {
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
         self.flags.store(plan.flags, Ordering::Relaxed);
         self.plan.store(plan.number, Ordering::Relaxed);
-        self.period_ns.store(plan.period_ns, Ordering::Relaxed);
-        self.arm_after.store(plan.arm_after, Ordering::Relaxed);
-        self.ticks_inside.store(0, Ordering::Relaxed);
+        self.set_age(plan, now);
         let (parent, root) = match parent {
             Some(parent) => (parent.id.get(), parent.root.get()),
             None => (0, key.get()),
@@ -207,13 +206,7 @@ impl Slot {
             self.ticks_elsewhere.fetch_add(ticks, Ordering::Relaxed);
             self.entered_elsewhere.fetch_sub(1, Ordering::AcqRel);
         }
-    }
-
-    /// Whether the span has been entered for a share of what its rule keeps it for: then it is worth
-    /// knowing more exactly where its time goes.
-    #[inline(always)]
-    pub(crate) fn is_old(&self) -> bool {
-        self.ticks() >= self.suspect_after.load(Ordering::Relaxed) / OLD_SHARE
+        self.grow_older(ticks);
     }
 
     /// For how long it was entered, without the present segments.
@@ -223,41 +216,39 @@ impl Slot {
         here.wrapping_add(self.ticks_elsewhere.load(Ordering::Relaxed))
     }
 
-    /// When the span is old if it is entered from `now` on. One that is open for ten times as long as would keep
-    /// it (a connection, `main`) is judged by this segment alone.
+    fn set_age(&self, plan: &Plan, opened: u64) {
+        self.arm_after.store(plan.arm_after, Ordering::Relaxed);
+        self.young_for.store(plan.arm_after, Ordering::Relaxed);
+        self.long_at.store(opened.saturating_add(plan.long_after), Ordering::Relaxed);
+    }
+
+    /// When the span is old if it is entered from `now` on. One that is open for long (a connection, `main`) is as
+    /// young as a new one each time.
     #[inline(always)]
     pub(crate) fn old_at(&self, now: u64) -> u64 {
-        let arm_after = self.arm_after.load(Ordering::Relaxed);
-        let before = self.ticks().saturating_add(self.ticks_inside.load(Ordering::Relaxed));
-        let left = arm_after.saturating_sub(before);
-        // Nearly none is: the rest is asked of those alone.
-        let left = if left < arm_after && self.is_open_for_long(now) { arm_after } else { left };
-        now.saturating_add(left)
-    }
-
-    fn is_open_for_long(&self, now: u64) -> bool {
-        let arm_after = self.arm_after.load(Ordering::Relaxed);
-        let limit = match self.suspect_after.load(Ordering::Relaxed) {
-            // It is kept for something else: as if that were a second, for which it is armed after a millisecond.
-            u64::MAX => arm_after.saturating_mul(LONG_TIMES * 1000),
-            // By default it is armed after a twentieth of that, or sooner.
-            after => after.max(arm_after.saturating_mul(20)).saturating_mul(LONG_TIMES),
+        let young_for = match now > self.long_at.load(Ordering::Relaxed) {
+            true => &self.arm_after,
+            false => &self.young_for,
         };
-        now.saturating_sub(self.opened.load(Ordering::Relaxed)) > limit
+        now.saturating_add(young_for.load(Ordering::Relaxed))
     }
 
-    /// A span inside it was entered for `ticks`, on a thread that was not in it at the same time.
-    pub(crate) fn add_inside(&self, ticks: u64) {
-        // More than what makes it old changes nothing.
-        let before = self.ticks_inside.load(Ordering::Relaxed);
-        if before < self.arm_after.load(Ordering::Relaxed) {
-            self.ticks_inside.fetch_add(ticks, Ordering::Relaxed);
+    /// It, or a span inside it on a thread that was not in it, was entered for `ticks`.
+    #[inline(always)]
+    pub(crate) fn grow_older(&self, ticks: u64) {
+        let young_for = self.young_for.load(Ordering::Relaxed).saturating_sub(ticks);
+        self.young_for.store(young_for, Ordering::Relaxed);
+        let total = self.ticks();
+        let has_aged = total >= self.suspect_after.load(Ordering::Relaxed) / AGED_SHARE;
+        if has_aged && self.flags() & AGED == 0 {
+            self.set(AGED);
         }
     }
 
     /// Whoever enters it is sampled.
     pub(crate) fn arm_at_enter(&self) {
         self.arm_after.store(0, Ordering::Relaxed);
+        self.young_for.store(0, Ordering::Relaxed);
     }
 
     /// Whether a thread in it is sampled from the beginning.
@@ -315,11 +306,6 @@ impl Slot {
         self.plan.load(Ordering::Relaxed)
     }
 
-    #[inline(always)]
-    pub(crate) fn period_ns(&self) -> u64 {
-        self.period_ns.load(Ordering::Relaxed)
-    }
-
     /// When the span was created, in ticks.
     #[inline(always)]
     pub(crate) fn opened(&self) -> u64 {
@@ -341,10 +327,9 @@ impl Slot {
     pub(crate) fn replan(&self, plan: &Plan, matched: u64) -> u32 {
         self.matched.store(matched, Ordering::Relaxed);
         self.plan.store(plan.number, Ordering::Relaxed);
-        self.period_ns.store(plan.period_ns, Ordering::Relaxed);
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
         if self.flags() & (FORCED | CHOSEN) == 0 {
-            self.arm_after.store(plan.arm_after, Ordering::Relaxed);
+            self.set_age(plan, self.opened());
         }
         // Of `SUSPECT` nobody knows why it was set.
         let change = |flags: u32| Some(flags & (!OF_PLAN | SUSPECT) | plan.flags);
@@ -463,8 +448,8 @@ mod tests {
             number: 3,
             suspect_after: 1_000,
             arm_after: 50,
+            long_after: 10_000,
             flags: KEEP_ON_ERROR,
-            period_ns: 5,
         };
         slot.open(RegistryId::new(9).unwrap(), SpanKey::new(77).unwrap(), 100, OWNER, &plan, None);
         slot

@@ -11,10 +11,10 @@ use super::local::{
     ArmThreads, ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched,
 };
 use super::recording::NEVER;
-use super::segment::Part;
+use super::segment::{APART, NESTED, Part, READS_CPU};
 use super::slot::{
-    CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, Parent,
-    SUSPECT, Slot, TIGHTER, WATCHED,
+    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, Parent,
+    SUSPECT, Slot, WATCHED,
 };
 use super::table::SlotTable;
 use super::{Ancestry, From, Plan, RegistryId, SpanKey, TraceIds};
@@ -32,14 +32,8 @@ pub(crate) struct Spans {
     pub(super) notice_lost: AtomicBool,
     pub(super) next_key: AtomicU64,
     pub(super) source: Box<dyn ArmThreads>,
-    /// Between samples of a thread in general.
-    base_period_ns: AtomicU64,
-    /// How much longer every period is made, times [`ONE_STRETCH`].
-    stretch: AtomicU64,
     /// The collector looks at threads less often than usual: whoever enters a first span is to wake it.
     looks_late: AtomicBool,
-    /// How often one of these two has changed.
-    rate_changes: AtomicU32,
     pub(super) counters: Arc<Counters>,
     /// Tells threads that the layer lives.
     pub(super) life: Arc<()>,
@@ -50,7 +44,6 @@ pub(crate) struct Spans {
     pub(super) cpu_clock_interval: u64,
     cpu_clock_interval_old: u64,
     pub(super) usage_interval: u64,
-    pub(super) look_interval: u64,
 }
 
 /// Spans that were made, by thread.
@@ -86,22 +79,13 @@ pub(crate) enum Notice {
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(50);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
-/// How long a raised rate stays after the last span that needed it. A thread that has hooks at all has looked
-/// within it whether it was forgotten: less than the time after which an idle thread is.
-pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Keys a thread takes at a time, so that threads do not share a counter's cache line.
 const KEY_BLOCK: u64 = 1 << 16;
 const NOTICES: usize = 4096;
-const ONE_STRETCH: u64 = 1 << 16;
 
 impl Spans {
-    pub(crate) fn new(
-        clock: Clock,
-        source: Box<dyn ArmThreads>,
-        base_period_ns: u64,
-        counters: Arc<Counters>,
-    ) -> Self {
+    pub(crate) fn new(clock: Clock, source: Box<dyn ArmThreads>, counters: Arc<Counters>) -> Self {
         static NEXT_LAYER: AtomicU32 = AtomicU32::new(1);
         Self {
             layer: NEXT_LAYER.fetch_add(1, Ordering::Relaxed),
@@ -113,48 +97,17 @@ impl Spans {
             notice_lost: AtomicBool::new(false),
             next_key: AtomicU64::new(1),
             source,
-            base_period_ns: AtomicU64::new(base_period_ns),
-            stretch: AtomicU64::new(ONE_STRETCH),
-            rate_changes: AtomicU32::new(0),
             looks_late: AtomicBool::new(false),
             counters,
             cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
             cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
             usage_interval: clock.ticks(USAGE_INTERVAL),
-            look_interval: clock.ticks(LOOK_INTERVAL),
             clock,
         }
     }
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
-    }
-
-    /// How long between samples of a thread in general, from the next look of each thread on.
-    pub(crate) fn set_base_period_ns(&self, period_ns: u64) {
-        self.base_period_ns.store(period_ns.max(1), Ordering::Relaxed);
-        self.rate_changes.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The time between samples in general, as the rules want it.
-    pub(crate) fn base_period_ns(&self) -> u64 {
-        self.base_period_ns.load(Ordering::Relaxed)
-    }
-
-    /// Every period is so many times as long from now on, from the next look of each thread on.
-    pub(crate) fn set_stretch(&self, times: f64) {
-        self.stretch.store((times * ONE_STRETCH as f64) as u64, Ordering::Relaxed);
-        self.rate_changes.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn rate_changes(&self) -> u32 {
-        self.rate_changes.load(Ordering::Relaxed)
-    }
-
-    /// A period as it is under the present load.
-    pub(super) fn stretched(&self, period_ns: u64) -> u64 {
-        let stretched = u128::from(period_ns) * u128::from(self.stretch.load(Ordering::Relaxed));
-        u64::try_from(stretched / u128::from(ONE_STRETCH)).unwrap_or(u64::MAX)
     }
 
     /// How many spans were made that a rule matches.
@@ -218,7 +171,7 @@ impl Spans {
         let parent = match (given, state.top()) {
             // A span that is entered for the second time on this thread is not what the registry
             // takes for the current one.
-            (GivenParent::Contextual, Some(top)) if unmatched() == 0 && !top.is_nested => {
+            (GivenParent::Contextual, Some(top)) if unmatched() == 0 && !top.has(NESTED) => {
                 top.as_parent()
             }
             (GivenParent::None, _) => None,
@@ -347,22 +300,20 @@ impl Spans {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
             return;
         };
-        let key = slot.raw_key();
-        let has_turned = state.begin_hook();
-        let flags = slot.flags();
-        let is_old = slot.is_old();
-        // Arming takes time, which is not the span's.
-        let is_due = has_turned || flags & JUDGES_CPU != 0;
-        let now = self.now_settled(&mut state, is_old, is_due);
-        let mut now = now.max(state.settled);
-        if flags & TIGHTER != 0 {
-            self.raise_rate(&mut state, slot, now);
+        let must_settle = state.begin_hook() || state.samples.load() != state.from;
+        let reads_cpu = slot.flags() & (JUDGES_CPU | AGED);
+        let mut now = self.clock.now();
+        if must_settle || now >= state.deadline || self.must_read_cpu(&state, reads_cpu, now) {
+            self.settle(&mut state, now);
+            // To begin with a thread takes time, which is not the span's.
             now = now.max(state.settled);
         }
         let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
+        let mut flags = if reads_cpu == 0 { 0 } else { READS_CPU };
         let mut old_at = slot.old_at(now).min(old_below);
         let is_apart = slot.raw_parent() != below && self.is_apart(&state, slot);
         if is_apart {
+            flags |= APART;
             old_at = self.old_at_apart(&state, slot, now, old_at);
         }
         if old_at <= now && !state.is_armed {
@@ -371,16 +322,13 @@ impl Spans {
         if below == 0 && self.looks_late.load(Ordering::Relaxed) {
             self.end_late_looks(&state);
         }
-        state.push(id, slot, is_old, flags & JUDGES_CPU != 0, now, old_at);
-        if is_apart {
-            state.note_apart();
-        }
+        state.push(id, slot, flags, now, old_at);
         if slot.enter(now, state.thread) {
             state.note_nested(id);
             // On two threads at once it can run for longer than it takes.
             slot.set(SUSPECT);
         }
-        state.end_hook_in(key, now, old_at);
+        state.end_hook(now);
         put(state);
     }
 
@@ -418,23 +366,20 @@ impl Spans {
     fn exit_on(&self, state: &mut ThreadState, id: RegistryId, slot: &Slot) {
         let Some(top) = state.top() else { return };
         let (entered, unmatched_below) = (top.entered, top.unmatched_below);
-        let (below, old_below) = (top.key_below, top.old_at_below);
         let is_judged = slot.flags() & JUDGES_CPU != 0;
-        let (key, has_more) = (top.key, top.id != id.get() || top.has_more || is_judged);
+        let (key, has_more) = (top.key, top.id != id.get() || top.has_more() || is_judged);
         let was_sampled = state.begin_hook() || state.samples.load() != state.from;
         // What does not need the time comes first: reading the clock holds up what is after it.
         let now = self.clock.now();
-        let is_due = now >= state.deadline || !state.unresolved.has_room(id);
-        if has_more || was_sampled || is_due {
-            self.exit_slowly(state, id, slot, now, was_sampled);
-            state.end_hook(now);
-            return;
-        }
         let ticks = now.saturating_sub(entered.max(state.settled));
-        state.unresolved.add(Part { id, key, ticks });
-        state.pop(unmatched_below);
-        slot.exit(now, now.saturating_sub(entered), state.thread);
-        state.end_hook_in(below, now, old_below);
+        let is_plain = !has_more && !was_sampled && now < state.deadline;
+        if is_plain && state.unresolved.add(Part { id, key, ticks }) {
+            state.pop(unmatched_below);
+            slot.exit(now, now.saturating_sub(entered), state.thread);
+        } else {
+            self.exit_slowly(state, id, slot, now, was_sampled);
+        }
+        state.end_hook(now);
     }
 
     /// The same where something was settled first, or where more is to be said of the segment than
@@ -446,12 +391,12 @@ impl Spans {
         id: RegistryId,
         slot: &Slot,
         mut now: u64,
-        was_sampled: bool,
+        must_settle: bool,
     ) {
-        let is_old = state.top().is_some_and(|top| top.is_old);
-        let has_room = state.unresolved.has_room(id);
-        let is_due = self.is_due(state, is_old, now) || slot.flags() & JUDGES_CPU != 0;
-        if was_sampled || is_due || !has_room {
+        let reads_cpu = state.top().is_some_and(|top| top.has(READS_CPU));
+        let reads_cpu = slot.flags() & JUDGES_CPU | if reads_cpu { AGED } else { 0 };
+        let is_due = now >= state.deadline || self.must_read_cpu(state, reads_cpu, now);
+        if must_settle || is_due || !state.unresolved.has_room(id, slot.raw_key()) {
             self.settle(state, now);
             now = now.max(state.settled);
         }
@@ -463,10 +408,10 @@ impl Spans {
             return;
         };
         let entered = segment.entered;
-        let (is_nested, unmatched_below) = (segment.is_nested, segment.unmatched_below);
-        let is_apart = segment.is_apart;
-        if segment.is_tallied && !is_nested {
-            slot.count(key, &segment.tally);
+        let (is_nested, unmatched_below) = (segment.has(NESTED), segment.unmatched_below);
+        let is_apart = segment.has(APART);
+        if let Some(tally) = segment.counted().filter(|_| !is_nested) {
+            slot.count(key, tally);
         }
         state.pop(unmatched_below);
         if is_nested {
@@ -476,9 +421,9 @@ impl Spans {
                 slot.set(CPU_UNKNOWN);
             } else {
                 let ticks = now.saturating_sub(entered.max(settled));
-                if ticks > 0 {
-                    state.unresolved.add(Part { id, key: key.get(), ticks });
-                }
+                let part = Part { id, key: key.get(), ticks };
+                // There is room: else all was settled.
+                _ = ticks > 0 && state.unresolved.add(part);
             }
             slot.exit(now, now.saturating_sub(entered), thread);
             if is_apart {
@@ -528,22 +473,12 @@ impl Spans {
         Some((UNIX_EPOCH + since, slot.plan()))
     }
 
-    /// The time, after everything until then was [settled](Self::settle) if there was anything.
+    /// Whether the CPU clock must be read before time alone demands it; `reads_cpu` says why it may be so.
     #[inline(always)]
-    fn now_settled(&self, state: &mut ThreadState, is_old: bool, is_judged: bool) -> u64 {
-        let was_sampled = state.samples.load() != state.from;
-        let now = self.clock.now();
-        if was_sampled || is_judged || self.is_due(state, is_old, now) {
-            self.settle(state, now);
-        }
-        now
-    }
-
-    /// Whether the CPU clock must be read.
-    #[inline(always)]
-    fn is_due(&self, state: &ThreadState, is_old: bool, now: u64) -> bool {
-        let is_due_for_old = || now.saturating_sub(state.settled) >= self.cpu_clock_interval_old;
-        now >= state.deadline || (is_old && is_due_for_old())
+    fn must_read_cpu(&self, state: &ThreadState, reads_cpu: u32, now: u64) -> bool {
+        reads_cpu != 0
+            && (reads_cpu & JUDGES_CPU != 0
+                || now.saturating_sub(state.settled) >= self.cpu_clock_interval_old)
     }
 }
 

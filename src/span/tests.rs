@@ -24,14 +24,13 @@ struct Script {
     rings: Arc<Mutex<Vec<Arc<Ring>>>>,
     /// For so long the thread did not run.
     off_ns: Arc<AtomicU64>,
-    period_ns: Arc<AtomicU64>,
     recordings: Arc<Mutex<Vec<Arc<Recording>>>>,
 }
 
 impl ArmThreads for Script {
     fn begin(&self, _: &Clock) -> Begun {
         let first = Arc::new(Arming::none());
-        let recording = Arc::new(Recording::new(1, None, Arc::clone(&first)));
+        let recording = Arc::new(Recording::new(1, None, BASE_PERIOD, Arc::clone(&first)));
         self.recordings.lock().push(Arc::clone(&recording));
         Begun { recording: Some((recording, first)), source: Box::new(self.clone()) }
     }
@@ -53,11 +52,6 @@ impl ThreadSource for Script {
         let minor_faults = self.samples.load(Ordering::Relaxed) / SAMPLE;
         Usage { minor_faults, ..Usage::default() }
     }
-
-    fn set_period_ns(&mut self, _: &Arming, period_ns: u64) -> std::io::Result<()> {
-        self.period_ns.store(period_ns, Ordering::Relaxed);
-        Ok(())
-    }
 }
 
 /// Spans on the thread of the test, and what drives them.
@@ -76,7 +70,7 @@ impl Scene {
         let script = Script::default();
         let clock = Clock::by_hand(Arc::clone(&script.now));
         let source = Box::new(script.clone());
-        let spans = Spans::new(clock, source, BASE_PERIOD, Arc::new(Counters::default()));
+        let spans = Spans::new(clock, source, Arc::new(Counters::default()));
         // Not 0: what was long ago then lies before.
         script.now.store(MS, Ordering::Relaxed);
         Self { script, spans, next: 1 }
@@ -90,7 +84,7 @@ impl Scene {
     fn open_as(&mut self, parent: GivenParent, flags: u32, ancestry: Ancestry<'_>) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan = Plan { number: 7, flags, suspect_after: 0, arm_after: 0, period_ns: 1_000 };
+        let plan = Plan { number: 7, flags, suspect_after: 0, arm_after: 0, long_after: u64::MAX };
         self.spans.open(id, &plan, 0, parent, ancestry);
         id
     }
@@ -195,7 +189,6 @@ fn while_a_span_is_entered_its_stretch_is_open() {
     scene.sample(5);
     let stretch = scene.recording().stretch(&scene.recording().last());
     assert_eq!((stretch.span, stretch.from), (Some(scene.key(span)), 0));
-    assert_eq!(stretch.period_ns, BASE_PERIOD);
 }
 
 #[test]
@@ -419,31 +412,6 @@ fn a_root_by_request_has_no_parent() {
 }
 
 #[test]
-fn a_tighter_rule_raises_the_rate_and_lets_it_sink_later() {
-    let mut scene = Scene::new();
-    let usual = scene.open();
-    let tight = scene.open_as(GivenParent::None, TIGHTER, &|_, _| {});
-    let period = |scene: &Scene| scene.script.period_ns.load(Ordering::Relaxed);
-    scene.enter(usual);
-    scene.exit(usual);
-    assert_eq!(period(&scene), 0);
-    scene.enter(tight);
-    assert_eq!(period(&scene), 1_000);
-    scene.sample(1);
-    scene.exit(tight);
-    let mark = scene.recording().last().take_mark().unwrap();
-    assert_eq!((mark.span, mark.period_ns), (scene.key(tight), 1_000));
-    // Not at once.
-    scene.enter(usual);
-    scene.exit(usual);
-    assert_eq!(period(&scene), 1_000);
-    scene.wait(3 * 1_000 * MS);
-    scene.enter(usual);
-    scene.exit(usual);
-    assert_eq!(period(&scene), BASE_PERIOD);
-}
-
-#[test]
 fn a_thread_that_was_disarmed_is_armed_anew() {
     let mut scene = Scene::new();
     let span = scene.open();
@@ -554,27 +522,4 @@ fn an_ignored_thread_leaves_nothing() {
             assert!(scene.script.recordings.lock().is_empty());
         });
     });
-}
-
-#[test]
-fn a_lower_rate_reaches_a_thread_that_goes_on_to_enter_tighter_spans() {
-    let mut scene = Scene::new();
-    let run = |scene: &mut Scene, seconds: u64| {
-        for _ in 0..10 * seconds {
-            let id = scene.open_as(GivenParent::None, TIGHTER, &|_, _| {});
-            scene.enter(id);
-            scene.wait(50 * MS);
-            scene.exit(id);
-            scene.wait(50 * MS);
-            scene.close(id);
-        }
-    };
-    run(&mut scene, 3);
-    assert_eq!(scene.script.period_ns.load(Ordering::Relaxed), 1_000);
-    scene.spans.set_stretch(8.0);
-    run(&mut scene, 3);
-    assert_eq!(scene.script.period_ns.load(Ordering::Relaxed), 8_000);
-    scene.spans.set_stretch(1.0);
-    run(&mut scene, 3);
-    assert_eq!(scene.script.period_ns.load(Ordering::Relaxed), 1_000);
 }

@@ -126,10 +126,6 @@ impl Ring {
         match self.0 {}
     }
 
-    pub(crate) fn set_period_ns(&self, _period_ns: u64) -> io::Result<()> {
-        match self.0 {}
-    }
-
     pub(crate) fn position_word(&self) -> NonNull<AtomicU64> {
         match self.0 {}
     }

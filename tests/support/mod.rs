@@ -32,14 +32,11 @@ impl Setup {
 
     pub(crate) fn with(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         // A ring has room for so many of 30 ms, and a collector on a busy machine gets no CPU for as long.
-        Self::at_the_rate_of_the_rules(rules, |builder| set(builder.rate(200)))
+        Self::at_the_usual_rate(rules, |builder| set(builder.rate(200)))
     }
 
-    /// With rates that follow from thresholds and attributes.
-    pub(crate) fn at_the_rate_of_the_rules(
-        rules: &str,
-        set: impl FnOnce(Builder) -> Builder,
-    ) -> Self {
+    /// The same at the rates that there are by default.
+    pub(crate) fn at_the_usual_rate(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         // Of what lasts for a few milliseconds there are samples; tests/late.rs is about the default.
         Self::of_rules(rules, |builder| set(builder.arm_after(Duration::ZERO)))
     }

@@ -12,12 +12,6 @@ fn no_duration() {}
 #[profiled(threshold = "50ms", threshold = "60ms")]
 fn twice() {}
 
-#[profiled(rate = 0)]
-fn no_rate() {}
-
-#[profiled(rate = "997")]
-fn no_number() {}
-
 #[profiled(off, on_error)]
 fn never_and_sometimes() {}
 
@@ -32,8 +26,6 @@ fn main() {
     no_text();
     no_duration();
     twice();
-    no_rate();
-    no_number();
     never_and_sometimes();
     no_comma();
     nothing_known();

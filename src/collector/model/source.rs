@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::script::THREADS;
-use crate::sampler::Sampler;
+use crate::sampler::{Periods, Sampler};
 use crate::span::{ArmThreads, Arming, Begun, Recording, ThreadSource, Usage};
 use crate::sys::{Clock, Ring};
 
@@ -17,7 +17,8 @@ const SWITCH_STEP: u64 = 16;
 const RING_BYTES: usize = 1 << 16;
 /// Of the shortest record.
 const SAMPLE_BYTES: u64 = 72;
-pub(super) const BASE_PERIOD_NS: u64 = 5_000_000;
+/// Of every second arming: it is one at another rate than is wanted, and ends as soon as it can.
+pub(super) const OTHER_PERIOD_NS: u64 = 5_000_000;
 /// No system has a thread of that number: what is asked of it is refused.
 const FIRST_TID: u32 = 0x7000_0000;
 
@@ -53,6 +54,7 @@ struct Thread {
     out_ns: Option<u64>,
     recording: Option<Arc<Recording>>,
     armed: Option<Rings>,
+    armings: u64,
 }
 
 #[derive(Debug)]
@@ -170,7 +172,8 @@ impl ArmThreads for Scripted {
         let shared = &*self.0;
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let first = Arc::new(Arming::none());
-        let recording = Arc::new(Recording::new(tid, None, Arc::clone(&first)));
+        let period_ns = Periods::USUAL.first();
+        let recording = Arc::new(Recording::new(tid, None, period_ns, Arc::clone(&first)));
         let number = THREAD.get();
         shared.threads.lock()[number].recording = Some(Arc::clone(&recording));
         shared.sampler.add_scripted(Arc::clone(&recording));
@@ -190,12 +193,15 @@ impl ArmThreads for Scripted {
             let mut threads = shared.threads.lock();
             let thread = threads.iter_mut().find(is_thread)?;
             assert!(last.ring.is_none(), "armed twice");
+            thread.armings += 1;
+            let is_wanted = thread.armings % 2 == 1;
+            let period_ns = if is_wanted { recording.period_ns() } else { OTHER_PERIOD_NS };
             thread.armed = Some(Rings {
                 samples: Arc::clone(&samples),
                 switches: switches.clone(),
-                period_ns: BASE_PERIOD_NS,
+                period_ns,
             });
-            let arming = Arming::new(samples, BASE_PERIOD_NS, STEP, SAMPLE_BYTES);
+            let arming = Arming::new(samples, period_ns, STEP, SAMPLE_BYTES);
             let arming = arming.with_switches(switches);
             shared.sampler.count_sampled(&arming);
             Some(arming)
@@ -227,11 +233,5 @@ impl ThreadSource for ScriptedThread {
             involuntary_switches: thread.involuntary,
             ..Usage::default()
         }
-    }
-
-    fn set_period_ns(&mut self, _: &Arming, period_ns: u64) -> std::io::Result<()> {
-        let mut threads = self.scripted.0.threads.lock();
-        let rings = threads[self.number].armed.as_mut();
-        rings.map(|rings| rings.period_ns = period_ns).ok_or(std::io::ErrorKind::NotFound.into())
     }
 }

@@ -23,13 +23,13 @@ use super::super::gate::Gate;
 use super::super::run::Collector;
 use super::oracle::{Place, START_NS, Times, Told, ToldProfile, ToldSpan, name};
 use super::script::{Kind, Step, THREADS, Under};
-use super::source::{BASE_PERIOD_NS, Scripted, begin_thread};
+use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::export::{ExportError, Exported, Exporter};
 use crate::keep::{Callsites, Keep, Keeper, KeptSpan, Rule, Rules};
 use crate::otel::AttributeNames;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::sampler::{Sampler, Source, SourceSettings};
-use crate::span::{KEEP_ON_ERROR, Plan, SpanKey, Spans, TIGHTER};
+use crate::span::{KEEP_ON_ERROR, Plan, SpanKey, Spans};
 use crate::stats::{Counters, Stats};
 use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
 
@@ -87,21 +87,17 @@ fn rules() -> Rules {
     Rules::new(Kind::ALL.iter().map(rule))
 }
 
-const TIGHT_PERIOD_NS: u64 = 1_000_000;
-
 /// What [`Builder::build`](crate::Builder::build) does for the same rules.
 fn plan(keep: &Keep, is_late: bool) -> Plan {
     let threshold = keep.latency().map(|latency| latency.as_nanos() as u64);
-    let is_tight = threshold == Kind::Tight.threshold();
-    let tighter = if is_tight { TIGHTER } else { 0 };
     let on_error = if keep.on_error() { KEEP_ON_ERROR } else { 0 };
     Plan {
         number: 0,
-        flags: tighter | on_error,
+        flags: on_error,
         // Less than any time that passes.
         arm_after: u64::from(is_late),
         suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
-        period_ns: if is_tight { TIGHT_PERIOD_NS } else { BASE_PERIOD_NS },
+        long_after: u64::MAX,
     }
 }
 
@@ -180,12 +176,12 @@ impl Stage {
             source: Source::None,
             timer_clock: TimerClock::Cpu,
             stack_bytes: 1024,
-            period: None,
+            periods: None,
             waits: true,
             arm_after: Some(Duration::ZERO),
         };
         let request = SampleRequest {
-            period_ns: BASE_PERIOD_NS,
+            period_ns: OTHER_PERIOD_NS,
             stack_bytes: settings.stack_bytes,
             ring_bytes: 0,
             wake_after_bytes: 0,
@@ -201,10 +197,10 @@ impl Stage {
         let gate = Gate::new();
         gate.open();
         let (engine, mut collector, worker) = Engine::assemble(Parts {
-            spans: Spans::new(clock, source, BASE_PERIOD_NS, Arc::clone(&counters)),
+            spans: Spans::new(clock, source, Arc::clone(&counters)),
             callsites: Callsites::new(
                 rules(),
-                Box::new(move |keep, _, _| plan(keep, is_late)),
+                Box::new(move |keep| plan(keep, is_late)),
                 Arc::clone(&counters),
             ),
             keeper: Keeper::by_hand(many, Arc::clone(&now)),
@@ -223,7 +219,6 @@ impl Stage {
             gate,
             order: Arc::default(),
             source_settings: settings,
-            fixed_period: None,
             exporter: Box::new(Nowhere),
             problem: None,
             on_kept: None,

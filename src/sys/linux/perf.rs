@@ -205,15 +205,6 @@ pub(super) fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
     (result == 0).then_some(id)
 }
 
-/// Changes the period of a sampling event.
-pub(super) fn set_event_period(event: BorrowedFd<'_>, period_ns: u64) -> io::Result<()> {
-    // The kernel reads the number through a pointer, which the binding's signature hides.
-    let pointer = &raw const period_ns as u64;
-    // SAFETY: `period_ns` lives until the call returns.
-    let result = unsafe { perf_event_open_sys::ioctls::PERIOD(event.as_raw_fd(), pointer) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 /// Who may open no event may not change one either.
 fn may_change() -> io::Result<()> {
     if may(Unusual::PerfEventOpen) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }

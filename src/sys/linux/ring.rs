@@ -4,6 +4,7 @@
     reason = "maps and reads memory shared with the kernel; rustix has no perf mappings"
 )]
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::blocked::cpu_ns_of;
-use super::perf::{Event, disable_event, enable_event, set_event_period};
+use super::perf::{Event, disable_event, enable_event};
 use super::poll::Wakeups;
 use super::sink::{Sink, SinkMemory};
 use super::thread::process_id;
@@ -58,7 +59,7 @@ unsafe impl Send for Ring {}
 // `position`, `position_word`, `sink`, whose fields that change are atomics): a value
 // that comes at the wrong time is a wrong position, which the parser doubts, and never a wrong address. It
 // does so with the writer locked (`set_timer`, `take_foreign`, `has_lost_signal`, `start`, `pause`,
-// `stop_timer`, `set_period_ns`, `retire`). Or it exchanges its pages as a
+// `stop_timer`, `retire`). Or it exchanges its pages as a
 // whole while all addresses stay mapped and readable (`retire`, `empty`). All other fields do not change.
 unsafe impl Sync for Ring {}
 
@@ -194,9 +195,9 @@ impl Ring {
                 // What the thread has run for until now is nobody's.
                 let cpu_ns = cpu_ns_of((sink.ids >> 32) as u32).unwrap_or(0);
                 sink.cpu_ns.store(cpu_ns, Ordering::Relaxed);
-                timer
-                    .set_period_ns(sink.period_ns.load(Ordering::Relaxed))
-                    .map_err(WhyRefused::Other)
+                // So that no point of a short time is more likely to be sampled than another.
+                let first_ns = 1 + RandomState::new().hash_one(cpu_ns) % sink.period_ns.max(1);
+                timer.set(first_ns, sink.period_ns).map_err(WhyRefused::Other)
             }
             None => Ok(()),
         }
@@ -206,7 +207,7 @@ impl Ring {
     pub(crate) fn pause(&self) {
         match &*self.writer.lock() {
             Some(RingWriter::Event(event)) => _ = event.file().and_then(disable_event),
-            Some(RingWriter::Timer(timer)) => _ = timer.set_period_ns(0),
+            Some(RingWriter::Timer(timer)) => _ = timer.set(0, 0),
             None => {}
         }
     }
@@ -234,25 +235,6 @@ impl Ring {
             && !timer.end()
         {
             self.is_in_use.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Changes the time between samples. The time until the next one begins anew.
-    ///
-    /// # Errors
-    ///
-    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if somebody else changes something at this very moment.
-    pub(crate) fn set_period_ns(&self, period_ns: u64) -> io::Result<()> {
-        // A hook does not wait for the collector.
-        let mut writer = self.writer.try_lock().ok_or(io::ErrorKind::WouldBlock)?;
-        match &mut *writer {
-            Some(RingWriter::Event(event)) => set_event_period(event.file()?, period_ns),
-            Some(RingWriter::Timer(timer)) => {
-                // SAFETY: written before the timer was made, and valid as long as the ring.
-                unsafe { self.sink().as_ref() }.period_ns.store(period_ns, Ordering::Relaxed);
-                timer.set_period_ns(period_ns).map_err(io::Error::from_raw_os_error)
-            }
-            None => Err(io::ErrorKind::BrokenPipe.into()),
         }
     }
 

@@ -16,7 +16,7 @@ impl Ring {
             stack_bytes: 0,
             wake_after_bytes: u64::MAX,
             wakes: ring.wakes(),
-            period_ns: AtomicU64::new(0),
+            period_ns: 0,
             ids: 0,
             counts_cpu: false,
             cpu_ns: AtomicU64::new(0),

@@ -18,7 +18,7 @@ pub(super) struct Sink {
     pub(super) wake_after_bytes: u64,
     /// Null if nobody is; else valid as long as the ring.
     pub(super) wakes: *const Wakeups,
-    pub(super) period_ns: AtomicU64,
+    pub(super) period_ns: u64,
     /// The kernel's numbers of the process and the thread, as records have them.
     pub(super) ids: u64,
     /// Samples stand for the CPU time since the one before.

@@ -173,7 +173,7 @@ pub(crate) fn open_timer_ring(
             stack_bytes: u64::from(request.stack_bytes),
             wake_after_bytes: u64::from(request.wake_after_bytes),
             wakes: ring.wakes(),
-            period_ns: AtomicU64::new(request.period_ns),
+            period_ns: request.period_ns,
             ids: u64::from(tid) << 32 | u64::from(super::process_id()),
             counts_cpu: clock == TimerClock::Monotonic,
             cpu_ns: AtomicU64::new(0),
@@ -229,17 +229,17 @@ fn create(
 }
 
 impl Timer {
-    /// Begins anew with that time between signals. The error is an errno.
-    pub(super) fn set_period_ns(&self, period_ns: u64) -> Result<(), i32> {
+    /// Begins anew with that time to the first signal, 0 for none, and between signals. The error is an errno.
+    pub(super) fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), i32> {
         if !may(Unusual::TimerSettime) {
             return Err(libc::EPERM);
         }
-        let period = libc::timespec {
+        let time = |ns: u64| libc::timespec {
             // `time_t`, whose name is deprecated on musl.
-            tv_sec: (period_ns / 1_000_000_000) as _,
-            tv_nsec: (period_ns % 1_000_000_000) as libc::c_long,
+            tv_sec: (ns / 1_000_000_000) as _,
+            tv_nsec: (ns % 1_000_000_000) as libc::c_long,
         };
-        let setting = libc::itimerspec { it_interval: period, it_value: period };
+        let setting = libc::itimerspec { it_interval: time(period_ns), it_value: time(first_ns) };
         // SAFETY: a timer of ours that is not deleted, and a structure that lives long enough.
         let result =
             unsafe { libc::timer_settime(self.id, 0, &raw const setting, std::ptr::null_mut()) };
@@ -394,7 +394,7 @@ fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
     // SAFETY: this is the very thread whose stack it is, so the sink is that of this thread. Whoever unmaps it
     // takes it from the target first, and waits as long as that is busy.
     let sink = unsafe { sink.as_ref() };
-    let period_ns = sink.period_ns.load(Ordering::Relaxed);
+    let period_ns = sink.period_ns;
     let weight_ns = if sink.counts_cpu {
         let now = thread_cpu_ns().unwrap_or(0);
         let ran = now.saturating_sub(sink.cpu_ns.swap(now, Ordering::Relaxed));
