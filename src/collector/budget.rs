@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Lowers the rate of sampling while reading the samples takes more than its share of a core.
+/// Lowers the rate of sampling while reading the samples takes more than its share of a core, over ten seconds.
 #[derive(Debug)]
 pub(super) struct Budget {
     /// Of one core; `None` if it may take what it takes.
@@ -12,10 +12,14 @@ pub(super) struct Budget {
     used_ns: u64,
     /// How many times as long the time between samples is.
     times: f64,
+    /// What was not used of it in the last seconds: slow requests come in bursts.
+    saved_ns: f64,
 }
 
 /// Shorter stretches say little.
 const WINDOW: Duration = Duration::from_secs(1);
+/// For how long what is not used is saved.
+const MOST_SAVED: Duration = Duration::from_secs(10);
 /// The rate is lowered no further.
 const MOST_TIMES: f64 = 64.0;
 /// As long as more than this part of the budget is used, the rate stays as low as it is.
@@ -24,7 +28,8 @@ const CALM: f64 = 0.5;
 impl Budget {
     pub(super) fn new(percent: Option<u32>) -> Self {
         let share = percent.map(|percent| f64::from(percent) / 100.0);
-        Self { share, since: Instant::now(), used_ns: 0, times: 1.0 }
+        let saved_ns = share.unwrap_or(0.0) * MOST_SAVED.as_nanos() as f64;
+        Self { share, since: Instant::now(), used_ns: 0, times: 1.0, saved_ns }
     }
 
     /// How many times as long the time between samples is from now on, if that changes; `used_ns` is the
@@ -37,8 +42,12 @@ impl Budget {
         let used = used_ns.saturating_sub(self.used_ns);
         (self.since, self.used_ns) = (now, used_ns);
         let share = self.share.filter(|share| *share > 0.0)?;
-        let of_budget = used as f64 / window.as_nanos() as f64 / share;
-        let times = if of_budget > 1.0 {
+        let budget_ns = window.as_nanos() as f64 * share;
+        let most_saved_ns = share * MOST_SAVED.as_nanos() as f64;
+        let saved_ns = (self.saved_ns + budget_ns).min(most_saved_ns) - used as f64;
+        self.saved_ns = saved_ns.max(0.0);
+        let of_budget = used as f64 / budget_ns;
+        let times = if of_budget > 1.0 && saved_ns < 0.0 {
             (self.times * of_budget).min(MOST_TIMES)
         } else if of_budget < CALM {
             // Not at once, or it would swing: by half each second.
@@ -82,13 +91,21 @@ mod tests {
 
     #[test]
     fn what_is_over_the_budget_lowers_the_rate_by_as_much() {
-        assert_eq!(seconds(Some(1), &[10, 5, 40, 15]), [1.0, 1.0, 4.0, 6.0]);
+        // What was saved is used up in the third second.
+        assert_eq!(seconds(Some(1), &[40, 40, 40, 40, 15]), [1.0, 1.0, 1.0, 4.0, 6.0]);
         assert_eq!(seconds(Some(1), &[900, 900]), [64.0, 64.0]);
     }
 
     #[test]
+    fn a_burst_that_is_made_up_for_lowers_nothing() {
+        let bursts = [100, 0, 0, 0, 0, 0, 0, 0, 0, 0].repeat(5);
+        assert_eq!(seconds(Some(1), &bursts), [1.0; 50]);
+    }
+
+    #[test]
     fn it_comes_back_step_by_step_and_does_not_swing() {
-        assert_eq!(seconds(Some(1), &[40, 10, 6, 4, 1, 1]), [4.0, 4.0, 4.0, 2.0, 1.0, 1.0]);
+        let found = seconds(Some(1), &[40, 40, 40, 40, 10, 6, 4, 1, 1]);
+        assert_eq!(found[3..], [4.0, 4.0, 4.0, 2.0, 1.0, 1.0]);
     }
 
     #[test]

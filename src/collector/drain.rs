@@ -9,8 +9,8 @@ use super::overdue::CpuTimes;
 use super::pending::{Added, Pending, Stack};
 use super::waits::{Looker, Seen, Watch};
 use crate::sampler::record::{Layout, Place, Record, Records, read_sample, said_position};
-use crate::sampler::{Allowance, Sampler, stretched, switched_out};
-use crate::span::{ArmThreads as _, Arming, Mark, Recording, SpanKey, Stretch};
+use crate::sampler::{Allowance, Sampler, stretched, switched_out, switches_between};
+use crate::span::{ArmThreads as _, Arming, Mark, Rate, Recording, SpanKey, Stretch};
 use crate::stats::Counters;
 use crate::sys::{self, Ring};
 use crate::unwind::{End, Frame, Unwinder};
@@ -43,6 +43,8 @@ pub(super) struct Sampled {
     allowance: Allowance,
     /// Samples that were read since that was last asked.
     unspent: u64,
+    /// Up to where records of context switches were counted.
+    switched: u64,
     pub(super) cpu_times: CpuTimes,
     /// Up to where samples are read, as hooks see positions.
     drained: u64,
@@ -108,6 +110,7 @@ impl Sampled {
             closing: None,
             allowance: Allowance::new(Instant::now()),
             unspent: 0,
+            switched: 0,
             cpu_times: CpuTimes::default(),
             drained: 0,
             counted: 0,
@@ -160,9 +163,8 @@ impl Sampled {
         let since = |then: Option<Instant>| then.map(|then| at.saturating_duration_since(then));
         // It may have armed itself.
         self.follow();
-        let samples = std::mem::take(&mut self.unspent);
-        let period_ns = stretched(self.allowance.spend(samples, at, source.periods()), times);
-        self.recording.set_period_ns(period_ns);
+        let rate = self.wanted_rate(at, times, source);
+        self.recording.set_rate(rate);
         self.is_old = self.recording.old_at() <= now;
         if self.is_old {
             self.old = Some(at);
@@ -174,7 +176,7 @@ impl Sampled {
                 source.start_again(&self.recording, &self.arming);
                 self.watch.skip_records(&self.arming);
             }
-            if self.has_other_rate(period_ns) {
+            if self.has_other_rate(rate) {
                 self.begin_to_close(Closing::OtherRate);
             }
             if may_arm && self.is_unarmed() && since(self.tried).is_none_or(|since| since >= RETRY)
@@ -194,6 +196,16 @@ impl Sampled {
         self.closing.is_some()
     }
 
+    /// How the thread is to be sampled by what it has had since the last look.
+    fn wanted_rate(&mut self, at: Instant, times: f64, source: &Sampler) -> Rate {
+        let samples = std::mem::take(&mut self.unspent);
+        let switched = self.arming.switches.as_ref().map_or(0, |ring| ring.head());
+        let switches = switches_between(std::mem::replace(&mut self.switched, switched), switched);
+        let rate = self.allowance.spend(samples, switches, at, source.periods());
+        let by_timer = rate.by_timer && source.may_have_timers();
+        Rate { period_ns: stretched(rate.period_ns, times), by_timer }
+    }
+
     fn begin_to_close(&mut self, why: Closing) {
         if self.closing.is_none() && self.can_close() {
             self.closing = Some(why);
@@ -203,9 +215,10 @@ impl Sampled {
 
     /// Whether it is to be sampled at a rate that is another one by half, and is not just about to wait: that has to
     /// be seen by what it is armed with.
-    fn has_other_rate(&self, period_ns: u64) -> bool {
+    fn has_other_rate(&self, Rate { period_ns, by_timer }: Rate) -> bool {
         let now_ns = self.arming.period_ns();
-        let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2;
+        let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
+            || by_timer && self.arming.has_switch_records();
         let is_out = |ring: &Arc<Ring>| switched_out(ring).is_some();
         !self.is_unarmed() && is_other && !self.arming.switches.as_ref().is_some_and(is_out)
     }
@@ -278,7 +291,7 @@ impl Sampled {
     /// Positions begin anew. Returns the arming before.
     fn begin(&mut self, arming: Arc<Arming>) -> Arc<Arming> {
         self.marks.clear();
-        (self.drained, self.counted, self.counted_from) = (0, 0, 0);
+        (self.drained, self.counted, self.counted_from, self.switched) = (0, 0, 0, 0);
         std::mem::replace(&mut self.arming, arming)
     }
 

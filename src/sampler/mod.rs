@@ -11,4 +11,4 @@ mod timer;
 pub(crate) use period::{Allowance, Periods, stretched};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
-pub(crate) use switches::{is_full, make_room, switched_in_after, switched_out};
+pub(crate) use switches::{is_full, make_room, switched_in_after, switched_out, switches_between};

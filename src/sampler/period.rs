@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use crate::span::Rate;
+
 /// How often a thread is sampled: the CPU time between two samples in nanoseconds, where it has been sampled for
 /// little, for more and for long.
 ///
@@ -30,12 +32,24 @@ impl Periods {
 }
 
 /// How many samples a thread may have before it has fewer: it gets 100 a second of wall time, as many as it has at
-/// the lowest rate, and saves up to 1,000.
+/// the lowest rate, and saves up to 1,000. Context switches take from that too: what samples a thread by perf events
+/// makes each of them dearer.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     left: f64,
     since: Instant,
-    level: usize,
+    level: Level,
+    /// In how many seconds there were how many switches.
+    counted: (f64, u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Level {
+    First,
+    Second,
+    Last,
+    /// As seldom, and context switches cost nothing.
+    ByTimer,
 }
 
 const A_SECOND: f64 = 100.0;
@@ -44,25 +58,63 @@ const MOST: f64 = 1_000.0;
 const HALF: f64 = MOST / 2.0;
 /// And comes back to the first one with so many.
 const NEARLY_ALL: f64 = MOST * 0.9;
+/// A switch takes 15 µs more where the kernel must program its timer for less than a tick, and 2 to 3 otherwise; a
+/// sample some 10.
+const OF_A_SWITCH: f64 = 1.0;
+const OF_A_CHEAP_SWITCH: f64 = 0.25;
+/// A second: 1 % of the time of a thread at the lowest rate.
+const MANY_SWITCHES: f64 = 4_000.0;
 
 impl Allowance {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { left: MOST, since: now, level: 0 }
+        Self { left: MOST, since: now, level: Level::First, counted: (0.0, 0) }
     }
 
-    /// The thread had so many samples since the last call. Returns how often it is sampled from now on.
-    pub(crate) fn spend(&mut self, samples: u64, now: Instant, periods: Periods) -> u64 {
-        let more = now.saturating_duration_since(self.since).as_secs_f64() * A_SECOND;
+    /// The thread had so many samples, and was switched so often while it was sampled by perf events, since the last
+    /// call. Returns how it is sampled from now on.
+    pub(crate) fn spend(
+        &mut self,
+        samples: u64,
+        switches: u64,
+        now: Instant,
+        periods: Periods,
+    ) -> Rate {
+        let seconds = now.saturating_duration_since(self.since).as_secs_f64();
         self.since = now;
-        self.left = ((self.left + more).min(MOST) - samples as f64).max(0.0);
+        let of_a_switch = if self.level == Level::First { OF_A_SWITCH } else { OF_A_CHEAP_SWITCH };
+        let spent = samples as f64 + switches as f64 * of_a_switch;
+        self.left = ((self.left + seconds * A_SECOND).min(MOST) - spent).max(0.0);
+        let has_none = self.left <= 0.0;
+        let is_switched_often = self.is_switched_often(seconds, switches);
         self.level = match self.level {
-            _ if self.left <= 0.0 => 2,
-            2 if self.left < HALF => 2,
-            0 if self.left > HALF => 0,
-            _ if self.left >= NEARLY_ALL => 0,
-            _ => 1,
+            Level::Last if has_none && is_switched_often => Level::ByTimer,
+            level @ (Level::Last | Level::ByTimer) if self.left < HALF => level,
+            _ if has_none => Level::Last,
+            Level::First if self.left > HALF => Level::First,
+            _ if self.left >= NEARLY_ALL => Level::First,
+            _ => Level::Second,
         };
-        periods.0.get(self.level).copied().unwrap_or(periods.last())
+        let [first, second, last] = periods.0;
+        let period_ns = match self.level {
+            Level::First => first,
+            Level::Second => second,
+            Level::Last | Level::ByTimer => last,
+        };
+        // A rate that is set is set.
+        let by_timer = self.level == Level::ByTimer && first != last;
+        Rate { period_ns, by_timer }
+    }
+
+    /// Whether it was, in a time that is long enough to say so.
+    fn is_switched_often(&mut self, seconds: f64, switches: u64) -> bool {
+        const LONG_ENOUGH: f64 = 0.5;
+        let (seconds, switches) = (self.counted.0 + seconds, self.counted.1 + switches);
+        self.counted = (seconds, switches);
+        if seconds < LONG_ENOUGH {
+            return false;
+        }
+        self.counted = (0.0, 0);
+        switches as f64 > seconds * MANY_SWITCHES
     }
 }
 
@@ -79,11 +131,12 @@ mod tests {
 
     /// The rates that a thread has that runs for so many seconds, each tenth of one.
     fn rates(allowance: &mut Allowance, start: Instant, seconds: std::ops::Range<u32>) -> Vec<u64> {
-        let mut period_ns = allowance.spend(0, start, Periods::USUAL);
+        let mut period_ns = allowance.spend(0, 0, start, Periods::USUAL).period_ns;
         let tenths = (10 * seconds.start + 1)..=10 * seconds.end;
         let rates = tenths.map(|tenth| {
             let now = start + tenth * Duration::from_millis(100);
-            period_ns = allowance.spend(100_000_000 / period_ns, now, Periods::USUAL);
+            let samples = 100_000_000 / period_ns;
+            period_ns = allowance.spend(samples, 0, now, Periods::USUAL).period_ns;
             (1e9 / period_ns as f64).round() as u64
         });
         let mut rates: Vec<_> = rates.collect();
@@ -98,7 +151,7 @@ mod tests {
         assert_eq!(rates(&mut allowance, start, 0..60), [1_003, 201, 100]);
         // Ten seconds without a sample are as good as new.
         let later = start + Duration::from_secs(70);
-        assert_eq!(allowance.spend(0, later, Periods::USUAL), Periods::USUAL.first());
+        assert_eq!(allowance.spend(0, 0, later, Periods::USUAL), Rate::of(997_000));
     }
 
     #[test]
@@ -107,7 +160,7 @@ mod tests {
         let mut allowance = Allowance::new(start);
         for second in 1..100 {
             let now = start + Duration::from_secs(second);
-            assert_eq!(allowance.spend(90, now, Periods::USUAL), 997_000);
+            assert_eq!(allowance.spend(90, 0, now, Periods::USUAL), Rate::of(997_000));
         }
     }
 
@@ -116,7 +169,8 @@ mod tests {
         let start = Instant::now();
         let mut allowance = Allowance::new(start);
         let spend = |allowance: &mut Allowance, samples, ms| {
-            allowance.spend(samples, start + Duration::from_millis(ms), Periods::USUAL)
+            let now = start + Duration::from_millis(ms);
+            allowance.spend(samples, 0, now, Periods::USUAL).period_ns
         };
         assert_eq!(spend(&mut allowance, 501, 1), 4_985_000);
         assert_eq!(spend(&mut allowance, 0, 3_000), 4_985_000, "not before nearly all is back");
@@ -129,8 +183,41 @@ mod tests {
     #[test]
     fn a_rate_that_is_set_is_never_left() {
         let (start, periods) = (Instant::now(), Periods::of_rate(999));
-        assert_eq!(Allowance::new(start).spend(100_000, start, periods), 1_001_001);
+        let mut allowance = Allowance::new(start);
+        for ms in 0..100 {
+            let now = start + Duration::from_millis(ms);
+            assert_eq!(allowance.spend(100, 1_000, now, periods), Rate::of(1_001_001));
+        }
         assert_eq!(Periods::of_rate(0).first(), 1_000_000_000);
+    }
+
+    /// The levels of a thread that runs a tenth of the time and is switched so often a second, each 5 ms.
+    fn levels(switches: u64) -> Vec<Level> {
+        let start = Instant::now();
+        let mut allowance = Allowance::new(start);
+        let mut by_timer = false;
+        let looks = (1..1_000).map(|look| {
+            let now = start + look * Duration::from_millis(5);
+            let switches = if by_timer {
+                0
+            } else {
+                (switches * u64::from(look) / 200) - (switches * u64::from(look - 1) / 200)
+            };
+            let samples = u64::from(look % 20 == 0);
+            by_timer = allowance.spend(samples, switches, now, Periods::USUAL).by_timer;
+            allowance.level
+        });
+        let mut levels: Vec<_> = looks.collect();
+        levels.dedup();
+        levels
+    }
+
+    #[test]
+    fn a_thread_that_is_switched_often_is_sampled_by_a_timer() {
+        assert_eq!(levels(20), [Level::First]);
+        assert_eq!(levels(1_000), [Level::First, Level::Second, Level::Last]);
+        let all = [Level::First, Level::Second, Level::Last, Level::ByTimer];
+        assert_eq!(levels(20_000), all);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::perf::Perf;
 use super::period::{Periods, stretched};
 use super::record::{Record, Records};
 use super::timer::Timers;
-use crate::span::{ArmThreads, Arming, Begun, Recording, ThreadSource, Usage};
+use crate::span::{ArmThreads, Arming, Begun, Rate, Recording, ThreadSource, Usage};
 use crate::stats::Counters;
 use crate::sys::{self, Clock, HardwareCounters, SampleRequest, TimerClock, Waker, WhyRefused};
 
@@ -287,8 +287,9 @@ impl Sampler {
     /// Opens what samples that thread, and does nothing yet.
     fn open(&self, recording: &Recording) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
-        let period_ns = recording.period_ns();
-        let by_perf = shared.perf.as_ref().map(|perf| perf.open(recording.tid, period_ns));
+        let Rate { period_ns, by_timer } = recording.rate();
+        let perf = shared.perf.as_ref().filter(|_| !by_timer);
+        let by_perf = perf.map(|perf| perf.open(recording.tid, period_ns));
         let refused = match by_perf {
             Some(Ok(arming)) => return Ok(arming),
             // It ends while it is armed: nothing is refused.
@@ -315,7 +316,7 @@ impl Sampler {
     }
 
     /// Whether a thread can have a timer.
-    fn may_have_timers(&self) -> bool {
+    pub(crate) fn may_have_timers(&self) -> bool {
         self.0.timers.is_some() && self.0.timers_refused.is_none()
     }
 
@@ -431,7 +432,7 @@ impl ArmThreads for Sampler {
             let first = Arc::new(Arming::none());
             let tid = sys::current_tid();
             let period_ns = self.0.first_period_ns.load(Ordering::Relaxed);
-            let recording = Recording::new(tid, stack, period_ns, Arc::clone(&first));
+            let recording = Recording::new(tid, stack, Rate::of(period_ns), Arc::clone(&first));
             let recording = Arc::new(recording);
             let is_over = self.0.is_over.lock();
             if *is_over {

@@ -22,6 +22,27 @@ pub(crate) struct Stretch {
 /// Beside the key of the span, which never has that bit: the thread is inside a hook.
 const IN_HOOK: u64 = 1 << 63;
 
+/// How often a thread is sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rate {
+    /// CPU time between two samples.
+    pub(crate) period_ns: u64,
+    /// By a timer also where perf could, which takes time at each context switch.
+    pub(crate) by_timer: bool,
+}
+
+const BY_TIMER: u64 = 1 << 63;
+
+impl Rate {
+    pub(crate) const fn of(period_ns: u64) -> Self {
+        Self { period_ns, by_timer: false }
+    }
+
+    fn word(self) -> u64 {
+        self.period_ns & !BY_TIMER | if self.by_timer { BY_TIMER } else { 0 }
+    }
+}
+
 /// Later than all that happens.
 pub(super) const NEVER: u64 = u64::MAX;
 
@@ -45,8 +66,8 @@ pub(crate) struct Recording {
     /// When a hook last read the thread's CPU clock, and what it said.
     settled_ns: AtomicU64,
     settled_cpu_ns: AtomicU64,
-    /// What it is sampled with from when it is armed next.
-    period_ns: AtomicU64,
+    /// How it is sampled from when it is armed next: nanoseconds, and whether [`BY_TIMER`].
+    rate: AtomicU64,
     /// When a hook last heard of a wait, in ticks.
     heard_at: AtomicU64,
     is_refused: AtomicBool,
@@ -58,14 +79,9 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Of the thread of that number, which is sampled each `period_ns` when it is armed; `stack` is where its stack
+    /// Of the thread of that number, which is sampled so often when it is armed; `stack` is where its stack
     /// is, if a timer may have to copy it.
-    pub(crate) fn new(
-        tid: u32,
-        stack: Option<Range<u64>>,
-        period_ns: u64,
-        first: Arc<Arming>,
-    ) -> Self {
+    pub(crate) fn new(tid: u32, stack: Option<Range<u64>>, rate: Rate, first: Arc<Arming>) -> Self {
         Self {
             // It is made by a hook.
             span: AtomicU64::new(IN_HOOK),
@@ -76,7 +92,7 @@ impl Recording {
             waited: AtomicU64::new(0),
             settled_ns: AtomicU64::new(0),
             settled_cpu_ns: AtomicU64::new(0),
-            period_ns: AtomicU64::new(period_ns),
+            rate: AtomicU64::new(rate.word()),
             heard_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
             arms_itself: AtomicBool::new(false),
@@ -116,14 +132,15 @@ impl Recording {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// What it is sampled with from when it is armed next.
-    pub(crate) fn set_period_ns(&self, period_ns: u64) {
-        self.period_ns.store(period_ns, Ordering::Relaxed);
+    /// How it is sampled from when it is armed next.
+    pub(crate) fn set_rate(&self, rate: Rate) {
+        self.rate.store(rate.word(), Ordering::Relaxed);
     }
 
-    /// What it is sampled with from when it is armed next.
-    pub(crate) fn period_ns(&self) -> u64 {
-        self.period_ns.load(Ordering::Relaxed)
+    /// How it is sampled from when it is armed next.
+    pub(crate) fn rate(&self) -> Rate {
+        let word = self.rate.load(Ordering::Relaxed);
+        Rate { period_ns: word & !BY_TIMER, by_timer: word & BY_TIMER != 0 }
     }
 
     /// How many armings have followed the first.
@@ -319,7 +336,7 @@ mod tests {
 
     fn recording() -> (Recording, Arc<Arming>) {
         let arming = Arc::new(Arming::none());
-        (Recording::new(1, None, 1, Arc::clone(&arming)), arming)
+        (Recording::new(1, None, Rate::of(1), Arc::clone(&arming)), arming)
     }
 
     fn stretch(span: Option<SpanKey>, from: u64) -> Stretch {

@@ -30,7 +30,8 @@ struct Script {
 impl ArmThreads for Script {
     fn begin(&self, _: &Clock) -> Begun {
         let first = Arc::new(Arming::none());
-        let recording = Arc::new(Recording::new(1, None, BASE_PERIOD, Arc::clone(&first)));
+        let recording =
+            Arc::new(Recording::new(1, None, Rate::of(BASE_PERIOD), Arc::clone(&first)));
         self.recordings.lock().push(Arc::clone(&recording));
         Begun { recording: Some((recording, first)), source: Box::new(self.clone()) }
     }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::script::THREADS;
 use crate::sampler::{Periods, Sampler};
-use crate::span::{ArmThreads, Arming, Begun, Recording, ThreadSource, Usage};
+use crate::span::{ArmThreads, Arming, Begun, Rate, Recording, ThreadSource, Usage};
 use crate::sys::{Clock, Ring};
 
 /// By how much hooks see a sample move the position.
@@ -172,8 +172,8 @@ impl ArmThreads for Scripted {
         let shared = &*self.0;
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let first = Arc::new(Arming::none());
-        let period_ns = Periods::USUAL.first();
-        let recording = Arc::new(Recording::new(tid, None, period_ns, Arc::clone(&first)));
+        let rate = Rate::of(Periods::USUAL.first());
+        let recording = Arc::new(Recording::new(tid, None, rate, Arc::clone(&first)));
         let number = THREAD.get();
         shared.threads.lock()[number].recording = Some(Arc::clone(&recording));
         shared.sampler.add_scripted(Arc::clone(&recording));
@@ -195,7 +195,7 @@ impl ArmThreads for Scripted {
             assert!(last.ring.is_none(), "armed twice");
             thread.armings += 1;
             let is_wanted = thread.armings % 2 == 1;
-            let period_ns = if is_wanted { recording.period_ns() } else { OTHER_PERIOD_NS };
+            let period_ns = if is_wanted { recording.rate().period_ns } else { OTHER_PERIOD_NS };
             thread.armed = Some(Rings {
                 samples: Arc::clone(&samples),
                 switches: switches.clone(),
