@@ -100,7 +100,7 @@
 //! | `TRACING_PROFILING_WAITS` | `on` or `off`; see [`Builder::waits`] | `on` |
 //! | `TRACING_PROFILING_TIMER_CLOCK` | `cpu` or `monotonic`; see [`Builder::fine_timers`] | `cpu` |
 //! | `TRACING_PROFILING_ARM_AFTER` | for how long a span is entered before it is sampled ([`Builder::arm_after`]) | follows its rule: 12.5 ms for 250 ms |
-//! | `TRACING_PROFILING_RATE` | samples a second of CPU time, 1 to 10000 | follows the rules: 200 for 250 ms |
+//! | `TRACING_PROFILING_RATE` | samples a second of CPU time, 1 to 10000 | 1,000 at first, down to 100 for a thread that is sampled for long |
 //! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample at most, 1024 to 65448 | 32768 |
 //! | `TRACING_PROFILING_MAX_DEPTH` | frames kept of a stack, 1 to 1024 | 256 |
 //! | `TRACING_PROFILING_CPU_BUDGET` | percent of a core that reading samples may take, 0 for no limit; see [`Builder::cpu_budget`] | 1, and 0 if the rate is set |
