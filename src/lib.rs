@@ -103,6 +103,7 @@
 //! | `TRACING_PROFILING_RATE` | samples a second of CPU time, 1 to 10000 | 1,000 at first, down to 100 for a thread that is sampled for long |
 //! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample at most, 1024 to 65448 | 32768 |
 //! | `TRACING_PROFILING_MAX_DEPTH` | frames kept of a stack, 1 to 1024 | 256 |
+//! | `TRACING_PROFILING_SHED` | `cpu>90%`, `memory>2GB`, or both with a bar between: no more threads are sampled while the host, or the process's control group, is above that ([`Builder::shed_above_cpu`], [`Builder::shed_above_memory`]) | no limit |
 //! | `TRACING_PROFILING_CPU_BUDGET` | percent of a core that reading samples may take, 0 for no limit; see [`Builder::cpu_budget`] | 1, and 0 if the rate is set |
 //! | `TRACING_PROFILING_PENDING_PROFILES` | profiles that may wait to be exported at once, 1 to 100000 | 32 |
 //! | `TRACING_PROFILING_DIR` | where profiles are written | `profiles` |

@@ -175,6 +175,9 @@ counters! {
     /// Times that the rate was lowered because reading samples took more than its share of a core; see
     /// [`Builder::cpu_budget`](crate::Builder::cpu_budget).
     rate_lowered,
+    /// Times that a thread came into an old span and was not sampled because the machine had too much to do; see
+    /// [`Builder::shed_above_cpu`](crate::Builder::shed_above_cpu).
+    threads_shed,
     /// Samples whose stack was given up because too many spans waited for their verdict. The profile of
     /// their root shows them as one frame that says so.
     samples_dropped_spans_full,

@@ -345,3 +345,33 @@ fn threads_are_armed_again_and_again() {
         assert_eq!((lost, stats.threads_sampled), (0, 0), "{source:?}: {stats:?}");
     }
 }
+
+/// Whatever wants to be sampled, from its beginning or later.
+#[test]
+fn while_the_machine_has_too_much_to_do_nobody_is_sampled() {
+    for source in sources() {
+        let setup = Setup::of_rules("always", |builder| {
+            builder.source(source).arm_after(AGE).shed_above_memory(1)
+        });
+        setup.run(|| {
+            for keeps in [false, true] {
+                let shed = setup.handle.stats().threads_shed;
+                info_span!("kept").in_scope(|| {
+                    assert!(!keeps || setup.handle.keep_current());
+                    until(|| burn(MS) > 0 && setup.handle.stats().threads_shed > shed);
+                    assert!(!is_sampled(&setup), "{source:?}");
+                });
+                // It is looked at outside.
+                std::thread::sleep(20 * MS);
+            }
+        });
+        assert_eq!(setup.kept().len(), 2, "{source:?}");
+        assert!(setup.profiles().is_empty() && account(&setup, "kept").on_cpu_ns > 0, "{source:?}");
+        // As much as there will never be.
+        let setup = Setup::of_rules("always", |builder| {
+            builder.source(source).shed_above_memory(u64::MAX).shed_above_cpu(100)
+        });
+        setup.run(|| info_span!("kept").in_scope(|| assert!(is_sampled(&setup), "{source:?}")));
+        assert_eq!(setup.handle.stats().threads_shed, 0, "{source:?}");
+    }
+}

@@ -40,6 +40,7 @@ pub(super) struct Sampled {
     own_hold: Duration,
     /// It is not sampled any more, and its arming ends when all of it is read.
     closing: Option<Closing>,
+    is_shed: bool,
     allowance: Allowance,
     /// Samples that were read since that was last asked.
     unspent: u64,
@@ -108,6 +109,7 @@ impl Sampled {
             least_hold: hold,
             own_hold,
             closing: None,
+            is_shed: false,
             allowance: Allowance::new(Instant::now()),
             unspent: 0,
             switched: 0,
@@ -194,6 +196,12 @@ impl Sampled {
             }
         }
         self.closing.is_some()
+    }
+
+    /// Whether it is in an old span now, and is not sampled only because nobody is.
+    pub(super) fn note_shed(&mut self, sheds: bool) -> bool {
+        let is_shed = sheds && self.is_old && self.is_unarmed();
+        !std::mem::replace(&mut self.is_shed, is_shed) && is_shed
     }
 
     /// How the thread is to be sampled by what it has had since the last look.

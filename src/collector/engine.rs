@@ -13,6 +13,7 @@ use tracing::field::Visit;
 use super::command::{Command, Job, Waiting};
 use super::gate::Gate;
 use super::run::Collector;
+use super::shed::ShedLimits;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
 use crate::export::{Exporter, Fate, Reporter};
@@ -47,6 +48,7 @@ pub(crate) struct Limits {
     pub(crate) frames_per_stack: usize,
     /// That are copied of a stack.
     pub(crate) stack_bytes: usize,
+    pub(crate) shed: ShedLimits,
 }
 
 /// What an engine is made of.

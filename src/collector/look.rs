@@ -30,6 +30,7 @@ impl Collector {
     /// Looks at threads in profiled spans: whether the spans are old by now, and whether the threads wait.
     pub(super) fn look_at_threads(&mut self) {
         self.looked = Instant::now();
+        self.look_at_load(self.looked);
         let clock = self.engine.spans.clock();
         let now = clock.now();
         let now_ns = clock.raw_ns(now);
@@ -37,9 +38,12 @@ impl Collector {
         let times = self.budget.times();
         for sampled in &mut self.sampled {
             // Meanwhile the rings of others fill.
-            let may_arm = self.looked.elapsed() < MOST_ARMING;
+            let may_arm = !self.shed.is_over() && self.looked.elapsed() < MOST_ARMING;
             let can_close = sampled.look_at_age(self.looked, now, may_arm, times, &self.source);
             self.can_close |= can_close;
+            if sampled.note_shed(self.shed.is_over()) {
+                Counters::add(&self.engine.counters.threads_shed, 1);
+            }
             if sampled.is_unarmed() {
                 let left = sampled.recording.old_at().saturating_sub(now);
                 // Of one that was not armed although it is old it is known since when.

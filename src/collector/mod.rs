@@ -21,6 +21,7 @@ mod pending;
 mod report;
 mod room;
 mod run;
+mod shed;
 mod waits;
 mod worker;
 
@@ -29,3 +30,4 @@ pub(crate) use engine::spawn;
 pub(crate) use engine::{Engine, Limits, Parts};
 pub(crate) use gate::Gate;
 pub(crate) use room::waiting_profiles;
+pub(crate) use shed::ShedLimits;

@@ -332,6 +332,14 @@ pub(super) fn lowered_rate(percent: u32, times: f64) -> String {
     )
 }
 
+/// That nobody is sampled while that is so.
+pub(super) fn shed(over: &str) -> String {
+    format!(
+        "{over}: no more threads are sampled until it is less, and spans that are kept meanwhile have their times \
+         alone (TRACING_PROFILING_SHED sets the limits)"
+    )
+}
+
 /// System calls at which a seccomp filter ends the process, as far as it was said.
 #[derive(Debug, Default)]
 pub(super) struct DeadlyCalls(usize);

@@ -17,6 +17,7 @@ use super::overdue::Overdue;
 use super::pending::{Known, Pending, Stack};
 use super::report::{self, DeadlyCalls};
 use super::room::Room;
+use super::shed::Shed;
 use super::waits::{Captures, LOOK};
 use crate::keep::{Epoch, Taken};
 use crate::otel::EndedSpan;
@@ -83,6 +84,9 @@ pub(super) struct Collector {
     room: Room,
     /// When it was last said that the rate is lowered.
     told_of_rate: Option<Instant>,
+    pub(super) shed: Shed,
+    /// When it was last said that nothing is sampled for it.
+    told_of_shed: Option<Instant>,
 }
 
 /// What a round was asked to do besides.
@@ -118,6 +122,8 @@ impl Collector {
             budget: Budget::new(limits.cpu_percent),
             room: Room::new(limits.export_bytes),
             told_of_rate: None,
+            shed: Shed::new(limits.shed),
+            told_of_shed: None,
             sampled: Vec::new(),
             round: 0,
             closed: Vec::new(),
@@ -147,6 +153,7 @@ impl Collector {
     pub(super) fn run(mut self, begins: Sender<()>) {
         let run = || {
             self.source.keep_on();
+            self.look_at_load(Instant::now());
             drop(begins);
             let mut is_broken = false;
             while self.step() {
@@ -503,6 +510,21 @@ impl Collector {
             self.told_of_rate = Some(now);
             let percent = self.limits.cpu_percent.unwrap_or_default();
             let line = report::lowered_rate(percent, times);
+            _ = self.jobs.send(Job::Say { line, is_warning: true });
+        }
+    }
+
+    /// Looks whether the machine has too much to do for anybody to be sampled.
+    pub(super) fn look_at_load(&mut self, now: Instant) {
+        if !self.shed.is_due(now) {
+            return;
+        }
+        let begins = self.shed.look(now, sys::load());
+        self.source.set_sheds(self.shed.is_over());
+        let is_first = self.told_of_shed.is_none_or(|told| now.duration_since(told) >= MINUTE);
+        if let Some(over) = begins.filter(|_| is_first) {
+            self.told_of_shed = Some(now);
+            let line = report::shed(&over);
             _ = self.jobs.send(Job::Say { line, is_warning: true });
         }
     }

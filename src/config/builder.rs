@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use opentelemetry_sdk::Resource;
 
-use crate::collector::{Engine, Gate, Limits, Parts, waiting_profiles};
+use crate::collector::{Engine, Gate, Limits, Parts, ShedLimits, waiting_profiles};
 use crate::control::Control;
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
@@ -57,6 +57,7 @@ pub struct Builder {
     memory_bytes: usize,
     export_bytes: usize,
     cpu_percent: Option<u32>,
+    shed: ShedLimits,
     on_kept: Option<OnKept>,
     only_sampled_traces: bool,
     attributes: AttributeNames,
@@ -118,6 +119,7 @@ impl Builder {
             pending_profiles: MOST_PROMISED,
             memory_bytes: DEFAULT_MEMORY_BYTES,
             cpu_percent: None,
+            shed: ShedLimits::default(),
             on_kept: None,
             only_sampled_traces: false,
             attributes: AttributeNames::default(),
@@ -192,6 +194,24 @@ impl Builder {
     #[must_use]
     pub fn arm_after(mut self, arm_after: Duration) -> Self {
         self.source.arm_after = Some(arm_after);
+        self
+    }
+
+    /// Samples no more threads while the CPUs of the host, or those that the process's control group may use, are busy
+    /// for more than so many percent, as of the last second. Spans that are kept then have their times and no samples;
+    /// [`Stats::threads_shed`](crate::Stats::threads_shed) and the log say so. No limit by default. What is sampled
+    /// already goes on; and on systems other than Linux nothing is known of the load.
+    #[must_use]
+    pub fn shed_above_cpu(mut self, percent: u32) -> Self {
+        self.shed.cpu_percent = Some(percent);
+        self
+    }
+
+    /// The same while more than so many bytes of memory are in use: by the process's control group (version 2,
+    /// `memory.current`), or on the host (`MemTotal` less `MemAvailable`) where it has none.
+    #[must_use]
+    pub fn shed_above_memory(mut self, bytes: u64) -> Self {
+        self.shed.memory_bytes = Some(bytes);
         self
     }
 
@@ -485,6 +505,7 @@ impl Builder {
                 },
                 frames_per_stack: self.max_depth as usize,
                 stack_bytes: self.source.stack_bytes as usize,
+                shed: self.shed,
             },
             gate,
             order,
@@ -514,6 +535,7 @@ impl std::fmt::Debug for Builder {
             .field("memory_bytes", &self.memory_bytes)
             .field("export_bytes", &self.export_bytes)
             .field("cpu_percent", &self.cpu_percent)
+            .field("shed", &self.shed)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))
             .field("symbols", &self.symbols)
             .finish_non_exhaustive()

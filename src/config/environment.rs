@@ -22,6 +22,7 @@ const ARM_AFTER: &str = "TRACING_PROFILING_ARM_AFTER";
 const RATE: &str = "TRACING_PROFILING_RATE";
 const STACK_BYTES: &str = "TRACING_PROFILING_STACK_BYTES";
 const MAX_DEPTH: &str = "TRACING_PROFILING_MAX_DEPTH";
+const SHED: &str = "TRACING_PROFILING_SHED";
 const CPU_BUDGET: &str = "TRACING_PROFILING_CPU_BUDGET";
 const PENDING_PROFILES: &str = "TRACING_PROFILING_PENDING_PROFILES";
 const DIR: &str = "TRACING_PROFILING_DIR";
@@ -88,6 +89,10 @@ impl Builder {
         if let Some(text) = get(CPU_BUDGET)? {
             let expected = "percent of a core, from 0 to 10000";
             self = self.cpu_budget(number(CPU_BUDGET, &text, 0..=10_000, expected)?);
+        }
+        if let Some(text) = get(SHED)? {
+            let expected = "limits as cpu>90%|memory>2GB";
+            self = shed(self, &text).ok_or_else(|| Error::setting(SHED, &text, expected))?;
         }
         if let Some(text) = get(PENDING_PROFILES)? {
             let expected = "profiles, from 1 to 100000";
@@ -225,6 +230,47 @@ fn time(name: &'static str, text: &str) -> Result<Duration, Error> {
     time.map_err(|_| Error::setting(name, text, "a time, as 5ms, or 0"))
 }
 
+/// The limits of `cpu>90%|memory>2GB`, each once at most.
+fn shed(builder: Builder, text: &str) -> Option<Builder> {
+    let (mut cpu, mut memory) = (None, None);
+    for limit in text.split('|') {
+        let (name, limit) = limit.split_once('>')?;
+        let is_first = match name.trim() {
+            "cpu" => cpu.replace(percent(limit)?).is_none(),
+            "memory" => memory.replace(bytes(limit)?).is_none(),
+            _ => false,
+        };
+        if !is_first {
+            return None;
+        }
+    }
+    let builder = cpu.into_iter().fold(builder, Builder::shed_above_cpu);
+    Some(memory.into_iter().fold(builder, Builder::shed_above_memory))
+}
+
+fn percent(text: &str) -> Option<u32> {
+    let percent = text.trim().strip_suffix('%')?.trim_end().parse().ok()?;
+    (1..=100).contains(&percent).then_some(percent)
+}
+
+/// `2GB`, `1536 MiB`, `500000000`.
+fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+    let times = match unit.trim() {
+        "" | "B" => 1,
+        "KB" | "kB" => 1_000,
+        "KiB" => 1 << 10,
+        "MB" => 1_000_000,
+        "MiB" => 1 << 20,
+        "GB" => 1_000_000_000,
+        "GiB" => 1 << 30,
+        _ => return None,
+    };
+    number.checked_mul(times)
+}
+
 fn number(
     name: &'static str,
     text: &str,
@@ -259,6 +305,7 @@ mod tests {
             "_STACK_BYTES",
             "_MAX_DEPTH",
             "_CPU_BUDGET",
+            "_SHED",
             "_PENDING_PROFILES",
             "_DIR",
             "_REDACT",
@@ -286,6 +333,7 @@ mod tests {
             ("TRACING_PROFILING_STACK_BYTES", "8192"),
             ("TRACING_PROFILING_MAX_DEPTH", " 64 "),
             ("TRACING_PROFILING_CPU_BUDGET", "5"),
+            ("TRACING_PROFILING_SHED", "cpu>90% | memory > 2GiB"),
             ("TRACING_PROFILING_PENDING_PROFILES", "8"),
             ("TRACING_PROFILING_DIR", "/var/profiles"),
             ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
@@ -305,6 +353,8 @@ mod tests {
             .stack_bytes(8192)
             .max_depth(64)
             .cpu_budget(5)
+            .shed_above_cpu(90)
+            .shed_above_memory(2 << 30)
             .pending_profiles(8)
             .directory("/var/profiles")
             .redact(redaction)
@@ -378,6 +428,24 @@ mod tests {
     }
 
     #[test]
+    fn limits_of_the_load_are_written_in_several_ways() {
+        let shed = |text| {
+            let builder = read(&[("TRACING_PROFILING_SHED", text)]);
+            format!("{:?}", builder.unwrap())
+        };
+        let memory = |bytes| format!("{:?}", Builder::new().shed_above_memory(bytes));
+        for (text, bytes) in [
+            ("memory>500", 500),
+            (" memory > 2 GB ", 2_000_000_000),
+            ("memory>3MiB", 3 << 20),
+            ("memory>4kB", 4_000),
+        ] {
+            assert_eq!(shed(text), memory(bytes), "{text}");
+        }
+        assert_eq!(shed("cpu>5 %"), format!("{:?}", Builder::new().shed_above_cpu(5)));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_named() {
         let error = read(&[("TRACING_PROFILING_RATE", "often")]).unwrap_err();
         assert_eq!(
@@ -394,6 +462,17 @@ mod tests {
             ("STACK_BYTES", "1"),
             ("MAX_DEPTH", "1025"),
             ("CPU_BUDGET", "-1"),
+            ("SHED", "cpu>90"),
+            ("SHED", "cpu>0%"),
+            ("SHED", "cpu>101%"),
+            ("SHED", "cpu=90%"),
+            ("SHED", "memory>2TB"),
+            ("SHED", "memory>99999999999GB"),
+            ("SHED", "memory>-1GB"),
+            ("SHED", "cpu>90%|cpu>80%"),
+            ("SHED", "swap>1GB"),
+            ("SHED", "cpu>90%|"),
+            ("SHED", "90%"),
             ("PENDING_PROFILES", "0"),
             ("PENDING_PROFILES", "many"),
             ("REDACT", "a;["),

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -71,6 +71,8 @@ struct Shared {
     /// Why no thread at all can have a timer, if that was tried.
     timers_refused: Option<WhyRefused>,
     is_over: Mutex<bool>,
+    /// No more threads are armed at present.
+    sheds: AtomicBool,
     counters: Arc<Counters>,
     waker: Waker,
     periods: Periods,
@@ -106,6 +108,7 @@ impl Sampler {
             timers,
             timers_refused,
             is_over: Mutex::new(false),
+            sheds: AtomicBool::new(false),
             counters,
             waker: waker.clone(),
             periods,
@@ -132,6 +135,11 @@ impl Sampler {
     pub(crate) fn stretch(&self, times: f64) {
         let first = stretched(self.0.periods.first(), times);
         self.0.first_period_ns.store(first, Ordering::Relaxed);
+    }
+
+    /// Whether no more threads are armed from now on.
+    pub(crate) fn set_sheds(&self, sheds: bool) {
+        self.0.sheds.store(sheds, Ordering::Relaxed);
     }
 
     /// What runs here, what it cannot see and what would change that, in one line. Whether it is
@@ -452,6 +460,9 @@ impl ArmThreads for Sampler {
         #[cfg(test)]
         if let Some(scripted) = self.0.scripted.get() {
             scripted.arm(recording);
+            return;
+        }
+        if self.0.sheds.load(Ordering::Relaxed) {
             return;
         }
         sys::look_at_filters();

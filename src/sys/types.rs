@@ -187,3 +187,21 @@ pub(crate) struct FileIdentity {
     pub(crate) device: u64,
     pub(crate) inode: u64,
 }
+
+/// How much the machine, or the part of it that the process may use, has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Load {
+    /// Of all CPUs of the host since it started.
+    pub(crate) host: Option<CpuUse>,
+    /// CPU time that the control group has used in microseconds, and how many cores it may use.
+    pub(crate) group: Option<(u64, f64)>,
+    /// Of the control group, or of the host where there is none.
+    pub(crate) memory_bytes: Option<u64>,
+}
+
+/// In ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CpuUse {
+    pub(crate) busy: u64,
+    pub(crate) all: u64,
+}

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, FileIdentity, ModuleList, SampleRequest, ThreadUsage, TimerClock, Unusual, WhyRefused,
+    Blocked, FileIdentity, Load, ModuleList, SampleRequest, ThreadUsage, TimerClock, Unusual,
+    WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,10 @@ pub(crate) fn on_fork(_in_child: fn()) {}
 
 pub(crate) fn log_between_forks(log: impl FnOnce()) {
     log();
+}
+
+pub(crate) fn load() -> Load {
+    Load::default()
 }
 
 pub(crate) fn current_tid() -> u32 {

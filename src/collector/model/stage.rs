@@ -21,6 +21,7 @@ use super::super::command::{Command, Job, Waiting};
 use super::super::engine::{Engine, Limits, Parts};
 use super::super::gate::Gate;
 use super::super::run::Collector;
+use super::super::shed::ShedLimits;
 use super::oracle::{Place, START_NS, Times, Told, ToldProfile, ToldSpan, name};
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
@@ -215,6 +216,7 @@ impl Stage {
                 export_bytes: 64 << 20,
                 frames_per_stack: 4,
                 stack_bytes: 1024,
+                shed: ShedLimits::default(),
             },
             gate,
             order: Arc::default(),

@@ -6,6 +6,7 @@ mod clock;
 mod counters;
 mod files;
 mod fork;
+mod load;
 mod maps;
 mod modules;
 mod own_files;
@@ -39,6 +40,7 @@ pub(crate) use files::{
     memory_file, path_of_open,
 };
 pub(crate) use fork::{fork_generation, log_between_forks, on_fork};
+pub(crate) use load::load;
 pub(crate) use maps::mapped_file;
 #[cfg(fuzzing)]
 pub(crate) use maps::parse as parse_map;

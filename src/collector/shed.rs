@@ -1,0 +1,144 @@
+//! Nothing is sampled while the machine has too much to do.
+
+use std::time::{Duration, Instant};
+
+use crate::sys::{CpuUse, Load};
+
+/// Above what nothing is sampled; `TRACING_PROFILING_SHED`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ShedLimits {
+    pub(crate) cpu_percent: Option<u32>,
+    pub(crate) memory_bytes: Option<u64>,
+}
+
+/// Looks at the load.
+#[derive(Debug)]
+pub(super) struct Shed {
+    limits: ShedLimits,
+    looked: Option<(Instant, Load)>,
+    is_over: bool,
+}
+
+/// Less says little.
+const WINDOW: Duration = Duration::from_secs(1);
+
+impl Shed {
+    pub(super) fn new(limits: ShedLimits) -> Self {
+        Self { limits, looked: None, is_over: false }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Whether it is time to look again.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        let has_limits = self.limits != ShedLimits::default();
+        let is_over = |(then, _): &(Instant, Load)| now.saturating_duration_since(*then) >= WINDOW;
+        has_limits && self.looked.as_ref().is_none_or(is_over)
+    }
+
+    /// This is the load now. What is over its limit, in words, if nothing was before.
+    pub(super) fn look(&mut self, now: Instant, load: Load) -> Option<String> {
+        let before = self.looked.replace((now, load));
+        let cpu = before.and_then(|(then, before)| {
+            cpu_percent(&before, &load, now.saturating_duration_since(then))
+        });
+        let over_cpu =
+            cpu.zip(self.limits.cpu_percent).filter(|(is, limit)| *is > f64::from(*limit));
+        let memory = load.memory_bytes.zip(self.limits.memory_bytes);
+        let over_memory = memory.filter(|(is, limit)| is > limit);
+        let was_over =
+            std::mem::replace(&mut self.is_over, over_cpu.is_some() || over_memory.is_some());
+        let mib = |bytes: u64| bytes >> 20;
+        let words = match (over_cpu, over_memory) {
+            (Some((is, limit)), _) => format!("the CPUs are used to {is:.0} %, above {limit} %"),
+            (None, Some((is, limit))) => {
+                format!("{} MiB of memory are used, above {} MiB", mib(is), mib(limit))
+            }
+            (None, None) => return None,
+        };
+        (!was_over).then_some(words)
+    }
+}
+
+/// Of the host, or of what the control group may have, whichever is more.
+fn cpu_percent(before: &Load, now: &Load, time: Duration) -> Option<f64> {
+    let of_host = before.host.zip(now.host).and_then(|(before, now)| {
+        let CpuUse { busy, all } = CpuUse {
+            busy: now.busy.checked_sub(before.busy)?,
+            all: now.all.checked_sub(before.all)?,
+        };
+        (all > 0).then(|| 100.0 * busy as f64 / all as f64)
+    });
+    let of_group = before.group.zip(now.group).and_then(|((before_us, _), (now_us, cores))| {
+        let may_us = time.as_micros() as f64 * cores;
+        (may_us > 0.0).then(|| 100.0 * now_us.saturating_sub(before_us) as f64 / may_us)
+    });
+    of_host.into_iter().chain(of_group).reduce(f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(busy: u64, all: u64) -> Load {
+        Load { host: Some(CpuUse { busy, all }), ..Load::default() }
+    }
+
+    fn shed(cpu_percent: Option<u32>, memory_bytes: Option<u64>) -> Shed {
+        Shed::new(ShedLimits { cpu_percent, memory_bytes })
+    }
+
+    #[test]
+    fn what_is_over_is_said_once_and_lasts_until_it_is_not() {
+        let (mut shed, start) = (shed(Some(90), None), Instant::now());
+        let mut look = |second: u32, busy| {
+            let now = start + second * WINDOW;
+            assert!(shed.is_due(now) && (second == 0 || !shed.is_due(now - WINDOW)));
+            let said = shed.look(now, host(busy, u64::from(second) * 100)).is_some();
+            (said, shed.is_over())
+        };
+        // Of the time before it was looked at nothing is known.
+        assert_eq!(look(0, 0), (false, false));
+        assert_eq!(look(1, 91), (true, true));
+        assert_eq!(look(2, 190), (false, true));
+        assert_eq!(look(3, 280), (false, false), "as much as may be");
+        assert_eq!(look(4, 380), (true, true));
+    }
+
+    #[test]
+    fn the_group_of_a_container_counts_by_what_it_may_have() {
+        let (mut shed, start) = (shed(Some(90), None), Instant::now());
+        let group = |used_us| Load { group: Some((used_us, 0.5)), ..host(0, 0) };
+        shed.look(start, group(0));
+        assert_eq!(shed.look(start + WINDOW, group(400_000)), None);
+        let said = shed.look(start + 2 * WINDOW, group(900_000));
+        assert_eq!(said.as_deref(), Some("the CPUs are used to 100 %, above 90 %"));
+    }
+
+    #[test]
+    fn memory_is_looked_at_as_it_is_now() {
+        let (mut shed, start) = (shed(None, Some(2 << 30)), Instant::now());
+        let used = |bytes| Load { memory_bytes: Some(bytes), ..Load::default() };
+        assert_eq!(shed.look(start, used(2 << 30)), None);
+        let said = shed.look(start, used(3 << 30));
+        assert_eq!(said.as_deref(), Some("3072 MiB of memory are used, above 2048 MiB"));
+    }
+
+    #[test]
+    fn without_limits_nobody_looks() {
+        assert!(!shed(None, None).is_due(Instant::now()));
+    }
+
+    #[test]
+    fn what_is_not_known_is_over_nothing() {
+        let mut shed = shed(Some(1), Some(1));
+        let start = Instant::now();
+        assert_eq!(shed.look(start, Load::default()), None);
+        assert_eq!(shed.look(start + WINDOW, Load::default()), None);
+        // Counted down: another machine, after a move.
+        assert_eq!(shed.look(start + 2 * WINDOW, host(100, 200)), None);
+        assert_eq!(shed.look(start + 3 * WINDOW, host(10, 20)), None);
+    }
+}
