@@ -35,10 +35,13 @@ macro_rules! counters {
 }
 
 impl Stats {
-    /// Of the threads that should be sampled at present, the share that is: from 0 to 1.
-    pub fn share_sampled(&self) -> f64 {
-        let all = self.threads_sampled + self.threads_unsampled;
-        if all == 0 { 1.0 } else { self.threads_sampled as f64 / all as f64 }
+    /// Of the on-CPU time of kept spans the share for which their threads were sampled, from 0 to 1. What is missing
+    /// is their beginning, and threads that could not be sampled.
+    pub fn share_covered(&self) -> f64 {
+        match self.kept_on_cpu_ns {
+            0 => 1.0,
+            all_ns => self.kept_sampled_ns as f64 / all_ns as f64,
+        }
     }
 }
 
@@ -91,6 +94,10 @@ counters! {
     spans_kept_for_open,
     /// Spans that were kept because the program asked for it.
     spans_kept_for_forced,
+    /// On-CPU time of these when they closed, in nanoseconds; that of a kept span inside another one counts for both.
+    kept_on_cpu_ns,
+    /// Of that the time for which their threads were surely sampled, in nanoseconds.
+    kept_sampled_ns,
     /// Of these: no sample had fallen in them, so there is no profile, only the times.
     spans_kept_without_samples,
     /// Of these: no profile because the rule's rate limit was used up.

@@ -235,7 +235,8 @@ in_child! {
         }
         let stats = handle.stats();
         assert_eq!((stats.threads_sampled, stats.threads_sampled_by_timer), (1, 1), "{stats:?}");
-        assert_eq!(stats.share_sampled().to_string(), "1");
+        let covered = stats.share_covered();
+        assert!(covered > 0.0 && covered <= 1.0, "{covered}: {stats:?}");
 
         // What the thread's own clock says, read inside each span and around it.
         let setup = Setup::new("0ms");

@@ -44,6 +44,9 @@ pub(super) struct Built {
     pub(super) thinned: u64,
 }
 
+/// Of the wait in which a span grew old: since when nobody looked is known, and not what was in between.
+const HOLDS_OTHERS: &str = "[and shorter waits before it]";
+
 impl Builder<'_> {
     /// The profile of an epoch: what fell in its spans and in the spans inside them. If all of it would take
     /// more than it may, with fewer samples that stand for the others.
@@ -341,6 +344,9 @@ impl Tables<'_> {
             End::Root => {}
             End::Cut => locations.push(self.profile.add_remark(CALLERS_NOT_COPIED)),
             End::Lost => locations.push(self.profile.add_remark("[callers not found]")),
+        }
+        if stack.holds_others {
+            locations.push(self.profile.add_remark(HOLDS_OTHERS));
         }
         self.profile.add_stack(locations)
     }

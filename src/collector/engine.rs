@@ -443,6 +443,10 @@ impl Engine {
     fn count(&self, span: &KeptSpan) {
         let counters = &self.counters;
         counters.add_kept(span.reasons);
+        if !span.is_open() {
+            Counters::add(&counters.kept_on_cpu_ns, span.account.on_cpu_ns);
+            Counters::add(&counters.kept_sampled_ns, span.account.sampled_ns);
+        }
         let without = match span.profile {
             Ok(_) => return,
             Err(NoProfile::NoSamples | NoProfile::NoStacksHere) => {

@@ -42,6 +42,8 @@ pub(super) struct Stack {
     pub(super) inferred_from: Option<usize>,
     /// If it is that of a thread that waited: for what.
     pub(super) waited: Option<Waited>,
+    /// It waited so when its span grew old: shorter waits before it may be in its time.
+    pub(super) holds_others: bool,
 }
 
 /// What a thread waited in.
@@ -55,7 +57,13 @@ pub(super) enum Waited {
 impl Stack {
     /// A stack of which nothing is known yet.
     pub(super) fn new() -> Self {
-        Self { frames: Vec::new(), end: End::Root, inferred_from: None, waited: None }
+        Self {
+            frames: Vec::new(),
+            end: End::Root,
+            inferred_from: None,
+            waited: None,
+            holds_others: false,
+        }
     }
 }
 

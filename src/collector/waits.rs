@@ -130,6 +130,8 @@ pub(super) struct Watch {
     /// Where the switch records ended when there was no room for more: until there are others the newest
     /// is not the last switch.
     full_at: Option<u64>,
+    /// When it was last looked at it was in no old span.
+    was_young: bool,
 }
 
 #[derive(Debug)]
@@ -157,6 +159,8 @@ struct CpuLook {
     cpu_ns: u64,
     /// Since when it cannot have run, if it does not run by the next look.
     idle_since_ns: u64,
+    /// It has grown old since the look before: of shorter waits since the last hook nobody knows.
+    grew_old: bool,
 }
 
 impl Watch {
@@ -193,7 +197,8 @@ impl Watch {
             return Seen::Busy;
         }
         let since = self.waits_since(recording, arming, looker);
-        if let Some((since_ns, proof)) = since {
+        self.was_young = false;
+        if let Some((since_ns, proof, holds_others)) = since {
             let waited_ns = looker.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
             if !is_long {
@@ -201,6 +206,9 @@ impl Watch {
             }
             if looker.captures.take(looker.now_ns) {
                 self.waiting = capture(recording, arming, span, since_ns, proof, looker);
+                self.waiting
+                    .iter_mut()
+                    .for_each(|waiting| waiting.stack.holds_others = holds_others);
             } else if self.left_out_since_ns.replace(since_ns) != Some(since_ns) {
                 Counters::add(&looker.counters.waits_not_looked_at, 1);
             }
@@ -219,6 +227,7 @@ impl Watch {
             self.make_room(ring, looker.counters);
         }
         self.last = None;
+        self.was_young = true;
         if recording.span().is_some() { Seen::Busy } else { Seen::OutsideSpans }
     }
 
@@ -281,13 +290,14 @@ impl Watch {
         self.full_at.take_if(|full_at| *full_at != ring.head());
     }
 
-    /// Since when the thread has not run, if it does not run now, and what proves that.
+    /// Since when the thread has not run, if it does not run now, what proves that, and whether shorter waits before
+    /// may be in it.
     fn waits_since(
         &mut self,
         recording: &Recording,
         arming: &Arming,
         looker: &Looker<'_>,
-    ) -> Option<(u64, Proof)> {
+    ) -> Option<(u64, Proof, bool)> {
         let (now_ns, counters) = (looker.now_ns, looker.counters);
         // A wait lies inside its span.
         let hooked_ns = looker.hooked_ns(recording);
@@ -299,7 +309,7 @@ impl Watch {
                 self.last = None;
                 // One that was preempted does not wait for anything but a CPU.
                 let out = out.filter(|out| !out.preempted && out.time_ns >= hooked_ns)?;
-                return Some((out.time_ns, Proof::Switches(out.position)));
+                return Some((out.time_ns, Proof::Switches(out.position), false));
             }
             // It was switched more often than there is room for between two looks: by the clock.
         }
@@ -312,12 +322,12 @@ impl Watch {
         // When it ran in between, all of the rest is taken to be at the end.
         let off_ns =
             now_ns.saturating_sub(base_ns).saturating_sub(cpu_ns.saturating_sub(base_cpu_ns));
-        let idle_since_ns = match stood_still {
-            Some(last) => last.idle_since_ns,
-            None => now_ns.saturating_sub(off_ns).max(hooked_ns),
+        let (idle_since_ns, grew_old) = match stood_still {
+            Some(last) => (last.idle_since_ns, last.grew_old),
+            None => (now_ns.saturating_sub(off_ns).max(hooked_ns), self.was_young),
         };
-        self.last = Some(CpuLook { time_ns: now_ns, cpu_ns, idle_since_ns });
-        stood_still.map(|_| (idle_since_ns, Proof::Cpu(cpu_ns)))
+        self.last = Some(CpuLook { time_ns: now_ns, cpu_ns, idle_since_ns, grew_old });
+        stood_still.map(|_| (idle_since_ns, Proof::Cpu(cpu_ns), grew_old))
     }
 }
 
@@ -365,8 +375,12 @@ impl Waiting {
                 let ran_ns = until_cpu_ns.saturating_sub(before);
                 let off_ns = until_ns.saturating_sub(self.seen_ns).saturating_sub(ran_ns);
                 // All off-CPU time up to this reading belongs to this wait: the next begins after it.
-                let reading =
-                    CpuLook { time_ns: until_ns, cpu_ns: until_cpu_ns, idle_since_ns: until_ns };
+                let reading = CpuLook {
+                    time_ns: until_ns,
+                    cpu_ns: until_cpu_ns,
+                    idle_since_ns: until_ns,
+                    grew_old: false,
+                };
                 let clock = hook.is_none().then_some(reading);
                 // It was over before the first hook that came after its beginning.
                 let heard_ns = Some(heard_ns).filter(|heard_ns| *heard_ns > self.since_ns);
