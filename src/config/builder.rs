@@ -177,7 +177,7 @@ impl Builder {
     }
 
     /// Samples a second of CPU time, from 1 to 10,000, of each thread in a span that is sampled. By default 1,000; a
-    /// thread that has had some 500 in a few seconds falls to 200 a second, and one that goes on for long to 100.
+    /// thread that has had some 1,000 in a few seconds falls to 200 a second, and one that goes on for long to 100.
     #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
         self.source.periods = Some(Periods::of_rate(hertz.clamp(*RATES.start(), *RATES.end())));
