@@ -7,6 +7,7 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing::{Dispatch, dispatcher};
 use tracing_flame::FlameLayer;
+use tracing_profiling::export::Memory;
 use tracing_profiling::{ProfilingLayer, Source};
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
@@ -23,6 +24,14 @@ fn ours() -> ProfilingLayer {
 fn with_source(source: Source) -> ProfilingLayer {
     let rules = RULES.parse().expect("rules of this bench");
     ProfilingLayer::builder().rules(rules).source(source).build().expect("threads")
+}
+
+/// Its spans are sampled from their enter, and are such as may be kept after 16 µs.
+fn of_old_spans(source: Source) -> Dispatch {
+    let rules = "matched=1ms".parse().expect("rules of this bench");
+    let builder = ProfilingLayer::builder().rules(rules).source(source).exporter(Memory::new());
+    let layer = builder.arm_after(Duration::ZERO).build().expect("threads");
+    Dispatch::new(tracing_subscriber::registry().with(layer))
 }
 
 /// Runs `body` with a span of a target that the rules match, or of one that they do not.
@@ -126,6 +135,19 @@ pub(crate) fn run() {
     figure("hot.enter_exit.added_by_tracing_opentelemetry", added(&times[0], &times[3]), "ns");
     figure("hot.enter_exit.added_by_tracing_flame", added(&times[0], &times[5]), "ns");
     figure("hot.unmatched.enter_exit.added", added(&times[0], &times[2]), "ns");
+    let old = [Source::Auto, Source::Timer, Source::None].map(of_old_spans);
+    let old = interleave(
+        21,
+        &mut [
+            &mut || enter_exit(&bare, true),
+            &mut || enter_exit(&old[0], true),
+            &mut || enter_exit(&old[1], true),
+            &mut || enter_exit(&old[2], true),
+        ],
+    );
+    figure("hot.old.enter_exit.added", added(&old[0], &old[1]), "ns");
+    figure("hot.old.timer.enter_exit.added", added(&old[0], &old[2]), "ns");
+    figure("hot.old.none.enter_exit.added", added(&old[0], &old[3]), "ns");
     let cold = interleave(
         11,
         &mut [&mut || enter_exit_cold(&bare, true), &mut || enter_exit_cold(&with_ours, true)],
