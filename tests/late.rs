@@ -222,9 +222,12 @@ fn short_threads_below_an_old_root_are_sampled() {
             for _ in 0..THREADS {
                 let thread = || {
                     in_layer(&setup, || {
-                        let start = ThreadTime::now();
-                        info_span!(parent: &root, "task").in_scope(|| burn(WORK));
-                        start.elapsed()
+                        // To begin with a thread is not the span's.
+                        info_span!(parent: &root, "task").in_scope(|| {
+                            let start = ThreadTime::now();
+                            burn(WORK);
+                            start.elapsed()
+                        })
                     })
                 };
                 ran += std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
@@ -245,7 +248,61 @@ fn short_threads_below_an_old_root_are_sampled() {
             setup.handle.stats()
         );
         assert_eq!(setup.handle.stats().samples_dropped_unknown_span, 0, "{source:?}");
+        // The root has none of its own.
+        let root = account(&setup, "root");
+        assert_eq!((root.on_cpu_ns, root.off_cpu_ns), (0, 0), "{source:?}");
+        let wrong_ns = u128::from(root.subtree_on_cpu_ns).abs_diff(ran.as_nanos());
+        let may_be_ns = u128::from(root.subtree_on_cpu_error_ns) + ran.as_nanos() / 20;
+        assert!(wrong_ns <= may_be_ns, "{source:?}: {ran:?}, {root:?}");
     }
+}
+
+/// What a thread does in spans inside one another counts once for those around them that it is not in.
+#[test]
+fn a_span_has_the_time_of_those_inside_it_on_other_threads_once() {
+    let setup = Setup::with("0ms", |builder| builder.arm_after(Duration::ZERO));
+    let work = |span: Span| {
+        let start = ThreadTime::now();
+        span.in_scope(|| {
+            burn(10 * MS);
+            info_span!("inside").in_scope(|| burn(10 * MS));
+        });
+        start.elapsed()
+    };
+    in_layer(&setup, || {
+        let outer = info_span!("outer");
+        let root = info_span!(parent: &outer, "root");
+        let here = root.in_scope(|| work(info_span!("here")));
+        let there = || {
+            in_layer(&setup, || {
+                let task = info_span!(parent: &root, "task");
+                let _task = task.enter();
+                // A sister of it on the same thread.
+                work(info_span!(parent: &root, "sister"))
+            })
+        };
+        let there = std::thread::scope(|scope| scope.spawn(there).join().unwrap());
+        drop((root, outer));
+        setup.flush();
+        for (name, own, all) in [
+            ("outer", Duration::ZERO, here + there),
+            ("root", here, here + there),
+            ("here", here, here),
+            ("sister", there, there),
+            ("task", there, there),
+        ] {
+            let account = account(&setup, name);
+            let is_about = |ns: u64, error_ns: u64, time: Duration| {
+                let may_be_ns = u128::from(error_ns) + time.as_nanos() / 20 + 100_000;
+                u128::from(ns).abs_diff(time.as_nanos()) <= may_be_ns
+            };
+            let Account { on_cpu_ns, on_cpu_error_ns, .. } = account;
+            let Account { subtree_on_cpu_ns, subtree_on_cpu_error_ns, .. } = account;
+            assert!(is_about(on_cpu_ns, on_cpu_error_ns, own), "{name}: {own:?} {account:?}");
+            let is_right = is_about(subtree_on_cpu_ns, subtree_on_cpu_error_ns, all);
+            assert!(is_right, "{name}: {all:?} {account:?}");
+        }
+    });
 }
 
 /// As a connection does that lives for an hour: what is inside it is young by itself.

@@ -300,9 +300,9 @@ impl Tables<'_> {
         }
     }
 
-    /// Where the kernel's part is not sampled: what of the on-CPU time, as long as the span was sampled, is in no sample. Only if that is
-    /// known: not if something else may be missing, or is in an earlier profile. As the account knows
-    /// nothing of spans inside on other threads, whose samples count, it can be too little.
+    /// Where the kernel's part is not sampled: what of the on-CPU time, as long as the span and those inside it were
+    /// sampled, is in no sample. Only if that is known: not if something else may be missing, or is in an earlier
+    /// profile.
     fn add_kernel(
         &mut self,
         epoch: &Epoch,
@@ -316,7 +316,7 @@ impl Tables<'_> {
             return;
         }
         // What is sure of it.
-        let sampled_ns: u64 = of_topmost.clone().map(|span| span.account.sampled_ns).sum();
+        let sampled_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_sampled_ns).sum();
         let period_ns = self.builder.period_ns.max(1);
         let periods = sampled_ns.saturating_sub(self.profile.weight_ns()) / period_ns;
         let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };

@@ -63,7 +63,7 @@ pub(super) fn describe(
     }
     let of_topmost = kept.iter().filter(|span| topmost.contains(&span.key));
     let is_known = of_topmost.clone().all(|span| !span.account.is_cpu_time_unknown);
-    let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.on_cpu_ns).sum();
+    let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_on_cpu_ns).sum();
     for span in kept.iter().take(MOST_NOTED) {
         let name = names.span(span.name());
         profile.notes.push(format!("{}: {}", capped(&name), Split(&span.account)));
@@ -170,7 +170,7 @@ fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &
         }
         losses => losses,
     };
-    // More is possible: of spans inside it on other threads.
+    // More is possible: a sample stands for the time before it.
     let share = if weight_ns > on_cpu_ns { String::new() } else { format!(" ({share:.0} %)") };
     let young = match unsampled_ns >= WORTH_SAYING {
         true => format!("{} of it not sampled; ", Ns(unsampled_ns)),
@@ -214,6 +214,10 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
             Attribute { key: "profile.on_cpu_error_ns", value: int(account.on_cpu_error_ns) },
             Attribute { key: "profile.off_cpu_ns", value: int(account.off_cpu_ns) },
         ]);
+        if account.inside_on_cpu_ns() > 0 {
+            let value = int(account.subtree_on_cpu_ns);
+            attributes.push(Attribute { key: "profile.subtree_on_cpu_ns", value });
+        }
         let unsampled_ns = unsampled_of(span);
         if unsampled_ns >= WORTH_SAYING {
             let value = int(unsampled_ns);
@@ -421,6 +425,10 @@ impl Display for Split<'_> {
             if on_cpu_error_ns > 0 {
                 write!(f, " (± {})", Ns(on_cpu_error_ns))?;
             }
+            let inside_ns = self.0.inside_on_cpu_ns();
+            if inside_ns >= WORTH_SAYING {
+                write!(f, " (and {} in spans inside it on other threads)", Ns(inside_ns))?;
+            }
             write!(f, " + off-CPU {}", Ns(off_cpu_ns))?;
         }
         write!(f, " + idle {}", Ns(idle_ns))?;
@@ -475,6 +483,8 @@ mod tests {
         span.account.off_cpu_ns = 12_000_000;
         span.account.idle_ns = 10_000_000;
         span.account.sampled_ns = span.account.on_cpu_ns - 12_500_000;
+        span.account.subtree_on_cpu_ns = span.account.on_cpu_ns;
+        span.account.subtree_sampled_ns = span.account.sampled_ns;
         span.reasons = [crate::keep::Reason::Latency].into_iter().collect();
         span.profile = Ok(ProfileId::for_test(1));
         Kept {
@@ -517,6 +527,19 @@ mod tests {
     fn what_is_not_sure_is_said() {
         let account = Account { on_cpu_ns: 100, on_cpu_error_ns: 7, ..Account::default() };
         assert!(Split(&account).to_string().contains("on-CPU 100 ns (± 7 ns) +"));
+    }
+
+    #[test]
+    fn what_ran_in_spans_inside_it_on_other_threads_is_said() {
+        let on_cpu_ns = 1_000_000;
+        let account = |more_ns| Account {
+            on_cpu_ns,
+            subtree_on_cpu_ns: on_cpu_ns + more_ns,
+            ..Account::default()
+        };
+        let text = Split(&account(150_000_000)).to_string();
+        assert!(text.contains("on-CPU 1.00 ms (and 150 ms in spans inside it on other threads) +"));
+        assert!(Split(&account(999_999)).to_string().contains("on-CPU 1.00 ms +"));
     }
 
     #[test]

@@ -10,6 +10,7 @@ const ID: &str = "profile.id";
 const REASON: &str = "profile.reason";
 const ON_CPU: &str = "profile.on_cpu_ns";
 const ON_CPU_ERROR: &str = "profile.on_cpu_error_ns";
+const SUBTREE_ON_CPU: &str = "profile.subtree_on_cpu_ns";
 const OFF_CPU: &str = "profile.off_cpu_ns";
 const IDLE: &str = "profile.idle_ns";
 const AFTER_LAST_EXIT: &str = "profile.after_last_exit_ns";
@@ -24,11 +25,22 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// | `profile.reason` | always | `latency`, `error` and so on: names of [`Reason`](crate::Reason)s with `\|` between them |
 /// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always; the first two if [the system knows](crate::Account::is_cpu_time_unknown) | where its wall time went; see [`Account`](crate::Account) |
 /// | `profile.on_cpu_error_ns` | if it is not 0 | how far on-CPU time may be off |
+/// | `profile.subtree_on_cpu_ns` | if spans inside it ran on threads that were not in it | on-CPU time with theirs |
 /// | `profile.after_last_exit_ns` | if it is a millisecond or more | the last part of idle time, in which the span was open only because a child was, or somebody held it |
 /// | `profile.earlier_ids` | if there are any | profiles that were exported before it closed: of spans inside it, and its own while it hung |
 /// | `pyroscope.profile.id` | if there is a profile, and samples in it, waits included, that are of the span itself and not of a span inside it | the span's own id, 16 hexadecimal digits: what Grafana's button from a trace to a profile wants |
-pub const SPAN_ATTRIBUTES: [&str; 9] =
-    [ID, REASON, ON_CPU, ON_CPU_ERROR, OFF_CPU, IDLE, AFTER_LAST_EXIT, EARLIER, PYROSCOPE];
+pub const SPAN_ATTRIBUTES: [&str; 10] = [
+    ID,
+    REASON,
+    ON_CPU,
+    ON_CPU_ERROR,
+    SUBTREE_ON_CPU,
+    OFF_CPU,
+    IDLE,
+    AFTER_LAST_EXIT,
+    EARLIER,
+    PYROSCOPE,
+];
 
 /// Between its last exit and its close every span has some nanoseconds.
 const WORTH_SAYING_NS: u64 = 1_000_000;
@@ -67,6 +79,7 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
         REASON => Some(Value::from(span.reasons.to_string())),
         ON_CPU => ns(account.on_cpu_ns).filter(|_| !account.is_cpu_time_unknown),
         ON_CPU_ERROR => ns(account.on_cpu_error_ns).filter(|_| account.on_cpu_error_ns > 0),
+        SUBTREE_ON_CPU => ns(account.subtree_on_cpu_ns).filter(|_| account.inside_on_cpu_ns() > 0),
         OFF_CPU => ns(account.off_cpu_ns).filter(|_| !account.is_cpu_time_unknown),
         IDLE => ns(account.idle_ns),
         AFTER_LAST_EXIT => {

@@ -29,6 +29,13 @@ pub struct Account {
     /// What of `on_cpu_ns` surely ran on threads that were sampled meanwhile, in nanoseconds: a span is sampled only
     /// when it has been entered for a while ([`Builder::arm_after`](crate::Builder::arm_after)).
     pub sampled_ns: u64,
+    /// `on_cpu_ns`, and that of the spans inside it on threads that were not in it at the same time, in nanoseconds:
+    /// what the samples of a profile are to be compared with.
+    pub subtree_on_cpu_ns: u64,
+    /// How far `subtree_on_cpu_ns` may be off, in nanoseconds.
+    pub subtree_on_cpu_error_ns: u64,
+    /// What of `subtree_on_cpu_ns` surely ran on threads that were sampled meanwhile, in nanoseconds.
+    pub subtree_sampled_ns: u64,
     /// Time that the span was entered while its thread did not run (blocked or preempted), in
     /// nanoseconds.
     pub off_cpu_ns: u64,
@@ -60,15 +67,24 @@ impl Account {
             on_cpu_ns: 0,
             on_cpu_error_ns: 0,
             sampled_ns: 0,
+            subtree_on_cpu_ns: 0,
+            subtree_on_cpu_error_ns: 0,
+            subtree_sampled_ns: 0,
             off_cpu_ns: 0,
             is_cpu_time_unknown: true,
             ..self
         }
     }
 
-    /// What surely ran while nothing was sampled.
+    /// What surely ran while nothing was sampled, in it and in the spans inside it.
     pub(crate) fn unsampled_ns(&self) -> u64 {
-        self.on_cpu_ns.saturating_sub(self.on_cpu_error_ns).saturating_sub(self.sampled_ns)
+        let least_ns = self.subtree_on_cpu_ns.saturating_sub(self.subtree_on_cpu_error_ns);
+        least_ns.saturating_sub(self.subtree_sampled_ns)
+    }
+
+    /// On-CPU time of the spans inside it on other threads, in nanoseconds.
+    pub(crate) fn inside_on_cpu_ns(&self) -> u64 {
+        self.subtree_on_cpu_ns.saturating_sub(self.on_cpu_ns)
     }
 
     /// The time that it was entered, and nothing is known of it but that.
@@ -92,11 +108,16 @@ impl Account {
         let ran_ns = ran_ns.min(segment_ns);
         let waited_ns = waited_ns.min(segment_ns - ran_ns);
         let unsure_ns = segment_ns - ran_ns - waited_ns;
+        let (on_cpu_ns, error_ns) = (ran_ns + unsure_ns / 2, unsure_ns.div_ceil(2));
+        let sampled_ns = sampled_ns.min(ran_ns);
         Self {
-            on_cpu_ns: self.on_cpu_ns + ran_ns + unsure_ns / 2,
-            on_cpu_error_ns: self.on_cpu_error_ns + unsure_ns.div_ceil(2),
+            on_cpu_ns: self.on_cpu_ns + on_cpu_ns,
+            on_cpu_error_ns: self.on_cpu_error_ns + error_ns,
             off_cpu_ns: self.off_cpu_ns + waited_ns + (unsure_ns - unsure_ns / 2),
-            sampled_ns: self.sampled_ns + sampled_ns.min(ran_ns),
+            sampled_ns: self.sampled_ns + sampled_ns,
+            subtree_on_cpu_ns: self.subtree_on_cpu_ns + on_cpu_ns,
+            subtree_on_cpu_error_ns: self.subtree_on_cpu_error_ns + error_ns,
+            subtree_sampled_ns: self.subtree_sampled_ns + sampled_ns,
             ..self
         }
     }
@@ -166,6 +187,10 @@ pub(crate) struct Counts {
     sure_on_ns: Tagged,
     sure_off_ns: Tagged,
     sure_sampled_ns: Tagged,
+    /// Of spans inside it on threads that were not in it: as long as they are open, so is this one.
+    inside_on_ns: AtomicU64,
+    inside_unsure_ns: AtomicU64,
+    inside_sampled_ns: AtomicU64,
     voluntary_switches: AtomicU64,
     involuntary_switches: AtomicU64,
     minor_faults: AtomicU64,
@@ -200,6 +225,14 @@ impl Counts {
         add(&self.cache_misses, cache_misses);
     }
 
+    /// For a thread that was for `segment_ns` in a span inside it, and not in this one, and knows that of it.
+    pub(crate) fn add_inside(&self, segment_ns: u64, sure: Sure) {
+        let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
+        add(&self.inside_on_ns, sure.on_ns);
+        add(&self.inside_unsure_ns, segment_ns.saturating_sub(sure_ns));
+        add(&self.inside_sampled_ns, sure.sampled_ns);
+    }
+
     /// For a thread that has left the span, which may be closed by now, and its slot in use again.
     pub(crate) fn add_late(&self, key: SpanKey, sure: Sure) {
         self.sure_on_ns.add_late(key, sure.on_ns);
@@ -212,6 +245,9 @@ impl Counts {
             sure_on_ns,
             sure_off_ns,
             sure_sampled_ns,
+            inside_on_ns,
+            inside_unsure_ns,
+            inside_sampled_ns,
             voluntary_switches,
             involuntary_switches,
             minor_faults,
@@ -224,6 +260,9 @@ impl Counts {
             &sure_on_ns.0,
             &sure_off_ns.0,
             &sure_sampled_ns.0,
+            inside_on_ns,
+            inside_unsure_ns,
+            inside_sampled_ns,
             voluntary_switches,
             involuntary_switches,
             minor_faults,
@@ -250,6 +289,9 @@ impl Counts {
         // The middle of the bounds is the guess that can be wrong by least.
         let unsure_ns = entered_ns - sure_on_ns - sure_off_ns;
         let on_cpu_ns = sure_on_ns + unsure_ns / 2;
+        let inside_unsure_ns = get(&self.inside_unsure_ns);
+        let (error_ns, sampled_ns) =
+            (unsure_ns.div_ceil(2), self.sure_sampled_ns.get(key).min(sure_on_ns));
         let hardware = Hardware {
             cycles: get(&self.cycles),
             instructions: get(&self.instructions),
@@ -258,8 +300,11 @@ impl Counts {
         Account {
             wall_ns: clock.ns(wall),
             on_cpu_ns,
-            on_cpu_error_ns: unsure_ns.div_ceil(2),
-            sampled_ns: self.sure_sampled_ns.get(key).min(sure_on_ns),
+            on_cpu_error_ns: error_ns,
+            sampled_ns,
+            subtree_on_cpu_ns: on_cpu_ns + get(&self.inside_on_ns) + inside_unsure_ns / 2,
+            subtree_on_cpu_error_ns: error_ns + inside_unsure_ns.div_ceil(2),
+            subtree_sampled_ns: sampled_ns + get(&self.inside_sampled_ns),
             off_cpu_ns: entered_ns - on_cpu_ns,
             idle_ns: clock.ns(idle),
             after_last_exit_ns: 0,

@@ -1,5 +1,6 @@
 //! From when on spans are old, and the threads in them sampled.
 
+use super::account::Sure;
 use super::local::{ThreadState, put, take};
 use super::slot::{FORCED, SUSPECT, Slot};
 use super::{RegistryId, Spans};
@@ -58,15 +59,35 @@ impl Spans {
         old_at
     }
 
-    /// Tells those around such a span for how long it was entered.
-    pub(super) fn tell_apart(&self, state: &ThreadState, slot: &Slot, ticks: u64) {
+    /// Tells those around such a span for how long it was entered by a segment that has ended, and what is known of
+    /// that time.
+    pub(super) fn tell_apart(&self, state: &ThreadState, slot: &Slot, ticks: u64, sure: Sure) {
+        let segment_ns = self.clock.ns(ticks);
         self.for_ancestors(slot, |ancestor| {
-            let is_apart = ancestor.id().is_some_and(|id| !state.is_in(id));
+            // What is around a segment that was told of, or will be, has that time from there.
+            let is_apart = ancestor.id().is_some_and(|id| !self.is_around(state, id));
             if is_apart {
                 ancestor.grow_older(ticks);
+                ancestor.count_inside(segment_ns, sure);
             }
             is_apart
         });
+    }
+
+    /// Whether this thread is in that span, or in one inside it.
+    fn is_around(&self, state: &ThreadState, id: RegistryId) -> bool {
+        state.entered().iter().any(|segment| {
+            let slot = RegistryId::new(segment.id).and_then(|id| self.table.get(id));
+            let is_inside = |slot: &Slot| {
+                let mut is_found = false;
+                self.for_ancestors(slot, |ancestor| {
+                    is_found |= ancestor.id() == Some(id);
+                    !is_found
+                });
+                is_found
+            };
+            segment.id == id.get() || slot.is_some_and(|slot| is_inside(&slot))
+        })
     }
 
     /// A thread that is not sampled enters a span that is old. It arms itself if the span is one that is sampled

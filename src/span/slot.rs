@@ -262,6 +262,12 @@ impl Slot {
         self.counts.add(key, tally);
     }
 
+    /// Adds what a thread did for `segment_ns` in a span inside it, without being in this one.
+    pub(crate) fn count_inside(&self, segment_ns: u64, sure: Sure) {
+        self.flags.fetch_or(COUNTED, Ordering::Relaxed);
+        self.counts.add_inside(segment_ns, sure);
+    }
+
     /// The same after the thread has left the span, for what it learned only now. Does nothing
     /// if the slot belongs to another span by now.
     pub(crate) fn count_late(&self, key: u64, sure: Sure) {

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
+use super::account::Sure;
 use super::local::{
     ArmThreads, ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched,
 };
@@ -396,6 +397,8 @@ impl Spans {
         let reads_cpu = state.top().is_some_and(|top| top.has(READS_CPU));
         let reads_cpu = slot.flags() & JUDGES_CPU | if reads_cpu { AGED } else { 0 };
         let is_due = now >= state.deadline || self.must_read_cpu(state, reads_cpu, now);
+        // Those around it are told of its time once and for all.
+        let is_due = is_due || state.top().is_some_and(|top| top.has(APART) && top.old_at <= now);
         if must_settle || is_due || !state.unresolved.has_room(id, slot.raw_key()) {
             self.settle(state, now);
             now = now.max(state.settled);
@@ -410,7 +413,9 @@ impl Spans {
         let entered = segment.entered;
         let (is_nested, unmatched_below) = (segment.has(NESTED), segment.unmatched_below);
         let is_apart = segment.has(APART);
-        if let Some(tally) = segment.counted().filter(|_| !is_nested) {
+        let tally = segment.counted();
+        let sure = tally.map_or(Sure::default(), |tally| tally.sure);
+        if let Some(tally) = tally.filter(|_| !is_nested) {
             slot.count(key, tally);
         }
         state.pop(unmatched_below);
@@ -427,7 +432,7 @@ impl Spans {
             }
             slot.exit(now, now.saturating_sub(entered), thread);
             if is_apart {
-                self.tell_apart(state, slot, now.saturating_sub(entered));
+                self.tell_apart(state, slot, now.saturating_sub(entered), sure);
             }
         }
         state.is_new = false;
