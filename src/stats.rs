@@ -182,7 +182,8 @@ counters! {
     /// Times that the rate was lowered because reading samples took more than its share of a core; see
     /// [`Builder::cpu_budget`](crate::Builder::cpu_budget).
     rate_lowered,
-    /// Times that a thread came into an old span and was not sampled because the machine had too much to do; see
+    /// Times that a thread was found in an old span, as it was not before, and not sampled because the machine had too
+    /// much to do; see
     /// [`Builder::shed_above_cpu`](crate::Builder::shed_above_cpu).
     threads_shed,
     /// Samples whose stack was given up because too many spans waited for their verdict. The profile of

@@ -6,7 +6,7 @@
 mod support;
 
 use std::fs;
-use std::sync::Barrier;
+use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
@@ -449,4 +449,43 @@ fn while_the_machine_has_too_much_to_do_nobody_is_sampled() {
         setup.run(|| info_span!("kept").in_scope(|| assert!(is_sampled(&setup), "{source:?}")));
         assert_eq!(setup.handle.stats().threads_shed, 0, "{source:?}");
     }
+}
+
+/// A perf event makes each context switch dearer, and a timer does not. It has samples all the same.
+#[test]
+fn a_thread_that_is_switched_all_the_time_is_sampled_by_a_timer() {
+    if !has_perf() {
+        return;
+    }
+    let rules = "[busy]=0ms|hung=off,[step]=1h";
+    let setup = Setup::at_the_usual_rate(rules, |builder| builder.stack_bytes(2_048));
+    let ((to, there), (back, here)) = (mpsc::sync_channel(0), mpsc::sync_channel(0));
+    std::thread::scope(|scope| {
+        scope.spawn(move || there.iter().for_each(|()| _ = back.send(())));
+        in_layer(&setup, || {
+            info_span!("busy").in_scope(|| {
+                let go_and_come = || {
+                    info_span!("step").in_scope(|| {
+                        to.send(()).unwrap();
+                        here.recv().unwrap();
+                    });
+                };
+                let by_timer = || setup.handle.stats().threads_sampled_by_timer > 0;
+                until(|| {
+                    (0..100).for_each(|_| go_and_come());
+                    by_timer()
+                });
+                let before = setup.handle.stats().samples_taken;
+                until(|| {
+                    burn(MS);
+                    go_and_come();
+                    setup.handle.stats().samples_taken > before + 5
+                });
+            });
+        });
+        drop(to);
+    });
+    setup.flush();
+    let stats = setup.handle.stats();
+    assert_eq!(stats.threads_refused_timers + stats.samples_dropped_unknown_span, 0, "{stats:?}");
 }

@@ -317,7 +317,8 @@ impl Tables<'_> {
         }
         // What is sure of it.
         let sampled_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_sampled_ns).sum();
-        let period_ns = self.builder.period_ns.max(1);
+        // Of the rarest samples in it.
+        let period_ns = self.profile.largest_weight_ns().max(self.builder.period_ns).max(1);
         let periods = sampled_ns.saturating_sub(self.profile.weight_ns()) / period_ns;
         let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
         // One more or less at each end is how samples fall.

@@ -41,6 +41,12 @@ pub(super) struct Sampled {
     /// It is not sampled any more, and its arming ends when all of it is read.
     closing: Option<Closing>,
     is_shed: bool,
+    /// It is sampled by a timer although perf could, because it is switched so often.
+    has_timer_for_switches: bool,
+    /// A timer cannot sample it: it was refused, or the thread is on other stacks than its own.
+    needs_perf: bool,
+    /// It is armed anew at once, which says nothing of how often it is in old spans.
+    is_armed_anew: bool,
     allowance: Allowance,
     /// Samples that were read since that was last asked.
     unspent: u64,
@@ -54,6 +60,22 @@ pub(super) struct Sampled {
     counted_from: u64,
 }
 
+/// What a look at the ages of spans needs.
+#[derive(Clone, Copy)]
+pub(super) struct LookAtAge<'a> {
+    pub(super) at: Instant,
+    /// In ticks.
+    pub(super) now: u64,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(super) now_ns: u64,
+    pub(super) may_arm: bool,
+    /// Whether a thread may be armed anew at another rate.
+    pub(super) may_change: bool,
+    /// How many times as long the time between samples is.
+    pub(super) times: f64,
+    pub(super) source: &'a Sampler,
+}
+
 /// Why a thread is not sampled any more by what it is armed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Closing {
@@ -64,7 +86,7 @@ enum Closing {
 }
 
 /// For how long a thread stays armed outside old spans, at first. To arm it takes some 150 µs of the collector, and as
-/// long as it is armed each context switch costs it 3 µs.
+/// long as it is armed each context switch costs it 3 to 15 µs.
 pub(super) const HOLD: Duration = Duration::from_millis(10);
 /// Who is armed again within this stays armed for twice as long, up to that: it takes 2 % of a core at most.
 const SOON: Duration = Duration::from_secs(1);
@@ -110,6 +132,9 @@ impl Sampled {
             own_hold,
             closing: None,
             is_shed: false,
+            has_timer_for_switches: false,
+            needs_perf: false,
+            is_armed_anew: false,
             allowance: Allowance::new(Instant::now()),
             unspent: 0,
             switched: 0,
@@ -152,44 +177,45 @@ impl Sampled {
         self.watch.look(&self.recording, &self.arming, looker)
     }
 
-    /// Arms the thread if it is in an old span and `may_arm`, and lets go of it if it was in none for a while. Returns
-    /// whether its arming can end when all of it is read. `now` is in ticks.
-    pub(super) fn look_at_age(
-        &mut self,
-        at: Instant,
-        now: u64,
-        may_arm: bool,
-        times: f64,
-        source: &Sampler,
-    ) -> bool {
+    /// Arms the thread if it is in an old span, and lets go of it if it was in none for a while. Returns whether its
+    /// arming can end when all of it is read.
+    pub(super) fn look_at_age(&mut self, look: &LookAtAge<'_>) -> bool {
+        let LookAtAge { at, source, .. } = *look;
         let since = |then: Option<Instant>| then.map(|then| at.saturating_duration_since(then));
         // It may have armed itself.
         self.follow();
-        let rate = self.wanted_rate(at, times, source);
+        let rate = self.wanted_rate(at, look.times, source);
         self.recording.set_rate(rate);
-        self.is_old = self.recording.old_at() <= now;
+        self.is_old = self.recording.old_at() <= look.now;
         if self.is_old {
             self.old = Some(at);
-            // It is needed again, or has had a sample meanwhile of which its hooks know nothing.
-            if self.closing == Some(Closing::Unused)
-                || (self.closing.is_some() && !self.can_close())
-            {
+            let goes_on = match self.closing {
+                Some(Closing::Unused) => true,
+                // It has had a sample meanwhile of which its hooks know nothing, or could not be armed anew.
+                Some(Closing::OtherRate) => !self.can_close() || !look.may_arm,
+                None => false,
+            };
+            if goes_on {
                 self.closing = None;
                 source.start_again(&self.recording, &self.arming);
-                self.watch.skip_records(&self.arming);
+                self.watch.skip_records(&self.recording, &self.arming, look.now_ns);
             }
-            if self.has_other_rate(rate) {
+            if look.may_change && self.has_other_rate(rate) {
                 self.begin_to_close(Closing::OtherRate);
             }
-            if may_arm && self.is_unarmed() && since(self.tried).is_none_or(|since| since >= RETRY)
-            {
+            let is_due = since(self.tried).is_none_or(|since| since >= RETRY);
+            if look.may_arm && self.is_unarmed() && is_due {
                 source.arm(&self.recording);
                 self.follow();
                 if self.is_unarmed() {
                     self.tried = Some(at);
                 }
+                self.has_timer_for_switches = rate.by_timer && !self.arming.has_switch_records();
+                self.needs_perf |= rate.by_timer && self.arming.has_switch_records();
             }
-        } else if !self.is_unarmed() {
+        } else if self.is_unarmed() {
+            self.is_armed_anew = false;
+        } else {
             let hold = if self.recording.arms_itself() { self.own_hold } else { self.hold };
             if since(self.old.max(self.armed)).is_none_or(|last| last > hold) {
                 self.begin_to_close(Closing::Unused);
@@ -198,9 +224,14 @@ impl Sampled {
         self.closing.is_some()
     }
 
-    /// Whether it is in an old span now, and is not sampled only because nobody is.
+    /// Whether it is about to be armed anew, at another rate.
+    pub(super) fn changes_rate(&self) -> bool {
+        self.closing == Some(Closing::OtherRate)
+    }
+
+    /// Whether it is in an old span now as it was not at the last look, and is not sampled only because nobody is.
     pub(super) fn note_shed(&mut self, sheds: bool) -> bool {
-        let is_shed = sheds && self.is_old && self.is_unarmed();
+        let is_shed = sheds && self.is_old && self.is_unarmed() && !self.recording.is_refused();
         !std::mem::replace(&mut self.is_shed, is_shed) && is_shed
     }
 
@@ -208,9 +239,10 @@ impl Sampled {
     fn wanted_rate(&mut self, at: Instant, times: f64, source: &Sampler) -> Rate {
         let samples = std::mem::take(&mut self.unspent);
         let switched = self.arming.switches.as_ref().map_or(0, |ring| ring.head());
-        let switches = switches_between(std::mem::replace(&mut self.switched, switched), switched);
+        let (switches, until) = switches_between(self.switched, switched);
+        self.switched = until;
         let rate = self.allowance.spend(samples, switches, at, source.periods());
-        let by_timer = rate.by_timer && source.may_have_timers();
+        let by_timer = rate.by_timer && source.may_have_timers() && !self.needs_perf;
         Rate { period_ns: stretched(rate.period_ns, times), by_timer }
     }
 
@@ -226,7 +258,8 @@ impl Sampled {
     fn has_other_rate(&self, Rate { period_ns, by_timer }: Rate) -> bool {
         let now_ns = self.arming.period_ns();
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
-            || by_timer && self.arming.has_switch_records();
+            || by_timer && self.arming.has_switch_records()
+            || !by_timer && self.has_timer_for_switches;
         let is_out = |ring: &Arc<Ring>| switched_out(ring).is_some();
         !self.is_unarmed() && is_other && !self.arming.switches.as_ref().is_some_and(is_out)
     }
@@ -241,14 +274,18 @@ impl Sampled {
         self.arming.ring.is_none()
     }
 
-    /// Ends an arming of which all is read. Returns it: the thread may still look at it.
-    pub(super) fn close(&mut self, source: &Sampler) -> Option<Arc<Arming>> {
+    /// Ends an arming of which all is read, `now_ns` by `CLOCK_MONOTONIC_RAW`. Returns it: the thread may still look at
+    /// it.
+    pub(super) fn close(&mut self, now_ns: u64, source: &Sampler) -> Option<Arc<Arming>> {
         let is_read = self.arming.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head());
         if self.closing.is_none() || !is_read || !self.can_close() {
             return None;
         }
         let none = self.recording.follow(|_| Some(Arming::none()))?;
-        self.closing = None;
+        self.is_armed_anew = self.closing.take() == Some(Closing::OtherRate);
+        if self.is_armed_anew {
+            self.watch.begin_by_clock(&self.recording, now_ns);
+        }
         let closed = self.begin(none);
         source.retire(&closed);
         Some(closed)
@@ -306,9 +343,12 @@ impl Sampled {
     /// Who is armed again soon stays armed for longer.
     fn note_armed(&mut self) {
         let now = Instant::now();
-        let is_soon = self.armed.is_some_and(|armed| now.duration_since(armed) < SOON);
+        let before = self.armed.replace(now);
+        if std::mem::take(&mut self.is_armed_anew) {
+            return;
+        }
+        let is_soon = before.is_some_and(|armed| now.duration_since(armed) < SOON);
         self.hold = if is_soon { (2 * self.hold).min(MOST_HOLD) } else { self.least_hold };
-        self.armed = Some(now);
     }
 
     /// Reads everything that is in the ring. Returns the span that the thread is in.
@@ -369,7 +409,9 @@ impl Sampled {
         if !ring.says_positions() {
             self.drained = end;
         }
-        count(&drain.counters.samples_dropped_foreign_stack, ring.take_foreign());
+        let foreign = ring.take_foreign();
+        self.needs_perf |= foreign > 0 && self.has_timer_for_switches;
+        count(&drain.counters.samples_dropped_foreign_stack, foreign);
         stretch.span
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::drain::Sampled;
+use super::drain::{LookAtAge, Sampled};
 use super::run::Collector;
 use super::waits::{IDLE_LOOK, LOOK, Looker, Seen, next_look};
 use crate::stats::Counters;
@@ -12,6 +12,8 @@ use crate::sys;
 const SOONEST: Duration = Duration::from_millis(1);
 /// For how long threads are armed in one look: it takes some 150 µs each.
 const MOST_ARMING: Duration = Duration::from_millis(5);
+/// So many threads are armed anew at once because of another rate: no more than can be in one look.
+const MOST_CHANGING: usize = 16;
 
 impl Collector {
     /// How long until the next look at threads that may be waiting.
@@ -35,20 +37,31 @@ impl Collector {
         let now = clock.now();
         let now_ns = clock.raw_ns(now);
         let mut until_old = Duration::MAX;
-        let times = self.budget.times();
+        let sheds = self.shed.is_over();
+        let mut look = LookAtAge {
+            at: self.looked,
+            now,
+            now_ns,
+            may_arm: !sheds,
+            may_change: !sheds,
+            times: self.budget.times(),
+            source: &self.source,
+        };
+        let mut changing = 0;
         for sampled in &mut self.sampled {
             // Meanwhile the rings of others fill.
-            let may_arm = !self.shed.is_over() && self.looked.elapsed() < MOST_ARMING;
-            let can_close = sampled.look_at_age(self.looked, now, may_arm, times, &self.source);
-            self.can_close |= can_close;
-            if sampled.note_shed(self.shed.is_over()) {
+            look.may_arm = !sheds && self.looked.elapsed() < MOST_ARMING;
+            look.may_change = look.may_arm && changing < MOST_CHANGING;
+            self.can_close |= sampled.look_at_age(&look);
+            changing += usize::from(sampled.changes_rate());
+            if sampled.note_shed(sheds) {
                 Counters::add(&self.engine.counters.threads_shed, 1);
             }
             if sampled.is_unarmed() {
                 let left = sampled.recording.old_at().saturating_sub(now);
                 // Of one that was not armed although it is old it is known since when.
-                let left =
-                    if left == 0 && may_arm { LOOK } else { Duration::from_nanos(clock.ns(left)) };
+                let is_known = left == 0 && (look.may_arm || sheds);
+                let left = if is_known { LOOK } else { Duration::from_nanos(clock.ns(left)) };
                 until_old = until_old.min(left);
             }
         }

@@ -438,7 +438,10 @@ impl Collector {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
         }
         // To end armings takes no less time where there are fewer samples.
-        let closed = self.sampled.iter_mut().filter_map(|sampled| sampled.close(&self.source));
+        let clock = self.engine.spans.clock();
+        let now_ns = clock.raw_ns(clock.now());
+        let close = |sampled: &mut Sampled| sampled.close(now_ns, &self.source);
+        let closed = self.sampled.iter_mut().filter_map(close);
         self.closed_armings.extend(closed);
         // When its thread looks at another one.
         self.closed_armings.retain(|arming| Arc::strong_count(arming) > 1);

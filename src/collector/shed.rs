@@ -42,7 +42,9 @@ impl Shed {
     pub(super) fn look(&mut self, now: Instant, load: Load) -> Option<String> {
         let before = self.looked.replace((now, load));
         let cpu = before.and_then(|(then, before)| {
-            cpu_percent(&before, &load, now.saturating_duration_since(then))
+            // Of a longer time it says nothing of now.
+            let time = now.saturating_duration_since(then);
+            cpu_percent(&before, &load, time).filter(|_| time < 3 * WINDOW)
         });
         let over_cpu =
             cpu.zip(self.limits.cpu_percent).filter(|(is, limit)| *is > f64::from(*limit));
@@ -124,6 +126,14 @@ mod tests {
         assert_eq!(shed.look(start, used(2 << 30)), None);
         let said = shed.look(start, used(3 << 30));
         assert_eq!(said.as_deref(), Some("3072 MiB of memory are used, above 2048 MiB"));
+    }
+
+    #[test]
+    fn of_a_time_in_which_nobody_looked_nothing_is_concluded() {
+        let (mut shed, start) = (shed(Some(90), None), Instant::now());
+        shed.look(start, host(0, 0));
+        assert_eq!(shed.look(start + 3_600 * WINDOW, host(100, 100)), None);
+        assert!(shed.look(start + 3_601 * WINDOW, host(200, 200)).is_some());
     }
 
     #[test]

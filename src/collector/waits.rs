@@ -232,8 +232,19 @@ impl Watch {
     }
 
     /// What its switch records end with is not the last that happened: it was not recorded for a while.
-    pub(super) fn skip_records(&mut self, arming: &Arming) {
+    pub(super) fn skip_records(&mut self, recording: &Recording, arming: &Arming, now_ns: u64) {
         self.full_at = arming.switches.as_ref().map(|ring| ring.head());
+        self.begin_by_clock(recording, now_ns);
+    }
+
+    /// There are no switch records from now on, and all waits until now were looked at.
+    pub(super) fn begin_by_clock(&mut self, recording: &Recording, now_ns: u64) {
+        self.last = sys::cpu_ns_of(recording.tid).map(|cpu_ns| CpuLook {
+            time_ns: now_ns,
+            cpu_ns,
+            idle_since_ns: now_ns,
+            grew_old: false,
+        });
     }
 
     pub(super) fn is_waiting(&self) -> bool {
@@ -254,6 +265,8 @@ impl Watch {
         let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0 };
         waiting.since_ns = looker.now_ns;
         let is_kept = looker.pending.add_wait(waiting.span, wait, &waiting.stack, looker.round);
+        // The rest begins here.
+        waiting.stack.holds_others = false;
         if !is_kept {
             Counters::add(&looker.counters.waits_dropped_memory, 1);
         }

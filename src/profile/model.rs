@@ -368,6 +368,11 @@ impl Profile {
         weights.all(|weight| weight == first).then_some(first)
     }
 
+    /// What a sample stands for at most, in nanoseconds of CPU time.
+    pub(crate) fn largest_weight_ns(&self) -> u64 {
+        self.points(SampleKind::OnCpu).map(|point| point.weight_ns).max().unwrap_or(0)
+    }
+
     /// The CPU time of which each sample stands for a multiple, in nanoseconds: that of the least. `None` if
     /// there is no such time, or a sample stands for more than a thousand, or all of them for very many.
     pub(crate) fn unit_weight_ns(&self) -> Option<u64> {

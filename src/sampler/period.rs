@@ -17,6 +17,9 @@ impl Periods {
     /// that has nothing but slow requests so few that they do not matter.
     pub(crate) const USUAL: Self = Self([997_000, 4_985_000, 9_970_000]);
 
+    /// Where each of them can interrupt a wait.
+    pub(crate) const SELDOM: Self = Self([4_985_000, 4_985_000, 9_970_000]);
+
     /// Always so many samples a second of CPU time.
     pub(crate) fn of_rate(hertz: u32) -> Self {
         Self([1_000_000_000 / u64::from(hertz.max(1)); 3])

@@ -102,7 +102,10 @@ impl Sampler {
             timers.as_ref().filter(|_| needs_timers).and_then(|timers| timers.probe().err());
         // The rest may be otherwise by the time the first thread is armed.
         let timers_refused = timers_refused.filter(|why| why.is_for_good());
-        let periods = periods.unwrap_or(Periods::USUAL);
+        // A timer that does not follow the CPU clock interrupts waits as often.
+        let interrupts = needs_timers && timer_clock == TimerClock::Monotonic;
+        let usual = if interrupts { Periods::SELDOM } else { Periods::USUAL };
+        let periods = periods.unwrap_or(usual);
         Self(Arc::new(Shared {
             perf,
             timers,
@@ -209,6 +212,8 @@ impl Sampler {
             &counters.samples_dropped_marks_full,
             &counters.samples_dropped_notices_full,
             &counters.samples_dropped_unknown_span,
+            &counters.samples_dropped_foreign_stack,
+            &counters.samples_dropped_late,
             &counters.records_malformed,
             &counters.sampling_throttled,
         ];
@@ -296,8 +301,14 @@ impl Sampler {
     fn open(&self, recording: &Recording) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
         let Rate { period_ns, by_timer } = recording.rate();
-        let perf = shared.perf.as_ref().filter(|_| !by_timer);
-        let by_perf = perf.map(|perf| perf.open(recording.tid, period_ns));
+        if by_timer && let Some(timers) = &shared.timers {
+            // Where there is none perf will do.
+            let by_timer = timers.open(recording.tid, recording.stack.as_ref(), period_ns);
+            if let Ok(arming) = by_timer {
+                return Ok(arming);
+            }
+        }
+        let by_perf = shared.perf.as_ref().map(|perf| perf.open(recording.tid, period_ns));
         let refused = match by_perf {
             Some(Ok(arming)) => return Ok(arming),
             // It ends while it is armed: nothing is refused.

@@ -24,9 +24,11 @@ pub(crate) fn switched_out(ring: &Ring) -> Option<SwitchedOut> {
     (ring.head() == position).then_some(SwitchedOut { time_ns, preempted, position })
 }
 
-/// How often a thread was switched out and in again where its records reach from there to there.
-pub(crate) fn switches_between(from: u64, to: u64) -> u64 {
-    to.saturating_sub(from) / (2 * SWITCH_RECORD)
+/// How often a thread was switched out and in again where its records reach from there to there, and where these
+/// end: half of a switch may be left.
+pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
+    let switches = to.saturating_sub(from) / (2 * SWITCH_RECORD);
+    (switches, from + switches * 2 * SWITCH_RECORD)
 }
 
 /// Whether there is no room for a further record: then the newest is not the last that happened.

@@ -128,7 +128,7 @@ impl Recording {
     }
 
     /// Whether the thread could not be armed when that was last tried.
-    pub(super) fn is_refused(&self) -> bool {
+    pub(crate) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
 
@@ -292,7 +292,7 @@ impl Recording {
         is_whole.then_some((time_ns, cpu_ns))
     }
 
-    /// For the thread itself, at least once every `LOOK_INTERVAL` in which it has hooks at all:
+    /// For the thread itself, in the first hook after a millisecond:
     /// says that the recording is in use. False if it has been ended: then the thread must be
     /// armed anew.
     pub(super) fn is_used(&self) -> bool {
@@ -307,7 +307,7 @@ impl Recording {
 
     /// Ends the recording if the thread has not looked since [`note_unused`](Self::note_unused).
     ///
-    /// If that was longer ago than `LOOK_INTERVAL`, and the thread is in no profiled span, then it
+    /// If that was longer ago than a millisecond, and the thread is in no profiled span, then it
     /// will look before it does anything else with the recording.
     pub(crate) fn end_if_unused(&self) -> bool {
         self.life.compare_exchange(UNUSED, OVER, Ordering::AcqRel, Ordering::Relaxed).is_ok()

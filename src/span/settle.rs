@@ -77,6 +77,9 @@ impl Spans {
             return;
         };
         self.source.arm(recording);
+        if recording.turn() == state.turn {
+            return;
+        }
         self.settle_samples(state, now);
         self.settle_cpu_time(state, now);
     }

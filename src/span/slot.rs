@@ -335,7 +335,10 @@ impl Slot {
         self.plan.store(plan.number, Ordering::Relaxed);
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
         if self.flags() & (FORCED | CHOSEN) == 0 {
+            let [before, left] =
+                [&self.arm_after, &self.young_for].map(|age| age.load(Ordering::Relaxed));
             self.set_age(plan, self.opened());
+            self.grow_older(before.saturating_sub(left));
         }
         // Of `SUSPECT` nobody knows why it was set.
         let change = |flags: u32| Some(flags & (!OF_PLAN | SUSPECT) | plan.flags);

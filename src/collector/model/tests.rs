@@ -170,7 +170,7 @@ impl Play {
             Op::Round { flush } => steps.push(Step::Round { flush, disarm: false }),
             Op::Disarm => {
                 steps.push(Step::Round { flush: false, disarm: false });
-                // Threads look once a second whether they were disarmed.
+                // Threads look once a millisecond whether they were disarmed.
                 steps.push(Step::Pass { ns: 1_100_000_000 });
                 steps.push(Step::Round { flush: false, disarm: true });
             }
