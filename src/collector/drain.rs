@@ -40,6 +40,7 @@ pub(super) struct Sampled {
     own_hold: Duration,
     /// It is not sampled any more, and its arming ends when all of it is read.
     closing: Option<Closing>,
+    paused: Option<Instant>,
     is_shed: bool,
     /// It is sampled by a timer although perf could, because it is switched so often.
     has_timer_for_switches: bool,
@@ -91,6 +92,8 @@ pub(super) const HOLD: Duration = Duration::from_millis(10);
 /// Who is armed again within this stays armed for twice as long, up to that: it takes 2 % of a core at most.
 const SOON: Duration = Duration::from_secs(1);
 pub(super) const MOST_HOLD: Duration = Duration::from_millis(640);
+/// For how long a thread that is to have another rate may have no samples until a hook of its has seen the last one.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// When it is tried again to arm a thread that could not be: others may have given back what they took.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -131,6 +134,7 @@ impl Sampled {
             least_hold: hold,
             own_hold,
             closing: None,
+            paused: None,
             is_shed: false,
             has_timer_for_switches: false,
             needs_perf: false,
@@ -191,8 +195,11 @@ impl Sampled {
             self.old = Some(at);
             let goes_on = match self.closing {
                 Some(Closing::Unused) => true,
-                // It has had a sample meanwhile of which its hooks know nothing, or could not be armed anew.
-                Some(Closing::OtherRate) => !self.can_close() || !look.may_arm,
+                // It has had a sample meanwhile of which its hooks do not hear, or could not be armed anew.
+                Some(Closing::OtherRate) => {
+                    let is_late = since(self.paused).is_none_or(|since| since > LONGEST_PAUSE);
+                    (is_late && !self.can_close()) || !look.may_arm
+                }
                 None => false,
             };
             if goes_on {
@@ -249,6 +256,7 @@ impl Sampled {
     fn begin_to_close(&mut self, why: Closing) {
         if self.closing.is_none() && self.can_close() {
             self.closing = Some(why);
+            self.paused = Some(Instant::now());
             self.arming.pause();
         }
     }
@@ -260,7 +268,7 @@ impl Sampled {
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
             || by_timer && self.arming.has_switch_records()
             || !by_timer && self.has_timer_for_switches;
-        let is_out = |ring: &Arc<Ring>| switched_out(ring).is_some();
+        let is_out = |ring: &Arc<Ring>| switched_out(ring).is_some_and(|out| !out.preempted);
         !self.is_unarmed() && is_other && !self.arming.switches.as_ref().is_some_and(is_out)
     }
 
