@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use opentelemetry::{SpanId, TraceId};
 
-use super::pending::{Pending, PendingSpan, Stack, Waited};
+use super::pending::{Pending, PendingSpan};
 use super::report;
+use super::stack::{Stack, Waited};
 use crate::keep::{Callsites, Epoch};
 use crate::profile::{
     CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,

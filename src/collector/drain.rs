@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use super::overdue::CpuTimes;
-use super::pending::{Added, Pending, Stack};
+use super::pending::{Added, Pending};
+use super::stack::Stack;
 use super::waits::{Looker, Seen, Watch};
 use crate::sampler::record::{Layout, Place, Record, Records, read_sample, said_position};
 use crate::sampler::{Allowance, Sampler, stretched, switched_out, switches_between};

@@ -22,6 +22,7 @@ mod report;
 mod room;
 mod run;
 mod shed;
+mod stack;
 mod waits;
 mod worker;
 

@@ -3,9 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::stack::Stack;
 use crate::span::{RegistryId, SpanKey, TraceIds};
-use crate::sys::Call;
-use crate::unwind::{End, Frame};
 
 /// One sample of a span that is open still, or whose root is: 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,40 +30,6 @@ pub(super) struct PendingWait {
 struct Stacks {
     by_number: Vec<Arc<Stack>>,
     numbers: HashMap<Arc<Stack>, u32>,
-}
-
-/// A stack as it was unwound, the innermost frame first.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Stack {
-    pub(super) frames: Vec<Frame>,
-    pub(super) end: End,
-    /// The first frame that is likely rather than certain.
-    pub(super) inferred_from: Option<usize>,
-    /// If it is that of a thread that waited: for what.
-    pub(super) waited: Option<Waited>,
-    /// It waited so when its span grew old: shorter waits before it may be in its time.
-    pub(super) holds_others: bool,
-}
-
-/// What a thread waited in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Waited {
-    In(Call),
-    /// The system does not let us see.
-    Somewhere,
-}
-
-impl Stack {
-    /// A stack of which nothing is known yet.
-    pub(super) fn new() -> Self {
-        Self {
-            frames: Vec::new(),
-            end: End::Root,
-            inferred_from: None,
-            waited: None,
-            holds_others: false,
-        }
-    }
 }
 
 /// What is known of a span in which samples fell.
@@ -576,13 +541,6 @@ impl PendingSpan {
     }
 }
 
-impl Stack {
-    /// What the stack takes in its tables.
-    fn bytes(&self) -> usize {
-        self.frames.len() * size_of::<Frame>() + 96
-    }
-}
-
 impl Stacks {
     fn cost(&self, stack: &Stack) -> usize {
         if self.numbers.contains_key(stack) { 0 } else { stack.bytes() }
@@ -603,6 +561,7 @@ impl Stacks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unwind::Frame;
 
     const SPAN: SpanKey = SpanKey::new(5).unwrap();
     const PLENTY: usize = 1 << 20;

@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use super::pending::{Pending, PendingWait, Stack, Waited};
+use super::pending::{Pending, PendingWait};
+use super::stack::{Stack, Waited};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
 use crate::span::{Arming, Recording, SpanKey};
 use crate::stats::Counters;
