@@ -2,6 +2,7 @@
 
 use super::account::Sure;
 use super::local::{ThreadState, put, take};
+use super::segment::APART;
 use super::slot::{FORCED, SUSPECT, Slot};
 use super::{RegistryId, Spans};
 
@@ -77,7 +78,7 @@ impl Spans {
     /// Whether this thread is in that span, or in one inside it.
     fn is_around(&self, state: &ThreadState, id: RegistryId) -> bool {
         state.entered().iter().any(|segment| {
-            let slot = RegistryId::new(segment.id).and_then(|id| self.table.get(id));
+            let slot = || RegistryId::new(segment.id).and_then(|id| self.table.get(id));
             let is_inside = |slot: &Slot| {
                 let mut is_found = false;
                 self.for_ancestors(slot, |ancestor| {
@@ -86,7 +87,9 @@ impl Spans {
                 });
                 is_found
             };
-            segment.id == id.get() || slot.is_some_and(|slot| is_inside(&slot))
+            // The parent of any other one is entered too.
+            segment.id == id.get()
+                || segment.has(APART) && slot().is_some_and(|slot| is_inside(&slot))
         })
     }
 

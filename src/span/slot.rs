@@ -559,6 +559,19 @@ mod tests {
     }
 
     #[test]
+    fn a_span_with_another_rule_is_as_old_as_it_was() {
+        let slot = open();
+        slot.enter(110, OWNER);
+        slot.exit(140, 30, OWNER);
+        assert_eq!(slot.old_at(200), 220);
+        let plan = Plan { number: 4, suspect_after: 9, arm_after: 80, long_after: 500, flags: 0 };
+        slot.replan(&plan, 0);
+        assert_eq!(slot.old_at(200), 250);
+        slot.replan(&Plan { arm_after: 10, ..plan }, 0);
+        assert_eq!((slot.old_at(200), slot.old_at(601)), (200, 611), "open for long: as new");
+    }
+
+    #[test]
     fn a_released_slot_is_clean() {
         let slot = open();
         let key = SpanKey::new(77).unwrap();

@@ -12,7 +12,7 @@ pub(super) enum Kind {
     /// It is profiled, and never kept: its threshold is an hour.
     Patient,
     Slow,
-    /// Slow as well, with a rule that asks for more samples.
+    /// Slow sooner.
     Tight,
     Failing,
     /// Slow or failing; it also has a field by which it can say that it failed.
