@@ -186,37 +186,43 @@ fn a_thread_that_has_many_samples_is_sampled_less_often() {
         return;
     }
     // A collector that gets no CPU looks late.
-    let falls = [3, 6, 12, 24].into_iter().any(|seconds| {
-        let setup = Setup::at_the_usual_rate("[long]=0ms|hung=off,[step]=1h", |builder| {
-            builder.stack_bytes(2_048).samples_per_profile(100_000)
-        });
-        setup.run(|| {
-            info_span!("long").in_scope(|| {
-                let start = cpu_time::ThreadTime::now();
-                // In segments, so that the thread hears of it.
-                while start.elapsed() < Duration::from_secs(seconds) {
-                    info_span!("step").in_scope(|| burn(MS));
-                }
+    let falls = |in_segments: bool| {
+        [3, 6, 12, 24].into_iter().any(|seconds| {
+            let setup = Setup::at_the_usual_rate("[long]=0ms|hung=off,[step]=1h", |builder| {
+                builder.stack_bytes(2_048).samples_per_profile(100_000)
             });
-        });
-        let kept = setup.kept();
-        let account = kept[0].spans[0].account();
-        let profile = setup.profiles().remove(0);
-        let samples = profile.of_kind(SampleKind::OnCpu).flat_map(|sample| &sample.points);
-        let weights: Vec<_> = samples.map(|sample| sample.weight_ns).collect();
-        let of = |period_ns| weights.iter().filter(|weight_ns| **weight_ns == period_ns).count();
-        let (often, seldom) = (of(997_000), of(4_985_000) + of(9_970_000));
-        // 1,000 at first, and context switches count as samples.
-        let switches = (account.voluntary_switches + account.involuntary_switches) as usize;
-        assert!(often + switches > 900, "{often}, {seldom}, {account:?}");
-        let weight_ns: u64 = weights.iter().sum();
-        let is_about = weight_ns.abs_diff(account.on_cpu_ns) < account.on_cpu_ns / 10;
-        // Others are lost if the ring is full, and counted.
-        let is_whole = setup.handle.stats().samples_dropped_ring_full == 0;
-        assert!(is_about || !is_whole, "{weight_ns}: {often}, {seldom}, {account:?}");
-        seldom > 50
-    });
-    assert!(falls, "it is sampled less often");
+            setup.run(|| {
+                info_span!("long").in_scope(|| {
+                    let start = cpu_time::ThreadTime::now();
+                    while start.elapsed() < Duration::from_secs(seconds) {
+                        match in_segments {
+                            true => info_span!("step").in_scope(|| burn(MS)),
+                            false => burn(MS),
+                        };
+                    }
+                });
+            });
+            let kept = setup.kept();
+            let account = kept[0].spans[0].account();
+            let profile = setup.profiles().remove(0);
+            let samples = profile.of_kind(SampleKind::OnCpu).flat_map(|sample| &sample.points);
+            let weights: Vec<_> = samples.map(|sample| sample.weight_ns).collect();
+            let of =
+                |period_ns| weights.iter().filter(|weight_ns| **weight_ns == period_ns).count();
+            let (often, seldom) = (of(997_000), of(4_985_000) + of(9_970_000));
+            // 1,000 at first, and context switches count as samples.
+            let switches = (account.voluntary_switches + account.involuntary_switches) as usize;
+            assert!(often + switches > 900, "{often}, {seldom}, {account:?}");
+            let weight_ns: u64 = weights.iter().sum();
+            let is_about = weight_ns.abs_diff(account.on_cpu_ns) < account.on_cpu_ns / 10;
+            // Others are lost if the ring is full, and counted.
+            let is_whole = setup.handle.stats().samples_dropped_ring_full == 0;
+            assert!(is_about || !is_whole, "{weight_ns}: {often}, {seldom}, {account:?}");
+            seldom > 50
+        })
+    };
+    // Whether the thread comes by a hook or not.
+    assert!(falls(true) && falls(false), "it is sampled less often");
 }
 
 #[test]

@@ -78,13 +78,7 @@ const CHILDREN: &[Part] = &[
     ("delivered_pprof_rs", rivals::delivered_by_pprof),
     ("watch_perf", off_cpu::watch_by_perf),
     ("watch_timer", off_cpu::watch_by_timer),
-    ("service_bare", service::server::bare),
-    ("service_defaults", service::server::defaults),
-    ("service_timer", service::server::timer),
-    ("service_none", service::server::none),
-    ("service_early", service::server::early),
-    ("service_early_timer", service::server::early_timer),
-    ("service_all_kept", service::server::all_kept),
+    ("service", service::server::child),
     ("symbols", symbols::child),
     ("symbols_without", symbols::child_without),
     ("idle_perf", idle::by_perf),
@@ -106,7 +100,11 @@ fn main() {
         return run();
     }
     let wanted: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with("--")).collect();
-    let is_named = |name: &str| wanted.iter().any(|wanted| name.starts_with(wanted.as_str()));
+    // What is asked of a service are parts of that part.
+    let is_of = |name: &str, wanted: &str| {
+        name.starts_with(wanted) || name == "service" && wanted.starts_with("service.")
+    };
+    let is_named = |name: &str| wanted.iter().any(|wanted| is_of(name, wanted));
     let is_wanted = |name: &str| wanted.is_empty() || is_named(name);
     let idle = is_wanted("idle").then(|| Idle::begin(is_named("idle")));
     for (_, run) in PARTS.iter().filter(|(name, _)| is_wanted(name)) {

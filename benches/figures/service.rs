@@ -9,34 +9,109 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::measure::{figure, median};
-use server::{ORDERS, Standing};
+use server::{Measured, ORDERS, Phases};
 
-/// Under which name each is a child of this bench, and its figures are; what it adds to a request's CPU time over the
-/// first one, and how much that may be, in percent.
-type Variant = (&'static str, &'static str, f64);
-const VARIANTS: [Variant; 7] = [
-    ("bare", "", 0.0),
-    ("defaults", "service.cpu_per_request_added", 1.0),
-    ("timer", "service.timer.cpu_per_request_added", 1.0),
-    ("all_kept", "service.cpu_per_request_added_all_kept", 15.0),
-    // Only where there is time for them: times alone, and what sampling from the first enter costs.
-    ("none", "service.none.cpu_per_request_added", 1.0),
-    ("early", "service.early.cpu_per_request_added", 100.0),
-    ("early_timer", "service.early_timer.cpu_per_request_added", 100.0),
+/// What is asked of the service.
+struct Load {
+    /// In the names of its figures.
+    name: &'static str,
+    path: &'static str,
+    clients: u32,
+    seconds: u32,
+    phases: Phases,
+    /// With which settings, and by how much those may make a request dearer, in percent.
+    kinds: &'static [(&'static str, f64)],
+    /// How long all of it may take where it is asked for; it ends sooner if one percent can be told from none.
+    most: Duration,
+}
+
+/// So short that what else the machine does is the same in all four that are compared.
+const SHORT: Phases = Phases { ms: 50, settle_ms: 5, connection_s: 0 };
+
+/// Where requests take so long, and threads may be sampled.
+const fn long(settle_ms: u64) -> Phases {
+    Phases { ms: 500, settle_ms, connection_s: 0 }
+}
+
+const fn with_connections(connection_s: u64) -> Phases {
+    Phases { ms: 200, settle_ms: 20, connection_s }
+}
+
+const ORDERS_AT_ONCE: Load = Load {
+    name: "service",
+    path: "/orders/",
+    clients: 4,
+    seconds: 5,
+    phases: SHORT,
+    kinds: &[
+        ("defaults", 1.0),
+        ("timer", 1.0),
+        // Only where there is time for them: times alone, and what sampling from the first enter costs.
+        ("none", 1.0),
+        ("early", 100.0),
+        ("early_timer", 100.0),
+    ],
+    most: Duration::from_secs(900),
+};
+const BOTH: &[(&str, f64)] = &[("defaults", 1.0), ("timer", 1.0)];
+const OTHERS: [Load; 10] = [
+    Load { name: "service.all_kept", phases: long(100), ..few(&[("all_kept", 15.0)]) },
+    awaiting("service.awaiting_20ms", "/awaits/20/", 100, 60),
+    awaiting("service.awaiting_50ms", "/awaits/50/", 250, 150),
+    awaiting("service.awaiting_200ms", "/awaits/200/", 800, 400),
+    Load {
+        name: "service.saturated",
+        path: "/lists/",
+        clients: 256,
+        seconds: 20,
+        phases: long(1_000),
+        ..few(&[("defaults", 2.0), ("timer", 2.0)])
+    },
+    Load {
+        name: "service.one_sleeps",
+        path: "/one_sleeps/",
+        seconds: 10,
+        phases: long(500),
+        ..few(BOTH)
+    },
+    Load {
+        name: "service.one_works",
+        path: "/one_works/",
+        seconds: 20,
+        phases: Phases { ms: 2_000, ..long(500) },
+        ..few(&[("defaults", 4.0), ("timer", 4.0)])
+    },
+    Load { name: "service.connections_1s", phases: with_connections(1), ..few(BOTH) },
+    Load { name: "service.connections_5s", phases: with_connections(5), seconds: 12, ..few(BOTH) },
+    Load {
+        name: "service.connections_60s",
+        phases: with_connections(60),
+        seconds: 61,
+        ..few(BOTH)
+    },
 ];
-const AMONG_ALL_VARIANTS: usize = 4;
-/// How long all of it may take among all figures.
-const AMONG_ALL: Duration = Duration::from_secs(40);
-/// Alone it goes on until one percent can be told from none, or for so long.
-const ALONE: Duration = Duration::from_secs(900);
+
+const fn awaiting(name: &'static str, path: &'static str, clients: u32, settle_ms: u64) -> Load {
+    let phases = Phases { ms: 2 * settle_ms, ..long(settle_ms) };
+    Load { name, path, clients, phases, seconds: 10, ..few(BOTH) }
+}
+
+const fn few(kinds: &'static [(&'static str, f64)]) -> Load {
+    Load { kinds, most: Duration::from_secs(150), ..ORDERS_AT_ONCE }
+}
+
+/// Of the kinds of the first load, and how long it may take, among all figures.
+const AMONG_ALL: (usize, Duration) = (3, Duration::from_secs(40));
+/// Half of the interval, in percent.
 const NARROW: f64 = 0.5;
-const LEAST_ROUNDS: usize = 12;
+const LEAST_TURNS: usize = 12;
 /// What becomes of kept spans.
-const OF_INTEREST: [&str; 7] = [
+const OF_INTEREST: [&str; 8] = [
     "spans_seen",
     "spans_kept",
     "spans_kept_without_samples",
     "spans_kept_exporter_busy",
+    "spans_kept_over_rate_limit",
     "profiles_exported",
     "samples_taken",
     "rate_lowered",
@@ -50,75 +125,109 @@ pub(crate) fn run() {
         println!("no figures of a service: there is no `wrk` (apt-get install wrk)");
         return;
     }
-    let start = Instant::now();
-    let is_alone = std::env::args().any(|argument| argument == "service");
-    let (variants, time) = match is_alone {
-        true => (&VARIANTS[..], ALONE),
-        false => (&VARIANTS[..AMONG_ALL_VARIANTS], AMONG_ALL),
-    };
-    let mut rounds: Vec<Vec<Round>> = variants.iter().map(|_| Vec::new()).collect();
-    let mut standings: Vec<Vec<Standing>> = variants.iter().map(|_| Vec::new()).collect();
-    for turn in 0_usize.. {
-        let is_narrow = || (1..3).all(|number| half_interval(&ratios(&rounds, number)) <= NARROW);
-        if start.elapsed() > time || turn >= LEAST_ROUNDS && is_alone && is_narrow() {
-            break;
+    let asked: Vec<_> =
+        std::env::args().filter(|argument| argument.starts_with("service")).collect();
+    let is_asked = |load: &&Load| asked.iter().any(|asked| load.name.starts_with(asked.as_str()));
+    let Load { kinds, most, .. } = ORDERS_AT_ONCE;
+    match asked.is_empty() {
+        true => measure(&ORDERS_AT_ONCE, &kinds[..AMONG_ALL.0], AMONG_ALL.1),
+        false => {
+            if is_asked(&&ORDERS_AT_ONCE) {
+                measure(&ORDERS_AT_ONCE, kinds, most);
+            }
+            OTHERS.iter().filter(is_asked).for_each(|load| measure(load, load.kinds, load.most));
         }
-        // Each time in processes of their own: how memory lies makes two of one kind differ by percents.
-        let mut servers: Vec<Server> =
-            variants.iter().map(|(name, ..)| Server::start(name)).collect();
-        servers.iter_mut().for_each(Server::warm_up);
-        for number in in_turn(turn, variants.len()) {
-            let (round, standing) = servers[number].round();
-            rounds[number].push(round);
-            standings[number].push(standing);
-        }
-    }
-    for (number, (_, name, goal)) in variants.iter().enumerate().skip(1) {
-        added(name, *goal, &ratios(&rounds, number));
-    }
-    figure("service.rounds", rounds[0].len() as f64, "count");
-    for (((name, ..), rounds), standings) in variants.iter().zip(&rounds).zip(&standings) {
-        let of = |value: fn(&Round) -> f64| median(&rounds.iter().map(value).collect::<Vec<_>>());
-        figure(&format!("service.{name}.cpu_per_request"), of(|round| round.cpu_us), "us");
-        figure(&format!("service.{name}.requests"), of(|round| round.a_second), "1/s");
-        figure(&format!("service.{name}.p50"), of(|round| round.p50_us), "us");
-        figure(&format!("service.{name}.p99"), of(|round| round.p99_us), "us");
-        figure(&format!("service.{name}.memory"), of(|round| round.resident_mib), "MiB");
-        account(name, standings);
     }
 }
 
-/// The logarithms of how much dearer a request of that variant is than one of the first, round by round.
-fn ratios(rounds: &[Vec<Round>], number: usize) -> Vec<f64> {
-    let ratio = |(bare, with): (&Round, &Round)| (with.cpu_us / bare.cpu_us).ln();
-    rounds[0].iter().zip(&rounds[number]).map(ratio).collect()
+fn measure(load: &Load, kinds: &[(&'static str, f64)], most: Duration) {
+    let start = Instant::now();
+    let mut of_kinds: Vec<OfKind> = kinds.iter().map(|_| OfKind::default()).collect();
+    for turn in 0_usize.. {
+        let is_narrow = |of_kind: &OfKind| half_interval(&of_kind.log_ratios) <= NARROW;
+        // The rest is printed with the interval that it has by then.
+        let is_enough = turn >= LEAST_TURNS && of_kinds.iter().take(2).all(is_narrow);
+        if turn > 0 && start.elapsed() > most || is_enough {
+            break;
+        }
+        for number in in_turn(turn, kinds.len()) {
+            of_kinds[number].add(load, kinds[number].0);
+        }
+    }
+    for ((kind, goal), of_kind) in kinds.iter().zip(&of_kinds) {
+        let name = match *kind {
+            "defaults" => format!("{}.cpu_per_request_added", load.name),
+            // As it is the only one there.
+            "all_kept" => "service.cpu_per_request_added_all_kept".to_owned(),
+            kind => format!("{}.{kind}.cpu_per_request_added", load.name),
+        };
+        added(&name, *goal, &of_kind.log_ratios);
+    }
+    figure(&format!("{}.turns", load.name), of_kinds[0].log_ratios.len() as f64, "count");
+    for ((kind, _), of_kind) in kinds.iter().zip(&of_kinds) {
+        of_kind.print(&format!("{}.{kind}", load.name));
+    }
+}
+
+/// What came of the turns of one kind.
+#[derive(Default)]
+struct OfKind {
+    /// The logarithms of how much dearer a request is with the layer, process by process.
+    log_ratios: Vec<f64>,
+    /// What each said, and how long half of the requests took, and 99 of a hundred, in microseconds.
+    measured: Vec<(Measured, [f64; 2])>,
+}
+
+impl OfKind {
+    /// One process, since how memory lies makes two of one kind differ.
+    fn add(&mut self, load: &Load, kind: &str) {
+        let mut server = Server::start(kind, load.phases);
+        server.warm_up(load);
+        let (measured, latencies) = server.measure(load);
+        let log_ratio =
+            |[without, with]: &[(u64, u64); 2]| (per_request(*with) / per_request(*without)).ln();
+        let log_ratios: Vec<f64> = measured.quads.iter().map(log_ratio).collect();
+        self.log_ratios.push(median(&log_ratios));
+        self.measured.push((measured, latencies));
+    }
+
+    fn print(&self, name: &str) {
+        let quads = || self.measured.iter().flat_map(|(measured, _)| &measured.quads);
+        for (what, kind) in [("without", 0), ("with", 1)] {
+            let us: Vec<f64> = quads().map(|quad| per_request(quad[kind]) / 1e3).collect();
+            figure(&format!("{name}.{what}.cpu_per_request"), median(&us), "us");
+        }
+        for (what, number) in [("p50", 0), ("p99", 1)] {
+            let of_all: Vec<f64> = self.measured.iter().map(|(_, us)| us[number]).collect();
+            figure(&format!("{name}.{what}"), median(&of_all), "us");
+        }
+        let in_all = |field: &str| -> u64 {
+            self.measured.iter().map(|(measured, _)| measured.stats[field]).sum()
+        };
+        for field in OF_INTEREST {
+            figure(&format!("{name}.{field}"), in_all(field) as f64, "count");
+        }
+        let sampled = in_all("kept_sampled_ns") as f64 / in_all("kept_on_cpu_ns").max(1) as f64;
+        figure(&format!("{name}.covered"), sampled * 100.0, "%");
+        let resident = |(measured, _): &(Measured, _)| measured.resident_kib / 1024.0;
+        let resident: Vec<f64> = self.measured.iter().map(resident).collect();
+        figure(&format!("{name}.memory"), median(&resident), "MiB");
+    }
+}
+
+/// CPU time in nanoseconds.
+fn per_request((cpu_ns, requests): (u64, u64)) -> f64 {
+    cpu_ns as f64 / requests.max(1) as f64
 }
 
 /// Each is first and last as often as the others, and forwards as often as backwards.
-fn in_turn(turn: usize, variants: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..variants).collect();
-    order.rotate_left(turn / 2 % variants);
+fn in_turn(turn: usize, kinds: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..kinds).collect();
+    order.rotate_left(turn / 2 % kinds);
     if turn % 2 == 1 {
         order.reverse();
     }
     order
-}
-
-/// What became of the spans of all requests.
-fn account(name: &str, standings: &[Standing]) {
-    let sum = |field: &str| -> Option<u64> {
-        standings.iter().map(|standing| standing.stats.get(field).copied()).sum()
-    };
-    let Some(reading_ns) = sum("draining_cpu_ns") else { return };
-    let requests: u64 = standings.iter().map(|standing| standing.requests).sum();
-    figure(&format!("service.{name}.requests_in_all"), requests as f64, "count");
-    for field in OF_INTEREST {
-        let count = sum(field).expect("a field");
-        figure(&format!("service.{name}.{field}"), count as f64, "count");
-    }
-    let cpu_ns: u64 = standings.iter().map(|standing| standing.cpu_ns).sum();
-    let share = reading_ns as f64 / cpu_ns as f64 * 100.0;
-    figure(&format!("service.{name}.reading_samples"), share, "%");
 }
 
 /// Half of the interval, in percent.
@@ -164,21 +273,12 @@ struct Server {
     address: String,
 }
 
-/// A second under load.
-struct Round {
-    /// Of the whole process, for each request.
-    cpu_us: f64,
-    a_second: f64,
-    p50_us: f64,
-    p99_us: f64,
-    resident_mib: f64,
-}
-
 impl Server {
-    fn start(name: &str) -> Self {
+    fn start(kind: &str, phases: Phases) -> Self {
         let this = std::env::current_exe().expect("the path of this program");
         let mut command = Command::new(this);
-        command.args(["--child", &format!("service_{name}")]);
+        let phases = serde_json::to_string(&phases).expect("JSON");
+        command.args(["--child", "service", kind, &phases]);
         // Whether memory is given back after a request, and taken again by the next, is otherwise chance.
         command.env("MALLOC_TRIM_THRESHOLD_", (256 << 20).to_string());
         let mut process =
@@ -189,50 +289,54 @@ impl Server {
         Self { process, questions, answers, address: format!("127.0.0.1:{port}") }
     }
 
-    /// When it has done all that there was to do.
-    fn standing(&mut self) -> Standing {
+    fn tell(&self, what: &str) {
         let mut questions = self.questions.as_ref().expect("it is running");
-        questions.write_all(b"\n").expect("a pipe");
-        let answer = self.answers.next().expect("an answer").expect("a pipe");
-        serde_json::from_str(&answer).expect("JSON")
+        writeln!(questions, "{what}").expect("a pipe");
     }
 
-    /// Until files are read, threads are armed and symbols are there.
-    fn warm_up(&mut self) {
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
-        let mut answers = BufReader::new(stream.try_clone().expect("a file"));
-        for number in 0..WARM_UP {
-            let order = number % ORDERS;
-            let request = format!("GET /orders/{order} HTTP/1.1\r\nhost: shop\r\n\r\n");
-            stream.write_all(request.as_bytes()).expect("it reads");
-            read_answer(&mut answers);
+    /// Until files are read, threads are there and symbols are.
+    fn warm_up(&self, load: &Load) {
+        for kind in ["without", "with"] {
+            self.tell(kind);
+            let mut stream = TcpStream::connect(&self.address).expect("it listens");
+            let mut answers = BufReader::new(stream.try_clone().expect("a file"));
+            for number in 0..WARM_UP {
+                let order = number % ORDERS;
+                let request = format!("GET /orders/{order} HTTP/1.1\r\nhost: shop\r\n\r\n");
+                stream.write_all(request.as_bytes()).expect("it reads");
+                read_answer(&mut answers);
+            }
+        }
+        // And what is dear at first alone, as the first profiles.
+        if load.path != ORDERS_AT_ONCE.path {
+            self.load(load, 1);
         }
     }
 
-    /// Also returns where it stands at the end.
-    fn round(&mut self) -> (Round, Standing) {
-        let before = self.standing();
+    /// How long half of the requests took, and 99 of a hundred, in microseconds.
+    fn load(&self, load: &Load, seconds: u32) -> [f64; 2] {
+        let clients = format!("-c{}", load.clients);
+        let seconds = format!("-d{seconds}s");
+        let url = format!("http://{}{}", self.address, load.path);
         let wrk = Command::new("wrk")
-            .args(["-t1", "-c4", "-d1s", "-s", REQUESTS, &format!("http://{}", self.address)])
+            .args(["-t1", &clients, &seconds, "-s", REQUESTS, &url])
             .output()
             .expect("wrk");
-        let after = self.standing();
         let text = String::from_utf8(wrk.stdout).expect("UTF-8");
         let numbers = text.lines().find_map(|line| line.strip_prefix("round "));
         let numbers = numbers.unwrap_or_else(|| panic!("{text}")).split(' ');
         let numbers: Vec<f64> = numbers.map(|number| number.parse().expect("a number")).collect();
-        let [requests, duration_us, failed, p50_us, p99_us] = numbers[..] else { panic!("{text}") };
+        let [requests, _, failed, p50_us, p99_us] = numbers[..] else { panic!("{text}") };
         assert!(failed == 0.0 && requests > 0.0, "all requests are answered: {text}");
-        let round = Round {
-            cpu_us: (after.cpu_ns - before.cpu_ns) as f64
-                / (after.requests - before.requests) as f64
-                / 1e3,
-            a_second: requests / duration_us * 1e6,
-            p50_us,
-            p99_us,
-            resident_mib: after.resident_kib / 1024.0,
-        };
-        (round, after)
+        [p50_us, p99_us]
+    }
+
+    fn measure(&mut self, load: &Load) -> (Measured, [f64; 2]) {
+        self.tell("begin");
+        let latencies = self.load(load, load.seconds);
+        self.tell("end");
+        let answer = self.answers.next().expect("an answer").expect("a pipe");
+        (serde_json::from_str(&answer).expect("JSON"), latencies)
     }
 }
 

@@ -71,6 +71,36 @@ impl Budget {
     }
 }
 
+/// CPU time that something may take beside the reading of samples: a share of a core, and what was saved of it.
+#[derive(Debug)]
+pub(super) struct Share {
+    percent: u64,
+    most_ns: u64,
+    left_ns: u64,
+    refilled_ns: u64,
+}
+
+impl Share {
+    /// So much of a core, of which so many nanoseconds are saved at most, and at first.
+    pub(super) const fn new(percent: u64, most_ns: u64) -> Self {
+        Self { percent, most_ns, left_ns: most_ns, refilled_ns: 0 }
+    }
+
+    /// Whether there is any left, at that time in nanoseconds.
+    pub(super) fn has_some(&mut self, now_ns: u64) -> bool {
+        let more_ns = now_ns.saturating_sub(self.refilled_ns).saturating_mul(self.percent) / 100;
+        if more_ns > 0 {
+            self.refilled_ns = now_ns;
+            self.left_ns = self.left_ns.saturating_add(more_ns).min(self.most_ns);
+        }
+        self.left_ns > 0
+    }
+
+    pub(super) fn spend(&mut self, ns: u64) {
+        self.left_ns = self.left_ns.saturating_sub(ns);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,5 +149,21 @@ mod tests {
         let mut budget = Budget::new(Some(1));
         assert_eq!(budget.look(budget.since + WINDOW / 2, SECOND), None);
         assert!(!budget.is_lowered());
+    }
+
+    #[test]
+    fn a_share_is_what_it_says_and_what_was_saved() {
+        let mut share = Share::new(2, 1_000);
+        assert!(share.has_some(SECOND));
+        share.spend(5_000);
+        assert!(!share.has_some(SECOND), "no more than there is");
+        assert!(share.has_some(SECOND + 100));
+        share.spend(2);
+        assert!(!share.has_some(SECOND + 149), "a fiftieth of the time");
+        assert!(share.has_some(2 * SECOND));
+        share.spend(999);
+        assert!(share.has_some(2 * SECOND));
+        share.spend(1);
+        assert!(!share.has_some(2 * SECOND));
     }
 }

@@ -2,18 +2,27 @@
 
 use std::time::{Duration, Instant};
 
-use super::drain::{LookAtAge, Sampled};
+use super::budget::Share;
 use super::run::Collector;
-use super::waits::{IDLE_LOOK, LOOK, Looker, Seen, next_look};
+use super::sampled::{LookAtAge, Sampled};
+use super::waits::{IDLE_LOOK, LOOK, Looker, Seen, YOUNG_LOOK, next_look};
+use crate::sampler::Spent;
 use crate::stats::Counters;
 use crate::sys;
 
-/// A wake-up takes some 16 µs.
+/// A wake-up takes some 16 µs, and a look at a thread a fifth to one; together 1 % of a core or a little more.
 const SOONEST: Duration = Duration::from_millis(1);
+const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
 /// For how long threads are armed in one look: it takes some 150 µs each.
 const MOST_ARMING: Duration = Duration::from_millis(5);
+/// What arming them may take: 300 at once, and then 2 % of a core.
+pub(super) const ARMING: Share = Share::new(2, 50_000_000);
 /// So many threads are armed anew at once because of another rate: no more than can be in one look.
 const MOST_CHANGING: usize = 16;
+
+fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> {
+    start_ns.zip(end_ns).and_then(|(start_ns, end_ns)| end_ns.checked_sub(start_ns))
+}
 
 impl Collector {
     /// How long until the next look at threads that may be waiting.
@@ -38,21 +47,29 @@ impl Collector {
         let now_ns = clock.raw_ns(now);
         let mut until_old = Duration::MAX;
         let sheds = self.shed.is_over();
+        let may_arm = !sheds && self.arming.has_some(now_ns);
+        let start = sys::thread_cpu_ns();
+        let mut has_armed = false;
+        let mut spent = Spent::default();
+        self.sampled.iter_mut().for_each(|sampled| spent.add(sampled.spend(self.looked)));
         let mut look = LookAtAge {
             at: self.looked,
             now,
             now_ns,
-            may_arm: !sheds,
-            may_change: !sheds,
+            may_arm,
+            may_change: may_arm,
             times: self.budget.times(),
+            level: self.allowance.spend(spent, self.looked),
             source: &self.source,
         };
         let mut changing = 0;
         for sampled in &mut self.sampled {
             // Meanwhile the rings of others fill.
-            look.may_arm = !sheds && self.looked.elapsed() < MOST_ARMING;
+            look.may_arm = may_arm && self.looked.elapsed() < MOST_ARMING;
             look.may_change = look.may_arm && changing < MOST_CHANGING;
+            let was_unarmed = sampled.is_unarmed();
             self.can_close |= sampled.look_at_age(&look);
+            has_armed |= was_unarmed && !sampled.is_unarmed();
             changing += usize::from(sampled.changes_rate());
             if sampled.note_shed(sheds) {
                 Counters::add(&self.engine.counters.threads_shed, 1);
@@ -60,13 +77,18 @@ impl Collector {
             if sampled.is_unarmed() {
                 let left = sampled.recording.old_at().saturating_sub(now);
                 // Of one that was not armed although it is old it is known since when.
-                let is_known = left == 0 && (look.may_arm || sheds);
+                let is_known = left == 0 && (look.may_arm || !may_arm);
                 let left = if is_known { LOOK } else { Duration::from_nanos(clock.ns(left)) };
                 until_old = until_old.min(left);
             }
         }
-        // To arm a thread takes no less time where there are fewer samples.
-        let start = sys::thread_cpu_ns();
+        // To arm a thread takes no less time where there are fewer samples, and is not what the rate is lowered for.
+        let armed = sys::thread_cpu_ns();
+        if has_armed && let Some(took) = passed(start, armed) {
+            self.arming.spend(took);
+        }
+        let threads = u32::try_from(self.sampled.len()).unwrap_or(u32::MAX);
+        let soonest_old = SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(LOOK);
         // Not always the same first: there may not be time for all.
         let first = self.first_look.checked_rem(self.sampled.len()).unwrap_or(0);
         self.first_look = self.first_look.wrapping_add(7);
@@ -75,13 +97,14 @@ impl Collector {
             let (mut soonest, mut is_in_span) = (None, false);
             for sampled in first.iter_mut().chain(later) {
                 let seen = sampled.look(looker);
+                let soonest_look = if sampled.is_young() { YOUNG_LOOK } else { LOOK };
                 let unchanged_ns = match seen {
                     Seen::OutsideSpans => looker.since_hook_ns(&sampled.recording),
                     Seen::Busy => 0,
                     Seen::StillWaiting { waited_ns } => waited_ns,
                 };
                 is_in_span |= seen != Seen::OutsideSpans;
-                let next = next_look(seen, unchanged_ns);
+                let next = next_look(seen, unchanged_ns, soonest_look);
                 // Whoever was in none for long wakes us when it is in one again.
                 if seen != Seen::OutsideSpans || next < IDLE_LOOK {
                     soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
@@ -90,12 +113,12 @@ impl Collector {
             (soonest.unwrap_or(IDLE_LOOK), is_in_span)
         });
         self.is_in_span = is_in_span;
-        self.look_interval = next.min(until_old.max(SOONEST));
-        // Where there is none, whoever is the first wakes us anyhow.
-        let looks_late = self.look_interval > LOOK && !self.sampled.is_empty();
-        self.engine.spans.set_looks_late(looks_late);
-        let end = sys::thread_cpu_ns();
-        if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
+        self.look_interval = next.min(until_old.max(soonest_old));
+        // Who enters a span that is old long before then wakes us.
+        let late = self.look_interval.saturating_sub(LOOK);
+        let look_by = if late.is_zero() { 0 } else { now + self.engine.spans.clock().ticks(late) };
+        self.engine.spans.set_look_by(look_by);
+        if let Some(took) = passed(armed, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
         }
     }

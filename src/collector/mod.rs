@@ -21,6 +21,7 @@ mod pending;
 mod report;
 mod room;
 mod run;
+mod sampled;
 mod shed;
 mod stack;
 mod waits;

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::drain::Sampled;
 use super::pending::Known;
 use super::run::Collector;
+use super::sampled::Sampled;
 use crate::keep::{Epoch, Reason};
 use crate::span::{Described, OpenSpan, RegistryId, SpanKey, Told};
 use crate::stats::Counters;

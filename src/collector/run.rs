@@ -1,28 +1,30 @@
 //! The collector's loop.
 
 use std::collections::HashSet;
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
-use super::budget::Budget;
+use super::budget::{Budget, Share};
 use super::build::{Builder, Built};
 use super::command::{Command, Job, Waiting};
-use super::drain::{Drain, HOLD, MOST_HOLD, Sampled, fill_time};
+use super::drain::Drain;
 use super::engine::{Engine, Limits};
+use super::look::ARMING;
 use super::overdue::Overdue;
 use super::pending::{Known, Pending};
 use super::report::{self, DeadlyCalls};
 use super::room::Room;
+use super::sampled::{HOLD, MOST_HOLD, Sampled, fill_time};
 use super::shed::Shed;
 use super::stack::Stack;
 use super::waits::{Captures, LOOK};
 use crate::keep::{Epoch, Taken};
 use crate::otel::EndedSpan;
-use crate::sampler::Sampler;
+use crate::sampler::{Allowance, Sampler};
 use crate::span::{Arming, Notice, Recording, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
@@ -62,6 +64,9 @@ pub(super) struct Collector {
     has_told_of_signal: bool,
     deadly: DeadlyCalls,
     pub(super) captures: Captures,
+    pub(super) arming: Share,
+    /// Of samples and of context switches, of all threads together.
+    pub(super) allowance: Allowance,
     /// What threads were armed with, and may still look at.
     closed_armings: Vec<Arc<Arming>>,
     /// Whether there is one of which the next round can let go.
@@ -81,6 +86,8 @@ pub(super) struct Collector {
     pub(super) is_in_span: bool,
     pub(super) overdue: Overdue,
     pub(super) budget: Budget,
+    /// CPU time that reading samples took, which there is less of where they are fewer.
+    reading_ns: u64,
     /// For profiles until they are exported.
     room: Room,
     /// When it was last said that the rate is lowered.
@@ -96,6 +103,10 @@ struct Asked {
     acknowledge: Vec<Waiting>,
     everything: bool,
     end: bool,
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 impl Collector {
@@ -121,6 +132,7 @@ impl Collector {
                 limits.pending_spans,
             ),
             budget: Budget::new(limits.cpu_percent),
+            reading_ns: 0,
             room: Room::new(limits.export_bytes),
             told_of_rate: None,
             shed: Shed::new(limits.shed),
@@ -137,6 +149,8 @@ impl Collector {
             has_told_of_signal: false,
             deadly: DeadlyCalls::default(),
             captures: Captures::new(),
+            arming: ARMING,
+            allowance: Allowance::of_all(processors(), Instant::now()),
             closed_armings: Vec::new(),
             can_close: false,
             first_look: 0,
@@ -173,8 +187,9 @@ impl Collector {
         self.source.end();
         let new = self.source.take_new();
         self.take_in(new);
-        for sampled in &self.sampled {
+        for sampled in &mut self.sampled {
             sampled.recording.end();
+            sampled.retire_unheard(&self.source, true);
             self.source.give_back(&sampled.recording, &sampled.recording.last());
         }
         let why = match (panicked, is_broken) {
@@ -427,6 +442,7 @@ impl Collector {
         self.sampled.retain_mut(|sampled| {
             let is_over = over.next().unwrap_or(false);
             entered.extend(sampled.drain(&mut drain));
+            sampled.retire_unheard(&self.source, is_over);
             if is_over {
                 let last = sampled.recording.last();
                 self.source.give_back(&sampled.recording, &last);
@@ -437,6 +453,7 @@ impl Collector {
         let end = sys::thread_cpu_ns();
         if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
+            self.reading_ns += took;
         }
         // To end armings takes no less time where there are fewer samples.
         let clock = self.engine.spans.clock();
@@ -501,9 +518,8 @@ impl Collector {
     }
 
     fn look_at_budget(&mut self, now: Instant) {
-        let used_ns = self.engine.counters.draining_cpu_ns.load(Ordering::Relaxed);
         let before = self.budget.times();
-        let Some(times) = self.budget.look(now, used_ns) else { return };
+        let Some(times) = self.budget.look(now, self.reading_ns) else { return };
         self.source.stretch(times);
         let is_first = self.told_of_rate.is_none_or(|told| now.duration_since(told) >= MINUTE);
         if times < before {

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use super::budget::Share;
 use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
@@ -24,34 +25,38 @@ pub(super) const IDLE_LOOK: Duration = Duration::from_millis(20);
 /// How often while all that are in one are known to wait.
 const WAITING_LOOK: Duration = Duration::from_millis(50);
 
+/// How often at least while those that are in one are in young ones: when one grows old is known, or is seen by the
+/// thread that enters it, who wakes us.
+pub(super) const YOUNG_LOOK: Duration = Duration::from_millis(10);
+
 /// How soon to look again at threads of which nothing has changed for so long: the longer that is, the
-/// later, and sooner in any case than a quarter of it.
-pub(super) fn next_look(seen: Seen, unchanged_ns: u64) -> Duration {
+/// later, and sooner in any case than a quarter of it, but not sooner than `soonest`.
+pub(super) fn next_look(seen: Seen, unchanged_ns: u64, soonest: Duration) -> Duration {
     let longest = match seen {
         Seen::Busy => LOOK,
         Seen::StillWaiting { .. } => WAITING_LOOK,
         Seen::OutsideSpans => IDLE_LOOK,
     };
-    Duration::from_nanos(unchanged_ns / 4).clamp(LOOK, longest)
+    Duration::from_nanos(unchanged_ns / 4).clamp(soonest, longest.max(soonest))
 }
 
-/// Stacks of waits that may be taken at once, as when many threads wait for one lock.
-const MOST_CAPTURES: u32 = 64;
-/// How often one more may be taken: each takes some 50 µs, so that they take 2 % of a core at most.
-const CAPTURE_EACH_NS: u64 = 2_500_000;
+/// What the stacks of waits may take: 64 at once, as when many threads wait for one lock, of some 50 µs each, and then
+/// 2 % of a core.
+const CAPTURES: Share = Share::new(2, 64 * A_CAPTURE_NS);
+/// Where nobody says how long it took.
+const A_CAPTURE_NS: u64 = 50_000;
 
 /// How many stacks may be taken now.
 #[derive(Debug)]
 pub(super) struct Captures {
-    left: u32,
-    refilled_ns: u64,
+    left: Share,
     /// When it was last asked which system calls a filter allows.
     filters_ns: Option<u64>,
 }
 
 impl Captures {
     pub(super) fn new() -> Self {
-        Self { left: MOST_CAPTURES, refilled_ns: 0, filters_ns: None }
+        Self { left: CAPTURES, filters_ns: None }
     }
 
     /// Whether to ask again: each time takes as long as a capture.
@@ -62,16 +67,6 @@ impl Captures {
             self.filters_ns = Some(now_ns);
         }
         is_due
-    }
-
-    fn take(&mut self, now_ns: u64) -> bool {
-        let more = now_ns.saturating_sub(self.refilled_ns) / CAPTURE_EACH_NS;
-        if more > 0 {
-            self.refilled_ns = now_ns;
-            let more = u32::try_from(more).unwrap_or(MOST_CAPTURES);
-            self.left = self.left.saturating_add(more).min(MOST_CAPTURES);
-        }
-        self.left.checked_sub(1).map(|left| self.left = left).is_some()
     }
 }
 
@@ -205,8 +200,12 @@ impl Watch {
             if !is_long {
                 return Seen::Busy;
             }
-            if looker.captures.take(looker.now_ns) {
+            if looker.captures.left.has_some(looker.now_ns) {
+                let start = sys::thread_cpu_ns();
                 self.waiting = capture(recording, arming, span, since_ns, proof, looker);
+                let took =
+                    sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
+                looker.captures.left.spend(took.unwrap_or(A_CAPTURE_NS));
                 self.waiting
                     .iter_mut()
                     .for_each(|waiting| waiting.stack.holds_others = holds_others);

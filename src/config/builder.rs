@@ -551,8 +551,9 @@ fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Plan {
         // looked at.
         ticks - ticks / 1024
     });
-    // One that is kept for something else: as if a second were too long.
-    let slow = keep.shortest().unwrap_or(Duration::from_secs(1)).max(arm_after.saturating_mul(20));
+    // One that is kept for something else, or whatever it takes: as if a second were too long.
+    let slow = keep.shortest().filter(|shortest| !shortest.is_zero());
+    let slow = slow.unwrap_or(Duration::from_secs(1)).max(arm_after.saturating_mul(20));
     let mut flags = 0;
     for (is_so, flag) in [
         (keep.on_error(), KEEP_ON_ERROR),
@@ -604,6 +605,7 @@ mod tests {
         let long_after = |keep: &Keep, arm_after| plan(keep, SECOND, arm_after).long_after;
         assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 2_500_000_000);
         assert_eq!(long_after(&Keep::failed(), ms(1)), 10 * SECOND);
+        assert_eq!(long_after(&Keep::slower_than(ms(0)), ms(0)), 10 * SECOND);
         // As long as it takes to be old, twenty times.
         assert_eq!(long_after(&Keep::slower_than(ms(5)), ms(20)), 4 * SECOND);
         assert_eq!(long_after(&Keep::failed(), Duration::MAX), u64::MAX);

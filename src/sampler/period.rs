@@ -32,13 +32,28 @@ impl Periods {
     pub(crate) fn last(self) -> u64 {
         self.0[2]
     }
+
+    pub(crate) fn rate(self, level: Level) -> Rate {
+        let [first, second, last] = self.0;
+        let period_ns = match level {
+            Level::First => first,
+            Level::Second => second,
+            Level::Last | Level::ByTimer => last,
+        };
+        // A rate that is set is set.
+        Rate { period_ns, by_timer: level == Level::ByTimer && first != last }
+    }
 }
 
 /// How many samples a thread may have before it has fewer: it gets 100 a second of wall time, as many as it has at
 /// the lowest rate, and saves up to 2,000. Context switches take from that too: what samples a thread by perf events
 /// makes each of them dearer.
+///
+/// All threads together have as many for each processor: a pool of hundreds that share two would have hundreds of times
+/// as much.
 #[derive(Debug)]
 pub(crate) struct Allowance {
+    processors: f64,
     left: f64,
     since: Instant,
     level: Level,
@@ -46,8 +61,9 @@ pub(crate) struct Allowance {
     counted: (f64, u64),
 }
 
+/// How much a thread is sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
+pub(crate) enum Level {
     First,
     Second,
     Last,
@@ -55,57 +71,72 @@ enum Level {
     ByTimer,
 }
 
+/// What was taken of an allowance.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Spent {
+    samples: f64,
+    switches: u64,
+}
+
+impl Spent {
+    /// A thread had so many samples, and was switched so often while it was sampled by perf events with that period.
+    pub(crate) fn new(samples: u64, switches: u64, period_ns: u64) -> Self {
+        let of_a_switch = if period_ns < A_TICK_NS { OF_A_SWITCH } else { OF_A_CHEAP_SWITCH };
+        Self { samples: samples as f64 + switches as f64 * of_a_switch, switches }
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.samples += other.samples;
+        self.switches += other.switches;
+    }
+}
+
 const A_SECOND: f64 = 100.0;
 const MOST: f64 = 2_000.0;
-/// With so many left it falls from the first level to the second; with none to the last one.
-const HALF: f64 = MOST / 2.0;
-/// And comes back to the first one with so many.
-const NEARLY_ALL: f64 = MOST * 0.9;
+/// With that part of it left it falls from the first level to the second; with none to the last one.
+const HALF: f64 = 0.5;
+/// And comes back to the first one with that part.
+const NEARLY_ALL: f64 = 0.9;
 /// A switch takes 15 µs more where the kernel must program its timer for less than a tick, and 2 to 3 otherwise; a
 /// sample some 10.
 const OF_A_SWITCH: f64 = 1.0;
 const OF_A_CHEAP_SWITCH: f64 = 0.25;
+const A_TICK_NS: u64 = 4_000_000;
 /// A second: 1 % of the time of a thread at the lowest rate.
 const MANY_SWITCHES: f64 = 4_000.0;
 
 impl Allowance {
-    pub(crate) fn new(now: Instant) -> Self {
-        Self { left: MOST, since: now, level: Level::First, counted: (0.0, 0) }
+    pub(crate) fn of_a_thread(now: Instant) -> Self {
+        Self::new(1.0, now)
     }
 
-    /// The thread had so many samples, and was switched so often while it was sampled by perf events, since the last
-    /// call. Returns how it is sampled from now on.
-    pub(crate) fn spend(
-        &mut self,
-        samples: u64,
-        switches: u64,
-        now: Instant,
-        periods: Periods,
-    ) -> Rate {
+    pub(crate) fn of_all(processors: usize, now: Instant) -> Self {
+        Self::new(processors.max(1) as f64, now)
+    }
+
+    fn new(processors: f64, now: Instant) -> Self {
+        let left = MOST * processors;
+        Self { processors, left, since: now, level: Level::First, counted: (0.0, 0) }
+    }
+
+    /// That was taken since the last call. Returns how much is sampled from now on.
+    pub(crate) fn spend(&mut self, spent: Spent, now: Instant) -> Level {
         let seconds = now.saturating_duration_since(self.since).as_secs_f64();
         self.since = now;
-        let of_a_switch = if self.level == Level::First { OF_A_SWITCH } else { OF_A_CHEAP_SWITCH };
-        let spent = samples as f64 + switches as f64 * of_a_switch;
-        self.left = ((self.left + seconds * A_SECOND).min(MOST) - spent).max(0.0);
-        let has_none = self.left <= 0.0;
-        let is_switched_often = self.is_switched_often(seconds, switches);
+        let most = MOST * self.processors;
+        let more = seconds * A_SECOND * self.processors;
+        self.left = ((self.left + more).min(most) - spent.samples).max(0.0);
+        let (has_none, share) = (self.left <= 0.0, self.left / most);
+        let is_switched_often = self.is_switched_often(seconds, spent.switches);
         self.level = match self.level {
             Level::Last if has_none && is_switched_often => Level::ByTimer,
-            level @ (Level::Last | Level::ByTimer) if self.left < HALF => level,
+            level @ (Level::Last | Level::ByTimer) if share < HALF => level,
             _ if has_none => Level::Last,
-            Level::First if self.left > HALF => Level::First,
-            _ if self.left >= NEARLY_ALL => Level::First,
+            Level::First if share > HALF => Level::First,
+            _ if share >= NEARLY_ALL => Level::First,
             _ => Level::Second,
         };
-        let [first, second, last] = periods.0;
-        let period_ns = match self.level {
-            Level::First => first,
-            Level::Second => second,
-            Level::Last | Level::ByTimer => last,
-        };
-        // A rate that is set is set.
-        let by_timer = self.level == Level::ByTimer && first != last;
-        Rate { period_ns, by_timer }
+        self.level
     }
 
     /// Whether it was, in a time that is long enough to say so.
@@ -117,7 +148,7 @@ impl Allowance {
             return false;
         }
         self.counted = (0.0, 0);
-        switches as f64 > seconds * MANY_SWITCHES
+        switches as f64 > seconds * MANY_SWITCHES * self.processors
     }
 }
 
@@ -132,14 +163,19 @@ mod tests {
 
     use super::*;
 
+    fn spend(allowance: &mut Allowance, samples: u64, switches: u64, now: Instant) -> Rate {
+        let period_ns = Periods::USUAL.rate(allowance.level).period_ns;
+        Periods::USUAL.rate(allowance.spend(Spent::new(samples, switches, period_ns), now))
+    }
+
     /// The rates that a thread has that runs for so many seconds, each tenth of one.
     fn rates(allowance: &mut Allowance, start: Instant, seconds: std::ops::Range<u32>) -> Vec<u64> {
-        let mut period_ns = allowance.spend(0, 0, start, Periods::USUAL).period_ns;
+        let mut period_ns = spend(allowance, 0, 0, start).period_ns;
         let tenths = (10 * seconds.start + 1)..=10 * seconds.end;
         let rates = tenths.map(|tenth| {
             let now = start + tenth * Duration::from_millis(100);
             let samples = 100_000_000 / period_ns;
-            period_ns = allowance.spend(samples, 0, now, Periods::USUAL).period_ns;
+            period_ns = spend(allowance, samples, 0, now).period_ns;
             (1e9 / period_ns as f64).round() as u64
         });
         let mut rates: Vec<_> = rates.collect();
@@ -150,30 +186,30 @@ mod tests {
     #[test]
     fn a_thread_that_goes_on_is_sampled_less_and_less() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = Allowance::of_a_thread(start);
         assert_eq!(rates(&mut allowance, start, 0..60), [1_003, 201, 100]);
         // After so long without a sample it is as good as new.
         let later = start + Duration::from_secs(80);
-        assert_eq!(allowance.spend(0, 0, later, Periods::USUAL), Rate::of(997_000));
+        assert_eq!(spend(&mut allowance, 0, 0, later), Rate::of(997_000));
     }
 
     #[test]
     fn a_thread_with_few_samples_a_second_keeps_the_highest_rate() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = Allowance::of_a_thread(start);
         for second in 1..100 {
             let now = start + Duration::from_secs(second);
-            assert_eq!(allowance.spend(90, 0, now, Periods::USUAL), Rate::of(997_000));
+            assert_eq!(spend(&mut allowance, 90, 0, now), Rate::of(997_000));
         }
     }
 
     #[test]
     fn it_does_not_swing_between_two_rates() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = Allowance::of_a_thread(start);
         let spend = |allowance: &mut Allowance, samples, ms| {
             let now = start + Duration::from_millis(ms);
-            allowance.spend(samples, 0, now, Periods::USUAL).period_ns
+            super::tests::spend(allowance, samples, 0, now).period_ns
         };
         assert_eq!(spend(&mut allowance, 1_001, 1), 4_985_000);
         assert_eq!(spend(&mut allowance, 0, 7_000), 4_985_000, "not before nearly all is back");
@@ -186,10 +222,11 @@ mod tests {
     #[test]
     fn a_rate_that_is_set_is_never_left() {
         let (start, periods) = (Instant::now(), Periods::of_rate(999));
-        let mut allowance = Allowance::new(start);
+        let mut allowance = Allowance::of_a_thread(start);
         for ms in 0..100 {
             let now = start + Duration::from_millis(ms);
-            assert_eq!(allowance.spend(100, 1_000, now, periods), Rate::of(1_001_001));
+            let level = allowance.spend(Spent::new(100, 1_000, periods.first()), now);
+            assert_eq!(periods.rate(level), Rate::of(1_001_001));
         }
         assert_eq!(Periods::of_rate(0).first(), 1_000_000_000);
     }
@@ -197,7 +234,7 @@ mod tests {
     /// The levels of a thread that runs a tenth of the time and is switched so often a second, each 5 ms.
     fn levels(switches: u64) -> Vec<Level> {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = Allowance::of_a_thread(start);
         let mut by_timer = false;
         let looks = (1..2_000).map(|look| {
             let now = start + look * Duration::from_millis(5);
@@ -207,7 +244,7 @@ mod tests {
                 (switches * u64::from(look) / 200) - (switches * u64::from(look - 1) / 200)
             };
             let samples = u64::from(look % 20 == 0);
-            by_timer = allowance.spend(samples, switches, now, Periods::USUAL).by_timer;
+            by_timer = spend(&mut allowance, samples, switches, now).by_timer;
             allowance.level
         });
         let mut levels: Vec<_> = looks.collect();
@@ -221,6 +258,23 @@ mod tests {
         assert_eq!(levels(1_000), [Level::First, Level::Second, Level::Last]);
         let all = [Level::First, Level::Second, Level::Last, Level::ByTimer];
         assert_eq!(levels(20_000), all);
+    }
+
+    #[test]
+    fn all_threads_together_have_as_much_for_each_processor() {
+        let start = Instant::now();
+        let mut all = Allowance::of_all(2, start);
+        let of_one = Spent::new(10, 100, 997_000);
+        let mut sum = Spent::default();
+        (0..20).for_each(|_| sum.add(of_one));
+        // Of 4,000 each look takes 2,200.
+        let looks = [5, 10, 15, 700, 21_000, 40_000].map(|ms| {
+            let spent = if ms < 1_000 { sum } else { Spent::default() };
+            all.spend(spent, start + Duration::from_millis(ms))
+        });
+        let expected =
+            [Level::Second, Level::Last, Level::Last, Level::ByTimer, Level::First, Level::First];
+        assert_eq!(looks, expected);
     }
 
     #[test]

@@ -222,11 +222,16 @@ impl Slot {
         self.long_at.store(opened.saturating_add(plan.long_after), Ordering::Relaxed);
     }
 
+    #[inline(always)]
+    pub(super) fn is_open_for_long(&self, now: u64) -> bool {
+        now > self.long_at.load(Ordering::Relaxed)
+    }
+
     /// When the span is old if it is entered from `now` on. One that is open for long (a connection, `main`) is as
     /// young as a new one each time.
     #[inline(always)]
     pub(crate) fn old_at(&self, now: u64) -> u64 {
-        let young_for = match now > self.long_at.load(Ordering::Relaxed) {
+        let young_for = match self.is_open_for_long(now) {
             true => &self.arm_after,
             false => &self.young_for,
         };

@@ -33,8 +33,8 @@ pub(crate) struct Spans {
     pub(super) notice_lost: AtomicBool,
     pub(super) next_key: AtomicU64,
     pub(super) source: Box<dyn ArmThreads>,
-    /// The collector looks at threads less often than usual: whoever enters a first span is to wake it.
-    looks_late: AtomicBool,
+    /// Who enters a span that is old before that is to wake the collector, in ticks; 0 if it looks soon anyhow.
+    look_by: AtomicU64,
     pub(super) counters: Arc<Counters>,
     /// Tells threads that the layer lives.
     pub(super) life: Arc<()>,
@@ -76,9 +76,9 @@ pub(crate) enum Notice {
 }
 
 /// The CPU clock takes half a microsecond to read: this makes it a twentieth of a percent at most, and of old
-/// spans one percent. (Rules on `on_cpu` and `off_cpu` have it read more often.)
+/// spans half a percent. (Rules on `on_cpu` and `off_cpu` have it read more often.)
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
-const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(50);
+const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Keys a thread takes at a time, so that threads do not share a counter's cache line.
@@ -98,7 +98,7 @@ impl Spans {
             notice_lost: AtomicBool::new(false),
             next_key: AtomicU64::new(1),
             source,
-            looks_late: AtomicBool::new(false),
+            look_by: AtomicU64::new(0),
             counters,
             cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
             cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
@@ -118,16 +118,17 @@ impl Spans {
         seen.before + threads.sum::<u64>()
     }
 
-    /// Whether the collector looks at threads less often than usual from now on.
-    pub(crate) fn set_looks_late(&self, looks_late: bool) {
-        self.looks_late.store(looks_late, Ordering::Relaxed);
+    /// The collector means to look at threads so late that a span which is old before then, in ticks, would not be
+    /// seen in time.
+    pub(crate) fn set_look_by(&self, look_by: u64) {
+        self.look_by.store(look_by, Ordering::Relaxed);
     }
 
-    /// This thread was in no span, and the collector does not mean to look at it soon.
+    /// A span that this thread enters is old before then.
     #[cold]
     #[inline(never)]
-    fn end_late_looks(&self, state: &ThreadState) {
-        if self.looks_late.swap(false, Ordering::Relaxed) {
+    fn look_sooner(&self, state: &ThreadState) {
+        if self.look_by.swap(0, Ordering::Relaxed) != 0 {
             state.source.iter().for_each(|source| source.wake_collector());
         }
     }
@@ -302,8 +303,11 @@ impl Spans {
             return;
         };
         let must_settle = state.begin_hook() || state.samples.load() != state.from;
-        let reads_cpu = slot.flags() & (JUDGES_CPU | AGED);
+        let mut reads_cpu = slot.flags() & (JUDGES_CPU | AGED);
         let mut now = self.clock.now();
+        if reads_cpu == AGED && slot.is_open_for_long(now) {
+            reads_cpu = 0;
+        }
         if must_settle || now >= state.deadline || self.must_read_cpu(&state, reads_cpu, now) {
             self.settle(&mut state, now);
             // To begin with a thread takes time, which is not the span's.
@@ -320,8 +324,8 @@ impl Spans {
         if old_at <= now && !state.is_armed {
             now = self.enter_old(&mut state, slot, is_apart, now);
         }
-        if below == 0 && self.looks_late.load(Ordering::Relaxed) {
-            self.end_late_looks(&state);
+        if old_at < self.look_by.load(Ordering::Relaxed) {
+            self.look_sooner(&state);
         }
         state.push(id, slot, flags, now, old_at);
         if slot.enter(now, state.thread) {

@@ -186,10 +186,6 @@ impl Ring {
     pub(crate) fn write_scripted(&self, _words: &[u64]) -> bool {
         match self.0 {}
     }
-
-    pub(crate) fn retire_scripted(&self) {
-        match self.0 {}
-    }
 }
 
 /// There is nothing to keep on here.

@@ -7,10 +7,9 @@ use framehop::FrameAddress;
 
 use super::calls::{LONGEST, Target};
 use super::machine::{Machine, UNKNOWN_LINK};
-use super::modules::Frame;
+use super::modules::{Frame, memory};
 use super::tables::TableBytes;
 use super::unwinder::{End, Unwinder};
-use crate::sys::read_own_memory;
 
 /// Stands for a frame pointer that is not known: an address that no processor takes. It is below
 /// 2^63, for framehop calculates with signed numbers and would keep an overflow as a rule.
@@ -220,7 +219,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     }
 
     pub(super) fn code<const LENGTH: usize>(&self, address: u64) -> Option<[u8; LENGTH]> {
-        self.modules.is_code(address).then(|| memory(address)).flatten()
+        self.modules.code(address)
     }
 
     /// Adds the frames above one. `elsewhere` asks for a check whether these frames can have called
@@ -293,12 +292,6 @@ pub(super) fn stored(address: u64) -> Option<u64> {
     memory(address).map(u64::from_ne_bytes)
 }
 
-/// Not by a reference: a library can be unloaded at any time.
-fn memory<const LENGTH: usize>(address: u64) -> Option<[u8; LENGTH]> {
-    let end = address.checked_add(LENGTH as u64)?;
-    read_own_memory(address..end).ok()?.try_into().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use std::hint::black_box;
@@ -312,6 +305,7 @@ mod tests {
 
     use super::*;
     use crate::sampler::record::Registers;
+    use crate::sys::read_own_memory;
     use crate::sys::{Ring, current_tid, loaded_modules, open_switch_registers};
 
     type Wait = Box<dyn FnOnce() + Send>;

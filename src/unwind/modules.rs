@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::tables::{TableBytes, UnwindTables};
-use crate::sys::{LoadedModule, read_own_memory};
+use crate::sys::{LoadedModule, program_memory, read_own_memory};
 
 /// A file of code that is or was loaded.
 #[derive(Debug)]
@@ -86,6 +86,8 @@ struct Loaded {
     id: ModuleId,
     /// The same bytes that framehop has, since it does not tell where a function begins.
     tables: Option<UnwindTables>,
+    /// From `start` on. Only of the program, which is never unloaded: others are read by system calls.
+    code: Option<&'static [u8]>,
 }
 
 /// A change to what is loaded, for the unwinder.
@@ -121,7 +123,8 @@ impl Modules {
                     let tables = UnwindTables::of(listed);
                     let module = framehop_module(listed, start, end, tables.clone());
                     changes.push(Change::Added(module));
-                    Loaded { start, end, bias: listed.bias, id, tables }
+                    let code = program_memory(start..end);
+                    Loaded { start, end, bias: listed.bias, id, tables, code }
                 }
             };
             loaded.push(entry);
@@ -143,6 +146,14 @@ impl Modules {
 
     pub(super) fn is_code(&self, address: u64) -> bool {
         self.loaded_at(address).is_some()
+    }
+
+    /// What is at that address, if it is code.
+    pub(super) fn code<const LENGTH: usize>(&self, address: u64) -> Option<[u8; LENGTH]> {
+        let entry = self.loaded_at(address)?;
+        let Some(code) = entry.code else { return memory(address) };
+        let offset = usize::try_from(address.checked_sub(entry.start)?).ok()?;
+        code.get(offset..)?.first_chunk().copied()
     }
 
     /// Where the function begins, in memory, that has code at this address.
@@ -203,6 +214,12 @@ impl Modules {
         self.all.push(Arc::new(module));
         Some(ModuleId(id))
     }
+}
+
+/// Not by a reference: a library can be unloaded at any time.
+pub(super) fn memory<const LENGTH: usize>(address: u64) -> Option<[u8; LENGTH]> {
+    let end = address.checked_add(LENGTH as u64)?;
+    read_own_memory(address..end).ok()?.try_into().ok()
 }
 
 fn code_range(module: &LoadedModule) -> Option<(u64, u64)> {

@@ -4,7 +4,7 @@ local next_order = 0
 
 function request()
    next_order = (next_order + 7) % 500
-   return wrk.format("GET", "/orders/" .. next_order)
+   return wrk.format("GET", wrk.path .. next_order)
 end
 
 function done(summary, latency)

@@ -129,27 +129,11 @@ impl Scripted {
         self.0.threads.lock()[thread].armed.is_some()
     }
 
-    /// The threads whose recording is over: the next round gives their rings back.
-    pub(super) fn over(&self) -> Vec<usize> {
-        self.threads_whose(|recording| recording.is_over())
-    }
-
-    /// The threads that are not sampled any more, whatever they look at.
-    pub(super) fn let_go(&self) -> Vec<usize> {
-        self.threads_whose(|recording| recording.last().ring.is_none())
-    }
-
-    fn threads_whose(&self, is: impl Fn(&Recording) -> bool) -> Vec<usize> {
-        let threads = self.0.threads.lock();
-        let is = |thread: &usize| threads[*thread].recording.as_ref().is_some_and(|one| is(one));
-        (0..THREADS).filter(is).collect()
-    }
-
-    /// The rings of that thread were given back.
-    pub(super) fn retire(&self, thread: usize) {
-        if let Some(rings) = self.0.threads.lock()[thread].armed.take() {
-            rings.samples.retire_scripted();
-            rings.switches.iter().for_each(|ring| ring.retire_scripted());
+    /// Who is not sampled any more writes no samples.
+    pub(super) fn let_go(&self) {
+        for thread in self.0.threads.lock().iter_mut() {
+            let is_sampled = |one: &Arc<Recording>| !one.is_over() && one.last().ring.is_some();
+            thread.armed.take_if(|_| !thread.recording.as_ref().is_some_and(is_sampled));
         }
     }
 

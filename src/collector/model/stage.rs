@@ -230,6 +230,8 @@ impl Stage {
             symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },
         });
         collector.idle = Duration::MAX;
+        // It is real time that is spent, and the clock is the script's.
+        collector.arming = crate::collector::budget::Share::new(100, u64::MAX);
         (collector.hold, collector.own_hold) = (Duration::ZERO, Duration::MAX);
         engine_source.set_scripted(Box::new(scripted.clone()));
         let dispatch = subscriber(Arc::clone(&engine));
@@ -322,10 +324,8 @@ impl Stage {
                     _ = self.commands.send(Command::Flush(waiting));
                 }
                 self.collector.idle = if disarm { Duration::ZERO } else { Duration::MAX };
-                let over = self.scripted.over();
                 assert!(self.collector.do_rounds());
-                let gone = over.into_iter().chain(self.scripted.let_go());
-                gone.for_each(|thread| self.scripted.retire(thread));
+                self.scripted.let_go();
                 return self.told();
             }
             Step::EndThread { thread } => {

@@ -334,6 +334,8 @@ impl Ring {
         if !self.is_of_kernel {
             self.stop_timer();
             self.empty();
+            #[cfg(test)]
+            self.retire_scripted();
             return;
         }
         let Some(RingWriter::Event(event)) = self.writer.lock().take() else { return };
