@@ -210,6 +210,8 @@ counters! {
     /// CPU time that went into reading and unwinding samples, in nanoseconds.
     draining_cpu_ns,
 
+    /// Times that a thread began to be sampled, or went on at another rate.
+    threads_armed,
     /// Threads that are sampled at present.
     threads_sampled,
     /// Of these, those that are sampled by a timer and a signal.

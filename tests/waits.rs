@@ -3,6 +3,8 @@
 #![cfg(not(tracing_profiling_unsupported))]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
+#[path = "support/sleeps.rs"]
+mod sleeps;
 mod support;
 
 use std::sync::{Arc, Mutex, mpsc};
@@ -610,5 +612,50 @@ fn a_long_wait_behind_many_short_ones_is_seen() {
             u128::from(waited_ns) > time.as_nanos() / 10 * 8,
             "{source:?} {waited_ns} {time:?}"
         );
+    }
+}
+
+/// One to forty sleeps in a segment, sampled from the enter and when it is old. How exact their lengths are on a quiet
+/// machine is a figure (`split.wait_error`); these hold on any.
+#[test]
+fn waits_lie_in_their_span_and_in_what_it_waited() {
+    for source in sources() {
+        for (arm_after, sleeps) in
+            [Some(Duration::ZERO), None].into_iter().flat_map(|arm| sleeps::ALL.iter().map(move |sleeps| (arm, sleeps)))
+        {
+            let setup = Setup::of_rules("0ms", |builder| {
+                let builder = builder.source(source).profiles_per_minute(10_000);
+                arm_after.into_iter().fold(builder, |builder, after| builder.arm_after(after))
+            });
+            let slept = setup.run(|| sleeps.sleep());
+            let account = *setup.kept().last().unwrap().spans[0].account();
+            let profiles = setup.profiles();
+            let waits: Vec<_> = profiles.iter().flat_map(sleeps::waits).collect();
+            let of = format!("{source:?}, {arm_after:?}, {sleeps:?}: {waits:?} of {slept:?}");
+            let waited_ns: u64 = waits.iter().map(|wait| wait.when.len_ns()).sum();
+            let slack_ns = 20_000 + account.wall_ns / 10_000;
+            assert!(
+                waited_ns <= account.off_cpu_ns + account.on_cpu_error_ns + slack_ns,
+                "{waited_ns} of {account:?}: {of}"
+            );
+            for wait in &waits {
+                // Profiles have the time of day, which may be set or slewed meanwhile.
+                let is_inside = wait.when.from_ns + 1_000_000 >= slept.span.from_ns
+                    && wait.when.to_ns <= slept.span.to_ns + 1_000_000;
+                assert!(is_inside, "{wait:?} is not in its span: {of}");
+                assert!(arm_after.is_none() || !wait.is_marked, "sampled from the enter: {of}");
+            }
+            assert!(waits.iter().filter(|wait| wait.is_marked).count() <= 1, "{of}");
+            for (slept_ns, told_ns) in sleeps::told(&slept, &waits) {
+                let Some(told_ns) = told_ns else { continue };
+                // By a timer it is measured from the CPU clock: off by a preemption right before or after it.
+                if source == Source::Perf {
+                    let slack_ns = 1_000_000 + slept_ns / 100;
+                    let least_ns = u64::try_from(sleeps.sleep.as_nanos()).unwrap();
+                    assert!(told_ns <= slept_ns + slack_ns, "{told_ns} of {slept_ns}: {of}");
+                    assert!(told_ns + slack_ns >= least_ns, "{told_ns} of {slept_ns}: {of}");
+                }
+            }
+        }
     }
 }

@@ -4,50 +4,32 @@ use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
 use tracing::{dispatcher, info_span};
-use tracing_profiling::export::Memory;
-use tracing_profiling::{Builder, ProfilingLayer, Source};
-use tracing_subscriber::prelude::*;
+use tracing_profiling::{Builder, Source};
 
-use crate::measure::{figure, median, work};
+use crate::measure::{Setup, figure, median, work};
 
 const SPANS: u32 = 15;
 const THREADS: u32 = 150;
 
-struct Layer {
-    dispatch: tracing::Dispatch,
-    handle: tracing_profiling::Handle,
-    memory: Memory,
+fn late(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Setup {
+    Setup::late(rules, |builder| set(builder.profiles_per_minute(u32::MAX)))
 }
 
-impl Layer {
-    fn new(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
-        let memory = Memory::new();
-        let builder = ProfilingLayer::builder()
-            .rules(rules.parse().expect("rules of this bench"))
-            .profiles_per_minute(u32::MAX)
-            .exporter(memory.clone());
-        let layer = set(builder).build().expect("threads");
-        let handle = layer.handle();
-        let dispatch = tracing::Dispatch::new(tracing_subscriber::registry().with(layer));
-        Self { dispatch, handle, memory }
-    }
-
-    fn weight_ns(&self) -> f64 {
-        assert!(self.handle.flush(Duration::from_secs(60)), "flushed");
-        self.memory.take().iter().map(|profile| profile.weight_ns() as f64).sum()
-    }
+fn weight_ns(setup: &Setup) -> f64 {
+    setup.flush();
+    setup.memory.take().iter().map(|profile| profile.weight_ns() as f64).sum()
 }
 
 /// The share of its on-CPU time that the samples of a busy span stand for, which is kept at 1.2 times its threshold;
 /// in percent.
 fn of_busy_spans(threshold_ms: u64, source: Source) -> f64 {
-    let layer = Layer::new(&format!("{threshold_ms}ms"), |builder| builder.source(source));
+    let setup = late(&format!("{threshold_ms}ms"), |builder| builder.source(source));
     let length = Duration::from_millis(threshold_ms) * 6 / 5;
     let shares: Vec<f64> = (0..SPANS)
         .map(|_| {
             // On a thread that was not armed for the one before.
             let busy = || {
-                dispatcher::with_default(&layer.dispatch, || {
+                dispatcher::with_default(&setup.dispatch, || {
                     info_span!("busy").in_scope(|| {
                         let (start, cpu) = (Instant::now(), ThreadTime::now());
                         while start.elapsed() < length {
@@ -58,7 +40,7 @@ fn of_busy_spans(threshold_ms: u64, source: Source) -> f64 {
                 })
             };
             let ran = std::thread::scope(|scope| scope.spawn(busy).join().expect("it ends"));
-            100.0 * layer.weight_ns() / ran.as_nanos() as f64
+            100.0 * weight_ns(&setup) / ran.as_nanos() as f64
         })
         .collect();
     median(&shares)
@@ -66,16 +48,16 @@ fn of_busy_spans(threshold_ms: u64, source: Source) -> f64 {
 
 /// The same of threads that each work for so long below one root, in a span of their own.
 fn of_short_threads(work_ms: u64, source: Source, hertz: Option<u32>) -> f64 {
-    let layer = Layer::new("250ms", |builder| {
+    let setup = late("250ms", |builder| {
         let builder = builder.source(source);
         hertz.into_iter().fold(builder, Builder::rate)
     });
     let mut ran = Duration::ZERO;
-    dispatcher::with_default(&layer.dispatch, || {
+    dispatcher::with_default(&setup.dispatch, || {
         let root = info_span!("root");
         for _ in 0..THREADS {
             let thread = || {
-                dispatcher::with_default(&layer.dispatch, || {
+                dispatcher::with_default(&setup.dispatch, || {
                     let cpu = ThreadTime::now();
                     info_span!(parent: &root, "task").in_scope(|| {
                         let cpu = ThreadTime::now();
@@ -89,7 +71,7 @@ fn of_short_threads(work_ms: u64, source: Source, hertz: Option<u32>) -> f64 {
             ran += std::thread::scope(|scope| scope.spawn(thread).join().expect("it ends"));
         }
     });
-    100.0 * layer.weight_ns() / ran.as_nanos() as f64
+    100.0 * weight_ns(&setup) / ran.as_nanos() as f64
 }
 
 pub(crate) fn run() {

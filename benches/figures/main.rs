@@ -29,6 +29,8 @@ mod process;
 mod rivals;
 mod sampling;
 mod service;
+#[path = "../../tests/support/sleeps.rs"]
+mod sleeps;
 mod split;
 mod switch;
 mod symbols;

@@ -69,13 +69,17 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// Spans are sampled from the enter.
     pub(crate) fn new(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
+        Self::late(rules, |builder| set(builder.arm_after(Duration::ZERO)))
+    }
+
+    /// They are sampled when they are old.
+    pub(crate) fn late(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         let memory = Memory::new();
         let builder = ProfilingLayer::builder()
             .rules(rules.parse().expect("rules of this bench"))
-            .exporter(memory.clone())
-            // What sampling costs and gives: part `covered` is about the rest.
-            .arm_after(Duration::ZERO);
+            .exporter(memory.clone());
         let layer = set(builder).build().expect("threads");
         let handle = layer.handle();
         let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));

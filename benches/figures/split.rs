@@ -8,6 +8,7 @@ use tracing::{Span, dispatcher, info_span};
 use tracing_profiling::{Account, Source};
 
 use crate::measure::{Setup, figure, median, work_for};
+use crate::sleeps::{ALL, told, waits};
 
 /// What was measured of one span beside its account.
 #[derive(Default)]
@@ -138,7 +139,61 @@ fn broken(accounts: &[(Account, Known)]) -> usize {
     accounts.iter().filter(is_broken).count()
 }
 
+/// What profiles say of waits, of all shapes of them, sampled from the enter and when a span is old.
+struct OfWaits {
+    /// By which they are together longer than their span was off the CPU, in percent of that, at most.
+    over_off_cpu: f64,
+    /// Of the longest error of a sleep's length, in milliseconds beyond a hundredth of it.
+    error_ms: f64,
+    /// Sleeps of 15 ms and more that no wait tells of.
+    missed: usize,
+    told: usize,
+}
+
+fn of_waits(source: Source) -> OfWaits {
+    let mut found = OfWaits { over_off_cpu: 0.0, error_ms: 0.0, missed: 0, told: 0 };
+    for arm_after in [Some(Duration::ZERO), None] {
+        for sleeps in ALL {
+            let accounts = Arc::new(Mutex::new(Vec::new()));
+            let sink = Arc::clone(&accounts);
+            let setup = Setup::late("0ms", |builder| {
+                let builder = builder.source(source).on_kept(move |kept| {
+                    sink.lock().expect("no panic").push(*kept.spans[0].account());
+                });
+                arm_after.into_iter().fold(builder, |builder, after| builder.arm_after(after))
+            });
+            let slept = dispatcher::with_default(&setup.dispatch, || sleeps.sleep());
+            setup.flush();
+            let account = accounts.lock().expect("no panic")[0];
+            let waits: Vec<_> = setup.memory.take().iter().flat_map(waits).collect();
+            let waited_ns: u64 = waits.iter().map(|wait| wait.when.len_ns()).sum();
+            let over_ns = waited_ns.saturating_sub(account.off_cpu_ns);
+            let over = over_ns as f64 / account.off_cpu_ns as f64 * 100.0;
+            found.over_off_cpu = found.over_off_cpu.max(over);
+            for (slept_ns, told_ns) in told(&slept, &waits) {
+                if let Some(told_ns) = told_ns {
+                    let error_ns = told_ns.abs_diff(slept_ns).saturating_sub(slept_ns / 100);
+                    found.error_ms = found.error_ms.max(error_ns as f64 / 1e6);
+                    found.told += 1;
+                } else if slept_ns >= 15_000_000 {
+                    found.missed += 1;
+                }
+            }
+        }
+    }
+    found
+}
+
 pub(crate) fn run() {
+    let mut over_off_cpu = 0.0_f64;
+    for (name, source) in [("split", Source::Perf), ("split.timer", Source::Timer)] {
+        let found = of_waits(source);
+        figure(&format!("{name}.wait_error"), found.error_ms, "ms");
+        figure(&format!("{name}.waits_missed"), found.missed as f64, "count");
+        figure(&format!("{name}.waits_told"), found.told as f64, "count");
+        over_off_cpu = over_off_cpu.max(found.over_off_cpu);
+    }
+    figure("split.waits_over_off_cpu", over_off_cpu, "%");
     let (mut of_switching, mut all_broken) = (0.0_f64, 0);
     for (name, source) in
         [("split", Source::Perf), ("split.timer", Source::Timer), ("split.none", Source::None)]

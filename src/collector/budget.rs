@@ -72,7 +72,7 @@ impl Budget {
 }
 
 /// CPU time that something may take beside the reading of samples: a share of a core, and what was saved of it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
     percent: u64,
     most_ns: u64,

@@ -13,6 +13,7 @@ use tracing::field::Visit;
 use super::command::{Command, Job, Waiting};
 use super::gate::Gate;
 use super::run::Collector;
+use super::sampled::Pace;
 use super::shed::ShedLimits;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
@@ -49,6 +50,7 @@ pub(crate) struct Limits {
     /// That are copied of a stack.
     pub(crate) stack_bytes: usize,
     pub(crate) shed: ShedLimits,
+    pub(crate) pace: Pace,
 }
 
 /// What an engine is made of.

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::budget::Share;
 use super::run::Collector;
 use super::sampled::{LookAtAge, Sampled};
 use super::waits::{IDLE_LOOK, LOOK, Looker, Seen, YOUNG_LOOK, next_look};
@@ -15,8 +14,6 @@ const SOONEST: Duration = Duration::from_millis(1);
 const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
 /// For how long threads are armed in one look: it takes some 150 µs each.
 const MOST_ARMING: Duration = Duration::from_millis(5);
-/// What arming them may take: 300 at once, and then 2 % of a core.
-pub(super) const ARMING: Share = Share::new(2, 50_000_000);
 /// So many threads are armed anew at once because of another rate: no more than can be in one look.
 const MOST_CHANGING: usize = 16;
 
@@ -113,7 +110,8 @@ impl Collector {
             (soonest.unwrap_or(IDLE_LOOK), is_in_span)
         });
         self.is_in_span = is_in_span;
-        self.look_interval = next.min(until_old.max(soonest_old));
+        let longest = self.limits.pace.longest_look;
+        self.look_interval = next.min(until_old.max(soonest_old)).min(longest);
         // Who enters a span that is old long before then wakes us.
         let late = self.look_interval.saturating_sub(LOOK);
         let look_by = if late.is_zero() { 0 } else { now + self.engine.spans.clock().ticks(late) };

@@ -6,6 +6,8 @@
 
 mod budget;
 mod build;
+#[cfg(test)]
+mod churn;
 mod command;
 mod drain;
 mod engine;
@@ -32,4 +34,5 @@ pub(crate) use engine::spawn;
 pub(crate) use engine::{Engine, Limits, Parts};
 pub(crate) use gate::Gate;
 pub(crate) use room::waiting_profiles;
+pub(crate) use sampled::Pace;
 pub(crate) use shed::ShedLimits;

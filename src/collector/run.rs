@@ -13,12 +13,11 @@ use super::build::{Builder, Built};
 use super::command::{Command, Job, Waiting};
 use super::drain::Drain;
 use super::engine::{Engine, Limits};
-use super::look::ARMING;
 use super::overdue::Overdue;
 use super::pending::{Known, Pending};
 use super::report::{self, DeadlyCalls};
 use super::room::Room;
-use super::sampled::{HOLD, MOST_HOLD, Sampled, fill_time};
+use super::sampled::{Sampled, fill_time};
 use super::shed::Shed;
 use super::stack::Stack;
 use super::waits::{Captures, LOOK};
@@ -78,10 +77,6 @@ pub(super) struct Collector {
     pub(super) looked: Instant,
     /// [`IDLE`], but in tests.
     pub(super) idle: Duration,
-    /// [`HOLD`], but in tests.
-    pub(super) hold: Duration,
-    /// [`MOST_HOLD`], but in tests.
-    pub(super) own_hold: Duration,
     /// Whether the last look saw one there.
     pub(super) is_in_span: bool,
     pub(super) overdue: Overdue,
@@ -149,7 +144,7 @@ impl Collector {
             has_told_of_signal: false,
             deadly: DeadlyCalls::default(),
             captures: Captures::new(),
-            arming: ARMING,
+            arming: limits.pace.arming,
             allowance: Allowance::of_all(processors(), Instant::now()),
             closed_armings: Vec::new(),
             can_close: false,
@@ -157,8 +152,6 @@ impl Collector {
             look_interval: LOOK,
             looked: Instant::now(),
             idle: IDLE,
-            hold: HOLD,
-            own_hold: MOST_HOLD,
             is_in_span: false,
             overdue: Overdue::new(),
         }
@@ -254,8 +247,8 @@ impl Collector {
 
     /// Threads that were armed.
     fn take_in(&mut self, new: Vec<Arc<Recording>>) {
-        let (hold, own_hold) = (self.hold, self.own_hold);
-        let begin = |recording| Sampled::new(recording, hold, own_hold);
+        let pace = self.limits.pace;
+        let begin = |recording| Sampled::new(recording, pace);
         self.sampled.extend(new.into_iter().map(begin));
     }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::budget::Share;
 use super::overdue::CpuTimes;
 use super::waits::{Looker, Seen, Watch};
 use crate::sampler::{Allowance, Level, Sampler, Spent, stretched, switched_out, switches_between};
@@ -95,12 +96,42 @@ enum Closing {
     OtherRate,
 }
 
-/// For how long a thread stays armed outside old spans, at first. To arm it takes some 150 µs of the collector, and as
-/// long as it is armed each context switch costs it 3 to 15 µs.
-pub(super) const HOLD: Duration = Duration::from_millis(10);
 /// Who is armed again within this stays armed for twice as long, up to that: it takes 2 % of a core at most.
 const SOON: Duration = Duration::from_secs(1);
-pub(super) const MOST_HOLD: Duration = Duration::from_millis(640);
+const MOST_HOLD: Duration = Duration::from_millis(640);
+/// How fast threads are armed and let go of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// For how long a thread stays armed outside old spans, at first.
+    pub(super) hold: Duration,
+    /// The same if it arms itself.
+    pub(super) own_hold: Duration,
+    /// What arming threads may take.
+    pub(super) arming: Share,
+    /// From a look at threads to the next, at most, while there is something to be seen.
+    pub(super) longest_look: Duration,
+}
+
+impl Pace {
+    /// To arm a thread takes some 150 µs of the collector, 300 of them at once, and as long as it is armed each context
+    /// switch costs it 3 to 15 µs.
+    pub(crate) const USUAL: Self = Self {
+        hold: Duration::from_millis(10),
+        own_hold: MOST_HOLD,
+        arming: Share::new(2, 50_000_000),
+        longest_look: Duration::MAX,
+    };
+
+    /// As fast as can be: nothing is held but by threads that arm themselves.
+    #[cfg(test)]
+    pub(crate) const FASTEST: Self = Self {
+        hold: Duration::ZERO,
+        own_hold: Duration::MAX,
+        arming: Share::new(100, u64::MAX),
+        longest_look: Duration::from_micros(100),
+    };
+}
+
 /// For how long a thread that is to have another rate may have no samples until it can be armed anew.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// How many armings a thread may not have heard of that are over: their rings take memory.
@@ -117,7 +148,7 @@ pub(super) fn fill_time(sampled: &[Sampled]) -> Duration {
 }
 
 impl Sampled {
-    pub(super) fn new(recording: Arc<Recording>, hold: Duration, own_hold: Duration) -> Self {
+    pub(super) fn new(recording: Arc<Recording>, Pace { hold, own_hold, .. }: Pace) -> Self {
         let arming = recording.last();
         Self {
             armed: arming.ring.is_some().then(Instant::now),

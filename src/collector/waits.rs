@@ -27,7 +27,7 @@ const WAITING_LOOK: Duration = Duration::from_millis(50);
 
 /// How often at least while those that are in one are in young ones: when one grows old is known, or is seen by the
 /// thread that enters it, who wakes us.
-pub(super) const YOUNG_LOOK: Duration = Duration::from_millis(10);
+pub(super) const YOUNG_LOOK: Duration = Duration::from_millis(20);
 
 /// How soon to look again at threads of which nothing has changed for so long: the longer that is, the
 /// later, and sooner in any case than a quarter of it, but not sooner than `soonest`.

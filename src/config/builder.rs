@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use opentelemetry_sdk::Resource;
 
-use crate::collector::{Engine, Gate, Limits, Parts, ShedLimits, waiting_profiles};
+use crate::collector::{Engine, Gate, Limits, Pace, Parts, ShedLimits, waiting_profiles};
 use crate::control::Control;
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
@@ -58,6 +58,7 @@ pub struct Builder {
     export_bytes: usize,
     cpu_percent: Option<u32>,
     shed: ShedLimits,
+    pub(crate) pace: Pace,
     on_kept: Option<OnKept>,
     only_sampled_traces: bool,
     attributes: AttributeNames,
@@ -120,6 +121,7 @@ impl Builder {
             memory_bytes: DEFAULT_MEMORY_BYTES,
             cpu_percent: None,
             shed: ShedLimits::default(),
+            pace: Pace::USUAL,
             on_kept: None,
             only_sampled_traces: false,
             attributes: AttributeNames::default(),
@@ -506,6 +508,7 @@ impl Builder {
                 frames_per_stack: self.max_depth as usize,
                 stack_bytes: self.source.stack_bytes as usize,
                 shed: self.shed,
+                pace: self.pace,
             },
             gate,
             order,

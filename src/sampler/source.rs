@@ -255,6 +255,7 @@ impl Sampler {
 
     pub(crate) fn count_sampled(&self, arming: &Arming) {
         let counters = &self.0.counters;
+        Counters::add(&counters.threads_armed, 1);
         Counters::add(&counters.threads_sampled, 1);
         if !arming.has_switch_records() {
             Counters::add(&counters.threads_sampled_by_timer, 1);

@@ -59,6 +59,10 @@ impl Bounds {
         above.cast_signed() - below.cast_signed()
     }
 
+    pub(crate) fn middle(self) -> f64 {
+        f64::midpoint(self.least as f64, self.most as f64)
+    }
+
     pub(crate) fn widened(self, by: u64) -> Self {
         Self { least: self.least.saturating_sub(by), most: self.most + by }
     }

@@ -18,6 +18,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod accounts;
 mod clocks;
 mod links;
 mod shares;
@@ -34,6 +35,8 @@ pub(crate) enum Sampled {
     Timer,
     /// As often as asked for.
     FineTimer,
+    /// There are times and no samples.
+    Nothing,
 }
 
 impl Sampled {
@@ -42,6 +45,7 @@ impl Sampled {
             Self::Perf => builder.source(Source::Perf),
             Self::Timer => builder.source(Source::Timer),
             Self::FineTimer => builder.source(Source::Timer).fine_timers(),
+            Self::Nothing => builder.source(Source::None),
         }
     }
 }
@@ -87,5 +91,6 @@ scenarios! {
     // Fine timers follow the wall's clock: where threads wait or share a CPU, a sample can come after the
     // wait and stand for what ran before it.
     shares_are_within_their_bounds: shares::scenario, perf Perf, timer Timer;
-    times_are_what_clocks_say: times::scenario, perf Perf, timer Timer;
+    times_are_what_clocks_say: times::scenario, perf Perf, timer Timer, nothing Nothing;
+    accounts_are_the_threads_own: accounts::scenario, perf Perf, timer Timer, nothing Nothing;
 }

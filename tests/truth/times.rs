@@ -21,10 +21,10 @@ const ROUNDS: usize = 3;
 
 /// What is known of one span.
 #[derive(Clone, Debug, Default)]
-struct Known {
+pub(crate) struct Known {
     wall_ns: Bounds,
     /// By the thread's CPU clock.
-    on_cpu_ns: Bounds,
+    pub(crate) on_cpu_ns: Bounds,
     off_cpu_ns: Bounds,
     idle_ns: Bounds,
     segments: u64,
@@ -32,23 +32,23 @@ struct Known {
 
 /// The readings of one segment, in their order.
 #[derive(Clone, Copy)]
-struct Segment {
-    before: Reading,
-    begun: Reading,
-    ended: Reading,
-    after: Reading,
+pub(crate) struct Segment {
+    pub(crate) before: Reading,
+    pub(crate) begun: Reading,
+    pub(crate) ended: Reading,
+    pub(crate) after: Reading,
 }
 
 /// All readings of one span.
-struct Log {
+pub(crate) struct Log {
     /// Right before and after it was made.
-    made: [u64; 2],
-    segments: Vec<Segment>,
+    pub(crate) made: [u64; 2],
+    pub(crate) segments: Vec<Segment>,
 }
 
 impl Log {
     /// The last segment is the one at whose end the span closes.
-    fn known(&self) -> Known {
+    pub(crate) fn known(&self) -> Known {
         let [before, after] = self.made;
         let mut known = Known { segments: self.segments.len() as u64, ..Known::default() };
         // When it was left last, or made.
@@ -257,7 +257,7 @@ fn must_be(what: &str, value: u64, bounds: Bounds, slack_ns: u64, of: &dyn Debug
 }
 
 /// On-CPU time is known between bounds, which must hold, whatever the source.
-fn judge(account: &Account, known: &Known, of: &dyn Debug) {
+pub(crate) fn judge(account: &Account, known: &Known, of: &dyn Debug) {
     let slack_ns = slack_ns(account, known);
     must_be("wall", account.wall_ns, known.wall_ns, slack_ns, of);
     must_be("idle", account.idle_ns, known.idle_ns, slack_ns, of);

@@ -19,6 +19,7 @@ use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
 
 use super::super::command::{Command, Job, Waiting};
 use super::super::engine::{Engine, Limits, Parts};
+use super::super::sampled::Pace;
 use super::super::gate::Gate;
 use super::super::run::Collector;
 use super::super::shed::ShedLimits;
@@ -217,6 +218,8 @@ impl Stage {
                 frames_per_stack: 4,
                 stack_bytes: 1024,
                 shed: ShedLimits::default(),
+                // It is real time that is spent, and the clock is the script's.
+                pace: Pace::FASTEST,
             },
             gate,
             order: Arc::default(),
@@ -230,9 +233,6 @@ impl Stage {
             symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },
         });
         collector.idle = Duration::MAX;
-        // It is real time that is spent, and the clock is the script's.
-        collector.arming = crate::collector::budget::Share::new(100, u64::MAX);
-        (collector.hold, collector.own_hold) = (Duration::ZERO, Duration::MAX);
         engine_source.set_scripted(Box::new(scripted.clone()));
         let dispatch = subscriber(Arc::clone(&engine));
         let workers = std::array::from_fn(|number| Some(Worker::start(number, &dispatch)));

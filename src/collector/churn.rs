@@ -1,0 +1,192 @@
+//! Samples of each function are on the span that the function ran in, also while threads are armed and let go of from
+//! outside as fast as can be.
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tracing::{Dispatch, Span, dispatcher, info_span};
+use tracing_subscriber::prelude::*;
+
+use super::Pace;
+use crate::export::Memory;
+use crate::profile::{Profile, SampleKind};
+use crate::{ProfilingLayer, Source};
+
+const THREADS: usize = 6;
+const SPANS: usize = 9;
+/// Of each span. Its functions run some 20 µs to 2 ms each time.
+const SEGMENTS: usize = 40;
+const ROUNDS: (u64, u64) = (5_000, 500_000);
+const WANTED: usize = 100_000;
+/// Where CI runs all tests again and again, and says so by short runs under stress.
+const WANTED_AGAIN: usize = 20_000;
+
+type Kind = (&'static str, fn(u64), fn() -> Span);
+
+macro_rules! kinds {
+    ($($name:ident)+) => {
+        $(
+            #[inline(never)]
+            fn $name(rounds: u64) {
+                // Its own name, so that the compiler does not make one function of all.
+                let mut x = black_box(stringify!($name)).len() as u64;
+                for i in 0..rounds {
+                    x = black_box((x ^ i) * 3 % 1_000_003);
+                }
+            }
+        )+
+        const KINDS: &[Kind] = &[$((stringify!($name), $name, || info_span!(stringify!($name)))),+];
+    };
+}
+
+kinds! { churned0 churned1 churned2 churned3 churned4 churned5 churned6 churned7 }
+
+/// Work that no span has.
+#[inline(never)]
+fn churned_outside(rounds: u64) {
+    let mut x = black_box("outside").len() as u64;
+    for i in 0..rounds {
+        x = black_box((x ^ i) * 3 % 1_000_003);
+    }
+}
+
+/// A span on its way from thread to thread.
+struct Task {
+    kind: Kind,
+    span: Span,
+    left: usize,
+}
+
+impl Task {
+    fn new(number: usize) -> Option<Self> {
+        let kind = *KINDS.get(number % KINDS.len())?;
+        Some(Self { kind, span: (kind.2)(), left: SEGMENTS })
+    }
+}
+
+/// Takes spans from the others, works in them and outside of them, and hands them on.
+fn work(seed: u64, tasks: &Mutex<VecDeque<Task>>, is_over: &AtomicBool) {
+    let mut random = seed;
+    let mut rounds = move || {
+        // A congruential generator.
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ROUNDS.0 + (random >> 33) % (ROUNDS.1 - ROUNDS.0)
+    };
+    let mut next = usize::try_from(seed).unwrap_or(0);
+    while !is_over.load(Ordering::Relaxed) {
+        let task = tasks.lock().ok().and_then(|mut tasks| tasks.pop_front());
+        let Some(mut task) = task else { continue };
+        task.span.in_scope(|| task.kind.1(rounds()));
+        task.left -= 1;
+        if task.left == 0 {
+            next += 1;
+            let Some(another) = Task::new(next) else { return };
+            task = another;
+        }
+        if let Ok(mut tasks) = tasks.lock() {
+            tasks.push_back(task);
+        }
+        churned_outside(rounds());
+    }
+}
+
+/// How many samples of these functions are on their span, and those that are not.
+fn check(profile: &Profile) -> (usize, Vec<String>) {
+    let (mut right, mut wrong) = (0, Vec::new());
+    for sample in profile.of_kind(SampleKind::OnCpu) {
+        let locations = profile.stack(sample.stack).iter();
+        let lines =
+            locations.filter_map(|id| profile.location(*id)).flat_map(|location| &location.lines);
+        let names = lines
+            .filter_map(|line| profile.function(line.function))
+            .map(|function| profile.string(function.name));
+        let mut last_parts = names.filter_map(|name| name.rsplit("::").next());
+        let Some(function) = last_parts.find(|name| name.starts_with("churned")) else { continue };
+        let path = profile.span_path(sample.link);
+        if path == [function] {
+            right += sample.points.len();
+        } else {
+            wrong.extend(sample.points.iter().map(|_| format!("{function} under {path:?}")));
+        }
+    }
+    (right, wrong)
+}
+
+fn wanted() -> usize {
+    let seconds = std::env::var("TRACING_PROFILING_TEST_STRESS_SECONDS");
+    match seconds.ok().and_then(|seconds| seconds.parse().ok()) {
+        Some(0..10) => WANTED_AGAIN,
+        Some(10_u64..) | None => WANTED,
+    }
+}
+
+fn all_are_right(source: Source) {
+    let memory = Memory::new();
+    let mut builder = ProfilingLayer::builder()
+        .rules("0ms".parse().unwrap())
+        .source(source)
+        .fine_timers()
+        .arm_after(Duration::from_millis(1))
+        // A small stack and a high rate: this is about where samples go, and the more the better.
+        .rate(10_000)
+        .stack_bytes(2_048)
+        .cpu_budget(0)
+        .profiles_per_minute(1_000_000)
+        .exporter(memory.clone());
+    builder.pace = Pace::FASTEST;
+    let layer = builder.build().unwrap();
+    let handle = layer.handle();
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
+    let tasks = Mutex::new(dispatcher::with_default(&dispatch, || {
+        (0..SPANS).filter_map(Task::new).collect::<VecDeque<_>>()
+    }));
+    let is_over = AtomicBool::new(false);
+    let (mut right, mut wrong) = (0, Vec::new());
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for seed in 0..THREADS as u64 {
+            let (tasks, is_over, dispatch) = (&tasks, &is_over, &dispatch);
+            scope.spawn(move || dispatcher::with_default(dispatch, || work(seed, tasks, is_over)));
+        }
+        while right + wrong.len() < wanted() && start.elapsed() < Duration::from_secs(300) {
+            std::thread::sleep(Duration::from_millis(200));
+            for profile in memory.take() {
+                let (more_right, more_wrong) = check(&profile);
+                right += more_right;
+                wrong.extend(more_wrong);
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let stats = handle.stats();
+    let (seconds, armed) = (start.elapsed().as_secs_f64(), stats.threads_armed);
+    println!(
+        "{source:?}: {right} samples, {} on a wrong span; armed {armed} times in {seconds:.1} s; {stats:?}",
+        wrong.len(),
+    );
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(right >= wanted(), "there are enough: {right}, {stats:?}");
+    assert!(armed > 1_000, "they are armed again and again");
+    assert_eq!(stats.samples_dropped_unknown_span + stats.records_malformed, 0);
+    dispatcher::with_default(&dispatch, || drop(tasks));
+}
+
+#[test]
+fn no_sample_of_perf_is_on_a_wrong_span() {
+    let is_allowed = perf_event::Builder::new()
+        .kind(perf_event::events::Software::CPU_CLOCK)
+        .build()
+        .is_ok();
+    if is_allowed {
+        all_are_right(Source::Perf);
+    }
+}
+
+#[test]
+fn no_sample_of_a_timer_is_on_a_wrong_span() {
+    all_are_right(Source::Timer);
+}

@@ -1,0 +1,157 @@
+//! Threads that sleep again and again, and what profiles say of that.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use cpu_time::ThreadTime;
+use tracing::info_span;
+use tracing_profiling::profile::{Profile, SampleKind};
+
+/// So many sleeps in one segment of a span, with so much work before each and after the last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sleeps {
+    pub(crate) count: u32,
+    pub(crate) sleep: Duration,
+    pub(crate) work: Duration,
+}
+
+const fn sleeps(count: u32, sleep_ms: u64, work_us: u64) -> Sleeps {
+    Sleeps {
+        count,
+        sleep: Duration::from_millis(sleep_ms),
+        work: Duration::from_micros(work_us),
+    }
+}
+
+pub(crate) const ALL: &[Sleeps] = &[
+    sleeps(1, 5, 50),
+    sleeps(1, 300, 3_000),
+    sleeps(2, 120, 50),
+    sleeps(5, 40, 500),
+    sleeps(10, 30, 50),
+    sleeps(10, 15, 1_000),
+    sleeps(20, 5, 3_000),
+    sleeps(25, 12, 3_000),
+    sleeps(40, 5, 50),
+    sleeps(40, 20, 500),
+    sleeps(4, 300, 1_000),
+];
+
+/// A stretch of time, in nanoseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stretch {
+    pub(crate) from_ns: u64,
+    pub(crate) to_ns: u64,
+}
+
+impl Stretch {
+    pub(crate) fn len_ns(self) -> u64 {
+        self.to_ns.saturating_sub(self.from_ns)
+    }
+
+    fn shared_ns(self, other: Self) -> u64 {
+        self.to_ns.min(other.to_ns).saturating_sub(self.from_ns.max(other.from_ns))
+    }
+}
+
+/// By the clock of profiles at first, and then by one that nobody sets.
+struct Unix {
+    start: Instant,
+    start_ns: u64,
+}
+
+impl Unix {
+    fn now() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { start: Instant::now(), start_ns: since.as_nanos() as u64 }
+    }
+
+    fn ns(&self) -> u64 {
+        self.start_ns + self.start.elapsed().as_nanos() as u64
+    }
+}
+
+/// What the thread saw itself.
+#[derive(Debug)]
+pub(crate) struct Slept {
+    /// Of the span `sleeper`, and a little more.
+    pub(crate) span: Stretch,
+    pub(crate) sleeps: Vec<Stretch>,
+}
+
+impl Sleeps {
+    pub(crate) fn sleep(&self) -> Slept {
+        let unix = Unix::now();
+        let mut sleeps = Vec::new();
+        let from_ns = unix.ns();
+        info_span!("sleeper").in_scope(|| {
+            for _ in 0..self.count {
+                work(self.work);
+                let from_ns = unix.ns();
+                std::thread::sleep(self.sleep);
+                sleeps.push(Stretch { from_ns, to_ns: unix.ns() });
+            }
+            work(self.work);
+        });
+        Slept { span: Stretch { from_ns, to_ns: unix.ns() }, sleeps }
+    }
+}
+
+fn work(cpu: Duration) {
+    let start = ThreadTime::now();
+    while start.elapsed() < cpu {
+        std::hint::spin_loop();
+    }
+}
+
+/// A wait in a profile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    pub(crate) when: Stretch,
+    /// It holds shorter ones before it.
+    pub(crate) is_marked: bool,
+}
+
+pub(crate) fn waits(profile: &Profile) -> Vec<Wait> {
+    let is_marked = |stack| {
+        let locations = profile.stack(stack).iter();
+        let lines =
+            locations.filter_map(|id| profile.location(*id)).flat_map(|location| &location.lines);
+        let mut names = lines
+            .filter_map(|line| profile.function(line.function))
+            .map(|function| profile.string(function.name));
+        names.any(|name| name == "[and shorter waits before it]")
+    };
+    let samples = profile.of_kind(SampleKind::OffCpu);
+    let waits = samples.flat_map(|sample| {
+        let is_marked = is_marked(sample.stack);
+        sample.points.iter().map(move |point| Wait {
+            when: Stretch {
+                from_ns: point.time_unix_ns,
+                to_ns: point.time_unix_ns + point.weight_ns,
+            },
+            is_marked,
+        })
+    });
+    waits.collect()
+}
+
+/// What is said of each sleep: how long it was by its thread, and by the waits that lie in it for the most part. Those that
+/// are marked say nothing of each of the sleeps in them, which are left out.
+pub(crate) fn told(slept: &Slept, waits: &[Wait]) -> Vec<(u64, Option<u64>)> {
+    let most_in = |wait: &Wait| {
+        let shared = |sleep: &Stretch| sleep.shared_ns(wait.when);
+        let places = (0..slept.sleeps.len()).filter(|at| shared(&slept.sleeps[*at]) > 0);
+        places.max_by_key(|at| shared(&slept.sleeps[*at]))
+    };
+    let marked: Vec<_> = waits.iter().filter(|wait| wait.is_marked).collect();
+    let mut told: Vec<_> = slept.sleeps.iter().map(|sleep| (sleep.len_ns(), None)).collect();
+    for wait in waits.iter().filter(|wait| !wait.is_marked) {
+        if let Some(at) = most_in(wait) {
+            *told[at].1.get_or_insert(0) += wait.when.len_ns();
+        }
+    }
+    let is_in_marked =
+        |sleep: &Stretch| marked.iter().any(|wait| sleep.shared_ns(wait.when) > sleep.len_ns() / 2);
+    let all = slept.sleeps.iter().zip(told).filter(|(sleep, _)| !is_in_marked(sleep));
+    all.map(|(_, told)| told).collect()
+}

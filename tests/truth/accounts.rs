@@ -1,0 +1,191 @@
+//! On-CPU time of spans on one thread, against the thread's own CPU clock: between what that says inside of the span and
+//! around it, and near the middle of these, whatever the thread did.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use tracing::{Span, info_span};
+use tracing_profiling::Account;
+
+use crate::Sampled;
+use crate::clocks::{Reading, wall_ns};
+use crate::support::{Setup, burn};
+use crate::times::{Known, Log, Segment, judge};
+
+const MS: Duration = Duration::from_millis(1);
+const US: Duration = Duration::from_micros(1);
+/// The median of so many counts.
+const TIMES: usize = 5;
+
+/// A span that knows the clocks around each of its segments and inside.
+struct Measured {
+    span: Option<Span>,
+    log: Log,
+}
+
+impl Measured {
+    fn new(make: fn() -> Span) -> Self {
+        let before = wall_ns();
+        let span = Some(make());
+        let log = Log { made: [before, wall_ns()], segments: Vec::with_capacity(4_096) };
+        Self { span, log }
+    }
+
+    fn enter(&mut self, action: impl FnOnce()) {
+        self.segment(action, false);
+    }
+
+    /// Enters it for the last time.
+    fn close(mut self, action: impl FnOnce()) -> Known {
+        self.segment(action, true);
+        self.log.known()
+    }
+
+    fn segment(&mut self, action: impl FnOnce(), closes: bool) {
+        let before = Reading::wall_first();
+        let entered = self.span.take().unwrap().entered();
+        let begun = Reading::wall_last();
+        action();
+        let ended = Reading::wall_first();
+        self.span = Some(entered.exit()).filter(|_| !closes);
+        let after = Reading::wall_last();
+        self.log.segments.push(Segment { before, begun, ended, after });
+    }
+}
+
+#[inline(never)]
+fn work(rounds: u64) {
+    let mut x = 1_u64;
+    let mut i = 0;
+    while i < rounds {
+        x = black_box((x ^ i) * 3 % 1_000_003);
+        i += 1;
+    }
+}
+
+/// Spins on the processor that this thread is bound to.
+fn beside_a_hog(action: impl FnOnce()) {
+    let allowed = sched_getaffinity(None).unwrap();
+    let first = (0..CpuSet::MAX_CPU).find(|number| allowed.is_set(*number)).unwrap();
+    let mut one = CpuSet::new();
+    one.set(first);
+    let (is_over, has_begun) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        sched_setaffinity(None, &one).unwrap();
+        // It inherits the processor.
+        scope.spawn(|| {
+            has_begun.store(true, Ordering::Relaxed);
+            while !is_over.load(Ordering::Relaxed) {
+                work(10_000);
+            }
+        });
+        while !has_begun.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        action();
+        is_over.store(true, Ordering::Relaxed);
+        sched_setaffinity(None, &allowed).unwrap();
+    });
+}
+
+type Spans = Vec<(&'static str, Known)>;
+
+/// What a thread does in a span, or in two.
+const SHAPES: &[(&str, fn() -> Spans)] = &[
+    ("works", || {
+        vec![("works", Measured::new(|| info_span!("works")).close(|| _ = burn(300 * MS)))]
+    }),
+    ("sleeps", || {
+        let sleep = || (0..1_000).for_each(|_| std::thread::sleep(100 * US));
+        vec![("sleeps", Measured::new(|| info_span!("sleeps")).close(sleep))]
+    }),
+    ("syncs", || {
+        let mut file = tempfile::tempfile().unwrap();
+        let sync = || {
+            for _ in 0..20 {
+                file.write_all(&[7; 20_000]).unwrap();
+                rustix::fs::fsync(file.as_fd()).unwrap();
+            }
+        };
+        vec![("syncs", Measured::new(|| info_span!("syncs")).close(sync))]
+    }),
+    ("shares its CPU", || {
+        let mut spans = Vec::new();
+        beside_a_hog(|| {
+            let span = Measured::new(|| info_span!("shares its CPU"));
+            spans.push(("shares its CPU", span.close(|| _ = burn(60 * MS))));
+        });
+        spans
+    }),
+    ("nested", || {
+        let mut outer = Measured::new(|| info_span!("outer"));
+        let mut inner = None;
+        outer.enter(|| inner = Some(Measured::new(|| info_span!("inner"))));
+        let mut inner = inner.unwrap();
+        for _ in 0..10 {
+            outer.enter(|| {
+                work(500_000);
+                inner.enter(|| {
+                    std::thread::sleep(2 * MS);
+                    work(300_000);
+                });
+                work(100_000);
+            });
+        }
+        let inner = inner.close(|| work(300_000));
+        vec![("inner", inner), ("outer", outer.close(|| std::thread::sleep(5 * MS)))]
+    }),
+    // As a task is polled, beside others.
+    ("polled", || {
+        let mut span = Measured::new(|| info_span!("polled"));
+        for n in 0..2_000_u64 {
+            span.enter(|| work(2_000 + n * 37 % 101 * 100));
+            work(4_000);
+            if n % 100 == 0 {
+                std::thread::sleep(MS);
+            }
+        }
+        vec![("polled", span.close(|| work(2_000)))]
+    }),
+];
+
+pub(crate) fn scenario(sampled: Sampled) {
+    for is_early in [true, false] {
+        let early = Some(Duration::ZERO).filter(|_| is_early);
+        let setup = Setup::of_rules("0ms", |builder| {
+            let builder = sampled.set(builder).rate(200).profiles_per_minute(1_000_000);
+            early.into_iter().fold(builder, |builder, early| builder.arm_after(early))
+        });
+        for (name, play) in SHAPES {
+            let mut errors: HashMap<&str, Vec<f64>> = HashMap::new();
+            let mut bounds = Vec::new();
+            for _ in 0..TIMES {
+                let spans = setup.run(play);
+                let kept = std::mem::take(&mut *setup.kept.lock().unwrap());
+                for (name, known) in spans {
+                    let mut all = kept.iter().flat_map(|kept| &kept.spans);
+                    let span = all.find(|span| span.name() == name).unwrap();
+                    let account: &Account = span.account();
+                    judge(account, &known, &(name, sampled, is_early, account));
+                    let truth_ns = known.on_cpu_ns.middle();
+                    let error = (account.on_cpu_ns as f64 - truth_ns).abs() / truth_ns * 100.0;
+                    errors.entry(name).or_default().push(error);
+                    bounds.push(account.on_cpu_error_ns as f64 / account.wall_ns as f64 * 100.0);
+                }
+            }
+            let most = if *name == "works" { 0.2 } else { 1.0 };
+            println!("{sampled:?}, early {is_early}, {name}: {errors:.3?} %, bounds {bounds:.3?} %");
+            for (name, mut errors) in errors {
+                errors.sort_by(f64::total_cmp);
+                assert!(errors[TIMES / 2] <= most, "{name}: {errors:?} % off");
+            }
+            bounds.sort_by(f64::total_cmp);
+            assert!(bounds[bounds.len() / 2] <= 1.0, "{name}: bounds of {bounds:?} % of wall");
+        }
+    }
+}
