@@ -186,6 +186,9 @@ counters! {
     /// much to do; see
     /// [`Builder::shed_above_cpu`](crate::Builder::shed_above_cpu).
     threads_shed,
+    /// Times that a thread in an old span was not sampled at once because many had just begun to be: to begin takes 2 % of
+    /// a core at most, after a first 50 ms.
+    threads_put_off,
     /// Samples whose stack was given up because too many spans waited for their verdict. The profile of
     /// their root shows them as one frame that says so.
     samples_dropped_spans_full,

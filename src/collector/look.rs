@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::run::Collector;
 use super::sampled::{LookAtAge, Sampled};
-use super::waits::{IDLE_LOOK, LOOK, Looker, Seen, YOUNG_LOOK, next_look};
-use crate::sampler::Spent;
+use super::waits::{IDLE_LOOK, LOOK, Looker, Seen, next_look};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -37,7 +36,7 @@ impl Collector {
 
     /// Looks at threads in profiled spans: whether the spans are old by now, and whether the threads wait.
     pub(super) fn look_at_threads(&mut self) {
-        self.looked = Instant::now();
+        let before = std::mem::replace(&mut self.looked, Instant::now());
         self.look_at_load(self.looked);
         let clock = self.engine.spans.clock();
         let now = clock.now();
@@ -47,7 +46,7 @@ impl Collector {
         let may_arm = !sheds && self.arming.has_some(now_ns);
         let start = sys::thread_cpu_ns();
         let mut has_armed = false;
-        let mut spent = Spent::default();
+        let mut spent = std::mem::take(&mut self.unspent);
         self.sampled.iter_mut().for_each(|sampled| spent.add(sampled.spend(self.looked)));
         let mut look = LookAtAge {
             at: self.looked,
@@ -60,7 +59,11 @@ impl Collector {
             source: &self.source,
         };
         let mut changing = 0;
-        for sampled in &mut self.sampled {
+        // Not always the same first: there may not be time for all.
+        let first = self.first_look.checked_rem(self.sampled.len()).unwrap_or(0);
+        self.first_look = self.first_look.wrapping_add(7);
+        let (later, sooner) = self.sampled.split_at_mut(first);
+        for sampled in sooner.iter_mut().chain(later) {
             // Meanwhile the rings of others fill.
             look.may_arm = may_arm && self.looked.elapsed() < MOST_ARMING;
             look.may_change = look.may_arm && changing < MOST_CHANGING;
@@ -68,8 +71,11 @@ impl Collector {
             self.can_close |= sampled.look_at_age(&look);
             has_armed |= was_unarmed && !sampled.is_unarmed();
             changing += usize::from(sampled.changes_rate());
-            if sampled.note_shed(sheds) {
-                Counters::add(&self.engine.counters.threads_shed, 1);
+            if sampled.note_left_out(!look.may_arm) {
+                let counters = &self.engine.counters;
+                let counter =
+                    if sheds { &counters.threads_shed } else { &counters.threads_put_off };
+                Counters::add(counter, 1);
             }
             if sampled.is_unarmed() {
                 let left = sampled.recording.old_at().saturating_sub(now);
@@ -86,15 +92,14 @@ impl Collector {
         }
         let threads = u32::try_from(self.sampled.len()).unwrap_or(u32::MAX);
         let soonest_old = SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(LOOK);
-        // Not always the same first: there may not be time for all.
-        let first = self.first_look.checked_rem(self.sampled.len()).unwrap_or(0);
-        self.first_look = self.first_look.wrapping_add(7);
+        let least_age = self.engine.callsites.least_age();
+        let young_look = Duration::from_nanos(clock.ns(least_age)).clamp(LOOK, IDLE_LOOK);
         let (next, is_in_span) = self.with_looker(now_ns, |looker, threads| {
-            let (later, first) = threads.split_at_mut(first);
+            let (later, sooner) = threads.split_at_mut(first);
             let (mut soonest, mut is_in_span) = (None, false);
-            for sampled in first.iter_mut().chain(later) {
+            for sampled in sooner.iter_mut().chain(later) {
                 let seen = sampled.look(looker);
-                let soonest_look = if sampled.is_young() { YOUNG_LOOK } else { LOOK };
+                let soonest_look = if sampled.is_young() { young_look } else { LOOK };
                 let unchanged_ns = match seen {
                     Seen::OutsideSpans => looker.since_hook_ns(&sampled.recording),
                     Seen::Busy => 0,
@@ -112,10 +117,9 @@ impl Collector {
         self.is_in_span = is_in_span;
         let longest = self.limits.pace.longest_look;
         self.look_interval = next.min(until_old.max(soonest_old)).min(longest);
-        // Who enters a span that is old long before then wakes us.
-        let late = self.look_interval.saturating_sub(LOOK);
-        let look_by = if late.is_zero() { 0 } else { now + self.engine.spans.clock().ticks(late) };
-        self.engine.spans.set_look_by(look_by);
+        // Who enters a span that is old wakes us then; but not again at once, if we have just looked.
+        let is_late = self.look_interval() > LOOK && self.looked.duration_since(before) >= LOOK;
+        self.engine.spans.set_looks_late(is_late && may_arm);
         if let Some(took) = passed(armed, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
         }

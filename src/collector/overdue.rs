@@ -262,7 +262,7 @@ impl Collector {
             // If several threads are inside, the first one is taken for the one that entered it.
             let of_clock = sampled.cpu_times.since(since_ns);
             let last_cpu_ns = sampled.cpu_times.0.back().map_or(0, |(_, cpu_ns)| *cpu_ns);
-            let of_sampling_ns = sampled.arming.sampled_ns(last_cpu_ns);
+            let of_sampling_ns = sampled.sampled_ns(last_cpu_ns);
             let is_first = parts == (0, 0) && entered_ns.is_some();
             let cut_ns = match cuts.get(&number) {
                 Some(cut_ns) => Some(*cut_ns),

@@ -23,7 +23,7 @@ use super::stack::Stack;
 use super::waits::{Captures, LOOK};
 use crate::keep::{Epoch, Taken};
 use crate::otel::EndedSpan;
-use crate::sampler::{Allowance, Sampler};
+use crate::sampler::{Allowance, Sampler, Spent};
 use crate::span::{Arming, Notice, Recording, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
@@ -66,6 +66,8 @@ pub(super) struct Collector {
     pub(super) arming: Share,
     /// Of samples and of context switches, of all threads together.
     pub(super) allowance: Allowance,
+    /// What threads had that have ended since it was last asked.
+    pub(super) unspent: Spent,
     /// What threads were armed with, and may still look at.
     closed_armings: Vec<Arc<Arming>>,
     /// Whether there is one of which the next round can let go.
@@ -146,6 +148,7 @@ impl Collector {
             captures: Captures::new(),
             arming: limits.pace.arming,
             allowance: Allowance::of_all(processors(), Instant::now()),
+            unspent: Spent::default(),
             closed_armings: Vec::new(),
             can_close: false,
             first_look: 0,
@@ -182,7 +185,6 @@ impl Collector {
         self.take_in(new);
         for sampled in &mut self.sampled {
             sampled.recording.end();
-            sampled.retire_unheard(&self.source, true);
             self.source.give_back(&sampled.recording, &sampled.recording.last());
         }
         let why = match (panicked, is_broken) {
@@ -435,8 +437,9 @@ impl Collector {
         self.sampled.retain_mut(|sampled| {
             let is_over = over.next().unwrap_or(false);
             entered.extend(sampled.drain(&mut drain));
-            sampled.retire_unheard(&self.source, is_over);
+            sampled.forget_heard();
             if is_over {
+                self.unspent.add(sampled.unspent());
                 let last = sampled.recording.last();
                 self.source.give_back(&sampled.recording, &last);
                 self.closed_armings.push(last);

@@ -9,7 +9,7 @@ use super::overdue::CpuTimes;
 use super::waits::{Looker, Seen, Watch};
 use crate::sampler::{Allowance, Level, Sampler, Spent, stretched, switched_out, switches_between};
 use crate::span::{ArmThreads as _, Arming, Mark, Rate, Recording};
-use crate::sys::Ring;
+use crate::sys::{self, Ring};
 
 /// A thread that is sampled.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(super) struct Sampled {
     /// It is not sampled any more, and its arming ends when all of it is read.
     closing: Option<Closing>,
     paused: Option<Instant>,
-    is_shed: bool,
+    is_left_out: bool,
     /// It is sampled by a timer although perf could, because it is switched so often.
     pub(super) has_timer_for_switches: bool,
     /// A timer cannot sample it: it was refused, or the thread is on other stacks than its own.
@@ -60,7 +60,7 @@ pub(super) struct Sampled {
     pub(super) counted_from: u64,
 }
 
-/// An arming that is read to its end, and that the hooks of its thread may still ask for its samples.
+/// An arming that is read to its end, and of whose end the hooks of its thread have not heard.
 #[derive(Debug)]
 struct Unheard {
     arming: Arc<Arming>,
@@ -127,15 +127,15 @@ impl Pace {
     pub(crate) const FASTEST: Self = Self {
         hold: Duration::ZERO,
         own_hold: Duration::MAX,
-        arming: Share::new(100, u64::MAX),
+        arming: Share::new(100, i64::MAX),
         longest_look: Duration::from_micros(100),
     };
 }
 
 /// For how long a thread that is to have another rate may have no samples until it can be armed anew.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-/// How many armings a thread may not have heard of that are over: their rings take memory.
-const MOST_UNHEARD: usize = 3;
+/// How many armings a thread may not have heard of that are over.
+const MOST_UNHEARD: usize = 16;
 /// When it is tried again to arm a thread that could not be: others may have given back what they took.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -165,7 +165,7 @@ impl Sampled {
             own_hold,
             closing: None,
             paused: None,
-            is_shed: false,
+            is_left_out: false,
             has_timer_for_switches: false,
             needs_perf: false,
             is_armed_anew: false,
@@ -268,10 +268,12 @@ impl Sampled {
         self.closing == Some(Closing::OtherRate)
     }
 
-    /// Whether it is in an old span now as it was not at the last look, and is not sampled only because nobody is.
-    pub(super) fn note_shed(&mut self, sheds: bool) -> bool {
-        let is_shed = sheds && self.is_old && self.is_unarmed() && !self.recording.is_refused();
-        !std::mem::replace(&mut self.is_shed, is_shed) && is_shed
+    /// Whether it is in an old span now as it was not at the last look, and is not sampled only because nobody is to be
+    /// armed.
+    pub(super) fn note_left_out(&mut self, may_not_be_armed: bool) -> bool {
+        let could_be = self.is_old && self.is_unarmed() && !self.recording.is_refused();
+        let is_left_out = may_not_be_armed && could_be;
+        !std::mem::replace(&mut self.is_left_out, is_left_out) && is_left_out
     }
 
     /// Takes what it has had since the last look from its allowance, and returns that.
@@ -282,7 +284,16 @@ impl Sampled {
         self.switched = until;
         let spent = Spent::new(samples, switches, self.arming.period_ns());
         self.level = self.allowance.spend(spent, at);
-        spent
+        // Of one that has used up its own no less can be had, but by timers.
+        match self.level < Level::Last {
+            true => spent,
+            false => spent.switches_alone(),
+        }
+    }
+
+    /// What it has had that was not asked for.
+    pub(super) fn unspent(&mut self) -> Spent {
+        Spent::new(std::mem::take(&mut self.unspent), 0, self.arming.period_ns())
     }
 
     /// How the thread is to be sampled by what it, and all, have had.
@@ -299,7 +310,7 @@ impl Sampled {
         self.closing = Some(why);
         if self.can_close() {
             self.paused = Some(Instant::now());
-            self.arming.pause();
+            self.arming.pause(sys::cpu_ns_of(self.recording.tid).unwrap_or(0));
         } else {
             self.closing = None;
         }
@@ -347,32 +358,32 @@ impl Sampled {
             return None;
         }
         let has_heard = self.has_heard();
-        let (from, samples) = (self.arming.from(), self.samples_uncounted());
+        // In this order: a hook that counts them meanwhile moves on from there.
+        let from = self.arming.from();
+        let samples = self.samples_uncounted();
         let none = self.recording.follow(|_| Some(Arming::none()))?;
         self.is_armed_anew = self.closing.take() == Some(Closing::OtherRate);
         if self.is_armed_anew {
             self.watch.begin_by_clock(&self.recording, now_ns);
         }
         let closed = self.begin(none);
-        source.end_arming(&closed);
+        source.retire(&closed, from, samples);
         if has_heard {
-            source.retire(&closed);
             return Some(closed);
         }
         self.unheard.push(Unheard { arming: closed, samples, from });
         None
     }
 
-    /// Gives back armings of which the thread has heard meanwhile, or all.
-    pub(super) fn retire_unheard(&mut self, source: &Sampler, all: bool) {
-        self.unheard.retain_mut(|unheard| {
-            // Nobody else has it.
-            let is_heard = all || Arc::get_mut(&mut unheard.arming).is_some();
-            if is_heard {
-                source.retire(&unheard.arming);
-            }
-            !is_heard
-        });
+    /// Forgets armings of whose end the thread has heard meanwhile: nobody else has them.
+    pub(super) fn forget_heard(&mut self) {
+        self.unheard.retain(|unheard| Arc::strong_count(&unheard.arming) > 1);
+    }
+
+    /// For how long it ran and was sampled by what its hooks have not heard the end of, now that its CPU clock says that.
+    pub(super) fn sampled_ns(&self, cpu_ns: u64) -> u64 {
+        let before = self.unheard.iter().map(|unheard| unheard.arming.all_sampled_ns());
+        before.sum::<u64>() + self.arming.sampled_ns(cpu_ns)
     }
 
     /// If the thread waits, takes what it has waited so far for a wait of its own. Returns how long that

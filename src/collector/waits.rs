@@ -25,10 +25,6 @@ pub(super) const IDLE_LOOK: Duration = Duration::from_millis(20);
 /// How often while all that are in one are known to wait.
 const WAITING_LOOK: Duration = Duration::from_millis(50);
 
-/// How often at least while those that are in one are in young ones: when one grows old is known, or is seen by the
-/// thread that enters it, who wakes us.
-pub(super) const YOUNG_LOOK: Duration = Duration::from_millis(20);
-
 /// How soon to look again at threads of which nothing has changed for so long: the longer that is, the
 /// later, and sooner in any case than a quarter of it, but not sooner than `soonest`.
 pub(super) fn next_look(seen: Seen, unchanged_ns: u64, soonest: Duration) -> Duration {
@@ -42,7 +38,7 @@ pub(super) fn next_look(seen: Seen, unchanged_ns: u64, soonest: Duration) -> Dur
 
 /// What the stacks of waits may take: 64 at once, as when many threads wait for one lock, of some 50 µs each, and then
 /// 2 % of a core.
-const CAPTURES: Share = Share::new(2, 64 * A_CAPTURE_NS);
+const CAPTURES: Share = Share::new(2, 64 * A_CAPTURE_NS as i64);
 /// Where nobody says how long it took.
 const A_CAPTURE_NS: u64 = 50_000;
 

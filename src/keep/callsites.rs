@@ -33,6 +33,8 @@ pub(crate) struct Callsites {
     plans: Plans,
     /// After which an open span may have to be kept, of all plans that there are.
     least_limit_ns: AtomicU64,
+    /// Of those that are not sampled from the enter, in ticks.
+    least_age: AtomicU64,
     /// There are plans of rules that were replaced a while ago.
     has_old: AtomicBool,
     known: Mutex<Known>,
@@ -143,6 +145,7 @@ impl Callsites {
             generation: AtomicU32::new(0),
             plans: Plans::default(),
             least_limit_ns: AtomicU64::new(u64::MAX),
+            least_age: AtomicU64::new(u64::MAX),
             has_old: AtomicBool::new(false),
             known: Mutex::new(Known {
                 rules,
@@ -200,6 +203,11 @@ impl Callsites {
     /// What a plan's number stands for.
     pub(crate) fn get(&self, number: u32) -> Option<Arc<Callsite>> {
         self.plans.get(number)
+    }
+
+    /// How soon a span may be old, in ticks, if it is not from the enter.
+    pub(crate) fn least_age(&self) -> u64 {
+        self.least_age.load(Ordering::Relaxed)
     }
 
     /// After how long an open span may have to be kept; `None` if none asks.
@@ -265,6 +273,7 @@ impl Callsites {
         known.sketches.shrink_to_fit();
         self.plans.remove(gone);
         self.least_limit_ns.store(self.plans.least_limit_ns(), Ordering::Relaxed);
+        self.least_age.store(self.plans.least_age(), Ordering::Relaxed);
         self.has_old.store(has_old, Ordering::Relaxed);
     }
 
@@ -399,6 +408,9 @@ impl Callsites {
         let (hung_ns, open_ns) = (keep.hung_limit().map(ns), keep.open_limit().map(ns));
         for limit_ns in [hung_ns, open_ns].into_iter().flatten() {
             self.least_limit_ns.fetch_min(limit_ns, Ordering::Relaxed);
+        }
+        if plan.arm_after > 0 && !keep.is_never() {
+            self.least_age.fetch_min(plan.arm_after, Ordering::Relaxed);
         }
         let count = AtomicU32::new(0);
         Callsite { metadata, keep, rule, plan, hung_ns, open_ns, fields, sketch, count }

@@ -86,6 +86,14 @@ impl Plans {
         self.0.read().len()
     }
 
+    /// The least age at which spans are sampled, in ticks, but those that are from the enter.
+    pub(super) fn least_age(&self) -> u64 {
+        let plans = self.0.read();
+        let profiled = plans.values().filter(|callsite| !callsite.keep.is_never());
+        let ages = profiled.map(|callsite| callsite.plan.arm_after).filter(|age| *age > 0);
+        ages.min().unwrap_or(u64::MAX)
+    }
+
     /// The least time limit of all.
     pub(super) fn least_limit_ns(&self) -> u64 {
         let plans = self.0.read();

@@ -85,6 +85,11 @@ impl Spent {
         Self { samples: samples as f64 + switches as f64 * of_a_switch, switches }
     }
 
+    /// What is dear whatever the rate is.
+    pub(crate) fn switches_alone(self) -> Self {
+        Self { samples: 0.0, ..self }
+    }
+
     pub(crate) fn add(&mut self, other: Self) {
         self.samples += other.samples;
         self.switches += other.switches;

@@ -272,32 +272,25 @@ impl Sampler {
 
     /// A recording is over, and what it was armed with last is read: another thread may have the place.
     pub(crate) fn give_back(&self, recording: &Recording, arming: &Arming) {
-        self.end_arming(arming);
-        self.retire(arming);
+        self.retire(arming, arming.from(), 0);
         if recording.note_refused(false) {
             self.0.counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// What a thread was armed with is read, and does not sample it any more.
-    pub(crate) fn end_arming(&self, arming: &Arming) {
+    /// What a thread was armed with is read, does not sample it any more, and is given back. So many samples of the
+    /// stretch that is open from `from` on its hooks have not counted.
+    pub(crate) fn retire(&self, arming: &Arming, from: u64, samples: u64) {
         if arming.ring.is_none() {
             return;
         }
+        arming.retire(from, samples);
         let counters = &self.0.counters;
         counters.threads_sampled.fetch_sub(1, Ordering::Relaxed);
-        if !arming.has_switch_records() {
-            counters.threads_sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Gives back what such an arming takes.
-    pub(crate) fn retire(&self, arming: &Arming) {
-        if arming.ring.is_some() {
-            arming.retire();
-        }
         if arming.has_switch_records() {
             self.0.perf.iter().for_each(Perf::give_files);
+        } else {
+            counters.threads_sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

@@ -37,9 +37,20 @@ pub(crate) struct Arming {
     pub(crate) switches: Option<Arc<Ring>>,
     /// Where the hardware counts.
     pub(crate) hardware: Mutex<Option<HardwareCounters>>,
-    /// What the thread's CPU clock said when it began.
+    /// What the thread's CPU clock said when it began, or went on after a pause; `u64::MAX` during one.
     since_cpu_ns: AtomicU64,
+    /// For how long the thread ran before that and was sampled.
+    sampled_before_ns: AtomicU64,
+    /// Set when it is read to its end.
+    rest: OnceLock<Rest>,
     next: OnceLock<Arc<Self>>,
+}
+
+/// What a thread may still have to hear of an arming that is read to its end.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    from: u64,
+    samples: u64,
 }
 
 /// Marks beside those of a full ring: a round of the collector gives the ring back bit by bit, and
@@ -81,6 +92,8 @@ impl Arming {
             switches: None,
             hardware: Mutex::new(None),
             since_cpu_ns: AtomicU64::new(0),
+            sampled_before_ns: AtomicU64::new(0),
+            rest: OnceLock::new(),
             next: OnceLock::new(),
         }
     }
@@ -92,8 +105,14 @@ impl Arming {
 
     /// For how long the thread ran and was sampled, now that its CPU clock says that.
     pub(crate) fn sampled_ns(&self, cpu_ns: u64) -> u64 {
-        let since_ns = self.since_cpu_ns.load(Ordering::Relaxed);
-        self.ring.as_ref().map_or(0, |_| cpu_ns.saturating_sub(since_ns))
+        let since_ns = self.since_cpu_ns.load(Ordering::Acquire);
+        let before_ns = self.sampled_before_ns.load(Ordering::Relaxed);
+        self.ring.as_ref().map_or(0, |_| before_ns + cpu_ns.saturating_sub(since_ns))
+    }
+
+    /// The same of one that is paused for good.
+    pub(crate) fn all_sampled_ns(&self) -> u64 {
+        self.sampled_ns(0)
     }
 
     /// The scheduler's doings are recorded there.
@@ -106,10 +125,13 @@ impl Arming {
         self.rings().try_for_each(Ring::start)
     }
 
-    /// Samples no more, until it is started again; what there is stays to be read.
-    pub(crate) fn pause(&self) {
-        self.note_since(u64::MAX);
+    /// Samples no more, now that the thread's CPU clock says that, until it is started again; what there is stays to be
+    /// read.
+    pub(crate) fn pause(&self, cpu_ns: u64) {
         self.rings().for_each(Ring::pause);
+        // In between it is too short, and never too long.
+        let since_ns = self.since_cpu_ns.swap(u64::MAX, Ordering::AcqRel);
+        self.sampled_before_ns.fetch_add(cpu_ns.saturating_sub(since_ns), Ordering::Relaxed);
     }
 
     /// Whether the thread has seen all samples that there are.
@@ -121,8 +143,11 @@ impl Arming {
         self.switches.iter().chain(&self.ring).map(Arc::as_ref)
     }
 
-    /// Gives back all that this takes, once it is read and its thread is not sampled by it any more.
-    pub(crate) fn retire(&self) {
+    /// Gives back all that this takes but the position that hooks see, once it is read and its thread is not sampled by it
+    /// any more. From `from` on there were so many samples.
+    pub(crate) fn retire(&self, from: u64, samples: u64) {
+        // Before what they are counted in is gone.
+        _ = self.rest.set(Rest { from, samples });
         self.rings().for_each(Ring::retire);
         // Closed without the lock, which hooks take.
         let hardware = self.hardware.lock().take();
@@ -166,6 +191,12 @@ impl Arming {
         // After the mark: a stretch is in the queue before it is not open any more.
         self.from.store(to, Ordering::Release);
         stored
+    }
+
+    /// How many samples there were in the open stretch, if it is known that there will be no more.
+    pub(super) fn samples_left(&self) -> Option<u64> {
+        let rest = self.rest.get()?;
+        Some(if rest.from == self.from() { rest.samples } else { 0 })
     }
 
     /// Whether a stretch that ends now is not lost. For the thread itself, which alone adds some.

@@ -264,6 +264,10 @@ pub(super) struct ThreadState {
     /// When the CPU clock was last read.
     pub(super) settled: u64,
     pub(super) cpu_ns: u64,
+    /// For how long its arming had sampled it by then.
+    pub(super) sampled_ns: u64,
+    /// For how long those before it have since.
+    pub(super) sampled_ended_ns: u64,
     pub(super) usage: Usage,
     pub(super) usage_read: u64,
     pub(super) unresolved: Unresolved,
@@ -295,6 +299,8 @@ impl ThreadState {
             deadline: 0,
             settled: 0,
             cpu_ns: 0,
+            sampled_ns: 0,
+            sampled_ended_ns: 0,
             usage: Usage::NONE,
             usage_read: 0,
             unresolved: Unresolved::NONE,

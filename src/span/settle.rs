@@ -55,6 +55,7 @@ impl Spans {
         state.recording = recording;
         state.source = Some(source);
         self.take_up(state, arming, 0);
+        state.sampled_ended_ns = 0;
         state.is_new = true;
         let Some(source) = &mut state.source else { return };
         state.usage = source.usage(state.arming.as_deref());
@@ -85,6 +86,8 @@ impl Spans {
     }
 
     fn take_up(&self, state: &mut ThreadState, arming: Option<Arc<Arming>>, turn: u32) {
+        let ended_ns = state.arming.as_ref().map_or(0, |ended| ended.all_sampled_ns());
+        state.sampled_ended_ns += ended_ns.saturating_sub(std::mem::take(&mut state.sampled_ns));
         state.samples = arming.as_ref().map_or(Position::fixed(), |arming| arming.samples());
         state.from = 0;
         state.is_armed = arming.as_ref().is_some_and(|arming| arming.ring.is_some());
@@ -115,15 +118,18 @@ impl Spans {
     fn settle_arming(&self, state: &mut ThreadState, now: u64) {
         let Some(arming) = &state.arming else { return };
         let head = state.samples.load();
-        // Less: the ring was retired under us because everything ends.
-        let Some(moved) = head.checked_sub(state.from).filter(|moved| *moved > 0) else {
+        let moved = head.saturating_sub(state.from);
+        if moved == 0 {
             return;
-        };
+        }
         // Losses are recorded in the ring too, in much less than a sample takes.
         let by_size = (moved / arming.sample_size()).max(u64::from(moved >= LEAST_SAMPLE));
-        let counted =
-            state.source.as_ref().and_then(|source| source.count_samples(arming, state.from, head));
-        let samples = counted.unwrap_or(by_size);
+        let counted = || {
+            state.source.as_ref().and_then(|source| source.count_samples(arming, state.from, head))
+        };
+        // Asked again: what they are counted in may have been given back meanwhile.
+        let counted = arming.samples_left().or_else(counted);
+        let samples = arming.samples_left().or(counted).unwrap_or(by_size);
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         let top = state.top().and_then(|top| RegistryId::new(top.id));
         // Before they are counted: a span is not to have an id for samples that will not be its own.
@@ -221,8 +227,11 @@ impl Spans {
         // The same moment, as well as it can be.
         let now = self.clock.now();
         let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));
-        let sampled_ns =
-            state.arming.as_ref().map_or(0, |arming| arming.sampled_ns(cpu_ns)).min(ran_ns);
+        let all_ns = state.arming.as_ref().map_or(0, |arming| arming.sampled_ns(cpu_ns));
+        let all_ns = all_ns.max(state.sampled_ns);
+        let before_ns = std::mem::replace(&mut state.sampled_ns, all_ns);
+        let ended_ns = std::mem::take(&mut state.sampled_ended_ns);
+        let sampled_ns = (ended_ns + all_ns - before_ns).min(ran_ns);
         if let Some(recording) = &state.recording {
             recording.note_settled(self.clock.raw_ns(now), cpu_ns);
         }

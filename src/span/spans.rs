@@ -34,7 +34,7 @@ pub(crate) struct Spans {
     pub(super) next_key: AtomicU64,
     pub(super) source: Box<dyn ArmThreads>,
     /// Who enters a span that is old before that is to wake the collector, in ticks; 0 if it looks soon anyhow.
-    look_by: AtomicU64,
+    looks_late: AtomicBool,
     pub(super) counters: Arc<Counters>,
     /// Tells threads that the layer lives.
     pub(super) life: Arc<()>,
@@ -98,7 +98,7 @@ impl Spans {
             notice_lost: AtomicBool::new(false),
             next_key: AtomicU64::new(1),
             source,
-            look_by: AtomicU64::new(0),
+            looks_late: AtomicBool::new(false),
             counters,
             cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
             cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
@@ -118,17 +118,16 @@ impl Spans {
         seen.before + threads.sum::<u64>()
     }
 
-    /// The collector means to look at threads so late that a span which is old before then, in ticks, would not be
-    /// seen in time.
-    pub(crate) fn set_look_by(&self, look_by: u64) {
-        self.look_by.store(look_by, Ordering::Relaxed);
+    /// Whether a thread that enters an old span is to wake the collector, which means to look much later.
+    pub(crate) fn set_looks_late(&self, looks_late: bool) {
+        self.looks_late.store(looks_late, Ordering::Relaxed);
     }
 
-    /// A span that this thread enters is old before then.
+    /// This thread is in an old span, and not sampled.
     #[cold]
     #[inline(never)]
     fn look_sooner(&self, state: &ThreadState) {
-        if self.look_by.swap(0, Ordering::Relaxed) != 0 {
+        if self.looks_late.load(Ordering::Relaxed) && self.looks_late.swap(false, Ordering::Relaxed) {
             state.source.iter().for_each(|source| source.wake_collector());
         }
     }
@@ -321,11 +320,10 @@ impl Spans {
             flags |= APART;
             old_at = self.old_at_apart(&state, slot, now, old_at);
         }
+        let mut is_unsampled = false;
         if old_at <= now && !state.is_armed {
             now = self.enter_old(&mut state, slot, is_apart, now);
-        }
-        if old_at < self.look_by.load(Ordering::Relaxed) {
-            self.look_sooner(&state);
+            is_unsampled = !state.is_armed;
         }
         state.push(id, slot, flags, now, old_at);
         if slot.enter(now, state.thread) {
@@ -334,6 +332,10 @@ impl Spans {
             slot.set(SUSPECT);
         }
         state.end_hook(now);
+        // After everybody can see it.
+        if is_unsampled {
+            self.look_sooner(&state);
+        }
         put(state);
     }
 
@@ -399,8 +401,10 @@ impl Spans {
         must_settle: bool,
     ) {
         let reads_cpu = state.top().is_some_and(|top| top.has(READS_CPU));
+        // As at its enter: what comes until the next reading may be a long wait.
+        let is_pair = reads_cpu && state.top().is_some_and(|top| top.entered == state.settled);
         let reads_cpu = slot.flags() & JUDGES_CPU | if reads_cpu { AGED } else { 0 };
-        let is_due = now >= state.deadline || self.must_read_cpu(state, reads_cpu, now);
+        let is_due = is_pair || now >= state.deadline || self.must_read_cpu(state, reads_cpu, now);
         // Those around it are told of its time once and for all.
         let is_due = is_due || state.top().is_some_and(|top| top.has(APART) && top.old_at <= now);
         if must_settle || is_due || !state.unresolved.has_room(id, slot.raw_key()) {

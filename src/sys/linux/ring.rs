@@ -326,7 +326,7 @@ impl Ring {
     }
 
     /// Closes the event and gives the ring's memory back, for good. Its thread may go on reading
-    /// positions: it sees 0.
+    /// positions: it sees the last one.
     pub(crate) fn retire(&self) {
         if self.process != process_id() {
             return;
@@ -334,8 +334,6 @@ impl Ring {
         if !self.is_of_kernel {
             self.stop_timer();
             self.empty();
-            #[cfg(test)]
-            self.retire_scripted();
             return;
         }
         let Some(RingWriter::Event(event)) = self.writer.lock().take() else { return };
@@ -356,6 +354,9 @@ impl Ring {
         };
         // If it is refused the ring just stays, and nothing is written to it any more.
         let Ok(zeros) = zeros else { return };
+        let page = zeros.cast::<perf_event_mmap_page>();
+        // SAFETY: a field of the mapping just made, of which nobody else knows, and which is longer.
+        unsafe { (&raw mut (*page).data_head).write(self.position()) };
         // SAFETY: the first range is the mapping just made, the second is our own until `drop`.
         // The kernel changes them while no thread of ours can fault, so one that reads meanwhile
         // finds either the ring or zeros.

@@ -53,17 +53,6 @@ impl Ring {
         sink.position.fetch_add(sink.step, Ordering::Release);
     }
 
-    /// If it is one of these, what is left of a ring of the kernel's that was [retired](Self::retire): zeros.
-    pub(super) fn retire_scripted(&self) {
-        if self.scripted_sink().period_ns != 0 {
-            return;
-        }
-        self.scripted_sink().position.store(0, Ordering::Release);
-        self.release_to(0);
-        // SAFETY: mapped as long as the ring, and only ever accessed atomically.
-        unsafe { self.head_word().as_ref() }.store(0, Ordering::Release);
-    }
-
     fn scripted_sink(&self) -> &Sink {
         // SAFETY: written when the ring was made, and only atomics in it change.
         unsafe { self.sink().as_ref() }
