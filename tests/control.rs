@@ -218,6 +218,10 @@ fn a_thread_that_has_many_samples_is_sampled_less_often() {
             // Others are lost if the ring is full, and counted.
             let is_whole = setup.handle.stats().samples_dropped_ring_full == 0;
             assert!(is_about || !is_whole, "{weight_ns}: {often}, {seldom}, {account:?}");
+            // Nor is anything of it called unsampled that was sampled at another rate. It begins in a hook.
+            let unsampled_ns = account.on_cpu_ns.saturating_sub(account.sampled_ns);
+            assert!(unsampled_ns < account.on_cpu_ns / 10, "{account:?}");
+            assert!(account.sampled_ns <= account.on_cpu_ns + account.on_cpu_error_ns);
             seldom > 50
         })
     };

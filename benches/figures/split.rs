@@ -126,6 +126,14 @@ fn off_cpu_error(accounts: &[(Account, Known)]) -> f64 {
     median(&errors)
 }
 
+/// How much they say that they may be off by, in percent of wall time.
+fn bound(accounts: &[(Account, Known)]) -> f64 {
+    let of_wall = |(account, _): &(Account, Known)| {
+        account.on_cpu_error_ns as f64 / account.wall_ns as f64 * 100.0
+    };
+    median(&accounts.iter().map(of_wall).collect::<Vec<_>>())
+}
+
 /// Accounts that were off by more than they said.
 fn broken(accounts: &[(Account, Known)]) -> usize {
     let is_broken = |(account, known): &&(Account, Known)| {
@@ -202,6 +210,7 @@ pub(crate) fn run() {
         let switching = accounts(source, SLEEPERS, switching);
         figure(&format!("{name}.on_cpu_error"), on_cpu_error(&busy), "%");
         figure(&format!("{name}.on_cpu_error_mixed"), on_cpu_error(&mixed), "%");
+        figure(&format!("{name}.bound_mixed"), bound(&mixed), "%");
         figure(&format!("{name}.off_cpu_error"), off_cpu_error(&mixed), "ms");
         of_switching = of_switching.max(on_cpu_error(&switching));
         all_broken += broken(&busy) + broken(&mixed) + broken(&switching);

@@ -4,7 +4,7 @@
 #![cfg(not(tracing_profiling_unsupported))]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -25,6 +25,10 @@ struct Script {
     /// For so long the thread did not run.
     off_ns: Arc<AtomicU64>,
     recordings: Arc<Mutex<Vec<Arc<Recording>>>>,
+    /// Nobody can be sampled.
+    refuses: Arc<AtomicBool>,
+    /// How often the collector was woken, and how old the thread's spans were then, as it sees them.
+    wakes: Arc<Mutex<Vec<u64>>>,
 }
 
 impl ArmThreads for Script {
@@ -37,6 +41,9 @@ impl ArmThreads for Script {
     }
 
     fn arm(&self, recording: &Recording) {
+        if self.refuses.load(Ordering::Relaxed) {
+            return;
+        }
         let ring = Arc::new(Ring::scripted(4096, SAMPLE).unwrap());
         self.rings.lock().push(Arc::clone(&ring));
         recording.follow(|_| Some(Arming::new(ring, BASE_PERIOD, SAMPLE, 4096)));
@@ -52,6 +59,11 @@ impl ThreadSource for Script {
         // A page fault a sample.
         let minor_faults = self.samples.load(Ordering::Relaxed) / SAMPLE;
         Usage { minor_faults, ..Usage::default() }
+    }
+
+    fn wake_collector(&self) {
+        let recordings = self.recordings.lock();
+        self.wakes.lock().extend(recordings.last().map(|recording| recording.old_at()));
     }
 }
 
@@ -87,6 +99,16 @@ impl Scene {
         self.next += 1;
         let plan = Plan { number: 7, flags, suspect_after: 0, arm_after: 0, long_after: u64::MAX };
         self.spans.open(id, &plan, 0, parent, ancestry);
+        id
+    }
+
+    /// Opens a span that is sampled when it has been entered for so long.
+    fn open_young(&mut self, arm_after: u64) -> RegistryId {
+        let id = id(self.next);
+        self.next += 1;
+        let plan =
+            Plan { number: 7, flags: 0, suspect_after: 0, arm_after, long_after: u64::MAX };
+        self.spans.open(id, &plan, 0, GivenParent::Contextual, &|_, _| {});
         id
     }
 
@@ -523,4 +545,38 @@ fn an_ignored_thread_leaves_nothing() {
             assert!(scene.script.recordings.lock().is_empty());
         });
     });
+}
+
+#[test]
+fn who_enters_an_old_span_unsampled_wakes_a_collector_that_looks_late() {
+    let mut scene = Scene::new();
+    scene.script.refuses.store(true, Ordering::Relaxed);
+    let wakes = Arc::clone(&scene.script.wakes);
+    let span = scene.open_young(10 * MS);
+    let enter_for = |scene: &Scene, ns| {
+        scene.enter(span);
+        scene.wait(ns);
+        scene.exit(span);
+    };
+    scene.spans.set_looks_late(true);
+    enter_for(&scene, 6 * MS);
+    enter_for(&scene, 6 * MS);
+    assert!(wakes.lock().is_empty(), "it was young at each enter");
+    let now = scene.spans.clock().now();
+    enter_for(&scene, MS);
+    assert_eq!(wakes.lock().len(), 1);
+    assert!(wakes.lock()[0] <= now, "the collector finds it old");
+    enter_for(&scene, MS);
+    assert_eq!(wakes.lock().len(), 1, "nobody has looked since");
+    scene.spans.set_looks_late(true);
+    enter_for(&scene, MS);
+    assert_eq!(wakes.lock().len(), 2);
+    scene.spans.set_looks_late(false);
+    enter_for(&scene, MS);
+    assert_eq!(wakes.lock().len(), 2, "it looks soon in any case");
+    scene.spans.set_looks_late(true);
+    scene.script.refuses.store(false, Ordering::Relaxed);
+    scene.script.arm(&scene.recording());
+    enter_for(&scene, MS);
+    assert_eq!(wakes.lock().len(), 2, "it is sampled");
 }

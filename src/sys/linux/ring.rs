@@ -481,6 +481,21 @@ mod tests {
         }
     }
 
+    /// Where perf is refused, or this thread is not sampled in time, there is nothing to see.
+    #[test]
+    fn hooks_see_the_last_position_of_a_ring_that_was_given_back() {
+        let Ok(ring) = super::super::perf::open_switch_ring(8 * page_size(), 0) else { return };
+        ring.start().unwrap();
+        (0..100).for_each(|_| std::thread::sleep(std::time::Duration::from_micros(100)));
+        ring.pause();
+        let (seen, word) = (ring.position(), ring.word(0));
+        assert!(seen > 0 && word > 0, "the thread was switched");
+        ring.retire();
+        assert_eq!((ring.position(), ring.word(0)), (seen, 0));
+        ring.retire();
+        assert_eq!(ring.position(), seen, "once is enough");
+    }
+
     #[test]
     fn a_ring_that_is_gone_reads_as_zeros() {
         let ring = Ring::scripted(4096, 1).unwrap();
