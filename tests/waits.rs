@@ -620,8 +620,9 @@ fn a_long_wait_behind_many_short_ones_is_seen() {
 #[test]
 fn waits_lie_in_their_span_and_in_what_it_waited() {
     for source in sources() {
-        for (arm_after, sleeps) in
-            [Some(Duration::ZERO), None].into_iter().flat_map(|arm| sleeps::ALL.iter().map(move |sleeps| (arm, sleeps)))
+        for (arm_after, sleeps) in [Some(Duration::ZERO), None]
+            .into_iter()
+            .flat_map(|arm| sleeps::ALL.iter().map(move |sleeps| (arm, sleeps)))
         {
             let setup = Setup::of_rules("0ms", |builder| {
                 let builder = builder.source(source).profiles_per_minute(10_000);
@@ -633,16 +634,9 @@ fn waits_lie_in_their_span_and_in_what_it_waited() {
             let waits: Vec<_> = profiles.iter().flat_map(sleeps::waits).collect();
             let of = format!("{source:?}, {arm_after:?}, {sleeps:?}: {waits:?} of {slept:?}");
             let waited_ns: u64 = waits.iter().map(|wait| wait.when.len_ns()).sum();
-            let slack_ns = 20_000 + account.wall_ns / 10_000;
-            assert!(
-                waited_ns <= account.off_cpu_ns + account.on_cpu_error_ns + slack_ns,
-                "{waited_ns} of {account:?}: {of}"
-            );
+            assert!(waited_ns <= account.off_cpu_ns, "{waited_ns} of {account:?}: {of}");
             for wait in &waits {
-                // Profiles have the time of day, which may be set or slewed meanwhile.
-                let is_inside = wait.when.from_ns + 1_000_000 >= slept.span.from_ns
-                    && wait.when.to_ns <= slept.span.to_ns + 1_000_000;
-                assert!(is_inside, "{wait:?} is not in its span: {of}");
+                assert!(slept.holds(wait), "{wait:?} is not in its span: {of}");
                 assert!(arm_after.is_none() || !wait.is_marked, "sampled from the enter: {of}");
             }
             assert!(waits.iter().filter(|wait| wait.is_marked).count() <= 1, "{of}");

@@ -97,7 +97,7 @@ const fn awaiting(name: &'static str, path: &'static str, clients: u32, settle_m
 }
 
 const fn few(kinds: &'static [(&'static str, f64)]) -> Load {
-    Load { kinds, most: Duration::from_secs(150), ..ORDERS_AT_ONCE }
+    Load { kinds, most: Duration::from_secs(300), ..ORDERS_AT_ONCE }
 }
 
 /// Of the kinds of the first load, and how long it may take, among all figures.
@@ -319,7 +319,8 @@ impl Server {
         let seconds = format!("-d{seconds}s");
         let url = format!("http://{}{}", self.address, load.path);
         let wrk = Command::new("wrk")
-            .args(["-t1", &clients, &seconds, "-s", REQUESTS, &url])
+            // A request of many at once takes seconds.
+            .args(["-t1", &clients, &seconds, "--timeout", "20s", "-s", REQUESTS, &url])
             .output()
             .expect("wrk");
         let text = String::from_utf8(wrk.stdout).expect("UTF-8");

@@ -156,10 +156,12 @@ struct OfWaits {
     /// Sleeps of 15 ms and more that no wait tells of.
     missed: usize,
     told: usize,
+    /// Waits that do not lie in their span.
+    outside: usize,
 }
 
 fn of_waits(source: Source) -> OfWaits {
-    let mut found = OfWaits { over_off_cpu: 0.0, error_ms: 0.0, missed: 0, told: 0 };
+    let mut found = OfWaits { over_off_cpu: 0.0, error_ms: 0.0, missed: 0, told: 0, outside: 0 };
     for arm_after in [Some(Duration::ZERO), None] {
         for sleeps in ALL {
             let accounts = Arc::new(Mutex::new(Vec::new()));
@@ -174,6 +176,7 @@ fn of_waits(source: Source) -> OfWaits {
             setup.flush();
             let account = accounts.lock().expect("no panic")[0];
             let waits: Vec<_> = setup.memory.take().iter().flat_map(waits).collect();
+            found.outside += waits.iter().filter(|wait| !slept.holds(wait)).count();
             let waited_ns: u64 = waits.iter().map(|wait| wait.when.len_ns()).sum();
             let over_ns = waited_ns.saturating_sub(account.off_cpu_ns);
             let over = over_ns as f64 / account.off_cpu_ns as f64 * 100.0;
@@ -193,15 +196,17 @@ fn of_waits(source: Source) -> OfWaits {
 }
 
 pub(crate) fn run() {
-    let mut over_off_cpu = 0.0_f64;
+    let (mut over_off_cpu, mut outside) = (0.0_f64, 0);
     for (name, source) in [("split", Source::Perf), ("split.timer", Source::Timer)] {
         let found = of_waits(source);
         figure(&format!("{name}.wait_error"), found.error_ms, "ms");
         figure(&format!("{name}.waits_missed"), found.missed as f64, "count");
         figure(&format!("{name}.waits_told"), found.told as f64, "count");
         over_off_cpu = over_off_cpu.max(found.over_off_cpu);
+        outside += found.outside;
     }
     figure("split.waits_over_off_cpu", over_off_cpu, "%");
+    figure("split.waits_outside", outside as f64, "count");
     let (mut of_switching, mut all_broken) = (0.0_f64, 0);
     for (name, source) in
         [("split", Source::Perf), ("split.timer", Source::Timer), ("split.none", Source::None)]

@@ -73,6 +73,9 @@ impl Builder<'_> {
         };
         let mut tables = tables;
         losses.thinned += thinned;
+        if let Some(off_cpu_ns) = self.off_cpu_of_waits(epoch, tables.profile.waited_ns()) {
+            tables.profile.shorten_waits(off_cpu_ns);
+        }
         if tables.profile.samples().is_empty() {
             losses.missing = tables.add_missing(epoch, &inside);
         }
@@ -147,6 +150,24 @@ impl Builder<'_> {
             tables.add_lost(pending, link);
         }
         Some(Filled { tables, losses, thinned: samples.thinned + waits.thinned })
+    }
+
+    /// For how long the spans were off the CPU, if the waits in them are a little longer than that: a record of a switch
+    /// is written when the thread's CPU clock goes already, 10 to 20 µs later where the kernel had to program a timer.
+    fn off_cpu_of_waits(&self, epoch: &Epoch, waited_ns: u64) -> Option<u64> {
+        let topmost = self.topmost(epoch);
+        let accounts = || {
+            let spans = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
+            spans.map(|span| &span.account)
+        };
+        // What waits on other threads is in no account of these.
+        let is_all = accounts().all(|account| {
+            account.subtree_on_cpu_ns == account.on_cpu_ns && !account.is_cpu_time_unknown
+        });
+        let off_cpu_ns: u64 = accounts().map(|account| account.off_cpu_ns).sum();
+        let little_ns = off_cpu_ns / 100 + 1_000_000;
+        let is_longer = (off_cpu_ns + 1..=off_cpu_ns + little_ns).contains(&waited_ns);
+        (is_all && is_longer).then_some(off_cpu_ns)
     }
 
     /// The kept spans that are inside no other. Of those in which no sample fell nobody knows where

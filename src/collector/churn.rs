@@ -177,10 +177,8 @@ fn all_are_right(source: Source) {
 
 #[test]
 fn no_sample_of_perf_is_on_a_wrong_span() {
-    let is_allowed = perf_event::Builder::new()
-        .kind(perf_event::events::Software::CPU_CLOCK)
-        .build()
-        .is_ok();
+    let is_allowed =
+        perf_event::Builder::new().kind(perf_event::events::Software::CPU_CLOCK).build().is_ok();
     if is_allowed {
         all_are_right(Source::Perf);
     }

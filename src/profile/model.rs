@@ -361,6 +361,16 @@ impl Profile {
         self.points(SampleKind::OffCpu).map(|point| point.weight_ns).sum()
     }
 
+    /// Makes all waits together that long, each shorter by the same part.
+    pub(crate) fn shorten_waits(&mut self, total_ns: u64) {
+        let before_ns = u128::from(self.waited_ns()).max(1);
+        let waits = self.samples.iter_mut().filter(|sample| sample.kind == SampleKind::OffCpu);
+        for point in waits.flat_map(|sample| &mut sample.points) {
+            let weight_ns = u128::from(point.weight_ns) * u128::from(total_ns) / before_ns;
+            point.weight_ns = u64::try_from(weight_ns).unwrap_or(point.weight_ns);
+        }
+    }
+
     /// The CPU time that each sample stands for, in nanoseconds, if it is the same for all.
     pub fn uniform_weight_ns(&self) -> Option<u64> {
         let mut weights = self.points(SampleKind::OnCpu).map(|point| point.weight_ns);

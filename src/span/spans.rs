@@ -127,7 +127,8 @@ impl Spans {
     #[cold]
     #[inline(never)]
     fn look_sooner(&self, state: &ThreadState) {
-        if self.looks_late.load(Ordering::Relaxed) && self.looks_late.swap(false, Ordering::Relaxed) {
+        if self.looks_late.load(Ordering::Relaxed) && self.looks_late.swap(false, Ordering::Relaxed)
+        {
             state.source.iter().for_each(|source| source.wake_collector());
         }
     }

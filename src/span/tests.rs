@@ -106,8 +106,7 @@ impl Scene {
     fn open_young(&mut self, arm_after: u64) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan =
-            Plan { number: 7, flags: 0, suspect_after: 0, arm_after, long_after: u64::MAX };
+        let plan = Plan { number: 7, flags: 0, suspect_after: 0, arm_after, long_after: u64::MAX };
         self.spans.open(id, &plan, 0, GivenParent::Contextual, &|_, _| {});
         id
     }

@@ -15,11 +15,7 @@ pub(crate) struct Sleeps {
 }
 
 const fn sleeps(count: u32, sleep_ms: u64, work_us: u64) -> Sleeps {
-    Sleeps {
-        count,
-        sleep: Duration::from_millis(sleep_ms),
-        work: Duration::from_micros(work_us),
-    }
+    Sleeps { count, sleep: Duration::from_millis(sleep_ms), work: Duration::from_micros(work_us) }
 }
 
 pub(crate) const ALL: &[Sleeps] = &[
@@ -76,6 +72,15 @@ pub(crate) struct Slept {
     /// Of the span `sleeper`, and a little more.
     pub(crate) span: Stretch,
     pub(crate) sleeps: Vec<Stretch>,
+}
+
+impl Slept {
+    /// Whether the wait lies in the span, as well as that can be known: profiles have the time of day, which may be set
+    /// or slewed meanwhile.
+    pub(crate) fn holds(&self, wait: &Wait) -> bool {
+        wait.when.from_ns + 1_000_000 >= self.span.from_ns
+            && wait.when.to_ns <= self.span.to_ns + 1_000_000
+    }
 }
 
 impl Sleeps {

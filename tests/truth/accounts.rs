@@ -180,7 +180,9 @@ pub(crate) fn scenario(sampled: Sampled) {
                 }
             }
             // How near the bounds are depends on who else wants a CPU: a figure, `split.bound_mixed`.
-            println!("{sampled:?}, early {is_early}, {name}: {errors:.3?} %, bounds {bounds:.3?} %");
+            println!(
+                "{sampled:?}, early {is_early}, {name}: {errors:.3?} %, bounds {bounds:.3?} %"
+            );
             let most = if *name == "works" { 0.2 } else { 1.0 };
             for (name, mut errors) in errors {
                 errors.sort_by(f64::total_cmp);

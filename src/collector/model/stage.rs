@@ -19,9 +19,9 @@ use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
 
 use super::super::command::{Command, Job, Waiting};
 use super::super::engine::{Engine, Limits, Parts};
-use super::super::sampled::Pace;
 use super::super::gate::Gate;
 use super::super::run::Collector;
+use super::super::sampled::Pace;
 use super::super::shed::ShedLimits;
 use super::oracle::{Place, START_NS, Times, Told, ToldProfile, ToldSpan, name};
 use super::script::{Kind, Step, THREADS, Under};
