@@ -139,6 +139,8 @@
 //!
 //! [`Handle::set_rules`] replaces them at run time.
 
+#[cfg(test)]
+mod churn;
 mod collector;
 mod config;
 mod control;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 /// Who may import from whom. Each may import from itself and from the crate's root.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("layer", &["handle", "config", "control", "collector", "otel", "keep", "span", "error"]),
+    ("churn", &["layer", "collector", "sampler", "export", "profile"]),
     ("text", &[]),
     ("handle", &["config", "control", "collector", "keep", "otel", "error", "stats"]),
     ("control", &["sys", "config", "collector", "keep", "otel", "error", "sys"]),

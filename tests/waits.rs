@@ -585,7 +585,9 @@ fn threads_that_wait_are_looked_at_seldom() {
             let before = wakeups();
             std::thread::sleep(2_000 * MS);
             let count = wakeups() - before;
-            assert!(count <= 60, "{source:?}: {count} in two seconds");
+            // By the clock every 8 ms.
+            let most = if source == Source::Timer { 270 } else { 60 };
+            assert!(count <= most, "{source:?}: {count} in two seconds");
         });
         assert!(setup.handle.shutdown(support::PLENTY));
     }
@@ -634,10 +636,13 @@ fn waits_lie_in_their_span_and_in_what_it_waited() {
             let waits: Vec<_> = profiles.iter().flat_map(sleeps::waits).collect();
             let of = format!("{source:?}, {arm_after:?}, {sleeps:?}: {waits:?} of {slept:?}");
             let waited_ns: u64 = waits.iter().map(|wait| wait.when.len_ns()).sum();
-            assert!(waited_ns <= account.off_cpu_ns, "{waited_ns} of {account:?}: {of}");
+            let most_ns = account.off_cpu_ns + account.on_cpu_error_ns;
+            assert!(waited_ns <= most_ns, "{waited_ns} of {account:?}: {of}");
             for wait in &waits {
                 assert!(slept.holds(wait), "{wait:?} is not in its span: {of}");
-                assert!(arm_after.is_none() || !wait.is_marked, "sampled from the enter: {of}");
+                // By a timer nobody has looked before the first look.
+                let may_be_marked = arm_after.is_none() || source == Source::Timer;
+                assert!(may_be_marked || !wait.is_marked, "sampled from the enter: {of}");
             }
             assert!(waits.iter().filter(|wait| wait.is_marked).count() <= 1, "{of}");
             for (slept_ns, told_ns) in sleeps::told(&slept, &waits) {

@@ -178,7 +178,7 @@ fn of_waits(source: Source) -> OfWaits {
             let waits: Vec<_> = setup.memory.take().iter().flat_map(waits).collect();
             found.outside += waits.iter().filter(|wait| !slept.holds(wait)).count();
             let waited_ns: u64 = waits.iter().map(|wait| wait.when.len_ns()).sum();
-            let over_ns = waited_ns.saturating_sub(account.off_cpu_ns);
+            let over_ns = waited_ns.saturating_sub(account.off_cpu_ns + account.on_cpu_error_ns);
             let over = over_ns as f64 / account.off_cpu_ns as f64 * 100.0;
             found.over_off_cpu = found.over_off_cpu.max(over);
             for (slept_ns, told_ns) in told(&slept, &waits) {

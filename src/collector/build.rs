@@ -152,8 +152,9 @@ impl Builder<'_> {
         Some(Filled { tables, losses, thinned: samples.thinned + waits.thinned })
     }
 
-    /// For how long the spans were off the CPU, if the waits in them are a little longer than that: a record of a switch
-    /// is written when the thread's CPU clock goes already, 10 to 20 µs later where the kernel had to program a timer.
+    /// For how long the spans were off the CPU at most, if the waits in them are a little longer than that: a record of a
+    /// switch is written when the thread's CPU clock goes already, 10 to 20 µs later where the kernel had to program a
+    /// timer.
     fn off_cpu_of_waits(&self, epoch: &Epoch, waited_ns: u64) -> Option<u64> {
         let topmost = self.topmost(epoch);
         let accounts = || {
@@ -164,7 +165,8 @@ impl Builder<'_> {
         let is_all = accounts().all(|account| {
             account.subtree_on_cpu_ns == account.on_cpu_ns && !account.is_cpu_time_unknown
         });
-        let off_cpu_ns: u64 = accounts().map(|account| account.off_cpu_ns).sum();
+        let off_cpu_ns: u64 =
+            accounts().map(|account| account.off_cpu_ns + account.on_cpu_error_ns).sum();
         let little_ns = off_cpu_ns / 100 + 1_000_000;
         let is_longer = (off_cpu_ns + 1..=off_cpu_ns + little_ns).contains(&waited_ns);
         (is_all && is_longer).then_some(off_cpu_ns)

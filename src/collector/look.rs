@@ -106,7 +106,8 @@ impl Collector {
                     Seen::StillWaiting { waited_ns } => waited_ns,
                 };
                 is_in_span |= seen != Seen::OutsideSpans;
-                let next = next_look(seen, unchanged_ns, soonest_look);
+                let next =
+                    next_look(seen, unchanged_ns, soonest_look, sampled.is_looked_at_by_clock());
                 // Whoever was in none for long wakes us when it is in one again.
                 if seen != Seen::OutsideSpans || next < IDLE_LOOK {
                     soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));

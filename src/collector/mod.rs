@@ -6,8 +6,6 @@
 
 mod budget;
 mod build;
-#[cfg(test)]
-mod churn;
 mod command;
 mod drain;
 mod engine;

@@ -24,12 +24,20 @@ pub(super) const LOOK: Duration = Duration::from_millis(5);
 pub(super) const IDLE_LOOK: Duration = Duration::from_millis(20);
 /// How often while all that are in one are known to wait.
 const WAITING_LOOK: Duration = Duration::from_millis(50);
+/// The same of those without switch records: when a wait ended and the next began is known to half of that.
+const WAITING_LOOK_BY_CLOCK: Duration = Duration::from_millis(8);
 
 /// How soon to look again at threads of which nothing has changed for so long: the longer that is, the
 /// later, and sooner in any case than a quarter of it, but not sooner than `soonest`.
-pub(super) fn next_look(seen: Seen, unchanged_ns: u64, soonest: Duration) -> Duration {
+pub(super) fn next_look(
+    seen: Seen,
+    unchanged_ns: u64,
+    soonest: Duration,
+    by_clock: bool,
+) -> Duration {
     let longest = match seen {
         Seen::Busy => LOOK,
+        Seen::StillWaiting { .. } if by_clock => WAITING_LOOK_BY_CLOCK,
         Seen::StillWaiting { .. } => WAITING_LOOK,
         Seen::OutsideSpans => IDLE_LOOK,
     };
@@ -383,11 +391,16 @@ impl Waiting {
                 };
                 let ran_ns = until_cpu_ns.saturating_sub(before);
                 let off_ns = until_ns.saturating_sub(self.seen_ns).saturating_sub(ran_ns);
-                // All off-CPU time up to this reading belongs to this wait: the next begins after it.
+                // All off-CPU time up to this reading belongs to this wait, unless the thread waits again: nobody knows
+                // when it ran in between, and half of it belongs to each.
+                let waits_again =
+                    hook.is_none() && !matches!(sys::blocked(recording.tid), Ok(None));
+                let next_ns = if waits_again { off_ns / 2 } else { 0 };
+                let off_ns = off_ns - next_ns;
                 let reading = CpuLook {
                     time_ns: until_ns,
                     cpu_ns: until_cpu_ns,
-                    idle_since_ns: until_ns,
+                    idle_since_ns: until_ns - next_ns,
                     grew_old: false,
                 };
                 let clock = hook.is_none().then_some(reading);

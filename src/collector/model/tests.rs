@@ -351,3 +351,11 @@ fn a_span_lists_no_profile_that_has_nothing_of_it() {
     let enter_outermost = Op::Enter { thread: 1, span: 1 };
     must_be_told_alike(&[&outer[..], &[child(0), leave, enter_outermost, child(1)]].concat());
 }
+
+#[test]
+fn a_wait_that_is_known_exactly_is_not_shortened_to_an_account_that_is_not() {
+    let child = |thread| Op::Child { thread, under: Under::Current, samples: 0, flush: false };
+    let slow = Op::Open { thread: 1, kind: Kind::Slow, under: Under::Current, enter: true };
+    let wait = Op::Wait { thread: 1, before_ns: 100_000_000, after_ns: 1 };
+    must_be_told_alike(&[child(1), child(0), Op::Pass { ns: 2 }, slow, wait]);
+}

@@ -1,4 +1,4 @@
-//! Samples of each function are on the span that the function ran in, also while threads are armed and let go of from
+//! A test of the whole: samples of each function are on the span that the function ran in, also while threads are armed and let go of from
 //! outside as fast as can be.
 
 use std::collections::VecDeque;
@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use tracing::{Dispatch, Span, dispatcher, info_span};
 use tracing_subscriber::prelude::*;
 
-use super::Pace;
+use crate::collector::Pace;
 use crate::export::Memory;
+use crate::layer::ProfilingLayer;
 use crate::profile::{Profile, SampleKind};
-use crate::{ProfilingLayer, Source};
+use crate::sampler::Source;
 
 const THREADS: usize = 6;
 const SPANS: usize = 9;
