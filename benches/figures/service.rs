@@ -127,7 +127,13 @@ pub(crate) fn run() {
     }
     let asked: Vec<_> =
         std::env::args().filter(|argument| argument.starts_with("service")).collect();
-    let is_asked = |load: &&Load| asked.iter().any(|asked| load.name.starts_with(asked.as_str()));
+    // `service` alone is the first one, and what has a dot all whose names begin so.
+    let is_asked = |load: &&Load| {
+        let is_it = |asked: &String| {
+            load.name == asked || asked.contains('.') && load.name.starts_with(asked.as_str())
+        };
+        asked.iter().any(is_it)
+    };
     let Load { kinds, most, .. } = ORDERS_AT_ONCE;
     match asked.is_empty() {
         true => measure(&ORDERS_AT_ONCE, &kinds[..AMONG_ALL.0], AMONG_ALL.1),
@@ -209,6 +215,11 @@ impl OfKind {
         }
         let sampled = in_all("kept_sampled_ns") as f64 / in_all("kept_on_cpu_ns").max(1) as f64;
         figure(&format!("{name}.covered"), sampled * 100.0, "%");
+        // Of the whole time, with all that is left out of the above: until others have the requests, and while they do.
+        let own_ms_a_second =
+            |(measured, _): &(Measured, _)| measured.own_cpu_ns as f64 / measured.took_ns as f64 * 1e3;
+        let own: Vec<f64> = self.measured.iter().map(own_ms_a_second).collect();
+        figure(&format!("{name}.own_threads"), median(&own), "ms/s");
         let resident = |(measured, _): &(Measured, _)| measured.resident_kib / 1024.0;
         let resident: Vec<f64> = self.measured.iter().map(resident).collect();
         figure(&format!("{name}.memory"), median(&resident), "MiB");

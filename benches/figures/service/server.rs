@@ -62,6 +62,9 @@ pub(super) struct Measured {
     /// Of four phases each, which had no layer, had it, had it, and had none: CPU time and requests, without and with.
     pub(super) quads: Vec<[(u64, u64); 2]>,
     pub(super) resident_kib: f64,
+    /// CPU time of threads of ours, and how long all of it took.
+    pub(super) own_cpu_ns: u64,
+    pub(super) took_ns: u64,
     /// How much each counter has grown.
     pub(super) stats: BTreeMap<String, u64>,
 }
@@ -91,6 +94,18 @@ fn set(builder: Builder, kind: &str) -> Builder {
         }
         _ => panic!("{kind}"),
     }
+}
+
+/// CPU time of the threads of this process that are the layer's.
+fn own_cpu_ns() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
+    let of_task = |path: std::path::PathBuf| {
+        let read = |name: &str| std::fs::read_to_string(path.join(name)).ok();
+        let is_ours = read("comm")?.starts_with("profiling-");
+        let ran = read("schedstat")?.split(' ').next()?.parse::<u64>().ok()?;
+        is_ours.then_some(ran)
+    };
+    tasks.filter_map(|task| of_task(task.ok()?.path())).sum()
 }
 
 /// Until nobody asks any more.
@@ -131,10 +146,12 @@ fn serve(profiling: ProfilingLayer, phases: Phases) {
                     phases,
                     is_over: Arc::clone(&is_over),
                 };
-                measuring = Some((before, is_over, std::thread::spawn(|| meter.measure())));
+                let thread = std::thread::spawn(|| meter.measure());
+                measuring = Some((before, is_over, thread, Instant::now(), own_cpu_ns()));
             }
             _ => {
-                let (before, is_over, thread) = measuring.take().expect("it was begun");
+                let (before, is_over, thread, start, own_before_ns) =
+                    measuring.take().expect("it was begun");
                 is_over.store(true, Ordering::SeqCst);
                 let quads = thread.join().expect("no panic");
                 assert!(handle.flush(Duration::from_secs(60)), "flushed");
@@ -143,7 +160,10 @@ fn serve(profiling: ProfilingLayer, phases: Phases) {
                     (name.to_owned(), after.saturating_sub(before))
                 });
                 let resident_kib = resident_kib();
-                let measured = Measured { quads, resident_kib, stats: grown.collect() };
+                let own_cpu_ns = own_cpu_ns() - own_before_ns;
+                let took_ns = start.elapsed().as_nanos() as u64;
+                let stats = grown.collect();
+                let measured = Measured { quads, resident_kib, own_cpu_ns, took_ns, stats };
                 println!("{}", serde_json::to_string(&measured).expect("JSON"));
             }
         }
