@@ -153,7 +153,11 @@ fn all_are_right(source: Source) {
             let (tasks, is_over, dispatch) = (&tasks, &is_over, &dispatch);
             scope.spawn(move || dispatcher::with_default(dispatch, || work(seed, tasks, is_over)));
         }
-        while right + wrong.len() < wanted() && start.elapsed() < Duration::from_secs(300) {
+        let is_refused = || handle.stats().threads_unsampled > 0;
+        while right + wrong.len() < wanted()
+            && start.elapsed() < Duration::from_secs(300)
+            && !is_refused()
+        {
             std::thread::sleep(Duration::from_millis(200));
             for profile in memory.take() {
                 let (more_right, more_wrong) = check(&profile);
@@ -170,6 +174,10 @@ fn all_are_right(source: Source) {
         wrong.len(),
     );
     assert!(wrong.is_empty(), "{wrong:#?}");
+    if stats.threads_unsampled > 0 {
+        println!("skipped: threads may not be sampled here");
+        return;
+    }
     assert!(right >= wanted(), "there are enough: {right}, {stats:?}");
     assert!(armed > 1_000, "they are armed again and again");
     assert_eq!(stats.samples_dropped_unknown_span + stats.records_malformed, 0);

@@ -226,7 +226,7 @@ in_child! {
                     for _ in 0..100 {
                         burn(50 * MS);
                         open = handle.stats();
-                        if open.threads_sampled == 1 {
+                        if open.threads_sampled_by_timer == 1 {
                             break;
                         }
                     }

@@ -585,8 +585,8 @@ fn threads_that_wait_are_looked_at_seldom() {
             let before = wakeups();
             std::thread::sleep(2_000 * MS);
             let count = wakeups() - before;
-            // By the clock every 8 ms.
-            let most = if source == Source::Timer { 270 } else { 60 };
+            // By the clock every 6 ms.
+            let most = if source == Source::Timer { 350 } else { 60 };
             assert!(count <= most, "{source:?}: {count} in two seconds");
         });
         assert!(setup.handle.shutdown(support::PLENTY));
@@ -622,13 +622,12 @@ fn a_long_wait_behind_many_short_ones_is_seen() {
 #[test]
 fn waits_lie_in_their_span_and_in_what_it_waited() {
     for source in sources() {
-        for (arm_after, sleeps) in [Some(Duration::ZERO), None]
+        for (arm_after, sleeps) in [Duration::ZERO, 12 * MS]
             .into_iter()
             .flat_map(|arm| sleeps::ALL.iter().map(move |sleeps| (arm, sleeps)))
         {
             let setup = Setup::of_rules("0ms", |builder| {
-                let builder = builder.source(source).profiles_per_minute(10_000);
-                arm_after.into_iter().fold(builder, |builder, after| builder.arm_after(after))
+                builder.source(source).profiles_per_minute(10_000).arm_after(arm_after)
             });
             let slept = setup.run(|| sleeps.sleep());
             let account = *setup.kept().last().unwrap().spans[0].account();
@@ -641,11 +640,11 @@ fn waits_lie_in_their_span_and_in_what_it_waited() {
             for wait in &waits {
                 assert!(slept.holds(wait), "{wait:?} is not in its span: {of}");
                 // By a timer nobody has looked before the first look.
-                let may_be_marked = arm_after.is_none() || source == Source::Timer;
+                let may_be_marked = !arm_after.is_zero() || source == Source::Timer;
                 assert!(may_be_marked || !wait.is_marked, "sampled from the enter: {of}");
             }
             assert!(waits.iter().filter(|wait| wait.is_marked).count() <= 1, "{of}");
-            for (slept_ns, told_ns) in sleeps::told(&slept, &waits) {
+            for (slept_ns, told_ns) in sleeps::told(&slept, &waits, arm_after) {
                 let Some(told_ns) = told_ns else { continue };
                 // By a timer it is measured from the CPU clock: off by a preemption right before or after it.
                 if source == Source::Perf {

@@ -216,8 +216,9 @@ impl OfKind {
         let sampled = in_all("kept_sampled_ns") as f64 / in_all("kept_on_cpu_ns").max(1) as f64;
         figure(&format!("{name}.covered"), sampled * 100.0, "%");
         // Of the whole time, with all that is left out of the above: until others have the requests, and while they do.
-        let own_ms_a_second =
-            |(measured, _): &(Measured, _)| measured.own_cpu_ns as f64 / measured.took_ns as f64 * 1e3;
+        let own_ms_a_second = |(measured, _): &(Measured, _)| {
+            measured.own_cpu_ns as f64 / measured.took_ns as f64 * 1e3
+        };
         let own: Vec<f64> = self.measured.iter().map(own_ms_a_second).collect();
         figure(&format!("{name}.own_threads"), median(&own), "ms/s");
         let resident = |(measured, _): &(Measured, _)| measured.resident_kib / 1024.0;

@@ -22,6 +22,8 @@ struct Known {
 }
 
 const SPANS: usize = 40;
+/// How much later than it is old a span is sampled, at most.
+const LATE: Duration = Duration::from_millis(8);
 /// Spans that sleep a thousand times.
 const SLEEPERS: usize = 5;
 
@@ -162,15 +164,14 @@ struct OfWaits {
 
 fn of_waits(source: Source) -> OfWaits {
     let mut found = OfWaits { over_off_cpu: 0.0, error_ms: 0.0, missed: 0, told: 0, outside: 0 };
-    for arm_after in [Some(Duration::ZERO), None] {
+    for arm_after in [Duration::ZERO, Duration::from_millis(12)] {
         for sleeps in ALL {
             let accounts = Arc::new(Mutex::new(Vec::new()));
             let sink = Arc::clone(&accounts);
             let setup = Setup::late("0ms", |builder| {
-                let builder = builder.source(source).on_kept(move |kept| {
+                builder.source(source).arm_after(arm_after).on_kept(move |kept| {
                     sink.lock().expect("no panic").push(*kept.spans[0].account());
-                });
-                arm_after.into_iter().fold(builder, |builder, after| builder.arm_after(after))
+                })
             });
             let slept = dispatcher::with_default(&setup.dispatch, || sleeps.sleep());
             setup.flush();
@@ -181,7 +182,9 @@ fn of_waits(source: Source) -> OfWaits {
             let over_ns = waited_ns.saturating_sub(account.off_cpu_ns + account.on_cpu_error_ns);
             let over = over_ns as f64 / account.off_cpu_ns as f64 * 100.0;
             found.over_off_cpu = found.over_off_cpu.max(over);
-            for (slept_ns, told_ns) in told(&slept, &waits) {
+            // Those that begin when the thread is sampled: some milliseconds after the span is old.
+            let sampled = if arm_after.is_zero() { arm_after } else { arm_after + LATE };
+            for (slept_ns, told_ns) in told(&slept, &waits, sampled) {
                 if let Some(told_ns) = told_ns {
                     let error_ns = told_ns.abs_diff(slept_ns).saturating_sub(slept_ns / 100);
                     found.error_ms = found.error_ms.max(error_ns as f64 / 1e6);

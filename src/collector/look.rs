@@ -36,7 +36,10 @@ impl Collector {
 
     /// Looks at threads in profiled spans: whether the spans are old by now, and whether the threads wait.
     pub(super) fn look_at_threads(&mut self) {
-        let before = std::mem::replace(&mut self.looked, Instant::now());
+        self.looked = Instant::now();
+        if std::mem::take(&mut self.hooks_wake) && !self.engine.spans.looks_late() {
+            self.woken = Some(self.looked);
+        }
         self.look_at_load(self.looked);
         let clock = self.engine.spans.clock();
         let now = clock.now();
@@ -118,12 +121,22 @@ impl Collector {
         self.is_in_span = is_in_span;
         let longest = self.limits.pace.longest_look;
         self.look_interval = next.min(until_old.max(soonest_old)).min(longest);
-        // Who enters a span that is old wakes us then; but not again at once, if we have just looked.
-        let is_late = self.look_interval() > LOOK && self.looked.duration_since(before) >= LOOK;
-        self.engine.spans.set_looks_late(is_late && may_arm);
+        self.let_hooks_wake();
         if let Some(took) = passed(armed, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
         }
+    }
+
+    /// If the next look is late, who enters an old span, and could be sampled, wakes us. Not again within so short a time:
+    /// then the next look is not late.
+    fn let_hooks_wake(&mut self) {
+        let is_late = self.look_interval() > LOOK && !self.sampled.is_empty();
+        let is_soon = self.woken.is_some_and(|woken| woken.elapsed() < LOOK);
+        if is_late && is_soon {
+            self.look_interval = LOOK;
+        }
+        self.hooks_wake = is_late && !is_soon;
+        self.engine.spans.set_looks_late(self.hooks_wake);
     }
 
     /// If that thread waits, takes what it has waited so far for a wait of its own. Returns how long that

@@ -43,14 +43,29 @@ struct KeptOpen {
     before: u64,
 }
 
-/// Moments at which the CPU clock of a thread was read, the oldest first: both in nanoseconds.
+/// Moments at which the CPU clock of a thread was read, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct CpuTimes(VecDeque<(u64, u64)>);
+pub(super) struct CpuTimes(VecDeque<CpuTime>);
+
+#[derive(Clone, Copy, Debug)]
+struct CpuTime {
+    time_ns: u64,
+    cpu_ns: u64,
+    /// For how long the thread had been sampled, as far as its hooks have not heard of it.
+    sampled_ns: u64,
+}
+
+/// What became of a thread's time.
+struct Ran {
+    on_ns: u64,
+    off_ns: u64,
+    sampled_ns: u64,
+}
 
 const MOST_CPU_TIMES: usize = 32;
 
 impl CpuTimes {
-    fn note(&mut self, time_ns: u64, cpu_ns: u64) {
+    fn note(&mut self, time: CpuTime) {
         if self.0.len() == MOST_CPU_TIMES {
             // Half as many for twice as long.
             let mut keeps = false;
@@ -59,17 +74,21 @@ impl CpuTimes {
                 keeps
             });
         }
-        self.0.push_back((time_ns, cpu_ns));
+        self.0.push_back(time);
     }
 
     /// For how long the thread ran, and how long it did not, from the first moment after `since_ns` on.
-    fn since(&self, since_ns: u64) -> (u64, u64) {
-        let first = self.0.iter().find(|(time_ns, _)| *time_ns >= since_ns);
-        let Some(((time_ns, cpu_ns), (last_ns, last_cpu_ns))) = first.zip(self.0.back()) else {
-            return (0, 0);
+    fn since(&self, since_ns: u64) -> Ran {
+        let first = self.0.iter().find(|time| time.time_ns >= since_ns);
+        let Some((first, last)) = first.zip(self.0.back()) else {
+            return Ran { on_ns: 0, off_ns: 0, sampled_ns: 0 };
         };
-        let ran_ns = last_cpu_ns.saturating_sub(*cpu_ns);
-        (ran_ns, last_ns.saturating_sub(*time_ns).saturating_sub(ran_ns))
+        let on_ns = last.cpu_ns.saturating_sub(first.cpu_ns);
+        Ran {
+            on_ns,
+            off_ns: last.time_ns.saturating_sub(first.time_ns).saturating_sub(on_ns),
+            sampled_ns: last.sampled_ns.saturating_sub(first.sampled_ns).min(on_ns),
+        }
     }
 }
 
@@ -154,7 +173,8 @@ impl Collector {
             .filter_map(|sampled| {
                 let span = sampled.recording.span()?;
                 let cpu_ns = sys::cpu_ns_of(sampled.recording.tid)?;
-                sampled.cpu_times.note(now_ns, cpu_ns);
+                let sampled_ns = sampled.sampled_ns(cpu_ns);
+                sampled.cpu_times.note(CpuTime { time_ns: now_ns, cpu_ns, sampled_ns });
                 Some(span)
             })
             .collect();
@@ -261,8 +281,6 @@ impl Collector {
             };
             // If several threads are inside, the first one is taken for the one that entered it.
             let of_clock = sampled.cpu_times.since(since_ns);
-            let last_cpu_ns = sampled.cpu_times.0.back().map_or(0, |(_, cpu_ns)| *cpu_ns);
-            let of_sampling_ns = sampled.sampled_ns(last_cpu_ns);
             let is_first = parts == (0, 0) && entered_ns.is_some();
             let cut_ns = match cuts.get(&number) {
                 Some(cut_ns) => Some(*cut_ns),
@@ -271,8 +289,8 @@ impl Collector {
             cuts.extend(cut_ns.map(|cut_ns| (number, cut_ns)));
             waits += u64::from(cut_ns.is_some());
             if is_first {
-                parts = (of_clock.0, of_clock.1.max(cut_ns.unwrap_or(0)));
-                sampled_ns = of_sampling_ns;
+                parts = (of_clock.on_ns, of_clock.off_ns.max(cut_ns.unwrap_or(0)));
+                sampled_ns = of_clock.sampled_ns;
             }
         }
         let Some((account, segment_ns)) = self.engine.spans.account_of(id, key) else {

@@ -77,6 +77,9 @@ pub(super) struct Collector {
     /// How soon it is, as far as the last one says.
     pub(super) look_interval: Duration,
     pub(super) looked: Instant,
+    /// Whether a hook may wake us for a look, and when one last did.
+    pub(super) hooks_wake: bool,
+    pub(super) woken: Option<Instant>,
     /// [`IDLE`], but in tests.
     pub(super) idle: Duration,
     /// Whether the last look saw one there.
@@ -154,6 +157,8 @@ impl Collector {
             first_look: 0,
             look_interval: LOOK,
             looked: Instant::now(),
+            hooks_wake: false,
+            woken: None,
             idle: IDLE,
             is_in_span: false,
             overdue: Overdue::new(),
@@ -185,7 +190,8 @@ impl Collector {
         self.take_in(new);
         for sampled in &mut self.sampled {
             sampled.recording.end();
-            self.source.give_back(&sampled.recording, &sampled.recording.last());
+            let last = sampled.recording.last();
+            self.source.give_back(&sampled.recording, &last, last.from(), 0);
         }
         let why = match (panicked, is_broken) {
             (true, _) => {
@@ -441,7 +447,8 @@ impl Collector {
             if is_over {
                 self.unspent.add(sampled.unspent());
                 let last = sampled.recording.last();
-                self.source.give_back(&sampled.recording, &last);
+                let (from, samples) = sampled.left_of(&last);
+                self.source.give_back(&sampled.recording, &last, from, samples);
                 self.closed_armings.push(last);
             }
             !is_over
@@ -499,6 +506,7 @@ impl Collector {
             let ring = sampled.arming.ring.as_ref();
             if let Some(ring) = ring.filter(|ring| ring.has_lost_signal()) {
                 ring.stop_timer();
+                sampled.pause();
                 sampled.recording.end();
                 is_lost = true;
             }

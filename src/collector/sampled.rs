@@ -284,10 +284,9 @@ impl Sampled {
         self.switched = until;
         let spent = Spent::new(samples, switches, self.arming.period_ns());
         self.level = self.allowance.spend(spent, at);
-        // Of one that has used up its own no less can be had, but by timers.
         match self.level < Level::Last {
             true => spent,
-            false => spent.switches_alone(),
+            false => spent.without_samples(),
         }
     }
 
@@ -310,10 +309,23 @@ impl Sampled {
         self.closing = Some(why);
         if self.can_close() {
             self.paused = Some(Instant::now());
-            self.arming.pause(sys::cpu_ns_of(self.recording.tid).unwrap_or(0));
+            self.pause();
         } else {
             self.closing = None;
         }
+    }
+
+    /// It is not sampled for now.
+    pub(super) fn pause(&self) {
+        self.arming.pause(sys::cpu_ns_of(self.recording.tid).unwrap_or(0));
+    }
+
+    /// Of its last arming, how many samples hooks have not counted, and from where on.
+    pub(super) fn left_of(&self, last: &Arc<Arming>) -> (u64, u64) {
+        // In this order: a hook that counts them meanwhile moves on from there.
+        let from = last.from();
+        let is_read = Arc::ptr_eq(last, &self.arming);
+        (from, if is_read { self.samples_uncounted() } else { 0 })
     }
 
     /// Whether it is to be sampled at a rate that is another one by half, and is not just about to wait: that has to
@@ -358,9 +370,7 @@ impl Sampled {
             return None;
         }
         let has_heard = self.has_heard();
-        // In this order: a hook that counts them meanwhile moves on from there.
-        let from = self.arming.from();
-        let samples = self.samples_uncounted();
+        let (from, samples) = self.left_of(&self.arming);
         let none = self.recording.follow(|_| Some(Arming::none()))?;
         self.is_armed_anew = self.closing.take() == Some(Closing::OtherRate);
         if self.is_armed_anew {

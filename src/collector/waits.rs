@@ -25,7 +25,7 @@ pub(super) const IDLE_LOOK: Duration = Duration::from_millis(20);
 /// How often while all that are in one are known to wait.
 const WAITING_LOOK: Duration = Duration::from_millis(50);
 /// The same of those without switch records: when a wait ended and the next began is known to half of that.
-const WAITING_LOOK_BY_CLOCK: Duration = Duration::from_millis(8);
+const WAITING_LOOK_BY_CLOCK: Duration = Duration::from_millis(6);
 
 /// How soon to look again at threads of which nothing has changed for so long: the longer that is, the
 /// later, and sooner in any case than a quarter of it, but not sooner than `soonest`.
@@ -149,8 +149,8 @@ struct Waiting {
 enum Proof {
     /// Where its switch records end.
     Switches(u64),
-    /// Its CPU time.
-    Cpu(u64),
+    /// Its CPU time, and where its switch records ended, if it has any.
+    Cpu(u64, Option<u64>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -344,7 +344,9 @@ impl Watch {
             None => (now_ns.saturating_sub(off_ns).max(hooked_ns), self.was_young),
         };
         self.last = Some(CpuLook { time_ns: now_ns, cpu_ns, idle_since_ns, grew_old });
-        stood_still.map(|_| (idle_since_ns, Proof::Cpu(cpu_ns), grew_old))
+        let records = arming.switches.as_ref().filter(|_| self.full_at.is_none());
+        let proof = Proof::Cpu(cpu_ns, records.map(|ring| ring.head()));
+        stood_still.map(|_| (idle_since_ns, proof, grew_old))
     }
 }
 
@@ -379,10 +381,16 @@ impl Waiting {
                     .then(|| switched_in_after(ring, position).unwrap_or(self.seen_ns))
                     .map(Ended::at)
             }
-            Proof::Cpu(before) => {
+            Proof::Cpu(before, position) => {
                 let now = sys::cpu_ns_of(recording.tid).map(|cpu_ns| (now_ns, cpu_ns));
                 if now.is_some_and(|(_, cpu_ns)| cpu_ns == before) {
                     return None;
+                }
+                // Its beginning has no record, and its end may have one.
+                let recorded = arming.switches.as_deref().zip(position);
+                let at_ns = recorded.and_then(|(ring, at)| switched_in_after(ring, at));
+                if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.seen_ns) {
+                    return Some(Ended::at(at_ns));
                 }
                 // The wait is what it did not run for since, up to the last hook that we know of.
                 let hook = recording.settled().filter(|(time_ns, _)| *time_ns > self.seen_ns);
@@ -394,7 +402,7 @@ impl Waiting {
                 // All off-CPU time up to this reading belongs to this wait, unless the thread waits again: nobody knows
                 // when it ran in between, and half of it belongs to each.
                 let waits_again =
-                    hook.is_none() && !matches!(sys::blocked(recording.tid), Ok(None));
+                    hook.is_none() && matches!(sys::blocked(recording.tid), Ok(Some(_)));
                 let next_ns = if waits_again { off_ns / 2 } else { 0 };
                 let off_ns = off_ns - next_ns;
                 let reading = CpuLook {
@@ -422,7 +430,7 @@ fn still_holds(recording: &Recording, arming: &Arming, proof: Proof) -> bool {
         Proof::Switches(position) => {
             arming.switches.as_deref().is_some_and(|ring| has_not_moved(ring, position))
         }
-        Proof::Cpu(cpu_ns) => sys::cpu_ns_of(recording.tid) == Some(cpu_ns),
+        Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(recording.tid) == Some(cpu_ns),
     }
 }
 

@@ -85,8 +85,9 @@ impl Spent {
         Self { samples: samples as f64 + switches as f64 * of_a_switch, switches }
     }
 
-    /// What is dear whatever the rate is.
-    pub(crate) fn switches_alone(self) -> Self {
+    /// What counts of a thread that is sampled as seldom as can be: how often it is switched, and nothing that others could
+    /// have instead.
+    pub(crate) fn without_samples(self) -> Self {
         Self { samples: 0.0, ..self }
     }
 

@@ -271,8 +271,15 @@ impl Sampler {
     }
 
     /// A recording is over, and what it was armed with last is read: another thread may have the place.
-    pub(crate) fn give_back(&self, recording: &Recording, arming: &Arming) {
-        self.retire(arming, arming.from(), 0);
+    /// So many of its samples, from `from` on, its hooks have not counted.
+    pub(crate) fn give_back(
+        &self,
+        recording: &Recording,
+        arming: &Arming,
+        from: u64,
+        samples: u64,
+    ) {
+        self.retire(arming, from, samples);
         if recording.note_refused(false) {
             self.0.counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed);
         }
@@ -539,7 +546,11 @@ impl ThreadSource for SampledThread {
         }
         if self.has_hardware && arming.has_switch_records() {
             sys::look_at_filters();
-            *arming.hardware.lock() = HardwareCounters::open().ok();
+            let mut hardware = arming.hardware.lock();
+            // Who gives it back says so before it takes the lock.
+            if !arming.is_retired() {
+                *hardware = HardwareCounters::open().ok();
+            }
         }
     }
 

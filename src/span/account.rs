@@ -8,7 +8,7 @@ use crate::sys::Clock;
 /// Where the wall time of a span went, and what else it cost.
 ///
 /// On-CPU time is that of the threads' CPU clocks (`CLOCK_THREAD_CPUTIME_ID`), which are read once a
-/// millisecond of a thread's wall time at most, and every 50 µs in a span that has been entered for a
+/// millisecond of a thread's wall time at most, and every 100 µs in a span that has been entered for a
 /// sixty-fourth of what its rule keeps it for, and at each enter and exit if its rule judges `on_cpu` or `off_cpu`. Of a segment that begins or ends between two reads it is known between
 /// two bounds: the account is their middle, and `on_cpu_error_ns` how far that may be off. Off-CPU time is
 /// the rest of the time that the span was entered, idle time the rest of its wall time: their sum is exact.

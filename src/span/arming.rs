@@ -100,14 +100,20 @@ impl Arming {
 
     /// It begins when the thread's CPU clock says that.
     pub(crate) fn note_since(&self, cpu_ns: u64) {
-        self.since_cpu_ns.store(cpu_ns, Ordering::Relaxed);
+        self.since_cpu_ns.store(cpu_ns, Ordering::Release);
     }
 
     /// For how long the thread ran and was sampled, now that its CPU clock says that.
     pub(crate) fn sampled_ns(&self, cpu_ns: u64) -> u64 {
-        let since_ns = self.since_cpu_ns.load(Ordering::Acquire);
-        let before_ns = self.sampled_before_ns.load(Ordering::Relaxed);
-        self.ring.as_ref().map_or(0, |_| before_ns + cpu_ns.saturating_sub(since_ns))
+        loop {
+            let since_ns = self.since_cpu_ns.load(Ordering::Acquire);
+            let before_ns = self.sampled_before_ns.load(Ordering::Acquire);
+            // What is added there after a pause is not counted here as well.
+            if self.since_cpu_ns.load(Ordering::Relaxed) == since_ns {
+                let now_ns = before_ns + cpu_ns.saturating_sub(since_ns);
+                return self.ring.as_ref().map_or(0, |_| now_ns);
+            }
+        }
     }
 
     /// The same of one that is paused for good.
@@ -131,7 +137,7 @@ impl Arming {
         self.rings().for_each(Ring::pause);
         // In between it is too short, and never too long.
         let since_ns = self.since_cpu_ns.swap(u64::MAX, Ordering::AcqRel);
-        self.sampled_before_ns.fetch_add(cpu_ns.saturating_sub(since_ns), Ordering::Relaxed);
+        self.sampled_before_ns.fetch_add(cpu_ns.saturating_sub(since_ns), Ordering::Release);
     }
 
     /// Whether the thread has seen all samples that there are.
@@ -197,6 +203,11 @@ impl Arming {
     pub(super) fn samples_left(&self) -> Option<u64> {
         let rest = self.rest.get()?;
         Some(if rest.from == self.from() { rest.samples } else { 0 })
+    }
+
+    /// Whether it is read to its end and given back.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.rest.get().is_some()
     }
 
     /// Whether a stretch that ends now is not lost. For the thread itself, which alone adds some.

@@ -1,6 +1,7 @@
 //! What the hooks do when a thread was sampled or switched since the last one.
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use super::account::Tally;
 use super::arming::Arming;
@@ -127,8 +128,9 @@ impl Spans {
         let counted = || {
             state.source.as_ref().and_then(|source| source.count_samples(arming, state.from, head))
         };
-        // Asked again: what they are counted in may have been given back meanwhile.
         let counted = arming.samples_left().or_else(counted);
+        // Asked again: what they are counted in may have been given back meanwhile.
+        fence(Ordering::Acquire);
         let samples = arming.samples_left().or(counted).unwrap_or(by_size);
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         let top = state.top().and_then(|top| RegistryId::new(top.id));
@@ -255,6 +257,7 @@ impl Spans {
             None if state.source.is_some() => false,
             _ => {
                 // What has not been looked at yet, if it was under way before.
+                self.settle_samples(state, now);
                 self.settle_cpu_time(state, now);
                 self.begin(state);
                 true

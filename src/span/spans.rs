@@ -33,7 +33,7 @@ pub(crate) struct Spans {
     pub(super) notice_lost: AtomicBool,
     pub(super) next_key: AtomicU64,
     pub(super) source: Box<dyn ArmThreads>,
-    /// Who enters a span that is old before that is to wake the collector, in ticks; 0 if it looks soon anyhow.
+    /// See [`set_looks_late`](Self::set_looks_late).
     looks_late: AtomicBool,
     pub(super) counters: Arc<Counters>,
     /// Tells threads that the layer lives.
@@ -76,7 +76,7 @@ pub(crate) enum Notice {
 }
 
 /// The CPU clock takes half a microsecond to read: this makes it a twentieth of a percent at most, and of old
-/// spans half a percent. (Rules on `on_cpu` and `off_cpu` have it read more often.)
+/// spans a percent at most. (Rules on `on_cpu` and `off_cpu` have it read more often.)
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
@@ -116,6 +116,11 @@ impl Spans {
         let seen = self.seen.lock();
         let threads = seen.threads.iter().map(|thread| thread.load(Ordering::Relaxed));
         seen.before + threads.sum::<u64>()
+    }
+
+    /// Whether none has since.
+    pub(crate) fn looks_late(&self) -> bool {
+        self.looks_late.load(Ordering::Relaxed)
     }
 
     /// Whether a thread that enters an old span is to wake the collector, which means to look much later.
@@ -324,7 +329,8 @@ impl Spans {
         let mut is_unsampled = false;
         if old_at <= now && !state.is_armed {
             now = self.enter_old(&mut state, slot, is_apart, now);
-            is_unsampled = !state.is_armed;
+            let could_be = |recording: &Arc<super::Recording>| !recording.is_refused();
+            is_unsampled = !state.is_armed && state.recording.as_ref().is_some_and(could_be);
         }
         state.push(id, slot, flags, now, old_at);
         if slot.enter(now, state.thread) {

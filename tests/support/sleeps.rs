@@ -140,9 +140,9 @@ pub(crate) fn waits(profile: &Profile) -> Vec<Wait> {
     waits.collect()
 }
 
-/// What is said of each sleep: how long it was by its thread, and by the waits that lie in it for the most part. Those that
+/// What is said of each sleep that begins so long after the span: how long it was by its thread, and by the waits that lie in it for the most part. Those that
 /// are marked say nothing of each of the sleeps in them, which are left out.
-pub(crate) fn told(slept: &Slept, waits: &[Wait]) -> Vec<(u64, Option<u64>)> {
+pub(crate) fn told(slept: &Slept, waits: &[Wait], after: Duration) -> Vec<(u64, Option<u64>)> {
     let most_in = |wait: &Wait| {
         let shared = |sleep: &Stretch| sleep.shared_ns(wait.when);
         let places = (0..slept.sleeps.len()).filter(|at| shared(&slept.sleeps[*at]) > 0);
@@ -157,6 +157,8 @@ pub(crate) fn told(slept: &Slept, waits: &[Wait]) -> Vec<(u64, Option<u64>)> {
     }
     let is_in_marked =
         |sleep: &Stretch| marked.iter().any(|wait| sleep.shared_ns(wait.when) > sleep.len_ns() / 2);
-    let all = slept.sleeps.iter().zip(told).filter(|(sleep, _)| !is_in_marked(sleep));
+    let from_ns = slept.span.from_ns + after.as_nanos() as u64;
+    let is_meant = |sleep: &Stretch| sleep.from_ns >= from_ns && !is_in_marked(sleep);
+    let all = slept.sleeps.iter().zip(told).filter(|(sleep, _)| is_meant(sleep));
     all.map(|(_, told)| told).collect()
 }
