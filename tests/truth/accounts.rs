@@ -104,8 +104,10 @@ fn beside_a_hog(action: impl FnOnce()) {
 
 type Spans = Vec<(&'static str, Known)>;
 
+type Shape = (&'static str, fn() -> Spans);
+
 /// What a thread does in a span, or in two.
-const SHAPES: &[(&str, fn() -> Spans)] = &[
+const SHAPES: &[Shape] = &[
     ("works", || {
         vec![("works", Measured::new(|| info_span!("works")).close(|| _ = burn(300 * MS)))]
     }),
