@@ -44,6 +44,8 @@ pub(crate) struct Spans {
     /// The constants of these names in ticks.
     pub(super) cpu_clock_interval: u64,
     cpu_clock_interval_old: u64,
+    /// As long as it takes to read a CPU clock, and no interrupt.
+    pub(super) cpu_clock_read: u64,
     pub(super) usage_interval: u64,
 }
 
@@ -79,6 +81,7 @@ pub(crate) enum Notice {
 /// spans a percent at most. (Rules on `on_cpu` and `off_cpu` have it read more often.)
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
+const CPU_CLOCK_READ: Duration = Duration::from_micros(5);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Keys a thread takes at a time, so that threads do not share a counter's cache line.
@@ -102,6 +105,7 @@ impl Spans {
             counters,
             cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
             cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
+            cpu_clock_read: clock.ticks(CPU_CLOCK_READ),
             usage_interval: clock.ticks(USAGE_INTERVAL),
             clock,
         }

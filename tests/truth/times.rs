@@ -242,9 +242,10 @@ async fn tasks(all: &Arc<All>) {
 }
 
 /// What each clock may be off by beside the bounds. The rate of the clock that spans are measured by is
-/// known to 50 parts in a million at first, and the thread can be switched between two readings of one moment.
+/// known to 50 parts in a million at first, and the thread can be switched or interrupted between two readings of one
+/// moment: by 5 µs each without being read again, at the beginning and at the end.
 fn slack_ns(account: &Account, known: &Known) -> u64 {
-    account.wall_ns / 10_000 + 1_000 * (known.segments + account.involuntary_switches)
+    account.wall_ns / 10_000 + 1_000 * (known.segments + account.involuntary_switches) + 10_000
 }
 
 /// Holds that what the account has is within what the clocks say, widened by the slack.
