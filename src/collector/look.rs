@@ -109,28 +109,30 @@ impl Collector {
                     Seen::StillWaiting { waited_ns } => waited_ns,
                 };
                 is_in_span |= seen != Seen::OutsideSpans;
-                let next =
-                    next_look(seen, unchanged_ns, soonest_look, sampled.is_looked_at_by_clock());
-                // Whoever was in none for long wakes us when it is in one again.
-                if seen != Seen::OutsideSpans || next < IDLE_LOOK {
-                    soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
-                }
+                // Who is in none may be in one at any time, which is to be seen before it is old.
+                let next = match seen {
+                    Seen::OutsideSpans if sampled.is_young() => young_look,
+                    _ => {
+                        next_look(seen, unchanged_ns, soonest_look, sampled.is_looked_at_by_clock())
+                    }
+                };
+                soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
             }
             (soonest.unwrap_or(IDLE_LOOK), is_in_span)
         });
         self.is_in_span = is_in_span;
         let longest = self.limits.pace.longest_look;
         self.look_interval = next.min(until_old.max(soonest_old)).min(longest);
-        self.let_hooks_wake();
+        self.let_hooks_wake(may_arm);
         if let Some(took) = passed(armed, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
         }
     }
 
-    /// If the next look is late, who enters an old span, and could be sampled, wakes us. Not again within so short a time:
-    /// then the next look is not late.
-    fn let_hooks_wake(&mut self) {
-        let is_late = self.look_interval() > LOOK && !self.sampled.is_empty();
+    /// If the next look is late, who enters an old span, and could be sampled, wakes us. Not while nobody may be armed, and
+    /// not again within so short a time: then the next look is not late.
+    fn let_hooks_wake(&mut self, may_arm: bool) {
+        let is_late = may_arm && self.look_interval() > LOOK && !self.sampled.is_empty();
         let is_soon = self.woken.is_some_and(|woken| woken.elapsed() < LOOK);
         if is_late && is_soon {
             self.look_interval = LOOK;

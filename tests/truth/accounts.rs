@@ -2,7 +2,6 @@
 //! around it, and near the middle of these, whatever the thread did.
 
 use std::collections::HashMap;
-use std::hint::black_box;
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +14,7 @@ use tracing_profiling::Account;
 use crate::Sampled;
 use crate::clocks::{Reading, wall_ns};
 use crate::support::{Setup, burn};
-use crate::times::{Known, Log, Segment, judge};
+use crate::times::{Known, Log, Segment, judge, work};
 
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
@@ -55,16 +54,6 @@ impl Measured {
         self.span = Some(entered.exit()).filter(|_| !closes);
         let after = Reading::wall_last();
         self.log.segments.push(Segment { before, begun, ended, after });
-    }
-}
-
-#[inline(never)]
-fn work(rounds: u64) {
-    let mut x = 1_u64;
-    let mut i = 0;
-    while i < rounds {
-        x = black_box((x ^ i) * 3 % 1_000_003);
-        i += 1;
     }
 }
 

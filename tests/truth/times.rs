@@ -145,7 +145,7 @@ fn measure<F: Future>(
 }
 
 #[inline(never)]
-fn work(rounds: u64) {
+pub(crate) fn work(rounds: u64) {
     let mut x = 1_u64;
     let mut i = 0;
     while i < rounds {
