@@ -18,11 +18,11 @@ use crate::sampler::Source;
 
 const THREADS: usize = 3;
 const SPANS: usize = 5;
-/// Of each span. Its functions run some 20 µs to 2 ms each time.
-const SEGMENTS: usize = 40;
-const ROUNDS: (u64, u64) = (5_000, 500_000);
+/// Of each span. Its functions run some 20 to 500 µs each time: short enough that threads are armed often, long enough for samples.
+const SEGMENTS: usize = 400;
+const ROUNDS: (u64, u64) = (5_000, 120_000);
 const WANTED: usize = 100_000;
-const ARMINGS: u64 = 1_000;
+const ARMINGS: u64 = 3_000;
 /// Where CI runs all tests again and again, and says so by short runs under stress.
 const WANTED_AGAIN: usize = 20_000;
 
