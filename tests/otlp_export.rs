@@ -174,7 +174,7 @@ fn every_profile_arrives_once() {
 
 /// While the receiver does not answer, the program goes on: if a thread of it waited, this would not end.
 #[test]
-fn nobody_waits_for_the_receiver_and_what_waits_is_sent_together() {
+fn nobody_waits_for_the_receiver_and_each_profile_is_a_request() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
         receiver.will([Does::Wait]);
@@ -187,7 +187,6 @@ fn nobody_waits_for_the_receiver_and_what_waits_is_sent_together() {
         keep(&setup, 6);
         assert!(!setup.handle.flush(50 * MS), "it has a deadline");
         assert_eq!(receiver.got().len(), 1);
-        // Those that the exporter has by now go into one request.
         let start = Instant::now();
         while setup.handle.stats().profiles_exported < 7 {
             assert!(start.elapsed() < PLENTY);
@@ -195,7 +194,7 @@ fn nobody_waits_for_the_receiver_and_what_waits_is_sent_together() {
         }
         receiver.release();
         setup.flush();
-        assert_eq!(receiver.got().len(), 2);
+        assert_eq!(receiver.got().len(), 7);
         assert_eq!(arrived(&receiver, &setup), promised(&setup));
         assert_adds_up(&setup.handle.stats());
     }
@@ -237,12 +236,11 @@ fn a_receiver_that_is_restarted_gets_all_there_was() {
 
 /// One that is wrong does not take the others with it.
 #[test]
-fn a_refused_batch_is_sent_in_parts() {
+fn a_refused_profile_is_lost_alone() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
-        // The first keeps it busy; of the batch of four behind it, one is refused in the end.
-        receiver.will([Does::Wait]);
-        receiver.will([413, 413, 413].map(|status| Does::Refuse(status, None)));
+        // The first keeps it busy; of the four behind it, one is refused.
+        receiver.will([Does::Wait, Does::Refuse(413, None)]);
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 1);
         if !HAS_STACKS {
@@ -260,6 +258,7 @@ fn a_refused_batch_is_sent_in_parts() {
         let stats = setup.handle.stats();
         assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (1, 4));
         assert_eq!(arrived(&receiver, &setup).len(), 4);
+        assert_eq!(receiver.got().len(), 5, "it is not sent again");
         assert_adds_up(&stats);
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn run() {
     figure("wire.pprof.encode_and_gzip", time(|| encode::pprof(&profile).len()), "us");
     figure("wire.pprof.gzip", time(|| gzip(&whole).len()), "us");
     #[cfg(feature = "otlp-http")]
-    sending::run(&[profile, self::profile(), self::profile(), self::profile()]);
+    sending::run(&profile);
 }
 
 /// A second of one thread in SQLite, JSON and regular expressions: most samples have a stack of their own.
@@ -116,13 +116,13 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("memory")
 }
 
-/// What the sending thread does for a profile, alone and in a batch.
+/// What the sending thread does for a profile.
 #[cfg(feature = "otlp-http")]
 mod sending {
     use std::fs;
     use std::io::{BufRead, BufReader};
     use std::net::TcpListener;
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::mpsc::{Sender, channel};
     use std::thread;
     use std::time::Instant;
 
@@ -130,55 +130,35 @@ mod sending {
 
     use super::*;
 
-    pub(super) fn run(profiles: &[Profile]) {
+    const PROFILES: usize = 40;
+
+    pub(super) fn run(profile: &Profile) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its number");
         let (came, bodies) = channel();
-        let (answer, answers) = channel();
-        _ = thread::spawn(move || serve(&listener, &came, &answers));
+        _ = thread::spawn(move || serve(&listener, &came));
         let mut exporter = OtlpExporter::builder()
             .protocol(Protocol::HttpProtobuf)
             .endpoint(format!("http://{address}"))
             .build()
             .expect("an exporter");
         exporter.start(Reporter::default());
-        let mut send = |profile| _ = exporter.export(profile).expect("it is well");
-        let cpu_each = |before: f64| (thread_cpu_us() - before) / profiles.len() as f64;
-        let (mut alone, mut batched, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..9 {
-            // While one is not answered, the others gather.
-            send(&profiles[0]);
-            _ = bodies.recv().expect("a request");
-            profiles.iter().for_each(&mut send);
-            let before = thread_cpu_us();
-            answer.send(()).expect("the server");
-            bytes = bodies.recv().expect("a request");
-            answer.send(()).expect("the server");
-            thread::sleep(Duration::from_millis(20));
-            batched.push(cpu_each(before));
-            let before = thread_cpu_us();
-            for profile in profiles {
-                send(profile);
-                _ = bodies.recv().expect("a request");
-                answer.send(()).expect("the server");
-                thread::sleep(Duration::from_millis(20));
-            }
-            alone.push(cpu_each(before));
+        let mut each_us = Vec::new();
+        // The first makes the connection.
+        let mut before = None;
+        for _ in 0..PROFILES {
+            _ = exporter.export(profile).expect("it is well");
+            bodies.recv().expect("a request");
+            let deadline = Instant::now() + Duration::from_secs(60);
+            assert!(exporter.flush(deadline), "all of it is there");
+            let now = thread_cpu_us();
+            each_us.extend(before.replace(now).map(|before| now - before));
         }
-        let deadline = Instant::now() + Duration::from_secs(60);
-        assert!(exporter.flush(deadline), "all of it is there");
-        figure("wire.otlp.send_alone", median(&alone), "us");
-        figure("wire.otlp.send_in_batch", median(&batched), "us");
-        figure("wire.otlp.size_in_batch", kib(bytes.len()) / profiles.len() as f64, "KiB");
-        figure(
-            "wire.otlp.size_in_batch_gzip",
-            kib(gzip(&bytes).len()) / profiles.len() as f64,
-            "KiB",
-        );
+        figure("wire.otlp.send", median(&each_us), "us");
     }
 
-    /// Tells what came, and answers when it is told to.
-    fn serve(listener: &TcpListener, came: &Sender<Vec<u8>>, answers: &Receiver<()>) {
+    /// Answers each request, and tells that it came.
+    fn serve(listener: &TcpListener, came: &Sender<()>) {
         let (stream, _) = listener.accept().expect("a connection");
         let mut writer = stream.try_clone().expect("a file");
         let mut lines = BufReader::new(stream);
@@ -196,10 +176,10 @@ mod sending {
             }
             let mut body = vec![0; length];
             lines.read_exact(&mut body).expect("the body");
-            if came.send(body).is_err() || answers.recv().is_err() {
+            writer.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").expect("sent");
+            if came.send(()).is_err() {
                 return;
             }
-            writer.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").expect("sent");
         }
     }
 

@@ -1,7 +1,5 @@
 //! From a profile to bytes. Pure: nothing here reads or writes anything else.
 
-#[cfg(feature = "_otlp")]
-mod batch;
 #[cfg(test)]
 mod deep;
 mod folded;
@@ -13,8 +11,6 @@ mod svg;
 #[cfg(test)]
 mod there_and_back;
 
-#[cfg(feature = "_otlp")]
-pub(crate) use batch::merge;
 pub use folded::folded;
 pub use otlp::otlp;
 #[cfg(feature = "_otlp")]

@@ -18,8 +18,8 @@ use crate::profile::{Attribute, Profile, Value};
 
 /// Sends profiles to an OpenTelemetry collector, or whatever else takes OTLP.
 ///
-/// A profile that it has taken waits in a queue of bounded length, from which a thread sends as many as fit
-/// into a request, and sends them again until the receiver has answered. While the receiver is away no profile
+/// A profile that it has taken waits in a queue of bounded length, from which a thread sends one after the other,
+/// each until the receiver has answered. While the receiver is away no profile
 /// is taken, so that no span is given an id that leads nowhere; or it goes to the
 /// [fallback directory](OtlpBuilder::fallback_directory) and is sent later.
 ///

@@ -200,7 +200,7 @@ fn answer(status: &Status) -> Answer {
     let info = status.get_details_retry_info();
     match status.code() {
         Code::ResourceExhausted if info.is_none() => {
-            Answer::Never { what: Never::Content, problem: problem() }
+            Answer::Never { what: Never::Request, problem: problem() }
         }
         Code::Cancelled
         | Code::DeadlineExceeded
@@ -212,7 +212,6 @@ fn answer(status: &Status) -> Answer {
             let after = info.and_then(|info| info.retry_delay).filter(|after| !after.is_zero());
             Answer::NotNow { after, problem: problem() }
         }
-        Code::InvalidArgument => Answer::Never { what: Never::Content, problem: problem() },
         Code::NotFound | Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented => {
             Answer::Never { what: Never::All, problem: problem() }
         }
@@ -258,8 +257,14 @@ mod tests {
             let answer = answer(&Status::new(code, "why"));
             assert_eq!(matches!(answer, Answer::NotNow { after: None, .. }), is_retried, "{code}");
             let Answer::Never { what, .. } = answer else { continue };
-            let is_split = matches!(code, Code::InvalidArgument | Code::ResourceExhausted);
-            assert_eq!(what == Never::Content, is_split, "{code}");
+            let wants_nothing = matches!(
+                code,
+                Code::NotFound
+                    | Code::PermissionDenied
+                    | Code::Unauthenticated
+                    | Code::Unimplemented
+            );
+            assert_eq!(what == Never::All, wants_nothing, "{code}");
         }
     }
 

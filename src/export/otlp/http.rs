@@ -105,9 +105,6 @@ fn answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
             let after = after.and_then(|text| retry_after(text, SystemTime::now()));
             Answer::NotNow { after, problem }
         }
-        StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => {
-            Answer::Never { what: Never::Content, problem }
-        }
         StatusCode::UNAUTHORIZED
         | StatusCode::PAYMENT_REQUIRED
         | StatusCode::FORBIDDEN
@@ -182,8 +179,7 @@ mod tests {
         }
         for (expected, statuses) in [
             (Never::All, [302, 401, 404, 407, 410, 501].as_slice()),
-            (Never::Content, &[400, 413]),
-            (Never::Request, &[409, 422, 500, 505]),
+            (Never::Request, &[400, 409, 413, 422, 500, 505]),
         ] {
             for status in statuses {
                 let Answer::Never { what, .. } = of(*status, Some("1")) else { panic!("{status}") };

@@ -49,7 +49,7 @@ pub(super) struct Stored {
 /// What is to be sent next.
 #[derive(Debug)]
 pub(super) enum Next {
-    Batch(Vec<Arc<Item>>),
+    Profile(Arc<Item>),
     Stored(Stored),
 }
 
@@ -78,7 +78,7 @@ struct State {
     waiting: VecDeque<Arc<Item>>,
     /// Of what waits and of what is being sent.
     bytes: usize,
-    sending: Vec<Arc<Item>>,
+    sending: Option<Arc<Item>>,
     stored: VecDeque<Stored>,
     /// Whether one of those is being sent.
     sends_stored: bool,
@@ -108,7 +108,7 @@ impl State {
     }
 
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.sending.is_empty()
+        self.waiting.is_empty() && self.sending.is_none()
     }
 
     /// Nothing is left to be sent to the server as it is now.
@@ -122,7 +122,7 @@ impl State {
     }
 
     fn profiles(&self) -> usize {
-        self.waiting.len() + self.sending.len()
+        self.waiting.len() + usize::from(self.sending.is_some())
     }
 }
 
@@ -207,21 +207,12 @@ impl Queue {
         self.answered.notify_all();
     }
 
-    /// What is to be sent next: as much as fits into one request. To a server that wants nothing no more is sent
-    /// of what can wait.
+    /// What is to be sent next. To a server that wants nothing no more is sent of what can wait.
     pub(super) fn next(&self) -> Option<Next> {
         let mut state = self.state.lock();
-        let state = &mut *state;
-        let mut bytes = 0;
-        while let Some(item) = state.waiting.front() {
-            bytes += item.encoded.len();
-            if bytes > self.bounds.request_bytes && !state.sending.is_empty() {
-                break;
-            }
-            state.sending.extend(state.waiting.pop_front());
-        }
-        if !state.sending.is_empty() {
-            return Some(Next::Batch(state.sending.clone()));
+        if let Some(item) = state.waiting.pop_front() {
+            state.sending = Some(Arc::clone(&item));
+            return Some(Next::Profile(item));
         }
         if state.is_refusing() {
             return None;
@@ -231,20 +222,23 @@ impl Queue {
         Some(Next::Stored(stored))
     }
 
-    /// These are done with. `count` is told how many have not been given up meanwhile, before anybody who waits
-    /// for it goes on.
-    pub(super) fn settle(&self, items: &[Arc<Item>], count: impl FnOnce(u64)) {
+    /// The profile that is being sent is done with. Calls `count` before anybody who waits for it goes on, unless
+    /// [`close`](Self::close) has given the profile up meanwhile.
+    pub(super) fn settle(&self, count: impl FnOnce()) {
         let mut state = self.state.lock();
-        let before = state.sending.len();
-        state.sending.retain(|item| !items.iter().any(|settled| Arc::ptr_eq(item, settled)));
-        let settled = before - state.sending.len();
-        // Of what was given up there are none left.
-        if settled > 0 {
-            let bytes: usize = items.iter().map(|item| item.encoded.len()).sum();
-            state.bytes -= bytes.min(state.bytes);
+        if let Some(item) = state.sending.take() {
+            state.bytes -= item.encoded.len();
+            count();
         }
+        drop(state);
+        self.answered.notify_all();
+    }
+
+    /// The same for one of the fallback directory.
+    pub(super) fn settle_stored(&self, count: impl FnOnce()) {
+        let mut state = self.state.lock();
         state.sends_stored = false;
-        count(settled as u64);
+        count();
         drop(state);
         self.answered.notify_all();
     }
@@ -356,8 +350,8 @@ impl Queue {
         state.is_closed = true;
         state.stored.clear();
         state.bytes = 0;
-        let mut left = std::mem::take(&mut state.sending);
-        left.extend(std::mem::take(&mut state.waiting));
+        let sending = state.sending.take();
+        let left = sending.into_iter().chain(std::mem::take(&mut state.waiting)).collect();
         drop(state);
         self.stop.notify_one();
         self.answered.notify_all();
@@ -399,7 +393,7 @@ mod tests {
         let (settles, start) = (Arc::clone(&queue), Instant::now());
         let thread = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
-            settles.settle(&[], |_| {});
+            settles.settle_stored(|| {});
         });
         assert!(queue.flush(start + PLENTY));
         thread.join().unwrap();

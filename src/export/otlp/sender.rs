@@ -6,12 +6,9 @@ use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use bytes::Bytes;
-use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use prost::Message;
 
 use super::queue::{Item, Next, Queue, Stored};
 use super::transport::{Answer, Never, Request, Transport};
-use crate::encode;
 use crate::export::directory::Directory;
 use crate::export::{Fate, Reporter};
 use crate::span::{ignore_this_thread, spawn_ignored};
@@ -39,7 +36,7 @@ pub(super) struct Sender {
     owes_all_clear: bool,
 }
 
-/// How the sending of some profiles ended.
+/// How the sending of a profile ended.
 enum End {
     Accepted { rejected: u64 },
     Never(Never),
@@ -95,7 +92,7 @@ impl Sender {
     async fn run(mut self) {
         loop {
             match self.queue.next() {
-                Some(Next::Batch(items)) => self.deliver(items).await,
+                Some(Next::Profile(item)) => self.deliver(&item).await,
                 Some(Next::Stored(stored)) => self.deliver_stored(stored).await,
                 None => self.rest().await,
             }
@@ -123,42 +120,16 @@ impl Sender {
         }
     }
 
-    async fn deliver(&mut self, items: Vec<Arc<Item>>) {
-        let mut parts = vec![items];
-        while let Some(mut items) = parts.pop() {
-            let mut merged = merge(&items);
-            // Together they can be larger than each alone: their indices are.
-            while items.len() > 1 && merged.len() > self.queue.bounds.request_bytes {
-                parts.push(items.split_off(items.len() / 2));
-                merged = merge(&items);
+    async fn deliver(&mut self, item: &Arc<Item>) {
+        let request = self.transport.request(item.encoded.clone());
+        match self.send(&request, item.since).await {
+            End::Accepted { rejected: 0 } => {
+                self.queue.settle(|| self.reporter.count(Fate::Delivered, 1));
             }
-            let oldest = items.first().map(|item| item.since);
-            let request = self.transport.request(merged);
-            match self.send(&request, oldest.unwrap_or_else(Instant::now)).await {
-                End::Accepted { rejected } => {
-                    self.queue.settle(&items, |settled| {
-                        // Each can have been two, waits apart.
-                        let rejected = rejected.min(settled);
-                        self.reporter.count(Fate::Delivered, settled - rejected);
-                        self.reporter.count(Fate::Refused, rejected);
-                    });
-                }
-                // It can be one that spoils it for the others.
-                End::Never(Never::Content) if items.len() > 1 => {
-                    let others = items.split_off(items.len() / 2);
-                    parts.extend([others, items]);
-                }
-                End::Never(_) => self.give_up(&items, Fate::Refused),
-                End::TooOld => {
-                    let age = self.queue.bounds.age;
-                    let (old, young): (Vec<_>, _) =
-                        items.into_iter().partition(|item| item.since.elapsed() > age);
-                    self.give_up(&old, Fate::TooOld);
-                    if !young.is_empty() {
-                        parts.push(young);
-                    }
-                }
-            }
+            // Its samples and its waits are two profiles to the receiver.
+            End::Accepted { .. } => self.queue.settle(|| self.reporter.count(Fate::Refused, 1)),
+            End::Never(_) => self.give_up(item, Fate::Refused),
+            End::TooOld => self.give_up(item, Fate::TooOld),
         }
     }
 
@@ -179,7 +150,7 @@ impl Sender {
                 }
             }
         };
-        self.queue.settle(&[], |_| {
+        self.queue.settle_stored(|| {
             self.reporter.count(fate, 1);
             self.reporter.count_after_all();
         });
@@ -255,9 +226,9 @@ impl Sender {
             self.reporter.inform(format!("profiles are sent to {endpoint} again"));
         }
         if rejected > 0 {
-            self.warn(&format!("has refused {rejected} profiles of a request: {message}"));
+            self.warn(&format!("has refused a profile: {message}"));
         } else if !message.is_empty() {
-            self.warn(&format!("has taken profiles and says: {message}"));
+            self.warn(&format!("has taken a profile and says: {message}"));
         }
     }
 
@@ -272,26 +243,16 @@ impl Sender {
         is_due
     }
 
-    fn give_up(&self, items: &[Arc<Item>], fate: Fate) {
+    fn give_up(&self, item: &Arc<Item>, fate: Fate) {
         // First, so that whoever sees that it is done sees the files.
-        let stored = store(self.fallback.as_deref(), items);
-        // What is refused stays refused, whatever is in the directory: it is sent no more.
-        let stored = if fate == Fate::Refused { 0 } else { stored };
-        self.queue.settle(items, |settled| {
-            self.reporter.count(Fate::Stored, stored.min(settled));
-            self.reporter.count(fate, settled.saturating_sub(stored));
+        let is_stored = store(self.fallback.as_deref(), std::slice::from_ref(item)) > 0;
+        self.queue.settle(|| match fate {
+            // What is refused stays refused, whatever is in the directory: it is sent no more.
+            Fate::Refused => self.reporter.count(fate, 1),
+            _ if is_stored => self.reporter.count(Fate::Stored, 1),
+            _ => self.reporter.count(fate, 1),
         });
     }
-}
-
-/// One request of all of them.
-fn merge(items: &[Arc<Item>]) -> Bytes {
-    if let [item] = items {
-        return item.encoded.clone();
-    }
-    // What we have encoded ourselves can be read.
-    let messages = items.iter().filter_map(|item| ProfilesData::decode(item.encoded.clone()).ok());
-    encode::merge(messages).encode_to_vec().into()
 }
 
 /// Writes what will not be delivered to the fallback directory, if there is one, and returns how many of them.

@@ -38,8 +38,6 @@ pub(super) enum Answer {
 pub(super) enum Never {
     /// Anything from us.
     All,
-    /// What is in that request, or how much: a part of it may be another matter.
-    Content,
     /// That request.
     Request,
 }
