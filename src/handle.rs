@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use opentelemetry_sdk::trace::SpanProcessor;
 
 use crate::collector::Engine;
-use crate::config::{SelfTest, rules_of_env, self_test};
+use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
 use crate::keep::Rules;
 use crate::otel::{ProfilingSpanProcessor, SpanEnds};
+use crate::sampler::SourceSettings;
 use crate::stats::Stats;
 
 /// Reaches a [`ProfilingLayer`](crate::ProfilingLayer) after it has become part of a subscriber.
@@ -134,6 +135,12 @@ impl Handle {
         ended.unwrap_or_else(|| has_lost_none(&control))
     }
 
+    /// What samples threads, while it does.
+    pub(crate) fn source_settings(&self) -> Option<SourceSettings> {
+        let control = self.0.upgrade()?;
+        control.running().map(|engine| engine.source_settings)
+    }
+
     fn with_engine(&self, action: impl FnOnce(&Engine) -> bool) -> bool {
         let Some(control) = self.0.upgrade() else { return true };
         match control.running() {
@@ -167,32 +174,6 @@ impl Handle {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.engine());
         engine.map(|engine| engine.source_line.0.clone()).unwrap_or_default()
-    }
-
-    /// Runs a short known load, and reports whether samples, stacks, symbols and waits are seen here:
-    /// in this very program, on this system, with the source that this layer has.
-    ///
-    /// It takes a little more than half a second, and longer where the program has much debug information. The load
-    /// runs on a thread of its own under a layer of its own, and leaves no profile. It blocks; in async
-    /// code call it from `spawn_blocking`.
-    ///
-    /// ```
-    /// # use tracing_profiling::ProfilingLayer;
-    /// # fn main() -> Result<(), tracing_profiling::Error> {
-    /// let profiling = ProfilingLayer::from_env()?;
-    /// let found = profiling.handle().self_test();
-    /// println!("{found}");
-    /// for problem in found.problems() {
-    ///     eprintln!("profiling: {problem}");
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn self_test(&self) -> SelfTest {
-        match self.0.upgrade().as_ref().and_then(|control| control.running()) {
-            Some(engine) => self_test(engine.source_settings),
-            None => SelfTest { source: "the layer is off".to_owned(), ..SelfTest::default() },
-        }
     }
 
     /// A processor for the tracer provider, around the one that exports: it puts the attributes of

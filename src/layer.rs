@@ -152,6 +152,27 @@ impl ProfilingLayer {
     }
 }
 
+impl Builder {
+    /// The layer.
+    ///
+    /// With rules that never keep anything it does nothing at all: no thread, no file and no
+    /// signal handler is made, until [`Handle::set_rules`] or [`Handle::enable`] is called.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not let us start two threads and open a file.
+    pub fn build(self) -> Result<ProfilingLayer, Error> {
+        #[cfg(feature = "sighup")]
+        let reloads_on_sighup = self.reloads_on_sighup();
+        let control = Control::new(self.with_absolute_directory())?;
+        #[cfg(feature = "sighup")]
+        if reloads_on_sighup {
+            crate::hangup::reload_on_hangup(&control)?;
+        }
+        Ok(ProfilingLayer::new(control))
+    }
+}
+
 impl Drop for ProfilingLayer {
     fn drop(&mut self) {
         if self.control.is_here() {

@@ -162,6 +162,7 @@ mod otel;
 pub mod profile;
 mod redact;
 mod sampler;
+mod self_test;
 mod span;
 mod stats;
 mod symbols;
@@ -210,7 +211,7 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use config::{Builder, SelfTest};
+pub use config::Builder;
 pub use error::Error;
 #[cfg(feature = "_otlp")]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
@@ -222,6 +223,7 @@ pub use otel::{ProfilingSpanProcessor, SPAN_ATTRIBUTES};
 pub use profile::{Profile, ProfileId};
 pub use redact::Redaction;
 pub use sampler::Source;
+pub use self_test::SelfTest;
 pub use span::{Account, Hardware};
 pub use stats::Stats;
 

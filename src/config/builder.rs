@@ -9,13 +9,11 @@ use std::time::Duration;
 use opentelemetry_sdk::Resource;
 
 use crate::collector::{Engine, Gate, Limits, Pace, Parts, ShedLimits, waiting_profiles};
-use crate::control::Control;
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
 use crate::export::{Directory, Exporter, default_resource};
 use crate::keep::{Callsites, Keep, Keeper, Kept, MOST_PROMISED, OnKept, Rules};
-use crate::layer::ProfilingLayer;
 use crate::otel::{AttributeNames, LayerOrder};
 use crate::redact::Redaction;
 use crate::sampler::{Periods, Sampler, Source, SourceSettings};
@@ -24,7 +22,7 @@ use crate::stats::Counters;
 use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
 
-/// Makes a [`ProfilingLayer`] with other settings than the default.
+/// Makes a [`ProfilingLayer`](crate::ProfilingLayer) with other settings than the default.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -156,7 +154,7 @@ impl Builder {
         self
     }
 
-    pub(super) fn with_source_settings(self, source: SourceSettings) -> Self {
+    pub(crate) fn with_source_settings(self, source: SourceSettings) -> Self {
         Self { source, ..self }
     }
 
@@ -396,26 +394,14 @@ impl Builder {
         Self { reloads_on_sighup: true, ..self }
     }
 
-    /// The layer.
-    ///
-    /// With rules that never keep anything it does nothing at all: no thread, no file and no
-    /// signal handler is made, until [`Handle::set_rules`](crate::Handle::set_rules) or
-    /// [`Handle::enable`](crate::Handle::enable) is called.
-    ///
-    /// # Errors
-    ///
-    /// If the system does not let us start two threads and open a file.
-    pub fn build(mut self) -> Result<ProfilingLayer, Error> {
-        // The program may change its working directory before anything is written.
-        self.directory = std::path::absolute(&self.directory).unwrap_or(self.directory);
-        #[cfg(feature = "sighup")]
-        let reloads_on_sighup = self.reloads_on_sighup;
-        let control = Control::new(self)?;
-        #[cfg(feature = "sighup")]
-        if reloads_on_sighup {
-            crate::hangup::reload_on_hangup(&control)?;
-        }
-        Ok(ProfilingLayer::new(control))
+    /// The program may change its working directory before anything is written.
+    pub(crate) fn with_absolute_directory(self) -> Self {
+        Self { directory: std::path::absolute(&self.directory).unwrap_or(self.directory), ..self }
+    }
+
+    #[cfg(feature = "sighup")]
+    pub(crate) fn reloads_on_sighup(&self) -> bool {
+        self.reloads_on_sighup
     }
 
     /// Where profiles can be found, if they become files.

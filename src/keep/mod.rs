@@ -4,6 +4,7 @@ mod attribute;
 mod bucket;
 mod callsites;
 mod condition;
+mod directive;
 mod fields;
 mod keeper;
 mod kept;

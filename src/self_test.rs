@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use tracing::Dispatch;
 use tracing_subscriber::prelude::*;
 
-use super::Builder;
+use crate::config::Builder;
 use crate::export::Memory;
+use crate::handle::Handle;
 use crate::keep::{Keep, Rule, Rules};
 use crate::profile::{CALLERS_NOT_COPIED, FrameKind, Profile, Sample, SampleKind};
 use crate::sampler::SourceSettings;
 
-/// What [`Handle::self_test`](crate::Handle::self_test) found.
+/// What [`Handle::self_test`] found.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct SelfTest {
@@ -116,8 +117,36 @@ fn self_test_is_asleep() {
     std::thread::sleep(ASLEEP);
 }
 
+impl Handle {
+    /// Runs a short known load, and reports whether samples, stacks, symbols and waits are seen here:
+    /// in this very program, on this system, with the source that this layer has.
+    ///
+    /// It takes a little more than half a second, and longer where the program has much debug information. The load
+    /// runs on a thread of its own under a layer of its own, and leaves no profile. It blocks; in async
+    /// code call it from `spawn_blocking`.
+    ///
+    /// ```
+    /// # use tracing_profiling::ProfilingLayer;
+    /// # fn main() -> Result<(), tracing_profiling::Error> {
+    /// let profiling = ProfilingLayer::from_env()?;
+    /// let found = profiling.handle().self_test();
+    /// println!("{found}");
+    /// for problem in found.problems() {
+    ///     eprintln!("profiling: {problem}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn self_test(&self) -> SelfTest {
+        match self.source_settings() {
+            Some(settings) => self_test(settings),
+            None => SelfTest { source: "the layer is off".to_owned(), ..SelfTest::default() },
+        }
+    }
+}
+
 /// Runs the load on a thread of its own, under a layer of its own with these settings.
-pub(crate) fn self_test(settings: SourceSettings) -> SelfTest {
+fn self_test(settings: SourceSettings) -> SelfTest {
     let memory = Memory::new();
     let builder = Builder::new()
         .with_source_settings(settings)

@@ -29,8 +29,8 @@ use winnow::error::{ContextError, ErrMode, StrContext, StrContextValue};
 use winnow::prelude::*;
 use winnow::token::take_while;
 
+use super::{Amount, Condition, Keep, Rule, Rules};
 use crate::error::Error;
-use crate::keep::{Amount, Condition, Keep, Rule, Rules};
 
 /// Of a set of rules: each span of a new callsite is compared with all of them.
 const MOST_DIRECTIVES: usize = 256;
