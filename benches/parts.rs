@@ -168,7 +168,7 @@ mod encoders {
 
     #[divan::bench]
     fn otlp(bencher: Bencher<'_, '_>) {
-        let resource = opentelemetry_sdk::Resource::builder_empty().build();
+        let resource = tracing_profiling::Resource::new();
         let profile = profile();
         bencher.bench_local(|| encode::otlp(profile, &resource));
     }

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "axum")]
 use std::path::{Path, PathBuf};
+#[cfg(feature = "opentelemetry-sdk")]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -13,7 +14,9 @@ use crate::collector::{Engine, Gate};
 use crate::config::Builder;
 use crate::error::Error;
 use crate::keep::Rules;
-use crate::otel::{Ended, LayerOrder, SpanEnds};
+use crate::otel::LayerOrder;
+#[cfg(feature = "opentelemetry-sdk")]
+use crate::otel::{Ended, SpanEnds};
 use crate::sys;
 #[cfg(feature = "sighup")]
 use crate::sys::EndHangups;
@@ -33,6 +36,7 @@ pub(crate) struct Control {
     made_by: u32,
     switch: Mutex<Switch>,
     dispatch: Mutex<Option<WeakDispatch>>,
+    #[cfg(feature = "opentelemetry-sdk")]
     expects_ends: AtomicBool,
     /// Where profiles lie as files.
     #[cfg(feature = "axum")]
@@ -79,6 +83,7 @@ impl Control {
                 is_disabled: false,
             }),
             dispatch: Mutex::new(None),
+            #[cfg(feature = "opentelemetry-sdk")]
             expects_ends: AtomicBool::new(false),
             #[cfg(feature = "axum")]
             folder,
@@ -103,6 +108,7 @@ impl Control {
             engine: OnceLock::from(engine),
             switch: Mutex::new(switch),
             dispatch: Mutex::new(None),
+            #[cfg(feature = "opentelemetry-sdk")]
             expects_ends: AtomicBool::new(false),
             #[cfg(feature = "axum")]
             folder: None,
@@ -223,6 +229,7 @@ impl Control {
                 if let Some(dispatch) = &*dispatch {
                     engine.set_dispatch(dispatch.clone());
                 }
+                #[cfg(feature = "opentelemetry-sdk")]
                 if self.expects_ends.load(Ordering::Relaxed) {
                     engine.expect_ends();
                 }
@@ -276,6 +283,7 @@ impl Control {
     }
 
     /// From now on a processor will see OpenTelemetry's spans end.
+    #[cfg(feature = "opentelemetry-sdk")]
     pub(crate) fn expect_ends(&self) {
         let _switch = self.switch.lock();
         self.expects_ends.store(true, Ordering::Relaxed);
@@ -293,6 +301,7 @@ impl Drop for Control {
     }
 }
 
+#[cfg(feature = "opentelemetry-sdk")]
 impl SpanEnds for Control {
     fn ended(&self, ended: Ended) {
         match self.engine.get() {

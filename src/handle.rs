@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "opentelemetry-sdk")]
 use opentelemetry_sdk::trace::SpanProcessor;
 
 use crate::collector::Engine;
@@ -12,6 +13,7 @@ use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
 use crate::keep::Rules;
+#[cfg(feature = "opentelemetry-sdk")]
 use crate::otel::{ProfilingSpanProcessor, SpanEnds};
 use crate::sampler::SourceSettings;
 use crate::stats::Stats;
@@ -198,6 +200,7 @@ impl Handle {
     /// ```
     ///
     /// [`ProfilingLayer::with_opentelemetry`]: crate::ProfilingLayer::with_opentelemetry
+    #[cfg(feature = "opentelemetry-sdk")]
     pub fn span_processor(&self, next: impl SpanProcessor + 'static) -> ProfilingSpanProcessor {
         let ends = self.find().map(|control| {
             control.expect_ends();

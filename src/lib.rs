@@ -81,7 +81,11 @@
 //!
 //! | feature | | |
 //! |---|---|---|
-//! | `tracing-opentelemetry` | on by default | reaches the OpenTelemetry span of a span: attributes on it, and its ids in the profile |
+//! | `opentelemetry` | on by default | reaches the OpenTelemetry span of a span through `tracing-opentelemetry`: attributes on it, and its ids in the profile |
+//! | `symbols` | on by default | functions, files and lines; without it profiles have addresses and build ids |
+//! | `pprof` | on by default | `encode::pprof`, and a file of that format beside each flame graph |
+//! | `otlp` | off | `encode::otlp`, and a file of that format beside each flame graph |
+//! | `opentelemetry-sdk` | off | `Handle::span_processor`, for layers in another order; [`Resource`] from one of `opentelemetry_sdk` |
 //! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP; closed to pages of other sites, but without authentication, so not to be reached from outside |
 //! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as metrics of OpenTelemetry |
 //! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process gets SIGHUP |
@@ -139,6 +143,14 @@
 //! [`Handle::set_rules`] replaces them at run time.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(feature = "symbols"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "of what reads files of code some is for symbols alone"
+    )
+)]
 #![cfg_attr(docsrs, doc(auto_cfg(hide(feature, values("_otlp", "_parts")))))]
 
 #[cfg(test)]
@@ -154,6 +166,7 @@ mod handle;
 mod hangup;
 #[cfg(feature = "axum")]
 mod http;
+mod ids;
 mod keep;
 mod layer;
 #[cfg(feature = "metrics")]
@@ -185,7 +198,7 @@ pub mod guide {
     pub mod subscriber {}
     #[doc = include_str!("../docs/guide/attribute.md")]
     pub mod attribute {}
-    #[cfg(feature = "tracing-opentelemetry")]
+    #[cfg(feature = "opentelemetry-sdk")]
     #[doc = include_str!("../docs/guide/opentelemetry.md")]
     pub mod opentelemetry {}
     #[doc = include_str!("../docs/guide/without_opentelemetry.md")]
@@ -232,10 +245,13 @@ pub use error::Error;
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 pub use export::{Directory, ExportError, Exported, Exporter, Fate, Reporter};
 pub use handle::{FlushGuard, Handle};
+pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
 pub use keep::{Amount, Condition, Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules};
 pub use layer::ProfilingLayer;
-pub use otel::{ProfilingSpanProcessor, SPAN_ATTRIBUTES};
-pub use profile::{Profile, ProfileId};
+#[cfg(feature = "opentelemetry-sdk")]
+pub use otel::ProfilingSpanProcessor;
+pub use otel::SPAN_ATTRIBUTES;
+pub use profile::{Profile, Resource};
 pub use redact::Redaction;
 pub use sampler::Source;
 pub use self_test::SelfTest;

@@ -8,8 +8,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use cpu_time::ProcessTime;
-use opentelemetry_sdk::Resource;
 use tracing::{Instrument, info_span};
+use tracing_profiling::Resource;
 use tracing_profiling::profile::{Profile, SampleKind};
 use tracing_profiling::{Directory, ExportError, Exported, Exporter, ProfilingLayer};
 use tracing_subscriber::prelude::*;
@@ -102,7 +102,7 @@ fn known_mix() {
         .rules("0ms".parse().unwrap())
         .rate(RATE)
         .samples_per_profile(1_000_000)
-        .exporter(ToFiles(Directory::new(folder, Resource::builder_empty().build())))
+        .exporter(ToFiles(Directory::new(folder, Resource::new())))
         .build()
         .unwrap();
     let handle = layer.handle();

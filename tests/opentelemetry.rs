@@ -1,6 +1,6 @@
 //! Beside `tracing-opentelemetry`: attributes on exported spans, and trace ids in profiles.
 
-#![cfg(feature = "tracing-opentelemetry")]
+#![cfg(feature = "opentelemetry-sdk")]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
 mod support;
@@ -198,8 +198,8 @@ fn check_requests(scene: &Scene) {
         let link = link.unwrap_or_else(|| panic!("{sample:?} of {:?}", profile.notes));
         let (trace, span) = link.ids.unwrap_or_else(|| panic!("`{}` has ids", link.span));
         let exported = &spans[&link.span];
-        assert_eq!(trace, exported.span_context.trace_id());
-        assert_eq!(span, exported.span_context.span_id());
+        assert_eq!(trace, exported.span_context.trace_id().into());
+        assert_eq!(span, exported.span_context.span_id().into());
         named.push(&link.span);
     }
     for name in ["slow", "child", "elsewhere"] {
@@ -231,7 +231,7 @@ fn only_a_span_with_samples_of_its_own_has_an_id_for_pyroscope() {
         assert_eq!(text(span, "profile.id"), Some(profile.id.to_string()));
         let own = span.span_context.span_id();
         let links = profile.samples().iter().filter_map(|sample| profile.link(sample.link?)?.ids);
-        let is_linked = links.into_iter().any(|(_, id)| id == own);
+        let is_linked = links.into_iter().any(|(_, id)| id == own.into());
         match text(span, "pyroscope.profile.id") {
             Some(id) => assert_eq!((id, is_linked), (own.to_string(), true), "{name}"),
             None => assert!(!must_have_id, "{name}"),

@@ -11,18 +11,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceRequest;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
-use opentelemetry_sdk::Resource;
 use prost::Message;
 use support::{HAS_STACKS, Setup, burn, has_perf};
 use tracing::info_span;
 use tracing_profiling::Directory;
+use tracing_profiling::Resource;
 
 const MS: Duration = Duration::from_millis(1);
 
 /// The OTLP file of a span with one inside it, and its bytes; `None` without perf.
 fn written() -> Option<(proto::ProfilesData, Vec<u8>)> {
     let directory = tempfile::tempdir().unwrap();
-    let resource = Resource::builder_empty().with_service_name("shop").build();
+    let resource = Resource::new().with("service.name", "shop");
     let store = Directory::new(directory.path(), resource);
     let setup = Setup::with("0ms", |builder| builder.exporter(store));
     setup.run(|| {

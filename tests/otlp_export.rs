@@ -22,10 +22,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use opentelemetry_sdk::Resource;
 use receiver::{Does, Receiver, Speaks, free_address, resource_attribute};
 use support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
 use tracing::info_span;
+use tracing_profiling::Resource;
 use tracing_profiling::{
     Builder, Compression, OtlpBuilder, OtlpExporter, ProfilingLayer, Protocol, Stats,
 };
@@ -46,7 +46,7 @@ fn to(speaks: Speaks, address: SocketAddr) -> OtlpBuilder {
         .timeout(PLENTY)
         // A busy machine is no receiver that is away.
         .patience(Duration::MAX)
-        .resource(Resource::builder_empty().with_service_name("shop").build())
+        .resource(Resource::new().with("service.name", "shop"))
 }
 
 fn setup(exporter: OtlpBuilder) -> Setup {

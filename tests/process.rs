@@ -500,7 +500,7 @@ fn build_library(directory: &Path) -> PathBuf {
 fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<String>)> {
     if is_child(test) {
         let directory = std::env::var_os("DIRECTORY").unwrap();
-        let resource = opentelemetry_sdk::Resource::builder().build();
+        let resource = tracing_profiling::Resource::from_env();
         let layer = ProfilingLayer::builder()
             .rules("0ms".parse().unwrap())
             .exporter(Directory::new(directory, resource))

@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use flate2::read::GzDecoder;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
-use opentelemetry_sdk::Resource;
 use prost::Message;
 use support::{HAS_STACKS, PLENTY, burn, is_child, run_child};
 use tracing::{Dispatch, info_span};
+use tracing_profiling::Resource;
 use tracing_profiling::{Builder, Directory, Kept, ProfilingLayer, Redaction, Stats};
 use tracing_subscriber::prelude::*;
 
@@ -101,7 +101,7 @@ fn leave_with_wait(set: impl Fn(Builder) -> Builder, wait: Duration) -> (Left, S
 
 fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, Stats) {
     let directory = tempfile::tempdir().unwrap();
-    let resource = Resource::builder_empty().with_service_name("shop").build();
+    let resource = Resource::new().with("service.name", "shop");
     let log = Log::default();
     let kept = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&kept);

@@ -1,7 +1,7 @@
 //! The shop of the example beside OpenTelemetry: every exported id leads to a file, and every file
 //! is led to, in whichever order the layers are.
 
-#![cfg(feature = "tracing-opentelemetry")]
+#![cfg(feature = "opentelemetry-sdk")]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 #[path = "../examples/shop/mod.rs"]

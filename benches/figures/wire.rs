@@ -7,8 +7,8 @@ use std::time::Duration;
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
-use opentelemetry_sdk::Resource;
 use tracing::{dispatcher, info_span};
+use tracing_profiling::Resource;
 use tracing_profiling::encode;
 use tracing_profiling::profile::Profile;
 
@@ -17,7 +17,7 @@ use crate::measure::{Setup, figure, median, time_each};
 pub(crate) fn run() {
     let profile = profile();
     shape(&profile);
-    let resource = Resource::builder().with_service_name("shop").build();
+    let resource = Resource::from_env().with("service.name", "shop");
     let otlp = encode::otlp(&profile, &resource);
     figure("wire.otlp.size", kib(otlp.len()), "KiB");
     figure("wire.otlp.size_gzip", kib(gzip(&otlp).len()), "KiB");

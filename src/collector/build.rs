@@ -3,11 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use opentelemetry::{SpanId, TraceId};
-
 use super::pending::{Pending, PendingSpan};
 use super::report;
 use super::stack::{Stack, Waited};
+use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch};
 use crate::profile::{
     CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,

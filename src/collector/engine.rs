@@ -100,6 +100,7 @@ pub(crate) struct Engine {
     pub(super) commands: Sender<Command>,
     pub(crate) gate: &'static Gate,
     /// The fork generation of the process in which our threads run.
+    #[cfg(feature = "opentelemetry-sdk")]
     pub(super) made_in: u32,
     dispatch: RwLock<Option<WeakDispatch>>,
 }
@@ -150,6 +151,7 @@ impl Engine {
             meeting: OnceLock::new(),
             commands,
             gate,
+            #[cfg(feature = "opentelemetry-sdk")]
             made_in: sys::fork_generation(),
             dispatch: RwLock::new(None),
         });
@@ -342,7 +344,7 @@ impl Engine {
         let meeting = self.meeting.get();
         match (&otel, meeting) {
             (None, None) if self.order.suspect() => self.gate.set_look(true),
-            (Some(OtelSpan::Open(_)), Some(meeting)) => meeting.note_direct(),
+            (Some(otel), Some(meeting)) if otel.is_open() => meeting.note_direct(),
             _ => {}
         }
         // Where theirs closes first, a span without an end is of a trace that is not exported.

@@ -6,15 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use opentelemetry_sdk::Resource;
-
 use crate::collector::{Engine, Gate, Limits, Pace, Parts, ShedLimits, waiting_profiles};
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
-use crate::export::{Directory, Exporter, default_resource};
+use crate::export::{Directory, Exporter};
 use crate::keep::{Callsites, Keep, Keeper, Kept, MOST_PROMISED, OnKept, Rules};
 use crate::otel::{AttributeNames, LayerOrder};
+use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{Periods, Sampler, Source, SourceSettings};
 use crate::span::{JUDGES_CPU, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, Spans, WATCHED};
@@ -257,8 +256,8 @@ impl Builder {
     /// What the process is, as the profiles say, unless the exporter was made by hand. Give the same to the
     /// tracer provider. By default what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say.
     #[must_use]
-    pub fn resource(self, resource: Resource) -> Self {
-        Self { resource: Some(resource), ..self }
+    pub fn resource(self, resource: impl Into<Resource>) -> Self {
+        Self { resource: Some(resource.into()), ..self }
     }
 
     /// Profiles that each rule may keep a minute, and at once; 60 by default. Spans over the limit
@@ -453,7 +452,7 @@ impl Builder {
         let most_pending = self.pending_profiles.min(waiting_profiles(self.export_bytes));
         let keeper = Keeper::new(self.profiles_per_minute).with_most_promised(most_pending);
         let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
-        let resource = self.resource.unwrap_or_else(default_resource);
+        let resource = self.resource.unwrap_or_else(Resource::from_env);
         #[cfg(feature = "_otlp")]
         let from_env = |resource: &Resource| {
             let exporter = self.otlp.map(|otlp| otlp.with_default_resource(resource.clone()));

@@ -1,20 +1,27 @@
 //! From a profile to bytes. Pure: nothing here reads or writes anything else.
 
+#[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod deep;
 mod folded;
 mod frames;
+#[cfg(feature = "otlp")]
 mod otlp;
+#[cfg(feature = "pprof")]
 mod pprof;
+#[cfg(feature = "pprof")]
 mod pprof_messages;
 mod svg;
+#[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod there_and_back;
 
 pub use folded::folded;
+#[cfg(feature = "otlp")]
 pub use otlp::otlp;
 #[cfg(feature = "_otlp")]
 pub(crate) use otlp::otlp_message;
+#[cfg(feature = "pprof")]
 pub use pprof::pprof;
 pub use svg::svg;
 

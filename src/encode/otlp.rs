@@ -5,15 +5,16 @@
 
 use std::collections::HashMap;
 
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
+use opentelemetry_proto::tonic::common::v1::{
+    AnyValue, ArrayValue, InstrumentationScope, KeyValue, any_value,
+};
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
-use opentelemetry_sdk::Resource;
 use prost::Message;
 
 use crate::profile::{
     Attribute, FrameKind, Function, FunctionId, LinkId, LocationId, MappingId, Point, Profile,
-    ProfileId, SampleKind, StackId, Value,
+    ProfileId, Resource, SampleKind, StackId, Value,
 };
 
 /// A binary `ProfilesData`. The bytes are also those of an `ExportProfilesServiceRequest`.
@@ -59,12 +60,26 @@ pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::Pro
 }
 
 fn encode_resource(resource: &Resource) -> ProtoResource {
-    let attributes = resource.iter().map(|(key, value)| KeyValue {
-        key: key.as_str().to_owned(),
-        value: Some(value.clone().into()),
+    let attributes = resource.attributes().map(|(key, value)| KeyValue {
+        key: key.to_owned(),
+        value: Some(any_value(value)),
         ..KeyValue::default()
     });
     ProtoResource { attributes: attributes.collect(), ..ProtoResource::default() }
+}
+
+fn any_value(value: &Value) -> AnyValue {
+    let value = match value {
+        Value::String(text) => any_value::Value::StringValue(text.clone()),
+        Value::Int(number) => any_value::Value::IntValue(*number),
+        Value::Double(number) => any_value::Value::DoubleValue(*number),
+        Value::Bool(truth) => any_value::Value::BoolValue(*truth),
+        Value::Array(values) => {
+            let values = values.iter().map(any_value).collect();
+            any_value::Value::ArrayValue(ArrayValue { values })
+        }
+    };
+    AnyValue { value: Some(value) }
 }
 
 /// One sample for each stack and exported span, for spans without ids are alike here; with its points
@@ -229,12 +244,7 @@ impl<'a> Dictionary<'a> {
     }
 
     fn attribute(&mut self, key: &str, value: &Value) -> i32 {
-        let value = match value {
-            Value::String(text) => any_value::Value::StringValue(text.clone()),
-            Value::Int(number) => any_value::Value::IntValue(*number),
-            Value::Bool(truth) => any_value::Value::BoolValue(*truth),
-        };
-        let value = AnyValue { value: Some(value) };
+        let value = any_value(value);
         let key_strindex = self.string(key);
         let identity = (key_strindex, value.encode_to_vec());
         if let Some(index) = self.attributes.get(&identity) {
@@ -358,7 +368,7 @@ mod tests {
     use super::*;
 
     fn decode(profile: &Profile) -> proto::ProfilesData {
-        let resource = Resource::builder_empty().with_service_name("shop").build();
+        let resource = Resource::new().with("service.name", "shop");
         proto::ProfilesData::decode(otlp(profile, &resource).as_slice()).unwrap()
     }
 

@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 use prost::Message;
 
 use super::pprof_messages as proto;
-use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKind, Value};
+use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKind};
 
 /// A gzipped pprof file with the number of samples, their CPU time in nanoseconds, and the time of
 /// waits in nanoseconds (`-sample_index=off_cpu`, which is the default if there is nothing else). Each sample
@@ -213,12 +213,7 @@ impl<'a> Encoder<'a> {
 }
 
 fn comment(attribute: &Attribute) -> String {
-    let key = attribute.key;
-    match &attribute.value {
-        Value::String(text) => format!("{key}={text}"),
-        Value::Int(number) => format!("{key}={number}"),
-        Value::Bool(truth) => format!("{key}={truth}"),
-    }
+    format!("{}={}", attribute.key, attribute.value)
 }
 
 fn signed(number: u64) -> i64 {

@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use opentelemetry_sdk::Resource;
 use parking_lot::Mutex;
 
 use super::{ExportError, Exported, Exporter, Hopeless};
 use crate::encode;
-use crate::profile::{Profile, ProfileId};
+use crate::profile::{Profile, ProfileId, Resource};
 use crate::sys;
 
-/// Writes each profile as a flame graph (`.svg`), as pprof (`.pb.gz`) and as OTLP (`.otlp`), and
-/// removes old ones.
+/// Writes each profile as a flame graph (`.svg`), as pprof (`.pb.gz`, feature `pprof`) and as OTLP (`.otlp`, feature
+/// `otlp`), and removes old ones.
 ///
 /// The files of a profile are named `<time>-<pid>-<span>-<profile id>`, are readable by their
 /// owner alone, and appear complete or not at all. Of the directory's other files none is touched.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
+    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only OTLP says it"))]
     resource: Resource,
     quota_bytes: u64,
     quota_age: Duration,
@@ -39,13 +39,13 @@ const DEFAULT_QUOTA_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 impl Directory {
     /// Writes to `path`, which is made when the first profile comes. It holds at most 64 MiB of
     /// profiles, none older than 7 days. `resource` goes into the OTLP files.
-    pub fn new(path: impl Into<PathBuf>, resource: Resource) -> Self {
+    pub fn new(path: impl Into<PathBuf>, resource: impl Into<Resource>) -> Self {
         let path = path.into();
         Self {
             // The program may change its working directory. Fails for an empty path, or if there
             // is none; then it stays relative.
             path: std::path::absolute(&path).unwrap_or(path),
-            resource,
+            resource: resource.into(),
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,
             inventory: Mutex::default(),
@@ -59,19 +59,21 @@ impl Directory {
         Self { quota_bytes: bytes, quota_age: age, ..self }
     }
 
-    fn write(&self, profile: &Profile, otlp: Vec<u8>) -> io::Result<Vec<PathBuf>> {
+    fn write(&self, profile: &Profile, otlp: Option<Vec<u8>>) -> io::Result<Vec<PathBuf>> {
         sys::create_private_directory(&self.path)?;
         let stem = stem(profile);
-        let contents = [
-            ("svg", encode::svg(profile).into_bytes()),
-            ("pb.gz", encode::pprof(profile)),
-            ("otlp", otlp),
-        ];
-        let new = contents.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        #[cfg(feature = "pprof")]
+        let pprof = Some(encode::pprof(profile));
+        #[cfg(not(feature = "pprof"))]
+        let pprof = None;
+        let contents = [Some(encode::svg(profile).into_bytes()), pprof, otlp, None];
+        let lengths = contents.each_ref().map(|bytes| Some(bytes.as_ref()?.len() as u64));
+        let new = lengths.iter().flatten().sum();
         let written = self.write_in_room(new, || {
             let mut written = Vec::new();
-            for (extension, bytes) in &contents {
-                let path = self.path.join(format!("{stem}.{extension}"));
+            for (extension, bytes) in EXTENSIONS.iter().zip(&contents) {
+                let Some(bytes) = bytes else { continue };
+                let path = self.path.join(format!("{stem}{extension}"));
                 let temporary = self.path.join(format!("{stem}.tmp"));
                 if let Err(error) = write_whole(&path, &temporary, bytes) {
                     // Half a set of files would only puzzle.
@@ -84,9 +86,7 @@ impl Directory {
             }
             Ok(written)
         })?;
-        let lengths = contents.each_ref().map(|(_, bytes)| Some(bytes.len() as u64));
-        let [svg, pprof, otlp] = lengths;
-        self.note_written(&stem, [svg, pprof, otlp, None]);
+        self.note_written(&stem, lengths);
         Ok(written)
     }
 
@@ -94,7 +94,7 @@ impl Directory {
     pub(super) fn store(
         &self,
         profile: &Profile,
-        otlp: Vec<u8>,
+        otlp: Option<Vec<u8>>,
     ) -> Result<Vec<PathBuf>, ExportError> {
         self.write(profile, otlp).map_err(|error| {
             let problem = self.problem(&error);
@@ -342,7 +342,10 @@ impl Exporter for Directory {
     }
 
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
-        let otlp = encode::otlp(profile, &self.resource);
+        #[cfg(feature = "otlp")]
+        let otlp = Some(encode::otlp(profile, &self.resource));
+        #[cfg(not(feature = "otlp"))]
+        let otlp = None;
         Ok(Exported::to_files(self.store(profile, otlp)?))
     }
 
@@ -421,7 +424,7 @@ mod tests {
     }
 
     fn directory(path: &Path) -> Directory {
-        Directory::new(path, Resource::builder_empty().build())
+        Directory::new(path, Resource::new())
     }
 
     fn names(path: &Path) -> Vec<String> {

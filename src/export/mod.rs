@@ -5,6 +5,7 @@ mod memory;
 #[cfg(feature = "_otlp")]
 mod otlp;
 mod reporter;
+mod resource;
 #[cfg(feature = "axum")]
 mod stored;
 
@@ -12,11 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use opentelemetry::KeyValue;
-use opentelemetry_sdk::Resource;
-
 use crate::profile::Profile;
-use crate::sys;
 
 pub use directory::Directory;
 pub use memory::Memory;
@@ -91,13 +88,6 @@ pub trait Exporter: Send {
     fn directory(&self) -> Option<&Path> {
         None
     }
-}
-
-/// What the process is, if nobody says otherwise.
-pub(crate) fn default_resource() -> Resource {
-    Resource::builder()
-        .with_attribute(KeyValue::new("process.pid", i64::from(sys::process_id())))
-        .build()
 }
 
 /// What became of a profile.

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use opentelemetry::{SpanId, TraceId};
 use tracing::Metadata;
 
 use super::Reasons;
+use crate::ids::{SpanId, TraceId};
 use crate::profile::{ProfileId, Waits};
 use crate::span::{Account, SpanKey, TraceIds};
 

@@ -2,9 +2,8 @@
 
 use std::borrow::Cow;
 
-use opentelemetry::{Array, KeyValue, StringValue, Value};
-
 use crate::keep::KeptSpan;
+use crate::profile::Value;
 
 const ID: &str = "profile.id";
 const REASON: &str = "profile.reason";
@@ -45,6 +44,9 @@ pub const SPAN_ATTRIBUTES: [&str; 10] = [
 /// Between its last exit and its close every span has some nanoseconds.
 const WORTH_SAYING_NS: u64 = 1_000_000;
 
+/// Names and values of a span's attributes.
+pub(crate) type SpanAttributes = Vec<(Cow<'static, str>, Value)>;
+
 /// What those are called.
 #[derive(Clone, Debug)]
 pub(crate) struct AttributeNames(Vec<(&'static str, Cow<'static, str>)>);
@@ -62,10 +64,9 @@ impl AttributeNames {
     }
 
     /// What is to be said of a span that was kept.
-    pub(crate) fn of(&self, span: &KeptSpan) -> Vec<KeyValue> {
+    pub(crate) fn of(&self, span: &KeptSpan) -> SpanAttributes {
         let named = |(ours, name): &(&'static str, Cow<'static, str>)| {
-            let name = name.clone().into_owned();
-            Some(KeyValue::new(name, value(ours, span)?))
+            Some((name.clone(), value(ours, span)?))
         };
         self.0.iter().filter_map(named).collect()
     }
@@ -73,7 +74,7 @@ impl AttributeNames {
 
 fn value(name: &str, span: &KeptSpan) -> Option<Value> {
     let account = &span.account;
-    let ns = |ns: u64| Some(Value::I64(i64::try_from(ns).unwrap_or(i64::MAX)));
+    let ns = |ns: u64| Some(Value::Int(i64::try_from(ns).unwrap_or(i64::MAX)));
     match name {
         ID => span.profile.ok().map(|id| Value::from(id.to_string())),
         REASON => Some(Value::from(span.reasons.to_string())),
@@ -86,8 +87,8 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
             ns(account.after_last_exit_ns).filter(|_| account.after_last_exit_ns >= WORTH_SAYING_NS)
         }
         EARLIER if !span.earlier.is_empty() => {
-            let ids = span.earlier.iter().map(|id| StringValue::from(id.to_string()));
-            Some(Value::Array(Array::String(ids.collect())))
+            let ids = span.earlier.iter().map(|id| Value::from(id.to_string()));
+            Some(Value::Array(ids.collect()))
         }
         // Pyroscope finds samples by their link, and that is the innermost span.
         PYROSCOPE if span.profile.is_ok() && span.is_sampled_itself => {

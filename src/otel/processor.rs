@@ -12,13 +12,16 @@ use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant, SystemTime};
 
-use opentelemetry::{Context, KeyValue, SpanId, Value};
+use opentelemetry::{Context, KeyValue, Value};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
 use parking_lot::Mutex;
 use tracing::Metadata;
 
+use super::SpanAttributes;
+use super::values;
+use crate::ids::SpanId;
 use crate::keep::KeptSpan;
 use crate::span::{SpanKey, TraceIds};
 
@@ -113,17 +116,17 @@ impl Ended {
         self.next.on_end(self.data);
     }
 
-    pub(crate) fn hand_on_with(mut self, attributes: Vec<KeyValue>) {
-        self.data.attributes.extend(attributes);
+    pub(crate) fn hand_on_with(mut self, attributes: SpanAttributes) {
+        self.data.attributes.extend(values::key_values(attributes));
         self.hand_on();
     }
 
     pub(crate) fn ids(&self) -> TraceIds {
-        TraceIds::of(&self.data.span_context)
+        values::ids_of(&self.data.span_context)
     }
 
     fn id(&self) -> SpanId {
-        self.data.span_context.span_id()
+        self.data.span_context.span_id().into()
     }
 }
 
@@ -391,11 +394,11 @@ impl Meeting {
     }
 
     /// What was said on that span is for further processors too.
-    pub(crate) fn leave_said(&self, id: SpanId, attributes: Vec<KeyValue>) {
+    pub(crate) fn leave_said(&self, id: SpanId, attributes: SpanAttributes) {
         let (thread, shard) = self.shard();
         let mut shard = shard.lock();
         make_room(&mut shard);
-        shard.insert(thread, (Instant::now(), Waiting::Said(id, attributes)));
+        shard.insert(thread, (Instant::now(), Waiting::Said(id, values::key_values(attributes))));
     }
 
     /// The span that ended waits for its close. Returns what must be handed on.

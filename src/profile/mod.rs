@@ -1,19 +1,20 @@
 //! The profile as it is kept in memory: tables and samples. Knows no format, span or thread.
 
-mod id;
 mod model;
 mod names;
 mod rebuild;
+mod resource;
 mod table;
 mod waits;
 
-pub use id::ProfileId;
+pub use crate::ids::ProfileId;
 pub use model::{
     Attribute, FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping,
     MappingId, Point, Profile, Sample, SampleKind, StackId, StringId, Value,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
 pub(crate) use rebuild::{Names, Symbolized, Symbols};
+pub use resource::Resource;
 pub use waits::{Waiter, Waits};
 
 /// Stands for the frames of a stack that is longer than what was copied of it.

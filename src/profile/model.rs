@@ -1,11 +1,10 @@
 //! The tables of a profile, and its samples.
 
 use std::collections::HashMap;
+use std::fmt;
 
-use opentelemetry::{SpanId, TraceId};
-
-use super::ProfileId;
 use super::table::{Table, handle};
+use crate::ids::{ProfileId, SpanId, TraceId};
 
 handle! {
     /// The place of a string.
@@ -151,17 +150,47 @@ pub struct Sample {
     pub points: Vec<Point>,
 }
 
-/// A value of an [`Attribute`].
+/// A value of an [`Attribute`], or of one of a [`Resource`](super::Resource).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
     /// Text.
     String(String),
-    /// A number.
+    /// A whole number.
     Int(i64),
+    /// A number.
+    Double(f64),
     /// Yes or no.
     Bool(bool),
+    /// Several of one kind.
+    Array(Vec<Self>),
 }
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::String(text) => f.write_str(text),
+            Self::Int(number) => write!(f, "{number}"),
+            Self::Double(number) => write!(f, "{number}"),
+            Self::Bool(truth) => write!(f, "{truth}"),
+            Self::Array(values) => f.debug_list().entries(values).finish(),
+        }
+    }
+}
+
+macro_rules! value_from {
+    ($($from:ty => $kind:ident),+) => {
+        $(
+            impl From<$from> for Value {
+                fn from(value: $from) -> Self {
+                    Self::$kind(value.into())
+                }
+            }
+        )+
+    };
+}
+
+value_from! { &str => String, String => String, i32 => Int, u32 => Int, i64 => Int, f64 => Double, bool => Bool }
 
 /// Something said of the profile as a whole.
 #[derive(Clone, Debug, PartialEq)]
@@ -385,6 +414,7 @@ impl Profile {
 
     /// The CPU time of which each sample stands for a multiple, in nanoseconds: that of the least. `None` if
     /// there is no such time, or a sample stands for more than a thousand, or all of them for very many.
+    #[cfg(any(test, feature = "otlp"))]
     pub(crate) fn unit_weight_ns(&self) -> Option<u64> {
         const MOST: u64 = 1_000;
         /// Of all together, each of which is a timestamp in OTLP.

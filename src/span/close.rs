@@ -123,6 +123,7 @@ impl Spans {
     }
 
     /// Tells the collector of a span that has closed a while ago.
+    #[cfg(feature = "opentelemetry-sdk")]
     pub(crate) fn tell_closed(&self, key: SpanKey, ids: Option<TraceIds>) {
         if self.notices.push(Notice::Closed { key, ids }).is_err() {
             self.note_untold();

@@ -20,9 +20,9 @@ mod tests;
 
 use std::num::NonZeroU64;
 
-use opentelemetry::trace::SpanContext;
-use opentelemetry::{SpanId, TraceId};
 use tracing_subscriber::registry;
+
+use crate::ids::{SpanId, TraceId};
 
 pub use account::{Account, Hardware};
 pub(crate) use arming::{Arming, Mark};
@@ -69,16 +69,6 @@ pub(crate) struct TraceIds {
     pub(crate) span: SpanId,
     /// Whether the trace is exported at all.
     pub(crate) is_sampled: bool,
-}
-
-impl TraceIds {
-    pub(crate) fn of(context: &SpanContext) -> Self {
-        Self {
-            trace: context.trace_id(),
-            span: context.span_id(),
-            is_sampled: context.is_sampled(),
-        }
-    }
 }
 
 /// What the rules say of a callsite, as far as the hooks must know.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
+#[cfg(feature = "opentelemetry-sdk")]
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
@@ -489,6 +491,7 @@ impl Spans {
     }
 
     /// When the span of that id was created, and the number of its plan, if it is profiled.
+    #[cfg(feature = "opentelemetry-sdk")]
     pub(crate) fn opened(&self, id: RegistryId) -> Option<(SystemTime, u32)> {
         let slot = self.table.get(id)?;
         let opened = self.clock.raw_ns(slot.opened());

@@ -1,17 +1,32 @@
 //! Names of a very file of code.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
+#[cfg(feature = "otlp")]
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
+#[cfg(feature = "otlp")]
 use sha2::{Digest, Sha256};
+
+/// Finds out whether the file can be read. OTLP wants its [`htlhash`], and nothing else does.
+#[cfg(not(feature = "otlp"))]
+pub(super) fn hash(path: &Path) -> io::Result<Option<String>> {
+    File::open(path).map(|_| None)
+}
+
+#[cfg(feature = "otlp")]
+pub(super) fn hash(path: &Path) -> io::Result<Option<String>> {
+    htlhash(path).map(Some)
+}
 
 /// The hash of a file that OpenTelemetry's conventions call `htlhash`: the first 16 bytes of the
 /// SHA-256 of its first 4096 bytes, its last 4096 bytes, and its length (8 bytes, big-endian), in
 /// hexadecimal. A file shorter than 4096 bytes is taken whole both times.
 ///
 /// <https://opentelemetry.io/docs/specs/semconv/registry/attributes/process/>
-pub(super) fn htlhash(path: &Path) -> io::Result<String> {
+#[cfg(feature = "otlp")]
+fn htlhash(path: &Path) -> io::Result<String> {
     const PART: u64 = 4096;
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
@@ -33,6 +48,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+#[cfg(feature = "otlp")]
 #[cfg(test)]
 mod tests {
     use super::*;

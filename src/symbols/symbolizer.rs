@@ -10,38 +10,15 @@ use blazesym::symbolize::source::{Elf, Process};
 use blazesym::symbolize::{self as found, CodeInfo, Input, Sym};
 use blazesym::{Pid, symbolize};
 
-use super::build_id::htlhash;
+use super::build_id;
 use super::kernel::KernelNames;
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::sections::build_id_of;
 use super::source::{Detail, Lack, Source};
+use super::{Missing, SymbolSettings};
 use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbolized, Symbols, capped};
 use crate::sys;
 use crate::unwind::Module;
-
-/// What of a program's symbols cannot be had, and should be told once.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Missing {
-    /// The program has no line tables.
-    LineTables,
-    /// A file is not the one that was loaded.
-    Replaced(String),
-    /// A file cannot be read.
-    Unreadable(String, String),
-    /// A file has more debug information than may be held: so many bytes.
-    TooLarge(String, u64),
-    /// A file's debug information is compressed in a way that is not known here.
-    Compressed(String),
-}
-
-/// Whether symbols are asked for, and how much of them may be held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SymbolSettings {
-    /// Otherwise profiles have addresses, mappings and build ids alone.
-    pub(crate) names: bool,
-    /// Of debug information and symbol tables, as large as they are in files.
-    pub(crate) most_bytes: u64,
-}
 
 /// Symbolizes profiles, and remembers what it has read.
 ///
@@ -198,9 +175,10 @@ impl Symbolizer {
         if module.is_vdso {
             return state;
         }
-        match htlhash(module.path()) {
+        match build_id::hash(module.path()) {
             Ok(hash) if is_loaded_file(module) => {
-                state.build_ids.push(("process.executable.build_id.htlhash".to_owned(), hash));
+                let named = |hash| ("process.executable.build_id.htlhash".to_owned(), hash);
+                state.build_ids.extend(hash.map(named));
             }
             Ok(_) => {
                 self.missing.push(Missing::Replaced(module.name.clone()));

@@ -1,9 +1,9 @@
 //! Any profile.
 
-use opentelemetry::{SpanId, TraceId};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use crate::ids::{SpanId, TraceId};
 use crate::profile::{
     FrameKind, Function, Line, Link, Location, LocationId, Mapping, Point, Profile, ProfileId,
     SampleKind,

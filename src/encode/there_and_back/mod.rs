@@ -7,13 +7,12 @@ mod read_pprof;
 
 use std::collections::BTreeMap;
 
-use opentelemetry::{SpanId, TraceId};
-use opentelemetry_sdk::Resource;
 use proptest::prelude::*;
 
 use self::generated::any_profile;
 use super::{otlp, pprof};
-use crate::profile::{FrameKind, Location, Profile, Sample, SampleKind};
+use crate::ids::{SpanId, TraceId};
+use crate::profile::{FrameKind, Location, Profile, Resource, Sample, SampleKind};
 
 /// File, start, end, offset and build ids.
 type InFile = (String, u64, u64, u64, Vec<(String, String)>);
@@ -123,7 +122,7 @@ fn as_in_pprof(key: &mut Key) {
 }
 
 fn there_and_back_by_otlp(profile: &Profile) -> Profile {
-    read_otlp::read(&otlp(profile, &Resource::builder_empty().build()))
+    read_otlp::read(&otlp(profile, &Resource::new()))
 }
 
 fn counts(profile: &Profile) -> (usize, u64, u64) {

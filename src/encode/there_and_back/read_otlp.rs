@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use opentelemetry::{SpanId, TraceId};
 use opentelemetry_proto::tonic::common::v1::any_value;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use prost::Message;
 
+use crate::ids::{SpanId, TraceId};
 use crate::profile::{
     FrameKind, Function, Line, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
     Profile, ProfileId, SampleKind, StackId,

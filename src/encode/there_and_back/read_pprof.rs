@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::io::Read;
 
 use flate2::read::GzDecoder;
-use opentelemetry::{SpanId, TraceId};
 use prost::Message;
 
 use super::super::pprof_messages as proto;
@@ -67,9 +66,9 @@ impl Reader {
         let labels: HashMap<_, _> = labels.collect();
         assert!(labels.keys().all(|key| ["span_name", "trace_id", "span_id"].contains(&&**key)));
         let id = |key| labels.get(key).map(String::as_str);
-        let ids = id("trace_id").zip(id("span_id")).map(|(trace, span)| {
-            (TraceId::from_hex(trace).unwrap(), SpanId::from_hex(span).unwrap())
-        });
+        let ids = id("trace_id")
+            .zip(id("span_id"))
+            .map(|(trace, span)| (trace.parse().unwrap(), span.parse().unwrap()));
         let span = labels.get("span_name").cloned().unwrap_or_default();
         (!labels.is_empty()).then(|| self.profile.add_link(Link { span, parent: None, ids }))
     }

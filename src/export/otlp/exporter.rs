@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use opentelemetry_sdk::Resource;
 use prost::Message;
 
 use super::queue::{Bounds, Item, Queue, Stored};
@@ -13,8 +12,8 @@ use super::settings::OtlpBuilder;
 use super::transport::Transport;
 use crate::encode;
 use crate::export::directory::{self, Directory};
-use crate::export::{ExportError, Exported, Exporter, Fate, Reporter, default_resource};
-use crate::profile::{Attribute, Profile, Value};
+use crate::export::{ExportError, Exported, Exporter, Fate, Reporter};
+use crate::profile::{Attribute, Profile, Resource, Value};
 
 /// Sends profiles to an OpenTelemetry collector, or whatever else takes OTLP.
 ///
@@ -74,7 +73,7 @@ impl OtlpExporter {
     /// Starts the thread, if nobody has.
     fn ensure_started(&mut self) {
         let Some(transport) = self.transport.take() else { return };
-        let resource = self.resource.get_or_insert_with(default_resource);
+        let resource = self.resource.get_or_insert_with(Resource::from_env);
         let directory = |path: &PathBuf| Arc::new(Directory::new(path, resource.clone()));
         self.fallback = self.path.as_ref().map(directory);
         let (queue, fallback) = (Arc::clone(&self.queue), self.fallback.clone());
@@ -93,7 +92,7 @@ impl OtlpExporter {
         let resource = match &self.resource {
             Some(resource) => resource,
             None => {
-                default = default_resource();
+                default = Resource::from_env();
                 &default
             }
         };
@@ -130,7 +129,7 @@ impl Exporter for OtlpExporter {
             return Ok(Exported::default());
         };
         let Some(fallback) = &self.fallback else { return Err(problem.into()) };
-        let files = fallback.store(profile, self.encode(profile))?;
+        let files = fallback.store(profile, Some(self.encode(profile)))?;
         self.reporter.count(Fate::Stored, 1);
         let encoded = files.iter().find(|path| path.extension().is_some_and(|e| e == "otlp"));
         if let Some(path) = encoded.cloned() {
@@ -143,7 +142,7 @@ impl Exporter for OtlpExporter {
         let Some(problem) = self.problem() else { return Ok(()) };
         match &self.path {
             // There profiles go meanwhile, if they can.
-            Some(path) => Directory::new(path, Resource::builder_empty().build()).check(),
+            Some(path) => Directory::new(path, Resource::new()).check(),
             None => Err(problem.into()),
         }
     }

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{PathAndQuery, Uri};
-use opentelemetry_sdk::Resource;
 use percent_encoding::percent_decode_str;
 
 use super::exporter::OtlpExporter;
 use super::queue::Bounds;
 use super::transport::Transport;
 use crate::error::Error;
+use crate::profile::Resource;
 
 /// How profiles are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,8 +221,8 @@ impl OtlpBuilder {
 
     /// What the process is. Give the same to the tracer provider. By default what `OTEL_SERVICE_NAME` and
     /// `OTEL_RESOURCE_ATTRIBUTES` say.
-    pub fn resource(mut self, resource: Resource) -> Self {
-        self.resource = Some(resource);
+    pub fn resource(mut self, resource: impl Into<Resource>) -> Self {
+        self.resource = Some(resource.into());
         self
     }
 

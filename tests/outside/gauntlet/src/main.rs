@@ -222,7 +222,7 @@ fn over_quota(folder: &Path) {
         let files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap()).collect();
         (files.len(), files.iter().map(|file| file.metadata().unwrap().len()).sum())
     };
-    let resource = opentelemetry_resource();
+    let resource = tracing_profiling::Resource::from_env();
     let host = Host::new(|builder| {
         let week = Duration::from_secs(7 * 24 * 60 * 60);
         builder.exporter(Directory::new(folder, resource).with_quota(QUOTA, week))
@@ -246,6 +246,3 @@ fn over_quota(folder: &Path) {
     host.handle.shutdown(PLENTY);
 }
 
-fn opentelemetry_resource() -> opentelemetry_sdk::Resource {
-    opentelemetry_sdk::Resource::builder().build()
-}

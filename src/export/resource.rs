@@ -1,0 +1,63 @@
+//! What the process says that it is.
+
+use std::env;
+
+use crate::profile::Resource;
+use crate::sys;
+
+impl Resource {
+    /// What the process is, if nobody says otherwise: `service.name` by `OTEL_SERVICE_NAME`, or else as
+    /// `unknown_service:` and the name of its file; what `OTEL_RESOURCE_ATTRIBUTES` says; and `process.pid`.
+    ///
+    /// As `opentelemetry_sdk` reads them, so that a profile has what its trace has: values are taken as they are, without
+    /// percent-decoding.
+    pub fn from_env() -> Self {
+        Self::from_variables(&|name| env::var(name).ok().filter(|text| !text.is_empty()))
+    }
+
+    fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Self {
+        let mut resource = Self::new()
+            .with("telemetry.sdk.language", "rust")
+            .with("telemetry.sdk.name", env!("CARGO_PKG_NAME"))
+            .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"))
+            .with("process.pid", sys::process_id());
+        let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+        for (key, value) in attributes.split(',').filter_map(|entry| entry.split_once('=')) {
+            resource = resource.with(key.trim(), value.trim());
+        }
+        match variable("OTEL_SERVICE_NAME") {
+            Some(name) => resource.with("service.name", name),
+            None if resource.get("service.name").is_some() => resource,
+            None => resource.with("service.name", unknown_service()),
+        }
+    }
+}
+
+fn unknown_service() -> String {
+    let file = env::current_exe().ok();
+    let name = file.as_deref().and_then(|file| file.file_name()).and_then(|name| name.to_str());
+    name.map_or_else(|| "unknown_service".to_owned(), |name| format!("unknown_service:{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Value;
+
+    fn name_of(name: Option<&str>, attributes: &str) -> Option<Value> {
+        let resource = Resource::from_variables(&|variable| match variable {
+            "OTEL_SERVICE_NAME" => name.map(str::to_owned),
+            "OTEL_RESOURCE_ATTRIBUTES" => Some(attributes.to_owned()),
+            _ => None,
+        });
+        resource.get("service.name").cloned()
+    }
+
+    #[test]
+    fn a_service_has_the_name_that_it_is_given_most_clearly() {
+        assert_eq!(name_of(Some("shop"), "service.name=other"), Some("shop".into()));
+        assert_eq!(name_of(None, "a=b, service.name = other ,c"), Some("other".into()));
+        let Some(Value::String(name)) = name_of(None, "") else { panic!("it has one") };
+        assert!(name.starts_with("unknown_service:tracing_profiling"), "{name}");
+    }
+}

@@ -1,0 +1,180 @@
+//! The ids of traces, spans and profiles.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A text that is no id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidId {
+    digits: usize,
+}
+
+impl fmt::Display for InvalidId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "expected {} hexadecimal digits", self.digits)
+    }
+}
+
+impl std::error::Error for InvalidId {}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $bytes:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name([u8; $bytes]);
+
+        impl $name {
+            /// The id of these bytes, the most significant first.
+            pub const fn from_bytes(bytes: [u8; $bytes]) -> Self {
+                Self(bytes)
+            }
+
+            /// Its bytes, the most significant first.
+            pub const fn to_bytes(self) -> [u8; $bytes] {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidId;
+
+            /// Reads what [`Display`](fmt::Display) writes.
+            ///
+            /// # Errors
+            ///
+            /// If these are not exactly as many hexadecimal digits as the id has.
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                let mut bytes = [0; $bytes];
+                let digits = text.as_bytes();
+                let (pairs, rest) = digits.as_chunks::<2>();
+                let is_hex = digits.iter().all(u8::is_ascii_hexdigit);
+                if !is_hex || !rest.is_empty() || pairs.len() != bytes.len() {
+                    return Err(InvalidId { digits: 2 * $bytes });
+                }
+                let digit = |digit: u8| char::from(digit).to_digit(16).unwrap_or(0) as u8;
+                for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+                    *byte = digit(*high) << 4 | digit(*low);
+                }
+                Ok(Self(bytes))
+            }
+        }
+    };
+}
+
+id! {
+    /// The id of a trace: 16 bytes, written as 32 hexadecimal digits.
+    TraceId, 16
+}
+
+id! {
+    /// The id of a span as it is exported: 8 bytes, written as 16 hexadecimal digits.
+    SpanId, 8
+}
+
+id! {
+    /// What a span's `profile.id` attribute and the profile itself carry: 16 bytes, not all 0, written as 32 hexadecimal
+    /// digits.
+    ProfileId, 16
+}
+
+impl ProfileId {
+    /// A random id.
+    ///
+    /// # Errors
+    ///
+    /// If the system gives no random bytes.
+    pub(crate) fn random() -> Result<Self, getrandom::Error> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)?;
+        bytes[0] |= u8::from(bytes == [0; 16]);
+        Ok(Self(bytes))
+    }
+
+    /// The id of the off-CPU part where a format has one profile for each kind of sample: OTLP. There
+    /// the last bit is turned, unless the profile has nothing but that part.
+    #[must_use]
+    pub fn of_off_cpu(self) -> Self {
+        let mut bytes = self.0;
+        bytes[15] ^= 1;
+        // Of the one id that would become 0.
+        bytes[14] ^= u8::from(bytes == [0; 16]);
+        Self(bytes)
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn for_test(byte: u8) -> Self {
+        Self([byte; 16])
+    }
+}
+
+#[cfg(feature = "opentelemetry")]
+mod conversions {
+    use super::{SpanId, TraceId};
+
+    macro_rules! convert {
+        ($($name:ident)+) => {
+            $(
+                impl From<opentelemetry::$name> for $name {
+                    fn from(id: opentelemetry::$name) -> Self {
+                        Self::from_bytes(id.to_bytes())
+                    }
+                }
+
+                impl From<$name> for opentelemetry::$name {
+                    fn from(id: $name) -> Self {
+                        Self::from_bytes(id.to_bytes())
+                    }
+                }
+            )+
+        };
+    }
+
+    convert! { TraceId SpanId }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_is_read() {
+        let trace = TraceId::from_bytes(std::array::from_fn(|n| n as u8 * 17));
+        assert_eq!(trace.to_string(), "00112233445566778899aabbccddeeff");
+        assert_eq!(trace.to_string().parse::<TraceId>().unwrap(), trace);
+        let span = SpanId::from_bytes([0xab; 8]);
+        assert_eq!(format!("{span:?}"), "SpanId(abababababababab)");
+        assert_eq!("ABABABABABABABAB".parse::<SpanId>().unwrap(), span);
+    }
+
+    #[test]
+    fn two_random_ids_differ() {
+        assert_ne!(ProfileId::random().unwrap(), ProfileId::random().unwrap());
+    }
+
+    #[test]
+    fn what_is_no_id_is_an_error_that_says_what_one_is() {
+        for text in [
+            "",
+            "ab",
+            "abababababababag",
+            "ababababababababab",
+            "+babababababababa",
+            "äbababababababa",
+        ] {
+            let error = text.parse::<SpanId>().unwrap_err();
+            assert!(error.to_string().contains("16 hexadecimal digits"), "{error}");
+        }
+    }
+}

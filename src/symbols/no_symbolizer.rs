@@ -1,0 +1,60 @@
+//! Without symbols a profile has addresses, mappings and build ids.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Missing, SymbolSettings, build_id};
+use crate::profile::{FrameKind, Line, MappingId, Profile, Symbolized, Symbols};
+use crate::unwind::Module;
+
+#[derive(Debug)]
+pub(crate) struct Symbolizer;
+
+impl Symbolizer {
+    pub(crate) fn new(_: SymbolSettings) -> Self {
+        Self
+    }
+
+    #[expect(clippy::unused_self, reason = "as with symbols")]
+    pub(crate) fn symbolize(
+        &mut self,
+        profile: &Profile,
+        modules: &HashMap<MappingId, Arc<Module>>,
+        most_bytes: usize,
+    ) -> Symbolized {
+        profile.symbolized(&mut BuildIds { modules, known: HashMap::new() }, most_bytes)
+    }
+
+    #[expect(clippy::unused_self, reason = "as with symbols")]
+    pub(crate) fn take_missing(&mut self) -> Vec<Missing> {
+        Vec::new()
+    }
+}
+
+type Ids = Vec<(String, String)>;
+
+struct BuildIds<'a> {
+    modules: &'a HashMap<MappingId, Arc<Module>>,
+    known: HashMap<MappingId, Ids>,
+}
+
+impl Symbols for BuildIds<'_> {
+    fn build_ids(&mut self, mapping: MappingId) -> Ids {
+        let read = || {
+            let module = self.modules.get(&mapping).filter(|module| !module.is_vdso)?;
+            let hash = build_id::hash(module.path()).ok()??;
+            Some(("process.executable.build_id.htlhash".to_owned(), hash))
+        };
+        self.known.entry(mapping).or_insert_with(|| read().into_iter().collect()).clone()
+    }
+
+    fn lines(&mut self, _: &mut Profile, _: MappingId, _: u64) -> (FrameKind, Vec<Line>) {
+        (FrameKind::Native, Vec::new())
+    }
+
+    fn prepare_kernel(&mut self, _: &[u64]) {}
+
+    fn kernel_function(&mut self, _: u64) -> String {
+        "[kernel]".to_owned()
+    }
+}
