@@ -63,14 +63,16 @@ struct Play {
     story: String,
 }
 
+fn stage(Ways { has_switches, is_late }: Ways) -> Stage {
+    Stage::new(has_switches, is_late, |engine| {
+        let layer = ProfilingLayer::new(Control::of_engine(engine));
+        Dispatch::new(tracing_subscriber::registry().with(layer))
+    })
+}
+
 impl Play {
-    fn new(Ways { has_switches, is_late }: Ways) -> Self {
-        let stage = Stage::new(has_switches, is_late, |engine| {
-            Dispatch::new(
-                tracing_subscriber::registry()
-                    .with(ProfilingLayer::new(Control::of_engine(engine))),
-            )
-        });
+    fn new(ways: Ways) -> Self {
+        let (stage, has_switches) = (stage(ways), ways.has_switches);
         let oracle = Oracle::new(has_switches);
         let reached = Reached::default();
         Self { reached, oracle, stage, story: String::new() }
@@ -358,4 +360,30 @@ fn a_wait_that_is_known_exactly_is_not_shortened_to_an_account_that_is_not() {
     let slow = Op::Open { thread: 1, kind: Kind::Slow, under: Under::Current, enter: true };
     let wait = Op::Wait { thread: 1, before_ns: 100_000_000, after_ns: 1 };
     must_be_told_alike(&[child(1), child(0), Op::Pass { ns: 2 }, slow, wait]);
+}
+
+/// Whoever closes a span does not wait for the collector, of which no round is played here; nor for the exporter.
+#[test]
+fn a_thousand_kept_spans_close_while_the_collector_stands_still() {
+    const SPANS: usize = 1_000;
+    if crate::sys::Ring::scripted(4096, 1).is_err() {
+        return;
+    }
+    let mut stage = stage(Ways { has_switches: true, is_late: false });
+    let thread = 0;
+    for span in 0..SPANS {
+        stage.play(&Step::Open { thread, span, kind: Kind::Failing, under: Under::Nothing });
+        stage.play(&Step::Enter { thread, span });
+        // As many as the ring has room for.
+        if span % 100 == 0 {
+            stage.play(&Step::Sample { thread, number: span, weight_ns: None });
+        }
+        stage.play(&Step::Error { thread, span: None });
+        stage.play(&Step::Exit { thread, span });
+        stage.play(&Step::Drop { thread, span });
+    }
+    assert_eq!(stage.stats().spans_kept, SPANS as u64);
+    let told = stage.play(&Step::Round { flush: true, disarm: false });
+    assert_eq!(told.iter().map(|told| told.kept.len()).sum::<usize>(), SPANS, "none is lost");
+    stage.end();
 }
