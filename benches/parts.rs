@@ -13,7 +13,7 @@ use divan::Bencher;
 use divan::counter::ItemsCount;
 use tracing::{Dispatch, info_span};
 use tracing_profiling::export::Memory;
-use tracing_profiling::parts::{Names, Samples, Stacks};
+use tracing_profiling::parts::{NameLookup, Samples, Stacks};
 use tracing_profiling::{Profile, ProfilingLayer, encode};
 use tracing_subscriber::prelude::*;
 
@@ -127,14 +127,14 @@ mod symbols {
         let frames = samples().frames_of_all(&mut Stacks::new());
         bencher
             .counter(ItemsCount::new(frames.count()))
-            .with_inputs(Names::new)
+            .with_inputs(NameLookup::new)
             .bench_local_refs(|names| assert!(names.find(&frames) > 0));
     }
 
     #[divan::bench]
     fn symbolize(bencher: Bencher<'_, '_>) {
         let frames = samples().frames_of_all(&mut Stacks::new());
-        let mut names = Names::new();
+        let mut names = NameLookup::new();
         names.find(&frames);
         bencher.counter(ItemsCount::new(frames.count())).bench_local(|| names.find(&frames));
     }

@@ -11,10 +11,10 @@ use crate::text::{around, shortened};
 /// Its [`Debug`](fmt::Debug) is its [`Display`](fmt::Display), so that a `main` that returns it
 /// prints something to read.
 #[derive(Clone)]
-pub struct Error(Kind);
+pub struct Error(ErrorKind);
 
 #[derive(Clone)]
-enum Kind {
+enum ErrorKind {
     Text {
         what: &'static str,
         /// What is around the place, and the characters of it before that.
@@ -48,67 +48,67 @@ impl Error {
     /// `what` cannot be read because of what is at that place of the text.
     pub(crate) fn text(what: &'static str, text: &str, at: usize, problem: String) -> Self {
         let (line, before) = around(text, at);
-        Self(Kind::Text { what, line, before, problem: shortened(&problem) })
+        Self(ErrorKind::Text { what, line, before, problem: shortened(&problem) })
     }
 
     /// The same, found in what `what` is the name of.
     pub(crate) fn found_in(mut self, name: &'static str) -> Self {
-        if let Kind::Text { what, .. } = &mut self.0 {
+        if let ErrorKind::Text { what, .. } = &mut self.0 {
             *what = name;
         }
         self
     }
 
     pub(crate) fn setting(name: &'static str, value: &str, expected: &'static str) -> Self {
-        Self(Kind::Setting { name, value: shortened(value), expected })
+        Self(ErrorKind::Setting { name, value: shortened(value), expected })
     }
 
     /// Something that a setting names cannot be used.
     #[cfg(feature = "_otlp")]
     pub(crate) fn otlp(name: &'static str, value: &str, problem: impl fmt::Display) -> Self {
-        Self(Kind::Otlp { name, value: shortened(value), problem: problem.to_string() })
+        Self(ErrorKind::Otlp { name, value: shortened(value), problem: problem.to_string() })
     }
 
     pub(crate) fn thread(error: io::Error) -> Self {
-        Self(Kind::Thread(error.to_string()))
+        Self(ErrorKind::Thread(error.to_string()))
     }
 
     /// Less than that may still be reserved.
     pub(crate) fn no_memory(needed_mib: u64) -> Self {
-        Self(Kind::NoMemory { needed_mib })
+        Self(ErrorKind::NoMemory { needed_mib })
     }
 
     pub(crate) fn ended() -> Self {
-        Self(Kind::Ended)
+        Self(ErrorKind::Ended)
     }
 
     /// Whether a directive or a variable is not as it should be; otherwise the system refused
     /// something that we cannot do without, or the layer is gone.
     pub fn is_configuration(&self) -> bool {
-        !matches!(self.0, Kind::Thread(_) | Kind::NoMemory { .. } | Kind::Ended)
+        !matches!(self.0, ErrorKind::Thread(_) | ErrorKind::NoMemory { .. } | ErrorKind::Ended)
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Text { what, line, before, problem } => {
+            ErrorKind::Text { what, line, before, problem } => {
                 writeln!(f, "cannot read {what}: {problem}")?;
                 writeln!(f, "  {line}")?;
                 write!(f, "  {:before$}^", "")
             }
-            Kind::Setting { name, value, expected } => {
+            ErrorKind::Setting { name, value, expected } => {
                 write!(f, "{name} is `{value}`: expected {expected}")
             }
             #[cfg(feature = "_otlp")]
-            Kind::Otlp { name, value, problem } => write!(f, "{name} is `{value}`: {problem}"),
-            Kind::Ended => f.write_str("the profiling layer is gone, or has been shut down"),
-            Kind::NoMemory { needed_mib } => write!(
+            ErrorKind::Otlp { name, value, problem } => write!(f, "{name} is `{value}`: {problem}"),
+            ErrorKind::Ended => f.write_str("the profiling layer is gone, or has been shut down"),
+            ErrorKind::NoMemory { needed_mib } => write!(
                 f,
                 "profiling needs {needed_mib} MiB of memory that this process may not have: raise its limit \
                  (`ulimit -v`, `ulimit -d`)"
             ),
-            Kind::Thread(error) => write!(f, "cannot start the profiling threads: {error}"),
+            ErrorKind::Thread(error) => write!(f, "cannot start the profiling threads: {error}"),
         }
     }
 }

@@ -16,10 +16,10 @@ use crate::redact::Redaction;
 use crate::span::{SpanKey, TraceIds};
 use crate::symbols::hex;
 use crate::sys::Call;
-use crate::unwind::{End, Frame, Module, Modules};
+use crate::unwind::{Module, ModuleAddress, Modules, UnwindEnd};
 
 /// What a profile is built from.
-pub(super) struct Builder<'a> {
+pub(super) struct ProfileAssembler<'a> {
     pub(super) pending: &'a Pending,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
@@ -47,7 +47,7 @@ pub(super) struct Built {
 /// Of the wait in which a span grew old: since when nobody looked is known, and not what was in between.
 const HOLDS_OTHERS: &str = "[and shorter waits before it]";
 
-impl Builder<'_> {
+impl ProfileAssembler<'_> {
     /// The profile of an epoch: what fell in its spans and in the spans inside them. If all of it would take
     /// more than it may, with fewer samples that stand for the others.
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
@@ -125,8 +125,9 @@ impl Builder<'_> {
             let (of_samples, of_waits) = pending.exported();
             for sample in of_samples {
                 let stack = pending.stack(sample.stack);
-                losses.cut += u64::from(stack.is_some_and(|stack| stack.end == End::Cut));
-                losses.incomplete += u64::from(stack.is_some_and(|stack| stack.end == End::Lost));
+                losses.cut += u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Cut));
+                losses.incomplete +=
+                    u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Lost));
                 if let Some(weight_ns) = samples.take(sample.weight_ns)
                     && let Some(stack) = stack
                 {
@@ -238,11 +239,11 @@ struct Tables<'a> {
     profile: Profile,
     modules: HashMap<MappingId, Arc<Module>>,
     mappings: HashMap<crate::unwind::ModuleId, MappingId>,
-    locations: HashMap<(Frame, bool), LocationId>,
+    locations: HashMap<(ModuleAddress, bool), LocationId>,
     links: HashMap<SpanKey, LinkId>,
     /// Of kept spans, whose close may be told a moment later.
     kept_ids: HashMap<SpanKey, TraceIds>,
-    builder: &'a Builder<'a>,
+    builder: &'a ProfileAssembler<'a>,
 }
 
 /// Tables with all that falls in the spans, and what they lack.
@@ -348,7 +349,7 @@ impl Tables<'_> {
         if periods < 2 {
             return;
         }
-        let location = self.location(Frame::KERNEL, false);
+        let location = self.location(ModuleAddress::KERNEL, false);
         let stack = self.profile.add_stack(vec![location]);
         let link = self.link(span.key, inside);
         // Whole periods, so that it is a multiple of what the others stand for. When it was is not known.
@@ -365,9 +366,9 @@ impl Tables<'_> {
             locations.push(self.location(*frame, is_inferred));
         }
         match stack.end {
-            End::Root => {}
-            End::Cut => locations.push(self.profile.add_remark(CALLERS_NOT_COPIED)),
-            End::Lost => locations.push(self.profile.add_remark("[callers not found]")),
+            UnwindEnd::Root => {}
+            UnwindEnd::Cut => locations.push(self.profile.add_remark(CALLERS_NOT_COPIED)),
+            UnwindEnd::Lost => locations.push(self.profile.add_remark("[callers not found]")),
         }
         if stack.holds_others {
             locations.push(self.profile.add_remark(HOLDS_OTHERS));
@@ -375,7 +376,7 @@ impl Tables<'_> {
         self.profile.add_stack(locations)
     }
 
-    fn location(&mut self, frame: Frame, is_inferred: bool) -> LocationId {
+    fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {
         if let Some(known) = self.locations.get(&(frame, is_inferred)) {
             return *known;
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crossbeam::channel::Sender;
 
-use super::room::Taken;
+use super::room::TakenRoom;
 use crate::keep::KeptSpan;
 use crate::otel::EndedSpan;
 use crate::profile::{MappingId, Profile};
@@ -14,7 +14,7 @@ use crate::unwind::Module;
 
 /// Who waits for something to be done, until when.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct FlushRequest {
     /// Is told whether all of it was.
     pub(super) done: Sender<bool>,
     pub(super) deadline: Instant,
@@ -24,9 +24,9 @@ pub(super) struct Waiting {
 #[derive(Debug)]
 pub(super) enum Command {
     /// Export what has been kept until now, then say so.
-    Flush(Waiting),
+    Flush(FlushRequest),
     /// The same, then end.
-    Shutdown(Option<Waiting>),
+    Shutdown(Option<FlushRequest>),
 }
 
 impl Command {
@@ -46,14 +46,14 @@ pub(super) enum Job {
         profile: Box<Profile>,
         modules: HashMap<MappingId, Arc<Module>>,
         kept: Vec<KeptSpan>,
-        room: Taken,
+        room: TakenRoom,
     },
     /// Say that these were kept and have no profile.
     Report(Vec<KeptSpan>),
     /// Spans that have waited in vain for their close.
     HandOn(Vec<EndedSpan>),
     /// Everything before this is done.
-    Done(Waiting),
+    Done(FlushRequest),
     /// End, and then say so.
-    Stop(Vec<Waiting>),
+    Stop(Vec<FlushRequest>),
 }

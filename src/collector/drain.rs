@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicU64;
 use super::pending::{Added, Pending};
 use super::sampled::Sampled;
 use super::stack::Stack;
-use crate::sampler::record::{Layout, Place, Record, Records, read_sample, said_position};
+use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, said_position};
 use crate::span::{Mark, SpanKey, Stretch};
 use crate::stats::Counters;
 use crate::sys::{self, Ring};
-use crate::unwind::{End, Frame, Unwinder};
+use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// What draining needs, and what it fills.
 pub(super) struct Drain<'a> {
@@ -91,7 +91,7 @@ impl Sampled {
 }
 
 /// Where the hooks of the ring's thread saw a record.
-fn position_of(ring: &Ring, place: Place) -> u64 {
+fn position_of(ring: &Ring, place: RecordPlace) -> u64 {
     if ring.says_positions() { said_position(ring, place) } else { place.position }
 }
 
@@ -133,7 +133,7 @@ impl Drain<'_> {
         (usual_ns, said_ns / usual_ns - 1)
     }
 
-    fn sample(&mut self, ring: &Ring, tid: u32, place: Place, span: SpanKey, period_ns: u64) {
+    fn sample(&mut self, ring: &Ring, tid: u32, place: RecordPlace, span: SpanKey, period_ns: u64) {
         let read = read_sample(ring, place, Layout::of(ring));
         let Some(sample) = read.ok().filter(|sample| sample.tid == tid) else {
             count(&self.counters.records_malformed, 1);
@@ -147,17 +147,17 @@ impl Drain<'_> {
         );
         if sample.in_kernel {
             let chain = sample.kernel_chain.filter(|address| *address < FIRST_CONTEXT);
-            let mut chain: Vec<_> = chain.map(Frame::in_kernel).collect();
+            let mut chain: Vec<_> = chain.map(ModuleAddress::in_kernel).collect();
             if chain.is_empty() {
-                chain.push(Frame::KERNEL);
+                chain.push(ModuleAddress::KERNEL);
             }
             self.stack.frames.splice(0..0, chain);
         }
         let (period_ns, late) = self.weight_of(sample.weight_ns, period_ns);
         match self.stack.end {
-            End::Root => {}
-            End::Cut => count(&self.counters.stacks_truncated, 1),
-            End::Lost => count(&self.counters.stacks_incomplete, 1),
+            UnwindEnd::Root => {}
+            UnwindEnd::Cut => count(&self.counters.stacks_truncated, 1),
+            UnwindEnd::Lost => count(&self.counters.stacks_incomplete, 1),
         }
         count(&self.counters.samples_taken, 1);
         match self.pending.add(span, sample.time_ns, period_ns, self.stack, self.round) {

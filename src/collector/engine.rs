@@ -10,7 +10,7 @@ use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 use tracing::field::Visit;
 
-use super::command::{Command, Job, Waiting};
+use super::command::{Command, FlushRequest, Job};
 use super::gate::Gate;
 use super::run::Collector;
 use super::sampled::Pace;
@@ -469,14 +469,14 @@ impl Engine {
     /// Exports what has been kept until now. Returns whether that was done before the deadline.
     pub(crate) fn flush(&self, deadline: Instant) -> bool {
         let (done, wait) = channel::bounded(1);
-        let waiting = Waiting { done, deadline };
+        let waiting = FlushRequest { done, deadline };
         self.ask(Command::Flush(waiting)) && wait.recv_deadline(deadline) == Ok(true)
     }
 
     /// The same, and then ends everything.
     pub(crate) fn shutdown(&self, deadline: Instant) -> bool {
         let (done, wait) = channel::bounded(1);
-        let waiting = Waiting { done, deadline };
+        let waiting = FlushRequest { done, deadline };
         self.ask(Command::Shutdown(Some(waiting))) && wait.recv_deadline(deadline) == Ok(true)
     }
 

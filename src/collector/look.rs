@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::run::Collector;
 use super::sampled::{LookAtAge, Sampled};
-use super::waits::{IDLE_LOOK, LOOK, Looker, Seen, next_look};
+use super::waits::{IDLE_LOOK, LOOK, LookResult, Looker, next_look};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -104,14 +104,14 @@ impl Collector {
                 let seen = sampled.look(looker);
                 let soonest_look = if sampled.is_young() { young_look } else { LOOK };
                 let unchanged_ns = match seen {
-                    Seen::OutsideSpans => looker.since_hook_ns(&sampled.recording),
-                    Seen::Busy => 0,
-                    Seen::StillWaiting { waited_ns } => waited_ns,
+                    LookResult::OutsideSpans => looker.since_hook_ns(&sampled.recording),
+                    LookResult::Busy => 0,
+                    LookResult::StillWaiting { waited_ns } => waited_ns,
                 };
-                is_in_span |= seen != Seen::OutsideSpans;
+                is_in_span |= seen != LookResult::OutsideSpans;
                 // Who is in none may be in one at any time, which is to be seen before it is old.
                 let next = match seen {
-                    Seen::OutsideSpans if sampled.is_young() => young_look,
+                    LookResult::OutsideSpans if sampled.is_young() => young_look,
                     _ => {
                         next_look(seen, unchanged_ns, soonest_look, sampled.is_looked_at_by_clock())
                     }

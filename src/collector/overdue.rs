@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::pending::Known;
+use super::pending::KnownSpan;
 use super::run::Collector;
 use super::sampled::Sampled;
 use crate::keep::{Epoch, Reason};
@@ -93,7 +93,7 @@ impl CpuTimes {
 }
 
 /// A span that is kept now.
-struct Found {
+struct KeptWhileOpen {
     open: OpenSpan,
     told: Told,
 }
@@ -231,7 +231,7 @@ impl Collector {
     fn find_overdue(
         &self,
         innermost: &HashSet<SpanKey>,
-    ) -> (HashMap<SpanKey, RegistryId>, Vec<Found>) {
+    ) -> (HashMap<SpanKey, RegistryId>, Vec<KeptWhileOpen>) {
         let (mut ids, mut found) = (HashMap::new(), Vec::new());
         let spans = &self.engine.spans;
         spans.look_at_open(|open| {
@@ -246,7 +246,7 @@ impl Collector {
             for (ns, limit_ns, told) in over {
                 let is_over = ns.zip(limit_ns).is_some_and(|(ns, limit_ns)| ns > limit_ns);
                 if is_over && !spans.was_told_of(open.id, open.key, told) {
-                    found.push(Found { open: *open, told });
+                    found.push(KeptWhileOpen { open: *open, told });
                 }
             }
         });
@@ -259,14 +259,19 @@ impl Collector {
             if self.pending.get(*key).is_none_or(|pending| pending.known.is_none()) {
                 self.overdue.ours.insert(*key, *id);
             }
-            let known = Known { parent: *parent, root: *root, id: *id, plan: *plan };
+            let known = KnownSpan { parent: *parent, root: *root, id: *id, plan: *plan };
             self.pending.know(*key, known, self.round);
         }
         around.last().copied()
     }
 
     /// `cuts` are the waits that this look has cut already, by thread.
-    fn keep_open(&mut self, found: &Found, now_ns: u64, cuts: &mut HashMap<usize, u64>) -> bool {
+    fn keep_open(
+        &mut self,
+        found: &KeptWhileOpen,
+        now_ns: u64,
+        cuts: &mut HashMap<usize, u64>,
+    ) -> bool {
         let OpenSpan { id, key, entered_ns, .. } = found.open;
         let Some(described) = self.make_known(id, key) else { return false };
         let mut waits = 0;

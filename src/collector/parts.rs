@@ -5,11 +5,11 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::drain::owner;
-use crate::sampler::record::{Layout, Machine, Place, Record, Records, read_sample};
+use crate::sampler::record::{Layout, Machine, Record, RecordPlace, Records, read_sample};
 use crate::span::{Mark, SpanKey, Stretch};
 use crate::symbols::{SymbolSettings, Symbolizer};
 use crate::sys::{self, SampleRequest};
-use crate::unwind::{Frame, Module, Unwinder};
+use crate::unwind::{Module, ModuleAddress, Unwinder};
 
 const STACK_BYTES: u32 = 8192;
 const RING_BYTES: usize = 256 * 1024;
@@ -21,7 +21,7 @@ const SAMPLES_PER_MARK: usize = 4;
 #[derive(Debug)]
 pub struct Samples {
     bytes: Vec<u8>,
-    places: Vec<Place>,
+    places: Vec<RecordPlace>,
     layout: Layout,
 }
 
@@ -91,7 +91,11 @@ impl Samples {
         self.places.iter().map(|place| self.frames(*place, unwinder).len()).sum()
     }
 
-    fn frames<'a>(&self, place: Place, Stacks { unwinder, frames }: &'a mut Stacks) -> &'a [Frame] {
+    fn frames<'a>(
+        &self,
+        place: RecordPlace,
+        Stacks { unwinder, frames }: &'a mut Stacks,
+    ) -> &'a [ModuleAddress] {
         if let Ok(sample) = read_sample(self.bytes.as_slice(), place, self.layout) {
             unwinder.unwind(
                 sample.registers,
@@ -104,16 +108,16 @@ impl Samples {
     }
 
     /// The frames that are in them, each once.
-    pub fn frames_of_all(&self, stacks: &mut Stacks) -> Frames {
+    pub fn frames_of_all(&self, stacks: &mut Stacks) -> Addresses {
         let mut seen = HashSet::new();
         for place in &self.places {
             seen.extend(self.frames(*place, stacks).iter().copied());
         }
         let modules = stacks.unwinder.modules();
-        let frames = seen.into_iter().filter_map(|frame: Frame| {
+        let frames = seen.into_iter().filter_map(|frame: ModuleAddress| {
             Some((Arc::clone(modules.get(frame.module()?)?), frame.address()))
         });
-        Frames(frames.collect())
+        Addresses(frames.collect())
     }
 }
 
@@ -121,7 +125,7 @@ impl Samples {
 #[derive(Debug)]
 pub struct Stacks {
     unwinder: Unwinder,
-    frames: Vec<Frame>,
+    frames: Vec<ModuleAddress>,
 }
 
 impl Stacks {
@@ -137,9 +141,9 @@ impl Stacks {
 
 /// Addresses, and the modules in which they are.
 #[derive(Debug)]
-pub struct Frames(Vec<(Arc<Module>, u64)>);
+pub struct Addresses(Vec<(Arc<Module>, u64)>);
 
-impl Frames {
+impl Addresses {
     /// How many there are.
     pub fn count(&self) -> usize {
         self.0.len()
@@ -148,9 +152,9 @@ impl Frames {
 
 /// A symbolizer.
 #[derive(Debug)]
-pub struct Names(Symbolizer);
+pub struct NameLookup(Symbolizer);
 
-impl Names {
+impl NameLookup {
     /// It knows nothing yet.
     #[must_use]
     #[allow(clippy::new_without_default, reason = "it reads files later")]
@@ -159,7 +163,7 @@ impl Names {
     }
 
     /// Looks for the functions of all of them. Returns for how many there are some.
-    pub fn find(&mut self, frames: &Frames) -> usize {
+    pub fn find(&mut self, frames: &Addresses) -> usize {
         frames.0.iter().filter(|(module, address)| self.0.find(module, *address).is_some()).count()
     }
 }

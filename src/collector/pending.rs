@@ -34,7 +34,7 @@ struct Stacks {
 
 /// What is known of a span in which samples fell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct KnownSpan {
     pub(super) parent: Option<SpanKey>,
     pub(super) root: SpanKey,
     pub(super) id: RegistryId,
@@ -44,7 +44,7 @@ pub(super) struct Known {
 /// The samples of one span.
 #[derive(Debug, Default)]
 pub(super) struct PendingSpan {
-    pub(super) known: Option<Known>,
+    pub(super) known: Option<KnownSpan>,
     /// Under what it is exported; known when it has closed.
     pub(super) ids: Option<TraceIds>,
     pub(super) samples: Vec<PendingSample>,
@@ -114,7 +114,7 @@ pub(super) enum Added {
 /// A span for which there was no place.
 #[derive(Debug, Default)]
 struct Refused {
-    known: Option<Known>,
+    known: Option<KnownSpan>,
     /// The round in which that began.
     round: u64,
     lost: u64,
@@ -241,7 +241,7 @@ impl Pending {
     }
 
     /// What the hooks say of a span; more than once if threads said it at the same time.
-    pub(super) fn know(&mut self, span: SpanKey, known: Known, round: u64) {
+    pub(super) fn know(&mut self, span: SpanKey, known: KnownSpan, round: u64) {
         // The root itself has always a place: what those inside it lose is said there.
         if !self.has_place(span) && span != known.root {
             if let Some(refused) = self.refuse(span, round) {
@@ -446,7 +446,7 @@ impl Pending {
     }
 
     /// The spans of which somebody should ask whether they are open still.
-    pub(super) fn known_spans(&self) -> Vec<(SpanKey, Known)> {
+    pub(super) fn known_spans(&self) -> Vec<(SpanKey, KnownSpan)> {
         let pending = self.spans.iter().map(|(span, pending)| (*span, pending.known));
         let refused = self.refused.iter().map(|(span, refused)| (*span, refused.known));
         pending.chain(refused).filter_map(|(span, known)| Some((span, known?))).collect()
@@ -561,23 +561,23 @@ impl Stacks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unwind::Frame;
+    use crate::unwind::ModuleAddress;
 
     const SPAN: SpanKey = SpanKey::new(5).unwrap();
     const PLENTY: usize = 1 << 20;
     const SPANS: usize = 10_000;
 
     fn stack(address: u64) -> Stack {
-        Stack { frames: vec![Frame::new(None, address)], ..Stack::new() }
+        Stack { frames: vec![ModuleAddress::new(None, address)], ..Stack::new() }
     }
 
     fn key(number: u64) -> SpanKey {
         SpanKey::new(number).unwrap()
     }
 
-    fn known(root: u64, parent: Option<u64>) -> Known {
+    fn known(root: u64, parent: Option<u64>) -> KnownSpan {
         let id = RegistryId::MIN;
-        Known { parent: parent.map(key), root: key(root), id, plan: 0 }
+        KnownSpan { parent: parent.map(key), root: key(root), id, plan: 0 }
     }
 
     #[test]
@@ -586,10 +586,10 @@ mod tests {
         let root = SpanKey::new(1).unwrap();
         let known = |parent| {
             let id = RegistryId::new(1).unwrap();
-            Known { parent, root, id, plan: 0 }
+            KnownSpan { parent, root, id, plan: 0 }
         };
         pending.know(root, known(None), 1);
-        let stack = Stack { frames: vec![Frame::new(None, 7)], ..Stack::new() };
+        let stack = Stack { frames: vec![ModuleAddress::new(None, 7)], ..Stack::new() };
         let (mut weight_ns, mut given_up) = (0, 0);
         for number in 2..5_000 {
             let child = SpanKey::new(number).unwrap();

@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Write};
 
 use super::engine::Engine;
 use crate::keep::{Epoch, Kept, KeptSpan};
-use crate::profile::{Attribute, Names, Profile, Symbolized, Value, Waiter, Waits, capped};
+use crate::profile::{Attribute, Profile, PublicNames, Symbolized, Value, Waiter, Waits, capped};
 use crate::span::{Account, SpanKey};
 use crate::sys::{self, Unusual};
 
@@ -42,7 +42,7 @@ pub(super) fn describe(
     epoch: &Epoch,
     topmost: &[SpanKey],
     losses: &Losses,
-    names: &dyn Names,
+    names: &dyn PublicNames,
 ) {
     let kept = outermost_first(&epoch.kept);
     let Some(first) = kept.first() else { return };
@@ -261,7 +261,7 @@ pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
 }
 
 /// The line that goes to the log.
-pub(super) fn line(kept: &Kept, names: &dyn Names) -> String {
+pub(super) fn line(kept: &Kept, names: &dyn PublicNames) -> String {
     let Some(first) = kept.spans.first() else {
         return String::new();
     };

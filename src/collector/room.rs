@@ -14,7 +14,7 @@ pub(super) struct Room {
 
 /// The room of one profile, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct TakenRoom {
     /// That the profile may take, before and after it has symbols.
     pub(super) most_bytes: usize,
     all: Arc<AtomicUsize>,
@@ -37,18 +37,18 @@ impl Room {
     }
 
     /// Room for one more. The more of them wait, the smaller it is: so any number of them has room.
-    pub(super) fn take(&self) -> Taken {
+    pub(super) fn take(&self) -> TakenRoom {
         let left = sys::address_space_left().and_then(|left| usize::try_from(left / 2).ok());
         let budget_bytes = self.budget_bytes.min(left.unwrap_or(usize::MAX));
         let half = budget_bytes / 2;
         let left = half.saturating_sub(self.taken.load(Ordering::Relaxed));
         let most_bytes = (budget_bytes / TIMES).min(left / 4).max(LEAST);
         self.taken.fetch_add(most_bytes, Ordering::Relaxed);
-        Taken { most_bytes, all: Arc::clone(&self.taken) }
+        TakenRoom { most_bytes, all: Arc::clone(&self.taken) }
     }
 }
 
-impl Taken {
+impl TakenRoom {
     /// What is not needed is given back.
     pub(super) fn shrink(&mut self, bytes: usize) {
         let rest = self.most_bytes.saturating_sub(bytes);
@@ -57,7 +57,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for TakenRoom {
     fn drop(&mut self) {
         self.all.fetch_sub(self.most_bytes, Ordering::Relaxed);
     }

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender};
 
 use super::budget::{Budget, Share};
-use super::build::{Builder, Built};
-use super::command::{Command, Job, Waiting};
+use super::build::{Built, ProfileAssembler};
+use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
 use super::engine::{Engine, Limits};
 use super::overdue::Overdue;
-use super::pending::{Known, Pending};
+use super::pending::{KnownSpan, Pending};
 use super::report::{self, DeadlyCalls};
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
@@ -54,7 +54,7 @@ pub(super) struct Collector {
     refined: Instant,
     introduced: bool,
     /// Who waits for the end.
-    at_end: Vec<Waiting>,
+    at_end: Vec<FlushRequest>,
     /// How soon somebody waits for a look.
     look_again: Option<Duration>,
     stack: Stack,
@@ -100,7 +100,7 @@ pub(super) struct Collector {
 /// What a round was asked to do besides.
 #[derive(Default)]
 struct Asked {
-    acknowledge: Vec<Waiting>,
+    acknowledge: Vec<FlushRequest>,
     everything: bool,
     end: bool,
 }
@@ -363,7 +363,7 @@ impl Collector {
         while let Some(notice) = self.engine.spans.take_notice() {
             match notice {
                 Notice::Opened { key, parent, root, id, plan } => {
-                    self.pending.know(key, Known { parent, root, id, plan }, self.round);
+                    self.pending.know(key, KnownSpan { parent, root, id, plan }, self.round);
                 }
                 Notice::Closed { key, ids } => {
                     self.pending.name(key, ids);
@@ -372,7 +372,7 @@ impl Collector {
             }
         }
         if self.engine.spans.lost_notice() {
-            let is_open = |known: &Known, key| self.engine.spans.is_open(known.id, key);
+            let is_open = |known: &KnownSpan, key| self.engine.spans.is_open(known.id, key);
             let spans = self.pending.known_spans();
             closed.extend(
                 spans.iter().filter(|(key, known)| !is_open(known, *key)).map(|(key, _)| *key),
@@ -479,7 +479,7 @@ impl Collector {
             return;
         };
         let room = self.room.take();
-        let builder = Builder {
+        let builder = ProfileAssembler {
             pending: &self.pending,
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,

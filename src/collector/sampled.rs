@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::budget::Share;
 use super::overdue::CpuTimes;
-use super::waits::{Looker, Seen, Watch};
+use super::waits::{LookResult, Looker, Watch};
 use crate::sampler::{Allowance, Level, Sampler, Spent, stretched, switched_out, switches_between};
 use crate::span::{ArmThreads as _, Arming, Mark, Rate, Recording};
 use crate::sys::{self, Ring};
@@ -35,7 +35,7 @@ pub(super) struct Sampled {
     /// The same if it arms itself.
     own_hold: Duration,
     /// It is not sampled any more, and its arming ends when all of it is read.
-    closing: Option<Closing>,
+    closing: Option<DisarmReason>,
     paused: Option<Instant>,
     is_left_out: bool,
     /// It is sampled by a timer although perf could, because it is switched so often.
@@ -89,7 +89,7 @@ pub(super) struct LookAtAge<'a> {
 
 /// Why a thread is not sampled any more by what it is armed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Closing {
+enum DisarmReason {
     /// It was in no old span for a while.
     Unused,
     /// It is armed anew, at another rate.
@@ -202,10 +202,10 @@ impl Sampled {
     }
 
     /// Looks whether the thread waits.
-    pub(super) fn look(&mut self, looker: &mut Looker<'_>) -> Seen {
+    pub(super) fn look(&mut self, looker: &mut Looker<'_>) -> LookResult {
         if self.recording.is_over() {
             self.watch.end(&self.recording, &self.arming, looker);
-            return Seen::OutsideSpans;
+            return LookResult::OutsideSpans;
         }
         if !self.is_old && !self.watch.is_waiting() {
             return self.watch.pass(&self.recording, &self.arming, looker);
@@ -226,9 +226,9 @@ impl Sampled {
         if self.is_old {
             self.old = Some(at);
             let goes_on = match self.closing {
-                Some(Closing::Unused) => true,
+                Some(DisarmReason::Unused) => true,
                 // It waits, or could not be armed anew.
-                Some(Closing::OtherRate) => {
+                Some(DisarmReason::OtherRate) => {
                     let is_late = since(self.paused).is_none_or(|since| since > LONGEST_PAUSE);
                     (is_late && !self.can_close()) || !look.may_arm
                 }
@@ -240,7 +240,7 @@ impl Sampled {
                 self.watch.skip_records(&self.recording, &self.arming, look.now_ns);
             }
             if look.may_change && self.has_other_rate(rate) {
-                self.begin_to_close(Closing::OtherRate);
+                self.begin_to_close(DisarmReason::OtherRate);
             }
             let is_due = since(self.tried).is_none_or(|since| since >= RETRY);
             if look.may_arm && self.is_unarmed() && is_due {
@@ -257,7 +257,7 @@ impl Sampled {
         } else {
             let hold = if self.recording.arms_itself() { self.own_hold } else { self.hold };
             if since(self.old.max(self.armed)).is_none_or(|last| last > hold) {
-                self.begin_to_close(Closing::Unused);
+                self.begin_to_close(DisarmReason::Unused);
             }
         }
         self.closing.is_some()
@@ -265,7 +265,7 @@ impl Sampled {
 
     /// Whether it is about to be armed anew, at another rate.
     pub(super) fn changes_rate(&self) -> bool {
-        self.closing == Some(Closing::OtherRate)
+        self.closing == Some(DisarmReason::OtherRate)
     }
 
     /// Whether it is in an old span now as it was not at the last look, and is not sampled only because nobody is to be
@@ -302,7 +302,7 @@ impl Sampled {
         Rate { period_ns: stretched(rate.period_ns, look.times), by_timer }
     }
 
-    fn begin_to_close(&mut self, why: Closing) {
+    fn begin_to_close(&mut self, why: DisarmReason) {
         if self.closing.is_some() {
             return;
         }
@@ -344,7 +344,7 @@ impl Sampled {
     fn can_close(&self) -> bool {
         let is_heard = self.has_heard();
         let may_be_unheard =
-            self.closing != Some(Closing::Unused) && self.unheard.len() < MOST_UNHEARD;
+            self.closing != Some(DisarmReason::Unused) && self.unheard.len() < MOST_UNHEARD;
         (is_heard || may_be_unheard) && !self.recording.is_in_hook() && !self.watch.is_waiting()
     }
 
@@ -372,7 +372,7 @@ impl Sampled {
         let has_heard = self.has_heard();
         let (from, samples) = self.left_of(&self.arming);
         let none = self.recording.follow(|_| Some(Arming::none()))?;
-        self.is_armed_anew = self.closing.take() == Some(Closing::OtherRate);
+        self.is_armed_anew = self.closing.take() == Some(DisarmReason::OtherRate);
         if self.is_armed_anew {
             self.watch.begin_by_clock(&self.recording, now_ns);
         }

@@ -1,13 +1,13 @@
 //! What is held of a thread at one moment.
 
 use crate::sys::Call;
-use crate::unwind::{End, Frame};
+use crate::unwind::{ModuleAddress, UnwindEnd};
 
 /// A stack as it was unwound, the innermost frame first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stack {
-    pub(super) frames: Vec<Frame>,
-    pub(super) end: End,
+    pub(super) frames: Vec<ModuleAddress>,
+    pub(super) end: UnwindEnd,
     /// The first frame that is likely rather than certain.
     pub(super) inferred_from: Option<usize>,
     /// If it is that of a thread that waited: for what.
@@ -29,7 +29,7 @@ impl Stack {
     pub(super) fn new() -> Self {
         Self {
             frames: Vec::new(),
-            end: End::Root,
+            end: UnwindEnd::Root,
             inferred_from: None,
             waited: None,
             holds_others: false,
@@ -38,6 +38,6 @@ impl Stack {
 
     /// What the stack takes in its tables.
     pub(super) fn bytes(&self) -> usize {
-        self.frames.len() * size_of::<Frame>() + 96
+        self.frames.len() * size_of::<ModuleAddress>() + 96
     }
 }

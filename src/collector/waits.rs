@@ -13,7 +13,7 @@ use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
 use crate::span::{Arming, Recording, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Blocked, Clock, Ring};
-use crate::unwind::{End, Unwinder};
+use crate::unwind::{UnwindEnd, Unwinder};
 
 /// Shorter waits are not looked at. With a look each [`LOOK`], all that are longer than both together
 /// are seen, and of those in between some; after a pause, those longer than [`IDLE_LOOK`] and this.
@@ -30,16 +30,16 @@ const WAITING_LOOK_BY_CLOCK: Duration = Duration::from_millis(6);
 /// How soon to look again at threads of which nothing has changed for so long: the longer that is, the
 /// later, and sooner in any case than a quarter of it, but not sooner than `soonest`.
 pub(super) fn next_look(
-    seen: Seen,
+    seen: LookResult,
     unchanged_ns: u64,
     soonest: Duration,
     by_clock: bool,
 ) -> Duration {
     let longest = match seen {
-        Seen::Busy => LOOK,
-        Seen::StillWaiting { .. } if by_clock => WAITING_LOOK_BY_CLOCK,
-        Seen::StillWaiting { .. } => WAITING_LOOK,
-        Seen::OutsideSpans => IDLE_LOOK,
+        LookResult::Busy => LOOK,
+        LookResult::StillWaiting { .. } if by_clock => WAITING_LOOK_BY_CLOCK,
+        LookResult::StillWaiting { .. } => WAITING_LOOK,
+        LookResult::OutsideSpans => IDLE_LOOK,
     };
     Duration::from_nanos(unchanged_ns / 4).clamp(soonest, longest.max(soonest))
 }
@@ -110,7 +110,7 @@ impl Looker<'_> {
 
 /// What a look has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum LookResult {
     /// The thread is in no profiled span.
     OutsideSpans,
     /// It is in one, and may do anything.
@@ -122,7 +122,7 @@ pub(super) enum Seen {
 /// What was seen of one thread.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    waiting: Option<Waiting>,
+    waiting: Option<WaitingThread>,
     /// Of a thread without switch records: the last look at its CPU clock.
     last: Option<CpuLook>,
     /// When the last wait began that was left out because too many were looked at.
@@ -135,7 +135,7 @@ pub(super) struct Watch {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingThread {
     span: SpanKey,
     since_ns: u64,
     /// When it was last seen to go on.
@@ -170,13 +170,13 @@ impl Watch {
         recording: &Recording,
         arming: &Arming,
         looker: &mut Looker<'_>,
-    ) -> Seen {
+    ) -> LookResult {
         if let Some(waiting) = &mut self.waiting {
             match waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns) {
                 None => {
                     waiting.seen_ns = looker.now_ns;
                     let waited_ns = looker.now_ns.saturating_sub(waiting.since_ns);
-                    return Seen::StillWaiting { waited_ns };
+                    return LookResult::StillWaiting { waited_ns };
                 }
                 Some(ended) => self.finish(ended, looker),
             }
@@ -190,11 +190,11 @@ impl Watch {
                 self.make_room(ring, looker.counters);
             }
             self.last = None;
-            return Seen::OutsideSpans;
+            return LookResult::OutsideSpans;
         };
         // Of what it waits for in a hook the span before knows nothing, nor does the next one.
         if recording.is_in_hook() || !looker.waits {
-            return Seen::Busy;
+            return LookResult::Busy;
         }
         let since = self.waits_since(recording, arming, looker);
         self.was_young = false;
@@ -202,7 +202,7 @@ impl Watch {
             let waited_ns = looker.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
             if !is_long {
-                return Seen::Busy;
+                return LookResult::Busy;
             }
             if looker.captures.left.has_some(looker.now_ns) {
                 let start = sys::thread_cpu_ns();
@@ -217,7 +217,7 @@ impl Watch {
                 Counters::add(&looker.counters.waits_not_looked_at, 1);
             }
         }
-        Seen::Busy
+        LookResult::Busy
     }
 
     /// The same of a thread that is in no old span: where it waits is not looked at.
@@ -226,13 +226,13 @@ impl Watch {
         recording: &Recording,
         arming: &Arming,
         looker: &Looker<'_>,
-    ) -> Seen {
+    ) -> LookResult {
         if let Some(ring) = &arming.switches {
             self.make_room(ring, looker.counters);
         }
         self.last = None;
         self.was_young = true;
-        if recording.span().is_some() { Seen::Busy } else { Seen::OutsideSpans }
+        if recording.span().is_some() { LookResult::Busy } else { LookResult::OutsideSpans }
     }
 
     /// What its switch records end with is not the last that happened: it was not recorded for a while.
@@ -281,11 +281,11 @@ impl Watch {
     pub(super) fn end(&mut self, recording: &Recording, arming: &Arming, looker: &mut Looker<'_>) {
         if let Some(waiting) = &self.waiting {
             let ended = waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns);
-            self.finish(ended.unwrap_or(Ended::at(waiting.seen_ns)), looker);
+            self.finish(ended.unwrap_or(EndedWait::at(waiting.seen_ns)), looker);
         }
     }
 
-    fn finish(&mut self, ended: Ended, looker: &mut Looker<'_>) {
+    fn finish(&mut self, ended: EndedWait, looker: &mut Looker<'_>) {
         let Some(waiting) = self.waiting.take() else { return };
         self.last = ended.clock;
         let duration_ns = ended.at_ns.saturating_sub(waiting.since_ns);
@@ -352,19 +352,19 @@ impl Watch {
 
 /// The end of a wait.
 #[derive(Clone, Copy, Debug)]
-struct Ended {
+struct EndedWait {
     at_ns: u64,
     /// The reading of the CPU clock that showed it, if no hook has read it since.
     clock: Option<CpuLook>,
 }
 
-impl Ended {
+impl EndedWait {
     fn at(at_ns: u64) -> Self {
         Self { at_ns, clock: None }
     }
 }
 
-impl Waiting {
+impl WaitingThread {
     /// When the thread ran again, if it did.
     /// `heard_ns` is when a hook last heard of a wait.
     fn end(
@@ -373,13 +373,13 @@ impl Waiting {
         arming: &Arming,
         heard_ns: u64,
         now_ns: u64,
-    ) -> Option<Ended> {
+    ) -> Option<EndedWait> {
         match self.proof {
             Proof::Switches(position) => {
                 let ring = arming.switches.as_deref()?;
                 (!has_not_moved(ring, position))
                     .then(|| switched_in_after(ring, position).unwrap_or(self.seen_ns))
-                    .map(Ended::at)
+                    .map(EndedWait::at)
             }
             Proof::Cpu(before, position) => {
                 let now = sys::cpu_ns_of(recording.tid).map(|cpu_ns| (now_ns, cpu_ns));
@@ -390,12 +390,12 @@ impl Waiting {
                 let recorded = arming.switches.as_deref().zip(position);
                 let at_ns = recorded.and_then(|(ring, at)| switched_in_after(ring, at));
                 if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.seen_ns) {
-                    return Some(Ended::at(at_ns));
+                    return Some(EndedWait::at(at_ns));
                 }
                 // The wait is what it did not run for since, up to the last hook that we know of.
                 let hook = recording.settled().filter(|(time_ns, _)| *time_ns > self.seen_ns);
                 let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
-                    return Some(Ended::at(self.seen_ns));
+                    return Some(EndedWait::at(self.seen_ns));
                 };
                 let ran_ns = until_cpu_ns.saturating_sub(before);
                 let off_ns = until_ns.saturating_sub(self.seen_ns).saturating_sub(ran_ns);
@@ -415,7 +415,7 @@ impl Waiting {
                 // It was over before the first hook that came after its beginning.
                 let heard_ns = Some(heard_ns).filter(|heard_ns| *heard_ns > self.since_ns);
                 let at_ns = (self.seen_ns + off_ns).min(heard_ns.unwrap_or(u64::MAX));
-                Some(Ended { at_ns, clock })
+                Some(EndedWait { at_ns, clock })
             }
         }
     }
@@ -455,8 +455,8 @@ fn capture(
     since_ns: u64,
     proof: Proof,
     looker: &mut Looker<'_>,
-) -> Option<Waiting> {
-    let mut stack = Stack { end: End::Lost, ..Stack::new() };
+) -> Option<WaitingThread> {
+    let mut stack = Stack { end: UnwindEnd::Lost, ..Stack::new() };
     // What follows is unusual, and this thread may have a filter by now.
     if looker.captures.filters_are_due(looker.now_ns) {
         sys::look_at_filters();
@@ -486,5 +486,5 @@ fn capture(
             Counters::add(&looker.counters.waits_without_stack, 1);
         }
     }
-    Some(Waiting { span, since_ns, seen_ns: looker.now_ns, proof, stack })
+    Some(WaitingThread { span, since_ns, seen_ns: looker.now_ns, proof, stack })
 }

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, RecvTimeoutError};
 use tracing::level_filters::LevelFilter;
 
-use super::command::{Job, Waiting};
+use super::command::{FlushRequest, Job};
 use super::engine::Engine;
 use super::report;
-use super::room::Taken;
+use super::room::TakenRoom;
 use crate::export::{Exported, Exporter, Hopeless, Reporter};
 use crate::keep::{Kept, KeptSpan, OnKept};
-use crate::profile::{MappingId, Names, Profile, Symbolized, Waits};
+use crate::profile::{MappingId, Profile, PublicNames, Symbolized, Waits};
 use crate::stats::Counters;
 use crate::symbols::{Missing, SymbolSettings, Symbolizer};
 use crate::sys::{Files, Owning};
@@ -54,7 +54,7 @@ pub(super) struct Worker {
     symbolized: Instant,
     told: HashSet<Missing>,
     /// Since when the exporter fails, and when to try it again.
-    failing: Option<Failing>,
+    failing: Option<FailingExporter>,
     /// What it has refused; no more than may be promised.
     refused: VecDeque<Refused>,
     /// Profiles that were lost before the last flush.
@@ -63,7 +63,7 @@ pub(super) struct Worker {
 }
 
 /// An exporter that fails.
-struct Failing {
+struct FailingExporter {
     next: Instant,
     pause: Duration,
 }
@@ -73,7 +73,7 @@ struct Refused {
     profile: Profile,
     report: Kept,
     tries: u32,
-    _room: Taken,
+    _room: TakenRoom,
 }
 
 impl Refused {
@@ -83,7 +83,7 @@ impl Refused {
     }
 }
 
-impl Failing {
+impl FailingExporter {
     fn new() -> Self {
         Self { next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
     }
@@ -96,7 +96,7 @@ impl Failing {
 
 impl Worker {
     pub(super) fn new(parts: WorkerParts) -> Self {
-        let failing = parts.is_failing.then(Failing::new);
+        let failing = parts.is_failing.then(FailingExporter::new);
         Self {
             parts,
             symbolizer: None,
@@ -131,7 +131,7 @@ impl Worker {
                 }
                 Ok(Job::HandOn(ended)) => self.parts.engine.hand_on_later(ended),
                 Ok(Job::Report(kept)) => self.report(&unexported(&kept)),
-                Ok(Job::Done(Waiting { done, deadline })) => {
+                Ok(Job::Done(FlushRequest { done, deadline })) => {
                     _ = done.send(self.flush(deadline));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -197,7 +197,7 @@ impl Worker {
     }
 
     /// Delivers what can be delivered, and gives everything back.
-    fn end(mut self, waiting: Vec<Waiting>) {
+    fn end(mut self, waiting: Vec<FlushRequest>) {
         let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
         let is_done = self.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
         let (counters, lost) = (Arc::clone(&self.parts.engine.counters), self.lost);
@@ -226,7 +226,7 @@ impl Worker {
         profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
         kept: &[KeptSpan],
-        mut room: Taken,
+        mut room: TakenRoom,
     ) {
         crate::sys::look_at_filters();
         let mut report = Kept { samples: profile.sample_count(), ..unexported(kept) };
@@ -309,7 +309,7 @@ impl Worker {
     fn note_failing(&mut self, problem: &str) {
         self.parts.engine.keeper.note_exporter_fails();
         if self.failing.is_none() {
-            self.failing = Some(Failing::new());
+            self.failing = Some(FailingExporter::new());
             self.parts.engine.log(|| {
                 tracing::warn!(
                     target: "tracing_profiling",
@@ -435,7 +435,7 @@ fn unexported(kept: &[KeptSpan]) -> Kept {
     }
 }
 
-fn missing_in_words(missing: &Missing, names: &dyn Names) -> String {
+fn missing_in_words(missing: &Missing, names: &dyn PublicNames) -> String {
     match missing {
         Missing::LineTables => "this program has no line tables, so profiles show functions but \
             no lines and no inlined functions; add `debug = \"line-tables-only\"` to \

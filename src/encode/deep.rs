@@ -6,13 +6,13 @@ use std::thread;
 use super::tests::{checkout, deep};
 use super::{folded, otlp, pprof, svg};
 use crate::profile::{
-    FrameKind, Function, Line, Link, Location, Names, Point, Profile, ProfileId, SampleKind,
+    FrameKind, Function, Line, Link, Location, Point, Profile, ProfileId, PublicNames, SampleKind,
 };
 
 /// All names are longer by a letter.
 struct Longer;
 
-impl Names for Longer {
+impl PublicNames for Longer {
     fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
         format!("{name}'").into()
     }

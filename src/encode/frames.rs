@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use crate::profile::{FrameKind, LinkId, Location, LocationId, Profile, Sample, StringId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum BoxKind {
     Span,
     Rust,
     Native,
@@ -22,7 +22,7 @@ pub(super) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Frame<'a> {
     pub(super) name: Cow<'a, str>,
-    pub(super) kind: Kind,
+    pub(super) kind: BoxKind,
 }
 
 /// The number of a [`Frame`]: in the order of their names.
@@ -158,17 +158,17 @@ impl<'a> Frames<'a> {
     }
 }
 
-type Numbers<'a> = HashMap<Frame<'a>, u32>;
+type FrameNumbers<'a> = HashMap<Frame<'a>, u32>;
 
-fn number<'a>(numbers: &mut Numbers<'a>, name: Cow<'a, str>, kind: Kind) -> FrameId {
+fn number<'a>(numbers: &mut FrameNumbers<'a>, name: Cow<'a, str>, kind: BoxKind) -> FrameId {
     let next = numbers.len() as u32;
     FrameId(*numbers.entry(Frame { name, kind }).or_insert(next))
 }
 
-fn of_link<'a>(profile: &'a Profile, link: LinkId, numbers: &mut Numbers<'a>) -> Vec<Step> {
+fn of_link<'a>(profile: &'a Profile, link: LinkId, numbers: &mut FrameNumbers<'a>) -> Vec<Step> {
     let path = std::iter::successors(profile.link(link), |link| profile.link(link.parent?));
     let path = path.take(MOST_SPANS).map(|link| {
-        let frame = number(numbers, Cow::Borrowed(&link.span), Kind::Span);
+        let frame = number(numbers, Cow::Borrowed(&link.span), BoxKind::Span);
         Step { frame, place: Place::Unknown }
     });
     let mut path: Vec<_> = path.collect();
@@ -180,14 +180,14 @@ fn of_location<'a>(
     profile: &'a Profile,
     id: LocationId,
     location: &Location,
-    numbers: &mut Numbers<'a>,
+    numbers: &mut FrameNumbers<'a>,
 ) -> Vec<Step> {
     let kind = match location.kind {
-        FrameKind::Rust => Kind::Rust,
-        FrameKind::Native => Kind::Native,
-        FrameKind::Kernel => Kind::Kernel,
-        FrameKind::Wait => Kind::Wait,
-        FrameKind::Remark => Kind::Remark,
+        FrameKind::Rust => BoxKind::Rust,
+        FrameKind::Native => BoxKind::Native,
+        FrameKind::Kernel => BoxKind::Kernel,
+        FrameKind::Wait => BoxKind::Wait,
+        FrameKind::Remark => BoxKind::Remark,
     };
     let is_inferred = location.is_inferred && !location.lines.is_empty();
     let in_code = match location.mapping {

@@ -26,12 +26,12 @@ pub(crate) struct Epoch {
 
 /// What of a span was exported while it was open.
 #[derive(Debug, Default)]
-struct Exported {
+struct ExportedWhileOpen {
     samples: u64,
     profiles: Vec<ProfileId>,
 }
 
-impl Exported {
+impl ExportedWhileOpen {
     fn add(&mut self, id: ProfileId, samples: u64) {
         self.samples += samples;
         // Once for each kept span inside it: they share the profile.
@@ -71,7 +71,7 @@ impl Buckets {
 #[derive(Debug, Default)]
 struct State {
     epochs: HashMap<SpanKey, Epoch>,
-    exported: HashMap<SpanKey, Exported>,
+    exported: HashMap<SpanKey, ExportedWhileOpen>,
     /// By the rule's number.
     buckets: HashMap<u32, Buckets>,
     trust: Trust,

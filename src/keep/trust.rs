@@ -14,14 +14,14 @@ const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// long as they do not fail.
 #[derive(Debug)]
 pub(super) struct Trust {
-    state: State,
+    state: TrustState,
     /// When the next profile is tried that nobody was promised.
     next_ns: u64,
     pause: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum TrustState {
     /// Nothing was heard of it: so many more may be promised.
     Untried { left: u32 },
     /// It has delivered, and then refused so many.
@@ -41,31 +41,31 @@ pub(super) enum Distrust {
 
 impl Trust {
     pub(super) fn new() -> Self {
-        let state = State::Good { refused: 0 };
+        let state = TrustState::Good { refused: 0 };
         Self { state, next_ns: 0, pause: FIRST_PAUSE }
     }
 
     /// Of one of which nothing is known.
     pub(super) fn none() -> Self {
-        Self { state: State::Untried { left: ON_TRIAL }, ..Self::new() }
+        Self { state: TrustState::Untried { left: ON_TRIAL }, ..Self::new() }
     }
 
     /// Why nothing may be promised, if that is so.
     pub(super) fn doubt(&self) -> Option<Distrust> {
         match self.state {
-            State::Untried { left: 0 } => Some(Distrust::Unknown),
-            State::Bad => Some(Distrust::Fails),
-            State::Untried { .. } | State::Good { .. } => None,
+            TrustState::Untried { left: 0 } => Some(Distrust::Unknown),
+            TrustState::Bad => Some(Distrust::Fails),
+            TrustState::Untried { .. } | TrustState::Good { .. } => None,
         }
     }
 
     pub(super) fn is_bad(&self) -> bool {
-        self.state == State::Bad
+        self.state == TrustState::Bad
     }
 
     /// Something was promised.
     pub(super) fn note_promise(&mut self) {
-        if let State::Untried { left } = &mut self.state {
+        if let TrustState::Untried { left } = &mut self.state {
             *left = left.saturating_sub(1);
         }
     }
@@ -78,8 +78,8 @@ impl Trust {
     /// The receiver has refused a profile.
     pub(super) fn note_refused(&mut self, now_ns: u64) {
         match self.state {
-            State::Good { refused } if refused + 1 < MOST_REFUSED => {
-                self.state = State::Good { refused: refused + 1 };
+            TrustState::Good { refused } if refused + 1 < MOST_REFUSED => {
+                self.state = TrustState::Good { refused: refused + 1 };
             }
             _ => self.note_failure(now_ns),
         }
@@ -87,8 +87,8 @@ impl Trust {
 
     /// It fails, whatever is given to it.
     pub(super) fn note_failure(&mut self, now_ns: u64) {
-        if self.state != State::Bad {
-            self.state = State::Bad;
+        if self.state != TrustState::Bad {
+            self.state = TrustState::Bad;
             self.wait(now_ns);
         }
     }

@@ -13,7 +13,7 @@ pub use model::{
     MappingId, Point, Profile, Sample, SampleKind, StackId, StringId, Value,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
-pub(crate) use rebuild::{Names, Symbolized, Symbols};
+pub(crate) use rebuild::{PublicNames, Symbolized, Symbols};
 pub use resource::Resource;
 pub use waits::{Waiter, Waits};
 

@@ -10,7 +10,7 @@ use super::model::{
 use super::names::capped;
 
 /// What functions, files and spans are called outside of the process.
-pub(crate) trait Names {
+pub(crate) trait PublicNames {
     /// A function, as a programmer writes it or as the linker knows it.
     fn function<'a>(&self, name: &'a str) -> Cow<'a, str>;
     /// A file of source code.
@@ -57,7 +57,7 @@ pub(crate) struct Symbolized {
 impl Profile {
     /// The same samples with other names. What has the same names then is one, and nothing is left of
     /// what no sample refers to. Title, notes and attributes are taken as they are.
-    pub(crate) fn renamed(&self, names: &dyn Names) -> Self {
+    pub(crate) fn renamed(&self, names: &dyn PublicNames) -> Self {
         self.within_no_limit(1, &mut Renaming { names, functions: HashMap::new() })
     }
 
@@ -89,7 +89,7 @@ impl Profile {
         }
     }
 
-    fn within_no_limit(&self, every: usize, change: &mut dyn Change) -> Self {
+    fn within_no_limit(&self, every: usize, change: &mut dyn Rewrite) -> Self {
         let rebuilt = self.rebuilt(every, usize::MAX, change);
         rebuilt.map_or_else(|| self.clone(), |rebuilt| rebuilt.to)
     }
@@ -99,7 +99,7 @@ impl Profile {
         &'a self,
         every: usize,
         most_bytes: usize,
-        change: &'a mut dyn Change,
+        change: &'a mut dyn Rewrite,
     ) -> Option<Rebuilding<'a>> {
         let mut to = Self::new(self.id, self.period_ns);
         to.name.clone_from(&self.name);
@@ -148,7 +148,7 @@ impl Profile {
 }
 
 /// What becomes of the values of a profile.
-trait Change {
+trait Rewrite {
     fn mapping(&mut self, id: MappingId, mapping: &Mapping) -> Mapping {
         _ = id;
         mapping.clone()
@@ -171,7 +171,7 @@ trait Change {
 struct Rebuilding<'a> {
     from: &'a Profile,
     to: Profile,
-    change: &'a mut dyn Change,
+    change: &'a mut dyn Rewrite,
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
     /// And whether it was shortened.
@@ -257,7 +257,7 @@ struct Copying {
     functions: HashMap<FunctionId, FunctionId>,
 }
 
-impl Change for Copying {
+impl Rewrite for Copying {
     fn lines(
         &mut self,
         from: &Profile,
@@ -284,12 +284,12 @@ impl Change for Copying {
 
 /// Names become others.
 struct Renaming<'a> {
-    names: &'a dyn Names,
+    names: &'a dyn PublicNames,
     /// Those of code: remarks of ours keep their names.
     functions: HashMap<FunctionId, FunctionId>,
 }
 
-impl Change for Renaming<'_> {
+impl Rewrite for Renaming<'_> {
     fn mapping(&mut self, _: MappingId, mapping: &Mapping) -> Mapping {
         let file = capped(&self.names.code(&mapping.file)).into_owned();
         Mapping { file, ..mapping.clone() }
@@ -351,7 +351,7 @@ struct Symbolizing<'a> {
     symbols: &'a mut dyn Symbols,
 }
 
-impl Change for Symbolizing<'_> {
+impl Rewrite for Symbolizing<'_> {
     fn mapping(&mut self, id: MappingId, mapping: &Mapping) -> Mapping {
         let mut mapping = mapping.clone();
         mapping.build_ids.extend(self.symbols.build_ids(id));
@@ -396,7 +396,7 @@ mod tests {
         }
     }
 
-    impl Names for Hiding {
+    impl PublicNames for Hiding {
         fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
             Self::hide(name)
         }

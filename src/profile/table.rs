@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// The place of a value in its table.
-pub(crate) trait Handle: Copy {
+pub(crate) trait TableId: Copy {
     fn new(number: u32) -> Self;
     fn number(self) -> u32;
 }
@@ -20,7 +20,7 @@ macro_rules! handle {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(u32);
 
-        impl $crate::profile::table::Handle for $name {
+        impl $crate::profile::table::TableId for $name {
             fn new(number: u32) -> Self {
                 Self(number)
             }
@@ -65,7 +65,7 @@ impl<H, T: Debug + ?Sized> Debug for Table<H, T> {
     }
 }
 
-impl<H: Handle, T: Hash + Eq + ?Sized> Table<H, T> {
+impl<H: TableId, T: Hash + Eq + ?Sized> Table<H, T> {
     /// The place of a value, which is added if it is new.
     pub(crate) fn add<V>(&mut self, value: V) -> H
     where

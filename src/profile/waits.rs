@@ -69,7 +69,7 @@ impl Profile {
     }
 
     /// What a wait is for, and its functions from the inside out, inlined ones too.
-    fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<Frame<'_>>) {
+    fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<SourceFunction<'_>>) {
         let (mut call, mut frames) = ("", Vec::new());
         for id in self.stack(sample.stack) {
             let Some(location) = self.location(*id) else { continue };
@@ -77,7 +77,7 @@ impl Profile {
             let in_source = location.lines.iter().filter_map(|line| {
                 let function = self.function(line.function)?;
                 let (name, file) = (self.string(function.name), self.string(function.file));
-                Some(Frame { name, file, line: line.line, unnamed: None, in_library })
+                Some(SourceFunction { name, file, line: line.line, unnamed: None, in_library })
             });
             match location.kind {
                 FrameKind::Wait => {
@@ -85,7 +85,11 @@ impl Profile {
                 }
                 FrameKind::Remark | FrameKind::Kernel => {}
                 FrameKind::Rust | FrameKind::Native if location.lines.is_empty() => {
-                    frames.push(Frame { unnamed: Some(*id), in_library, ..Frame::default() });
+                    frames.push(SourceFunction {
+                        unnamed: Some(*id),
+                        in_library,
+                        ..SourceFunction::default()
+                    });
                 }
                 FrameKind::Rust | FrameKind::Native => frames.extend(in_source),
             }
@@ -96,7 +100,7 @@ impl Profile {
 
 /// A function as the source has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Frame<'a> {
+struct SourceFunction<'a> {
     name: &'a str,
     file: &'a str,
     line: u32,
@@ -106,7 +110,7 @@ struct Frame<'a> {
     in_library: bool,
 }
 
-impl Frame<'_> {
+impl SourceFunction<'_> {
     /// Whether it is of the program itself, and not of what it is built upon.
     fn is_own(&self) -> bool {
         let is_named = !self.file.is_empty() || crate_of(self.name).is_some();
@@ -158,13 +162,13 @@ fn is_foreign(file: &str) -> bool {
 
 /// Time by function and call.
 #[derive(Default)]
-struct Sums<'a>(HashMap<Whose<'a>, HashMap<(&'a str, Frame<'a>), u64>>);
+struct Sums<'a>(HashMap<Whose<'a>, HashMap<(&'a str, SourceFunction<'a>), u64>>);
 
 /// A function's name, or where it is.
 type Whose<'a> = (&'a str, Option<LocationId>);
 
 impl<'a> Sums<'a> {
-    fn add(&mut self, waiter: Frame<'a>, call: &'a str, waited_ns: u64) {
+    fn add(&mut self, waiter: SourceFunction<'a>, call: &'a str, waited_ns: u64) {
         *self
             .0
             .entry((waiter.name, waiter.unnamed))
@@ -215,7 +219,7 @@ const UNKNOWN: &str = "an unknown function";
 
 /// The innermost function that is the program's own, as far as names tell, or else as files of code do: those of
 /// the C library may have names, too. Without one whatever is innermost.
-fn waiter<'a>(frames: &[Frame<'a>]) -> Frame<'a> {
+fn waiter<'a>(frames: &[SourceFunction<'a>]) -> SourceFunction<'a> {
     let own = frames.iter().find(|frame| frame.is_own());
     let of_program = || frames.iter().filter(|frame| !frame.in_library);
     own.or_else(|| of_program().find(|frame| !frame.is_plumbing()))
@@ -235,8 +239,8 @@ fn crate_of(name: &str) -> Option<&str> {
 }
 
 /// Whether an executor was polling a task, which had not said that it would block.
-fn blocks_a_task(frames: &[Frame<'_>]) -> bool {
-    for Frame { name, .. } in frames {
+fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
+    for SourceFunction { name, .. } in frames {
         if name.contains("BlockingTask") || name.contains("block_in_place") {
             return false;
         }
@@ -254,8 +258,8 @@ mod tests {
     use super::*;
     use crate::profile::{Point, ProfileId};
 
-    fn frames<'a>(names: &[&'a str]) -> Vec<Frame<'a>> {
-        names.iter().map(|name| Frame { name, ..Frame::default() }).collect()
+    fn frames<'a>(names: &[&'a str]) -> Vec<SourceFunction<'a>> {
+        names.iter().map(|name| SourceFunction { name, ..SourceFunction::default() }).collect()
     }
 
     fn wait(profile: &mut Profile, call: &str, functions: &[&str], waited_ns: u64) {
@@ -397,7 +401,13 @@ mod tests {
 
     #[test]
     fn inlined_functions_are_known_by_their_files() {
-        let frame = |name, file, line| Frame { name, file, line, unnamed: None, in_library: false };
+        let frame = |name, file, line| SourceFunction {
+            name,
+            file,
+            line,
+            unnamed: None,
+            in_library: false,
+        };
         let stack = [
             frame("__nanosleep", "./time/nanosleep.c", 7),
             frame("sleep", "/rustc/abc/library/std/src/thread/mod.rs", 8),

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use regex_lite::{Captures, Regex};
 
 use crate::error::Error;
-use crate::profile::Names;
+use crate::profile::PublicNames;
 use crate::text::escaped;
 
 /// What is left out of the names of functions, files and spans before anything leaves the process:
@@ -156,7 +156,7 @@ fn replaced((pattern, with): &(Regex, String), name: &str) -> Option<String> {
     (new != name).then(|| new.into_owned())
 }
 
-impl Names for Redaction {
+impl PublicNames for Redaction {
     fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
         legible(self.apply(name))
     }

@@ -1,24 +1,24 @@
 //! What the kernel writes into a ring, read without trusting a byte of it.
 //!
 //! The layouts are those of `perf_event_open(2)` for exactly the attributes that `sys` asks for.
-//! Nothing here touches the kernel: the bytes come through [`Bytes`], from a ring or from a test.
+//! Nothing here touches the kernel: the bytes come through [`RecordBytes`], from a ring or from a test.
 
 use crate::sys::Ring;
 
 /// Bytes at positions that only grow; a ring, or a recording of one.
-pub(crate) trait Bytes {
+pub(crate) trait RecordBytes {
     /// Fills `out` with the bytes from `position` on.
     fn copy(&self, position: u64, out: &mut [u8]);
 }
 
-impl Bytes for Ring {
+impl RecordBytes for Ring {
     fn copy(&self, position: u64, out: &mut [u8]) {
         Ring::copy(self, position, out);
     }
 }
 
 /// Bytes of a recording, where the positions begin at 0; zeros beyond its end.
-impl Bytes for [u8] {
+impl RecordBytes for [u8] {
     fn copy(&self, position: u64, out: &mut [u8]) {
         let from = usize::try_from(position).unwrap_or(usize::MAX);
         let there = self.get(from..).unwrap_or_default();
@@ -43,13 +43,13 @@ const HEADER: u64 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// A sample; read it with [`read_sample`].
-    Sample(Place),
+    Sample(RecordPlace),
     /// The kernel found the ring full that many times since the record before.
     Lost {
         /// How often.
         count: u64,
         /// Where it says so.
-        place: Place,
+        place: RecordPlace,
     },
     /// The kernel thought that sampling took too long, and paused it.
     Throttled,
@@ -71,7 +71,7 @@ pub(crate) enum Record {
 
 /// Where a record lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RecordPlace {
     /// The position of its header.
     pub(crate) position: u64,
     /// Its length in bytes, header included.
@@ -112,7 +112,7 @@ pub(crate) struct Records<'a, B: ?Sized> {
     end: u64,
 }
 
-impl<'a, B: Bytes + ?Sized> Records<'a, B> {
+impl<'a, B: RecordBytes + ?Sized> Records<'a, B> {
     /// Both positions must be ends of records.
     pub(crate) fn between(bytes: &'a B, position: u64, end: u64) -> Self {
         Self { bytes, position, end }
@@ -124,9 +124,9 @@ impl<'a, B: Bytes + ?Sized> Records<'a, B> {
 
     fn read(&self, kind: u32, misc: u16, size: u16) -> Record {
         match kind {
-            RECORD_SAMPLE => Record::Sample(Place { position: self.position, size }),
+            RECORD_SAMPLE => Record::Sample(RecordPlace { position: self.position, size }),
             RECORD_LOST if size >= 24 => {
-                let place = Place { position: self.position, size };
+                let place = RecordPlace { position: self.position, size };
                 Record::Lost { count: self.word(16), place }
             }
             RECORD_THROTTLE => Record::Throttled,
@@ -143,7 +143,7 @@ impl<'a, B: Bytes + ?Sized> Records<'a, B> {
     }
 }
 
-impl<B: Bytes + ?Sized> Iterator for Records<'_, B> {
+impl<B: RecordBytes + ?Sized> Iterator for Records<'_, B> {
     type Item = Result<Record, Malformed>;
 
     /// After a malformed record there is no telling where the next one begins: that is the end.
@@ -246,7 +246,7 @@ pub(crate) struct Words<'a, B: ?Sized> {
     count: u64,
 }
 
-impl<B: Bytes + ?Sized> Iterator for Words<'_, B> {
+impl<B: RecordBytes + ?Sized> Iterator for Words<'_, B> {
     type Item = u64;
 
     fn next(&mut self) -> Option<u64> {
@@ -268,7 +268,7 @@ pub(crate) struct StackCopy<'a, B: ?Sized> {
     length: u64,
 }
 
-impl<B: Bytes + ?Sized> StackCopy<'_, B> {
+impl<B: RecordBytes + ?Sized> StackCopy<'_, B> {
     /// How many bytes the kernel really copied.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn length(&self) -> u64 {
@@ -283,7 +283,7 @@ impl<B: Bytes + ?Sized> StackCopy<'_, B> {
 }
 
 /// The position at which hooks saw a record of a ring of ours: its last word.
-pub(crate) fn said_position<B: Bytes + ?Sized>(bytes: &B, place: Place) -> u64 {
+pub(crate) fn said_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordPlace) -> u64 {
     word(bytes, place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
 }
 
@@ -292,9 +292,9 @@ pub(crate) fn said_position<B: Bytes + ?Sized>(bytes: &B, place: Place) -> u64 {
 /// # Errors
 ///
 /// If the record's lengths contradict each other, or if it has no user registers.
-pub(crate) fn read_sample<B: Bytes + ?Sized>(
+pub(crate) fn read_sample<B: RecordBytes + ?Sized>(
     bytes: &B,
-    place: Place,
+    place: RecordPlace,
     Layout { machine, has_kernel_chain }: Layout,
 ) -> Result<RawSample<'_, B>, Malformed> {
     const ABI_64: u64 = 2;
@@ -358,7 +358,7 @@ pub(crate) fn read_sample<B: Bytes + ?Sized>(
     })
 }
 
-fn word<B: Bytes + ?Sized>(bytes: &B, position: u64) -> u64 {
+fn word<B: RecordBytes + ?Sized>(bytes: &B, position: u64) -> u64 {
     let mut word = [0; 8];
     bytes.copy(position, &mut word);
     u64::from_ne_bytes(word)
@@ -393,7 +393,7 @@ mod tests {
 
     fn read(bytes: &[u8], machine: Machine) -> Result<RawSample<'_, [u8]>, Malformed> {
         let layout = Layout { machine, has_kernel_chain: false };
-        read_sample(bytes, Place { position: 0, size: bytes.len() as u16 }, layout)
+        read_sample(bytes, RecordPlace { position: 0, size: bytes.len() as u16 }, layout)
     }
 
     #[track_caller]
@@ -431,7 +431,7 @@ mod tests {
         };
         for chain in [&[][..], &[u64::MAX - 127, 0xffff_ffff_8000_1234]] {
             let bytes = with_chain(chain.len() as u64, chain);
-            let place = Place { position: 0, size: bytes.len() as u16 };
+            let place = RecordPlace { position: 0, size: bytes.len() as u16 };
             let sample = read_sample(&bytes[..], place, layout).unwrap();
             assert!(sample.in_kernel);
             assert_eq!(sample.kernel_chain.collect::<Vec<_>>(), chain);
@@ -440,7 +440,7 @@ mod tests {
         }
         for said in [1, 3, 1 << 60, u64::MAX] {
             let bytes = with_chain(said, &[7]);
-            let place = Place { position: 0, size: bytes.len() as u16 };
+            let place = RecordPlace { position: 0, size: bytes.len() as u16 };
             let refused = read_sample(&bytes[..], place, layout).is_err();
             assert!(refused || said == 1, "{said}");
         }
@@ -506,14 +506,15 @@ mod tests {
         bytes.extend(sample(Machine::X86_64, 16));
         let records: Vec<_> =
             Records::between(&bytes[..], 0, bytes.len() as u64).collect::<Result<_, _>>().unwrap();
-        let place = Place { position: sample_at, size: (bytes.len() as u64 - sample_at) as u16 };
+        let place =
+            RecordPlace { position: sample_at, size: (bytes.len() as u64 - sample_at) as u16 };
         assert_eq!(
             records,
             [
                 Record::SwitchOut { time_ns: 10, preempted: false },
                 Record::SwitchIn { time_ns: 25 },
                 Record::SwitchOut { time_ns: 30, preempted: true },
-                Record::Lost { count: 42, place: Place { position: lost_at, size: 24 } },
+                Record::Lost { count: 42, place: RecordPlace { position: lost_at, size: 24 } },
                 Record::Throttled,
                 Record::Other,
                 Record::Sample(place),

@@ -40,7 +40,7 @@ pub(crate) struct Spans {
     pub(super) counters: Arc<Counters>,
     /// Tells threads that the layer lives.
     pub(super) life: Arc<()>,
-    seen: Mutex<Seen>,
+    seen: Mutex<SpanCounts>,
     /// Open spans of which somebody looks for how long they are so.
     pub(super) watched: AtomicUsize,
     /// The constants of these names in ticks.
@@ -53,13 +53,13 @@ pub(crate) struct Spans {
 
 /// Spans that were made, by thread.
 #[derive(Debug, Default)]
-struct Seen {
+struct SpanCounts {
     threads: Vec<Arc<AtomicU64>>,
     /// By threads that have ended.
     before: u64,
 }
 
-impl Seen {
+impl SpanCounts {
     fn forget_ended(&mut self) {
         let before = &mut self.before;
         self.threads.retain(|seen| {

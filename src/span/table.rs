@@ -22,7 +22,7 @@ use super::slot::Slot;
 /// still right.
 #[derive(Debug)]
 pub(crate) struct SlotTable {
-    shards: Box<[OnceLock<Box<Shard>>; SHARDS]>,
+    shards: Box<[OnceLock<Box<SlotShard>>; SHARDS]>,
     outside: RwLock<Outside>,
     outside_count: AtomicUsize,
 }
@@ -39,7 +39,7 @@ const MORE_PAGES: usize = 9;
 const A_CHUNK: usize = 4096;
 
 #[derive(Debug)]
-struct Shard {
+struct SlotShard {
     // In the shard itself: one load less for a thread with few spans open.
     first: [Slot; FIRST_PAGE],
     more: [OnceLock<Box<[Slot]>>; MORE_PAGES],
@@ -257,7 +257,7 @@ impl SlotTable {
         let (shard, address) = split(id);
         let (page, _) = page(address);
         let shard = self.shards.get(shard)?.get_or_init(|| {
-            Box::new(Shard {
+            Box::new(SlotShard {
                 first: std::array::from_fn(|_| Slot::default()),
                 more: std::array::from_fn(|_| OnceLock::new()),
             })
@@ -270,7 +270,7 @@ impl SlotTable {
     }
 }
 
-impl Shard {
+impl SlotShard {
     fn place_in_more(&self, address: usize) -> Option<&Slot> {
         let (page, offset) = page(address);
         self.more.get(page.checked_sub(1)?)?.get()?.get(offset)

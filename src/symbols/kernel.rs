@@ -12,7 +12,7 @@ use crate::sys;
 pub(super) struct KernelNames {
     /// Of the present profile.
     functions: HashMap<u64, String>,
-    table: Option<Table>,
+    table: Option<KernelTable>,
 }
 
 /// After how long it is read again what comes and goes: modules, programs of BPF, and whether we may know
@@ -28,7 +28,7 @@ impl KernelNames {
         if wanted().next().is_none() {
             return;
         }
-        let is_good = |table: &Table| {
+        let is_good = |table: &KernelTable| {
             table.read.elapsed() < READ_AGAIN || wanted().all(|address| table.is_lasting(address))
         };
         // Where there is no room for the table there are no names.
@@ -36,7 +36,7 @@ impl KernelNames {
             return;
         }
         // If that fails now it may not the next time.
-        let read = || sys::kernel_symbols().and_then(Table::parse).ok();
+        let read = || sys::kernel_symbols().and_then(KernelTable::parse).ok();
         self.table = self.table.take().filter(is_good).or_else(read);
         let Some(table) = &self.table else { return };
         let name = |address| Some((address, table.function(address)?.to_owned()));
@@ -53,13 +53,13 @@ impl KernelNames {
 
     /// How much is held.
     pub(super) fn bytes(&self) -> u64 {
-        self.table.as_ref().map_or(0, Table::bytes)
+        self.table.as_ref().map_or(0, KernelTable::bytes)
     }
 }
 
 /// What `/proc/kallsyms` says. (Its format: proc_kallsyms(5), and nm(1) for the types.)
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct KernelTable {
     /// By address. Of what is no function only as much as to know where one ends.
     symbols: Vec<Symbol>,
     /// Each ends with a line feed.
@@ -74,11 +74,11 @@ struct Symbol {
     address: u64,
     /// Where its name begins.
     name: u32,
-    kind: Kind,
+    kind: SymbolKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum SymbolKind {
     Function,
     /// Of a module, of BPF, or of tracing.
     OfModule,
@@ -93,7 +93,7 @@ const FARTHEST: u64 = 4096;
 /// what stays. What is not used of it takes no memory.
 const ROOM: usize = 33 * 1024 * 1024;
 
-impl Table {
+impl KernelTable {
     pub(super) fn parse(mut lines: impl BufRead) -> io::Result<Self> {
         // If there is no such room they grow like others, and where addresses are counted that is as well.
         let (mut symbols, mut names) = (Vec::new(), String::new());
@@ -110,10 +110,11 @@ impl Table {
             line.clear();
         }
         // Of several at the same address the first function.
-        let order = |symbol: &Symbol| (symbol.address, symbol.kind == Kind::Other, symbol.name);
+        let order =
+            |symbol: &Symbol| (symbol.address, symbol.kind == SymbolKind::Other, symbol.name);
         table.symbols.sort_unstable_by_key(order);
         table.symbols.dedup_by_key(|symbol| symbol.address);
-        table.symbols.dedup_by(|one, before| [one.kind, before.kind] == [Kind::Other; 2]);
+        table.symbols.dedup_by(|one, before| [one.kind, before.kind] == [SymbolKind::Other; 2]);
         table.symbols.shrink_to_fit();
         table.names.shrink_to_fit();
         Ok(table)
@@ -133,17 +134,17 @@ impl Table {
             return;
         }
         let kind = match (kind, words.next()) {
-            ("T" | "t" | "W" | "w", None) => Kind::Function,
-            ("T" | "t" | "W" | "w", Some(_)) => Kind::OfModule,
-            _ => Kind::Other,
+            ("T" | "t" | "W" | "w", None) => SymbolKind::Function,
+            ("T" | "t" | "W" | "w", Some(_)) => SymbolKind::OfModule,
+            _ => SymbolKind::Other,
         };
         match (kind, name) {
-            (Kind::Function, "_stext") => self.built_in.start = address,
-            (Kind::Function, "_etext") => self.built_in.end = address,
+            (SymbolKind::Function, "_stext") => self.built_in.start = address,
+            (SymbolKind::Function, "_etext") => self.built_in.end = address,
             _ => {}
         }
         self.symbols.push(Symbol { address, name: place, kind });
-        if kind != Kind::Other {
+        if kind != SymbolKind::Other {
             self.names.push_str(name);
             self.names.push('\n');
         }
@@ -158,9 +159,9 @@ impl Table {
         let after = self.symbols.partition_point(|symbol| symbol.address <= address);
         let symbol = self.symbols.get(after.checked_sub(1)?)?;
         let is_inside = match symbol.kind {
-            Kind::Function => self.built_in.is_empty() || self.built_in.contains(&address),
-            Kind::OfModule => address - symbol.address < FARTHEST,
-            Kind::Other => false,
+            SymbolKind::Function => self.built_in.is_empty() || self.built_in.contains(&address),
+            SymbolKind::OfModule => address - symbol.address < FARTHEST,
+            SymbolKind::Other => false,
         };
         let name = self.names.get(symbol.name as usize..).filter(|_| is_inside)?;
         name.split('\n').next()
@@ -222,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_function_goes_from_its_start_to_the_next_symbol() {
-        let table = Table::parse(TABLE).unwrap();
+        let table = KernelTable::parse(TABLE).unwrap();
         for (address, name) in [
             (0xffff_ffff_80ff_ffff, None),
             (0xffff_ffff_8100_0040, Some("do_it")),
@@ -241,10 +242,10 @@ mod tests {
 
     #[test]
     fn only_what_is_built_in_lasts() {
-        let table = Table::parse(TABLE).unwrap();
+        let table = KernelTable::parse(TABLE).unwrap();
         assert!(table.is_lasting(0xffff_ffff_8100_0100));
         assert!(!table.is_lasting(0xffff_ffff_c000_0010));
-        let hidden = Table::parse(&b"0000000000000000 T _stext\n"[..]).unwrap();
+        let hidden = KernelTable::parse(&b"0000000000000000 T _stext\n"[..]).unwrap();
         assert!(!hidden.is_lasting(0xffff_ffff_8100_0100), "tomorrow one may know");
     }
 }

@@ -46,12 +46,12 @@ const SYMBOL_TABLES: [&[u8]; 4] = [b".symtab", b".strtab", b".dynsym", b".dynstr
 const LEADING_ELSEWHERE: [&[u8]; 3] = [b".gnu_debuglink", b".gnu_debugaltlink", b".debug_sup"];
 
 /// What a file's bytes are read from.
-pub(crate) trait Bytes {
+pub(crate) trait ReadAt {
     /// So many bytes from an offset on, or as many as there are.
     fn read(&self, offset: u64, most: u64) -> io::Result<Vec<u8>>;
 }
 
-impl Bytes for File {
+impl ReadAt for File {
     fn read(&self, offset: u64, most: u64) -> io::Result<Vec<u8>> {
         let (mut bytes, mut file) = (Vec::new(), self);
         file.seek(SeekFrom::Start(offset))?;
@@ -60,7 +60,7 @@ impl Bytes for File {
     }
 }
 
-impl Bytes for [u8] {
+impl ReadAt for [u8] {
     fn read(&self, offset: u64, most: u64) -> io::Result<Vec<u8>> {
         let rest = usize::try_from(offset).ok().and_then(|offset| self.get(offset..));
         let most = usize::try_from(most).unwrap_or(usize::MAX);
@@ -70,7 +70,7 @@ impl Bytes for [u8] {
 
 impl Sections {
     /// Of an ELF file of 64 bits, little-endian, as it is on all systems that have stacks.
-    pub(super) fn of(file: &(impl Bytes + ?Sized)) -> io::Result<Self> {
+    pub(super) fn of(file: &(impl ReadAt + ?Sized)) -> io::Result<Self> {
         let header = file.read(0, HEADER_BYTES)?;
         let mut sections = Self::default();
         if !header.starts_with(b"\x7fELF\x02\x01") {
@@ -123,7 +123,7 @@ fn parse_link(link: &[u8]) -> Option<(String, u32)> {
 }
 
 /// The GNU build id that a file has.
-pub(super) fn build_id_of(file: &(impl Bytes + ?Sized)) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn build_id_of(file: &(impl ReadAt + ?Sized)) -> io::Result<Option<Vec<u8>>> {
     let header = file.read(0, HEADER_BYTES)?;
     let (table, entry) = (number(&header, 0x20, 8), number(&header, 0x36, 2));
     for index in 0..number(&header, 0x38, 2).min(MOST_SECTIONS) {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use flate2::Crc;
 
 use super::hex;
-use super::sections::{Bytes, Sections};
+use super::sections::{ReadAt, Sections};
 use crate::sys;
 use crate::unwind::Module;
 
@@ -25,7 +25,7 @@ pub(super) enum Detail {
 
 /// What symbols are read from.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct SymbolFile {
     /// Needed until it has been opened.
     pub(super) file: File,
     pub(super) detail: Detail,
@@ -43,7 +43,7 @@ pub(super) enum Lack {
     Compressed,
 }
 
-impl Source {
+impl SymbolFile {
     /// With no more than `free` bytes.
     pub(super) fn open(module: &Module, free: u64) -> io::Result<Self> {
         let file = File::open(module.path())?;

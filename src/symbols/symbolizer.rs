@@ -14,7 +14,7 @@ use super::build_id;
 use super::kernel::KernelNames;
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::sections::build_id_of;
-use super::source::{Detail, Lack, Source};
+use super::source::{Detail, Lack, SymbolFile};
 use super::{Missing, SymbolSettings};
 use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbolized, Symbols, capped};
 use crate::sys;
@@ -135,7 +135,7 @@ impl Symbolizer {
         let left = sys::address_space_left().unwrap_or(u64::MAX) / 4;
         let free = self.settings.most_bytes.saturating_sub(held).min(left);
         let name = || module.name.clone();
-        let source = match Source::open(module, free) {
+        let source = match SymbolFile::open(module, free) {
             Ok(source) => source,
             Err(error) => {
                 self.missing.push(Missing::Unreadable(name(), error.to_string()));

@@ -62,7 +62,7 @@ pub(crate) use position::Position;
 pub(crate) use spawn::STACK_BYTES;
 pub(crate) use spawn::spawn;
 #[cfg(test)]
-pub(crate) use types::Segment;
+pub(crate) use types::CodeSegment;
 pub(crate) use types::{
     Blocked, Call, CpuUse, Load, LoadedModule, SampleRequest, TimerClock, Unusual, WhyRefused,
 };

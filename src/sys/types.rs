@@ -155,7 +155,7 @@ pub(crate) struct LoadedModule {
     /// What is added to an address as the file states it to get the address in memory.
     pub(crate) bias: u64,
     /// Addresses in memory that hold code.
-    pub(crate) code: Vec<Segment>,
+    pub(crate) code: Vec<CodeSegment>,
     /// Addresses in memory of everything that the module has mapped.
     pub(crate) loaded: Vec<Range<u64>>,
     /// Those of `loaded` that are not meant to be written.
@@ -168,7 +168,7 @@ pub(crate) struct LoadedModule {
 
 /// A segment that holds code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Segment {
+pub(crate) struct CodeSegment {
     pub(crate) addresses: Range<u64>,
     /// Where the segment begins in the file.
     pub(crate) file_offset: u64,

@@ -5,11 +5,11 @@ use std::iter::successors;
 
 use framehop::FrameAddress;
 
-use super::calls::{LONGEST, Target};
-use super::machine::{Machine, UNKNOWN_LINK};
-use super::modules::{Frame, memory};
+use super::calls::{CallTarget, LONGEST};
+use super::machine::{ArchUnwinder, UNKNOWN_LINK};
+use super::modules::{ModuleAddress, memory};
 use super::tables::TableBytes;
-use super::unwinder::{End, Unwinder};
+use super::unwinder::{UnwindEnd, Unwinder};
 
 /// Stands for a frame pointer that is not known: an address that no processor takes. It is below
 /// 2^63, for framehop calculates with signed numbers and would keep an overflow as a rule.
@@ -34,35 +34,35 @@ pub(super) enum Likeness {
 
 /// A frame that is to be unwound.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct FrameToUnwind {
     pub(super) address: FrameAddress,
     pub(super) sp: u64,
 }
 
 /// How a walk up the stack ended.
 pub(super) enum Stop {
-    At(End),
+    At(UnwindEnd),
     /// At a frame that cannot be unwound without the frame pointer: the return address is this far
     /// above it.
-    Needs(Place, i64),
+    Needs(FrameToUnwind, i64),
     /// In a function of a C library without tables, at this stack pointer and frame pointer.
     InLibrary(u64, u64),
 }
 
 /// The copy of a stack.
-pub(super) struct Stack<F> {
+pub(super) struct ScannedStack<F> {
     pub(super) bottom: u64,
     pub(super) word: F,
     pub(super) most_frames: usize,
 }
 
-impl<F: Fn(u64) -> Option<u64>> Stack<F> {
+impl<F: Fn(u64) -> Option<u64>> ScannedStack<F> {
     pub(super) fn word_at(&self, address: u64) -> Option<u64> {
         (self.word)(address.checked_sub(self.bottom)?)
     }
 }
 
-impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
+impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Fills `frames` as [`Unwinder::unwind`] does, for a thread that is in a system call.
     ///
     /// Many frames can be unwound without the frame pointer, and those that save it give it back. If
@@ -75,12 +75,12 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         sp: u64,
         stack: impl Fn(u64) -> Option<u64>,
         most_frames: usize,
-        frames: &mut Vec<Frame>,
-    ) -> (End, Option<usize>) {
+        frames: &mut Vec<ModuleAddress>,
+    ) -> (UnwindEnd, Option<usize>) {
         frames.clear();
         frames.push(self.modules.frame(pc));
-        let stack = Stack { bottom: sp, word: stack, most_frames };
-        let first = Place { address: FrameAddress::from_instruction_pointer(pc), sp };
+        let stack = ScannedStack { bottom: sp, word: stack, most_frames };
+        let first = FrameToUnwind { address: FrameAddress::from_instruction_pointer(pc), sp };
         match self.walk(first, UNKNOWN, &stack, frames, None) {
             Stop::At(end) => (end, None),
             Stop::InLibrary(sp, fp) => {
@@ -92,7 +92,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 let known = frames.len();
                 match self.infer(place, distance, &stack, frames) {
                     Some(end) => (end, Some(known)),
-                    None => (End::Lost, None),
+                    None => (UnwindEnd::Lost, None),
                 }
             }
         }
@@ -101,11 +101,11 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Finds where the caller of a frame goes on, and so all frames above.
     pub(super) fn infer(
         &mut self,
-        place: Place,
+        place: FrameToUnwind,
         distance: i64,
-        stack: &Stack<impl Fn(u64) -> Option<u64>>,
-        frames: &mut Vec<Frame>,
-    ) -> Option<End> {
+        stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
+        frames: &mut Vec<ModuleAddress>,
+    ) -> Option<UnwindEnd> {
         let known = frames.len();
         let callee = self.modules.function_start(place.address.address_for_lookup());
         if let Some(frame_pointer) = callee.and_then(|callee| self.predict(place, callee)) {
@@ -116,7 +116,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             let check = (call != Some(Likeness::Exactly)).then_some(&mut elsewhere);
             let is_certain = check.is_none();
             match self.walk(place, frame_pointer, stack, frames, check) {
-                Stop::At(end) if frames.len() > known && (is_certain || end != End::Lost) => {
+                Stop::At(end) if frames.len() > known && (is_certain || end != UnwindEnd::Lost) => {
                     return Some(end);
                 }
                 _ => frames.truncate(known),
@@ -127,7 +127,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// The frame pointer, from what the function does to the stack when it begins. It can do more
     /// to it later, so what is found there has to be looked at.
-    fn predict(&self, place: Place, function: u64) -> Option<u64> {
+    fn predict(&self, place: FrameToUnwind, function: u64) -> Option<u64> {
         place.sp.checked_add(M::frame_size(self.code(function)?)?)
     }
 
@@ -135,15 +135,15 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// call of its function, and always the lowest first, for what is further up belongs to callers.
     fn search(
         &mut self,
-        place: Place,
+        place: FrameToUnwind,
         distance: i64,
         callee: Option<u64>,
-        stack: &Stack<impl Fn(u64) -> Option<u64>>,
-        frames: &mut Vec<Frame>,
-    ) -> Option<End> {
+        stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
+        frames: &mut Vec<ModuleAddress>,
+    ) -> Option<UnwindEnd> {
         let known = frames.len();
         // Whether it is cut, how many of its calls name another function, and what is above.
-        let mut best: Option<(bool, usize, Vec<Frame>)> = None;
+        let mut best: Option<(bool, usize, Vec<ModuleAddress>)> = None;
         let mut tries = 0;
         'search: for likeness in [Likeness::Exactly, Likeness::Unknown, Likeness::Elsewhere] {
             let addresses =
@@ -164,9 +164,9 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 let stop = self.walk(place, frame_pointer, stack, frames, Some(&mut elsewhere));
                 let above = frames.split_off(known);
                 let is_cut = match stop {
-                    Stop::At(End::Root) => false,
+                    Stop::At(UnwindEnd::Root) => false,
                     // What was not seen to its end proves little.
-                    Stop::At(End::Cut) if likeness == Likeness::Exactly => true,
+                    Stop::At(UnwindEnd::Cut) if likeness == Likeness::Exactly => true,
                     _ => continue,
                 };
                 if !is_cut && elsewhere == 0 {
@@ -183,7 +183,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
         let (is_cut, _, mut above) = best?;
         frames.append(&mut above);
-        Some(if is_cut { End::Cut } else { End::Root })
+        Some(if is_cut { UnwindEnd::Cut } else { UnwindEnd::Root })
     }
 
     /// Whether the instruction before an address is a call, and of this function.
@@ -193,9 +193,9 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         let targets = M::calls(code, return_address).into_iter().flatten();
         let likenesses = targets.filter_map(|target| {
             let address = match target {
-                Target::Address(address) => self.modules.is_code(address).then_some(address)?,
-                Target::Stored(at) => stored(at)?,
-                Target::Unknown => return Some(Likeness::Unknown),
+                CallTarget::Address(address) => self.modules.is_code(address).then_some(address)?,
+                CallTarget::Stored(at) => stored(at)?,
+                CallTarget::Unknown => return Some(Likeness::Unknown),
             };
             let Some(callee) = callee else {
                 return Some(Likeness::Unknown);
@@ -212,9 +212,9 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             return false;
         };
         M::jumps(code, function).any(|target| match target {
-            Target::Address(target) => target == other,
-            Target::Stored(at) => stored(at) == Some(other),
-            Target::Unknown => false,
+            CallTarget::Address(target) => target == other,
+            CallTarget::Stored(at) => stored(at) == Some(other),
+            CallTarget::Unknown => false,
         })
     }
 
@@ -226,17 +226,17 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// each other, and is how many of the calls name another function.
     pub(super) fn walk(
         &mut self,
-        from: Place,
+        from: FrameToUnwind,
         frame_pointer: u64,
-        stack: &Stack<impl Fn(u64) -> Option<u64>>,
-        frames: &mut Vec<Frame>,
+        stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
+        frames: &mut Vec<ModuleAddress>,
         mut elsewhere: Option<&mut usize>,
     ) -> Stop {
         let pc = from.address.address();
         let mut registers = self.machine.few_registers(pc, from.sp, frame_pointer);
         let mut address = from.address;
         while frames.len() < stack.most_frames {
-            let place = Place { address, sp: M::stack_pointer(&registers) };
+            let place = FrameToUnwind { address, sp: M::stack_pointer(&registers) };
             let fp = M::frame_pointer(&registers);
             let mut beyond = false;
             let mut needed = None;
@@ -255,7 +255,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             let next = next.map(|next| next.and_then(FrameAddress::from_return_address));
             if needed.is_some() || self.is_wrong(address, next.ok().flatten()) {
                 if self.is_start(address, (place.sp, fp), |at| stack.word_at(at)) {
-                    return Stop::At(End::Root);
+                    return Stop::At(UnwindEnd::Root);
                 }
                 if self.is_without_tables(address.address_for_lookup()) {
                     return Stop::InLibrary(place.sp, fp);
@@ -265,26 +265,26 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 return Stop::Needs(place, distance);
             }
             let Ok(next) = next else {
-                return Stop::At(if beyond { End::Cut } else { End::Lost });
+                return Stop::At(if beyond { UnwindEnd::Cut } else { UnwindEnd::Lost });
             };
             let Some(next) = next else {
-                return Stop::At(End::Root);
+                return Stop::At(UnwindEnd::Root);
             };
             if next.address() == UNKNOWN_LINK {
-                return Stop::At(End::Lost);
+                return Stop::At(UnwindEnd::Lost);
             }
             if let Some(elsewhere) = &mut elsewhere {
                 let callee = self.modules.function_start(address.address_for_lookup());
                 match self.call_before(next.address(), callee) {
                     Some(Likeness::Elsewhere) => **elsewhere += 1,
                     Some(_) => {}
-                    None => return Stop::At(End::Lost),
+                    None => return Stop::At(UnwindEnd::Lost),
                 }
             }
             frames.push(self.modules.frame(next.address_for_lookup()));
             address = next;
         }
-        Stop::At(End::Cut)
+        Stop::At(UnwindEnd::Cut)
     }
 }
 
@@ -405,12 +405,12 @@ mod tests {
         if let Some((_, searched)) = searched {
             assert_eq!(searched, frames);
         }
-        assert_eq!(end, End::Root);
+        assert_eq!(end, UnwindEnd::Root);
         if let Some(bp) = told_ring.recv().unwrap().and_then(|ring| frame_pointer(&ring, &blocked))
         {
             let mut exact = Vec::new();
             let registers = Registers::X86_64 { ip: blocked.pc, sp: blocked.sp, bp };
-            assert_eq!(unwinder.unwind(registers, word, 100, &mut exact), End::Root);
+            assert_eq!(unwinder.unwind(registers, word, 100, &mut exact), UnwindEnd::Root);
             assert_eq!(exact, frames);
         }
         let starts: Vec<_> = frames
@@ -441,12 +441,15 @@ mod tests {
     }
 
     /// The same without a look at what the function does when it begins.
-    fn search(unwinder: &mut Unwinder, blocked: &Blocked) -> Option<(usize, Vec<Frame>)> {
-        let stack =
-            Stack { bottom: blocked.sp, word: |offset| blocked.word(offset), most_frames: 100 };
+    fn search(unwinder: &mut Unwinder, blocked: &Blocked) -> Option<(usize, Vec<ModuleAddress>)> {
+        let stack = ScannedStack {
+            bottom: blocked.sp,
+            word: |offset| blocked.word(offset),
+            most_frames: 100,
+        };
         let mut frames = vec![unwinder.modules.frame(blocked.pc)];
         let address = FrameAddress::from_instruction_pointer(blocked.pc);
-        let first = Place { address, sp: blocked.sp };
+        let first = FrameToUnwind { address, sp: blocked.sp };
         let Stop::Needs(place, distance) = unwinder.walk(first, UNKNOWN, &stack, &mut frames, None)
         else {
             return None;
@@ -454,7 +457,7 @@ mod tests {
         let known = frames.len();
         let callee = unwinder.modules.function_start(place.address.address_for_lookup());
         let end = unwinder.search(place, distance, callee, &stack, &mut frames);
-        assert_eq!(end, Some(End::Root));
+        assert_eq!(end, Some(UnwindEnd::Root));
         Some((known, frames))
     }
 

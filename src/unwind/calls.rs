@@ -11,7 +11,7 @@ pub(super) const PROLOGUE: usize = 32;
 
 /// Where a call or jump goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum CallTarget {
     Address(u64),
     /// To the address that is stored at this one.
     Stored(u64),
@@ -21,7 +21,7 @@ pub(crate) enum Target {
 
 /// The calls that may end with `code`, right before `return_address`. There can be more than one
 /// reading: from the end it cannot be seen where an instruction begins.
-pub(super) fn x86_64_calls(code: [u8; LONGEST], return_address: u64) -> [Option<Target>; 3] {
+pub(super) fn x86_64_calls(code: [u8; LONGEST], return_address: u64) -> [Option<CallTarget>; 3] {
     let [.., d0, d1, d2, d3] = code;
     let relative = return_address.wrapping_add_signed(i32::from_le_bytes([d0, d1, d2, d3]).into());
     let [_, _, opcode, modrm, ..] = code;
@@ -29,9 +29,9 @@ pub(super) fn x86_64_calls(code: [u8; LONGEST], return_address: u64) -> [Option<
     let stored = opcode == 0xff && modrm == 0x15;
     let by_register = (2..LONGEST).any(|length| is_call_by_register(&code, length));
     [
-        direct.then_some(Target::Address(relative)),
-        stored.then_some(Target::Stored(relative)),
-        by_register.then_some(Target::Unknown),
+        direct.then_some(CallTarget::Address(relative)),
+        stored.then_some(CallTarget::Stored(relative)),
+        by_register.then_some(CallTarget::Unknown),
     ]
 }
 
@@ -62,7 +62,7 @@ const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
 /// Where code may jump to that does little else: an entry of the procedure linkage table, or a
 /// function whose last act is to call another. It is not read instruction by instruction, so some
 /// may be no jumps at all.
-pub(super) fn x86_64_jumps(code: [u8; STUB], address: u64) -> impl Iterator<Item = Target> {
+pub(super) fn x86_64_jumps(code: [u8; STUB], address: u64) -> impl Iterator<Item = CallTarget> {
     (0..STUB).filter_map(move |offset| {
         let (length, distance) = match code.get(offset..)? {
             [0xe9, distance @ ..] => (1, distance),
@@ -72,7 +72,7 @@ pub(super) fn x86_64_jumps(code: [u8; STUB], address: u64) -> impl Iterator<Item
         let distance = distance.first_chunk()?;
         let next = address.wrapping_add((offset + length + distance.len()) as u64);
         let target = next.wrapping_add_signed(i32::from_le_bytes(*distance).into());
-        Some(if length == 1 { Target::Address(target) } else { Target::Stored(target) })
+        Some(if length == 1 { CallTarget::Address(target) } else { CallTarget::Stored(target) })
     })
 }
 
@@ -100,23 +100,25 @@ pub(super) fn x86_64_frame_size(code: [u8; PROLOGUE]) -> Option<u64> {
 }
 
 /// The call that ends with `code`, right before `return_address`.
-pub(super) fn aarch64_call(code: [u8; LONGEST], return_address: u64) -> Option<Target> {
+pub(super) fn aarch64_call(code: [u8; LONGEST], return_address: u64) -> Option<CallTarget> {
     let [.., b0, b1, b2, b3] = code;
     let word = u32::from_le_bytes([b0, b1, b2, b3]);
     if word >> 26 == 0b10_0101 {
         // BL: 26 bits of a signed number of instructions.
         let distance = i64::from((word << 6) as i32 >> 6) * 4;
-        return Some(Target::Address(return_address.wrapping_sub(4).wrapping_add_signed(distance)));
+        return Some(CallTarget::Address(
+            return_address.wrapping_sub(4).wrapping_add_signed(distance),
+        ));
     }
     // BLR, and its forms that check a signature.
-    (word & 0xfeff_f000 == 0xd63f_0000).then_some(Target::Unknown)
+    (word & 0xfeff_f000 == 0xd63f_0000).then_some(CallTarget::Unknown)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn x86_64(call: &[u8]) -> Vec<Target> {
+    fn x86_64(call: &[u8]) -> Vec<CallTarget> {
         let mut code = [0x90; LONGEST];
         code[LONGEST - call.len()..].copy_from_slice(call);
         x86_64_calls(code, 0x1000).into_iter().flatten().collect()
@@ -124,8 +126,8 @@ mod tests {
 
     #[test]
     fn reads_the_calls_of_x86_64() {
-        assert_eq!(x86_64(&[0xe8, 0xf0, 0xff, 0xff, 0xff]), [Target::Address(0xff0)]);
-        assert_eq!(x86_64(&[0xff, 0x15, 0x10, 0, 0, 0]), [Target::Stored(0x1010)]);
+        assert_eq!(x86_64(&[0xe8, 0xf0, 0xff, 0xff, 0xff]), [CallTarget::Address(0xff0)]);
+        assert_eq!(x86_64(&[0xff, 0x15, 0x10, 0, 0, 0]), [CallTarget::Stored(0x1010)]);
         for by_register in [
             &[0xff, 0xd0][..],                     // rax
             &[0x41, 0xff, 0xd4],                   // r12
@@ -138,7 +140,7 @@ mod tests {
             &[0xff, 0x94, 0x24, 0, 1, 0, 0],       // [rsp + 0x100]
             &[0xff, 0x14, 0xcd, 0, 0x10, 0x20, 0], // [rcx * 8 + 0x201000]
         ] {
-            assert_eq!(x86_64(by_register), [Target::Unknown], "{by_register:x?}");
+            assert_eq!(x86_64(by_register), [CallTarget::Unknown], "{by_register:x?}");
         }
         for none in [&[0x90][..], &[0xff, 0xe0], &[0xff, 0x50], &[0xe9, 0, 0, 0, 0]] {
             assert_eq!(x86_64(none), [], "{none:x?}");
@@ -147,18 +149,18 @@ mod tests {
 
     #[test]
     fn reads_the_stubs_of_x86_64() {
-        let jumps = |bytes: &[u8]| -> Vec<Target> {
+        let jumps = |bytes: &[u8]| -> Vec<CallTarget> {
             let mut code = [0; STUB];
             code[..bytes.len()].copy_from_slice(bytes);
             x86_64_jumps(code, 0x1000).collect()
         };
-        assert_eq!(jumps(&[0xff, 0x25, 0x10, 0, 0, 0]), [Target::Stored(0x1016)]);
-        assert_eq!(jumps(&[0xe9, 0x10, 0, 0, 0]), [Target::Address(0x1015)]);
+        assert_eq!(jumps(&[0xff, 0x25, 0x10, 0, 0, 0]), [CallTarget::Stored(0x1016)]);
+        assert_eq!(jumps(&[0xe9, 0x10, 0, 0, 0]), [CallTarget::Address(0x1015)]);
         let with_prefixes = [0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, 0x10, 0, 0, 0];
-        assert_eq!(jumps(&with_prefixes), [Target::Stored(0x101b)]);
+        assert_eq!(jumps(&with_prefixes), [CallTarget::Stored(0x101b)]);
         // add rdi, 8; jmp
         let with_work = [0x48, 0x83, 0xc7, 0x08, 0xe9, 0xf7, 0xff, 0xff, 0xff];
-        assert_eq!(jumps(&with_work), [Target::Address(0x1000)]);
+        assert_eq!(jumps(&with_work), [CallTarget::Address(0x1000)]);
         assert_eq!(jumps(&[0x55, 0x48, 0x89, 0xe5]), []);
         assert_eq!(jumps(&[0xe9; STUB]).len(), STUB - 4);
     }
@@ -187,10 +189,10 @@ mod tests {
             let [b0, b1, b2, b3] = word.to_le_bytes();
             aarch64_call([0, 0, 0, 0, b0, b1, b2, b3], 0x1000)
         };
-        assert_eq!(call(0x9400_0004), Some(Target::Address(0xffc + 0x10)));
-        assert_eq!(call(0x97ff_ffff), Some(Target::Address(0xffc - 4)));
-        assert_eq!(call(0xd63f_0100), Some(Target::Unknown));
-        assert_eq!(call(0xd73f_0901), Some(Target::Unknown));
+        assert_eq!(call(0x9400_0004), Some(CallTarget::Address(0xffc + 0x10)));
+        assert_eq!(call(0x97ff_ffff), Some(CallTarget::Address(0xffc - 4)));
+        assert_eq!(call(0xd63f_0100), Some(CallTarget::Unknown));
+        assert_eq!(call(0xd73f_0901), Some(CallTarget::Unknown));
         assert_eq!(call(0xd65f_03c0), None);
         assert_eq!(call(0x1400_0004), None);
     }

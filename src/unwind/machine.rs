@@ -3,14 +3,14 @@
 use framehop::aarch64::{PtrAuthMask, UnwindRegsAarch64, UnwinderAarch64};
 use framehop::x86_64::{UnwindRegsX86_64, UnwinderX86_64};
 
-use super::calls::{self, Target};
+use super::calls::{self, CallTarget};
 use crate::sampler::record::Registers;
 
 /// Stands for a link register that is not known: an address at which no instruction can be.
 pub(super) const UNKNOWN_LINK: u64 = 1;
 
 /// A framehop unwinder that can begin from our registers.
-pub(crate) trait Machine: framehop::Unwinder {
+pub(crate) trait ArchUnwinder: framehop::Unwinder {
     /// The registers as framehop wants them; `None` if they are of another machine.
     fn registers(&self, registers: Registers) -> Option<Self::UnwindRegs>;
 
@@ -22,16 +22,16 @@ pub(crate) trait Machine: framehop::Unwinder {
     fn frame_pointer(registers: &Self::UnwindRegs) -> u64;
 
     /// What the call may go to that ends with these bytes; none if no call ends so.
-    fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<Target>; 3];
+    fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<CallTarget>; 3];
 
     /// What a function that begins like this may jump to.
-    fn jumps(code: [u8; calls::STUB], address: u64) -> impl Iterator<Item = Target>;
+    fn jumps(code: [u8; calls::STUB], address: u64) -> impl Iterator<Item = CallTarget>;
 
     /// How far a function that begins like this sets the stack pointer below the frame pointer.
     fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64>;
 }
 
-impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> Machine
+impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> ArchUnwinder
     for UnwinderX86_64<D, P>
 where
     Self: framehop::Unwinder<UnwindRegs = UnwindRegsX86_64>,
@@ -55,11 +55,11 @@ where
         registers.bp()
     }
 
-    fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<Target>; 3] {
+    fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<CallTarget>; 3] {
         calls::x86_64_calls(code, return_address)
     }
 
-    fn jumps(code: [u8; calls::STUB], address: u64) -> impl Iterator<Item = Target> {
+    fn jumps(code: [u8; calls::STUB], address: u64) -> impl Iterator<Item = CallTarget> {
         calls::x86_64_jumps(code, address)
     }
 
@@ -74,7 +74,7 @@ where
 const MASK: PtrAuthMask = PtrAuthMask(u64::MAX >> (u64::BITS - USER_ADDRESS_BITS));
 const USER_ADDRESS_BITS: u32 = 48;
 
-impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> Machine
+impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> ArchUnwinder
     for UnwinderAarch64<D, P>
 where
     Self: framehop::Unwinder<UnwindRegs = UnwindRegsAarch64>,
@@ -100,11 +100,11 @@ where
         registers.fp()
     }
 
-    fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<Target>; 3] {
+    fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<CallTarget>; 3] {
         [calls::aarch64_call(code, return_address), None, None]
     }
 
-    fn jumps(_: [u8; calls::STUB], _: u64) -> impl Iterator<Item = Target> {
+    fn jumps(_: [u8; calls::STUB], _: u64) -> impl Iterator<Item = CallTarget> {
         std::iter::empty()
     }
 

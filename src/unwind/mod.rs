@@ -10,5 +10,5 @@ mod start;
 mod tables;
 mod unwinder;
 
-pub(crate) use modules::{Frame, Module, ModuleId, Modules, build_id_in};
-pub(crate) use unwinder::{End, Unwinder};
+pub(crate) use modules::{Module, ModuleAddress, ModuleId, Modules, build_id_in};
+pub(crate) use unwinder::{UnwindEnd, Unwinder};

@@ -35,13 +35,13 @@ pub(crate) struct ModuleId(u16);
 /// address as the file states it. Module 0 is unknown; then the address is one in memory. The
 /// highest number is the kernel, whose addresses have all higher bits set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Frame(u64);
+pub(crate) struct ModuleAddress(u64);
 
 const ADDRESS_BITS: u32 = 48;
 const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
 const IN_KERNEL: u64 = 0xffff;
 
-impl Frame {
+impl ModuleAddress {
     pub(crate) fn new(module: Option<ModuleId>, address: u64) -> Self {
         let module = module.map_or(0, |id| u64::from(id.0));
         Self(module << ADDRESS_BITS | (address & ADDRESS))
@@ -91,7 +91,7 @@ struct Loaded {
 }
 
 /// A change to what is loaded, for the unwinder.
-pub(super) enum Change {
+pub(super) enum ModuleChange {
     Added(framehop::Module<TableBytes>),
     /// The start of its code in memory.
     Removed(u64),
@@ -99,7 +99,7 @@ pub(super) enum Change {
 
 impl Modules {
     /// Takes over the loader's list.
-    pub(super) fn update(&mut self, list: &[LoadedModule]) -> Vec<Change> {
+    pub(super) fn update(&mut self, list: &[LoadedModule]) -> Vec<ModuleChange> {
         let mut changes = Vec::new();
         let mut loaded = Vec::new();
         for (i, listed) in list.iter().enumerate() {
@@ -118,11 +118,11 @@ impl Modules {
                         continue;
                     };
                     if self.loaded.iter().any(|old| old.start == start) {
-                        changes.push(Change::Removed(start));
+                        changes.push(ModuleChange::Removed(start));
                     }
                     let tables = UnwindTables::of(listed);
                     let module = framehop_module(listed, start, end, tables.clone());
-                    changes.push(Change::Added(module));
+                    changes.push(ModuleChange::Added(module));
                     let code = program_memory(start..end);
                     Loaded { start, end, bias: listed.bias, id, tables, code }
                 }
@@ -131,16 +131,16 @@ impl Modules {
         }
         loaded.sort_by_key(|entry| entry.start);
         let gone = |old: &&Loaded| !loaded.iter().any(|entry| entry.start == old.start);
-        changes.extend(self.loaded.iter().filter(gone).map(|old| Change::Removed(old.start)));
+        changes.extend(self.loaded.iter().filter(gone).map(|old| ModuleChange::Removed(old.start)));
         self.loaded = loaded;
         changes
     }
 
     /// The frame of an address in memory.
-    pub(super) fn frame(&self, address: u64) -> Frame {
+    pub(super) fn frame(&self, address: u64) -> ModuleAddress {
         match self.loaded_at(address) {
-            Some(entry) => Frame::new(Some(entry.id), address.wrapping_sub(entry.bias)),
-            None => Frame::new(None, address),
+            Some(entry) => ModuleAddress::new(Some(entry.id), address.wrapping_sub(entry.bias)),
+            None => ModuleAddress::new(None, address),
         }
     }
 
@@ -333,13 +333,13 @@ pub(crate) fn build_id_in(notes: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::{Segment, loaded_modules};
+    use crate::sys::{CodeSegment, loaded_modules};
 
     fn library(path: &str, at: u64) -> LoadedModule {
         LoadedModule {
             path: path.into(),
             bias: at,
-            code: vec![Segment { addresses: at + 0x1000..at + 0x2000, file_offset: 0x1000 }],
+            code: vec![CodeSegment { addresses: at + 0x1000..at + 0x2000, file_offset: 0x1000 }],
             loaded: std::iter::once(at..at + 0x3000).collect(),
             read_only: Vec::new(),
             eh_frame_hdr: None,

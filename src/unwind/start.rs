@@ -2,12 +2,12 @@
 
 use framehop::FrameAddress;
 
-use super::blocked::{Place, Stack, Stop, UNKNOWN, stored};
-use super::calls::{LONGEST, Target};
-use super::machine::Machine;
-use super::modules::Frame;
+use super::blocked::{FrameToUnwind, ScannedStack, Stop, UNKNOWN, stored};
+use super::calls::{CallTarget, LONGEST};
+use super::machine::ArchUnwinder;
+use super::modules::ModuleAddress;
 use super::tables::TableBytes;
-use super::unwinder::{End, Unwinder};
+use super::unwinder::{UnwindEnd, Unwinder};
 
 /// musl is built without tables: nothing marks those of its functions that call `main` and the first function
 /// of a thread as the end of the stack, and its other functions do not tell where their caller is.
@@ -23,7 +23,7 @@ const START_WORDS: u64 = 32;
 /// arrays of large functions, and in them what other calls left behind.
 const NEAR_WORDS: u64 = 64;
 
-impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
+impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Whether what a frame was unwound to is no caller.
     pub(super) fn is_wrong(&self, frame: FrameAddress, caller: Option<FrameAddress>) -> bool {
         // Of a function without tables framehop takes the first word of the stack, or the link register.
@@ -63,9 +63,9 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         &mut self,
         sp: u64,
         fp: u64,
-        stack: &Stack<impl Fn(u64) -> Option<u64>>,
-        frames: &mut Vec<Frame>,
-    ) -> Option<End> {
+        stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
+        frames: &mut Vec<ModuleAddress>,
+    ) -> Option<UnwindEnd> {
         let known = frames.len();
         for word in 0..NEAR_WORDS {
             let at = sp.checked_add(8 * word)?;
@@ -74,7 +74,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 continue;
             }
             let address = FrameAddress::from_return_address(return_address)?;
-            let place = Place { address, sp: at + 8 };
+            let place = FrameToUnwind { address, sp: at + 8 };
             // The library can have used the frame pointer for something else.
             for fp in [fp, UNKNOWN] {
                 frames.truncate(known);
@@ -85,7 +85,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     Stop::At(end) => Some(end),
                     Stop::InLibrary(..) => None,
                 };
-                if let Some(end @ (End::Root | End::Cut)) = end
+                if let Some(end @ (UnwindEnd::Root | UnwindEnd::Cut)) = end
                     && elsewhere == 0
                 {
                     return Some(end);
@@ -104,10 +104,10 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         let mut is_unknown = false;
         for target in M::calls(code, return_address).into_iter().flatten() {
             let address = match target {
-                Target::Address(address) => Some(address),
-                Target::Stored(at) => stored(at),
+                CallTarget::Address(address) => Some(address),
+                CallTarget::Stored(at) => stored(at),
                 // The address was in a register.
-                Target::Unknown => None,
+                CallTarget::Unknown => None,
             };
             match address.filter(|address| self.modules.is_code(*address)) {
                 Some(address) => return self.is_without_tables(address),
@@ -121,10 +121,10 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     pub(super) fn end_in_library(
         &mut self,
         (sp, fp): (u64, u64),
-        stack: &Stack<impl Fn(u64) -> Option<u64>>,
-        frames: &mut Vec<Frame>,
-    ) -> End {
-        let module = |frame: &Frame| self.modules.get(frame.module()?);
+        stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
+        frames: &mut Vec<ModuleAddress>,
+    ) -> UnwindEnd {
+        let module = |frame: &ModuleAddress| self.modules.get(frame.module()?);
         // One that calls back is large, and has much of what others left behind.
         let is_running = match frames.as_slice() {
             [_] => true,
@@ -132,7 +132,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             _ => false,
         };
         let end = if is_running { self.past_library(sp, fp, stack, frames) } else { None };
-        end.unwrap_or(End::Lost)
+        end.unwrap_or(UnwindEnd::Lost)
     }
 
     pub(super) fn is_without_tables(&self, address: u64) -> bool {

@@ -2,16 +2,16 @@
 
 use framehop::FrameAddress;
 
-use super::blocked::Stack;
-use super::machine::Machine;
-use super::modules::{Change, Frame, Modules};
+use super::blocked::ScannedStack;
+use super::machine::ArchUnwinder;
+use super::modules::{ModuleAddress, ModuleChange, Modules};
 use super::tables::TableBytes;
 use crate::sampler::record::Registers;
 use crate::sys::{LoadedModule, loaded_modules, module_generation};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum End {
+pub(crate) enum UnwindEnd {
     /// At the thread's first function.
     Root,
     /// Where the copied bytes end, or at the most frames that are wanted.
@@ -26,14 +26,14 @@ type Native = framehop::aarch64::UnwinderAarch64<TableBytes>;
 type Native = framehop::x86_64::UnwinderX86_64<TableBytes>;
 
 /// Unwinds stacks of this process from copies.
-pub(crate) struct Unwinder<M: Machine = Native> {
+pub(crate) struct Unwinder<M: ArchUnwinder = Native> {
     pub(super) machine: M,
     pub(super) cache: M::Cache,
     pub(super) modules: Modules,
     generation: Option<u64>,
 }
 
-impl<M: Machine> std::fmt::Debug for Unwinder<M> {
+impl<M: ArchUnwinder> std::fmt::Debug for Unwinder<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Unwinder").field("modules", &self.modules).finish_non_exhaustive()
     }
@@ -41,7 +41,7 @@ impl<M: Machine> std::fmt::Debug for Unwinder<M> {
 
 impl<M> Default for Unwinder<M>
 where
-    M: Machine<Module = framehop::Module<TableBytes>> + Default,
+    M: ArchUnwinder<Module = framehop::Module<TableBytes>> + Default,
     M::Cache: Default,
 {
     fn default() -> Self {
@@ -54,7 +54,7 @@ where
     }
 }
 
-impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
+impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Learns of libraries that were loaded or unloaded; cheap if there are none.
     pub(crate) fn refresh(&mut self) {
         if self.generation != Some(module_generation()) {
@@ -67,8 +67,8 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     fn update(&mut self, list: &[LoadedModule]) {
         for change in self.modules.update(list) {
             match change {
-                Change::Added(module) => self.machine.add_module(module),
-                Change::Removed(start) => self.machine.remove_module(start),
+                ModuleChange::Added(module) => self.machine.add_module(module),
+                ModuleChange::Removed(start) => self.machine.remove_module(start),
             }
         }
     }
@@ -84,14 +84,14 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         registers: Registers,
         stack: impl Fn(u64) -> Option<u64>,
         most_frames: usize,
-        frames: &mut Vec<Frame>,
-    ) -> End {
+        frames: &mut Vec<ModuleAddress>,
+    ) -> UnwindEnd {
         frames.clear();
         let Some(mut unwound) = self.machine.registers(registers) else {
-            return End::Lost;
+            return UnwindEnd::Lost;
         };
         let bottom = registers.stack_pointer();
-        let stack = Stack { bottom, word: stack, most_frames };
+        let stack = ScannedStack { bottom, word: stack, most_frames };
         let mut beyond = false;
         let mut read = |address: u64| {
             let word = stack.word_at(address);
@@ -102,7 +102,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         let end = loop {
             frames.push(self.modules.frame(address.address_for_lookup()));
             if frames.len() >= most_frames {
-                break End::Cut;
+                break UnwindEnd::Cut;
             }
             let (sp, fp) = (M::stack_pointer(&unwound), M::frame_pointer(&unwound));
             let next = self.machine.unwind_frame(address, &mut unwound, &mut self.cache, &mut read);
@@ -110,7 +110,7 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             // Before what is no code is taken for a caller.
             if self.is_wrong(address, next.ok().flatten()) {
                 if self.is_start(address, (sp, fp), |at| stack.word_at(at)) {
-                    break End::Root;
+                    break UnwindEnd::Root;
                 }
                 if self.is_without_tables(address.address_for_lookup()) {
                     break self.end_in_library((sp, fp), &stack, frames);
@@ -118,11 +118,11 @@ impl<M: Machine<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             }
             match next {
                 Ok(Some(next)) => address = next,
-                Ok(None) => break End::Root,
-                Err(_) => break End::Lost,
+                Ok(None) => break UnwindEnd::Root,
+                Err(_) => break UnwindEnd::Lost,
             }
         };
-        if end == End::Lost && beyond { End::Cut } else { end }
+        if end == UnwindEnd::Lost && beyond { UnwindEnd::Cut } else { end }
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::sys::Segment;
+    use crate::sys::CodeSegment;
 
     type Aarch64 = Unwinder<framehop::aarch64::UnwinderAarch64<TableBytes>>;
     type X86 = Unwinder<framehop::x86_64::UnwinderX86_64<TableBytes>>;
@@ -141,7 +141,7 @@ mod tests {
             path: "/code".into(),
             bias: 0,
             loaded: vec![addresses.clone()],
-            code: vec![Segment { addresses, file_offset: 0 }],
+            code: vec![CodeSegment { addresses, file_offset: 0 }],
             read_only: Vec::new(),
             eh_frame_hdr: None,
             notes: Vec::new(),
@@ -159,7 +159,7 @@ mod tests {
         }
     }
 
-    fn addresses(frames: &[Frame]) -> Vec<u64> {
+    fn addresses(frames: &[ModuleAddress]) -> Vec<u64> {
         frames.iter().map(|frame| frame.address()).collect()
     }
 
@@ -179,7 +179,7 @@ mod tests {
         let mut frames = Vec::new();
         let end = unwinder.unwind(registers, stack(&two_frames(0x3001)), 100, &mut frames);
         assert_eq!(addresses(&frames), [0x2000, 0x3000]);
-        assert_eq!(end, End::Root);
+        assert_eq!(end, UnwindEnd::Root);
     }
 
     #[test]
@@ -197,14 +197,17 @@ mod tests {
         let end =
             unwinder.unwind(registers, stack(&two_frames(signature | 0x3001)), 100, &mut frames);
         assert_eq!(addresses(&frames), [0x2000, 0x3000]);
-        assert_eq!(end, End::Root);
+        assert_eq!(end, UnwindEnd::Root);
     }
 
     #[test]
     fn registers_of_another_machine_are_refused() {
         let registers = Registers::X86_64 { ip: 1, sp: 2, bp: 3 };
         let mut frames = Vec::new();
-        assert_eq!(Aarch64::default().unwind(registers, stack(&[]), 100, &mut frames), End::Lost);
+        assert_eq!(
+            Aarch64::default().unwind(registers, stack(&[]), 100, &mut frames),
+            UnwindEnd::Lost
+        );
     }
 
     #[test]
@@ -216,10 +219,10 @@ mod tests {
         let mut frames = Vec::new();
         let whole = two_frames(0x3001);
         let cut = stack(&whole[..0x18]);
-        assert_eq!(unwinder.unwind(registers, cut, 100, &mut frames), End::Cut);
+        assert_eq!(unwinder.unwind(registers, cut, 100, &mut frames), UnwindEnd::Cut);
         assert_eq!(addresses(&frames), [0x2000]);
         let most = 1;
-        assert_eq!(unwinder.unwind(registers, stack(&whole), most, &mut frames), End::Cut);
+        assert_eq!(unwinder.unwind(registers, stack(&whole), most, &mut frames), UnwindEnd::Cut);
         assert_eq!(frames.len(), 1);
     }
 

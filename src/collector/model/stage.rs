@@ -17,7 +17,7 @@ use tracing::span::EnteredSpan;
 use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
 
-use super::super::command::{Command, Job, Waiting};
+use super::super::command::{Command, FlushRequest, Job};
 use super::super::engine::{Engine, Limits, Parts};
 use super::super::gate::Gate;
 use super::super::run::Collector;
@@ -320,7 +320,8 @@ impl Stage {
             Step::SwitchIn { thread } => self.scripted.switch_in(thread),
             Step::Round { flush, disarm } => {
                 if flush {
-                    let waiting = Waiting { done: channel::bounded(1).0, deadline: Instant::now() };
+                    let waiting =
+                        FlushRequest { done: channel::bounded(1).0, deadline: Instant::now() };
                     _ = self.commands.send(Command::Flush(waiting));
                 }
                 self.collector.idle = if disarm { Duration::ZERO } else { Duration::MAX };

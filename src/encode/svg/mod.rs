@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::frames::{FrameId, Frames, Kind};
+use super::frames::{BoxKind, FrameId, Frames};
 use crate::profile::Profile;
-use tree::{Node, Room, Share, Tree, What};
+use tree::{BoxShare, DrawnBoxes, Node, Tree, What};
 
 const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 10.0;
@@ -44,7 +44,7 @@ fn svg_within(profile: &Profile, most_bytes: usize) -> String {
     let sizes: HashMap<FrameId, usize> = frames.ids().map(|id| (id, size(&frames, id))).collect();
     let total_ns: u64 = frames.samples().iter().flat_map(|s| &s.points).map(|p| p.weight_ns).sum();
     let scale = (WIDTH - 2.0 * MARGIN) / total_ns.max(1) as f64;
-    let room = Room {
+    let room = DrawnBoxes {
         narrowest_ns: (NARROWEST / scale).ceil() as u64,
         most_bytes,
         bytes: &|id| sizes.get(&id).copied().unwrap_or(BYTES_A_BOX),
@@ -139,12 +139,12 @@ fn text(svg: &mut String, class: &str, x: f64, y: f64, content: &str) -> std::fm
 fn legend(svg: &mut String, y: f64) -> std::fmt::Result {
     let mut x = MARGIN;
     for (kind, name) in [
-        (Kind::Span, "span"),
-        (Kind::Rust, "Rust"),
-        (Kind::Native, "other code"),
-        (Kind::Kernel, "kernel"),
-        (Kind::Wait, "waiting"),
-        (Kind::Remark, "remark"),
+        (BoxKind::Span, "span"),
+        (BoxKind::Rust, "Rust"),
+        (BoxKind::Native, "other code"),
+        (BoxKind::Kernel, "kernel"),
+        (BoxKind::Wait, "waiting"),
+        (BoxKind::Remark, "remark"),
     ] {
         let fill = color(kind, "");
         writeln!(
@@ -169,7 +169,7 @@ struct Boxes<'a> {
 
 impl Boxes<'_> {
     fn draw(&mut self, node: &Node, depth: usize) -> std::fmt::Result {
-        let Share { weight_ns, samples, waits } = node.share;
+        let BoxShare { weight_ns, samples, waits } = node.share;
         let x = MARGIN + node.begin_ns as f64 * self.scale;
         let width = weight_ns as f64 * self.scale;
         let y = self.top + ROW * depth as f64;
@@ -189,7 +189,7 @@ impl Boxes<'_> {
                 None => return Ok(()),
             },
             What::Folded(ids) => {
-                (format!("… {} outer calls", ids.len()).into(), Kind::Remark, ids.as_slice())
+                (format!("… {} outer calls", ids.len()).into(), BoxKind::Remark, ids.as_slice())
             }
         };
         let mut details = format!("{name} ({time}, {share:.1} %, {})", counts.join(" and "));
@@ -232,19 +232,19 @@ fn shortened(name: &str, width: f64) -> String {
 }
 
 /// A color for what a frame is, a little different for each name so that neighbours differ.
-fn color(kind: Kind, name: &str) -> String {
+fn color(kind: BoxKind, name: &str) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in name.bytes() {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     }
     let vary = (hash >> 32) as u32 % 24;
     match kind {
-        Kind::Span => format!("hsl({}, 55%, 78%)", 215 + vary / 2),
-        Kind::Rust => format!("hsl({}, 82%, {}%)", 18 + vary, 68 + vary % 8),
-        Kind::Native => format!("hsl({}, 45%, {}%)", 130 + vary, 74 + vary % 6),
-        Kind::Kernel => format!("hsl({}, 35%, {}%)", 280 + vary, 80 + vary % 6),
-        Kind::Wait => format!("hsl({}, 65%, {}%)", 195 + vary / 4, 62 + vary % 8),
-        Kind::Remark => "#d9d9d9".to_owned(),
+        BoxKind::Span => format!("hsl({}, 55%, 78%)", 215 + vary / 2),
+        BoxKind::Rust => format!("hsl({}, 82%, {}%)", 18 + vary, 68 + vary % 8),
+        BoxKind::Native => format!("hsl({}, 45%, {}%)", 130 + vary, 74 + vary % 6),
+        BoxKind::Kernel => format!("hsl({}, 35%, {}%)", 280 + vary, 80 + vary % 6),
+        BoxKind::Wait => format!("hsl({}, 65%, {}%)", 195 + vary / 4, 62 + vary % 8),
+        BoxKind::Remark => "#d9d9d9".to_owned(),
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::encode::frames::{FrameId, Frames, Kind, Place};
+use crate::encode::frames::{BoxKind, FrameId, Frames, Place};
 use crate::profile::{Sample, SampleKind};
 
 /// A box.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) what: What,
-    pub(super) share: Share,
+    pub(super) share: BoxShare,
     /// In the order of their names, so that a picture does not depend on chance.
     pub(super) children: Vec<NodeId>,
     /// Where the function spent most time, itself or in what it called.
@@ -29,13 +29,13 @@ pub(super) enum What {
 
 /// What samples add to each of their boxes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct BoxShare {
     pub(super) weight_ns: u64,
     pub(super) samples: usize,
     pub(super) waits: usize,
 }
 
-impl Share {
+impl BoxShare {
     fn of(sample: &Sample) -> Self {
         let weight_ns = sample.points.iter().map(|point| point.weight_ns).sum();
         let points = sample.points.len();
@@ -72,7 +72,7 @@ const SHARED_SHOWN: usize = 12;
 
 /// Which boxes are drawn.
 #[derive(Clone, Copy)]
-pub(super) struct Room<'a> {
+pub(super) struct DrawnBoxes<'a> {
     /// Narrower boxes are not.
     pub(super) narrowest_ns: u64,
     /// What they may take together,
@@ -84,18 +84,18 @@ pub(super) struct Room<'a> {
 /// A box while the samples in it are walked through.
 struct Open {
     frame: FrameId,
-    share: Share,
+    share: BoxShare,
     begin_ns: u64,
     places: HashMap<Place, u64>,
 }
 
 /// Walks through all boxes, and tells of each when all is known of it: of the inner ones first. The number is
 /// that of the boxes around it.
-fn walk(frames: &Frames<'_>, with_places: bool, mut close: impl FnMut(usize, Open)) -> Share {
+fn walk(frames: &Frames<'_>, with_places: bool, mut close: impl FnMut(usize, Open)) -> BoxShare {
     let mut open: Vec<Open> = Vec::new();
-    let mut total = Share::default();
+    let mut total = BoxShare::default();
     for sample in frames.samples() {
-        let share = Share::of(sample);
+        let share = BoxShare::of(sample);
         let mut depth = 0;
         for step in frames.steps(sample) {
             if open.get(depth).is_none_or(|open| open.frame != step.frame) {
@@ -104,7 +104,7 @@ fn walk(frames: &Frames<'_>, with_places: bool, mut close: impl FnMut(usize, Ope
                 }
                 open.push(Open {
                     frame: step.frame,
-                    share: Share::default(),
+                    share: BoxShare::default(),
                     begin_ns: total.weight_ns,
                     places: HashMap::new(),
                 });
@@ -131,7 +131,7 @@ fn walk(frames: &Frames<'_>, with_places: bool, mut close: impl FnMut(usize, Ope
 
 impl Tree {
     /// The tree of a profile; its root stands for all of it and is not shown.
-    pub(super) fn of(frames: &Frames<'_>, room: Room<'_>) -> Self {
+    pub(super) fn of(frames: &Frames<'_>, room: DrawnBoxes<'_>) -> Self {
         let Drawn { narrowest_ns, most_levels } = Drawn::within(frames, room);
         let mut closed: Vec<(usize, Node)> = Vec::new();
         let mut left_out = 0;
@@ -194,10 +194,10 @@ impl Tree {
         })
     }
 
-    fn kind(&self, frames: &Frames<'_>, id: NodeId) -> Kind {
+    fn kind(&self, frames: &Frames<'_>, id: NodeId) -> BoxKind {
         match self.node(id).map(|node| &node.what) {
-            Some(What::Frame(frame)) => frames.frame(*frame).map_or(Kind::Remark, |f| f.kind),
-            _ => Kind::Remark,
+            Some(What::Frame(frame)) => frames.frame(*frame).map_or(BoxKind::Remark, |f| f.kind),
+            _ => BoxKind::Remark,
         }
     }
 
@@ -208,7 +208,7 @@ impl Tree {
         let mut next = vec![self.root()];
         while let Some(id) = next.pop() {
             let Some(node) = self.node(id) else { continue };
-            let is_span = |id: NodeId| self.kind(frames, id) == Kind::Span;
+            let is_span = |id: NodeId| self.kind(frames, id) == BoxKind::Span;
             let is_around_spans = node.children.iter().any(|child| is_span(*child));
             if is_span(id) && !is_around_spans || node.children.len() == 1 {
                 let shared = self.shared_below(frames, id);
@@ -227,7 +227,7 @@ impl Tree {
         let mut last = id;
         while let Some(node) = self.node(last)
             && let [only] = node.children[..]
-            && self.kind(frames, only) != Kind::Span
+            && self.kind(frames, only) != BoxKind::Span
             && self.node(only).is_some_and(|only| only.share.weight_ns == node.share.weight_ns)
         {
             shared.push(only);
@@ -263,7 +263,7 @@ struct Drawn {
 }
 
 impl Drawn {
-    fn within(frames: &Frames<'_>, room: Room<'_>) -> Self {
+    fn within(frames: &Frames<'_>, room: DrawnBoxes<'_>) -> Self {
         let mut by_weight: BTreeMap<u64, usize> = BTreeMap::new();
         walk(frames, false, |_, open| {
             if open.share.weight_ns >= room.narrowest_ns {

@@ -54,7 +54,7 @@ pub(super) enum Next {
 }
 
 #[derive(Debug)]
-struct Failing {
+struct FailingServer {
     since: Instant,
     /// When to ask again.
     until: Instant,
@@ -74,7 +74,7 @@ struct Refusing {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     waiting: VecDeque<Arc<Item>>,
     /// Of what waits and of what is being sent.
     bytes: usize,
@@ -83,7 +83,7 @@ struct State {
     /// Whether one of those is being sent.
     sends_stored: bool,
     /// Since the last request failed.
-    failing: Option<Failing>,
+    failing: Option<FailingServer>,
     /// Since the server has last said that it wants nothing from us.
     refusing: Option<Refusing>,
     /// Whether somebody waits for it to be asked again.
@@ -93,7 +93,7 @@ struct State {
     is_closed: bool,
 }
 
-impl State {
+impl QueueState {
     /// What is wrong with the server, if it is away.
     fn away(&self, patience: Duration) -> Option<&str> {
         let failing = self.failing.as_ref().filter(|failing| failing.since.elapsed() >= patience);
@@ -130,7 +130,7 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) bounds: Bounds,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// Something is to be sent.
     pub(super) wake: Notify,
     /// Somebody waits for it.
@@ -259,7 +259,7 @@ impl Queue {
         let now = Instant::now();
         let since = state.failing.as_ref().map_or(now, |failing| failing.since);
         let (until, problem) = (now + pause, problem.to_owned());
-        state.failing = Some(Failing { since, until, is_said, problem });
+        state.failing = Some(FailingServer { since, until, is_said, problem });
         state.asks_now = false;
         drop(state);
         self.answered.notify_all();

@@ -37,7 +37,7 @@ pub(super) struct Sender {
 }
 
 /// How the sending of a profile ended.
-enum End {
+enum SendOutcome {
     Accepted { rejected: u64 },
     Never(Never),
     TooOld,
@@ -123,13 +123,15 @@ impl Sender {
     async fn deliver(&mut self, item: &Arc<Item>) {
         let request = self.transport.request(item.encoded.clone());
         match self.send(&request, item.since).await {
-            End::Accepted { rejected: 0 } => {
+            SendOutcome::Accepted { rejected: 0 } => {
                 self.queue.settle(|| self.reporter.count(Fate::Delivered, 1));
             }
             // Its samples and its waits are two profiles to the receiver.
-            End::Accepted { .. } => self.queue.settle(|| self.reporter.count(Fate::Refused, 1)),
-            End::Never(_) => self.give_up(item, Fate::Refused),
-            End::TooOld => self.give_up(item, Fate::TooOld),
+            SendOutcome::Accepted { .. } => {
+                self.queue.settle(|| self.reporter.count(Fate::Refused, 1))
+            }
+            SendOutcome::Never(_) => self.give_up(item, Fate::Refused),
+            SendOutcome::TooOld => self.give_up(item, Fate::TooOld),
         }
     }
 
@@ -142,11 +144,11 @@ impl Sender {
             Ok(encoded) => {
                 let request = self.transport.request(encoded.into());
                 match self.send(&request, stored.since).await {
-                    End::Accepted { rejected: 0 } => Fate::Delivered,
+                    SendOutcome::Accepted { rejected: 0 } => Fate::Delivered,
                     // Which may pass.
-                    End::Never(Never::All) => return self.queue.put_back(stored),
-                    End::Accepted { .. } | End::Never(_) => Fate::Refused,
-                    End::TooOld => Fate::TooOld,
+                    SendOutcome::Never(Never::All) => return self.queue.put_back(stored),
+                    SendOutcome::Accepted { .. } | SendOutcome::Never(_) => Fate::Refused,
+                    SendOutcome::TooOld => Fate::TooOld,
                 }
             }
         };
@@ -157,7 +159,7 @@ impl Sender {
     }
 
     /// Sends a request until there is an answer to it.
-    async fn send(&mut self, request: &Request, since: Instant) -> End {
+    async fn send(&mut self, request: &Request, since: Instant) -> SendOutcome {
         let mut is_repeated = false;
         loop {
             self.wait().await;
@@ -168,7 +170,7 @@ impl Sender {
             match self.transport.send(request).await {
                 Answer::Accepted { rejected, message } => {
                     self.note_accepted(rejected, &message);
-                    return End::Accepted { rejected };
+                    return SendOutcome::Accepted { rejected };
                 }
                 Answer::Never { what, problem } => {
                     if what == Never::All {
@@ -178,12 +180,12 @@ impl Sender {
                         self.queue.note_answer();
                         self.warn(&format!("refuses profiles: {problem}"));
                     }
-                    return End::Never(what);
+                    return SendOutcome::Never(what);
                 }
                 Answer::NotNow { after, problem } => {
                     self.note_failure(after, &problem);
                     if since.elapsed() > self.queue.bounds.age {
-                        return End::TooOld;
+                        return SendOutcome::TooOld;
                     }
                 }
             }

@@ -64,32 +64,32 @@ pub enum Compression {
 
 /// A setting's variable for profiles, and the one for all signals.
 #[derive(Clone, Copy)]
-struct Names {
+struct VariableNames {
     profiles: &'static str,
     all: &'static str,
 }
 
 macro_rules! names {
     ($rest:literal) => {
-        Names {
+        VariableNames {
             profiles: concat!("OTEL_EXPORTER_OTLP_PROFILES_", $rest),
             all: concat!("OTEL_EXPORTER_OTLP_", $rest),
         }
     };
 }
 
-const ENDPOINT: Names = names!("ENDPOINT");
-const PROTOCOL: Names = names!("PROTOCOL");
-const HEADERS: Names = names!("HEADERS");
-const TIMEOUT: Names = names!("TIMEOUT");
-const COMPRESSION: Names = names!("COMPRESSION");
-const INSECURE: Names = names!("INSECURE");
+const ENDPOINT: VariableNames = names!("ENDPOINT");
+const PROTOCOL: VariableNames = names!("PROTOCOL");
+const HEADERS: VariableNames = names!("HEADERS");
+const TIMEOUT: VariableNames = names!("TIMEOUT");
+const COMPRESSION: VariableNames = names!("COMPRESSION");
+const INSECURE: VariableNames = names!("INSECURE");
 #[cfg(feature = "otlp-tls")]
-const CERTIFICATE: Names = names!("CERTIFICATE");
+const CERTIFICATE: VariableNames = names!("CERTIFICATE");
 #[cfg(feature = "otlp-tls")]
-const CLIENT_CERTIFICATE: Names = names!("CLIENT_CERTIFICATE");
+const CLIENT_CERTIFICATE: VariableNames = names!("CLIENT_CERTIFICATE");
 #[cfg(feature = "otlp-tls")]
-const CLIENT_KEY: Names = names!("CLIENT_KEY");
+const CLIENT_KEY: VariableNames = names!("CLIENT_KEY");
 
 /// In errors, for what may be a secret.
 const HIDDEN: &str = "...";
@@ -306,7 +306,7 @@ impl OtlpBuilder {
             return Err(Error::otlp(name, shown(&url), "https needs the feature `otlp-tls`"));
         }
         #[cfg(feature = "otlp-tls")]
-        let file = |set: Option<&PathBuf>, names: Names| match set {
+        let file = |set: Option<&PathBuf>, names: VariableNames| match set {
             Some(path) => Ok(Some(File { name: names.all, path: path.clone() })),
             None => get(variables, names)
                 .map(|found| found.map(|(name, path)| File { name, path: PathBuf::from(path) })),
@@ -501,7 +501,10 @@ impl Settings {
 pub(crate) type Variables<'a> = dyn Fn(&'static str) -> Result<Option<String>, String> + 'a;
 
 /// A setting that is not empty, and the name of its variable.
-fn get(variables: &Variables<'_>, names: Names) -> Result<Option<(&'static str, String)>, Error> {
+fn get(
+    variables: &Variables<'_>,
+    names: VariableNames,
+) -> Result<Option<(&'static str, String)>, Error> {
     for name in [names.profiles, names.all] {
         // It may be the headers.
         let value = variables(name).map_err(|_| Error::setting(name, HIDDEN, "UTF-8"))?;
@@ -539,7 +542,7 @@ pub(crate) fn has_endpoint(
 }
 
 /// A value that other signals may well know: of what is set for all of them it says how to set ours.
-fn unsupported(name: &'static str, text: &str, names: Names, problem: &str) -> Error {
+fn unsupported(name: &'static str, text: &str, names: VariableNames, problem: &str) -> Error {
     let alone = format!("{problem}; for profiles alone, set {}", names.profiles);
     Error::otlp(name, text, if name == names.all { &alone } else { problem })
 }

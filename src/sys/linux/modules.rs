@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::calls::may;
-use crate::sys::types::{LoadedModule, ModuleList, Segment, Unusual};
+use crate::sys::types::{CodeSegment, LoadedModule, ModuleList, Unusual};
 
 /// A number that changes whenever a library is loaded or unloaded.
 pub(crate) fn module_generation() -> u64 {
@@ -191,7 +191,7 @@ fn copy(info: &libc::dl_phdr_info) -> LoadedModule {
                     module.read_only.push(addresses.clone());
                 }
                 if header.p_flags & libc::PF_X != 0 {
-                    module.code.push(Segment { addresses, file_offset: header.p_offset });
+                    module.code.push(CodeSegment { addresses, file_offset: header.p_offset });
                 }
             }
             libc::PT_GNU_EH_FRAME => module.eh_frame_hdr = Some(addresses),

@@ -43,10 +43,10 @@ struct Target {
 
 const A_CHUNK: usize = 64;
 const MOST_CHUNKS: usize = 1024;
-type Chunk = [Target; A_CHUNK];
+type TargetChunk = [Target; A_CHUNK];
 
 /// All targets by number.
-static CHUNKS: [AtomicPtr<Chunk>; MOST_CHUNKS] =
+static CHUNKS: [AtomicPtr<TargetChunk>; MOST_CHUNKS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_CHUNKS];
 
 /// Held over forks, as the lock in the module `signal` is.
@@ -95,7 +95,7 @@ impl Target {
         let number = pool.made;
         let place = CHUNKS.get(number as usize / A_CHUNK)?;
         if (number as usize).is_multiple_of(A_CHUNK) {
-            let chunk: Box<Chunk> = Box::new([const { Target::new() }; A_CHUNK]);
+            let chunk: Box<TargetChunk> = Box::new([const { Target::new() }; A_CHUNK]);
             place.store(Box::into_raw(chunk), Ordering::Release);
         }
         pool.made += 1;
@@ -360,19 +360,19 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
 
 /// In the order in which the kernel numbers them, as in a record of perf.
 #[cfg(target_arch = "x86_64")]
-type Registers = [u64; 3];
+type RawRegisters = [u64; 3];
 #[cfg(target_arch = "aarch64")]
-type Registers = [u64; 4];
+type RawRegisters = [u64; 4];
 
 #[cfg(target_arch = "x86_64")]
-fn registers(context: &libc::ucontext_t) -> (Registers, u64) {
+fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
     let [.., bp, _, _, _, _, sp, ip, _, _, _, _, _, _] = context.uc_mcontext.gregs;
     let _: [(); 23] = [(); libc::REG_CR2 as usize + 1];
     ([bp as u64, sp as u64, ip as u64], sp as u64)
 }
 
 #[cfg(target_arch = "aarch64")]
-fn registers(context: &libc::ucontext_t) -> (Registers, u64) {
+fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
     let machine = &context.uc_mcontext;
     let [.., fp, lr] = machine.regs;
     ([fp, lr, machine.sp, machine.pc], machine.sp)
@@ -383,7 +383,7 @@ const RECORD_SAMPLE: u64 = 9;
 const IN_USER_MODE: u64 = 2;
 const ABI_64: u64 = 2;
 
-fn sample(target: &Target, (registers, sp): &(Registers, u64), overrun: c_int) {
+fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int) {
     let Some((sink, stack)) = target.get() else { return };
     // Another stack than the thread's own (of a coroutine, of another handler) may end anywhere; and
     // for a signal that came too late this is the stack of another thread.
