@@ -84,8 +84,8 @@ id! {
 }
 
 id! {
-    /// What a span's `profile.id` attribute and the profile itself carry: 16 bytes, not all 0, written as 32 hexadecimal
-    /// digits.
+    /// What a span's `profile.id` attribute and the profile itself carry: 16 bytes, written as 32 hexadecimal digits. Those of
+    /// a layer's profiles are random, and not all 0.
     ProfileId, 16
 }
 

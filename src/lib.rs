@@ -3,7 +3,7 @@
 //!
 //! It samples the threads of spans that have been entered for long enough to become slow, and keeps nothing until a span
 //! has earned it. A span that closes slow or failed, or hangs, gets its stacks unwound into a profile: where its threads
-//! ran and where they waited, as a flame graph, pprof and OTLP. All others leave no trace.
+//! ran and where they waited, as a flame graph, as pprof and, if you like, as OTLP. All others leave no trace.
 //!
 //! ```no_run
 //! use tracing_profiling::ProfilingLayer;
@@ -73,7 +73,7 @@
 //! | a profiled span that is not kept | some tens of nanoseconds an enter and exit, no allocation, a system call once a millisecond of a thread at most, and at each enter and exit if its rule judges `on_cpu` or `off_cpu` |
 //! | a sample | some 30 µs of the thread's time, two thirds of which any timer interrupt costs; only of threads in old spans, 1,000 a second of CPU time at first, down to 100 |
 //! | a context switch in an old span | 2 to 15 µs with perf, nothing with timers |
-//! | a kept span | symbolization and three files, on a thread of ours |
+//! | a kept span | symbolization and two files (three with `otlp`), on a thread of ours |
 //!
 //! `docs/performance.md` has the figures and the commands that measure them.
 //!
@@ -82,7 +82,7 @@
 //! | feature | | |
 //! |---|---|---|
 //! | `opentelemetry` | on by default | reaches the OpenTelemetry span of a span through `tracing-opentelemetry`: attributes on it, and its ids in the profile |
-//! | `symbols` | on by default | functions, files and lines; without it profiles have addresses and build ids |
+//! | `symbols` | on by default | functions, files and lines; without it profiles have addresses and build ids, as with `TRACING_PROFILING_SYMBOLS=off` |
 //! | `pprof` | on by default | `encode::pprof`, and a file of that format beside each flame graph |
 //! | `otlp` | off | `encode::otlp`, and a file of that format beside each flame graph |
 //! | `opentelemetry-sdk` | off | `Handle::span_processor`, for layers in another order; [`Resource`] from one of `opentelemetry_sdk` |

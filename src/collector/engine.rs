@@ -130,7 +130,11 @@ impl Engine {
         let (jobs, to_do) = channel::unbounded();
         let gate = parts.gate;
         let is_failing = parts.problem.is_some();
-        let source_line = parts.source.describe();
+        let (mut source_line, is_warning) = parts.source.describe();
+        if cfg!(not(feature = "symbols")) {
+            source_line += "; addresses without names, for the feature `symbols` is off";
+        }
+        let source_line = (source_line, is_warning);
         let engine = Arc::new(Self {
             spans: parts.spans,
             callsites: parts.callsites,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 
 use super::engine::Engine;
-use crate::keep::{Epoch, Kept, KeptSpan};
+use crate::keep::{Epoch, Kept, KeptSpan, NoProfile};
 use crate::profile::{Attribute, Profile, PublicNames, Symbolized, Value, Waiter, Waits, capped};
 use crate::span::{Account, SpanKey};
 use crate::sys::{self, Unusual};
@@ -285,7 +285,11 @@ pub(super) fn line(kept: &Kept, names: &dyn PublicNames) -> String {
         }
         None => {
             let why = kept.spans.iter().find_map(|span| span.profile().err());
+            let Account { wall_ns, idle_ns, .. } = *first.account();
             _ = match why {
+                Some(NoProfile::NoSamples) if idle_ns > wall_ns / 2 => {
+                    write!(line, "; no profile: it was awaiting, in no thread, for {}", Ns(idle_ns))
+                }
                 Some(why) => write!(line, "; no profile: {why}"),
                 None => write!(line, "; no profile: it could not be exported"),
             };
@@ -321,7 +325,8 @@ fn plural(samples: usize) -> String {
 
 const WRONG_ORDER: &str = "the profiling layer comes after the one of tracing-opentelemetry, so \
     profiles and OpenTelemetry spans do not know of each other: add it before, as in \
-    `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor`";
+    `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor` (feature \
+    `opentelemetry-sdk`)";
 
 pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of our timers: from now \
     on they use another one";
@@ -519,8 +524,15 @@ mod tests {
         kept.profile = None;
         kept.top_function = None;
         kept.files.clear();
-        kept.spans[0].profile = Err(crate::keep::NoProfile::NoSamples);
+        kept.spans[0].profile = Err(NoProfile::NoSamples);
         assert!(line(&kept, &Redaction::new()).ends_with("; no profile: no sample fell in it"));
+        let account = &mut kept.spans[0].account;
+        (account.on_cpu_ns, account.idle_ns) = (1_000, account.wall_ns - 1_000);
+        let said = line(&kept, &Redaction::new());
+        assert!(
+            said.ends_with("; no profile: it was awaiting, in no thread, for 1.31 s"),
+            "{said}"
+        );
     }
 
     #[test]

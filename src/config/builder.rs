@@ -125,7 +125,10 @@ impl Builder {
             redaction: Redaction::new(),
             env_redaction: Redaction::new(),
             export_bytes: DEFAULT_EXPORT_BYTES,
-            symbols: SymbolSettings { names: true, most_bytes: DEFAULT_SYMBOL_BYTES },
+            symbols: SymbolSettings {
+                names: cfg!(feature = "symbols"),
+                most_bytes: DEFAULT_SYMBOL_BYTES,
+            },
             #[cfg(feature = "sighup")]
             reloads_on_sighup: false,
         }

@@ -113,7 +113,12 @@ impl Builder {
         }
         self = self.redact_too(redaction);
         if let Some(text) = get(SYMBOLS)? {
-            self = self.symbols(choice(SYMBOLS, &text, ["off", "on"], "on or off")?);
+            let symbols = choice(SYMBOLS, &text, ["off", "on"], "on or off")?;
+            if symbols && cfg!(not(feature = "symbols")) {
+                let expected = "off: the feature `symbols` of tracing-profiling is not on";
+                return Err(Error::setting(SYMBOLS, &text, expected));
+            }
+            self = self.symbols(symbols);
         }
         if let Some(text) = get(SYMBOL_BYTES)? {
             let expected = "bytes, from 0 to 4294967295";

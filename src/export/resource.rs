@@ -6,11 +6,12 @@ use crate::profile::Resource;
 use crate::sys;
 
 impl Resource {
-    /// What the process is, if nobody says otherwise: `service.name` by `OTEL_SERVICE_NAME`, or else as
-    /// `unknown_service:` and the name of its file; what `OTEL_RESOURCE_ATTRIBUTES` says; and `process.pid`.
+    /// What the process is, if nobody says otherwise: what `OTEL_RESOURCE_ATTRIBUTES` says; `service.name` as
+    /// `OTEL_SERVICE_NAME` says, or else the variable before, or else `unknown_service:` and the name of the program's file;
+    /// `process.pid`; and `telemetry.sdk.*`, which name this crate.
     ///
-    /// As `opentelemetry_sdk` reads them, so that a profile has what its trace has: values are taken as they are, without
-    /// percent-decoding.
+    /// Values are taken as they are, without percent-decoding, as `opentelemetry_sdk` takes them. That one lets
+    /// `OTEL_RESOURCE_ATTRIBUTES` win over `OTEL_SERVICE_NAME`, in release 0.33; the specification says the opposite.
     pub fn from_env() -> Self {
         Self::from_variables(&|name| env::var(name).ok().filter(|text| !text.is_empty()))
     }
@@ -19,12 +20,12 @@ impl Resource {
         let mut resource = Self::new()
             .with("telemetry.sdk.language", "rust")
             .with("telemetry.sdk.name", env!("CARGO_PKG_NAME"))
-            .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"))
-            .with("process.pid", sys::process_id());
+            .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"));
         let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
         for (key, value) in attributes.split(',').filter_map(|entry| entry.split_once('=')) {
             resource = resource.with(key.trim(), value.trim());
         }
+        let resource = resource.with("process.pid", sys::process_id());
         match variable("OTEL_SERVICE_NAME") {
             Some(name) => resource.with("service.name", name),
             None if resource.get("service.name").is_some() => resource,

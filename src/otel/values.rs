@@ -50,7 +50,11 @@ mod resource {
 
     impl From<&opentelemetry_sdk::Resource> for Resource {
         fn from(theirs: &opentelemetry_sdk::Resource) -> Self {
-            let attributes = theirs.iter().map(|(key, value)| (key.as_str(), ours(value)));
+            let mut attributes: Vec<_> =
+                theirs.iter().map(|(key, value)| (key.as_str(), ours(value))).collect();
+            // It has none itself.
+            attributes.sort_by_key(|(key, _)| *key);
+            let attributes = attributes.into_iter();
             let resource =
                 attributes.fold(Self::new(), |resource, (key, value)| resource.with(key, value));
             match theirs.schema_url() {

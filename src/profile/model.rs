@@ -173,7 +173,13 @@ impl fmt::Display for Value {
             Self::Int(number) => write!(f, "{number}"),
             Self::Double(number) => write!(f, "{number}"),
             Self::Bool(truth) => write!(f, "{truth}"),
-            Self::Array(values) => f.debug_list().entries(values).finish(),
+            Self::Array(values) => {
+                f.write_str("[")?;
+                for (number, value) in values.iter().enumerate() {
+                    write!(f, "{}{value}", if number == 0 { "" } else { ", " })?;
+                }
+                f.write_str("]")
+            }
         }
     }
 }
@@ -188,6 +194,12 @@ macro_rules! value_from {
             }
         )+
     };
+}
+
+impl<T: Into<Self>> From<Vec<T>> for Value {
+    fn from(values: Vec<T>) -> Self {
+        Self::Array(values.into_iter().map(Into::into).collect())
+    }
 }
 
 value_from! { &str => String, String => String, i32 => Int, u32 => Int, i64 => Int, f64 => Double, bool => Bool }

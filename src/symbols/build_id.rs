@@ -9,6 +9,9 @@ use std::path::Path;
 #[cfg(feature = "otlp")]
 use sha2::{Digest, Sha256};
 
+use super::sections::build_id_of;
+use crate::unwind::Module;
+
 /// Finds out whether the file can be read. OTLP wants its [`htlhash`], and nothing else does.
 #[cfg(not(feature = "otlp"))]
 pub(super) fn hash(path: &Path) -> io::Result<Option<String>> {
@@ -41,6 +44,18 @@ fn htlhash(path: &Path) -> io::Result<String> {
     hash.update(length.to_be_bytes());
     let digest = hash.finalize();
     Ok(hex(digest.get(..16).unwrap_or_default()))
+}
+
+/// Whether the file is still the one that was loaded. Without a build id we cannot know, and the
+/// path of the program is always right.
+pub(super) fn is_loaded_file(module: &Module) -> bool {
+    match &module.build_id {
+        Some(id) if !module.is_program() => {
+            let on_disk = File::open(module.path()).and_then(|file| build_id_of(&file));
+            on_disk.is_ok_and(|found| found.as_ref() == Some(id))
+        }
+        _ => true,
+    }
 }
 
 /// Two digits a byte.

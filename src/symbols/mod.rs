@@ -7,7 +7,6 @@ pub(crate) mod fuzzing;
 mod kernel;
 #[cfg(feature = "symbols")]
 mod names;
-#[cfg(feature = "symbols")]
 mod sections;
 #[cfg(feature = "symbols")]
 mod source;

@@ -43,6 +43,8 @@ impl Symbols for BuildIds<'_> {
         let read = || {
             let module = self.modules.get(&mapping).filter(|module| !module.is_vdso)?;
             let hash = build_id::hash(module.path()).ok()??;
+            // It may have been replaced since it was loaded.
+            build_id::is_loaded_file(module).then_some(())?;
             Some(("process.executable.build_id.htlhash".to_owned(), hash))
         };
         self.known.entry(mapping).or_insert_with(|| read().into_iter().collect()).clone()

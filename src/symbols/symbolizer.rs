@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,10 +9,9 @@ use blazesym::symbolize::source::{Elf, Process};
 use blazesym::symbolize::{self as found, CodeInfo, Input, Sym};
 use blazesym::{Pid, symbolize};
 
-use super::build_id;
+use super::build_id::{self, is_loaded_file};
 use super::kernel::KernelNames;
 use super::names::{demangle, is_qualified, is_rust_file};
-use super::sections::build_id_of;
 use super::source::{Detail, Lack, SymbolFile};
 use super::{Missing, SymbolSettings};
 use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbolized, Symbols, capped};
@@ -239,18 +237,6 @@ impl Symbolizer {
             symbol.name = Cow::Owned(linkers.name.into_owned());
         }
         symbol
-    }
-}
-
-/// Whether the file is still the one that was loaded. Without a build id we cannot know, and the
-/// path of the program is always right.
-fn is_loaded_file(module: &Module) -> bool {
-    match &module.build_id {
-        Some(id) if !module.is_program() => {
-            let on_disk = File::open(module.path()).and_then(|file| build_id_of(&file));
-            on_disk.is_ok_and(|found| found.as_ref() == Some(id))
-        }
-        _ => true,
     }
 }
 

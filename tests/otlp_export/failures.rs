@@ -672,6 +672,38 @@ fn what_was_stored_is_counted_wherever_it_ends() {
     }
 }
 
+/// Those that wait are not sent one after the other to a server that has just said that it wants none.
+#[test]
+fn what_waits_behind_a_refusal_of_everything_is_not_sent() {
+    for speaks in BOTH {
+        let receiver = Receiver::new(speaks);
+        receiver.will([Does::Accept(0), Does::Wait]);
+        receiver.will(std::iter::repeat_n(Does::Refuse(401, None), 1000));
+        let setup = setup(to(speaks, receiver.address));
+        if !HAS_STACKS {
+            return;
+        }
+        keep(&setup, 1);
+        setup.flush();
+        keep(&setup, 1);
+        receiver.wait_for(2);
+        keep(&setup, 4);
+        wait_for_exported(&setup, 6);
+        receiver.release();
+        let start = Instant::now();
+        while waiting(&setup.handle.stats()) > 0 {
+            assert!(start.elapsed() < PLENTY);
+            thread::sleep(MS);
+        }
+        let stats = setup.handle.stats();
+        assert_eq!((stats.profiles_delivered, stats.profiles_dropped_refused), (2, 4));
+        // The one that was refused; what comes after it asks without a profile.
+        let sent = receiver.got().iter().filter(|got| got.message.dictionary.is_some()).count();
+        assert_eq!(sent, 3, "{speaks:?}");
+        assert_adds_up(&stats);
+    }
+}
+
 /// One that was too large when it was stored is no larger than any other when it is sent.
 #[test]
 fn what_was_stored_fits_into_a_request() {

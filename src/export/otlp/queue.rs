@@ -234,7 +234,18 @@ impl Queue {
         self.answered.notify_all();
     }
 
-    /// The same for one of the fallback directory.
+    /// Takes what waits and is to go, before the profile that is being sent is settled: so nobody finds the queue done
+    /// before these are counted.
+    pub(super) fn take_waiting(&self, is_to_go: impl Fn(&Item) -> bool) -> Vec<Arc<Item>> {
+        let mut state = self.state.lock();
+        let waiting = std::mem::take(&mut state.waiting);
+        let (gone, stays): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|item| is_to_go(item));
+        state.waiting = stays.into();
+        state.bytes -= gone.iter().map(|item| item.encoded.len()).sum::<usize>();
+        gone
+    }
+
+    /// One of the fallback directory is done with. Calls `count` before anybody who waits for it goes on.
     pub(super) fn settle_stored(&self, count: impl FnOnce()) {
         let mut state = self.state.lock();
         state.sends_stored = false;

@@ -130,8 +130,18 @@ impl Sender {
             SendOutcome::Accepted { .. } => {
                 self.queue.settle(|| self.reporter.count(Fate::Refused, 1))
             }
-            SendOutcome::Never(_) => self.give_up(item, Fate::Refused),
-            SendOutcome::TooOld => self.give_up(item, Fate::TooOld),
+            SendOutcome::Never(never) => {
+                // It wants none of the others either: they are not sent one by one to be told so.
+                if never == Never::All {
+                    self.give_up_waiting(Fate::Refused, |_| true);
+                }
+                self.give_up(item, Fate::Refused);
+            }
+            SendOutcome::TooOld => {
+                let age = self.queue.bounds.age;
+                self.give_up_waiting(Fate::TooOld, |item| item.since.elapsed() > age);
+                self.give_up(item, Fate::TooOld);
+            }
         }
     }
 
@@ -245,15 +255,25 @@ impl Sender {
         is_due
     }
 
+    /// The profile that is being sent will not be delivered.
     fn give_up(&self, item: &Arc<Item>, fate: Fate) {
         // First, so that whoever sees that it is done sees the files.
-        let is_stored = store(self.fallback.as_deref(), std::slice::from_ref(item)) > 0;
-        self.queue.settle(|| match fate {
-            // What is refused stays refused, whatever is in the directory: it is sent no more.
-            Fate::Refused => self.reporter.count(fate, 1),
-            _ if is_stored => self.reporter.count(Fate::Stored, 1),
-            _ => self.reporter.count(fate, 1),
-        });
+        let stored = store(self.fallback.as_deref(), std::slice::from_ref(item));
+        self.queue.settle(|| self.count_given_up(fate, 1, stored));
+    }
+
+    /// Neither will those that wait and are to go.
+    fn give_up_waiting(&self, fate: Fate, is_to_go: impl Fn(&Item) -> bool) {
+        let items = self.queue.take_waiting(is_to_go);
+        let stored = store(self.fallback.as_deref(), &items);
+        self.count_given_up(fate, items.len() as u64, stored);
+    }
+
+    fn count_given_up(&self, fate: Fate, all: u64, stored: u64) {
+        // What is refused stays refused, whatever is in the directory: it is sent no more.
+        let stored = if fate == Fate::Refused { 0 } else { stored };
+        self.reporter.count(Fate::Stored, stored);
+        self.reporter.count(fate, all - stored);
     }
 }
 
