@@ -422,7 +422,8 @@ fn too_many_samples_are_thinned_out_evenly() {
 
 #[test]
 fn samples_of_many_spans_are_thinned_out_and_all_their_cpu_time_stays() {
-    let setup = Setup::with("20ms", |builder| builder.rate(1_000).samples_per_profile(7));
+    let setup =
+        Setup::with("20ms,[inner]=1h", |builder| builder.rate(1_000).samples_per_profile(7));
     setup.run(|| {
         let _outer = info_span!("outer").entered();
         for _ in 0..40 {
