@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
 use crate::text::{around, shortened};
 
@@ -11,10 +12,24 @@ use crate::text::{around, shortened};
 /// Its [`Debug`](fmt::Debug) is its [`Display`](fmt::Display), so that a `main` that returns it
 /// prints something to read.
 #[derive(Clone)]
-pub struct Error(ErrorKind);
+pub struct Error(Problem);
+
+/// What kind of thing went wrong; see [`Error::kind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A directive or a variable is not as it should be.
+    Configuration,
+    /// The system refused something that we cannot do without: its own error is the source.
+    System,
+    /// The process may have less memory than it takes to begin.
+    OutOfMemory,
+    /// The layer is gone, or was shut down.
+    Ended,
+}
 
 #[derive(Clone)]
-enum ErrorKind {
+enum Problem {
     Text {
         what: &'static str,
         /// What is around the place, and the characters of it before that.
@@ -33,7 +48,7 @@ enum ErrorKind {
         value: String,
         problem: String,
     },
-    Thread(String),
+    Thread(Arc<io::Error>),
     NoMemory {
         needed_mib: u64,
     },
@@ -48,67 +63,73 @@ impl Error {
     /// `what` cannot be read because of what is at that place of the text.
     pub(crate) fn text(what: &'static str, text: &str, at: usize, problem: String) -> Self {
         let (line, before) = around(text, at);
-        Self(ErrorKind::Text { what, line, before, problem: shortened(&problem) })
+        Self(Problem::Text { what, line, before, problem: shortened(&problem) })
     }
 
     /// The same, found in what `what` is the name of.
     pub(crate) fn found_in(mut self, name: &'static str) -> Self {
-        if let ErrorKind::Text { what, .. } = &mut self.0 {
+        if let Problem::Text { what, .. } = &mut self.0 {
             *what = name;
         }
         self
     }
 
     pub(crate) fn setting(name: &'static str, value: &str, expected: &'static str) -> Self {
-        Self(ErrorKind::Setting { name, value: shortened(value), expected })
+        Self(Problem::Setting { name, value: shortened(value), expected })
     }
 
     /// Something that a setting names cannot be used.
     #[cfg(feature = "_otlp")]
     pub(crate) fn otlp(name: &'static str, value: &str, problem: impl fmt::Display) -> Self {
-        Self(ErrorKind::Otlp { name, value: shortened(value), problem: problem.to_string() })
+        Self(Problem::Otlp { name, value: shortened(value), problem: problem.to_string() })
     }
 
     pub(crate) fn thread(error: io::Error) -> Self {
-        Self(ErrorKind::Thread(error.to_string()))
+        Self(Problem::Thread(Arc::new(error)))
     }
 
     /// Less than that may still be reserved.
     pub(crate) fn no_memory(needed_mib: u64) -> Self {
-        Self(ErrorKind::NoMemory { needed_mib })
+        Self(Problem::NoMemory { needed_mib })
     }
 
     pub(crate) fn ended() -> Self {
-        Self(ErrorKind::Ended)
+        Self(Problem::Ended)
     }
 
-    /// Whether a directive or a variable is not as it should be; otherwise the system refused
-    /// something that we cannot do without, or the layer is gone.
-    pub fn is_configuration(&self) -> bool {
-        !matches!(self.0, ErrorKind::Thread(_) | ErrorKind::NoMemory { .. } | ErrorKind::Ended)
+    /// What kind of thing went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        match self.0 {
+            Problem::Text { .. } | Problem::Setting { .. } => ErrorKind::Configuration,
+            #[cfg(feature = "_otlp")]
+            Problem::Otlp { .. } => ErrorKind::Configuration,
+            Problem::Thread(_) => ErrorKind::System,
+            Problem::NoMemory { .. } => ErrorKind::OutOfMemory,
+            Problem::Ended => ErrorKind::Ended,
+        }
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            ErrorKind::Text { what, line, before, problem } => {
+            Problem::Text { what, line, before, problem } => {
                 writeln!(f, "cannot read {what}: {problem}")?;
                 writeln!(f, "  {line}")?;
                 write!(f, "  {:before$}^", "")
             }
-            ErrorKind::Setting { name, value, expected } => {
+            Problem::Setting { name, value, expected } => {
                 write!(f, "{name} is `{value}`: expected {expected}")
             }
             #[cfg(feature = "_otlp")]
-            ErrorKind::Otlp { name, value, problem } => write!(f, "{name} is `{value}`: {problem}"),
-            ErrorKind::Ended => f.write_str("the profiling layer is gone, or has been shut down"),
-            ErrorKind::NoMemory { needed_mib } => write!(
+            Problem::Otlp { name, value, problem } => write!(f, "{name} is `{value}`: {problem}"),
+            Problem::Ended => f.write_str("the profiling layer is gone, or has been shut down"),
+            Problem::NoMemory { needed_mib } => write!(
                 f,
                 "profiling needs {needed_mib} MiB of memory that this process may not have: raise its limit \
                  (`ulimit -v`, `ulimit -d`)"
             ),
-            ErrorKind::Thread(error) => write!(f, "cannot start the profiling threads: {error}"),
+            Problem::Thread(error) => write!(f, "cannot start the profiling threads: {error}"),
         }
     }
 }
@@ -119,11 +140,30 @@ impl fmt::Debug for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    /// What the system said, if it refused something.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.0 {
+            Problem::Thread(error) => Some(&**error),
+            _ => None,
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use super::*;
+
+    #[test]
+    fn what_the_system_said_is_the_source() {
+        let error = Error::thread(io::Error::from(io::ErrorKind::WouldBlock));
+        assert_eq!(error.kind(), ErrorKind::System);
+        let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+        assert_eq!(source.unwrap().kind(), io::ErrorKind::WouldBlock);
+        assert!(Error::ended().source().is_none());
+    }
 
     #[test]
     fn of_a_long_value_only_its_beginning_is_repeated() {

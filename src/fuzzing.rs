@@ -76,7 +76,7 @@ pub fn environment(text: &str) {
         Ok(found.map(|(_, value)| (*value).to_owned()))
     };
     if let Err(error) = Builder::new().with_variables(find) {
-        assert!(error.is_configuration());
+        assert_eq!(error.kind(), crate::error::ErrorKind::Configuration);
         said(&error);
     }
 }

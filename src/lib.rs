@@ -239,7 +239,7 @@ pub mod guide {
 struct Readme;
 
 pub use config::Builder;
-pub use error::Error;
+pub use error::{Error, ErrorKind};
 #[cfg(feature = "_otlp")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};

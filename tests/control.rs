@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use support::{HAS_STACKS, Setup, burn, is_child, run_child};
 use tracing::{error, info_span};
 use tracing_profiling::profile::SampleKind;
-use tracing_profiling::{ProfilingLayer, Reason, Rules};
+use tracing_profiling::{ErrorKind, ProfilingLayer, Reason, Rules};
 use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -86,7 +86,7 @@ fn a_layer_that_is_gone_or_shut_down_says_so() {
     assert!(setup.handle.shutdown(support::PLENTY));
     let error = setup.handle.set_rules(Rules::default()).unwrap_err();
     assert_eq!(error.to_string(), "the profiling layer is gone, or has been shut down");
-    assert!(!error.is_configuration());
+    assert_ne!(error.kind(), ErrorKind::Configuration);
     assert!(setup.handle.enable().is_err());
     assert!(!setup.handle.is_enabled() && !setup.handle.keep_current());
     let off = Setup::new("off");
@@ -112,7 +112,8 @@ fn the_variable_is_read_again_when_the_program_asks_for_it() {
     // SAFETY: nobody else is there to read the environment meanwhile.
     unsafe { std::env::set_var("TRACING_PROFILING", "7ms|fast") };
     let error = setup.handle.reload_env().unwrap_err();
-    assert!(error.is_configuration() && error.to_string().contains("7ms|fast\n"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Configuration);
+    assert!(error.to_string().contains("7ms|fast\n"), "{error}");
     assert_eq!(setup.handle.rules().to_string(), "7ms|error", "as before");
     // SAFETY: as above.
     unsafe { std::env::remove_var("TRACING_PROFILING") };

@@ -570,6 +570,6 @@ fn what_cannot_be_right_is_said_at_once() {
     ] {
         let error = builder.build().unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
-        assert!(error.is_configuration());
+        assert_eq!(error.kind(), tracing_profiling::ErrorKind::Configuration);
     }
 }

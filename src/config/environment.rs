@@ -457,7 +457,7 @@ mod tests {
             error.to_string(),
             "TRACING_PROFILING_RATE is `often`: expected samples a second, from 1 to 10000"
         );
-        assert!(error.is_configuration());
+        assert_eq!(error.kind(), crate::error::ErrorKind::Configuration);
         for (name, value) in [
             ("SOURCE", "ebpf"),
             ("TIMER_CLOCK", "wall"),

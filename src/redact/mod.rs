@@ -273,6 +273,6 @@ mod tests {
         assert!(text.ends_with("\n  a\\w+; (b\n        ^"), "{text}");
         let error = Redaction::new().hide("(b").unwrap_err();
         assert!(error.to_string().starts_with("cannot read the pattern: "), "{error}");
-        assert!(error.is_configuration());
+        assert_eq!(error.kind(), crate::error::ErrorKind::Configuration);
     }
 }

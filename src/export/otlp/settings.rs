@@ -565,7 +565,7 @@ mod tests {
             Ok(found.map(|(_, value)| (*value).to_owned()))
         };
         builder.resolve(&get).map_err(|error| {
-            assert!(error.is_configuration());
+            assert_eq!(error.kind(), crate::error::ErrorKind::Configuration);
             error.to_string()
         })
     }
