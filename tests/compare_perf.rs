@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use cpu_time::ProcessTime;
 use tracing::{Instrument, info_span};
-use tracing_profiling::Resource;
 use tracing_profiling::profile::{Profile, SampleKind};
 use tracing_profiling::{Directory, ExportError, Exported, Exporter, ProfilingLayer};
 use tracing_subscriber::prelude::*;
@@ -102,7 +101,7 @@ fn known_mix() {
         .rules("0ms".parse().unwrap())
         .rate(RATE)
         .samples_per_profile(1_000_000)
-        .exporter(ToFiles(Directory::new(folder, Resource::new())))
+        .exporter(ToFiles(Directory::new(folder)))
         .build()
         .unwrap();
     let handle = layer.handle();

@@ -31,7 +31,7 @@ const MIB: usize = 1 << 20;
 /// The peak over what there was before the span closed, when symbols have been read.
 fn peak(stacks: u64, frames: u32, inlined: Inlined) -> usize {
     let directory = tempfile::tempdir().unwrap();
-    let store = Directory::new(directory.path(), tracing_profiling::Resource::from_env());
+    let store = Directory::new(directory.path());
     let (sender, written) = mpsc::channel();
     let layer = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())

@@ -16,7 +16,6 @@ use serde_json::Value;
 use support::{HAS_STACKS, PLENTY, Setup, burn};
 use tower::ServiceExt;
 use tracing::info_span;
-use tracing_profiling::Resource;
 use tracing_profiling::{Directory, Handle, ProfilingLayer, Reason};
 
 const MS: Duration = Duration::from_millis(1);
@@ -57,7 +56,7 @@ async fn put_rules(handle: &Handle, rules: impl Into<Body>) -> Answer {
 }
 
 fn in_folder(folder: &Path, rules: &str) -> Setup {
-    let directory = Directory::new(folder, Resource::new());
+    let directory = Directory::new(folder);
     Setup::with(rules, |builder| builder.exporter(directory))
 }
 

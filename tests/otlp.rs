@@ -23,7 +23,7 @@ const MS: Duration = Duration::from_millis(1);
 fn written() -> Option<(proto::ProfilesData, Vec<u8>)> {
     let directory = tempfile::tempdir().unwrap();
     let resource = Resource::new().with("service.name", "shop");
-    let store = Directory::new(directory.path(), resource);
+    let store = Directory::new(directory.path()).with_resource(resource);
     let setup = Setup::with("0ms", |builder| builder.exporter(store));
     setup.run(|| {
         let _outer = info_span!("outer").entered();

@@ -503,7 +503,7 @@ fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<St
         let resource = tracing_profiling::Resource::from_env();
         let layer = ProfilingLayer::builder()
             .rules("0ms".parse().unwrap())
-            .exporter(Directory::new(directory, resource))
+            .exporter(Directory::new(directory).with_resource(resource))
             .build()
             .unwrap();
         let guard = layer.handle().flush_on_drop();

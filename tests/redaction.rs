@@ -107,7 +107,7 @@ fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, S
     let sink = Arc::clone(&kept);
     let builder = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
-        .exporter(Directory::new(directory.path(), resource))
+        .exporter(Directory::new(directory.path()).with_resource(resource))
         .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
     let layer = set(builder).build().unwrap();
     let handle = layer.handle();

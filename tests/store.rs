@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 use support::{HAS_STACKS, PLENTY, Setup, burn};
 use tracing::info_span;
 use tracing_profiling::NoProfile;
-use tracing_profiling::Resource;
 use tracing_profiling::export::Directory;
 
 const MS: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
 fn setup(path: &Path, quota: u64) -> Setup {
-    let directory = Directory::new(path, Resource::new()).with_quota(quota, DAY);
+    let directory = Directory::new(path).with_quota(quota, DAY);
     Setup::with("0ms", |builder| builder.profiles_per_minute(10_000).exporter(directory))
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn run() {
 /// The peak over what there was before the span closed, of stacks that all differ.
 fn peak_mib(stacks: u64) -> f64 {
     let directory = tempfile::tempdir().expect("a directory");
-    let store = Directory::new(directory.path(), tracing_profiling::Resource::from_env());
+    let store = Directory::new(directory.path());
     let (sender, written) = mpsc::channel();
     let setup = Setup::new("0ms", |builder| {
         let builder = builder.exporter(store).rate(1_000).cpu_budget(0).stack_bytes(65_528);

@@ -466,7 +466,7 @@ impl Builder {
         let mut exporter = self
             .exporter
             .or_else(|| from_env(&resource))
-            .unwrap_or_else(|| Box::new(Directory::new(self.directory, resource)));
+            .unwrap_or_else(|| Box::new(Directory::new(self.directory).with_resource(resource)));
         // It may be anybody's.
         let checked = catch_unwind(AssertUnwindSafe(|| exporter.check()));
         let problem = match checked {

@@ -24,7 +24,7 @@ use crate::sys;
 pub struct Directory {
     path: PathBuf,
     #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only OTLP says it"))]
-    resource: Resource,
+    resource: Option<Resource>,
     quota_bytes: u64,
     quota_age: Duration,
     inventory: Mutex<Inventory>,
@@ -38,18 +38,24 @@ const DEFAULT_QUOTA_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 impl Directory {
     /// Writes to `path`, which is made when the first profile comes. It holds at most 64 MiB of
-    /// profiles, none older than 7 days. `resource` goes into the OTLP files.
-    pub fn new(path: impl Into<PathBuf>, resource: impl Into<Resource>) -> Self {
+    /// profiles, none older than 7 days.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self {
             // The program may change its working directory. Fails for an empty path, or if there
             // is none; then it stays relative.
             path: std::path::absolute(&path).unwrap_or(path),
-            resource: resource.into(),
+            resource: None,
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,
             inventory: Mutex::default(),
         }
+    }
+
+    /// What OTLP files say that the process is; [`Resource::from_env`] if nothing is said.
+    #[must_use]
+    pub fn with_resource(self, resource: impl Into<Resource>) -> Self {
+        Self { resource: Some(resource.into()), ..self }
     }
 
     /// Removes the oldest profiles when all together have more than `bytes`, and those older than
@@ -343,7 +349,9 @@ impl Exporter for Directory {
 
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
         #[cfg(feature = "otlp")]
-        let otlp = Some(encode::otlp(profile, &self.resource));
+        let resource = self.resource.get_or_insert_with(Resource::from_env);
+        #[cfg(feature = "otlp")]
+        let otlp = Some(encode::otlp(profile, resource));
         #[cfg(not(feature = "otlp"))]
         let otlp = None;
         Ok(Exported::to_files(self.store(profile, otlp)?))
@@ -424,7 +432,7 @@ mod tests {
     }
 
     fn directory(path: &Path) -> Directory {
-        Directory::new(path, Resource::new())
+        Directory::new(path)
     }
 
     fn names(path: &Path) -> Vec<String> {

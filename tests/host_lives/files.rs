@@ -6,7 +6,6 @@ use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
-use tracing_profiling::Resource;
 use tracing_profiling::export::Memory;
 use tracing_profiling::{Directory, Source};
 
@@ -50,7 +49,7 @@ fn closes_all(source: Source, writes: bool, threads: usize, idle: Duration) {
     let folder = tempfile::tempdir().unwrap();
     let host = match writes {
         true => {
-            let directory = Directory::new(folder.path(), Resource::from_env());
+            let directory = Directory::new(folder.path());
             Host::new(source, directory)
         }
         false => Host::new(source, Memory::new()),

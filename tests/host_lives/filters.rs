@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use seccompiler::{SeccompAction, SeccompFilter, apply_filter, apply_filter_all_threads};
-use tracing_profiling::Resource;
 use tracing_profiling::export::Memory;
 use tracing_profiling::{Directory, ProfilingLayer, Source};
 
@@ -103,7 +102,7 @@ fn that_is_there_first() {
     each("that_is_there_first", |name, call, action, source| {
         apply_filter(&program(&[call], action.clone())).unwrap();
         let folder = std::env::temp_dir().join(format!("host_lives-{}", std::process::id()));
-        let directory = Directory::new(&folder, Resource::from_env());
+        let directory = Directory::new(&folder);
         let host = Host::with(source, directory, |builder| builder.symbols(false));
         work(&host);
         must_be_said(&host, name, action);

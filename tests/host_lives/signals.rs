@@ -6,7 +6,6 @@ use std::fs;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-use tracing_profiling::Resource;
 use tracing_profiling::export::Memory;
 use tracing_profiling::{Directory, Source};
 
@@ -181,7 +180,7 @@ fn threads_of_ours_have_the_stack_that_they_need() {
 
 fn one_profile_in_a_directory() {
     let folder = tempfile::tempdir().unwrap();
-    let directory = Directory::new(folder.path(), Resource::from_env());
+    let directory = Directory::new(folder.path());
     let host = Host::new(Source::Auto, directory);
     host.span(|| deep(100));
     assert!(host.handle.flush(PLENTY));
@@ -205,7 +204,7 @@ fn a_limit_on_the_size_of_files_ends_nothing() {
         // SAFETY: a plain structure, read by the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
         let folder = tempfile::tempdir().unwrap();
-        let directory = Directory::new(folder.path(), Resource::from_env());
+        let directory = Directory::new(folder.path());
         let host = Host::new(Source::Auto, directory);
         for _ in 0..3 {
             host.span(|| _ = burn(50 * MS));

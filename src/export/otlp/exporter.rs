@@ -73,8 +73,8 @@ impl OtlpExporter {
     /// Starts the thread, if nobody has.
     fn ensure_started(&mut self) {
         let Some(transport) = self.transport.take() else { return };
-        let resource = self.resource.get_or_insert_with(Resource::from_env);
-        let directory = |path: &PathBuf| Arc::new(Directory::new(path, resource.clone()));
+        self.resource.get_or_insert_with(Resource::from_env);
+        let directory = |path: &PathBuf| Arc::new(Directory::new(path));
         self.fallback = self.path.as_ref().map(directory);
         let (queue, fallback) = (Arc::clone(&self.queue), self.fallback.clone());
         let sender = Sender::new(queue, transport, self.reporter.clone(), fallback);
@@ -142,7 +142,7 @@ impl Exporter for OtlpExporter {
         let Some(problem) = self.problem() else { return Ok(()) };
         match &self.path {
             // There profiles go meanwhile, if they can.
-            Some(path) => Directory::new(path, Resource::new()).check(),
+            Some(path) => Directory::new(path).check(),
             None => Err(problem.into()),
         }
     }

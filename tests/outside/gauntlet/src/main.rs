@@ -225,7 +225,7 @@ fn over_quota(folder: &Path) {
     let resource = tracing_profiling::Resource::from_env();
     let host = Host::new(|builder| {
         let week = Duration::from_secs(7 * 24 * 60 * 60);
-        builder.exporter(Directory::new(folder, resource).with_quota(QUOTA, week))
+        builder.exporter(Directory::new(folder).with_resource(resource).with_quota(QUOTA, week))
     });
     for _ in 0..30 {
         assert!(host.keep("small", || _ = deep::spin(60 * MS)));
