@@ -1,5 +1,6 @@
 //! The profile as it is kept in memory: tables and samples. Knows no format, span or thread.
 
+mod builder;
 mod model;
 mod names;
 mod rebuild;
@@ -8,6 +9,7 @@ mod table;
 mod waits;
 
 pub use crate::ids::ProfileId;
+pub use builder::ProfileBuilder;
 pub use model::{
     Attribute, FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping,
     MappingId, Point, Profile, Sample, SampleKind, StackId, StringId, Value,

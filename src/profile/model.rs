@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use super::ProfileBuilder;
 use super::table::{Table, handle};
 use crate::ids::{ProfileId, SpanId, TraceId};
 
@@ -249,6 +250,12 @@ pub struct Profile {
 const BYTES_A_SAMPLE: usize = 256;
 
 impl Profile {
+    /// Builds a profile by hand, to test an exporter with: one of that name, with an id of ones, which begins at the Unix
+    /// epoch.
+    pub fn builder(name: impl Into<String>) -> ProfileBuilder {
+        ProfileBuilder::new(name.into())
+    }
+
     /// A profile without samples.
     pub(crate) fn new(id: ProfileId, period_ns: u64) -> Self {
         Self {

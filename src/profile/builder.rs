@@ -1,0 +1,145 @@
+//! A profile by hand.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::{
+    Attribute, FrameKind, Link, LinkId, Location, Point, Profile, ProfileId, SampleKind, Value,
+};
+
+/// Builds a profile by hand, to test an [`Exporter`](crate::Exporter) with.
+///
+/// ```
+/// use std::time::Duration;
+/// use tracing_profiling::profile::{Profile, SampleKind};
+/// use tracing_profiling::{Exported, ExportError, Exporter};
+///
+/// /// How many samples came.
+/// struct Counts(usize);
+///
+/// impl Exporter for Counts {
+///     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+///         self.0 += profile.sample_count();
+///         Ok(Exported::default())
+///     }
+/// }
+///
+/// let ms = Duration::from_millis;
+/// let profile = Profile::builder("GET /cart")
+///     .duration(ms(300))
+///     .sample(SampleKind::OnCpu, &["GET /cart"], &["shop::render", "main"], ms(10), ms(1))
+///     .sample(SampleKind::OffCpu, &["GET /cart", "query"], &["shop::ask", "main"], ms(20), ms(250))
+///     .build();
+/// let mut exporter = Counts(0);
+/// exporter.export(&profile).unwrap();
+/// assert_eq!(exporter.0, 1);
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ProfileBuilder {
+    profile: Profile,
+}
+
+impl ProfileBuilder {
+    pub(super) fn new(name: String) -> Self {
+        let mut profile = Profile::new(ProfileId::from_bytes([1; 16]), 1_000_000);
+        profile.name = name;
+        Self { profile }
+    }
+
+    /// Its id.
+    pub fn id(mut self, id: ProfileId) -> Self {
+        self.profile.id = id;
+        self
+    }
+
+    /// When it begins: not before the Unix epoch, and in nanoseconds of 64 bits.
+    pub fn start(mut self, start: SystemTime) -> Self {
+        self.profile.start_unix_ns = ns(start.duration_since(UNIX_EPOCH).unwrap_or_default());
+        self
+    }
+
+    /// How long it is.
+    pub fn duration(mut self, duration: Duration) -> Self {
+        self.profile.duration_ns = ns(duration);
+        self
+    }
+
+    /// What it shows, in one line.
+    pub fn title(mut self, title: impl Into<String>) -> Self {
+        self.profile.title = title.into();
+        self
+    }
+
+    /// Something said of all of it.
+    pub fn attribute(mut self, key: &'static str, value: impl Into<Value>) -> Self {
+        self.profile.attributes.push(Attribute { key, value: value.into() });
+        self
+    }
+
+    /// A sample or a wait in the last of these spans, the outermost first, with that stack of functions, the innermost
+    /// first, so long after the beginning, and with that weight: the CPU time that it stands for, or how long the wait
+    /// was.
+    pub fn sample(
+        mut self,
+        kind: SampleKind,
+        spans: &[&str],
+        functions: &[&str],
+        at: Duration,
+        weight: Duration,
+    ) -> Self {
+        let profile = &mut self.profile;
+        let mut link: Option<LinkId> = None;
+        for span in spans {
+            let span = Link { span: (*span).to_owned(), parent: link, ids: None };
+            link = Some(profile.add_link(span));
+        }
+        let locations = functions.iter().map(|function| {
+            let lines = vec![profile.name_alone(function)];
+            profile.add_location(Location {
+                mapping: None,
+                address: 0,
+                kind: FrameKind::Rust,
+                lines,
+                is_inferred: false,
+            })
+        });
+        let locations = locations.collect();
+        let stack = profile.add_stack(locations);
+        let time_unix_ns = profile.start_unix_ns.saturating_add(ns(at));
+        profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns: ns(weight) });
+        self
+    }
+
+    /// The profile.
+    pub fn build(self) -> Profile {
+        self.profile
+    }
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_says_what_was_put_into_it() {
+        let (ms, second) = (Duration::from_millis(1), Duration::from_secs(1));
+        let profile = Profile::builder("cart")
+            .start(UNIX_EPOCH + second)
+            .duration(second)
+            .sample(SampleKind::OnCpu, &["cart"], &["render", "main"], 3 * ms, ms)
+            .sample(SampleKind::OnCpu, &["cart"], &["render", "main"], 2 * ms, ms)
+            .sample(SampleKind::OffCpu, &["cart", "query"], &["ask", "main"], 4 * ms, 9 * ms)
+            .build();
+        assert_eq!((profile.sample_count(), profile.wait_count()), (2, 1));
+        assert_eq!((profile.weight_ns(), profile.waited_ns()), (2_000_000, 9_000_000));
+        let [ran, waited] = profile.samples() else { panic!("one a stack: {profile:?}") };
+        let times: Vec<_> = ran.points.iter().map(|point| point.time_unix_ns).collect();
+        assert_eq!(times, [1_002_000_000, 1_003_000_000]);
+        assert_eq!(profile.span_path(waited.link), ["cart", "query"]);
+        assert_eq!(profile.top_function(), Some(("render".to_owned(), 1.0)));
+    }
+}
