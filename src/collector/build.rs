@@ -163,7 +163,9 @@ impl ProfileAssembler<'_> {
         };
         // What waits on other threads is in no account of these.
         let is_all = accounts().all(|account| {
-            account.subtree_on_cpu_ns == account.on_cpu_ns && !account.is_cpu_time_unknown
+            let is_own = account.subtree_on_cpu_ns == account.on_cpu_ns
+                && account.subtree_on_cpu_error_ns == account.on_cpu_error_ns;
+            is_own && !account.is_cpu_time_unknown
         });
         let off_cpu_ns: u64 =
             accounts().map(|account| account.off_cpu_ns + account.on_cpu_error_ns).sum();

@@ -229,7 +229,8 @@ impl Counts {
     pub(crate) fn add_inside(&self, segment_ns: u64, sure: Sure) {
         let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
         add(&self.inside_on_ns, sure.on_ns);
-        add(&self.inside_unsure_ns, segment_ns.saturating_sub(sure_ns));
+        // Not known to the nanosecond in any case: so it shows that there was one, also one that only waited.
+        add(&self.inside_unsure_ns, segment_ns.saturating_sub(sure_ns).max(1));
         add(&self.inside_sampled_ns, sure.sampled_ns);
     }
 

@@ -387,3 +387,17 @@ fn a_thousand_kept_spans_close_while_the_collector_stands_still() {
     assert_eq!(told.iter().map(|told| told.kept.len()).sum::<usize>(), SPANS, "none is lost");
     stage.end();
 }
+
+#[test]
+fn a_wait_in_a_span_that_was_entered_apart_is_not_shortened_to_the_account_of_the_one_around_it() {
+    let apart = Op::Open { thread: 0, kind: Kind::Patient, under: Under::Span(0), enter: false };
+    must_be_told_alike(&[
+        open(Kind::Slow),
+        Op::Off { thread: 0, ns: 10_000_000, preempted: false },
+        apart,
+        Op::Exit { thread: 0, up: 0, and_drop: false },
+        Op::Disarm,
+        Op::Enter { thread: 0, span: 6 },
+        Op::Wait { thread: 0, before_ns: 10_000_000, after_ns: 1 },
+    ]);
+}
