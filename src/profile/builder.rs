@@ -6,7 +6,8 @@ use super::{
     Attribute, FrameKind, Link, LinkId, Location, Point, Profile, ProfileId, SampleKind, Value,
 };
 
-/// Builds a profile by hand, to test an [`Exporter`](crate::Exporter) with.
+/// Builds a profile by hand, to test an [`Exporter`](crate::Exporter) with. Its id, title and notes are fields that can be
+/// set when it is built.
 ///
 /// ```
 /// use std::time::Duration;
@@ -46,12 +47,6 @@ impl ProfileBuilder {
         Self { profile }
     }
 
-    /// Its id.
-    pub fn id(mut self, id: ProfileId) -> Self {
-        self.profile.id = id;
-        self
-    }
-
     /// When it begins: not before the Unix epoch, and in nanoseconds of 64 bits.
     pub fn start(mut self, start: SystemTime) -> Self {
         self.profile.start_unix_ns = ns(start.duration_since(UNIX_EPOCH).unwrap_or_default());
@@ -61,12 +56,6 @@ impl ProfileBuilder {
     /// How long it is.
     pub fn duration(mut self, duration: Duration) -> Self {
         self.profile.duration_ns = ns(duration);
-        self
-    }
-
-    /// What it shows, in one line.
-    pub fn title(mut self, title: impl Into<String>) -> Self {
-        self.profile.title = title.into();
         self
     }
 
@@ -130,10 +119,13 @@ mod tests {
         let profile = Profile::builder("cart")
             .start(UNIX_EPOCH + second)
             .duration(second)
+            .attribute("tenant", "acme")
             .sample(SampleKind::OnCpu, &["cart"], &["render", "main"], 3 * ms, ms)
             .sample(SampleKind::OnCpu, &["cart"], &["render", "main"], 2 * ms, ms)
             .sample(SampleKind::OffCpu, &["cart", "query"], &["ask", "main"], 4 * ms, 9 * ms)
             .build();
+        assert_eq!((profile.start_unix_ns, profile.duration_ns), (1_000_000_000, 1_000_000_000));
+        assert_eq!(profile.attributes[0].value, Value::from("acme"));
         assert_eq!((profile.sample_count(), profile.wait_count()), (2, 1));
         assert_eq!((profile.weight_ns(), profile.waited_ns()), (2_000_000, 9_000_000));
         let [ran, waited] = profile.samples() else { panic!("one a stack: {profile:?}") };

@@ -379,6 +379,31 @@ mod tests {
         }
     }
 
+    /// Not after a request, and a pause, for each.
+    #[cfg(feature = "otlp-http")]
+    #[test]
+    fn all_that_are_too_old_are_given_up_with_the_first() {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (sender, counters) = sender_to(&address, |_, _| {}, Duration::MAX, Duration::ZERO);
+        let queue = Arc::clone(&sender.queue);
+        let now = Instant::now();
+        for since in [now, now, now + PLENTY, now] {
+            queue.push(item(since));
+        }
+        sender.start().unwrap();
+        let (mut connection, _) = listener.accept().unwrap();
+        _ = connection.read(&mut [0; 4096]).unwrap();
+        let busy =
+            "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 3600\r\n\r\n";
+        connection.write_all(busy.as_bytes()).unwrap();
+        // The next request is an hour away.
+        wait_until(|| counters.snapshot().profiles_dropped_too_old == 3);
+        assert_eq!(queue.len(), 1);
+        queue.close();
+    }
+
     #[test]
     fn a_panic_is_the_end_of_sending_and_of_nothing_else() {
         // It has something to say of the first failure.
