@@ -1,4 +1,4 @@
-//! The `#[profiled]` attribute of `tracing-profiling`, which exports and documents it.
+//! The `#[profiled]` attribute of `tracing-profiling`, which re-exports and documents it.
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens, quote};
@@ -16,8 +16,8 @@ pub fn profiled(
     expand(arguments.into(), item.into()).into()
 }
 
-/// `tracing::instrument` with the settings in the name of a field that never has a value: so they
-/// are in the callsite's metadata, where the layer finds them once and other layers see nothing.
+/// Expands to `tracing::instrument`, with the settings in the name of a field that never has a value. They are
+/// then part of the callsite's metadata, where the layer reads them once and other layers see no value.
 fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let checked = syn::parse2::<Arguments>(arguments)
         .and_then(|arguments| syn::parse2::<Function>(item.clone()).map(|_| arguments));
@@ -40,7 +40,7 @@ fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     }
 }
 
-/// What `instrument` does not know.
+/// The settings of `#[profiled]` that `instrument` does not have.
 #[derive(Default)]
 struct Settings {
     threshold_ns: Option<u64>,
@@ -49,7 +49,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// As `keep::attribute` of `tracing-profiling` reads it.
+    /// The field name, in the format that `keep::attribute` of `tracing-profiling` parses.
     fn marker(&self) -> Option<String> {
         let threshold = self.threshold_ns.map(|ns| format!("threshold_ns={ns}"));
         let on_error = self.on_error.then(|| "on_error".to_owned());
@@ -59,17 +59,17 @@ impl Settings {
     }
 }
 
-/// What stands in the parentheses of the attribute.
+/// The arguments of the attribute.
 #[derive(Default)]
 struct Arguments {
     settings: Settings,
-    /// What stands in `fields(...)`, if that is there.
+    /// The content of `fields(...)`, if present.
     fields: Option<Vec<TokenStream>>,
-    /// What else is for `instrument`.
+    /// All other arguments of `instrument`.
     others: Vec<TokenStream>,
 }
 
-/// The arguments of `instrument` in tracing 0.1; it only warns of others.
+/// The arguments of `instrument` in tracing 0.1, which only warns about others.
 const FOR_INSTRUMENT: [&str; 9] =
     ["name", "target", "parent", "follows_from", "level", "skip", "skip_all", "err", "ret"];
 const EXPECTED: &str = "unknown argument: expected `threshold`, `on_error` or `off`, or an \
@@ -141,7 +141,7 @@ impl Arguments {
     }
 }
 
-/// `name`, `name = EXPRESSION` or `name(...)`, which `instrument` will read.
+/// `name`, `name = EXPRESSION` or `name(...)`, to be parsed by `instrument`.
 fn for_instrument(name: &Ident, input: ParseStream<'_>) -> syn::Result<TokenStream> {
     if input.peek(Token![=]) {
         let equals: Token![=] = input.parse()?;
@@ -159,7 +159,7 @@ fn for_instrument(name: &Ident, input: ParseStream<'_>) -> syn::Result<TokenStre
     Ok(name.to_token_stream())
 }
 
-/// One of the `fields(...)`, up to the next comma; expressions may have commas inside `<...>`.
+/// One field of `fields(...)`, up to the next comma. Expressions may contain commas inside `<...>`.
 struct Field(TokenStream);
 
 impl Parse for Field {
@@ -191,7 +191,7 @@ fn threshold(input: ParseStream<'_>) -> syn::Result<u64> {
         .map_err(|_| Error::new(literal.span(), "longer than half a millennium"))
 }
 
-/// The item, as far as it must be understood here.
+/// The annotated item, parsed as far as needed here.
 struct Function;
 
 impl Parse for Function {
