@@ -1,9 +1,9 @@
 //! Span-scoped, on-demand profiling: a [`tracing_subscriber::Layer`] that answers "why was this
 //! span slow?" with a profile of exactly that span, down to function and line.
 //!
-//! It samples the threads of spans that have been entered for long enough to become slow, and keeps nothing until a span
-//! has earned it. A span that closes slow or failed, or hangs, gets its stacks unwound into a profile: where its threads
-//! ran and where they waited, as a flame graph, as pprof and, if you like, as OTLP. All others leave no trace.
+//! The layer samples the threads of spans that have been entered for long enough to become slow. A span that closes
+//! slow or failed, or that hangs, is kept: its stacks become a profile that shows where its threads ran and where they
+//! waited, as a flame graph, as pprof and, optionally, as OTLP. All other spans leave nothing behind.
 //!
 //! ```no_run
 //! use tracing_profiling::ProfilingLayer;
@@ -21,78 +21,75 @@
 //! }
 //! ```
 //!
-//! # You give
+//! # What you provide
 //!
-//! - Spans, as you have them, or functions marked with [`macro@profiled`]. Sync or async, on any
-//!   threads.
-//! - Rules: which spans, and when to keep them. `250ms|error` for all spans if you say nothing.
-//! - Line tables, if you want lines and inlined functions: `debug = "line-tables-only"` in
-//!   `[profile.release]`. They cost disk space and nothing at run time.
+//! - Spans, or functions with the attribute [`macro@profiled`]. They can be sync or async, on any threads.
+//! - Rules that select spans and when to keep them. The default is `250ms|error` for all spans.
+//! - Line tables, for lines and inlined functions: `debug = "line-tables-only"` in `[profile.release]`. They cost disk
+//!   space, but nothing at run time.
 //!
-//! # You get
+//! # What you get
 //!
-//! - For each kept span the split of its wall time: on-CPU, off-CPU (entered, but its thread did
-//!   not run), idle (not entered); context switches and page faults. See [`Account`].
-//! - A profile of everything that ran inside it: its own segments, its child spans, and child
-//!   spans on other threads and tasks. Spans of one tree that are kept together share a profile.
-//! - In it, waits of 10 ms and more, each with its stack, its measured length, and what it was for: for
-//!   a lock, its address. A wait that blocks an async executor is called out.
-//! - One line in the log (target `tracing_profiling`) that says what was kept, why, and where it
-//!   lies; and [`Builder::on_kept`] to hear of it in code.
-//! - Beside `tracing-opentelemetry`, attributes on the exported span that lead to the profile
-//!   ([`SPAN_ATTRIBUTES`]), and the ids of its trace and span on every sample.
-//! - Names of functions, files and spans, and no values of fields; what is left out of names says
-//!   [`Redaction`].
-//! - [`Stats`]: every way to lose something has a number of its own.
+//! - For each kept span, its wall time split into on-CPU, off-CPU (entered, but its thread did not run) and idle (not
+//!   entered), and its context switches and page faults. Idle is tracing-subscriber's `time.idle`, and on-CPU + off-CPU
+//!   its `time.busy`. See [`Account`].
+//! - A profile of everything that ran inside the span: its own segments and its child spans, including those on other
+//!   threads and tasks. Spans of one tree that are kept together share a profile.
+//! - In the profile, waits of 10 ms and more, each with its stack, its measured length, and what the thread waited for
+//!   (for a lock, its address). A wait that blocks an async executor is flagged.
+//! - One log line (target `tracing_profiling`) that states what was kept, why, and where the profile is. In code,
+//!   [`Builder::on_kept`] is called.
+//! - With `tracing-opentelemetry`, attributes on the exported span that link to the profile ([`SPAN_ATTRIBUTES`]), and
+//!   the trace and span ids on every sample.
+//! - Names of functions, files and spans, but no field values. [`Redaction`] removes more from names.
+//! - [`Stats`], with a separate counter for each way to lose data.
 //!
-//! A sample belongs to the innermost profiled span that its thread was in, by its position in the
-//! thread's own ring and not by its time: it cannot land in a wrong span. What cannot be
-//! attributed is discarded and counted.
+//! A sample belongs to the innermost profiled span that its thread was in. It is attributed by its position in the ring
+//! buffer of its thread, not by its timestamp, so it cannot be attributed to a wrong span. Samples that cannot be
+//! attributed are discarded and counted.
 //!
-//! # Your duties
+//! # What you must do
 //!
-//! - In the child of a `fork` that is not followed by `exec`, make another layer: the parent's does
-//!   nothing there.
-//! - Keep the guard of [`Handle::flush_on_drop`] in `main`, or call [`Handle::flush`]: what was
-//!   kept in the last moments before the end of the process is lost otherwise. `exit` and `abort`
-//!   drop no guards.
-//! - Filter spans that nobody wants, as for any other layer: `profiling.with_filter(...)`.
+//! - In the child of a `fork` that is not followed by `exec`, build a new layer. The parent's layer does nothing there.
+//! - Keep the guard of [`Handle::flush_on_drop`] in `main`, or call [`Handle::flush`]. Otherwise spans kept just before
+//!   the process ends are lost. `exit` and `abort` do not drop guards.
+//! - Filter out spans that you do not need, as for any other layer: `profiling.with_filter(...)`.
 //!
-//! # Not for
+//! # What it does not do
 //!
-//! - Code outside spans; processes other than this one; memory.
-//! - Systems other than Linux on x86-64 and aarch64: there, spans have wall, busy and idle times; whether
-//!   threads ran in them is unknown, and there are no stacks.
+//! - It does not profile code outside spans, other processes, or memory.
+//! - On systems other than Linux on x86-64 and aarch64, spans have wall, busy and idle times. On-CPU time is unknown
+//!   there, and there are no stacks.
 //!
 //! # What it costs
 //!
 //! | | |
 //! |---|---|
-//! | off (`TRACING_PROFILING=off`) | nothing: no thread, no file, no signal handler, no ring |
-//! | a span that no rule matches | some nanoseconds |
-//! | a profiled span that is not kept | some tens of nanoseconds an enter and exit, no allocation, a system call once a millisecond of a thread at most, and at each enter and exit if its rule judges `on_cpu` or `off_cpu` |
-//! | a sample | some 30 µs of the thread's time, two thirds of which any timer interrupt costs; only of threads in old spans, 1,000 a second of CPU time at first, down to 100 |
+//! | off (`TRACING_PROFILING=off`) | nothing: no threads, files, signal handlers or ring buffers |
+//! | a span that no rule matches | a few nanoseconds |
+//! | a profiled span that is not kept | a few tens of nanoseconds per enter and exit; no allocation; at most one system call per millisecond of a thread, and one at each enter and exit if its rule judges `on_cpu` or `off_cpu` |
+//! | a sample | some 30 µs of the thread's time, two thirds of which is the cost of any timer interrupt; only for threads in old spans, at first 1,000 per second of CPU time, down to 100 |
 //! | a context switch in an old span | 2 to 15 µs with perf, nothing with timers |
-//! | a kept span | symbolization and two files (three with `otlp`), on a thread of ours |
+//! | a kept span | symbolization and two files (three with `otlp`), on a thread of the layer |
 //!
-//! `docs/performance.md` has the figures and the commands that measure them.
+//! `docs/performance.md` has all figures, and the commands that measure them.
 //!
 //! # Features
 //!
 //! | feature | | |
 //! |---|---|---|
-//! | `opentelemetry` | on by default | reaches the OpenTelemetry span of a span through `tracing-opentelemetry`: attributes on it, and its ids in the profile |
-//! | `symbols` | on by default | functions, files and lines; without it profiles have addresses and build ids, as with `TRACING_PROFILING_SYMBOLS=off` |
-//! | `pprof` | on by default | `encode::pprof`, and a file of that format beside each flame graph |
-//! | `otlp` | off | `encode::otlp`, and a file of that format beside each flame graph |
-//! | `opentelemetry-sdk` | off | `Handle::span_processor`, for layers in another order; [`Resource`] from one of `opentelemetry_sdk` |
-//! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP; closed to pages of other sites, but without authentication, so not to be reached from outside |
-//! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as metrics of OpenTelemetry |
-//! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process gets SIGHUP |
-//! | `otlp-http`, `otlp-grpc` | off | `OtlpExporter`: profiles go to an OpenTelemetry collector. With an endpoint in `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT`, [`ProfilingLayer::from_env`] uses it |
-//! | `otlp-tls` | off | `https` for these |
+//! | `opentelemetry` | on by default | access to OpenTelemetry spans through `tracing-opentelemetry`: attributes on the span, and its ids in the profile |
+//! | `symbols` | on by default | functions, files and lines; without it, profiles have addresses and build ids, as with `TRACING_PROFILING_SYMBOLS=off` |
+//! | `pprof` | on by default | `encode::pprof`, and a file in that format next to each flame graph |
+//! | `otlp` | off | `encode::otlp`, and a file in that format next to each flame graph |
+//! | `opentelemetry-sdk` | off | `Handle::span_processor`, for other layer orders; conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
+//! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
+//! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as OpenTelemetry metrics |
+//! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process receives SIGHUP |
+//! | `otlp-http`, `otlp-grpc` | off | `OtlpExporter`: profiles go to an OpenTelemetry Collector. With an endpoint in `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT`, [`ProfilingLayer::from_env`] uses it |
+//! | `otlp-tls` | off | `https` for `otlp-http` and `otlp-grpc` |
 //!
-//! None of the others makes anything run by itself.
+//! No other feature starts anything by itself.
 //!
 //! # Environment variables
 //!
@@ -102,45 +99,44 @@
 //! | `TRACING_PROFILING_SOURCE` | what produces stacks: `auto`, `perf`, `timer` or `none`; see [`Source`] | `auto` |
 //! | `TRACING_PROFILING_WAITS` | `on` or `off`; see [`Builder::waits`] | `on` |
 //! | `TRACING_PROFILING_TIMER_CLOCK` | `cpu` or `monotonic`; see [`Builder::fine_timers`] | `cpu` |
-//! | `TRACING_PROFILING_ARM_AFTER` | for how long a span is entered before it is sampled ([`Builder::arm_after`]) | follows its rule: 12.5 ms for 250 ms |
-//! | `TRACING_PROFILING_RATE` | samples a second of CPU time, 1 to 10000 | 1,000 at first, down to 100 for a thread that is sampled for long |
-//! | `TRACING_PROFILING_STACK_BYTES` | bytes of stack copied with each sample at most, 1024 to 65448 | 32768 |
-//! | `TRACING_PROFILING_MAX_DEPTH` | frames kept of a stack, 1 to 1024 | 256 |
-//! | `TRACING_PROFILING_SHED` | `cpu>90%`, `memory>2GB`, or both with a bar between: no more threads are sampled while the host, or the process's control group, is above that ([`Builder::shed_above_cpu`], [`Builder::shed_above_memory`]) | no limit |
-//! | `TRACING_PROFILING_CPU_BUDGET` | percent of a core that reading samples may take, 0 for no limit; see [`Builder::cpu_budget`] | 1, and 0 if the rate is set |
-//! | `TRACING_PROFILING_PENDING_PROFILES` | profiles that may wait to be exported at once, 1 to 100000 | 32 |
-//! | `TRACING_PROFILING_DIR` | where profiles are written | `profiles` |
-//! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` where a feature for it is on and its endpoint is set, else `directory` |
-//! | `TRACING_PROFILING_REDACT` | regular expressions with `;` between them (`\;` is one of a pattern): what they match in names of functions, files and spans becomes `[redacted]`; see [`Redaction`] | nothing |
-//! | `TRACING_PROFILING_PATHS` | `short`, or `full` with the folders that the program was built in | `short` |
-//! | `TRACING_PROFILING_SYMBOLS` | `on`, or `off` for addresses and build ids alone; see [`Builder::symbols`] | `on` |
-//! | `TRACING_PROFILING_EXPORT_BYTES` | bytes that profiles may take until they are exported, up to 4294967295; see [`Builder::export_bytes`] | 67108864 |
-//! | `TRACING_PROFILING_SYMBOL_BYTES` | bytes of symbols that may be held, up to 4294967295; see [`Builder::symbol_bytes`] | 536870912 |
+//! | `TRACING_PROFILING_ARM_AFTER` | how long a span is entered before it is sampled ([`Builder::arm_after`]) | depends on its rule: 12.5 ms for 250 ms |
+//! | `TRACING_PROFILING_RATE` | samples per second of CPU time, 1 to 10000 | 1,000 at first, down to 100 for a thread that is sampled for long |
+//! | `TRACING_PROFILING_STACK_BYTES` | maximum bytes of stack copied per sample, 1024 to 65448 | 32768 |
+//! | `TRACING_PROFILING_MAX_DEPTH` | maximum frames per stack, 1 to 1024 | 256 |
+//! | `TRACING_PROFILING_SHED` | `cpu>90%`, `memory>2GB`, or both joined by `\|`: no further threads are sampled while the host, or the cgroup of the process, is above that ([`Builder::shed_above_cpu`], [`Builder::shed_above_memory`]) | no limit |
+//! | `TRACING_PROFILING_CPU_BUDGET` | maximum percentage of a core for reading samples, 0 for no limit; see [`Builder::cpu_budget`] | 1, and 0 if the rate is set |
+//! | `TRACING_PROFILING_PENDING_PROFILES` | maximum number of profiles waiting to be exported, 1 to 100000 | 32 |
+//! | `TRACING_PROFILING_DIR` | directory for profiles | `profiles` |
+//! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` if a feature for it is on and its endpoint is set, else `directory` |
+//! | `TRACING_PROFILING_REDACT` | regular expressions separated by `;` (`\;` inside a pattern): matches in the names of functions, files and spans become `[redacted]`; see [`Redaction`] | none |
+//! | `TRACING_PROFILING_PATHS` | `short`, or `full` to include the directories that the program was built in | `short` |
+//! | `TRACING_PROFILING_SYMBOLS` | `on`, or `off` for addresses and build ids only; see [`Builder::symbols`] | `on` |
+//! | `TRACING_PROFILING_EXPORT_BYTES` | maximum bytes of profiles waiting to be exported, up to 4294967295; see [`Builder::export_bytes`] | 67108864 |
+//! | `TRACING_PROFILING_SYMBOL_BYTES` | maximum bytes of loaded symbols, up to 4294967295; see [`Builder::symbol_bytes`] | 536870912 |
 //!
 //! # Rules
 //!
-//! Up to 256 comma-separated directives, with targets, spans and fields as `EnvFilter` has them:
+//! Rules are up to 256 comma-separated directives. Targets, spans and fields have the syntax of `EnvFilter`:
 //!
 //! | directive | meaning |
 //! |---|---|
 //! | `250ms` | keep every span that takes longer |
-//! | `250ms\|error` | and every one that fails: an `ERROR` event in it or inside it, `otel.status_code = "ERROR"`, or a panic through it |
+//! | `250ms\|error` | and every span that fails: an `ERROR` event in it or in a span inside it, `otel.status_code = "ERROR"`, or a panic that unwinds through it |
 //! | `shop=100ms` | for targets that begin with `shop` |
-//! | `shop::cart[checkout]=50ms` | for the span `checkout` of such targets |
+//! | `shop::cart[checkout]=50ms` | for the span `checkout` of targets that begin with `shop::cart` |
 //! | `[checkout]=50ms` | for the span `checkout` of any target |
-//! | `[checkout{tenant=acme}]=50ms` | if its field `tenant` has that value, also if it is recorded later |
-//! | `[{tenant}]=50ms` | for all spans with such a field |
-//! | `noisy=off` | not these |
-//! | `off` | nothing that no other directive names |
+//! | `[checkout{tenant=acme}]=50ms` | if its field `tenant` has that value, even if it is recorded later |
+//! | `[{tenant}]=50ms` | for all spans with that field |
+//! | `noisy=off` | never for targets that begin with `noisy` |
+//! | `off` | never, except for spans that another directive names |
 //!
-//! Conditions are joined by `|`, and each of them is enough; [`Condition`] has all of them.
+//! Conditions are joined by `|`, and any one is enough; [`Condition`] lists them all.
 //!
-//! The most specific directive decides alone: the one with the longest target, then the one that
-//! names a span, then the one with more fields, then the last. If the variable is set, spans that no
-//! directive matches are not profiled: `shop=100ms` profiles the shop and nothing else,
-//! `250ms|error,shop=100ms` also the rest.
+//! Only the most specific directive applies: the one with the longest target, then the one that names a span, then the
+//! one with more fields, then the last. If the variable is set, spans that no directive matches are not profiled:
+//! `shop=100ms` profiles only the shop, `250ms|error,shop=100ms` also everything else.
 //!
-//! [`Handle::set_rules`] replaces them at run time.
+//! [`Handle::set_rules`] replaces the rules at run time.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
@@ -191,7 +187,7 @@ pub mod fuzzing;
 #[doc(hidden)]
 pub use collector::parts;
 
-/// One page for each way of adding the layer, and for what one asks then.
+/// The guide: one page for each way to add the layer, and for each topic.
 #[cfg(any(doc, doctest))]
 pub mod guide {
     #[doc = include_str!("../docs/guide/subscriber.md")]
