@@ -47,7 +47,19 @@ fn what_the_readme_says_is_enough() {
 }
 
 #[test]
-fn under_another_name_and_without_opentelemetry() {
+fn under_another_name_and_without_any_feature() {
     let folder = tempfile::tempdir().unwrap();
-    assert!(text(&run("renamed", folder.path())).contains("kept waits"));
+    let text = text(&run("renamed", folder.path()));
+    assert!(text.contains("kept waits") && text.contains("kept works"), "{text}");
+    if cfg!(tracing_profiling_unsupported) {
+        return;
+    }
+    let files = std::fs::read_dir(folder.path().join("profiles")).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let pictures: Vec<_> = names.filter(|name| name.contains("works")).collect();
+    assert!(pictures.len() == 1 && pictures[0].ends_with(".svg"), "{pictures:?}");
+    let picture =
+        std::fs::read_to_string(folder.path().join("profiles").join(&pictures[0])).unwrap();
+    // The program and an address in it, and no function.
+    assert!(picture.contains("renamed+0x") && !picture.contains("renamed::works"), "{picture}");
 }

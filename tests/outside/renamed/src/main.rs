@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing_subscriber::prelude::*;
 
@@ -15,6 +15,7 @@ fn main() -> Result<(), why_slow::Error> {
     let handle = profiling.handle();
     tracing_subscriber::registry().with(profiling).init();
     waits();
+    works();
     assert!(handle.flush(Duration::from_secs(30)));
     Ok(())
 }
@@ -22,4 +23,13 @@ fn main() -> Result<(), why_slow::Error> {
 #[prelude::watched(threshold = "10ms")]
 fn waits() {
     std::thread::sleep(Duration::from_millis(30));
+}
+
+/// Without the feature `symbols` its frames are addresses.
+#[prelude::watched(threshold = "100ms")]
+fn works() {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(300) {
+        std::hint::spin_loop();
+    }
 }
