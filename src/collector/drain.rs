@@ -9,7 +9,7 @@ use super::stack::Stack;
 use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, said_position};
 use crate::span::{Mark, SpanKey, Stretch};
 use crate::stats::Counters;
-use crate::sys::{self, Ring};
+use crate::sys::{self, SampleRing, TimerRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// What draining needs, and what it fills.
@@ -41,7 +41,7 @@ impl Sampled {
         // Then it is read for the last time.
         let is_over = self.recording.is_over();
         let mut end = head;
-        for record in Records::between(&*ring, ring.tail(), head) {
+        for record in Records::between(&**ring, ring.tail(), head) {
             if let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record
                 && stretch.is_in_hook
                 && !is_over
@@ -80,10 +80,10 @@ impl Sampled {
             }
         }
         ring.release_to(end);
-        if !ring.says_positions() {
+        if ring.timer().is_none() {
             self.drained = end;
         }
-        let foreign = ring.take_foreign();
+        let foreign = ring.timer().map_or(0, TimerRing::take_off_stack);
         self.needs_perf |= foreign > 0 && self.has_timer_for_switches;
         count(&drain.counters.samples_dropped_foreign_stack, foreign);
         stretch.span
@@ -91,8 +91,8 @@ impl Sampled {
 }
 
 /// Where the hooks of the ring's thread saw a record.
-fn position_of(ring: &Ring, place: RecordPlace) -> u64 {
-    if ring.says_positions() { said_position(ring, place) } else { place.position }
+fn position_of(ring: &SampleRing, place: RecordPlace) -> u64 {
+    ring.timer().map_or(place.position, |ring| said_position(&**ring, place))
 }
 
 fn count(counter: &AtomicU64, count: u64) {
@@ -133,8 +133,15 @@ impl Drain<'_> {
         (usual_ns, said_ns / usual_ns - 1)
     }
 
-    fn sample(&mut self, ring: &Ring, tid: u32, place: RecordPlace, span: SpanKey, period_ns: u64) {
-        let read = read_sample(ring, place, Layout::of(ring));
+    fn sample(
+        &mut self,
+        ring: &SampleRing,
+        tid: u32,
+        place: RecordPlace,
+        span: SpanKey,
+        period_ns: u64,
+    ) {
+        let read = read_sample(&**ring, place, Layout::of(ring));
         let Some(sample) = read.ok().filter(|sample| sample.tid == tid) else {
             count(&self.counters.records_malformed, 1);
             return;

@@ -8,7 +8,7 @@ use super::drain::owner;
 use crate::sampler::record::{Layout, Machine, Record, RecordPlace, Records, read_sample};
 use crate::span::{Mark, SpanKey, Stretch};
 use crate::symbols::{SymbolSettings, Symbolizer};
-use crate::sys::{self, SampleRequest};
+use crate::sys::{self, SampleRequest, SampleRing};
 use crate::unwind::{Module, ModuleAddress, Unwinder};
 
 const STACK_BYTES: u32 = 8192;
@@ -33,13 +33,12 @@ impl Samples {
             period_ns: 200_000,
             stack_bytes: STACK_BYTES,
             ring_bytes: RING_BYTES,
-            wake_after_bytes: u32::MAX,
             in_kernel: true,
             position_step: 0,
         };
         let user_only = SampleRequest { in_kernel: false, ..request };
         let open = |request| sys::open_sample_ring(request, sys::current_tid());
-        let ring = open(request).or_else(|_| open(user_only)).ok()?;
+        let ring = SampleRing::Perf(open(request).or_else(|_| open(user_only)).ok()?);
         ring.start().ok()?;
         let enough = RING_BYTES as u64 - 2 * Machine::NATIVE.sample_size(STACK_BYTES);
         while ring.head() < enough {

@@ -503,9 +503,9 @@ impl Collector {
     fn check_signals(&mut self) {
         let mut is_lost = false;
         for sampled in &self.sampled {
-            let ring = sampled.arming.ring.as_ref();
-            if let Some(ring) = ring.filter(|ring| ring.has_lost_signal()) {
-                ring.stop_timer();
+            let timer = sampled.arming.ring.as_ref().and_then(|ring| ring.timer());
+            if let Some(timer) = timer.filter(|timer| timer.has_lost_signal()) {
+                timer.stop();
                 sampled.pause();
                 sampled.recording.end();
                 is_lost = true;

@@ -9,7 +9,7 @@ use super::overdue::CpuTimes;
 use super::waits::{LookResult, Looker, Watch};
 use crate::sampler::{Allowance, Level, Sampler, Spent, stretched, switched_out, switches_between};
 use crate::span::{ArmThreads as _, Arming, Mark, Rate, Recording};
-use crate::sys::{self, Ring};
+use crate::sys::{self, PerfRing, TimerRing};
 
 /// A thread that is sampled.
 #[derive(Debug)]
@@ -139,8 +139,8 @@ const MOST_UNHEARD: usize = 16;
 /// When it is tried again to arm a thread that could not be: others may have given back what they took.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// How soon half of a ring may be full that the kernel fills. Nobody says when: to be woken by it would
-/// take a file, and a program may close all files.
+/// How soon half of a ring may be full. Nobody says when: to be woken by the kernel would take a file, and a program
+/// may close all files.
 pub(super) fn fill_time(sampled: &[Sampled]) -> Duration {
     const SHORTEST: Duration = Duration::from_micros(250);
     let soonest = sampled.iter().filter_map(Sampled::fill_time).min();
@@ -181,21 +181,21 @@ impl Sampled {
         }
     }
 
-    /// How long until half of a ring that the kernel fills is full, if the thread runs all the time, or all of it
-    /// if it waits.
+    /// How long until half of its ring is full, if the thread runs all the time, or all of it if it waits.
     fn fill_time(&self) -> Option<Duration> {
-        let ring = self.arming.ring.as_ref().filter(|_| self.arming.has_switch_records())?;
+        let ring = self.arming.ring.as_ref()?;
         let whole = (ring.data_size() as u64).checked_div(self.arming.sample_size())?;
         // Of a thread that waits it is empty, and when it goes on that is seen before it loses more than one: to
         // look sooner would take more wake-ups than that is worth.
         let samples = if self.watch.is_waiting() { whole + 1 } else { (whole / 2).max(1) };
-        Some(Duration::from_nanos(samples.saturating_mul(self.arming.period_ns())))
+        let interval_ns =
+            ring.timer().map_or(self.arming.period_ns(), TimerRing::least_interval_ns);
+        Some(Duration::from_nanos(samples.saturating_mul(interval_ns)))
     }
 
-    /// Whether half of such a ring is full.
+    /// Whether half of its ring is full.
     pub(super) fn is_half_full(&self) -> bool {
-        let ring = self.arming.ring.as_ref().filter(|_| self.arming.has_switch_records());
-        ring.is_some_and(|ring| {
+        self.arming.ring.as_ref().is_some_and(|ring| {
             let used = ring.head().saturating_sub(ring.tail());
             used >= ring.data_size() as u64 / 2
         })
@@ -335,7 +335,7 @@ impl Sampled {
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
             || by_timer && self.arming.has_switch_records()
             || !by_timer && self.has_timer_for_switches;
-        let is_out = |ring: &Arc<Ring>| switched_out(ring).is_some_and(|out| !out.preempted);
+        let is_out = |ring: &Arc<PerfRing>| switched_out(ring).is_some_and(|out| !out.preempted);
         !self.is_unarmed() && is_other && !self.arming.switches.as_ref().is_some_and(is_out)
     }
 
@@ -414,7 +414,7 @@ impl Sampled {
     /// Those that were read of its arming and that no hook has counted.
     fn samples_uncounted(&self) -> u64 {
         let from = self.arming.from();
-        let says_positions = self.arming.ring.as_ref().is_none_or(|ring| ring.says_positions());
+        let says_positions = self.arming.ring.as_ref().is_none_or(|ring| ring.timer().is_some());
         match says_positions {
             true => self
                 .drained

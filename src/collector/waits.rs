@@ -12,7 +12,7 @@ use super::stack::{Stack, Waited};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
 use crate::span::{Arming, Recording, SpanKey};
 use crate::stats::Counters;
-use crate::sys::{self, Blocked, Clock, Ring};
+use crate::sys::{self, Blocked, Clock, RingMemory};
 use crate::unwind::{UnwindEnd, Unwinder};
 
 /// Shorter waits are not looked at. With a look each [`LOOK`], all that are longer than both together
@@ -299,7 +299,7 @@ impl Watch {
     }
 
     /// Takes what there is out of the switch records, but for the newest.
-    fn make_room(&mut self, ring: &Ring, counters: &Counters) {
+    fn make_room(&mut self, ring: &RingMemory, counters: &Counters) {
         if is_full(ring) {
             self.full_at = Some(ring.head());
         }
@@ -421,7 +421,7 @@ impl WaitingThread {
     }
 }
 
-fn has_not_moved(ring: &Ring, position: u64) -> bool {
+fn has_not_moved(ring: &RingMemory, position: u64) -> bool {
     ring.head() == position
 }
 

@@ -95,7 +95,7 @@ impl Sampler {
         sys::look_at_filters();
         let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request));
         let timers = matches!(source, Source::Auto | Source::Timer)
-            .then(|| Timers::new(request, timer_clock, waker.clone()));
+            .then(|| Timers::new(request, timer_clock));
         // No signal handler where perf will do.
         let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
         let timers_refused =
@@ -557,12 +557,12 @@ impl ThreadSource for SampledThread {
     /// One by one: those that were taken in the kernel are longer than others, and there are records beside
     /// them. What lies there may have been read long ago, but is written over only by this thread's own samples.
     fn count_samples(&self, arming: &Arming, from: u64, until: u64) -> Option<u64> {
-        let ring = arming.ring.as_ref().filter(|ring| !ring.says_positions())?;
+        let ring = arming.ring.as_ref().filter(|ring| ring.timer().is_none())?;
         let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
         if !fits(until) {
             return None;
         }
-        let records = Records::between(&**ring, from, until);
+        let records = Records::between(&***ring, from, until);
         let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
         fits(ring.head()).then_some(samples as u64)
     }

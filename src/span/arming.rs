@@ -8,7 +8,7 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::SpanKey;
-use crate::sys::{HardwareCounters, Position, Ring, WhyRefused};
+use crate::sys::{HardwareCounters, PerfRing, Position, SampleRing, WhyRefused};
 
 /// A stretch of a thread's ring, and the innermost profiled span that the thread was in all along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub(crate) struct Arming {
     /// By how much the position that hooks see moves with a sample, at least.
     sample_size: NonZeroU64,
     /// Where the samples are; none if the thread is not sampled.
-    pub(crate) ring: Option<Arc<Ring>>,
+    pub(crate) ring: Option<Arc<SampleRing>>,
     /// Where context switches are recorded.
-    pub(crate) switches: Option<Arc<Ring>>,
+    pub(crate) switches: Option<Arc<PerfRing>>,
     /// Where the hardware counts.
     pub(crate) hardware: Mutex<Option<HardwareCounters>>,
     /// What the thread's CPU clock said when it began, or went on after a pause; `u64::MAX` during one.
@@ -66,7 +66,7 @@ impl Arming {
     /// `sample_size` is by how much a sample moves the position that hooks see, at least, and
     /// `least_record` how long the shortest sample is that there are many of.
     pub(crate) fn new(
-        ring: Arc<Ring>,
+        ring: Arc<SampleRing>,
         period_ns: u64,
         sample_size: u64,
         least_record: u64,
@@ -78,7 +78,7 @@ impl Arming {
     }
 
     fn with_marks(
-        ring: Option<Arc<Ring>>,
+        ring: Option<Arc<SampleRing>>,
         period_ns: u64,
         sample_size: NonZeroU64,
         samples: usize,
@@ -122,19 +122,21 @@ impl Arming {
     }
 
     /// The scheduler's doings are recorded there.
-    pub(crate) fn with_switches(self, switches: Option<Arc<Ring>>) -> Self {
+    pub(crate) fn with_switches(self, switches: Option<Arc<PerfRing>>) -> Self {
         Self { switches, ..self }
     }
 
     /// Begins to sample, or goes on after a [`pause`](Self::pause).
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
-        self.rings().try_for_each(Ring::start)
+        self.switches.iter().try_for_each(|ring| ring.start())?;
+        self.ring.iter().try_for_each(|ring| ring.start())
     }
 
     /// Samples no more, now that the thread's CPU clock says that, until it is started again; what there is stays to be
     /// read.
     pub(crate) fn pause(&self, cpu_ns: u64) {
-        self.rings().for_each(Ring::pause);
+        self.switches.iter().for_each(|ring| ring.pause());
+        self.ring.iter().for_each(|ring| ring.pause());
         // In between it is too short, and never too long.
         let since_ns = self.since_cpu_ns.swap(u64::MAX, Ordering::AcqRel);
         self.sampled_before_ns.fetch_add(cpu_ns.saturating_sub(since_ns), Ordering::Release);
@@ -145,16 +147,13 @@ impl Arming {
         self.ring.as_ref().is_none_or(|ring| ring.position() == self.from())
     }
 
-    fn rings(&self) -> impl Iterator<Item = &Ring> {
-        self.switches.iter().chain(&self.ring).map(Arc::as_ref)
-    }
-
     /// Gives back all that this takes but the position that hooks see, once it is read and its thread is not sampled by it
     /// any more. From `from` on there were so many samples.
     pub(crate) fn retire(&self, from: u64, samples: u64) {
         // Before what they are counted in is gone.
         _ = self.rest.set(Rest { from, samples });
-        self.rings().for_each(Ring::retire);
+        self.switches.iter().for_each(|ring| ring.retire());
+        self.ring.iter().for_each(|ring| ring.retire());
         // Closed without the lock, which hooks take.
         let hardware = self.hardware.lock().take();
         drop(hardware);

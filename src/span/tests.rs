@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::stats::Counters;
-use crate::sys::{Clock, Ring};
+use crate::sys::{Clock, SampleRing};
 
 const SAMPLE: u64 = 10;
 const BASE_PERIOD: u64 = 5_000;
@@ -21,7 +21,7 @@ const MS: u64 = 1_000_000;
 struct Script {
     now: Arc<AtomicU64>,
     samples: Arc<AtomicU64>,
-    rings: Arc<Mutex<Vec<Arc<Ring>>>>,
+    rings: Arc<Mutex<Vec<Arc<SampleRing>>>>,
     /// For so long the thread did not run.
     off_ns: Arc<AtomicU64>,
     recordings: Arc<Mutex<Vec<Arc<Recording>>>>,
@@ -44,7 +44,7 @@ impl ArmThreads for Script {
         if self.refuses.load(Ordering::Relaxed) {
             return;
         }
-        let ring = Arc::new(Ring::scripted(4096, SAMPLE).unwrap());
+        let ring = Arc::new(SampleRing::scripted(4096, SAMPLE).unwrap());
         self.rings.lock().push(Arc::clone(&ring));
         recording.follow(|_| Some(Arming::new(ring, BASE_PERIOD, SAMPLE, 4096)));
     }
@@ -126,7 +126,7 @@ impl Scene {
     fn sample(&self, count: u64) {
         self.script.samples.fetch_add(count * SAMPLE, Ordering::Relaxed);
         let rings = self.script.rings.lock();
-        (0..count).for_each(|_| rings.last().unwrap().move_scripted());
+        (0..count).for_each(|_| rings.last().unwrap().timer().unwrap().move_scripted());
     }
 
     /// Time passes in which the thread does not run.

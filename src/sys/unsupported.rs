@@ -6,9 +6,8 @@
 use std::convert::Infallible;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -106,91 +105,86 @@ pub(crate) fn deadly() -> impl Iterator<Item = Unusual> {
     std::iter::empty()
 }
 
-/// There are no rings here.
-#[derive(Debug)]
-pub(crate) struct Ring(Infallible);
+/// Declares what is never there, and so never asked for anything.
+macro_rules! absent {
+    ($(#[$of_type:meta])* $name:ident {
+        $($(#[$of_method:meta])* fn $method:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*
+    }) => {
+        $(#[$of_type])*
+        #[derive(Debug)]
+        pub(crate) struct $name(Infallible);
 
-impl Ring {
-    pub(crate) fn data_size(&self) -> usize {
+        impl $name {
+            $($(#[$of_method])* pub(crate) fn $method(&self, $($argument: $type),*) $(-> $result)? {
+                match self.0 {}
+            })*
+        }
+    };
+}
+
+absent!(RingMemory {
+    fn data_size() -> usize;
+    fn head() -> u64;
+    fn tail() -> u64;
+    fn release_to(_position: u64);
+    fn copy(_position: u64, _out: &mut [u8]);
+    #[cfg(test)]
+    fn write_scripted(_words: &[u64]) -> bool;
+});
+
+absent!(PerfRing {
+    fn head_word() -> &AtomicU64;
+    fn has_kernel_chains() -> bool;
+    fn start() -> Result<(), WhyRefused>;
+    fn pause();
+    fn retire();
+});
+
+absent!(TimerRing {
+    fn position_word() -> &AtomicU64;
+    fn take_off_stack() -> u64;
+    fn has_lost_signal() -> bool;
+    fn least_interval_ns() -> u64;
+    fn start() -> Result<(), WhyRefused>;
+    fn pause();
+    fn stop();
+    fn retire();
+    #[cfg(test)]
+    fn sample_scripted(_words: &[u64]) -> bool;
+});
+
+impl Deref for PerfRing {
+    type Target = RingMemory;
+
+    fn deref(&self) -> &RingMemory {
         match self.0 {}
     }
+}
 
-    pub(crate) fn head(&self) -> u64 {
-        match self.0 {}
-    }
+impl Deref for TimerRing {
+    type Target = RingMemory;
 
-    pub(crate) fn tail(&self) -> u64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn release_to(&self, _position: u64) {
-        match self.0 {}
-    }
-
-    pub(crate) fn copy(&self, _position: u64, _out: &mut [u8]) {
-        match self.0 {}
-    }
-
-    pub(crate) fn position_word(&self) -> NonNull<AtomicU64> {
-        match self.0 {}
-    }
-
-    pub(crate) fn says_positions(&self) -> bool {
-        match self.0 {}
-    }
-
-    pub(crate) fn has_kernel_chains(&self) -> bool {
-        match self.0 {}
-    }
-
-    pub(crate) fn take_foreign(&self) -> u64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn has_lost_signal(&self) -> bool {
-        match self.0 {}
-    }
-
-    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
-        match self.0 {}
-    }
-
-    pub(crate) fn pause(&self) {
-        match self.0 {}
-    }
-
-    pub(crate) fn position(&self) -> u64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn stop_timer(&self) {
-        match self.0 {}
-    }
-
-    pub(crate) fn retire(&self) {
+    fn deref(&self) -> &RingMemory {
         match self.0 {}
     }
 }
 
 /// Rings that a test writes to: none either.
 #[cfg(test)]
-impl Ring {
-    pub(crate) fn scripted(_data_size: usize, _step: u64) -> io::Result<Self> {
+impl PerfRing {
+    pub(crate) fn scripted(_data_size: usize) -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())
-    }
-
-    pub(crate) fn scripted_position(&self) -> u64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn write_scripted(&self, _words: &[u64]) -> bool {
-        match self.0 {}
     }
 }
 
-/// There is nothing to keep on here.
-#[derive(Debug)]
-pub(crate) struct KeptOn(Infallible);
+#[cfg(test)]
+impl TimerRing {
+    pub(crate) fn scripted(_data_size: usize, _step: u64) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+absent!(KeptOn {});
 
 impl KeptOn {
     pub(crate) fn open() -> Result<Self, WhyRefused> {
@@ -198,17 +192,16 @@ impl KeptOn {
     }
 }
 
-pub(crate) fn open_sample_ring(_: SampleRequest, _tid: u32) -> Result<Ring, WhyRefused> {
+pub(crate) fn open_sample_ring(_: SampleRequest, _tid: u32) -> Result<PerfRing, WhyRefused> {
     Err(WhyRefused::OtherSystem)
 }
 
 pub(crate) fn open_timer_ring(
     _: SampleRequest,
     _: TimerClock,
-    _: &Waker,
     _tid: u32,
     _stack: Range<u64>,
-) -> Result<Ring, WhyRefused> {
+) -> Result<TimerRing, WhyRefused> {
     Err(WhyRefused::OtherSystem)
 }
 
@@ -224,18 +217,18 @@ pub(crate) fn tick_ns() -> Option<u64> {
     None
 }
 
-pub(crate) fn open_switch_ring(_ring_bytes: usize, _tid: u32) -> Result<Ring, WhyRefused> {
+pub(crate) fn open_switch_ring(_ring_bytes: usize, _tid: u32) -> Result<PerfRing, WhyRefused> {
     Err(WhyRefused::OtherSystem)
 }
 
 #[cfg(test)]
-pub(crate) fn open_switch_registers(_ring_bytes: usize) -> Result<Ring, WhyRefused> {
+pub(crate) fn open_switch_registers(_ring_bytes: usize) -> Result<PerfRing, WhyRefused> {
     Err(WhyRefused::OtherSystem)
 }
 
-/// There are no counters here.
-#[derive(Debug)]
-pub(crate) struct HardwareCounters(Infallible);
+absent!(HardwareCounters {
+    fn read() -> io::Result<[u64; Self::WORDS]>;
+});
 
 impl HardwareCounters {
     pub(crate) const WORDS: usize = 3 + 2 * 4;
@@ -247,10 +240,6 @@ impl HardwareCounters {
     #[cfg(test)]
     pub(crate) fn open_software() -> io::Result<Self> {
         Self::open()
-    }
-
-    pub(crate) fn read(&self) -> io::Result<[u64; Self::WORDS]> {
-        match self.0 {}
     }
 }
 

@@ -9,11 +9,10 @@ use parking_lot::Mutex;
 use super::script::THREADS;
 use crate::sampler::{Periods, Sampler};
 use crate::span::{ArmThreads, Arming, Begun, Rate, Recording, ThreadSource, Usage};
-use crate::sys::{Clock, Ring};
+use crate::sys::{Clock, PerfRing, SampleRing};
 
 /// By how much hooks see a sample move the position.
 const STEP: u64 = 64;
-const SWITCH_STEP: u64 = 16;
 const RING_BYTES: usize = 1 << 16;
 /// Of the shortest record.
 const SAMPLE_BYTES: u64 = 72;
@@ -59,8 +58,8 @@ struct Thread {
 
 #[derive(Debug)]
 struct Rings {
-    samples: Arc<Ring>,
-    switches: Option<Arc<Ring>>,
+    samples: Arc<SampleRing>,
+    switches: Option<Arc<PerfRing>>,
     period_ns: u64,
 }
 
@@ -101,9 +100,10 @@ impl Scripted {
             Some(weight_ns) => words.extend([8, 0, 8, weight_ns]),
             None => words.push(0),
         }
-        words.push(rings.samples.scripted_position());
+        words.push(rings.samples.position());
         words[0] = 9 | 2 << 32 | (8 * words.len() as u64) << 48;
-        assert!(rings.samples.write_scripted(&words), "the script has too many samples");
+        let timer = rings.samples.timer().unwrap();
+        assert!(timer.sample_scripted(&words), "the script has too many samples");
     }
 
     pub(super) fn switch_out(&self, thread: usize, preempted: bool) {
@@ -171,9 +171,9 @@ impl ArmThreads for Scripted {
             thread.recording.as_ref().is_some_and(|one| one.tid == recording.tid)
         };
         recording.follow(|last| {
-            let open = |step| Arc::new(Ring::scripted(RING_BYTES, step).unwrap());
-            let samples = open(STEP);
-            let switches = shared.has_switches.then(|| open(SWITCH_STEP));
+            let samples = Arc::new(SampleRing::scripted(RING_BYTES, STEP).unwrap());
+            let switches = || Arc::new(PerfRing::scripted(RING_BYTES).unwrap());
+            let switches = shared.has_switches.then(switches);
             let mut threads = shared.threads.lock();
             let thread = threads.iter_mut().find(is_thread)?;
             assert!(last.ring.is_none(), "armed twice");

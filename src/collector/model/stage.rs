@@ -186,7 +186,6 @@ impl Stage {
             period_ns: OTHER_PERIOD_NS,
             stack_bytes: settings.stack_bytes,
             ring_bytes: 0,
-            wake_after_bytes: 0,
             in_kernel: false,
             position_step: 0,
         };

@@ -282,7 +282,7 @@ fn play(ops: &[Op], ways: Ways) -> Result<Reached, String> {
 
 #[test]
 fn all_scripts_are_told_as_the_model_tells_them() {
-    if crate::sys::Ring::scripted(4096, 1).is_err() {
+    if crate::sys::SampleRing::scripted(4096, 1).is_err() {
         // There are no rings on this system.
         return;
     }
@@ -305,7 +305,7 @@ fn all_scripts_are_told_as_the_model_tells_them() {
 // What the test above has found, in few steps.
 
 fn must_be_told_alike(ops: &[Op]) {
-    if crate::sys::Ring::scripted(4096, 1).is_ok() {
+    if crate::sys::SampleRing::scripted(4096, 1).is_ok() {
         play(ops, Ways { has_switches: true, is_late: false })
             .unwrap_or_else(|what| panic!("{what}"));
     }
@@ -366,7 +366,7 @@ fn a_wait_that_is_known_exactly_is_not_shortened_to_an_account_that_is_not() {
 #[test]
 fn a_thousand_kept_spans_close_while_the_collector_stands_still() {
     const SPANS: usize = 1_000;
-    if crate::sys::Ring::scripted(4096, 1).is_err() {
+    if crate::sys::SampleRing::scripted(4096, 1).is_err() {
         return;
     }
     let mut stage = stage(Ways { has_switches: true, is_late: false });

@@ -12,9 +12,9 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::calls::may;
+use super::fork::{ForkSafe, ForkSafeGuard};
 use crate::sys::types::{CodeSegment, LoadedModule, ModuleList, Unusual};
 
 /// A number that changes whenever a library is loaded or unloaded.
@@ -121,14 +121,11 @@ pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
     found
 }
 
-/// Held while we look at what is loaded, and over forks, as the lock in the module `signal` is. The loader's own
-/// lock is no more than that: glibc does not give it back in the child.
-static LOADER: Mutex<()> = Mutex::new(());
+/// Held while we look at what is loaded: the loader's own lock glibc does not give back in the child of a fork.
+static LOADER: ForkSafe<()> = ForkSafe::new(());
 
-pub(super) type Loader = MutexGuard<'static, ()>;
-
-pub(super) fn lock_loader() -> Loader {
-    LOADER.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn lock_loader() -> ForkSafeGuard<()> {
+    LOADER.lock()
 }
 
 fn generation_of(info: &libc::dl_phdr_info) -> u64 {

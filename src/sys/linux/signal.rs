@@ -1,31 +1,21 @@
 //! The signal that timers send: which one, and whose else it is.
 #![allow(unsafe_code, reason = "installs a signal handler and calls the one that was there")]
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::mem::{ManuallyDrop, MaybeUninit};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::fork::{Counted, begin_fork};
-use super::modules::{Loader, lock_loader};
-use super::timer::{Targets, lock_targets};
+use super::fork::{ForkSafe, ForkSafeGuard};
 use crate::sys::types::WhyRefused;
 
 /// What a handler is called with.
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 /// The signal that new timers use; 0 before the first.
-///
-/// A lock of the standard library, as every one that is held over a fork must be: in the child it is given
-/// back by a store. One of `parking_lot` on which others wait is given back by way of a table, of which
-/// another thread may have had a part locked when the process was forked.
-static CHOSEN: Mutex<c_int> = Mutex::new(0);
-/// The same, for who may not wait for the lock.
-static IN_USE: AtomicI32 = AtomicI32::new(0);
+static CHOSEN: ForkSafe<c_int> = ForkSafe::new(0);
 
-fn chosen() -> MutexGuard<'static, c_int> {
-    CHOSEN.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn lock_signal() -> ForkSafeGuard<c_int> {
+    CHOSEN.lock()
 }
 
 fn was_ours(signal: c_int) -> bool {
@@ -49,7 +39,7 @@ static WAS_OURS: [AtomicBool; MOST_SIGNALS] = [const { AtomicBool::new(false) };
 /// other profilers take it and give it back to its default, which would end the process with our next
 /// signal. Once installed a handler stays: a signal may be on its way.
 pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
-    let mut chosen = chosen();
+    let mut chosen = lock_signal();
     if *chosen != 0 && handled_by(*chosen) == Some(handler as usize) {
         return Ok(*chosen);
     }
@@ -67,7 +57,6 @@ pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
     };
     install(signal, handler)?;
     *chosen = signal;
-    IN_USE.store(signal, Ordering::Relaxed);
     Ok(signal)
 }
 
@@ -176,6 +165,11 @@ pub(super) fn unblock(signal: c_int) {
     set_mask(libc::SIG_UNBLOCK, signal);
 }
 
+/// Holds a signal back from the calling thread; returns its mask before.
+pub(super) fn block(signal: c_int) -> libc::sigset_t {
+    set_mask(libc::SIG_BLOCK, signal)
+}
+
 /// Changes the calling thread's mask; returns the one before.
 fn set_mask(how: c_int, signal: c_int) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -213,64 +207,6 @@ pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
     // SAFETY: a set that the kernel has filled.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     result
-}
-
-/// What a thread that forks has for that time.
-struct Held {
-    _forking: Counted,
-    _chosen: MutexGuard<'static, c_int>,
-    _targets: Targets,
-    _loader: Loader,
-    /// The thread's mask, if it was changed.
-    mask: Option<libc::sigset_t>,
-    /// Forks by handlers of this fork.
-    inner_forks: u32,
-}
-
-thread_local! {
-    // Never dropped by the end of the thread: then it has no destructor, and is there to the very end.
-    static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
-}
-
-/// Before a fork: holds the signal back, for a fork that is interrupted begins anew, and with a fast
-/// timer never ends; and our locks and what logs, or the child could find locks held by a thread that is gone.
-pub(super) fn before_fork() {
-    if let Some(mut held) = HELD.take() {
-        held.inner_forks += 1;
-        HELD.set(Some(held));
-        return;
-    }
-    // First, for what logs may need one of the others.
-    let forking = begin_fork();
-    let (chosen, targets, loader) = (chosen(), lock_targets(), lock_loader());
-    let signal = IN_USE.load(Ordering::Relaxed);
-    let mask = (signal != 0).then(|| set_mask(libc::SIG_BLOCK, signal));
-    let held = Held {
-        _forking: forking,
-        _chosen: chosen,
-        _targets: targets,
-        _loader: loader,
-        mask,
-        inner_forks: 0,
-    };
-    HELD.set(Some(ManuallyDrop::new(held)));
-}
-
-/// After it, in parent and child: undoes that.
-pub(super) fn after_fork() {
-    let Some(mut held) = HELD.take() else { return };
-    if held.inner_forks > 0 {
-        held.inner_forks -= 1;
-        HELD.set(Some(held));
-        return;
-    }
-    let held = ManuallyDrop::into_inner(held);
-    let mask = held.mask;
-    drop(held);
-    if let Some(mask) = mask {
-        // SAFETY: reads a set that the kernel has filled, and changes the calling thread's mask.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) };
-    }
 }
 
 pub(super) fn last_error() -> i32 {
