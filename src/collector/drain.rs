@@ -7,7 +7,8 @@ use super::pending::{Added, Pending};
 use super::sampled::Sampled;
 use super::stack::Stack;
 use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, said_position};
-use crate::span::{Mark, SpanKey, Stretch};
+use crate::sampler::{OpenInterval, SpanInterval};
+use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::{self, SampleRing, TimerRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
@@ -29,10 +30,10 @@ impl Sampled {
     pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
         self.follow();
         let Some(ring) = self.arming.ring.clone() else { return self.recording.span() };
-        // In this order: see `Recording::stretch`.
+        // In this order: see `SampledThread::open_interval`.
         let head = ring.head();
-        let stretch = self.recording.stretch(&self.arming);
-        while let Some(mark) = self.arming.take_mark() {
+        let stretch = self.recording.open_interval(&self.arming);
+        while let Some(mark) = self.arming.take_interval() {
             self.marks.push_back(mark);
         }
         if self.counted_from != stretch.from {
@@ -102,8 +103,8 @@ fn count(counter: &AtomicU64, count: u64) {
 /// The span that a sample at `position` belongs to. Positions are asked for in order: marks that lie before are
 /// dropped.
 pub(super) fn owner(
-    marks: &mut VecDeque<Mark>,
-    stretch: Stretch,
+    marks: &mut VecDeque<SpanInterval>,
+    stretch: OpenInterval,
     position: u64,
 ) -> Option<SpanKey> {
     while marks.front().is_some_and(|mark| mark.to <= position) {
@@ -190,18 +191,18 @@ mod tests {
     const A: SpanKey = SpanKey::new(1).unwrap();
     const B: SpanKey = SpanKey::new(2).unwrap();
 
-    fn mark(span: SpanKey, from: u64, to: u64) -> Mark {
-        Mark { span, from, to }
+    fn mark(span: SpanKey, from: u64, to: u64) -> SpanInterval {
+        SpanInterval { span, from, to }
     }
 
     fn owners(
-        marks: &[Mark],
+        marks: &[SpanInterval],
         open: Option<SpanKey>,
         from: u64,
         positions: &[u64],
     ) -> Vec<Option<SpanKey>> {
         let mut marks: VecDeque<_> = marks.iter().copied().collect();
-        let stretch = Stretch { span: open, from, is_in_hook: false };
+        let stretch = OpenInterval { span: open, from, is_in_hook: false };
         positions.iter().map(|position| owner(&mut marks, stretch, *position)).collect()
     }
 

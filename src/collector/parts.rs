@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::drain::owner;
 use crate::sampler::record::{Layout, Machine, Record, RecordPlace, Records, read_sample};
-use crate::span::{Mark, SpanKey, Stretch};
+use crate::sampler::{OpenInterval, SpanInterval};
+use crate::span::SpanKey;
 use crate::symbols::{SymbolSettings, Symbolizer};
 use crate::sys::{self, SampleRequest, SampleRing};
 use crate::unwind::{Module, ModuleAddress, Unwinder};
@@ -76,11 +77,11 @@ impl Samples {
         let marks = self.places.chunks(SAMPLES_PER_MARK).zip(1..).filter_map(|(places, key)| {
             let (first, last) = (places.first()?, places.last()?);
             let span = SpanKey::new(key)?;
-            Some(Mark { span, from: first.position, to: last.position + 1 })
+            Some(SpanInterval { span, from: first.position, to: last.position + 1 })
         });
         let mut marks: VecDeque<_> = marks.collect();
         let from = self.bytes.len() as u64;
-        let stretch = Stretch { span: None, from, is_in_hook: false };
+        let stretch = OpenInterval { span: None, from, is_in_hook: false };
         let owners = self.places.iter().map(|place| owner(&mut marks, stretch, place.position));
         owners.flatten().count()
     }

@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use super::budget::Share;
 use super::overdue::CpuTimes;
 use super::waits::{LookResult, Looker, Watch};
-use crate::sampler::{Allowance, Level, Sampler, Spent, stretched, switched_out, switches_between};
-use crate::span::{ArmThreads as _, Arming, Mark, Rate, Recording};
+use crate::sampler::{Allowance, Level, Sampler, Spent, switched_out, switches_between};
+use crate::sampler::{ArmThreads as _, Arming, Rate, SampledThread, SpanInterval};
 use crate::sys::{self, PerfRing, TimerRing};
 
 /// A thread that is sampled.
 #[derive(Debug)]
 pub(super) struct Sampled {
-    pub(super) recording: Arc<Recording>,
+    pub(super) recording: Arc<SampledThread>,
     /// The oldest of its armings that is not read to its end.
     pub(super) arming: Arc<Arming>,
     /// Marks of what lies beyond what has been read.
-    pub(super) marks: VecDeque<Mark>,
+    pub(super) marks: VecDeque<SpanInterval>,
     /// Since when it was in no profiled span whenever we looked.
     unused_since: Option<Instant>,
     watch: Watch,
@@ -148,7 +148,7 @@ pub(super) fn fill_time(sampled: &[Sampled]) -> Duration {
 }
 
 impl Sampled {
-    pub(super) fn new(recording: Arc<Recording>, Pace { hold, own_hold, .. }: Pace) -> Self {
+    pub(super) fn new(recording: Arc<SampledThread>, Pace { hold, own_hold, .. }: Pace) -> Self {
         let arming = recording.last();
         Self {
             armed: arming.ring.is_some().then(Instant::now),
@@ -299,7 +299,7 @@ impl Sampled {
     fn wanted_rate(&self, look: &LookAtAge<'_>) -> Rate {
         let rate = look.source.periods().rate(self.level.max(look.level));
         let by_timer = rate.by_timer && look.source.may_have_timers() && !self.needs_perf;
-        Rate { period_ns: stretched(rate.period_ns, look.times), by_timer }
+        Rate { by_timer, ..rate.slowed(look.times) }
     }
 
     fn begin_to_close(&mut self, why: DisarmReason) {
@@ -350,7 +350,7 @@ impl Sampled {
 
     /// Whether the thread will ask for nothing more of what it is armed with.
     fn has_heard(&self) -> bool {
-        self.arming.is_settled() || self.recording.span().is_none()
+        self.arming.has_seen_all() || self.recording.span().is_none()
     }
 
     pub(super) fn is_unarmed(&self) -> bool {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::arming::Arming;
 use super::record::{Layout, Machine};
-use crate::span::Arming;
 use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
 
 /// Opens perf events for threads.

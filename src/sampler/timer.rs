@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::arming::Arming;
 use super::record::Machine;
-use crate::span::Arming;
 use crate::sys::{self, SampleRequest, SampleRing, TimerClock, TimerRing, WhyRefused};
 
 /// Makes timers for threads.

@@ -8,7 +8,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tracing::Dispatch;
 use tracing_subscriber::layer::SubscriberExt;
 
-use super::oracle::{Oracle, Place, Times, Told, ToldSpan};
+use super::oracle::{Oracle, Place, Reported, Times, ToldSpan};
 use super::script::{Kind, Op, Step, THREADS, Under, Ways, script};
 use super::stage::Stage;
 use crate::control::Control;
@@ -24,7 +24,7 @@ const MOST_SPANS: usize = 40;
 struct Reached(BTreeMap<&'static str, u32>);
 
 impl Reached {
-    fn note(&mut self, told: &Told, is_root_open: bool) {
+    fn note(&mut self, told: &Reported, is_root_open: bool) {
         let any = |is: fn(&ToldSpan) -> bool| told.kept.iter().any(is);
         let profile = told.profile.as_ref();
         let is_deep = |place: &Place| place.path.len() > 2;
@@ -208,7 +208,7 @@ impl Play {
             self.reached.note(told, self.oracle.is_open(told.root));
         }
         let mut told = self.stage.play(step);
-        let first = |told: &Told| told.kept.first().map(|kept| kept.span);
+        let first = |told: &Reported| told.kept.first().map(|kept| kept.span);
         expected.sort_by_key(first);
         told.sort_by_key(first);
         for (told, expected) in told.iter_mut().zip(&expected) {
