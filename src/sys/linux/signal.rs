@@ -1,9 +1,8 @@
-//! The signal that timers send: which one, and whose else it is.
-#![allow(unsafe_code, reason = "installs a signal handler and calls the one that was there")]
+//! The signal that timers send.
+#![allow(unsafe_code, reason = "installs a signal handler, and changes signal masks")]
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::fork::{ForkSafe, ForkSafeGuard};
 use crate::sys::types::WhyRefused;
@@ -18,21 +17,6 @@ pub(super) fn lock_signal() -> ForkSafeGuard<c_int> {
     CHOSEN.lock()
 }
 
-fn was_ours(signal: c_int) -> bool {
-    WAS_OURS.get(signal as usize).is_some_and(|was_ours| was_ours.load(Ordering::Relaxed))
-}
-
-/// Who handled each of our signals before us, in one word: the function, and in a bit that no address has
-/// whether it takes more than the signal's number.
-static BEFORE: [AtomicUsize; MOST_SIGNALS] =
-    [const { AtomicUsize::new(libc::SIG_DFL) }; MOST_SIGNALS];
-const TAKES_INFO: usize = 1 << (usize::BITS - 1);
-
-const MOST_SIGNALS: usize = 65;
-
-/// Signals for which our handler was ever installed.
-static WAS_OURS: [AtomicBool; MOST_SIGNALS] = [const { AtomicBool::new(false) }; MOST_SIGNALS];
-
 /// The signal to use now, with `handler` installed.
 ///
 /// A real-time signal that nobody handles, the highest there is. Not `SIGPROF`, if there is a choice:
@@ -43,21 +27,19 @@ pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
     if *chosen != 0 && handled_by(*chosen) == Some(handler as usize) {
         return Ok(*chosen);
     }
-    let mut signals = (libc::SIGRTMIN()..libc::SIGRTMAX()).rev().chain([libc::SIGPROF]);
-    let is_free = |signal: &c_int| {
-        let free = matches!(handled_by(*signal), Some(libc::SIG_DFL | libc::SIG_IGN));
-        let is_usable = free || handled_by(*signal) == Some(handler as usize);
-        is_usable && can_be_sent(*signal)
-    };
-    // If all are taken we share one, and its handler is called for what is not ours. But not one that was
-    // ours before: then that handler may call ours, and so on.
-    let shared = || (!was_ours(libc::SIGPROF)).then_some(libc::SIGPROF);
-    let Some(signal) = signals.find(is_free).or_else(shared) else {
-        return Err(WhyRefused::Other(libc::EBUSY));
-    };
-    install(signal, handler)?;
-    *chosen = signal;
-    Ok(signal)
+    for signal in (libc::SIGRTMIN()..libc::SIGRTMAX()).rev().chain([libc::SIGPROF]) {
+        let is_usable = action_of(signal).is_some_and(|action| is_free(&action, handler));
+        if is_usable && can_be_sent(signal) && install(signal, handler)? {
+            *chosen = signal;
+            return Ok(signal);
+        }
+    }
+    Err(WhyRefused::Other(libc::EBUSY))
+}
+
+/// Whether nobody else handles it.
+fn is_free(action: &libc::sigaction, handler: Handler) -> bool {
+    [libc::SIG_DFL, libc::SIG_IGN, handler as usize].contains(&action.sa_sigaction)
 }
 
 /// Whether a timer takes the signal: an emulator of another processor takes a few of the highest for itself.
@@ -91,16 +73,8 @@ fn action_of(signal: c_int) -> Option<libc::sigaction> {
     (result == 0).then(|| unsafe { action.assume_init() })
 }
 
-/// From now on what is not ours goes to that one.
-fn note_before(signal: c_int, before: &libc::sigaction, own: Handler) {
-    let takes_info = if before.sa_flags & libc::SA_SIGINFO != 0 { TAKES_INFO } else { 0 };
-    if let Some(place) = BEFORE.get(signal as usize).filter(|_| before.sa_sigaction != own as usize)
-    {
-        place.store(before.sa_sigaction | takes_info, Ordering::Release);
-    }
-}
-
-fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
+/// Returns whether it is: false if somebody else was faster.
+fn install(signal: c_int, handler: Handler) -> Result<bool, WhyRefused> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let action_pointer = action.as_mut_ptr();
     // SAFETY: writes fields of a structure of ours; all zeros is a valid rest (an empty mask).
@@ -116,47 +90,20 @@ fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
             libc::sigdelset(&raw mut (*action_pointer).sa_mask, fault);
         }
     }
-    // Before ours is called for the first time.
-    if let Some(before) = action_of(signal) {
-        note_before(signal, &before, handler);
-    }
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: both structures are valid, and the handler is a function that lives as long as the
     // program and may be called at any time.
     if unsafe { libc::sigaction(signal, action_pointer, before.as_mut_ptr()) } != 0 {
         return Err(WhyRefused::Other(last_error()));
     }
-    if let Some(was_ours) = WAS_OURS.get(signal as usize) {
-        was_ours.store(true, Ordering::Relaxed);
-    }
-    // Another one may have come in between.
     // SAFETY: zeroed and filled: plain integers and a pointer.
-    note_before(signal, &unsafe { before.assume_init() }, handler);
-    Ok(())
-}
-
-/// Gives a signal that is not ours to the handler that was there before. If there was none it ends
-/// here: what the signal does by default is to end the process.
-///
-/// # Safety
-///
-/// Only in a handler, with what it was called with.
-pub(super) unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let Some(before) = BEFORE.get(signal as usize) else { return };
-    let before = before.load(Ordering::Acquire);
-    let function = before & !TAKES_INFO;
-    if function == libc::SIG_DFL || function == libc::SIG_IGN {
-        return;
+    let before = unsafe { before.assume_init() };
+    let was_free = is_free(&before, handler);
+    if !was_free {
+        // SAFETY: gives back what was there a moment ago.
+        unsafe { libc::sigaction(signal, &raw const before, std::ptr::null_mut()) };
     }
-    if before & TAKES_INFO != 0 {
-        // SAFETY: whoever installed it with this flag said that it takes these.
-        let handler = unsafe { std::mem::transmute::<usize, Handler>(function) };
-        handler(signal, info, context);
-    } else {
-        // SAFETY: as above, without the flag.
-        let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(function) };
-        handler(signal);
-    }
+    Ok(was_free)
 }
 
 /// Lets the calling thread have `signal`: programs that wait for signals in one place block all of

@@ -21,7 +21,7 @@ use super::calls::may;
 use super::clock::{monotonic_raw_ns, thread_cpu_ns, tick_ns};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::ring::RingMemory;
-use super::signal::{hand_on, handled_by, last_error, signal_for, unblock};
+use super::signal::{handled_by, last_error, signal_for, unblock};
 use crate::sys::types::{SampleRequest, TimerClock, Unusual, WhyRefused};
 
 /// Which thread a signal is for, found from the number that its timer sends along.
@@ -414,7 +414,7 @@ struct TimerInfo {
 
 /// The signal handler. It takes no lock, allocates nothing, unwinds nothing and changes nothing but
 /// the ring; it can come at any instruction of the program, also inside `malloc`.
-extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the C library gives each thread its own errno.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
@@ -422,20 +422,16 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     // SAFETY: the kernel gives both to handlers that were installed with `SA_SIGINFO`; this is the
     // layout that it has for signals of timers, and the other kinds are no smaller.
     let sent = unsafe { &*info.cast::<TimerInfo>() };
-    if sent.code == libc::SI_TIMER && sent.value & !u64::from(u32::MAX) == TAG {
-        if let Some(target) = Target::by_number(sent.value as u32) {
-            // SAFETY: as above: this is the context of the interrupted thread.
-            let registers = unsafe { registers(&*context.cast::<libc::ucontext_t>()) };
-            target.busy.fetch_add(1, Ordering::Relaxed);
-            // With the one in `Timer::end`.
-            fence(Ordering::SeqCst);
-            sample(target, &registers, sent.overrun);
-            // Release: all that it has written is written.
-            target.busy.fetch_sub(1, Ordering::Release);
-        }
-    } else {
-        // SAFETY: in a handler, with what it was given.
-        unsafe { hand_on(signal, info, context) };
+    let is_ours = sent.code == libc::SI_TIMER && sent.value & !u64::from(u32::MAX) == TAG;
+    if is_ours && let Some(target) = Target::by_number(sent.value as u32) {
+        // SAFETY: as above: this is the context of the interrupted thread.
+        let registers = unsafe { registers(&*context.cast::<libc::ucontext_t>()) };
+        target.busy.fetch_add(1, Ordering::Relaxed);
+        // With the one in `Timer::end`.
+        fence(Ordering::SeqCst);
+        sample(target, &registers, sent.overrun);
+        // Release: all that it has written is written.
+        target.busy.fetch_sub(1, Ordering::Release);
     }
     // SAFETY: as above.
     unsafe { *errno = before };
