@@ -1,6 +1,7 @@
 //! The ids of traces, spans and profiles.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::str::FromStr;
 
 /// A text that is no id.
@@ -142,6 +143,25 @@ mod conversions {
     }
 
     convert! { TraceId SpanId }
+}
+
+/// Our own number of a span: never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SpanKey(NonZeroU64);
+
+impl SpanKey {
+    pub(crate) const MIN: Self = Self(NonZeroU64::MIN);
+
+    pub(crate) const fn new(number: u64) -> Option<Self> {
+        match NonZeroU64::new(number) {
+            Some(number) => Some(Self(number)),
+            None => None,
+        }
+    }
+
+    pub(crate) const fn get(self) -> u64 {
+        self.0.get()
+    }
 }
 
 #[cfg(test)]

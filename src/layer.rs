@@ -15,7 +15,9 @@ use crate::error::Error;
 use crate::handle::Handle;
 use crate::keep::STATUS_FIELD;
 use crate::otel::OtelSpan;
-use crate::span::{From, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, ancestry};
+use crate::span::{
+    AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, ancestry,
+};
 
 /// A `tracing-subscriber` layer that keeps a CPU profile of exactly the spans that earn it.
 ///
@@ -261,8 +263,8 @@ where
         let Some(engine) = self.engine() else { return };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
         match event.parent() {
-            Some(parent) => engine.spans.fail_nearest(From::Span(number(parent)), &ask),
-            None if event.is_contextual() => engine.spans.fail_nearest(From::Current, &ask),
+            Some(parent) => engine.spans.fail_nearest(AncestryFrom::Span(number(parent)), &ask),
+            None if event.is_contextual() => engine.spans.fail_nearest(AncestryFrom::Current, &ask),
             None => {}
         }
     }

@@ -7,9 +7,10 @@ use super::pending::{Added, Pending};
 use super::sampled::Sampled;
 use super::stack::Stack;
 use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, said_position};
-use crate::span::{Mark, SpanKey, Stretch};
+use crate::sampler::{OpenInterval, SpanInterval};
+use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, Ring};
+use crate::sys::{self, SampleRing, TimerRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// What draining needs, and what it fills.
@@ -29,10 +30,10 @@ impl Sampled {
     pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
         self.follow();
         let Some(ring) = self.arming.ring.clone() else { return self.recording.span() };
-        // In this order: see `Recording::stretch`.
+        // In this order: see `SampledThread::open_interval`.
         let head = ring.head();
-        let stretch = self.recording.stretch(&self.arming);
-        while let Some(mark) = self.arming.take_mark() {
+        let stretch = self.recording.open_interval(&self.arming);
+        while let Some(mark) = self.arming.take_interval() {
             self.marks.push_back(mark);
         }
         if self.counted_from != stretch.from {
@@ -41,7 +42,7 @@ impl Sampled {
         // Then it is read for the last time.
         let is_over = self.recording.is_over();
         let mut end = head;
-        for record in Records::between(&*ring, ring.tail(), head) {
+        for record in Records::between(&**ring, ring.tail(), head) {
             if let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record
                 && stretch.is_in_hook
                 && !is_over
@@ -80,10 +81,10 @@ impl Sampled {
             }
         }
         ring.release_to(end);
-        if !ring.says_positions() {
+        if ring.timer().is_none() {
             self.drained = end;
         }
-        let foreign = ring.take_foreign();
+        let foreign = ring.timer().map_or(0, TimerRing::take_off_stack);
         self.needs_perf |= foreign > 0 && self.has_timer_for_switches;
         count(&drain.counters.samples_dropped_foreign_stack, foreign);
         stretch.span
@@ -91,8 +92,8 @@ impl Sampled {
 }
 
 /// Where the hooks of the ring's thread saw a record.
-fn position_of(ring: &Ring, place: RecordPlace) -> u64 {
-    if ring.says_positions() { said_position(ring, place) } else { place.position }
+fn position_of(ring: &SampleRing, place: RecordPlace) -> u64 {
+    ring.timer().map_or(place.position, |ring| said_position(&**ring, place))
 }
 
 fn count(counter: &AtomicU64, count: u64) {
@@ -102,8 +103,8 @@ fn count(counter: &AtomicU64, count: u64) {
 /// The span that a sample at `position` belongs to. Positions are asked for in order: marks that lie before are
 /// dropped.
 pub(super) fn owner(
-    marks: &mut VecDeque<Mark>,
-    stretch: Stretch,
+    marks: &mut VecDeque<SpanInterval>,
+    stretch: OpenInterval,
     position: u64,
 ) -> Option<SpanKey> {
     while marks.front().is_some_and(|mark| mark.to <= position) {
@@ -133,8 +134,15 @@ impl Drain<'_> {
         (usual_ns, said_ns / usual_ns - 1)
     }
 
-    fn sample(&mut self, ring: &Ring, tid: u32, place: RecordPlace, span: SpanKey, period_ns: u64) {
-        let read = read_sample(ring, place, Layout::of(ring));
+    fn sample(
+        &mut self,
+        ring: &SampleRing,
+        tid: u32,
+        place: RecordPlace,
+        span: SpanKey,
+        period_ns: u64,
+    ) {
+        let read = read_sample(&**ring, place, Layout::of(ring));
         let Some(sample) = read.ok().filter(|sample| sample.tid == tid) else {
             count(&self.counters.records_malformed, 1);
             return;
@@ -183,18 +191,18 @@ mod tests {
     const A: SpanKey = SpanKey::new(1).unwrap();
     const B: SpanKey = SpanKey::new(2).unwrap();
 
-    fn mark(span: SpanKey, from: u64, to: u64) -> Mark {
-        Mark { span, from, to }
+    fn mark(span: SpanKey, from: u64, to: u64) -> SpanInterval {
+        SpanInterval { span, from, to }
     }
 
     fn owners(
-        marks: &[Mark],
+        marks: &[SpanInterval],
         open: Option<SpanKey>,
         from: u64,
         positions: &[u64],
     ) -> Vec<Option<SpanKey>> {
         let mut marks: VecDeque<_> = marks.iter().copied().collect();
-        let stretch = Stretch { span: open, from, is_in_hook: false };
+        let stretch = OpenInterval { span: open, from, is_in_hook: false };
         positions.iter().map(|position| owner(&mut marks, stretch, *position)).collect()
     }
 

@@ -7,7 +7,7 @@ use super::pending::KnownSpan;
 use super::run::Collector;
 use super::sampled::Sampled;
 use crate::keep::{Epoch, Reason};
-use crate::span::{Described, OpenSpan, RegistryId, SpanKey, Told};
+use crate::span::{Described, OpenSpan, RegistryId, Reported, SpanKey};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -95,7 +95,7 @@ impl CpuTimes {
 /// A span that is kept now.
 struct KeptWhileOpen {
     open: OpenSpan,
-    told: Told,
+    told: Reported,
 }
 
 impl Overdue {
@@ -190,14 +190,14 @@ impl Collector {
         }
         // What hangs has a thread in it.
         found.retain(|found| {
-            found.told == Told::Open
+            found.told == Reported::Open
                 || self.sampled.iter().any(|sampled| self.is_inside(sampled, found.open.key))
         });
         // The outermost first, so that what lies inside another is kept together with it.
         found.sort_by_key(|found| u64::MAX - found.open.open_ns);
         let (mut is_kept, mut cuts) = (false, HashMap::new());
         for found in found.into_iter().take(MOST_AT_ONCE) {
-            if self.engine.spans.tell_of(found.open.id, found.open.key, found.told) {
+            if self.engine.spans.mark_reported(found.open.id, found.open.key, found.told) {
                 is_kept |= self.keep_open(&found, now_ns, &mut cuts);
             }
         }
@@ -240,12 +240,12 @@ impl Collector {
             }
             let Some(site) = self.engine.callsites.get(open.plan) else { return };
             let over = [
-                (open.entered_ns, site.hung_ns, Told::Hung),
-                (Some(open.open_ns), site.open_ns, Told::Open),
+                (open.entered_ns, site.hung_ns, Reported::Hung),
+                (Some(open.open_ns), site.open_ns, Reported::Open),
             ];
             for (ns, limit_ns, told) in over {
                 let is_over = ns.zip(limit_ns).is_some_and(|(ns, limit_ns)| ns > limit_ns);
-                if is_over && !spans.was_told_of(open.id, open.key, told) {
+                if is_over && !spans.was_reported(open.id, open.key, told) {
                     found.push(KeptWhileOpen { open: *open, told });
                 }
             }
@@ -308,8 +308,8 @@ impl Collector {
         };
         let Some(samples) = self.samples_so_far(id, key) else { return false };
         let reason = match found.told {
-            Told::Hung => Reason::Hung,
-            Told::Open => Reason::Open,
+            Reported::Hung => Reason::Hung,
+            Reported::Open => Reason::Open,
         };
         // A wait that goes on counts as a sample here, and what is left of it will count again.
         let all = samples + waits;

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use super::drain::owner;
 use crate::sampler::record::{Layout, Machine, Record, RecordPlace, Records, read_sample};
-use crate::span::{Mark, SpanKey, Stretch};
+use crate::sampler::{OpenInterval, SpanInterval};
+use crate::span::SpanKey;
 use crate::symbols::{SymbolSettings, Symbolizer};
-use crate::sys::{self, SampleRequest};
+use crate::sys::{self, SampleRequest, SampleRing};
 use crate::unwind::{Module, ModuleAddress, Unwinder};
 
 const STACK_BYTES: u32 = 8192;
@@ -33,13 +34,12 @@ impl Samples {
             period_ns: 200_000,
             stack_bytes: STACK_BYTES,
             ring_bytes: RING_BYTES,
-            wake_after_bytes: u32::MAX,
             in_kernel: true,
             position_step: 0,
         };
         let user_only = SampleRequest { in_kernel: false, ..request };
         let open = |request| sys::open_sample_ring(request, sys::current_tid());
-        let ring = open(request).or_else(|_| open(user_only)).ok()?;
+        let ring = SampleRing::Perf(open(request).or_else(|_| open(user_only)).ok()?);
         ring.start().ok()?;
         let enough = RING_BYTES as u64 - 2 * Machine::NATIVE.sample_size(STACK_BYTES);
         while ring.head() < enough {
@@ -77,11 +77,11 @@ impl Samples {
         let marks = self.places.chunks(SAMPLES_PER_MARK).zip(1..).filter_map(|(places, key)| {
             let (first, last) = (places.first()?, places.last()?);
             let span = SpanKey::new(key)?;
-            Some(Mark { span, from: first.position, to: last.position + 1 })
+            Some(SpanInterval { span, from: first.position, to: last.position + 1 })
         });
         let mut marks: VecDeque<_> = marks.collect();
         let from = self.bytes.len() as u64;
-        let stretch = Stretch { span: None, from, is_in_hook: false };
+        let stretch = OpenInterval { span: None, from, is_in_hook: false };
         let owners = self.places.iter().map(|place| owner(&mut marks, stretch, place.position));
         owners.flatten().count()
     }

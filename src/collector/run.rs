@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
-use super::budget::{Budget, Share};
+use super::budget::Share;
 use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
@@ -23,8 +23,10 @@ use super::stack::Stack;
 use super::waits::{Captures, LOOK};
 use crate::keep::{Epoch, Taken};
 use crate::otel::EndedSpan;
+use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
-use crate::span::{Arming, Notice, Recording, SpanKey};
+use crate::sampler::{Arming, SampledThread};
+use crate::span::{Notice, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -85,7 +87,7 @@ pub(super) struct Collector {
     /// Whether the last look saw one there.
     pub(super) is_in_span: bool,
     pub(super) overdue: Overdue,
-    pub(super) budget: Budget,
+    pub(super) budget: SamplingBudget,
     /// CPU time that reading samples took, which there is less of where they are fewer.
     reading_ns: u64,
     /// For profiles until they are exported.
@@ -131,7 +133,7 @@ impl Collector {
                 limits.samples_per_profile,
                 limits.pending_spans,
             ),
-            budget: Budget::new(limits.cpu_percent),
+            budget: SamplingBudget::new(limits.cpu_percent),
             reading_ns: 0,
             room: Room::new(limits.export_bytes),
             told_of_rate: None,
@@ -254,7 +256,7 @@ impl Collector {
     }
 
     /// Threads that were armed.
-    fn take_in(&mut self, new: Vec<Arc<Recording>>) {
+    fn take_in(&mut self, new: Vec<Arc<SampledThread>>) {
         let pace = self.limits.pace;
         let begin = |recording| Sampled::new(recording, pace);
         self.sampled.extend(new.into_iter().map(begin));
@@ -503,9 +505,9 @@ impl Collector {
     fn check_signals(&mut self) {
         let mut is_lost = false;
         for sampled in &self.sampled {
-            let ring = sampled.arming.ring.as_ref();
-            if let Some(ring) = ring.filter(|ring| ring.has_lost_signal()) {
-                ring.stop_timer();
+            let timer = sampled.arming.ring.as_ref().and_then(|ring| ring.timer());
+            if let Some(timer) = timer.filter(|timer| timer.has_lost_signal()) {
+                timer.stop();
                 sampled.pause();
                 sampled.recording.end();
                 is_lost = true;
@@ -524,7 +526,7 @@ impl Collector {
     fn look_at_budget(&mut self, now: Instant) {
         let before = self.budget.times();
         let Some(times) = self.budget.look(now, self.reading_ns) else { return };
-        self.source.stretch(times);
+        self.source.slow_down(times);
         let is_first = self.told_of_rate.is_none_or(|told| now.duration_since(told) >= MINUTE);
         if times < before {
             return;

@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use super::budget::Share;
 use super::overdue::CpuTimes;
 use super::waits::{LookResult, Looker, Watch};
-use crate::sampler::{Allowance, Level, Sampler, Spent, stretched, switched_out, switches_between};
-use crate::span::{ArmThreads as _, Arming, Mark, Rate, Recording};
-use crate::sys::{self, Ring};
+use crate::sampler::{Allowance, Level, Sampler, Spent, switched_out, switches_between};
+use crate::sampler::{ArmThreads as _, Arming, Rate, SampledThread, SpanInterval};
+use crate::sys::{self, PerfRing, TimerRing};
 
 /// A thread that is sampled.
 #[derive(Debug)]
 pub(super) struct Sampled {
-    pub(super) recording: Arc<Recording>,
+    pub(super) recording: Arc<SampledThread>,
     /// The oldest of its armings that is not read to its end.
     pub(super) arming: Arc<Arming>,
     /// Marks of what lies beyond what has been read.
-    pub(super) marks: VecDeque<Mark>,
+    pub(super) marks: VecDeque<SpanInterval>,
     /// Since when it was in no profiled span whenever we looked.
     unused_since: Option<Instant>,
     watch: Watch,
@@ -139,8 +139,8 @@ const MOST_UNHEARD: usize = 16;
 /// When it is tried again to arm a thread that could not be: others may have given back what they took.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// How soon half of a ring may be full that the kernel fills. Nobody says when: to be woken by it would
-/// take a file, and a program may close all files.
+/// How soon half of a ring may be full. Nobody says when: to be woken by the kernel would take a file, and a program
+/// may close all files.
 pub(super) fn fill_time(sampled: &[Sampled]) -> Duration {
     const SHORTEST: Duration = Duration::from_micros(250);
     let soonest = sampled.iter().filter_map(Sampled::fill_time).min();
@@ -148,7 +148,7 @@ pub(super) fn fill_time(sampled: &[Sampled]) -> Duration {
 }
 
 impl Sampled {
-    pub(super) fn new(recording: Arc<Recording>, Pace { hold, own_hold, .. }: Pace) -> Self {
+    pub(super) fn new(recording: Arc<SampledThread>, Pace { hold, own_hold, .. }: Pace) -> Self {
         let arming = recording.last();
         Self {
             armed: arming.ring.is_some().then(Instant::now),
@@ -181,21 +181,21 @@ impl Sampled {
         }
     }
 
-    /// How long until half of a ring that the kernel fills is full, if the thread runs all the time, or all of it
-    /// if it waits.
+    /// How long until half of its ring is full, if the thread runs all the time, or all of it if it waits.
     fn fill_time(&self) -> Option<Duration> {
-        let ring = self.arming.ring.as_ref().filter(|_| self.arming.has_switch_records())?;
+        let ring = self.arming.ring.as_ref()?;
         let whole = (ring.data_size() as u64).checked_div(self.arming.sample_size())?;
         // Of a thread that waits it is empty, and when it goes on that is seen before it loses more than one: to
         // look sooner would take more wake-ups than that is worth.
         let samples = if self.watch.is_waiting() { whole + 1 } else { (whole / 2).max(1) };
-        Some(Duration::from_nanos(samples.saturating_mul(self.arming.period_ns())))
+        let interval_ns =
+            ring.timer().map_or(self.arming.period_ns(), TimerRing::least_interval_ns);
+        Some(Duration::from_nanos(samples.saturating_mul(interval_ns)))
     }
 
-    /// Whether half of such a ring is full.
+    /// Whether half of its ring is full.
     pub(super) fn is_half_full(&self) -> bool {
-        let ring = self.arming.ring.as_ref().filter(|_| self.arming.has_switch_records());
-        ring.is_some_and(|ring| {
+        self.arming.ring.as_ref().is_some_and(|ring| {
             let used = ring.head().saturating_sub(ring.tail());
             used >= ring.data_size() as u64 / 2
         })
@@ -299,7 +299,7 @@ impl Sampled {
     fn wanted_rate(&self, look: &LookAtAge<'_>) -> Rate {
         let rate = look.source.periods().rate(self.level.max(look.level));
         let by_timer = rate.by_timer && look.source.may_have_timers() && !self.needs_perf;
-        Rate { period_ns: stretched(rate.period_ns, look.times), by_timer }
+        Rate { by_timer, ..rate.slowed(look.times) }
     }
 
     fn begin_to_close(&mut self, why: DisarmReason) {
@@ -335,7 +335,7 @@ impl Sampled {
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
             || by_timer && self.arming.has_switch_records()
             || !by_timer && self.has_timer_for_switches;
-        let is_out = |ring: &Arc<Ring>| switched_out(ring).is_some_and(|out| !out.preempted);
+        let is_out = |ring: &Arc<PerfRing>| switched_out(ring).is_some_and(|out| !out.preempted);
         !self.is_unarmed() && is_other && !self.arming.switches.as_ref().is_some_and(is_out)
     }
 
@@ -350,7 +350,7 @@ impl Sampled {
 
     /// Whether the thread will ask for nothing more of what it is armed with.
     fn has_heard(&self) -> bool {
-        self.arming.is_settled() || self.recording.span().is_none()
+        self.arming.has_seen_all() || self.recording.span().is_none()
     }
 
     pub(super) fn is_unarmed(&self) -> bool {
@@ -414,7 +414,7 @@ impl Sampled {
     /// Those that were read of its arming and that no hook has counted.
     fn samples_uncounted(&self) -> u64 {
         let from = self.arming.from();
-        let says_positions = self.arming.ring.as_ref().is_none_or(|ring| ring.says_positions());
+        let says_positions = self.arming.ring.as_ref().is_none_or(|ring| ring.timer().is_some());
         match says_positions {
             true => self
                 .drained

@@ -9,10 +9,11 @@ use std::time::Duration;
 use super::budget::Share;
 use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
+use crate::sampler::{Arming, SampledThread};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
-use crate::span::{Arming, Recording, SpanKey};
+use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, Blocked, Clock, Ring};
+use crate::sys::{self, Blocked, Clock, RingMemory};
 use crate::unwind::{UnwindEnd, Unwinder};
 
 /// Shorter waits are not looked at. With a look each [`LOOK`], all that are longer than both together
@@ -93,17 +94,17 @@ pub(super) struct Looker<'a> {
 
 impl Looker<'_> {
     /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn hooked_ns(&self, recording: &Recording) -> u64 {
+    fn hooked_ns(&self, recording: &SampledThread) -> u64 {
         self.clock.raw_ns(recording.hooked_at())
     }
 
     /// For how long no hook has ended on the thread.
-    pub(super) fn since_hook_ns(&self, recording: &Recording) -> u64 {
+    pub(super) fn since_hook_ns(&self, recording: &SampledThread) -> u64 {
         self.now_ns.saturating_sub(self.hooked_ns(recording))
     }
 
     /// When a hook last heard of a wait: as above.
-    fn heard_ns(&self, recording: &Recording) -> u64 {
+    fn heard_ns(&self, recording: &SampledThread) -> u64 {
         self.clock.raw_ns(recording.heard_at())
     }
 }
@@ -167,7 +168,7 @@ impl Watch {
     /// One look.
     pub(super) fn look(
         &mut self,
-        recording: &Recording,
+        recording: &SampledThread,
         arming: &Arming,
         looker: &mut Looker<'_>,
     ) -> LookResult {
@@ -223,7 +224,7 @@ impl Watch {
     /// The same of a thread that is in no old span: where it waits is not looked at.
     pub(super) fn pass(
         &mut self,
-        recording: &Recording,
+        recording: &SampledThread,
         arming: &Arming,
         looker: &Looker<'_>,
     ) -> LookResult {
@@ -236,13 +237,13 @@ impl Watch {
     }
 
     /// What its switch records end with is not the last that happened: it was not recorded for a while.
-    pub(super) fn skip_records(&mut self, recording: &Recording, arming: &Arming, now_ns: u64) {
+    pub(super) fn skip_records(&mut self, recording: &SampledThread, arming: &Arming, now_ns: u64) {
         self.full_at = arming.switches.as_ref().map(|ring| ring.head());
         self.begin_by_clock(recording, now_ns);
     }
 
     /// There are no switch records from now on, and all waits until now were looked at.
-    pub(super) fn begin_by_clock(&mut self, recording: &Recording, now_ns: u64) {
+    pub(super) fn begin_by_clock(&mut self, recording: &SampledThread, now_ns: u64) {
         self.last = sys::cpu_ns_of(recording.tid).map(|cpu_ns| CpuLook {
             time_ns: now_ns,
             cpu_ns,
@@ -259,7 +260,7 @@ impl Watch {
     /// another. Returns how long that is.
     pub(super) fn cut(
         &mut self,
-        recording: &Recording,
+        recording: &SampledThread,
         arming: &Arming,
         looker: &mut Looker<'_>,
     ) -> Option<u64> {
@@ -278,7 +279,12 @@ impl Watch {
     }
 
     /// The thread is not looked at any more: it has ended, or goes on elsewhere.
-    pub(super) fn end(&mut self, recording: &Recording, arming: &Arming, looker: &mut Looker<'_>) {
+    pub(super) fn end(
+        &mut self,
+        recording: &SampledThread,
+        arming: &Arming,
+        looker: &mut Looker<'_>,
+    ) {
         if let Some(waiting) = &self.waiting {
             let ended = waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns);
             self.finish(ended.unwrap_or(EndedWait::at(waiting.seen_ns)), looker);
@@ -299,7 +305,7 @@ impl Watch {
     }
 
     /// Takes what there is out of the switch records, but for the newest.
-    fn make_room(&mut self, ring: &Ring, counters: &Counters) {
+    fn make_room(&mut self, ring: &RingMemory, counters: &Counters) {
         if is_full(ring) {
             self.full_at = Some(ring.head());
         }
@@ -311,7 +317,7 @@ impl Watch {
     /// may be in it.
     fn waits_since(
         &mut self,
-        recording: &Recording,
+        recording: &SampledThread,
         arming: &Arming,
         looker: &Looker<'_>,
     ) -> Option<(u64, Proof, bool)> {
@@ -331,7 +337,7 @@ impl Watch {
             // It was switched more often than there is room for between two looks: by the clock.
         }
         let cpu_ns = sys::cpu_ns_of(recording.tid)?;
-        let hook = recording.settled();
+        let hook = recording.synced();
         let last = self.last.filter(|last| last.time_ns >= hook.map_or(0, |(time_ns, _)| time_ns));
         let base = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook);
         let (base_ns, base_cpu_ns) = base.unwrap_or((now_ns, cpu_ns));
@@ -369,7 +375,7 @@ impl WaitingThread {
     /// `heard_ns` is when a hook last heard of a wait.
     fn end(
         &self,
-        recording: &Recording,
+        recording: &SampledThread,
         arming: &Arming,
         heard_ns: u64,
         now_ns: u64,
@@ -393,7 +399,7 @@ impl WaitingThread {
                     return Some(EndedWait::at(at_ns));
                 }
                 // The wait is what it did not run for since, up to the last hook that we know of.
-                let hook = recording.settled().filter(|(time_ns, _)| *time_ns > self.seen_ns);
+                let hook = recording.synced().filter(|(time_ns, _)| *time_ns > self.seen_ns);
                 let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
                     return Some(EndedWait::at(self.seen_ns));
                 };
@@ -421,11 +427,11 @@ impl WaitingThread {
     }
 }
 
-fn has_not_moved(ring: &Ring, position: u64) -> bool {
+fn has_not_moved(ring: &RingMemory, position: u64) -> bool {
     ring.head() == position
 }
 
-fn still_holds(recording: &Recording, arming: &Arming, proof: Proof) -> bool {
+fn still_holds(recording: &SampledThread, arming: &Arming, proof: Proof) -> bool {
     match proof {
         Proof::Switches(position) => {
             arming.switches.as_deref().is_some_and(|ring| has_not_moved(ring, position))
@@ -437,7 +443,7 @@ fn still_holds(recording: &Recording, arming: &Arming, proof: Proof) -> bool {
 /// Says that a thread waits in that span, and then looks whether it does: so its next hook counts the wait.
 /// Returns whether it does; `None` if it has gone on and has not counted it.
 fn note_waited(
-    recording: &Recording,
+    recording: &SampledThread,
     arming: &Arming,
     span: SpanKey,
     proof: Proof,
@@ -449,7 +455,7 @@ fn note_waited(
 
 /// Reads where a thread waits. `None` if it ran again meanwhile, or waits for a CPU only.
 fn capture(
-    recording: &Recording,
+    recording: &SampledThread,
     arming: &Arming,
     span: SpanKey,
     since_ns: u64,

@@ -89,9 +89,6 @@ const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
 const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
 const RING_BYTES: usize = 256 * 1024;
-/// Where a signal handler fills a ring it wakes the collector at this share of it: early enough for it to get a CPU
-/// before the ring is full.
-const WAKE_SHARE: usize = 2;
 
 impl Builder {
     pub(crate) fn new() -> Self {
@@ -441,7 +438,6 @@ impl Builder {
             period_ns: self.source.periods.unwrap_or(Periods::USUAL).first(),
             stack_bytes: self.source.stack_bytes,
             ring_bytes: RING_BYTES,
-            wake_after_bytes: (RING_BYTES / WAKE_SHARE) as u32,
             in_kernel: true,
             position_step: 0,
         };

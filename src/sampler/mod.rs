@@ -1,14 +1,21 @@
 //! Where raw samples come from.
 
+mod arming;
 mod counters;
+mod hooks;
 mod perf;
-mod period;
+mod rate;
 pub(crate) mod record;
 mod source;
 mod switches;
+mod thread;
 mod timer;
 
-pub(crate) use period::{Allowance, Level, Periods, Spent, stretched};
+pub(crate) use arming::{Arming, SpanInterval};
+pub(crate) use counters::{Usage, UsageCounts};
+pub(crate) use hooks::{ArmThreads, Begun, ThreadSource};
+pub(crate) use rate::{Allowance, Level, Periods, Rate, SamplingBudget, Spent};
 pub use source::Source;
 pub(crate) use source::{Sampler, SourceSettings};
 pub(crate) use switches::{is_full, make_room, switched_in_after, switched_out, switches_between};
+pub(crate) use thread::{NEVER, OpenInterval, SampledThread};

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::arming::Arming;
 use super::record::{Layout, Machine};
-use crate::span::Arming;
-use crate::sys::{self, HardwareCounters, KeptOn, Ring, SampleRequest, WhyRefused};
+use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, SampleRing, WhyRefused};
 
 /// Opens perf events for threads.
 #[derive(Debug)]
@@ -112,13 +112,17 @@ impl Perf {
             self.give_files();
         }
         let (samples, switches) = opened?;
+        let samples = Arc::new(SampleRing::Perf(samples));
         let sample_size = Layout::of(&samples).sample_size(self.request.stack_bytes);
-        let samples = Arc::new(samples);
         let arming = Arming::new(samples, period_ns, sample_size, sample_size);
         Ok(arming.with_switches(Some(Arc::new(switches))))
     }
 
-    fn open_rings(&self, tid: u32, mut request: SampleRequest) -> Result<(Ring, Ring), WhyRefused> {
+    fn open_rings(
+        &self,
+        tid: u32,
+        mut request: SampleRequest,
+    ) -> Result<(PerfRing, PerfRing), WhyRefused> {
         let switches = sys::open_switch_ring(SWITCH_RING_BYTES, tid)?;
         let least = 2 * Machine::NATIVE.sample_size(request.stack_bytes);
         let samples = loop {

@@ -3,7 +3,7 @@
 //! The layouts are those of `perf_event_open(2)` for exactly the attributes that `sys` asks for.
 //! Nothing here touches the kernel: the bytes come through [`RecordBytes`], from a ring or from a test.
 
-use crate::sys::Ring;
+use crate::sys::{RingMemory, SampleRing};
 
 /// Bytes at positions that only grow; a ring, or a recording of one.
 pub(crate) trait RecordBytes {
@@ -11,9 +11,9 @@ pub(crate) trait RecordBytes {
     fn copy(&self, position: u64, out: &mut [u8]);
 }
 
-impl RecordBytes for Ring {
+impl RecordBytes for RingMemory {
     fn copy(&self, position: u64, out: &mut [u8]) {
-        Ring::copy(self, position, out);
+        Self::copy(self, position, out);
     }
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Of what a ring's samples hold.
-    pub(crate) fn of(ring: &Ring) -> Self {
+    pub(crate) fn of(ring: &SampleRing) -> Self {
         Self { machine: Machine::NATIVE, has_kernel_chain: ring.has_kernel_chains() }
     }
 

@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::counters::{HardwareCounts, parse_group};
+use super::arming::Arming;
+use super::counters::{HardwareCounts, Usage, parse_group};
+use super::hooks::{ArmThreads, Begun, ThreadSource};
 use super::perf::Perf;
-use super::period::{Periods, stretched};
+use super::rate::{Level, Periods, Rate};
 use super::record::{Record, Records};
+use super::thread::SampledThread;
 use super::timer::Timers;
-use crate::span::{ArmThreads, Arming, Begun, Rate, Recording, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::{self, Clock, HardwareCounters, SampleRequest, TimerClock, Waker, WhyRefused};
+use crate::sys::{self, HardwareCounters, SampleRequest, TimerClock, Waker, WhyRefused};
 
 /// What produces stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,7 +80,7 @@ struct Shared {
     periods: Periods,
     /// That of a thread that begins.
     first_period_ns: AtomicU64,
-    new: Mutex<Vec<Arc<Recording>>>,
+    new: Mutex<Vec<Arc<SampledThread>>>,
     /// What a test has in the place of both.
     #[cfg(test)]
     scripted: std::sync::OnceLock<Box<dyn ArmThreads>>,
@@ -95,7 +97,7 @@ impl Sampler {
         sys::look_at_filters();
         let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request));
         let timers = matches!(source, Source::Auto | Source::Timer)
-            .then(|| Timers::new(request, timer_clock, waker.clone()));
+            .then(|| Timers::new(request, timer_clock));
         // No signal handler where perf will do.
         let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
         let timers_refused =
@@ -135,9 +137,9 @@ impl Sampler {
     }
 
     /// The time between samples of threads that begin from now on is so many times as long.
-    pub(crate) fn stretch(&self, times: f64) {
-        let first = stretched(self.0.periods.first(), times);
-        self.0.first_period_ns.store(first, Ordering::Relaxed);
+    pub(crate) fn slow_down(&self, times: f64) {
+        let first = self.0.periods.rate(Level::First).slowed(times);
+        self.0.first_period_ns.store(first.period_ns, Ordering::Relaxed);
     }
 
     /// Whether no more threads are armed from now on.
@@ -238,7 +240,7 @@ impl Sampler {
     }
 
     /// The threads that were begun with since the last call.
-    pub(crate) fn take_new(&self) -> Vec<Arc<Recording>> {
+    pub(crate) fn take_new(&self) -> Vec<Arc<SampledThread>> {
         std::mem::take(&mut self.0.new.lock())
     }
 
@@ -249,8 +251,8 @@ impl Sampler {
 
     /// A thread that a test has begun with.
     #[cfg(test)]
-    pub(crate) fn add_scripted(&self, recording: Arc<Recording>) {
-        self.0.new.lock().push(recording);
+    pub(crate) fn add_scripted(&self, thread: Arc<SampledThread>) {
+        self.0.new.lock().push(thread);
     }
 
     pub(crate) fn count_sampled(&self, arming: &Arming) {
@@ -263,30 +265,30 @@ impl Sampler {
     }
 
     /// A thread that was paused is in an old span again.
-    pub(crate) fn start_again(&self, recording: &Recording, arming: &Arming) {
-        arming.note_since(sys::cpu_ns_of(recording.tid).unwrap_or(u64::MAX));
+    pub(crate) fn start_again(&self, thread: &SampledThread, arming: &Arming) {
+        arming.note_since(sys::cpu_ns_of(thread.tid).unwrap_or(u64::MAX));
         if let Err(why) = arming.start() {
             self.note_refusal(why);
         }
     }
 
-    /// A recording is over, and what it was armed with last is read: another thread may have the place.
+    /// Sampling of a thread is over, and what it was armed with last is read: another thread may have the place.
     /// So many of its samples, from `from` on, its hooks have not counted.
     pub(crate) fn give_back(
         &self,
-        recording: &Recording,
+        thread: &SampledThread,
         arming: &Arming,
         from: u64,
         samples: u64,
     ) {
         self.retire(arming, from, samples);
-        if recording.note_refused(false) {
+        if thread.note_refused(false) {
             self.0.counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// What a thread was armed with is read, does not sample it any more, and is given back. So many samples of the
-    /// stretch that is open from `from` on its hooks have not counted.
+    /// interval that is open from `from` on its hooks have not counted.
     pub(crate) fn retire(&self, arming: &Arming, from: u64, samples: u64) {
         if arming.ring.is_none() {
             return;
@@ -307,21 +309,21 @@ impl Sampler {
     }
 
     /// Opens what samples that thread, and does nothing yet.
-    fn open(&self, recording: &Recording) -> Result<Arming, WhyRefused> {
+    fn open(&self, thread: &SampledThread) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
-        let Rate { period_ns, by_timer } = recording.rate();
+        let Rate { period_ns, by_timer } = thread.rate();
         if by_timer && let Some(timers) = &shared.timers {
             // Where there is none perf will do.
-            let by_timer = timers.open(recording.tid, recording.stack.as_ref(), period_ns);
+            let by_timer = timers.open(thread.tid, thread.stack.as_ref(), period_ns);
             if let Ok(arming) = by_timer {
                 return Ok(arming);
             }
         }
-        let by_perf = shared.perf.as_ref().map(|perf| perf.open(recording.tid, period_ns));
+        let by_perf = shared.perf.as_ref().map(|perf| perf.open(thread.tid, period_ns));
         let refused = match by_perf {
             Some(Ok(arming)) => return Ok(arming),
             // It ends while it is armed: nothing is refused.
-            Some(Err(_)) if recording.is_over() => return Err(WhyRefused::Ended),
+            Some(Err(_)) if thread.is_over() => return Err(WhyRefused::Ended),
             Some(Err(WhyRefused::Ended)) => return Err(WhyRefused::Ended),
             Some(Err(why)) => {
                 // Where all are refused it is said once and for all.
@@ -339,7 +341,7 @@ impl Sampler {
             return Err(refused.or(shared.timers_refused).unwrap_or(WhyRefused::NotAsked));
         };
         timers
-            .open(recording.tid, recording.stack.as_ref(), period_ns)
+            .open(thread.tid, thread.stack.as_ref(), period_ns)
             .inspect_err(|why| self.note_refusal(*why))
     }
 
@@ -437,7 +439,7 @@ fn describe_refusal(why: WhyRefused) -> &'static str {
 }
 
 impl ArmThreads for Sampler {
-    fn begin(&self, _clock: &Clock) -> Begun {
+    fn begin(&self) -> Begun {
         // The thread's own filters may be others than those of the thread that made the layer.
         sys::look_at_filters();
         let counters = &self.0.counters;
@@ -446,12 +448,12 @@ impl ArmThreads for Sampler {
             Counters::add(&counters.threads_unsampled, 1);
             self.0.perf.iter().filter_map(Perf::refused).for_each(|why| self.note_refusal(why));
         }
-        let source = Box::new(SampledThread {
+        let source = Box::new(ThreadSampler {
             waker: self.0.waker.clone(),
             unsampled: is_refused.then(|| Arc::clone(counters)),
             has_hardware: self.0.perf.as_ref().is_some_and(Perf::has_hardware),
         });
-        let recording = (!is_refused).then(|| {
+        let sampled = (!is_refused).then(|| {
             let stack = if self.may_have_timers() { sys::stack_bounds() } else { None };
             if self.uses_timers() {
                 // Who cannot have them is told when one is asked for.
@@ -460,44 +462,44 @@ impl ArmThreads for Sampler {
             let first = Arc::new(Arming::none());
             let tid = sys::current_tid();
             let period_ns = self.0.first_period_ns.load(Ordering::Relaxed);
-            let recording = Recording::new(tid, stack, Rate::of(period_ns), Arc::clone(&first));
-            let recording = Arc::new(recording);
+            let thread = SampledThread::new(tid, stack, Rate::of(period_ns), Arc::clone(&first));
+            let thread = Arc::new(thread);
             let is_over = self.0.is_over.lock();
             if *is_over {
-                recording.end();
+                thread.end();
             } else {
-                self.0.new.lock().push(Arc::clone(&recording));
+                self.0.new.lock().push(Arc::clone(&thread));
             }
             drop(is_over);
             // It may wait before its first sample.
             self.0.waker.wake();
-            (recording, first)
+            (thread, first)
         });
-        Begun { recording, source }
+        Begun { sampled, source }
     }
 
-    fn arm(&self, recording: &Recording) {
+    fn arm(&self, thread: &SampledThread) {
         #[cfg(test)]
         if let Some(scripted) = self.0.scripted.get() {
-            scripted.arm(recording);
+            scripted.arm(thread);
             return;
         }
         if self.0.sheds.load(Ordering::Relaxed) {
             return;
         }
         sys::look_at_filters();
-        let armed = recording.follow(|last| {
+        let armed = thread.follow(|last| {
             // Who ends everything says so first, and then looks for what is last, which waits for this.
-            if last.ring.is_some() || *self.0.is_over.lock() || recording.is_over() {
+            if last.ring.is_some() || *self.0.is_over.lock() || thread.is_over() {
                 return None;
             }
-            let arming = self.open(recording);
+            let arming = self.open(thread);
             if matches!(arming, Err(WhyRefused::Ended)) {
                 return None;
             }
             let arming = arming.ok();
             let counters = &self.0.counters;
-            if recording.note_refused(arming.is_none()) != arming.is_none() {
+            if thread.note_refused(arming.is_none()) != arming.is_none() {
                 match arming {
                     Some(_) => _ = counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed),
                     None => Counters::add(&counters.threads_unsampled, 1),
@@ -505,13 +507,13 @@ impl ArmThreads for Sampler {
             }
             let arming = arming?;
             self.count_sampled(&arming);
-            arming.note_since(sys::cpu_ns_of(recording.tid).unwrap_or(u64::MAX));
+            arming.note_since(sys::cpu_ns_of(thread.tid).unwrap_or(u64::MAX));
             Some(arming)
         });
         // Not before the thread can see where its samples are.
         if let Some(armed) = armed
             && let Err(why) = armed.start()
-            && !recording.is_over()
+            && !thread.is_over()
         {
             self.note_refusal(why);
         }
@@ -520,14 +522,14 @@ impl ArmThreads for Sampler {
 
 /// One thread, of which samples are taken or the CPU clock alone is read.
 #[derive(Debug)]
-struct SampledThread {
+struct ThreadSampler {
     waker: Waker,
     /// Where it is counted if it will not be sampled.
     unsampled: Option<Arc<Counters>>,
     has_hardware: bool,
 }
 
-impl Drop for SampledThread {
+impl Drop for ThreadSampler {
     fn drop(&mut self) {
         match &self.unsampled {
             Some(counters) => _ = counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed),
@@ -537,7 +539,7 @@ impl Drop for SampledThread {
     }
 }
 
-impl ThreadSource for SampledThread {
+impl ThreadSource for ThreadSampler {
     /// The thread itself opens its counters: a group of `perf_event` counts the thread that makes it.
     fn took_up(&self, arming: &Arming) {
         if arming.ring.is_some() && !arming.has_switch_records() {
@@ -557,12 +559,12 @@ impl ThreadSource for SampledThread {
     /// One by one: those that were taken in the kernel are longer than others, and there are records beside
     /// them. What lies there may have been read long ago, but is written over only by this thread's own samples.
     fn count_samples(&self, arming: &Arming, from: u64, until: u64) -> Option<u64> {
-        let ring = arming.ring.as_ref().filter(|ring| !ring.says_positions())?;
+        let ring = arming.ring.as_ref().filter(|ring| ring.timer().is_none())?;
         let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
         if !fits(until) {
             return None;
         }
-        let records = Records::between(&**ring, from, until);
+        let records = Records::between(&***ring, from, until);
         let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
         fits(ring.head()).then_some(samples as u64)
     }

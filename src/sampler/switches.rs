@@ -1,7 +1,7 @@
 //! When a thread was switched off and onto a CPU, as perf recorded it: the lengths of waits.
 
 use super::record::{Record, Records};
-use crate::sys::Ring;
+use crate::sys::RingMemory;
 
 /// That a thread was switched out, and has not been switched in since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) struct SwitchedOut {
 }
 
 /// The newest record, if it says that the thread was switched out. Nothing is taken out of the ring.
-pub(crate) fn switched_out(ring: &Ring) -> Option<SwitchedOut> {
+pub(crate) fn switched_out(ring: &RingMemory) -> Option<SwitchedOut> {
     if is_full(ring) {
         return None;
     }
@@ -32,7 +32,7 @@ pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
 }
 
 /// Whether there is no room for a further record: then the newest is not the last that happened.
-pub(crate) fn is_full(ring: &Ring) -> bool {
+pub(crate) fn is_full(ring: &RingMemory) -> bool {
     let tail = ring.tail();
     let used = ring.head().saturating_sub(tail);
     used.saturating_add(LONGEST_RECORD) > ring.data_size() as u64
@@ -40,7 +40,7 @@ pub(crate) fn is_full(ring: &Ring) -> bool {
 
 /// When a thread that was switched out at `position` was switched in again. `None` if the record of
 /// it is gone, or there is none.
-pub(crate) fn switched_in_after(ring: &Ring, position: u64) -> Option<u64> {
+pub(crate) fn switched_in_after(ring: &RingMemory, position: u64) -> Option<u64> {
     let head = ring.head();
     let mut records = Records::between(ring, position, head);
     let time_ns = records.find_map(|record| match record {
@@ -53,7 +53,7 @@ pub(crate) fn switched_in_after(ring: &Ring, position: u64) -> Option<u64> {
 }
 
 /// Makes room for further records, but for the newest. Returns how many were lost since there was none.
-pub(crate) fn make_room(ring: &Ring) -> u64 {
+pub(crate) fn make_room(ring: &RingMemory) -> u64 {
     let (tail, head) = (ring.tail(), ring.head());
     let lost = Records::between(ring, tail, head).map(|record| match record {
         Ok(Record::Lost { count, .. }) => count,

@@ -3,25 +3,24 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::arming::Arming;
 use super::record::Machine;
-use crate::span::Arming;
-use crate::sys::{self, Ring, SampleRequest, TimerClock, Waker, WhyRefused};
+use crate::sys::{self, SampleRequest, SampleRing, TimerClock, TimerRing, WhyRefused};
 
 /// Makes timers for threads.
 #[derive(Debug)]
 pub(super) struct Timers {
     request: SampleRequest,
     clock: TimerClock,
-    waker: Waker,
 }
 
 /// A thread writes at most a mark a sample, and of samples this short are few.
 const SHORT_SAMPLE: u64 = 1024;
 
 impl Timers {
-    pub(super) fn new(request: SampleRequest, clock: TimerClock, waker: Waker) -> Self {
+    pub(super) fn new(request: SampleRequest, clock: TimerClock) -> Self {
         let position_step = Machine::NATIVE.sample_size(request.stack_bytes);
-        Self { request: SampleRequest { position_step, ..request }, clock, waker }
+        Self { request: SampleRequest { position_step, ..request }, clock }
     }
 
     pub(super) fn clock(&self) -> TimerClock {
@@ -39,9 +38,9 @@ impl Timers {
         tid: u32,
         stack: Option<&Range<u64>>,
         request: SampleRequest,
-    ) -> Result<Ring, WhyRefused> {
+    ) -> Result<TimerRing, WhyRefused> {
         let stack = stack.cloned().ok_or(WhyRefused::NotAsked)?;
-        sys::open_timer_ring(request, self.clock, &self.waker, tid, stack)
+        sys::open_timer_ring(request, self.clock, tid, stack)
     }
 
     /// Makes what samples the thread of that number and with that stack. It does nothing before it is started.
@@ -52,7 +51,7 @@ impl Timers {
         period_ns: u64,
     ) -> Result<Arming, WhyRefused> {
         let request = SampleRequest { period_ns, ..self.request };
-        let ring = Arc::new(self.open_ring(tid, stack, request)?);
+        let ring = Arc::new(SampleRing::Timer(self.open_ring(tid, stack, request)?));
         let position_step = request.position_step;
         Ok(Arming::new(ring, period_ns, position_step, SHORT_SAMPLE))
     }

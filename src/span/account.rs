@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::SpanKey;
+use crate::sampler::{Usage, UsageCounts};
 use crate::sys::Clock;
 
 /// Where the wall time of a span went, and what else it cost.
@@ -137,13 +138,7 @@ pub struct Hardware {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) sure: Sure,
-    pub(crate) voluntary_switches: u64,
-    pub(crate) involuntary_switches: u64,
-    pub(crate) minor_faults: u64,
-    pub(crate) major_faults: u64,
-    pub(crate) cycles: u64,
-    pub(crate) instructions: u64,
-    pub(crate) cache_misses: u64,
+    pub(crate) usage: Usage,
 }
 
 impl Tally {
@@ -151,13 +146,7 @@ impl Tally {
         self.sure.on_ns += other.sure.on_ns;
         self.sure.off_ns += other.sure.off_ns;
         self.sure.sampled_ns += other.sure.sampled_ns;
-        self.voluntary_switches += other.voluntary_switches;
-        self.involuntary_switches += other.involuntary_switches;
-        self.minor_faults += other.minor_faults;
-        self.major_faults += other.major_faults;
-        self.cycles += other.cycles;
-        self.instructions += other.instructions;
-        self.cache_misses += other.cache_misses;
+        self.usage.add(&other.usage);
     }
 }
 
@@ -191,38 +180,17 @@ pub(crate) struct Counts {
     inside_on_ns: AtomicU64,
     inside_unsure_ns: AtomicU64,
     inside_sampled_ns: AtomicU64,
-    voluntary_switches: AtomicU64,
-    involuntary_switches: AtomicU64,
-    minor_faults: AtomicU64,
-    major_faults: AtomicU64,
-    cycles: AtomicU64,
-    instructions: AtomicU64,
-    cache_misses: AtomicU64,
+    usage: UsageCounts<AtomicU64>,
 }
 
 impl Counts {
     /// For a thread that is in the span, so that it cannot close meanwhile.
     pub(crate) fn add(&self, key: SpanKey, tally: &Tally) {
-        let Tally {
-            sure,
-            voluntary_switches,
-            involuntary_switches,
-            minor_faults,
-            major_faults,
-            cycles,
-            instructions,
-            cache_misses,
-        } = *tally;
+        let Tally { sure, usage } = tally;
         self.sure_on_ns.add(key, sure.on_ns);
         self.sure_off_ns.add(key, sure.off_ns);
         self.sure_sampled_ns.add(key, sure.sampled_ns);
-        add(&self.voluntary_switches, voluntary_switches);
-        add(&self.involuntary_switches, involuntary_switches);
-        add(&self.minor_faults, minor_faults);
-        add(&self.major_faults, major_faults);
-        add(&self.cycles, cycles);
-        add(&self.instructions, instructions);
-        add(&self.cache_misses, cache_misses);
+        self.usage.iter().zip(usage.counts()).for_each(|(sum, count)| add(sum, count));
     }
 
     /// For a thread that was for `segment_ns` in a span inside it, and not in this one, and knows that of it.
@@ -242,36 +210,9 @@ impl Counts {
     }
 
     pub(crate) fn clear(&self) {
-        let Self {
-            sure_on_ns,
-            sure_off_ns,
-            sure_sampled_ns,
-            inside_on_ns,
-            inside_unsure_ns,
-            inside_sampled_ns,
-            voluntary_switches,
-            involuntary_switches,
-            minor_faults,
-            major_faults,
-            cycles,
-            instructions,
-            cache_misses,
-        } = self;
-        for count in [
-            &sure_on_ns.0,
-            &sure_off_ns.0,
-            &sure_sampled_ns.0,
-            inside_on_ns,
-            inside_unsure_ns,
-            inside_sampled_ns,
-            voluntary_switches,
-            involuntary_switches,
-            minor_faults,
-            major_faults,
-            cycles,
-            instructions,
-            cache_misses,
-        ] {
+        let sure = [&self.sure_on_ns, &self.sure_off_ns, &self.sure_sampled_ns].map(|sum| &sum.0);
+        let inside = [&self.inside_on_ns, &self.inside_unsure_ns, &self.inside_sampled_ns];
+        for count in sure.into_iter().chain(inside).chain(&self.usage) {
             count.store(0, Ordering::Relaxed);
         }
     }
@@ -293,11 +234,9 @@ impl Counts {
         let inside_unsure_ns = get(&self.inside_unsure_ns);
         let (error_ns, sampled_ns) =
             (unsure_ns.div_ceil(2), self.sure_sampled_ns.get(key).min(sure_on_ns));
-        let hardware = Hardware {
-            cycles: get(&self.cycles),
-            instructions: get(&self.instructions),
-            cache_misses: get(&self.cache_misses),
-        };
+        let usage = Usage::from_counts(self.usage.each_ref().map(get));
+        let Usage { cycles, instructions, cache_misses, .. } = usage;
+        let hardware = Hardware { cycles, instructions, cache_misses };
         Account {
             wall_ns: clock.ns(wall),
             on_cpu_ns,
@@ -309,10 +248,10 @@ impl Counts {
             off_cpu_ns: entered_ns - on_cpu_ns,
             idle_ns: clock.ns(idle),
             after_last_exit_ns: 0,
-            voluntary_switches: get(&self.voluntary_switches),
-            involuntary_switches: get(&self.involuntary_switches),
-            minor_faults: get(&self.minor_faults),
-            major_faults: get(&self.major_faults),
+            voluntary_switches: usage.voluntary_switches,
+            involuntary_switches: usage.involuntary_switches,
+            minor_faults: usage.minor_faults,
+            major_faults: usage.major_faults,
             hardware: (hardware.cycles > 0).then_some(hardware),
             is_cpu_time_unknown: false,
         }

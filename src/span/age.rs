@@ -23,7 +23,7 @@ impl Spans {
         slot.arm_at_enter();
         let (has_turned, now) = (state.begin_hook(), self.clock.now());
         if has_turned {
-            self.settle(state, now);
+            self.sync_accounts(state, now);
         }
         state.make_old(now);
         if !state.is_armed {
@@ -113,11 +113,11 @@ impl Spans {
             });
         }
         if arms_at_enter {
-            state.recording.iter().for_each(|recording| recording.note_arms_itself());
+            state.sampled.iter().for_each(|sampled| sampled.note_arms_itself());
         }
         if arms_at_enter || std::mem::take(&mut state.is_new) {
             self.arm_self(state, now);
         }
-        now.max(state.settled)
+        now.max(state.synced)
     }
 }

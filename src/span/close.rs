@@ -47,23 +47,23 @@ impl Spans {
     /// long as the span counts as open, nobody takes it for judged. Returns whether it was judged.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
-        match self.table.get_inside(id) {
+        match self.table.get_in_table(id) {
             Some(slot) => {
                 let closing = self.close_slot(slot);
                 let told = closing.map(|closing| self.told(&closing, judge(&closing)));
                 slot.release();
                 self.note_told(told)
             }
-            None => self.table.has_outside() && self.close_outside(id, judge),
+            None => self.table.has_overflow() && self.close_overflow(id, judge),
         }
     }
 
     #[cold]
-    fn close_outside(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
-        let Some(slot) = self.table.get_outside(id) else { return false };
+    fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
+        let Some(slot) = self.table.get_overflow(id) else { return false };
         let closing = self.close_slot(&slot);
         let told = closing.map(|closing| self.told(&closing, judge(&closing)));
-        self.table.release_outside(id, &slot);
+        self.table.release_overflow(id, &slot);
         self.note_told(told)
     }
 
@@ -91,8 +91,8 @@ impl Spans {
     #[inline(never)]
     fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
         if let Some(mut state) = take(self.layer) {
-            if !state.unresolved.is_empty() {
-                self.settle(&mut state, now);
+            if !state.pending.is_empty() {
+                self.sync_accounts(&mut state, now);
                 // It can have been armed.
                 state.end_hook(now);
             }

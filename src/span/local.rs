@@ -1,7 +1,6 @@
 //! What a thread knows of the spans it is in.
 
 use std::cell::{Cell, RefCell};
-use std::fmt::Debug;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -9,10 +8,9 @@ use std::sync::{Arc, Weak};
 
 use super::RegistryId;
 use super::account::{Sure, Tally};
-use super::arming::Arming;
-use super::recording::{NEVER, Recording};
-use super::segment::{CPU_UNKNOWN, NESTED, Part, Segment, UNWINDING, Unresolved};
+use super::segment::{CPU_UNKNOWN, NESTED, PendingSegment, PendingSegments, Segment, UNWINDING};
 use super::slot::Slot;
+use crate::sampler::{Arming, NEVER, SampledThread, ThreadSource, Usage};
 use crate::sys::{self, Clock, Position};
 
 thread_local! {
@@ -167,66 +165,6 @@ pub(super) fn add_state(state: ThreadState) {
     });
 }
 
-/// Where raw samples and the scheduler's doings come from.
-pub(crate) trait ArmThreads: Send + Sync + Debug {
-    /// Begins with the calling thread: on its first profiled segment, and again on the first one after its
-    /// recording was ended.
-    fn begin(&self, clock: &Clock) -> Begun;
-    /// Samples the thread of that recording from now on, if it can be and is not.
-    fn arm(&self, recording: &Recording);
-}
-
-/// A thread that [`ArmThreads`] has begun with.
-#[derive(Debug)]
-pub(crate) struct Begun {
-    /// What the collector was given, with its first arming; none if the thread will not be sampled.
-    pub(crate) recording: Option<(Arc<Recording>, Arc<Arming>)>,
-    pub(crate) source: Box<dyn ThreadSource>,
-}
-
-/// A source on one thread; called by that thread only, and only where something moved.
-pub(crate) trait ThreadSource: Debug {
-    /// From now on the thread is sampled with that.
-    fn took_up(&self, _arming: &Arming) {}
-    /// The samples between two positions, if they can be counted; else their number follows from their
-    /// least size.
-    fn count_samples(&self, _arming: &Arming, _from: u64, _until: u64) -> Option<u64> {
-        None
-    }
-    /// The thread's CPU clock in nanoseconds.
-    fn cpu_ns(&mut self) -> Option<u64> {
-        sys::thread_cpu_ns()
-    }
-    /// What the thread has used since it started; counts of the hardware since it was armed.
-    fn usage(&mut self, arming: Option<&Arming>) -> Usage;
-    /// The collector is to look sooner than it means to.
-    fn wake_collector(&self) {}
-}
-
-/// What a thread has used since it started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
-    pub(crate) minor_faults: u64,
-    pub(crate) major_faults: u64,
-    pub(crate) voluntary_switches: u64,
-    pub(crate) involuntary_switches: u64,
-    pub(crate) cycles: u64,
-    pub(crate) instructions: u64,
-    pub(crate) cache_misses: u64,
-}
-
-impl Usage {
-    const NONE: Self = Self {
-        minor_faults: 0,
-        major_faults: 0,
-        voluntary_switches: 0,
-        involuntary_switches: 0,
-        cycles: 0,
-        instructions: 0,
-        cache_misses: 0,
-    };
-}
-
 /// A thread's state for one layer.
 #[derive(Debug)]
 pub(super) struct ThreadState {
@@ -244,8 +182,8 @@ pub(super) struct ThreadState {
     /// Spans that this thread has made.
     pub(super) seen: Arc<AtomicU64>,
     pub(super) samples: Position,
-    pub(super) recording: Option<Arc<Recording>>,
-    /// That of the recording which the thread has taken up.
+    pub(super) sampled: Option<Arc<SampledThread>>,
+    /// That of them which the thread has taken up.
     pub(super) arming: Option<Arc<Arming>>,
     /// How many came before it.
     pub(super) turn: u32,
@@ -257,12 +195,12 @@ pub(super) struct ThreadState {
     pub(super) source: Option<Box<dyn ThreadSource>>,
     /// Nobody says when the thread runs.
     pub(super) cpu_unknown: bool,
-    /// Where the present stretch of the ring began.
+    /// Where the open interval of the ring began.
     pub(super) from: u64,
     /// When to look at what time alone changes.
     pub(super) deadline: u64,
     /// When the CPU clock was last read.
-    pub(super) settled: u64,
+    pub(super) synced: u64,
     pub(super) cpu_ns: u64,
     /// For how long its arming had sampled it by then.
     pub(super) sampled_ns: u64,
@@ -270,7 +208,7 @@ pub(super) struct ThreadState {
     pub(super) sampled_ended_ns: u64,
     pub(super) usage: Usage,
     pub(super) usage_read: u64,
-    pub(super) unresolved: Unresolved,
+    pub(super) pending: PendingSegments,
 }
 
 /// Nesting that needs no allocation after a thread's first profiled span.
@@ -287,7 +225,7 @@ impl ThreadState {
             keys: 0..0,
             seen: Arc::default(),
             samples: Position::fixed(),
-            recording: None,
+            sampled: None,
             arming: None,
             turn: 0,
             is_armed: false,
@@ -297,13 +235,13 @@ impl ThreadState {
             from: 0,
             // Long ago: the first enter looks, and arms the thread.
             deadline: 0,
-            settled: 0,
+            synced: 0,
             cpu_ns: 0,
             sampled_ns: 0,
             sampled_ended_ns: 0,
-            usage: Usage::NONE,
+            usage: Usage::default(),
             usage_read: 0,
-            unresolved: Unresolved::NONE,
+            pending: PendingSegments::NONE,
         }
     }
 
@@ -322,21 +260,21 @@ impl ThreadState {
         self.segments.get(self.depth.checked_sub(1)?)
     }
 
-    /// See [`Recording::begin_hook`]. Returns whether there is another arming to take up.
+    /// See [`SampledThread::begin_hook`]. Returns whether there is another arming to take up.
     #[inline(always)]
     pub(super) fn begin_hook(&self) -> bool {
-        let Some(recording) = &self.recording else { return false };
-        recording.begin_hook();
-        recording.turn() != self.turn
+        let Some(sampled) = &self.sampled else { return false };
+        sampled.begin_hook();
+        sampled.turn() != self.turn
     }
 
     /// The hook ends in the innermost span.
     #[inline(always)]
     pub(super) fn end_hook(&self, now: u64) {
-        if let Some(recording) = &self.recording {
+        if let Some(sampled) = &self.sampled {
             let (key, old_at) = self.top().map_or((0, NEVER), |top| (top.key, top.old_at));
-            recording.set_times(now, old_at);
-            recording.set_span(key);
+            sampled.set_times(now, old_at);
+            sampled.set_span(key);
         }
     }
 
@@ -452,16 +390,16 @@ impl ThreadState {
         now: u64,
         cpu_ns: u64,
         sampled_ns: u64,
-        mut late: impl FnMut(Part, Sure),
+        mut late: impl FnMut(PendingSegment, Sure),
     ) {
-        let settled = self.settled;
-        let interval_ns = clock.ns(now.saturating_sub(settled));
+        let synced = self.synced;
+        let interval_ns = clock.ns(now.saturating_sub(synced));
         for segment in self.entered_mut() {
-            let part_ns = clock.ns(now.saturating_sub(segment.entered.max(settled)));
+            let part_ns = clock.ns(now.saturating_sub(segment.entered.max(synced)));
             let sure = Sure::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
             segment.tally(&Tally { sure, ..Tally::default() });
         }
-        for part in self.unresolved.take() {
+        for part in self.pending.take() {
             late(part, Sure::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
         }
     }
@@ -469,8 +407,8 @@ impl ThreadState {
 
 impl Drop for ThreadState {
     fn drop(&mut self) {
-        if let Some(recording) = &self.recording {
-            recording.end();
+        if let Some(sampled) = &self.sampled {
+            sampled.end();
         }
     }
 }

@@ -1,19 +1,17 @@
 //! Open spans: which thread is in which, since when, and where its time goes.
 //!
-//! Knows nothing of rules, perf or profiles. What opens a ring or reads the scheduler comes in
-//! through [`ArmThreads`]; what the collector must learn goes out as [`Notice`]s and [`Mark`]s.
+//! Knows nothing of rules, perf or profiles. What the collector must learn goes out as [`Notice`]s, and as what a
+//! [`SampledThread`](crate::sampler::SampledThread) shows.
 
 mod account;
 mod age;
-mod arming;
 mod close;
 mod local;
 mod overdue;
-mod recording;
 mod segment;
-mod settle;
 mod slot;
 mod spans;
+mod sync;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -22,18 +20,15 @@ use std::num::NonZeroU64;
 
 use tracing_subscriber::registry;
 
+pub(crate) use crate::ids::SpanKey;
 use crate::ids::{SpanId, TraceId};
 
 pub use account::{Account, Hardware};
-pub(crate) use arming::{Arming, Mark};
 pub(crate) use close::{Closing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
-pub(crate) use local::{
-    ArmThreads, Begun, ThreadSource, Usage, forget_this_thread, is_ignored, spawn_ignored,
-};
-pub(crate) use overdue::{Described, OpenSpan, Told};
-pub(crate) use recording::{Rate, Recording, Stretch};
+pub(crate) use local::{forget_this_thread, is_ignored, spawn_ignored};
+pub(crate) use overdue::{Described, OpenSpan, Reported};
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, KEEP_ON_ERROR,
     ONE_IN, SAMPLED_ITSELF, SUSPECT, WATCHED,
@@ -42,25 +37,6 @@ pub(crate) use spans::{GivenParent, Notice, Spans};
 
 /// The number that the registry gives a span, and gives again to a later one.
 pub(crate) type RegistryId = NonZeroU64;
-
-/// Our own number of a span: never given twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct SpanKey(NonZeroU64);
-
-impl SpanKey {
-    pub(crate) const MIN: Self = Self(NonZeroU64::MIN);
-
-    pub(crate) const fn new(number: u64) -> Option<Self> {
-        match NonZeroU64::new(number) {
-            Some(number) => Some(Self(number)),
-            None => None,
-        }
-    }
-
-    pub(crate) const fn get(self) -> u64 {
-        self.0.get()
-    }
-}
 
 /// Under what a span is exported by OpenTelemetry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +64,11 @@ pub(crate) struct Plan {
 
 /// Asks the registry for spans: the given one and its ancestors, or those that are entered on this
 /// thread from the inside out. Stops when it is answered with true.
-pub(crate) type Ancestry<'a> = &'a dyn Fn(From, &mut dyn FnMut(RegistryId) -> bool);
+pub(crate) type Ancestry<'a> = &'a dyn Fn(AncestryFrom, &mut dyn FnMut(RegistryId) -> bool);
 
 /// Where an [`Ancestry`] begins.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum From {
+pub(crate) enum AncestryFrom {
     Current,
     Span(RegistryId),
 }
@@ -100,14 +76,14 @@ pub(crate) enum From {
 /// The [`Ancestry`] that a layer's context knows.
 pub(crate) fn ancestry<S>(
     context: &tracing_subscriber::layer::Context<'_, S>,
-    from: From,
+    from: AncestryFrom,
     visit: &mut dyn FnMut(RegistryId) -> bool,
 ) where
     S: tracing::Subscriber + for<'a> registry::LookupSpan<'a>,
 {
     let first = match from {
-        From::Current => context.lookup_current(),
-        From::Span(id) => context.span(&tracing::span::Id::from_non_zero_u64(id)),
+        AncestryFrom::Current => context.lookup_current(),
+        AncestryFrom::Span(id) => context.span(&tracing::span::Id::from_non_zero_u64(id)),
     };
     let Some(first) = first else { return };
     for span in first.scope() {

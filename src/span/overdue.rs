@@ -31,7 +31,7 @@ pub(crate) struct Described {
 
 /// What was said of a span that is open still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum Reported {
     Hung = 1,
     Open = 2,
 }
@@ -60,13 +60,13 @@ impl Spans {
 
     /// Says of a span that is open that it hangs, or is open for too long. False if it was said
     /// before, or if the span has closed.
-    pub(crate) fn tell_of(&self, id: RegistryId, key: SpanKey, told: Told) -> bool {
-        self.open_slot(id, key).is_some_and(|slot| !slot.tell_of(key, told))
+    pub(crate) fn mark_reported(&self, id: RegistryId, key: SpanKey, told: Reported) -> bool {
+        self.open_slot(id, key).is_some_and(|slot| !slot.mark_reported(key, told))
     }
 
     /// Whether that was said of a span.
-    pub(crate) fn was_told_of(&self, id: RegistryId, key: SpanKey, told: Told) -> bool {
-        self.open_slot(id, key).is_none_or(|slot| slot.was_told_of(key, told))
+    pub(crate) fn was_reported(&self, id: RegistryId, key: SpanKey, told: Reported) -> bool {
+        self.open_slot(id, key).is_none_or(|slot| slot.was_reported(key, told))
     }
 
     /// A span and those around it, the outermost first. `None` if the span has closed.

@@ -38,16 +38,16 @@ const _: () = assert!(std::mem::offset_of!(Segment, tally) <= 72);
 /// Segments that have ended since the CPU clock was last read: at most one span for each place, so that a hook
 /// finds it without a search.
 #[derive(Debug)]
-pub(super) struct Unresolved([Part; UNRESOLVED]);
+pub(super) struct PendingSegments([PendingSegment; PLACES]);
 
-const UNRESOLVED: usize = 64;
+const PLACES: usize = 64;
 /// Of the registry's ids: without how often the place was used before. It is given again only when the span
 /// that had it is closed, and nobody asks for that any more.
 const REGISTRY_PLACE: u64 = (1 << 51) - 1;
 
 /// Segments of one span.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct PendingSegment {
     pub(super) id: RegistryId,
     /// The span's [`SpanKey`] as a number; 0 if the place is free.
     pub(super) key: u64,
@@ -55,12 +55,12 @@ pub(super) struct Part {
     pub(super) ticks: u64,
 }
 
-impl Part {
+impl PendingSegment {
     const NONE: Self = Self { id: RegistryId::MIN, key: 0, ticks: 0 };
 }
 
-impl Unresolved {
-    pub(super) const NONE: Self = Self([Part::NONE; UNRESOLVED]);
+impl PendingSegments {
+    pub(super) const NONE: Self = Self([PendingSegment::NONE; PLACES]);
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().all(|part| part.key == 0)
@@ -68,9 +68,9 @@ impl Unresolved {
 
     /// The place of a span, and what is in it of that span. None if another one that is open has it.
     #[inline(always)]
-    fn room(&mut self, id: RegistryId, key: u64) -> Option<(&mut Part, u64)> {
+    fn room(&mut self, id: RegistryId, key: u64) -> Option<(&mut PendingSegment, u64)> {
         // The registry's ids are dense on each thread.
-        let part = self.0.get_mut((id.get() % UNRESOLVED as u64) as usize)?;
+        let part = self.0.get_mut((id.get() % PLACES as u64) as usize)?;
         let before = match part.key {
             0 => 0,
             same if same == key => part.ticks,
@@ -87,15 +87,15 @@ impl Unresolved {
 
     /// Adds a segment that has ended, if there is room. Returns whether there was.
     #[inline(always)]
-    pub(super) fn add(&mut self, Part { id, key, ticks }: Part) -> bool {
+    pub(super) fn add(&mut self, PendingSegment { id, key, ticks }: PendingSegment) -> bool {
         let Some((part, before)) = self.room(id, key) else { return false };
-        *part = Part { id, key, ticks: before + ticks };
+        *part = PendingSegment { id, key, ticks: before + ticks };
         true
     }
 
-    pub(super) fn take(&mut self) -> impl Iterator<Item = Part> {
+    pub(super) fn take(&mut self) -> impl Iterator<Item = PendingSegment> {
         let parts = self.0.iter_mut().filter(|part| part.key != 0);
-        parts.map(|part| std::mem::replace(part, Part::NONE))
+        parts.map(|part| std::mem::replace(part, PendingSegment::NONE))
     }
 
     pub(super) fn clear(&mut self) {
@@ -148,19 +148,19 @@ impl Segment {
 mod tests {
     use super::*;
 
-    fn part(id: u64, key: u64, ticks: u64) -> Part {
-        Part { id: RegistryId::new(id).unwrap(), key, ticks }
+    fn part(id: u64, key: u64, ticks: u64) -> PendingSegment {
+        PendingSegment { id: RegistryId::new(id).unwrap(), key, ticks }
     }
 
     #[test]
     fn a_span_in_the_place_of_a_closed_one_has_room() {
-        let mut unresolved = Unresolved::NONE;
-        assert!(unresolved.add(part(1, 7, 10)) && unresolved.add(part(1, 7, 5)));
+        let mut pending = PendingSegments::NONE;
+        assert!(pending.add(part(1, 7, 10)) && pending.add(part(1, 7, 5)));
         // The same place of the registry, used once more.
-        assert!(unresolved.add(part(1 | 1 << 51, 8, 3)));
-        assert!(!unresolved.add(part(65, 9, 1)), "another one that is open");
-        let left: Vec<_> = unresolved.take().map(|part| (part.key, part.ticks)).collect();
+        assert!(pending.add(part(1 | 1 << 51, 8, 3)));
+        assert!(!pending.add(part(65, 9, 1)), "another one that is open");
+        let left: Vec<_> = pending.take().map(|part| (part.key, part.ticks)).collect();
         assert_eq!(left, [(8, 3)]);
-        assert!(unresolved.is_empty() && unresolved.add(part(65, 9, 1)));
+        assert!(pending.is_empty() && pending.add(part(65, 9, 1)));
     }
 }

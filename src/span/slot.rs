@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::account::{Account, Counts, Sure, Tally};
-use super::{Plan, RegistryId, SpanKey, Told};
+use super::{Plan, RegistryId, Reported, SpanKey};
 use crate::sys::Clock;
 
-const TOLD_BITS: u32 = 2;
+const REPORTED_BITS: u32 = 2;
 
 /// Of a span that has not aged the on-CPU time is not known at all at worst: this makes that a hundredth of its
 /// wall time.
@@ -63,7 +63,7 @@ pub(crate) struct Slot {
     root: AtomicU64,
     /// For how long the span was entered by the thread that opened it: nobody else writes it, so it needs
     /// no locked instruction, which would take longer than all the rest of a hook.
-    ticks_here: AtomicU64,
+    owner_ticks: AtomicU64,
     last_exit: AtomicU64,
     /// Ticks after which the span may have to be kept: a little less than the rule says.
     suspect_after: AtomicU64,
@@ -71,15 +71,15 @@ pub(crate) struct Slot {
     /// The thread that opened the span.
     owner: AtomicU32,
     /// How often it is in the span.
-    entered_here: AtomicU32,
+    owner_entered: AtomicU32,
     /// The same of all other threads.
-    entered_elsewhere: AtomicU32,
+    others_entered: AtomicU32,
 
     opened: AtomicU64,
     idle: AtomicU64,
     /// Since when it is entered without a break, if it is entered.
     entered_since: AtomicU64,
-    ticks_elsewhere: AtomicU64,
+    other_ticks: AtomicU64,
     parent: AtomicU64,
     /// For how long it must be entered still before it is old, spans inside it on other threads included. Of two
     /// threads that leave at once one may take nothing off: then it is old a little later.
@@ -96,7 +96,7 @@ pub(crate) struct Slot {
     matched: AtomicU64,
     /// The key of the span of which the collector has said something while it was open, and in the
     /// lowest bits what.
-    told_of: AtomicU64,
+    reported: AtomicU64,
     counts: Counts,
 }
 
@@ -137,10 +137,10 @@ impl Slot {
         fence(Ordering::Release);
         self.key.store(key.get(), Ordering::Relaxed);
         self.opened.store(now, Ordering::Relaxed);
-        self.ticks_here.store(0, Ordering::Relaxed);
-        self.ticks_elsewhere.store(0, Ordering::Relaxed);
-        self.entered_here.store(0, Ordering::Relaxed);
-        self.entered_elsewhere.store(0, Ordering::Relaxed);
+        self.owner_ticks.store(0, Ordering::Relaxed);
+        self.other_ticks.store(0, Ordering::Relaxed);
+        self.owner_entered.store(0, Ordering::Relaxed);
+        self.others_entered.store(0, Ordering::Relaxed);
         self.owner.store(owner, Ordering::Relaxed);
         self.last_exit.store(now, Ordering::Relaxed);
         self.idle.store(0, Ordering::Relaxed);
@@ -175,13 +175,13 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn enter(&self, now: u64, thread: u32) -> bool {
         let was_entered = if self.owner.load(Ordering::Relaxed) == thread {
-            let before = self.entered_here.load(Ordering::Relaxed);
-            self.entered_here.store(before.wrapping_add(1), Ordering::Release);
-            before | self.entered_elsewhere.load(Ordering::Acquire)
+            let before = self.owner_entered.load(Ordering::Relaxed);
+            self.owner_entered.store(before.wrapping_add(1), Ordering::Release);
+            before | self.others_entered.load(Ordering::Acquire)
         } else {
             // Acquire: pairs with `exit`, so that `last_exit` is that of the exit before.
-            let before = self.entered_elsewhere.fetch_add(1, Ordering::AcqRel);
-            before | self.entered_here.load(Ordering::Acquire)
+            let before = self.others_entered.fetch_add(1, Ordering::AcqRel);
+            before | self.owner_entered.load(Ordering::Acquire)
         };
         if was_entered != 0 {
             return true;
@@ -198,13 +198,13 @@ impl Slot {
         self.last_exit.store(now, Ordering::Relaxed);
         // First the time: who finds that nobody is in it any more finds all of it.
         if self.owner.load(Ordering::Relaxed) == thread {
-            let before = self.ticks_here.load(Ordering::Relaxed);
-            self.ticks_here.store(before.wrapping_add(ticks), Ordering::Relaxed);
-            let before = self.entered_here.load(Ordering::Relaxed);
-            self.entered_here.store(before.wrapping_sub(1), Ordering::Release);
+            let before = self.owner_ticks.load(Ordering::Relaxed);
+            self.owner_ticks.store(before.wrapping_add(ticks), Ordering::Relaxed);
+            let before = self.owner_entered.load(Ordering::Relaxed);
+            self.owner_entered.store(before.wrapping_sub(1), Ordering::Release);
         } else {
-            self.ticks_elsewhere.fetch_add(ticks, Ordering::Relaxed);
-            self.entered_elsewhere.fetch_sub(1, Ordering::AcqRel);
+            self.other_ticks.fetch_add(ticks, Ordering::Relaxed);
+            self.others_entered.fetch_sub(1, Ordering::AcqRel);
         }
         self.grow_older(ticks);
     }
@@ -212,8 +212,8 @@ impl Slot {
     /// For how long it was entered, without the present segments.
     #[inline(always)]
     fn ticks(&self) -> u64 {
-        let here = self.ticks_here.load(Ordering::Relaxed);
-        here.wrapping_add(self.ticks_elsewhere.load(Ordering::Relaxed))
+        let owner = self.owner_ticks.load(Ordering::Relaxed);
+        owner.wrapping_add(self.other_ticks.load(Ordering::Relaxed))
     }
 
     fn set_age(&self, plan: &Plan, opened: u64) {
@@ -362,24 +362,24 @@ impl Slot {
 
     /// Since when the span is entered without a break, in ticks; `None` if it is not entered.
     pub(crate) fn entered_since(&self) -> Option<u64> {
-        let entered = self.entered_here.load(Ordering::Acquire)
-            | self.entered_elsewhere.load(Ordering::Acquire);
+        let entered = self.owner_entered.load(Ordering::Acquire)
+            | self.others_entered.load(Ordering::Acquire);
         (entered != 0).then(|| self.entered_since.load(Ordering::Relaxed))
     }
 
     /// Says something of the span that is open still. Returns whether that was said before.
-    pub(crate) fn tell_of(&self, key: SpanKey, told: Told) -> bool {
+    pub(crate) fn mark_reported(&self, key: SpanKey, told: Reported) -> bool {
         // What was said of an earlier span in this slot does not count.
-        let (key, told) = (key.get() << TOLD_BITS, told as u64);
-        let before = self.told_of.load(Ordering::Relaxed);
-        let before = if before >> TOLD_BITS == key >> TOLD_BITS { before } else { key };
-        self.told_of.store(before | told, Ordering::Relaxed);
+        let (key, told) = (key.get() << REPORTED_BITS, told as u64);
+        let before = self.reported.load(Ordering::Relaxed);
+        let before = if before >> REPORTED_BITS == key >> REPORTED_BITS { before } else { key };
+        self.reported.store(before | told, Ordering::Relaxed);
         before & told != 0
     }
 
-    pub(crate) fn was_told_of(&self, key: SpanKey, told: Told) -> bool {
-        let before = self.told_of.load(Ordering::Relaxed);
-        before >> TOLD_BITS == key.get() && before & told as u64 != 0
+    pub(crate) fn was_reported(&self, key: SpanKey, told: Reported) -> bool {
+        let before = self.reported.load(Ordering::Relaxed);
+        before >> REPORTED_BITS == key.get() && before & told as u64 != 0
     }
 
     /// The parent's id as a number, or 0.
@@ -430,17 +430,17 @@ impl Slot {
     pub(crate) fn account(&self, clock: &Clock, now: u64) -> Account {
         let opened = self.opened.load(Ordering::Relaxed);
         let last_exit = self.last_exit.load(Ordering::Relaxed);
-        let entered = self.entered_here.load(Ordering::Acquire)
-            | self.entered_elsewhere.load(Ordering::Acquire);
+        let entered = self.owner_entered.load(Ordering::Acquire)
+            | self.others_entered.load(Ordering::Acquire);
         let still_entered = entered != 0;
         let last_gap = if still_entered { 0 } else { now.saturating_sub(last_exit) };
         let wall = now.saturating_sub(opened);
-        let here = self.ticks_here.load(Ordering::Relaxed);
-        let elsewhere = self.ticks_elsewhere.load(Ordering::Relaxed);
+        let owner = self.owner_ticks.load(Ordering::Relaxed);
+        let others = self.other_ticks.load(Ordering::Relaxed);
         let idle = self.idle.load(Ordering::Relaxed).saturating_add(last_gap);
-        let idle = idle.min(wall.saturating_sub(here));
+        let idle = idle.min(wall.saturating_sub(owner));
         let key = self.key().unwrap_or(SpanKey::MIN);
-        let account = self.counts.account(clock, key, wall, here + elsewhere, idle);
+        let account = self.counts.account(clock, key, wall, owner + others, idle);
         let account = Account { after_last_exit_ns: clock.ns(last_gap), ..account };
         match self.flags() & CPU_UNKNOWN {
             0 => account,
@@ -452,6 +452,7 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampler::Usage;
 
     const OWNER: u32 = 1;
     const OTHER: u32 = 2;
@@ -580,7 +581,9 @@ mod tests {
     fn a_released_slot_is_clean() {
         let slot = open();
         let key = SpanKey::new(77).unwrap();
-        slot.count(key, &Tally { minor_faults: 5, ..Tally::default() });
+        let usage = Usage { minor_faults: 5, ..Usage::default() };
+        let tally = Tally { usage, ..Tally::default() };
+        slot.count(key, &tally);
         let clock = Clock::nanoseconds();
         assert_eq!(slot.account(&clock, 100).minor_faults, 5);
         slot.release();

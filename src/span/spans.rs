@@ -10,17 +10,15 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
 use super::account::Sure;
-use super::local::{
-    ArmThreads, ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched,
-};
-use super::recording::NEVER;
-use super::segment::{APART, NESTED, Part, READS_CPU};
+use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
+use super::segment::{APART, NESTED, PendingSegment, READS_CPU};
 use super::slot::{
     AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, Parent,
     SUSPECT, Slot, WATCHED,
 };
 use super::table::SlotTable;
-use super::{Ancestry, From, Plan, RegistryId, SpanKey, TraceIds};
+use super::{Ancestry, AncestryFrom, Plan, RegistryId, SpanKey, TraceIds};
+use crate::sampler::{ArmThreads, NEVER};
 use crate::stats::Counters;
 use crate::sys::Clock;
 
@@ -199,10 +197,10 @@ impl Spans {
             }
             slot.open(id, key, now, state.thread, plan, parent);
         };
-        match self.table.claim_inside(id) {
+        match self.table.claim_in_table(id) {
             Some(slot) => open(slot, self.clock.now()),
             None => {
-                let (now, slot) = (self.clock.now(), self.table.claim_outside(id));
+                let (now, slot) = (self.clock.now(), self.table.claim_overflow(id));
                 open(&slot, now);
             }
         }
@@ -249,8 +247,8 @@ impl Spans {
     /// The nearest profiled span above, where we do not know it ourselves.
     fn ask_for_parent(&self, given: GivenParent, ancestry: Ancestry<'_>) -> Option<Parent> {
         let from = match given {
-            GivenParent::Contextual => From::Current,
-            GivenParent::Span(parent) => From::Span(parent),
+            GivenParent::Contextual => AncestryFrom::Current,
+            GivenParent::Span(parent) => AncestryFrom::Span(parent),
             GivenParent::None => return None,
         };
         let mut found = None;
@@ -292,17 +290,17 @@ impl Spans {
     /// A span was entered on this thread.
     #[inline(always)]
     pub(crate) fn enter(&self, id: RegistryId) {
-        match self.table.get_inside(id) {
+        match self.table.get_in_table(id) {
             Some(slot) => self.enter_slot(id, slot),
-            None if self.table.has_outside() => self.enter_outside(id),
+            None if self.table.has_overflow() => self.enter_overflow(id),
             None => count_unmatched(self.layer, 1),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn enter_outside(&self, id: RegistryId) {
-        match self.table.get_outside(id) {
+    fn enter_overflow(&self, id: RegistryId) {
+        match self.table.get_overflow(id) {
             Some(slot) => self.enter_slot(id, &slot),
             None => count_unmatched(self.layer, 1),
         }
@@ -313,16 +311,16 @@ impl Spans {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
             return;
         };
-        let must_settle = state.begin_hook() || state.samples.load() != state.from;
+        let must_sync = state.begin_hook() || state.samples.load() != state.from;
         let mut reads_cpu = slot.flags() & (JUDGES_CPU | AGED);
         let mut now = self.clock.now();
         if reads_cpu == AGED && slot.is_open_for_long(now) {
             reads_cpu = 0;
         }
-        if must_settle || now >= state.deadline || self.must_read_cpu(&state, reads_cpu, now) {
-            self.settle(&mut state, now);
+        if must_sync || now >= state.deadline || self.must_read_cpu(&state, reads_cpu, now) {
+            self.sync_accounts(&mut state, now);
             // To begin with a thread takes time, which is not the span's.
-            now = now.max(state.settled);
+            now = now.max(state.synced);
         }
         let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
         let mut flags = if reads_cpu == 0 { 0 } else { READS_CPU };
@@ -335,8 +333,8 @@ impl Spans {
         let mut is_unsampled = false;
         if old_at <= now && !state.is_armed {
             now = self.enter_old(&mut state, slot, is_apart, now);
-            let could_be = |recording: &Arc<super::Recording>| !recording.is_refused();
-            is_unsampled = !state.is_armed && state.recording.as_ref().is_some_and(could_be);
+            let could_be = |sampled: &Arc<crate::sampler::SampledThread>| !sampled.is_refused();
+            is_unsampled = !state.is_armed && state.sampled.as_ref().is_some_and(could_be);
         }
         state.push(id, slot, flags, now, old_at);
         if slot.enter(now, state.thread) {
@@ -355,17 +353,17 @@ impl Spans {
     /// A span was left on this thread.
     #[inline(always)]
     pub(crate) fn exit(&self, id: RegistryId) {
-        match self.table.get_inside(id) {
+        match self.table.get_in_table(id) {
             Some(slot) => self.exit_slot(id, slot),
-            None if self.table.has_outside() => self.exit_outside(id),
+            None if self.table.has_overflow() => self.exit_overflow(id),
             None => count_unmatched(self.layer, -1),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn exit_outside(&self, id: RegistryId) {
-        match self.table.get_outside(id) {
+    fn exit_overflow(&self, id: RegistryId) {
+        match self.table.get_overflow(id) {
             Some(slot) => self.exit_slot(id, &slot),
             None => count_unmatched(self.layer, -1),
         }
@@ -391,9 +389,9 @@ impl Spans {
         let was_sampled = state.begin_hook() || state.samples.load() != state.from;
         // What does not need the time comes first: reading the clock holds up what is after it.
         let now = self.clock.now();
-        let ticks = now.saturating_sub(entered.max(state.settled));
+        let ticks = now.saturating_sub(entered.max(state.synced));
         let is_plain = !has_more && !was_sampled && now < state.deadline;
-        if is_plain && state.unresolved.add(Part { id, key, ticks }) {
+        if is_plain && state.pending.add(PendingSegment { id, key, ticks }) {
             state.pop(unmatched_below);
             slot.exit(now, now.saturating_sub(entered), state.thread);
         } else {
@@ -402,7 +400,7 @@ impl Spans {
         state.end_hook(now);
     }
 
-    /// The same where something was settled first, or where more is to be said of the segment than
+    /// The same where something was synced first, or where more is to be said of the segment than
     /// its length.
     #[inline(never)]
     fn exit_slowly(
@@ -411,20 +409,20 @@ impl Spans {
         id: RegistryId,
         slot: &Slot,
         mut now: u64,
-        must_settle: bool,
+        must_sync: bool,
     ) {
         let reads_cpu = state.top().is_some_and(|top| top.has(READS_CPU));
         // As at its enter: what comes until the next reading may be a long wait.
-        let is_pair = reads_cpu && state.top().is_some_and(|top| top.entered == state.settled);
+        let is_pair = reads_cpu && state.top().is_some_and(|top| top.entered == state.synced);
         let reads_cpu = slot.flags() & JUDGES_CPU | if reads_cpu { AGED } else { 0 };
         let is_due = is_pair || now >= state.deadline || self.must_read_cpu(state, reads_cpu, now);
         // Those around it are told of its time once and for all.
         let is_due = is_due || state.top().is_some_and(|top| top.has(APART) && top.old_at <= now);
-        if must_settle || is_due || !state.unresolved.has_room(id, slot.raw_key()) {
-            self.settle(state, now);
-            now = now.max(state.settled);
+        if must_sync || is_due || !state.pending.has_room(id, slot.raw_key()) {
+            self.sync_accounts(state, now);
+            now = now.max(state.synced);
         }
-        let (thread, settled) = (state.thread, state.settled);
+        let (thread, synced) = (state.thread, state.synced);
         let Some(segment) = state.bring_to_top(id) else {
             return;
         };
@@ -446,10 +444,10 @@ impl Spans {
             if state.cpu_unknown {
                 slot.set(CPU_UNKNOWN);
             } else {
-                let ticks = now.saturating_sub(entered.max(settled));
-                let part = Part { id, key: key.get(), ticks };
-                // There is room: else all was settled.
-                _ = ticks > 0 && state.unresolved.add(part);
+                let ticks = now.saturating_sub(entered.max(synced));
+                let part = PendingSegment { id, key: key.get(), ticks };
+                // There is room: else all was synced.
+                _ = ticks > 0 && state.pending.add(part);
             }
             slot.exit(now, now.saturating_sub(entered), thread);
             if is_apart {
@@ -473,7 +471,7 @@ impl Spans {
     }
 
     /// An error happened there: in the nearest span that is profiled.
-    pub(crate) fn fail_nearest(&self, from: From, ancestry: Ancestry<'_>) {
+    pub(crate) fn fail_nearest(&self, from: AncestryFrom, ancestry: Ancestry<'_>) {
         ancestry(from, &mut |id| {
             let slot = self.table.get(id);
             if let Some(slot) = &slot {
@@ -505,7 +503,7 @@ impl Spans {
     fn must_read_cpu(&self, state: &ThreadState, reads_cpu: u32, now: u64) -> bool {
         reads_cpu != 0
             && (reads_cpu & JUDGES_CPU != 0
-                || now.saturating_sub(state.settled) >= self.cpu_clock_interval_old)
+                || now.saturating_sub(state.synced) >= self.cpu_clock_interval_old)
     }
 }
 

@@ -23,8 +23,8 @@ use super::slot::Slot;
 #[derive(Debug)]
 pub(crate) struct SlotTable {
     shards: Box<[OnceLock<Box<SlotShard>>; SHARDS]>,
-    outside: RwLock<Outside>,
-    outside_count: AtomicUsize,
+    overflow: RwLock<Overflow>,
+    overflow_count: AtomicUsize,
 }
 
 const ADDRESS_BITS: u32 = 38;
@@ -47,7 +47,7 @@ struct SlotShard {
 
 /// Slots of which the table has none.
 #[derive(Debug, Default)]
-struct Outside {
+struct Overflow {
     /// By shard and address.
     chunks: HashMap<(usize, usize), Arc<Chunk>>,
     /// The last one that was given back: the next span may want one again.
@@ -74,9 +74,9 @@ impl Default for Chunk {
     }
 }
 
-/// A slot outside.
+/// A slot overflow.
 #[derive(Clone, Debug)]
-pub(crate) enum Outsider {
+pub(crate) enum OverflowSlot {
     Alone(Arc<Slot>),
     InChunk(ChunkRef),
 }
@@ -84,7 +84,7 @@ pub(crate) enum Outsider {
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkRef(Arc<Chunk>, usize);
 
-impl Deref for Outsider {
+impl Deref for OverflowSlot {
     type Target = Slot;
 
     fn deref(&self) -> &Slot {
@@ -101,36 +101,36 @@ fn chunk(id: RegistryId) -> ((usize, usize), usize) {
     ((shard, address / A_CHUNK), address % A_CHUNK)
 }
 
-impl Outside {
-    fn get(&self, id: RegistryId) -> Option<Outsider> {
+impl Overflow {
+    fn get(&self, id: RegistryId) -> Option<OverflowSlot> {
         let (number, place) = chunk(id);
         let chunk = self.chunks.get(&number).cloned().map(|chunk| ChunkRef(chunk, place));
-        let in_chunk = chunk.map(Outsider::InChunk).filter(|slot| slot.holds(id));
-        in_chunk.or_else(|| self.alone.get(&id.get()).cloned().map(Outsider::Alone))
+        let in_chunk = chunk.map(OverflowSlot::InChunk).filter(|slot| slot.holds(id));
+        in_chunk.or_else(|| self.alone.get(&id.get()).cloned().map(OverflowSlot::Alone))
     }
 
-    fn claim(&mut self, id: RegistryId, is_taken_inside: bool) -> Outsider {
+    fn claim(&mut self, id: RegistryId, is_taken_in_table: bool) -> OverflowSlot {
         self.count += 1;
         let (number, place) = chunk(id);
-        if !is_taken_inside {
+        if !is_taken_in_table {
             let spare = &mut self.spare;
             let new = || spare.take().unwrap_or_default();
             let chunk = self.chunks.entry(number).or_insert_with(new);
-            let slot = Outsider::InChunk(ChunkRef(Arc::clone(chunk), place));
+            let slot = OverflowSlot::InChunk(ChunkRef(Arc::clone(chunk), place));
             if slot.is_free() {
                 chunk.used.fetch_add(1, Ordering::Relaxed);
                 return slot;
             }
         }
-        Outsider::Alone(Arc::clone(self.alone.entry(id.get()).or_default()))
+        OverflowSlot::Alone(Arc::clone(self.alone.entry(id.get()).or_default()))
     }
 
-    fn release(&mut self, id: RegistryId, slot: &Outsider) {
+    fn release(&mut self, id: RegistryId, slot: &OverflowSlot) {
         self.count = self.count.saturating_sub(1);
         slot.release();
         match slot {
-            Outsider::Alone(_) => _ = self.alone.remove(&id.get()),
-            Outsider::InChunk(ChunkRef(chunk_of, _)) => {
+            OverflowSlot::Alone(_) => _ = self.alone.remove(&id.get()),
+            OverflowSlot::InChunk(ChunkRef(chunk_of, _)) => {
                 if chunk_of.used.fetch_sub(1, Ordering::Relaxed) == 1 {
                     self.spare = self.chunks.remove(&chunk(id).0);
                 }
@@ -142,8 +142,8 @@ impl Outside {
 /// A slot, wherever it lies.
 #[derive(Debug)]
 pub(crate) enum SlotRef<'a> {
-    Inside(&'a Slot),
-    Outside(Outsider),
+    InTable(&'a Slot),
+    Overflow(OverflowSlot),
 }
 
 impl Deref for SlotRef<'_> {
@@ -152,8 +152,8 @@ impl Deref for SlotRef<'_> {
     #[inline(always)]
     fn deref(&self) -> &Slot {
         match self {
-            Self::Inside(slot) => slot,
-            Self::Outside(slot) => slot,
+            Self::InTable(slot) => slot,
+            Self::Overflow(slot) => slot,
         }
     }
 }
@@ -162,43 +162,43 @@ impl SlotTable {
     pub(crate) fn new() -> Self {
         Self {
             shards: Box::new([const { OnceLock::new() }; SHARDS]),
-            outside: RwLock::default(),
-            outside_count: AtomicUsize::new(0),
+            overflow: RwLock::default(),
+            overflow_count: AtomicUsize::new(0),
         }
     }
 
     /// The slot of an open profiled span where it nearly always is.
     #[inline(always)]
-    pub(crate) fn get_inside(&self, id: RegistryId) -> Option<&Slot> {
+    pub(crate) fn get_in_table(&self, id: RegistryId) -> Option<&Slot> {
         self.place(id).filter(|slot| slot.holds(id))
     }
 
-    /// Whether some open span's slot is where [`get_inside`](Self::get_inside) does not look.
+    /// Whether some open span's slot is where [`get_in_table`](Self::get_in_table) does not look.
     #[inline(always)]
-    pub(crate) fn has_outside(&self) -> bool {
-        self.outside_count.load(Ordering::Acquire) != 0
+    pub(crate) fn has_overflow(&self) -> bool {
+        self.overflow_count.load(Ordering::Acquire) != 0
     }
 
     /// The slot of an open profiled span.
     pub(crate) fn get(&self, id: RegistryId) -> Option<SlotRef<'_>> {
-        if let Some(slot) = self.get_inside(id) {
-            return Some(SlotRef::Inside(slot));
+        if let Some(slot) = self.get_in_table(id) {
+            return Some(SlotRef::InTable(slot));
         }
-        if !self.has_outside() {
+        if !self.has_overflow() {
             return None;
         }
-        self.get_outside(id).map(SlotRef::Outside)
+        self.get_overflow(id).map(SlotRef::Overflow)
     }
 
-    /// The slot of an open profiled span if it lies outside.
+    /// The slot of an open profiled span if it lies overflow.
     #[cold]
-    pub(crate) fn get_outside(&self, id: RegistryId) -> Option<Outsider> {
-        self.outside.read().get(id)
+    pub(crate) fn get_overflow(&self, id: RegistryId) -> Option<OverflowSlot> {
+        self.overflow.read().get(id)
     }
 
     /// The slot for a span that opens, if it is free. It is in use once [`Slot::open`] was called.
     #[inline(always)]
-    pub(crate) fn claim_inside(&self, id: RegistryId) -> Option<&Slot> {
+    pub(crate) fn claim_in_table(&self, id: RegistryId) -> Option<&Slot> {
         let slot = match self.place(id) {
             Some(slot) => slot,
             None => self.make(id)?,
@@ -208,20 +208,20 @@ impl SlotTable {
 
     /// The slot for a span that opens and has none inside.
     #[cold]
-    pub(crate) fn claim_outside(&self, id: RegistryId) -> Outsider {
-        let is_taken_inside = self.place(id).is_some();
-        let mut outside = self.outside.write();
-        let slot = outside.claim(id, is_taken_inside);
-        self.outside_count.store(outside.count, Ordering::Release);
+    pub(crate) fn claim_overflow(&self, id: RegistryId) -> OverflowSlot {
+        let is_taken_in_table = self.place(id).is_some();
+        let mut overflow = self.overflow.write();
+        let slot = overflow.claim(id, is_taken_in_table);
+        self.overflow_count.store(overflow.count, Ordering::Release);
         slot
     }
 
     /// Gives the slot of a closed span outside back.
     #[cold]
-    pub(crate) fn release_outside(&self, id: RegistryId, slot: &Outsider) {
-        let mut outside = self.outside.write();
-        outside.release(id, slot);
-        self.outside_count.store(outside.count, Ordering::Release);
+    pub(crate) fn release_overflow(&self, id: RegistryId, slot: &OverflowSlot) {
+        let mut overflow = self.overflow.write();
+        overflow.release(id, slot);
+        self.overflow_count.store(overflow.count, Ordering::Release);
     }
 
     /// Visits the slots of all open profiled spans. Spans that open or close meanwhile may be missed.
@@ -230,12 +230,12 @@ impl SlotTable {
             let more = shard.more.iter().filter_map(OnceLock::get).flat_map(|page| page.iter());
             shard.first.iter().chain(more).filter(|slot| !slot.is_free()).for_each(&mut visit);
         }
-        if self.has_outside() {
+        if self.has_overflow() {
             // Without the lock, which whoever visits may take again.
-            let outside = self.outside.read();
-            let chunks: Vec<_> = outside.chunks.values().cloned().collect();
-            let alone: Vec<_> = outside.alone.values().cloned().collect();
-            drop(outside);
+            let overflow = self.overflow.read();
+            let chunks: Vec<_> = overflow.chunks.values().cloned().collect();
+            let alone: Vec<_> = overflow.alone.values().cloned().collect();
+            drop(overflow);
             let in_chunks = chunks.iter().flat_map(|chunk| chunk.slots.iter());
             let all = in_chunks.chain(alone.iter().map(|slot| &**slot));
             all.filter(|slot| !slot.is_free()).for_each(visit);
@@ -306,16 +306,16 @@ mod tests {
     fn open(table: &SlotTable, id: RegistryId, key: u64) {
         let plan = Plan { number: 0, suspect_after: 0, arm_after: 0, flags: 0, long_after: 0 };
         let open = |slot: &Slot| slot.open(id, SpanKey::new(key).unwrap(), 0, 1, &plan, None);
-        match table.claim_inside(id) {
+        match table.claim_in_table(id) {
             Some(slot) => open(slot),
-            None => open(&table.claim_outside(id)),
+            None => open(&table.claim_overflow(id)),
         }
     }
 
     fn release(table: &SlotTable, id: RegistryId) {
         match table.get(id).unwrap() {
-            SlotRef::Inside(slot) => slot.release(),
-            SlotRef::Outside(slot) => table.release_outside(id, &slot),
+            SlotRef::InTable(slot) => slot.release(),
+            SlotRef::Overflow(slot) => table.release_overflow(id, &slot),
         }
     }
 
@@ -343,7 +343,7 @@ mod tests {
         for (i, id) in ids.iter().enumerate() {
             assert_eq!(key_of(&table, *id), Some(i as u64 + 1));
         }
-        assert_eq!(table.outside_count.load(Ordering::Relaxed), 0);
+        assert_eq!(table.overflow_count.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(key_of(&table, id(1, 0, 7)), None);
         open(&table, id(2, 0, 7), 2);
         assert_eq!(key_of(&table, id(2, 0, 7)), Some(2));
-        assert_eq!(table.outside_count.load(Ordering::Relaxed), 0);
+        assert_eq!(table.overflow_count.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -374,7 +374,7 @@ mod tests {
         for (i, id) in ids.iter().enumerate() {
             open(&table, *id, i as u64 + 1);
         }
-        assert_eq!(table.outside_count.load(Ordering::Relaxed), 3);
+        assert_eq!(table.overflow_count.load(Ordering::Relaxed), 3);
         for (i, id) in ids.iter().enumerate() {
             assert_eq!(key_of(&table, *id), Some(i as u64 + 1));
         }
@@ -382,7 +382,7 @@ mod tests {
             release(&table, id);
             assert_eq!(key_of(&table, id), None);
         }
-        assert_eq!(table.outside_count.load(Ordering::Relaxed), 0);
+        assert_eq!(table.overflow_count.load(Ordering::Relaxed), 0);
     }
 
     /// Who visits may look for a slot while others wait to open and close spans.

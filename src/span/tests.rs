@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::*;
+use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::{Clock, Ring};
+use crate::sys::{Clock, SampleRing};
 
 const SAMPLE: u64 = 10;
 const BASE_PERIOD: u64 = 5_000;
@@ -21,10 +22,10 @@ const MS: u64 = 1_000_000;
 struct Script {
     now: Arc<AtomicU64>,
     samples: Arc<AtomicU64>,
-    rings: Arc<Mutex<Vec<Arc<Ring>>>>,
+    rings: Arc<Mutex<Vec<Arc<SampleRing>>>>,
     /// For so long the thread did not run.
     off_ns: Arc<AtomicU64>,
-    recordings: Arc<Mutex<Vec<Arc<Recording>>>>,
+    threads: Arc<Mutex<Vec<Arc<SampledThread>>>>,
     /// Nobody can be sampled.
     refuses: Arc<AtomicBool>,
     /// How often the collector was woken, and how old the thread's spans were then, as it sees them.
@@ -32,21 +33,21 @@ struct Script {
 }
 
 impl ArmThreads for Script {
-    fn begin(&self, _: &Clock) -> Begun {
+    fn begin(&self) -> Begun {
         let first = Arc::new(Arming::none());
-        let recording =
-            Arc::new(Recording::new(1, None, Rate::of(BASE_PERIOD), Arc::clone(&first)));
-        self.recordings.lock().push(Arc::clone(&recording));
-        Begun { recording: Some((recording, first)), source: Box::new(self.clone()) }
+        let sampled =
+            Arc::new(SampledThread::new(1, None, Rate::of(BASE_PERIOD), Arc::clone(&first)));
+        self.threads.lock().push(Arc::clone(&sampled));
+        Begun { sampled: Some((sampled, first)), source: Box::new(self.clone()) }
     }
 
-    fn arm(&self, recording: &Recording) {
+    fn arm(&self, sampled: &SampledThread) {
         if self.refuses.load(Ordering::Relaxed) {
             return;
         }
-        let ring = Arc::new(Ring::scripted(4096, SAMPLE).unwrap());
+        let ring = Arc::new(SampleRing::scripted(4096, SAMPLE).unwrap());
         self.rings.lock().push(Arc::clone(&ring));
-        recording.follow(|_| Some(Arming::new(ring, BASE_PERIOD, SAMPLE, 4096)));
+        sampled.follow(|_| Some(Arming::new(ring, BASE_PERIOD, SAMPLE, 4096)));
     }
 }
 
@@ -62,8 +63,8 @@ impl ThreadSource for Script {
     }
 
     fn wake_collector(&self) {
-        let recordings = self.recordings.lock();
-        self.wakes.lock().extend(recordings.last().map(|recording| recording.old_at()));
+        let threads = self.threads.lock();
+        self.wakes.lock().extend(threads.last().map(|sampled| sampled.old_at()));
     }
 }
 
@@ -126,7 +127,7 @@ impl Scene {
     fn sample(&self, count: u64) {
         self.script.samples.fetch_add(count * SAMPLE, Ordering::Relaxed);
         let rings = self.script.rings.lock();
-        (0..count).for_each(|_| rings.last().unwrap().move_scripted());
+        (0..count).for_each(|_| rings.last().unwrap().timer().unwrap().move_scripted());
     }
 
     /// Time passes in which the thread does not run.
@@ -139,14 +140,14 @@ impl Scene {
         self.spans.key_of(id).unwrap()
     }
 
-    fn recording(&self) -> Arc<Recording> {
-        Arc::clone(self.script.recordings.lock().last().unwrap())
+    fn sampled(&self) -> Arc<SampledThread> {
+        Arc::clone(self.script.threads.lock().last().unwrap())
     }
 
     /// The marks so far: span, from, to.
     fn marks(&self) -> Vec<(SpanKey, u64, u64)> {
-        let arming = self.recording().last();
-        std::iter::from_fn(|| arming.take_mark()).map(|m| (m.span, m.from, m.to)).collect()
+        let arming = self.sampled().last();
+        std::iter::from_fn(|| arming.take_interval()).map(|m| (m.span, m.from, m.to)).collect()
     }
 
     fn notices(&self) -> Vec<Notice> {
@@ -185,7 +186,7 @@ fn a_sample_belongs_to_the_innermost_span() {
     scene.sample(4);
     let (outer_key, inner_key) = (scene.key(outer), scene.key(inner));
     assert_eq!(scene.marks(), [(outer_key, 0, 10), (inner_key, 10, 30), (outer_key, 30, 60)]);
-    assert_eq!(scene.recording().span(), None);
+    assert_eq!(scene.sampled().span(), None);
     assert_eq!(scene.close(inner).samples, 2);
     assert_eq!(scene.close(outer).samples, 6);
 }
@@ -209,8 +210,8 @@ fn while_a_span_is_entered_its_stretch_is_open() {
     let span = scene.open();
     scene.enter(span);
     scene.sample(5);
-    let stretch = scene.recording().stretch(&scene.recording().last());
-    assert_eq!((stretch.span, stretch.from), (Some(scene.key(span)), 0));
+    let open = scene.sampled().open_interval(&scene.sampled().last());
+    assert_eq!((open.span, open.from), (Some(scene.key(span)), 0));
 }
 
 #[test]
@@ -358,7 +359,7 @@ fn spans_may_be_left_in_any_order() {
     scene.wait(10);
     scene.exit(b);
     assert_eq!(scene.marks(), [(scene.key(b), 0, 10)]);
-    assert_eq!(scene.recording().span(), None);
+    assert_eq!(scene.sampled().span(), None);
     assert_eq!(scene.close(a).account.on_cpu_ns, 20);
     assert_eq!(scene.close(b).account.on_cpu_ns, 20);
 }
@@ -398,14 +399,15 @@ fn below_an_unmatched_span_the_registry_knows_the_parent() {
     let unmatched = id(1_000);
     scene.enter(unmatched);
     // The unmatched span was given another parent.
-    let ask = |from: From, visit: &mut dyn FnMut(RegistryId) -> bool| {
-        assert!(matches!(from, From::Current));
+    let ask = |from: AncestryFrom, visit: &mut dyn FnMut(RegistryId) -> bool| {
+        assert!(matches!(from, AncestryFrom::Current));
         _ = visit(unmatched) || visit(other);
     };
     let inner = scene.open_as(GivenParent::Contextual, 0, &ask);
     assert_eq!(scene.close(inner).root, scene.key(other));
     scene.exit(unmatched);
-    let never = |_: From, _: &mut dyn FnMut(RegistryId) -> bool| panic!("known without asking");
+    let never =
+        |_: AncestryFrom, _: &mut dyn FnMut(RegistryId) -> bool| panic!("known without asking");
     let inner = scene.open_as(GivenParent::Contextual, 0, &never);
     assert_eq!(scene.close(inner).root, scene.key(outer));
 }
@@ -415,8 +417,8 @@ fn a_given_parent_is_followed_to_the_nearest_profiled_span() {
     let mut scene = Scene::new();
     let outer = scene.open();
     let unmatched = id(1_000);
-    let ask = |from: From, visit: &mut dyn FnMut(RegistryId) -> bool| {
-        assert!(matches!(from, From::Span(given) if given == unmatched));
+    let ask = |from: AncestryFrom, visit: &mut dyn FnMut(RegistryId) -> bool| {
+        assert!(matches!(from, AncestryFrom::Span(given) if given == unmatched));
         _ = visit(unmatched) || visit(outer);
     };
     let inner = scene.open_as(GivenParent::Span(unmatched), 0, &ask);
@@ -439,7 +441,7 @@ fn a_thread_that_was_disarmed_is_armed_anew() {
     let span = scene.open();
     scene.enter(span);
     scene.exit(span);
-    let first = scene.recording();
+    let first = scene.sampled();
     first.note_unused();
     assert!(first.end_if_unused());
     scene.script.samples.store(0, Ordering::Relaxed);
@@ -447,7 +449,7 @@ fn a_thread_that_was_disarmed_is_armed_anew() {
     scene.enter(span);
     scene.sample(1);
     scene.exit(span);
-    assert_eq!(scene.script.recordings.lock().len(), 2);
+    assert_eq!(scene.script.threads.lock().len(), 2);
     assert_eq!(scene.marks(), [(scene.key(span), 0, 10)]);
 }
 
@@ -457,11 +459,11 @@ fn a_thread_that_uses_spans_is_not_disarmed() {
     let span = scene.open();
     scene.enter(span);
     scene.exit(span);
-    scene.recording().note_unused();
+    scene.sampled().note_unused();
     scene.wait(3 * 1_000 * MS);
     scene.enter(span);
     scene.exit(span);
-    assert!(!scene.recording().end_if_unused());
+    assert!(!scene.sampled().end_if_unused());
 }
 
 #[test]
@@ -512,19 +514,19 @@ fn a_layer_of_its_own_for_each_of_two_subscribers() {
 }
 
 #[test]
-fn the_end_of_a_thread_ends_its_recording() {
+fn the_end_of_a_thread_is_seen() {
     let mut scene = Scene::new();
     let span = scene.open();
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             scene.spans.enter(span);
             scene.spans.exit(span);
-            assert!(!scene.recording().is_over());
+            assert!(!scene.sampled().is_over());
         });
         // The scope alone would not wait for the thread's destructors.
         thread.join().unwrap();
     });
-    assert!(scene.recording().is_over());
+    assert!(scene.sampled().is_over());
 }
 
 #[test]
@@ -541,7 +543,7 @@ fn an_ignored_thread_leaves_nothing() {
             scene.enter(outside);
             scene.exit(outside);
             assert!(scene.spans.key_of(span).is_none());
-            assert!(scene.script.recordings.lock().is_empty());
+            assert!(scene.script.threads.lock().is_empty());
         });
     });
 }
@@ -575,7 +577,7 @@ fn who_enters_an_old_span_unsampled_wakes_a_collector_that_looks_late() {
     assert_eq!(wakes.lock().len(), 2, "it looks soon in any case");
     scene.spans.set_looks_late(true);
     scene.script.refuses.store(false, Ordering::Relaxed);
-    scene.script.arm(&scene.recording());
+    scene.script.arm(&scene.sampled());
     enter_for(&scene, MS);
     assert_eq!(wakes.lock().len(), 2, "it is sampled");
 }

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::platform::Ring;
+use super::ring::SampleRing;
 
 /// A count that only its own thread moves, in program order: a kernel ring's `data_head`, or a
 /// number of our own.
@@ -25,7 +25,7 @@ pub(crate) struct Position {
 #[expect(dead_code, reason = "held for its lifetime, never read")]
 enum Owner {
     Nobody,
-    Ring(Arc<Ring>),
+    Ring(Arc<SampleRing>),
 }
 
 static NEVER_MOVES: AtomicU64 = AtomicU64::new(0);
@@ -40,8 +40,8 @@ impl Position {
     }
 
     /// The position of `ring`: for one of the kernel's the number of bytes ever written to it.
-    pub(crate) fn of_ring(ring: Arc<Ring>) -> Self {
-        Self { word: ring.position_word(), _owner: Owner::Ring(ring) }
+    pub(crate) fn of_ring(ring: Arc<SampleRing>) -> Self {
+        Self { word: NonNull::from(ring.position_word()), _owner: Owner::Ring(ring) }
     }
 
     /// The present position. `Acquire`: what the sample's record says is visible after it.

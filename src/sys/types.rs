@@ -4,15 +4,13 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 /// What to sample, how often, and into how much memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SampleRequest {
     pub(crate) period_ns: u64,
     /// Bytes of stack in each sample, a multiple of 8 and at most 65,448.
     pub(crate) stack_bytes: u32,
     /// Bytes of ring: a power of two of pages.
     pub(crate) ring_bytes: usize,
-    /// Bytes in the ring after which the kernel wakes who waits for it.
-    pub(crate) wake_after_bytes: u32,
     /// Also take a sample when the thread is in the kernel.
     pub(crate) in_kernel: bool,
     /// By how much a sample of a timer moves the position that hooks look at.

@@ -6,9 +6,8 @@
 use std::convert::Infallible;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -31,10 +30,6 @@ impl TickSource {
     }
 }
 
-pub(crate) fn tick_source() -> TickSource {
-    TickSource::Raw
-}
-
 #[inline(always)]
 pub(crate) fn read_ticks(_: TickSource) -> u64 {
     monotonic_raw_ns()
@@ -46,19 +41,8 @@ pub(crate) fn monotonic_raw_ns() -> u64 {
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-#[inline(always)]
-pub(crate) fn fork_generation() -> u32 {
-    0
-}
-
-pub(crate) fn on_fork(_in_child: fn()) {}
-
 pub(crate) fn log_between_forks(log: impl FnOnce()) {
     log();
-}
-
-pub(crate) fn load() -> Load {
-    Load::default()
 }
 
 pub(crate) fn current_tid() -> u32 {
@@ -73,23 +57,6 @@ pub(crate) fn process_id() -> u32 {
     std::process::id()
 }
 
-pub(crate) fn has_ended(_process: u32) -> bool {
-    false
-}
-
-/// Not known here: a span's on-CPU time is then only bounded by its wall time.
-pub(crate) fn thread_cpu_ns() -> Option<u64> {
-    None
-}
-
-pub(crate) fn thread_usage() -> Option<ThreadUsage> {
-    None
-}
-
-pub(crate) fn open_file_limit() -> u64 {
-    0
-}
-
 pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
     action()
 }
@@ -99,158 +66,166 @@ pub(crate) fn read_proc_texts(_text: &str) -> (bool, bool) {
     (false, false)
 }
 
-/// There are no filters here.
-pub(crate) fn look_at_filters() {}
-
 pub(crate) fn deadly() -> impl Iterator<Item = Unusual> {
     std::iter::empty()
 }
 
-/// There are no rings here.
-#[derive(Debug)]
-pub(crate) struct Ring(Infallible);
+fn refused<T>() -> Result<T, WhyRefused> {
+    Err(WhyRefused::OtherSystem)
+}
 
-impl Ring {
-    pub(crate) fn data_size(&self) -> usize {
+fn unsupported<T>() -> io::Result<T> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Declares what there is nothing behind, with what it says of that.
+macro_rules! stubs {
+    ($($(#[$meta:meta])* fn $name:ident($(_: $type:ty),*) $(-> $result:ty)? = $value:expr;)*) => {
+        $($(#[$meta])* pub(crate) fn $name($(_: $type),*) $(-> $result)? { $value })*
+    };
+}
+
+stubs! {
+    fn fork_generation() -> u32 = 0;
+    fn on_fork(_: fn()) = ();
+    fn load() -> Load = Load::default();
+    fn has_ended(_: u32) -> bool = false;
+    /// Not known here: a span's on-CPU time is then only bounded by its wall time.
+    fn thread_cpu_ns() -> Option<u64> = None;
+    fn cpu_ns_of(_: u32) -> Option<u64> = None;
+    fn thread_usage() -> Option<ThreadUsage> = None;
+    fn tick_ns() -> Option<u64> = None;
+    fn open_file_limit() -> u64 = 0;
+    fn address_space_left() -> Option<u64> = None;
+    fn stack_bounds() -> Option<Range<u64>> = None;
+    /// There are no filters here.
+    fn look_at_filters() = ();
+    fn unblock_timers() -> Result<(), WhyRefused> = refused();
+    fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
+    fn open_switch_ring(_: usize, _: u32) -> Result<PerfRing, WhyRefused> = refused();
+    fn open_timer_ring(
+        _: SampleRequest, _: TimerClock, _: u32, _: Range<u64>
+    ) -> Result<TimerRing, WhyRefused> = refused();
+    fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
+    fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
+    fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
+    fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;
+    fn mapped_file(_: u64) -> Option<FileIdentity> = None;
+    fn module_generation() -> u64 = 0;
+    fn loaded_modules() -> ModuleList = ModuleList { generation: 0, modules: Vec::new() };
+    fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
+    fn identity(_: &File) -> io::Result<FileIdentity> = unsupported();
+    fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
+    fn memory_file() -> io::Result<File> = unsupported();
+    fn tick_source() -> TickSource = TickSource::Raw;
+}
+
+/// Declares what is never there, and so never asked for anything.
+macro_rules! absent {
+    ($(#[$of_type:meta])* $name:ident {
+        $($(#[$of_method:meta])* fn $method:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*
+    }) => {
+        $(#[$of_type])*
+        #[derive(Debug)]
+        pub(crate) struct $name(Infallible);
+
+        impl $name {
+            $($(#[$of_method])* pub(crate) fn $method(&self, $($argument: $type),*) $(-> $result)? {
+                match self.0 {}
+            })*
+        }
+    };
+}
+
+absent!(RingMemory {
+    fn data_size() -> usize;
+    fn head() -> u64;
+    fn tail() -> u64;
+    fn release_to(_position: u64);
+    fn copy(_position: u64, _out: &mut [u8]);
+    #[cfg(test)]
+    fn write_scripted(_words: &[u64]) -> bool;
+});
+
+absent!(PerfRing {
+    fn head_word() -> &AtomicU64;
+    fn has_kernel_chains() -> bool;
+    fn start() -> Result<(), WhyRefused>;
+    fn pause();
+    fn retire();
+});
+
+absent!(TimerRing {
+    fn position_word() -> &AtomicU64;
+    fn take_off_stack() -> u64;
+    fn has_lost_signal() -> bool;
+    fn least_interval_ns() -> u64;
+    fn start() -> Result<(), WhyRefused>;
+    fn pause();
+    fn stop();
+    fn retire();
+    #[cfg(test)]
+    fn sample_scripted(_words: &[u64]) -> bool;
+});
+
+impl Deref for PerfRing {
+    type Target = RingMemory;
+
+    fn deref(&self) -> &RingMemory {
         match self.0 {}
     }
+}
 
-    pub(crate) fn head(&self) -> u64 {
-        match self.0 {}
-    }
+impl Deref for TimerRing {
+    type Target = RingMemory;
 
-    pub(crate) fn tail(&self) -> u64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn release_to(&self, _position: u64) {
-        match self.0 {}
-    }
-
-    pub(crate) fn copy(&self, _position: u64, _out: &mut [u8]) {
-        match self.0 {}
-    }
-
-    pub(crate) fn position_word(&self) -> NonNull<AtomicU64> {
-        match self.0 {}
-    }
-
-    pub(crate) fn says_positions(&self) -> bool {
-        match self.0 {}
-    }
-
-    pub(crate) fn has_kernel_chains(&self) -> bool {
-        match self.0 {}
-    }
-
-    pub(crate) fn take_foreign(&self) -> u64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn has_lost_signal(&self) -> bool {
-        match self.0 {}
-    }
-
-    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
-        match self.0 {}
-    }
-
-    pub(crate) fn pause(&self) {
-        match self.0 {}
-    }
-
-    pub(crate) fn position(&self) -> u64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn stop_timer(&self) {
-        match self.0 {}
-    }
-
-    pub(crate) fn retire(&self) {
+    fn deref(&self) -> &RingMemory {
         match self.0 {}
     }
 }
 
 /// Rings that a test writes to: none either.
 #[cfg(test)]
-impl Ring {
-    pub(crate) fn scripted(_data_size: usize, _step: u64) -> io::Result<Self> {
-        Err(io::ErrorKind::Unsupported.into())
+impl PerfRing {
+    pub(crate) fn scripted(_data_size: usize) -> io::Result<Self> {
+        unsupported()
     }
-
-    pub(crate) fn scripted_position(&self) -> u64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn write_scripted(&self, _words: &[u64]) -> bool {
-        match self.0 {}
-    }
-}
-
-/// There is nothing to keep on here.
-#[derive(Debug)]
-pub(crate) struct KeptOn(Infallible);
-
-impl KeptOn {
-    pub(crate) fn open() -> Result<Self, WhyRefused> {
-        Err(WhyRefused::OtherSystem)
-    }
-}
-
-pub(crate) fn open_sample_ring(_: SampleRequest, _tid: u32) -> Result<Ring, WhyRefused> {
-    Err(WhyRefused::OtherSystem)
-}
-
-pub(crate) fn open_timer_ring(
-    _: SampleRequest,
-    _: TimerClock,
-    _: &Waker,
-    _tid: u32,
-    _stack: Range<u64>,
-) -> Result<Ring, WhyRefused> {
-    Err(WhyRefused::OtherSystem)
-}
-
-pub(crate) fn unblock_timers() -> Result<(), WhyRefused> {
-    Err(WhyRefused::OtherSystem)
-}
-
-pub(crate) fn stack_bounds() -> Option<Range<u64>> {
-    None
-}
-
-pub(crate) fn tick_ns() -> Option<u64> {
-    None
-}
-
-pub(crate) fn open_switch_ring(_ring_bytes: usize, _tid: u32) -> Result<Ring, WhyRefused> {
-    Err(WhyRefused::OtherSystem)
 }
 
 #[cfg(test)]
-pub(crate) fn open_switch_registers(_ring_bytes: usize) -> Result<Ring, WhyRefused> {
+impl TimerRing {
+    pub(crate) fn scripted(_data_size: usize, _step: u64) -> io::Result<Self> {
+        unsupported()
+    }
+}
+
+absent!(KeptOn {});
+
+impl KeptOn {
+    pub(crate) fn open() -> Result<Self, WhyRefused> {
+        refused()
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn open_switch_registers(_ring_bytes: usize) -> Result<PerfRing, WhyRefused> {
     Err(WhyRefused::OtherSystem)
 }
 
-/// There are no counters here.
-#[derive(Debug)]
-pub(crate) struct HardwareCounters(Infallible);
+absent!(HardwareCounters {
+    fn read() -> io::Result<[u64; Self::WORDS]>;
+});
 
 impl HardwareCounters {
     pub(crate) const WORDS: usize = 3 + 2 * 4;
 
     pub(crate) fn open() -> io::Result<Self> {
-        Err(io::ErrorKind::Unsupported.into())
+        unsupported()
     }
 
     #[cfg(test)]
     pub(crate) fn open_software() -> io::Result<Self> {
         Self::open()
-    }
-
-    pub(crate) fn read(&self) -> io::Result<[u64; Self::WORDS]> {
-        match self.0 {}
     }
 }
 
@@ -310,34 +285,6 @@ impl Waker {
     }
 }
 
-pub(crate) fn blocked(_tid: u32) -> io::Result<Option<Blocked>> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-pub(crate) fn cpu_ns_of(_tid: u32) -> Option<u64> {
-    None
-}
-
-pub(crate) fn read_own_stack(_address: u64, _length: usize, _into: &mut Vec<u8>) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-pub(crate) fn module_generation() -> u64 {
-    0
-}
-
-pub(crate) fn loaded_modules() -> ModuleList {
-    ModuleList { generation: 0, modules: Vec::new() }
-}
-
-pub(crate) fn read_own_memory(_addresses: Range<u64>) -> io::Result<Vec<u8>> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-pub(crate) fn program_memory(_addresses: Range<u64>) -> Option<&'static [u8]> {
-    None
-}
-
 /// Readable by its owner alone where files have modes.
 pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
@@ -356,30 +303,6 @@ pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok(())
-}
-
-pub(crate) fn identity(_file: &File) -> io::Result<FileIdentity> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-pub(crate) fn path_of_open(_file: &File, _number: usize) -> PathBuf {
-    PathBuf::new()
-}
-
-pub(crate) fn memory_file() -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-pub(crate) fn mapped_file(_address: u64) -> Option<FileIdentity> {
-    None
-}
-
-pub(crate) fn address_space_left() -> Option<u64> {
-    None
-}
-
-pub(crate) fn kernel_symbols() -> io::Result<io::Empty> {
-    Err(io::ErrorKind::Unsupported.into())
 }
 
 pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {

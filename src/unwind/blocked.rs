@@ -306,7 +306,7 @@ mod tests {
     use super::*;
     use crate::sampler::record::Registers;
     use crate::sys::read_own_memory;
-    use crate::sys::{Ring, current_tid, loaded_modules, open_switch_registers};
+    use crate::sys::{PerfRing, current_tid, loaded_modules, open_switch_registers};
 
     type Wait = Box<dyn FnOnce() + Send>;
 
@@ -427,7 +427,7 @@ mod tests {
     }
 
     /// What it is, if the thread has really been switched off where it is blocked now.
-    fn frame_pointer(ring: &Ring, blocked: &Blocked) -> Option<u64> {
+    fn frame_pointer(ring: &PerfRing, blocked: &Blocked) -> Option<u64> {
         let word = |position: u64| {
             let mut word = [0; 8];
             ring.copy(position, &mut word);

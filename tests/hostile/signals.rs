@@ -109,7 +109,7 @@ pub(crate) fn handler_installed_first() {
     });
 }
 
-/// No signal is left: one is shared, and the program's handler has all that are the program's.
+/// No signal is left: no thread is sampled by a timer, and the program's handler has all that are the program's.
 pub(crate) fn every_handler_installed_first() {
     install_all_handlers();
     sampled(|_| {

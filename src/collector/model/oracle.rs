@@ -7,7 +7,7 @@ use super::script::{Kind, Step, THREADS, Under};
 
 /// All that is told of spans that were kept together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct Reported {
     pub(super) root: usize,
     /// In the order in which they closed.
     pub(super) kept: Vec<ToldSpan>,
@@ -239,7 +239,7 @@ impl Oracle {
     }
 
     /// Writes it down, and returns what must be told now.
-    pub(super) fn play(&mut self, step: &Step, period_ns: u64) -> Vec<Told> {
+    pub(super) fn play(&mut self, step: &Step, period_ns: u64) -> Vec<Reported> {
         match *step {
             Step::Open { thread, kind, under, .. } => {
                 let parent = match under {
@@ -469,7 +469,7 @@ impl Oracle {
         });
     }
 
-    fn round(&mut self, flush: bool) -> Vec<Told> {
+    fn round(&mut self, flush: bool) -> Vec<Reported> {
         let mut told = Vec::new();
         for epoch in std::mem::take(&mut self.epochs) {
             let is_ripe = self.now_ns - epoch.since_ns >= LINGER_NS;
@@ -496,10 +496,10 @@ impl Oracle {
         told
     }
 
-    fn tell(&mut self, epoch: Epoch) -> Told {
+    fn tell(&mut self, epoch: Epoch) -> Reported {
         let Epoch { root, kept, .. } = epoch;
         let Some(number) = kept.iter().find_map(|kept| kept.profile) else {
-            return Told { root, kept, profile: None };
+            return Reported { root, kept, profile: None };
         };
         let is_in_profile = |span: usize| kept.iter().any(|kept| self.is_inside(span, kept.span));
         let begin_ns = kept.iter().map(|kept| kept.opened_ns).min().unwrap();
@@ -532,7 +532,7 @@ impl Oracle {
         }
         let duration_ns = end_ns.max(last_ns) - begin_ns;
         self.made.push(number);
-        Told { root, kept, profile: Some(ToldProfile { number, duration_ns, samples, waits }) }
+        Reported { root, kept, profile: Some(ToldProfile { number, duration_ns, samples, waits }) }
     }
 
     fn made_at(&self, profile: usize) -> Option<usize> {

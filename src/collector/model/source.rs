@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::script::THREADS;
+use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSource, Usage};
 use crate::sampler::{Periods, Sampler};
-use crate::span::{ArmThreads, Arming, Begun, Rate, Recording, ThreadSource, Usage};
-use crate::sys::{Clock, Ring};
+use crate::sys::{PerfRing, SampleRing};
 
 /// By how much hooks see a sample move the position.
 const STEP: u64 = 64;
-const SWITCH_STEP: u64 = 16;
 const RING_BYTES: usize = 1 << 16;
 /// Of the shortest record.
 const SAMPLE_BYTES: u64 = 72;
@@ -52,15 +51,15 @@ struct Thread {
     off_ns: u64,
     /// Since when it is switched out.
     out_ns: Option<u64>,
-    recording: Option<Arc<Recording>>,
+    recording: Option<Arc<SampledThread>>,
     armed: Option<Rings>,
     armings: u64,
 }
 
 #[derive(Debug)]
 struct Rings {
-    samples: Arc<Ring>,
-    switches: Option<Arc<Ring>>,
+    samples: Arc<SampleRing>,
+    switches: Option<Arc<PerfRing>>,
     period_ns: u64,
 }
 
@@ -101,9 +100,10 @@ impl Scripted {
             Some(weight_ns) => words.extend([8, 0, 8, weight_ns]),
             None => words.push(0),
         }
-        words.push(rings.samples.scripted_position());
+        words.push(rings.samples.position());
         words[0] = 9 | 2 << 32 | (8 * words.len() as u64) << 48;
-        assert!(rings.samples.write_scripted(&words), "the script has too many samples");
+        let timer = rings.samples.timer().unwrap();
+        assert!(timer.sample_scripted(&words), "the script has too many samples");
     }
 
     pub(super) fn switch_out(&self, thread: usize, preempted: bool) {
@@ -132,7 +132,7 @@ impl Scripted {
     /// Who is not sampled any more writes no samples.
     pub(super) fn let_go(&self) {
         for thread in self.0.threads.lock().iter_mut() {
-            let is_sampled = |one: &Arc<Recording>| !one.is_over() && one.last().ring.is_some();
+            let is_sampled = |one: &Arc<SampledThread>| !one.is_over() && one.last().ring.is_some();
             thread.armed.take_if(|_| !thread.recording.as_ref().is_some_and(is_sampled));
         }
     }
@@ -152,28 +152,28 @@ impl Thread {
 }
 
 impl ArmThreads for Scripted {
-    fn begin(&self, _: &Clock) -> Begun {
+    fn begin(&self) -> Begun {
         let shared = &*self.0;
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let first = Arc::new(Arming::none());
         let rate = Rate::of(Periods::USUAL.first());
-        let recording = Arc::new(Recording::new(tid, None, rate, Arc::clone(&first)));
+        let recording = Arc::new(SampledThread::new(tid, None, rate, Arc::clone(&first)));
         let number = THREAD.get();
         shared.threads.lock()[number].recording = Some(Arc::clone(&recording));
         shared.sampler.add_scripted(Arc::clone(&recording));
         let source = Box::new(ScriptedThread { number, scripted: self.clone() });
-        Begun { recording: Some((recording, first)), source }
+        Begun { sampled: Some((recording, first)), source }
     }
 
-    fn arm(&self, recording: &Recording) {
+    fn arm(&self, recording: &SampledThread) {
         let shared = &*self.0;
         let is_thread = |thread: &&mut Thread| {
             thread.recording.as_ref().is_some_and(|one| one.tid == recording.tid)
         };
         recording.follow(|last| {
-            let open = |step| Arc::new(Ring::scripted(RING_BYTES, step).unwrap());
-            let samples = open(STEP);
-            let switches = shared.has_switches.then(|| open(SWITCH_STEP));
+            let samples = Arc::new(SampleRing::scripted(RING_BYTES, STEP).unwrap());
+            let switches = || Arc::new(PerfRing::scripted(RING_BYTES).unwrap());
+            let switches = shared.has_switches.then(switches);
             let mut threads = shared.threads.lock();
             let thread = threads.iter_mut().find(is_thread)?;
             assert!(last.ring.is_none(), "armed twice");

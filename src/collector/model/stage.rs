@@ -23,7 +23,7 @@ use super::super::gate::Gate;
 use super::super::run::Collector;
 use super::super::sampled::Pace;
 use super::super::shed::ShedLimits;
-use super::oracle::{Place, START_NS, Times, Told, ToldProfile, ToldSpan, name};
+use super::oracle::{Place, Reported, START_NS, Times, ToldProfile, ToldSpan, name};
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::export::{ExportError, Exported, Exporter};
@@ -186,7 +186,6 @@ impl Stage {
             period_ns: OTHER_PERIOD_NS,
             stack_bytes: settings.stack_bytes,
             ring_bytes: 0,
-            wake_after_bytes: 0,
             in_kernel: false,
             position_step: 0,
         };
@@ -270,7 +269,7 @@ impl Stage {
     }
 
     /// Does it, and returns what was told meanwhile.
-    pub(super) fn play(&mut self, step: &Step) -> Vec<Told> {
+    pub(super) fn play(&mut self, step: &Step) -> Vec<Reported> {
         match *step {
             Step::Open { thread, span, kind, under } => self.open(thread, span, kind, under),
             Step::Enter { thread, span } => {
@@ -368,7 +367,7 @@ impl Stage {
         self.held.push(Some(handle));
     }
 
-    fn told(&mut self) -> Vec<Told> {
+    fn told(&mut self) -> Vec<Reported> {
         let mut told = Vec::new();
         while let Ok(job) = self.jobs.try_recv() {
             match job {
@@ -384,7 +383,7 @@ impl Stage {
         told
     }
 
-    fn kept(&mut self, kept: &[KeptSpan], profile: Option<&Profile>) -> Told {
+    fn kept(&mut self, kept: &[KeptSpan], profile: Option<&Profile>) -> Reported {
         for span in kept {
             if let Ok(id) = span.profile {
                 self.profiles.entry(id).or_insert(number(span.name()));
@@ -403,7 +402,7 @@ impl Stage {
         };
         let root = kept[0].root;
         assert!(kept.iter().all(|span| span.root == root), "spans of two roots in one profile");
-        Told {
+        Reported {
             root: self.keys.get(&root).copied().unwrap_or(unknown),
             kept: kept.iter().map(told).collect(),
             profile: profile.map(|profile| told_profile(profile, number_of(&profile.id))),

@@ -8,7 +8,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tracing::Dispatch;
 use tracing_subscriber::layer::SubscriberExt;
 
-use super::oracle::{Oracle, Place, Times, Told, ToldSpan};
+use super::oracle::{Oracle, Place, Reported, Times, ToldSpan};
 use super::script::{Kind, Op, Step, THREADS, Under, Ways, script};
 use super::stage::Stage;
 use crate::control::Control;
@@ -24,7 +24,7 @@ const MOST_SPANS: usize = 40;
 struct Reached(BTreeMap<&'static str, u32>);
 
 impl Reached {
-    fn note(&mut self, told: &Told, is_root_open: bool) {
+    fn note(&mut self, told: &Reported, is_root_open: bool) {
         let any = |is: fn(&ToldSpan) -> bool| told.kept.iter().any(is);
         let profile = told.profile.as_ref();
         let is_deep = |place: &Place| place.path.len() > 2;
@@ -208,7 +208,7 @@ impl Play {
             self.reached.note(told, self.oracle.is_open(told.root));
         }
         let mut told = self.stage.play(step);
-        let first = |told: &Told| told.kept.first().map(|kept| kept.span);
+        let first = |told: &Reported| told.kept.first().map(|kept| kept.span);
         expected.sort_by_key(first);
         told.sort_by_key(first);
         for (told, expected) in told.iter_mut().zip(&expected) {
@@ -282,7 +282,7 @@ fn play(ops: &[Op], ways: Ways) -> Result<Reached, String> {
 
 #[test]
 fn all_scripts_are_told_as_the_model_tells_them() {
-    if crate::sys::Ring::scripted(4096, 1).is_err() {
+    if crate::sys::SampleRing::scripted(4096, 1).is_err() {
         // There are no rings on this system.
         return;
     }
@@ -305,7 +305,7 @@ fn all_scripts_are_told_as_the_model_tells_them() {
 // What the test above has found, in few steps.
 
 fn must_be_told_alike(ops: &[Op]) {
-    if crate::sys::Ring::scripted(4096, 1).is_ok() {
+    if crate::sys::SampleRing::scripted(4096, 1).is_ok() {
         play(ops, Ways { has_switches: true, is_late: false })
             .unwrap_or_else(|what| panic!("{what}"));
     }
@@ -366,7 +366,7 @@ fn a_wait_that_is_known_exactly_is_not_shortened_to_an_account_that_is_not() {
 #[test]
 fn a_thousand_kept_spans_close_while_the_collector_stands_still() {
     const SPANS: usize = 1_000;
-    if crate::sys::Ring::scripted(4096, 1).is_err() {
+    if crate::sys::SampleRing::scripted(4096, 1).is_err() {
         return;
     }
     let mut stage = stage(Ways { has_switches: true, is_late: false });

@@ -1,12 +1,11 @@
 //! Looking at a thread that waits, from another one, without touching it.
-#![allow(unsafe_code, reason = "process_vm_readv, and another thread's CPU clock")]
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
-use super::calls::may;
-use crate::sys::types::{Blocked, Call, Unusual};
+use super::modules::read_by_system_call;
+use crate::sys::types::{Blocked, Call};
 
 /// Where a thread of ours is blocked; `None` if it runs, or might at any moment.
 ///
@@ -107,9 +106,6 @@ pub(crate) fn read_own_stack(address: u64, length: usize, into: &mut Vec<u8>) ->
 
 /// The kernel copies whole ranges or none of them: so one for each page.
 fn read_pages(address: u64, into: &mut [u8]) -> io::Result<usize> {
-    if !may(Unusual::ProcessVmReadv) {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
     const PAGE: u64 = 4096;
     let mut from = Vec::with_capacity(into.len() / PAGE as usize + 2);
     let (mut at, mut left) = (address, into.len() as u64);
@@ -119,14 +115,7 @@ fn read_pages(address: u64, into: &mut [u8]) -> io::Result<usize> {
         at = at.wrapping_add(length);
         left -= length;
     }
-    let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    let process = rustix::process::getpid().as_raw_nonzero().get();
-    // SAFETY: the kernel writes to `into`, which is ours alone, no more than its length; it checks the
-    // addresses that it reads from itself.
-    let read = unsafe {
-        libc::process_vm_readv(process, &raw const to, 1, from.as_ptr(), from.len() as u64, 0)
-    };
-    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    read_by_system_call(&from, into)
 }
 
 /// The time that a thread of ours ran on a CPU, in nanoseconds; `None` if it has ended.

@@ -1,12 +1,19 @@
-//! Telling that we are the child of a fork.
-#![allow(unsafe_code, reason = "registers a handler with pthread_atfork")]
+//! What concerns forks of the process: the child has none of our threads, rings and timers, and all memory as it
+//! was.
+#![allow(unsafe_code, reason = "registers handlers with pthread_atfork, and sets the signal mask")]
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::{
+    Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use std::time::{Duration, Instant};
 
-use super::signal::{after_fork, before_fork};
+use super::modules::lock_loader;
+use super::signal::{block, lock_signal};
+use super::thread::process_id;
+use super::timer::lock_targets;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static REGISTER: Once = Once::new();
@@ -38,11 +45,41 @@ pub(crate) fn on_fork(in_child: fn()) {
     });
 }
 
-/// Threads of ours that log. The program's logger has locks, and the child that finds one held by a thread that is
-/// gone waits for ever when it logs.
-static LOGGING: AtomicU32 = AtomicU32::new(0);
-/// Threads that fork.
-static FORKING: AtomicU32 = AtomicU32::new(0);
+/// The process in which something was made that a child of it does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HomeProcess(u32);
+
+impl HomeProcess {
+    pub(super) fn current() -> Self {
+        Self(process_id())
+    }
+
+    pub(super) fn is_current(self) -> bool {
+        self == Self::current()
+    }
+}
+
+/// A lock that is held over forks, so that the child does not find it taken by a thread that is gone.
+///
+/// Of the standard library: in the child it is given back by a store. One of `parking_lot` on which others wait is
+/// given back by way of a table, of which another thread may have had a part locked when the process was forked.
+pub(super) struct ForkSafe<T>(Mutex<T>);
+
+pub(super) type ForkSafeGuard<T> = MutexGuard<'static, T>;
+
+impl<T> ForkSafe<T> {
+    pub(super) const fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    pub(super) fn lock(&'static self) -> ForkSafeGuard<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Read by threads of ours that log, and written by forks. The program's logger has locks, and the child that finds
+/// one held by a thread that is gone waits for ever when it logs.
+static LOGGING: RwLock<()> = RwLock::new(());
 /// A fork has waited in vain for a thread that still logs: further ones do not.
 static IS_STUCK: AtomicBool = AtomicBool::new(false);
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
@@ -52,25 +89,23 @@ thread_local! {
     static LOGS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Counts as long as it lives.
-pub(super) struct Counted(&'static AtomicU32);
-
-impl Counted {
-    fn new(count: &'static AtomicU32) -> Self {
-        count.fetch_add(1, Ordering::SeqCst);
-        Self(count)
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+/// Tries until it is there; not for ever, since what it waits for may wait for what the caller holds.
+fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        let found = attempt();
+        if found.is_some() || start.elapsed() >= LONGEST_WAIT {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// Runs `log` while no thread forks, and keeps forks waiting meanwhile; neither for more than 0.2 s.
 pub(crate) fn log_between_forks(log: impl FnOnce()) {
-    struct Logging(#[expect(dead_code, reason = "for its drop")] Counted);
+    struct Logging {
+        _guard: Option<RwLockReadGuard<'static, ()>>,
+    }
 
     impl Drop for Logging {
         fn drop(&mut self) {
@@ -79,49 +114,72 @@ pub(crate) fn log_between_forks(log: impl FnOnce()) {
         }
     }
 
-    let start = Instant::now();
-    let logging = loop {
-        let logging = Counted::new(&LOGGING);
-        if FORKING.load(Ordering::SeqCst) == 0 || start.elapsed() >= LONGEST_WAIT {
-            break Logging(logging);
-        }
-        drop(logging);
-        std::thread::sleep(Duration::from_millis(1));
-    };
+    let _logging = Logging { _guard: wait_for(|| LOGGING.try_read().ok()) };
     LOGS.set(true);
     log();
-    drop(logging);
 }
 
 /// Waits for threads that log. Who forks may hold what they wait for, so this ends in any case: at worst it is as
 /// if there were no such thing.
-pub(super) fn begin_fork() -> Counted {
-    let forking = Counted::new(&FORKING);
-    let start = Instant::now();
-    while LOGGING.load(Ordering::SeqCst) > 0 && !LOGS.get() && !IS_STUCK.load(Ordering::Relaxed) {
-        if start.elapsed() >= LONGEST_WAIT {
-            IS_STUCK.store(true, Ordering::Relaxed);
-        } else {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+fn wait_for_logs() -> Option<RwLockWriteGuard<'static, ()>> {
+    if LOGS.get() || IS_STUCK.load(Ordering::Relaxed) {
+        return None;
     }
-    forking
+    let guard = wait_for(|| LOGGING.try_write().ok());
+    IS_STUCK.store(guard.is_none(), Ordering::Relaxed);
+    guard
 }
 
+/// What a thread that forks has for that time.
+struct Held {
+    _logging: Option<RwLockWriteGuard<'static, ()>>,
+    _locks: (ForkSafeGuard<libc::c_int>, ForkSafeGuard<super::timer::Pool>, ForkSafeGuard<()>),
+    /// The thread's mask, if it was changed.
+    mask: Option<libc::sigset_t>,
+    /// Forks by handlers of this fork.
+    inner_forks: u32,
+}
+
+thread_local! {
+    // Never dropped by the end of the thread: then it has no destructor, and is there to the very end.
+    static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
+}
+
+/// Holds the timers' signal back, for a fork that is interrupted begins anew, and with a fast timer never ends; and
+/// our locks and what logs, or the child could find locks held by a thread that is gone.
 extern "C" fn before() {
-    before_fork();
+    if let Some(mut held) = HELD.take() {
+        held.inner_forks += 1;
+        HELD.set(Some(held));
+        return;
+    }
+    // First, for what logs may need one of the others.
+    let logging = wait_for_logs();
+    let (signal, targets, loader) = (lock_signal(), lock_targets(), lock_loader());
+    let mask = (*signal != 0).then(|| block(*signal));
+    let held = Held { _logging: logging, _locks: (signal, targets, loader), mask, inner_forks: 0 };
+    HELD.set(Some(ManuallyDrop::new(held)));
 }
 
+/// In parent and child.
 extern "C" fn parent() {
-    after_fork();
+    let Some(mut held) = HELD.take() else { return };
+    if held.inner_forks > 0 {
+        held.inner_forks -= 1;
+        HELD.set(Some(held));
+        return;
+    }
+    let held = ManuallyDrop::into_inner(held);
+    let mask = held.mask;
+    drop(held);
+    if let Some(mask) = mask {
+        // SAFETY: reads a set that the kernel has filled, and changes the calling thread's mask.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) };
+    }
 }
 
 extern "C" fn child() {
-    after_fork();
-    // Of the threads that were counted there is at most this one.
-    LOGGING.store(u32::from(LOGS.get()), Ordering::Relaxed);
-    FORKING.store(0, Ordering::Relaxed);
-    IS_STUCK.store(false, Ordering::Relaxed);
+    parent();
     GENERATION.fetch_add(1, Ordering::Relaxed);
     if let Some(handler) = HANDLER.get() {
         handler();
@@ -130,7 +188,6 @@ extern "C" fn child() {
 
 #[cfg(test)]
 mod tests {
-    use super::super::timer::lock_targets;
     use super::*;
     use std::sync::atomic::AtomicBool;
 
@@ -162,7 +219,7 @@ mod tests {
                     // SAFETY: ends the process at once.
                     unsafe { libc::_exit(0) };
                 }
-                let ended = (child > 0).then(|| wait_for(child)).flatten();
+                let ended = (child > 0).then(|| wait_for_end(child)).flatten();
                 stop.store(ended != Some(0), Ordering::Relaxed);
                 assert_eq!(ended, Some(0));
             }
@@ -171,7 +228,7 @@ mod tests {
     }
 
     /// The status with which it ended, unless it hangs.
-    fn wait_for(child: libc::pid_t) -> Option<i32> {
+    fn wait_for_end(child: libc::pid_t) -> Option<i32> {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(60) {
             let mut status = 0;

@@ -16,7 +16,6 @@ mod ring;
 #[cfg(test)]
 mod scripted;
 mod signal;
-mod sink;
 mod thread;
 mod timer;
 
@@ -48,11 +47,12 @@ pub(crate) use modules::{loaded_modules, module_generation, program_memory, read
 pub(crate) use own_files::Files;
 #[cfg(test)]
 pub(crate) use perf::open_switch_registers;
-pub(crate) use perf::{KeptOn, open_sample_ring, open_switch_ring};
+pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
-pub(crate) use ring::Ring;
+pub(crate) use ring::RingMemory;
 pub(crate) use signal::with_signals_blocked;
 pub(crate) use thread::{
-    address_space_left, current_tid, has_ended, open_file_limit, process_id, thread_usage,
+    address_space_left, current_tid, has_ended, open_file_limit, process_id, stack_bounds,
+    thread_usage,
 };
-pub(crate) use timer::{open_timer_ring, stack_bounds, unblock_timers};
+pub(crate) use timer::{TimerRing, open_timer_ring, unblock_timers};

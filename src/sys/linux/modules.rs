@@ -12,9 +12,9 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::calls::may;
+use super::fork::{ForkSafe, ForkSafeGuard};
 use crate::sys::types::{CodeSegment, LoadedModule, ModuleList, Unusual};
 
 /// A number that changes whenever a library is loaded or unloaded.
@@ -75,28 +75,27 @@ pub(crate) fn read_own_memory(addresses: Range<u64>) -> io::Result<Vec<u8>> {
     bytes.try_reserve_exact(length)?;
     bytes.resize(length, 0);
     // A container's filter may refuse the system call, and the file is three of them.
-    if read_by_system_call(addresses.start, &mut bytes).is_err() {
+    let from = libc::iovec { iov_base: addresses.start as *mut c_void, iov_len: length };
+    if !read_by_system_call(&[from], &mut bytes).is_ok_and(|read| read == length) {
         File::open("/proc/self/mem")?.read_exact_at(&mut bytes, addresses.start)?;
     }
     Ok(bytes)
 }
 
-fn read_by_system_call(address: u64, bytes: &mut [u8]) -> io::Result<()> {
+/// Copies the pieces of our own memory to `into`, as many of them as are mapped: the kernel copies each as a whole or
+/// not at all.
+pub(super) fn read_by_system_call(from: &[libc::iovec], into: &mut [u8]) -> io::Result<usize> {
     if !may(Unusual::ProcessVmReadv) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let into = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let from = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
+    let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let process = rustix::process::getpid().as_raw_nonzero().get();
-    // SAFETY: the kernel writes to `bytes`, which is ours alone; it checks the addresses that it
-    // reads from itself, so that those that are not mapped are an error.
-    let length =
-        unsafe { libc::process_vm_readv(process, &raw const into, 1, &raw const from, 1, 0) };
-    match usize::try_from(length) {
-        Ok(length) if length == bytes.len() => Ok(()),
-        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Err(_) => Err(io::Error::last_os_error()),
-    }
+    // SAFETY: the kernel writes to `into`, which is ours alone, no more than its length; it checks the
+    // addresses that it reads from itself, so that those that are not mapped are an error.
+    let length = unsafe {
+        libc::process_vm_readv(process, &raw const to, 1, from.as_ptr(), from.len() as u64, 0)
+    };
+    usize::try_from(length).map_err(|_| io::Error::last_os_error())
 }
 
 /// Memory of the program itself (not of a library), if all of `addresses` is read-only in it.
@@ -121,14 +120,11 @@ pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
     found
 }
 
-/// Held while we look at what is loaded, and over forks, as the lock in the module `signal` is. The loader's own
-/// lock is no more than that: glibc does not give it back in the child.
-static LOADER: Mutex<()> = Mutex::new(());
+/// Held while we look at what is loaded: the loader's own lock glibc does not give back in the child of a fork.
+static LOADER: ForkSafe<()> = ForkSafe::new(());
 
-pub(super) type Loader = MutexGuard<'static, ()>;
-
-pub(super) fn lock_loader() -> Loader {
-    LOADER.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn lock_loader() -> ForkSafeGuard<()> {
+    LOADER.lock()
 }
 
 fn generation_of(info: &libc::dl_phdr_info) -> u64 {
@@ -245,8 +241,9 @@ mod tests {
         assert!(read_own_memory(0..4096).is_err());
         assert!(read_own_memory(u64::MAX - 4096..u64::MAX).is_err());
         let mut copy = [0; 18];
-        read_by_system_call(address, &mut copy).unwrap();
+        let at = |address: u64| [libc::iovec { iov_base: address as *mut c_void, iov_len: 18 }];
+        assert_eq!(read_by_system_call(&at(address), &mut copy).unwrap(), 18);
         assert_eq!(copy, bytes);
-        assert!(read_by_system_call(0, &mut copy).is_err());
+        assert!(read_by_system_call(&at(0), &mut copy).is_err());
     }
 }

@@ -1,9 +1,11 @@
-//! Opening perf events on threads of this process.
+//! Perf events on threads of this process, and the rings that the kernel fills for them.
 #![allow(unsafe_code, reason = "calls perf_event_open and its ioctls")]
 
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use parking_lot::Mutex;
 use perf_event_open_sys::bindings::{
     self, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_FLAG_FD_CLOEXEC,
     PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID,
@@ -11,7 +13,7 @@ use perf_event_open_sys::bindings::{
 };
 
 use super::calls::may;
-use super::ring::Ring;
+use super::ring::RingMemory;
 use super::thread::current_tid;
 use crate::sys::types::{SampleRequest, Unusual, WhyRefused};
 
@@ -52,10 +54,9 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 /// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW`), user registers and the top of
 /// the user stack, and where that is allowed of the call chain in the kernel; see `sampler::record`
 /// for its layout.
-pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<Ring, WhyRefused> {
+pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
     let event = open(&mut sampling(request), tid)?;
-    let ring = Ring::map(event, request.ring_bytes).map_err(|error| WhyRefused::of_map(&error))?;
-    Ok(ring.with_kernel_chains(request.in_kernel))
+    PerfRing::map(event, request.ring_bytes, request.in_kernel)
 }
 
 fn sampling(request: SampleRequest) -> perf_event_attr {
@@ -82,7 +83,7 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
 ///
 /// An event of its own with a ring of its own, `ring_bytes` long: in the ring of the samples these
 /// records would move the position without a sample. Works for an unprivileged user.
-pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<Ring, WhyRefused> {
+pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.sample_type = u64::from(PERF_SAMPLE_TIME);
     attr.set_exclude_kernel(1);
@@ -92,20 +93,18 @@ pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<Ring, WhyR
     // Nobody waits for this ring: the collector reads it when it next comes by.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    let event = open(&mut attr, tid)?;
-    Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
+    PerfRing::map(open(&mut attr, tid)?, ring_bytes, false)
 }
 
 /// Samples the user registers of the calling thread each time it is switched off a CPU; takes privilege.
 /// To compare with what is found without.
 #[cfg(test)]
-pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<Ring, WhyRefused> {
+pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRefused> {
     let mut attr = software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES);
     attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
     attr.sample_regs_user = REGISTERS;
     attr.__bindgen_anon_1.sample_period = 1;
-    let event = open(&mut attr, current_tid())?;
-    Ring::map(event, ring_bytes).map_err(|error| WhyRefused::of_map(&error))
+    PerfRing::map(open(&mut attr, current_tid())?, ring_bytes, false)
 }
 
 /// Keeps the kernel's machinery for perf events switched on.
@@ -166,10 +165,71 @@ fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
     Event::new(file).ok_or(WhyRefused::NotSupported)
 }
 
+/// A perf event and its ring, which the kernel fills.
+#[derive(Debug)]
+pub(crate) struct PerfRing {
+    /// None once it is given back. Closed before the memory goes.
+    event: Mutex<Option<Event>>,
+    memory: RingMemory,
+    has_kernel_chains: bool,
+}
+
+impl PerfRing {
+    fn map(event: Event, data_size: usize, has_kernel_chains: bool) -> Result<Self, WhyRefused> {
+        let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size));
+        let memory = memory.map_err(|error| WhyRefused::of_map(&error))?;
+        Ok(Self { event: Mutex::new(Some(event)), memory, has_kernel_chains })
+    }
+
+    /// One that a test fills.
+    #[cfg(test)]
+    pub(crate) fn scripted(data_size: usize) -> io::Result<Self> {
+        let memory = RingMemory::anonymous(data_size)?;
+        Ok(Self { event: Mutex::new(None), memory, has_kernel_chains: false })
+    }
+
+    /// Whether its samples hold the call chain in the kernel.
+    pub(crate) fn has_kernel_chains(&self) -> bool {
+        self.has_kernel_chains
+    }
+
+    /// Begins to record, or goes on.
+    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
+        let why = |error: io::Error| WhyRefused::Other(error.raw_os_error().unwrap_or(0));
+        self.event
+            .lock()
+            .as_ref()
+            .map_or(Ok(()), |event| event.file().and_then(enable_event).map_err(why))
+    }
+
+    /// Stops, until it is started again.
+    pub(crate) fn pause(&self) {
+        _ = self.event.lock().as_ref().map(|event| event.file().and_then(disable_event));
+    }
+
+    /// Closes the event and gives the ring's memory back, for good. Its thread may go on reading
+    /// positions: it sees the last one.
+    pub(crate) fn retire(&self) {
+        // A child of a fork may hold it too, and then to close it is not the end of it.
+        self.pause();
+        if self.event.lock().take().is_some() {
+            self.memory.replace_by_zeros();
+        }
+    }
+}
+
+impl Deref for PerfRing {
+    type Target = RingMemory;
+
+    fn deref(&self) -> &RingMemory {
+        &self.memory
+    }
+}
+
 /// A perf event. A program may close files that are not its own, and have others under their numbers
 /// then: so the event is asked who it is before anything is done with it.
 #[derive(Debug)]
-pub(super) struct Event {
+struct Event {
     /// There until it is dropped.
     file: Option<OwnedFd>,
     /// Which no other event has.
@@ -183,7 +243,7 @@ impl Event {
     }
 
     /// Its file, if that still is its file.
-    pub(super) fn file(&self) -> io::Result<BorrowedFd<'_>> {
+    fn file(&self) -> io::Result<BorrowedFd<'_>> {
         let file = self.file.as_ref().filter(|file| event_id(file.as_fd()) == Some(self.id));
         Ok(file.ok_or(io::ErrorKind::BrokenPipe)?.as_fd())
     }
@@ -210,14 +270,14 @@ fn may_change() -> io::Result<()> {
     if may(Unusual::PerfEventOpen) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-pub(super) fn enable_event(event: BorrowedFd<'_>) -> io::Result<()> {
+fn enable_event(event: BorrowedFd<'_>) -> io::Result<()> {
     may_change()?;
     // SAFETY: an ioctl without an argument, on an event of ours.
     let result = unsafe { perf_event_open_sys::ioctls::ENABLE(event.as_raw_fd(), 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-pub(super) fn disable_event(event: BorrowedFd<'_>) -> io::Result<()> {
+fn disable_event(event: BorrowedFd<'_>) -> io::Result<()> {
     may_change()?;
     // SAFETY: an ioctl without an argument, on an event of ours.
     let result = unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };

@@ -18,10 +18,10 @@ pub(crate) struct Poller(Arc<Wakeups>, Arc<Files>);
 pub(crate) struct Waker(Weak<Wakeups>);
 
 #[derive(Debug)]
-pub(super) struct Wakeups {
+struct Wakeups {
     /// Moves with every call that must end a sleep.
-    pub(super) word: AtomicU32,
-    pub(super) pending: AtomicBool,
+    word: AtomicU32,
+    pending: AtomicBool,
     /// Asked for by [`Waker::wake_soon`].
     soon: AtomicBool,
 }
@@ -49,8 +49,7 @@ impl Poller {
         Waker(Arc::downgrade(&self.0))
     }
 
-    /// Sleeps until a ring that a timer fills has filled to its mark, somebody called [`Waker::wake`],
-    /// some time after a [`Waker::wake_soon`], or until the time is over; `None` waits for ever.
+    /// Sleeps until somebody called [`Waker::wake`], some time after a [`Waker::wake_soon`], or until the time is over; `None` waits for ever.
     ///
     /// Returns false if nothing but time has passed.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
@@ -99,11 +98,6 @@ impl Waker {
         {
             wakeups.end_sleep();
         }
-    }
-
-    /// What a signal handler wakes the poller by.
-    pub(super) fn wakeups(&self) -> Option<Arc<Wakeups>> {
-        self.0.upgrade()
     }
 }
 

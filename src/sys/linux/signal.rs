@@ -1,47 +1,21 @@
-//! The signal that timers send: which one, and whose else it is.
-#![allow(unsafe_code, reason = "installs a signal handler and calls the one that was there")]
+//! The signal that timers send.
+#![allow(unsafe_code, reason = "installs a signal handler, and changes signal masks")]
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::mem::{ManuallyDrop, MaybeUninit};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::mem::MaybeUninit;
 
-use super::fork::{Counted, begin_fork};
-use super::modules::{Loader, lock_loader};
-use super::timer::{Targets, lock_targets};
+use super::fork::{ForkSafe, ForkSafeGuard};
 use crate::sys::types::WhyRefused;
 
 /// What a handler is called with.
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 /// The signal that new timers use; 0 before the first.
-///
-/// A lock of the standard library, as every one that is held over a fork must be: in the child it is given
-/// back by a store. One of `parking_lot` on which others wait is given back by way of a table, of which
-/// another thread may have had a part locked when the process was forked.
-static CHOSEN: Mutex<c_int> = Mutex::new(0);
-/// The same, for who may not wait for the lock.
-static IN_USE: AtomicI32 = AtomicI32::new(0);
+static CHOSEN: ForkSafe<c_int> = ForkSafe::new(0);
 
-fn chosen() -> MutexGuard<'static, c_int> {
-    CHOSEN.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn lock_signal() -> ForkSafeGuard<c_int> {
+    CHOSEN.lock()
 }
-
-fn was_ours(signal: c_int) -> bool {
-    WAS_OURS.get(signal as usize).is_some_and(|was_ours| was_ours.load(Ordering::Relaxed))
-}
-
-/// Who handled each of our signals before us, in one word: the function, and in a bit that no address has
-/// whether it takes more than the signal's number.
-static BEFORE: [AtomicUsize; MOST_SIGNALS] =
-    [const { AtomicUsize::new(libc::SIG_DFL) }; MOST_SIGNALS];
-const TAKES_INFO: usize = 1 << (usize::BITS - 1);
-
-const MOST_SIGNALS: usize = 65;
-
-/// Signals for which our handler was ever installed.
-static WAS_OURS: [AtomicBool; MOST_SIGNALS] = [const { AtomicBool::new(false) }; MOST_SIGNALS];
 
 /// The signal to use now, with `handler` installed.
 ///
@@ -49,26 +23,23 @@ static WAS_OURS: [AtomicBool; MOST_SIGNALS] = [const { AtomicBool::new(false) };
 /// other profilers take it and give it back to its default, which would end the process with our next
 /// signal. Once installed a handler stays: a signal may be on its way.
 pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
-    let mut chosen = chosen();
+    let mut chosen = lock_signal();
     if *chosen != 0 && handled_by(*chosen) == Some(handler as usize) {
         return Ok(*chosen);
     }
-    let mut signals = (libc::SIGRTMIN()..libc::SIGRTMAX()).rev().chain([libc::SIGPROF]);
-    let is_free = |signal: &c_int| {
-        let free = matches!(handled_by(*signal), Some(libc::SIG_DFL | libc::SIG_IGN));
-        let is_usable = free || handled_by(*signal) == Some(handler as usize);
-        is_usable && can_be_sent(*signal)
-    };
-    // If all are taken we share one, and its handler is called for what is not ours. But not one that was
-    // ours before: then that handler may call ours, and so on.
-    let shared = || (!was_ours(libc::SIGPROF)).then_some(libc::SIGPROF);
-    let Some(signal) = signals.find(is_free).or_else(shared) else {
-        return Err(WhyRefused::Other(libc::EBUSY));
-    };
-    install(signal, handler)?;
-    *chosen = signal;
-    IN_USE.store(signal, Ordering::Relaxed);
-    Ok(signal)
+    for signal in (libc::SIGRTMIN()..libc::SIGRTMAX()).rev().chain([libc::SIGPROF]) {
+        let is_usable = action_of(signal).is_some_and(|action| is_free(&action, handler));
+        if is_usable && can_be_sent(signal) && install(signal, handler)? {
+            *chosen = signal;
+            return Ok(signal);
+        }
+    }
+    Err(WhyRefused::Other(libc::EBUSY))
+}
+
+/// Whether nobody else handles it.
+fn is_free(action: &libc::sigaction, handler: Handler) -> bool {
+    [libc::SIG_DFL, libc::SIG_IGN, handler as usize].contains(&action.sa_sigaction)
 }
 
 /// Whether a timer takes the signal: an emulator of another processor takes a few of the highest for itself.
@@ -102,16 +73,8 @@ fn action_of(signal: c_int) -> Option<libc::sigaction> {
     (result == 0).then(|| unsafe { action.assume_init() })
 }
 
-/// From now on what is not ours goes to that one.
-fn note_before(signal: c_int, before: &libc::sigaction, own: Handler) {
-    let takes_info = if before.sa_flags & libc::SA_SIGINFO != 0 { TAKES_INFO } else { 0 };
-    if let Some(place) = BEFORE.get(signal as usize).filter(|_| before.sa_sigaction != own as usize)
-    {
-        place.store(before.sa_sigaction | takes_info, Ordering::Release);
-    }
-}
-
-fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
+/// Returns whether it is: false if somebody else was faster.
+fn install(signal: c_int, handler: Handler) -> Result<bool, WhyRefused> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let action_pointer = action.as_mut_ptr();
     // SAFETY: writes fields of a structure of ours; all zeros is a valid rest (an empty mask).
@@ -127,53 +90,31 @@ fn install(signal: c_int, handler: Handler) -> Result<(), WhyRefused> {
             libc::sigdelset(&raw mut (*action_pointer).sa_mask, fault);
         }
     }
-    // Before ours is called for the first time.
-    if let Some(before) = action_of(signal) {
-        note_before(signal, &before, handler);
-    }
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: both structures are valid, and the handler is a function that lives as long as the
     // program and may be called at any time.
     if unsafe { libc::sigaction(signal, action_pointer, before.as_mut_ptr()) } != 0 {
         return Err(WhyRefused::Other(last_error()));
     }
-    if let Some(was_ours) = WAS_OURS.get(signal as usize) {
-        was_ours.store(true, Ordering::Relaxed);
-    }
-    // Another one may have come in between.
     // SAFETY: zeroed and filled: plain integers and a pointer.
-    note_before(signal, &unsafe { before.assume_init() }, handler);
-    Ok(())
-}
-
-/// Gives a signal that is not ours to the handler that was there before. If there was none it ends
-/// here: what the signal does by default is to end the process.
-///
-/// # Safety
-///
-/// Only in a handler, with what it was called with.
-pub(super) unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let Some(before) = BEFORE.get(signal as usize) else { return };
-    let before = before.load(Ordering::Acquire);
-    let function = before & !TAKES_INFO;
-    if function == libc::SIG_DFL || function == libc::SIG_IGN {
-        return;
+    let before = unsafe { before.assume_init() };
+    let was_free = is_free(&before, handler);
+    if !was_free {
+        // SAFETY: gives back what was there a moment ago.
+        unsafe { libc::sigaction(signal, &raw const before, std::ptr::null_mut()) };
     }
-    if before & TAKES_INFO != 0 {
-        // SAFETY: whoever installed it with this flag said that it takes these.
-        let handler = unsafe { std::mem::transmute::<usize, Handler>(function) };
-        handler(signal, info, context);
-    } else {
-        // SAFETY: as above, without the flag.
-        let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(function) };
-        handler(signal);
-    }
+    Ok(was_free)
 }
 
 /// Lets the calling thread have `signal`: programs that wait for signals in one place block all of
 /// them in each thread. Nobody waits for one that is ours.
 pub(super) fn unblock(signal: c_int) {
     set_mask(libc::SIG_UNBLOCK, signal);
+}
+
+/// Holds a signal back from the calling thread; returns its mask before.
+pub(super) fn block(signal: c_int) -> libc::sigset_t {
+    set_mask(libc::SIG_BLOCK, signal)
 }
 
 /// Changes the calling thread's mask; returns the one before.
@@ -213,64 +154,6 @@ pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
     // SAFETY: a set that the kernel has filled.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     result
-}
-
-/// What a thread that forks has for that time.
-struct Held {
-    _forking: Counted,
-    _chosen: MutexGuard<'static, c_int>,
-    _targets: Targets,
-    _loader: Loader,
-    /// The thread's mask, if it was changed.
-    mask: Option<libc::sigset_t>,
-    /// Forks by handlers of this fork.
-    inner_forks: u32,
-}
-
-thread_local! {
-    // Never dropped by the end of the thread: then it has no destructor, and is there to the very end.
-    static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
-}
-
-/// Before a fork: holds the signal back, for a fork that is interrupted begins anew, and with a fast
-/// timer never ends; and our locks and what logs, or the child could find locks held by a thread that is gone.
-pub(super) fn before_fork() {
-    if let Some(mut held) = HELD.take() {
-        held.inner_forks += 1;
-        HELD.set(Some(held));
-        return;
-    }
-    // First, for what logs may need one of the others.
-    let forking = begin_fork();
-    let (chosen, targets, loader) = (chosen(), lock_targets(), lock_loader());
-    let signal = IN_USE.load(Ordering::Relaxed);
-    let mask = (signal != 0).then(|| set_mask(libc::SIG_BLOCK, signal));
-    let held = Held {
-        _forking: forking,
-        _chosen: chosen,
-        _targets: targets,
-        _loader: loader,
-        mask,
-        inner_forks: 0,
-    };
-    HELD.set(Some(ManuallyDrop::new(held)));
-}
-
-/// After it, in parent and child: undoes that.
-pub(super) fn after_fork() {
-    let Some(mut held) = HELD.take() else { return };
-    if held.inner_forks > 0 {
-        held.inner_forks -= 1;
-        HELD.set(Some(held));
-        return;
-    }
-    let held = ManuallyDrop::into_inner(held);
-    let mask = held.mask;
-    drop(held);
-    if let Some(mask) = mask {
-        // SAFETY: reads a set that the kernel has filled, and changes the calling thread's mask.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) };
-    }
 }
 
 pub(super) fn last_error() -> i32 {

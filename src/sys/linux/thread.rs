@@ -69,8 +69,37 @@ pub(crate) fn address_space_left() -> Option<u64> {
     left(all, "VmSize:").into_iter().chain(left(data, "VmData:")).min()
 }
 
+/// The addresses of the calling thread's stack.
+pub(crate) fn stack_bounds() -> Option<Range<u64>> {
+    // Of the main thread's stack a C library may know only what it takes so far (musl does). In the child of a
+    // fork the first thread can be one that has another.
+    let here = {
+        let here = 0_u8;
+        (&raw const here).addr() as u64
+    };
+    if current_tid() == process_id()
+        && let Some(stack) = main_stack().filter(|stack| stack.contains(&here))
+    {
+        return Some(stack);
+    }
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::zeroed();
+    let (mut low, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: fills the structure, which is then read and destroyed; for the calling thread it
+    // works at any time.
+    let is_known = unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let result = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut low, &raw mut size);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        result == 0
+    };
+    let low = low as u64;
+    is_known.then(|| low..low.saturating_add(size as u64))
+}
+
 /// The addresses that the main thread's stack has or can grow to; `None` if the kernel does not say.
-pub(crate) fn main_stack() -> Option<Range<u64>> {
+fn main_stack() -> Option<Range<u64>> {
     let maps = std::fs::read("/proc/self/maps").ok()?;
     let most = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
     stack_in(&maps, most)

@@ -6,21 +6,22 @@
 )]
 
 use std::ffi::{c_int, c_void};
+use std::hash::{BuildHasher as _, RandomState};
 use std::mem::MaybeUninit;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::blocked::cpu_clock_of;
+use parking_lot::Mutex;
+
+use super::blocked::{cpu_clock_of, cpu_ns_of};
 use super::calls::may;
-use super::clock::{monotonic_raw_ns, thread_cpu_ns};
-use super::poll::Waker;
-use super::ring::Ring;
-use super::signal::{hand_on, handled_by, last_error, signal_for, unblock};
-use super::sink::Sink;
-use super::thread::{current_tid, main_stack};
+use super::clock::{monotonic_raw_ns, thread_cpu_ns, tick_ns};
+use super::fork::{ForkSafe, ForkSafeGuard};
+use super::ring::RingMemory;
+use super::signal::{handled_by, last_error, signal_for, unblock};
 use crate::sys::types::{SampleRequest, TimerClock, Unusual, WhyRefused};
 
 /// Which thread a signal is for, found from the number that its timer sends along.
@@ -32,12 +33,12 @@ use crate::sys::types::{SampleRequest, TimerClock, Unusual, WhyRefused};
 struct Target {
     /// Odd while the rest is written.
     version: AtomicU32,
-    sink: AtomicPtr<Sink>,
+    ring: AtomicPtr<HandlerRing>,
     stack_low: AtomicU64,
     stack_high: AtomicU64,
     /// Signals that found their thread on another stack than its own.
-    foreign: AtomicU64,
-    /// Handlers that may have the sink.
+    off_stack: AtomicU64,
+    /// Handlers that may have the ring.
     busy: AtomicU32,
 }
 
@@ -49,19 +50,16 @@ type TargetChunk = [Target; A_CHUNK];
 static CHUNKS: [AtomicPtr<TargetChunk>; MOST_CHUNKS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_CHUNKS];
 
-/// Held over forks, as the lock in the module `signal` is.
-static POOL: Mutex<Pool> = Mutex::new(Pool { free: Vec::new(), made: 0 });
+static POOL: ForkSafe<Pool> = ForkSafe::new(Pool { free: Vec::new(), made: 0 });
 
 pub(super) struct Pool {
     free: Vec<u32>,
     made: u32,
 }
 
-pub(super) type Targets = MutexGuard<'static, Pool>;
-
 /// All targets that are free; also for the time of a fork.
-pub(super) fn lock_targets() -> Targets {
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn lock_targets() -> ForkSafeGuard<Pool> {
+    POOL.lock()
 }
 
 /// What our timers send beside the number, so that those of others are known.
@@ -71,10 +69,10 @@ impl Target {
     const fn new() -> Self {
         Self {
             version: AtomicU32::new(0),
-            sink: AtomicPtr::new(std::ptr::null_mut()),
+            ring: AtomicPtr::new(std::ptr::null_mut()),
             stack_low: AtomicU64::new(0),
             stack_high: AtomicU64::new(0),
-            foreign: AtomicU64::new(0),
+            off_stack: AtomicU64::new(0),
             busy: AtomicU32::new(0),
         }
     }
@@ -103,30 +101,30 @@ impl Target {
     }
 
     /// Only for who has taken it.
-    fn set(&self, sink: *mut Sink, stack: Range<u64>) {
+    fn set(&self, ring: *const HandlerRing, stack: Range<u64>) {
         self.version.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
-        self.sink.store(sink, Ordering::Relaxed);
+        self.ring.store(ring.cast_mut(), Ordering::Relaxed);
         self.stack_low.store(stack.start, Ordering::Relaxed);
         self.stack_high.store(stack.end, Ordering::Relaxed);
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// The sink and the bounds of the stack; none while they are being changed.
-    fn get(&self) -> Option<(NonNull<Sink>, Range<u64>)> {
+    /// The ring and the bounds of the stack; none while they are being changed.
+    fn get(&self) -> Option<(NonNull<HandlerRing>, Range<u64>)> {
         let before = self.version.load(Ordering::Acquire);
-        let sink = NonNull::new(self.sink.load(Ordering::Relaxed))?;
+        let ring = NonNull::new(self.ring.load(Ordering::Relaxed))?;
         let low = self.stack_low.load(Ordering::Relaxed);
         let high = self.stack_high.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         let is_whole = before & 1 == 0 && self.version.load(Ordering::Relaxed) == before;
-        is_whole.then_some((sink, low..high))
+        is_whole.then_some((ring, low..high))
     }
 }
 
 /// A timer that samples a thread.
 #[derive(Debug)]
-pub(super) struct Timer {
+struct Timer {
     id: libc::timer_t,
     number: u32,
     signal: c_int,
@@ -152,46 +150,23 @@ fn signal_of_timers() -> Result<c_int, WhyRefused> {
 pub(crate) fn open_timer_ring(
     request: SampleRequest,
     clock: TimerClock,
-    waker: &Waker,
     tid: u32,
     stack: Range<u64>,
-) -> Result<Ring, WhyRefused> {
+) -> Result<TimerRing, WhyRefused> {
     // The handler reads the thread's CPU clock at each signal of such a timer.
     if clock == TimerClock::Monotonic && !may(Unusual::ClockGettime) {
         return Err(WhyRefused::Deadly);
     }
     let signal = signal_of_timers()?;
-    let ring = Ring::of_ours(request.ring_bytes, waker.wakeups());
-    let ring = ring.map_err(|_| WhyRefused::NoMemory)?;
-    let sink = ring.sink();
+    let memory = RingMemory::anonymous(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
+    let ring = Arc::new(HandlerRing::new(memory, request, clock, tid));
     let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
     let target = Target::by_number(number).ok_or(WhyRefused::Other(libc::EAGAIN))?;
-    // SAFETY: the ring is not shared yet, and its timer does not exist.
-    unsafe {
-        sink.write(Sink {
-            memory: ring.sink_memory(),
-            stack_bytes: u64::from(request.stack_bytes),
-            wake_after_bytes: u64::from(request.wake_after_bytes),
-            wakes: ring.wakes(),
-            period_ns: request.period_ns,
-            ids: u64::from(tid) << 32 | u64::from(super::process_id()),
-            counts_cpu: clock == TimerClock::Monotonic,
-            cpu_ns: AtomicU64::new(0),
-            lost: AtomicU64::new(0),
-            position: AtomicU64::new(0),
-            step: request.position_step,
-        });
-    }
-    let id = match create(signal, clock, tid, TAG | u64::from(number)) {
-        Ok(id) => id,
-        Err(why) => {
-            lock_targets().free.push(number);
-            return Err(why);
-        }
-    };
-    target.set(sink.as_ptr(), stack);
-    ring.set_timer(Timer { id, number, signal });
-    Ok(ring)
+    let id = create(signal, clock, tid, TAG | u64::from(number))
+        .inspect_err(|_| lock_targets().free.push(number))?;
+    target.set(Arc::as_ptr(&ring), stack);
+    let timer = Mutex::new(Some(Timer { id, number, signal }));
+    Ok(TimerRing { ring, timer, off_stack: AtomicU64::new(0) })
 }
 
 fn create(
@@ -230,7 +205,7 @@ fn create(
 
 impl Timer {
     /// Begins anew with that time to the first signal, 0 for none, and between signals. The error is an errno.
-    pub(super) fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), i32> {
+    fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), i32> {
         if !may(Unusual::TimerSettime) {
             return Err(libc::EPERM);
         }
@@ -247,31 +222,30 @@ impl Timer {
     }
 
     /// Whether somebody else handles its signal by now.
-    pub(super) fn has_lost_signal(&self) -> bool {
+    fn has_lost_signal(&self) -> bool {
         handled_by(self.signal) != Some(handle as *const () as usize)
     }
 
     /// Signals that found the thread on another stack, since this was last asked.
-    pub(super) fn take_foreign(&self) -> u64 {
-        Target::by_number(self.number).map_or(0, |target| target.foreign.swap(0, Ordering::Relaxed))
+    fn take_off_stack(&self) -> u64 {
+        let target = Target::by_number(self.number);
+        target.map_or(0, |target| target.off_stack.swap(0, Ordering::Relaxed))
     }
-}
 
-impl Timer {
     /// Deletes it, and waits for a handler that has begun before. False if that does not come to its end: its
     /// thread was stopped in it.
-    pub(super) fn end(self) -> bool {
+    fn end(self) -> bool {
         let may_delete = may(Unusual::TimerDelete);
         if may_delete {
             // SAFETY: made by `timer_create`, and deleted only here.
             unsafe { libc::timer_delete(self.id) };
         }
         let Some(target) = Target::by_number(self.number) else { return true };
-        target.set(std::ptr::null_mut(), 0..0);
+        target.set(std::ptr::null(), 0..0);
         if !may_delete {
             return false;
         }
-        // With the one in `handle`: it finds no sink, or is found busy here.
+        // With the one in `handle`: it finds no ring, or is found busy here.
         fence(Ordering::SeqCst);
         let start = Instant::now();
         while target.busy.load(Ordering::Acquire) != 0 {
@@ -288,33 +262,142 @@ impl Timer {
 /// It takes some microseconds, but its thread can be preempted in it.
 const LONGEST_HANDLER: Duration = Duration::from_secs(1);
 
-/// The addresses of the calling thread's stack.
-pub(crate) fn stack_bounds() -> Option<Range<u64>> {
-    // Of the main thread's stack a C library may know only what it takes so far (musl does). In the child of a
-    // fork the first thread can be one that has another.
-    let here = {
-        let here = 0_u8;
-        (&raw const here).addr() as u64
-    };
-    if current_tid() == super::process_id()
-        && let Some(stack) = main_stack().filter(|stack| stack.contains(&here))
-    {
-        return Some(stack);
-    }
-    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::zeroed();
-    let (mut low, mut size) = (std::ptr::null_mut(), 0);
-    // SAFETY: fills the structure, which is then read and destroyed; for the calling thread it
-    // works at any time.
-    let is_known = unsafe {
-        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
-            return None;
+/// What the signal handler must know of a ring.
+#[derive(Debug)]
+pub(super) struct HandlerRing {
+    pub(super) memory: RingMemory,
+    stack_bytes: u64,
+    period_ns: u64,
+    /// The kernel's numbers of the process and the thread, as records have them.
+    ids: u64,
+    /// Samples stand for the CPU time since the one before.
+    counts_cpu: bool,
+    cpu_ns: AtomicU64,
+    /// Samples that found the ring full since the last that did not.
+    lost: AtomicU64,
+    /// The position that hooks look at: `step` further with each sample, however long it is.
+    pub(super) position: AtomicU64,
+    pub(super) step: u64,
+}
+
+impl HandlerRing {
+    pub(super) fn new(
+        memory: RingMemory,
+        request: SampleRequest,
+        clock: TimerClock,
+        tid: u32,
+    ) -> Self {
+        Self {
+            memory,
+            stack_bytes: u64::from(request.stack_bytes),
+            period_ns: request.period_ns,
+            ids: u64::from(tid) << 32 | u64::from(super::process_id()),
+            counts_cpu: clock == TimerClock::Monotonic,
+            cpu_ns: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            position: AtomicU64::new(0),
+            step: request.position_step,
         }
-        let result = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut low, &raw mut size);
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        result == 0
-    };
-    let low = low as u64;
-    is_known.then(|| low..low.saturating_add(size as u64))
+    }
+}
+
+/// A ring that the handler of a timer's signal fills, on the thread that it samples. It is laid out as perf's are.
+#[derive(Debug)]
+pub(crate) struct TimerRing {
+    pub(super) ring: Arc<HandlerRing>,
+    /// None once it has ended.
+    timer: Mutex<Option<Timer>>,
+    off_stack: AtomicU64,
+}
+
+impl TimerRing {
+    /// One that a test fills. Its position moves by `step` at a time.
+    #[cfg(test)]
+    pub(crate) fn scripted(data_size: usize, step: u64) -> std::io::Result<Self> {
+        let request = SampleRequest { position_step: step, ..SampleRequest::default() };
+        let memory = RingMemory::anonymous(data_size)?;
+        let ring = Arc::new(HandlerRing::new(memory, request, TimerClock::Cpu, 0));
+        Ok(Self { ring, timer: Mutex::new(None), off_stack: AtomicU64::new(0) })
+    }
+
+    /// The position that hooks look at. It has one of its own, since samples are not all of one length.
+    pub(crate) fn position_word(&self) -> &AtomicU64 {
+        &self.ring.position
+    }
+
+    /// Samples that could not be taken because the thread was on a stack that is not its own, since this was last
+    /// asked.
+    pub(crate) fn take_off_stack(&self) -> u64 {
+        let now = self.timer.lock().as_ref().map_or(0, Timer::take_off_stack);
+        now + self.off_stack.swap(0, Ordering::Relaxed)
+    }
+
+    /// Whether somebody else handles its signal by now.
+    pub(crate) fn has_lost_signal(&self) -> bool {
+        self.timer.lock().as_ref().is_some_and(Timer::has_lost_signal)
+    }
+
+    /// The shortest CPU time between two samples.
+    pub(crate) fn least_interval_ns(&self) -> u64 {
+        // Timers of CPU time run out with the kernel's tick.
+        let tick_ns = if self.ring.counts_cpu { None } else { tick_ns() };
+        self.ring.period_ns.max(tick_ns.unwrap_or(0))
+    }
+
+    /// Begins to sample, or goes on.
+    pub(crate) fn start(&self) -> Result<(), WhyRefused> {
+        let ring = &*self.ring;
+        // What the thread has run for until now is nobody's.
+        let cpu_ns = cpu_ns_of((ring.ids >> 32) as u32).unwrap_or(0);
+        ring.cpu_ns.store(cpu_ns, Ordering::Relaxed);
+        // So that no point of a short time is more likely to be sampled than another.
+        let first_ns = 1 + RandomState::new().hash_one(cpu_ns) % ring.period_ns.max(1);
+        self.set(first_ns, ring.period_ns).map_err(WhyRefused::Other)
+    }
+
+    /// Stops, until it is started again.
+    pub(crate) fn pause(&self) {
+        _ = self.set(0, 0);
+    }
+
+    fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), i32> {
+        self.timer.lock().as_ref().map_or(Ok(()), |timer| timer.set(first_ns, period_ns))
+    }
+
+    /// Ends the sampling of the thread; what is in the ring stays there.
+    pub(crate) fn stop(&self) {
+        let mut timer = self.timer.lock();
+        if let Some(timer) = timer.take() {
+            self.off_stack.fetch_add(timer.take_off_stack(), Ordering::Relaxed);
+            if !timer.end() {
+                // A handler may still write there.
+                std::mem::forget(Arc::clone(&self.ring));
+            }
+        }
+    }
+
+    /// The same, and gives back what the records take.
+    pub(crate) fn retire(&self) {
+        self.stop();
+        self.ring.memory.discard_records();
+    }
+}
+
+impl Deref for TimerRing {
+    type Target = RingMemory;
+
+    fn deref(&self) -> &RingMemory {
+        &self.ring.memory
+    }
+}
+
+impl Drop for TimerRing {
+    fn drop(&mut self) {
+        // Timers are not copied into the child of a fork: their numbers may be somebody else's there.
+        if self.ring.memory.home().is_current() {
+            self.stop();
+        }
+    }
 }
 
 /// What the kernel says of a signal that a timer sent.
@@ -331,7 +414,7 @@ struct TimerInfo {
 
 /// The signal handler. It takes no lock, allocates nothing, unwinds nothing and changes nothing but
 /// the ring; it can come at any instruction of the program, also inside `malloc`.
-extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the C library gives each thread its own errno.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
@@ -339,20 +422,16 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     // SAFETY: the kernel gives both to handlers that were installed with `SA_SIGINFO`; this is the
     // layout that it has for signals of timers, and the other kinds are no smaller.
     let sent = unsafe { &*info.cast::<TimerInfo>() };
-    if sent.code == libc::SI_TIMER && sent.value & !u64::from(u32::MAX) == TAG {
-        if let Some(target) = Target::by_number(sent.value as u32) {
-            // SAFETY: as above: this is the context of the interrupted thread.
-            let registers = unsafe { registers(&*context.cast::<libc::ucontext_t>()) };
-            target.busy.fetch_add(1, Ordering::Relaxed);
-            // With the one in `Timer::end`.
-            fence(Ordering::SeqCst);
-            sample(target, &registers, sent.overrun);
-            // Release: all that it has written is written.
-            target.busy.fetch_sub(1, Ordering::Release);
-        }
-    } else {
-        // SAFETY: in a handler, with what it was given.
-        unsafe { hand_on(signal, info, context) };
+    let is_ours = sent.code == libc::SI_TIMER && sent.value & !u64::from(u32::MAX) == TAG;
+    if is_ours && let Some(target) = Target::by_number(sent.value as u32) {
+        // SAFETY: as above: this is the context of the interrupted thread.
+        let registers = unsafe { registers(&*context.cast::<libc::ucontext_t>()) };
+        target.busy.fetch_add(1, Ordering::Relaxed);
+        // With the one in `Timer::end`.
+        fence(Ordering::SeqCst);
+        sample(target, &registers, sent.overrun);
+        // Release: all that it has written is written.
+        target.busy.fetch_sub(1, Ordering::Release);
     }
     // SAFETY: as above.
     unsafe { *errno = before };
@@ -384,23 +463,23 @@ const IN_USER_MODE: u64 = 2;
 const ABI_64: u64 = 2;
 
 fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int) {
-    let Some((sink, stack)) = target.get() else { return };
+    let Some((ring, stack)) = target.get() else { return };
     // Another stack than the thread's own (of a coroutine, of another handler) may end anywhere; and
     // for a signal that came too late this is the stack of another thread.
     if !stack.contains(sp) {
-        target.foreign.fetch_add(1, Ordering::Relaxed);
+        target.off_stack.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    // SAFETY: this is the very thread whose stack it is, so the sink is that of this thread. Whoever unmaps it
+    // SAFETY: this is the very thread whose stack it is, so the ring is that of this thread. Whoever unmaps it
     // takes it from the target first, and waits as long as that is busy.
-    let sink = unsafe { sink.as_ref() };
-    let period_ns = sink.period_ns;
-    let weight_ns = if sink.counts_cpu {
+    let ring = unsafe { ring.as_ref() };
+    let period_ns = ring.period_ns;
+    let weight_ns = if ring.counts_cpu {
         let now = thread_cpu_ns().unwrap_or(0);
-        let ran = now.saturating_sub(sink.cpu_ns.swap(now, Ordering::Relaxed));
+        let ran = now.saturating_sub(ring.cpu_ns.swap(now, Ordering::Relaxed));
         // The thread was waiting: what it runs for between two waits is not worth a sample each.
         if ran < period_ns / 16 {
-            sink.cpu_ns.store(now.wrapping_sub(ran), Ordering::Relaxed);
+            ring.cpu_ns.store(now.wrapping_sub(ran), Ordering::Relaxed);
             return;
         }
         ran
@@ -408,28 +487,28 @@ fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int
         // Timers of CPU time run out with the kernel's tick: one signal can stand for more.
         period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64))
     };
-    let used = stack.end.wrapping_sub(*sp).min(sink.stack_bytes) & !7;
+    let used = stack.end.wrapping_sub(*sp).min(ring.stack_bytes) & !7;
     if used == 0 {
-        target.foreign.fetch_add(1, Ordering::Relaxed);
+        target.off_stack.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    let mut writer = sink.writer();
+    let mut writer = ring.memory.writer();
     let size = 8 * (5 + registers.len() as u64) + used + 24;
-    let position = sink.position.load(Ordering::Relaxed);
-    let lost = sink.lost.load(Ordering::Relaxed);
+    let position = ring.position.load(Ordering::Relaxed);
+    let lost = ring.lost.load(Ordering::Relaxed);
     if !writer.has_room(size + if lost > 0 { LOST_SIZE } else { 0 }) {
-        sink.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
+        ring.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
         return;
     }
     if lost > 0 {
-        sink.lost.store(0, Ordering::Relaxed);
+        ring.lost.store(0, Ordering::Relaxed);
         writer.word(RECORD_LOST | LOST_SIZE << 48);
         writer.word(0);
         writer.word(lost);
         writer.word(position);
     }
     writer.word(RECORD_SAMPLE | IN_USER_MODE << 32 | size << 48);
-    writer.word(sink.ids);
+    writer.word(ring.ids);
     writer.word(monotonic_raw_ns());
     writer.word(ABI_64);
     for register in registers {
@@ -442,22 +521,10 @@ fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int
     writer.word(used);
     writer.word(weight_ns);
     writer.word(position);
-    let is_at_mark = writer.publish();
+    writer.publish();
     // After the record: the hooks of this thread must not see it before the collector can.
     compiler_fence(Ordering::Release);
-    sink.position.store(position.wrapping_add(sink.step), Ordering::Release);
-    // SAFETY: null, or valid as long as the sink.
-    if let Some(wakes) = unsafe { sink.wakes.as_ref() }.filter(|_| is_at_mark)
-        && !wakes.pending.swap(true, Ordering::SeqCst)
-    {
-        wakes.word.fetch_add(1, Ordering::SeqCst);
-        // Not by a function of a library, which may be what is interrupted.
-        // SAFETY: touches no memory: it only ends the sleep of who sleeps on that word.
-        unsafe {
-            let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-            libc::syscall(libc::SYS_futex, wakes.word.as_ptr(), wake, i32::MAX);
-        }
-    }
+    ring.position.store(position.wrapping_add(ring.step), Ordering::Release);
 }
 
 const LOST_SIZE: u64 = 32;

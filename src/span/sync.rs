@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::account::Tally;
-use super::arming::Arming;
-use super::local::{Begun, ThreadSource, ThreadState, Usage};
+use super::local::ThreadState;
 use super::slot::{ANNOUNCED, SAMPLED_ITSELF, Slot};
 use super::spans::Notice;
 use super::{RegistryId, SpanKey, Spans};
+use crate::sampler::{Arming, Begun, ThreadSource, Usage};
 use crate::stats::Counters;
 use crate::sys::Position;
 
@@ -19,23 +19,22 @@ const LEAST_SAMPLE: u64 = 64;
 impl Spans {
     /// Brings everything up to now: all that happened since the last hook belongs to the spans
     /// that are entered at present. Where the thread was switched off its CPU since `now` was read,
-    /// that is up to a later moment, `state.settled`, and the hook's own is no earlier.
+    /// that is up to a later moment, `state.synced`, and the hook's own is no earlier.
     #[cold]
     #[inline(never)]
-    pub(super) fn settle(&self, state: &mut ThreadState, now: u64) {
-        // First: if the thread is new here, or was forgotten, there is nothing to settle.
+    pub(super) fn sync_accounts(&self, state: &mut ThreadState, now: u64) {
+        // First: if the thread is new here, or was forgotten, there is nothing to bring up to now.
         if now >= state.deadline && self.look(state, now) {
             return;
         }
-        self.settle_samples(state, now);
-        self.settle_cpu_time(state, now);
-        self.settle_waits(state, now);
+        self.sync_samples(state, now);
+        self.sync_cpu_time(state, now);
+        self.sync_waits(state, now);
     }
 
     /// A wait that the collector has seen counts as a sample of the span that it was in.
-    fn settle_waits(&self, state: &ThreadState, now: u64) {
-        let Some(key) = state.recording.as_ref().and_then(|recording| recording.take_waited(now))
-        else {
+    fn sync_waits(&self, state: &ThreadState, now: u64) {
+        let Some(key) = state.sampled.as_ref().and_then(|sampled| sampled.take_waited(now)) else {
             return;
         };
         // A span that was left meanwhile is none of them: its wait is not in any profile.
@@ -45,15 +44,15 @@ impl Spans {
         }
     }
 
-    /// Begins with this thread, which is not under way with any recording.
+    /// Begins with this thread, which is not under way yet.
     fn begin(&self, state: &mut ThreadState) {
-        let Begun { recording, source } = self.source.begin(&self.clock);
-        let (recording, arming) = recording.unzip();
-        if let Some(recording) = &recording {
+        let Begun { sampled, source } = self.source.begin();
+        let (sampled, arming) = sampled.unzip();
+        if let Some(sampled) = &sampled {
             // Whoever begins says where it is when all is done.
-            recording.begin_hook_in(state.top().map_or(0, |top| top.key));
+            sampled.begin_hook_in(state.top().map_or(0, |top| top.key));
         }
-        state.recording = recording;
+        state.sampled = sampled;
         state.source = Some(source);
         self.take_up(state, arming, 0);
         state.sampled_ended_ns = 0;
@@ -64,10 +63,10 @@ impl Spans {
         state.cpu_unknown = read.is_none();
         let (cpu_ns, now) = read.unwrap_or_else(|| (0, self.clock.now()));
         state.cpu_ns = cpu_ns;
-        state.settled = now;
+        state.synced = now;
         state.usage_read = now;
-        if let Some(recording) = &state.recording {
-            recording.note_settled(self.clock.raw_ns(now), state.cpu_ns);
+        if let Some(sampled) = &state.sampled {
+            sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns);
         }
         self.set_deadline(state, now);
     }
@@ -75,15 +74,15 @@ impl Spans {
     /// Samples this thread from now on, if it can be. All until now belongs to the spans that are entered.
     pub(super) fn arm_self(&self, state: &mut ThreadState, now: u64) {
         // If it was refused the collector tries again.
-        let Some(recording) = state.recording.as_ref().filter(|one| !one.is_refused()) else {
+        let Some(sampled) = state.sampled.as_ref().filter(|one| !one.is_refused()) else {
             return;
         };
-        self.source.arm(recording);
-        if recording.turn() == state.turn {
+        self.source.arm(sampled);
+        if sampled.turn() == state.turn {
             return;
         }
-        self.settle_samples(state, now);
-        self.settle_cpu_time(state, now);
+        self.sync_samples(state, now);
+        self.sync_cpu_time(state, now);
     }
 
     fn take_up(&self, state: &mut ThreadState, arming: Option<Arc<Arming>>, turn: u32) {
@@ -107,16 +106,16 @@ impl Spans {
 
     /// What fell since the last hook fell in the span that was innermost all along, whoever armed the thread
     /// meanwhile.
-    fn settle_samples(&self, state: &mut ThreadState, now: u64) {
-        self.settle_arming(state, now);
+    fn sync_samples(&self, state: &mut ThreadState, now: u64) {
+        self.sync_arming(state, now);
         while let Some((next, turn)) = state.next_arming() {
-            self.settle_usage(state, now);
+            self.sync_usage(state, now);
             self.take_up(state, Some(next), turn);
-            self.settle_arming(state, now);
+            self.sync_arming(state, now);
         }
     }
 
-    fn settle_arming(&self, state: &mut ThreadState, now: u64) {
+    fn sync_arming(&self, state: &mut ThreadState, now: u64) {
         let Some(arming) = &state.arming else { return };
         let head = state.samples.load();
         let moved = head.saturating_sub(state.from);
@@ -142,9 +141,9 @@ impl Spans {
             Counters::add(&self.counters.samples_dropped_notices_full, samples);
             span = None;
         }
-        arming.cut(span, head);
+        arming.close_interval(span, head);
         state.from = head;
-        self.settle_usage(state, now);
+        self.sync_usage(state, now);
     }
 
     /// Makes a span and its ancestors known to the collector, and gives each of them `samples`.
@@ -205,25 +204,26 @@ impl Spans {
         }
     }
 
-    fn settle_usage(&self, state: &mut ThreadState, now: u64) {
+    fn sync_usage(&self, state: &mut ThreadState, now: u64) {
         let Some(source) = &mut state.source else {
             return;
         };
         let usage = source.usage(state.arming.as_deref());
         let before = std::mem::replace(&mut state.usage, usage);
         state.usage_read = now;
-        state.tally_all(&usage_between(&before, &usage));
+        let tally = Tally { usage: usage.since(&before), ..Tally::default() };
+        state.tally_all(&tally);
     }
 
     /// Reads the CPU clock, and bounds what every span since the last time had of it.
-    fn settle_cpu_time(&self, state: &mut ThreadState, now: u64) {
+    fn sync_cpu_time(&self, state: &mut ThreadState, now: u64) {
         let Some(source) = &mut state.source else {
             return;
         };
         let Some((cpu_ns, now)) = self.read_cpu(source.as_mut()) else {
             state.cpu_unknown = true;
-            state.unresolved.clear();
-            state.settled = now;
+            state.pending.clear();
+            state.synced = now;
             return;
         };
         let ran_ns = cpu_ns.saturating_sub(std::mem::replace(&mut state.cpu_ns, cpu_ns));
@@ -232,8 +232,8 @@ impl Spans {
         let before_ns = std::mem::replace(&mut state.sampled_ns, all_ns);
         let ended_ns = std::mem::take(&mut state.sampled_ended_ns);
         let sampled_ns = (ended_ns + all_ns - before_ns).min(ran_ns);
-        if let Some(recording) = &state.recording {
-            recording.note_settled(self.clock.raw_ns(now), cpu_ns);
+        if let Some(sampled) = &state.sampled {
+            sampled.note_synced(self.clock.raw_ns(now), cpu_ns);
         }
         state.bound(&self.clock, now, ran_ns, sampled_ns, |part, sure| {
             if let Some(slot) = self.table.get(part.id) {
@@ -241,9 +241,9 @@ impl Spans {
             }
         });
         if now.saturating_sub(state.usage_read) > self.usage_interval {
-            self.settle_usage(state, now);
+            self.sync_usage(state, now);
         }
-        state.settled = now;
+        state.synced = now;
     }
 
     /// The thread's CPU clock, and when that was: the same moment, as well as it can be. An interrupt between the two takes
@@ -261,31 +261,16 @@ impl Spans {
     /// it was armed anew.
     fn look(&self, state: &mut ThreadState, now: u64) -> bool {
         self.set_deadline(state, now);
-        match &state.recording {
-            Some(recording) if recording.is_used() => false,
+        match &state.sampled {
+            Some(sampled) if sampled.is_used() => false,
             None if state.source.is_some() => false,
             _ => {
                 // What has not been looked at yet, if it was under way before.
-                self.settle_samples(state, now);
-                self.settle_cpu_time(state, now);
+                self.sync_samples(state, now);
+                self.sync_cpu_time(state, now);
                 self.begin(state);
                 true
             }
         }
-    }
-}
-
-fn usage_between(before: &Usage, after: &Usage) -> Tally {
-    Tally {
-        minor_faults: after.minor_faults.saturating_sub(before.minor_faults),
-        major_faults: after.major_faults.saturating_sub(before.major_faults),
-        voluntary_switches: after.voluntary_switches.saturating_sub(before.voluntary_switches),
-        involuntary_switches: after
-            .involuntary_switches
-            .saturating_sub(before.involuntary_switches),
-        cycles: after.cycles.saturating_sub(before.cycles),
-        instructions: after.instructions.saturating_sub(before.instructions),
-        cache_misses: after.cache_misses.saturating_sub(before.cache_misses),
-        ..Tally::default()
     }
 }

@@ -1,4 +1,4 @@
-//! What a thread in profiled spans shows the collector.
+//! What a thread and the collector share.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, co
 
 use parking_lot::Mutex;
 
-use super::SpanKey;
 use super::arming::Arming;
+use super::rate::Rate;
+use crate::ids::SpanKey;
 
-/// The stretch that a thread is in now.
+/// The interval that a thread is in now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct OpenInterval {
     pub(crate) span: Option<SpanKey>,
     pub(crate) from: u64,
     /// The thread is inside a hook: whether samples from `from` on are those of this span or of the next is
@@ -22,36 +23,15 @@ pub(crate) struct Stretch {
 /// Beside the key of the span, which never has that bit: the thread is inside a hook.
 const IN_HOOK: u64 = 1 << 63;
 
-/// How often a thread is sampled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rate {
-    /// CPU time between two samples.
-    pub(crate) period_ns: u64,
-    /// By a timer also where perf could, which takes time at each context switch.
-    pub(crate) by_timer: bool,
-}
-
-const BY_TIMER: u64 = 1 << 63;
-
-impl Rate {
-    pub(crate) const fn of(period_ns: u64) -> Self {
-        Self { period_ns, by_timer: false }
-    }
-
-    fn word(self) -> u64 {
-        self.period_ns & !BY_TIMER | if self.by_timer { BY_TIMER } else { 0 }
-    }
-}
-
 /// Later than all that happens.
-pub(super) const NEVER: u64 = u64::MAX;
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// One thread from its first profiled segment until it ends or is in no profiled span for long.
 ///
-/// The thread writes, the collector reads. See [`stretch`](Self::stretch) for why neither waits.
+/// The thread writes, the collector reads. See [`open_interval`](Self::open_interval) for why neither waits.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Recording {
+pub(crate) struct SampledThread {
     span: AtomicU64,
     /// When a span that the thread is in is old, if the thread goes on in it; [`NEVER`] if it is in none.
     old_at: AtomicU64,
@@ -64,9 +44,9 @@ pub(crate) struct Recording {
     /// is none.
     waited: AtomicU64,
     /// When a hook last read the thread's CPU clock, and what it said.
-    settled_ns: AtomicU64,
-    settled_cpu_ns: AtomicU64,
-    /// How it is sampled from when it is armed next: nanoseconds, and whether [`BY_TIMER`].
+    synced_ns: AtomicU64,
+    synced_cpu_ns: AtomicU64,
+    /// How it is sampled from when it is armed next: see [`Rate::word`].
     rate: AtomicU64,
     /// When a hook last heard of a wait, in ticks.
     heard_at: AtomicU64,
@@ -78,7 +58,7 @@ pub(crate) struct Recording {
     last: Mutex<Arc<Arming>>,
 }
 
-impl Recording {
+impl SampledThread {
     /// Of the thread of that number, which is sampled so often when it is armed; `stack` is where its stack
     /// is, if a timer may have to copy it.
     pub(crate) fn new(tid: u32, stack: Option<Range<u64>>, rate: Rate, first: Arc<Arming>) -> Self {
@@ -90,8 +70,8 @@ impl Recording {
             turn: AtomicU32::new(0),
             life: AtomicU8::new(USED),
             waited: AtomicU64::new(0),
-            settled_ns: AtomicU64::new(0),
-            settled_cpu_ns: AtomicU64::new(0),
+            synced_ns: AtomicU64::new(0),
+            synced_cpu_ns: AtomicU64::new(0),
             rate: AtomicU64::new(rate.word()),
             heard_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
@@ -139,13 +119,12 @@ impl Recording {
 
     /// How it is sampled from when it is armed next.
     pub(crate) fn rate(&self) -> Rate {
-        let word = self.rate.load(Ordering::Relaxed);
-        Rate { period_ns: word & !BY_TIMER, by_timer: word & BY_TIMER != 0 }
+        Rate::from_word(self.rate.load(Ordering::Relaxed))
     }
 
     /// How many armings have followed the first.
     #[inline(always)]
-    pub(super) fn turn(&self) -> u32 {
+    pub(crate) fn turn(&self) -> u32 {
         self.turn.load(Ordering::Acquire)
     }
 
@@ -156,13 +135,13 @@ impl Recording {
     /// counted for the span that the thread is in by then. Where the thread is preempted here, the collector
     /// may come by in between: it must not take the sample for one of the span before.
     #[inline(always)]
-    pub(super) fn begin_hook(&self) {
+    pub(crate) fn begin_hook(&self) {
         self.begin_hook_in(self.span.load(Ordering::Relaxed));
     }
 
     /// The same, in the span of that key; 0 for none.
     #[inline(always)]
-    pub(super) fn begin_hook_in(&self, key: u64) {
+    pub(crate) fn begin_hook_in(&self, key: u64) {
         self.span.store(key | IN_HOOK, Ordering::Release);
         // What interrupts this thread happens in the order of its instructions: only the compiler could
         // look for samples before.
@@ -171,7 +150,7 @@ impl Recording {
 
     /// The thread is now in the span of that key; 0 for none. Only the thread itself may call it.
     #[inline(always)]
-    pub(super) fn set_span(&self, key: u64) {
+    pub(crate) fn set_span(&self, key: u64) {
         // Release: whoever sees the span sees the `from` that was stored before it.
         self.span.store(key, Ordering::Release);
     }
@@ -179,7 +158,7 @@ impl Recording {
     /// A hook ends at `now`; from `old_at` on a span that the thread is in is old, if it goes on in it. Both in
     /// ticks. Only the thread itself may call it, right before [`set_span`](Self::set_span).
     #[inline(always)]
-    pub(super) fn set_times(&self, now: u64, old_at: u64) {
+    pub(crate) fn set_times(&self, now: u64, old_at: u64) {
         self.hooked_at.store(now, Ordering::Relaxed);
         self.old_at.store(old_at, Ordering::Relaxed);
     }
@@ -190,7 +169,7 @@ impl Recording {
     }
 
     /// The thread arms itself when it enters a span that is sampled from there on.
-    pub(super) fn note_arms_itself(&self) {
+    pub(crate) fn note_arms_itself(&self) {
         self.arms_itself.store(true, Ordering::Relaxed);
     }
 
@@ -203,30 +182,30 @@ impl Recording {
         self.old_at.load(Ordering::Relaxed)
     }
 
-    /// The stretch that is open now. The collector calls it after it has read the ring's head and
-    /// before it takes the marks; then each sample before that head is in this stretch or in one
-    /// of the marks:
+    /// The interval that is open now. The collector calls it after it has read the ring's head and
+    /// before it takes the intervals; then each sample before that head is in this interval or in one
+    /// of the intervals:
     ///
     /// Say a sample lies at `p`, before that head. Then the thread had, before the sample, stored
     /// the span it was in, and the head that we read makes that store visible. From there the
     /// thread may have gone on to another span, but only after it had seen the ring's head move
-    /// beyond `p`, so it ended the stretch first: pushed the mark, then stored a `from` greater
+    /// beyond `p`, so it ended the interval first: pushed the interval, then stored a `from` greater
     /// than `p`, then stored a span. So if the `from` that we read is not greater than `p`, and
     /// was the same before and after we read the span, then that span is the one of `p`;
-    /// otherwise the mark is in the queue.
+    /// otherwise the interval is in the queue.
     ///
     /// But if `p` fell in a hook that had looked for samples already, that hook went on to another span
     /// all the same, and `p` is counted for that one. Then we see that the thread is in a hook, or we see
     /// the span that the hook ended with.
     ///
     /// For a thread that has not taken up the arming yet `from` is 0, and is written by no other.
-    pub(crate) fn stretch(&self, arming: &Arming) -> Stretch {
+    pub(crate) fn open_interval(&self, arming: &Arming) -> OpenInterval {
         loop {
             let from = arming.from();
             let span = self.span.load(Ordering::Acquire);
             if arming.from() == from {
                 let is_in_hook = span & IN_HOOK != 0;
-                return Stretch { span: SpanKey::new(span & !IN_HOOK), from, is_in_hook };
+                return OpenInterval { span: SpanKey::new(span & !IN_HOOK), from, is_in_hook };
             }
             std::hint::spin_loop();
         }
@@ -262,7 +241,7 @@ impl Recording {
     }
 
     /// For the thread itself, in a hook at `now` in ticks: the span in which it was seen to wait.
-    pub(super) fn take_waited(&self, now: u64) -> Option<SpanKey> {
+    pub(crate) fn take_waited(&self, now: u64) -> Option<SpanKey> {
         if self.waited.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -278,24 +257,24 @@ impl Recording {
 
     /// For the thread itself: it has read its CPU clock at that moment
     /// (`CLOCK_MONOTONIC_RAW` in nanoseconds).
-    pub(super) fn note_settled(&self, time_ns: u64, cpu_ns: u64) {
-        self.settled_ns.store(0, Ordering::Release);
-        self.settled_cpu_ns.store(cpu_ns, Ordering::Release);
-        self.settled_ns.store(time_ns, Ordering::Release);
+    pub(crate) fn note_synced(&self, time_ns: u64, cpu_ns: u64) {
+        self.synced_ns.store(0, Ordering::Release);
+        self.synced_cpu_ns.store(cpu_ns, Ordering::Release);
+        self.synced_ns.store(time_ns, Ordering::Release);
     }
 
     /// When a hook last read the thread's CPU clock, and what it said.
-    pub(crate) fn settled(&self) -> Option<(u64, u64)> {
-        let time_ns = self.settled_ns.load(Ordering::Acquire);
-        let cpu_ns = self.settled_cpu_ns.load(Ordering::Acquire);
-        let is_whole = time_ns != 0 && self.settled_ns.load(Ordering::Acquire) == time_ns;
+    pub(crate) fn synced(&self) -> Option<(u64, u64)> {
+        let time_ns = self.synced_ns.load(Ordering::Acquire);
+        let cpu_ns = self.synced_cpu_ns.load(Ordering::Acquire);
+        let is_whole = time_ns != 0 && self.synced_ns.load(Ordering::Acquire) == time_ns;
         is_whole.then_some((time_ns, cpu_ns))
     }
 
     /// For the thread itself, in the first hook after a millisecond:
-    /// says that the recording is in use. False if it has been ended: then the thread must be
+    /// says that it is in use. False if it has been ended: then the thread must be
     /// armed anew.
-    pub(super) fn is_used(&self) -> bool {
+    pub(crate) fn is_used(&self) -> bool {
         let taken = self.life.compare_exchange(UNUSED, USED, Ordering::AcqRel, Ordering::Acquire);
         taken != Err(OVER)
     }
@@ -305,10 +284,10 @@ impl Recording {
         _ = self.life.compare_exchange(USED, UNUSED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Ends the recording if the thread has not looked since [`note_unused`](Self::note_unused).
+    /// Ends it if the thread has not looked since [`note_unused`](Self::note_unused).
     ///
     /// If that was longer ago than a millisecond, and the thread is in no profiled span, then it
-    /// will look before it does anything else with the recording.
+    /// will look before it does anything else with it.
     pub(crate) fn end_if_unused(&self) -> bool {
         self.life.compare_exchange(UNUSED, OVER, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -334,83 +313,83 @@ mod tests {
     const A: Option<SpanKey> = SpanKey::new(1);
     const B: Option<SpanKey> = SpanKey::new(2);
 
-    fn recording() -> (Recording, Arc<Arming>) {
+    fn thread() -> (SampledThread, Arc<Arming>) {
         let arming = Arc::new(Arming::none());
-        (Recording::new(1, None, Rate::of(1), Arc::clone(&arming)), arming)
+        (SampledThread::new(1, None, Rate::of(1), Arc::clone(&arming)), arming)
     }
 
-    fn stretch(span: Option<SpanKey>, from: u64) -> Stretch {
-        Stretch { span, from, is_in_hook: false }
+    fn interval(span: Option<SpanKey>, from: u64) -> OpenInterval {
+        OpenInterval { span, from, is_in_hook: false }
     }
 
     #[test]
     fn a_hook_shows_until_it_says_the_span() {
-        let (recording, arming) = recording();
-        let in_hook = |span| Stretch { is_in_hook: true, ..stretch(span, 0) };
-        assert_eq!(recording.stretch(&arming), in_hook(None), "a hook has made it");
-        recording.set_span(1);
-        assert_eq!(recording.stretch(&arming), stretch(A, 0));
-        recording.begin_hook();
-        assert_eq!(recording.stretch(&arming), in_hook(A));
-        recording.begin_hook_in(2);
-        assert_eq!(recording.stretch(&arming), in_hook(B));
-        recording.set_span(0);
-        assert_eq!(recording.stretch(&arming), stretch(None, 0));
+        let (thread, arming) = thread();
+        let in_hook = |span| OpenInterval { is_in_hook: true, ..interval(span, 0) };
+        assert_eq!(thread.open_interval(&arming), in_hook(None), "a hook has made it");
+        thread.set_span(1);
+        assert_eq!(thread.open_interval(&arming), interval(A, 0));
+        thread.begin_hook();
+        assert_eq!(thread.open_interval(&arming), in_hook(A));
+        thread.begin_hook_in(2);
+        assert_eq!(thread.open_interval(&arming), in_hook(B));
+        thread.set_span(0);
+        assert_eq!(thread.open_interval(&arming), interval(None, 0));
     }
 
     #[test]
-    fn a_cut_opens_the_next_stretch() {
-        let (recording, arming) = recording();
-        recording.set_span(1);
-        assert!(arming.cut(A, 32));
-        recording.set_span(2);
-        assert_eq!(recording.stretch(&arming), stretch(B, 32));
+    fn closing_an_interval_opens_the_next() {
+        let (thread, arming) = thread();
+        thread.set_span(1);
+        assert!(arming.close_interval(A, 32));
+        thread.set_span(2);
+        assert_eq!(thread.open_interval(&arming), interval(B, 32));
     }
 
-    /// What is read while the thread goes from span to span is a stretch that there was, and all others are
-    /// among the marks.
+    /// What is read while the thread goes from span to span is a interval that there was, and all others are
+    /// among the intervals.
     #[test]
     fn a_stretch_is_read_as_it_is_while_the_thread_goes_on() {
         const STEP: u64 = 10;
         let hooks = if cfg!(miri) { 40 } else { 20_000 };
-        let (recording, arming) = recording();
-        recording.set_span(0);
+        let (thread, arming) = thread();
+        thread.set_span(0);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 let mut marked = 1;
                 while marked < hooks {
-                    let Stretch { span, from, is_in_hook, .. } = recording.stretch(&arming);
+                    let OpenInterval { span, from, is_in_hook, .. } = thread.open_interval(&arming);
                     let key = span.map_or(0, SpanKey::get);
                     assert!(from == STEP * key || is_in_hook && from == STEP * (key + 1));
-                    while let Some(mark) = arming.take_mark() {
-                        assert_eq!((mark.span.get(), mark.from), (marked, STEP * marked));
-                        assert_eq!(mark.to, STEP * (marked + 1));
+                    while let Some(interval) = arming.take_interval() {
+                        assert_eq!((interval.span.get(), interval.from), (marked, STEP * marked));
+                        assert_eq!(interval.to, STEP * (marked + 1));
                         marked += 1;
                     }
-                    assert!(marked >= key, "what is not open any more is among the marks");
+                    assert!(marked >= key, "what is not open any more is among the intervals");
                 }
             });
             for number in 1..=hooks {
                 while !arming.has_room() && !reader.is_finished() {
                     std::thread::yield_now();
                 }
-                recording.begin_hook();
-                arming.cut(SpanKey::new(number - 1), STEP * number);
-                recording.set_span(number);
+                thread.begin_hook();
+                arming.close_interval(SpanKey::new(number - 1), STEP * number);
+                thread.set_span(number);
             }
         });
     }
 
     #[test]
     fn only_a_recording_without_use_is_ended() {
-        let (recording, _) = recording();
-        assert!(!recording.end_if_unused());
-        recording.note_unused();
-        assert!(recording.is_used());
-        assert!(!recording.end_if_unused());
-        recording.note_unused();
-        assert!(recording.end_if_unused());
-        assert!(!recording.is_used());
-        assert!(recording.is_over());
+        let (thread, _) = thread();
+        assert!(!thread.end_if_unused());
+        thread.note_unused();
+        assert!(thread.is_used());
+        assert!(!thread.end_if_unused());
+        thread.note_unused();
+        assert!(thread.end_if_unused());
+        assert!(!thread.is_used());
+        assert!(thread.is_over());
     }
 }

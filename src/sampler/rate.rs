@@ -1,8 +1,36 @@
 //! How often to sample.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::span::Rate;
+/// How often a thread is sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rate {
+    /// CPU time between two samples.
+    pub(crate) period_ns: u64,
+    /// By a timer also where perf could, which takes time at each context switch.
+    pub(crate) by_timer: bool,
+}
+
+const BY_TIMER: u64 = 1 << 63;
+
+impl Rate {
+    pub(crate) const fn of(period_ns: u64) -> Self {
+        Self { period_ns, by_timer: false }
+    }
+
+    /// With so many times the time between two samples.
+    pub(crate) fn slowed(self, times: f64) -> Self {
+        Self { period_ns: (self.period_ns as f64 * times.max(1.0)) as u64, ..self }
+    }
+
+    pub(super) fn from_word(word: u64) -> Self {
+        Self { period_ns: word & !BY_TIMER, by_timer: word & BY_TIMER != 0 }
+    }
+
+    pub(super) fn word(self) -> u64 {
+        self.period_ns & !BY_TIMER | if self.by_timer { BY_TIMER } else { 0 }
+    }
+}
 
 /// How often a thread is sampled: the CPU time between two samples in nanoseconds, where it has been sampled for
 /// little, for more and for long.
@@ -158,15 +186,77 @@ impl Allowance {
     }
 }
 
-/// A time is so many times as long.
-pub(crate) fn stretched(period_ns: u64, times: f64) -> u64 {
-    (period_ns as f64 * times.max(1.0)) as u64
+/// Lowers the rate of sampling while reading the samples takes more than its share of a core, over ten seconds.
+#[derive(Debug)]
+pub(crate) struct SamplingBudget {
+    /// Of one core; `None` if it may take what it takes.
+    share: Option<f64>,
+    since: Instant,
+    /// CPU time that had been used then, in nanoseconds.
+    used_ns: u64,
+    /// How many times as long the time between samples is.
+    times: f64,
+    /// What was not used of it in the last seconds: slow requests come in bursts.
+    saved_ns: f64,
+}
+
+/// Shorter stretches say little.
+const WINDOW: Duration = Duration::from_secs(1);
+/// For how long what is not used is saved.
+const MOST_SAVED: Duration = Duration::from_secs(10);
+/// The rate is lowered no further.
+const MOST_TIMES: f64 = 64.0;
+/// As long as more than this part of the budget is used, the rate stays as low as it is.
+const CALM: f64 = 0.5;
+
+impl SamplingBudget {
+    pub(crate) fn new(percent: Option<u32>) -> Self {
+        let share = percent.map(|percent| f64::from(percent) / 100.0);
+        let saved_ns = share.unwrap_or(0.0) * MOST_SAVED.as_nanos() as f64;
+        Self { share, since: Instant::now(), used_ns: 0, times: 1.0, saved_ns }
+    }
+
+    /// How many times as long the time between samples is from now on, if that changes; `used_ns` is the
+    /// CPU time that was used until now.
+    pub(crate) fn look(&mut self, now: Instant, used_ns: u64) -> Option<f64> {
+        let window = now.saturating_duration_since(self.since);
+        if window < WINDOW {
+            return None;
+        }
+        let used = used_ns.saturating_sub(self.used_ns);
+        (self.since, self.used_ns) = (now, used_ns);
+        let share = self.share.filter(|share| *share > 0.0)?;
+        let budget_ns = window.as_nanos() as f64 * share;
+        let most_saved_ns = share * MOST_SAVED.as_nanos() as f64;
+        let saved_ns = (self.saved_ns + budget_ns).min(most_saved_ns) - used as f64;
+        self.saved_ns = saved_ns.max(0.0);
+        let of_budget = used as f64 / budget_ns;
+        let times = if of_budget > 1.0 && saved_ns < 0.0 {
+            (self.times * of_budget).min(MOST_TIMES)
+        } else if of_budget < CALM {
+            // Not at once, or it would swing: by half each second.
+            let seconds = i32::try_from(window.as_secs()).unwrap_or(i32::MAX).min(64);
+            (self.times / 2.0_f64.powi(seconds)).max(1.0)
+        } else {
+            self.times
+        };
+        let has_changed = (times - self.times).abs() > f64::EPSILON;
+        self.times = times;
+        has_changed.then_some(times)
+    }
+
+    /// How many times as long the time between samples is.
+    pub(crate) fn times(&self) -> f64 {
+        self.times
+    }
+
+    pub(crate) fn is_lowered(&self) -> bool {
+        self.times > 1.0
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn spend(allowance: &mut Allowance, samples: u64, switches: u64, now: Instant) -> Rate {
@@ -285,6 +375,53 @@ mod tests {
 
     #[test]
     fn a_budget_makes_it_longer_and_never_shorter() {
-        assert_eq!((stretched(1_000, 2.5), stretched(1_000, 0.1)), (2_500, 1_000));
+        let slowed = |times| Rate::of(1_000).slowed(times).period_ns;
+        assert_eq!((slowed(2.5), slowed(0.1)), (2_500, 1_000));
+    }
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// What a second makes of it in which so much of a core was used, in thousandths.
+    fn seconds(percent: Option<u32>, used: &[u64]) -> Vec<f64> {
+        let mut budget = SamplingBudget::new(percent);
+        let (start, mut total) = (budget.since, 0);
+        let times = used.iter().zip(1_u32..).map(|(used, number)| {
+            total += used * SECOND / 1_000;
+            budget.look(start + number * WINDOW, total);
+            budget.times
+        });
+        times.collect()
+    }
+
+    #[test]
+    fn what_is_over_the_budget_lowers_the_rate_by_as_much() {
+        // What was saved is used up in the third second.
+        assert_eq!(seconds(Some(1), &[40, 40, 40, 40, 15]), [1.0, 1.0, 1.0, 4.0, 6.0]);
+        assert_eq!(seconds(Some(1), &[900, 900]), [64.0, 64.0]);
+    }
+
+    #[test]
+    fn a_burst_that_is_made_up_for_lowers_nothing() {
+        let bursts = [100, 0, 0, 0, 0, 0, 0, 0, 0, 0].repeat(5);
+        assert_eq!(seconds(Some(1), &bursts), [1.0; 50]);
+    }
+
+    #[test]
+    fn it_comes_back_step_by_step_and_does_not_swing() {
+        let found = seconds(Some(1), &[40, 40, 40, 40, 10, 6, 4, 1, 1]);
+        assert_eq!(found[3..], [4.0, 4.0, 4.0, 2.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn without_a_budget_nothing_changes() {
+        assert_eq!(seconds(None, &[900, 900]), [1.0, 1.0]);
+        assert_eq!(seconds(Some(0), &[900]), [1.0]);
+    }
+
+    #[test]
+    fn less_than_a_second_says_nothing() {
+        let mut budget = SamplingBudget::new(Some(1));
+        assert_eq!(budget.look(budget.since + WINDOW / 2, SECOND), None);
+        assert!(!budget.is_lowered());
     }
 }
