@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::pending::{Pending, PendingSpan};
 use super::report;
 use super::stack::{Stack, Waited};
+use super::waits::WaitingThread;
 use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch};
 use crate::profile::{
@@ -21,6 +22,8 @@ use crate::unwind::{Module, ModuleAddress, Modules, UnwindEnd};
 /// What a profile is built from.
 pub(super) struct ProfileAssembler<'a> {
     pub(super) pending: &'a Pending,
+    /// Waits that go on.
+    pub(super) waiting: Vec<&'a WaitingThread>,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
     /// What makes a Unix time of `CLOCK_MONOTONIC_RAW`.
@@ -51,14 +54,14 @@ impl ProfileAssembler<'_> {
     /// The profile of an epoch: what fell in its spans and in the spans inside them. If all of it would take
     /// more than it may, with fewer samples that stand for the others.
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
-        let inside = inside(self.pending, epoch);
+        let inside = self.pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
         let of_root = self.pending.of_root(epoch.root).iter();
         let spans: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
 
-        let exported = spans.iter().filter_map(|s| self.pending.get(*s)).map(|s| s.exported());
-        let (samples, waits) = exported.fold((0, 0), |(samples, waits), (more, more_waits)| {
-            (samples + more.len(), waits + more_waits.len())
-        });
+        let pending = || spans.iter().filter_map(|span| self.pending.get(*span));
+        let samples: usize = pending().map(|span| span.samples.len()).sum();
+        let waits = pending().map(|span| span.waits.len()).sum::<usize>();
+        let waits = waits + self.waiting_in(&inside).count();
         let mut every = samples.div_ceil(self.most_samples).max(1);
         let Filled { tables, mut losses, thinned } = loop {
             // One sample is taken however large it is.
@@ -122,8 +125,7 @@ impl ProfileAssembler<'_> {
             losses.lowered += pending.lowered;
             losses.late += pending.late;
             samples.skipped_ns += pending.skipped_ns;
-            let (of_samples, of_waits) = pending.exported();
-            for sample in of_samples {
+            for sample in &pending.samples {
                 let stack = pending.stack(sample.stack);
                 losses.cut += u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Cut));
                 losses.incomplete +=
@@ -137,7 +139,7 @@ impl ProfileAssembler<'_> {
                     return None;
                 }
             }
-            for wait in of_waits {
+            for wait in &pending.waits {
                 if let Some(weight_ns) = waits.take(wait.duration_ns)
                     && let Some(stack) = pending.stack(wait.stack)
                 {
@@ -149,7 +151,17 @@ impl ProfileAssembler<'_> {
             }
             tables.add_lost(pending, link);
         }
+        for wait in self.waiting_in(inside) {
+            let link = tables.link(wait.span, inside);
+            if let Some(weight_ns) = waits.take(wait.waited_ns()) {
+                tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, &wait.stack, link);
+            }
+        }
         Some(Filled { tables, losses, thinned: samples.thinned + waits.thinned })
+    }
+
+    fn waiting_in(&self, inside: &HashSet<SpanKey>) -> impl Iterator<Item = &WaitingThread> {
+        self.waiting.iter().copied().filter(|wait| inside.contains(&wait.span))
     }
 
     /// For how long the spans were off the CPU at most, if the waits in them are a little longer than that: a record of a
@@ -200,25 +212,6 @@ impl ProfileAssembler<'_> {
         let last = ends.chain(points().map(|p| p.time_unix_ns + 1)).max().unwrap_or(0);
         (profile.start_unix_ns, profile.duration_ns) = (first, last - first);
     }
-}
-
-/// The kept spans and those inside them.
-pub(super) fn inside(pending: &Pending, epoch: &Epoch) -> HashSet<SpanKey> {
-    let mut inside: HashSet<_> = epoch.kept.iter().map(|span| span.key).collect();
-    let mut outside = HashSet::new();
-    for span in pending.of_root(epoch.root) {
-        // Each span is decided once, with all on the way to one that is decided already.
-        let mut undecided = Vec::new();
-        let above = pending.ancestors(*span);
-        let up = std::iter::once(*span).chain(above).find(|span| {
-            let is_decided = inside.contains(span) || outside.contains(span);
-            undecided.extend((!is_decided).then_some(*span));
-            is_decided
-        });
-        let is_inside = up.is_some_and(|up| inside.contains(&up));
-        if is_inside { &mut inside } else { &mut outside }.extend(undecided);
-    }
-    inside
 }
 
 /// What a thread waited for, as the innermost frame of its stack. A lock has its address, so that

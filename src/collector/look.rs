@@ -141,12 +141,6 @@ impl Collector {
         self.engine.spans.set_looks_late(self.hooks_wake);
     }
 
-    /// If that thread waits, takes what it has waited so far for a wait of its own. Returns how long that
-    /// is.
-    pub(super) fn cut_wait(&mut self, thread: usize, now_ns: u64) -> Option<u64> {
-        self.with_looker(now_ns, |looker, threads| threads.get_mut(thread)?.cut_wait(looker))
-    }
-
     /// What looks at threads that wait.
     fn with_looker<R>(
         &mut self,

@@ -69,8 +69,6 @@ pub(super) struct PendingSpan {
     pub(super) lowered: u64,
     /// Those for which one came that was too late to stand for them.
     pub(super) late: u64,
-    /// How many of its samples and waits the next profile takes, if not all.
-    mark: Option<(usize, usize)>,
     /// When the last sample was taken.
     pub(super) last_ns: u64,
     /// The round in which its first sample came.
@@ -287,64 +285,60 @@ impl Pending {
         kept.iter().filter(|span| !inside(span)).copied().collect()
     }
 
-    /// The spans around those that are `kept` with so many samples, and how many samples of each
-    /// are so in a kept one. Looks at each span once, however deep the tree is.
+    /// The kept spans of a root, and those inside them.
+    pub(super) fn inside(
+        &self,
+        root: SpanKey,
+        kept: impl IntoIterator<Item = SpanKey>,
+    ) -> HashSet<SpanKey> {
+        let mut inside: HashSet<_> = kept.into_iter().collect();
+        let mut outside = HashSet::new();
+        for span in self.of_root(root) {
+            // Each span is decided once, with all on the way to one that is decided already.
+            let mut undecided = Vec::new();
+            let up = std::iter::once(*span).chain(self.ancestors(*span)).find(|span| {
+                let is_decided = inside.contains(span) || outside.contains(span);
+                undecided.extend((!is_decided).then_some(*span));
+                is_decided
+            });
+            let is_inside = up.is_some_and(|up| inside.contains(&up));
+            if is_inside { &mut inside } else { &mut outside }.extend(undecided);
+        }
+        inside
+    }
+
+    /// The spans around the outermost of those that are `kept` with so many samples, and how many samples of each
+    /// are so in a kept one.
     pub(super) fn enclosing(&self, kept: &HashMap<SpanKey, u64>) -> HashMap<SpanKey, u64> {
-        // Paths, each from the inside out and up to a span of an earlier one: so from the last to
-        // the first, children come before their parents.
-        let mut seen = HashSet::new();
-        let paths: Vec<Vec<SpanKey>> = kept
-            .keys()
-            .map(|span| {
-                let up = std::iter::once(*span).chain(self.ancestors(*span));
-                up.take_while(|span| seen.insert(*span)).collect()
-            })
-            .collect();
-        let mut enclosing: HashMap<SpanKey, u64> = HashMap::new();
-        for span in paths.iter().rev().flatten() {
-            let inside = enclosing.get(span).copied().unwrap_or(0);
-            // What is inside a kept span is among its own.
-            let samples = kept.get(span).copied().unwrap_or(inside);
+        // Siblings together, so that the way up is walked once for all of them.
+        let mut of_children: HashMap<SpanKey, u64> = HashMap::new();
+        for (span, samples) in kept {
             if let Some(parent) = self.ancestors(*span).next() {
-                *enclosing.entry(parent).or_default() += samples;
+                *of_children.entry(parent).or_default() += samples;
             }
         }
-        enclosing.retain(|span, _| !kept.contains_key(span));
+        let mut enclosing: HashMap<SpanKey, u64> = HashMap::new();
+        for (parent, samples) in of_children {
+            let around = || std::iter::once(parent).chain(self.ancestors(parent));
+            // What is inside a kept span is among its own.
+            if !around().any(|span| kept.contains_key(&span)) {
+                around().for_each(|span| *enclosing.entry(span).or_default() += samples);
+            }
+        }
         enclosing
     }
 
     /// Forgets the samples of a span, which are exported; the span stays.
     pub(super) fn clear(&mut self, span: SpanKey) {
         if let Some(pending) = self.spans.get_mut(&span) {
-            self.bytes -= pending.bytes();
-            let (samples, waits) = pending.exported();
-            let (samples, waits) = (samples.len(), waits.len());
-            pending.mark = None;
-            pending.samples.drain(..samples);
-            pending.waits.drain(..waits);
-            pending.lost_waits_ns = 0;
-            if pending.samples.is_empty() && pending.waits.is_empty() {
-                pending.samples = Vec::new();
-                pending.waits = Vec::new();
-                pending.stacks = Stacks::default();
-                pending.thinning = 1;
-            }
-            pending.skipped = 0;
-            pending.skipped_ns = 0;
-            pending.lost = 0;
-            pending.lost_ns = 0;
-            pending.thinned = 0;
-            pending.ring_full = 0;
-            pending.lowered = 0;
-            pending.late = 0;
-            self.bytes += pending.bytes();
-        }
-    }
-
-    /// The next profile takes of that span what is here now, and not what comes until it is made.
-    pub(super) fn mark(&mut self, span: SpanKey) {
-        if let Some(pending) = self.spans.get_mut(&span) {
-            pending.mark = Some((pending.samples.len(), pending.waits.len()));
+            self.bytes -= pending.bytes() - BYTES_A_SPAN;
+            *pending = PendingSpan {
+                known: pending.known,
+                ids: pending.ids,
+                last_ns: pending.last_ns,
+                is_closed: pending.is_closed,
+                ..PendingSpan::new(pending.first_round)
+            };
         }
     }
 
@@ -484,7 +478,7 @@ fn span_of<'a>(
 ) -> &'a mut PendingSpan {
     spans.entry(span).or_insert_with(|| {
         *bytes += BYTES_A_SPAN;
-        PendingSpan { thinning: 1, first_round: round, ..PendingSpan::default() }
+        PendingSpan::new(round)
     })
 }
 
@@ -495,15 +489,17 @@ const SOME_STACKS: usize = 16 * 1024;
 const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;
 
 impl PendingSpan {
+    fn new(round: u64) -> Self {
+        Self { thinning: 1, first_round: round, ..Self::default() }
+    }
+
     pub(super) fn stack(&self, number: u32) -> Option<&Stack> {
         self.stacks.by_number.get(number as usize).map(AsRef::as_ref)
     }
 
-    /// What a profile takes.
-    pub(super) fn exported(&self) -> (&[PendingSample], &[PendingWait]) {
-        let (samples, waits) = self.mark.unwrap_or((usize::MAX, usize::MAX));
-        let samples = self.samples.get(..samples).unwrap_or(&self.samples);
-        (samples, self.waits.get(..waits).unwrap_or(&self.waits))
+    /// The samples and waits that fell in the span, those among them that were given up or thinned out.
+    pub(super) fn count(&self) -> u64 {
+        self.samples.len() as u64 + self.lost + self.thinned + self.waits.len() as u64
     }
 
     /// Whether nothing fell in the span that a profile would show.
@@ -514,7 +510,6 @@ impl PendingSpan {
 
     /// Leaves out every other sample, and lets those that are left stand for two.
     fn thin(&mut self) {
-        self.mark = self.mark.map(|(samples, waits)| (samples / 2, waits));
         let mut left_out = None;
         self.samples.retain_mut(|sample| match left_out.take() {
             Some(weight_ns) => {
@@ -759,25 +754,6 @@ mod tests {
         assert_eq!(pending.remove_unknown(6, &entered), 1);
         assert!(pending.get(key(1)).is_none());
         assert!(pending.get(key(2)).is_some());
-    }
-
-    #[test]
-    fn what_comes_after_the_mark_is_for_the_next_profile() {
-        let mut pending = Pending::new(PLENTY, 100, SPANS);
-        pending.know(SPAN, known(5, None), 0);
-        pending.add(SPAN, 0, 1, &stack(1), 0);
-        pending.mark(SPAN);
-        pending.add(SPAN, 1, 1, &stack(2), 0);
-        let times = |pending: &Pending| {
-            let (samples, _) = pending.get(SPAN).unwrap().exported();
-            samples.iter().map(|sample| sample.time_ns).collect::<Vec<_>>()
-        };
-        assert_eq!(times(&pending), [0]);
-        pending.clear(SPAN);
-        assert_eq!(times(&pending), [1]);
-        assert_eq!(pending.bytes, pending.get(SPAN).unwrap().bytes());
-        pending.clear(SPAN);
-        assert_eq!((times(&pending).len(), pending.bytes), (0, BYTES_A_SPAN));
     }
 
     #[test]

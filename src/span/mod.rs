@@ -32,7 +32,7 @@ pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
     ArmThreads, Begun, ThreadSource, Usage, forget_this_thread, is_ignored, spawn_ignored,
 };
-pub(crate) use overdue::{Described, OpenSpan, Told};
+pub(crate) use overdue::{Described, OpenSpan};
 pub(crate) use recording::{Rate, Recording, Stretch};
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, KEEP_ON_ERROR,

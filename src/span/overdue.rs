@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::account::Account;
+use super::close::Closing;
 use super::slot::Slot;
 use super::{RegistryId, SpanKey, Spans};
 
@@ -29,13 +29,6 @@ pub(crate) struct Described {
     pub(crate) plan: u32,
 }
 
-/// What was said of a span that is open still.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    Hung = 1,
-    Open = 2,
-}
-
 impl Spans {
     /// Visits all open profiled spans: all that are in slots, which takes some nanoseconds each.
     pub(crate) fn look_at_open(&self, mut visit: impl FnMut(&OpenSpan)) {
@@ -56,17 +49,6 @@ impl Spans {
                 visit(&open);
             }
         });
-    }
-
-    /// Says of a span that is open that it hangs, or is open for too long. False if it was said
-    /// before, or if the span has closed.
-    pub(crate) fn tell_of(&self, id: RegistryId, key: SpanKey, told: Told) -> bool {
-        self.open_slot(id, key).is_some_and(|slot| !slot.tell_of(key, told))
-    }
-
-    /// Whether that was said of a span.
-    pub(crate) fn was_told_of(&self, id: RegistryId, key: SpanKey, told: Told) -> bool {
-        self.open_slot(id, key).is_none_or(|slot| slot.was_told_of(key, told))
     }
 
     /// A span and those around it, the outermost first. `None` if the span has closed.
@@ -91,17 +73,16 @@ impl Spans {
         Some(around)
     }
 
-    /// The samples that have fallen in an open span and inside it, as far as hooks have seen them.
-    pub(crate) fn samples_of(&self, id: RegistryId, key: SpanKey) -> Option<u64> {
-        Some(self.open_slot(id, key)?.samples())
-    }
-
-    /// The account of an open span: of all but the present segments, of which only the threads know where
-    /// their time went; and for how long it is entered without a break, at that same moment.
-    pub(crate) fn account_of(&self, id: RegistryId, key: SpanKey) -> Option<(Account, u64)> {
+    /// An open span as it would be judged if it closed now, but for the present segments, of which only the threads
+    /// know where their time went; and for how long it is entered without a break, at that same moment.
+    pub(crate) fn as_closing(&self, id: RegistryId, key: SpanKey) -> Option<(Closing, u64)> {
         let (slot, now) = (self.open_slot(id, key)?, self.clock.now());
         let since = slot.entered_since().unwrap_or(now);
-        Some((slot.account(&self.clock, now), self.clock.ns(now.saturating_sub(since))))
+        let closing = self.closing(&slot, now)?;
+        fence(Ordering::Acquire);
+        // Else it closed meanwhile, and this is a mixture.
+        self.open_slot(id, key)?;
+        Some((closing, self.clock.ns(now.saturating_sub(since))))
     }
 
     fn open_slot(
