@@ -21,7 +21,6 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Engine", 18, 0),
     ("Handle", 0, 4),
     ("Parts", 17, 0),
-    ("PendingSpan", 18, 0),
     ("Profile", 17, 3),
     ("Sampled", 27, 0),
     ("Slot", 22, 0),

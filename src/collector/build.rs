@@ -14,7 +14,7 @@ use crate::profile::{
     Profile, ProfileId, SampleKind, StackId, capped,
 };
 use crate::redact::Redaction;
-use crate::span::{SpanKey, TraceIds};
+use crate::span::SpanKey;
 use crate::symbols::hex;
 use crate::sys::Call;
 use crate::unwind::{Module, ModuleAddress, Modules, UnwindEnd};
@@ -67,7 +67,7 @@ impl ProfileAssembler<'_> {
             // One sample is taken however large it is.
             let most_bytes = if every < samples.max(waits) { self.most_bytes } else { usize::MAX };
             let of_kind = [Thinning::new(every, samples), Thinning::new(every, waits)];
-            match self.fill(id, epoch, &inside, &spans, of_kind, most_bytes) {
+            match self.fill(id, &inside, &spans, of_kind, most_bytes) {
                 Some(filled) => break filled,
                 // Each try takes the time of the thread that reads the rings.
                 None => every = every.saturating_mul(4),
@@ -75,18 +75,20 @@ impl ProfileAssembler<'_> {
         };
         let mut tables = tables;
         losses.thinned += thinned;
-        if let Some(off_cpu_ns) = self.off_cpu_of_waits(epoch, tables.profile.waited_ns()) {
+        let topmost = self.topmost(epoch);
+        if let Some(off_cpu_ns) = self.off_cpu_of_waits(epoch, &topmost, tables.profile.waited_ns())
+        {
             tables.profile.shorten_waits(off_cpu_ns);
         }
         if tables.profile.samples().is_empty() {
             losses.missing = tables.add_missing(epoch, &inside);
         }
         if self.hides_kernel {
-            tables.add_kernel(epoch, &self.topmost(epoch), &losses, &inside);
+            tables.add_kernel(epoch, &topmost, &losses, &inside);
         }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
-        report::describe(&mut profile, epoch, &self.topmost(epoch), &losses, self.redaction);
+        report::describe(&mut profile, epoch, &topmost, &losses, self.redaction);
         Built { profile, modules, spans, thinned }
     }
 
@@ -94,7 +96,6 @@ impl ProfileAssembler<'_> {
     fn fill(
         &self,
         id: ProfileId,
-        epoch: &Epoch,
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
         [mut samples, mut waits]: [Thinning; 2],
@@ -106,7 +107,6 @@ impl ProfileAssembler<'_> {
             mappings: HashMap::new(),
             locations: HashMap::new(),
             links: HashMap::new(),
-            kept_ids: epoch.kept.iter().filter_map(|span| Some((span.key, span.trace?))).collect(),
             builder: self,
         };
         if let Some(program) = self.modules.program() {
@@ -119,11 +119,7 @@ impl ProfileAssembler<'_> {
                 continue;
             };
             let link = tables.link(*span, inside);
-            losses.lost += pending.lost;
-            losses.thinned += pending.thinned;
-            losses.ring_full += pending.ring_full;
-            losses.lowered += pending.lowered;
-            losses.late += pending.late;
+            losses += pending.losses;
             samples.skipped_ns += pending.skipped_ns;
             for sample in &pending.samples {
                 let stack = pending.stack(sample.stack);
@@ -167,8 +163,7 @@ impl ProfileAssembler<'_> {
     /// For how long the spans were off the CPU at most, if the waits in them are a little longer than that: a record of a
     /// switch is written when the thread's CPU clock goes already, 10 to 20 µs later where the kernel had to program a
     /// timer.
-    fn off_cpu_of_waits(&self, epoch: &Epoch, waited_ns: u64) -> Option<u64> {
-        let topmost = self.topmost(epoch);
+    fn off_cpu_of_waits(&self, epoch: &Epoch, topmost: &[SpanKey], waited_ns: u64) -> Option<u64> {
         let accounts = || {
             let spans = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
             spans.map(|span| &span.account)
@@ -236,8 +231,6 @@ struct Tables<'a> {
     mappings: HashMap<crate::unwind::ModuleId, MappingId>,
     locations: HashMap<(ModuleAddress, bool), LocationId>,
     links: HashMap<SpanKey, LinkId>,
-    /// Of kept spans, whose close may be told a moment later.
-    kept_ids: HashMap<SpanKey, TraceIds>,
     builder: &'a ProfileAssembler<'a>,
 }
 
@@ -306,7 +299,7 @@ impl Tables<'_> {
     fn add_lost(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
         let no_memory = "[stacks given up: memory budget used up]";
         let no_room = "[stacks of waits given up: no room for more]";
-        let samples = (pending.lost > 0).then_some(pending.lost_ns);
+        let samples = (pending.losses.lost > 0).then_some(pending.lost_ns);
         let waits = Some(pending.lost_waits_ns).filter(|ns| *ns > 0);
         for (kind, remark, lost_ns) in
             [(SampleKind::OnCpu, no_memory, samples), (SampleKind::OffCpu, no_room, waits)]
@@ -405,9 +398,8 @@ impl Tables<'_> {
     }
 
     fn ids_of(&self, span: SpanKey) -> Option<(TraceId, SpanId)> {
-        let of_kept = || self.kept_ids.get(&span).copied();
-        let ids = self.builder.pending.get(span).and_then(|pending| pending.ids).or_else(of_kept);
-        ids.map(|ids| (ids.trace, ids.span))
+        let ids = self.builder.pending.get(span)?.ids?;
+        Some((ids.trace, ids.span))
     }
 
     /// The link of a span, and those of all around it, not deeper than [`DEEPEST`]: trees of spans can be

@@ -16,7 +16,7 @@ const MOST_ARMING: Duration = Duration::from_millis(5);
 /// So many threads are armed anew at once because of another rate: no more than can be in one look.
 const MOST_CHANGING: usize = 16;
 
-fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> {
+pub(super) fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> {
     start_ns.zip(end_ns).and_then(|(start_ns, end_ns)| end_ns.checked_sub(start_ns))
 }
 

@@ -4,12 +4,13 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::pending::{KnownSpan, PendingSpan};
+use super::look::passed;
+use super::pending::PendingSpan;
 use super::run::Collector;
 use super::sampled::Sampled;
 use super::waits::WaitingThread;
 use crate::keep::{Reason, Reasons};
-use crate::span::{Described, OpenSpan, RegistryId, SpanKey};
+use crate::span::{OpenSpan, RegistryId, SpanKey};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -124,8 +125,7 @@ impl Collector {
         }
         let start = sys::thread_cpu_ns();
         self.look_at_open();
-        let end = sys::thread_cpu_ns();
-        if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
+        if let Some(took) = passed(start, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
             self.overdue.cost = Duration::from_nanos(took);
         }
@@ -231,24 +231,22 @@ impl Collector {
         (ids, found)
     }
 
-    fn make_known(&mut self, id: RegistryId, key: SpanKey) -> Option<Described> {
-        let around = self.engine.spans.describe(id, key)?;
-        for Described { id, key, parent, root, plan } in &around {
-            if self.pending.get(*key).is_none_or(|pending| pending.known.is_none()) {
-                self.overdue.ours.insert(*key, *id);
+    fn make_known(&mut self, id: RegistryId, key: SpanKey) {
+        let around = self.engine.spans.describe(id, key).unwrap_or_default();
+        for (key, known) in around {
+            if self.pending.get(key).is_none_or(|pending| pending.known.is_none()) {
+                self.overdue.ours.insert(key, known.id);
             }
-            let known = KnownSpan { parent: *parent, root: *root, id: *id, plan: *plan };
-            self.pending.know(*key, known, self.round);
+            self.pending.know(key, known, self.round);
         }
-        around.last().copied()
     }
 
     fn keep_open(&mut self, open: &OpenSpan, reasons: Reasons, now_ns: u64) {
         let OpenSpan { id, key, entered_ns, .. } = *open;
-        let Some(described) = self.make_known(id, key) else { return };
+        self.make_known(id, key);
+        let Some((mut open, segment_ns)) = self.engine.spans.as_closing(id, key) else { return };
         let before = self.overdue.kept.entry(key).or_default();
         *before = before.and(reasons);
-        let Some((mut open, segment_ns)) = self.engine.spans.as_closing(id, key) else { return };
         // Whoever is in it still has not said so. If several threads are, the first one is taken for the one that entered
         // it.
         let since_ns = now_ns.saturating_sub(entered_ns.unwrap_or(0));
@@ -265,7 +263,7 @@ impl Collector {
             None => open.account.without_cpu_time(),
         };
         // What the profile has, and not what hooks have heard of.
-        let inside = self.pending.inside(described.root, [key]);
+        let inside = self.pending.inside(open.root, [key]);
         let pending = inside.iter().filter_map(|span| self.pending.get(*span));
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
         open.samples = pending.map(PendingSpan::count).sum::<u64>()

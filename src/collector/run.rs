@@ -13,8 +13,9 @@ use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
 use super::engine::{Engine, Limits};
+use super::look::passed;
 use super::overdue::Overdue;
-use super::pending::{KnownSpan, Pending};
+use super::pending::Pending;
 use super::report::{self, DeadlyCalls};
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
@@ -24,7 +25,7 @@ use super::waits::{Captures, LOOK};
 use crate::keep::Epoch;
 use crate::otel::EndedSpan;
 use crate::sampler::{Allowance, Sampler, Spent};
-use crate::span::{Arming, Notice, Recording, SpanKey};
+use crate::span::{Arming, KnownSpan, Notice, Recording, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -360,11 +361,9 @@ impl Collector {
         let mut closed = Vec::new();
         while let Some(notice) = self.engine.spans.take_notice() {
             match notice {
-                Notice::Opened { key, parent, root, id, plan } => {
-                    self.pending.know(key, KnownSpan { parent, root, id, plan }, self.round);
-                }
+                Notice::Opened(key, known) => self.pending.know(key, known, self.round),
                 Notice::Closed { key, ids } => {
-                    self.pending.name(key, ids);
+                    self.pending.note(key, |pending| pending.ids = ids);
                     closed.push(key);
                 }
             }
@@ -445,8 +444,7 @@ impl Collector {
             }
             !is_over
         });
-        let end = sys::thread_cpu_ns();
-        if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
+        if let Some(took) = passed(start, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
             self.reading_ns += took;
         }
@@ -463,8 +461,11 @@ impl Collector {
 
     pub(super) fn export(&mut self, mut epoch: Epoch) {
         for span in &mut epoch.kept {
-            let known = self.pending.get(span.key).and_then(|pending| pending.ids);
-            span.trace = span.trace.or(known);
+            // They come with the verdict, or with the notice of the close, which may be told a moment later.
+            self.pending.note(span.key, |pending| {
+                span.trace = span.trace.or(pending.ids);
+                pending.ids = pending.ids.or(span.trace);
+            });
         }
         let Some(id) = epoch.id else {
             _ = self.jobs.send(Job::Report(epoch.kept));

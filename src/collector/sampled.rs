@@ -179,7 +179,7 @@ impl Sampled {
         let whole = (ring.data_size() as u64).checked_div(self.arming.sample_size())?;
         // Of a thread that waits it is empty, and when it goes on that is seen before it loses more than one: to
         // look sooner would take more wake-ups than that is worth.
-        let samples = if self.watch.is_waiting() { whole + 1 } else { (whole / 2).max(1) };
+        let samples = if self.watch.waiting().is_some() { whole + 1 } else { (whole / 2).max(1) };
         Some(Duration::from_nanos(samples.saturating_mul(self.arming.period_ns())))
     }
 
@@ -198,7 +198,7 @@ impl Sampled {
             self.watch.end(&self.recording, &self.arming, looker);
             return LookResult::OutsideSpans;
         }
-        if !self.is_old && !self.watch.is_waiting() {
+        if !self.is_old && self.watch.waiting().is_none() {
             return self.watch.pass(&self.recording, &self.arming, looker);
         }
         self.watch.look(&self.recording, &self.arming, looker)
@@ -336,7 +336,9 @@ impl Sampled {
         let is_heard = self.has_heard();
         let may_be_unheard =
             self.closing != Some(DisarmReason::Unused) && self.unheard.len() < MOST_UNHEARD;
-        (is_heard || may_be_unheard) && !self.recording.is_in_hook() && !self.watch.is_waiting()
+        (is_heard || may_be_unheard)
+            && !self.recording.is_in_hook()
+            && self.watch.waiting().is_none()
     }
 
     /// Whether the thread will ask for nothing more of what it is armed with.

@@ -251,10 +251,6 @@ impl Watch {
         });
     }
 
-    pub(super) fn is_waiting(&self) -> bool {
-        self.waiting.is_some()
-    }
-
     /// The wait that goes on, if the last look saw one.
     pub(super) fn waiting(&self) -> Option<&WaitingThread> {
         self.waiting.as_ref()

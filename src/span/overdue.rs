@@ -4,6 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::close::Closing;
 use super::slot::Slot;
+use super::spans::KnownSpan;
 use super::{RegistryId, SpanKey, Spans};
 
 /// An open profiled span as the collector finds it. Its thread goes on meanwhile.
@@ -17,16 +18,6 @@ pub(crate) struct OpenSpan {
     pub(crate) open_ns: u64,
     /// For how long it is entered without a break, if it is entered.
     pub(crate) entered_ns: Option<u64>,
-}
-
-/// What is known of an open span, as [`Notice::Opened`](super::Notice::Opened) says it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Described {
-    pub(crate) id: RegistryId,
-    pub(crate) key: SpanKey,
-    pub(crate) parent: Option<SpanKey>,
-    pub(crate) root: SpanKey,
-    pub(crate) plan: u32,
 }
 
 impl Spans {
@@ -52,18 +43,15 @@ impl Spans {
     }
 
     /// A span and those around it, the outermost first. `None` if the span has closed.
-    pub(crate) fn describe(&self, id: RegistryId, key: SpanKey) -> Option<Vec<Described>> {
+    pub(crate) fn describe(
+        &self,
+        id: RegistryId,
+        key: SpanKey,
+    ) -> Option<Vec<(SpanKey, KnownSpan)>> {
         let mut around = Vec::new();
         let mut next = Some(id);
         while let Some(slot) = next.and_then(|id| self.table.get(id)) {
-            let parent = slot.parent().and_then(|parent| self.table.get(parent)?.key());
-            around.push(Described {
-                id: slot.id()?,
-                key: slot.key()?,
-                parent,
-                root: slot.root()?,
-                plan: slot.plan(),
-            });
+            around.push(self.known(&slot)?);
             next = slot.parent();
         }
         fence(Ordering::Acquire);
