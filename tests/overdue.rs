@@ -123,7 +123,7 @@ fn a_deadlock_is_profiled_while_it_lasts_and_names_both() {
 }
 
 #[test]
-fn a_hung_span_gets_its_final_verdict_and_no_sample_twice() {
+fn a_hung_span_gets_its_final_verdict_with_all_its_samples() {
     for source in sources() {
         // Time enough for a sample, also on a busy machine.
         let setup = with("200ms|hung>800ms", source);
@@ -150,15 +150,20 @@ fn a_hung_span_gets_its_final_verdict_and_no_sample_twice() {
         let parts = account.on_cpu_ns + account.off_cpu_ns + account.idle_ns;
         assert!(parts.abs_diff(account.wall_ns) < 1_000_000, "{account:?}");
         let profiles = setup.profiles();
-        let weight: u64 = profiles.iter().map(Profile::weight_ns).sum();
+        let [before, weight] = [hung, last].map(|span| {
+            let id = span.profile().unwrap();
+            profiles.iter().find(|profile| profile.id == id).unwrap().weight_ns()
+        });
         assert!(u128::from(weight) <= ran.as_nanos() + ran.as_nanos() / 10, "{weight} of {ran:?}");
         assert!(weight > 1_000_000_000, "{weight}");
+        assert!(before > 0 && before < weight, "{before} of {weight}");
+        assert!(hung.samples() < last.samples(), "{kept:?}");
         assert!(!profiles.iter().any(is_empty), "an id that leads nowhere");
     }
 }
 
 #[test]
-fn a_wait_that_goes_on_is_cut_and_has_its_whole_length() {
+fn a_wait_that_goes_on_is_in_both_profiles_and_has_its_whole_length_in_the_last() {
     for source in sources() {
         let setup = with("100ms|hung>200ms", source);
         setup.run(|| {
@@ -175,9 +180,10 @@ fn a_wait_that_goes_on_is_cut_and_has_its_whole_length() {
         });
         let kept = setup.kept();
         let [hung, last] = &kept[..] else { panic!("{kept:?}") };
-        assert_eq!(hung.waits.count, 1);
+        assert_eq!((hung.waits.count, last.waits.count), (1, 1));
         assert!(hung.profile.is_some() && last.profile.is_some(), "{kept:?}");
-        let waited = hung.waits.total_ns + last.waits.total_ns;
+        let waited = last.waits.total_ns;
+        assert!(hung.waits.total_ns > 100_000_000 && hung.waits.total_ns < waited, "{kept:?}");
         let off_cpu_ns = last.spans[0].account().off_cpu_ns;
         assert!(
             waited <= off_cpu_ns + 2_000_000 && waited > off_cpu_ns / 2,
@@ -211,7 +217,7 @@ fn a_span_that_hangs_inside_another_is_kept_with_it() {
 }
 
 #[test]
-fn what_a_span_inside_had_before_it_is_promised_no_second_time() {
+fn a_snapshot_takes_nothing_from_the_spans_inside_it() {
     for source in sources() {
         // Much longer than it takes to use so much CPU time, also on a busy machine.
         let setup = with("[outer]=open>3s,[inner]=error", source);
@@ -220,10 +226,10 @@ fn what_a_span_inside_had_before_it_is_promised_no_second_time() {
             let inner = info_span!("inner");
             inner.in_scope(|| burn(300 * MS));
             wait_for(&setup, 1);
-            // It fails, and nothing of it is new: it is not entered again.
+            // It fails, and all of it is in the snapshot already: it is not entered again.
             tracing::error!(parent: &inner, "oh");
             drop(inner);
-            // And this one, of which something is.
+            // And this one, of which nothing is.
             let other = info_span!("inner").entered();
             burn(300 * MS);
             tracing::error!("oh");
@@ -234,10 +240,11 @@ fn what_a_span_inside_had_before_it_is_promised_no_second_time() {
         let spans: Vec<_> = kept.iter().flat_map(|kept| &kept.spans).collect();
         let names: Vec<_> = spans.iter().map(|span| span.name()).collect();
         assert_eq!(names, ["outer", "inner", "inner"], "{kept:?}");
-        let id = spans[0].profile().unwrap();
-        assert_eq!(spans[1].earlier_profiles(), [id]);
-        assert!(spans[1].profile().is_err() && spans[1].samples() == 0, "{:?}", spans[1]);
-        assert!(spans[2].earlier_profiles().is_empty() && spans[2].profile().is_ok());
+        assert!(spans[0].profile().is_ok() && spans[0].samples() > 0, "{:?}", spans[0]);
+        for span in &spans[1..] {
+            assert!(span.profile().is_ok() && span.samples() > 0, "{span:?}");
+            assert!(span.earlier_profiles().is_empty(), "{span:?}");
+        }
         assert!(!setup.profiles().iter().any(is_empty), "an id that leads nowhere");
     }
 }

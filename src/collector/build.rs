@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::pending::{Pending, PendingSpan};
 use super::report;
 use super::stack::{Stack, Waited};
+use super::waits::WaitingThread;
 use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch};
 use crate::profile::{
@@ -13,7 +14,7 @@ use crate::profile::{
     Profile, ProfileId, SampleKind, StackId, capped,
 };
 use crate::redact::Redaction;
-use crate::span::{SpanKey, TraceIds};
+use crate::span::SpanKey;
 use crate::symbols::hex;
 use crate::sys::Call;
 use crate::unwind::{Module, ModuleAddress, Modules, UnwindEnd};
@@ -21,6 +22,8 @@ use crate::unwind::{Module, ModuleAddress, Modules, UnwindEnd};
 /// What a profile is built from.
 pub(super) struct ProfileAssembler<'a> {
     pub(super) pending: &'a Pending,
+    /// Waits that go on.
+    pub(super) waiting: Vec<&'a WaitingThread>,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
     /// What makes a Unix time of `CLOCK_MONOTONIC_RAW`.
@@ -51,20 +54,20 @@ impl ProfileAssembler<'_> {
     /// The profile of an epoch: what fell in its spans and in the spans inside them. If all of it would take
     /// more than it may, with fewer samples that stand for the others.
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
-        let inside = inside(self.pending, epoch);
+        let inside = self.pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
         let of_root = self.pending.of_root(epoch.root).iter();
         let spans: Vec<SpanKey> = of_root.filter(|span| inside.contains(span)).copied().collect();
 
-        let exported = spans.iter().filter_map(|s| self.pending.get(*s)).map(|s| s.exported());
-        let (samples, waits) = exported.fold((0, 0), |(samples, waits), (more, more_waits)| {
-            (samples + more.len(), waits + more_waits.len())
-        });
+        let pending = || spans.iter().filter_map(|span| self.pending.get(*span));
+        let samples: usize = pending().map(|span| span.samples.len()).sum();
+        let waits = pending().map(|span| span.waits.len()).sum::<usize>();
+        let waits = waits + self.waiting_in(&inside).count();
         let mut every = samples.div_ceil(self.most_samples).max(1);
         let Filled { tables, mut losses, thinned } = loop {
             // One sample is taken however large it is.
             let most_bytes = if every < samples.max(waits) { self.most_bytes } else { usize::MAX };
             let of_kind = [Thinning::new(every, samples), Thinning::new(every, waits)];
-            match self.fill(id, epoch, &inside, &spans, of_kind, most_bytes) {
+            match self.fill(id, &inside, &spans, of_kind, most_bytes) {
                 Some(filled) => break filled,
                 // Each try takes the time of the thread that reads the rings.
                 None => every = every.saturating_mul(4),
@@ -72,18 +75,20 @@ impl ProfileAssembler<'_> {
         };
         let mut tables = tables;
         losses.thinned += thinned;
-        if let Some(off_cpu_ns) = self.off_cpu_of_waits(epoch, tables.profile.waited_ns()) {
+        let topmost = self.topmost(epoch);
+        if let Some(off_cpu_ns) = self.off_cpu_of_waits(epoch, &topmost, tables.profile.waited_ns())
+        {
             tables.profile.shorten_waits(off_cpu_ns);
         }
         if tables.profile.samples().is_empty() {
             losses.missing = tables.add_missing(epoch, &inside);
         }
         if self.hides_kernel {
-            tables.add_kernel(epoch, &self.topmost(epoch), &losses, &inside);
+            tables.add_kernel(epoch, &topmost, &losses, &inside);
         }
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
-        report::describe(&mut profile, epoch, &self.topmost(epoch), &losses, self.redaction);
+        report::describe(&mut profile, epoch, &topmost, &losses, self.redaction);
         Built { profile, modules, spans, thinned }
     }
 
@@ -91,7 +96,6 @@ impl ProfileAssembler<'_> {
     fn fill(
         &self,
         id: ProfileId,
-        epoch: &Epoch,
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
         [mut samples, mut waits]: [Thinning; 2],
@@ -103,7 +107,6 @@ impl ProfileAssembler<'_> {
             mappings: HashMap::new(),
             locations: HashMap::new(),
             links: HashMap::new(),
-            kept_ids: epoch.kept.iter().filter_map(|span| Some((span.key, span.trace?))).collect(),
             builder: self,
         };
         if let Some(program) = self.modules.program() {
@@ -116,14 +119,9 @@ impl ProfileAssembler<'_> {
                 continue;
             };
             let link = tables.link(*span, inside);
-            losses.lost += pending.lost;
-            losses.thinned += pending.thinned;
-            losses.ring_full += pending.ring_full;
-            losses.lowered += pending.lowered;
-            losses.late += pending.late;
+            losses += pending.losses;
             samples.skipped_ns += pending.skipped_ns;
-            let (of_samples, of_waits) = pending.exported();
-            for sample in of_samples {
+            for sample in &pending.samples {
                 let stack = pending.stack(sample.stack);
                 losses.cut += u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Cut));
                 losses.incomplete +=
@@ -137,7 +135,7 @@ impl ProfileAssembler<'_> {
                     return None;
                 }
             }
-            for wait in of_waits {
+            for wait in &pending.waits {
                 if let Some(weight_ns) = waits.take(wait.duration_ns)
                     && let Some(stack) = pending.stack(wait.stack)
                 {
@@ -149,14 +147,23 @@ impl ProfileAssembler<'_> {
             }
             tables.add_lost(pending, link);
         }
+        for wait in self.waiting_in(inside) {
+            let link = tables.link(wait.span, inside);
+            if let Some(weight_ns) = waits.take(wait.waited_ns()) {
+                tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, &wait.stack, link);
+            }
+        }
         Some(Filled { tables, losses, thinned: samples.thinned + waits.thinned })
+    }
+
+    fn waiting_in(&self, inside: &HashSet<SpanKey>) -> impl Iterator<Item = &WaitingThread> {
+        self.waiting.iter().copied().filter(|wait| inside.contains(&wait.span))
     }
 
     /// For how long the spans were off the CPU at most, if the waits in them are a little longer than that: a record of a
     /// switch is written when the thread's CPU clock goes already, 10 to 20 µs later where the kernel had to program a
     /// timer.
-    fn off_cpu_of_waits(&self, epoch: &Epoch, waited_ns: u64) -> Option<u64> {
-        let topmost = self.topmost(epoch);
+    fn off_cpu_of_waits(&self, epoch: &Epoch, topmost: &[SpanKey], waited_ns: u64) -> Option<u64> {
         let accounts = || {
             let spans = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
             spans.map(|span| &span.account)
@@ -202,25 +209,6 @@ impl ProfileAssembler<'_> {
     }
 }
 
-/// The kept spans and those inside them.
-pub(super) fn inside(pending: &Pending, epoch: &Epoch) -> HashSet<SpanKey> {
-    let mut inside: HashSet<_> = epoch.kept.iter().map(|span| span.key).collect();
-    let mut outside = HashSet::new();
-    for span in pending.of_root(epoch.root) {
-        // Each span is decided once, with all on the way to one that is decided already.
-        let mut undecided = Vec::new();
-        let above = pending.ancestors(*span);
-        let up = std::iter::once(*span).chain(above).find(|span| {
-            let is_decided = inside.contains(span) || outside.contains(span);
-            undecided.extend((!is_decided).then_some(*span));
-            is_decided
-        });
-        let is_inside = up.is_some_and(|up| inside.contains(&up));
-        if is_inside { &mut inside } else { &mut outside }.extend(undecided);
-    }
-    inside
-}
-
 /// What a thread waited for, as the innermost frame of its stack. A lock has its address, so that
 /// waits for the same lock show as such wherever they are.
 fn name_of(waited: Waited) -> String {
@@ -243,8 +231,6 @@ struct Tables<'a> {
     mappings: HashMap<crate::unwind::ModuleId, MappingId>,
     locations: HashMap<(ModuleAddress, bool), LocationId>,
     links: HashMap<SpanKey, LinkId>,
-    /// Of kept spans, whose close may be told a moment later.
-    kept_ids: HashMap<SpanKey, TraceIds>,
     builder: &'a ProfileAssembler<'a>,
 }
 
@@ -313,7 +299,7 @@ impl Tables<'_> {
     fn add_lost(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
         let no_memory = "[stacks given up: memory budget used up]";
         let no_room = "[stacks of waits given up: no room for more]";
-        let samples = (pending.lost > 0).then_some(pending.lost_ns);
+        let samples = (pending.losses.lost > 0).then_some(pending.lost_ns);
         let waits = Some(pending.lost_waits_ns).filter(|ns| *ns > 0);
         for (kind, remark, lost_ns) in
             [(SampleKind::OnCpu, no_memory, samples), (SampleKind::OffCpu, no_room, waits)]
@@ -412,9 +398,8 @@ impl Tables<'_> {
     }
 
     fn ids_of(&self, span: SpanKey) -> Option<(TraceId, SpanId)> {
-        let of_kept = || self.kept_ids.get(&span).copied();
-        let ids = self.builder.pending.get(span).and_then(|pending| pending.ids).or_else(of_kept);
-        ids.map(|ids| (ids.trace, ids.span))
+        let ids = self.builder.pending.get(span)?.ids?;
+        Some((ids.trace, ids.span))
     }
 
     /// The link of a span, and those of all around it, not deeper than [`DEEPEST`]: trees of spans can be

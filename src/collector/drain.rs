@@ -72,7 +72,7 @@ impl Sampled {
                     let position = position_of(&ring, place);
                     count(&drain.counters.samples_dropped_ring_full, samples);
                     if let Some(span) = owner(&mut self.marks, stretch, position) {
-                        drain.pending.note(span, |pending| pending.ring_full += samples);
+                        drain.pending.note(span, |pending| pending.losses.ring_full += samples);
                     }
                 }
                 Ok(Record::Throttled) => count(&drain.counters.sampling_throttled, 1),
@@ -175,11 +175,11 @@ impl Drain<'_> {
             Added::Refused => count(&self.counters.samples_dropped_spans_full, 1),
         }
         if self.is_lowered {
-            self.pending.note(span, |pending| pending.lowered += 1);
+            self.pending.note(span, |pending| pending.losses.lowered += 1);
         }
         if late > 0 {
             count(&self.counters.samples_dropped_late, late);
-            self.pending.note(span, |pending| pending.late += late);
+            self.pending.note(span, |pending| pending.losses.late += late);
         }
     }
 }

@@ -18,16 +18,14 @@ use super::shed::ShedLimits;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
 use crate::export::{Exporter, Fate, Reporter};
-use crate::keep::{
-    Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reason, Reasons, Rules,
-};
+use crate::keep::{Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons, Rules};
 use crate::otel::{AttributeNames, Close, LayerOrder, Meeting, Order, OtelSpan};
 use crate::profile::ProfileId;
 use crate::redact::Redaction;
 use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
-    Account, Closing, Described, Plan, RegistryId, SAMPLED_ITSELF, Spans, TraceIds, Verdict,
-    forget_this_thread, is_ignored, spawn_ignored,
+    Closing, Plan, RegistryId, SAMPLED_ITSELF, Spans, TraceIds, Verdict, forget_this_thread,
+    is_ignored, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::symbols::SymbolSettings;
@@ -362,7 +360,7 @@ impl Engine {
         if !reasons.is_empty() && is_left_out {
             Counters::add(&self.counters.spans_left_out_unsampled, 1);
         } else if !reasons.is_empty() {
-            let (span, must_know) = self.keep(closing, &callsite, reasons, ids);
+            let (span, must_know) = self.keep(closing, &callsite, reasons, ids, false);
             verdict.must_know = must_know;
             kept = Some(span);
         }
@@ -389,6 +387,7 @@ impl Engine {
         callsite: &Callsite,
         reasons: Reasons,
         trace: Option<TraceIds>,
+        is_open: bool,
     ) -> (KeptSpan, bool) {
         let mut span = KeptSpan {
             key: closing.key,
@@ -404,48 +403,20 @@ impl Engine {
             earlier: Vec::new(),
             account: closing.account,
             trace,
-            is_open: false,
+            is_open,
         };
-        let is_due = self.permit(&mut span);
+        let is_due = self.keeper.keep(&mut span, || ProfileId::random().ok());
+        self.count(&span);
         (span, is_due)
     }
 
-    /// A span is kept while it is open. If the collector has something to do, returns how many of its
-    /// samples no profile has had.
-    pub(super) fn keep_open(
-        &self,
-        span: &Described,
-        reason: Reason,
-        account: Account,
-        samples: u64,
-    ) -> Option<u64> {
+    /// A span is kept while it is open.
+    pub(super) fn keep_open(&self, open: &Closing, reasons: Reasons) {
         // Whether its trace is exported is not known as long as it is open.
-        let callsite = self.callsites.get(span.plan).filter(|_| !self.only_sampled_traces)?;
-        let clock = self.spans.clock();
-        let mut span = KeptSpan {
-            key: span.key,
-            root: span.root,
-            metadata: callsite.metadata,
-            rule: callsite.rule,
-            reasons: [reason].into_iter().collect(),
-            opened_ns: clock.raw_ns(clock.now()).saturating_sub(account.wall_ns),
-            opened: before_now(account.wall_ns),
-            samples,
-            // Its attributes are said when it closes.
-            is_sampled_itself: false,
-            profile: Err(self.without_samples),
-            earlier: Vec::new(),
-            account,
-            trace: None,
-            is_open: true,
-        };
-        self.permit(&mut span).then_some(span.samples)
-    }
-
-    fn permit(&self, span: &mut KeptSpan) -> bool {
-        let is_due = self.keeper.keep(span, || ProfileId::random().ok());
-        self.count(span);
-        is_due
+        let callsite = self.callsites.get(open.plan).filter(|_| !self.only_sampled_traces);
+        if let Some(callsite) = callsite {
+            self.keep(open, &callsite, reasons, None, true);
+        }
     }
 
     fn count(&self, span: &KeptSpan) {

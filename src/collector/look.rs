@@ -16,7 +16,7 @@ const MOST_ARMING: Duration = Duration::from_millis(5);
 /// So many threads are armed anew at once because of another rate: no more than can be in one look.
 const MOST_CHANGING: usize = 16;
 
-fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> {
+pub(super) fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> {
     start_ns.zip(end_ns).and_then(|(start_ns, end_ns)| end_ns.checked_sub(start_ns))
 }
 
@@ -139,12 +139,6 @@ impl Collector {
         }
         self.hooks_wake = is_late && !is_soon;
         self.engine.spans.set_looks_late(self.hooks_wake);
-    }
-
-    /// If that thread waits, takes what it has waited so far for a wait of its own. Returns how long that
-    /// is.
-    pub(super) fn cut_wait(&mut self, thread: usize, now_ns: u64) -> Option<u64> {
-        self.with_looker(now_ns, |looker, threads| threads.get_mut(thread)?.cut_wait(looker))
     }
 
     /// What looks at threads that wait.

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::report::Losses;
 use super::stack::Stack;
-use crate::span::{RegistryId, SpanKey, TraceIds};
+use crate::span::{KnownSpan, SpanKey, TraceIds};
 
 /// One sample of a span that is open still, or whose root is: 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,15 +33,6 @@ struct Stacks {
     numbers: HashMap<Arc<Stack>, u32>,
 }
 
-/// What is known of a span in which samples fell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KnownSpan {
-    pub(super) parent: Option<SpanKey>,
-    pub(super) root: SpanKey,
-    pub(super) id: RegistryId,
-    pub(super) plan: u32,
-}
-
 /// The samples of one span.
 #[derive(Debug, Default)]
 pub(super) struct PendingSpan {
@@ -57,20 +49,10 @@ pub(super) struct PendingSpan {
     /// Samples since the last one that was taken, and the CPU time that they stood for.
     skipped: u32,
     pub(super) skipped_ns: u64,
-    /// Samples of which only this is left, and the CPU time that they stood for.
-    pub(super) lost: u64,
+    /// What a profile of it lacks, but for what its stacks say.
+    pub(super) losses: Losses,
+    /// The CPU time of samples of which nothing else is left.
     pub(super) lost_ns: u64,
-    /// Samples for which others stand.
-    pub(super) thinned: u64,
-    /// Samples that were lost on its threads before one that fell in it: they may have fallen in
-    /// it too, or in a span before.
-    pub(super) ring_full: u64,
-    /// Samples that were taken at a lower rate than usual.
-    pub(super) lowered: u64,
-    /// Those for which one came that was too late to stand for them.
-    pub(super) late: u64,
-    /// How many of its samples and waits the next profile takes, if not all.
-    mark: Option<(usize, usize)>,
     /// When the last sample was taken.
     pub(super) last_ns: u64,
     /// The round in which its first sample came.
@@ -79,17 +61,12 @@ pub(super) struct PendingSpan {
     is_closed: bool,
 }
 
-/// A local root and its spans.
-#[derive(Debug, Default)]
-struct PendingRoot {
-    spans: Vec<SpanKey>,
-}
-
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Pending {
     spans: HashMap<SpanKey, PendingSpan>,
-    roots: HashMap<SpanKey, PendingRoot>,
+    /// The spans of each local root, itself among them.
+    roots: HashMap<SpanKey, Vec<SpanKey>>,
     bytes: usize,
     budget_bytes: usize,
     most_samples: usize,
@@ -119,6 +96,15 @@ struct Refused {
     round: u64,
     lost: u64,
     lost_ns: u64,
+}
+
+/// Spans that have closed, of which one is around all others.
+#[derive(Default)]
+struct ClosedTree {
+    /// When the last sample was taken in them.
+    last_ns: u64,
+    /// With their roots.
+    spans: Vec<(SpanKey, SpanKey)>,
 }
 
 /// For so many times as many spans as may be pending it is known what they lost.
@@ -159,7 +145,7 @@ impl Pending {
         pending.skipped += 1;
         pending.skipped_ns = pending.skipped_ns.saturating_add(weight_ns);
         if pending.skipped < pending.thinning {
-            pending.thinned += 1;
+            pending.losses.thinned += 1;
             return Added::Thinned(1);
         }
         pending.skipped = 0;
@@ -167,7 +153,7 @@ impl Pending {
         let needed = size_of::<PendingSample>() + pending.stacks.cost(stack);
         if self.bytes + needed > self.budget_bytes {
             // Those that it stands for are thinned out already.
-            pending.lost += 1;
+            pending.losses.lost += 1;
             self.has_lost = true;
             pending.lost_ns += weight_ns;
             return Added::Lost;
@@ -181,7 +167,7 @@ impl Pending {
         let before = pending.samples.len();
         pending.thin();
         let thinned = before - pending.samples.len();
-        pending.thinned += thinned as u64;
+        pending.losses.thinned += thinned as u64;
         self.bytes -= thinned * size_of::<PendingSample>();
         Added::Thinned(thinned as u64)
     }
@@ -229,7 +215,7 @@ impl Pending {
         for refused in self.refused.values_mut() {
             let root = refused.known.and_then(|known| self.spans.get_mut(&known.root));
             if let Some(root) = root {
-                root.lost += std::mem::take(&mut refused.lost);
+                root.losses.lost += std::mem::take(&mut refused.lost);
                 root.lost_ns += std::mem::take(&mut refused.lost_ns);
             }
         }
@@ -252,10 +238,10 @@ impl Pending {
         let refused = self.refused.remove(&span).unwrap_or_default();
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         // There is a place for it now.
-        pending.lost += refused.lost;
+        pending.losses.lost += refused.lost;
         pending.lost_ns += refused.lost_ns;
         if pending.known.replace(known).is_none() {
-            self.roots.entry(known.root).or_default().spans.push(span);
+            self.roots.entry(known.root).or_default().push(span);
         }
     }
 
@@ -272,7 +258,7 @@ impl Pending {
 
     /// The spans of a root, itself among them.
     pub(super) fn of_root(&self, root: SpanKey) -> &[SpanKey] {
-        self.roots.get(&root).map_or(&[], |root| &root.spans)
+        self.roots.get(&root).map_or(&[], Vec::as_slice)
     }
 
     /// A span's ancestors from the inside out.
@@ -287,71 +273,60 @@ impl Pending {
         kept.iter().filter(|span| !inside(span)).copied().collect()
     }
 
-    /// The spans around those that are `kept` with so many samples, and how many samples of each
-    /// are so in a kept one. Looks at each span once, however deep the tree is.
+    /// The kept spans of a root, and those inside them.
+    pub(super) fn inside(
+        &self,
+        root: SpanKey,
+        kept: impl IntoIterator<Item = SpanKey>,
+    ) -> HashSet<SpanKey> {
+        let mut inside: HashSet<_> = kept.into_iter().collect();
+        let mut outside = HashSet::new();
+        for span in self.of_root(root) {
+            // Each span is decided once, with all on the way to one that is decided already.
+            let mut undecided = Vec::new();
+            let up = std::iter::once(*span).chain(self.ancestors(*span)).find(|span| {
+                let is_decided = inside.contains(span) || outside.contains(span);
+                undecided.extend((!is_decided).then_some(*span));
+                is_decided
+            });
+            let is_inside = up.is_some_and(|up| inside.contains(&up));
+            if is_inside { &mut inside } else { &mut outside }.extend(undecided);
+        }
+        inside
+    }
+
+    /// The spans around the outermost of those that are `kept` with so many samples, and how many samples of each
+    /// are so in a kept one.
     pub(super) fn enclosing(&self, kept: &HashMap<SpanKey, u64>) -> HashMap<SpanKey, u64> {
-        // Paths, each from the inside out and up to a span of an earlier one: so from the last to
-        // the first, children come before their parents.
-        let mut seen = HashSet::new();
-        let paths: Vec<Vec<SpanKey>> = kept
-            .keys()
-            .map(|span| {
-                let up = std::iter::once(*span).chain(self.ancestors(*span));
-                up.take_while(|span| seen.insert(*span)).collect()
-            })
-            .collect();
-        let mut enclosing: HashMap<SpanKey, u64> = HashMap::new();
-        for span in paths.iter().rev().flatten() {
-            let inside = enclosing.get(span).copied().unwrap_or(0);
-            // What is inside a kept span is among its own.
-            let samples = kept.get(span).copied().unwrap_or(inside);
+        // Siblings together, so that the way up is walked once for all of them.
+        let mut of_children: HashMap<SpanKey, u64> = HashMap::new();
+        for (span, samples) in kept {
             if let Some(parent) = self.ancestors(*span).next() {
-                *enclosing.entry(parent).or_default() += samples;
+                *of_children.entry(parent).or_default() += samples;
             }
         }
-        enclosing.retain(|span, _| !kept.contains_key(span));
+        let mut enclosing: HashMap<SpanKey, u64> = HashMap::new();
+        for (parent, samples) in of_children {
+            let around = || std::iter::once(parent).chain(self.ancestors(parent));
+            // What is inside a kept span is among its own.
+            if !around().any(|span| kept.contains_key(&span)) {
+                around().for_each(|span| *enclosing.entry(span).or_default() += samples);
+            }
+        }
         enclosing
     }
 
     /// Forgets the samples of a span, which are exported; the span stays.
     pub(super) fn clear(&mut self, span: SpanKey) {
         if let Some(pending) = self.spans.get_mut(&span) {
-            self.bytes -= pending.bytes();
-            let (samples, waits) = pending.exported();
-            let (samples, waits) = (samples.len(), waits.len());
-            pending.mark = None;
-            pending.samples.drain(..samples);
-            pending.waits.drain(..waits);
-            pending.lost_waits_ns = 0;
-            if pending.samples.is_empty() && pending.waits.is_empty() {
-                pending.samples = Vec::new();
-                pending.waits = Vec::new();
-                pending.stacks = Stacks::default();
-                pending.thinning = 1;
-            }
-            pending.skipped = 0;
-            pending.skipped_ns = 0;
-            pending.lost = 0;
-            pending.lost_ns = 0;
-            pending.thinned = 0;
-            pending.ring_full = 0;
-            pending.lowered = 0;
-            pending.late = 0;
-            self.bytes += pending.bytes();
-        }
-    }
-
-    /// The next profile takes of that span what is here now, and not what comes until it is made.
-    pub(super) fn mark(&mut self, span: SpanKey) {
-        if let Some(pending) = self.spans.get_mut(&span) {
-            pending.mark = Some((pending.samples.len(), pending.waits.len()));
-        }
-    }
-
-    /// The span is exported under these ids.
-    pub(super) fn name(&mut self, span: SpanKey, ids: Option<TraceIds>) {
-        if let Some(pending) = self.spans.get_mut(&span) {
-            pending.ids = ids;
+            self.bytes -= pending.bytes() - BYTES_A_SPAN;
+            *pending = PendingSpan {
+                known: pending.known,
+                ids: pending.ids,
+                last_ns: pending.last_ns,
+                is_closed: pending.is_closed,
+                ..PendingSpan::new(pending.first_round)
+            };
         }
     }
 
@@ -372,37 +347,33 @@ impl Pending {
         if !self.is_over(3) {
             return (0, is_short);
         }
-        let mut samples = 0;
-        loop {
-            // From the leaves up, so that nobody's parent goes missing.
-            let parents: HashSet<_> =
-                self.spans.values().filter_map(|pending| pending.known?.parent).collect();
-            let mut closed: Vec<_> = self
-                .spans
-                .iter()
-                .filter_map(|(span, pending)| {
-                    let root = pending.known?.root;
-                    let may_go = pending.is_closed
-                        && root != *span
-                        && !parents.contains(span)
-                        && !is_promised(root);
-                    may_go.then_some((pending.last_ns, *span, root))
-                })
-                .collect();
-            closed.sort_unstable();
-            let before = self.spans.len();
-            for (_, span, root) in closed {
-                if !self.is_over(2) {
-                    break;
-                }
-                samples += self.give_up(span, root);
-            }
-            let left: HashSet<_> = self.spans.keys().copied().collect();
-            self.roots.values_mut().for_each(|root| root.spans.retain(|span| left.contains(span)));
-            if !self.is_over(2) || self.spans.len() == before {
-                return (samples, is_short);
+        // With all that is inside it, so that nobody's parent goes missing.
+        let mut trees: HashMap<SpanKey, ClosedTree> = HashMap::new();
+        for (span, pending) in self.spans.iter().filter(|(_, pending)| pending.is_closed) {
+            let Some(root) = pending.known.map(|known| known.root) else { continue };
+            if root != *span && !is_promised(root) {
+                let is_closed =
+                    |above: &SpanKey| self.spans.get(above).is_some_and(|above| above.is_closed);
+                let outermost = self.ancestors(*span).take_while(is_closed).last();
+                let tree = trees.entry(outermost.unwrap_or(*span)).or_default();
+                tree.last_ns = tree.last_ns.max(pending.last_ns);
+                tree.spans.push((*span, root));
             }
         }
+        let mut trees: Vec<_> = trees.into_values().collect();
+        trees.sort_unstable_by_key(|tree| tree.last_ns);
+        let mut samples = 0;
+        for tree in trees {
+            if !self.is_over(2) {
+                break;
+            }
+            for (span, root) in tree.spans {
+                samples += self.give_up(span, root);
+            }
+        }
+        let spans = &self.spans;
+        self.roots.values_mut().for_each(|root| root.retain(|span| spans.contains_key(span)));
+        (samples, is_short)
     }
 
     /// Whether more than so many quarters of the memory or of the places for spans are taken.
@@ -420,21 +391,18 @@ impl Pending {
         let waits = pending.waits.iter().map(|wait| wait.duration_ns);
         let lost_waits_ns = pending.lost_waits_ns + waits.sum::<u64>();
         if let Some(root) = self.spans.get_mut(&root) {
-            root.lost += pending.lost + samples;
+            root.losses += pending.losses;
+            root.losses.lost += samples;
             root.lost_ns += lost_ns;
             root.lost_waits_ns += lost_waits_ns;
             root.last_ns = root.last_ns.max(pending.last_ns);
-            root.thinned += pending.thinned;
-            root.ring_full += pending.ring_full;
-            root.lowered += pending.lowered;
-            root.late += pending.late;
         }
         samples
     }
 
     /// Forgets a root and all its spans.
     pub(super) fn remove_root(&mut self, root: SpanKey) {
-        for span in self.roots.remove(&root).unwrap_or_default().spans {
+        for span in self.roots.remove(&root).unwrap_or_default() {
             self.remove_span(span);
         }
     }
@@ -484,7 +452,7 @@ fn span_of<'a>(
 ) -> &'a mut PendingSpan {
     spans.entry(span).or_insert_with(|| {
         *bytes += BYTES_A_SPAN;
-        PendingSpan { thinning: 1, first_round: round, ..PendingSpan::default() }
+        PendingSpan::new(round)
     })
 }
 
@@ -495,26 +463,29 @@ const SOME_STACKS: usize = 16 * 1024;
 const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;
 
 impl PendingSpan {
+    fn new(round: u64) -> Self {
+        Self { thinning: 1, first_round: round, ..Self::default() }
+    }
+
     pub(super) fn stack(&self, number: u32) -> Option<&Stack> {
         self.stacks.by_number.get(number as usize).map(AsRef::as_ref)
     }
 
-    /// What a profile takes.
-    pub(super) fn exported(&self) -> (&[PendingSample], &[PendingWait]) {
-        let (samples, waits) = self.mark.unwrap_or((usize::MAX, usize::MAX));
-        let samples = self.samples.get(..samples).unwrap_or(&self.samples);
-        (samples, self.waits.get(..waits).unwrap_or(&self.waits))
+    /// The samples and waits that fell in the span, those among them that were given up or thinned out.
+    pub(super) fn count(&self) -> u64 {
+        let there = self.samples.len() + self.waits.len();
+        there as u64 + self.losses.lost + self.losses.thinned
     }
 
     /// Whether nothing fell in the span that a profile would show.
     pub(super) fn is_empty(&self) -> bool {
         let has_waits = !self.waits.is_empty() || self.lost_waits_ns > 0;
-        self.samples.is_empty() && self.lost == 0 && self.ring_full == 0 && !has_waits
+        let Losses { lost, ring_full, .. } = self.losses;
+        self.samples.is_empty() && lost == 0 && ring_full == 0 && !has_waits
     }
 
     /// Leaves out every other sample, and lets those that are left stand for two.
     fn thin(&mut self) {
-        self.mark = self.mark.map(|(samples, waits)| (samples / 2, waits));
         let mut left_out = None;
         self.samples.retain_mut(|sample| match left_out.take() {
             Some(weight_ns) => {
@@ -561,6 +532,7 @@ impl Stacks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::span::RegistryId;
     use crate::unwind::ModuleAddress;
 
     const SPAN: SpanKey = SpanKey::new(5).unwrap();
@@ -614,7 +586,7 @@ mod tests {
             .map(|sample| sample.weight_ns)
             .sum();
         let root = pending.get(root).unwrap();
-        assert_eq!(root.lost, given_up);
+        assert_eq!(root.losses.lost, given_up);
         assert_eq!(root.lost_ns + left, weight_ns);
         let whole = |span: &SpanKey| pending.ancestors(*span).last() == spans.first().copied();
         assert!(spans.iter().skip(1).all(whole));
@@ -662,7 +634,7 @@ mod tests {
         let lost = lost.count() as u64;
         assert!(lost > 50);
         let span = pending.get(SPAN).unwrap();
-        assert_eq!((span.lost, span.lost_ns), (lost, lost * 3));
+        assert_eq!((span.losses.lost, span.lost_ns), (lost, lost * 3));
         assert!(pending.bytes <= 1_000);
     }
 
@@ -759,25 +731,6 @@ mod tests {
         assert_eq!(pending.remove_unknown(6, &entered), 1);
         assert!(pending.get(key(1)).is_none());
         assert!(pending.get(key(2)).is_some());
-    }
-
-    #[test]
-    fn what_comes_after_the_mark_is_for_the_next_profile() {
-        let mut pending = Pending::new(PLENTY, 100, SPANS);
-        pending.know(SPAN, known(5, None), 0);
-        pending.add(SPAN, 0, 1, &stack(1), 0);
-        pending.mark(SPAN);
-        pending.add(SPAN, 1, 1, &stack(2), 0);
-        let times = |pending: &Pending| {
-            let (samples, _) = pending.get(SPAN).unwrap().exported();
-            samples.iter().map(|sample| sample.time_ns).collect::<Vec<_>>()
-        };
-        assert_eq!(times(&pending), [0]);
-        pending.clear(SPAN);
-        assert_eq!(times(&pending), [1]);
-        assert_eq!(pending.bytes, pending.get(SPAN).unwrap().bytes());
-        pending.clear(SPAN);
-        assert_eq!((times(&pending).len(), pending.bytes), (0, BYTES_A_SPAN));
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(super) struct Losses {
     pub(super) lost: u64,
     /// Samples of which nothing is left.
     pub(super) missing: u64,
-    /// Samples that found the ring of one of its threads full, around it if not in it.
+    /// Samples that found the ring of one of its threads full: in it, or in a span before.
     pub(super) ring_full: u64,
     /// Samples for which others stand.
     pub(super) thinned: u64,
@@ -28,6 +28,19 @@ pub(super) struct Losses {
     pub(super) lowered: u64,
     /// Samples that came too late to stand for all the time since the one before.
     pub(super) late: u64,
+}
+
+impl std::ops::AddAssign for Losses {
+    fn add_assign(&mut self, more: Self) {
+        self.lost += more.lost;
+        self.missing += more.missing;
+        self.ring_full += more.ring_full;
+        self.thinned += more.thinned;
+        self.cut += more.cut;
+        self.incomplete += more.incomplete;
+        self.lowered += more.lowered;
+        self.late += more.late;
+    }
 }
 
 /// What is shorter is in no line of text.

@@ -1,6 +1,6 @@
 //! The collector's loop.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,20 +13,21 @@ use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
 use super::engine::{Engine, Limits};
+use super::look::passed;
 use super::overdue::Overdue;
-use super::pending::{KnownSpan, Pending};
+use super::pending::Pending;
 use super::report::{self, DeadlyCalls};
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
 use super::shed::Shed;
 use super::stack::Stack;
 use super::waits::{Captures, LOOK};
-use crate::keep::{Epoch, Taken};
+use crate::keep::Epoch;
 use crate::otel::EndedSpan;
 use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
 use crate::sampler::{Arming, SampledThread};
-use crate::span::{Notice, SpanKey};
+use crate::span::{KnownSpan, Notice, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -310,7 +311,6 @@ impl Collector {
 
         self.pending.charge_refused();
         for epoch in epochs {
-            self.overdue.forget_epoch(&epoch);
             self.export(epoch);
         }
         for span in closed {
@@ -329,9 +329,8 @@ impl Collector {
         Counters::add(counter, given_up);
         keeper.set_memory_is_short(self.pending.is_short());
         self.housekeep(&entered);
-        let is_overdue = self.look_for_overdue();
-        let again =
-            is_overdue || self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
+        self.look_for_overdue();
+        let again = self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
         (asked, again)
     }
 
@@ -364,11 +363,9 @@ impl Collector {
         let mut closed = Vec::new();
         while let Some(notice) = self.engine.spans.take_notice() {
             match notice {
-                Notice::Opened { key, parent, root, id, plan } => {
-                    self.pending.know(key, KnownSpan { parent, root, id, plan }, self.round);
-                }
+                Notice::Opened(key, known) => self.pending.know(key, known, self.round),
                 Notice::Closed { key, ids } => {
-                    self.pending.name(key, ids);
+                    self.pending.note(key, |pending| pending.ids = ids);
                     closed.push(key);
                 }
             }
@@ -386,8 +383,7 @@ impl Collector {
     fn end_epochs(&mut self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
         let linger = if everything { Duration::ZERO } else { LINGER };
         let ripe = self.engine.keeper.ripe(linger);
-        let overdue = self.take_overdue_roots();
-        let roots = closed.iter().copied().chain(ripe).chain(overdue);
+        let roots = closed.iter().copied().chain(ripe);
         let engine = Arc::clone(&self.engine);
         let end = |root| {
             engine.keeper.end_epoch(root, |epoch| {
@@ -400,21 +396,16 @@ impl Collector {
         roots.filter_map(end).collect()
     }
 
-    /// What the profile of an epoch that ends now takes of spans that are open: if they are kept later,
+    /// How many samples of spans that are open the profile of an epoch takes that ends now: if these are kept later,
     /// they list this profile, and are promised only what is left.
-    fn taken(&mut self, epoch: &Epoch) -> Vec<(SpanKey, Taken)> {
-        let (kept, inside) = self.samples_of_epoch(epoch);
-        for span in inside.keys() {
-            self.pending.mark(*span);
-        }
-        let around = self.pending.enclosing(&kept).into_iter();
-        let around = around.filter(|(span, _)| !inside.contains_key(span) && self.is_open(*span));
-        let around = around.map(|(span, samples)| (span, Taken::More(samples)));
-        let all = inside.iter().map(|(span, samples)| (*span, Taken::All(*samples)));
-        around.chain(all).collect()
+    fn taken(&self, epoch: &Epoch) -> HashMap<SpanKey, u64> {
+        let kept = epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
+        let mut around = self.pending.enclosing(&kept);
+        around.retain(|span, _| self.is_open(*span));
+        around
     }
 
-    pub(super) fn is_open(&self, span: SpanKey) -> bool {
+    fn is_open(&self, span: SpanKey) -> bool {
         let known = self.pending.get(span).and_then(|pending| pending.known);
         known.is_some_and(|known| self.engine.spans.is_open(known.id, span))
     }
@@ -455,8 +446,7 @@ impl Collector {
             }
             !is_over
         });
-        let end = sys::thread_cpu_ns();
-        if let Some(took) = start.zip(end).and_then(|(start, end)| end.checked_sub(start)) {
+        if let Some(took) = passed(start, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
             self.reading_ns += took;
         }
@@ -471,18 +461,24 @@ impl Collector {
         entered
     }
 
-    fn export(&mut self, mut epoch: Epoch) {
+    pub(super) fn export(&mut self, mut epoch: Epoch) {
         for span in &mut epoch.kept {
-            let known = self.pending.get(span.key).and_then(|pending| pending.ids);
-            span.trace = span.trace.or(known);
+            // They come with the verdict, or with the notice of the close, which may be told a moment later.
+            self.pending.note(span.key, |pending| {
+                span.trace = span.trace.or(pending.ids);
+                pending.ids = pending.ids.or(span.trace);
+            });
         }
         let Some(id) = epoch.id else {
             _ = self.jobs.send(Job::Report(epoch.kept));
             return;
         };
         let room = self.room.take();
+        let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
+        let waiting = self.sampled.iter().filter_map(Sampled::waiting);
         let builder = ProfileAssembler {
             pending: &self.pending,
+            waiting: waiting.filter(|_| is_snapshot).collect(),
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),
@@ -493,9 +489,10 @@ impl Collector {
             redaction: &self.engine.redaction,
         };
         let Built { profile, modules, spans, thinned } = builder.build(id, &epoch);
-        Counters::add(&self.engine.counters.samples_thinned, thinned);
-        for span in spans {
-            self.pending.clear(span);
+        // A snapshot takes nothing from the profile that is made when the span closes.
+        if !is_snapshot {
+            Counters::add(&self.engine.counters.samples_thinned, thinned);
+            spans.into_iter().for_each(|span| self.pending.clear(span));
         }
         let profile = Box::new(profile);
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });

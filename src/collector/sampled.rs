@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::budget::Share;
 use super::overdue::CpuTimes;
-use super::waits::{LookResult, Looker, Watch};
+use super::waits::{LookResult, Looker, WaitingThread, Watch};
 use crate::sampler::{Allowance, Level, Sampler, Spent, switched_out, switches_between};
 use crate::sampler::{ArmThreads as _, Arming, Rate, SampledThread, SpanInterval};
 use crate::sys::{self, PerfRing, TimerRing};
@@ -51,22 +51,13 @@ pub(super) struct Sampled {
     /// Up to where records of context switches were counted.
     switched: u64,
     pub(super) cpu_times: CpuTimes,
-    /// What it was armed with before, of which it has not heard that it is over.
-    unheard: Vec<Unheard>,
+    /// What it was armed with before and that is read to its end, of which its hooks have not heard.
+    unheard: Vec<Arc<Arming>>,
     /// Up to where samples are read, as hooks see positions.
     pub(super) drained: u64,
     /// The samples that were read of the open stretch, and where that begins.
     pub(super) counted: u64,
     pub(super) counted_from: u64,
-}
-
-/// An arming that is read to its end, and of whose end the hooks of its thread have not heard.
-#[derive(Debug)]
-struct Unheard {
-    arming: Arc<Arming>,
-    /// How many samples they have not counted, as long as the open stretch begins there.
-    samples: u64,
-    from: u64,
 }
 
 /// What a look at the ages of spans needs.
@@ -187,7 +178,7 @@ impl Sampled {
         let whole = (ring.data_size() as u64).checked_div(self.arming.sample_size())?;
         // Of a thread that waits it is empty, and when it goes on that is seen before it loses more than one: to
         // look sooner would take more wake-ups than that is worth.
-        let samples = if self.watch.is_waiting() { whole + 1 } else { (whole / 2).max(1) };
+        let samples = if self.watch.waiting().is_some() { whole + 1 } else { (whole / 2).max(1) };
         let interval_ns =
             ring.timer().map_or(self.arming.period_ns(), TimerRing::least_interval_ns);
         Some(Duration::from_nanos(samples.saturating_mul(interval_ns)))
@@ -207,7 +198,7 @@ impl Sampled {
             self.watch.end(&self.recording, &self.arming, looker);
             return LookResult::OutsideSpans;
         }
-        if !self.is_old && !self.watch.is_waiting() {
+        if !self.is_old && self.watch.waiting().is_none() {
             return self.watch.pass(&self.recording, &self.arming, looker);
         }
         self.watch.look(&self.recording, &self.arming, looker)
@@ -345,7 +336,9 @@ impl Sampled {
         let is_heard = self.has_heard();
         let may_be_unheard =
             self.closing != Some(DisarmReason::Unused) && self.unheard.len() < MOST_UNHEARD;
-        (is_heard || may_be_unheard) && !self.recording.is_in_hook() && !self.watch.is_waiting()
+        (is_heard || may_be_unheard)
+            && !self.recording.is_in_hook()
+            && self.watch.waiting().is_none()
     }
 
     /// Whether the thread will ask for nothing more of what it is armed with.
@@ -381,34 +374,24 @@ impl Sampled {
         if has_heard {
             return Some(closed);
         }
-        self.unheard.push(Unheard { arming: closed, samples, from });
+        self.unheard.push(closed);
         None
     }
 
     /// Forgets armings of whose end the thread has heard meanwhile: nobody else has them.
     pub(super) fn forget_heard(&mut self) {
-        self.unheard.retain(|unheard| Arc::strong_count(&unheard.arming) > 1);
+        self.unheard.retain(|arming| Arc::strong_count(arming) > 1);
     }
 
     /// For how long it ran and was sampled by what its hooks have not heard the end of, now that its CPU clock says that.
     pub(super) fn sampled_ns(&self, cpu_ns: u64) -> u64 {
-        let before = self.unheard.iter().map(|unheard| unheard.arming.all_sampled_ns());
+        let before = self.unheard.iter().map(|arming| arming.all_sampled_ns());
         before.sum::<u64>() + self.arming.sampled_ns(cpu_ns)
     }
 
-    /// If the thread waits, takes what it has waited so far for a wait of its own. Returns how long that
-    /// is.
-    pub(super) fn cut_wait(&mut self, looker: &mut Looker<'_>) -> Option<u64> {
-        self.watch.cut(&self.recording, &self.arming, looker)
-    }
-
-    /// Of the samples that were read, and of the waits, those of which no hook knows.
-    pub(super) fn samples_unseen(&self) -> u64 {
-        // One that goes on will be heard of as what is left of it.
-        let has_waited = self.recording.has_unheard_wait() && !self.watch.is_waiting();
-        let before = self.unheard.iter().filter(|one| one.arming.from() == one.from);
-        let before: u64 = before.map(|one| one.samples).sum();
-        before + self.samples_uncounted() + u64::from(has_waited)
+    /// The wait that goes on, if the last look saw one.
+    pub(super) fn waiting(&self) -> Option<&WaitingThread> {
+        self.watch.waiting()
     }
 
     /// Those that were read of its arming and that no hook has counted.

@@ -135,14 +135,15 @@ pub(super) struct Watch {
     was_young: bool,
 }
 
+/// A wait that goes on.
 #[derive(Debug)]
-struct WaitingThread {
-    span: SpanKey,
-    since_ns: u64,
+pub(super) struct WaitingThread {
+    pub(super) span: SpanKey,
+    pub(super) since_ns: u64,
     /// When it was last seen to go on.
     seen_ns: u64,
     proof: Proof,
-    stack: Stack,
+    pub(super) stack: Stack,
 }
 
 /// What does not change as long as a thread does not run.
@@ -176,8 +177,7 @@ impl Watch {
             match waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns) {
                 None => {
                     waiting.seen_ns = looker.now_ns;
-                    let waited_ns = looker.now_ns.saturating_sub(waiting.since_ns);
-                    return LookResult::StillWaiting { waited_ns };
+                    return LookResult::StillWaiting { waited_ns: waiting.waited_ns() };
                 }
                 Some(ended) => self.finish(ended, looker),
             }
@@ -252,30 +252,9 @@ impl Watch {
         });
     }
 
-    pub(super) fn is_waiting(&self) -> bool {
-        self.waiting.is_some()
-    }
-
-    /// If the thread waits, takes what it has waited so far for a wait of its own, and the rest for
-    /// another. Returns how long that is.
-    pub(super) fn cut(
-        &mut self,
-        recording: &SampledThread,
-        arming: &Arming,
-        looker: &mut Looker<'_>,
-    ) -> Option<u64> {
-        self.look(recording, arming, looker);
-        let waiting = self.waiting.as_mut()?;
-        let duration_ns = looker.now_ns.saturating_sub(waiting.since_ns);
-        let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0 };
-        waiting.since_ns = looker.now_ns;
-        let is_kept = looker.pending.add_wait(waiting.span, wait, &waiting.stack, looker.round);
-        // The rest begins here.
-        waiting.stack.holds_others = false;
-        if !is_kept {
-            Counters::add(&looker.counters.waits_dropped_memory, 1);
-        }
-        is_kept.then_some(duration_ns)
+    /// The wait that goes on, if the last look saw one.
+    pub(super) fn waiting(&self) -> Option<&WaitingThread> {
+        self.waiting.as_ref()
     }
 
     /// The thread is not looked at any more: it has ended, or goes on elsewhere.
@@ -371,6 +350,11 @@ impl EndedWait {
 }
 
 impl WaitingThread {
+    /// How long it is so far.
+    pub(super) fn waited_ns(&self) -> u64 {
+        self.seen_ns.saturating_sub(self.since_ns)
+    }
+
     /// When the thread ran again, if it did.
     /// `heard_ns` is when a hook last heard of a wait.
     fn end(

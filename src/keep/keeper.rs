@@ -45,15 +45,6 @@ impl ExportedWhileOpen {
     }
 }
 
-/// What a profile takes of an open span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
-    /// So many samples that no profile has had.
-    More(u64),
-    /// All so far, which are so many.
-    All(u64),
-}
-
 /// The limits of one rule.
 #[derive(Clone, Copy, Debug)]
 struct Buckets {
@@ -71,6 +62,8 @@ impl Buckets {
 #[derive(Debug, Default)]
 struct State {
     epochs: HashMap<SpanKey, Epoch>,
+    /// Of spans that are open.
+    snapshots: HashMap<SpanKey, Epoch>,
     exported: HashMap<SpanKey, ExportedWhileOpen>,
     /// By the rule's number.
     buckets: HashMap<u32, Buckets>,
@@ -168,16 +161,20 @@ impl Keeper {
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(exported) = state.exported.get(&span.key) {
-            span.samples = span.samples.saturating_sub(exported.samples);
+            // Of one that is open only those were counted that are left.
+            if !span.is_open {
+                span.samples = span.samples.saturating_sub(exported.samples);
+            }
             span.earlier.clone_from(&exported.profiles);
         }
-        let open = state.epochs.get(&span.root);
+        let epochs = if span.is_open { &mut state.snapshots } else { &mut state.epochs };
+        let open = epochs.get(&span.root);
         let full = match open {
             // The root has room: all the others are inside it.
             Some(epoch) if epoch.kept.len() >= MOST_KEPT && span.key != span.root => {
                 Some(NoProfile::TreeFull)
             }
-            None if state.epochs.len() >= MOST_EPOCHS => Some(NoProfile::ExporterBusy),
+            None if epochs.len() >= MOST_EPOCHS => Some(NoProfile::ExporterBusy),
             _ => None,
         };
         let is_trial = open.is_some_and(|epoch| epoch.is_trial);
@@ -212,7 +209,7 @@ impl Keeper {
         let is_due = is_open || span.profile.is_ok() || is_forced || buckets.reports.take(now_ns);
         let is_due = is_due || trial.is_some();
         if is_due {
-            let epoch = state.epochs.entry(span.root).or_insert_with(|| Epoch {
+            let epoch = epochs.entry(span.root).or_insert_with(|| Epoch {
                 root: span.root,
                 id: None,
                 is_trial: false,
@@ -221,14 +218,10 @@ impl Keeper {
             });
             epoch.is_trial |= trial.is_some();
             epoch.id = epoch.id.or(span.profile.ok()).or(trial);
-            match epoch.kept.iter_mut().find(|kept| kept.key == span.key) {
-                // It was kept while it was open.
-                Some(kept) => {
-                    span.reasons = span.reasons.and(kept.reasons);
-                    span.profile = span.profile.or(kept.profile);
-                    kept.clone_from(span);
-                }
-                None => epoch.kept.push(span.clone()),
+            epoch.kept.push(span.clone());
+            if let Some(id) = span.profile.ok().filter(|_| span.is_open) {
+                // It takes no samples from the profile that is made when the span closes.
+                state.exported.entry(span.key).or_default().add(id, 0);
             }
         }
         is_due
@@ -287,22 +280,18 @@ impl Keeper {
 
     /// Ends the epoch of that root, if one is open: who is kept from now on opens another.
     ///
-    /// `taken` says how many samples of spans that are open the epoch's profile will have, if it has one. In the same step: were one of them kept between, it
-    /// would be promised a profile with samples that it will not get.
+    /// `taken` says how many samples of spans that are open the epoch's profile will have, if it has one. In the same step:
+    /// were one of them kept between, it would be promised a profile with samples that it will not get.
     pub(crate) fn end_epoch(
         &self,
         root: SpanKey,
-        taken: impl FnOnce(&Epoch) -> Vec<(SpanKey, Taken)>,
+        taken: impl FnOnce(&Epoch) -> HashMap<SpanKey, u64>,
     ) -> Option<Epoch> {
         let mut state = self.state.lock();
         let epoch = state.epochs.remove(&root)?;
         if let Some(id) = epoch.id {
-            for (span, taken) in taken(&epoch) {
+            for (span, samples) in taken(&epoch) {
                 let exported = state.exported.entry(span).or_default();
-                let samples = match taken {
-                    Taken::More(samples) => samples,
-                    Taken::All(samples) => samples.saturating_sub(exported.samples),
-                };
                 // A profile in which nothing of a span is, it does not list.
                 if epoch.is_trial {
                     exported.samples += samples;
@@ -312,6 +301,11 @@ impl Keeper {
             }
         }
         Some(epoch)
+    }
+
+    /// The epochs of spans that were kept while they were open: each is exported at once.
+    pub(crate) fn take_snapshots(&self) -> Vec<Epoch> {
+        std::mem::take(&mut self.state.lock().snapshots).into_values().collect()
     }
 
     /// Whether spans of that root have been kept and not yet exported.
@@ -419,7 +413,7 @@ mod tests {
         assert_eq!(keep(&keeper, 2, 1, 5, ID).profile, Ok(ID));
         assert_eq!(keep(&keeper, 1, 1, 9, OTHER).profile, Ok(ID));
         assert_eq!(keep(&keeper, 7, 7, 9, OTHER).profile, Ok(OTHER));
-        let epoch = keeper.end_epoch(key(1), |_| Vec::new()).unwrap();
+        let epoch = keeper.end_epoch(key(1), |_| HashMap::new()).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(ID), 2));
         assert!(!keeper.has_epoch(key(1)));
         assert!(keeper.has_epoch(key(7)));
@@ -429,7 +423,7 @@ mod tests {
     fn without_samples_there_is_no_profile_but_a_report() {
         let keeper = Keeper::new(60);
         assert_eq!(keep(&keeper, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
-        let epoch = keeper.end_epoch(key(1), |_| vec![(key(8), Taken::More(1))]).unwrap();
+        let epoch = keeper.end_epoch(key(1), |_| HashMap::from([(key(8), 1)])).unwrap();
         assert_eq!(epoch.id, None);
         assert!(keeper.state.lock().exported.is_empty(), "nothing was exported");
         // A span without samples in an epoch with a profile has none all the same.
@@ -442,7 +436,7 @@ mod tests {
         let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 3, ID);
         keep(&keeper, 3, 1, 2, ID);
-        keeper.end_epoch(key(1), |_| vec![(key(1), Taken::More(3)), (key(1), Taken::More(2))]);
+        keeper.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
         let outer = keep(&keeper, 1, 1, 8, OTHER);
         assert_eq!(outer.profile, Ok(OTHER));
         assert_eq!(outer.samples, 3);
@@ -453,7 +447,7 @@ mod tests {
     fn an_enclosing_span_with_nothing_left_has_only_the_earlier_ones() {
         let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 5, ID);
-        keeper.end_epoch(key(1), |_| vec![(key(1), Taken::More(5))]);
+        keeper.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
         let outer = keep(&keeper, 1, 1, 5, OTHER);
         assert_eq!(outer.profile, Err(NoProfile::NoSamples));
         assert_eq!(outer.earlier, [ID]);
@@ -462,16 +456,23 @@ mod tests {
     }
 
     #[test]
-    fn a_span_of_which_all_was_exported_is_promised_only_what_is_new() {
+    fn a_snapshot_of_an_open_span_takes_nothing_from_its_last_profile() {
         let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 3, ID);
-        keeper.end_epoch(key(1), |_| vec![(key(3), Taken::All(7)), (key(4), Taken::All(0))]);
-        keep(&keeper, 5, 1, 1, OTHER);
-        // Nothing new.
-        keeper.end_epoch(key(1), |_| vec![(key(3), Taken::All(7))]);
-        let inner = keep(&keeper, 3, 1, 9, OTHER);
-        assert_eq!((inner.samples, inner.earlier.as_slice()), (2, [ID].as_slice()));
-        assert!(keep(&keeper, 4, 1, 1, OTHER).earlier.is_empty());
+        for span in [1, 3] {
+            let mut open = KeptSpan { is_open: true, ..KeptSpan::for_test(key(span), key(1), 7) };
+            assert!(keeper.keep(&mut open, || Some(OTHER)));
+            assert_eq!((open.profile, open.samples), (Ok(OTHER), 7));
+        }
+        let snapshots = keeper.take_snapshots();
+        assert_eq!((snapshots.len(), snapshots[0].kept.len()), (1, 2));
+        assert!(keeper.take_snapshots().is_empty());
+        assert!(keeper.has_epoch(key(1)), "of the span that has closed");
+        keeper.end_epoch(key(1), |_| HashMap::from([(key(1), 3)]));
+        let inner = keep(&keeper, 3, 1, 9, ID);
+        assert_eq!((inner.samples, inner.earlier.as_slice()), (9, [OTHER].as_slice()));
+        let outer = keep(&keeper, 1, 1, 12, ID);
+        assert_eq!((outer.samples, outer.earlier.as_slice()), (9, [OTHER, ID].as_slice()));
     }
 
     #[test]
@@ -532,13 +533,13 @@ mod tests {
         assert!(keeper.is_distrusted());
         let fails = Err(NoProfile::ExporterFails);
         assert_eq!(keep(&keeper, 6, 6, 1, OTHER).profile, fails);
-        assert_eq!(keeper.end_epoch(key(6), |_| Vec::new()).unwrap().id, None);
+        assert_eq!(keeper.end_epoch(key(6), |_| HashMap::new()).unwrap().id, None);
         now.store(1_000_000_000, Ordering::Relaxed);
         // It and all that is kept with it know nothing of their profile.
         assert_eq!(keep(&keeper, 8, 7, 1, OTHER).profile, fails);
         keeper.note_delivered();
         assert_eq!(keep(&keeper, 7, 7, 2, ID).profile, fails);
-        let epoch = keeper.end_epoch(key(7), |_| vec![(key(9), Taken::More(1))]).unwrap();
+        let epoch = keeper.end_epoch(key(7), |_| HashMap::from([(key(9), 1)])).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(OTHER), 2));
         let outer = keep(&keeper, 9, 7, 3, ID);
         assert_eq!((outer.profile, outer.samples, outer.earlier.len()), (Ok(ID), 2, 0));
@@ -553,7 +554,7 @@ mod tests {
         }
         assert_eq!(keep(&keeper, most + 2, 1, 1, ID).profile, Err(NoProfile::TreeFull));
         assert_eq!(keep(&keeper, 1, 1, 1, ID).profile, Ok(ID));
-        assert_eq!(keeper.end_epoch(key(1), |_| Vec::new()).unwrap().kept.len(), MOST_KEPT + 1);
+        assert_eq!(keeper.end_epoch(key(1), |_| HashMap::new()).unwrap().kept.len(), MOST_KEPT + 1);
         assert_eq!(keep(&keeper, most + 3, 1, 1, OTHER).profile, Ok(OTHER));
     }
 

@@ -69,7 +69,8 @@ impl KeptSpan {
     }
 
     /// Whether it was open when it was kept, because it hung or was open for too long: then its account is
-    /// that of so far, its trace ids are not known yet, and it will be judged again when it closes.
+    /// that of so far, its trace ids are not known yet, and it will be judged again when it closes. All that is in its
+    /// profile is in the one that it has then, too.
     pub fn is_open(&self) -> bool {
         self.is_open
     }
@@ -84,7 +85,8 @@ impl KeptSpan {
         self.opened
     }
 
-    /// Samples that fell in it and in the spans inside it, and that no earlier profile has.
+    /// Samples that fell in it and in the spans inside it, and that no profile of one of these has that was exported
+    /// before.
     pub fn samples(&self) -> u64 {
         self.samples
     }

@@ -16,7 +16,7 @@ mod trust;
 
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
 pub use condition::{Amount, Condition, Keep};
-pub(crate) use keeper::{Epoch, Keeper, MOST_PROMISED, Taken};
+pub(crate) use keeper::{Epoch, Keeper, MOST_PROMISED};
 pub(crate) use kept::OnKept;
 pub use kept::{Kept, KeptSpan, NoProfile};
 pub(crate) use plans::Callsite;

@@ -221,11 +221,6 @@ impl SampledThread {
         self.span.load(Ordering::Acquire) & IN_HOOK != 0
     }
 
-    /// Whether the thread has not heard yet of a wait in which it was seen.
-    pub(crate) fn has_unheard_wait(&self) -> bool {
-        self.waited.load(Ordering::Acquire) != 0
-    }
-
     /// The collector takes the thread to wait in that span. Returns what it must
     /// [take back](Self::take_back_waited) if that turns out to be over.
     pub(crate) fn note_waited(&self, span: SpanKey) -> Option<SpanKey> {

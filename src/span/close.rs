@@ -8,7 +8,7 @@ use super::slot::{ANNOUNCED, Slot, WATCHED};
 use super::spans::Notice;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 
-/// A span that has closed and must be judged.
+/// A span that has closed and must be judged, or as if it had.
 #[derive(Clone, Debug)]
 pub(crate) struct Closing {
     pub(crate) key: SpanKey,
@@ -98,10 +98,15 @@ impl Spans {
             }
             put(state);
         }
-        let flags = slot.flags();
-        if flags & WATCHED != 0 {
+        if slot.flags() & WATCHED != 0 {
             self.watched.fetch_sub(1, Ordering::Relaxed);
         }
+        self.closing(slot, now)
+    }
+
+    /// What is known of a span at `now`.
+    pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<Closing> {
+        let flags = slot.flags();
         Some(Closing {
             key: slot.key()?,
             root: slot.root()?,

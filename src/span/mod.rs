@@ -28,12 +28,12 @@ pub(crate) use close::{Closing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{forget_this_thread, is_ignored, spawn_ignored};
-pub(crate) use overdue::{Described, OpenSpan, Reported};
+pub(crate) use overdue::OpenSpan;
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, KEEP_ON_ERROR,
     ONE_IN, SAMPLED_ITSELF, SUSPECT, WATCHED,
 };
-pub(crate) use spans::{GivenParent, Notice, Spans};
+pub(crate) use spans::{GivenParent, KnownSpan, Notice, Spans};
 
 /// The number that the registry gives a span, and gives again to a later one.
 pub(crate) type RegistryId = NonZeroU64;

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::account::Account;
+use super::close::Closing;
 use super::slot::Slot;
+use super::spans::KnownSpan;
 use super::{RegistryId, SpanKey, Spans};
 
 /// An open profiled span as the collector finds it. Its thread goes on meanwhile.
@@ -17,23 +18,6 @@ pub(crate) struct OpenSpan {
     pub(crate) open_ns: u64,
     /// For how long it is entered without a break, if it is entered.
     pub(crate) entered_ns: Option<u64>,
-}
-
-/// What is known of an open span, as [`Notice::Opened`](super::Notice::Opened) says it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Described {
-    pub(crate) id: RegistryId,
-    pub(crate) key: SpanKey,
-    pub(crate) parent: Option<SpanKey>,
-    pub(crate) root: SpanKey,
-    pub(crate) plan: u32,
-}
-
-/// What was said of a span that is open still.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reported {
-    Hung = 1,
-    Open = 2,
 }
 
 impl Spans {
@@ -58,30 +42,16 @@ impl Spans {
         });
     }
 
-    /// Says of a span that is open that it hangs, or is open for too long. False if it was said
-    /// before, or if the span has closed.
-    pub(crate) fn mark_reported(&self, id: RegistryId, key: SpanKey, told: Reported) -> bool {
-        self.open_slot(id, key).is_some_and(|slot| !slot.mark_reported(key, told))
-    }
-
-    /// Whether that was said of a span.
-    pub(crate) fn was_reported(&self, id: RegistryId, key: SpanKey, told: Reported) -> bool {
-        self.open_slot(id, key).is_none_or(|slot| slot.was_reported(key, told))
-    }
-
     /// A span and those around it, the outermost first. `None` if the span has closed.
-    pub(crate) fn describe(&self, id: RegistryId, key: SpanKey) -> Option<Vec<Described>> {
+    pub(crate) fn describe(
+        &self,
+        id: RegistryId,
+        key: SpanKey,
+    ) -> Option<Vec<(SpanKey, KnownSpan)>> {
         let mut around = Vec::new();
         let mut next = Some(id);
         while let Some(slot) = next.and_then(|id| self.table.get(id)) {
-            let parent = slot.parent().and_then(|parent| self.table.get(parent)?.key());
-            around.push(Described {
-                id: slot.id()?,
-                key: slot.key()?,
-                parent,
-                root: slot.root()?,
-                plan: slot.plan(),
-            });
+            around.push(self.known(&slot)?);
             next = slot.parent();
         }
         fence(Ordering::Acquire);
@@ -91,17 +61,16 @@ impl Spans {
         Some(around)
     }
 
-    /// The samples that have fallen in an open span and inside it, as far as hooks have seen them.
-    pub(crate) fn samples_of(&self, id: RegistryId, key: SpanKey) -> Option<u64> {
-        Some(self.open_slot(id, key)?.samples())
-    }
-
-    /// The account of an open span: of all but the present segments, of which only the threads know where
-    /// their time went; and for how long it is entered without a break, at that same moment.
-    pub(crate) fn account_of(&self, id: RegistryId, key: SpanKey) -> Option<(Account, u64)> {
+    /// An open span as it would be judged if it closed now, but for the present segments, of which only the threads
+    /// know where their time went; and for how long it is entered without a break, at that same moment.
+    pub(crate) fn as_closing(&self, id: RegistryId, key: SpanKey) -> Option<(Closing, u64)> {
         let (slot, now) = (self.open_slot(id, key)?, self.clock.now());
         let since = slot.entered_since().unwrap_or(now);
-        Some((slot.account(&self.clock, now), self.clock.ns(now.saturating_sub(since))))
+        let closing = self.closing(&slot, now)?;
+        fence(Ordering::Acquire);
+        // Else it closed meanwhile, and this is a mixture.
+        self.open_slot(id, key)?;
+        Some((closing, self.clock.ns(now.saturating_sub(since))))
     }
 
     fn open_slot(

@@ -3,10 +3,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::account::{Account, Counts, Sure, Tally};
-use super::{Plan, RegistryId, Reported, SpanKey};
+use super::{Plan, RegistryId, SpanKey};
 use crate::sys::Clock;
-
-const REPORTED_BITS: u32 = 2;
 
 /// Of a span that has not aged the on-CPU time is not known at all at worst: this makes that a hundredth of its
 /// wall time.
@@ -94,9 +92,6 @@ pub(crate) struct Slot {
     samples: AtomicU64,
     /// What is known of the values on which its rule depends, if it is one.
     matched: AtomicU64,
-    /// The key of the span of which the collector has said something while it was open, and in the
-    /// lowest bits what.
-    reported: AtomicU64,
     counts: Counts,
 }
 
@@ -365,21 +360,6 @@ impl Slot {
         let entered = self.owner_entered.load(Ordering::Acquire)
             | self.others_entered.load(Ordering::Acquire);
         (entered != 0).then(|| self.entered_since.load(Ordering::Relaxed))
-    }
-
-    /// Says something of the span that is open still. Returns whether that was said before.
-    pub(crate) fn mark_reported(&self, key: SpanKey, told: Reported) -> bool {
-        // What was said of an earlier span in this slot does not count.
-        let (key, told) = (key.get() << REPORTED_BITS, told as u64);
-        let before = self.reported.load(Ordering::Relaxed);
-        let before = if before >> REPORTED_BITS == key >> REPORTED_BITS { before } else { key };
-        self.reported.store(before | told, Ordering::Relaxed);
-        before & told != 0
-    }
-
-    pub(crate) fn was_reported(&self, key: SpanKey, told: Reported) -> bool {
-        let before = self.reported.load(Ordering::Relaxed);
-        before >> REPORTED_BITS == key.get() && before & told as u64 != 0
     }
 
     /// The parent's id as a number, or 0.

@@ -68,11 +68,20 @@ impl SpanCounts {
     }
 }
 
+/// What the collector knows of an open span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KnownSpan {
+    pub(crate) parent: Option<SpanKey>,
+    pub(crate) root: SpanKey,
+    pub(crate) id: RegistryId,
+    pub(crate) plan: u32,
+}
+
 /// What the collector is told of spans in which samples fell, in the order in which it happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
     /// A sample fell in the span or inside it, for the first time.
-    Opened { key: SpanKey, parent: Option<SpanKey>, root: SpanKey, id: RegistryId, plan: u32 },
+    Opened(SpanKey, KnownSpan),
     /// A span of which `Opened` was said, or which is kept, has closed.
     Closed { key: SpanKey, ids: Option<TraceIds> },
 }

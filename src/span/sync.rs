@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::account::Tally;
 use super::local::ThreadState;
 use super::slot::{ANNOUNCED, SAMPLED_ITSELF, Slot};
-use super::spans::Notice;
+use super::spans::{KnownSpan, Notice};
 use super::{RegistryId, SpanKey, Spans};
 use crate::sampler::{Arming, Begun, ThreadSource, Usage};
 use crate::stats::Counters;
@@ -184,12 +184,14 @@ impl Spans {
     }
 
     fn tell_opened(&self, slot: &Slot) -> bool {
+        let known = self.known(slot);
+        known.is_some_and(|(key, known)| self.notices.push(Notice::Opened(key, known)).is_ok())
+    }
+
+    pub(super) fn known(&self, slot: &Slot) -> Option<(SpanKey, KnownSpan)> {
         let parent = slot.parent().and_then(|parent| self.table.get(parent)?.key());
-        let (Some(id), Some(key), Some(root)) = (slot.id(), slot.key(), slot.root()) else {
-            return false;
-        };
-        let plan = slot.plan();
-        self.notices.push(Notice::Opened { key, parent, root, id, plan }).is_ok()
+        let (id, root, plan) = (slot.id()?, slot.root()?, slot.plan());
+        Some((slot.key()?, KnownSpan { parent, root, id, plan }))
     }
 
     /// Visits the ancestors from the inside out until `visit` says false. They are open: the

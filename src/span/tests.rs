@@ -226,12 +226,9 @@ fn a_sampled_span_is_made_known_once_with_all_around_it() {
     scene.sample(1);
     scene.exit(inner);
     let keys = [outer, middle, inner].map(|id| scene.key(id));
-    let known = |n: usize, id: RegistryId| Notice::Opened {
-        key: keys[n],
-        parent: n.checked_sub(1).map(|n| keys[n]),
-        root: keys[0],
-        id,
-        plan: 7,
+    let known = |n: usize, id: RegistryId| {
+        let parent = n.checked_sub(1).map(|n| keys[n]);
+        Notice::Opened(keys[n], KnownSpan { parent, root: keys[0], id, plan: 7 })
     };
     assert_eq!(scene.notices(), [known(0, outer), known(1, middle), known(2, inner)]);
     scene.sample(1);
@@ -253,13 +250,8 @@ fn a_queue_that_fills_up_midway_leaves_the_outer_spans_known() {
     (0..place).for_each(|_| scene.spans.notices.push(filler).unwrap());
     scene.sample(1);
     scene.exit(inner);
-    let of_outer = Notice::Opened {
-        key: scene.key(outer),
-        parent: None,
-        root: scene.key(outer),
-        id: outer,
-        plan: 7,
-    };
+    let key = scene.key(outer);
+    let of_outer = Notice::Opened(key, KnownSpan { parent: None, root: key, id: outer, plan: 7 });
     assert_eq!(scene.notices().split_off(place), [of_outer]);
     let closing = scene.close(inner);
     assert_eq!(closing.samples, 0, "they are lost");

@@ -82,6 +82,8 @@ struct Span {
     is_held: bool,
     is_open: bool,
     has_failed: bool,
+    /// The collector looked at it while it was open.
+    is_known: bool,
 }
 
 /// Some time in which nothing happened.
@@ -254,6 +256,7 @@ impl Oracle {
                     is_held: true,
                     is_open: true,
                     has_failed: false,
+                    is_known: false,
                 });
             }
             Step::Enter { thread, span } => {
@@ -424,6 +427,18 @@ impl Oracle {
         self.epochs[at].kept.push(told);
     }
 
+    /// The collector knows of these, for whatever reason.
+    pub(super) fn note_known(&mut self, spans: &[usize]) {
+        spans.iter().for_each(|span| self.spans[*span].is_known = true);
+    }
+
+    /// The samples inside spans that no profile of a closed one has.
+    pub(super) fn samples_left(&self, spans: &[usize]) -> BTreeSet<usize> {
+        let fell_inside = |event: &Event| spans.iter().any(|span| self.fell_inside(event, *span));
+        let left = self.events.iter().filter(|event| event.exported_in.is_none());
+        left.filter(|event| fell_inside(event)).filter_map(|event| event.number).collect()
+    }
+
     fn fell_inside(&self, event: &Event, outer: usize) -> bool {
         event.span.is_some_and(|span| self.is_inside(span, outer))
     }
@@ -473,11 +488,12 @@ impl Oracle {
         let mut told = Vec::new();
         for epoch in std::mem::take(&mut self.epochs) {
             let is_ripe = self.now_ns - epoch.since_ns >= LINGER_NS;
-            // A root in which no sample fell and that is not kept closes without a word. Then
-            // there is no profile either, and the report is not urgent.
+            // A root in which no sample fell, that is not kept and was not in a snapshot closes without a
+            // word. Then there is no profile either, and the report is not urgent.
             let sampled = self.events.iter().any(|event| self.fell_inside(event, epoch.root));
             let is_kept = epoch.kept.iter().any(|kept| kept.span == epoch.root);
-            let is_closed = !self.spans[epoch.root].is_open && (sampled || is_kept);
+            let Span { is_open, is_known, .. } = self.spans[epoch.root];
+            let is_closed = !is_open && (sampled || is_kept || is_known);
             if is_ripe || is_closed || flush {
                 told.push(self.tell(epoch));
             } else {

@@ -1,7 +1,7 @@
 //! Where a script is played for real: a registry with the layer, threads, the collector. Only the
 //! kernel and the clock are not real. One thing happens at a time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -27,15 +27,17 @@ use super::oracle::{Place, Reported, START_NS, Times, ToldProfile, ToldSpan, nam
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::export::{ExportError, Exported, Exporter};
-use crate::keep::{Callsites, Keep, Keeper, KeptSpan, Rule, Rules};
+use crate::keep::{Callsites, Condition, Keep, Keeper, KeptSpan, Rule, Rules};
 use crate::otel::AttributeNames;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::sampler::{Sampler, Source, SourceSettings};
-use crate::span::{KEEP_ON_ERROR, Plan, SpanKey, Spans};
+use crate::span::{KEEP_ON_ERROR, Plan, SUSPECT, SpanKey, Spans, WATCHED};
 use crate::stats::{Counters, Stats};
 use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
 
 const STATUS: &str = "otel.status_code";
+/// Open spans have snapshots after so long.
+const OVERDUE: Duration = Duration::from_millis(50);
 
 struct Site;
 
@@ -84,6 +86,12 @@ fn rules() -> Rules {
         if kind.is_kept_on_error() {
             keep = keep.or_failed();
         }
+        // What is told of open spans changes nothing of what is told when they close.
+        if kind.is_profiled() {
+            let is_open_for_long = kind.is_kept_on_error();
+            let overdue = if is_open_for_long { Condition::Open } else { Condition::Hung };
+            keep = keep.or(overdue(OVERDUE));
+        }
         Rule::for_target(kind.name(), keep)
     };
     Rules::new(Kind::ALL.iter().map(rule))
@@ -93,9 +101,10 @@ fn rules() -> Rules {
 fn plan(keep: &Keep, is_late: bool) -> Plan {
     let threshold = keep.latency().map(|latency| latency.as_nanos() as u64);
     let on_error = if keep.on_error() { KEEP_ON_ERROR } else { 0 };
+    let watched = if keep.open_limit().is_some() { WATCHED | SUSPECT } else { 0 };
     Plan {
         number: 0,
-        flags: on_error,
+        flags: on_error | watched,
         // Less than any time that passes.
         arm_after: u64::from(is_late),
         suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
@@ -162,6 +171,16 @@ pub(super) struct Stage {
     profiles: HashMap<ProfileId, usize>,
     /// The numbers of profiled spans in the script.
     keys: HashMap<SpanKey, usize>,
+    /// Of spans that were open.
+    snapshot_ids: HashSet<ProfileId>,
+    snapshots: Vec<Snapshot>,
+}
+
+/// A profile of spans that are open.
+pub(super) struct Snapshot {
+    pub(super) spans: Vec<usize>,
+    /// Their numbers.
+    pub(super) samples: BTreeSet<usize>,
 }
 
 impl Stage {
@@ -247,6 +266,8 @@ impl Stage {
             held: Vec::new(),
             profiles: HashMap::new(),
             keys: HashMap::new(),
+            snapshot_ids: HashSet::new(),
+            snapshots: Vec::new(),
         }
     }
 
@@ -266,6 +287,17 @@ impl Stage {
     /// For how long the collector would sleep now, if nobody wakes it; `None`: for ever.
     pub(super) fn sleep(&self) -> Option<Duration> {
         self.collector.sleep()
+    }
+
+    /// The snapshots that were made since this was last asked.
+    pub(super) fn take_snapshots(&mut self) -> Vec<Snapshot> {
+        std::mem::take(&mut self.snapshots)
+    }
+
+    /// The spans that the collector knows of.
+    pub(super) fn known(&self) -> Vec<usize> {
+        let is_known = |key| self.collector.pending.get(key).is_some_and(|it| it.known.is_some());
+        self.keys.iter().filter(|(key, _)| is_known(**key)).map(|(_, span)| *span).collect()
     }
 
     /// Does it, and returns what was told meanwhile.
@@ -324,6 +356,10 @@ impl Stage {
                     _ = self.commands.send(Command::Flush(waiting));
                 }
                 self.collector.idle = if disarm { Duration::ZERO } else { Duration::MAX };
+                // Open spans are looked at in each round, and not by the real clock.
+                if let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(600)) {
+                    self.collector.overdue.looked = long_ago;
+                }
                 assert!(self.collector.do_rounds());
                 self.scripted.let_go();
                 return self.told();
@@ -374,8 +410,17 @@ impl Stage {
                 Job::Export { profile, kept, .. } => {
                     // It would be given to the exporter now.
                     self.engine.keeper.redeem();
+                    if kept[0].is_open {
+                        assert!(kept.iter().all(|span| span.is_open), "closed spans in a snapshot");
+                        self.snapshot_ids.insert(profile.id);
+                        let spans = kept.iter().map(|span| self.keys[&span.key]).collect();
+                        let samples = told_profile(&profile, 0).samples.into_keys().collect();
+                        self.snapshots.push(Snapshot { spans, samples });
+                        continue;
+                    }
                     told.push(self.kept(&kept, Some(&profile)));
                 }
+                Job::Report(kept) if kept[0].is_open => {}
                 Job::Report(kept) => told.push(self.kept(&kept, None)),
                 _ => {}
             }
@@ -389,7 +434,7 @@ impl Stage {
                 self.profiles.entry(id).or_insert(number(span.name()));
             }
         }
-        let unknown = usize::MAX;
+        let (unknown, snapshots) = (usize::MAX, &self.snapshot_ids);
         let number_of = |id: &ProfileId| self.profiles.get(id).copied().unwrap_or(unknown);
         let told = |span: &KeptSpan| ToldSpan {
             span: self.keys.get(&span.key).copied().unwrap_or(unknown),
@@ -398,7 +443,12 @@ impl Stage {
             times: times(span),
             samples: span.samples,
             profile: span.profile.ok().as_ref().map(number_of),
-            earlier: span.earlier.iter().map(number_of).collect(),
+            earlier: span
+                .earlier
+                .iter()
+                .filter(|id| !snapshots.contains(id))
+                .map(number_of)
+                .collect(),
         };
         let root = kept[0].root;
         assert!(kept.iter().all(|span| span.root == root), "spans of two roots in one profile");

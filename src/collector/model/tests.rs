@@ -10,8 +10,9 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use super::oracle::{Oracle, Place, Reported, Times, ToldSpan};
 use super::script::{Kind, Op, Step, THREADS, Under, Ways, script};
-use super::stage::Stage;
+use super::stage::{Snapshot, Stage};
 use crate::control::Control;
+use crate::keep::Reason;
 use crate::layer::ProfilingLayer;
 
 /// Without `PROPTEST_CASES`.
@@ -45,6 +46,10 @@ impl Reached {
         ] {
             *self.0.entry(what).or_default() += u32::from(is_so);
         }
+    }
+
+    fn note_snapshot(&mut self, samples: usize) {
+        *self.0.entry("a snapshot of an open span").or_default() += u32::from(samples > 0);
     }
 
     /// Each at least in one of a hundred scripts.
@@ -208,6 +213,14 @@ impl Play {
             self.reached.note(told, self.oracle.is_open(told.root));
         }
         let mut told = self.stage.play(step);
+        self.oracle.note_known(&self.stage.known());
+        for Snapshot { spans, samples } in self.stage.take_snapshots() {
+            self.reached.note_snapshot(samples.len());
+            let left = self.oracle.samples_left(&spans);
+            if !left.is_subset(&samples) {
+                return Err(format!("a snapshot of {spans:?} has {samples:?}, and not {left:?}"));
+            }
+        }
         let first = |told: &Reported| told.kept.first().map(|kept| kept.span);
         expected.sort_by_key(first);
         told.sort_by_key(first);
@@ -232,7 +245,7 @@ impl Play {
         assert!(self.oracle.is_done());
         let stats = self.stage.stats();
         let counted = [
-            stats.spans_kept,
+            stats.spans_kept - stats.kept_for(Reason::Hung) - stats.kept_for(Reason::Open),
             stats.samples_taken,
             stats.samples_outside_spans,
             stats.samples_dropped_unknown_span,
