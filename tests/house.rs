@@ -18,7 +18,7 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Account", 16, 0),
     ("Builder", 23, 3),
     ("Collector", 39, 3),
-    ("Engine", 18, 0),
+    ("Engine", 16, 0),
     ("Handle", 0, 4),
     ("Parts", 17, 0),
     ("PendingSpan", 19, 0),

@@ -67,14 +67,14 @@ thread_local! {
     /// Whether a context was there when it was first asked for, if it was.
     static HAS_CONTEXT: Cell<Option<bool>> = const { Cell::new(None) };
 
-    /// The spans that were entered, and what was current just before, or with them if the other
-    /// layer comes first.
+    /// The spans that are entered, from the outside in, and what was current when our layer saw
+    /// that.
     ///
     /// Is dropped before the context of its thread, of which nothing may be asked from then on:
     /// that panics, and who asks can be the destructor of a thread-local that enters a span.
     static ENTERED: RefCell<Vec<(RegistryId, Current)>> = const { RefCell::new(Vec::new()) };
 
-    /// Attributes for the OpenTelemetry span that ends on this thread at this very moment.
+    /// Attributes for the OpenTelemetry span that ends on this thread now or next.
     static ATTRIBUTES: Cell<Option<(SpanId, SpanAttributes)>> = const { Cell::new(None) };
 }
 
@@ -115,7 +115,7 @@ fn with_thread<R>(action: impl FnOnce(&mut Vec<(RegistryId, Current)>, Current) 
 struct Change {
     before: Current,
     after: Current,
-    /// The same at the enter of the span around it, if there is one.
+    /// What was current at the enter of the span around it, if there is one.
     around: Option<Current>,
 }
 
@@ -133,12 +133,16 @@ impl Change {
 
     /// Whose layer comes first, judging by this change alone.
     fn order(&self) -> u8 {
-        match (self.before, self.around) {
-            // What is current at the enter cannot be the span.
-            (None, _) | (_, Some(None)) if self.after.is_some() => OURS_FIRST,
-            // What is current at the exit cannot.
-            _ if self.after.is_none() || self.around == Some(self.after) => THEIRS_FIRST,
-            _ => UNKNOWN,
+        let was_around = |current| self.around == Some(current);
+        if self.after.is_none() || was_around(self.after) {
+            // What is current at the exit is not the span.
+            THEIRS_FIRST
+        } else if self.before.is_none() || was_around(None) {
+            // What was current at the enter was not; or the span around it was not at its own,
+            // and then this one was not either.
+            OURS_FIRST
+        } else {
+            UNKNOWN
         }
     }
 }
@@ -237,16 +241,16 @@ impl Pairing {
         reach: impl FnOnce() -> Option<TraceIds>,
     ) -> Option<TraceIds> {
         let (known, seen) = (self.order(), change.order());
-        let order = match known {
-            UNKNOWN => match reach() {
-                None => seen,
-                reached if reached == change.after => DIRECT,
-                reached if reached == change.before => THEIRS_FIRST,
-                Some(_) => UNKNOWN,
-            },
-            known if seen == UNKNOWN || seen == known => known,
-            // Who changes contexts by hand may leave them in any order.
-            _ => UNKNOWN,
+        let order = if known != UNKNOWN && (seen == UNKNOWN || seen == known) {
+            known
+        } else {
+            match reach() {
+                None if known == UNKNOWN => seen,
+                reached if reached.is_some() && reached == change.after => DIRECT,
+                reached if reached.is_some() && reached == change.before => THEIRS_FIRST,
+                // A program may leave contexts that it made current itself in any order.
+                _ => UNKNOWN,
+            }
         };
         if order != known {
             self.set_order(order);
@@ -295,4 +299,132 @@ pub(super) fn leave_attributes(span: SpanId, attributes: SpanAttributes) {
 pub(super) fn take_attributes(span: SpanId) -> Option<SpanAttributes> {
     let left = ATTRIBUTES.try_with(Cell::take).ok().flatten();
     left.filter(|(of, _)| *of == span).map(|(_, attributes)| attributes)
+}
+
+#[cfg(test)]
+mod tests {
+    use opentelemetry::trace::{SpanContext, TraceContextExt, TraceFlags, TraceId, TraceState};
+    use opentelemetry::{Context, ContextGuard};
+
+    use super::*;
+
+    fn id(number: u64) -> RegistryId {
+        RegistryId::new(number).unwrap()
+    }
+
+    fn attach(span: u64, is_remote: bool) -> ContextGuard {
+        let (trace, span) = (TraceId::from(7_u128), opentelemetry::trace::SpanId::from(span));
+        let (flags, state) = (TraceFlags::SAMPLED, TraceState::NONE);
+        let context = SpanContext::new(trace, span, flags, is_remote, state);
+        Context::new().with_remote_span_context(context).attach()
+    }
+
+    fn with_processor() -> Pairing {
+        let pairing = Pairing::default();
+        pairing.expect_processor();
+        pairing
+    }
+
+    fn exit(pairing: &Pairing, number: u64) {
+        assert!(pairing.exit(id(number), true, || None));
+    }
+
+    /// The span whose OpenTelemetry span has the same number, as the layer makes it.
+    fn in_span(pairing: &Pairing, is_ours_first: bool, number: u64, inside: impl FnOnce()) {
+        let before = (!is_ours_first).then(|| attach(number, false));
+        pairing.enter(id(number));
+        let after = is_ours_first.then(|| attach(number, false));
+        inside();
+        drop(before);
+        exit(pairing, number);
+        drop(after);
+    }
+
+    fn paired(pairing: &Pairing, number: u64) -> bool {
+        let span = SpanId::from_bytes(number.to_be_bytes());
+        let open = pairing.paired_with(span);
+        let taken = pairing.take(id(number)).map(|ids| ids.span);
+        assert_eq!(open, taken.map(|_| id(number)));
+        assert!(taken.is_none_or(|taken| taken == span), "no other");
+        assert_eq!(pairing.paired_with(span), None);
+        taken.is_some()
+    }
+
+    #[test]
+    fn spans_inside_each_other_are_paired_in_both_orders() {
+        for is_ours_first in [true, false] {
+            for is_below_remote in [true, false] {
+                let _remote = is_below_remote.then(|| attach(9, true));
+                let pairing = with_processor();
+                in_span(&pairing, is_ours_first, 1, || {
+                    in_span(&pairing, is_ours_first, 2, || ());
+                    assert!(paired(&pairing, 2));
+                    // Hidden from the other layer.
+                    pairing.enter(id(3));
+                    exit(&pairing, 3);
+                });
+                assert!(paired(&pairing, 1));
+                assert!(!paired(&pairing, 3));
+            }
+        }
+    }
+
+    #[test]
+    fn what_contradicts_the_order_pairs_nothing() {
+        for is_ours_first in [true, false] {
+            let pairing = with_processor();
+            in_span(&pairing, is_ours_first, 1, || ());
+            assert!(paired(&pairing, 1));
+            in_span(&pairing, !is_ours_first, 2, || ());
+            assert!(!paired(&pairing, 2));
+            // From now on it is that order.
+            in_span(&pairing, !is_ours_first, 3, || ());
+            assert!(paired(&pairing, 3));
+        }
+    }
+
+    #[test]
+    fn spans_that_are_left_in_another_order_pair_nothing() {
+        let pairing = with_processor();
+        in_span(&pairing, true, 1, || ());
+        pairing.enter(id(2));
+        let second = attach(2, false);
+        pairing.enter(id(3));
+        let third = attach(3, false);
+        exit(&pairing, 2);
+        drop(second);
+        exit(&pairing, 3);
+        drop(third);
+        assert!(!paired(&pairing, 2));
+        assert!(paired(&pairing, 3));
+    }
+
+    #[test]
+    fn a_span_that_is_reached_ends_the_looks() {
+        let pairing = with_processor();
+        pairing.enter(id(1));
+        let _first = attach(1, false);
+        assert!(!pairing.exit(id(1), true, current));
+        assert!(!paired(&pairing, 1));
+        assert!(!pairing.suspect());
+    }
+
+    #[test]
+    fn looks_end_where_nothing_changes_and_begin_again_with_a_span_that_is_not_found() {
+        let pairing = with_processor();
+        let look = || {
+            pairing.enter(id(1));
+            pairing.exit(id(1), true, || None)
+        };
+        assert_eq!((0..1_000).take_while(|_| look()).count(), LOOKS as usize - 1);
+        assert!(pairing.suspect());
+        assert!(look());
+    }
+
+    #[test]
+    fn spans_that_are_never_left_do_not_pile_up() {
+        let pairing = with_processor();
+        (1..=1_000).for_each(|number| pairing.enter(id(number)));
+        assert_eq!(with_thread(|entered, _| entered.len()), Some(DEEPEST));
+    }
 }
