@@ -98,7 +98,7 @@ impl ProfilingLayer {
         })
     }
 
-    /// The OpenTelemetry span that a closing span is exported as.
+    /// The OpenTelemetry span that a span is exported as, if it can be reached.
     #[cold]
     fn otel_span(&self, engine: &Engine, id: &span::Id) -> Option<OtelSpan> {
         self.with_dispatch(engine, |dispatch| OtelSpan::find(id, dispatch)).flatten()
