@@ -2,8 +2,6 @@
 
 #[cfg(feature = "axum")]
 use std::path::{Path, PathBuf};
-#[cfg(feature = "opentelemetry-sdk")]
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -14,9 +12,11 @@ use crate::collector::{Engine, Gate};
 use crate::config::Builder;
 use crate::error::Error;
 use crate::keep::Rules;
-use crate::otel::LayerOrder;
+use crate::otel::Pairing;
 #[cfg(feature = "opentelemetry-sdk")]
-use crate::otel::{Ended, SpanEnds};
+use crate::otel::SpanEnds;
+#[cfg(feature = "opentelemetry-sdk")]
+use crate::span::TraceIds;
 use crate::sys;
 #[cfg(feature = "sighup")]
 use crate::sys::EndHangups;
@@ -27,7 +27,7 @@ use crate::sys::EndHangups;
 #[derive(Debug)]
 pub(crate) struct Control {
     gate: &'static Gate,
-    order: Arc<LayerOrder>,
+    pairing: Arc<Pairing>,
     engine: OnceLock<Arc<Engine>>,
     made_with: Rules,
     /// In the child of a fork its locks may be held for ever.
@@ -36,8 +36,6 @@ pub(crate) struct Control {
     made_by: u32,
     switch: Mutex<Switch>,
     dispatch: Mutex<Option<WeakDispatch>>,
-    #[cfg(feature = "opentelemetry-sdk")]
-    expects_ends: AtomicBool,
     /// Where profiles lie as files.
     #[cfg(feature = "axum")]
     folder: Option<PathBuf>,
@@ -71,7 +69,7 @@ impl Control {
         let folder = builder.folder();
         let control = Arc::new(Self {
             gate: Gate::new(),
-            order: Arc::default(),
+            pairing: Arc::default(),
             engine: OnceLock::new(),
             made_with: rules.clone(),
             made_in: sys::fork_generation(),
@@ -83,8 +81,6 @@ impl Control {
                 is_disabled: false,
             }),
             dispatch: Mutex::new(None),
-            #[cfg(feature = "opentelemetry-sdk")]
-            expects_ends: AtomicBool::new(false),
             #[cfg(feature = "axum")]
             folder,
             #[cfg(feature = "sighup")]
@@ -104,12 +100,10 @@ impl Control {
             made_in: sys::fork_generation(),
             made_by: sys::process_id(),
             gate: engine.gate,
-            order: Arc::clone(&engine.order),
+            pairing: Arc::clone(&engine.pairing),
             engine: OnceLock::from(engine),
             switch: Mutex::new(switch),
             dispatch: Mutex::new(None),
-            #[cfg(feature = "opentelemetry-sdk")]
-            expects_ends: AtomicBool::new(false),
             #[cfg(feature = "axum")]
             folder: None,
             #[cfg(feature = "sighup")]
@@ -141,8 +135,8 @@ impl Control {
         self.gate
     }
 
-    pub(crate) fn order(&self) -> &LayerOrder {
-        &self.order
+    pub(crate) fn pairing(&self) -> &Pairing {
+        &self.pairing
     }
 
     pub(crate) fn engine(&self) -> Option<&Arc<Engine>> {
@@ -222,16 +216,12 @@ impl Control {
             }
             (None, Some(builder)) => {
                 let builder = builder.rules(rules.clone());
-                let engine = builder.start(self.gate, Arc::clone(&self.order));
+                let engine = builder.start(self.gate, Arc::clone(&self.pairing));
                 let engine = engine.inspect_err(|error| switch.failed = Some(error.clone()))?;
                 // With the lock, until the engine can be found: so it is told of it here or there.
                 let dispatch = self.dispatch.lock();
                 if let Some(dispatch) = &*dispatch {
                     engine.set_dispatch(dispatch.clone());
-                }
-                #[cfg(feature = "opentelemetry-sdk")]
-                if self.expects_ends.load(Ordering::Relaxed) {
-                    engine.expect_ends();
                 }
                 _ = self.engine.set(engine);
                 self.gate.open();
@@ -282,14 +272,11 @@ impl Control {
         }
     }
 
-    /// From now on a processor will see OpenTelemetry's spans end.
+    /// From now on a span processor sees OpenTelemetry's spans end.
     #[cfg(feature = "opentelemetry-sdk")]
-    pub(crate) fn expect_ends(&self) {
-        let _switch = self.switch.lock();
-        self.expects_ends.store(true, Ordering::Relaxed);
-        if let Some(engine) = self.engine.get() {
-            engine.expect_ends();
-        }
+    pub(crate) fn expect_processor(&self) {
+        self.pairing.expect_processor();
+        self.gate.set_look(true);
     }
 }
 
@@ -303,16 +290,9 @@ impl Drop for Control {
 
 #[cfg(feature = "opentelemetry-sdk")]
 impl SpanEnds for Control {
-    fn ended(&self, ended: Ended) {
-        match self.engine.get() {
-            Some(engine) => engine.ended(ended),
-            None => ended.hand_on(),
-        }
-    }
-
-    fn hand_on(&self) {
-        if let Some(engine) = self.engine.get() {
-            engine.hand_on();
+    fn ended(&self, ids: TraceIds) {
+        if let Some(engine) = self.running() {
+            engine.ended(ids);
         }
     }
 }

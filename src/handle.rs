@@ -203,7 +203,7 @@ impl Handle {
     #[cfg(feature = "opentelemetry-sdk")]
     pub fn span_processor(&self, next: impl SpanProcessor + 'static) -> ProfilingSpanProcessor {
         let ends = self.find().map(|control| {
-            control.expect_ends();
+            control.expect_processor();
             let ends: Weak<dyn SpanEnds> = Arc::<Control>::downgrade(&control);
             ends
         });

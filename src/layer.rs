@@ -100,9 +100,9 @@ impl ProfilingLayer {
         })
     }
 
-    /// The OpenTelemetry span that a closing span is exported as.
+    /// The OpenTelemetry span that a span is exported as, if it can be reached.
     #[cold]
-    fn otel_span(&self, engine: &Engine, id: &span::Id) -> Option<OtelSpan<'static>> {
+    fn otel_span(&self, engine: &Engine, id: &span::Id) -> Option<OtelSpan> {
         self.with_dispatch(engine, |dispatch| OtelSpan::find(id, dispatch)).flatten()
     }
 
@@ -129,7 +129,7 @@ impl ProfilingLayer {
         if let Some(engine) = self.engine() {
             engine.spans.enter(number(id));
             if self.gate.must_look() {
-                engine.order.look_at_enter(id.into_u64());
+                engine.pairing.enter(number(id));
             }
         } else if self.gate.must_ask_of_fork() {
             self.control.say_if_forked();
@@ -141,8 +141,8 @@ impl ProfilingLayer {
     fn exit_otherwise(&self, id: &span::Id) {
         if let Some(engine) = self.engine() {
             engine.spans.exit(number(id));
-            if self.gate.must_look() && !engine.order.look_at_exit(id.into_u64()) {
-                self.gate.set_look(false);
+            if self.gate.must_look() {
+                engine.look_at_exit(number(id), || Some(self.otel_span(engine, id)?.ids()));
             }
         }
     }
@@ -197,7 +197,7 @@ where
     }
 
     fn on_layer(&mut self, _: &mut S) {
-        self.control.order().see_subscriber::<S>();
+        self.control.pairing().see_subscriber::<S>();
     }
 
     #[inline]

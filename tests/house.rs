@@ -17,8 +17,8 @@ const MOST_FILES: usize = 2;
 const LARGER: &[(&str, usize, usize)] = &[
     ("Account", 16, 0),
     ("Builder", 23, 3),
-    ("Collector", 39, 3),
-    ("Engine", 18, 0),
+    ("Collector", 38, 3),
+    ("Engine", 16, 0),
     ("Handle", 0, 4),
     ("Parts", 17, 0),
     ("Profile", 17, 3),

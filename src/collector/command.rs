@@ -8,7 +8,6 @@ use crossbeam::channel::Sender;
 
 use super::room::TakenRoom;
 use crate::keep::KeptSpan;
-use crate::otel::EndedSpan;
 use crate::profile::{MappingId, Profile};
 use crate::unwind::Module;
 
@@ -50,8 +49,6 @@ pub(super) enum Job {
     },
     /// Say that these were kept and have no profile.
     Report(Vec<KeptSpan>),
-    /// Spans that have waited in vain for their close.
-    HandOn(Vec<EndedSpan>),
     /// Everything before this is done.
     Done(FlushRequest),
     /// End, and then say so.

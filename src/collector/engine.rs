@@ -1,7 +1,7 @@
 //! What the hooks, the handle and the collector share.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam::channel::{self, Sender};
@@ -19,7 +19,7 @@ use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
 use crate::export::{Exporter, Fate, Reporter};
 use crate::keep::{Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons, Rules};
-use crate::otel::{AttributeNames, Close, LayerOrder, Meeting, Order, OtelSpan};
+use crate::otel::{AttributeNames, OtelSpan, Pairing};
 use crate::profile::ProfileId;
 use crate::redact::Redaction;
 use crate::sampler::{Sampler, SourceSettings};
@@ -32,7 +32,7 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{self, Owning, Poller, Waker};
 
 /// Finds the OpenTelemetry span of a span that closes.
-pub(crate) type FindOtel<'a> = &'a mut dyn FnMut() -> Option<OtelSpan<'a>>;
+pub(crate) type FindOtel<'a> = &'a mut dyn FnMut() -> Option<OtelSpan>;
 
 /// How much may be held, and how much may be made of it.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,7 @@ pub(crate) struct Parts {
     pub(crate) limits: Limits,
     /// The engine's own, which no other has.
     pub(crate) gate: &'static Gate,
-    pub(crate) order: Arc<LayerOrder>,
+    pub(crate) pairing: Arc<Pairing>,
     pub(crate) source_settings: SourceSettings,
     pub(crate) exporter: Box<dyn Exporter>,
     /// What is wrong with it, if something is.
@@ -90,16 +90,11 @@ pub(crate) struct Engine {
     pub(crate) source_line: (String, bool),
     pub(super) attributes: AttributeNames,
     pub(super) redaction: Redaction,
-    pub(crate) order: Arc<LayerOrder>,
-    /// If a processor sees OpenTelemetry's spans end.
-    pub(super) meeting: OnceLock<Meeting>,
+    pub(crate) pairing: Arc<Pairing>,
     /// What was wrong with the exporter from the beginning, until it is said.
     problem: Mutex<Option<String>>,
     pub(super) commands: Sender<Command>,
     pub(crate) gate: &'static Gate,
-    /// The fork generation of the process in which our threads run.
-    #[cfg(feature = "opentelemetry-sdk")]
-    pub(super) made_in: u32,
     dispatch: RwLock<Option<WeakDispatch>>,
 }
 
@@ -149,12 +144,9 @@ impl Engine {
             attributes: parts.attributes,
             redaction: parts.redaction,
             problem: Mutex::new(parts.problem),
-            order: parts.order,
-            meeting: OnceLock::new(),
+            pairing: parts.pairing,
             commands,
             gate,
-            #[cfg(feature = "opentelemetry-sdk")]
-            made_in: sys::fork_generation(),
             dispatch: RwLock::new(None),
         });
         let say = jobs.clone();
@@ -290,20 +282,42 @@ impl Engine {
         self.dispatch.read().is_some() || tracing::dispatcher::has_been_set()
     }
 
-    /// A span has closed. `otel` finds the OpenTelemetry span that it is exported as.
+    /// A span is left while the order of the layers is looked for, or spans are paired. `reach`
+    /// asks for its OpenTelemetry span.
+    #[cold]
+    pub(crate) fn look_at_exit(&self, id: RegistryId, reach: impl FnOnce() -> Option<TraceIds>) {
+        let is_profiled = self.spans.is_entered(id).is_some();
+        if !self.pairing.exit(id, is_profiled, reach) {
+            self.gate.set_look(false);
+        }
+    }
+
+    /// A span has closed. `reach` asks for the OpenTelemetry span that it is exported as.
     #[inline]
-    pub(crate) fn close(&self, id: RegistryId, otel: FindOtel<'_>) {
-        match self.meeting.get() {
-            None => self.close_with(id, otel, None),
-            Some(meeting) => self.close_and_meet(id, otel, meeting),
+    pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
+        let paired = if self.gate.must_look() { self.pairing.take(id) } else { None };
+        self.close_with(id, &mut || self.find_otel(reach, paired));
+    }
+
+    /// OpenTelemetry ends a span. If it is the one of a span of ours then that closes in a moment,
+    /// and is judged now.
+    #[cfg(feature = "opentelemetry-sdk")]
+    pub(crate) fn ended(&self, ids: TraceIds) {
+        if !self.gate.must_look() {
+            return;
+        }
+        let paired = self.pairing.paired_with(ids.span);
+        // A program can end it itself while it is in the span.
+        if let Some(id) = paired.filter(|id| self.spans.is_entered(*id) == Some(false)) {
+            self.close_with(id, &mut || Some(OtelSpan::Paired(ids)));
         }
     }
 
     #[inline]
-    pub(super) fn close_with(&self, id: RegistryId, otel: FindOtel<'_>, close: Option<&mut Close>) {
+    fn close_with(&self, id: RegistryId, otel: FindOtel<'_>) {
         let mut must_know = false;
         let is_judged = self.spans.close(id, |closing| {
-            let verdict = self.judge(closing, otel, close);
+            let verdict = self.judge(closing, otel);
             must_know = verdict.must_know;
             verdict
         });
@@ -318,20 +332,27 @@ impl Engine {
         }
     }
 
+    /// The OpenTelemetry span of a span that closes: the one that is reached, else the paired one.
+    fn find_otel(&self, reach: FindOtel<'_>, paired: Option<TraceIds>) -> Option<OtelSpan> {
+        let reached = reach();
+        if reached.is_some() && self.gate.must_look() {
+            self.pairing.note_direct();
+            self.gate.set_look(false);
+        }
+        let otel = reached.or(paired.map(OtelSpan::Paired));
+        if otel.is_none() && self.pairing.suspect() {
+            self.gate.set_look(true);
+        }
+        otel
+    }
+
     pub(super) fn take_problem(&self) -> Option<String> {
         self.problem.lock().take()
     }
 
-    /// Whether the layers are in an order in which OpenTelemetry's spans cannot be reached, and no
-    /// processor makes up for it. True only once.
-    pub(super) fn must_warn_of_order(&self) -> bool {
-        self.meeting.get().is_none() && self.order.take_wrong()
-    }
-
-    /// Decides on a span that has closed. Where its OpenTelemetry span cannot be reached now but
-    /// `close` can meet it, what was to be said and told goes there.
+    /// Decides on a span that has closed.
     #[cold]
-    fn judge(&self, closing: &Closing, otel: FindOtel<'_>, close: Option<&mut Close>) -> Verdict {
+    fn judge(&self, closing: &Closing, otel: FindOtel<'_>) -> Verdict {
         let Some(callsite) = self.callsites.get(closing.plan) else {
             return Verdict::default();
         };
@@ -341,41 +362,21 @@ impl Engine {
             return Verdict::default();
         }
         // Samples of this span may be in the profile of one around it: there they name it.
-        let mut otel = otel();
+        let otel = otel();
         let ids = otel.as_ref().map(OtelSpan::ids);
-        let meeting = self.meeting.get();
-        match (&otel, meeting) {
-            (None, None) if self.order.suspect() => self.gate.set_look(true),
-            (Some(otel), Some(meeting)) if otel.is_open() => meeting.note_direct(),
-            _ => {}
+        let mut verdict = Verdict { ids, ..Verdict::default() };
+        if reasons.is_empty() {
+            return verdict;
         }
-        // Where theirs closes first, a span without an end is of a trace that is not exported.
-        let has_no_end =
-            ids.is_none() && meeting.is_some_and(|meeting| meeting.order() == Order::Theirs);
-        let close = close.filter(|_| otel.is_none());
-        let mut verdict = Verdict { is_told_later: close.is_some(), ids, ..Verdict::default() };
-        let mut kept = None;
-        let is_sampled = ids.map_or(!has_no_end, |ids| ids.is_sampled);
-        let is_left_out = self.only_sampled_traces && !is_sampled;
-        if !reasons.is_empty() && is_left_out {
+        if self.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
             Counters::add(&self.counters.spans_left_out_unsampled, 1);
-        } else if !reasons.is_empty() {
-            let (span, must_know) = self.keep(closing, &callsite, reasons, ids, false);
-            verdict.must_know = must_know;
-            kept = Some(span);
+            return verdict;
         }
-        match (&mut otel, close) {
-            (Some(otel), _) => {
-                if let Some(kept) = kept {
-                    otel.set_attributes(self.attributes.of(&kept));
-                }
-            }
-            (None, Some(close)) => {
-                let is_of_interest = closing.announced || verdict.must_know;
-                close.untold = is_of_interest.then_some(closing.key);
-                close.kept = kept.map(Box::new);
-            }
-            (None, None) => {}
+        let (span, must_know) = self.keep(closing, &callsite, reasons, ids, false);
+        verdict.must_know = must_know;
+        match otel {
+            Some(otel) => otel.set_attributes(self.attributes.of(&span)),
+            None => self.pairing.note_unpaired(),
         }
         verdict
     }

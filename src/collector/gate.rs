@@ -16,7 +16,7 @@ pub(crate) struct Gate {
 
 /// The layer's threads run, in this process.
 const OPEN: u32 = 1;
-/// The order of the layers is in doubt.
+/// The order of the layers is in doubt, or spans are paired with those of OpenTelemetry.
 const LOOK: u32 = 1 << 1;
 /// It was open in the process that this one is forked from, and nobody has said so here.
 const FORKED: u32 = 1 << 2;

@@ -11,11 +11,6 @@ mod drain;
 mod engine;
 mod gate;
 mod look;
-#[cfg(feature = "opentelemetry-sdk")]
-mod meet;
-#[cfg(not(feature = "opentelemetry-sdk"))]
-#[path = "no_meet.rs"]
-mod meet;
 #[cfg(test)]
 mod model;
 mod overdue;

@@ -336,11 +336,6 @@ fn plural(samples: usize) -> String {
     if samples == 1 { "1 sample".to_owned() } else { format!("{samples} samples") }
 }
 
-const WRONG_ORDER: &str = "the profiling layer comes after the one of tracing-opentelemetry, so \
-    profiles and OpenTelemetry spans do not know of each other: add it before, as in \
-    `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor` (feature \
-    `opentelemetry-sdk`)";
-
 pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of our timers: from now \
     on they use another one";
 
@@ -396,9 +391,7 @@ pub(super) fn due(
         return lines;
     }
     lines.extend(deadly.line().map(|line| (line, true)));
-    if engine.must_warn_of_order() {
-        lines.push((WRONG_ORDER.to_owned(), true));
-    }
+    lines.extend(engine.pairing.take_warning().map(|line| (line.to_owned(), true)));
     if !std::mem::replace(introduced, true) {
         lines.push(engine.source_line.clone());
         lines.extend(engine.take_problem().map(|line| (line, true)));

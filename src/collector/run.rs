@@ -23,7 +23,6 @@ use super::shed::Shed;
 use super::stack::Stack;
 use super::waits::{Captures, LOOK};
 use crate::keep::Epoch;
-use crate::otel::EndedSpan;
 use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
 use crate::sampler::{Arming, SampledThread};
@@ -58,8 +57,6 @@ pub(super) struct Collector {
     introduced: bool,
     /// Who waits for the end.
     at_end: Vec<FlushRequest>,
-    /// How soon somebody waits for a look.
-    look_again: Option<Duration>,
     stack: Stack,
     /// A copy of one.
     pub(super) stack_bytes: Vec<u8>,
@@ -146,7 +143,6 @@ impl Collector {
             refined: Instant::now(),
             introduced: false,
             at_end: Vec::new(),
-            look_again: None,
             stack: Stack::new(),
             stack_bytes: Vec::new(),
             has_told_of_signal: false,
@@ -185,7 +181,6 @@ impl Collector {
         // Nothing here should panic; if it does, the host must not notice more than silence.
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
-        self.hand_on(self.engine.end_meeting());
         let is_broken = !self.poller.files().are_ours();
         // First: from then on no thread is armed.
         self.source.end();
@@ -273,7 +268,7 @@ impl Collector {
         // Of a thread that is in a span the looks at waits will tell.
         let is_open = self.is_in_span || self.watches_spans();
         let overdue = self.until_overdue().filter(|_| is_open);
-        let soonest = linger.into_iter().chain(idle).chain(signal).chain(self.look_again);
+        let soonest = linger.into_iter().chain(idle).chain(signal);
         soonest.chain(overdue).min()
     }
 
@@ -284,9 +279,6 @@ impl Collector {
     /// were written before. So profiles are made only of epochs that are ended at the beginning.
     fn do_round(&mut self) -> (Asked, bool) {
         self.round += 1;
-        let (ended, look_again) = self.engine.look_after_meeting();
-        self.hand_on(ended);
-        self.look_again = look_again;
         let asked = self.take_commands();
         let new = self.source.take_new();
         let has_new = !new.is_empty();
@@ -332,13 +324,6 @@ impl Collector {
         self.look_for_overdue();
         let again = self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
         (asked, again)
-    }
-
-    /// What comes next may block or fail, which must hold up nothing here.
-    fn hand_on(&self, ended: Vec<EndedSpan>) {
-        if !ended.is_empty() {
-            _ = self.jobs.send(Job::HandOn(ended));
-        }
     }
 
     fn take_commands(&self) -> Asked {

@@ -129,7 +129,6 @@ impl Worker {
                 Ok(Job::Export { profile, modules, kept, room }) => {
                     self.prepare(profile, &modules, &kept, room);
                 }
-                Ok(Job::HandOn(ended)) => self.parts.engine.hand_on_later(ended),
                 Ok(Job::Report(kept)) => self.report(&unexported(&kept)),
                 Ok(Job::Done(FlushRequest { done, deadline })) => {
                     _ = done.send(self.flush(deadline));

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::export::OtlpExporter;
 use crate::export::{Directory, Exporter};
 use crate::keep::{Callsites, Keep, Keeper, Kept, MOST_PROMISED, OnKept, Rules};
-use crate::otel::{AttributeNames, LayerOrder};
+use crate::otel::{AttributeNames, Pairing};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{Periods, Sampler, Source, SourceSettings};
@@ -424,7 +424,7 @@ impl Builder {
     pub(crate) fn start(
         self,
         gate: &'static Gate,
-        order: Arc<LayerOrder>,
+        pairing: Arc<Pairing>,
     ) -> Result<Arc<Engine>, Error> {
         // What is made first, the threads' stacks among it, cannot do with less; later all does. 0: the system does
         // not say how much there is.
@@ -495,7 +495,7 @@ impl Builder {
                 pace: self.pace,
             },
             gate,
-            order,
+            pairing,
             source_settings: self.source,
             exporter,
             problem,

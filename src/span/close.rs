@@ -37,8 +37,6 @@ impl Closing {
 pub(crate) struct Verdict {
     /// Whether the collector has something to do for it.
     pub(crate) must_know: bool,
-    /// The collector is told later, by [`tell_closed`](Spans::tell_closed).
-    pub(crate) is_told_later: bool,
     pub(crate) ids: Option<TraceIds>,
 }
 
@@ -70,15 +68,10 @@ impl Spans {
     #[inline(always)]
     fn note_told(&self, told: Option<bool>) -> bool {
         if told == Some(false) {
-            self.note_untold();
+            // Release: who finds it set finds the slot released.
+            self.notice_lost.store(true, Ordering::Release);
         }
         told.is_some()
-    }
-
-    /// A span was released of which the collector could not be told that it closed.
-    fn note_untold(&self) {
-        // Release: who finds it set finds the slot released.
-        self.notice_lost.store(true, Ordering::Release);
     }
 
     #[inline(always)]
@@ -124,15 +117,7 @@ impl Spans {
     fn told(&self, closing: &Closing, verdict: Verdict) -> bool {
         let is_of_interest = closing.announced || verdict.must_know;
         let notice = Notice::Closed { key: closing.key, ids: verdict.ids };
-        !is_of_interest || verdict.is_told_later || self.notices.push(notice).is_ok()
-    }
-
-    /// Tells the collector of a span that has closed a while ago.
-    #[cfg(feature = "opentelemetry-sdk")]
-    pub(crate) fn tell_closed(&self, key: SpanKey, ids: Option<TraceIds>) {
-        if self.notices.push(Notice::Closed { key, ids }).is_err() {
-            self.note_untold();
-        }
+        !is_of_interest || self.notices.push(notice).is_ok()
     }
 }
 

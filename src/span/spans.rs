@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
-#[cfg(feature = "opentelemetry-sdk")]
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
@@ -497,14 +495,9 @@ impl Spans {
         }
     }
 
-    /// When the span of that id was created, and the number of its plan, if it is profiled.
-    #[cfg(feature = "opentelemetry-sdk")]
-    pub(crate) fn opened(&self, id: RegistryId) -> Option<(SystemTime, u32)> {
-        let slot = self.table.get(id)?;
-        let opened = self.clock.raw_ns(slot.opened());
-        let unix_ns = i128::from(opened) + self.clock.unix_offset_ns();
-        let since = Duration::from_nanos(u64::try_from(unix_ns).unwrap_or(0));
-        Some((UNIX_EPOCH + since, slot.plan()))
+    /// Whether a thread is in the span of that id, if it is profiled.
+    pub(crate) fn is_entered(&self, id: RegistryId) -> Option<bool> {
+        Some(self.table.get(id)?.entered_since().is_some())
     }
 
     /// Whether the CPU clock must be read before time alone demands it; `reads_cpu` says why it may be so.

@@ -240,7 +240,7 @@ impl Stage {
                 pace: Pace::FASTEST,
             },
             gate,
-            order: Arc::default(),
+            pairing: Arc::default(),
             source_settings: settings,
             exporter: Box::new(Nowhere),
             problem: None,
