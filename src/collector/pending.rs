@@ -38,7 +38,7 @@ pub(super) struct KnownSpan {
     pub(super) parent: Option<SpanKey>,
     pub(super) root: SpanKey,
     pub(super) id: RegistryId,
-    pub(super) plan: u32,
+    pub(super) plan: u64,
 }
 
 /// The samples of one span.

@@ -72,8 +72,8 @@ impl Buckets {
 struct State {
     epochs: HashMap<SpanKey, Epoch>,
     exported: HashMap<SpanKey, ExportedWhileOpen>,
-    /// By the rule's number.
-    buckets: HashMap<u32, Buckets>,
+    /// By the rule's id.
+    buckets: HashMap<u64, Buckets>,
     trust: Trust,
 }
 

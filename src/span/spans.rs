@@ -74,7 +74,7 @@ impl SpanCounts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
     /// A sample fell in the span or inside it, for the first time.
-    Opened { key: SpanKey, parent: Option<SpanKey>, root: SpanKey, id: RegistryId, plan: u32 },
+    Opened { key: SpanKey, parent: Option<SpanKey>, root: SpanKey, id: RegistryId, plan: u64 },
     /// A span of which `Opened` was said, or which is kept, has closed.
     Closed { key: SpanKey, ids: Option<TraceIds> },
 }
@@ -216,7 +216,7 @@ impl Spans {
     pub(crate) fn replan(
         &self,
         id: RegistryId,
-        choose: impl FnOnce(u32, u64) -> Option<(Plan, u64)>,
+        choose: impl FnOnce(u64, u64) -> Option<(Plan, u64)>,
     ) -> bool {
         let Some(slot) = self.table.get(id).filter(|slot| slot.flags() & HAS_FIELDS != 0) else {
             return false;
@@ -492,7 +492,7 @@ impl Spans {
 
     /// When the span of that id was created, and the number of its plan, if it is profiled.
     #[cfg(feature = "opentelemetry-sdk")]
-    pub(crate) fn opened(&self, id: RegistryId) -> Option<(SystemTime, u32)> {
+    pub(crate) fn opened(&self, id: RegistryId) -> Option<(SystemTime, u64)> {
         let slot = self.table.get(id)?;
         let opened = self.clock.raw_ns(slot.opened());
         let unix_ns = i128::from(opened) + self.clock.unix_offset_ns();
