@@ -1,4 +1,4 @@
-//! From a callsite to what the rules say of it, without hashing its name or locks.
+//! From a callsite to what the rules say of it, without a lock.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
@@ -274,7 +274,7 @@ impl Callsites {
         if let Some(known) = cohorts.get(&key) {
             return Some(Arc::clone(known));
         }
-        let sketch = keep.percentile().map(|(millionths, _)| Sketch::new(millionths));
+        let sketch = keep.percentile().map(Sketch::new);
         if sketch.is_some() && !has_room {
             Counters::add(&self.counters.percentiles_not_kept, 1);
             return Some(Arc::default());
@@ -292,7 +292,7 @@ impl Site {
 
 /// The rules that may decide on spans of a callsite, the most specific first.
 fn candidates<'a>(metadata: &'static Metadata<'static>, rules: &'a Rules) -> Vec<Candidate<'a>> {
-    let new = |rule: &'a Rule| Candidate { rule, id: id_of(rule), keep: *rule.keep() };
+    let new = |rule: &'a Rule| Candidate { rule, id: id_of(rule), keep: rule.keep };
     let mut candidates: Vec<_> = rules.candidates(metadata).into_iter().map(new).collect();
     let decides = |last: &Candidate<'_>| !last.rule.needs_values();
     // A directive that names the span or its target beats the attribute.

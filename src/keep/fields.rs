@@ -64,7 +64,7 @@ impl FieldRules {
 
     fn wanted(&mut self, metadata: &'static Metadata<'static>, rule: &Rule) -> Option<u64> {
         let mut wanted = 0;
-        for field in rule.fields() {
+        for field in &rule.fields {
             let Some(value) = &field.value else { continue };
             let field = metadata.fields().field(field.name.as_str())?;
             // Nothing is compared with more than there are bits for.

@@ -18,7 +18,7 @@ use crate::span::Plan;
 pub(crate) struct Callsite {
     pub(crate) metadata: &'static Metadata<'static>,
     pub(crate) keep: Keep,
-    /// Of the rule that decided, see [`Rule::id`](super::Rule::id). Each `#[profiled]` that says when to keep is one.
+    /// The id of the rule that decided: the same for an equal rule. Each `#[profiled]` that says when to keep is one.
     pub(crate) rule: u64,
     pub(crate) plan: Plan,
     /// After so many nanoseconds without a break it hangs.

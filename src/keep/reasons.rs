@@ -80,20 +80,9 @@ impl Reason {
 impl Stats {
     /// How many spans were kept for that reason.
     pub fn kept_for(&self, reason: Reason) -> u64 {
-        match reason {
-            Reason::Latency => self.spans_kept_for_latency,
-            Reason::LastExit => self.spans_kept_for_last_exit,
-            Reason::Error => self.spans_kept_for_error,
-            Reason::OnCpu => self.spans_kept_for_on_cpu,
-            Reason::OffCpu => self.spans_kept_for_off_cpu,
-            Reason::Idle => self.spans_kept_for_idle,
-            Reason::Percentile => self.spans_kept_for_percentile,
-            Reason::Always => self.spans_kept_for_always,
-            Reason::OneIn => self.spans_kept_for_one_in,
-            Reason::Hung => self.spans_kept_for_hung,
-            Reason::Open => self.spans_kept_for_open,
-            Reason::Forced => self.spans_kept_for_forced,
-        }
+        let is_of =
+            |(name, _): &(&str, u64)| name.strip_prefix("spans_kept_for_") == Some(reason.as_str());
+        self.iter().find(is_of).map_or(0, |(_, spans)| spans)
     }
 }
 
@@ -249,6 +238,16 @@ mod tests {
         let keep = RULE.or_failed().or(Condition::OneIn(std::num::NonZeroU32::MIN));
         let flags = FAILED | FORCED | CHOSEN;
         assert_eq!(judge(keep, 300_000_000, flags), "latency|error|one_in|forced");
+    }
+
+    #[test]
+    fn each_reason_has_a_count_of_its_own() {
+        let counters = Counters::default();
+        for (number, reason) in Reason::ALL.into_iter().enumerate() {
+            (0..=number).for_each(|_| counters.add_kept([reason].into_iter().collect()));
+        }
+        let counted = Reason::ALL.map(|reason| counters.snapshot().kept_for(reason));
+        assert_eq!(counted.to_vec(), (1..=12).collect::<Vec<u64>>());
     }
 
     #[test]
