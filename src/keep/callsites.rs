@@ -324,7 +324,7 @@ mod tests {
         let plan = |keep: &Keep| Plan {
             number: 0,
             flags: 0,
-            suspect_after: keep.latency().map_or(u64::MAX, |latency| latency.as_nanos() as u64),
+            suspect_after: keep.shortest().map_or(u64::MAX, |latency| latency.as_nanos() as u64),
             arm_after: 0,
             long_after: 0,
         };
@@ -484,7 +484,7 @@ mod tests {
                 let found = spans.map(|span| callsites.find(span).unwrap());
                 for plan in found {
                     assert_eq!(plan.suspect_after, 1 + set);
-                    assert!(callsites.get(plan.number).unwrap().keep.latency().is_some());
+                    assert!(callsites.get(plan.number).unwrap().keep.shortest().is_some());
                 }
                 assert!(callsites.has_replaced());
                 callsites.sweep(&in_use);

@@ -225,20 +225,6 @@ impl Keep {
         self.0.into_iter().flatten()
     }
 
-    #[cfg(test)]
-    pub(crate) fn latency(&self) -> Option<Duration> {
-        self.conditions().find_map(|condition| match condition {
-            Condition::Latency(limit) => Some(limit),
-            _ => None,
-        })
-    }
-
-    /// Whether an error in it or inside it may keep it.
-    pub(crate) fn on_error(&self) -> bool {
-        let is_error = |one| matches!(one, Condition::Error | Condition::ErrorSelf);
-        self.conditions().any(is_error)
-    }
-
     pub(crate) fn percentile(&self) -> Option<u32> {
         self.conditions().find_map(|condition| match condition {
             Condition::Percentile { millionths, .. } => Some(millionths),
@@ -251,12 +237,6 @@ impl Keep {
             Condition::OneIn(number) => Some(number),
             _ => None,
         })
-    }
-
-    /// Whether it depends on how long threads ran.
-    pub(crate) fn judges_cpu(&self) -> bool {
-        let is_cpu = |one| matches!(one, Condition::OnCpu(_) | Condition::OffCpu(_));
-        self.conditions().any(is_cpu)
     }
 
     pub(crate) fn open_limit(&self) -> Option<Duration> {
@@ -294,19 +274,11 @@ impl Keep {
         let has_samples = |condition: &Condition| !matches!(condition, Condition::Idle(_));
         let times = self.conditions().filter(has_samples).filter_map(Condition::time);
         let least = times.chain(self.shortest()).min();
-        if self.is_always() || least == Some(Duration::ZERO) {
+        let is_always = self.conditions().any(|condition| condition == Condition::Always);
+        if is_always || least == Some(Duration::ZERO) {
             return Duration::ZERO;
         }
         least.map_or(LEAST, |least| (least / SHARE).clamp(LEAST, MOST))
-    }
-
-    fn is_always(&self) -> bool {
-        self.conditions().any(|condition| condition == Condition::Always)
-    }
-
-    /// Whether every span must be looked at as it closes, however short it was.
-    pub(crate) fn must_see_all(&self) -> bool {
-        self.is_always() || self.percentile().is_some()
     }
 
     pub(crate) fn is_never(&self) -> bool {

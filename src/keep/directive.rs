@@ -16,7 +16,6 @@
 //! Targets, spans and fields are written as `EnvFilter` has them; durations as the `humantime` crate
 //! does (`250ms`, `1s`, `1m 30s`).
 
-use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -163,8 +162,11 @@ fn conditions(input: &mut &str) -> ModalResult<Keep> {
 }
 
 fn condition(input: &mut &str) -> ModalResult<Condition> {
+    let count = digit1.parse_to().context(expect("a number of spans, from 1 on"));
     alt((
-        with_equals,
+        ("error", equals(), "self").value(Condition::ErrorSelf),
+        ("hung", equals(), "off").value(Condition::NeverHung),
+        preceded(("one_in", equals(), peek(digit1)), cut_err(count)).map(Condition::OneIn),
         "error".value(Condition::Error),
         "always".value(Condition::Always),
         preceded(above("last_exit"), limit).map(Condition::LastExit),
@@ -181,19 +183,6 @@ fn condition(input: &mut &str) -> ModalResult<Condition> {
 
 fn equals<'a>() -> impl Parser<&'a str, (), ErrMode<ContextError>> {
     (multispace0, '=', multispace0).void()
-}
-
-fn with_equals(input: &mut &str) -> ModalResult<Condition> {
-    alt((
-        ("error", equals(), "self").value(Condition::ErrorSelf),
-        ("hung", equals(), "off").value(Condition::NeverHung),
-        preceded(("one_in", equals(), peek(digit1)), cut_err(count)).map(Condition::OneIn),
-    ))
-    .parse_next(input)
-}
-
-fn count(input: &mut &str) -> ModalResult<NonZeroU32> {
-    digit1.parse_to().context(expect("a number of spans, from 1 on")).parse_next(input)
 }
 
 fn above<'a>(name: &'static str) -> impl Parser<&'a str, (), ErrMode<ContextError>> {
@@ -240,6 +229,8 @@ const fn expect(what: &'static str) -> StrContext {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
 
     const fn slower(ms: u64) -> Keep {

@@ -135,10 +135,8 @@ impl Reasons {
     }
 
     /// The verdict on a closed span. `is_rare` says whether it took longer than its rule's percentile.
-    pub(crate) fn judge(keep: &Keep, closing: &Closing, is_rare: impl FnOnce(u64) -> bool) -> Self {
+    pub(crate) fn judge(keep: &Keep, closing: &Closing, is_rare: impl Fn(u64) -> bool) -> Self {
         let wall_ns = closing.account.wall_ns;
-        // Asked of each span, for that is how it learns what is rare.
-        let is_rare = keep.percentile().is_some() && is_rare(wall_ns);
         let longer = |ns: u64, limit: Duration| u128::from(ns) > limit.as_nanos();
         // Of what nobody knows nothing is too much.
         let is_known = !closing.account.is_cpu_time_unknown;
@@ -159,8 +157,9 @@ impl Reasons {
                     (is_known && limit.is_passed_by(off_cpu_ns, wall_ns), Reason::OffCpu)
                 }
                 Condition::Idle(limit) => (limit.is_passed_by(idle_ns, wall_ns), Reason::Idle),
+                // Asked of each span, for that is how it learns what is rare.
                 Condition::Percentile { floor, .. } => {
-                    (is_rare && longer(wall_ns, floor), Reason::Percentile)
+                    (is_rare(wall_ns) && longer(wall_ns, floor), Reason::Percentile)
                 }
                 Condition::Always => (true, Reason::Always),
                 Condition::OneIn(_) => (closing.has(CHOSEN), Reason::OneIn),
@@ -287,11 +286,11 @@ mod tests {
         assert_eq!(judged(keep, &closing(1_000_000)), "");
         assert!(Reasons::judge(&keep, &closing(u64::MAX), |_| false).is_empty());
         // It learns from short ones, too.
-        let mut seen = Vec::new();
+        let seen = std::cell::Cell::new(0);
         Reasons::judge(&keep, &closing(5), |wall_ns| {
-            seen.push(wall_ns);
+            seen.set(wall_ns);
             true
         });
-        assert_eq!(seen, [5]);
+        assert_eq!(seen.get(), 5);
     }
 }

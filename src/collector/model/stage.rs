@@ -27,7 +27,7 @@ use super::oracle::{Place, START_NS, Times, Told, ToldProfile, ToldSpan, name};
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::export::{ExportError, Exported, Exporter};
-use crate::keep::{Callsites, Keep, Keeper, KeptSpan, Rule, Rules};
+use crate::keep::{Callsites, Condition, Keep, Keeper, KeptSpan, Rule, Rules};
 use crate::otel::AttributeNames;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::sampler::{Sampler, Source, SourceSettings};
@@ -91,8 +91,9 @@ fn rules() -> Rules {
 
 /// What [`Builder::build`](crate::Builder::build) does for the same rules.
 fn plan(keep: &Keep, is_late: bool) -> Plan {
-    let threshold = keep.latency().map(|latency| latency.as_nanos() as u64);
-    let on_error = if keep.on_error() { KEEP_ON_ERROR } else { 0 };
+    let threshold = keep.shortest().map(|latency| latency.as_nanos() as u64);
+    let is_failed = keep.conditions().any(|condition| condition == Condition::Error);
+    let on_error = if is_failed { KEEP_ON_ERROR } else { 0 };
     Plan {
         number: 0,
         flags: on_error,
