@@ -134,12 +134,13 @@ impl Callsites {
 
     /// How soon a span may be old, in ticks, if it is not from the enter.
     pub(crate) fn least_age(&self) -> u64 {
-        self.plans.least_age()
+        self.plans.least_age.load(Ordering::Relaxed)
     }
 
     /// After how long an open span may have to be kept; `None` if none asks.
     pub(crate) fn least_limit(&self) -> Option<Duration> {
-        self.plans.least_limit()
+        let limit_ns = self.plans.least_limit_ns.load(Ordering::Relaxed);
+        (limit_ns != u64::MAX).then(|| Duration::from_nanos(limit_ns))
     }
 
     /// From now on spans that are made have these rules. Those that are open keep theirs.
@@ -280,7 +281,8 @@ impl Callsites {
             return Some(Arc::default());
         }
         let is_needed = sketch.is_some() || keep.one_in().is_some();
-        is_needed.then(|| Arc::clone(cohorts.entry(key).or_insert(Arc::new(Cohort::new(sketch)))))
+        let new = Cohort { sketch, ..Cohort::default() };
+        is_needed.then(|| Arc::clone(cohorts.entry(key).or_insert(Arc::new(new))))
     }
 }
 

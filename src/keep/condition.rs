@@ -51,7 +51,7 @@ pub enum Condition {
     },
     /// Whatever it did.
     Always,
-    /// One of so many spans, whatever it did: something to compare the slow ones with.
+    /// One of so many spans of its name and rule, whatever it did: something to compare the slow ones with.
     OneIn(NonZeroU32),
     /// It is entered for longer than that without a break: then it has a profile while it still hangs.
     ///

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use parking_lot::RwLock;
 use tracing::Metadata;
@@ -50,23 +49,19 @@ impl Callsite {
 #[derive(Debug, Default)]
 pub(super) struct Cohort {
     /// So far, where one of so many is kept.
-    spans: AtomicU32,
+    pub(super) spans: AtomicU32,
     /// If it takes their percentile to judge one.
     pub(super) sketch: Option<Sketch>,
-}
-
-impl Cohort {
-    pub(super) fn new(sketch: Option<Sketch>) -> Self {
-        Self { spans: AtomicU32::new(0), sketch }
-    }
 }
 
 /// All that spans may have, by their numbers. Behind a lock: only what may be kept, or depends on values, asks.
 #[derive(Debug)]
 pub(super) struct Plans {
     by_number: RwLock<HashMap<u64, Arc<Callsite>>>,
-    least_limit_ns: AtomicU64,
-    least_age: AtomicU64,
+    /// After so many nanoseconds the first open span may have to be kept; `u64::MAX` if none ever.
+    pub(super) least_limit_ns: AtomicU64,
+    /// The least age at which spans are sampled, in ticks, but those that are from the enter.
+    pub(super) least_age: AtomicU64,
 }
 
 impl Plans {
@@ -114,17 +109,6 @@ impl Plans {
         if arm_after > 0 && !callsite.keep.is_never() {
             self.least_age.fetch_min(arm_after, Ordering::Relaxed);
         }
-    }
-
-    /// The least age at which spans are sampled, in ticks, but those that are from the enter.
-    pub(super) fn least_age(&self) -> u64 {
-        self.least_age.load(Ordering::Relaxed)
-    }
-
-    /// The least time limit of all.
-    pub(super) fn least_limit(&self) -> Option<Duration> {
-        let limit_ns = self.least_limit_ns.load(Ordering::Relaxed);
-        (limit_ns != u64::MAX).then(|| Duration::from_nanos(limit_ns))
     }
 
     #[cfg(test)]
