@@ -27,7 +27,7 @@ pub(crate) struct Callsites {
     planner: Planner,
     /// Chains of the callsites that share a hash. Metadata live for ever, so nothing is removed.
     sites: Box<[Link]>,
-    /// Grows whenever the rules are replaced.
+    /// From 1 on, grows whenever the rules are replaced.
     generation: AtomicU64,
     plans: Plans,
     /// There are plans of rules that were replaced.
@@ -43,15 +43,11 @@ type Link = OnceLock<Box<Site>>;
 #[derive(Debug)]
 struct Site {
     metadata: &'static Metadata<'static>,
-    decided: AtomicCell<Decided>,
+    /// The last generation of the rules of which none matched; 0 is no generation.
+    unmatched: AtomicU64,
+    /// The last one of which some did, and the plan.
+    matched: AtomicCell<Option<(u64, Plan)>>,
     next: Link,
-}
-
-/// What the rules of a generation say; no rules have generation 0.
-#[derive(Clone, Copy, Debug, Default)]
-struct Decided {
-    generation: u64,
-    plan: Option<Plan>,
 }
 
 /// All that is decided under a lock.
@@ -108,8 +104,8 @@ impl Callsites {
     #[inline]
     pub(crate) fn find(&self, metadata: &'static Metadata<'static>) -> Option<Plan> {
         let site = self.site(metadata)?;
-        let Decided { generation, plan } = site.decided.load();
-        if generation == self.generation.load(Ordering::Relaxed) { plan } else { self.decide(site) }
+        let decided = site.decided(self.generation.load(Ordering::Relaxed));
+        decided.unwrap_or_else(|| self.decide(site))
     }
 
     #[inline(always)]
@@ -197,12 +193,14 @@ impl Callsites {
         // With the lock, so that the rules are those of this generation.
         let mut known = self.known.lock();
         let generation = self.generation();
-        let decided = site.decided.load();
-        if decided.generation == generation {
-            return decided.plan;
+        if let Some(plan) = site.decided(generation) {
+            return plan;
         }
         let plan = self.plan(site.metadata, &mut known);
-        site.decided.store(Decided { generation, plan });
+        match plan {
+            Some(plan) => site.matched.store(Some((generation, plan))),
+            None => site.unmatched.store(generation, Ordering::Relaxed),
+        }
         plan
     }
 
@@ -288,7 +286,19 @@ impl Callsites {
 
 impl Site {
     fn new(metadata: &'static Metadata<'static>) -> Self {
-        Self { metadata, decided: AtomicCell::default(), next: Link::new() }
+        let (unmatched, matched) = (AtomicU64::new(0), AtomicCell::new(None));
+        Self { metadata, unmatched, matched, next: Link::new() }
+    }
+
+    /// The plan by the rules of that generation, if it was decided whether there is one.
+    #[inline(always)]
+    fn decided(&self, generation: u64) -> Option<Option<Plan>> {
+        // One word, for what must cost nothing.
+        if self.unmatched.load(Ordering::Relaxed) == generation {
+            return Some(None);
+        }
+        let (decided, plan) = self.matched.load()?;
+        (decided == generation).then_some(Some(plan))
     }
 }
 
