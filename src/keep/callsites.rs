@@ -26,7 +26,7 @@ use crate::stats::Counters;
 pub(crate) struct Callsites {
     planner: Planner,
     /// Chains of the callsites that share a hash. Metadata live for ever, so nothing is removed.
-    sites: Box<[Link]>,
+    sites: Box<[Chain]>,
     /// From 1 on, grows whenever the rules are replaced.
     generation: AtomicU64,
     plans: Plans,
@@ -37,7 +37,7 @@ pub(crate) struct Callsites {
     counters: Arc<Counters>,
 }
 
-type Link = OnceLock<Box<Site>>;
+type Chain = OnceLock<Box<Site>>;
 
 /// A callsite, and the last decision on it.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ struct Site {
     unmatched: AtomicU64,
     /// The last one of which some did, and the plan.
     matched: AtomicCell<Option<(u64, Plan)>>,
-    next: Link,
+    next: Chain,
 }
 
 /// All that is decided under a lock.
@@ -90,7 +90,7 @@ impl Callsites {
     pub(crate) fn new(rules: Rules, planner: MakePlan, counters: Arc<Counters>) -> Self {
         Self {
             planner: Planner(planner),
-            sites: (0..CHAINS).map(|_| Link::new()).collect(),
+            sites: (0..CHAINS).map(|_| Chain::new()).collect(),
             generation: AtomicU64::new(1),
             plans: Plans::new(),
             has_replaced: AtomicBool::new(false),
@@ -113,13 +113,13 @@ impl Callsites {
         let address = std::ptr::from_ref(metadata).addr();
         // Metadata are statics of some hundred bytes: the lowest bits say little.
         let hash = (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 20;
-        let mut link = self.sites.get(hash % CHAINS)?;
+        let mut chain = self.sites.get(hash % CHAINS)?;
         loop {
-            let site = link.get_or_init(|| Box::new(Site::new(metadata)));
+            let site = chain.get_or_init(|| Box::new(Site::new(metadata)));
             if std::ptr::eq(site.metadata, metadata) {
                 return Some(site);
             }
-            link = &site.next;
+            chain = &site.next;
         }
     }
 
@@ -287,7 +287,7 @@ impl Callsites {
 impl Site {
     fn new(metadata: &'static Metadata<'static>) -> Self {
         let (unmatched, matched) = (AtomicU64::new(0), AtomicCell::new(None));
-        Self { metadata, unmatched, matched, next: Link::new() }
+        Self { metadata, unmatched, matched, next: Chain::new() }
     }
 
     /// The plan by the rules of that generation, if it was decided whether there is one.
