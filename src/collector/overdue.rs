@@ -30,8 +30,8 @@ pub(super) struct Overdue {
     ours: HashMap<SpanKey, RegistryId>,
     /// CPU time of the last look: these take 1 % of a core at most.
     cost: Duration,
-    /// After how many replacements of the rules, and when, what they meant was last given back.
-    gave_back: (u32, Instant),
+    /// Under which rules, and when, those that were replaced were last looked after.
+    swept: (u64, Instant),
 }
 
 /// So many times as long as a look takes there is none.
@@ -94,7 +94,7 @@ impl Overdue {
             kept: HashMap::new(),
             ours: HashMap::new(),
             cost: Duration::ZERO,
-            gave_back: (0, Instant::now()),
+            swept: (0, Instant::now()),
         }
     }
 
@@ -180,27 +180,21 @@ impl Collector {
         }
     }
 
-    /// What rules meant that were replaced a while ago is given back, but for what spans have that are open now,
-    /// or were and of which this collector knows still. `open` was looked at before the last notices came.
-    pub(super) fn give_back_plans(&mut self, mut open: HashSet<u32>) {
-        let known = self.pending.known_spans();
-        open.extend(known.into_iter().map(|(_, known)| known.plan));
-        self.engine.callsites.give_back(&open);
-        self.overdue.gave_back = (self.engine.callsites.generation(), Instant::now());
-    }
-
-    /// The plans of open spans, if there is something to give back, and not too often.
-    pub(super) fn plans_in_use(&self) -> Option<HashSet<u32>> {
+    /// Forgets the plans of rules that were replaced, but not too often.
+    pub(super) fn sweep_plans(&mut self) {
         let callsites = &self.engine.callsites;
-        let (generation, when) = self.overdue.gave_back;
+        let (generation, when) = self.overdue.swept;
         let is_due = generation != callsites.generation() || when.elapsed() >= LATEST;
-        (callsites.has_old() && is_due).then(|| {
-            let mut open = HashSet::new();
-            self.engine.spans.look_at_open(|span| {
-                open.insert(span.plan);
-            });
-            open
-        })
+        if !callsites.has_replaced() || !is_due {
+            return;
+        }
+        let known = self.pending.known_spans();
+        let mut in_use: HashSet<_> = known.into_iter().map(|(_, known)| known.plan).collect();
+        self.engine.spans.look_at_open(|span| {
+            in_use.insert(span.plan);
+        });
+        self.overdue.swept = (callsites.generation(), Instant::now());
+        callsites.sweep(&in_use);
     }
 
     /// The ids of spans in which threads are, and the spans over a limit for which they were not kept.

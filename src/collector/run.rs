@@ -284,11 +284,8 @@ impl Collector {
         let has_new = !new.is_empty();
         self.take_in(new);
         let mut closed = std::mem::take(&mut self.closed);
-        let in_use = self.plans_in_use();
         closed.extend(self.take_notices());
-        if let Some(in_use) = in_use {
-            self.give_back_plans(in_use);
-        }
+        self.sweep_plans();
         let epochs = self.end_epochs(&closed, asked.everything);
 
         let entered = self.drain_all();

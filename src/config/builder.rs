@@ -11,7 +11,7 @@ use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
 use crate::export::{Directory, Exporter};
-use crate::keep::{Callsites, Keep, Keeper, Kept, MOST_PROMISED, OnKept, Rules};
+use crate::keep::{Callsites, Condition, Keep, Keeper, Kept, MOST_PROMISED, OnKept, Rules};
 use crate::otel::{AttributeNames, Pairing};
 use crate::profile::Resource;
 use crate::redact::Redaction;
@@ -541,17 +541,17 @@ fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Plan {
     // One that is kept for something else, or whatever it takes: as if a second were too long.
     let slow = keep.shortest().filter(|shortest| !shortest.is_zero());
     let slow = slow.unwrap_or(Duration::from_secs(1)).max(arm_after.saturating_mul(20));
-    let mut flags = 0;
-    for (is_so, flag) in [
-        (keep.on_error(), KEEP_ON_ERROR),
-        (keep.must_see_all(), SUSPECT),
-        (keep.one_in().is_some(), ONE_IN),
-        (keep.judges_cpu(), JUDGES_CPU),
+    let flags = keep.conditions().map(|condition| match condition {
+        Condition::Error | Condition::ErrorSelf => KEEP_ON_ERROR,
+        // Every span is looked at as it closes, however short it was.
+        Condition::Always | Condition::Percentile { .. } => SUSPECT,
+        Condition::OneIn(_) => ONE_IN,
+        Condition::OnCpu(_) | Condition::OffCpu(_) => JUDGES_CPU,
         // Whose close must be seen, to know when there is none left.
-        (keep.open_limit().is_some(), WATCHED | SUSPECT),
-    ] {
-        flags |= if is_so { flag } else { 0 };
-    }
+        Condition::Open(_) => WATCHED | SUSPECT,
+        _ => 0,
+    });
+    let flags = flags.fold(0, |all, flags| all | flags);
     Plan {
         number: 0,
         flags,
@@ -572,7 +572,6 @@ fn in_ticks(duration: Duration, ticks_a_second: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keep::Condition;
 
     /// Of ticks that are nanoseconds.
     const SECOND: u64 = 1_000_000_000;

@@ -51,7 +51,7 @@ pub enum Condition {
     },
     /// Whatever it did.
     Always,
-    /// One of so many spans, whatever it did: something to compare the slow ones with.
+    /// One of so many spans of its name and rule, whatever it did: something to compare the slow ones with.
     OneIn(NonZeroU32),
     /// It is entered for longer than that without a break: then it has a profile while it still hangs.
     ///
@@ -109,86 +109,75 @@ impl Amount {
 /// When a span that a rule matches is kept: each condition is enough.
 ///
 /// It prints as the text that it can be read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Keep {
-    latency: Option<Duration>,
-    last_exit: Option<Duration>,
-    error: Option<Errors>,
-    on_cpu: Shares,
-    off_cpu: Shares,
-    idle: Shares,
-    percentile: Option<(u32, Duration)>,
-    always: bool,
-    one_in: Option<NonZeroU32>,
-    hung: Hung,
-    open: Option<Duration>,
-}
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Keep([Option<Condition>; SLOTS]);
 
-/// Which errors count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Errors {
-    Inside,
-    Own,
-}
+/// Conditions that a [`Keep`] may have: one of each kind, and a share beside a time.
+const SLOTS: usize = 14;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Hung {
-    Usual,
-    After(Duration),
-    Never,
-}
+/// Where those of [`Amount::Percent`] are: behind the times of the same kind.
+const SHARES: u16 = 1 << 4 | 1 << 6 | 1 << 8;
 
-/// The least time and the least share that is too much.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Shares {
-    time: Option<Duration>,
-    percent: Option<u32>,
-}
-
-impl Shares {
-    const NONE: Self = Self { time: None, percent: None };
-
-    const fn or(self, amount: Amount) -> Self {
-        match amount {
-            Amount::Time(time) => Self { time: least(self.time, time), ..self },
-            Amount::Percent(percent) => {
-                let percent = match self.percent {
-                    Some(other) if other < percent => other,
-                    _ => percent,
-                };
-                Self { percent: Some(percent), ..self }
-            }
+impl Condition {
+    /// Its place in a [`Keep`].
+    const fn slot(self) -> usize {
+        match self {
+            Self::Latency(_) => 0,
+            Self::LastExit(_) => 1,
+            Self::Error | Self::ErrorSelf => 2,
+            Self::OnCpu(Amount::Time(_)) => 3,
+            Self::OnCpu(Amount::Percent(_)) => 4,
+            Self::OffCpu(Amount::Time(_)) => 5,
+            Self::OffCpu(Amount::Percent(_)) => 6,
+            Self::Idle(Amount::Time(_)) => 7,
+            Self::Idle(Amount::Percent(_)) => 8,
+            Self::Percentile { .. } => 9,
+            Self::Always => 10,
+            Self::OneIn(_) => 11,
+            Self::Hung(_) | Self::NeverHung => 12,
+            Self::Open(_) => 13,
         }
     }
 
-    fn amounts(self) -> impl Iterator<Item = Amount> {
-        self.time.map(Amount::Time).into_iter().chain(self.percent.map(Amount::Percent))
+    /// How much it allows, where it judges how long a span was or where its time went.
+    const fn amount(self) -> Option<Amount> {
+        match self {
+            Self::Latency(time) | Self::LastExit(time) => Some(Amount::Time(time)),
+            Self::OnCpu(amount) | Self::OffCpu(amount) | Self::Idle(amount) => Some(amount),
+            _ => None,
+        }
     }
-}
 
-const fn least(known: Option<Duration>, other: Duration) -> Option<Duration> {
-    match known {
-        Some(known) if known.as_nanos() < other.as_nanos() => Some(known),
-        _ => Some(other),
+    /// The time that it names.
+    fn time(self) -> Option<Duration> {
+        match (self, self.amount()) {
+            (_, Some(Amount::Time(time))) => Some(time),
+            (Self::Percentile { floor, .. }, _) if !floor.is_zero() => Some(floor),
+            _ => None,
+        }
+    }
+
+    /// Whether it counts, and not `other`, which has the same slot and came first.
+    const fn beats(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::ErrorSelf, Self::Error) => false,
+            (Self::OneIn(number), Self::OneIn(other)) => number.get() <= other.get(),
+            (Self::Open(time), Self::Open(other)) => time.as_nanos() <= other.as_nanos(),
+            _ => match (self.amount(), other.amount()) {
+                (Some(Amount::Time(time)), Some(Amount::Time(other))) => {
+                    time.as_nanos() <= other.as_nanos()
+                }
+                (Some(Amount::Percent(share)), Some(Amount::Percent(other))) => share <= other,
+                _ => true,
+            },
+        }
     }
 }
 
 impl Keep {
     /// Never: the span is not profiled and costs nothing.
     pub const fn never() -> Self {
-        Self {
-            latency: None,
-            last_exit: None,
-            error: None,
-            on_cpu: Shares::NONE,
-            off_cpu: Shares::NONE,
-            idle: Shares::NONE,
-            percentile: None,
-            always: false,
-            one_in: None,
-            hung: Hung::Usual,
-            open: None,
-        }
+        Self([None; SLOTS])
     }
 
     /// On that condition.
@@ -221,119 +210,59 @@ impl Keep {
     /// Also on that condition. Of several of a kind the one that keeps more counts, but for
     /// [`Percentile`](Condition::Percentile) and what is said of hanging spans: there it is the last one.
     #[must_use]
+    #[expect(clippy::indexing_slicing, reason = "there is no `get_mut` in constants yet")]
     pub const fn or(mut self, condition: Condition) -> Self {
-        match condition {
-            Condition::Latency(latency) => self.latency = least(self.latency, latency),
-            Condition::LastExit(latency) => self.last_exit = least(self.last_exit, latency),
-            Condition::Error => self.error = Some(Errors::Inside),
-            Condition::ErrorSelf if self.error.is_none() => self.error = Some(Errors::Own),
-            Condition::ErrorSelf => {}
-            Condition::OnCpu(amount) => self.on_cpu = self.on_cpu.or(amount),
-            Condition::OffCpu(amount) => self.off_cpu = self.off_cpu.or(amount),
-            Condition::Idle(amount) => self.idle = self.idle.or(amount),
-            Condition::Percentile { millionths, floor } => {
-                self.percentile = Some((millionths, floor));
-            }
-            Condition::Always => self.always = true,
-            Condition::OneIn(number) => {
-                self.one_in = match self.one_in {
-                    Some(other) if other.get() < number.get() => Some(other),
-                    _ => Some(number),
-                };
-            }
-            Condition::Hung(limit) => self.hung = Hung::After(limit),
-            Condition::NeverHung => self.hung = Hung::Never,
-            Condition::Open(limit) => self.open = least(self.open, limit),
+        let slot = &mut self.0[condition.slot()];
+        match *slot {
+            Some(other) if !condition.beats(other) => {}
+            _ => *slot = Some(condition),
         }
         self
     }
 
     /// Its conditions, in the order of [`Condition`].
     pub fn conditions(&self) -> impl Iterator<Item = Condition> {
-        let Self { latency, last_exit, error, percentile, one_in, open, .. } = *self;
-        let error = error.map(|errors| match errors {
-            Errors::Inside => Condition::Error,
-            Errors::Own => Condition::ErrorSelf,
-        });
-        let percentile =
-            percentile.map(|(millionths, floor)| Condition::Percentile { millionths, floor });
-        let hung = match self.hung {
-            Hung::Usual => None,
-            Hung::After(limit) => Some(Condition::Hung(limit)),
-            Hung::Never => Some(Condition::NeverHung),
-        };
-        let at_close = latency.map(Condition::Latency).into_iter();
-        at_close
-            .chain(last_exit.map(Condition::LastExit))
-            .chain(error)
-            .chain(self.on_cpu.amounts().map(Condition::OnCpu))
-            .chain(self.off_cpu.amounts().map(Condition::OffCpu))
-            .chain(self.idle.amounts().map(Condition::Idle))
-            .chain(percentile)
-            .chain(self.always.then_some(Condition::Always))
-            .chain(one_in.map(Condition::OneIn))
-            .chain(hung)
-            .chain(open.map(Condition::Open))
+        self.0.into_iter().flatten()
     }
 
-    #[cfg(test)]
-    pub(crate) const fn latency(&self) -> Option<Duration> {
-        self.latency
+    pub(crate) fn percentile(&self) -> Option<u32> {
+        self.conditions().find_map(|condition| match condition {
+            Condition::Percentile { millionths, .. } => Some(millionths),
+            _ => None,
+        })
     }
 
-    /// Whether an error in it or inside it may keep it.
-    pub(crate) const fn on_error(&self) -> bool {
-        self.error.is_some()
+    pub(crate) fn one_in(&self) -> Option<NonZeroU32> {
+        self.conditions().find_map(|condition| match condition {
+            Condition::OneIn(number) => Some(number),
+            _ => None,
+        })
     }
 
-    pub(crate) const fn percentile(&self) -> Option<(u32, Duration)> {
-        self.percentile
-    }
-
-    pub(crate) const fn one_in(&self) -> Option<NonZeroU32> {
-        self.one_in
-    }
-
-    /// Whether it depends on how long threads ran.
-    pub(crate) fn judges_cpu(&self) -> bool {
-        self.on_cpu != Shares::NONE || self.off_cpu != Shares::NONE
-    }
-
-    pub(crate) const fn open_limit(&self) -> Option<Duration> {
-        self.open
+    pub(crate) fn open_limit(&self) -> Option<Duration> {
+        self.conditions().find_map(|condition| match condition {
+            Condition::Open(limit) => Some(limit),
+            _ => None,
+        })
     }
 
     /// After how long without a break a span hangs.
     pub(crate) fn hung_limit(&self) -> Option<Duration> {
-        match self.hung {
-            Hung::After(limit) => Some(limit),
-            Hung::Never => None,
-            Hung::Usual => {
-                let usual = self.times().min()?;
-                Some(usual.saturating_mul(HUNG_TIMES).max(SHORTEST_HUNG))
-            }
-        }
-    }
-
-    /// The times that its conditions name.
-    fn times(&self) -> impl Iterator<Item = Duration> {
-        let shares = [self.on_cpu.time, self.off_cpu.time, self.idle.time];
-        let floor = self.percentile.map(|(_, floor)| floor).filter(|floor| !floor.is_zero());
-        [self.latency, self.last_exit, floor].into_iter().chain(shares).flatten()
-    }
-
-    /// The time that a span must take, or run, to be kept for that: there should be samples of it.
-    fn least_time(&self) -> Option<Duration> {
-        // Where it is idle there are none.
-        Self { idle: Shares::NONE, ..*self }.times().min()
+        let said = self.conditions().find_map(|condition| match condition {
+            Condition::Hung(limit) => Some(Some(limit)),
+            Condition::NeverHung => Some(None),
+            _ => None,
+        });
+        said.unwrap_or_else(|| {
+            let usual = self.conditions().filter_map(Condition::time).min()?;
+            Some(usual.saturating_mul(HUNG_TIMES).max(SHORTEST_HUNG))
+        })
     }
 
     /// The wall time above which a span may have to be kept for how long it was, or where its time went.
     /// `None` if that never keeps it.
     pub(crate) fn shortest(&self) -> Option<Duration> {
-        let shares = [self.on_cpu, self.off_cpu, self.idle];
-        let shares = shares.into_iter().flat_map(Shares::amounts).map(Amount::shortest);
-        self.latency.into_iter().chain(self.last_exit).chain(shares).min()
+        self.conditions().filter_map(Condition::amount).map(Amount::shortest).min()
     }
 
     /// For how long a span is entered before it is sampled, unless that is set.
@@ -341,39 +270,31 @@ impl Keep {
         const SHARE: u32 = 20;
         const LEAST: Duration = Duration::from_millis(1);
         const MOST: Duration = Duration::from_millis(20);
-        let least = self.least_time().into_iter().chain(self.shortest()).min();
-        if self.always || least == Some(Duration::ZERO) {
+        // Where it is idle there are no samples.
+        let has_samples = |condition: &Condition| !matches!(condition, Condition::Idle(_));
+        let times = self.conditions().filter(has_samples).filter_map(Condition::time);
+        let least = times.chain(self.shortest()).min();
+        let is_always = self.conditions().any(|condition| condition == Condition::Always);
+        if is_always || least == Some(Duration::ZERO) {
             return Duration::ZERO;
         }
         least.map_or(LEAST, |least| (least / SHARE).clamp(LEAST, MOST))
     }
 
-    /// Whether every span must be looked at as it closes, however short it was.
-    pub(crate) const fn must_see_all(&self) -> bool {
-        self.always || self.percentile.is_some()
-    }
-
     pub(crate) fn is_never(&self) -> bool {
-        let Self { hung, .. } = *self;
-        matches!(hung, Hung::Usual | Hung::Never) && *self == Self { hung, ..Self::never() }
+        self.conditions().all(|condition| condition == Condition::NeverHung)
     }
 
     /// A bit for each kind of condition that it has.
     pub(crate) fn kinds(&self) -> u16 {
-        let bit = |condition| match condition {
-            Condition::Latency(_) => 1,
-            Condition::LastExit(_) => 1 << 1,
-            Condition::Error | Condition::ErrorSelf => 1 << 2,
-            Condition::OnCpu(_) => 1 << 3,
-            Condition::OffCpu(_) => 1 << 4,
-            Condition::Idle(_) => 1 << 5,
-            Condition::Percentile { .. } => 1 << 6,
-            Condition::Always => 1 << 7,
-            Condition::OneIn(_) => 1 << 8,
-            Condition::Hung(_) | Condition::NeverHung => 1 << 9,
-            Condition::Open(_) => 1 << 10,
-        };
-        self.conditions().map(bit).fold(0, |kinds, bit| kinds | bit)
+        let slots = self.conditions().fold(0, |slots, condition| slots | 1 << condition.slot());
+        slots | (slots & SHARES) >> 1
+    }
+}
+
+impl fmt::Debug for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.conditions()).finish()
     }
 }
 

@@ -16,7 +16,6 @@
 //! Targets, spans and fields are written as `EnvFilter` has them; durations as the `humantime` crate
 //! does (`250ms`, `1s`, `1m 30s`).
 
-use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -29,6 +28,7 @@ use winnow::error::{ContextError, ErrMode, StrContext, StrContextValue};
 use winnow::prelude::*;
 use winnow::token::take_while;
 
+use super::rules::FieldMatch;
 use super::{Amount, Condition, Keep, Rule, Rules};
 use crate::error::Error;
 
@@ -53,9 +53,11 @@ impl FromStr for Rules {
         let parsed = rules.parse(text);
         let directives =
             parsed.map_err(|error| Error::rules(text, error.offset(), expected(error.inner())))?;
+        let wrong = |directive: &Directive, expected| {
+            Err(Error::rules(text, text.len().saturating_sub(directive.rest), expected))
+        };
         if let Some(over) = directives.get(MOST_DIRECTIVES) {
-            let at = text.len().saturating_sub(over.rest);
-            return Err(Error::rules(text, at, format!("at most {MOST_DIRECTIVES} directives")));
+            return wrong(over, format!("at most {MOST_DIRECTIVES} directives"));
         }
         // `250ms,error` would keep failed spans only, which nobody means who writes it.
         let is_split = |(number, directive): &(usize, &Directive)| {
@@ -63,8 +65,7 @@ impl FromStr for Rules {
             before.any(|other| directive.rule.forgets(&other.rule))
         };
         if let Some((_, directive)) = directives.iter().enumerate().find(is_split) {
-            let at = text.len().saturating_sub(directive.rest);
-            return Err(Error::rules(text, at, JOINED.to_owned()));
+            return wrong(directive, JOINED.to_owned());
         }
         Ok(Self::new(directives.into_iter().map(|directive| directive.rule)))
     }
@@ -97,96 +98,75 @@ fn directive(input: &mut &str) -> ModalResult<Directive> {
     let rest = input.len();
     // An empty one is allowed, as after a comma at the end: so something must be there.
     not(alt((",".void(), eof.void()))).parse_next(input)?;
-    // What has a `=` of its own is none of a selector.
-    let is_condition = opt(peek(begins_with_equals)).parse_next(input)?.is_some();
-    let selector = match is_condition {
-        true => None,
-        false => opt(terminated(selector, equals())).parse_next(input)?,
-    };
-    let keep = cut_err(keep).parse_next(input)?;
-    let Selector { target, span, fields } = selector.unwrap_or_default();
-    let mut rule = match target {
-        "" => Rule::for_all(keep),
-        target => Rule::for_target(target, keep),
-    };
-    if let Some(span) = span {
-        rule = rule.with_span(span);
-    }
-    for (name, value) in fields {
-        rule = match value {
-            Some(value) => rule.with_field_value(name, value),
-            None => rule.with_field(name),
-        };
-    }
+    // What has a `=` of its own (`one_in=9`) is none of a selector.
+    let for_all = terminated(keep, peek((multispace0, alt((",", eof))))).map(Rule::for_all);
+    let selected = (opt(terminated(selector, equals())), cut_err(keep))
+        .map(|(selector, keep)| Rule { keep, ..selector.unwrap_or(Rule::for_all(keep)) });
+    let rule = alt((for_all, selected)).parse_next(input)?;
     Ok(Directive { rule, rest })
 }
 
-#[derive(Default)]
-struct Selector<'a> {
-    target: &'a str,
-    span: Option<&'a str>,
-    fields: Vec<(&'a str, Option<&'a str>)>,
-}
-
-fn selector<'a>(input: &mut &'a str) -> ModalResult<Selector<'a>> {
+/// The spans of a rule that says nothing yet of when to keep them.
+fn selector(input: &mut &str) -> ModalResult<Rule> {
     let target = take_while(0.., |c: char| c.is_alphanumeric() || "_:-.".contains(c));
     let (target, span): (&str, _) = (target, opt(span)).parse_next(input)?;
     if target.is_empty() && span.is_none() {
         return fail.parse_next(input);
     }
-    let (span, fields) = span.unwrap_or_default();
-    Ok(Selector { target, span, fields })
+    let target = (!target.is_empty()).then(|| target.to_owned());
+    Ok(Rule { target, ..span.unwrap_or(Rule::for_all(Keep::never())) })
 }
 
-type Span<'a> = (Option<&'a str>, Vec<(&'a str, Option<&'a str>)>);
-
-fn span<'a>(input: &mut &'a str) -> ModalResult<Span<'a>> {
+fn span(input: &mut &str) -> ModalResult<Rule> {
     '['.parse_next(input)?;
-    let name = take_while(1.., |c: char| !"[]{},=".contains(c)).map(str::trim);
+    let name =
+        take_while(1.., |c: char| !"[]{},=".contains(c)).map(|name: &str| name.trim().to_owned());
     let fields = delimited(
         '{',
         cut_err(separated(1.., delimited(multispace0, field, multispace0), ',')),
-        cut_err('}'.context(StrContext::Expected("`}`".into_description()))),
+        cut_err('}'.context(expect("`}`"))),
     );
-    let (name, fields): (Option<&str>, Option<_>) = (opt(name), opt(fields)).parse_next(input)?;
-    if name.is_none() && fields.is_none() {
-        let expected = StrContext::Expected("the name of a span".into_description());
-        return cut_err(fail.context(expected)).parse_next(input);
+    let (span, fields): (Option<_>, Option<_>) = (opt(name), opt(fields)).parse_next(input)?;
+    if span.is_none() && fields.is_none() {
+        return cut_err(fail.context(expect("the name of a span"))).parse_next(input);
     }
-    cut_err(']'.context(StrContext::Expected("`]`".into_description()))).parse_next(input)?;
-    Ok((name, fields.unwrap_or_default()))
+    cut_err(']'.context(expect("`]`"))).parse_next(input)?;
+    let fields = fields.unwrap_or_default();
+    Ok(Rule { span, fields, ..Rule::for_all(Keep::never()) })
 }
 
-fn field<'a>(input: &mut &'a str) -> ModalResult<(&'a str, Option<&'a str>)> {
+fn field(input: &mut &str) -> ModalResult<FieldMatch> {
     let name = take_while(1.., |c: char| c.is_alphanumeric() || "_.-".contains(c))
-        .context(StrContext::Expected("the name of a field".into_description()));
+        .context(expect("the name of a field"));
     let quoted = delimited('"', take_while(0.., |c: char| c != '"'), cut_err('"'));
     let bare = take_while(1.., |c: char| !"\"{}[],".contains(c)).map(str::trim);
-    let value = alt((quoted, bare)).context(StrContext::Expected(
-        "a value, in quotes if it has blanks or commas".into_description(),
-    ));
-    (name, opt(preceded(equals(), cut_err(value)))).parse_next(input)
+    let value =
+        alt((quoted, bare)).context(expect("a value, in quotes if it has blanks or commas"));
+    (name.map(str::to_owned), opt(preceded(equals(), cut_err(value.map(str::to_owned)))))
+        .map(|(name, value)| FieldMatch { name, value })
+        .parse_next(input)
 }
 
 fn keep(input: &mut &str) -> ModalResult<Keep> {
     let off = terminated("off", not('_')).value(Keep::never());
-    let conditions = conditions
-        .verify(|keep| !keep.is_never())
-        .context(StrContext::Expected(KEEP.into_description()));
+    let conditions = conditions.verify(|keep| !keep.is_never()).context(expect(KEEP));
     alt((off, conditions)).parse_next(input)
 }
 
 fn conditions(input: &mut &str) -> ModalResult<Keep> {
-    let mut first = condition.context(StrContext::Expected(KEEP.into_description()));
-    let next = condition.context(StrContext::Expected(CONDITION.into_description()));
+    let mut first = condition.context(expect(KEEP));
+    let next = condition.context(expect(CONDITION));
     let first = Keep::when(first.parse_next(input)?);
     let next = preceded((multispace0, '|', multispace0), cut_err(next));
     repeat(0.., next).fold(|| first, Keep::or).parse_next(input)
 }
 
 fn condition(input: &mut &str) -> ModalResult<Condition> {
+    let count = digit1.parse_to().context(expect("a number of spans, from 1 on"));
     alt((
-        with_equals,
+        ("error", equals(), "self").value(Condition::ErrorSelf),
+        ("hung", equals(), "off").value(Condition::NeverHung),
+        preceded(("one_in", equals(), peek(digit1)), cut_err(count)).map(Condition::OneIn),
         "error".value(Condition::Error),
         "always".value(Condition::Always),
         preceded(above("last_exit"), limit).map(Condition::LastExit),
@@ -201,34 +181,8 @@ fn condition(input: &mut &str) -> ModalResult<Condition> {
     .parse_next(input)
 }
 
-/// Conditions that could be taken for a target and what is to be kept of it.
-fn begins_with_equals(input: &mut &str) -> ModalResult<()> {
-    alt((
-        ("error", equals(), "self").void(),
-        ("hung", equals(), "off", not('_')).void(),
-        ("one_in", equals(), digit1).void(),
-    ))
-    .parse_next(input)
-}
-
 fn equals<'a>() -> impl Parser<&'a str, (), ErrMode<ContextError>> {
     (multispace0, '=', multispace0).void()
-}
-
-fn with_equals(input: &mut &str) -> ModalResult<Condition> {
-    alt((
-        ("error", equals(), "self").value(Condition::ErrorSelf),
-        ("hung", equals(), "off").value(Condition::NeverHung),
-        preceded(("one_in", equals()), cut_err(count)).map(Condition::OneIn),
-    ))
-    .parse_next(input)
-}
-
-fn count(input: &mut &str) -> ModalResult<NonZeroU32> {
-    digit1
-        .verify_map(|number: &str| number.parse().ok())
-        .context(StrContext::Expected("a number of spans, from 1 on".into_description()))
-        .parse_next(input)
 }
 
 fn above<'a>(name: &'static str) -> impl Parser<&'a str, (), ErrMode<ContextError>> {
@@ -236,14 +190,14 @@ fn above<'a>(name: &'static str) -> impl Parser<&'a str, (), ErrMode<ContextErro
 }
 
 fn limit(input: &mut &str) -> ModalResult<Duration> {
-    cut_err(duration.context(StrContext::Expected(DURATION.into_description()))).parse_next(input)
+    cut_err(duration.context(expect(DURATION))).parse_next(input)
 }
 
 fn amount(input: &mut &str) -> ModalResult<Amount> {
-    let percent = terminated(digit1, '%').verify_map(|number: &str| number.parse().ok());
-    let percent = percent.verify(|percent: &u32| *percent <= 100).map(Amount::Percent);
+    let percent = terminated(digit1, '%').parse_to().verify(|percent| *percent <= 100);
+    let percent = percent.map(Amount::Percent);
     let amount = alt((percent, duration.map(Amount::Time)));
-    cut_err(amount.context(StrContext::Expected(AMOUNT.into_description()))).parse_next(input)
+    cut_err(amount.context(expect(AMOUNT))).parse_next(input)
 }
 
 fn percentile(input: &mut &str) -> ModalResult<Condition> {
@@ -269,18 +223,14 @@ fn duration(input: &mut &str) -> ModalResult<Duration> {
         .parse_next(input)
 }
 
-trait IntoDescription {
-    fn into_description(self) -> StrContextValue;
-}
-
-impl IntoDescription for &'static str {
-    fn into_description(self) -> StrContextValue {
-        StrContextValue::Description(self)
-    }
+const fn expect(what: &'static str) -> StrContext {
+    StrContext::Expected(StrContextValue::Description(what))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
 
     const fn slower(ms: u64) -> Keep {

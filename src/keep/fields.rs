@@ -15,11 +15,11 @@ use super::Rule;
 pub(crate) struct FieldRules {
     tests: Vec<Test>,
     /// The most specific first: the bits that it wants, and the number of its plan, if it has one.
-    rules: Vec<(u64, Option<u32>)>,
+    rules: Vec<(u64, Option<u64>)>,
     /// Where none of them matches.
-    otherwise: Option<u32>,
+    otherwise: Option<u64>,
     /// Where nothing keeps a span yet, but a value that comes later might.
-    waiting: u32,
+    waiting: u64,
     left_out: u64,
 }
 
@@ -33,7 +33,7 @@ struct Test {
 /// Which plan a span has by its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
-    pub(crate) number: u32,
+    pub(crate) number: u64,
     /// What is known of its values.
     pub(crate) bits: u64,
 }
@@ -42,9 +42,9 @@ impl FieldRules {
     /// The tests of `rules`, the most specific first, with the numbers of their plans.
     pub(super) fn new(
         metadata: &'static Metadata<'static>,
-        rules: &[(&Rule, Option<u32>)],
-        otherwise: Option<u32>,
-        waiting: u32,
+        rules: &[(&Rule, Option<u64>)],
+        otherwise: Option<u64>,
+        waiting: u64,
     ) -> Self {
         let mut new =
             Self { tests: Vec::new(), rules: Vec::new(), otherwise, waiting, left_out: 0 };
@@ -64,7 +64,7 @@ impl FieldRules {
 
     fn wanted(&mut self, metadata: &'static Metadata<'static>, rule: &Rule) -> Option<u64> {
         let mut wanted = 0;
-        for field in rule.fields() {
+        for field in &rule.fields {
             let Some(value) = &field.value else { continue };
             let field = metadata.fields().field(field.name.as_str())?;
             // Nothing is compared with more than there are bits for.
@@ -89,7 +89,7 @@ impl FieldRules {
         record(&mut look);
         let Look { bits, seen, .. } = look;
         let number = self.number(bits).or_else(|| {
-            let may_match = |(wanted, number): &(u64, Option<u32>)| {
+            let may_match = |(wanted, number): &(u64, Option<u64>)| {
                 number.is_some() && wanted & !bits & seen == 0
             };
             self.rules.iter().any(may_match).then_some(self.waiting)
@@ -105,7 +105,7 @@ impl FieldRules {
         Choice { number: self.number(bits).unwrap_or(self.waiting), bits }
     }
 
-    fn number(&self, bits: u64) -> Option<u32> {
+    fn number(&self, bits: u64) -> Option<u64> {
         let matching = self.rules.iter().find(|(wanted, _)| bits & wanted == *wanted);
         matching.map_or(self.otherwise, |(_, number)| *number)
     }
@@ -154,7 +154,7 @@ mod tests {
     use super::super::Keep;
     use super::*;
 
-    const WAITING: u32 = 9;
+    const WAITING: u64 = 9;
 
     fn metadata() -> &'static Metadata<'static> {
         tracing::subscriber::with_default(tracing_subscriber::registry(), || {
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn values_for_which_there_is_no_bit_are_not_remembered() {
         let metadata = metadata();
-        let values: Vec<_> = (0..1_000).map(|number: u32| number.to_string()).collect();
+        let values: Vec<_> = (0..1_000).map(|number: u64| number.to_string()).collect();
         let all: Vec<_> = values.iter().map(|value| ("tenant", value.as_str())).collect();
         let (many, one) = (rule(&all), rule(&all[..1]));
         let fields = FieldRules::new(metadata, &[(&many, Some(1)), (&one, Some(2))], Some(3), 9);

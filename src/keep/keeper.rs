@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::bucket::TokenBucket;
-use super::trust::{Distrust, Trust};
+use super::trust::Trust;
 use super::{KeptSpan, NoProfile, Reason};
 use crate::profile::ProfileId;
 use crate::span::SpanKey;
@@ -65,8 +65,8 @@ struct State {
     /// Of spans that are open.
     snapshots: HashMap<SpanKey, Epoch>,
     exported: HashMap<SpanKey, ExportedWhileOpen>,
-    /// By the rule's number.
-    buckets: HashMap<u32, Buckets>,
+    /// By the rule's id.
+    buckets: HashMap<u64, Buckets>,
     trust: Trust,
 }
 
@@ -239,10 +239,8 @@ impl Keeper {
         if self.memory_is_short.load(Ordering::Relaxed) {
             return Err(NoProfile::NoMemory);
         }
-        match trust.doubt() {
-            None => {}
-            Some(Distrust::Unknown) => return Err(NoProfile::ExporterBusy),
-            Some(Distrust::Fails) => return Err(NoProfile::ExporterFails),
+        if let Some(doubt) = trust.doubt() {
+            return Err(doubt);
         }
         // Under the lock of the state, so two threads cannot both take the last place.
         if self.promised.load(Ordering::Relaxed) >= self.most_promised {

@@ -37,7 +37,7 @@ pub struct KeptSpan {
     pub(crate) key: SpanKey,
     pub(crate) root: SpanKey,
     pub(crate) metadata: &'static Metadata<'static>,
-    pub(crate) rule: u32,
+    pub(crate) rule: u64,
     pub(crate) reasons: Reasons,
     pub(crate) account: Account,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.

@@ -1,9 +1,8 @@
 //! What the numbers in spans stand for.
 
-use std::collections::HashMap;
-use std::ops::Range;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use tracing::Metadata;
@@ -18,8 +17,8 @@ use crate::span::Plan;
 pub(crate) struct Callsite {
     pub(crate) metadata: &'static Metadata<'static>,
     pub(crate) keep: Keep,
-    /// The number of the rule that decided. Each `#[profiled]` that says when to keep is one.
-    pub(crate) rule: u32,
+    /// The id of the rule that decided: the same for an equal rule. Each `#[profiled]` that says when to keep is one.
+    pub(crate) rule: u64,
     pub(crate) plan: Plan,
     /// After so many nanoseconds without a break it hangs.
     pub(crate) hung_ns: Option<u64>,
@@ -27,77 +26,93 @@ pub(crate) struct Callsite {
     pub(crate) open_ns: Option<u64>,
     /// If values decide between this and others.
     pub(crate) fields: Option<Arc<FieldRules>>,
-    /// If it takes the percentile of such spans to judge one.
-    pub(crate) sketch: Option<Arc<Sketch>>,
-    /// Spans so far, where one of so many is kept.
-    pub(super) count: AtomicU32,
+    /// If it takes the other spans of its rule to judge one.
+    pub(super) cohort: Option<Arc<Cohort>>,
+    /// The first of the numbers between which values decide.
+    pub(super) first: u64,
+    /// Its rules were replaced, and the last sweep found no span that has it.
+    pub(super) was_unused: AtomicBool,
 }
 
 impl Callsite {
     /// Whether this span is the one of so many that is kept.
     pub(crate) fn is_the_one(&self) -> bool {
-        let Some(number) = self.keep.one_in() else { return false };
+        let Some((cohort, number)) = self.cohort.as_ref().zip(self.keep.one_in()) else {
+            return false;
+        };
         // Not the first one, which is none of many.
-        self.count.fetch_add(1, Ordering::Relaxed) % number == number.get() - 1
+        cohort.spans.fetch_add(1, Ordering::Relaxed) % number == number.get() - 1
     }
 }
 
-/// All that spans may have, by their numbers. Behind a lock: only what may be kept, or depends on values, asks.
+/// What is remembered of the spans of one rule and name for as long as the rule is in force.
 #[derive(Debug, Default)]
-pub(super) struct Plans(RwLock<HashMap<u32, Arc<Callsite>>>);
+pub(super) struct Cohort {
+    /// So far, where one of so many is kept.
+    pub(super) spans: AtomicU32,
+    /// If it takes their percentile to judge one.
+    pub(super) sketch: Option<Sketch>,
+}
+
+/// All that spans may have, by their numbers. Behind a lock: only what may be kept, or depends on values, asks.
+#[derive(Debug)]
+pub(super) struct Plans {
+    by_number: RwLock<HashMap<u64, Arc<Callsite>>>,
+    /// After so many nanoseconds the first open span may have to be kept; `u64::MAX` if none ever.
+    pub(super) least_limit_ns: AtomicU64,
+    /// The least age at which spans are sampled, in ticks, but those that are from the enter.
+    pub(super) least_age: AtomicU64,
+}
 
 impl Plans {
-    pub(super) fn get(&self, number: u32) -> Option<Arc<Callsite>> {
-        self.0.read().get(&number).cloned()
-    }
-
-    /// So many numbers in a row that stand for nothing, from `from` on.
-    pub(super) fn free(&self, from: u32, count: u32) -> Range<u32> {
-        let plans = self.0.read();
-        let mut start = from;
-        loop {
-            // One is left for what an entry has of a callsite without a plan.
-            if start.checked_add(count).is_none_or(|end| end == u32::MAX) {
-                start = 0;
-            }
-            let numbers = start..start + count;
-            // After four thousand million, some are still in use.
-            match numbers.clone().rev().find(|number| plans.contains_key(number)) {
-                Some(taken) => start = taken + 1,
-                None => return numbers,
-            }
+    pub(super) fn new() -> Self {
+        Self {
+            by_number: RwLock::default(),
+            least_limit_ns: AtomicU64::new(u64::MAX),
+            least_age: AtomicU64::new(u64::MAX),
         }
     }
 
-    pub(super) fn set(&self, number: u32, callsite: Callsite) {
-        self.0.write().insert(number, Arc::new(callsite));
+    pub(super) fn get(&self, number: u64) -> Option<Arc<Callsite>> {
+        self.by_number.read().get(&number).cloned()
     }
 
-    pub(super) fn remove(&self, numbers: impl IntoIterator<Item = u32>) {
-        let mut plans = self.0.write();
-        for number in numbers {
-            plans.remove(&number);
-        }
+    pub(super) fn insert(&self, callsite: Callsite) {
+        let mut plans = self.by_number.write();
+        self.lower_limits(&callsite);
+        plans.insert(callsite.plan.number, Arc::new(callsite));
+    }
+
+    /// Drops those before `current` that are not `in_use`, and were not when this was called before. Returns
+    /// whether some before `current` are left.
+    pub(super) fn sweep(&self, current: u64, in_use: &HashSet<u64>) -> bool {
+        let mut plans = self.by_number.write();
+        let first = |number| Some(plans.get(number)?.first);
+        let in_use: HashSet<_> = in_use.iter().filter_map(first).collect();
+        plans.retain(|number, callsite| {
+            let is_unused = *number < current && !in_use.contains(&callsite.first);
+            let was_unused = callsite.was_unused.swap(is_unused, Ordering::Relaxed);
+            !(is_unused && was_unused)
+        });
         plans.shrink_to_fit();
+        self.least_limit_ns.store(u64::MAX, Ordering::Relaxed);
+        self.least_age.store(u64::MAX, Ordering::Relaxed);
+        plans.values().for_each(|callsite| self.lower_limits(callsite));
+        plans.keys().any(|number| *number < current)
+    }
+
+    fn lower_limits(&self, callsite: &Callsite) {
+        for limit_ns in callsite.hung_ns.into_iter().chain(callsite.open_ns) {
+            self.least_limit_ns.fetch_min(limit_ns, Ordering::Relaxed);
+        }
+        let arm_after = callsite.plan.arm_after;
+        if arm_after > 0 && !callsite.keep.is_never() {
+            self.least_age.fetch_min(arm_after, Ordering::Relaxed);
+        }
     }
 
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
-        self.0.read().len()
-    }
-
-    /// The least age at which spans are sampled, in ticks, but those that are from the enter.
-    pub(super) fn least_age(&self) -> u64 {
-        let plans = self.0.read();
-        let profiled = plans.values().filter(|callsite| !callsite.keep.is_never());
-        let ages = profiled.map(|callsite| callsite.plan.arm_after).filter(|age| *age > 0);
-        ages.min().unwrap_or(u64::MAX)
-    }
-
-    /// The least time limit of all.
-    pub(super) fn least_limit_ns(&self) -> u64 {
-        let plans = self.0.read();
-        let limits = plans.values().flat_map(|plan| [plan.hung_ns, plan.open_ns]);
-        limits.flatten().min().unwrap_or(u64::MAX)
+        self.by_number.read().len()
     }
 }

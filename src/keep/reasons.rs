@@ -80,20 +80,9 @@ impl Reason {
 impl Stats {
     /// How many spans were kept for that reason.
     pub fn kept_for(&self, reason: Reason) -> u64 {
-        match reason {
-            Reason::Latency => self.spans_kept_for_latency,
-            Reason::LastExit => self.spans_kept_for_last_exit,
-            Reason::Error => self.spans_kept_for_error,
-            Reason::OnCpu => self.spans_kept_for_on_cpu,
-            Reason::OffCpu => self.spans_kept_for_off_cpu,
-            Reason::Idle => self.spans_kept_for_idle,
-            Reason::Percentile => self.spans_kept_for_percentile,
-            Reason::Always => self.spans_kept_for_always,
-            Reason::OneIn => self.spans_kept_for_one_in,
-            Reason::Hung => self.spans_kept_for_hung,
-            Reason::Open => self.spans_kept_for_open,
-            Reason::Forced => self.spans_kept_for_forced,
-        }
+        let is_of =
+            |(name, _): &(&str, u64)| name.strip_prefix("spans_kept_for_") == Some(reason.as_str());
+        self.iter().find(is_of).map_or(0, |(_, spans)| spans)
     }
 }
 
@@ -146,10 +135,8 @@ impl Reasons {
     }
 
     /// The verdict on a closed span. `is_rare` says whether it took longer than its rule's percentile.
-    pub(crate) fn judge(keep: &Keep, closing: &Closing, is_rare: impl FnOnce(u64) -> bool) -> Self {
+    pub(crate) fn judge(keep: &Keep, closing: &Closing, is_rare: impl Fn(u64) -> bool) -> Self {
         let wall_ns = closing.account.wall_ns;
-        // Asked of each span, for that is how it learns what is rare.
-        let is_rare = keep.percentile().is_some() && is_rare(wall_ns);
         let longer = |ns: u64, limit: Duration| u128::from(ns) > limit.as_nanos();
         // Of what nobody knows nothing is too much.
         let is_known = !closing.account.is_cpu_time_unknown;
@@ -170,8 +157,9 @@ impl Reasons {
                     (is_known && limit.is_passed_by(off_cpu_ns, wall_ns), Reason::OffCpu)
                 }
                 Condition::Idle(limit) => (limit.is_passed_by(idle_ns, wall_ns), Reason::Idle),
+                // Asked of each span, for that is how it learns what is rare.
                 Condition::Percentile { floor, .. } => {
-                    (is_rare && longer(wall_ns, floor), Reason::Percentile)
+                    (is_rare(wall_ns) && longer(wall_ns, floor), Reason::Percentile)
                 }
                 Condition::Always => (true, Reason::Always),
                 Condition::OneIn(_) => (closing.has(CHOSEN), Reason::OneIn),
@@ -252,6 +240,16 @@ mod tests {
     }
 
     #[test]
+    fn each_reason_has_a_count_of_its_own() {
+        let counters = Counters::default();
+        for (number, reason) in Reason::ALL.into_iter().enumerate() {
+            (0..=number).for_each(|_| counters.add_kept([reason].into_iter().collect()));
+        }
+        let counted = Reason::ALL.map(|reason| counters.snapshot().kept_for(reason));
+        assert_eq!(counted.to_vec(), (1..=12).collect::<Vec<u64>>());
+    }
+
+    #[test]
     fn never_keeps_nothing_but_what_is_forced() {
         assert_eq!(judge(Keep::never(), u64::MAX, FAILED | CHOSEN), "");
         assert_eq!(judge(Keep::never(), 1, FORCED), "forced");
@@ -288,11 +286,11 @@ mod tests {
         assert_eq!(judged(keep, &closing(1_000_000)), "");
         assert!(Reasons::judge(&keep, &closing(u64::MAX), |_| false).is_empty());
         // It learns from short ones, too.
-        let mut seen = Vec::new();
+        let seen = std::cell::Cell::new(0);
         Reasons::judge(&keep, &closing(5), |wall_ns| {
-            seen.push(wall_ns);
+            seen.set(wall_ns);
             true
         });
-        assert_eq!(seen, [5]);
+        assert_eq!(seen.get(), 5);
     }
 }

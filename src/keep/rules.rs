@@ -10,18 +10,18 @@ use super::condition::DEFAULT_LATENCY;
 /// Which spans, and when to keep them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    target: Option<String>,
-    span: Option<String>,
-    fields: Vec<FieldMatch>,
-    keep: Keep,
+    pub(super) target: Option<String>,
+    pub(super) span: Option<String>,
+    pub(super) fields: Vec<FieldMatch>,
+    pub(super) keep: Keep,
 }
 
 /// A field that a span must have, and what it must be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct FieldMatch {
-    pub(crate) name: String,
+pub(super) struct FieldMatch {
+    pub(super) name: String,
     /// `None` if any value will do.
-    pub(crate) value: Option<String>,
+    pub(super) value: Option<String>,
 }
 
 impl Rule {
@@ -65,14 +65,6 @@ impl Rule {
     pub(crate) fn any() -> &'static Self {
         static ANY: Rule = Rule::for_all(Keep::never());
         &ANY
-    }
-
-    pub(crate) fn keep(&self) -> &Keep {
-        &self.keep
-    }
-
-    pub(crate) fn fields(&self) -> &[FieldMatch] {
-        &self.fields
     }
 
     pub(crate) fn is_for_all(&self) -> bool {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::NoProfile;
+
 /// So many profiles are promised before anything is known of a receiver.
 const ON_TRIAL: u32 = 3;
 /// After so many in a row that it has refused it is believed to refuse all.
@@ -30,15 +32,6 @@ enum TrustState {
     Bad,
 }
 
-/// Why nothing is promised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Distrust {
-    /// Nobody knows yet.
-    Unknown,
-    /// It fails.
-    Fails,
-}
-
 impl Trust {
     pub(super) fn new() -> Self {
         let state = TrustState::Good { refused: 0 };
@@ -51,10 +44,10 @@ impl Trust {
     }
 
     /// Why nothing may be promised, if that is so.
-    pub(super) fn doubt(&self) -> Option<Distrust> {
+    pub(super) fn doubt(&self) -> Option<NoProfile> {
         match self.state {
-            TrustState::Untried { left: 0 } => Some(Distrust::Unknown),
-            TrustState::Bad => Some(Distrust::Fails),
+            TrustState::Untried { left: 0 } => Some(NoProfile::ExporterBusy),
+            TrustState::Bad => Some(NoProfile::ExporterFails),
             TrustState::Untried { .. } | TrustState::Good { .. } => None,
         }
     }
@@ -128,7 +121,7 @@ mod tests {
             assert_eq!(trust.doubt(), None);
             trust.note_promise();
         }
-        assert_eq!(trust.doubt(), Some(Distrust::Unknown));
+        assert_eq!(trust.doubt(), Some(NoProfile::ExporterBusy));
         trust.note_delivered();
         (0..100).for_each(|_| trust.note_promise());
         assert_eq!(trust.doubt(), None);
@@ -138,7 +131,7 @@ mod tests {
     fn one_refusal_tells_of_the_receiver_only_if_nothing_else_does() {
         let mut unknown = Trust::none();
         unknown.note_refused(0);
-        assert_eq!(unknown.doubt(), Some(Distrust::Fails));
+        assert_eq!(unknown.doubt(), Some(NoProfile::ExporterFails));
         let mut good = Trust::new();
         for _ in 0..10 {
             (1..MOST_REFUSED).for_each(|_| good.note_refused(0));

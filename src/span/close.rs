@@ -13,7 +13,7 @@ use super::{RegistryId, SpanKey, Spans, TraceIds};
 pub(crate) struct Closing {
     pub(crate) key: SpanKey,
     pub(crate) root: SpanKey,
-    pub(crate) plan: u32,
+    pub(crate) plan: u64,
     /// What happened to it: `FAILED` and others.
     flags: u32,
     /// Samples that fell in the span and inside it.

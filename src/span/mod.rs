@@ -51,7 +51,7 @@ pub(crate) struct TraceIds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// The number under which the rules know callsite and rule.
-    pub(crate) number: u32,
+    pub(crate) number: u64,
     /// Those of the flags of a slot that come from the rule.
     pub(crate) flags: u32,
     /// Ticks after which a closing span must be judged.

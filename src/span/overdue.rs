@@ -13,7 +13,7 @@ pub(crate) struct OpenSpan {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
     /// The number of its plan.
-    pub(crate) plan: u32,
+    pub(crate) plan: u64,
     /// Since when, in nanoseconds.
     pub(crate) open_ns: u64,
     /// For how long it is entered without a break, if it is entered.

@@ -87,7 +87,7 @@ pub(crate) struct Slot {
     /// From then on it is one that holds others.
     long_at: AtomicU64,
 
-    plan: AtomicU32,
+    plan: AtomicU64,
     /// Samples that fell in the span and in those inside it.
     samples: AtomicU64,
     /// What is known of the values on which its rule depends, if it is one.
@@ -308,7 +308,7 @@ impl Slot {
 
     /// [`Plan::number`].
     #[inline(always)]
-    pub(crate) fn plan(&self) -> u32 {
+    pub(crate) fn plan(&self) -> u64 {
         self.plan.load(Ordering::Relaxed)
     }
 

@@ -72,7 +72,7 @@ pub(crate) struct KnownSpan {
     pub(crate) parent: Option<SpanKey>,
     pub(crate) root: SpanKey,
     pub(crate) id: RegistryId,
-    pub(crate) plan: u32,
+    pub(crate) plan: u64,
 }
 
 /// What the collector is told of spans in which samples fell, in the order in which it happened.
@@ -221,7 +221,7 @@ impl Spans {
     pub(crate) fn replan(
         &self,
         id: RegistryId,
-        choose: impl FnOnce(u32, u64) -> Option<(Plan, u64)>,
+        choose: impl FnOnce(u64, u64) -> Option<(Plan, u64)>,
     ) -> bool {
         let Some(slot) = self.table.get(id).filter(|slot| slot.flags() & HAS_FIELDS != 0) else {
             return false;

@@ -99,12 +99,15 @@ fn rules() -> Rules {
 
 /// What [`Builder::build`](crate::Builder::build) does for the same rules.
 fn plan(keep: &Keep, is_late: bool) -> Plan {
-    let threshold = keep.latency().map(|latency| latency.as_nanos() as u64);
-    let on_error = if keep.on_error() { KEEP_ON_ERROR } else { 0 };
-    let watched = if keep.open_limit().is_some() { WATCHED | SUSPECT } else { 0 };
+    let threshold = keep.shortest().map(|latency| latency.as_nanos() as u64);
+    let flags_of = |condition| match condition {
+        Condition::Error => KEEP_ON_ERROR,
+        Condition::Open(_) => WATCHED | SUSPECT,
+        _ => 0,
+    };
     Plan {
         number: 0,
-        flags: on_error | watched,
+        flags: keep.conditions().map(flags_of).fold(0, |all, flags| all | flags),
         // Less than any time that passes.
         arm_after: u64::from(is_late),
         suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
