@@ -374,7 +374,8 @@ impl Worker {
         let (settings, files) = (self.parts.symbols, &self.parts.files);
         let symbolizer = || Owning::new(Symbolizer::new(settings), files);
         let symbolizer = self.symbolizer.get_or_insert_with(symbolizer);
-        let mut symbolized = symbolizer.symbolize(&profile, modules, most_bytes);
+        let names = &self.parts.engine.redaction;
+        let mut symbolized = symbolizer.symbolize(&profile, modules, names, most_bytes);
         drop(profile);
         report::describe_symbolized(&mut symbolized);
         let Symbolized { profile, thinned, .. } = symbolized;
@@ -385,12 +386,11 @@ impl Worker {
                 Counters::add(&self.parts.engine.counters.symbols_over_limit, 1);
             }
             if self.told.insert(missing.clone()) {
-                let text = missing_in_words(&missing, &self.parts.engine.redaction);
+                let text = missing_in_words(&missing, names);
                 self.parts.engine.log(|| tracing::warn!(target: "tracing_profiling", "{text}"));
             }
         }
-        let redaction = &self.parts.engine.redaction;
-        profile.renamed(redaction)
+        profile
     }
 
     fn report(&self, kept: &Kept) {

@@ -3,10 +3,9 @@
 mod tree;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::frames::{BoxKind, FrameId, Frames};
+use super::frames::{BoxKind, Frame, Frames};
 use crate::profile::Profile;
 use tree::{BoxShare, DrawnBoxes, Node, Tree, What};
 
@@ -41,13 +40,13 @@ pub fn svg(profile: &Profile) -> String {
 
 fn svg_within(profile: &Profile, most_bytes: usize) -> String {
     let frames = Frames::of(profile);
-    let sizes: HashMap<FrameId, usize> = frames.ids().map(|id| (id, size(&frames, id))).collect();
-    let total_ns: u64 = frames.samples().iter().flat_map(|s| &s.points).map(|p| p.weight_ns).sum();
+    let sizes: Vec<usize> = frames.names().map(size).collect();
+    let total_ns: u64 = profile.samples().iter().flat_map(|s| &s.points).map(|p| p.weight_ns).sum();
     let scale = (WIDTH - 2.0 * MARGIN) / total_ns.max(1) as f64;
     let room = DrawnBoxes {
         narrowest_ns: (NARROWEST / scale).ceil() as u64,
         most_bytes,
-        bytes: &|id| sizes.get(&id).copied().unwrap_or(BYTES_A_BOX),
+        bytes: &|id| sizes.get(id.number()).copied().unwrap_or(BYTES_A_BOX),
     };
     let tree = Tree::of(&frames, room);
     let mut notes: Vec<_> = profile.notes.iter().map(|note| shown(note)).collect();
@@ -56,7 +55,7 @@ fn svg_within(profile: &Profile, most_bytes: usize) -> String {
         notes.push(Cow::Owned(left_out));
     }
     let top = MARGIN * 2.0 + LINE * (notes.len() + 3) as f64;
-    let rows = tree.drawn().map(|(depth, _)| depth + 1).max().unwrap_or(0);
+    let rows = tree.boxes.iter().map(|node| node.depth + 1).max().unwrap_or(0);
     let height = top + ROW * rows as f64 + LINE * 2.0;
     let mut svg = String::new();
     let mut boxes = Boxes { svg: &mut svg, frames: &frames, top, scale, total_ns: total_ns.max(1) };
@@ -66,8 +65,7 @@ fn svg_within(profile: &Profile, most_bytes: usize) -> String {
 }
 
 /// Bytes that a box takes, its name twice in them.
-fn size(frames: &Frames<'_>, id: FrameId) -> usize {
-    let name = frames.frame(id).map_or("", |frame| &frame.name);
+fn size(name: &str) -> usize {
     let escaped: usize = shown(name).chars().map(|c| Text::escaped(c).map_or(4, str::len)).sum();
     BYTES_A_BOX + 2 * escaped
 }
@@ -84,7 +82,7 @@ fn write_svg(
     boxes: &mut Boxes<'_>,
     title: &str,
     notes: &[Cow<'_, str>],
-    tree: &Tree,
+    tree: &Tree<'_>,
     height: f64,
 ) -> std::fmt::Result {
     let svg = &mut *boxes.svg;
@@ -123,8 +121,8 @@ fn write_svg(
         "<g id=\"frames\" data-left=\"{MARGIN}\" data-width=\"{}\">",
         WIDTH - 2.0 * MARGIN
     )?;
-    for (depth, node) in tree.drawn() {
-        boxes.draw(node, depth)?;
+    for node in &tree.boxes {
+        boxes.draw(node)?;
     }
     let svg = &mut *boxes.svg;
     writeln!(svg, "</g>")?;
@@ -168,8 +166,8 @@ struct Boxes<'a> {
 }
 
 impl Boxes<'_> {
-    fn draw(&mut self, node: &Node, depth: usize) -> std::fmt::Result {
-        let BoxShare { weight_ns, samples, waits } = node.share;
+    fn draw(&mut self, node: &Node<'_>) -> std::fmt::Result {
+        let Node { depth, share: BoxShare { weight_ns, samples, waits }, .. } = *node;
         let x = MARGIN + node.begin_ns as f64 * self.scale;
         let width = weight_ns as f64 * self.scale;
         let y = self.top + ROW * depth as f64;
@@ -183,22 +181,17 @@ impl Boxes<'_> {
             }
         }
         let (name, kind, folded) = match &node.what {
-            What::All => return Ok(()),
-            What::Frame(id) => match self.frames.frame(*id) {
-                Some(frame) => (shown(&frame.name), frame.kind, &[][..]),
-                None => return Ok(()),
-            },
-            What::Folded(ids) => {
-                (format!("… {} outer calls", ids.len()).into(), BoxKind::Remark, ids.as_slice())
+            What::Frame(Frame { name, kind }) => (shown(self.frames.name(*name)), *kind, &[][..]),
+            What::Folded(calls) => {
+                (format!("… {} outer calls", calls.len()).into(), BoxKind::Remark, calls.as_slice())
             }
         };
         let mut details = format!("{name} ({time}, {share:.1} %, {})", counts.join(" and "));
         for place in &node.places {
-            _ = write!(details, "\n{}", shown(&self.frames.place(*place)));
+            _ = write!(details, "\n{}", shown(&place.to_string()));
         }
-        let names = folded.iter().filter_map(|id| self.frames.frame(*id));
-        for frame in names.take(MOST_NAMED) {
-            _ = write!(details, "\n{}", shown(&frame.name));
+        for frame in folded.iter().take(MOST_NAMED) {
+            _ = write!(details, "\n{}", shown(self.frames.name(frame.name)));
         }
         if folded.len() > MOST_NAMED {
             _ = write!(details, "\n… and {} more", folded.len() - MOST_NAMED);
