@@ -22,7 +22,7 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Handle", 0, 4),
     ("Parts", 17, 0),
     ("PendingSpan", 19, 0),
-    ("Profile", 17, 3),
+    ("Profile", 16, 3),
     ("Sampled", 27, 0),
     ("Slot", 23, 0),
     ("Spans", 16, 5),

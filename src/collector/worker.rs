@@ -15,7 +15,8 @@ use super::report;
 use super::room::TakenRoom;
 use crate::export::{Exported, Exporter, Hopeless, Reporter};
 use crate::keep::{Kept, KeptSpan, OnKept};
-use crate::profile::{MappingId, Profile, PublicNames, Symbolized, Waits};
+use crate::profile::{MappingId, Profile, Symbolized, Waits};
+use crate::redact::Redaction;
 use crate::stats::Counters;
 use crate::symbols::{Missing, SymbolSettings, Symbolizer};
 use crate::sys::{Files, Owning};
@@ -435,7 +436,7 @@ fn unexported(kept: &[KeptSpan]) -> Kept {
     }
 }
 
-fn missing_in_words(missing: &Missing, names: &dyn PublicNames) -> String {
+fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
     match missing {
         Missing::LineTables => "this program has no line tables, so profiles show functions but \
             no lines and no inlined functions; add `debug = \"line-tables-only\"` to \

@@ -6,23 +6,14 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 
-use crate::profile::{FrameKind, Function, LinkId, Location, LocationId, Profile, Sample, TableId};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum BoxKind {
-    Span,
-    Rust,
-    Native,
-    Kernel,
-    Wait,
-    Remark,
-}
+use crate::profile::{FrameKind, Function, LinkId, LocationId, Profile, Sample, TableId};
 
 /// What a box of a flame graph shows. In the order of the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Frame {
     pub(super) name: NameId,
-    pub(super) kind: BoxKind,
+    /// `None` is a span.
+    pub(super) kind: Option<FrameKind>,
 }
 
 /// The number of a name: in the order of the names.
@@ -140,7 +131,7 @@ impl<'a> Frames<'a> {
     /// The spans of a sample from the outside in, then its functions, the inlined ones too.
     pub(super) fn steps(&self, path: &Path<'a>) -> impl Iterator<Item = Step<'a>> {
         let spans = path.links.iter().map(|link| {
-            let frame = Frame { name: named(&self.of_links, *link), kind: BoxKind::Span };
+            let frame = Frame { name: named(&self.of_links, *link), kind: None };
             Step { frame, place: Place::default() }
         });
         spans.chain(path.locations.iter().flat_map(|id| self.of_location(*id)))
@@ -150,7 +141,7 @@ impl<'a> Frames<'a> {
     fn of_location(&self, id: LocationId) -> impl Iterator<Item = Step<'a>> {
         let location = self.profile.location(id).into_iter();
         location.flat_map(move |location| {
-            let kind = kind_of(location);
+            let kind = Some(location.kind);
             let is_inferred = location.is_inferred && !location.lines.is_empty();
             let mapping = location.mapping.and_then(|mapping| self.profile.mapping(mapping));
             let file = mapping.map_or("", |mapping| &mapping.file);
@@ -180,14 +171,4 @@ impl<'a> Frames<'a> {
 
 fn named<H: TableId>(names: &[NameId], id: H) -> NameId {
     names.get(id.number() as usize).copied().unwrap_or(NameId(0))
-}
-
-fn kind_of(location: &Location) -> BoxKind {
-    match location.kind {
-        FrameKind::Rust => BoxKind::Rust,
-        FrameKind::Native => BoxKind::Native,
-        FrameKind::Kernel => BoxKind::Kernel,
-        FrameKind::Wait => BoxKind::Wait,
-        FrameKind::Remark => BoxKind::Remark,
-    }
 }

@@ -15,7 +15,7 @@ pub use model::{
     MappingId, Point, Profile, Sample, SampleKind, StackId, Value,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
-pub(crate) use rebuild::{PublicNames, SourceLine, Symbolized, Symbols};
+pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub(crate) use table::TableId;
 pub use waits::{Waiter, Waits};

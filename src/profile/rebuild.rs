@@ -8,18 +8,7 @@ use super::model::{
     StackId,
 };
 use super::names::capped;
-
-/// What functions, files and spans are called outside of the process.
-pub(crate) trait PublicNames {
-    /// A function, as a programmer writes it or as the linker knows it.
-    fn function<'a>(&self, name: &'a str) -> Cow<'a, str>;
-    /// A file of source code.
-    fn source<'a>(&self, path: &'a str) -> Cow<'a, str>;
-    /// A file of code.
-    fn code<'a>(&self, path: &'a str) -> Cow<'a, str>;
-    /// A span.
-    fn span<'a>(&self, name: &'a str) -> Cow<'a, str>;
-}
+use crate::redact::Redaction;
 
 /// What is known of the files of code and of the kernel.
 pub(crate) trait Symbols {
@@ -60,7 +49,7 @@ impl Profile {
     pub(crate) fn symbolized(
         &self,
         symbols: &mut dyn Symbols,
-        names: &dyn PublicNames,
+        redaction: &Redaction,
         most_bytes: usize,
     ) -> Symbolized {
         let points = self.sample_count() + self.wait_count();
@@ -68,7 +57,7 @@ impl Profile {
         loop {
             // One sample is exported however large it is.
             let most_bytes = if every < points { most_bytes } else { usize::MAX };
-            match self.rebuilt(every, most_bytes, symbols, names) {
+            match self.rebuilt(every, most_bytes, symbols, redaction) {
                 Some(symbolized) => return symbolized,
                 None => every = every.saturating_mul(2),
             }
@@ -81,13 +70,13 @@ impl Profile {
         every: usize,
         most_bytes: usize,
         symbols: &mut dyn Symbols,
-        names: &dyn PublicNames,
+        redaction: &Redaction,
     ) -> Option<Symbolized> {
         let mut rebuilding = Rebuilding {
             from: self,
             to: self.without_samples(),
             symbols,
-            names,
+            redaction,
             functions: HashMap::new(),
             mappings: HashMap::new(),
             locations: HashMap::new(),
@@ -118,7 +107,7 @@ struct Rebuilding<'a> {
     from: &'a Profile,
     to: Profile,
     symbols: &'a mut dyn Symbols,
-    names: &'a dyn PublicNames,
+    redaction: &'a Redaction,
     /// By the names that they have in the program.
     functions: HashMap<Function, FunctionId>,
     mappings: HashMap<MappingId, MappingId>,
@@ -187,14 +176,14 @@ impl Rebuilding<'_> {
             return *known;
         }
         let Function { name, system_name, file } = &function;
-        let new = self.names.function(name);
+        let new = self.redaction.function(name);
         // A mangled name says the same in another way, which no pattern would find.
         let linkers =
-            if new == *name { self.names.function(system_name) } else { Cow::Borrowed(&*new) };
+            if new == *name { self.redaction.function(system_name) } else { Cow::Borrowed(&*new) };
         let public = Function {
             name: capped(&new).into_owned(),
             system_name: capped(&linkers).into_owned(),
-            file: capped(&self.names.source(file)).into_owned(),
+            file: capped(&self.redaction.source(file)).into_owned(),
         };
         let place = self.to.add_function(public);
         self.functions.insert(function, place);
@@ -207,7 +196,7 @@ impl Rebuilding<'_> {
         }
         let mut mapping = self.from.mapping(id)?.clone();
         mapping.build_ids.extend(self.symbols.build_ids(id));
-        mapping.file = capped(&self.names.code(&mapping.file)).into_owned();
+        mapping.file = capped(&self.redaction.code(&mapping.file)).into_owned();
         let place = self.to.add_mapping(mapping);
         self.mappings.insert(id, place);
         Some(place)
@@ -218,7 +207,7 @@ impl Rebuilding<'_> {
         let unknown: Vec<_> = around.take_while(|id| !self.links.contains_key(id)).collect();
         for id in unknown.into_iter().rev() {
             let Link { span, parent, ids } = self.from.link(id)?;
-            let span = capped(&self.names.span(span)).into_owned();
+            let span = capped(&self.redaction.span(span)).into_owned();
             let parent = parent.and_then(|parent| self.links.get(&parent).copied());
             let place = self.to.add_link(Link { span, parent, ids: *ids });
             self.links.insert(id, place);
@@ -232,28 +221,9 @@ mod tests {
     use super::*;
     use crate::profile::{Mapping, Point, ProfileId, SampleKind};
 
-    /// Everything that begins with `secret` is hidden.
-    struct Hiding;
-
-    impl Hiding {
-        fn hide<'a>(name: &'a str) -> Cow<'a, str> {
-            if name.contains("secret") { "x".into() } else { name.into() }
-        }
-    }
-
-    impl PublicNames for Hiding {
-        fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
-            Self::hide(name)
-        }
-        fn source<'a>(&self, path: &'a str) -> Cow<'a, str> {
-            Self::hide(path)
-        }
-        fn code<'a>(&self, path: &'a str) -> Cow<'a, str> {
-            Self::hide(path)
-        }
-        fn span<'a>(&self, name: &'a str) -> Cow<'a, str> {
-            Self::hide(name)
-        }
+    /// Everything with `secret` in it is hidden.
+    fn hiding() -> Redaction {
+        Redaction::new().full_paths(true).replace(".*secret.*", "x").unwrap()
     }
 
     /// Every location is what it says it is.
@@ -269,11 +239,11 @@ mod tests {
     }
 
     fn renamed(profile: &Profile) -> Profile {
-        profile.symbolized(&mut NoSymbols, &Hiding, usize::MAX).profile
+        profile.symbolized(&mut NoSymbols, &hiding(), usize::MAX).profile
     }
 
     fn symbolized(profile: &Profile, most_bytes: usize) -> Symbolized {
-        profile.symbolized(&mut ByAddress, &Hiding, most_bytes)
+        profile.symbolized(&mut ByAddress, &Redaction::new().full_paths(true), most_bytes)
     }
 
     fn add(profile: &mut Profile, address: u64, name: &str, linkers: &str) {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::{Missing, SymbolSettings, build_id};
 use crate::profile::{
-    FrameKind, Function, Location, MappingId, Profile, PublicNames, SourceLine, Symbolized, Symbols,
+    FrameKind, Function, Location, MappingId, Profile, SourceLine, Symbolized, Symbols,
 };
+use crate::redact::Redaction;
 use crate::unwind::Module;
 
 #[derive(Debug)]
@@ -22,10 +23,10 @@ impl Symbolizer {
         &mut self,
         profile: &Profile,
         modules: &HashMap<MappingId, Arc<Module>>,
-        names: &dyn PublicNames,
+        redaction: &Redaction,
         most_bytes: usize,
     ) -> Symbolized {
-        profile.symbolized(&mut BuildIds { modules, known: HashMap::new() }, names, most_bytes)
+        profile.symbolized(&mut BuildIds { modules, known: HashMap::new() }, redaction, most_bytes)
     }
 
     #[expect(clippy::unused_self, reason = "as with symbols")]

@@ -15,9 +15,9 @@ use super::names::{demangle, is_qualified, is_rust_file};
 use super::source::{Detail, Lack, SymbolFile};
 use super::{Missing, SymbolSettings};
 use crate::profile::{
-    FrameKind, Function, Location, MappingId, Profile, PublicNames, SourceLine, Symbolized,
-    Symbols, capped,
+    FrameKind, Function, Location, MappingId, Profile, SourceLine, Symbolized, Symbols, capped,
 };
+use crate::redact::Redaction;
 use crate::sys;
 use crate::unwind::Module;
 
@@ -94,7 +94,7 @@ impl Symbolizer {
         &mut self,
         profile: &Profile,
         modules: &HashMap<MappingId, Arc<Module>>,
-        names: &dyn PublicNames,
+        redaction: &Redaction,
         most_bytes: usize,
     ) -> Symbolized {
         self.files.clear();
@@ -105,7 +105,7 @@ impl Symbolizer {
             self.kernel.learn(&addresses, free);
         }
         let symbols = &mut WithModules { symbolizer: self, modules };
-        let symbolized = profile.symbolized(symbols, names, most_bytes);
+        let symbolized = profile.symbolized(symbols, redaction, most_bytes);
         if self.program_addresses >= WITHOUT_LINES && self.program_lines == 0 {
             self.missing.push(Missing::LineTables);
         }

@@ -5,8 +5,8 @@ mod tree;
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use super::frames::{BoxKind, Frame, Frames};
-use crate::profile::Profile;
+use super::frames::{Frame, Frames};
+use crate::profile::{FrameKind, Profile};
 use tree::{BoxShare, DrawnBoxes, Node, Tree, What};
 
 const WIDTH: f64 = 1200.0;
@@ -137,12 +137,12 @@ fn text(svg: &mut String, class: &str, x: f64, y: f64, content: &str) -> std::fm
 fn legend(svg: &mut String, y: f64) -> std::fmt::Result {
     let mut x = MARGIN;
     for (kind, name) in [
-        (BoxKind::Span, "span"),
-        (BoxKind::Rust, "Rust"),
-        (BoxKind::Native, "other code"),
-        (BoxKind::Kernel, "kernel"),
-        (BoxKind::Wait, "waiting"),
-        (BoxKind::Remark, "remark"),
+        (None, "span"),
+        (Some(FrameKind::Rust), "Rust"),
+        (Some(FrameKind::Native), "other code"),
+        (Some(FrameKind::Kernel), "kernel"),
+        (Some(FrameKind::Wait), "waiting"),
+        (Some(FrameKind::Remark), "remark"),
     ] {
         let fill = color(kind, "");
         writeln!(
@@ -182,9 +182,11 @@ impl Boxes<'_> {
         }
         let (name, kind, folded) = match &node.what {
             What::Frame(Frame { name, kind }) => (shown(self.frames.name(*name)), *kind, &[][..]),
-            What::Folded(calls) => {
-                (format!("… {} outer calls", calls.len()).into(), BoxKind::Remark, calls.as_slice())
-            }
+            What::Folded(calls) => (
+                format!("… {} outer calls", calls.len()).into(),
+                Some(FrameKind::Remark),
+                calls.as_slice(),
+            ),
         };
         let mut details = format!("{name} ({time}, {share:.1} %, {})", counts.join(" and "));
         for place in &node.places {
@@ -225,19 +227,19 @@ fn shortened(name: &str, width: f64) -> String {
 }
 
 /// A color for what a frame is, a little different for each name so that neighbours differ.
-fn color(kind: BoxKind, name: &str) -> String {
+fn color(kind: Option<FrameKind>, name: &str) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in name.bytes() {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     }
     let vary = (hash >> 32) as u32 % 24;
     match kind {
-        BoxKind::Span => format!("hsl({}, 55%, 78%)", 215 + vary / 2),
-        BoxKind::Rust => format!("hsl({}, 82%, {}%)", 18 + vary, 68 + vary % 8),
-        BoxKind::Native => format!("hsl({}, 45%, {}%)", 130 + vary, 74 + vary % 6),
-        BoxKind::Kernel => format!("hsl({}, 35%, {}%)", 280 + vary, 80 + vary % 6),
-        BoxKind::Wait => format!("hsl({}, 65%, {}%)", 195 + vary / 4, 62 + vary % 8),
-        BoxKind::Remark => "#d9d9d9".to_owned(),
+        None => format!("hsl({}, 55%, 78%)", 215 + vary / 2),
+        Some(FrameKind::Rust) => format!("hsl({}, 82%, {}%)", 18 + vary, 68 + vary % 8),
+        Some(FrameKind::Native) => format!("hsl({}, 45%, {}%)", 130 + vary, 74 + vary % 6),
+        Some(FrameKind::Kernel) => format!("hsl({}, 35%, {}%)", 280 + vary, 80 + vary % 6),
+        Some(FrameKind::Wait) => format!("hsl({}, 65%, {}%)", 195 + vary / 4, 62 + vary % 8),
+        Some(FrameKind::Remark) => "#d9d9d9".to_owned(),
     }
 }
 

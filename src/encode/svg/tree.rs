@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use crate::encode::frames::{BoxKind, Frame, Frames, NameId, Place};
+use crate::encode::frames::{Frame, Frames, NameId, Place};
 use crate::profile::{Sample, SampleKind};
 
 /// A box.
@@ -172,7 +172,7 @@ fn fold_shared(boxes: Vec<Node<'_>>, all_ns: u64) -> Vec<Node<'_>> {
         let is_shared = |(node, depth): &(&Node<'_>, usize)| {
             node.depth == *depth
                 && around_ns.last() == Some(&node.share.weight_ns)
-                && !matches!(node.what, What::Frame(Frame { kind: BoxKind::Span, .. }))
+                && !matches!(node.what, What::Frame(Frame { kind: None, .. }))
         };
         let shared = rest.as_slice().iter().zip(depth..).take_while(is_shared).count();
         let Some(count) = shared.checked_sub(SHARED_SHOWN).filter(|count| *count > 1) else {
