@@ -105,12 +105,10 @@ fn work(seed: u64, tasks: &Mutex<VecDeque<Task>>, is_over: &AtomicBool) {
 fn check(profile: &Profile) -> (usize, Vec<String>) {
     let (mut right, mut wrong) = (0, Vec::new());
     for sample in profile.of_kind(SampleKind::OnCpu) {
-        let locations = profile.stack(sample.stack).iter();
-        let lines =
-            locations.filter_map(|id| profile.location(*id)).flat_map(|location| &location.lines);
+        let lines = profile.stack(sample.stack).flat_map(|location| &location.lines);
         let names = lines
             .filter_map(|line| profile.function(line.function))
-            .map(|function| profile.string(function.name));
+            .map(|function| function.name.as_str());
         let mut last_parts = names.filter_map(|name| name.rsplit("::").next());
         let Some(function) = last_parts.find(|name| name.starts_with("churned")) else { continue };
         let path = profile.span_path(sample.link);

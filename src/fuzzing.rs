@@ -3,7 +3,6 @@
 use crate::config::Builder;
 use crate::error::Error;
 use crate::keep::Rules;
-use crate::profile::Names;
 use crate::redact::Redaction;
 use crate::sampler::record::{Layout, Machine, Record, Records, read_sample, said_position};
 use crate::symbols::fuzzing as symbols;

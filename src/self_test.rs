@@ -189,11 +189,11 @@ fn self_test(settings: SourceSettings) -> SelfTest {
 fn look(profile: &Profile, found: &mut SelfTest) {
     for sample in profile.of_kind(SampleKind::OnCpu) {
         let (mut is_whole, mut is_cut) = (true, false);
-        for location in profile.stack(sample.stack).iter().filter_map(|id| profile.location(*id)) {
+        for location in profile.stack(sample.stack) {
             is_whole &= location.kind != FrameKind::Remark;
             for line in &location.lines {
                 let function = profile.function(line.function);
-                let name = function.map_or("", |function| profile.string(function.name));
+                let name = function.map_or("", |function| &function.name);
                 is_cut |= location.kind == FrameKind::Remark && name == CALLERS_NOT_COPIED;
                 if name.ends_with("self_test_is_busy") {
                     found.has_functions = true;

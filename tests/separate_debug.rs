@@ -20,13 +20,10 @@ const DEBUG_FILE: &str = "SEPARATE_DEBUG_FILE";
 fn profile(setup: &Setup, action: fn(), function: &str) -> (bool, bool) {
     setup.run(|| info_span!("busy").in_scope(action));
     let profile = setup.memory.take().pop().unwrap();
-    let locations = taken_samples(&profile)
-        .flat_map(|sample| profile.stack(sample.stack))
-        .filter_map(|id| profile.location(*id));
-    let lines = locations.flat_map(|location| &location.lines).filter(|line| {
-        let named = profile.function(line.function).unwrap();
-        profile.string(named.name).ends_with(function)
-    });
+    let locations = taken_samples(&profile).flat_map(|sample| profile.stack(sample.stack));
+    let lines = locations
+        .flat_map(|location| &location.lines)
+        .filter(|line| profile.function(line.function).unwrap().name.ends_with(function));
     let lines: Vec<_> = lines.collect();
     (!lines.is_empty(), lines.iter().any(|line| line.line > 0))
 }

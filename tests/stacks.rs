@@ -43,8 +43,8 @@ fn deep_samples(profile: &Profile) -> [usize; 2] {
     };
     let mut counts = [0, 0];
     for sample in taken_samples(profile).filter(is_deep) {
-        let mut stack = profile.stack(sample.stack).iter();
-        let is_cut = stack.any(|id| profile.location(*id).unwrap().kind == FrameKind::Remark);
+        let mut stack = profile.stack(sample.stack);
+        let is_cut = stack.any(|location| location.kind == FrameKind::Remark);
         counts[usize::from(is_cut)] += sample.points.len();
     }
     counts

@@ -30,9 +30,9 @@ fn profile(set: impl FnOnce(Builder) -> Builder) -> Option<(Profile, Setup)> {
 
 /// Of code, each once.
 fn locations(profile: &Profile) -> Vec<&Location> {
-    let stacks = profile.samples().iter().flat_map(|sample| profile.stack(sample.stack));
-    let ids: HashSet<_> = stacks.collect();
-    let locations = ids.into_iter().filter_map(|id| profile.location(*id));
+    let stacks = profile.samples().iter().map(|sample| sample.stack);
+    let ids: HashSet<_> = stacks.flat_map(|stack| profile.location_ids(stack)).collect();
+    let locations = ids.into_iter().filter_map(|id| profile.location(id));
     let is_code =
         |location: &&Location| matches!(location.kind, FrameKind::Rust | FrameKind::Native);
     locations.filter(is_code).collect()

@@ -148,9 +148,9 @@ impl Profiler {
     fn frames(&self) -> usize {
         let profiles = self.setup.memory.take();
         let profile = profiles.last().expect("a profile");
-        let stacks = profile.samples().iter().flat_map(|sample| profile.stack(sample.stack));
-        let known: HashSet<_> = stacks.collect();
-        let locations = known.into_iter().filter_map(|id| profile.location(*id));
+        let stacks = profile.samples().iter().map(|sample| sample.stack);
+        let known: HashSet<_> = stacks.flat_map(|stack| profile.location_ids(stack)).collect();
+        let locations = known.into_iter().filter_map(|id| profile.location(id));
         let has_place = |location: &&tracing_profiling::profile::Location| {
             let mapping = location.mapping.and_then(|id| profile.mapping(id));
             // The function, and what the call stands in.

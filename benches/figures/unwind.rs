@@ -44,11 +44,11 @@ pub(crate) fn run() {
 fn count_ends(profile: &Profile, whole: &mut u64, ends: &mut HashMap<String, u64>) {
     for sample in profile.samples() {
         let points = sample.points.len() as u64;
-        let outermost = profile.stack(sample.stack).last().and_then(|id| profile.location(*id));
+        let outermost = profile.stack(sample.stack).last();
         let name = outermost
             .and_then(|location| location.lines.last())
             .and_then(|line| profile.function(line.function))
-            .map_or("[unknown]", |function| profile.string(function.name));
+            .map_or("[unknown]", |function| &function.name);
         if ROOTS.contains(&name) {
             *whole += points;
         } else {

@@ -90,9 +90,9 @@ fn shape(profile: &Profile) {
     let stacks: HashSet<_> = samples.iter().map(|sample| sample.stack).collect();
     let (mut depth, mut functions) = (0, HashSet::new());
     for stack in &stacks {
-        depth += profile.stack(*stack).len();
-        let locations = profile.stack(*stack).iter().filter_map(|id| profile.location(*id));
-        functions.extend(locations.flat_map(|at| &at.lines).map(|line| line.function));
+        depth += profile.stack(*stack).count();
+        let lines = profile.stack(*stack).flat_map(|location| &location.lines);
+        functions.extend(lines.map(|line| line.function));
     }
     figure("wire.samples", points as f64, "count");
     figure("wire.stacks", stacks.len() as f64, "count");

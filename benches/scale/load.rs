@@ -322,7 +322,7 @@ fn print_profile(setup: &Setup, shared: &Shared) {
 
 /// Whether the sample is of the busy span; but for what is only a remark of ours.
 fn is_of(profile: &Profile, sample: &Sample) -> bool {
-    let mut locations = profile.stack(sample.stack).iter().filter_map(|id| profile.location(*id));
+    let mut locations = profile.stack(sample.stack);
     profile.span_path(sample.link).first() == Some(&"busy")
         && locations.any(|location| location.kind != FrameKind::Remark)
 }

@@ -247,8 +247,7 @@ impl Exporter for Switched {
 /// Those that were taken: not what stands for lost ones, nor what is known to have been spent in the kernel.
 fn samples(profile: &Profile) -> u64 {
     let is_taken = |stack| {
-        let kinds = profile.stack(stack).iter().filter_map(|id| profile.location(*id));
-        let kinds: Vec<_> = kinds.map(|location| location.kind).collect();
+        let kinds: Vec<_> = profile.stack(stack).map(|location| location.kind).collect();
         kinds != [FrameKind::Kernel] && kinds.iter().any(|kind| *kind != FrameKind::Remark)
     };
     let taken = profile.of_kind(SampleKind::OnCpu).filter(|sample| is_taken(sample.stack));

@@ -105,7 +105,6 @@ impl ProfileAssembler<'_> {
             profile: Profile::new(id, self.period_ns),
             modules: HashMap::new(),
             mappings: HashMap::new(),
-            locations: HashMap::new(),
             links: HashMap::new(),
             builder: self,
         };
@@ -121,6 +120,7 @@ impl ProfileAssembler<'_> {
             let link = tables.link(*span, inside);
             losses += pending.losses;
             samples.skipped_ns += pending.skipped_ns;
+            let mut stacks = HashMap::new();
             for sample in &pending.samples {
                 let stack = pending.stack(sample.stack);
                 losses.cut += u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Cut));
@@ -129,6 +129,7 @@ impl ProfileAssembler<'_> {
                 if let Some(weight_ns) = samples.take(sample.weight_ns)
                     && let Some(stack) = stack
                 {
+                    let stack = *stacks.entry(sample.stack).or_insert_with(|| tables.stack(stack));
                     tables.add(SampleKind::OnCpu, sample.time_ns, weight_ns, stack, link);
                 }
                 if tables.profile.bytes() > most_bytes {
@@ -139,6 +140,7 @@ impl ProfileAssembler<'_> {
                 if let Some(weight_ns) = waits.take(wait.duration_ns)
                     && let Some(stack) = pending.stack(wait.stack)
                 {
+                    let stack = *stacks.entry(wait.stack).or_insert_with(|| tables.stack(stack));
                     tables.add(SampleKind::OffCpu, wait.time_ns, weight_ns, stack, link);
                 }
                 if tables.profile.bytes() > most_bytes {
@@ -150,7 +152,8 @@ impl ProfileAssembler<'_> {
         for wait in self.waiting_in(inside) {
             let link = tables.link(wait.span, inside);
             if let Some(weight_ns) = waits.take(wait.waited_ns()) {
-                tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, &wait.stack, link);
+                let stack = tables.stack(&wait.stack);
+                tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, stack, link);
             }
         }
         Some(Filled { tables, losses, thinned: samples.thinned + waits.thinned })
@@ -229,7 +232,6 @@ struct Tables<'a> {
     profile: Profile,
     modules: HashMap<MappingId, Arc<Module>>,
     mappings: HashMap<crate::unwind::ModuleId, MappingId>,
-    locations: HashMap<(ModuleAddress, bool), LocationId>,
     links: HashMap<SpanKey, LinkId>,
     builder: &'a ProfileAssembler<'a>,
 }
@@ -273,10 +275,9 @@ impl Tables<'_> {
         kind: SampleKind,
         time_ns: u64,
         weight_ns: u64,
-        stack: &Stack,
+        stack: StackId,
         link: Option<LinkId>,
     ) {
-        let stack = self.stack(stack);
         let time_unix_ns = self.builder.unix_ns(time_ns);
         self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns });
     }
@@ -365,18 +366,13 @@ impl Tables<'_> {
     }
 
     fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {
-        if let Some(known) = self.locations.get(&(frame, is_inferred)) {
-            return *known;
-        }
         let mapping = frame.module().and_then(|id| self.mapping(id));
         let (kind, address) = match frame.kernel_address() {
             Some(address) => (FrameKind::Kernel, address),
             None => (FrameKind::Native, frame.address()),
         };
         let lines = Vec::new();
-        let id = self.profile.add_location(Location { mapping, address, kind, lines, is_inferred });
-        self.locations.insert((frame, is_inferred), id);
-        id
+        self.profile.add_location(Location { mapping, address, kind, lines, is_inferred })
     }
 
     fn mapping(&mut self, id: crate::unwind::ModuleId) -> Option<MappingId> {

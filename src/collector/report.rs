@@ -5,7 +5,8 @@ use std::fmt::{self, Display, Write};
 
 use super::engine::Engine;
 use crate::keep::{Epoch, Kept, KeptSpan, NoProfile};
-use crate::profile::{Attribute, Profile, PublicNames, Symbolized, Value, Waiter, Waits, capped};
+use crate::profile::{Attribute, Profile, Symbolized, Value, Waiter, Waits, capped};
+use crate::redact::Redaction;
 use crate::span::{Account, SpanKey};
 use crate::sys::{self, Unusual};
 
@@ -55,7 +56,7 @@ pub(super) fn describe(
     epoch: &Epoch,
     topmost: &[SpanKey],
     losses: &Losses,
-    names: &dyn PublicNames,
+    names: &Redaction,
 ) {
     let kept = outermost_first(&epoch.kept);
     let Some(first) = kept.first() else { return };
@@ -274,7 +275,7 @@ pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
 }
 
 /// The line that goes to the log.
-pub(super) fn line(kept: &Kept, names: &dyn PublicNames) -> String {
+pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
     let Some(first) = kept.spans.first() else {
         return String::new();
     };
@@ -485,7 +486,6 @@ impl Display for Ns {
 mod tests {
     use super::*;
     use crate::profile::ProfileId;
-    use crate::redact::Redaction;
 
     fn kept() -> Kept {
         let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);

@@ -15,7 +15,8 @@ use super::report;
 use super::room::TakenRoom;
 use crate::export::{Exported, Exporter, Hopeless, Reporter};
 use crate::keep::{Kept, KeptSpan, OnKept};
-use crate::profile::{MappingId, Profile, PublicNames, Symbolized, Waits};
+use crate::profile::{MappingId, Profile, Symbolized, Waits};
+use crate::redact::Redaction;
 use crate::stats::Counters;
 use crate::symbols::{Missing, SymbolSettings, Symbolizer};
 use crate::sys::{Files, Owning};
@@ -373,7 +374,8 @@ impl Worker {
         let (settings, files) = (self.parts.symbols, &self.parts.files);
         let symbolizer = || Owning::new(Symbolizer::new(settings), files);
         let symbolizer = self.symbolizer.get_or_insert_with(symbolizer);
-        let mut symbolized = symbolizer.symbolize(&profile, modules, most_bytes);
+        let names = &self.parts.engine.redaction;
+        let mut symbolized = symbolizer.symbolize(&profile, modules, names, most_bytes);
         drop(profile);
         report::describe_symbolized(&mut symbolized);
         let Symbolized { profile, thinned, .. } = symbolized;
@@ -384,12 +386,11 @@ impl Worker {
                 Counters::add(&self.parts.engine.counters.symbols_over_limit, 1);
             }
             if self.told.insert(missing.clone()) {
-                let text = missing_in_words(&missing, &self.parts.engine.redaction);
+                let text = missing_in_words(&missing, names);
                 self.parts.engine.log(|| tracing::warn!(target: "tracing_profiling", "{text}"));
             }
         }
-        let redaction = &self.parts.engine.redaction;
-        profile.renamed(redaction)
+        profile
     }
 
     fn report(&self, kept: &Kept) {
@@ -434,7 +435,7 @@ fn unexported(kept: &[KeptSpan]) -> Kept {
     }
 }
 
-fn missing_in_words(missing: &Missing, names: &dyn PublicNames) -> String {
+fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
     match missing {
         Missing::LineTables => "this program has no line tables, so profiles show functions but \
             no lines and no inlined functions; add `debug = \"line-tables-only\"` to \

@@ -1,6 +1,6 @@
 //! Folded stacks: a line a stack, as Brendan Gregg's `flamegraph.pl` and most viewers read them.
 
-use super::frames::Frames;
+use super::frames::{Frames, Path};
 use crate::profile::Profile;
 
 /// How long the text may be: stacks beyond that are one line in sum.
@@ -21,18 +21,21 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
     let mut text = String::new();
     let mut left_out = 0_u64;
     let mut samples = frames.samples().iter().peekable();
-    while let Some(sample) = samples.next() {
-        let mut weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
-        let is_same = |other: &&&_| {
-            let names = |sample| frames.steps(sample).map(|step| step.frame);
-            names(sample).eq(names(other))
+    while let Some(path) = samples.next() {
+        let weight_of = |path: &Path<'_>| -> u64 {
+            path.sample.points.iter().map(|point| point.weight_ns).sum()
+        };
+        let mut weight = weight_of(path);
+        let is_same = |other: &&Path<'_>| {
+            let names = |path| frames.steps(path).map(|step| step.frame);
+            names(path).eq(names(other))
         };
         while let Some(same) = samples.next_if(is_same) {
-            weight += same.points.iter().map(|point| point.weight_ns).sum::<u64>();
+            weight += weight_of(same);
         }
         let begin = text.len();
-        for step in frames.steps(sample) {
-            let name = frames.frame(step.frame).map_or("", |frame| &frame.name);
+        for step in frames.steps(path) {
+            let name = frames.name(step.frame.name);
             // What separates frames and samples may not stand in a name.
             text.extend(name.chars().map(|c| if [';', '\n'].contains(&c) { ':' } else { c }));
             text.push(';');

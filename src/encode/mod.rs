@@ -48,11 +48,7 @@ mod tests {
             file_offset: 0x1000,
             build_ids: vec![("process.executable.build_id.gnu".into(), "abcd".into())],
         });
-        let function = Function {
-            name: profile.add_string(name),
-            system_name: profile.add_string(name),
-            file: profile.add_string(file),
-        };
+        let function = Function { file: file.to_owned(), ..Function::named(name) };
         let line = Line { function: profile.add_function(function), line, column: 0 };
         profile.add_location(Location {
             mapping: Some(mapping),

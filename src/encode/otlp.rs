@@ -264,9 +264,9 @@ impl<'a> Dictionary<'a> {
             return 0;
         };
         let function = proto::Function {
-            name_strindex: self.string(self.profile.string(*name)),
-            system_name_strindex: self.string(self.profile.string(*system_name)),
-            filename_strindex: self.string(self.profile.string(*file)),
+            name_strindex: self.string(name),
+            system_name_strindex: self.string(system_name),
+            filename_strindex: self.string(file),
             start_line: 0,
         };
         let index = push(&mut self.message.function_table, function);
@@ -338,8 +338,8 @@ impl<'a> Dictionary<'a> {
         if let Some(index) = self.stacks.get(&id) {
             return *index;
         }
-        let locations = self.profile.stack(id);
-        let location_indices = locations.iter().map(|id| self.location(*id)).collect();
+        let locations = self.profile.location_ids(id);
+        let location_indices = locations.map(|id| self.location(id)).collect();
         let index = push(&mut self.message.stack_table, proto::Stack { location_indices });
         self.stacks.insert(id, index);
         index

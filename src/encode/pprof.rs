@@ -66,9 +66,8 @@ impl<'a> Encoder<'a> {
             let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
             let encoded = proto::Sample {
                 location_id: profile
-                    .stack(sample.stack)
-                    .iter()
-                    .map(|id| self.location(*id))
+                    .location_ids(sample.stack)
+                    .map(|id| self.location(id))
                     .collect(),
                 value: match sample.kind {
                     SampleKind::OnCpu => {
@@ -165,12 +164,12 @@ impl<'a> Encoder<'a> {
         };
         let number = self.message.function.len() as u64 + 1;
         // pprof takes a name that the linker has too for a mangled one, and cuts what stands in `<>`.
-        let linkers = Some(function.system_name).filter(|linkers| *linkers != function.name);
+        let linkers = Some(&function.system_name).filter(|linkers| **linkers != function.name);
         let encoded = proto::Function {
             id: number,
-            name: self.string(self.profile.string(function.name)),
-            system_name: linkers.map_or(0, |linkers| self.string(self.profile.string(linkers))),
-            filename: self.string(self.profile.string(function.file)),
+            name: self.string(&function.name),
+            system_name: linkers.map_or(0, |linkers| self.string(linkers)),
+            filename: self.string(&function.file),
         };
         self.message.function.push(encoded);
         self.functions.insert(id, number);
@@ -279,12 +278,12 @@ mod tests {
         let files = ["/opt/shop", "libc.so.6"].map(str::to_owned);
         let [_, libc] =
             files.map(|file| profile.add_mapping(Mapping { file, ..Mapping::default() }));
-        let line = profile.name_alone("nanosleep");
+        let function = profile.add_function(Function::named("nanosleep"));
         let location = profile.add_location(Location {
             mapping: Some(libc),
             address: 1,
             kind: FrameKind::Native,
-            lines: vec![line],
+            lines: vec![Line { function, line: 0, column: 0 }],
             is_inferred: false,
         });
         let stack = profile.add_stack(vec![location]);
@@ -305,10 +304,9 @@ mod tests {
     #[test]
     fn a_linkers_name_that_says_the_same_is_left_out() {
         let mut profile = checkout();
-        let name = profile.add_string("<shop::Cart as core::fmt::Debug>::fmt");
-        let linkers = profile.add_string("_RNvXCs_4shop");
-        let file = profile.add_string("");
-        let functions = [name, linkers].map(|system_name| Function { name, system_name, file });
+        let name = "<shop::Cart as core::fmt::Debug>::fmt";
+        let functions = [name, "_RNvXCs_4shop"]
+            .map(|linkers| Function { system_name: linkers.to_owned(), ..Function::named(name) });
         let lines = functions.map(|function| Line {
             function: profile.add_function(function),
             line: 1,
@@ -333,7 +331,6 @@ mod tests {
             .map(|function| (string(function.name), string(function.system_name)))
             .filter(|(name, _)| name.starts_with('<'))
             .collect();
-        let name = "<shop::Cart as core::fmt::Debug>::fmt";
         assert_eq!(linkers, [(name, ""), (name, "_RNvXCs_4shop")]);
         assert!(message.function.iter().all(|f| f.name != f.system_name));
     }

@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{
-    Attribute, FrameKind, Link, LinkId, Location, Point, Profile, ProfileId, SampleKind, Value,
+    Attribute, FrameKind, Function, Line, Link, LinkId, Location, Point, Profile, ProfileId,
+    SampleKind, Value,
 };
 
 /// Builds a profile by hand, to test an [`Exporter`](crate::Exporter) with. Its id, title and notes are fields that can be
@@ -83,7 +84,8 @@ impl ProfileBuilder {
             link = Some(profile.add_link(span));
         }
         let locations = functions.iter().map(|function| {
-            let lines = vec![profile.name_alone(function)];
+            let function = profile.add_function(Function::named(function));
+            let lines = vec![Line { function, line: 0, column: 0 }];
             profile.add_location(Location {
                 mapping: None,
                 address: 0,

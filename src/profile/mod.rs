@@ -12,11 +12,12 @@ pub use crate::ids::ProfileId;
 pub use builder::ProfileBuilder;
 pub use model::{
     Attribute, FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping,
-    MappingId, Point, Profile, Sample, SampleKind, StackId, StringId, Value,
+    MappingId, Point, Profile, Sample, SampleKind, StackId, Value,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
-pub(crate) use rebuild::{PublicNames, Symbolized, Symbols};
+pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
+pub(crate) use table::TableId;
 pub use waits::{Waiter, Waits};
 
 /// Stands for the frames of a stack that is longer than what was copied of it.

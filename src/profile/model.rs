@@ -4,13 +4,10 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::ProfileBuilder;
+use super::rebuild::SourceLine;
 use super::table::{Table, handle};
 use crate::ids::{ProfileId, SpanId, TraceId};
 
-handle! {
-    /// The place of a string.
-    StringId
-}
 handle! {
     /// The place of a [`Function`].
     FunctionId
@@ -24,7 +21,7 @@ handle! {
     LocationId
 }
 handle! {
-    /// The place of a stack: locations, the innermost first.
+    /// A stack: the place of its innermost call.
     StackId
 }
 handle! {
@@ -37,11 +34,18 @@ handle! {
 #[non_exhaustive]
 pub struct Function {
     /// As a programmer writes it.
-    pub name: StringId,
+    pub name: String,
     /// As the linker knows it.
-    pub system_name: StringId,
-    /// The source file; an empty string if unknown.
-    pub file: StringId,
+    pub system_name: String,
+    /// The source file; empty if unknown.
+    pub file: String,
+}
+
+impl Function {
+    /// One of which only the name is known.
+    pub(crate) fn named(name: &str) -> Self {
+        Self { name: name.to_owned(), system_name: name.to_owned(), file: String::new() }
+    }
 }
 
 /// A line of a function.
@@ -73,7 +77,7 @@ pub struct Mapping {
 }
 
 /// What kind of code a frame is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum FrameKind {
     /// Rust.
@@ -103,6 +107,18 @@ pub struct Location {
     /// It was found by looking for a likely return address, since of a thread that waits not all
     /// registers are known. The same goes for all outer locations of the stack.
     pub is_inferred: bool,
+}
+
+/// A call on a stack. Stacks with the same callers share these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct StackNode {
+    caller: StackId,
+    location: LocationId,
+}
+
+impl StackId {
+    /// No call at all.
+    const EMPTY: Self = Self(u32::MAX);
 }
 
 /// The span that a sample belongs to.
@@ -236,13 +252,12 @@ pub struct Profile {
     pub attributes: Vec<Attribute>,
     samples: Vec<Sample>,
     places: HashMap<(StackId, Option<LinkId>, SampleKind), usize>,
-    strings: Table<StringId, str>,
     functions: Table<FunctionId, Function>,
     mappings: Table<MappingId, Mapping>,
     locations: Table<LocationId, Location>,
-    stacks: Table<StackId, [LocationId]>,
+    stacks: Table<StackId, StackNode>,
     links: Table<LinkId, Link>,
-    /// What values of tables point to, and what samples are.
+    /// What samples take.
     bytes: usize,
 }
 
@@ -269,7 +284,6 @@ impl Profile {
             attributes: Vec::new(),
             samples: Vec::new(),
             places: HashMap::new(),
-            strings: Table::default(),
             functions: Table::default(),
             mappings: Table::default(),
             locations: Table::default(),
@@ -279,23 +293,34 @@ impl Profile {
         }
     }
 
-    /// What it takes in memory, roughly.
-    pub(crate) fn bytes(&self) -> usize {
-        let named = self.strings.bytes() + self.functions.bytes() + self.links.bytes();
-        let places = self.mappings.bytes() + self.locations.bytes() + self.stacks.bytes();
-        self.bytes + named + places
+    /// What is said of all of it, without samples.
+    pub(super) fn without_samples(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            title: self.title.clone(),
+            notes: self.notes.clone(),
+            start_unix_ns: self.start_unix_ns,
+            duration_ns: self.duration_ns,
+            attributes: self.attributes.clone(),
+            ..Self::new(self.id, self.period_ns)
+        }
     }
 
-    pub(crate) fn add_string(&mut self, string: &str) -> StringId {
-        self.strings.add(string)
+    /// What it takes in memory, roughly.
+    pub(crate) fn bytes(&self) -> usize {
+        let tables = self.functions.bytes() + self.mappings.bytes() + self.locations.bytes();
+        self.bytes + tables + self.stacks.bytes() + self.links.bytes()
     }
 
     pub(crate) fn add_function(&mut self, function: Function) -> FunctionId {
-        self.functions.add(function)
+        let Function { name, system_name, file } = &function;
+        let bytes = name.len() + system_name.len() + file.len();
+        self.functions.add(function, bytes)
     }
 
     pub(crate) fn add_mapping(&mut self, mapping: Mapping) -> MappingId {
-        self.mappings.add(mapping)
+        let bytes = mapping.file.len();
+        self.mappings.add(mapping, bytes)
     }
 
     /// The file of code that was added first: the program itself, whether a sample fell in it or not.
@@ -304,10 +329,8 @@ impl Profile {
     }
 
     pub(crate) fn add_location(&mut self, location: Location) -> LocationId {
-        let (before, bytes) = (self.locations.len(), size_of_val(location.lines.as_slice()));
-        let id = self.locations.add(location);
-        self.bytes += if self.locations.len() > before { bytes } else { 0 };
-        id
+        let bytes = size_of_val(location.lines.as_slice());
+        self.locations.add(location, bytes)
     }
 
     /// A frame that is not code but a remark of ours.
@@ -321,29 +344,21 @@ impl Profile {
     }
 
     fn add_named(&mut self, name: &str, kind: FrameKind) -> LocationId {
-        let line = self.name_alone(name);
-        let lines = vec![line];
+        let function = self.add_function(Function::named(name));
+        let lines = vec![Line { function, line: 0, column: 0 }];
         self.add_location(Location { mapping: None, address: 0, kind, lines, is_inferred: false })
-    }
-
-    /// A function of which only the name is known.
-    pub(crate) fn name_alone(&mut self, name: &str) -> Line {
-        let name = self.add_string(name);
-        let file = self.add_string("");
-        let function = self.add_function(Function { name, system_name: name, file });
-        Line { function, line: 0, column: 0 }
     }
 
     /// Adds a stack, the innermost location first.
     pub(crate) fn add_stack(&mut self, stack: Vec<LocationId>) -> StackId {
-        self.stacks.add(stack)
+        stack.into_iter().rev().fold(StackId::EMPTY, |caller, location| {
+            self.stacks.add(StackNode { caller, location }, 0)
+        })
     }
 
     pub(crate) fn add_link(&mut self, link: Link) -> LinkId {
-        let (before, bytes) = (self.links.len(), link.span.len());
-        let id = self.links.add(link);
-        self.bytes += if self.links.len() > before { bytes } else { 0 };
-        id
+        let bytes = link.span.len();
+        self.links.add(link, bytes)
     }
 
     /// Adds a sample. Samples of one stack in one span become one, with a point each.
@@ -371,8 +386,19 @@ impl Profile {
         &self.samples
     }
 
-    pub(super) fn locations(&self) -> impl Iterator<Item = &Location> {
-        self.locations.iter().map(|(_, location)| location)
+    /// All locations, in the order of their ids.
+    pub(crate) fn locations(&self) -> impl Iterator<Item = (LocationId, &Location)> {
+        self.locations.iter()
+    }
+
+    /// All functions, in the order of their ids.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = (FunctionId, &Function)> {
+        self.functions.iter()
+    }
+
+    /// All links, in the order of their ids.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (LinkId, &Link)> {
+        self.links.iter()
     }
 
     #[cfg(test)]
@@ -445,11 +471,6 @@ impl Profile {
         (is_multiple && are_few).then_some(unit)
     }
 
-    /// A string; empty if the id is of another profile.
-    pub fn string(&self, id: StringId) -> &str {
-        self.strings.get(id).unwrap_or_default()
-    }
-
     /// A function, if the id is of this profile.
     pub fn function(&self, id: FunctionId) -> Option<&Function> {
         self.functions.get(id)
@@ -466,8 +487,23 @@ impl Profile {
     }
 
     /// The locations of a stack, the innermost first; none if the id is of another profile.
-    pub fn stack(&self, id: StackId) -> &[LocationId] {
-        self.stacks.get(id).unwrap_or_default()
+    pub fn stack(&self, id: StackId) -> impl Iterator<Item = &Location> {
+        self.location_ids(id).filter_map(|id| self.location(id))
+    }
+
+    /// The same by their ids.
+    pub fn location_ids(&self, stack: StackId) -> impl Iterator<Item = LocationId> {
+        let next = |node: &&StackNode| self.stacks.get(node.caller);
+        std::iter::successors(self.stacks.get(stack), next).map(|node| node.location)
+    }
+
+    /// The lines of a location with their functions.
+    pub(super) fn source_lines(&self, location: &Location) -> Vec<SourceLine> {
+        let source = |Line { function, line, column }: &Line| {
+            let function = self.function(*function)?.clone();
+            Some(SourceLine { function, line: *line, column: *column })
+        };
+        location.lines.iter().filter_map(source).collect()
     }
 
     /// A link, if the id is of this profile.
@@ -500,20 +536,50 @@ impl Profile {
     /// What was inlined into a function belongs to it: `wrapping_mul` would help nobody. Where
     /// functions have no names, it is a place in the code.
     pub fn top_function(&self) -> Option<(String, f64)> {
-        let mut own: HashMap<Result<StringId, LocationId>, u64> = HashMap::new();
+        let mut own: HashMap<Result<&str, LocationId>, u64> = HashMap::new();
         for sample in self.of_kind(SampleKind::OnCpu) {
-            let Some(leaf) = self.stack(sample.stack).first() else { continue };
-            let outermost = self.location(*leaf).and_then(|leaf| leaf.lines.last());
+            let Some(leaf) = self.location_ids(sample.stack).next() else { continue };
+            let outermost = self.location(leaf).and_then(|leaf| leaf.lines.last());
             let function = outermost.and_then(|line| self.function(line.function));
             let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
-            *own.entry(function.map(|function| function.name).ok_or(*leaf)).or_default() += weight;
+            *own.entry(function.map(|function| &*function.name).ok_or(leaf)).or_default() += weight;
         }
         let (top, weight) = own.into_iter().max_by_key(|(top, weight)| (*weight, *top))?;
         let name = match top {
-            Ok(name) => self.string(name).to_owned(),
+            Ok(name) => name.to_owned(),
             Err(place) => self.place_in_code(self.location(place)?),
         };
         Some((name, weight as f64 / self.weight_ns().max(1) as f64))
+    }
+
+    /// One of so many points of each kind, with its sample: it stands for those that are left out, so that the
+    /// sums stay right.
+    pub(super) fn thinned_points(&self, every: usize) -> Vec<(&Sample, Point)> {
+        let mut taken = Vec::new();
+        for kind in [SampleKind::OnCpu, SampleKind::OffCpu] {
+            let total = self.points(kind).count();
+            let points = self.of_kind(kind).flat_map(|s| s.points.iter().map(move |p| (s, p)));
+            let mut skipped_ns = 0;
+            for (number, (sample, Point { time_unix_ns, weight_ns })) in (1..).zip(points) {
+                skipped_ns += weight_ns;
+                if number % every.max(1) == 0 || number == total {
+                    let weight_ns = std::mem::take(&mut skipped_ns);
+                    taken.push((sample, Point { time_unix_ns: *time_unix_ns, weight_ns }));
+                }
+            }
+        }
+        taken
+    }
+
+    /// The same with one of so many points of each kind.
+    #[cfg(feature = "_otlp")]
+    pub(crate) fn thinned(&self, every: usize) -> Self {
+        let mut thinned = self.clone();
+        (thinned.samples, thinned.places) = (Vec::new(), HashMap::new());
+        for (sample, point) in self.thinned_points(every) {
+            thinned.add_sample(sample.kind, sample.stack, sample.link, point);
+        }
+        thinned
     }
 }
 
@@ -530,9 +596,7 @@ mod tests {
     }
 
     fn named(profile: &mut Profile, name: &str) -> Line {
-        let name = profile.add_string(name);
-        let file = profile.add_string("");
-        let function = profile.add_function(Function { name, system_name: name, file });
+        let function = profile.add_function(Function::named(name));
         Line { function, line: 1, column: 0 }
     }
 

@@ -1,42 +1,30 @@
-//! A profile made anew from another: with symbols, with other names, or with fewer samples.
+//! A profile made anew from another: with symbols, and with the names that others may see.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::model::{
-    FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping, MappingId,
-    Point, Profile, SampleKind, StackId,
+    FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, MappingId, Profile,
+    StackId,
 };
 use super::names::capped;
+use crate::redact::Redaction;
 
-/// What functions, files and spans are called outside of the process.
-pub(crate) trait PublicNames {
-    /// A function, as a programmer writes it or as the linker knows it.
-    fn function<'a>(&self, name: &'a str) -> Cow<'a, str>;
-    /// A file of source code.
-    fn source<'a>(&self, path: &'a str) -> Cow<'a, str>;
-    /// A file of code.
-    fn code<'a>(&self, path: &'a str) -> Cow<'a, str>;
-    /// A span.
-    fn span<'a>(&self, name: &'a str) -> Cow<'a, str>;
+/// What is known of the files of code and of the kernel.
+pub(crate) trait Symbols {
+    /// More names of the very file, for [`Mapping::build_ids`](super::Mapping::build_ids).
+    fn build_ids(&mut self, mapping: MappingId) -> Vec<(String, String)>;
+    /// What code is at a location, the innermost inlined function first. `None` if it is what the location says
+    /// already.
+    fn lines(&mut self, location: &Location) -> Option<(FrameKind, Vec<SourceLine>)>;
 }
 
-/// What is known of the files of code.
-pub(crate) trait Symbols {
-    /// More names of the very file, for [`Mapping::build_ids`].
-    fn build_ids(&mut self, mapping: MappingId) -> Vec<(String, String)>;
-    /// What a location is, and its lines; adds strings and functions to the profile, in which the mapping can
-    /// have another place.
-    fn lines(
-        &mut self,
-        profile: &mut Profile,
-        mapping: MappingId,
-        address: u64,
-    ) -> (FrameKind, Vec<Line>);
-    /// Addresses in the kernel of which the functions will be asked for.
-    fn prepare_kernel(&mut self, addresses: &[u64]);
-    /// The function of an address in the kernel, or of somewhere there if it is 0.
-    fn kernel_function(&mut self, address: u64) -> String;
+/// A line of a function that is in no profile yet.
+#[derive(Clone, Debug)]
+pub(crate) struct SourceLine {
+    pub(crate) function: Function,
+    pub(crate) line: u32,
+    pub(crate) column: u32,
 }
 
 /// Functions that a stack shows, inlined ones too: what lies further out is left out. A picture with more rows
@@ -55,115 +43,62 @@ pub(crate) struct Symbolized {
 }
 
 impl Profile {
-    /// The same samples with other names. What has the same names then is one, and nothing is left of
-    /// what no sample refers to. Title, notes and attributes are taken as they are.
-    pub(crate) fn renamed(&self, names: &dyn PublicNames) -> Self {
-        self.within_no_limit(1, &mut Renaming { names, functions: HashMap::new() })
-    }
-
-    /// The same with one of so many points of each kind: it stands for those that are left out, so that the
-    /// sums stay right.
-    #[cfg(feature = "_otlp")]
-    pub(crate) fn thinned(&self, every: usize) -> Self {
-        self.within_no_limit(every, &mut Copying::default())
-    }
-
-    /// The same profile with what `symbols` knows of its mappings and of each location in them; with as many
-    /// of its samples as take so many bytes then.
-    pub(crate) fn symbolized(&self, symbols: &mut dyn Symbols, most_bytes: usize) -> Symbolized {
-        let in_kernel = |location: &&Location| location.kind == FrameKind::Kernel;
-        let kernel = self.locations().filter(in_kernel).map(|location| location.address);
-        symbols.prepare_kernel(&kernel.collect::<Vec<_>>());
+    /// The same profile with what `symbols` knows of its mappings and of each location in them, all of it by its
+    /// public names; with as many of its samples as take so many bytes then. What looks the same then is one, and
+    /// nothing is left of what no sample refers to. Title, notes and attributes are taken as they are.
+    pub(crate) fn symbolized(
+        &self,
+        symbols: &mut dyn Symbols,
+        redaction: &Redaction,
+        most_bytes: usize,
+    ) -> Symbolized {
         let points = self.sample_count() + self.wait_count();
         let mut every = 1;
         loop {
             // One sample is exported however large it is.
             let most_bytes = if every < points { most_bytes } else { usize::MAX };
-            match self.rebuilt(every, most_bytes, &mut Symbolizing { symbols }) {
-                Some(Rebuilding { to, shortened, .. }) => {
-                    let thinned = points - (to.sample_count() + to.wait_count());
-                    return Symbolized { profile: to, thinned, shortened };
-                }
+            match self.rebuilt(every, most_bytes, symbols, redaction) {
+                Some(symbolized) => return symbolized,
                 None => every = every.saturating_mul(2),
             }
         }
     }
 
-    fn within_no_limit(&self, every: usize, change: &mut dyn Rewrite) -> Self {
-        let rebuilt = self.rebuilt(every, usize::MAX, change);
-        rebuilt.map_or_else(|| self.clone(), |rebuilt| rebuilt.to)
-    }
-
     /// None if it would take more bytes than it may.
-    fn rebuilt<'a>(
-        &'a self,
+    fn rebuilt(
+        &self,
         every: usize,
         most_bytes: usize,
-        change: &'a mut dyn Rewrite,
-    ) -> Option<Rebuilding<'a>> {
-        let mut to = Self::new(self.id, self.period_ns);
-        to.name.clone_from(&self.name);
-        to.title.clone_from(&self.title);
-        to.notes.clone_from(&self.notes);
-        to.start_unix_ns = self.start_unix_ns;
-        to.duration_ns = self.duration_ns;
-        to.attributes.clone_from(&self.attributes);
+        symbols: &mut dyn Symbols,
+        redaction: &Redaction,
+    ) -> Option<Symbolized> {
         let mut rebuilding = Rebuilding {
             from: self,
-            to,
-            change,
+            to: self.without_samples(),
+            symbols,
+            redaction,
+            functions: HashMap::new(),
             mappings: HashMap::new(),
             locations: HashMap::new(),
             stacks: HashMap::new(),
             links: HashMap::new(),
-            shortened: 0,
         };
         if let Some(program) = self.first_mapping() {
             rebuilding.mapping(program);
         }
-        for kind in [SampleKind::OnCpu, SampleKind::OffCpu] {
-            let total = self.points(kind).count();
-            let (mut number, mut skipped_ns) = (0, 0);
-            for sample in self.of_kind(kind) {
-                for Point { time_unix_ns, weight_ns } in &sample.points {
-                    number += 1;
-                    skipped_ns += weight_ns;
-                    if number % every.max(1) != 0 && number != total {
-                        continue;
-                    }
-                    let (stack, is_short) = rebuilding.stack(sample.stack);
-                    let link = sample.link.and_then(|link| rebuilding.link(link));
-                    let weight_ns = std::mem::take(&mut skipped_ns);
-                    let point = Point { time_unix_ns: *time_unix_ns, weight_ns };
-                    rebuilding.to.add_sample(kind, stack, link, point);
-                    rebuilding.shortened += usize::from(is_short);
-                }
-                if rebuilding.to.bytes() > most_bytes {
-                    return None;
-                }
+        let points = self.thinned_points(every);
+        let thinned = self.sample_count() + self.wait_count() - points.len();
+        let mut shortened = 0;
+        for (sample, point) in points {
+            let (stack, is_short) = rebuilding.stack(sample.stack);
+            let link = sample.link.and_then(|link| rebuilding.link(link));
+            rebuilding.to.add_sample(sample.kind, stack, link, point);
+            shortened += usize::from(is_short);
+            if rebuilding.to.bytes() > most_bytes {
+                return None;
             }
         }
-        Some(rebuilding)
-    }
-}
-
-/// What becomes of the values of a profile.
-trait Rewrite {
-    fn mapping(&mut self, id: MappingId, mapping: &Mapping) -> Mapping {
-        _ = id;
-        mapping.clone()
-    }
-
-    /// Of a location, with functions of the new profile.
-    fn lines(
-        &mut self,
-        from: &Profile,
-        to: &mut Profile,
-        location: &Location,
-    ) -> (FrameKind, Vec<Line>);
-
-    fn span(&mut self, span: &str) -> String {
-        span.to_owned()
+        Some(Symbolized { profile: rebuilding.to, thinned, shortened })
     }
 }
 
@@ -171,13 +106,15 @@ trait Rewrite {
 struct Rebuilding<'a> {
     from: &'a Profile,
     to: Profile,
-    change: &'a mut dyn Rewrite,
+    symbols: &'a mut dyn Symbols,
+    redaction: &'a Redaction,
+    /// By the names that they have in the program.
+    functions: HashMap<Function, FunctionId>,
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
     /// And whether it was shortened.
     stacks: HashMap<StackId, (StackId, bool)>,
     links: HashMap<LinkId, LinkId>,
-    shortened: usize,
 }
 
 impl Rebuilding<'_> {
@@ -185,10 +122,11 @@ impl Rebuilding<'_> {
         if let Some(known) = self.stacks.get(&id) {
             return *known;
         }
+        let from = self.from;
         let mut stack = Vec::new();
         let (mut levels, mut is_short) = (0, false);
-        for location in self.from.stack(id) {
-            let Some(location) = self.location(*location) else { continue };
+        for location in from.location_ids(id) {
+            let Some(location) = self.location(location) else { continue };
             let lines = self.to.location(location).map_or(0, |location| location.lines.len());
             levels += lines.max(1);
             if levels >= MOST_LEVELS {
@@ -209,7 +147,22 @@ impl Rebuilding<'_> {
         }
         let location = self.from.location(id)?;
         let mapping = location.mapping.and_then(|mapping| self.mapping(mapping));
-        let (kind, lines) = self.change.lines(self.from, &mut self.to, location);
+        let (kind, mut lines) = self
+            .symbols
+            .lines(location)
+            .unwrap_or_else(|| (location.kind, self.from.source_lines(location)));
+        // What it was inlined into in the end says where it is.
+        if lines.len() > MOST_INLINED {
+            lines.drain(MOST_INLINED - 1..lines.len() - 1);
+        }
+        let is_code = !matches!(kind, FrameKind::Wait | FrameKind::Remark);
+        let lines = lines.into_iter().map(|SourceLine { function, line, column }| {
+            // Remarks of ours keep their names.
+            let function =
+                if is_code { self.code(function) } else { self.to.add_function(function) };
+            Line { function, line, column }
+        });
+        let lines = lines.collect();
         let Location { address, is_inferred, .. } = *location;
         let new = Location { mapping, address, kind, lines, is_inferred };
         let place = self.to.add_location(new);
@@ -217,198 +170,80 @@ impl Rebuilding<'_> {
         Some(place)
     }
 
+    /// A function by its public names.
+    fn code(&mut self, function: Function) -> FunctionId {
+        if let Some(known) = self.functions.get(&function) {
+            return *known;
+        }
+        let Function { name, system_name, file } = &function;
+        let new = self.redaction.function(name);
+        // A mangled name says the same in another way, which no pattern would find.
+        let linkers =
+            if new == *name { self.redaction.function(system_name) } else { Cow::Borrowed(&*new) };
+        let public = Function {
+            name: capped(&new).into_owned(),
+            system_name: capped(&linkers).into_owned(),
+            file: capped(&self.redaction.source(file)).into_owned(),
+        };
+        let place = self.to.add_function(public);
+        self.functions.insert(function, place);
+        place
+    }
+
     fn mapping(&mut self, id: MappingId) -> Option<MappingId> {
         if let Some(known) = self.mappings.get(&id) {
             return Some(*known);
         }
-        let mapping = self.change.mapping(id, self.from.mapping(id)?);
+        let mut mapping = self.from.mapping(id)?.clone();
+        mapping.build_ids.extend(self.symbols.build_ids(id));
+        mapping.file = capped(&self.redaction.code(&mapping.file)).into_owned();
         let place = self.to.add_mapping(mapping);
         self.mappings.insert(id, place);
         Some(place)
     }
 
     fn link(&mut self, id: LinkId) -> Option<LinkId> {
-        let mut unknown = Vec::new();
-        let mut parent = None;
-        let mut next = Some(id);
-        while let Some(id) = next {
-            if let Some(known) = self.links.get(&id) {
-                parent = Some(*known);
-                break;
-            }
-            unknown.push(id);
-            next = self.from.link(id)?.parent;
-        }
+        let around = std::iter::successors(Some(id), |id| self.from.link(*id)?.parent);
+        let unknown: Vec<_> = around.take_while(|id| !self.links.contains_key(id)).collect();
         for id in unknown.into_iter().rev() {
-            let Link { span, ids, .. } = self.from.link(id)?;
-            let span = self.change.span(span);
+            let Link { span, parent, ids } = self.from.link(id)?;
+            let span = capped(&self.redaction.span(span)).into_owned();
+            let parent = parent.and_then(|parent| self.links.get(&parent).copied());
             let place = self.to.add_link(Link { span, parent, ids: *ids });
             self.links.insert(id, place);
-            parent = Some(place);
         }
-        parent
-    }
-}
-
-/// Everything stays as it is.
-#[derive(Default)]
-#[cfg_attr(not(feature = "_otlp"), allow(dead_code, reason = "only what is sent is thinned so"))]
-struct Copying {
-    functions: HashMap<FunctionId, FunctionId>,
-}
-
-impl Rewrite for Copying {
-    fn lines(
-        &mut self,
-        from: &Profile,
-        to: &mut Profile,
-        location: &Location,
-    ) -> (FrameKind, Vec<Line>) {
-        let line = |line: &Line| {
-            let function = *self.functions.entry(line.function).or_insert_with(|| {
-                let text = |id| from.string(id);
-                let known = from.function(line.function);
-                let [name, system_name, file] = known.map_or([""; 3], |function| {
-                    [function.name, function.system_name, function.file].map(text)
-                });
-                let name = to.add_string(name);
-                let system_name = to.add_string(system_name);
-                let file = to.add_string(file);
-                to.add_function(Function { name, system_name, file })
-            });
-            Line { function, ..*line }
-        };
-        (location.kind, location.lines.iter().map(line).collect())
-    }
-}
-
-/// Names become others.
-struct Renaming<'a> {
-    names: &'a dyn PublicNames,
-    /// Those of code: remarks of ours keep their names.
-    functions: HashMap<FunctionId, FunctionId>,
-}
-
-impl Rewrite for Renaming<'_> {
-    fn mapping(&mut self, _: MappingId, mapping: &Mapping) -> Mapping {
-        let file = capped(&self.names.code(&mapping.file)).into_owned();
-        Mapping { file, ..mapping.clone() }
-    }
-
-    fn span(&mut self, span: &str) -> String {
-        capped(&self.names.span(span)).into_owned()
-    }
-
-    fn lines(
-        &mut self,
-        from: &Profile,
-        to: &mut Profile,
-        location: &Location,
-    ) -> (FrameKind, Vec<Line>) {
-        let is_code = !matches!(location.kind, FrameKind::Wait | FrameKind::Remark);
-        let lines = location.lines.iter().filter_map(|line| {
-            let function = self.function(from, to, line.function, is_code)?;
-            Some(Line { function, ..*line })
-        });
-        (location.kind, lines.collect())
-    }
-}
-
-impl Renaming<'_> {
-    fn function(
-        &mut self,
-        from: &Profile,
-        to: &mut Profile,
-        id: FunctionId,
-        is_code: bool,
-    ) -> Option<FunctionId> {
-        if let Some(known) = self.functions.get(&id).filter(|_| is_code) {
-            return Some(*known);
-        }
-        let Function { name, system_name, file } = from.function(id)?;
-        let (name, linkers) = (from.string(*name), from.string(*system_name));
-        if !is_code {
-            return to.name_alone(name).function.into();
-        }
-        let new = self.names.function(name);
-        // A mangled name says the same in another way, which no pattern would find.
-        let new_linkers =
-            if new == name { self.names.function(linkers) } else { Cow::Borrowed(new.as_ref()) };
-        let file = self.names.source(from.string(*file));
-        let function = Function {
-            name: to.add_string(&capped(&new)),
-            system_name: to.add_string(&capped(&new_linkers)),
-            file: to.add_string(&capped(&file)),
-        };
-        let place = to.add_function(function);
-        self.functions.insert(id, place);
-        Some(place)
-    }
-}
-
-/// Addresses become functions.
-struct Symbolizing<'a> {
-    symbols: &'a mut dyn Symbols,
-}
-
-impl Rewrite for Symbolizing<'_> {
-    fn mapping(&mut self, id: MappingId, mapping: &Mapping) -> Mapping {
-        let mut mapping = mapping.clone();
-        mapping.build_ids.extend(self.symbols.build_ids(id));
-        mapping
-    }
-
-    fn lines(
-        &mut self,
-        from: &Profile,
-        to: &mut Profile,
-        location: &Location,
-    ) -> (FrameKind, Vec<Line>) {
-        match (location.kind, location.mapping) {
-            (FrameKind::Kernel, _) => {
-                let name = self.symbols.kernel_function(location.address);
-                (FrameKind::Kernel, vec![to.name_alone(&capped(&name))])
-            }
-            (_, Some(mapping)) => {
-                let (kind, mut lines) = self.symbols.lines(to, mapping, location.address);
-                // What it was inlined into in the end says where it is.
-                if lines.len() > MOST_INLINED {
-                    lines.drain(MOST_INLINED - 1..lines.len() - 1);
-                }
-                (kind, lines)
-            }
-            _ => Copying::default().lines(from, to, location),
-        }
+        self.links.get(&id).copied()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::ProfileId;
+    use crate::profile::{Mapping, Point, ProfileId, SampleKind};
 
-    /// Everything that begins with `secret` is hidden.
-    struct Hiding;
+    /// Everything with `secret` in it is hidden.
+    fn hiding() -> Redaction {
+        Redaction::new().full_paths(true).replace(".*secret.*", "x").unwrap()
+    }
 
-    impl Hiding {
-        fn hide<'a>(name: &'a str) -> Cow<'a, str> {
-            if name.contains("secret") { "x".into() } else { name.into() }
+    /// Every location is what it says it is.
+    struct NoSymbols;
+
+    impl Symbols for NoSymbols {
+        fn build_ids(&mut self, _: MappingId) -> Vec<(String, String)> {
+            Vec::new()
+        }
+        fn lines(&mut self, _: &Location) -> Option<(FrameKind, Vec<SourceLine>)> {
+            None
         }
     }
 
-    impl PublicNames for Hiding {
-        fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
-            Self::hide(name)
-        }
-        fn source<'a>(&self, path: &'a str) -> Cow<'a, str> {
-            Self::hide(path)
-        }
-        fn code<'a>(&self, path: &'a str) -> Cow<'a, str> {
-            Self::hide(path)
-        }
-        fn span<'a>(&self, name: &'a str) -> Cow<'a, str> {
-            Self::hide(name)
-        }
+    fn renamed(profile: &Profile) -> Profile {
+        profile.symbolized(&mut NoSymbols, &hiding(), usize::MAX).profile
+    }
+
+    fn symbolized(profile: &Profile, most_bytes: usize) -> Symbolized {
+        profile.symbolized(&mut ByAddress, &Redaction::new().full_paths(true), most_bytes)
     }
 
     fn add(profile: &mut Profile, address: u64, name: &str, linkers: &str) {
@@ -419,9 +254,9 @@ mod tests {
             ..Mapping::default()
         });
         let function = Function {
-            name: profile.add_string(name),
-            system_name: profile.add_string(linkers),
-            file: profile.add_string("/secret/main.rs"),
+            name: name.to_owned(),
+            system_name: linkers.to_owned(),
+            file: "/secret/main.rs".to_owned(),
         };
         let line = Line { function: profile.add_function(function), line: 3, column: 1 };
         let location = profile.add_location(Location {
@@ -447,21 +282,19 @@ mod tests {
         add(&mut profile, 7, "secret_b", "_ZN3bbbE");
         add(&mut profile, 8, "open", "secret_open");
         assert_eq!(profile.samples().len(), 3);
-        let renamed = profile.renamed(&Hiding);
+        let renamed = renamed(&profile);
         assert_eq!(renamed.samples().len(), 2, "a and b are one");
         let [merged, open] = renamed.samples() else { panic!("two") };
         assert_eq!(merged.points.len(), 2);
         assert_eq!(renamed.span_path(merged.link), ["a", "x"]);
         assert_eq!(open.points, profile.samples()[2].points);
         // What it waited for is a remark of ours.
-        let [wait, function] = renamed.stack(merged.stack) else { panic!("two frames") };
-        let name = |id: &LocationId| {
-            let line = renamed.location(*id).unwrap().lines[0];
-            let function = renamed.function(line.function).unwrap();
-            (renamed.string(function.name), renamed.string(function.system_name))
-        };
-        assert_eq!(name(wait), ("[secret wait]", "[secret wait]"));
-        assert_eq!(name(function), ("x", "x"), "also as the linker has it");
+        let functions = renamed.stack(merged.stack).map(|location| {
+            let function = renamed.function(location.lines[0].function).unwrap();
+            (function.name.as_str(), function.system_name.as_str())
+        });
+        // Also as the linker has it.
+        assert_eq!(functions.collect::<Vec<_>>(), [("[secret wait]", "[secret wait]"), ("x", "x")]);
         let all = format!("{renamed:?}").replace("[secret wait]", "");
         assert!(!all.contains("secret") && !all.contains("aaa"), "{all}");
     }
@@ -477,9 +310,8 @@ mod tests {
 
     /// The functions of a stack.
     fn names(profile: &Profile, stack: StackId) -> Vec<&str> {
-        let locations = profile.stack(stack).iter().map(|id| profile.location(*id).unwrap());
-        let lines = locations.flat_map(|location| &location.lines);
-        lines.map(|line| profile.string(profile.function(line.function).unwrap().name)).collect()
+        let lines = profile.stack(stack).flat_map(|location| &location.lines);
+        lines.map(|line| profile.function(line.function).unwrap().name.as_str()).collect()
     }
 
     /// As many functions at an address as it has thousands.
@@ -490,24 +322,17 @@ mod tests {
             vec![("kind".to_owned(), "id".to_owned())]
         }
 
-        fn lines(
-            &mut self,
-            profile: &mut Profile,
-            mapping: MappingId,
-            address: u64,
-        ) -> (FrameKind, Vec<Line>) {
-            assert_eq!(profile.mapping(mapping).unwrap().file, "prog");
-            let line = |inlined| match inlined {
-                0 => profile.name_alone(&format!("f{address}")),
-                inlined => profile.name_alone(&format!("f{address} in {inlined}")),
+        fn lines(&mut self, location: &Location) -> Option<(FrameKind, Vec<SourceLine>)> {
+            location.mapping?;
+            let address = location.address;
+            let line = |inlined| {
+                let function = match inlined {
+                    0 => Function::named(&format!("f{address}")),
+                    inlined => Function::named(&format!("f{address} in {inlined}")),
+                };
+                SourceLine { function, line: 0, column: 0 }
             };
-            (FrameKind::Rust, (0..=address / 1_000).map(line).collect())
-        }
-
-        fn prepare_kernel(&mut self, _: &[u64]) {}
-
-        fn kernel_function(&mut self, address: u64) -> String {
-            format!("k{address}")
+            Some((FrameKind::Rust, (0..=address / 1_000).map(line).collect()))
         }
     }
 
@@ -525,12 +350,11 @@ mod tests {
         let remark = profile.add_remark("[cut]");
         let stack = profile.add_stack(vec![inner, outer, remark]);
         profile.add_sample(SampleKind::OnCpu, stack, None, point(1));
-        let Symbolized { profile, thinned, shortened } =
-            profile.symbolized(&mut ByAddress, usize::MAX);
+        let Symbolized { profile, thinned, shortened } = symbolized(&profile, usize::MAX);
         assert_eq!((thinned, shortened), (0, 0));
         let sample = &profile.samples()[0];
         assert_eq!(names(&profile, sample.stack), ["f16", "f32", "[cut]"]);
-        let first = profile.location(profile.stack(sample.stack)[0]).unwrap();
+        let first = profile.stack(sample.stack).next().unwrap();
         assert_eq!(first.kind, FrameKind::Rust);
         assert_eq!(profile.mapping(first.mapping.unwrap()).unwrap().build_ids.len(), 1);
     }
@@ -555,7 +379,7 @@ mod tests {
             stack.push(profile.add_remark("[cut]"));
             let stack = profile.add_stack(stack);
             profile.add_sample(SampleKind::OnCpu, stack, None, point(1));
-            let symbolized = profile.symbolized(&mut ByAddress, usize::MAX);
+            let symbolized = symbolized(&profile, usize::MAX);
             assert_eq!(symbolized.shortened, usize::from(is_short), "{frames} x {inlined}");
             let profile = symbolized.profile;
             let names = names(&profile, profile.samples()[0].stack);
@@ -580,17 +404,17 @@ mod tests {
             profile.add_sample(SampleKind::OnCpu, stack, None, point(number));
             profile.add_sample(SampleKind::OffCpu, stack, None, point(number));
         }
-        let whole = profile.symbolized(&mut ByAddress, usize::MAX);
+        let whole = symbolized(&profile, usize::MAX);
         assert_eq!((whole.thinned, whole.profile.sample_count()), (0, 1_000));
         let most_bytes = 1 << 20;
         assert!(whole.profile.bytes() > most_bytes);
-        let Symbolized { profile, thinned, .. } = profile.symbolized(&mut ByAddress, most_bytes);
+        let Symbolized { profile, thinned, .. } = symbolized(&profile, most_bytes);
         assert!(profile.bytes() <= most_bytes, "{}", profile.bytes());
         assert!(profile.sample_count() > 0 && profile.wait_count() > 0);
         assert_eq!(thinned, 2_000 - profile.sample_count() - profile.wait_count());
         assert_eq!((profile.weight_ns(), profile.waited_ns()), (10_000, 10_000));
         // One sample is never too large.
-        let least = profile.symbolized(&mut ByAddress, 0).profile;
+        let least = symbolized(&profile, 0).profile;
         assert_eq!((least.sample_count(), least.wait_count()), (1, 1));
         assert_eq!((least.weight_ns(), least.waited_ns()), (10_000, 10_000));
     }
@@ -622,7 +446,7 @@ mod tests {
         let inner = location(&mut profile, libc, 16);
         let stack = profile.add_stack(vec![inner]);
         profile.add_sample(SampleKind::OffCpu, stack, None, point(1));
-        let renamed = profile.renamed(&Hiding);
+        let renamed = renamed(&profile);
         let first = renamed.first_mapping().and_then(|id| renamed.mapping(id));
         assert_eq!(first.unwrap().file, "x");
     }

@@ -1,11 +1,8 @@
 //! A table in which each value stands once.
 
-use std::borrow::Borrow;
 use std::collections::HashMap;
-use std::fmt::Debug;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 /// The place of a value in its table.
 pub(crate) trait TableId: Copy {
@@ -34,70 +31,53 @@ macro_rules! handle {
 pub(crate) use handle;
 
 /// Values in the order in which they came, each once.
-pub(crate) struct Table<H, T: ?Sized> {
-    values: Vec<Arc<T>>,
-    places: HashMap<Arc<T>, u32>,
+#[derive(Clone, Debug)]
+pub(crate) struct Table<H, T> {
+    values: Vec<T>,
+    /// By hash, and if another value has the same by the next number that is free.
+    places: HashMap<u64, u32>,
     bytes: usize,
     handle: PhantomData<H>,
 }
 
-/// What a value takes beside itself: two counts, and its places in the list and in the map, both of which may
-/// have grown just now.
-const BYTES_BESIDE: usize = 96;
+/// What a value takes beside itself: its places in the list and in the map, both of which may have grown just now.
+const BYTES_BESIDE: usize = 64;
 
-impl<H, T: ?Sized> Default for Table<H, T> {
+impl<H, T> Default for Table<H, T> {
     fn default() -> Self {
         Self { values: Vec::new(), places: HashMap::new(), bytes: 0, handle: PhantomData }
     }
 }
 
-// Not derived: that would ask for `T: Clone`.
-impl<H, T: ?Sized> Clone for Table<H, T> {
-    fn clone(&self) -> Self {
-        let Self { values, places, bytes, handle } = self;
-        Self { values: values.clone(), places: places.clone(), bytes: *bytes, handle: *handle }
-    }
-}
-
-impl<H, T: Debug + ?Sized> Debug for Table<H, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(&self.values).finish()
-    }
-}
-
-impl<H: TableId, T: Hash + Eq + ?Sized> Table<H, T> {
-    /// The place of a value, which is added if it is new.
-    pub(crate) fn add<V>(&mut self, value: V) -> H
-    where
-        V: Into<Arc<T>> + Borrow<T>,
-    {
-        if let Some(place) = self.places.get(value.borrow()) {
-            return H::new(*place);
+impl<H: TableId, T: Hash + Eq> Table<H, T> {
+    /// The place of a value, which is added if it is new. It points to so many bytes elsewhere.
+    pub(crate) fn add(&mut self, value: T, bytes_elsewhere: usize) -> H {
+        let mut hash = self.places.hasher().hash_one(&value);
+        while let Some(place) = self.places.get(&hash) {
+            if self.values.get(*place as usize) == Some(&value) {
+                return H::new(*place);
+            }
+            hash = hash.wrapping_add(1);
         }
-        let value = value.into();
         // More than four milliards of values do not fit in memory.
         let place = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
-        self.bytes += size_of_val(&*value) + BYTES_BESIDE;
-        self.values.push(Arc::clone(&value));
-        self.places.insert(value, place);
+        self.bytes += size_of::<T>() + BYTES_BESIDE + bytes_elsewhere;
+        self.values.push(value);
+        self.places.insert(hash, place);
         H::new(place)
     }
 
     pub(crate) fn get(&self, handle: H) -> Option<&T> {
-        self.values.get(handle.number() as usize).map(AsRef::as_ref)
+        self.values.get(handle.number() as usize)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.values.len()
-    }
-
-    /// What it takes, roughly, without what its values point to.
+    /// What it takes, roughly.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (H, &T)> {
-        self.values.iter().enumerate().map(|(place, value)| (H::new(place as u32), &**value))
+        self.values.iter().enumerate().map(|(place, value)| (H::new(place as u32), value))
     }
 }
 
@@ -105,16 +85,31 @@ impl<H: TableId, T: Hash + Eq + ?Sized> Table<H, T> {
 mod tests {
     use super::*;
 
-    type TestId = crate::profile::StringId;
+    type TestId = crate::profile::FunctionId;
 
     #[test]
     fn a_value_stands_once() {
-        let mut table = Table::<TestId, str>::default();
-        let a = table.add("a");
-        let b = table.add("b");
-        assert_eq!(table.add("a"), a);
+        let mut table = Table::<TestId, &str>::default();
+        let a = table.add("a", 0);
+        let b = table.add("b", 0);
+        assert_eq!(table.add("a", 0), a);
         assert_ne!(a, b);
-        assert_eq!(table.get(b), Some("b"));
-        assert_eq!(table.iter().map(|(_, value)| value).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(table.get(b), Some(&"b"));
+        assert_eq!(table.iter().map(|(_, value)| *value).collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn values_with_the_same_hash_stand_beside_each_other() {
+        #[derive(Debug, PartialEq, Eq)]
+        struct Alike(u8);
+        impl Hash for Alike {
+            fn hash<S: std::hash::Hasher>(&self, _: &mut S) {}
+        }
+        let mut table = Table::<TestId, Alike>::default();
+        let places: Vec<_> = (0..5).map(|number| table.add(Alike(number), 0)).collect();
+        for (number, place) in (0..).zip(&places) {
+            assert_eq!(table.add(Alike(number), 0), *place);
+            assert_eq!(table.get(*place), Some(&Alike(number)));
+        }
     }
 }

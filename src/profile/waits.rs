@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::model::{FrameKind, LocationId, Profile, Sample, SampleKind};
+use super::model::{FrameKind, Function, Location, LocationId, Profile, Sample, SampleKind};
 
 /// The waits of a profile, in sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,20 +63,19 @@ impl Profile {
     }
 
     /// Whether code is in a library that the program has loaded, or in none of its files.
-    fn is_in_library(&self, id: LocationId) -> bool {
-        let mapping = self.location(id).and_then(|location| self.mapping(location.mapping?));
+    fn is_in_library(&self, location: &Location) -> bool {
+        let mapping = location.mapping.and_then(|mapping| self.mapping(mapping));
         mapping.is_none_or(|mapping| mapping.file.contains(".so") || mapping.file.starts_with('['))
     }
 
     /// What a wait is for, and its functions from the inside out, inlined ones too.
     fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<SourceFunction<'_>>) {
         let (mut call, mut frames) = ("", Vec::new());
-        for id in self.stack(sample.stack) {
-            let Some(location) = self.location(*id) else { continue };
-            let in_library = self.is_in_library(*id);
+        for id in self.location_ids(sample.stack) {
+            let Some(location) = self.location(id) else { continue };
+            let in_library = self.is_in_library(location);
             let in_source = location.lines.iter().filter_map(|line| {
-                let function = self.function(line.function)?;
-                let (name, file) = (self.string(function.name), self.string(function.file));
+                let Function { name, file, .. } = self.function(line.function)?;
                 Some(SourceFunction { name, file, line: line.line, unnamed: None, in_library })
             });
             match location.kind {
@@ -86,7 +85,7 @@ impl Profile {
                 FrameKind::Remark | FrameKind::Kernel => {}
                 FrameKind::Rust | FrameKind::Native if location.lines.is_empty() => {
                     frames.push(SourceFunction {
-                        unnamed: Some(*id),
+                        unnamed: Some(id),
                         in_library,
                         ..SourceFunction::default()
                     });
@@ -256,7 +255,7 @@ fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Point, ProfileId};
+    use crate::profile::{Line, Point, ProfileId};
 
     fn frames<'a>(names: &[&'a str]) -> Vec<SourceFunction<'a>> {
         names.iter().map(|name| SourceFunction { name, ..SourceFunction::default() }).collect()
@@ -265,12 +264,12 @@ mod tests {
     fn wait(profile: &mut Profile, call: &str, functions: &[&str], waited_ns: u64) {
         let mut stack = vec![profile.add_wait(call)];
         for (address, name) in (1..).zip(functions) {
-            let line = profile.name_alone(name);
-            stack.push(profile.add_location(crate::profile::Location {
+            let function = profile.add_function(Function::named(name));
+            stack.push(profile.add_location(Location {
                 mapping: None,
                 address,
                 kind: FrameKind::Rust,
-                lines: vec![line],
+                lines: vec![Line { function, line: 0, column: 0 }],
                 is_inferred: false,
             }));
         }
@@ -302,7 +301,7 @@ mod tests {
             let file = file.to_owned();
             let mapping =
                 profile.add_mapping(crate::profile::Mapping { file, ..Default::default() });
-            stack.push(profile.add_location(crate::profile::Location {
+            stack.push(profile.add_location(Location {
                 mapping: Some(mapping),
                 address,
                 kind: FrameKind::Native,
@@ -349,15 +348,10 @@ mod tests {
                 });
                 let is_named = named || module == "/srv/shop";
                 let lines = is_named.then(|| {
-                    let (name, file) = (profile.add_string(function), profile.add_string(file));
-                    let function = crate::profile::Function { name, system_name: name, file };
-                    crate::profile::Line {
-                        function: profile.add_function(function),
-                        line: 7,
-                        column: 0,
-                    }
+                    let function = Function { file: file.to_owned(), ..Function::named(function) };
+                    Line { function: profile.add_function(function), line: 7, column: 0 }
                 });
-                stack.push(profile.add_location(crate::profile::Location {
+                stack.push(profile.add_location(Location {
                     mapping: Some(mapping),
                     address,
                     kind: FrameKind::Native,

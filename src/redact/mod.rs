@@ -7,7 +7,6 @@ use std::borrow::Cow;
 use regex_lite::{Captures, Regex};
 
 use crate::error::Error;
-use crate::profile::PublicNames;
 use crate::text::escaped;
 
 /// What is left out of the names of functions, files and spans before anything leaves the process:
@@ -156,20 +155,25 @@ fn replaced((pattern, with): &(Regex, String), name: &str) -> Option<String> {
     (new != name).then(|| new.into_owned())
 }
 
-impl PublicNames for Redaction {
-    fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
+/// What names are outside of the process.
+impl Redaction {
+    /// A function, as a programmer writes it or as the linker knows it.
+    pub(crate) fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
         legible(self.apply(name))
     }
 
-    fn source<'a>(&self, path: &'a str) -> Cow<'a, str> {
+    /// A file of source code.
+    pub(crate) fn source<'a>(&self, path: &'a str) -> Cow<'a, str> {
         legible(self.path(path, paths::short_source))
     }
 
-    fn code<'a>(&self, path: &'a str) -> Cow<'a, str> {
+    /// A file of code.
+    pub(crate) fn code<'a>(&self, path: &'a str) -> Cow<'a, str> {
         legible(self.path(path, paths::short_code))
     }
 
-    fn span<'a>(&self, name: &'a str) -> Cow<'a, str> {
+    /// A span.
+    pub(crate) fn span<'a>(&self, name: &'a str) -> Cow<'a, str> {
         legible(self.apply(name))
     }
 }

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Missing, SymbolSettings, build_id};
-use crate::profile::{FrameKind, Line, MappingId, Profile, Symbolized, Symbols};
+use crate::profile::{
+    FrameKind, Function, Location, MappingId, Profile, SourceLine, Symbolized, Symbols,
+};
+use crate::redact::Redaction;
 use crate::unwind::Module;
 
 #[derive(Debug)]
@@ -20,9 +23,10 @@ impl Symbolizer {
         &mut self,
         profile: &Profile,
         modules: &HashMap<MappingId, Arc<Module>>,
+        redaction: &Redaction,
         most_bytes: usize,
     ) -> Symbolized {
-        profile.symbolized(&mut BuildIds { modules, known: HashMap::new() }, most_bytes)
+        profile.symbolized(&mut BuildIds { modules, known: HashMap::new() }, redaction, most_bytes)
     }
 
     #[expect(clippy::unused_self, reason = "as with symbols")]
@@ -50,13 +54,9 @@ impl Symbols for BuildIds<'_> {
         self.known.entry(mapping).or_insert_with(|| read().into_iter().collect()).clone()
     }
 
-    fn lines(&mut self, _: &mut Profile, _: MappingId, _: u64) -> (FrameKind, Vec<Line>) {
-        (FrameKind::Native, Vec::new())
-    }
-
-    fn prepare_kernel(&mut self, _: &[u64]) {}
-
-    fn kernel_function(&mut self, _: u64) -> String {
-        "[kernel]".to_owned()
+    fn lines(&mut self, location: &Location) -> Option<(FrameKind, Vec<SourceLine>)> {
+        let function = Function::named("[kernel]");
+        let is_kernel = location.kind == FrameKind::Kernel;
+        is_kernel.then(|| (FrameKind::Kernel, vec![SourceLine { function, line: 0, column: 0 }]))
     }
 }

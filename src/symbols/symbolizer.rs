@@ -14,7 +14,10 @@ use super::kernel::KernelNames;
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::source::{Detail, Lack, SymbolFile};
 use super::{Missing, SymbolSettings};
-use crate::profile::{FrameKind, Function, Line, MappingId, Profile, Symbolized, Symbols, capped};
+use crate::profile::{
+    FrameKind, Function, Location, MappingId, Profile, SourceLine, Symbolized, Symbols, capped,
+};
+use crate::redact::Redaction;
 use crate::sys;
 use crate::unwind::Module;
 
@@ -85,16 +88,24 @@ impl Symbolizer {
         }
     }
 
-    /// The profile with functions, files and lines, and as many samples as take so many bytes then.
+    /// The profile with functions, files and lines by their public names, and as many samples as take so many
+    /// bytes then.
     pub(crate) fn symbolize(
         &mut self,
         profile: &Profile,
         modules: &HashMap<MappingId, Arc<Module>>,
+        redaction: &Redaction,
         most_bytes: usize,
     ) -> Symbolized {
         self.files.clear();
+        if self.settings.names {
+            let in_kernel = profile.locations().filter(|(_, at)| at.kind == FrameKind::Kernel);
+            let addresses: Vec<_> = in_kernel.map(|(_, location)| location.address).collect();
+            let free = self.settings.most_bytes.saturating_sub(self.held_bytes);
+            self.kernel.learn(&addresses, free);
+        }
         let symbols = &mut WithModules { symbolizer: self, modules };
-        let symbolized = profile.symbolized(symbols, most_bytes);
+        let symbolized = profile.symbolized(symbols, redaction, most_bytes);
         if self.program_addresses >= WITHOUT_LINES && self.program_lines == 0 {
             self.missing.push(Missing::LineTables);
         }
@@ -251,34 +262,19 @@ impl Symbols for WithModules<'_> {
         module.map(|module| self.symbolizer.file(module).build_ids).unwrap_or_default()
     }
 
-    fn lines(
-        &mut self,
-        profile: &mut Profile,
-        mapping: MappingId,
-        address: u64,
-    ) -> (FrameKind, Vec<Line>) {
-        let found =
-            self.modules.get(&mapping).and_then(|module| self.symbolizer.find(module, address));
-        match found {
-            Some(symbol) => lines_of(profile, &symbol),
-            None => (FrameKind::Native, Vec::new()),
+    fn lines(&mut self, location: &Location) -> Option<(FrameKind, Vec<SourceLine>)> {
+        if location.kind == FrameKind::Kernel {
+            let name = self.symbolizer.kernel.function(location.address);
+            let function = Function::named(&capped(&name));
+            return Some((FrameKind::Kernel, vec![SourceLine { function, line: 0, column: 0 }]));
         }
-    }
-
-    fn prepare_kernel(&mut self, addresses: &[u64]) {
-        if self.symbolizer.settings.names {
-            let Symbolizer { kernel, settings, held_bytes, .. } = &mut *self.symbolizer;
-            kernel.learn(addresses, settings.most_bytes.saturating_sub(*held_bytes));
-        }
-    }
-
-    fn kernel_function(&mut self, address: u64) -> String {
-        self.symbolizer.kernel.function(address)
+        let module = self.modules.get(&location.mapping?)?;
+        self.symbolizer.find(module, location.address).map(|symbol| lines_of(&symbol))
     }
 }
 
 /// The lines of a symbol, the innermost inlined function first.
-fn lines_of(profile: &mut Profile, symbol: &Sym<'_>) -> (FrameKind, Vec<Line>) {
+fn lines_of(symbol: &Sym<'_>) -> (FrameKind, Vec<SourceLine>) {
     let inlined = symbol.inlined.iter().rev();
     let inlined = inlined.map(|function| (&function.name, function.code_info.as_ref()));
     let outermost = std::iter::once((&symbol.name, symbol.code_info.as_deref()));
@@ -286,7 +282,7 @@ fn lines_of(profile: &mut Profile, symbol: &Sym<'_>) -> (FrameKind, Vec<Line>) {
     let lines = inlined
         .chain(outermost)
         .map(|(name, code)| {
-            let (line, is_rust) = line_of(profile, name, code);
+            let (line, is_rust) = line_of(name, code);
             if is_rust {
                 kind = FrameKind::Rust;
             }
@@ -296,20 +292,14 @@ fn lines_of(profile: &mut Profile, symbol: &Sym<'_>) -> (FrameKind, Vec<Line>) {
     (kind, lines)
 }
 
-fn line_of(profile: &mut Profile, symbol: &str, code: Option<&CodeInfo<'_>>) -> (Line, bool) {
+fn line_of(symbol: &str, code: Option<&CodeInfo<'_>>) -> (SourceLine, bool) {
     let (name, kind) = demangle(symbol);
     let path = code.map(CodeInfo::to_path);
     let is_rust = kind == FrameKind::Rust || path.as_deref().is_some_and(is_rust_file);
     let file = path.as_deref().map(Path::to_string_lossy).unwrap_or(Cow::Borrowed(""));
-    let function = Function {
-        name: profile.add_string(&name),
-        system_name: profile.add_string(&capped(symbol)),
-        file: profile.add_string(&capped(&file)),
-    };
-    let line = Line {
-        function: profile.add_function(function),
-        line: code.and_then(|code| code.line).unwrap_or(0),
-        column: code.and_then(|code| code.column).map_or(0, u32::from),
-    };
-    (line, is_rust)
+    let (system_name, file) = (capped(symbol).into_owned(), capped(&file).into_owned());
+    let function = Function { name, system_name, file };
+    let line = code.and_then(|code| code.line).unwrap_or(0);
+    let column = code.and_then(|code| code.column).map_or(0, u32::from);
+    (SourceLine { function, line, column }, is_rust)
 }

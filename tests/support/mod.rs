@@ -156,20 +156,17 @@ impl Burning {
 pub(crate) fn functions<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
     profile
         .stack(sample.stack)
-        .iter()
-        .filter_map(|id| profile.location(*id))
         .flat_map(|location| &location.lines)
         .filter_map(|line| profile.function(line.function))
-        .map(|function| profile.string(function.name))
+        .map(|function| function.name.as_str())
         .collect()
 }
 
 /// The samples that were taken while the thread ran: without what is known to have been spent in the
 /// kernel where samples are taken in user code only.
 pub(crate) fn taken_samples(profile: &Profile) -> impl Iterator<Item = &Sample> {
-    let is_remainder = |sample: &Sample| match profile.stack(sample.stack) {
-        [only] => profile.location(*only).unwrap().kind == FrameKind::Kernel,
-        _ => false,
+    let is_remainder = |sample: &Sample| {
+        profile.stack(sample.stack).map(|location| location.kind).eq([FrameKind::Kernel])
     };
     profile.of_kind(SampleKind::OnCpu).filter(move |sample| !is_remainder(sample))
 }
@@ -190,9 +187,7 @@ pub(crate) fn points_in(profile: &Profile, function: &str) -> usize {
 /// How many points have a remark of ours in their stack.
 pub(crate) fn points_with_remark(profile: &Profile) -> usize {
     let has_remark = |sample: &&Sample| {
-        let mut locations =
-            profile.stack(sample.stack).iter().filter_map(|id| profile.location(*id));
-        locations.any(|location| location.kind == FrameKind::Remark)
+        profile.stack(sample.stack).any(|location| location.kind == FrameKind::Remark)
     };
     profile.samples().iter().filter(has_remark).map(|sample| sample.points.len()).sum()
 }

@@ -118,13 +118,9 @@ pub(crate) struct Wait {
 
 pub(crate) fn waits(profile: &Profile) -> Vec<Wait> {
     let is_marked = |stack| {
-        let locations = profile.stack(stack).iter();
-        let lines =
-            locations.filter_map(|id| profile.location(*id)).flat_map(|location| &location.lines);
-        let mut names = lines
-            .filter_map(|line| profile.function(line.function))
-            .map(|function| profile.string(function.name));
-        names.any(|name| name == "[and shorter waits before it]")
+        let lines = profile.stack(stack).flat_map(|location| &location.lines);
+        let mut functions = lines.filter_map(|line| profile.function(line.function));
+        functions.any(|function| function.name == "[and shorter waits before it]")
     };
     let samples = profile.of_kind(SampleKind::OffCpu);
     let waits = samples.flat_map(|sample| {

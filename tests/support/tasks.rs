@@ -37,11 +37,11 @@ tasks! {
 
 /// The task whose function a sample has in its stack.
 fn task_of<'a>(profile: &'a Profile, sample: &Sample) -> Option<&'a str> {
-    let locations = profile.stack(sample.stack).iter().filter_map(|id| profile.location(*id));
-    locations
+    profile
+        .stack(sample.stack)
         .flat_map(|location| &location.lines)
         .filter_map(|line| profile.function(line.function))
-        .filter_map(|function| profile.string(function.name).rsplit("::").next())
+        .filter_map(|function| function.name.rsplit("::").next())
         .find(|name| TASKS.iter().any(|(task, ..)| task == name))
 }
 

@@ -502,7 +502,7 @@ fn told_profile(profile: &Profile, number: usize) -> ToldProfile {
             let place = place(sample, point);
             let is_new = match sample.kind {
                 SampleKind::OnCpu => {
-                    let innermost = profile.location(profile.stack(sample.stack)[0]).unwrap();
+                    let innermost = profile.stack(sample.stack).next().unwrap();
                     let number = (innermost.address.wrapping_sub(0x1000) / 16) as usize;
                     samples.insert(number, place).is_none()
                 }

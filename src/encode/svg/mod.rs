@@ -3,11 +3,10 @@
 mod tree;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::frames::{BoxKind, FrameId, Frames};
-use crate::profile::Profile;
+use super::frames::{Frame, Frames};
+use crate::profile::{FrameKind, Profile};
 use tree::{BoxShare, DrawnBoxes, Node, Tree, What};
 
 const WIDTH: f64 = 1200.0;
@@ -41,13 +40,13 @@ pub fn svg(profile: &Profile) -> String {
 
 fn svg_within(profile: &Profile, most_bytes: usize) -> String {
     let frames = Frames::of(profile);
-    let sizes: HashMap<FrameId, usize> = frames.ids().map(|id| (id, size(&frames, id))).collect();
-    let total_ns: u64 = frames.samples().iter().flat_map(|s| &s.points).map(|p| p.weight_ns).sum();
+    let sizes: Vec<usize> = frames.names().map(size).collect();
+    let total_ns: u64 = profile.samples().iter().flat_map(|s| &s.points).map(|p| p.weight_ns).sum();
     let scale = (WIDTH - 2.0 * MARGIN) / total_ns.max(1) as f64;
     let room = DrawnBoxes {
         narrowest_ns: (NARROWEST / scale).ceil() as u64,
         most_bytes,
-        bytes: &|id| sizes.get(&id).copied().unwrap_or(BYTES_A_BOX),
+        bytes: &|id| sizes.get(id.number()).copied().unwrap_or(BYTES_A_BOX),
     };
     let tree = Tree::of(&frames, room);
     let mut notes: Vec<_> = profile.notes.iter().map(|note| shown(note)).collect();
@@ -56,7 +55,7 @@ fn svg_within(profile: &Profile, most_bytes: usize) -> String {
         notes.push(Cow::Owned(left_out));
     }
     let top = MARGIN * 2.0 + LINE * (notes.len() + 3) as f64;
-    let rows = tree.drawn().map(|(depth, _)| depth + 1).max().unwrap_or(0);
+    let rows = tree.boxes.iter().map(|node| node.depth + 1).max().unwrap_or(0);
     let height = top + ROW * rows as f64 + LINE * 2.0;
     let mut svg = String::new();
     let mut boxes = Boxes { svg: &mut svg, frames: &frames, top, scale, total_ns: total_ns.max(1) };
@@ -66,8 +65,7 @@ fn svg_within(profile: &Profile, most_bytes: usize) -> String {
 }
 
 /// Bytes that a box takes, its name twice in them.
-fn size(frames: &Frames<'_>, id: FrameId) -> usize {
-    let name = frames.frame(id).map_or("", |frame| &frame.name);
+fn size(name: &str) -> usize {
     let escaped: usize = shown(name).chars().map(|c| Text::escaped(c).map_or(4, str::len)).sum();
     BYTES_A_BOX + 2 * escaped
 }
@@ -84,7 +82,7 @@ fn write_svg(
     boxes: &mut Boxes<'_>,
     title: &str,
     notes: &[Cow<'_, str>],
-    tree: &Tree,
+    tree: &Tree<'_>,
     height: f64,
 ) -> std::fmt::Result {
     let svg = &mut *boxes.svg;
@@ -123,8 +121,8 @@ fn write_svg(
         "<g id=\"frames\" data-left=\"{MARGIN}\" data-width=\"{}\">",
         WIDTH - 2.0 * MARGIN
     )?;
-    for (depth, node) in tree.drawn() {
-        boxes.draw(node, depth)?;
+    for node in &tree.boxes {
+        boxes.draw(node)?;
     }
     let svg = &mut *boxes.svg;
     writeln!(svg, "</g>")?;
@@ -139,12 +137,12 @@ fn text(svg: &mut String, class: &str, x: f64, y: f64, content: &str) -> std::fm
 fn legend(svg: &mut String, y: f64) -> std::fmt::Result {
     let mut x = MARGIN;
     for (kind, name) in [
-        (BoxKind::Span, "span"),
-        (BoxKind::Rust, "Rust"),
-        (BoxKind::Native, "other code"),
-        (BoxKind::Kernel, "kernel"),
-        (BoxKind::Wait, "waiting"),
-        (BoxKind::Remark, "remark"),
+        (None, "span"),
+        (Some(FrameKind::Rust), "Rust"),
+        (Some(FrameKind::Native), "other code"),
+        (Some(FrameKind::Kernel), "kernel"),
+        (Some(FrameKind::Wait), "waiting"),
+        (Some(FrameKind::Remark), "remark"),
     ] {
         let fill = color(kind, "");
         writeln!(
@@ -168,8 +166,8 @@ struct Boxes<'a> {
 }
 
 impl Boxes<'_> {
-    fn draw(&mut self, node: &Node, depth: usize) -> std::fmt::Result {
-        let BoxShare { weight_ns, samples, waits } = node.share;
+    fn draw(&mut self, node: &Node<'_>) -> std::fmt::Result {
+        let Node { depth, share: BoxShare { weight_ns, samples, waits }, .. } = *node;
         let x = MARGIN + node.begin_ns as f64 * self.scale;
         let width = weight_ns as f64 * self.scale;
         let y = self.top + ROW * depth as f64;
@@ -183,22 +181,19 @@ impl Boxes<'_> {
             }
         }
         let (name, kind, folded) = match &node.what {
-            What::All => return Ok(()),
-            What::Frame(id) => match self.frames.frame(*id) {
-                Some(frame) => (shown(&frame.name), frame.kind, &[][..]),
-                None => return Ok(()),
-            },
-            What::Folded(ids) => {
-                (format!("… {} outer calls", ids.len()).into(), BoxKind::Remark, ids.as_slice())
-            }
+            What::Frame(Frame { name, kind }) => (shown(self.frames.name(*name)), *kind, &[][..]),
+            What::Folded(calls) => (
+                format!("… {} outer calls", calls.len()).into(),
+                Some(FrameKind::Remark),
+                calls.as_slice(),
+            ),
         };
         let mut details = format!("{name} ({time}, {share:.1} %, {})", counts.join(" and "));
         for place in &node.places {
-            _ = write!(details, "\n{}", shown(&self.frames.place(*place)));
+            _ = write!(details, "\n{}", shown(&place.to_string()));
         }
-        let names = folded.iter().filter_map(|id| self.frames.frame(*id));
-        for frame in names.take(MOST_NAMED) {
-            _ = write!(details, "\n{}", shown(&frame.name));
+        for frame in folded.iter().take(MOST_NAMED) {
+            _ = write!(details, "\n{}", shown(self.frames.name(frame.name)));
         }
         if folded.len() > MOST_NAMED {
             _ = write!(details, "\n… and {} more", folded.len() - MOST_NAMED);
@@ -232,19 +227,19 @@ fn shortened(name: &str, width: f64) -> String {
 }
 
 /// A color for what a frame is, a little different for each name so that neighbours differ.
-fn color(kind: BoxKind, name: &str) -> String {
+fn color(kind: Option<FrameKind>, name: &str) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in name.bytes() {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     }
     let vary = (hash >> 32) as u32 % 24;
     match kind {
-        BoxKind::Span => format!("hsl({}, 55%, 78%)", 215 + vary / 2),
-        BoxKind::Rust => format!("hsl({}, 82%, {}%)", 18 + vary, 68 + vary % 8),
-        BoxKind::Native => format!("hsl({}, 45%, {}%)", 130 + vary, 74 + vary % 6),
-        BoxKind::Kernel => format!("hsl({}, 35%, {}%)", 280 + vary, 80 + vary % 6),
-        BoxKind::Wait => format!("hsl({}, 65%, {}%)", 195 + vary / 4, 62 + vary % 8),
-        BoxKind::Remark => "#d9d9d9".to_owned(),
+        None => format!("hsl({}, 55%, 78%)", 215 + vary / 2),
+        Some(FrameKind::Rust) => format!("hsl({}, 82%, {}%)", 18 + vary, 68 + vary % 8),
+        Some(FrameKind::Native) => format!("hsl({}, 45%, {}%)", 130 + vary, 74 + vary % 6),
+        Some(FrameKind::Kernel) => format!("hsl({}, 35%, {}%)", 280 + vary, 80 + vary % 6),
+        Some(FrameKind::Wait) => format!("hsl({}, 65%, {}%)", 195 + vary / 4, 62 + vary % 8),
+        Some(FrameKind::Remark) => "#d9d9d9".to_owned(),
     }
 }
 

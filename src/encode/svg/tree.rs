@@ -1,19 +1,20 @@
 //! Samples merged by their common callers.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use crate::encode::frames::{BoxKind, FrameId, Frames, Place};
+use crate::encode::frames::{Frame, Frames, NameId, Place};
 use crate::profile::{Sample, SampleKind};
 
 /// A box.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct Node<'a> {
+    /// How many are around it.
+    pub(super) depth: usize,
     pub(super) what: What,
     pub(super) share: BoxShare,
-    /// In the order of their names, so that a picture does not depend on chance.
-    pub(super) children: Vec<NodeId>,
     /// Where the function spent most time, itself or in what it called.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<Place<'a>>,
     /// Time of all samples that are drawn to the left of it.
     pub(super) begin_ns: u64,
 }
@@ -21,10 +22,9 @@ pub(super) struct Node {
 /// What a box stands for.
 #[derive(Debug)]
 pub(super) enum What {
-    All,
-    Frame(FrameId),
+    Frame(Frame),
     /// Calls that follow each other.
-    Folded(Vec<FrameId>),
+    Folded(Vec<Frame>),
 }
 
 /// What samples add to each of their boxes.
@@ -52,15 +52,13 @@ impl BoxShare {
     }
 }
 
-/// The place of a [`Node`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NodeId(usize);
-
 /// All boxes that are drawn, and nothing of those that are not. Flat, and walked without recursion: stacks are
 /// as deep as the program likes.
 #[derive(Debug)]
-pub(super) struct Tree {
-    nodes: Vec<Node>,
+pub(super) struct Tree<'a> {
+    /// Each after the one that it is in, and in the order of their names, so that a picture does not depend on
+    /// chance.
+    pub(super) boxes: Vec<Node<'a>>,
     /// How many boxes are wide enough, and have no room.
     pub(super) left_out: usize,
 }
@@ -77,27 +75,31 @@ pub(super) struct DrawnBoxes<'a> {
     pub(super) narrowest_ns: u64,
     /// What they may take together,
     pub(super) most_bytes: usize,
-    /// and what each does, by the frame's number.
-    pub(super) bytes: &'a dyn Fn(FrameId) -> usize,
+    /// and what each does, by its name.
+    pub(super) bytes: &'a dyn Fn(NameId) -> usize,
 }
 
 /// A box while the samples in it are walked through.
-struct Open {
-    frame: FrameId,
+struct Open<'a> {
+    frame: Frame,
     share: BoxShare,
     begin_ns: u64,
-    places: HashMap<Place, u64>,
+    places: HashMap<Place<'a>, u64>,
 }
 
 /// Walks through all boxes, and tells of each when all is known of it: of the inner ones first. The number is
 /// that of the boxes around it.
-fn walk(frames: &Frames<'_>, with_places: bool, mut close: impl FnMut(usize, Open)) -> BoxShare {
-    let mut open: Vec<Open> = Vec::new();
+fn walk<'a>(
+    frames: &Frames<'a>,
+    with_places: bool,
+    mut close: impl FnMut(usize, Open<'a>),
+) -> BoxShare {
+    let mut open: Vec<Open<'a>> = Vec::new();
     let mut total = BoxShare::default();
-    for sample in frames.samples() {
-        let share = BoxShare::of(sample);
+    for path in frames.samples() {
+        let share = BoxShare::of(path.sample);
         let mut depth = 0;
-        for step in frames.steps(sample) {
+        for step in frames.steps(path) {
             if open.get(depth).is_none_or(|open| open.frame != step.frame) {
                 while open.len() > depth {
                     open.pop().into_iter().for_each(|last| close(open.len(), last));
@@ -111,7 +113,7 @@ fn walk(frames: &Frames<'_>, with_places: bool, mut close: impl FnMut(usize, Ope
             }
             if let Some(open) = open.get_mut(depth) {
                 open.share.add(share);
-                if with_places && step.place != Place::Unknown {
+                if with_places && step.place.is_known() {
                     *open.places.entry(step.place).or_default() += share.weight_ns;
                 }
             }
@@ -129,172 +131,93 @@ fn walk(frames: &Frames<'_>, with_places: bool, mut close: impl FnMut(usize, Ope
     total
 }
 
-impl Tree {
-    /// The tree of a profile; its root stands for all of it and is not shown.
-    pub(super) fn of(frames: &Frames<'_>, room: DrawnBoxes<'_>) -> Self {
-        let Drawn { narrowest_ns, most_levels } = Drawn::within(frames, room);
-        let mut closed: Vec<(usize, Node)> = Vec::new();
+impl<'a> Tree<'a> {
+    /// The tree of a profile, without a root: the outermost boxes stand for all of it together.
+    pub(super) fn of(frames: &Frames<'a>, room: DrawnBoxes<'_>) -> Self {
+        let first_left_out = first_left_out(frames, room);
+        let mut boxes: Vec<Node<'a>> = Vec::new();
         let mut left_out = 0;
-        let root = walk(frames, true, |depth, open| {
+        let all = walk(frames, true, |depth, open| {
             let Open { frame, share, begin_ns, mut places } = open;
+            if share.weight_ns < room.narrowest_ns {
+                return;
+            }
             // One around a box that is drawn is drawn: it is no narrower and lies further out.
-            let is_drawn = share.weight_ns > narrowest_ns
-                || share.weight_ns == narrowest_ns && depth < most_levels;
-            if !is_drawn {
-                left_out += usize::from(share.weight_ns >= room.narrowest_ns);
+            if first_left_out.is_some_and(|first| rank(share, depth) >= first) {
+                left_out += 1;
                 return;
             }
             let mut heaviest: Vec<_> = places.drain().collect();
             heaviest.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
             heaviest.truncate(MOST_PLACES);
             let places = heaviest.into_iter().map(|(place, _)| place).collect();
-            let (what, children) = (What::Frame(frame), Vec::new());
-            closed.push((depth, Node { what, share, children, places, begin_ns }));
+            boxes.push(Node { depth, what: What::Frame(frame), share, places, begin_ns });
         });
-        closed.sort_by_key(|(depth, node)| (node.begin_ns, *depth));
-        let root = Node {
-            what: What::All,
-            share: root,
-            children: Vec::new(),
-            places: Vec::new(),
-            begin_ns: 0,
+        boxes.sort_by_key(|node| (node.begin_ns, node.depth));
+        Self { boxes: fold_shared(boxes, all.weight_ns), left_out }
+    }
+}
+
+/// Puts one box in the place of the outer frames that all samples share, in a span or below what they share
+/// otherwise: what the runtime calls before it comes to the span is the same for every span, and would fill a
+/// screen.
+fn fold_shared(boxes: Vec<Node<'_>>, all_ns: u64) -> Vec<Node<'_>> {
+    let mut drawn = Vec::new();
+    // Of the boxes around the next one, from the outside in.
+    let mut around_ns = vec![all_ns];
+    let mut rest = boxes.into_iter();
+    while let Some(Node { depth, share, begin_ns, .. }) = rest.as_slice().first() {
+        let (depth, share, begin_ns) = (*depth, *share, *begin_ns);
+        around_ns.truncate(depth + 1);
+        let is_shared = |(node, depth): &(&Node<'_>, usize)| {
+            node.depth == *depth
+                && around_ns.last() == Some(&node.share.weight_ns)
+                && !matches!(node.what, What::Frame(Frame { kind: None, .. }))
         };
-        let mut tree = Self { nodes: vec![root], left_out };
-        // The boxes that the next one can be in, from the outside in.
-        let mut around = vec![NodeId(0)];
-        for (depth, node) in closed {
-            around.truncate(depth + 1);
-            let id = NodeId(tree.nodes.len());
-            if let Some(parent) = around.last().and_then(|parent| tree.nodes.get_mut(parent.0)) {
-                parent.children.push(id);
-            }
-            tree.nodes.push(node);
-            around.push(id);
-        }
-        tree.fold_shared(frames);
-        tree
-    }
-
-    pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
-        self.nodes.get(id.0)
-    }
-
-    pub(super) fn root(&self) -> NodeId {
-        NodeId(0)
-    }
-
-    /// The boxes that are drawn, each with how many are around it, and after those around it.
-    pub(super) fn drawn(&self) -> impl Iterator<Item = (usize, &Node)> {
-        let children = |id| self.node(id).map_or(&[][..], |node| &node.children).iter().rev();
-        let mut next: Vec<_> = children(self.root()).map(|id| (0, *id)).collect();
-        std::iter::from_fn(move || {
-            let (depth, id) = next.pop()?;
-            next.extend(children(id).map(|id| (depth + 1, *id)));
-            Some((depth, self.node(id)?))
-        })
-    }
-
-    fn kind(&self, frames: &Frames<'_>, id: NodeId) -> BoxKind {
-        match self.node(id).map(|node| &node.what) {
-            Some(What::Frame(frame)) => frames.frame(*frame).map_or(BoxKind::Remark, |f| f.kind),
-            _ => BoxKind::Remark,
-        }
-    }
-
-    /// Below a span, folds the outer frames that all of its samples share into one box: what the
-    /// runtime calls before it comes to the span is the same for every span, and would fill a
-    /// screen.
-    fn fold_shared(&mut self, frames: &Frames<'_>) {
-        let mut next = vec![self.root()];
-        while let Some(id) = next.pop() {
-            let Some(node) = self.node(id) else { continue };
-            let is_span = |id: NodeId| self.kind(frames, id) == BoxKind::Span;
-            let is_around_spans = node.children.iter().any(|child| is_span(*child));
-            if is_span(id) && !is_around_spans || node.children.len() == 1 {
-                let shared = self.shared_below(frames, id);
-                if let Some(count) = shared.len().checked_sub(SHARED_SHOWN).filter(|n| *n > 1) {
-                    self.fold(id, shared.get(..count).unwrap_or_default());
-                    continue;
-                }
-            }
-            next.extend(&node.children);
-        }
-    }
-
-    /// The frames that follow each other before the samples part.
-    fn shared_below(&self, frames: &Frames<'_>, id: NodeId) -> Vec<NodeId> {
-        let mut shared = Vec::new();
-        let mut last = id;
-        while let Some(node) = self.node(last)
-            && let [only] = node.children[..]
-            && self.kind(frames, only) != BoxKind::Span
-            && self.node(only).is_some_and(|only| only.share.weight_ns == node.share.weight_ns)
-        {
-            shared.push(only);
-            last = only;
-        }
-        shared
-    }
-
-    /// Puts one box in the place of the next frames.
-    fn fold(&mut self, id: NodeId, shared: &[NodeId]) {
-        let names = shared.iter().filter_map(|id| match self.node(*id)?.what {
+        let shared = rest.as_slice().iter().zip(depth..).take_while(is_shared).count();
+        let Some(count) = shared.checked_sub(SHARED_SHOWN).filter(|count| *count > 1) else {
+            around_ns.push(share.weight_ns);
+            drawn.extend(rest.next());
+            continue;
+        };
+        let names = rest.by_ref().take(count).filter_map(|node| match node.what {
             What::Frame(frame) => Some(frame),
-            _ => None,
+            What::Folded(_) => None,
         });
         let what = What::Folded(names.collect());
-        let last = shared.last().and_then(|last| self.nodes.get_mut(last.0));
-        let children = last.map(|last| std::mem::take(&mut last.children)).unwrap_or_default();
-        let new = NodeId(self.nodes.len());
-        if let Some(node) = self.nodes.get_mut(id.0) {
-            node.children = vec![new];
-            let Node { share, begin_ns, .. } = *node;
-            self.nodes.push(Node { what, share, children, places: Vec::new(), begin_ns });
+        drawn.push(Node { depth, what, share, places: Vec::new(), begin_ns });
+        let below = rest.as_slice().iter().take_while(|node| node.depth > depth).count();
+        let moved = rest.by_ref().take(below);
+        drawn.extend(moved.map(|node| Node { depth: node.depth + 1 - count, ..node }));
+    }
+    drawn
+}
+
+/// Which box has room first: the widest, and of those the outermost.
+type Rank = (Reverse<u64>, usize);
+
+fn rank(share: BoxShare, depth: usize) -> Rank {
+    (Reverse(share.weight_ns), depth)
+}
+
+/// The first boxes that there is no room for.
+fn first_left_out(frames: &Frames<'_>, room: DrawnBoxes<'_>) -> Option<Rank> {
+    let mut by_rank: BTreeMap<Rank, usize> = BTreeMap::new();
+    let mut bytes = 0;
+    walk(frames, false, |depth, open| {
+        if open.share.weight_ns < room.narrowest_ns {
+            return;
         }
-    }
-}
-
-/// Boxes for which there is room.
-struct Drawn {
-    /// All that are wider are drawn,
-    narrowest_ns: u64,
-    /// and of those of just that width as many levels.
-    most_levels: usize,
-}
-
-impl Drawn {
-    fn within(frames: &Frames<'_>, room: DrawnBoxes<'_>) -> Self {
-        let mut by_weight: BTreeMap<u64, usize> = BTreeMap::new();
-        walk(frames, false, |_, open| {
-            if open.share.weight_ns >= room.narrowest_ns {
-                let bytes = by_weight.entry(open.share.weight_ns).or_default();
-                *bytes = bytes.saturating_add((room.bytes)(open.frame));
-            }
-        });
-        let mut rest = room.most_bytes;
-        let full = by_weight.into_iter().rev().find(|(_, bytes)| match rest.checked_sub(*bytes) {
-            Some(left) => {
-                rest = left;
-                false
-            }
-            None => true,
-        });
-        let Some((narrowest_ns, _)) = full else {
-            return Self { narrowest_ns: room.narrowest_ns, most_levels: usize::MAX };
-        };
-        let mut by_level: BTreeMap<usize, usize> = BTreeMap::new();
-        walk(frames, false, |depth, open| {
-            if open.share.weight_ns == narrowest_ns {
-                *by_level.entry(depth).or_default() += (room.bytes)(open.frame);
-            }
-        });
-        let full = by_level.into_iter().find(|(_, bytes)| match rest.checked_sub(*bytes) {
-            Some(left) => {
-                rest = left;
-                false
-            }
-            None => true,
-        });
-        Self { narrowest_ns, most_levels: full.map_or(usize::MAX, |(level, _)| level) }
-    }
+        let more = (room.bytes)(open.frame.name);
+        *by_rank.entry(rank(open.share, depth)).or_default() += more;
+        bytes += more;
+        // What comes after the first is none of its concern.
+        while let Some(last) = by_rank.last_entry()
+            && bytes - last.get() > room.most_bytes
+        {
+            bytes -= last.remove();
+        }
+    });
+    let (last, _) = by_rank.last_key_value().filter(|_| bytes > room.most_bytes)?;
+    Some(*last)
 }

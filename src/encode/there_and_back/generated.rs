@@ -116,9 +116,9 @@ fn location(profile: &mut Profile, place: &Place) -> LocationId {
     });
     let lines = place.lines.iter().map(|(function, file, line)| {
         let function = Function {
-            name: profile.add_string(&format!("shop::f{function}")),
-            system_name: profile.add_string(&format!("_ZN{function}E")),
-            file: profile.add_string(["", "src/a.rs", "src/b.rs"][*file as usize]),
+            name: format!("shop::f{function}"),
+            system_name: format!("_ZN{function}E"),
+            file: ["", "src/a.rs", "src/b.rs"][*file as usize].to_owned(),
         };
         Line { function: profile.add_function(function), line: *line, column: line * 2 }
     });

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use self::generated::any_profile;
 use super::{otlp, pprof};
 use crate::ids::{SpanId, TraceId};
-use crate::profile::{FrameKind, Location, Profile, Resource, Sample, SampleKind};
+use crate::profile::{FrameKind, Function, Location, Profile, Resource, Sample, SampleKind};
 
 /// File, start, end, offset and build ids.
 type InFile = (String, u64, u64, u64, Vec<(String, String)>);
@@ -44,10 +44,8 @@ type Times = BTreeMap<u64, u64>;
 fn frame(profile: &Profile, location: &Location) -> Frame {
     let mapping = location.mapping.and_then(|id| profile.mapping(id)).cloned();
     let line = |line: &crate::profile::Line| {
-        let function = profile.function(line.function).unwrap();
-        let [name, linkers, file] = [function.name, function.system_name, function.file]
-            .map(|id| profile.string(id).to_owned());
-        (name, linkers, file, line.line, line.column)
+        let Function { name, system_name, file } = profile.function(line.function).unwrap().clone();
+        (name, system_name, file, line.line, line.column)
     };
     Frame {
         mapping: mapping.map(|m| (m.file, m.start, m.end, m.file_offset, m.build_ids)),
@@ -67,10 +65,9 @@ fn frame(profile: &Profile, location: &Location) -> Frame {
 fn key(profile: &Profile, sample: &Sample) -> Key {
     let link = sample.link.and_then(|id| profile.link(id));
     let text = |(trace, span): (TraceId, SpanId)| (trace.to_string(), span.to_string());
-    let locations = profile.stack(sample.stack).iter();
     Key {
         is_wait: sample.kind == SampleKind::OffCpu,
-        stack: locations.map(|id| frame(profile, profile.location(*id).unwrap())).collect(),
+        stack: profile.stack(sample.stack).map(|location| frame(profile, location)).collect(),
         ids: link.and_then(|link| link.ids).map(text),
         span: link.map(|link| link.span.clone()),
     }

@@ -106,15 +106,10 @@ impl Reader {
         }
         let lines = location.lines.iter().map(|line| {
             let function = self.dictionary.function_table[line.function_index as usize];
-            let [name, linkers, file] =
+            let [name, system_name, file] =
                 [function.name_strindex, function.system_name_strindex, function.filename_strindex]
                     .map(|index| self.string(index));
-            let function = Function {
-                name: self.profile.add_string(&name),
-                system_name: self.profile.add_string(&linkers),
-                file: self.profile.add_string(&file),
-            };
-            let function = self.profile.add_function(function);
+            let function = self.profile.add_function(Function { name, system_name, file });
             Line { function, line: line.line as u32, column: line.column as u32 }
         });
         let lines = lines.collect();

@@ -78,14 +78,10 @@ impl Reader {
         assert_eq!(location.id, id);
         let lines = location.line.iter().map(|line| {
             let function = self.message.function[line.function_id as usize - 1];
-            let [name, linkers, file] = [function.name, function.system_name, function.filename]
-                .map(|index| self.string(index));
-            let function = Function {
-                name: self.profile.add_string(&name),
-                system_name: self.profile.add_string(&linkers),
-                file: self.profile.add_string(&file),
-            };
-            let function = self.profile.add_function(function);
+            let [name, system_name, file] =
+                [function.name, function.system_name, function.filename]
+                    .map(|index| self.string(index));
+            let function = self.profile.add_function(Function { name, system_name, file });
             Line { function, line: line.line as u32, column: line.column as u32 }
         });
         let lines: Vec<_> = lines.collect();
