@@ -7,6 +7,7 @@
 mod budget;
 mod build;
 mod command;
+mod delivery;
 mod drain;
 mod engine;
 mod gate;
@@ -18,6 +19,7 @@ mod meet;
 mod meet;
 #[cfg(test)]
 mod model;
+mod outbox;
 mod overdue;
 #[cfg(feature = "_parts")]
 pub mod parts;
