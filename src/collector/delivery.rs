@@ -654,8 +654,7 @@ mod tests {
             (Some(folder.path().to_owned()), None),
             (Some(file.path().join("below")), Some("cannot write to")),
         ] {
-            let (mut delivery, _line) =
-                delivery_to(Duration::ZERO, path.map(|path| Directory::new(path)));
+            let (mut delivery, _line) = delivery_to(Duration::ZERO, path.map(Directory::new));
             assert!(delivery.check().is_ok(), "nothing is needed of it");
             deliver(&mut delivery);
             hears(&mut delivery, busy(None));
