@@ -10,14 +10,14 @@ use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 use tracing::field::Visit;
 
-use super::command::{Command, FlushRequest, Job};
+use super::command::{Command, FlushRequest};
 use super::gate::Gate;
 use super::run::Collector;
 use super::sampled::Pace;
 use super::shed::ShedLimits;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
-use crate::export::{Exporter, Fate, Reporter};
+use crate::export::Exporter;
 use crate::keep::{Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons, Rules};
 use crate::otel::{AttributeNames, OtelSpan, Pairing};
 use crate::profile::ProfileId;
@@ -122,7 +122,7 @@ impl Engine {
         let (commands, received) = channel::unbounded();
         let (jobs, to_do) = channel::unbounded();
         let gate = parts.gate;
-        let is_failing = parts.problem.is_some();
+        let problem = parts.problem.clone();
         let (mut source_line, is_warning) = parts.source.describe();
         if cfg!(not(feature = "symbols")) {
             source_line += "; addresses without names, for the feature `symbols` is off";
@@ -149,26 +149,14 @@ impl Engine {
             gate,
             dispatch: RwLock::new(None),
         });
-        let say = jobs.clone();
-        let reporter = Reporter::new(Arc::clone(&engine.counters), move |line, is_warning| {
-            _ = say.send(Job::Say { line, is_warning });
-        });
-        // The exporter may live on for longer.
-        let hears = Arc::downgrade(&engine);
-        let reporter = reporter.heard_by(move |fate| match (fate, hears.upgrade()) {
-            (Fate::Delivered, Some(engine)) => engine.keeper.note_delivered(),
-            (Fate::Refused | Fate::TooOld, Some(engine)) => engine.keeper.note_refused(),
-            _ => {}
-        });
         let worker = WorkerParts {
-            reporter,
             engine: Arc::clone(&engine),
             jobs: to_do,
             exporter: Owning::new(parts.exporter, parts.poller.files()),
             files: Arc::clone(parts.poller.files()),
             on_kept: parts.on_kept,
             symbols: parts.symbols,
-            is_failing,
+            problem,
         };
         let collector = Collector::new(
             Arc::clone(&engine),

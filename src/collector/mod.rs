@@ -7,12 +7,14 @@
 mod budget;
 mod build;
 mod command;
+mod delivery;
 mod drain;
 mod engine;
 mod gate;
 mod look;
 #[cfg(test)]
 mod model;
+mod outbox;
 mod overdue;
 #[cfg(feature = "_parts")]
 pub mod parts;

@@ -1,19 +1,19 @@
 //! Symbolizing and exporting, on a thread of its own.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, RecvTimeoutError};
+use crossbeam::channel::{self, Receiver, select};
 use tracing::level_filters::LevelFilter;
 
 use super::command::{FlushRequest, Job};
+use super::delivery::{Delivery, HeldProfile};
 use super::engine::Engine;
 use super::report;
 use super::room::TakenRoom;
-use crate::export::{Exported, Exporter, Hopeless, Reporter};
+use crate::export::Exporter;
 use crate::keep::{Kept, KeptSpan, OnKept};
 use crate::profile::{MappingId, Profile, Symbolized, Waits};
 use crate::redact::Redaction;
@@ -24,15 +24,8 @@ use crate::unwind::Module;
 
 /// After how long without a profile what was read of symbols is given back.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
-/// How soon after a failure the exporter is tried again, at first and at last.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_secs(60);
-/// The same while somebody waits for it, at first: at last it is [`FIRST_PAUSE`].
-const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
 /// How long the last profiles may take if nobody waits for them.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
-/// How often a profile is tried before it is lost, flushes apart: for some five minutes.
-const MOST_TRIES: u32 = 10;
 
 /// What a worker is made of.
 pub(super) struct WorkerParts {
@@ -40,184 +33,82 @@ pub(super) struct WorkerParts {
     pub(super) jobs: Receiver<Job>,
     pub(super) exporter: Owning<Box<dyn Exporter>>,
     pub(super) files: Arc<Files>,
-    pub(super) reporter: Reporter,
     pub(super) on_kept: Option<OnKept>,
     pub(super) symbols: SymbolSettings,
-    /// Whether something is wrong with the exporter from the beginning.
-    pub(super) is_failing: bool,
+    /// What is wrong with the exporter from the beginning.
+    pub(super) problem: Option<String>,
 }
 
 /// The thread that exports.
 pub(super) struct Worker {
-    parts: WorkerParts,
+    engine: Arc<Engine>,
+    jobs: Receiver<Job>,
+    files: Arc<Files>,
+    delivery: Delivery,
+    symbols: SymbolSettings,
     symbolizer: Option<Owning<Symbolizer>>,
     /// When it was last used.
     symbolized: Instant,
     told: HashSet<Missing>,
-    /// Since when the exporter fails, and when to try it again.
-    failing: Option<FailingExporter>,
-    /// What it has refused; no more than may be promised.
-    refused: VecDeque<Refused>,
-    /// Profiles that were lost before the last flush.
-    lost: u64,
-    told_of_hopeless: bool,
-}
-
-/// An exporter that fails.
-struct FailingExporter {
-    next: Instant,
-    pause: Duration,
-}
-
-/// A profile that the exporter has refused.
-struct Refused {
-    profile: Profile,
-    report: Kept,
-    tries: u32,
-    _room: TakenRoom,
-}
-
-impl Refused {
-    /// Whether a span has its id: else it is only a trial.
-    fn is_promised(&self) -> bool {
-        self.report.spans.iter().any(|span| span.profile.is_ok())
-    }
-}
-
-impl FailingExporter {
-    fn new() -> Self {
-        Self { next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
-    }
-
-    fn wait_longer(&mut self) {
-        self.pause = (2 * self.pause).min(LAST_PAUSE);
-        self.next = Instant::now() + self.pause;
-    }
 }
 
 impl Worker {
     pub(super) fn new(parts: WorkerParts) -> Self {
-        let failing = parts.is_failing.then(FailingExporter::new);
-        Self {
-            parts,
-            symbolizer: None,
-            symbolized: Instant::now(),
-            told: HashSet::new(),
-            failing,
-            refused: VecDeque::new(),
-            lost: 0,
-            told_of_hopeless: false,
-        }
+        let WorkerParts { engine, jobs, exporter, files, on_kept, symbols, problem } = parts;
+        let delivery =
+            Delivery::new(Arc::clone(&engine), exporter, Arc::clone(&files), on_kept, problem);
+        let (symbolized, told) = (Instant::now(), HashSet::new());
+        Self { engine, jobs, files, delivery, symbols, symbolizer: None, symbolized, told }
     }
 
     pub(super) fn run(mut self) {
-        let reporter = self.parts.reporter.clone();
-        _ = catch_unwind(AssertUnwindSafe(|| self.parts.exporter.start(reporter)));
+        self.delivery.start();
         loop {
-            let job = match self.sleep() {
-                Some(time) => self.parts.jobs.recv_timeout(time),
-                None => self.parts.jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            let wake = self.next_wake().map_or_else(channel::never, channel::at);
+            let answers = self.delivery.answers();
+            let job = select! {
+                recv(self.jobs) -> job => Some(job.unwrap_or(Job::Stop(Vec::new()))),
+                recv(answers) -> answer => {
+                    self.delivery.note_answer(answer);
+                    None
+                }
+                recv(wake) -> _ => None,
             };
             match job {
-                Ok(Job::Say { line, is_warning: false }) => {
-                    wait_for_level(LevelFilter::INFO);
-                    self.parts.engine.log(|| tracing::info!(target: "tracing_profiling", "{line}"));
+                Some(Job::Say { line, is_warning }) => {
+                    wait_for_level(if is_warning { LevelFilter::WARN } else { LevelFilter::INFO });
+                    self.delivery.log(is_warning, &line);
                 }
-                Ok(Job::Say { line, is_warning: true }) => {
-                    wait_for_level(LevelFilter::WARN);
-                    self.parts.engine.log(|| tracing::warn!(target: "tracing_profiling", "{line}"));
-                }
-                Ok(Job::Export { profile, modules, kept, room }) => {
+                Some(Job::Export { profile, modules, kept, room }) => {
                     self.prepare(profile, &modules, &kept, room);
                 }
-                Ok(Job::Report(kept)) => self.report(&unexported(&kept)),
-                Ok(Job::Done(FlushRequest { done, deadline })) => {
-                    _ = done.send(self.flush(deadline));
+                Some(Job::Report(kept)) => self.delivery.report(&unexported(&kept)),
+                Some(Job::Done(FlushRequest { done, deadline })) => {
+                    _ = done.send(self.delivery.flush(deadline));
                 }
-                Err(RecvTimeoutError::Timeout) => {}
-                Ok(Job::Stop(waiting)) => return self.end(waiting),
-                Err(RecvTimeoutError::Disconnected) => return self.end(Vec::new()),
+                Some(Job::Stop(waiting)) => return self.end(waiting),
+                None => {}
             }
             // Whatever else there was to do meanwhile.
             if self.symbolized.elapsed() >= FORGET_AFTER {
                 self.symbolizer = None;
             }
-            let is_due = match &self.failing {
-                Some(failing) => failing.next <= Instant::now(),
-                // It has taken a later one meanwhile, and so is well.
-                None => !self.refused.is_empty(),
-            };
-            if is_due && !self.has_lost_exporter() {
-                self.try_refused(true);
-            }
+            self.delivery.advance(false);
         }
-    }
-
-    /// Waits until all that was promised is delivered, and tries what was refused until then. Returns
-    /// whether it was, and nothing was lost since the last flush.
-    fn flush(&mut self, deadline: Instant) -> bool {
-        if self.has_lost_exporter() {
-            return false;
-        }
-        let mut pause = FIRST_PAUSE_OF_FLUSH;
-        let is_done = loop {
-            // First, for it can be that only then it takes what it has refused.
-            let is_done = self.flush_exporter(deadline);
-            if self.refused.is_empty() {
-                break is_done;
-            }
-            self.try_refused(false);
-            let left = deadline.saturating_duration_since(Instant::now());
-            if self.refused.is_empty() {
-                break self.flush_exporter(deadline);
-            }
-            if left.is_zero() {
-                break false;
-            }
-            std::thread::sleep(pause.min(left));
-            pause = (2 * pause).min(FIRST_PAUSE);
-        };
-        self.has_lost_none() && is_done && !self.parts.engine.keeper.is_distrusted()
-    }
-
-    /// Whether no profile was lost since this was last asked.
-    fn has_lost_none(&mut self) -> bool {
-        let lost = self.parts.engine.counters.profiles_lost();
-        std::mem::replace(&mut self.lost, lost) == lost
-    }
-
-    /// Whether the program has closed files that the exporter goes on to use.
-    fn has_lost_exporter(&self) -> bool {
-        !self.parts.files.are_ours() && self.parts.exporter.keeps_files()
-    }
-
-    fn flush_exporter(&mut self, deadline: Instant) -> bool {
-        let flush = || self.parts.exporter.flush(deadline);
-        catch_unwind(AssertUnwindSafe(flush)).unwrap_or(false)
     }
 
     /// Delivers what can be delivered, and gives everything back.
     fn end(mut self, waiting: Vec<FlushRequest>) {
         let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
-        let is_done = self.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
-        let (counters, lost) = (Arc::clone(&self.parts.engine.counters), self.lost);
-        while let Some(refused) = self.refused.pop_front() {
-            self.lose(refused.report);
-        }
-        // Then it has counted what it could not deliver.
-        let exporter = self.parts.exporter;
-        _ = catch_unwind(AssertUnwindSafe(|| drop(exporter)));
-        let is_done = is_done && counters.profiles_lost() == lost;
+        let is_done = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
+        let is_done = self.delivery.end() && is_done;
         waiting.into_iter().for_each(|waiting| _ = waiting.done.send(is_done));
     }
 
-    /// How long there is nothing to do, if somebody has to look again at all.
-    fn sleep(&self) -> Option<Duration> {
-        // With nothing to export, the next kept span is soon enough.
-        let failing = self.failing.as_ref().filter(|_| !self.refused.is_empty());
-        let again = failing.map(|failing| failing.next.saturating_duration_since(Instant::now()));
-        let unused = || FORGET_AFTER.saturating_sub(self.symbolized.elapsed());
-        self.symbolizer.as_ref().map(|_| unused()).into_iter().chain(again).min()
+    /// When somebody has to look again, if at all.
+    fn next_wake(&self) -> Option<Instant> {
+        let unused = self.symbolizer.as_ref().map(|_| self.symbolized + FORGET_AFTER);
+        unused.into_iter().chain(self.delivery.next_attempt()).min()
     }
 
     /// Symbolizes, redacts and exports.
@@ -230,11 +121,11 @@ impl Worker {
     ) {
         crate::sys::look_at_filters();
         let mut report = Kept { samples: profile.sample_count(), ..unexported(kept) };
-        if !self.parts.files.are_ours() {
+        if !self.files.are_ours() {
             // It is never dropped, and a new one opens files of its own.
             self.symbolizer = None;
-            if self.parts.exporter.keeps_files() {
-                return self.lose(report);
+            if self.delivery.has_lost_exporter() {
+                return self.delivery.lose(report);
             }
         }
         // Debug information is a large input: what goes wrong there must not be the end of all
@@ -247,122 +138,14 @@ impl Worker {
                 report.waits = profile.waits();
                 report::describe_waits(&mut profile, &report);
                 report.top_function = profile.top_function();
-                let refused = self.export(Refused { profile, report, tries: 0, _room: room });
-                self.refused.extend(refused);
+                let held = HeldProfile { profile, report, since: Instant::now(), _room: room };
+                self.delivery.deliver(held);
             }
             Err(_) => {
                 self.symbolizer = None;
-                self.lose(report);
+                self.delivery.lose(report);
             }
         }
-    }
-
-    /// Gives a profile to the exporter. Returns it if it was refused.
-    fn export(&mut self, refused: Refused) -> Option<Refused> {
-        // An exporter is not ours.
-        let export = || self.parts.exporter.export(&refused.profile);
-        match catch_unwind(AssertUnwindSafe(export)) {
-            Ok(Ok(Exported { files, .. })) => {
-                self.failing = None;
-                let engine = &self.parts.engine;
-                Counters::add(&engine.counters.profiles_exported, 1);
-                engine.keeper.set_exporter_fails(false);
-                // One that says so later has only taken it, but for what is in files.
-                if !engine.keeper.demands_proof() || !files.is_empty() {
-                    engine.keeper.note_delivered();
-                }
-                engine.keeper.redeem();
-                let profile = refused.is_promised().then_some(refused.profile.id);
-                self.report(&Kept { profile, files, ..refused.report });
-                None
-            }
-            Ok(Err(error)) if error.is::<Hopeless>() => {
-                if !std::mem::replace(&mut self.told_of_hopeless, true) {
-                    self.parts.engine.log(|| {
-                        tracing::warn!(
-                            target: "tracing_profiling",
-                            "a profile is lost: {error} (said once)"
-                        );
-                    });
-                }
-                self.lose(refused.report);
-                None
-            }
-            Ok(Err(error)) => {
-                self.note_failing(&error.to_string());
-                if refused.is_promised() {
-                    return Some(refused);
-                }
-                // It has told what it was made for.
-                self.parts.engine.keeper.redeem();
-                self.report(&refused.report);
-                None
-            }
-            Err(_) => {
-                self.note_failing("the exporter panicked");
-                self.lose(refused.report);
-                None
-            }
-        }
-    }
-
-    fn note_failing(&mut self, problem: &str) {
-        self.parts.engine.keeper.note_exporter_fails();
-        if self.failing.is_none() {
-            self.failing = Some(FailingExporter::new());
-            self.parts.engine.log(|| {
-                tracing::warn!(
-                    target: "tracing_profiling",
-                    "a profile could not be exported: {problem} (said once until it works again; \
-                     until then spans are kept without profiles, and the service is not affected)"
-                );
-            });
-        }
-    }
-
-    /// If the exporter fails: looks whether it is well again, by what it has refused if there is
-    /// something. If it does not: gives it that. `counts` if that is to be one of the tries that a profile
-    /// has.
-    fn try_refused(&mut self, counts: bool) {
-        if let Some(failing) = &mut self.failing {
-            if counts {
-                failing.wait_longer();
-            }
-            let checked = catch_unwind(AssertUnwindSafe(|| self.parts.exporter.check()));
-            if !matches!(checked, Ok(Ok(()))) {
-                return;
-            }
-            if self.refused.is_empty() {
-                // Only a profile can tell: the next kept span has one, if only a trial. It is well when that is
-                // exported.
-                self.parts.engine.keeper.set_exporter_fails(false);
-                return;
-            }
-        }
-        for _ in 0..self.refused.len() {
-            let Some(refused) = self.refused.pop_front() else { return };
-            if let Some(mut refused) = self.export(refused) {
-                refused.tries += u32::from(counts);
-                if refused.tries < MOST_TRIES {
-                    // To the end: if it is the profile that is wrong, others have their turn.
-                    self.refused.push_back(refused);
-                } else {
-                    self.lose(refused.report);
-                }
-                if self.failing.is_some() {
-                    return;
-                }
-            }
-        }
-    }
-
-    /// A profile that was promised will not be.
-    fn lose(&self, report: Kept) {
-        Counters::add(&self.parts.engine.counters.profiles_dropped_export_failed, 1);
-        let keeper = &self.parts.engine.keeper;
-        keeper.redeem();
-        keeper.note_refused();
-        self.report(&Kept { profile: None, ..report });
     }
 
     fn symbolize(
@@ -371,44 +154,26 @@ impl Worker {
         modules: &HashMap<MappingId, Arc<Module>>,
         most_bytes: usize,
     ) -> Profile {
-        let (settings, files) = (self.parts.symbols, &self.parts.files);
+        let (settings, files) = (self.symbols, &self.files);
         let symbolizer = || Owning::new(Symbolizer::new(settings), files);
         let symbolizer = self.symbolizer.get_or_insert_with(symbolizer);
-        let names = &self.parts.engine.redaction;
+        let names = &self.engine.redaction;
         let mut symbolized = symbolizer.symbolize(&profile, modules, names, most_bytes);
         drop(profile);
         report::describe_symbolized(&mut symbolized);
         let Symbolized { profile, thinned, .. } = symbolized;
-        Counters::add(&self.parts.engine.counters.samples_thinned, thinned as u64);
+        Counters::add(&self.engine.counters.samples_thinned, thinned as u64);
         self.symbolized = Instant::now();
         for missing in symbolizer.take_missing() {
             if matches!(missing, Missing::TooLarge(..)) {
-                Counters::add(&self.parts.engine.counters.symbols_over_limit, 1);
+                Counters::add(&self.engine.counters.symbols_over_limit, 1);
             }
             if self.told.insert(missing.clone()) {
                 let text = missing_in_words(&missing, names);
-                self.parts.engine.log(|| tracing::warn!(target: "tracing_profiling", "{text}"));
+                self.delivery.log(true, &text);
             }
         }
         profile
-    }
-
-    fn report(&self, kept: &Kept) {
-        let line = report::line(kept, &self.parts.engine.redaction);
-        self.parts.engine.log(|| tracing::info!(target: "tracing_profiling", "{line}"));
-        if let Some(on_kept) = &self.parts.on_kept {
-            // Not ours either.
-            let told = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
-            let panicked = &self.parts.engine.counters.on_kept_panicked;
-            if told.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
-                self.parts.engine.log(|| {
-                    tracing::warn!(
-                        target: "tracing_profiling",
-                        "what was given to `on_kept` has panicked; from now on that is only counted"
-                    );
-                });
-            }
-        }
     }
 }
 

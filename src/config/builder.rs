@@ -10,7 +10,7 @@ use crate::collector::{Engine, Gate, Limits, Pace, Parts, ShedLimits, waiting_pr
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
-use crate::export::{Directory, Exporter};
+use crate::export::{Directory, Exporter, Remote};
 use crate::keep::{Callsites, Condition, Keep, Keeper, Kept, MOST_PROMISED, OnKept, Rules};
 use crate::otel::{AttributeNames, Pairing};
 use crate::profile::Resource;
@@ -165,13 +165,12 @@ impl Builder {
     /// then return early with `EINTR`, which the program must be ready for. Without this none of
     /// them is interrupted (on kernels before 5.9, hardly ever); see `docs/platform.md`.
     #[must_use]
-    pub fn fine_timers(mut self) -> Self {
-        self.source.timer_clock = TimerClock::Monotonic;
-        self
+    pub fn fine_timers(self) -> Self {
+        self.timers(true)
     }
 
-    pub(super) fn coarse_timers(mut self) -> Self {
-        self.source.timer_clock = TimerClock::Cpu;
+    pub(super) fn timers(mut self, are_fine: bool) -> Self {
+        self.source.timer_clock = if are_fine { TimerClock::Monotonic } else { TimerClock::Cpu };
         self
     }
 
@@ -470,7 +469,11 @@ impl Builder {
             Err(_) => Some("it panicked".to_owned()),
         };
         keeper.set_exporter_fails(problem.is_some());
-        if exporter.delivers_later() {
+        // With a directory nothing is lost; and who has no end of patience wants all to wait.
+        let must_prove = |remote: &mut dyn Remote| {
+            remote.fallback().is_none() && remote.limits().patience < Duration::MAX
+        };
+        if exporter.remote().is_some_and(must_prove) {
             keeper.demand_proof();
         }
         Engine::start(Parts {

@@ -46,106 +46,102 @@ impl Builder {
 
     /// The same from any source of variables; an error is a value that is not Unicode.
     pub(crate) fn with_variables(
-        mut self,
+        self,
         variable: impl Fn(&'static str) -> Result<Option<String>, String>,
     ) -> Result<Self, Error> {
         let get = |name| text_of(name, variable(name));
-        if let Some(text) = get(RULES)? {
-            self = self.rules(rules_in(&text)?);
-        }
-        if let Some(text) = get(SOURCE)? {
-            let source = text.trim().parse();
-            self = self.source(
-                source.map_err(|()| Error::setting(SOURCE, &text, "auto, perf, timer or none"))?,
-            );
-        }
-        if let Some(text) = get(WAITS)? {
-            self = self.waits(choice(WAITS, &text, ["off", "on"], "on or off")?);
-        }
-        if let Some(text) = get(TIMER_CLOCK)? {
-            self = match text.trim() {
-                "cpu" => self.coarse_timers(),
-                "monotonic" => self.fine_timers(),
-                _ => return Err(Error::setting(TIMER_CLOCK, &text, "cpu or monotonic")),
-            };
-        }
-        if let Some(text) = get(ARM_AFTER)? {
-            self = self.arm_after(time(ARM_AFTER, &text)?);
-        }
-        if let Some(text) = get(RATE)? {
-            self = self.rate(number(RATE, &text, RATES, "samples a second, from 1 to 10000")?);
-        }
-        if let Some(text) = get(STACK_BYTES)? {
-            self = self.stack_bytes(number(
-                STACK_BYTES,
-                &text,
-                builder::STACK_BYTES,
-                "bytes, from 1024 to 65448",
-            )?);
-        }
-        if let Some(text) = get(MAX_DEPTH)? {
-            self = self.max_depth(number(MAX_DEPTH, &text, DEPTHS, "frames, from 1 to 1024")?);
-        }
-        if let Some(text) = get(CPU_BUDGET)? {
-            let expected = "percent of a core, from 0 to 10000";
-            self = self.cpu_budget(number(CPU_BUDGET, &text, 0..=10_000, expected)?);
-        }
-        if let Some(text) = get(SHED)? {
-            let expected = "limits as cpu>90%|memory>2GB";
-            self = shed(self, &text).ok_or_else(|| Error::setting(SHED, &text, expected))?;
-        }
-        if let Some(text) = get(PENDING_PROFILES)? {
-            let expected = "profiles, from 1 to 100000";
-            let profiles = number(PENDING_PROFILES, &text, 1..=100_000, expected)?;
-            self = self.pending_profiles(profiles as usize);
-        }
         let directory = get(DIR)?.map(PathBuf::from);
-        if let Some(path) = &directory {
-            self = self.directory(path);
-        }
         let mut redaction = Redaction::new();
         if let Some(text) = get(REDACT)? {
             redaction = redaction.hide_all(REDACT, &text)?;
         }
-        if let Some(text) = get(PATHS)? {
-            let is_full = choice(PATHS, &text, ["short", "full"], "short or full")?;
+        let paths = second_of(["short", "full"]);
+        if let Some(is_full) = value(PATHS, get(PATHS)?, "short or full", paths)? {
             redaction = redaction.full_paths(is_full);
         }
-        self = self.redact_too(redaction);
-        if let Some(text) = get(SYMBOLS)? {
-            let symbols = choice(SYMBOLS, &text, ["off", "on"], "on or off")?;
-            if symbols && cfg!(not(feature = "symbols")) {
-                let expected = "off: the feature `symbols` of tracing-profiling is not on";
-                return Err(Error::setting(SYMBOLS, &text, expected));
-            }
-            self = self.symbols(symbols);
+        let rules = get(RULES)?.map(|text| rules_in(&text)).transpose()?;
+        let mut builder = rules.into_iter().fold(self.redact_too(redaction), Self::rules);
+        builder = directory.iter().fold(builder, Self::directory);
+        let is_on = second_of(["off", "on"]);
+        let source = "auto, perf, timer or none";
+        builder = builder.set(&get, SOURCE, source, |text| text.parse().ok(), Self::source)?;
+        builder = builder.set(&get, WAITS, "on or off", is_on, Self::waits)?;
+        let clocks = second_of(["cpu", "monotonic"]);
+        builder = builder.set(&get, TIMER_CLOCK, "cpu or monotonic", clocks, Self::timers)?;
+        builder = builder.set(&get, ARM_AFTER, "a time, as 5ms, or 0", time, Self::arm_after)?;
+        let rate = "samples a second, from 1 to 10000";
+        builder = builder.set(&get, RATE, rate, within(RATES), Self::rate)?;
+        let of_stacks = "bytes, from 1024 to 65448";
+        let stack_bytes = within(builder::STACK_BYTES);
+        builder = builder.set(&get, STACK_BYTES, of_stacks, stack_bytes, Self::stack_bytes)?;
+        let frames = "frames, from 1 to 1024";
+        builder = builder.set(&get, MAX_DEPTH, frames, within(DEPTHS), Self::max_depth)?;
+        let percent = "percent of a core, from 0 to 10000";
+        builder = builder.set(&get, CPU_BUDGET, percent, within(0..=10_000), Self::cpu_budget)?;
+        let limits = "limits as cpu>90%|memory>2GB";
+        builder = builder.set(&get, SHED, limits, shed, |builder, (cpu, memory)| {
+            let builder = cpu.into_iter().fold(builder, Self::shed_above_cpu);
+            memory.into_iter().fold(builder, Self::shed_above_memory)
+        })?;
+        let profiles = "profiles, from 1 to 100000";
+        builder = builder.set(
+            &get,
+            PENDING_PROFILES,
+            profiles,
+            within(1..=100_000),
+            |builder, profiles| builder.pending_profiles(profiles as usize),
+        )?;
+        let symbols = get(SYMBOLS)?;
+        if symbols.is_some_and(|text| text.trim() == "on") && cfg!(not(feature = "symbols")) {
+            let expected = "off: the feature `symbols` of tracing-profiling is not on";
+            return Err(Error::setting(SYMBOLS, "on", expected));
         }
-        if let Some(text) = get(SYMBOL_BYTES)? {
-            let expected = "bytes, from 0 to 4294967295";
-            self = self.symbol_bytes(number(SYMBOL_BYTES, &text, 0..=u32::MAX, expected)?.into());
-        }
-        if let Some(text) = get(EXPORT_BYTES)? {
-            let expected = "bytes, from 0 to 4294967295";
-            self = self.export_bytes(number(EXPORT_BYTES, &text, 0..=u32::MAX, expected)? as usize);
-        }
+        builder = builder.set(&get, SYMBOLS, "on or off", is_on, Self::symbols)?;
+        let bytes = "bytes, from 0 to 4294967295";
+        builder =
+            builder.set(&get, SYMBOL_BYTES, bytes, within(0..=u32::MAX), |builder, bytes| {
+                builder.symbol_bytes(bytes.into())
+            })?;
+        builder =
+            builder.set(&get, EXPORT_BYTES, bytes, within(0..=u32::MAX), |builder, bytes| {
+                builder.export_bytes(bytes as usize)
+            })?;
+        let disabled = get(SDK_DISABLED)?;
+        let is_disabled = disabled.is_some_and(|text| text.trim().eq_ignore_ascii_case("true"));
         let exporter = get(EXPORTER)?;
-        let is_disabled =
-            get(SDK_DISABLED)?.is_some_and(|text| text.trim().eq_ignore_ascii_case("true"));
-        match exporter.as_deref().map(str::trim) {
-            // Files are none of OpenTelemetry's.
-            None if is_disabled && has_otlp_endpoint(&variable)? => Ok(self.rules(Rules::new([]))),
-            Some("otlp") if is_disabled => Ok(self.rules(Rules::new([]))),
-            None if has_otlp_endpoint(&variable)? => self.with_otlp(directory, &variable),
-            None | Some("directory") => Ok(self),
-            Some("none") => Ok(self.rules(Rules::new([]))),
-            Some("otlp") if cfg!(feature = "_otlp") => self.with_otlp(directory, &variable),
+        let is_otlp = match exporter.as_deref().map(str::trim) {
+            None => has_otlp_endpoint(&variable)?,
+            Some("otlp") if is_disabled || cfg!(feature = "_otlp") => true,
             Some("otlp") => {
                 let expected =
                     "directory or none; otlp needs the feature `otlp-http` or `otlp-grpc`";
-                Err(Error::setting(EXPORTER, "otlp", expected))
+                return Err(Error::setting(EXPORTER, "otlp", expected));
             }
-            Some(other) => Err(Error::setting(EXPORTER, other, "otlp, directory or none")),
+            Some("directory") => false,
+            Some("none") => return Ok(builder.rules(Rules::new([]))),
+            Some(other) => return Err(Error::setting(EXPORTER, other, "otlp, directory or none")),
+        };
+        match is_otlp {
+            // Files are none of OpenTelemetry's.
+            true if is_disabled => Ok(builder.rules(Rules::new([]))),
+            true => builder.with_otlp(directory, &variable),
+            false => Ok(builder),
         }
+    }
+
+    /// Sets what a variable says, if it is set.
+    fn set<T>(
+        self,
+        get: &impl Fn(&'static str) -> Result<Option<String>, Error>,
+        name: &'static str,
+        expected: &'static str,
+        parse: impl FnOnce(&str) -> Option<T>,
+        set: impl FnOnce(Self, T) -> Self,
+    ) -> Result<Self, Error> {
+        Ok(match value(name, get(name)?, expected, parse)? {
+            Some(value) => set(self, value),
+            None => self,
+        })
     }
 
     #[cfg(feature = "_otlp")]
@@ -218,25 +214,34 @@ fn rules_in(text: &str) -> Result<Rules, Error> {
     Rules::from_str(text).map_err(|error| error.found_in(RULES))
 }
 
-/// Whether it is the second of two words.
-fn choice(
+/// What a variable says, if it is set.
+fn value<T>(
     name: &'static str,
-    text: &str,
-    words: [&str; 2],
+    text: Option<String>,
     expected: &'static str,
-) -> Result<bool, Error> {
-    let chosen = words.iter().position(|word| *word == text.trim());
-    chosen.map(|chosen| chosen == 1).ok_or_else(|| Error::setting(name, text, expected))
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, Error> {
+    let read = |text: String| {
+        parse(text.trim()).ok_or_else(|| Error::setting(name, text.trim(), expected))
+    };
+    text.map(read).transpose()
 }
 
-fn time(name: &'static str, text: &str) -> Result<Duration, Error> {
-    let text = text.trim();
-    let time = if text == "0" { Ok(Duration::ZERO) } else { humantime::parse_duration(text) };
-    time.map_err(|_| Error::setting(name, text, "a time, as 5ms, or 0"))
+/// Whether it is the second of two words.
+fn second_of(words: [&str; 2]) -> impl Fn(&str) -> Option<bool> + Copy {
+    move |text| words.iter().position(|word| *word == text).map(|chosen| chosen == 1)
+}
+
+fn within(allowed: RangeInclusive<u32>) -> impl FnOnce(&str) -> Option<u32> {
+    move |text| text.parse().ok().filter(|number| allowed.contains(number))
+}
+
+fn time(text: &str) -> Option<Duration> {
+    if text == "0" { Some(Duration::ZERO) } else { humantime::parse_duration(text).ok() }
 }
 
 /// The limits of `cpu>90%|memory>2GB`, each once at most.
-fn shed(builder: Builder, text: &str) -> Option<Builder> {
+fn shed(text: &str) -> Option<(Option<u32>, Option<u64>)> {
     let (mut cpu, mut memory) = (None, None);
     for limit in text.split('|') {
         let (name, limit) = limit.split_once('>')?;
@@ -249,8 +254,7 @@ fn shed(builder: Builder, text: &str) -> Option<Builder> {
             return None;
         }
     }
-    let builder = cpu.into_iter().fold(builder, Builder::shed_above_cpu);
-    Some(memory.into_iter().fold(builder, Builder::shed_above_memory))
+    Some((cpu, memory))
 }
 
 fn percent(text: &str) -> Option<u32> {
@@ -274,16 +278,6 @@ fn bytes(text: &str) -> Option<u64> {
         _ => return None,
     };
     number.checked_mul(times)
-}
-
-fn number(
-    name: &'static str,
-    text: &str,
-    allowed: RangeInclusive<u32>,
-    expected: &'static str,
-) -> Result<u32, Error> {
-    let number = text.trim().parse().ok().filter(|number| allowed.contains(number));
-    number.ok_or_else(|| Error::setting(name, text, expected))
 }
 
 #[cfg(test)]

@@ -97,7 +97,7 @@ impl Directory {
     }
 
     /// Writes all forms of a profile, one of which is made, and returns their paths.
-    pub(super) fn store(
+    pub(crate) fn store(
         &self,
         profile: &Profile,
         otlp: Option<Vec<u8>>,
@@ -141,8 +141,7 @@ impl Directory {
     }
 
     /// Writes a profile of which nothing but the message is left.
-    #[cfg(feature = "_otlp")]
-    pub(super) fn write_otlp(&self, stem: &str, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write_otlp(&self, stem: &str, bytes: &[u8]) -> io::Result<()> {
         sys::create_private_directory(&self.path)?;
         let temporary = self.path.join(format!("{stem}.tmp"));
         let path = self.path.join(format!("{stem}.otlp"));
@@ -184,6 +183,11 @@ impl Directory {
             }
             inventory.remove_oldest(&self.path);
         }
+    }
+
+    /// Whether a profile could be written.
+    pub(crate) fn check_writable(&self) -> Result<(), ExportError> {
+        Ok(self.probe().map_err(|error| self.problem(&error))?)
     }
 
     /// Makes something where profiles would go, and takes it away again: what a user may do there, as in
@@ -358,7 +362,7 @@ impl Exporter for Directory {
     }
 
     fn check(&mut self) -> Result<(), ExportError> {
-        Ok(self.probe().map_err(|error| self.problem(&error))?)
+        self.check_writable()
     }
 
     fn directory(&self) -> Option<&Path> {

@@ -4,14 +4,13 @@ mod directory;
 mod memory;
 #[cfg(feature = "_otlp")]
 mod otlp;
-mod reporter;
+mod remote;
 mod resource;
 #[cfg(feature = "axum")]
 mod stored;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use crate::profile::Profile;
 
@@ -23,7 +22,7 @@ pub use otlp::fuzz_answers;
 pub(crate) use otlp::has_endpoint;
 #[cfg(feature = "_otlp")]
 pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
-pub use reporter::{Fate, Reporter};
+pub(crate) use remote::{Answer, Encoded, Never, QueueLimits, Remote};
 #[cfg(feature = "axum")]
 pub(crate) use stored::{StoredFile, list_stored, read_stored};
 
@@ -31,9 +30,10 @@ pub(crate) use stored::{StoredFile, list_stored, read_stored};
 ///
 /// An exporter runs on a thread of its own: it may block, and nothing but later profiles waits
 /// for it. All signals are blocked there but those of faults, which threads that it starts inherit.
+/// Only [`export`](Self::export) must be there: queue, retries and what is said of losses are not its business.
 pub trait Exporter: Send {
-    /// Takes one profile. What fails is kept in memory and given again: when [`check`] finds nothing
-    /// wrong, at ever longer intervals for some minutes. Then it is lost, and counted.
+    /// Exports one profile. What fails is kept in memory and given again: when [`check`] finds nothing
+    /// wrong, at ever longer intervals for an hour. Then it is lost, and counted.
     ///
     /// [`check`]: Self::check
     ///
@@ -55,27 +55,6 @@ pub trait Exporter: Send {
         Ok(())
     }
 
-    /// Called once on the exporter's thread, before the first profile. An exporter that only takes profiles
-    /// in [`export`](Self::export) and delivers them later says here what became of them.
-    fn start(&mut self, reporter: Reporter) {
-        _ = reporter;
-    }
-
-    /// Waits until all profiles that were taken are where they belong, but no longer than `deadline`.
-    /// Returns whether they are. Nothing to do for an exporter that takes none before that is so.
-    fn flush(&mut self, deadline: Instant) -> bool {
-        _ = deadline;
-        true
-    }
-
-    /// Whether a profile that was taken may still not be delivered, and nothing is left of it then. Until the
-    /// [`Reporter`] was told of one that is [`Delivered`](Fate::Delivered), at most three are promised; and
-    /// none, when it was told of some that were [`Refused`](Fate::Refused) and of none delivered
-    /// between. Asked once, when the layer is made.
-    fn delivers_later(&self) -> bool {
-        false
-    }
-
     /// Whether it has files or sockets open from one profile to the next. A program that closes all files
     /// (`close_range`) has closed them, and can have others under their numbers: such an exporter is
     /// not called again then, and not dropped.
@@ -86,6 +65,12 @@ pub trait Exporter: Send {
     /// The folder in which a [`Directory`] keeps the profiles, if that is where they go: there they
     /// can be found again, as by `Handle::router`. Asked once, when the layer is made.
     fn directory(&self) -> Option<&Path> {
+        None
+    }
+
+    /// What sends its requests, if it sends from a thread of its own.
+    #[doc(hidden)]
+    fn remote(&mut self) -> Option<&mut dyn Remote> {
         None
     }
 }

@@ -16,3 +16,8 @@ mod script;
 mod source;
 mod stage;
 mod tests;
+
+/// An engine without threads.
+pub(super) fn engine() -> std::sync::Arc<super::Engine> {
+    stage::Stage::new(false, false, |_| tracing::Dispatch::none()).into_engine()
+}

@@ -462,6 +462,12 @@ impl Stage {
         }
     }
 
+    pub(super) fn into_engine(self) -> Arc<Engine> {
+        let engine = Arc::clone(&self.engine);
+        self.end();
+        engine
+    }
+
     pub(super) fn end(self) {
         self.workers.into_iter().flatten().for_each(Worker::end);
     }

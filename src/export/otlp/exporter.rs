@@ -1,23 +1,29 @@
-//! The exporter: takes profiles, and leaves the sending to a thread of its own.
+//! The exporter: encodes profiles, and sends them from a thread of its own.
 
-use std::path::{Path, PathBuf};
+use std::convert::Infallible;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use crossbeam::channel::{self, Receiver, Sender};
 use prost::Message;
+use tokio::sync::{mpsc, oneshot};
 
-use super::queue::{Bounds, Item, Queue, Stored};
-use super::sender::{self, Sender};
 use super::settings::OtlpBuilder;
 use super::transport::Transport;
 use crate::encode;
 use crate::export::directory::{self, Directory};
-use crate::export::{ExportError, Exported, Exporter, Fate, Reporter};
+use crate::export::{
+    Answer, Encoded, ExportError, Exported, Exporter, Hopeless, Never, QueueLimits, Remote,
+};
 use crate::profile::{Attribute, Profile, Resource, Value};
+use crate::span::{ignore_this_thread, spawn_ignored};
+use crate::sys;
 
 /// Sends profiles to an OpenTelemetry collector, or whatever else takes OTLP.
 ///
-/// A profile that it has taken waits in a queue of bounded length, from which a thread sends one after the other,
+/// A layer's profiles wait in a queue of bounded length, from which a thread sends one after the other,
 /// each until the receiver has answered. While the receiver is away no profile
 /// is taken, so that no span is given an id that leads nowhere; or it goes to the
 /// [fallback directory](OtlpBuilder::fallback_directory) and is sent later.
@@ -26,42 +32,36 @@ use crate::profile::{Attribute, Profile, Resource, Value};
 /// `opentelemetry.proto.profiles.v1development`, which is not stable yet.
 #[derive(Debug)]
 pub struct OtlpExporter {
-    queue: Arc<Queue>,
-    resource: Option<Resource>,
-    /// Where the fallback directory is.
-    path: Option<PathBuf>,
-    fallback: Option<Arc<Directory>>,
-    reporter: Reporter,
+    pub(super) limits: QueueLimits,
+    /// Of one request, before it is compressed.
+    pub(super) request_bytes: usize,
+    pub(super) resource: Option<Resource>,
+    pub(super) fallback: Option<Directory>,
+    /// Where the receiver is, to be shown.
+    pub(super) endpoint: String,
     /// Until the thread has it.
-    transport: Option<Transport>,
-    /// Why there is no thread.
-    broken: Option<String>,
+    pub(super) transport: Option<Transport>,
+    pub(super) link: Option<SenderLink>,
+    /// Of a profile that is exported without a layer.
+    pub(super) answers: Option<Receiver<Answer>>,
+}
+
+/// To the thread that sends, which ends with it whatever it does.
+#[derive(Debug)]
+pub(super) struct SenderLink {
+    messages: mpsc::UnboundedSender<Bytes>,
+    _stop: oneshot::Sender<Infallible>,
 }
 
 /// How much thinner a profile is made that does not fit, at most.
 const THINNEST: usize = 1 << 20;
+/// Looking up a name can hang for longer than a request, and cannot be ended.
+const MOST_LOOKUPS: usize = 4;
 
 impl OtlpExporter {
     /// Settings other than those of the environment.
     pub fn builder() -> OtlpBuilder {
         OtlpBuilder::default()
-    }
-
-    pub(super) fn new(
-        transport: Transport,
-        bounds: Bounds,
-        resource: Option<Resource>,
-        fallback: Option<PathBuf>,
-    ) -> Self {
-        Self {
-            queue: Queue::new(bounds),
-            resource,
-            path: fallback.map(|path| std::path::absolute(&path).unwrap_or(path)),
-            fallback: None,
-            reporter: Reporter::default(),
-            transport: Some(transport),
-            broken: None,
-        }
     }
 
     /// The same with a resource, if it was given none.
@@ -70,33 +70,10 @@ impl OtlpExporter {
         self
     }
 
-    /// Starts the thread, if nobody has.
-    fn ensure_started(&mut self) {
-        let Some(transport) = self.transport.take() else { return };
-        self.resource.get_or_insert_with(Resource::from_env);
-        let directory = |path: &PathBuf| Arc::new(Directory::new(path));
-        self.fallback = self.path.as_ref().map(directory);
-        let (queue, fallback) = (Arc::clone(&self.queue), self.fallback.clone());
-        let sender = Sender::new(queue, transport, self.reporter.clone(), fallback);
-        self.broken =
-            sender.start().err().map(|error| format!("no thread to send profiles: {error}"));
-    }
-
-    fn problem(&self) -> Option<String> {
-        self.broken.clone().or_else(|| self.queue.problem())
-    }
-
     /// The message that is sent. A profile that does not fit into one is thinned, and says so.
-    fn encode(&self, profile: &Profile) -> Vec<u8> {
-        let default;
-        let resource = match &self.resource {
-            Some(resource) => resource,
-            None => {
-                default = Resource::from_env();
-                &default
-            }
-        };
-        let most = self.queue.bounds.request_bytes;
+    fn message(&mut self, profile: &Profile) -> Vec<u8> {
+        let resource = self.resource.get_or_insert_with(Resource::from_env);
+        let most = self.request_bytes;
         let mut message = encode::otlp_message(profile, resource);
         let mut bytes = message.encoded_len();
         let mut every = bytes.div_ceil(most.max(1)).max(2);
@@ -120,59 +97,92 @@ fn thinned(whole: &Profile, every: usize) -> Profile {
 }
 
 impl Exporter for OtlpExporter {
+    /// Sends it once, and waits for the answer. (A layer does not wait, and repeats what fails.)
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
-        self.ensure_started();
-        let Some(problem) = self.problem() else {
-            let encoded = self.encode(profile).into();
-            let stem = directory::stem(profile);
-            self.queue.push(Item { encoded, since: Instant::now(), stem });
-            return Ok(Exported::default());
-        };
-        let Some(fallback) = &self.fallback else { return Err(problem.into()) };
-        let files = fallback.store(profile, Some(self.encode(profile)))?;
-        self.reporter.count(Fate::Stored, 1);
-        let encoded = files.iter().find(|path| path.extension().is_some_and(|e| e == "otlp"));
-        if let Some(path) = encoded.cloned() {
-            self.queue.push_stored(Stored { path, since: Instant::now() });
+        if self.answers.is_none() {
+            let (sender, answers) = channel::unbounded();
+            self.start(sender)?;
+            self.answers = Some(answers);
         }
-        Ok(Exported::to_files(files))
-    }
-
-    fn check(&mut self) -> Result<(), ExportError> {
-        let Some(problem) = self.problem() else { return Ok(()) };
-        match &self.path {
-            // There profiles go meanwhile, if they can.
-            Some(path) => Directory::new(path).check(),
-            None => Err(problem.into()),
+        let message = self.message(profile);
+        self.send(message.into());
+        match self.answers.as_ref().map(Receiver::recv) {
+            Some(Ok(Answer::Accepted { rejected: 0, .. })) => Ok(Exported::default()),
+            Some(Ok(
+                Answer::NotNow { problem, .. } | Answer::Never { what: Never::All, problem },
+            )) => Err(problem.into()),
+            Some(Ok(Answer::Accepted { message: problem, .. } | Answer::Never { problem, .. })) => {
+                Err(Hopeless(problem).into())
+            }
+            _ => Err("the thread that sends profiles has ended".into()),
         }
-    }
-
-    fn start(&mut self, reporter: Reporter) {
-        self.reporter = reporter;
-        self.ensure_started();
-    }
-
-    fn flush(&mut self, deadline: Instant) -> bool {
-        self.queue.flush(deadline)
-    }
-
-    fn delivers_later(&self) -> bool {
-        // With a directory nothing is lost; and who has no end of patience wants all to wait.
-        self.path.is_none() && self.queue.bounds.patience < Duration::MAX
     }
 
     fn directory(&self) -> Option<&Path> {
-        self.path.as_deref()
+        self.fallback.as_ref().and_then(Exporter::directory)
+    }
+
+    fn remote(&mut self) -> Option<&mut dyn Remote> {
+        Some(self)
     }
 }
 
-impl Drop for OtlpExporter {
-    /// What is not delivered by now will not be.
-    fn drop(&mut self) {
-        let left = self.queue.close();
-        let stored = sender::store(self.fallback.as_deref(), &left);
-        self.reporter.count(Fate::Stored, stored);
-        self.reporter.count(Fate::AtShutdown, (left.len() as u64).saturating_sub(stored));
+impl Remote for OtlpExporter {
+    fn limits(&self) -> QueueLimits {
+        self.limits
+    }
+
+    /// The thread has a runtime of its own, so that it does not matter whether the program has one, and nothing that
+    /// is done there is seen by the program's subscriber: requests open spans, too.
+    fn start(&mut self, answers: Sender<Answer>) -> io::Result<()> {
+        let Some(mut transport) = self.transport.take() else { return Ok(()) };
+        let (sender, mut messages) = mpsc::unbounded_channel();
+        let (stop, stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .thread_name("profiling-otlp")
+            .thread_stack_size(sys::STACK_BYTES)
+            .max_blocking_threads(MOST_LOOKUPS)
+            .on_thread_start(ignore_this_thread)
+            .build()?;
+        spawn_ignored("profiling-otlp", move || {
+            let nobody = tracing::subscriber::NoSubscriber::default();
+            tracing::subscriber::with_default(nobody, || {
+                // If it panics nobody answers any more, which is heard.
+                let work = async move {
+                    while let Some(message) = messages.recv().await {
+                        _ = answers.send(transport.send(message).await);
+                    }
+                };
+                runtime.block_on(async {
+                    tokio::spawn(work);
+                    _ = stopped.await;
+                });
+                // Names are looked up on threads that nothing else can end.
+                runtime.shutdown_background();
+            });
+        })?;
+        self.link = Some(SenderLink { messages: sender, _stop: stop });
+        Ok(())
+    }
+
+    fn encoded(&mut self, profile: &Profile) -> Encoded {
+        Encoded { stem: directory::stem(profile), message: self.message(profile) }
+    }
+
+    fn send(&self, message: Arc<[u8]>) {
+        if let Some(link) = &self.link {
+            _ = link.messages.send(Bytes::from_owner(message));
+        }
+    }
+
+    fn fallback(&self) -> Option<&Directory> {
+        self.fallback.as_ref()
+    }
+
+    fn endpoint(&self) -> &str {
+        &self.endpoint
     }
 }
 
@@ -204,10 +214,10 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_thinned_and_says_so() {
         let whole = profile(10_000);
-        let alone = exporter(usize::MAX).encode(&whole);
+        let alone = exporter(usize::MAX).message(&whole);
         let read = |bytes: &[u8]| proto::ProfilesData::decode(bytes).unwrap();
         let most = alone.len() / 10;
-        let item = exporter(most).encode(&whole);
+        let item = exporter(most).message(&whole);
         assert!(item.len() <= most && item.len() > most / 10, "{} of {most}", item.len());
         let message = read(&item);
         let tables = message.dictionary.unwrap();
@@ -235,31 +245,7 @@ mod tests {
 
     #[test]
     fn what_can_be_made_no_smaller_is_sent_as_it_is() {
-        assert!(exporter(1).encode(&profile(3)).len() > 1);
-    }
-
-    #[test]
-    fn while_the_receiver_is_away_the_fallback_directory_must_do() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = tempfile::NamedTempFile::new().unwrap();
-        for (path, expected) in [
-            (None, Some("gone")),
-            (Some(folder.path().to_owned()), None),
-            (Some(file.path().join("below")), Some("cannot write to")),
-        ] {
-            let mut builder = OtlpExporter::builder().patience(std::time::Duration::ZERO);
-            if let Some(path) = path {
-                builder = builder.fallback_directory(path);
-            }
-            let mut exporter = builder.build_with(&|_| Ok(None)).unwrap();
-            assert!(exporter.check().is_ok(), "nothing is needed of it");
-            exporter.queue.note_failure("gone", std::time::Duration::ZERO, false);
-            let problem = exporter.check().err().map(|error| error.to_string());
-            match expected {
-                Some(expected) => assert!(problem.unwrap().contains(expected)),
-                None => assert_eq!(problem, None),
-            }
-        }
+        assert!(exporter(1).message(&profile(3)).len() > 1);
     }
 
     #[test]

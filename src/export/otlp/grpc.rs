@@ -22,7 +22,8 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use super::settings::{Compression, Settings};
-use super::transport::{Answer, Connector, Never, client, whole};
+use super::transport::{Connector, client, whole};
+use crate::export::{Answer, Never};
 
 const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 
@@ -55,14 +56,14 @@ impl Grpc {
         self.client = client(&self.connector, true);
     }
 
-    pub(super) async fn send(&self, encoded: &Bytes, timeout: Duration) -> Answer {
+    pub(super) async fn send(&self, encoded: Bytes, timeout: Duration) -> Answer {
         let message = Arc::default();
         let client = Apart { client: self.client.clone(), message: Arc::clone(&message) };
         let mut service = tonic::client::Grpc::with_origin(client, self.origin.clone());
         if self.compression == Compression::Gzip {
             service = service.send_compressed(CompressionEncoding::Gzip);
         }
-        let mut request = tonic::Request::new(encoded.clone());
+        let mut request = tonic::Request::new(encoded);
         *request.metadata_mut() = MetadataMap::from_headers(self.headers.clone());
         request.set_timeout(timeout);
         // Always: the client connects when it is used.

@@ -16,7 +16,8 @@ use prost::Message;
 use tokio::time::{Instant, timeout_at};
 
 use super::settings::{Compression, Settings};
-use super::transport::{Answer, Connector, Never, client, whole};
+use super::transport::{Connector, client, whole};
+use crate::export::{Answer, Never};
 
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
 /// As much as is read of an answer.
@@ -54,16 +55,13 @@ impl Http {
         self.client = client(&self.connector, false);
     }
 
-    pub(super) fn body(&self, encoded: Bytes) -> Bytes {
-        match self.compression {
-            Compression::None => encoded,
-            Compression::Gzip => gzip(&encoded).into(),
-        }
-    }
-
     /// Nothing, if no answer has begun by then.
-    pub(super) async fn send(&self, body: &Bytes, deadline: Instant) -> Option<Answer> {
-        let mut request = Request::new(Full::new(body.clone()));
+    pub(super) async fn send(&self, message: Bytes, deadline: Instant) -> Option<Answer> {
+        let body = match self.compression {
+            Compression::None => message,
+            Compression::Gzip => gzip(&message).into(),
+        };
+        let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();

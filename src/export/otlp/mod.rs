@@ -5,8 +5,6 @@ mod exporter;
 mod grpc;
 #[cfg(feature = "otlp-http")]
 mod http;
-mod queue;
-mod sender;
 mod settings;
 #[cfg(feature = "otlp-tls")]
 mod tls;

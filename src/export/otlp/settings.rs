@@ -11,9 +11,9 @@ use http::uri::{PathAndQuery, Uri};
 use percent_encoding::percent_decode_str;
 
 use super::exporter::OtlpExporter;
-use super::queue::Bounds;
 use super::transport::Transport;
 use crate::error::Error;
+use crate::export::{Directory, QueueLimits};
 use crate::profile::Resource;
 
 /// How profiles are sent.
@@ -37,18 +37,7 @@ impl Protocol {
         }
     }
 
-    fn of(text: &str) -> Option<Self> {
-        [("grpc", Self::Grpc), ("http/protobuf", Self::HttpProtobuf)]
-            .into_iter()
-            .find_map(|(name, protocol)| text.eq_ignore_ascii_case(name).then_some(protocol))
-    }
-
-    const fn is_there(self) -> bool {
-        match self {
-            Self::Grpc => cfg!(feature = "otlp-grpc"),
-            Self::HttpProtobuf => cfg!(feature = "otlp-http"),
-        }
-    }
+    const NAMES: [(&str, Self); 2] = [("grpc", Self::Grpc), ("http/protobuf", Self::HttpProtobuf)];
 }
 
 /// Whether requests are compressed.
@@ -60,6 +49,10 @@ pub enum Compression {
     None,
     /// By gzip.
     Gzip,
+}
+
+impl Compression {
+    const NAMES: [(&str, Self); 2] = [("gzip", Self::Gzip), ("none", Self::None)];
 }
 
 /// A setting's variable for profiles, and the one for all signals.
@@ -97,8 +90,6 @@ const HTTP_PATH: &str = "/v1development/profiles";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer is as good as never, and gRPC has no number for it.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Receivers take nothing that is older.
-const MOST_AGE: Duration = Duration::from_secs(60 * 60);
 /// What gRPC servers take at most, if nobody has set them otherwise.
 const MOST_REQUEST_BYTES: usize = 4 * 1024 * 1024;
 /// Headers by which a request is read. Another value would make it unreadable.
@@ -273,14 +264,17 @@ impl OtlpBuilder {
     pub(crate) fn build_with(self, variables: &Variables<'_>) -> Result<OtlpExporter, Error> {
         let transport = Transport::new(self.resolve(variables)?)?;
         let (profiles, bytes) = self.queue.unwrap_or((DEFAULT_QUEUE_PROFILES, DEFAULT_QUEUE_BYTES));
-        let bounds = Bounds {
-            profiles: profiles.max(1),
-            bytes,
+        let patience = self.patience.unwrap_or(DEFAULT_PATIENCE);
+        Ok(OtlpExporter {
+            limits: QueueLimits { profiles: profiles.max(1), bytes, patience },
             request_bytes: self.request_bytes.unwrap_or(MOST_REQUEST_BYTES),
-            patience: self.patience.unwrap_or(DEFAULT_PATIENCE),
-            age: MOST_AGE,
-        };
-        Ok(OtlpExporter::new(transport, bounds, self.resource, self.fallback))
+            resource: self.resource,
+            fallback: self.fallback.map(Directory::new),
+            endpoint: transport.endpoint.clone(),
+            transport: Some(transport),
+            link: None,
+            answers: None,
+        })
     }
 
     pub(super) fn resolve(&self, variables: &Variables<'_>) -> Result<Settings, Error> {
@@ -318,7 +312,11 @@ impl OtlpBuilder {
             uri,
             headers: self.resolve_headers(variables)?,
             timeout: self.resolve_timeout(variables)?.min(LONGEST_TIMEOUT),
-            compression: self.resolve_compression(variables)?,
+            compression: match self.compression {
+                Some(compression) => compression,
+                None => choose(variables, COMPRESSION, &Compression::NAMES)?
+                    .map_or(Compression::None, |(_, compression)| compression),
+            },
             #[cfg(feature = "otlp-tls")]
             certificate: file(self.certificate.as_ref(), CERTIFICATE)?,
             #[cfg(feature = "otlp-tls")]
@@ -329,26 +327,22 @@ impl OtlpBuilder {
     }
 
     fn resolve_protocol(&self, variables: &Variables<'_>) -> Result<Protocol, Error> {
-        let (name, text, protocol) = match (self.protocol, get(variables, PROTOCOL)?) {
-            (Some(protocol), _) => ("the protocol", format!("{protocol:?}"), Some(protocol)),
-            (None, None) => return Ok(Protocol::DEFAULT),
-            (None, Some((name, text))) => {
-                let protocol = Protocol::of(&text);
-                (name, text, protocol)
+        let (name, protocol) = match self.protocol {
+            Some(protocol) => ("the protocol", protocol),
+            None => match choose(variables, PROTOCOL, &Protocol::NAMES)? {
+                Some(found) => found,
+                None => return Ok(Protocol::DEFAULT),
+            },
+        };
+        let (text, problem, is_there) = match protocol {
+            Protocol::Grpc => {
+                ("grpc", "it needs the feature `otlp-grpc`", cfg!(feature = "otlp-grpc"))
+            }
+            Protocol::HttpProtobuf => {
+                ("http/protobuf", "it needs the feature `otlp-http`", cfg!(feature = "otlp-http"))
             }
         };
-        match protocol {
-            Some(protocol) if protocol.is_there() => Ok(protocol),
-            Some(Protocol::Grpc) => {
-                let problem = "it needs the feature `otlp-grpc`";
-                Err(unsupported(name, &text, PROTOCOL, problem))
-            }
-            Some(Protocol::HttpProtobuf) => {
-                let problem = "it needs the feature `otlp-http`";
-                Err(unsupported(name, &text, PROTOCOL, problem))
-            }
-            None => Err(unsupported(name, &text, PROTOCOL, "expected grpc or http/protobuf")),
-        }
+        is_there.then_some(protocol).ok_or_else(|| unsupported(name, text, PROTOCOL, problem))
     }
 
     /// The URL to which profiles are sent, and what it comes from.
@@ -377,14 +371,8 @@ impl OtlpBuilder {
             Protocol::Grpc if text.contains("://") => text,
             // gRPC also takes an address alone.
             Protocol::Grpc => {
-                let is_insecure = match get(variables, INSECURE)? {
-                    None => false,
-                    Some((_, text)) if text.eq_ignore_ascii_case("true") => true,
-                    Some((_, text)) if text.eq_ignore_ascii_case("false") => false,
-                    Some((name, text)) => {
-                        return Err(Error::setting(name, &text, "true or false"));
-                    }
-                };
+                let found = choose(variables, INSECURE, &[("true", true), ("false", false)])?;
+                let is_insecure = found.is_some_and(|(_, is_insecure)| is_insecure);
                 format!("{}://{text}", if is_insecure { "http" } else { "https" })
             }
         };
@@ -427,20 +415,6 @@ impl OtlpBuilder {
         let milliseconds =
             milliseconds.ok_or_else(|| Error::setting(name, &text, "milliseconds, 1 or more"))?;
         Ok(Duration::from_millis(milliseconds))
-    }
-
-    fn resolve_compression(&self, variables: &Variables<'_>) -> Result<Compression, Error> {
-        if let Some(compression) = self.compression {
-            return Ok(compression);
-        }
-        match get(variables, COMPRESSION)? {
-            None => Ok(Compression::None),
-            Some((_, text)) if text.eq_ignore_ascii_case("none") => Ok(Compression::None),
-            Some((_, text)) if text.eq_ignore_ascii_case("gzip") => Ok(Compression::Gzip),
-            Some((name, text)) => {
-                Err(unsupported(name, &text, COMPRESSION, "expected gzip or none"))
-            }
-        }
     }
 }
 
@@ -514,6 +488,20 @@ fn get(
         }
     }
     Ok(None)
+}
+
+/// Which of these words a variable has, and the variable's name.
+fn choose<T: Copy>(
+    variables: &Variables<'_>,
+    names: VariableNames,
+    words: &[(&str, T); 2],
+) -> Result<Option<(&'static str, T)>, Error> {
+    let Some((name, text)) = get(variables, names)? else { return Ok(None) };
+    let found = words.iter().find(|(word, _)| text.eq_ignore_ascii_case(word));
+    let [(first, _), (second, _)] = words;
+    let problem = || format!("expected {first} or {second}");
+    let (_, value) = found.ok_or_else(|| unsupported(name, &text, names, &problem()))?;
+    Ok(Some((name, *value)))
 }
 
 /// Whether there is a host, and behind it nothing, or a colon and a port: of any other number `http` says

@@ -12,6 +12,7 @@ use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfil
 
 use super::settings::{Protocol, Settings};
 use crate::error::Error;
+use crate::export::Answer;
 use crate::text::disturbs;
 
 #[cfg(feature = "otlp-tls")]
@@ -21,26 +22,6 @@ pub(super) type Connector = HttpConnector;
 
 /// As much as is said of what a server says.
 const MOST_SHOWN_CHARS: usize = 400;
-
-/// What the server said.
-#[derive(Debug)]
-pub(super) enum Answer {
-    /// It has the profiles, but for so many; and may have said why.
-    Accepted { rejected: u64, message: String },
-    /// Not now: after that time, if it said when.
-    NotNow { after: Option<Duration>, problem: String },
-    /// Never.
-    Never { what: Never, problem: String },
-}
-
-/// What the server does not want.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Never {
-    /// Anything from us.
-    All,
-    /// That request.
-    Request,
-}
 
 impl Answer {
     /// Nothing was heard from it.
@@ -75,9 +56,6 @@ impl Answer {
     }
 }
 
-/// What is sent, as often as it takes, with the same bytes each time.
-pub(super) struct Request(Bytes);
-
 enum Kind {
     #[cfg(feature = "otlp-grpc")]
     Grpc(super::grpc::Grpc),
@@ -110,27 +88,17 @@ impl Transport {
         Ok(Self { kind, timeout, endpoint })
     }
 
-    /// The request with that message.
-    pub(super) fn request(&self, encoded: Bytes) -> Request {
-        Request(match &self.kind {
-            #[cfg(feature = "otlp-grpc")]
-            Kind::Grpc(_) => encoded,
-            #[cfg(feature = "otlp-http")]
-            Kind::Http(http) => http.body(encoded),
-        })
-    }
-
-    /// Sends it, and waits for the answer as long as the server may take.
-    pub(super) async fn send(&mut self, request: &Request) -> Answer {
+    /// Sends that message, and waits for the answer as long as the server may take.
+    pub(super) async fn send(&mut self, message: Bytes) -> Answer {
         let deadline = tokio::time::Instant::now() + self.timeout;
         let sent = match &self.kind {
             #[cfg(feature = "otlp-grpc")]
             Kind::Grpc(grpc) => {
-                let sent = grpc.send(&request.0, self.timeout);
+                let sent = grpc.send(message, self.timeout);
                 tokio::time::timeout_at(deadline, sent).await.ok()
             }
             #[cfg(feature = "otlp-http")]
-            Kind::Http(http) => http.send(&request.0, deadline).await,
+            Kind::Http(http) => http.send(message, deadline).await,
         };
         let answer = sent.unwrap_or_else(|| {
             // The connection may be dead without anybody having said so.

@@ -1,0 +1,688 @@
+//! Delivery: one queue and one policy, whatever the exporter.
+//!
+//! A profile is *held* until the exporter has taken it. Most export in that call. A [`Remote`] has taken a profile when it is
+//! encoded and waits in the outbox, from which requests are sent one at a time; the answer arrives on a channel, so that
+//! symbols and logs do not wait for a server.
+//!
+//! [`Remote`]: crate::export::Remote
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
+
+use super::engine::Engine;
+use super::outbox::{Content, Fate, Outbox, Outgoing, Request, Trouble};
+use super::report;
+use super::room::TakenRoom;
+use crate::export::{Answer, ExportError, Exported, Exporter, Hopeless};
+use crate::keep::{Kept, OnKept};
+use crate::profile::Profile;
+use crate::stats::Counters;
+use crate::sys::{Files, Owning};
+
+/// How soon after a failure the exporter is tried again while somebody waits for it, at first and at last.
+const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
+const LAST_PAUSE_OF_FLUSH: Duration = Duration::from_secs(1);
+/// A profile that could not be delivered for so long is given up: receivers take nothing that is older.
+const MOST_AGE: Duration = Duration::from_secs(60 * 60);
+/// Profiles in the fallback directory that are remembered to be sent.
+const MOST_STORED: usize = 4096;
+
+/// Takes profiles to where they belong. Runs on the worker's thread.
+pub(super) struct Delivery {
+    pub(super) engine: Arc<Engine>,
+    pub(super) exporter: Owning<Box<dyn Exporter>>,
+    pub(super) files: Arc<Files>,
+    pub(super) on_kept: Option<OnKept>,
+    /// What the exporter has not taken; no more than may be promised.
+    pub(super) held: VecDeque<HeldProfile>,
+    /// Of an exporter that sends over a network.
+    pub(super) outbox: Option<Outbox>,
+    /// Since the last attempt failed.
+    pub(super) trouble: Option<Trouble>,
+    /// Whether it took the last profile that it was given, if not for good.
+    pub(super) takes_none: bool,
+    /// Profiles that were lost before the last flush.
+    pub(super) lost: u64,
+    pub(super) age: Duration,
+    pub(super) told_of_hopeless: bool,
+    /// When it was last logged what is wrong with the receiver, and whether it was that profiles are not sent.
+    pub(super) warned: Option<Instant>,
+    pub(super) owes_all_clear: bool,
+}
+
+/// A profile that the exporter has not taken.
+pub(super) struct HeldProfile {
+    pub(super) profile: Profile,
+    pub(super) report: Kept,
+    pub(super) since: Instant,
+    pub(super) _room: TakenRoom,
+}
+
+impl HeldProfile {
+    /// Whether a span has its id: else it is only a trial.
+    fn is_promised(&self) -> bool {
+        self.report.spans.iter().any(|span| span.profile.is_ok())
+    }
+}
+
+impl Delivery {
+    pub(super) fn new(
+        engine: Arc<Engine>,
+        exporter: Owning<Box<dyn Exporter>>,
+        files: Arc<Files>,
+        on_kept: Option<OnKept>,
+        problem: Option<String>,
+    ) -> Self {
+        let mut delivery = Self {
+            engine,
+            exporter,
+            files,
+            on_kept,
+            held: VecDeque::new(),
+            outbox: None,
+            trouble: None,
+            takes_none: problem.is_some(),
+            lost: 0,
+            age: MOST_AGE,
+            told_of_hopeless: false,
+            warned: None,
+            owes_all_clear: false,
+        };
+        if let Some(problem) = problem {
+            delivery.fail(None, problem, false);
+        }
+        delivery
+    }
+
+    pub(super) fn start(&mut self) {
+        let Some(remote) = self.exporter.remote() else { return };
+        let (sender, answers) = channel::unbounded();
+        let started = remote.start(sender);
+        let limits = remote.limits();
+        let (waiting, stored) = (VecDeque::new(), VecDeque::new());
+        let outbox = Outbox { limits, answers, waiting, stored, sending: None, broken: None };
+        self.outbox = Some(outbox);
+        if let Err(error) = started {
+            self.break_down(format!("no thread to send profiles: {error}"));
+        }
+    }
+
+    /// What the receiver answers; nothing ever if there is none.
+    pub(super) fn answers(&self) -> Receiver<Answer> {
+        self.outbox.as_ref().map_or_else(channel::never, |outbox| outbox.answers.clone())
+    }
+
+    /// Whether the program has closed files that the exporter goes on to use.
+    pub(super) fn has_lost_exporter(&self) -> bool {
+        !self.files.are_ours() && self.exporter.keeps_files()
+    }
+
+    /// When there is something to try again.
+    pub(super) fn next_attempt(&self) -> Option<Instant> {
+        if self.has_lost_exporter() {
+            return None;
+        }
+        let trouble = self.trouble.as_ref().filter(|trouble| !trouble.is_over);
+        let waits = match &self.outbox {
+            // With nothing to export, the next kept span is soon enough.
+            None => !self.held.is_empty(),
+            Some(outbox) => {
+                let is_idle = outbox.sending.is_none() && outbox.broken.is_none();
+                let has_any = !outbox.waiting.is_empty() || !outbox.stored.is_empty();
+                is_idle && (has_any || trouble.is_some())
+            }
+        };
+        waits.then(|| trouble.map_or_else(Instant::now, |trouble| trouble.until))
+    }
+
+    /// Gives a profile to the exporter, and keeps it if that does not take it now.
+    pub(super) fn deliver(&mut self, held: HeldProfile) {
+        // First what is known of the receiver.
+        while let Ok(answer) = self.answers().try_recv() {
+            self.note_answer(Ok(answer));
+        }
+        let held = self.hand_over(held);
+        self.held.extend(held);
+    }
+
+    /// Gives a profile to the exporter. Returns it if it is to be tried again.
+    fn hand_over(&mut self, held: HeldProfile) -> Option<HeldProfile> {
+        let keeper = &Arc::clone(&self.engine).keeper;
+        // An exporter is not ours.
+        match catch_unwind(AssertUnwindSafe(|| self.export(&held.profile))) {
+            Ok(Ok(Exported { files, .. })) => {
+                self.takes_none = false;
+                if self.outbox.is_none() {
+                    self.trouble = None;
+                }
+                Counters::add(&self.engine.counters.profiles_exported, 1);
+                keeper.set_exporter_fails(false);
+                // A remote has only taken it, but for what is in files.
+                if !keeper.demands_proof() || !files.is_empty() {
+                    keeper.note_delivered();
+                }
+                keeper.redeem();
+                let profile = held.is_promised().then_some(held.profile.id);
+                self.report(&Kept { profile, files, ..held.report });
+                None
+            }
+            Ok(Err(error)) if error.is::<Hopeless>() => {
+                if !std::mem::replace(&mut self.told_of_hopeless, true) {
+                    self.log(true, &format!("a profile is lost: {error} (said once)"));
+                }
+                self.lose(held.report);
+                None
+            }
+            Ok(Err(error)) => {
+                self.note_takes_none(&error.to_string());
+                if held.is_promised() {
+                    return Some(held);
+                }
+                // It has told what it was made for.
+                keeper.redeem();
+                self.report(&held.report);
+                None
+            }
+            Err(_) => {
+                self.note_takes_none("the exporter panicked");
+                self.lose(held.report);
+                None
+            }
+        }
+    }
+
+    fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+        let problem = match &self.outbox {
+            None => return self.exporter.export(profile),
+            Some(outbox) => outbox.problem(self.trouble.as_ref()),
+        };
+        let (Some(remote), Some(outbox)) = (self.exporter.remote(), &mut self.outbox) else {
+            return Ok(Exported::default());
+        };
+        let (since, is_repeated) = (Instant::now(), false);
+        let Some(problem) = problem else {
+            let encoded = remote.encoded(profile);
+            let content = Content::Encoded { stem: encoded.stem, message: encoded.message.into() };
+            outbox.waiting.push_back(Outgoing { content, since, is_repeated });
+            return Ok(Exported::default());
+        };
+        if remote.fallback().is_none() {
+            return Err(problem.into());
+        }
+        let message = remote.encoded(profile).message;
+        let Some(fallback) = remote.fallback() else { return Err(problem.into()) };
+        let files = fallback.store(profile, Some(message))?;
+        let encoded = files.iter().find(|path| path.extension().is_some_and(|e| e == "otlp"));
+        if let Some(path) = encoded.filter(|_| outbox.broken.is_none()) {
+            if outbox.stored.len() >= MOST_STORED {
+                // It stays in the directory.
+                outbox.stored.pop_front();
+            }
+            let content = Content::Stored(path.clone());
+            outbox.stored.push_back(Outgoing { content, since, is_repeated });
+        }
+        self.count(Fate::Stored, 1);
+        Ok(Exported::to_files(files))
+    }
+
+    /// Whether a profile would be taken now, as far as that can be told without one.
+    fn check(&mut self) -> Result<(), ExportError> {
+        let Some(outbox) = &self.outbox else { return self.exporter.check() };
+        let Some(problem) = outbox.problem(self.trouble.as_ref()) else { return Ok(()) };
+        match self.exporter.remote().and_then(|remote| remote.fallback()) {
+            // There profiles go meanwhile, if they can.
+            Some(fallback) => fallback.check_writable(),
+            None => Err(problem.into()),
+        }
+    }
+
+    fn note_takes_none(&mut self, problem: &str) {
+        self.engine.keeper.note_exporter_fails();
+        if self.outbox.is_none() {
+            self.fail(None, problem.to_owned(), false);
+        }
+        if !std::mem::replace(&mut self.takes_none, true) {
+            let line = format!(
+                "a profile could not be exported: {problem} (said once until it works again; until then \
+                 spans are kept without profiles, and the service is not affected)"
+            );
+            self.log(true, &line);
+        }
+    }
+
+    /// Does what is due: at once if the pause after a failure is cut short, unless the receiver has asked for it.
+    pub(super) fn advance(&mut self, is_hurried: bool) {
+        if self.has_lost_exporter() {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(trouble) = &mut self.trouble
+            && !trouble.is_over
+        {
+            let is_due = trouble.until <= now;
+            if !is_due && (trouble.is_said || !is_hurried) {
+                return;
+            }
+            if is_due && self.outbox.is_none() {
+                trouble.postpone(now);
+            }
+        }
+        if self.outbox.is_some() {
+            self.send_next();
+        } else if self.takes_none || !self.held.is_empty() {
+            self.retry_held();
+        }
+    }
+
+    /// Gives to the exporter what it did not take, if it may be well again.
+    pub(super) fn retry_held(&mut self) {
+        let checked = catch_unwind(AssertUnwindSafe(|| self.check()));
+        if !matches!(checked, Ok(Ok(()))) {
+            return self.engine.keeper.set_exporter_fails(true);
+        }
+        if self.held.is_empty() {
+            // Only a profile can tell: the next kept span has one, if only a trial. It is well when that is
+            // exported.
+            return self.engine.keeper.set_exporter_fails(false);
+        }
+        for _ in 0..self.held.len() {
+            let Some(held) = self.held.pop_front() else { return };
+            if let Some(held) = self.hand_over(held) {
+                if held.since.elapsed() > self.age {
+                    self.lose(held.report);
+                } else {
+                    // To the end: if it is the profile that is wrong, others have their turn.
+                    self.held.push_back(held);
+                }
+                if self.takes_none {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Waits until all that was promised is delivered, and tries what has failed until then. Returns whether it
+    /// was, and nothing was lost since the last flush.
+    pub(super) fn flush(&mut self, deadline: Instant) -> bool {
+        if self.has_lost_exporter() {
+            return false;
+        }
+        let (mut pause, mut hurries_at) = (FIRST_PAUSE_OF_FLUSH, Instant::now());
+        // A receiver that has failed is asked before it is said that nothing is left.
+        let is_known = |trouble: &Trouble| trouble.is_said || trouble.is_over;
+        let mut has_asked = self.trouble.as_ref().is_none_or(is_known) || self.outbox.is_none();
+        loop {
+            let now = Instant::now();
+            let is_hurried = now >= hurries_at;
+            if is_hurried {
+                hurries_at = now + pause;
+                pause = (2 * pause).min(LAST_PAUSE_OF_FLUSH);
+            }
+            self.advance(is_hurried);
+            if has_asked && self.is_done() || now >= deadline {
+                break;
+            }
+            let wake = self.next_attempt().map_or(hurries_at, |next| next.min(hurries_at));
+            match self.answers().recv_deadline(wake.min(deadline)) {
+                Err(RecvTimeoutError::Timeout) => {}
+                answer => {
+                    has_asked = true;
+                    self.note_answer(answer.map_err(|_| RecvError));
+                }
+            }
+        }
+        let is_sent = self.outbox.as_ref().is_none_or(|outbox| {
+            let trouble = self.trouble.as_ref();
+            let is_away = trouble.is_some_and(|trouble| trouble.is_away(outbox.limits.patience));
+            outbox.is_empty() && !outbox.has_stored() && !is_away
+        });
+        let is_done = self.held.is_empty() && is_sent;
+        self.has_lost_none() && is_done && !self.engine.keeper.is_distrusted()
+    }
+
+    /// Whether there is nothing to wait for: for what is in the fallback directory only while the receiver answers.
+    fn is_done(&self) -> bool {
+        let Some(outbox) = &self.outbox else { return self.held.is_empty() };
+        let is_well = self.trouble.as_ref().is_none_or(|trouble| trouble.is_over);
+        let is_sent = outbox.is_empty() && !(is_well && outbox.has_stored());
+        outbox.broken.is_some() || self.held.is_empty() && is_sent
+    }
+
+    /// Whether no profile was lost since this was last asked.
+    fn has_lost_none(&mut self) -> bool {
+        let lost = self.engine.counters.profiles_lost();
+        std::mem::replace(&mut self.lost, lost) == lost
+    }
+
+    /// Ends it all. Returns whether nothing was lost since the last flush.
+    pub(super) fn end(mut self) -> bool {
+        while let Some(held) = self.held.pop_front() {
+            self.lose(held.report);
+        }
+        if let Some(mut outbox) = self.outbox.take() {
+            let sending = match outbox.sending.take() {
+                Some(Request::Profile(outgoing)) => Some(outgoing),
+                _ => None,
+            };
+            let sending = sending.filter(|outgoing| outgoing.message().is_some());
+            let left: Vec<_> = sending.into_iter().chain(outbox.waiting).collect();
+            self.give_up(&left, Fate::AtShutdown);
+        }
+        let is_done = self.has_lost_none();
+        _ = catch_unwind(AssertUnwindSafe(|| drop(self)));
+        is_done
+    }
+
+    /// A profile that was promised will not be.
+    pub(super) fn lose(&self, report: Kept) {
+        Counters::add(&self.engine.counters.profiles_dropped_export_failed, 1);
+        self.engine.keeper.redeem();
+        self.engine.keeper.note_refused();
+        self.report(&Kept { profile: None, ..report });
+    }
+
+    /// Logs what was kept.
+    pub(super) fn report(&self, kept: &Kept) {
+        self.log(false, &report::line(kept, &self.engine.redaction));
+        if let Some(on_kept) = &self.on_kept {
+            // Not ours either.
+            let told = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
+            let panicked = &self.engine.counters.on_kept_panicked;
+            if told.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
+                let line =
+                    "what was given to `on_kept` has panicked; from now on that is only counted";
+                self.log(true, line);
+            }
+        }
+    }
+
+    pub(super) fn log(&self, is_warning: bool, line: &str) {
+        self.engine.log(|| match is_warning {
+            true => tracing::warn!(target: "tracing_profiling", "{line}"),
+            false => tracing::info!(target: "tracing_profiling", "{line}"),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use crossbeam::channel::Sender;
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::collector::model;
+    use crate::collector::room::Room;
+    use crate::export::{Directory, Encoded, Never, QueueLimits, Remote};
+    use crate::keep::KeptSpan;
+    use crate::profile::ProfileId;
+    use crate::span::SpanKey;
+    use crate::stats::Stats;
+    use crate::sys::Poller;
+
+    const PLENTY: Duration = Duration::from_secs(60);
+    const MS: Duration = Duration::from_millis(1);
+
+    /// What a test sees of an exporter that sends, and what it answers.
+    #[derive(Clone, Default)]
+    struct Line {
+        sent: Arc<Mutex<Vec<Arc<[u8]>>>>,
+        answers: Arc<Mutex<Option<Sender<Answer>>>>,
+    }
+
+    impl Line {
+        fn says(&self, answer: Answer) {
+            self.answers.lock().as_ref().unwrap().send(answer).unwrap();
+        }
+
+        /// What was sent since this was last asked.
+        fn sent(&self) -> Vec<usize> {
+            self.sent.lock().drain(..).map(|message| message.len()).collect()
+        }
+    }
+
+    struct Sends {
+        line: Line,
+        patience: Duration,
+        fallback: Option<Directory>,
+    }
+
+    impl Exporter for Sends {
+        fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
+            Err("it is a remote".into())
+        }
+
+        fn remote(&mut self) -> Option<&mut dyn Remote> {
+            Some(self)
+        }
+    }
+
+    impl Remote for Sends {
+        fn limits(&self) -> QueueLimits {
+            QueueLimits { profiles: 9, bytes: 9, patience: self.patience }
+        }
+
+        fn start(&mut self, answers: Sender<Answer>) -> io::Result<()> {
+            *self.line.answers.lock() = Some(answers);
+            Ok(())
+        }
+
+        fn encoded(&mut self, profile: &Profile) -> Encoded {
+            Encoded { stem: profile.id.to_string(), message: vec![7] }
+        }
+
+        fn send(&self, message: Arc<[u8]>) {
+            self.line.sent.lock().push(message);
+        }
+
+        fn fallback(&self) -> Option<&Directory> {
+            self.fallback.as_ref()
+        }
+
+        fn endpoint(&self) -> &str {
+            "nowhere"
+        }
+    }
+
+    fn delivery_to(patience: Duration, fallback: Option<Directory>) -> (Delivery, Line) {
+        let files = Arc::clone(Poller::new().unwrap().files());
+        let (engine, line) = (model::engine(), Line::default());
+        let sends = Sends { line: line.clone(), patience, fallback };
+        let exporter = Owning::new(Box::new(sends) as Box<dyn Exporter>, &files);
+        let mut delivery = Delivery::new(engine, exporter, files, None, None);
+        delivery.start();
+        (delivery, line)
+    }
+
+    fn stats(delivery: &Delivery) -> Stats {
+        delivery.engine.stats()
+    }
+
+    /// Gives it a profile that was promised, and does what is due.
+    fn deliver(delivery: &mut Delivery) {
+        let key = SpanKey::new(1).unwrap();
+        let profile = Profile::new(ProfileId::for_test(1), 1);
+        let span = KeptSpan { profile: Ok(profile.id), ..KeptSpan::for_test(key, key, 1) };
+        let report = Kept {
+            spans: vec![span],
+            profile: None,
+            samples: 1,
+            top_function: None,
+            waits: crate::profile::Waits::default(),
+            files: Vec::new(),
+        };
+        let _room = Room::new(1 << 20).take();
+        delivery.deliver(HeldProfile { profile, report, since: Instant::now(), _room });
+        delivery.advance(false);
+    }
+
+    fn accepted() -> Answer {
+        Answer::Accepted { rejected: 0, message: String::new() }
+    }
+
+    fn busy(after: Option<Duration>) -> Answer {
+        Answer::NotNow { after, problem: "busy".to_owned() }
+    }
+
+    fn never(what: Never) -> Answer {
+        Answer::Never { what, problem: "no".to_owned() }
+    }
+
+    /// Goes on until there is nothing to be done at once.
+    fn hears(delivery: &mut Delivery, answer: Answer) {
+        delivery.note_answer(Ok(answer));
+        delivery.advance(true);
+    }
+
+    #[test]
+    fn the_old_do_not_take_the_young_with_them() {
+        let (mut delivery, line) = delivery_to(Duration::MAX, None);
+        delivery.age = PLENTY;
+        for _ in 0..4 {
+            deliver(&mut delivery);
+        }
+        let outbox = delivery.outbox.as_mut().unwrap();
+        let Some(Request::Profile(sending)) = &mut outbox.sending else { panic!("the first") };
+        let Some(since) = Instant::now().checked_sub(2 * PLENTY) else { return };
+        (sending.since, outbox.waiting[0].since, outbox.waiting[2].since) = (since, since, since);
+        // All that are too old are given up with the first, and not after a request, and a pause, for each.
+        hears(&mut delivery, busy(Some(PLENTY)));
+        assert_eq!(stats(&delivery).profiles_dropped_too_old, 3);
+        assert_eq!(delivery.outbox.as_ref().unwrap().waiting.len(), 1);
+        assert_eq!(line.sent(), [1], "the next request is a minute away");
+    }
+
+    #[test]
+    fn a_receiver_that_was_away_is_asked_again_without_a_profile() {
+        for answer in [accepted(), never(Never::Request)] {
+            let (mut delivery, line) = delivery_to(Duration::ZERO, None);
+            delivery.age = Duration::ZERO;
+            deliver(&mut delivery);
+            delivery.note_answer(Ok(busy(None)));
+            assert_eq!(stats(&delivery).profiles_dropped_too_old, 1);
+            // Also if nobody flushes.
+            assert!(delivery.next_attempt().is_some());
+            delivery.advance(true);
+            assert_eq!(line.sent(), [1, 0]);
+            let question = line.clone();
+            let asks = std::thread::spawn(move || question.says(busy(None)));
+            assert!(!delivery.flush(Instant::now() + 100 * MS), "it is still away");
+            asks.join().unwrap();
+            line.says(answer);
+            assert!(delivery.flush(Instant::now() + PLENTY), "what was lost was said before");
+            assert!(delivery.next_attempt().is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_held_is_taken_when_the_receiver_is_back() {
+        let (mut delivery, line) = delivery_to(Duration::ZERO, None);
+        deliver(&mut delivery);
+        hears(&mut delivery, busy(None));
+        for _ in 0..3 {
+            deliver(&mut delivery);
+        }
+        assert_eq!((delivery.held.len(), stats(&delivery).profiles_exported), (3, 1));
+        for _ in 0..4 {
+            hears(&mut delivery, accepted());
+        }
+        assert_eq!(
+            (stats(&delivery).profiles_exported, stats(&delivery).profiles_delivered),
+            (4, 4)
+        );
+        assert_eq!(stats(&delivery).requests_repeated, 1);
+        assert_eq!(line.sent(), [1; 5]);
+        assert!(delivery.flush(Instant::now()));
+    }
+
+    /// One with a fallback directory, while the receiver is away.
+    fn away(folder: &tempfile::TempDir) -> (Delivery, Line) {
+        let (mut delivery, line) = delivery_to(Duration::ZERO, Some(Directory::new(folder.path())));
+        deliver(&mut delivery);
+        hears(&mut delivery, busy(None));
+        assert_eq!(line.sent(), [1, 1]);
+        (delivery, line)
+    }
+
+    #[test]
+    fn a_flush_waits_for_what_is_stored_while_the_receiver_answers() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut delivery, line) = away(&folder);
+        (0..2).for_each(|_| deliver(&mut delivery));
+        assert_eq!(stats(&delivery).profiles_stored_meanwhile, 2);
+        hears(&mut delivery, accepted());
+        assert!(!delivery.flush(Instant::now() + MS), "they are being sent");
+        hears(&mut delivery, accepted());
+        assert!(!delivery.flush(Instant::now() + MS));
+        // The receiver goes away: nobody waits for what is in the directory.
+        let start = Instant::now();
+        line.says(busy(Some(PLENTY)));
+        assert!(!delivery.flush(start + PLENTY));
+        assert!(start.elapsed() < PLENTY);
+        let stats = stats(&delivery);
+        assert_eq!((stats.profiles_delivered, stats.profiles_sent_after_all), (2, 1));
+    }
+
+    #[test]
+    fn what_is_stored_waits_while_the_receiver_wants_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut delivery, line) = away(&folder);
+        deliver(&mut delivery);
+        hears(&mut delivery, never(Never::All));
+        deliver(&mut delivery);
+        assert_eq!(line.sent(), [0], "only a question");
+        for answer in [accepted(), accepted(), accepted()] {
+            hears(&mut delivery, answer);
+        }
+        let stats = stats(&delivery);
+        assert_eq!((stats.profiles_delivered, stats.profiles_sent_after_all), (2, 2));
+        assert_eq!(stats.profiles_dropped_refused, 1);
+    }
+
+    #[test]
+    fn while_the_receiver_is_away_the_fallback_directory_must_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (path, expected) in [
+            (None, Some("busy")),
+            (Some(folder.path().to_owned()), None),
+            (Some(file.path().join("below")), Some("cannot write to")),
+        ] {
+            let (mut delivery, _line) = delivery_to(Duration::ZERO, path.map(Directory::new));
+            assert!(delivery.check().is_ok(), "nothing is needed of it");
+            deliver(&mut delivery);
+            hears(&mut delivery, busy(None));
+            let problem = delivery.check().err().map(|error| error.to_string());
+            match expected {
+                Some(expected) => assert!(problem.unwrap().contains(expected)),
+                None => assert_eq!(problem, None),
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_thread_that_sends_is_the_end_of_nothing_else() {
+        let (mut delivery, line) = delivery_to(Duration::MAX, None);
+        deliver(&mut delivery);
+        *line.answers.lock() = None;
+        let start = Instant::now();
+        assert!(!delivery.flush(start + PLENTY), "at once");
+        assert!(start.elapsed() < PLENTY);
+        assert!(delivery.check().unwrap_err().to_string().contains("panicked"));
+        deliver(&mut delivery);
+        assert_eq!((delivery.held.len(), delivery.next_attempt()), (1, None));
+        let engine = Arc::clone(&delivery.engine);
+        assert!(!delivery.end(), "and can be counted");
+        let stats = engine.stats();
+        assert_eq!(
+            (stats.profiles_dropped_at_shutdown, stats.profiles_dropped_export_failed),
+            (1, 1)
+        );
+    }
+}
