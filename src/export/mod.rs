@@ -22,7 +22,9 @@ pub use otlp::fuzz_answers;
 pub(crate) use otlp::has_endpoint;
 #[cfg(feature = "_otlp")]
 pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
-pub(crate) use remote::{Answer, Encoded, Never, QueueLimits, Remote};
+#[cfg(any(test, feature = "_otlp"))]
+pub(crate) use remote::Encoded;
+pub(crate) use remote::{Answer, Never, QueueLimits, Remote};
 #[cfg(feature = "axum")]
 pub(crate) use stored::{StoredFile, list_stored, read_stored};
 

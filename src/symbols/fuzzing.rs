@@ -1,6 +1,6 @@
 //! Parsers of outside bytes, for the fuzz targets.
 
-use super::kernel::Table;
+use super::kernel::KernelTable;
 use super::names::demangle;
 use super::sections::{Sections, build_id_of};
 use crate::profile::LONGEST_NAME;
@@ -13,7 +13,7 @@ pub(crate) fn elf(bytes: &[u8]) {
 
 /// Reads `bytes` as the kernel's list of functions, and looks one up.
 pub(crate) fn kernel(bytes: &[u8], address: u64) {
-    if let Ok(table) = Table::parse(bytes) {
+    if let Ok(table) = KernelTable::parse(bytes) {
         _ = table.function(address);
     }
 }
