@@ -294,3 +294,26 @@ fn the_guide_shows_the_files_of_the_collector_as_they_are() {
         assert!(guide.contains(&format!("```yaml\n{file}```\n")), "{name}");
     }
 }
+
+/// `file.rs::a_test`, or `file.rs::a_module::a_test` where a macro makes the module.
+#[test]
+fn each_invariant_of_the_design_names_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let design = fs::read_to_string(root.join("docs/design.md")).unwrap();
+    let mut names = 0;
+    for paragraph in design.split("\n\n").filter(|paragraph| paragraph.contains("**Invariant:**")) {
+        let before = names;
+        let in_ticks = paragraph.split('`').skip(1).step_by(2);
+        for (file, test) in in_ticks.filter_map(|name| name.split_once(".rs::")) {
+            let text = fs::read_to_string(root.join(file).with_extension("rs")).unwrap_or_default();
+            let declared = match test.split_once("::") {
+                Some((module, _)) => format!("{module}: "),
+                None => format!("fn {test}("),
+            };
+            assert!(text.contains(&declared), "there is no test {test} in {file}.rs");
+            names += 1;
+        }
+        assert!(names > before, "no test holds this: {paragraph}");
+    }
+    assert!(names > 50, "only {names} tests were found");
+}
