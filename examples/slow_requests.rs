@@ -84,7 +84,7 @@ fn main() -> Result<(), AnyError> {
     let is_flushed = handle.flush(PATIENCE);
     let kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
     print_table(requests, &kept);
-    match handle.stats().profiles_delivered {
+    match handle.stats().profiles.delivered {
         0 => print_files(&kept),
         sent => println!("\n{sent} profiles were sent by OTLP."),
     }

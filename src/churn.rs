@@ -157,8 +157,8 @@ fn all_are_right(source: Source) {
             let (tasks, is_over, dispatch) = (&tasks, &is_over, &dispatch);
             scope.spawn(move || dispatcher::with_default(dispatch, || work(seed, tasks, is_over)));
         }
-        let is_refused = || handle.stats().threads_unsampled > 0;
-        let is_enough = |samples| samples >= wanted() && handle.stats().threads_armed >= ARMINGS;
+        let is_refused = || handle.stats().threads.unsampled > 0;
+        let is_enough = |samples| samples >= wanted() && handle.stats().threads.armed >= ARMINGS;
         while !is_enough(right + wrong.len())
             && start.elapsed() < Duration::from_secs(300)
             && !is_refused()
@@ -173,19 +173,19 @@ fn all_are_right(source: Source) {
         is_over.store(true, Ordering::Relaxed);
     });
     let stats = handle.stats();
-    let (seconds, armed) = (start.elapsed().as_secs_f64(), stats.threads_armed);
+    let (seconds, armed) = (start.elapsed().as_secs_f64(), stats.threads.armed);
     println!(
         "{source:?}: {right} samples, {} on a wrong span; armed {armed} times in {seconds:.1} s; {stats:?}",
         wrong.len(),
     );
     assert!(wrong.is_empty(), "{wrong:#?}");
-    if stats.threads_unsampled > 0 {
+    if stats.threads.unsampled > 0 {
         println!("skipped: threads may not be sampled here");
         return;
     }
     assert!(right >= wanted(), "there are enough: {right}, {stats:?}");
     assert!(armed >= ARMINGS, "they are armed again and again");
-    assert_eq!(stats.samples_dropped_unknown_span + stats.records_malformed, 0);
+    assert_eq!(stats.samples.dropped_unknown_span + stats.sampling.records_malformed, 0);
     dispatcher::with_default(&dispatch, || drop(tasks));
 }
 

@@ -252,7 +252,10 @@ pub use redact::Redaction;
 pub use sampler::Source;
 pub use self_test::SelfTest;
 pub use span::{Account, Hardware};
-pub use stats::Stats;
+pub use stats::{
+    ProfileStats, RuleStats, SampleStats, SamplingStats, SpanStats, StackStats, Stats, ThreadStats,
+    WaitStats,
+};
 
 /// A function whose calls are spans: `#[tracing::instrument]` with thresholds of its own.
 ///

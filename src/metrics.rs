@@ -27,7 +27,7 @@ const COUNTERS: &[Instrument] = &[
         name: "tracing_profiling.spans.seen",
         unit: "{span}",
         about: "Spans that were made and that a rule matches",
-        numbers: Numbers::One(|stats| stats.spans_seen),
+        numbers: Numbers::One(|stats| stats.spans.seen),
     },
     Instrument {
         name: "tracing_profiling.spans.kept",
@@ -41,7 +41,7 @@ const COUNTERS: &[Instrument] = &[
         name: "tracing_profiling.samples.taken",
         unit: "{sample}",
         about: "Samples that fell in a profiled span and were unwound",
-        numbers: Numbers::One(|stats| stats.samples_taken),
+        numbers: Numbers::One(|stats| stats.samples.taken),
     },
     Instrument {
         name: "tracing_profiling.samples.lost",
@@ -53,13 +53,13 @@ const COUNTERS: &[Instrument] = &[
         name: "tracing_profiling.profiles.exported",
         unit: "{profile}",
         about: "Profiles that an exporter has taken",
-        numbers: Numbers::One(|stats| stats.profiles_exported),
+        numbers: Numbers::One(|stats| stats.profiles.exported),
     },
     Instrument {
         name: "tracing_profiling.profiles.dropped",
         unit: "{profile}",
         about: "Profiles that could not be exported",
-        numbers: Numbers::Each("cause", |stats| with_prefix(stats, "profiles_dropped_").collect()),
+        numbers: Numbers::Each("cause", |stats| with_prefix(stats, "profiles.dropped_").collect()),
     },
 ];
 
@@ -68,13 +68,13 @@ const GAUGES: &[Instrument] = &[
         name: "tracing_profiling.threads.sampled",
         unit: "{thread}",
         about: "Threads that are sampled at present",
-        numbers: Numbers::One(|stats| stats.threads_sampled),
+        numbers: Numbers::One(|stats| stats.threads.sampled),
     },
     Instrument {
         name: "tracing_profiling.threads.unsampled",
         unit: "{thread}",
         about: "Threads in old spans that could not be sampled",
-        numbers: Numbers::One(|stats| stats.threads_unsampled),
+        numbers: Numbers::One(|stats| stats.threads.unsampled),
     },
 ];
 
@@ -85,15 +85,15 @@ impl Handle {
     ///
     /// | metric | unit | attribute | what it is |
     /// |---|---|---|---|
-    /// | `tracing_profiling.spans.seen` | `{span}` | | [`Stats::spans_seen`] |
+    /// | `tracing_profiling.spans.seen` | `{span}` | | [`SpanStats::seen`](crate::SpanStats::seen) |
     /// | `tracing_profiling.spans.kept` | `{span}` | `reason` | [`Stats::kept_for`]; a span that was kept for several reasons counts for each |
-    /// | `tracing_profiling.samples.taken` | `{sample}` | | [`Stats::samples_taken`] |
-    /// | `tracing_profiling.samples.lost` | `{sample}` | `cause` | each `samples_dropped_*`, without that prefix, and `thinned` |
-    /// | `tracing_profiling.profiles.exported` | `{profile}` | | [`Stats::profiles_exported`] |
-    /// | `tracing_profiling.profiles.dropped` | `{profile}` | `cause` | each `profiles_dropped_*`, without that prefix |
-    /// | `tracing_profiling.collector.cpu_time` | `s` | | [`Stats::draining_cpu_ns`] |
-    /// | `tracing_profiling.threads.sampled` (gauge) | `{thread}` | | [`Stats::threads_sampled`] |
-    /// | `tracing_profiling.threads.unsampled` (gauge) | `{thread}` | | [`Stats::threads_unsampled`] |
+    /// | `tracing_profiling.samples.taken` | `{sample}` | | [`SampleStats::taken`](crate::SampleStats::taken) |
+    /// | `tracing_profiling.samples.lost` | `{sample}` | `cause` | each `dropped_*` of [`SampleStats`](crate::SampleStats), without that prefix, and `downsampled` |
+    /// | `tracing_profiling.profiles.exported` | `{profile}` | | [`ProfileStats::exported`](crate::ProfileStats::exported) |
+    /// | `tracing_profiling.profiles.dropped` | `{profile}` | `cause` | each `dropped_*` of [`ProfileStats`](crate::ProfileStats), without that prefix |
+    /// | `tracing_profiling.collector.cpu_time` | `s` | | [`SamplingStats::collector_cpu_ns`](crate::SamplingStats::collector_cpu_ns) |
+    /// | `tracing_profiling.threads.sampled` (gauge) | `{thread}` | | [`ThreadStats::sampled`](crate::ThreadStats::sampled) |
+    /// | `tracing_profiling.threads.unsampled` (gauge) | `{thread}` | | [`ThreadStats::unsampled`](crate::ThreadStats::unsampled) |
     ///
     /// It does not keep the layer alive; when that is gone there are no more numbers.
     ///
@@ -135,7 +135,7 @@ impl Handle {
             .with_unit("s")
             .with_description("CPU time that went into reading and unwinding samples")
             .with_callback(move |observer| {
-                let numbers = Numbers::One(|stats| stats.draining_cpu_ns);
+                let numbers = Numbers::One(|stats| stats.sampling.collector_cpu_ns);
                 handle.observe(numbers, |ns, with| observer.observe(ns as f64 / 1e9, with));
             })
             .build();
@@ -163,7 +163,7 @@ impl Handle {
 /// else, so that none that is added later can be forgotten.
 fn samples_lost(stats: &Stats) -> Vec<(&'static str, u64)> {
     const NOT_LOST: [&str; 2] = ["taken", "outside_spans"];
-    let samples = with_prefix(stats, "samples_").filter(|(name, _)| !NOT_LOST.contains(name));
+    let samples = with_prefix(stats, "samples.").filter(|(name, _)| !NOT_LOST.contains(name));
     samples.map(|(name, count)| (name.strip_prefix("dropped_").unwrap_or(name), count)).collect()
 }
 
@@ -184,11 +184,11 @@ mod tests {
         let lost: Vec<_> =
             samples_lost(&Stats::default()).iter().map(|(cause, _)| *cause).collect();
         for (name, _) in Stats::default().iter() {
-            if let Some(cause) = name.strip_prefix("samples_dropped_") {
+            if let Some(cause) = name.strip_prefix("samples.dropped_") {
                 assert!(lost.contains(&cause), "{name}");
             }
         }
-        assert!(lost.contains(&"thinned"));
+        assert!(lost.contains(&"downsampled"));
         assert!(!lost.contains(&"taken"));
         assert!(lost.len() > 8, "{lost:?}");
     }

@@ -1,58 +1,80 @@
-//! What was done, and what was lost and why.
+//! Counters of what was done and of each loss by cause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// Numbers since the layer was made; [`Handle::stats`](crate::Handle::stats) takes them.
+    ($(
+        $(#[doc = $group_doc:literal])+
+        $group:ident: $stats:ident as $counters:ident {
+            $($(#[doc = $doc:literal])+ $name:ident,)+
+        }
+    )+) => {
+        /// Counters since the layer was built, grouped; [`Handle::stats`](crate::Handle::stats) returns them.
         ///
-        /// Each way to lose something has a number of its own, so that nothing is lost silently.
+        /// Each way to lose data has its own counter.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
-            $($(#[doc = $doc])+ pub $name: u64,)+
+            $($(#[doc = $group_doc])+ pub $group: $stats,)+
         }
 
+        $(
+            $(#[doc = $group_doc])+
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            #[non_exhaustive]
+            pub struct $stats {
+                $($(#[doc = $doc])+ pub $name: u64,)+
+            }
+
+            #[derive(Debug, Default)]
+            pub(crate) struct $counters {
+                $(pub(crate) $name: AtomicU64,)+
+            }
+        )+
+
         impl Stats {
-            /// Each number with the name of its field, in the order in which they are declared.
+            /// All counters with their names, `group.field` (`samples.taken`), in the order of declaration. Names
+            /// may be added; none changes its meaning.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-                [$((stringify!($name), self.$name),)+].into_iter()
+                [$($((concat!(stringify!($group), ".", stringify!($name)), self.$group.$name),)+)+].into_iter()
             }
         }
 
-        /// [`Stats`] that are counting.
+        /// The live counters behind [`Stats`].
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
-            $(pub(crate) $name: AtomicU64,)+
+            $(pub(crate) $group: $counters,)+
         }
 
         impl Counters {
             pub(crate) fn snapshot(&self) -> Stats {
-                Stats { $($name: self.$name.load(Ordering::Relaxed),)+ }
+                Stats {
+                    $($group: $stats { $($name: self.$group.$name.load(Ordering::Relaxed),)+ },)+
+                }
             }
         }
     };
 }
 
 impl Stats {
-    /// Of the on-CPU time of kept spans the share for which their threads were sampled, from 0 to 1. What is missing
-    /// is their beginning, and threads that could not be sampled.
+    /// The share of the on-CPU time of kept spans in which their threads were sampled, from 0 to 1. The rest is the
+    /// time before the spans were old, and of threads that could not be sampled.
     pub fn share_covered(&self) -> f64 {
-        match self.kept_on_cpu_ns {
+        match self.spans.kept_on_cpu_ns {
             0 => 1.0,
-            all_ns => self.kept_sampled_ns as f64 / all_ns as f64,
+            all_ns => self.spans.kept_sampled_ns as f64 / all_ns as f64,
         }
     }
 }
 
 impl Counters {
-    /// Profiles that were promised and are nowhere.
+    /// Profiles with an id that reached neither the receiver nor a directory.
     pub(crate) fn profiles_lost(&self) -> u64 {
         let lost = [
-            &self.profiles_dropped_export_failed,
-            &self.profiles_dropped_refused,
-            &self.profiles_dropped_too_old,
-            &self.profiles_dropped_at_shutdown,
+            &self.profiles.dropped_export_failed,
+            &self.profiles.dropped_refused,
+            &self.profiles.dropped_too_old,
+            &self.profiles.dropped_at_shutdown,
         ];
         lost.map(|counter| counter.load(Ordering::Relaxed)).iter().sum()
     }
@@ -64,175 +86,205 @@ impl Counters {
 }
 
 counters! {
-    /// Spans that were made and that a rule matches.
-    spans_seen,
-    /// Spans that were kept, for whatever reason. One that was kept while it hung, and again when it
-    /// closed, counts twice.
-    spans_kept,
-    /// Spans that were kept because they took too long. (One that was kept for several reasons counts for
-    /// each of them; [`kept_for`](Self::kept_for) asks by reason.)
-    spans_kept_for_latency,
-    /// Spans that were kept because they were left for the last time too late.
-    spans_kept_for_last_exit,
-    /// Spans that were kept because they failed.
-    spans_kept_for_error,
-    /// Spans that were kept because they ran for too long.
-    spans_kept_for_on_cpu,
-    /// Spans that were kept because they were blocked or preempted for too long.
-    spans_kept_for_off_cpu,
-    /// Spans that were kept because they were not entered for too long.
-    spans_kept_for_idle,
-    /// Spans that were kept because nearly all of their name are faster.
-    spans_kept_for_percentile,
-    /// Spans that were kept because their rule keeps all.
-    spans_kept_for_always,
-    /// Spans that were kept as one of many.
-    spans_kept_for_one_in,
-    /// Spans that were kept while they hung.
-    spans_kept_for_hung,
-    /// Spans that were kept while they were open for too long.
-    spans_kept_for_open,
-    /// Spans that were kept because the program asked for it.
-    spans_kept_for_forced,
-    /// On-CPU time of these when they closed, in nanoseconds; that of a kept span inside another one counts for both.
-    kept_on_cpu_ns,
-    /// Of that the time for which their threads were surely sampled, in nanoseconds.
-    kept_sampled_ns,
-    /// Of these: no sample had fallen in them, so there is no profile, only the times.
-    spans_kept_without_samples,
-    /// Of these: no profile because the rule's rate limit was used up.
-    spans_kept_over_rate_limit,
-    /// Of these: no profile because too many were waiting to be exported.
-    spans_kept_exporter_busy,
-    /// Of these: neither named nor with a profile, because 1,024 spans inside the same local root were kept
-    /// already.
-    spans_kept_tree_full,
-    /// Of these: no profile because the exporter was failing.
-    spans_kept_exporter_fails,
-    /// Of these: no profile because the memory budget was used up.
-    spans_kept_no_memory,
-    /// Of these: no profile because the system gave no random bytes for its id.
-    spans_kept_without_id,
-    /// Spans that would have been kept, but their trace is not exported; see
-    /// [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).
-    spans_left_out_unsampled,
-    /// Profiles that an exporter has taken. One that delivers later, as `OtlpExporter` does, says in the
-    /// numbers that follow what became of them; what is left of these waits to be delivered.
-    profiles_exported,
-    /// Of these: the receiver has acknowledged them.
-    profiles_delivered,
-    /// Of these: they were written to the fallback directory, because the receiver was away, or did not
-    /// want them.
-    profiles_stored_meanwhile,
-    /// Of those in the fallback directory: they were to be sent after all, and are a second time among the
-    /// delivered, the refused, or those that are too old.
-    profiles_sent_after_all,
-    /// Of these: the receiver has refused them for good.
-    profiles_dropped_refused,
-    /// Of these: they could not be delivered for so long that no receiver would take them any more.
-    profiles_dropped_too_old,
-    /// Of these: they could not be delivered before the exporter had to end.
-    profiles_dropped_at_shutdown,
-    /// Requests that were sent once more, because the receiver did not answer or asked for it.
-    requests_repeated,
-    /// Profiles that could not be exported, also after a while; the log says why.
-    profiles_dropped_export_failed,
-    /// Times that what was given to [`Builder::on_kept`](crate::Builder::on_kept) panicked.
-    on_kept_panicked,
+    /// Spans that a rule matches, and which of them were kept.
+    spans: SpanStats as SpanCounters {
+        /// Spans created that a rule matches.
+        seen,
+        /// Spans kept, for any reason. A span that was kept while open, and again at its close,
+        /// counts twice.
+        kept,
+        /// Spans kept because they took too long. A span kept for several reasons counts for each
+        /// of them; [`Stats::kept_for`] returns the count of one reason.
+        kept_for_latency,
+        /// Spans kept because their last exit came too late.
+        kept_for_last_exit,
+        /// Spans kept because they failed.
+        kept_for_error,
+        /// Spans kept for their on-CPU time.
+        kept_for_on_cpu,
+        /// Spans kept for their off-CPU time.
+        kept_for_off_cpu,
+        /// Spans kept for their idle time.
+        kept_for_idle,
+        /// Spans kept because they were slower than a percentile of the spans of their name.
+        kept_for_percentile,
+        /// Spans kept by the condition `always`.
+        kept_for_always,
+        /// Spans kept by the condition `one_in`.
+        kept_for_one_in,
+        /// Spans kept while they hung.
+        kept_for_hung,
+        /// Spans kept because they were open for too long.
+        kept_for_open,
+        /// Spans kept because the program requested it.
+        kept_for_forced,
+        /// On-CPU time of kept spans at their close, in nanoseconds. A kept span inside another one
+        /// counts in both.
+        kept_on_cpu_ns,
+        /// Part of `kept_on_cpu_ns` in which the threads were sampled, in nanoseconds.
+        kept_sampled_ns,
+        /// Kept spans without a profile because no sample fell in them.
+        kept_without_samples,
+        /// Kept spans without a profile because the rate limit of their rule was used up.
+        kept_over_rate_limit,
+        /// Kept spans without a profile because too many profiles were pending.
+        kept_exporter_busy,
+        /// Kept spans that are reported neither by name nor with a profile, because 1,024 spans of
+        /// their local root had been kept.
+        kept_tree_full,
+        /// Kept spans without a profile because the exporter was failing.
+        kept_exporter_fails,
+        /// Kept spans without a profile because the memory budget was used up.
+        kept_no_memory,
+        /// Kept spans without a profile because the system returned no random bytes for its id.
+        kept_without_id,
+        /// Spans that met their rule and were not kept because their trace is not exported; see
+        /// [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).
+        dropped_unsampled_trace,
+        /// Panics of the callback given to [`Builder::on_kept`](crate::Builder::on_kept).
+        on_kept_panics,
+    }
 
-    /// Files of code of which no lines, or no names at all, were read, because their symbols are larger than
-    /// may be held: see [`Builder::symbol_bytes`](crate::Builder::symbol_bytes).
-    symbols_over_limit,
+    /// Profiles of kept spans and their delivery.
+    profiles: ProfileStats as ProfileCounters {
+        /// Profiles that the exporter accepted. A network exporter delivers them later; the next
+        /// counters state the outcome, and the rest are pending.
+        exported,
+        /// Exported profiles that the receiver acknowledged.
+        delivered,
+        /// Exported profiles that were written to the fallback directory because the receiver was
+        /// unavailable or refused them.
+        stored_as_fallback,
+        /// Profiles in the fallback directory that were due to be sent again. They count a second
+        /// time as delivered, refused or too old.
+        resent_from_fallback,
+        /// Exported profiles that the receiver refused permanently.
+        dropped_refused,
+        /// Exported profiles that could not be delivered within an hour; receivers accept nothing
+        /// older.
+        dropped_too_old,
+        /// Exported profiles that were not delivered before the exporter ended.
+        dropped_at_shutdown,
+        /// Requests sent again after a timeout, or because the receiver asked for it.
+        requests_retried,
+        /// Profiles that could not be exported, also not by retries; the log states the cause.
+        dropped_export_failed,
+        /// Object files whose lines, or whose symbols altogether, were not read because they exceed
+        /// [`Builder::symbol_bytes`](crate::Builder::symbol_bytes).
+        symbols_over_limit,
+    }
 
-    /// Samples that fell in a profiled span and were unwound.
-    samples_taken,
-    /// Samples that fell in no profiled span. They cost their interrupt and nothing else.
-    samples_outside_spans,
-    /// Samples that found their ring full: the collector did not get a CPU in time.
-    samples_dropped_ring_full,
-    /// Samples for which a timer found its thread on a stack that is not its own: that of a coroutine
-    /// or of another signal handler.
-    samples_dropped_foreign_stack,
-    /// Samples of a timer that came late, because the program had blocked its signal: for all of them but
-    /// the last it is not known where the thread was.
-    samples_dropped_late,
-    /// Samples that are not known to belong to a span because the thread had too many stretches.
-    /// They are among those outside spans too.
-    samples_dropped_marks_full,
-    /// Samples of a span that could not be made known to the collector: it is thousands of spans
-    /// behind. They are among those outside spans too.
-    samples_dropped_notices_full,
-    /// Samples whose span the collector never heard of.
-    samples_dropped_unknown_span,
-    /// Samples whose stack was given up because the memory budget was used up. The profile shows
-    /// them as one frame that says so.
-    samples_dropped_memory,
-    /// Samples and waits that were thinned out because the profile had more than it may have, or would have
-    /// taken more memory ([`Builder::export_bytes`](crate::Builder::export_bytes)). Those that
-    /// are left stand for them.
-    samples_thinned,
-    /// Waits of threads in profiled spans whose stack was taken.
-    waits_seen,
-    /// Of these: the system does not let us see where the thread waited, only for how long.
-    waits_without_stack,
-    /// Waits that were not looked at because there were too many: looking takes 2 % of a core at most.
-    waits_not_looked_at,
-    /// Waits that were seen and given up because the memory budget was used up.
-    waits_dropped_memory,
-    /// Times that the rate was lowered because reading samples took more than its share of a core; see
-    /// [`Builder::cpu_budget`](crate::Builder::cpu_budget).
-    rate_lowered,
-    /// Times that a thread was found in an old span, as it was not before, and not sampled because the machine had too
-    /// much to do; see
-    /// [`Builder::shed_above_cpu`](crate::Builder::shed_above_cpu).
-    threads_shed,
-    /// Times that a thread in an old span was not sampled at once because many had just begun to be: to begin takes 2 % of
-    /// a core at most, after a first 50 ms.
-    threads_put_off,
-    /// Samples whose stack was given up because too many spans waited for their verdict. The profile of
-    /// their root shows them as one frame that says so.
-    samples_dropped_spans_full,
-    /// Callsites with a rule for a percentile for which none is kept, because there are too many: the
-    /// rule's other conditions keep their spans.
-    percentiles_not_kept,
-    /// Rules that are not looked at for spans of a callsite, because more than 64 values of its fields are
-    /// asked for.
-    rules_left_out,
-    /// Records in a ring that contradicted themselves.
-    records_malformed,
-    /// Times that the kernel paused sampling because it took too much of the CPU.
-    sampling_throttled,
-    /// Context switches that found their ring full. Off-CPU time is then the rest of wall time.
-    switches_dropped_ring_full,
+    /// Samples, and why samples were dropped.
+    samples: SampleStats as SampleCounters {
+        /// Samples that fell in a profiled span and were unwound.
+        taken,
+        /// Samples that fell in no profiled span. They are dropped before unwinding.
+        outside_spans,
+        /// Samples that found their ring full because the collector did not run in time.
+        dropped_ring_full,
+        /// Samples of a timer that found the thread on a stack that is not the thread's own: that
+        /// of a coroutine or of another signal handler.
+        dropped_off_stack,
+        /// Samples of a timer that were delayed because the program had blocked the signal. Only
+        /// the last one has a stack.
+        dropped_late,
+        /// Samples that could not be attributed because the thread had too many span intervals.
+        /// They also count as outside spans.
+        dropped_intervals_full,
+        /// Samples of a span that could not be registered with the collector, which is thousands of
+        /// spans behind. They also count as outside spans.
+        dropped_span_events_full,
+        /// Samples whose span was never registered with the collector.
+        dropped_unknown_span,
+        /// Samples whose stack was dropped because the memory budget was used up. The profile has
+        /// them as one frame that states this.
+        dropped_memory,
+        /// Samples and waits dropped because the profile had too many, or would have exceeded
+        /// [`Builder::export_bytes`](crate::Builder::export_bytes). The remaining ones have their
+        /// weight.
+        downsampled,
+        /// Samples whose stack was dropped because too many spans awaited their verdict. The
+        /// profile of their root has them as one frame that states this.
+        dropped_pending_spans_full,
+    }
 
-    /// Stacks that were deeper than the bytes that are copied of them, or than the most frames
-    /// that are kept: the frames near the root are missing.
-    stacks_truncated,
-    /// Stacks whose unwinding ended early for another reason.
-    stacks_incomplete,
-    /// CPU time that went into reading and unwinding samples, in nanoseconds.
-    draining_cpu_ns,
+    /// Unwound stacks that are incomplete.
+    stacks: StackStats as StackCounters {
+        /// Stacks deeper than the copied bytes or than the frame limit: their outer frames are
+        /// missing.
+        truncated,
+        /// Stacks whose unwinding ended early for another reason.
+        incomplete,
+    }
 
-    /// Times that a thread began to be sampled, or went on at another rate.
-    threads_armed,
-    /// Threads that are sampled at present.
-    threads_sampled,
-    /// Of these, those that are sampled by a timer and a signal.
-    threads_sampled_by_timer,
-    /// Threads in old spans that could not be sampled when that was last tried, or no thread at all can be; what follows
-    /// says why.
-    threads_unsampled,
-    /// Times that a thread could not be sampled because perf is refused.
-    threads_refused_perf,
-    /// Times that a thread could not be sampled by perf because no memory may be locked for its ring. It
-    /// may be sampled by a timer.
-    threads_refused_locked_memory,
-    /// Times that a thread could not be sampled because of the limit of pending signals, of which
-    /// each timer takes one.
-    threads_refused_timers,
-    /// Times that a thread could not be sampled by perf because of the limit of open files. It may be
-    /// sampled by a timer.
-    threads_refused_open_files,
-    /// Times that a thread could not be sampled for another reason.
-    threads_refused_other,
+    /// Waits (off-CPU intervals) of threads in profiled spans.
+    waits: WaitStats as WaitCounters {
+        /// Waits of threads in profiled spans that were captured.
+        captured,
+        /// Captured waits of known length but without a stack, because the system refuses to show
+        /// it.
+        without_stack,
+        /// Waits that were not captured because captures may use 2 % of a core.
+        dropped_over_budget,
+        /// Captured waits that were dropped because the memory budget was used up.
+        dropped_memory,
+        /// Context switch records that found their ring full. Off-CPU time is then wall time less
+        /// on-CPU time.
+        switches_dropped_ring_full,
+    }
+
+    /// Sampled threads, and why others are not sampled.
+    threads: ThreadStats as ThreadCounters {
+        /// Times that a thread in an old span was not armed because the load was above
+        /// [`Builder::shed_above_cpu`](crate::Builder::shed_above_cpu).
+        shed,
+        /// Times that arming a thread in an old span was deferred: arming may use 50 ms at once and
+        /// 2 % of a core after that.
+        arming_deferred,
+        /// Times that a thread was armed, or armed again at another rate.
+        armed,
+        /// Threads that are sampled now.
+        sampled,
+        /// Threads that are sampled now by a timer and a signal.
+        sampled_by_timer,
+        /// Threads in old spans that could not be sampled at the last attempt, or because no thread
+        /// can be; the next counters state the cause.
+        unsampled,
+        /// Attempts to sample a thread that failed because perf events are refused.
+        refused_perf,
+        /// Attempts to sample a thread by perf that failed because no memory may be locked for its
+        /// ring. A timer may sample it.
+        refused_locked_memory,
+        /// Attempts to sample a thread that failed at the limit of pending signals; each timer
+        /// takes one.
+        refused_timers,
+        /// Attempts to sample a thread by perf that failed at the limit of open files. A timer may
+        /// sample it.
+        refused_open_files,
+        /// Attempts to sample a thread that failed for another reason.
+        refused_other,
+    }
+
+    /// The sampler and the collector thread.
+    sampling: SamplingStats as SamplingCounters {
+        /// Times that the sampling rate was reduced to stay within
+        /// [`Builder::cpu_budget`](crate::Builder::cpu_budget).
+        rate_reduced,
+        /// Ring records that contradict themselves.
+        records_malformed,
+        /// Times that the kernel paused sampling because it used too much CPU.
+        throttled,
+        /// CPU time that reading and unwinding samples took, in nanoseconds.
+        collector_cpu_ns,
+    }
+
+    /// Limits of the rules.
+    rules: RuleStats as RuleCounters {
+        /// Callsites whose percentile is not tracked because there are too many. The other
+        /// conditions of their rule apply.
+        percentiles_dropped,
+        /// Rules that were not applied to a callsite because they need more than 64 of its field
+        /// values.
+        skipped,
+    }
 }

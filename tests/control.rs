@@ -167,17 +167,17 @@ fn a_thousand_sets_of_rules_under_load_lose_no_verdict_and_mix_in_none() {
             std::thread::yield_now();
         }
         let after = setup.handle.stats();
-        assert!(after.spans_kept >= before.spans_kept + 9_900, "{before:?} {after:?}");
+        assert!(after.spans.kept >= before.spans.kept + 9_900, "{before:?} {after:?}");
         is_over.store(true, Ordering::Relaxed);
     });
     setup.flush();
     let stats = setup.handle.stats();
     // Every span that a rule matched under `always` or `error` was kept for that and nothing else.
     let by_reason = Reason::ALL.map(|reason| stats.kept_for(reason)).iter().sum::<u64>();
-    assert_eq!(by_reason, stats.spans_kept, "one reason each: {stats:?}");
-    assert_eq!(stats.spans_kept, stats.kept_for(Reason::Always) + stats.kept_for(Reason::Error));
+    assert_eq!(by_reason, stats.spans.kept, "one reason each: {stats:?}");
+    assert_eq!(stats.spans.kept, stats.kept_for(Reason::Always) + stats.kept_for(Reason::Error));
     assert!(stats.kept_for(Reason::Always) > 0 && stats.kept_for(Reason::Error) > 0, "{stats:?}");
-    assert!(stats.spans_seen >= stats.spans_kept);
+    assert!(stats.spans.seen >= stats.spans.kept);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_thread_that_has_many_samples_is_sampled_less_often() {
             let weight_ns: u64 = weights.iter().sum();
             let is_about = weight_ns.abs_diff(account.on_cpu_ns) < account.on_cpu_ns / 10;
             // Others are lost if the ring is full, and counted.
-            let is_whole = setup.handle.stats().samples_dropped_ring_full == 0;
+            let is_whole = setup.handle.stats().samples.dropped_ring_full == 0;
             assert!(is_about || !is_whole, "{weight_ns}: {often}, {seldom}, {account:?}");
             // Nor is anything of it called unsampled that was sampled at another rate. It begins in a hook.
             let unsampled_ns = account.on_cpu_ns.saturating_sub(account.sampled_ns);
@@ -254,11 +254,11 @@ fn the_rate_is_lowered_when_reading_takes_too_much_and_that_is_said() {
     let subscriber = tracing_subscriber::registry().with(lines_of).with(layer);
     tracing::subscriber::with_default(subscriber, || {
         let start = Instant::now();
-        while handle.stats().rate_lowered == 0 {
+        while handle.stats().sampling.rate_reduced == 0 {
             assert!(start.elapsed() < support::PLENTY, "{:?}", handle.stats());
             info_span!("span").in_scope(|| burn(20 * MS));
         }
-        let taken = || handle.stats().samples_taken;
+        let taken = || handle.stats().samples.taken;
         // From the next look of the thread on.
         for _ in 0..2 {
             let start = Instant::now();
@@ -301,7 +301,7 @@ fn a_profile_at_a_lowered_rate_says_so_and_has_all_of_its_time() {
         Setup::with("[lowered]=0ms,1h", |builder| builder.rate(5_000).fine_timers().cpu_budget(1));
     let start = Instant::now();
     let ran = setup.run(|| {
-        while setup.handle.stats().rate_lowered == 0 {
+        while setup.handle.stats().sampling.rate_reduced == 0 {
             assert!(start.elapsed() < support::PLENTY, "{:?}", setup.handle.stats());
             info_span!("before").in_scope(|| burn(20 * MS));
         }

@@ -77,25 +77,25 @@ fn a_flood_of_spans_on_two_threads() {
     let a_second = made as f64 / took.as_secs_f64();
     println!("{a_second:.0} spans a second for {took:.1?}, {added_mib} MiB more memory");
     let stats = setup.handle.stats();
-    assert_eq!(stats.spans_seen, made);
-    assert_eq!((stats.spans_kept, stats.kept_for(Reason::Error)), (failed, failed), "{stats:?}");
+    assert_eq!(stats.spans.seen, made);
+    assert_eq!((stats.spans.kept, stats.kept_for(Reason::Error)), (failed, failed), "{stats:?}");
     // Each kept span has a profile, or a number that says why not.
-    let promised = stats.profiles_exported + stats.profiles_dropped_export_failed;
-    let without = stats.spans_kept_without_samples
-        + stats.spans_kept_over_rate_limit
-        + stats.spans_kept_exporter_busy
-        + stats.spans_kept_exporter_fails
-        + stats.spans_kept_no_memory
-        + stats.spans_kept_without_id;
+    let promised = stats.profiles.exported + stats.profiles.dropped_export_failed;
+    let without = stats.spans.kept_without_samples
+        + stats.spans.kept_over_rate_limit
+        + stats.spans.kept_exporter_busy
+        + stats.spans.kept_exporter_fails
+        + stats.spans.kept_no_memory
+        + stats.spans.kept_without_id;
     assert_eq!(promised + without, failed, "{stats:?}");
-    assert_eq!(stats.records_malformed, 0);
+    assert_eq!(stats.sampling.records_malformed, 0);
     if HAS_STACKS {
         // Of each sample it is known what became of it.
-        let taken = stats.samples_taken
-            + stats.samples_outside_spans
-            + stats.samples_dropped_ring_full
-            + stats.samples_dropped_late
-            + stats.samples_dropped_foreign_stack;
+        let taken = stats.samples.taken
+            + stats.samples.outside_spans
+            + stats.samples.dropped_ring_full
+            + stats.samples.dropped_late
+            + stats.samples.dropped_off_stack;
         assert!(taken > 0, "{stats:?}");
         // A timer's stand for more or less than 5 ms each.
         let (ms, ran_ms) = (taken * 5, ran_ns.into_inner() / 1_000_000);

@@ -79,7 +79,7 @@ fn signals_of_half_a_second(is_fine: bool) -> u64 {
     });
     assert!(setup.handle.flush(PLENTY));
     let stats = setup.handle.stats();
-    stats.samples_taken + stats.samples_dropped_ring_full
+    stats.samples.taken + stats.samples.dropped_ring_full
 }
 
 fn iterate(mut x: f64) -> f64 {

@@ -110,7 +110,7 @@ fn subscribed(rules: &str) -> (Handle, Lines) {
 fn kept(handle: &Handle) -> u64 {
     info_span!("any").in_scope(|| ());
     assert!(handle.flush(PLENTY));
-    handle.stats().spans_kept
+    handle.stats().spans.kept
 }
 
 /// How many threads of ours wait for the signal.

@@ -129,7 +129,7 @@ fn a_panic_fails_the_spans_that_it_unwinds_and_none_that_are_dropped_meanwhile()
         info_span!("later").in_scope(|| ());
     });
     assert_eq!(setup.kept_names(), [["outer", "inner"]]);
-    assert_eq!(setup.handle.stats().spans_kept_for_error, 2);
+    assert_eq!(setup.handle.stats().spans.kept_for_error, 2);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_panic_fails_the_request_that_is_polled_and_none_that_its_executor_drops() {
     let mut kept = setup.kept_names().concat();
     kept.sort_unstable();
     assert_eq!(kept, ["guilty", "query"]);
-    assert_eq!(setup.handle.stats().spans_kept_for_error, 2);
+    assert_eq!(setup.handle.stats().spans.kept_for_error, 2);
 }
 
 #[test]
@@ -340,8 +340,8 @@ fn over_the_rate_limit_there_is_no_profile_and_no_id() {
     }
     assert_eq!(setup.profiles().len(), 2);
     let stats = setup.handle.stats();
-    assert_eq!(stats.spans_kept, 4);
-    assert_eq!(stats.spans_kept_over_rate_limit, 2);
+    assert_eq!(stats.spans.kept, 4);
+    assert_eq!(stats.spans.kept_over_rate_limit, 2);
     let with_id = setup.kept().iter().filter(|kept| kept.spans[0].profile().is_ok()).count();
     assert_eq!(with_id, 2);
 }
@@ -354,13 +354,13 @@ fn without_memory_there_is_no_profile() {
         return;
     }
     let stats = setup.handle.stats();
-    assert!(stats.samples_dropped_memory > 0);
+    assert!(stats.samples.dropped_memory > 0);
     // That may have been known only after the first had closed. From now on memory is short.
     let profiles = setup.profiles().len();
     setup.run(|| info_span!("second").in_scope(|| burn(30 * MS)));
     assert_eq!(setup.profiles().len(), profiles);
     assert_eq!(setup.kept()[1].spans[0].profile(), Err(NoProfile::NoMemory));
-    assert_eq!(setup.handle.stats().spans_kept_no_memory, stats.spans_kept_no_memory + 1);
+    assert_eq!(setup.handle.stats().spans.kept_no_memory, stats.spans.kept_no_memory + 1);
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn memory_that_runs_short_after_a_promise_is_said_in_the_profile() {
         assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats());
     };
     let profile = &setup.profiles()[0];
-    let lost = setup.handle.stats().samples_dropped_memory;
+    let lost = setup.handle.stats().samples.dropped_memory;
     assert!(lost > 0);
     assert_eq!(support::points_with_remark(profile), profile.sample_count());
     assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stacks given up"))));
@@ -413,8 +413,8 @@ fn too_many_samples_are_thinned_out_evenly() {
     let profile = &setup.profiles()[0];
     assert!(taken(profile).0 <= 20);
     let stats = setup.handle.stats();
-    assert_weight(profile, stats.samples_taken);
-    assert_eq!(taken(profile).0 + stats.samples_thinned, stats.samples_taken);
+    assert_weight(profile, stats.samples.taken);
+    assert_eq!(taken(profile).0 + stats.samples.downsampled, stats.samples.taken);
     let points = profile.samples().iter().flat_map(|sample| &sample.points);
     let whole = points.filter(|point| point.weight_ns > profile.period_ns).count();
     assert!(whole as u64 + 1 >= taken(profile).0, "each but the last stands for as many");
@@ -436,8 +436,8 @@ fn samples_of_many_spans_are_thinned_out_and_all_their_cpu_time_stays() {
     let profile = &setup.profiles()[0];
     assert!(taken(profile).0 <= 7);
     let stats = setup.handle.stats();
-    assert_weight(profile, stats.samples_taken);
-    assert_eq!(taken(profile).0 + stats.samples_thinned, stats.samples_taken);
+    assert_weight(profile, stats.samples.taken);
+    assert_eq!(taken(profile).0 + stats.samples.downsampled, stats.samples.taken);
 }
 
 /// Fails for as long as it is told to.
@@ -485,15 +485,15 @@ fn an_exporter_that_fails_harms_nobody() {
     }
     let stats = || setup.handle.stats();
     assert_eq!(CALLS.load(Ordering::Relaxed), 3);
-    assert_eq!((stats().profiles_dropped_export_failed, stats().profiles_exported), (1, 0));
-    assert_eq!(stats().spans_kept_exporter_fails, 1);
+    assert_eq!((stats().profiles.dropped_export_failed, stats().profiles.exported), (1, 0));
+    assert_eq!(stats().spans.kept_exporter_fails, 1);
     // After a while a span is promised a profile again, and it works.
     let start = std::time::Instant::now();
-    while stats().profiles_exported == 0 {
+    while stats().profiles.exported == 0 {
         assert!(start.elapsed() < PLENTY);
         setup.run(|| info_span!("busy").in_scope(|| burn(60 * MS)));
     }
-    assert_eq!(stats().profiles_dropped_export_failed, 1);
+    assert_eq!(stats().profiles.dropped_export_failed, 1);
     assert!(setup.kept().last().unwrap().profile.is_some());
 }
 
@@ -549,7 +549,7 @@ fn what_was_promised_is_exported_when_the_exporter_is_well_again() {
     ids.sort_by_key(ToString::to_string);
     exported.sort_by_key(ToString::to_string);
     assert_eq!(ids, exported);
-    assert_eq!(setup.handle.stats().profiles_dropped_export_failed, 0);
+    assert_eq!(setup.handle.stats().profiles.dropped_export_failed, 0);
     // Well again.
     let after = busy(PLENTY, true);
     assert!(after[after.len() - 1].is_ok(), "{after:?}");
@@ -593,7 +593,7 @@ fn what_was_refused_is_exported_when_a_later_one_is_taken() {
     is_asked.wait();
     setup.flush();
     let stats = setup.handle.stats();
-    assert_eq!((stats.spans_kept, stats.profiles_exported), (2, 2), "{stats:?}");
+    assert_eq!((stats.spans.kept, stats.profiles.exported), (2, 2), "{stats:?}");
     assert_eq!((memory.profiles().len(), setup.kept().len()), (2, 2));
 }
 
@@ -623,17 +623,17 @@ fn an_exporter_that_always_fails_is_believed_no_second_time_at_once() {
     }
     let stats = setup.handle.stats();
     // The first one waits, whatever is flushed.
-    assert_eq!((stats.spans_kept, stats.spans_kept_exporter_fails), (8, 7));
-    assert_eq!(stats.profiles_dropped_export_failed, 0);
+    assert_eq!((stats.spans.kept, stats.spans.kept_exporter_fails), (8, 7));
+    assert_eq!(stats.profiles.dropped_export_failed, 0);
     let start = std::time::Instant::now();
     assert!(!setup.handle.shutdown(500 * MS));
     assert!(start.elapsed() >= 500 * MS, "it can be well again by then");
     // Counted after whoever waited has been told.
-    while setup.handle.stats().profiles_dropped_export_failed == 0 {
+    while setup.handle.stats().profiles.dropped_export_failed == 0 {
         assert!(start.elapsed() < PLENTY);
         std::thread::sleep(MS);
     }
-    assert_eq!(setup.handle.stats().profiles_dropped_export_failed, 1);
+    assert_eq!(setup.handle.stats().profiles.dropped_export_failed, 1);
 }
 
 #[test]
@@ -662,7 +662,7 @@ fn what_is_told_of_kept_spans_may_panic_and_is_counted() {
         }
     });
     let stats = setup.handle.stats();
-    assert_eq!((stats.spans_kept, stats.on_kept_panicked), (6, 3));
+    assert_eq!((stats.spans.kept, stats.spans.on_kept_panics), (6, 3));
 }
 
 #[test]
@@ -757,7 +757,7 @@ fn no_profile_is_promised_samples_that_another_one_has() {
     let stats = setup.handle.stats();
     // Those of roots that were kept while the exporter was busy are in none.
     if has_perf() {
-        assert!(weight <= stats.samples_taken * profiles[0].period_ns, "none twice: {stats:?}");
+        assert!(weight <= stats.samples.taken * profiles[0].period_ns, "none twice: {stats:?}");
     }
 }
 
@@ -798,7 +798,7 @@ fn the_self_test_says_what_can_be_seen_here() {
         }
         // It leaves nothing behind.
         assert!(setup.profiles().is_empty());
-        assert_eq!(setup.handle.stats().spans_kept, 0);
+        assert_eq!(setup.handle.stats().spans.kept, 0);
     }
     assert_eq!(Setup::new("off").handle.self_test().source, "the layer is off");
 }

@@ -34,7 +34,7 @@ fn in_layer<R>(setup: &Setup, action: impl FnOnce() -> R) -> R {
 }
 
 fn is_sampled(setup: &Setup) -> bool {
-    setup.handle.stats().threads_sampled > 0
+    setup.handle.stats().threads.sampled > 0
 }
 
 /// Goes on until it is so.
@@ -100,7 +100,7 @@ fn young_spans_take_nothing() {
             barrier.wait();
         });
         setup.flush();
-        assert_eq!(setup.handle.stats().samples_taken, 0, "{source:?}");
+        assert_eq!(setup.handle.stats().samples.taken, 0, "{source:?}");
         let young = account(&setup, "young");
         assert!(young.sampled_ns == 0 && young.on_cpu_ns > 0, "{young:?}");
     }
@@ -121,7 +121,7 @@ fn an_old_span_says_since_when_it_is_sampled() {
                     if start.elapsed() < AGE - MS {
                         young = ran;
                     }
-                    setup.handle.stats().samples_taken >= 5
+                    setup.handle.stats().samples.taken >= 5
                 });
             });
         });
@@ -153,7 +153,7 @@ fn a_span_of_short_segments_grows_old() {
                 let start = Instant::now();
                 span.in_scope(|| burn(MS / 4));
                 entered += start.elapsed();
-                setup.handle.stats().samples_taken >= 3
+                setup.handle.stats().samples.taken >= 3
             });
         });
         assert!(taken(&profile_of(&setup, "polled")).0 > 0, "{source:?}");
@@ -205,7 +205,7 @@ fn a_span_that_awaits_stays_young() {
         // On a machine that is too busy they are entered for long.
         assert!(longest * 5 > LONG || !is_sampled(&setup), "{source:?}");
         setup.flush();
-        assert!(longest * 5 > LONG || setup.handle.stats().samples_taken == 0, "{source:?}");
+        assert!(longest * 5 > LONG || setup.handle.stats().samples.taken == 0, "{source:?}");
     }
 }
 
@@ -247,7 +247,7 @@ fn short_threads_below_an_old_root_are_sampled() {
             "{source:?}: {count}, {sampled_ns} ns of {ran:?} {:?}",
             setup.handle.stats()
         );
-        assert_eq!(setup.handle.stats().samples_dropped_unknown_span, 0, "{source:?}");
+        assert_eq!(setup.handle.stats().samples.dropped_unknown_span, 0, "{source:?}");
         // The root has none of its own.
         let root = account(&setup, "root");
         assert_eq!((root.on_cpu_ns, root.off_cpu_ns), (0, 0), "{source:?}");
@@ -416,8 +416,8 @@ fn threads_are_armed_again_and_again() {
         });
         setup.flush();
         let stats = setup.handle.stats();
-        let lost = stats.samples_dropped_unknown_span + stats.records_malformed;
-        assert_eq!((lost, stats.threads_sampled), (0, 0), "{source:?}: {stats:?}");
+        let lost = stats.samples.dropped_unknown_span + stats.sampling.records_malformed;
+        assert_eq!((lost, stats.threads.sampled), (0, 0), "{source:?}: {stats:?}");
     }
 }
 
@@ -430,10 +430,10 @@ fn while_the_machine_has_too_much_to_do_nobody_is_sampled() {
         });
         setup.run(|| {
             for keeps in [false, true] {
-                let shed = setup.handle.stats().threads_shed;
+                let shed = setup.handle.stats().threads.shed;
                 info_span!("kept").in_scope(|| {
                     assert!(!keeps || setup.handle.keep_current());
-                    until(|| burn(MS) > 0 && setup.handle.stats().threads_shed > shed);
+                    until(|| burn(MS) > 0 && setup.handle.stats().threads.shed > shed);
                     assert!(!is_sampled(&setup), "{source:?}");
                 });
                 // It is looked at outside.
@@ -447,7 +447,7 @@ fn while_the_machine_has_too_much_to_do_nobody_is_sampled() {
             builder.source(source).shed_above_memory(u64::MAX).shed_above_cpu(100)
         });
         setup.run(|| info_span!("kept").in_scope(|| assert!(is_sampled(&setup), "{source:?}")));
-        assert_eq!(setup.handle.stats().threads_shed, 0, "{source:?}");
+        assert_eq!(setup.handle.stats().threads.shed, 0, "{source:?}");
     }
 }
 
@@ -470,16 +470,16 @@ fn a_thread_that_is_switched_all_the_time_is_sampled_by_a_timer() {
                         here.recv().unwrap();
                     });
                 };
-                let by_timer = || setup.handle.stats().threads_sampled_by_timer > 0;
+                let by_timer = || setup.handle.stats().threads.sampled_by_timer > 0;
                 until(|| {
                     (0..100).for_each(|_| go_and_come());
                     by_timer()
                 });
-                let before = setup.handle.stats().samples_taken;
+                let before = setup.handle.stats().samples.taken;
                 until(|| {
                     burn(MS);
                     go_and_come();
-                    setup.handle.stats().samples_taken > before + 5
+                    setup.handle.stats().samples.taken > before + 5
                 });
             });
         });
@@ -487,5 +487,5 @@ fn a_thread_that_is_switched_all_the_time_is_sampled_by_a_timer() {
     });
     setup.flush();
     let stats = setup.handle.stats();
-    assert_eq!(stats.threads_refused_timers + stats.samples_dropped_unknown_span, 0, "{stats:?}");
+    assert_eq!(stats.threads.refused_timers + stats.samples.dropped_unknown_span, 0, "{stats:?}");
 }

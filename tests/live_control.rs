@@ -82,8 +82,8 @@ async fn the_state_has_every_number() {
     let names: Vec<_> = setup.handle.stats().iter().map(|(name, _)| name).collect();
     assert_eq!(stats.len(), names.len());
     assert!(names.iter().all(|name| stats[*name].is_u64()));
-    assert_eq!(state["stats"]["spans_seen"], 1);
-    assert_eq!(state["stats"]["spans_kept"], 1);
+    assert_eq!(state["stats"]["spans.seen"], 1);
+    assert_eq!(state["stats"]["spans.kept"], 1);
 }
 
 #[tokio::test]

@@ -84,11 +84,11 @@ fn what_was_counted_is_measured() {
     let stats = setup.handle.stats();
     let one = |name: &str| found[&format!("tracing_profiling.{name}")].1[""];
     assert_eq!(one("spans.seen"), 2.0);
-    assert_eq!(one("samples.taken"), stats.samples_taken as f64);
-    assert_eq!(one("profiles.exported"), stats.profiles_exported as f64);
+    assert_eq!(one("samples.taken"), stats.samples.taken as f64);
+    assert_eq!(one("profiles.exported"), stats.profiles.exported as f64);
     let cpu_s = one("collector.cpu_time");
     // The collector goes on meanwhile.
-    assert!(cpu_s <= stats.draining_cpu_ns as f64 / 1e9, "{cpu_s}");
+    assert!(cpu_s <= stats.sampling.collector_cpu_ns as f64 / 1e9, "{cpu_s}");
     assert_eq!(cpu_s > 0.0, HAS_STACKS);
     assert!(one("threads.sampled") <= 1.0);
     assert!(one("threads.unsampled") <= 1.0);
@@ -134,8 +134,8 @@ fn every_loss_of_samples_has_its_cause() {
         let count = lost[&format!("cause={cause}")];
         assert!((least as f64..=most as f64).contains(&count), "{cause}: {count}");
     }
-    assert_eq!(lost["cause=thinned"], stats.samples_thinned as f64);
-    assert_eq!(stats.samples_thinned > 0, HAS_STACKS);
+    assert_eq!(lost["cause=thinned"], stats.samples.downsampled as f64);
+    assert_eq!(stats.samples.downsampled > 0, HAS_STACKS);
 }
 
 #[test]

@@ -405,7 +405,7 @@ fn spans_of_unsampled_traces_are_kept_and_say_so_or_are_left_out() {
         let kept = scene.kept.lock().unwrap().clone();
         if only_sampled {
             assert!(kept.is_empty(), "{kept:?}");
-            assert_eq!(scene.stats().spans_left_out_unsampled, 2);
+            assert_eq!(scene.stats().spans.dropped_unsampled_trace, 2);
             continue;
         }
         assert_eq!(kept[0].spans[0].trace_is_sampled(), Some(false));
@@ -795,7 +795,7 @@ fn a_span_that_is_never_entered_is_exported_without_attributes_and_that_is_said_
         }
         let waiting = reason("waiting", "");
         assert_eq!(reasons(&scene.spans), [reason("failing", "error"), waiting.clone(), waiting]);
-        assert_eq!(scene.stats().spans_kept, 3);
+        assert_eq!(scene.stats().spans.kept, 3);
         let warnings = warnings.0.lock().unwrap();
         let said = warnings.iter().filter(|warning| warning.contains("gets no attributes"));
         assert_eq!(said.count(), 1, "{warnings:?}");
@@ -888,7 +888,7 @@ fn spans_are_forwarded_on_the_thread_that_ends_them() {
         info_span!("failing").in_scope(|| tracing::error!("failed"));
     });
     assert!(handle.flush(PLENTY));
-    assert_eq!(handle.stats().spans_kept, 1);
+    assert_eq!(handle.stats().spans.kept, 1);
 }
 
 /// May not be entered twice by one thread, as the simple processor, which holds a lock, and makes a span of
@@ -961,7 +961,7 @@ fn flushes_of_the_provider_cost_no_attributes() {
         assert_eq!(seen.len(), 5_000);
         let lacking = seen.iter().enumerate().filter(|(_, one)| **one != reason("kept", "latency"));
         let lacking: Vec<_> = lacking.map(|(number, _)| number).collect();
-        assert!(lacking.is_empty(), "{lacking:?} of {}", scene.stats().spans_kept);
+        assert!(lacking.is_empty(), "{lacking:?} of {}", scene.stats().spans.kept);
     }
 }
 

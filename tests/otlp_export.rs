@@ -102,20 +102,20 @@ fn assert_one_body(receiver: &Receiver) {
 
 /// How many spans were given an id, or are about to be: whatever is said of them later.
 fn given(stats: &Stats) -> u64 {
-    let without = stats.spans_kept_without_samples
-        + stats.spans_kept_over_rate_limit
-        + stats.spans_kept_exporter_busy
-        + stats.spans_kept_exporter_fails
-        + stats.spans_kept_no_memory
-        + stats.spans_kept_without_id;
-    stats.spans_kept - without
+    let without = stats.spans.kept_without_samples
+        + stats.spans.kept_over_rate_limit
+        + stats.spans.kept_exporter_busy
+        + stats.spans.kept_exporter_fails
+        + stats.spans.kept_no_memory
+        + stats.spans.kept_without_id;
+    stats.spans.kept - without
 }
 
 /// Waits until the exporter was given what all spans until now were promised, one profile each.
 fn wait_for_taken(setup: &Setup) {
     let start = Instant::now();
     let stats = || setup.handle.stats();
-    while stats().profiles_exported < given(&stats()) {
+    while stats().profiles.exported < given(&stats()) {
         assert!(start.elapsed() < PLENTY, "{:?}", stats());
         _ = setup.handle.flush(10 * MS);
     }
@@ -128,12 +128,12 @@ fn assert_adds_up(stats: &Stats) {
 
 /// How many profiles were taken of which it is not said yet what became of them.
 fn waiting(stats: &Stats) -> u64 {
-    let ends = stats.profiles_delivered
-        + stats.profiles_stored_meanwhile
-        + stats.profiles_dropped_refused
-        + stats.profiles_dropped_too_old
-        + stats.profiles_dropped_at_shutdown;
-    (stats.profiles_exported + stats.profiles_sent_after_all).checked_sub(ends).unwrap()
+    let ends = stats.profiles.delivered
+        + stats.profiles.stored_as_fallback
+        + stats.profiles.dropped_refused
+        + stats.profiles.dropped_too_old
+        + stats.profiles.dropped_at_shutdown;
+    (stats.profiles.exported + stats.profiles.resent_from_fallback).checked_sub(ends).unwrap()
 }
 
 #[test]
@@ -150,8 +150,8 @@ fn every_profile_arrives_once() {
             assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
             let stats = setup.handle.stats();
             assert_eq!(promised(&setup).len(), if HAS_STACKS { 5 } else { 0 });
-            assert_eq!(stats.profiles_delivered, promised(&setup).len() as u64);
-            assert_eq!(stats.requests_repeated, 0);
+            assert_eq!(stats.profiles.delivered, promised(&setup).len() as u64);
+            assert_eq!(stats.profiles.requests_retried, 0);
             assert_adds_up(&stats);
             for got in receiver.got() {
                 assert_eq!(resource_attribute(&got, "service.name").unwrap(), "shop");
@@ -188,7 +188,7 @@ fn nobody_waits_for_the_receiver_and_each_profile_is_a_request() {
         assert!(!setup.handle.flush(50 * MS), "it has a deadline");
         assert_eq!(receiver.got().len(), 1);
         let start = Instant::now();
-        while setup.handle.stats().profiles_exported < 7 {
+        while setup.handle.stats().profiles.exported < 7 {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(MS);
         }
@@ -209,7 +209,7 @@ fn a_receiver_that_does_not_answer_is_asked_again() {
         keep(&setup, 1);
         setup.flush();
         assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
-        assert_eq!(setup.handle.stats().requests_repeated > 0, HAS_STACKS);
+        assert_eq!(setup.handle.stats().profiles.requests_retried > 0, HAS_STACKS);
         assert_adds_up(&setup.handle.stats());
     }
 }
@@ -249,14 +249,14 @@ fn a_refused_profile_is_lost_alone() {
         receiver.wait_for(1);
         keep(&setup, 4);
         let start = Instant::now();
-        while setup.handle.stats().profiles_exported < 5 {
+        while setup.handle.stats().profiles.exported < 5 {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(MS);
         }
         receiver.release();
         assert!(!setup.handle.flush(PLENTY), "one is lost");
         let stats = setup.handle.stats();
-        assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (1, 4));
+        assert_eq!((stats.profiles.dropped_refused, stats.profiles.delivered), (1, 4));
         assert_eq!(arrived(&receiver, &setup).len(), 4);
         assert_eq!(receiver.got().len(), 5, "it is not sent again");
         assert_adds_up(&stats);
@@ -274,7 +274,7 @@ fn profiles_refused_in_a_success_are_counted() {
         assert_eq!(u64::from(setup.handle.flush(PLENTY)), 1 - one);
         setup.flush();
         let stats = setup.handle.stats();
-        assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (one, 0));
+        assert_eq!((stats.profiles.dropped_refused, stats.profiles.delivered), (one, 0));
         assert_eq!(receiver.got().len() as u64, one, "it is not sent again");
         assert_adds_up(&stats);
     }
@@ -283,7 +283,7 @@ fn profiles_refused_in_a_success_are_counted() {
 /// Keeps spans until one has no profile, for the exporter takes none.
 fn keep_until_away(setup: &Setup) {
     let start = Instant::now();
-    while setup.handle.stats().spans_kept_exporter_fails == 0 {
+    while setup.handle.stats().spans.kept_exporter_fails == 0 {
         assert!(start.elapsed() < PLENTY);
         keep(setup, 1);
     }
@@ -309,7 +309,7 @@ fn a_receiver_that_is_away_costs_no_memory_and_gets_all_when_it_is_back() {
             std::thread::sleep(10 * MS);
         }
         let stats = setup.handle.stats();
-        assert_eq!(stats.profiles_dropped_export_failed, 0);
+        assert_eq!(stats.profiles.dropped_export_failed, 0);
         assert_adds_up(&stats);
     }
 }
@@ -321,7 +321,7 @@ fn a_shutdown_has_a_deadline_and_counts_what_is_left() {
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 3);
         let start = Instant::now();
-        while HAS_STACKS && setup.handle.stats().profiles_exported < 3 {
+        while HAS_STACKS && setup.handle.stats().profiles.exported < 3 {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(MS);
         }
@@ -332,11 +332,11 @@ fn a_shutdown_has_a_deadline_and_counts_what_is_left() {
         assert!(!is_done);
         // It is told at the deadline; the numbers are there when the exporter has ended.
         let start = Instant::now();
-        while setup.handle.stats().profiles_dropped_at_shutdown == 0 {
+        while setup.handle.stats().profiles.dropped_at_shutdown == 0 {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(MS);
         }
-        assert_eq!(setup.handle.stats().profiles_exported, 3);
+        assert_eq!(setup.handle.stats().profiles.exported, 3);
         assert_adds_up(&setup.handle.stats());
     }
 }
@@ -354,7 +354,7 @@ fn a_full_queue_takes_no_more() {
             }
             keep_until_away(&setup);
             receiver.wait_for(1);
-            let exported = setup.handle.stats().profiles_exported;
+            let exported = setup.handle.stats().profiles.exported;
             assert_eq!(exported, taken, "the others wait with the worker");
             receiver.release();
             let start = Instant::now();
@@ -379,16 +379,16 @@ fn the_fallback_directory_takes_over_and_is_sent_later() {
             return;
         }
         let start = Instant::now();
-        while setup.handle.stats().profiles_stored_meanwhile < 3 {
+        while setup.handle.stats().profiles.stored_as_fallback < 3 {
             assert!(start.elapsed() < PLENTY);
             keep(&setup, 1);
         }
-        assert_eq!(setup.handle.stats().spans_kept_exporter_fails, 0, "they all have profiles");
+        assert_eq!(setup.handle.stats().spans.kept_exporter_fails, 0, "they all have profiles");
         let files = std::fs::read_dir(folder.path()).unwrap().count();
         assert!(files >= 9, "{files}");
         receiver.start();
         let start = Instant::now();
-        while setup.handle.stats().profiles_delivered < setup.handle.stats().profiles_exported
+        while setup.handle.stats().profiles.delivered < setup.handle.stats().profiles.exported
             || !setup.handle.flush(PLENTY)
         {
             assert!(start.elapsed() < PLENTY);
@@ -410,11 +410,11 @@ fn what_is_left_at_the_end_goes_to_the_fallback_directory() {
         return;
     }
     let start = Instant::now();
-    while setup.handle.stats().profiles_stored_meanwhile < 2 {
+    while setup.handle.stats().profiles.stored_as_fallback < 2 {
         assert!(start.elapsed() < PLENTY);
         std::thread::sleep(MS);
     }
-    assert_eq!(setup.handle.stats().profiles_dropped_at_shutdown, 0);
+    assert_eq!(setup.handle.stats().profiles.dropped_at_shutdown, 0);
     let names: Vec<_> = std::fs::read_dir(folder.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -481,7 +481,7 @@ fn what_the_sender_does_is_not_heard() {
         let ours = ["otlp_export", "tracing_profiling"];
         assert!(heard.iter().all(|target| ours.contains(&target.as_str())), "{heard:?}");
         let stats = handle.stats();
-        assert_eq!(stats.spans_kept, 3, "and nothing of the sender's");
+        assert_eq!(stats.spans.kept, 3, "and nothing of the sender's");
         return;
     }
     let receiver = Receiver::new(Speaks::Grpc);
@@ -500,7 +500,7 @@ fn the_environment_alone_is_enough() {
         tracing_subscriber::registry().with(layer).init();
         info_span!("request").in_scope(|| burn(60 * MS));
         assert!(handle.flush(PLENTY));
-        println!("delivered: {}", handle.stats().profiles_delivered);
+        println!("delivered: {}", handle.stats().profiles.delivered);
         return;
     }
     let receiver = Receiver::new(Speaks::Http);

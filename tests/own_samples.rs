@@ -72,9 +72,9 @@ fn agree(source: Source, hertz: u32) {
     let is_lossless = || {
         let stats = setup.handle.stats();
         // (Those for which the ring has no room are counted by nobody.)
-        stats.samples_dropped_memory
-            + stats.samples_dropped_marks_full
-            + stats.samples_dropped_notices_full
+        stats.samples.dropped_memory
+            + stats.samples.dropped_intervals_full
+            + stats.samples.dropped_span_events_full
             == 0
     };
     let start = Instant::now();

@@ -159,9 +159,9 @@ in_child! {
             });
         }
         // Of timers nothing is to be seen from outside but that.
-        let is_sampled = || setup.handle.stats().threads_sampled > 0;
+        let is_sampled = || setup.handle.stats().threads.sampled > 0;
         wait_until(|| Belongings::now() == before && ring_mappings() == 0 && !is_sampled());
-        assert_eq!(setup.handle.stats().records_malformed, 0);
+        assert_eq!(setup.handle.stats().sampling.records_malformed, 0);
     }
 }
 
@@ -189,9 +189,9 @@ in_child! {
         limited.flush();
         let stats = limited.handle.stats();
         if has_perf() {
-            assert!(stats.threads_refused_open_files > 0, "{stats:?}");
+            assert!(stats.threads.refused_open_files > 0, "{stats:?}");
         }
-        assert_eq!(stats.spans_kept, 64);
+        assert_eq!(stats.spans.kept, 64);
         for kept in limited.kept() {
             assert_eq!(kept.spans[0].account().on_cpu_ns > 0, HAS_STACKS);
         }
@@ -226,14 +226,14 @@ in_child! {
                     for _ in 0..100 {
                         burn(50 * MS);
                         open = handle.stats();
-                        if open.threads_sampled_by_timer == 1 {
+                        if open.threads.sampled_by_timer == 1 {
                             break;
                         }
                     }
                 });
             });
         }
-        assert_eq!((open.threads_sampled, open.threads_sampled_by_timer), (1, 1), "{open:?}");
+        assert_eq!((open.threads.sampled, open.threads.sampled_by_timer), (1, 1), "{open:?}");
         assert!(handle.flush(PLENTY));
         assert_eq!(memory.profiles().len(), 3);
         assert!(memory.profiles().iter().all(|profile| points_in(profile, "burn") > 0));
@@ -298,7 +298,7 @@ in_child! {
             let no_profile = "no profile: no stacks can be had here";
             assert!(lines.iter().any(|line| line.contains(no_profile)), "{lines:#?}");
             let stats = handle.stats();
-            assert_eq!((stats.threads_sampled, stats.threads_unsampled), (0, 1), "{stats:?}");
+            assert_eq!((stats.threads.sampled, stats.threads.unsampled), (0, 1), "{stats:?}");
         }
     }
 }
@@ -364,10 +364,10 @@ in_child! {
         }
         let stats = handle.stats();
         if !HAS_STACKS {
-            assert_eq!(stats.spans_kept_without_samples, 3);
+            assert_eq!(stats.spans.kept_without_samples, 3);
             return;
         }
-        assert_eq!(stats.spans_kept_exporter_fails, 3);
+        assert_eq!(stats.spans.kept_exporter_fails, 3);
         let lines = lines.0.lock().unwrap();
         let warnings: Vec<_> = lines.iter().filter(|line| line.contains("cannot write")).collect();
         assert_eq!(warnings.len(), 1, "{lines:#?}");
@@ -651,7 +651,7 @@ in_child! {
             span();
         }
         in_a_thread();
-        assert!(setup.handle.stats().spans_kept > 300, "{:?}", setup.handle.stats());
+        assert!(setup.handle.stats().spans.kept > 300, "{:?}", setup.handle.stats());
     }
 }
 

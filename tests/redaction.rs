@@ -81,7 +81,7 @@ fn leave(set: impl Fn(Builder) -> Builder) -> Left {
     // A short wait may be missed on a busy machine, one of seconds is not.
     let all = [60, 240, 960, 3_840].map(|time| MS * time).into_iter();
     let mut all = all.map(|time| leave_with_wait(&set, time));
-    let found = all.find(|(_, stats)| !HAS_STACKS || stats.waits_seen > 0);
+    let found = all.find(|(_, stats)| !HAS_STACKS || stats.waits.captured > 0);
     found.unwrap().0
 }
 

@@ -281,7 +281,7 @@ fn one_in_so_many_healthy_spans_is_kept() {
             info_span!("healthy").in_scope(|| {});
         }
     });
-    assert_eq!(setup.handle.stats().spans_kept, 10);
+    assert_eq!(setup.handle.stats().spans.kept, 10);
     let reasons: Reasons = [Reason::OneIn].into_iter().collect();
     assert!(setup.kept().iter().all(|kept| kept.spans[0].reasons() == reasons));
 }
@@ -369,7 +369,7 @@ fn all_reasons_of_a_span_are_told() {
     for reason in [Reason::Latency, Reason::Error, Reason::Idle, Reason::Always] {
         assert_eq!(stats.kept_for(reason), 1, "{reason:?}");
     }
-    assert_eq!((stats.spans_kept, stats.spans_seen), (1, 1));
+    assert_eq!((stats.spans.kept, stats.spans.seen), (1, 1));
 }
 
 #[test]
@@ -388,5 +388,5 @@ fn spans_that_were_seen_are_counted_also_those_of_threads_that_ended() {
             }
         });
     });
-    assert_eq!(setup.handle.stats().spans_seen, 11_000);
+    assert_eq!(setup.handle.stats().spans.seen, 11_000);
 }

@@ -120,7 +120,7 @@ fn grows_before_the_first_span(source: Source) {
 
 fn is_sampled_at_the_bottom(setup: &Setup, bytes: usize) {
     let stats = setup.handle.stats();
-    assert_eq!(stats.samples_dropped_foreign_stack, 0, "{bytes} bytes down: {stats:?}");
+    assert_eq!(stats.samples.dropped_off_stack, 0, "{bytes} bytes down: {stats:?}");
     let found = points_in(&only_profile(setup), "at_the_bottom");
     assert!(found > 0, "{bytes} bytes down: {stats:?}");
 }

@@ -62,8 +62,8 @@ fn a_deep_stack_after_many_shallow_ones_is_whole() {
         let _span = info_span!("one").entered();
         burn(200 * MS);
         // On a busy machine many find the ring full.
-        let (before, start) = (setup.handle.stats().samples_taken, std::time::Instant::now());
-        while setup.handle.stats().samples_taken < before + 100 {
+        let (before, start) = (setup.handle.stats().samples.taken, std::time::Instant::now());
+        while setup.handle.stats().samples.taken < before + 100 {
             deep(FRAMES, 100 * MS);
             assert!(start.elapsed() < support::PLENTY, "{:?}", setup.handle.stats());
         }
@@ -77,6 +77,6 @@ fn a_deep_stack_after_many_shallow_ones_is_whole() {
     let counted = setup.kept()[0].spans[0].samples();
     let (taken, _) = taken(profile);
     let stats = setup.handle.stats();
-    assert_eq!(stats.samples_taken, taken, "{stats:?}");
+    assert_eq!(stats.samples.taken, taken, "{stats:?}");
     assert!(counted >= taken && counted <= taken + taken / 20 + 1, "{counted} of {taken}");
 }

@@ -49,8 +49,8 @@ fn a_profile_over_the_quota_costs_no_other_and_is_lost() {
         assert!(few.handle.flush(PLENTY), "which is said once");
         let stats = few.handle.stats();
         let expected = if HAS_STACKS { lost } else { 0 };
-        assert_eq!(stats.profiles_dropped_export_failed, expected, "and not tried again");
-        assert_eq!(stats.spans_kept_exporter_fails, 0, "another one may fit");
+        assert_eq!(stats.profiles.dropped_export_failed, expected, "and not tried again");
+        assert_eq!(stats.spans.kept_exporter_fails, 0, "another one may fit");
         assert_eq!(files(folder.path()).len(), before.len());
     }
 }
@@ -71,7 +71,7 @@ fn a_full_file_system_loses_the_oldest() {
             setup.flush();
             written += 1;
             let stats = setup.handle.stats();
-            assert_eq!((stats.profiles_exported, stats.spans_kept_exporter_fails), (written, 0));
+            assert_eq!((stats.profiles.exported, stats.spans.kept_exporter_fails), (written, 0));
             let newest = setup.kept().last().unwrap().profile.unwrap().to_string();
             let files = files(&folder);
             let is_newest = |path: &&PathBuf| path.to_string_lossy().contains(&newest);
@@ -121,7 +121,7 @@ fn a_directory_that_cannot_be_made_is_promised_nothing_until_it_can() {
         }
         fs::remove_file(&file).unwrap();
         let start = Instant::now();
-        while setup.handle.stats().profiles_exported == 0 {
+        while setup.handle.stats().profiles.exported == 0 {
             assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats());
             keep(&setup);
             setup.flush();

@@ -71,7 +71,7 @@ fn without_symbols_there_are_addresses_mappings_and_build_ids() {
     }
     let folded = encode::folded(&profile);
     assert!(!folded.contains("burn") && folded.contains("symbols-"), "{folded}");
-    assert_eq!(setup.handle.stats().symbols_over_limit, 0);
+    assert_eq!(setup.handle.stats().profiles.symbols_over_limit, 0);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn what_does_not_fit_has_functions_without_lines() {
     // Of other files all may fit; the program has more than that.
     assert_eq!(lines, 0);
     assert!(support::points_in(&profile, "burn") > 0);
-    assert_eq!(setup.handle.stats().symbols_over_limit, 1, "once for both profiles");
+    assert_eq!(setup.handle.stats().profiles.symbols_over_limit, 1, "once for both profiles");
     let (all, _setup) = self::profile(|builder| builder).unwrap();
     assert!(named(&all).1 > 0);
 }
@@ -95,5 +95,5 @@ fn where_nothing_fits_nothing_has_a_name() {
         mapping.is_some_and(|mapping| mapping.file != "[vdso]")
     });
     assert!(ours.into_iter().all(|location| location.lines.is_empty()));
-    assert!(setup.handle.stats().symbols_over_limit > 0);
+    assert!(setup.handle.stats().profiles.symbols_over_limit > 0);
 }

@@ -270,7 +270,7 @@ fn a_hundred_thousand_spans_open_at_once_are_all_judged() {
         drop(root);
     });
     let stats = setup.handle.stats();
-    assert_eq!((stats.spans_seen, stats.spans_kept), (SPANS as u64 + 1, SPANS as u64 / 100));
+    assert_eq!((stats.spans.seen, stats.spans.kept), (SPANS as u64 + 1, SPANS as u64 / 100));
 }
 
 #[test]

@@ -308,7 +308,7 @@ fn where_the_system_does_not_let_us_look_the_length_is_there_all_the_same() {
         assert!(found[0].2 >= 50_000_000, "{source:?}");
         let expected = if may_look { "[sleep]" } else { "[waiting: where is not known]" };
         assert_eq!(found[0].1[0], expected, "{source:?}");
-        assert_eq!(stats.waits_without_stack, u64::from(!may_look));
+        assert_eq!(stats.waits.without_stack, u64::from(!may_look));
     }
 }
 
@@ -366,7 +366,7 @@ fn time_in_the_kernel_is_in_the_sum() {
                     Some(by_time).filter(|[least_ns, _]| *least_ns >= 250_000_000)
                 }
             };
-            let lost = setup.handle.stats().samples_dropped_ring_full;
+            let lost = setup.handle.stats().samples.dropped_ring_full;
             // What is lost is not in the sum.
             if let Some(by_time) = by_time.filter(|_| lost == 0) {
                 break (setup, by_time);
@@ -378,7 +378,7 @@ fn time_in_the_kernel_is_in_the_sum() {
         let sampled_ns = profile.weight_ns();
         // Nor is what the thread ran for while no tick of the kernel found it for long; that is counted.
         let usual_ns = profile.period_ns.max(4_000_000);
-        let late_ns = setup.handle.stats().samples_dropped_late * usual_ns;
+        let late_ns = setup.handle.stats().samples.dropped_late * usual_ns;
         // As far as samples can tell: one more or less at each end.
         let slack_ns = 2 * usual_ns + account.on_cpu_ns / 50;
         assert!(
@@ -481,7 +481,7 @@ fn more_waits_than_a_profile_may_have_keep_their_time() {
             setup.run(|| {
                 info_span!("waits").in_scope(|| (0..5).for_each(|_| std::thread::sleep(time)));
             });
-            (setup.handle.stats().waits_dropped_memory > 0).then_some((setup, time))
+            (setup.handle.stats().waits.dropped_memory > 0).then_some((setup, time))
         });
         let profile = &setup.profiles()[0];
         assert!(profile.duration_ns < 60_000_000_000, "{}", profile.duration_ns);
@@ -489,7 +489,7 @@ fn more_waits_than_a_profile_may_have_keep_their_time() {
         let points = profile.samples().iter().flat_map(|sample| &sample.points);
         assert!(points.into_iter().all(|point| range.contains(&point.time_unix_ns)));
         // On a loaded machine one or two may have been missed.
-        let (kept, dropped) = (2, setup.handle.stats().waits_dropped_memory);
+        let (kept, dropped) = (2, setup.handle.stats().waits.dropped_memory);
         let each_ns = time.as_nanos() as u64 / 10 * 9;
         assert!(profile.waited_ns() >= (kept + dropped) * each_ns, "{:?}", profile.notes);
         assert!(profile.waits().longest.unwrap().call.contains("sleep"));
@@ -512,7 +512,7 @@ fn time_in_which_signals_were_blocked_is_given_to_nobody() {
     });
     let profile = &setup.profiles()[0];
     assert!(profile.weight_ns() < 300_000_000, "{:?}", profile.notes);
-    assert!(setup.handle.stats().samples_dropped_late > 0);
+    assert!(setup.handle.stats().samples.dropped_late > 0);
     assert!(
         profile.attributes.iter().any(|attribute| attribute.key == "profile.samples_lost_late")
     );

@@ -124,12 +124,12 @@ fn idle(name: &str, settles: Duration, set: impl FnOnce(Builder) -> Builder) {
         are_done.wait();
         let last_span = Instant::now();
         println!("{BEGUN}");
-        assert!(setup.handle.stats().threads_sampled > 0, "{:?}", setup.handle.stats());
+        assert!(setup.handle.stats().threads.sampled > 0, "{:?}", setup.handle.stats());
         let settled = last_change(last_span, settles);
         // None of it was measured where there was nothing to settle.
         let stats = setup.handle.stats();
-        assert!(stats.spans_kept > 0 && stats.profiles_exported > 0, "{stats:?}");
-        assert_eq!(stats.threads_sampled, 0, "{stats:?}");
+        assert!(stats.spans.kept > 0 && stats.profiles.exported > 0, "{stats:?}");
+        assert_eq!(stats.threads.sampled, 0, "{stats:?}");
         let before = switches();
         std::thread::sleep(WATCHED);
         let after = switches();

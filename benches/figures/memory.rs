@@ -66,7 +66,7 @@ pub(crate) fn threads() {
 pub(crate) fn threads_armed() {
     let setup = Setup::new("1h", |builder| builder);
     println!("{}", each_thread(&setup.dispatch, || info_span!("one").in_scope(|| ())));
-    assert!(setup.handle.stats().threads_sampled > 0, "perf events are needed");
+    assert!(setup.handle.stats().threads.sampled > 0, "perf events are needed");
 }
 
 pub(crate) fn run() {

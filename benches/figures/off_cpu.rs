@@ -122,13 +122,13 @@ fn in_spans(setup: &Setup, action: impl Fn() + Sync, end: impl FnOnce()) -> Shar
         std::thread::sleep(Duration::from_millis(100));
         setup.flush();
         std::thread::sleep(Duration::from_millis(200));
-        let collector = || Duration::from_nanos(setup.handle.stats().draining_cpu_ns);
+        let collector = || Duration::from_nanos(setup.handle.stats().sampling.collector_cpu_ns);
         let (start, before, process) = (Instant::now(), collector(), ProcessTime::now());
         std::thread::sleep(WATCHED);
         let share = |spent: Duration| spent.as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
         let shares =
             Shares { collector: share(collector() - before), process: share(process.elapsed()) };
-        assert_eq!(setup.handle.stats().threads_unsampled, 0, "all are armed");
+        assert_eq!(setup.handle.stats().threads.unsampled, 0, "all are armed");
         end();
         shares
     })

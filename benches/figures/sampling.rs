@@ -69,8 +69,8 @@ fn sampled(setup: &Setup) -> f64 {
 fn samples_a_round(setup: &Setup) -> f64 {
     setup.flush();
     let stats = setup.handle.stats();
-    assert!(stats.samples_taken > 0, "needed: {stats:?}");
-    (stats.samples_taken + stats.samples_dropped_ring_full) as f64 / (ROUNDS + 1) as f64
+    assert!(stats.samples.taken > 0, "needed: {stats:?}");
+    (stats.samples.taken + stats.samples.dropped_ring_full) as f64 / (ROUNDS + 1) as f64
 }
 
 pub(crate) fn run() {
@@ -172,8 +172,8 @@ pub(crate) fn delivered_by_perf() {
     let (setup, cpu_s) = deliver(perf, 5);
     let stats = setup.handle.stats();
     let due = cpu_s * 999.0;
-    figure("sampling.delivered_999hz", stats.samples_taken as f64 / due * 100.0, "%");
-    let lost = stats.samples_dropped_ring_full as f64 / due * 100.0;
+    figure("sampling.delivered_999hz", stats.samples.taken as f64 / due * 100.0, "%");
+    let lost = stats.samples.dropped_ring_full as f64 / due * 100.0;
     figure("sampling.lost_to_full_ring_999hz", lost, "%");
 }
 
@@ -190,6 +190,6 @@ fn delivered_by_weight(name: &str, set: fn(Builder) -> Builder) {
     let (setup, cpu_s) = deliver(set, 2);
     let weight_ns: u64 = setup.memory.profiles().iter().map(|profile| profile.weight_ns()).sum();
     figure(&format!("{name}.delivered_999hz"), weight_ns as f64 / 1e9 / cpu_s * 100.0, "%");
-    let samples = setup.handle.stats().samples_taken as f64;
+    let samples = setup.handle.stats().samples.taken as f64;
     figure(&format!("{name}.samples_999hz"), samples / cpu_s, "1/s");
 }

@@ -107,14 +107,14 @@ const NARROW: f64 = 0.5;
 const LEAST_TURNS: usize = 12;
 /// What becomes of kept spans.
 const OF_INTEREST: [&str; 8] = [
-    "spans_seen",
-    "spans_kept",
-    "spans_kept_without_samples",
-    "spans_kept_exporter_busy",
-    "spans_kept_over_rate_limit",
-    "profiles_exported",
-    "samples_taken",
-    "rate_lowered",
+    "spans.seen",
+    "spans.kept",
+    "spans.kept_without_samples",
+    "spans.kept_exporter_busy",
+    "spans.kept_over_rate_limit",
+    "profiles.exported",
+    "samples.taken",
+    "sampling.rate_reduced",
 ];
 /// Before the first round of a process.
 const WARM_UP: u32 = 1_000;
@@ -213,7 +213,8 @@ impl OfKind {
         for field in OF_INTEREST {
             figure(&format!("{name}.{field}"), in_all(field) as f64, "count");
         }
-        let sampled = in_all("kept_sampled_ns") as f64 / in_all("kept_on_cpu_ns").max(1) as f64;
+        let sampled =
+            in_all("spans.kept_sampled_ns") as f64 / in_all("spans.kept_on_cpu_ns").max(1) as f64;
         figure(&format!("{name}.covered"), sampled * 100.0, "%");
         // Of the whole time, with all that is left out of the above: until others have the requests, and while they do.
         let own_ms_a_second = |(measured, _): &(Measured, _)| {

@@ -20,7 +20,7 @@ pub(crate) fn run() {
     runtime.block_on(shop::run()).expect("requests");
     setup.flush();
     let stats = setup.handle.stats();
-    let shallow = stats.samples_taken - stats.stacks_truncated;
+    let shallow = stats.samples.taken - stats.stacks.truncated;
     let (mut whole, mut ends) = (0_u64, HashMap::new());
     for profile in setup.memory.profiles() {
         count_ends(&profile, &mut whole, &mut ends);
@@ -32,7 +32,7 @@ pub(crate) fn run() {
     figure("unwind.deeper_than_copy", deep as f64 / all as f64 * 100.0, "%");
     figure(
         "unwind.per_sample",
-        stats.draining_cpu_ns as f64 / stats.samples_taken as f64 / 1e3,
+        stats.sampling.collector_cpu_ns as f64 / stats.samples.taken as f64 / 1e3,
         "us",
     );
     for (end, count) in ends.iter().filter(|(end, _)| *end != "[callers not copied]") {

@@ -179,8 +179,8 @@ pub(crate) fn run(point: &Point) {
         println!("done {}", done as f64 / seconds);
         println!("memory_mib {}", (resident_kib() - before_kib) / 1024.0);
         println!("files {}", open_files() - files_before);
-        println!("sampled {}", stats.threads_sampled);
-        println!("by_timer {}", stats.threads_sampled_by_timer);
+        println!("sampled {}", stats.threads.sampled);
+        println!("by_timer {}", stats.threads.sampled_by_timer);
         shared.is_over.store(true, Ordering::Relaxed);
     });
     if point.axis == Axis::Length {

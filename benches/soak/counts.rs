@@ -78,25 +78,25 @@ const REASONS: &[(&str, &str)] = &[
 /// Why there is no profile, and the number that says how often.
 fn number_of(why: NoProfile) -> &'static str {
     match why {
-        NoProfile::NoSamples | NoProfile::NoStacksHere => "spans_kept_without_samples",
-        NoProfile::RateLimit => "spans_kept_over_rate_limit",
-        NoProfile::ExporterBusy => "spans_kept_exporter_busy",
-        NoProfile::TreeFull => "spans_kept_tree_full",
-        NoProfile::ExporterFails => "spans_kept_exporter_fails",
-        NoProfile::NoMemory => "spans_kept_no_memory",
-        NoProfile::NoId => "spans_kept_without_id",
+        NoProfile::NoSamples | NoProfile::NoStacksHere => "spans.kept_without_samples",
+        NoProfile::RateLimit => "spans.kept_over_rate_limit",
+        NoProfile::ExporterBusy => "spans.kept_exporter_busy",
+        NoProfile::TreeFull => "spans.kept_tree_full",
+        NoProfile::ExporterFails => "spans.kept_exporter_fails",
+        NoProfile::NoMemory => "spans.kept_no_memory",
+        NoProfile::NoId => "spans.kept_without_id",
         other => panic!("{other:?} is new"),
     }
 }
 
 const WITHOUT: [&str; 7] = [
-    "spans_kept_without_samples",
-    "spans_kept_over_rate_limit",
-    "spans_kept_exporter_busy",
-    "spans_kept_tree_full",
-    "spans_kept_exporter_fails",
-    "spans_kept_no_memory",
-    "spans_kept_without_id",
+    "spans.kept_without_samples",
+    "spans.kept_over_rate_limit",
+    "spans.kept_exporter_busy",
+    "spans.kept_tree_full",
+    "spans.kept_exporter_fails",
+    "spans.kept_no_memory",
+    "spans.kept_without_id",
 ];
 
 impl Told {
@@ -159,13 +159,13 @@ impl Told {
             }
         }
         let mut same = vec![
-            ("spans_seen", stats.spans_seen, truth.made()),
-            ("spans_kept", stats.spans_kept, self.spans),
-            ("profiles_exported", stats.profiles_exported, self.profiles),
+            ("spans.seen", stats.spans.seen, truth.made()),
+            ("spans.kept", stats.spans.kept, self.spans),
+            ("profiles.exported", stats.profiles.exported, self.profiles),
             ("profiles that the exporter has", exported.profiles, self.profiles),
-            ("profiles_dropped_export_failed", stats.profiles_dropped_export_failed, self.lost),
-            ("records_malformed", stats.records_malformed, 0),
-            ("symbols_over_limit", stats.symbols_over_limit, 0),
+            ("profiles.dropped_export_failed", stats.profiles.dropped_export_failed, self.lost),
+            ("sampling.records_malformed", stats.sampling.records_malformed, 0),
+            ("profiles.symbols_over_limit", stats.profiles.symbols_over_limit, 0),
         ];
         let numbers: BTreeMap<_, _> = stats.iter().collect();
         for name in WITHOUT {

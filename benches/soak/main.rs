@@ -104,8 +104,8 @@ fn main() -> ExitCode {
 fn rest(stage: &Stage, wrong: &mut Vec<String>) {
     std::thread::sleep(REST);
     let stats = stage.handle().stats();
-    if stats.threads_sampled > 0 {
-        wrong.push(format!("{} threads are sampled after {REST:?}", stats.threads_sampled));
+    if stats.threads.sampled > 0 {
+        wrong.push(format!("{} threads are sampled after {REST:?}", stats.threads.sampled));
     }
     println!("rested for {REST:?}: {}, {:.2} MiB of them allocated", Usage::now(), heap_mib());
 }

@@ -126,7 +126,7 @@ impl Stage {
         loop {
             self.flush();
             let stats = self.handle.stats();
-            let is_over = stats.threads_sampled <= 1 && Usage::now().threads <= threads;
+            let is_over = stats.threads.sampled <= 1 && Usage::now().threads <= threads;
             if is_over || start.elapsed() > PLENTY {
                 break;
             }
@@ -146,7 +146,7 @@ impl Stage {
             self.truth.made(),
             told.spans(),
             told.profiles(),
-            stats.samples_taken,
+            stats.samples.taken,
         );
         (said, Usage::now())
     }
@@ -157,7 +157,7 @@ impl Stage {
         println!("figure soak.spans {} count", self.truth.made());
         println!("figure soak.kept {} count", told.spans());
         println!("figure soak.profiles {} count", told.profiles());
-        println!("figure soak.samples {} count", stats.samples_taken);
+        println!("figure soak.samples {} count", stats.samples.taken);
         for (name, count) in losses(&stats) {
             println!("figure soak.{name} {count} count");
         }
@@ -305,7 +305,7 @@ impl Stage {
         self.exporter.set(Does::Take);
         // What was promised before it failed is given to it again.
         self.flush();
-        let lost = || self.handle.stats().profiles_dropped_export_failed;
+        let lost = || self.handle.stats().profiles.dropped_export_failed;
         let before = lost();
         self.exporter.set(Does::PanicOnce);
         self.together(1, |_| failing(50 * MS));
@@ -326,7 +326,7 @@ impl Stage {
 
     /// One that has failed is tried again only after a pause, and until then nothing is promised.
     fn wait_for_trust(&self) {
-        let exported = || self.handle.stats().profiles_exported;
+        let exported = || self.handle.stats().profiles.exported;
         let (start, before) = (Instant::now(), exported());
         while exported() == before {
             if start.elapsed() > PLENTY {
@@ -360,16 +360,16 @@ impl Stage {
             self.flush();
             let (after, has) = (self.handle.stats(), self.exporter.taken.lock().samples);
             let more = |of: fn(&Stats) -> u64| of(&after) - of(&before);
-            let has_profiles = more(|stats| stats.spans_kept) == {
-                more(|stats| stats.profiles_exported)
-                    + more(|stats| stats.spans_kept_without_samples)
+            let has_profiles = more(|stats| stats.spans.kept) == {
+                more(|stats| stats.profiles.exported)
+                    + more(|stats| stats.spans.kept_without_samples)
             };
-            let taken = more(|stats| stats.samples_taken);
+            let taken = more(|stats| stats.samples.taken);
             let counted = has - had
-                + more(|stats| stats.samples_thinned)
-                + more(|stats| stats.samples_dropped_memory)
-                + more(|stats| stats.samples_dropped_spans_full)
-                + more(|stats| stats.samples_dropped_unknown_span);
+                + more(|stats| stats.samples.downsampled)
+                + more(|stats| stats.samples.dropped_memory)
+                + more(|stats| stats.samples.dropped_pending_spans_full)
+                + more(|stats| stats.samples.dropped_unknown_span);
             if !has_profiles || taken != counted {
                 self.problem(format!(
                     "of {taken} samples {counted} are in profiles or counted: {before:?} {after:?}"
@@ -465,20 +465,22 @@ impl Stage {
     }
 }
 
-/// What says that something was lost, or looked at more coarsely.
+/// Counters of losses and of reduced sampling.
 fn losses(stats: &Stats) -> Vec<(&'static str, u64)> {
+    const PREFIXES: [&str; 10] = [
+        "samples.dropped_",
+        "samples.downsampled",
+        "spans.kept_without",
+        "spans.kept_exporter",
+        "spans.kept_no_memory",
+        "spans.kept_over",
+        "waits.dropped_",
+        "waits.switches_dropped",
+        "profiles.dropped_",
+        "threads.refused_",
+    ];
     let is_loss = |name: &str| {
-        (name.starts_with("samples_") && name != "samples_taken" && name != "samples_outside_spans")
-            || name.starts_with("spans_kept_without")
-            || name.starts_with("spans_kept_exporter")
-            || name.starts_with("spans_kept_no_memory")
-            || name.starts_with("spans_kept_over")
-            || name.starts_with("waits_not")
-            || name.starts_with("waits_dropped")
-            || name.starts_with("profiles_dropped")
-            || name.starts_with("switches_dropped")
-            || name.starts_with("threads_refused")
-            || name == "rate_lowered"
+        PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || name == "sampling.rate_reduced"
     };
     stats.iter().filter(|(name, count)| *count > 0 && is_loss(name)).collect()
 }

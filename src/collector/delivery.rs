@@ -160,7 +160,7 @@ impl Delivery {
                 if self.outbox.is_none() {
                     self.trouble = None;
                 }
-                Counters::add(&self.engine.counters.profiles_exported, 1);
+                Counters::add(&self.engine.counters.profiles.exported, 1);
                 keeper.set_exporter_fails(false);
                 // A remote has only taken it, but for what is in files.
                 if !keeper.demands_proof() || !files.is_empty() {
@@ -380,7 +380,7 @@ impl Delivery {
 
     /// A profile that was promised will not be.
     pub(super) fn lose(&self, report: Kept) {
-        Counters::add(&self.engine.counters.profiles_dropped_export_failed, 1);
+        Counters::add(&self.engine.counters.profiles.dropped_export_failed, 1);
         self.engine.keeper.redeem();
         self.engine.keeper.note_refused();
         self.report(&Kept { profile: None, ..report });
@@ -392,7 +392,7 @@ impl Delivery {
         if let Some(on_kept) = &self.on_kept {
             // Not ours either.
             let told = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
-            let panicked = &self.engine.counters.on_kept_panicked;
+            let panicked = &self.engine.counters.spans.on_kept_panics;
             if told.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
                 let line =
                     "what was given to `on_kept` has panicked; from now on that is only counted";
@@ -553,7 +553,7 @@ mod tests {
         (sending.since, outbox.waiting[0].since, outbox.waiting[2].since) = (since, since, since);
         // All that are too old are given up with the first, and not after a request, and a pause, for each.
         hears(&mut delivery, busy(Some(PLENTY)));
-        assert_eq!(stats(&delivery).profiles_dropped_too_old, 3);
+        assert_eq!(stats(&delivery).profiles.dropped_too_old, 3);
         assert_eq!(delivery.outbox.as_ref().unwrap().waiting.len(), 1);
         assert_eq!(line.sent(), [1], "the next request is a minute away");
     }
@@ -565,7 +565,7 @@ mod tests {
             delivery.age = Duration::ZERO;
             deliver(&mut delivery);
             delivery.note_answer(Ok(busy(None)));
-            assert_eq!(stats(&delivery).profiles_dropped_too_old, 1);
+            assert_eq!(stats(&delivery).profiles.dropped_too_old, 1);
             // Also if nobody flushes.
             assert!(delivery.next_attempt().is_some());
             delivery.advance(true);
@@ -588,15 +588,15 @@ mod tests {
         for _ in 0..3 {
             deliver(&mut delivery);
         }
-        assert_eq!((delivery.held.len(), stats(&delivery).profiles_exported), (3, 1));
+        assert_eq!((delivery.held.len(), stats(&delivery).profiles.exported), (3, 1));
         for _ in 0..4 {
             hears(&mut delivery, accepted());
         }
         assert_eq!(
-            (stats(&delivery).profiles_exported, stats(&delivery).profiles_delivered),
+            (stats(&delivery).profiles.exported, stats(&delivery).profiles.delivered),
             (4, 4)
         );
-        assert_eq!(stats(&delivery).requests_repeated, 1);
+        assert_eq!(stats(&delivery).profiles.requests_retried, 1);
         assert_eq!(line.sent(), [1; 5]);
         assert!(delivery.flush(Instant::now()));
     }
@@ -615,7 +615,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut delivery, line) = away(&folder);
         (0..2).for_each(|_| deliver(&mut delivery));
-        assert_eq!(stats(&delivery).profiles_stored_meanwhile, 2);
+        assert_eq!(stats(&delivery).profiles.stored_as_fallback, 2);
         hears(&mut delivery, accepted());
         assert!(!delivery.flush(Instant::now() + MS), "they are being sent");
         hears(&mut delivery, accepted());
@@ -626,7 +626,7 @@ mod tests {
         assert!(!delivery.flush(start + PLENTY));
         assert!(start.elapsed() < PLENTY);
         let stats = stats(&delivery);
-        assert_eq!((stats.profiles_delivered, stats.profiles_sent_after_all), (2, 1));
+        assert_eq!((stats.profiles.delivered, stats.profiles.resent_from_fallback), (2, 1));
     }
 
     #[test]
@@ -641,8 +641,8 @@ mod tests {
             hears(&mut delivery, answer);
         }
         let stats = stats(&delivery);
-        assert_eq!((stats.profiles_delivered, stats.profiles_sent_after_all), (2, 2));
-        assert_eq!(stats.profiles_dropped_refused, 1);
+        assert_eq!((stats.profiles.delivered, stats.profiles.resent_from_fallback), (2, 2));
+        assert_eq!(stats.profiles.dropped_refused, 1);
     }
 
     #[test]
@@ -681,7 +681,7 @@ mod tests {
         assert!(!delivery.end(), "and can be counted");
         let stats = engine.stats();
         assert_eq!(
-            (stats.profiles_dropped_at_shutdown, stats.profiles_dropped_export_failed),
+            (stats.profiles.dropped_at_shutdown, stats.profiles.dropped_export_failed),
             (1, 1)
         );
     }

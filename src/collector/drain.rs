@@ -63,21 +63,21 @@ impl Sampled {
                             let period_ns = self.arming.period_ns();
                             drain.sample(&ring, self.recording.tid, place, span, period_ns);
                         }
-                        None => count(&drain.counters.samples_outside_spans, 1),
+                        None => count(&drain.counters.samples.outside_spans, 1),
                     }
                     // Room for the next sample, before this round has read them all.
                     ring.release_to(place.position + u64::from(place.size));
                 }
                 Ok(Record::Lost { count: samples, place }) => {
                     let position = position_of(&ring, place);
-                    count(&drain.counters.samples_dropped_ring_full, samples);
+                    count(&drain.counters.samples.dropped_ring_full, samples);
                     if let Some(span) = owner(&mut self.marks, stretch, position) {
                         drain.pending.note(span, |pending| pending.losses.ring_full += samples);
                     }
                 }
-                Ok(Record::Throttled) => count(&drain.counters.sampling_throttled, 1),
+                Ok(Record::Throttled) => count(&drain.counters.sampling.throttled, 1),
                 Ok(_) => {}
-                Err(_) => count(&drain.counters.records_malformed, 1),
+                Err(_) => count(&drain.counters.sampling.records_malformed, 1),
             }
         }
         ring.release_to(end);
@@ -86,7 +86,7 @@ impl Sampled {
         }
         let foreign = ring.timer().map_or(0, TimerRing::take_off_stack);
         self.needs_perf |= foreign > 0 && self.has_timer_for_switches;
-        count(&drain.counters.samples_dropped_foreign_stack, foreign);
+        count(&drain.counters.samples.dropped_off_stack, foreign);
         stretch.span
     }
 }
@@ -144,7 +144,7 @@ impl Drain<'_> {
     ) {
         let read = read_sample(&**ring, place, Layout::of(ring));
         let Some(sample) = read.ok().filter(|sample| sample.tid == tid) else {
-            count(&self.counters.records_malformed, 1);
+            count(&self.counters.sampling.records_malformed, 1);
             return;
         };
         self.stack.end = self.unwinder.unwind(
@@ -164,21 +164,21 @@ impl Drain<'_> {
         let (period_ns, late) = self.weight_of(sample.weight_ns, period_ns);
         match self.stack.end {
             UnwindEnd::Root => {}
-            UnwindEnd::Cut => count(&self.counters.stacks_truncated, 1),
-            UnwindEnd::Lost => count(&self.counters.stacks_incomplete, 1),
+            UnwindEnd::Cut => count(&self.counters.stacks.truncated, 1),
+            UnwindEnd::Lost => count(&self.counters.stacks.incomplete, 1),
         }
-        count(&self.counters.samples_taken, 1);
+        count(&self.counters.samples.taken, 1);
         match self.pending.add(span, sample.time_ns, period_ns, self.stack, self.round) {
             Added::Kept => {}
-            Added::Thinned(samples) => count(&self.counters.samples_thinned, samples),
-            Added::Lost => count(&self.counters.samples_dropped_memory, 1),
-            Added::Refused => count(&self.counters.samples_dropped_spans_full, 1),
+            Added::Thinned(samples) => count(&self.counters.samples.downsampled, samples),
+            Added::Lost => count(&self.counters.samples.dropped_memory, 1),
+            Added::Refused => count(&self.counters.samples.dropped_pending_spans_full, 1),
         }
         if self.is_lowered {
             self.pending.note(span, |pending| pending.losses.lowered += 1);
         }
         if late > 0 {
-            count(&self.counters.samples_dropped_late, late);
+            count(&self.counters.samples.dropped_late, late);
             self.pending.note(span, |pending| pending.losses.late += late);
         }
     }

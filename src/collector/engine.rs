@@ -194,7 +194,9 @@ impl Engine {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        Stats { spans_seen: self.spans.seen(), ..self.counters.snapshot() }
+        let mut stats = self.counters.snapshot();
+        stats.spans.seen = self.spans.seen();
+        stats
     }
 
     /// From now on spans that are made have these rules. Spans that are open keep theirs.
@@ -357,7 +359,7 @@ impl Engine {
             return verdict;
         }
         if self.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
-            Counters::add(&self.counters.spans_left_out_unsampled, 1);
+            Counters::add(&self.counters.spans.dropped_unsampled_trace, 1);
             return verdict;
         }
         let (span, must_know) = self.keep(closing, &callsite, reasons, ids, false);
@@ -412,20 +414,20 @@ impl Engine {
         let counters = &self.counters;
         counters.add_kept(span.reasons);
         if !span.is_open() {
-            Counters::add(&counters.kept_on_cpu_ns, span.account.on_cpu_ns);
-            Counters::add(&counters.kept_sampled_ns, span.account.sampled_ns);
+            Counters::add(&counters.spans.kept_on_cpu_ns, span.account.on_cpu_ns);
+            Counters::add(&counters.spans.kept_sampled_ns, span.account.sampled_ns);
         }
         let without = match span.profile {
             Ok(_) => return,
             Err(NoProfile::NoSamples | NoProfile::NoStacksHere) => {
-                &counters.spans_kept_without_samples
+                &counters.spans.kept_without_samples
             }
-            Err(NoProfile::RateLimit) => &counters.spans_kept_over_rate_limit,
-            Err(NoProfile::ExporterBusy) => &counters.spans_kept_exporter_busy,
-            Err(NoProfile::TreeFull) => &counters.spans_kept_tree_full,
-            Err(NoProfile::ExporterFails) => &counters.spans_kept_exporter_fails,
-            Err(NoProfile::NoMemory) => &counters.spans_kept_no_memory,
-            Err(NoProfile::NoId) => &counters.spans_kept_without_id,
+            Err(NoProfile::RateLimit) => &counters.spans.kept_over_rate_limit,
+            Err(NoProfile::ExporterBusy) => &counters.spans.kept_exporter_busy,
+            Err(NoProfile::TreeFull) => &counters.spans.kept_tree_full,
+            Err(NoProfile::ExporterFails) => &counters.spans.kept_exporter_fails,
+            Err(NoProfile::NoMemory) => &counters.spans.kept_no_memory,
+            Err(NoProfile::NoId) => &counters.spans.kept_without_id,
         };
         Counters::add(without, 1);
     }

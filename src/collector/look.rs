@@ -77,7 +77,7 @@ impl Collector {
             if sampled.note_left_out(!look.may_arm) {
                 let counters = &self.engine.counters;
                 let counter =
-                    if sheds { &counters.threads_shed } else { &counters.threads_put_off };
+                    if sheds { &counters.threads.shed } else { &counters.threads.arming_deferred };
                 Counters::add(counter, 1);
             }
             if sampled.is_unarmed() {
@@ -125,7 +125,7 @@ impl Collector {
         self.look_interval = next.min(until_old.max(soonest_old)).min(longest);
         self.let_hooks_wake(may_arm);
         if let Some(took) = passed(armed, sys::thread_cpu_ns()) {
-            Counters::add(&self.engine.counters.draining_cpu_ns, took);
+            Counters::add(&self.engine.counters.sampling.collector_cpu_ns, took);
         }
     }
 

@@ -177,7 +177,7 @@ impl Delivery {
                 continue;
             };
             if outgoing.is_repeated {
-                Counters::add(&self.engine.counters.requests_repeated, 1);
+                Counters::add(&self.engine.counters.profiles.requests_retried, 1);
             }
             remote.send(message);
             outbox.sending = Some(Request::Profile(outgoing));
@@ -272,7 +272,7 @@ impl Delivery {
     /// A profile in the fallback directory is done with.
     pub(super) fn settle_stored(&self, fate: Fate) {
         self.count(fate, 1);
-        Counters::add(&self.engine.counters.profiles_sent_after_all, 1);
+        Counters::add(&self.engine.counters.profiles.resent_from_fallback, 1);
     }
 
     /// These will not be delivered: they go to the fallback directory, if there is one.
@@ -297,11 +297,11 @@ impl Delivery {
         }
         let Engine { counters, keeper, .. } = &*self.engine;
         let counter = match fate {
-            Fate::Delivered => &counters.profiles_delivered,
-            Fate::Stored => &counters.profiles_stored_meanwhile,
-            Fate::Refused => &counters.profiles_dropped_refused,
-            Fate::TooOld => &counters.profiles_dropped_too_old,
-            Fate::AtShutdown => &counters.profiles_dropped_at_shutdown,
+            Fate::Delivered => &counters.profiles.delivered,
+            Fate::Stored => &counters.profiles.stored_as_fallback,
+            Fate::Refused => &counters.profiles.dropped_refused,
+            Fate::TooOld => &counters.profiles.dropped_too_old,
+            Fate::AtShutdown => &counters.profiles.dropped_at_shutdown,
         };
         Counters::add(counter, profiles as u64);
         match fate {

@@ -126,7 +126,7 @@ impl Collector {
         let start = sys::thread_cpu_ns();
         self.look_at_open();
         if let Some(took) = passed(start, sys::thread_cpu_ns()) {
-            Counters::add(&self.engine.counters.draining_cpu_ns, took);
+            Counters::add(&self.engine.counters.sampling.collector_cpu_ns, took);
             self.overdue.cost = Duration::from_nanos(took);
         }
         self.overdue.looked = Instant::now();

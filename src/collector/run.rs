@@ -312,8 +312,8 @@ impl Collector {
         let (given_up, by_memory) = self.pending.give_up_closed(|root| keeper.has_epoch(root));
         let counters = &self.engine.counters;
         let counter = match by_memory {
-            true => &counters.samples_dropped_memory,
-            false => &counters.samples_dropped_spans_full,
+            true => &counters.samples.dropped_memory,
+            false => &counters.samples.dropped_pending_spans_full,
         };
         Counters::add(counter, given_up);
         keeper.set_memory_is_short(self.pending.is_short());
@@ -429,7 +429,7 @@ impl Collector {
             !is_over
         });
         if let Some(took) = passed(start, sys::thread_cpu_ns()) {
-            Counters::add(&self.engine.counters.draining_cpu_ns, took);
+            Counters::add(&self.engine.counters.sampling.collector_cpu_ns, took);
             self.reading_ns += took;
         }
         // To end armings takes no less time where there are fewer samples.
@@ -473,7 +473,7 @@ impl Collector {
         let Built { profile, modules, spans, thinned } = builder.build(id, &epoch);
         // A snapshot takes nothing from the profile that is made when the span closes.
         if !is_snapshot {
-            Counters::add(&self.engine.counters.samples_thinned, thinned);
+            Counters::add(&self.engine.counters.samples.downsampled, thinned);
             spans.into_iter().for_each(|span| self.pending.clear(span));
         }
         let profile = Box::new(profile);
@@ -510,7 +510,7 @@ impl Collector {
         if times < before {
             return;
         }
-        Counters::add(&self.engine.counters.rate_lowered, 1);
+        Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
         if is_first {
             self.told_of_rate = Some(now);
             let percent = self.limits.cpu_percent.unwrap_or_default();
@@ -551,7 +551,7 @@ impl Collector {
         }
         // A span is made known when its first stretch ends, or never.
         let unknown = self.pending.remove_unknown(self.round.saturating_sub(1), entered);
-        Counters::add(&self.engine.counters.samples_dropped_unknown_span, unknown);
+        Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
         for (line, is_warning) in report::due(&self.engine, &mut self.deadly, &mut self.introduced)
         {
             _ = self.jobs.send(Job::Say { line, is_warning });

@@ -215,7 +215,7 @@ impl Watch {
                     .iter_mut()
                     .for_each(|waiting| waiting.stack.holds_others = holds_others);
             } else if self.left_out_since_ns.replace(since_ns) != Some(since_ns) {
-                Counters::add(&looker.counters.waits_not_looked_at, 1);
+                Counters::add(&looker.counters.waits.dropped_over_budget, 1);
             }
         }
         LookResult::Busy
@@ -277,8 +277,8 @@ impl Watch {
         let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0 };
         let is_kept = looker.pending.add_wait(waiting.span, wait, &waiting.stack, looker.round);
         let counter = match is_kept {
-            true => &looker.counters.waits_seen,
-            false => &looker.counters.waits_dropped_memory,
+            true => &looker.counters.waits.captured,
+            false => &looker.counters.waits.dropped_memory,
         };
         Counters::add(counter, 1);
     }
@@ -288,7 +288,7 @@ impl Watch {
         if is_full(ring) {
             self.full_at = Some(ring.head());
         }
-        Counters::add(&counters.switches_dropped_ring_full, make_room(ring));
+        Counters::add(&counters.waits.switches_dropped_ring_full, make_room(ring));
         self.full_at.take_if(|full_at| *full_at != ring.head());
     }
 
@@ -473,7 +473,7 @@ fn capture(
         Err(_) => {
             note_waited(recording, arming, span, proof)?;
             stack.waited = Some(Waited::Somewhere);
-            Counters::add(&looker.counters.waits_without_stack, 1);
+            Counters::add(&looker.counters.waits.without_stack, 1);
         }
     }
     Some(WaitingThread { span, since_ns, seen_ns: looker.now_ns, proof, stack })

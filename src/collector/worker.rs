@@ -162,11 +162,11 @@ impl Worker {
         drop(profile);
         report::describe_symbolized(&mut symbolized);
         let Symbolized { profile, thinned, .. } = symbolized;
-        Counters::add(&self.engine.counters.samples_thinned, thinned as u64);
+        Counters::add(&self.engine.counters.samples.downsampled, thinned as u64);
         self.symbolized = Instant::now();
         for missing in symbolizer.take_missing() {
             if matches!(missing, Missing::TooLarge(..)) {
-                Counters::add(&self.engine.counters.symbols_over_limit, 1);
+                Counters::add(&self.engine.counters.profiles.symbols_over_limit, 1);
             }
             if self.told.insert(missing.clone()) {
                 let text = missing_in_words(&missing, names);

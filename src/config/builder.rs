@@ -197,7 +197,7 @@ impl Builder {
 
     /// Samples no more threads while the CPUs of the host, or those that the process's control group may use, are busy
     /// for more than so many percent, as of the last second. Spans that are kept then have their times and no samples;
-    /// [`Stats::threads_shed`](crate::Stats::threads_shed) and the log say so. No limit by default. What is sampled
+    /// [`ThreadStats::shed`](crate::ThreadStats::shed) and the log say so. No limit by default. What is sampled
     /// already goes on; and on systems other than Linux nothing is known of the load.
     #[must_use]
     pub fn shed_above_cpu(mut self, percent: u32) -> Self {
@@ -291,7 +291,7 @@ impl Builder {
     /// Profiles that may wait to be made and exported at once; 32 by default. Each is in memory, also while the
     /// exporter fails: there are no more than have 64 KiB each in half of the [`export_bytes`](Self::export_bytes).
     /// Spans that are kept meanwhile have none: see
-    /// [`Stats::spans_kept_exporter_busy`](crate::Stats::spans_kept_exporter_busy).
+    /// [`SpanStats::kept_exporter_busy`](crate::SpanStats::kept_exporter_busy).
     #[must_use]
     pub fn pending_profiles(self, profiles: usize) -> Self {
         Self { pending_profiles: profiles.max(1), ..self }
@@ -299,7 +299,7 @@ impl Builder {
 
     /// How much of one core reading and unwinding samples may take, in percent; 0 for as much as it takes. If
     /// it takes more, threads are sampled less often until it takes less: the log, the profiles and
-    /// [`Stats::rate_lowered`](crate::Stats::rate_lowered) say so. 1 by default, and 0 if the
+    /// [`SamplingStats::rate_reduced`](crate::SamplingStats::rate_reduced) say so. 1 by default, and 0 if the
     /// [`rate`](Self::rate) is set.
     #[must_use]
     pub fn cpu_budget(self, percent: u32) -> Self {
@@ -307,7 +307,7 @@ impl Builder {
     }
 
     /// Called for what was kept, after its profile is exported, on the thread that exports. If it panics that is
-    /// caught, counted in [`Stats::on_kept_panicked`](crate::Stats::on_kept_panicked), and said once.
+    /// caught, counted in [`SpanStats::on_kept_panics`](crate::SpanStats::on_kept_panics), and said once.
     #[must_use]
     pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
         Self { on_kept: Some(Box::new(on_kept)), ..self }
@@ -348,7 +348,7 @@ impl Builder {
     /// Memory that profiles may take on their way from samples to where they are exported, symbols apart (see
     /// [`Builder::symbol_bytes`]); 64 MiB by default. A profile that would take more is thinned out: fewer of
     /// its samples stand for all, its title says so, and
-    /// [`Stats::samples_thinned`](crate::Stats::samples_thinned) counts the others.
+    /// [`SampleStats::downsampled`](crate::SampleStats::downsampled) counts the others.
     #[must_use]
     pub fn export_bytes(self, bytes: usize) -> Self {
         Self { export_bytes: bytes, ..self }
@@ -358,7 +358,7 @@ impl Builder {
     /// in their files; 512 MiB by default. They are mapped, and read where they are asked for. Of a file
     /// that does not fit beside the others functions are named by its symbol table, without lines, and if
     /// that does not fit either not at all: the log and
-    /// [`Stats::symbols_over_limit`](crate::Stats::symbols_over_limit) say so. All is given back half a
+    /// [`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit) say so. All is given back half a
     /// minute after the last profile.
     #[must_use]
     pub fn symbol_bytes(mut self, bytes: u64) -> Self {

@@ -233,7 +233,7 @@ impl Callsites {
         let waiting = (!tests.is_empty()).then(|| number(None));
         let fields = waiting.map(|waiting| {
             let fields = FieldRules::new(metadata, &tests, otherwise, waiting);
-            Counters::add(&self.counters.rules_left_out, fields.left_out());
+            Counters::add(&self.counters.rules.skipped, fields.left_out());
             Arc::new(fields)
         });
         let sketches = cohorts.values().filter_map(|cohort| cohort.sketch.as_ref());
@@ -275,7 +275,7 @@ impl Callsites {
         }
         let sketch = keep.percentile().map(Sketch::new);
         if sketch.is_some() && !has_room {
-            Counters::add(&self.counters.percentiles_not_kept, 1);
+            Counters::add(&self.counters.rules.percentiles_dropped, 1);
             return Some(Arc::default());
         }
         let is_needed = sketch.is_some() || keep.one_in().is_some();

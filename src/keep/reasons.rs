@@ -81,7 +81,7 @@ impl Stats {
     /// How many spans were kept for that reason.
     pub fn kept_for(&self, reason: Reason) -> u64 {
         let is_of =
-            |(name, _): &(&str, u64)| name.strip_prefix("spans_kept_for_") == Some(reason.as_str());
+            |(name, _): &(&str, u64)| name.strip_prefix("spans.kept_for_") == Some(reason.as_str());
         self.iter().find(is_of).map_or(0, |(_, spans)| spans)
     }
 }
@@ -89,21 +89,21 @@ impl Stats {
 impl Counters {
     /// A span was kept for these reasons.
     pub(crate) fn add_kept(&self, reasons: Reasons) {
-        Self::add(&self.spans_kept, 1);
+        Self::add(&self.spans.kept, 1);
         for reason in reasons.iter() {
             let counter = match reason {
-                Reason::Latency => &self.spans_kept_for_latency,
-                Reason::LastExit => &self.spans_kept_for_last_exit,
-                Reason::Error => &self.spans_kept_for_error,
-                Reason::OnCpu => &self.spans_kept_for_on_cpu,
-                Reason::OffCpu => &self.spans_kept_for_off_cpu,
-                Reason::Idle => &self.spans_kept_for_idle,
-                Reason::Percentile => &self.spans_kept_for_percentile,
-                Reason::Always => &self.spans_kept_for_always,
-                Reason::OneIn => &self.spans_kept_for_one_in,
-                Reason::Hung => &self.spans_kept_for_hung,
-                Reason::Open => &self.spans_kept_for_open,
-                Reason::Forced => &self.spans_kept_for_forced,
+                Reason::Latency => &self.spans.kept_for_latency,
+                Reason::LastExit => &self.spans.kept_for_last_exit,
+                Reason::Error => &self.spans.kept_for_error,
+                Reason::OnCpu => &self.spans.kept_for_on_cpu,
+                Reason::OffCpu => &self.spans.kept_for_off_cpu,
+                Reason::Idle => &self.spans.kept_for_idle,
+                Reason::Percentile => &self.spans.kept_for_percentile,
+                Reason::Always => &self.spans.kept_for_always,
+                Reason::OneIn => &self.spans.kept_for_one_in,
+                Reason::Hung => &self.spans.kept_for_hung,
+                Reason::Open => &self.spans.kept_for_open,
+                Reason::Forced => &self.spans.kept_for_forced,
             };
             Self::add(counter, 1);
         }

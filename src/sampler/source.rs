@@ -206,18 +206,18 @@ impl Sampler {
         let perf = self.0.perf.as_ref().filter(|perf| perf.refused().is_none());
         let counters = &self.0.counters;
         let losses = [
-            &counters.threads_refused_perf,
-            &counters.threads_refused_locked_memory,
-            &counters.threads_refused_open_files,
-            &counters.threads_refused_timers,
-            &counters.threads_refused_other,
-            &counters.samples_dropped_marks_full,
-            &counters.samples_dropped_notices_full,
-            &counters.samples_dropped_unknown_span,
-            &counters.samples_dropped_foreign_stack,
-            &counters.samples_dropped_late,
-            &counters.records_malformed,
-            &counters.sampling_throttled,
+            &counters.threads.refused_perf,
+            &counters.threads.refused_locked_memory,
+            &counters.threads.refused_open_files,
+            &counters.threads.refused_timers,
+            &counters.threads.refused_other,
+            &counters.samples.dropped_intervals_full,
+            &counters.samples.dropped_span_events_full,
+            &counters.samples.dropped_unknown_span,
+            &counters.samples.dropped_off_stack,
+            &counters.samples.dropped_late,
+            &counters.sampling.records_malformed,
+            &counters.sampling.throttled,
         ];
         perf.is_some_and(|perf| !perf.sees_kernel())
             && losses.iter().all(|counter| counter.load(Ordering::Relaxed) == 0)
@@ -257,10 +257,10 @@ impl Sampler {
 
     pub(crate) fn count_sampled(&self, arming: &Arming) {
         let counters = &self.0.counters;
-        Counters::add(&counters.threads_armed, 1);
-        Counters::add(&counters.threads_sampled, 1);
+        Counters::add(&counters.threads.armed, 1);
+        Counters::add(&counters.threads.sampled, 1);
         if !arming.has_switch_records() {
-            Counters::add(&counters.threads_sampled_by_timer, 1);
+            Counters::add(&counters.threads.sampled_by_timer, 1);
         }
     }
 
@@ -283,7 +283,7 @@ impl Sampler {
     ) {
         self.retire(arming, from, samples);
         if thread.note_refused(false) {
-            self.0.counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed);
+            self.0.counters.threads.unsampled.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -295,17 +295,17 @@ impl Sampler {
         }
         arming.retire(from, samples);
         let counters = &self.0.counters;
-        counters.threads_sampled.fetch_sub(1, Ordering::Relaxed);
+        counters.threads.sampled.fetch_sub(1, Ordering::Relaxed);
         if arming.has_switch_records() {
             self.0.perf.iter().for_each(Perf::give_files);
         } else {
-            counters.threads_sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
+            counters.threads.sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Whether a thread is sampled by a timer now.
     pub(crate) fn has_timers(&self) -> bool {
-        self.0.counters.threads_sampled_by_timer.load(Ordering::Relaxed) > 0
+        self.0.counters.threads.sampled_by_timer.load(Ordering::Relaxed) > 0
     }
 
     /// Opens what samples that thread, and does nothing yet.
@@ -355,7 +355,7 @@ impl Sampler {
         let has_perf = self.0.perf.as_ref().is_some_and(|perf| perf.refused().is_none());
         let counters = &self.0.counters;
         let run_out =
-            [&counters.threads_refused_open_files, &counters.threads_refused_locked_memory];
+            [&counters.threads.refused_open_files, &counters.threads.refused_locked_memory];
         let has_run_out = run_out.iter().any(|counter| counter.load(Ordering::Relaxed) > 0);
         self.may_have_timers() && (!has_perf || has_run_out)
     }
@@ -366,11 +366,11 @@ impl Sampler {
         }
         let counters = &self.0.counters;
         let counter = match why {
-            why if why.is_for_good() => &counters.threads_refused_perf,
-            WhyRefused::NoLockedMemory => &counters.threads_refused_locked_memory,
-            WhyRefused::NoFiles => &counters.threads_refused_open_files,
-            WhyRefused::NoTimers => &counters.threads_refused_timers,
-            _ => &counters.threads_refused_other,
+            why if why.is_for_good() => &counters.threads.refused_perf,
+            WhyRefused::NoLockedMemory => &counters.threads.refused_locked_memory,
+            WhyRefused::NoFiles => &counters.threads.refused_open_files,
+            WhyRefused::NoTimers => &counters.threads.refused_timers,
+            _ => &counters.threads.refused_other,
         };
         Counters::add(counter, 1);
     }
@@ -445,7 +445,7 @@ impl ArmThreads for Sampler {
         let counters = &self.0.counters;
         let is_refused = self.is_refused();
         if is_refused {
-            Counters::add(&counters.threads_unsampled, 1);
+            Counters::add(&counters.threads.unsampled, 1);
             self.0.perf.iter().filter_map(Perf::refused).for_each(|why| self.note_refusal(why));
         }
         let source = Box::new(ThreadSampler {
@@ -501,8 +501,8 @@ impl ArmThreads for Sampler {
             let counters = &self.0.counters;
             if thread.note_refused(arming.is_none()) != arming.is_none() {
                 match arming {
-                    Some(_) => _ = counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed),
-                    None => Counters::add(&counters.threads_unsampled, 1),
+                    Some(_) => _ = counters.threads.unsampled.fetch_sub(1, Ordering::Relaxed),
+                    None => Counters::add(&counters.threads.unsampled, 1),
                 }
             }
             let arming = arming?;
@@ -532,7 +532,7 @@ struct ThreadSampler {
 impl Drop for ThreadSampler {
     fn drop(&mut self) {
         match &self.unsampled {
-            Some(counters) => _ = counters.threads_unsampled.fetch_sub(1, Ordering::Relaxed),
+            Some(counters) => _ = counters.threads.unsampled.fetch_sub(1, Ordering::Relaxed),
             // Nothing else tells the collector that a thread has ended.
             None => self.waker.wake(),
         }

@@ -135,10 +135,10 @@ impl Spans {
         let top = state.top().and_then(|top| RegistryId::new(top.id));
         // Before they are counted: a span is not to have an id for samples that will not be its own.
         if span.is_some() && !arming.has_room() {
-            Counters::add(&self.counters.samples_dropped_marks_full, samples);
+            Counters::add(&self.counters.samples.dropped_intervals_full, samples);
             span = None;
         } else if span.is_some() && !top.is_some_and(|top| self.announce(top, samples)) {
-            Counters::add(&self.counters.samples_dropped_notices_full, samples);
+            Counters::add(&self.counters.samples.dropped_span_events_full, samples);
             span = None;
         }
         arming.close_interval(span, head);

@@ -70,7 +70,7 @@ fn work(host: &Host) {
         scope.spawn(|| host.span(|| spin(10 * MS)));
     });
     assert!(host.handle.flush(PLENTY));
-    assert_eq!(host.handle.stats().spans_kept, 5);
+    assert_eq!(host.handle.stats().spans.kept, 5);
     let kept = host.lines_with("kept `kept`");
     assert!(kept.len() == 5 && kept.iter().all(|line| line.contains("wall ")), "{kept:?}");
 }
@@ -208,7 +208,7 @@ fn waits_can_be_switched_off() {
                     burn(20 * MS);
                 });
                 host.handle.flush(PLENTY);
-                assert_eq!(host.handle.stats().waits_seen > 0, waits, "{source:?}");
+                assert_eq!(host.handle.stats().waits.captured > 0, waits, "{source:?}");
                 assert!(!host.lines_with("off-CPU").is_empty(), "{source:?}");
                 assert!(!memory.profiles().is_empty(), "{source:?}");
             }

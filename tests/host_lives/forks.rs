@@ -79,7 +79,7 @@ fn a_child_beside_its_parent_says_nothing() {
         });
         host.span(|| _ = burn(5 * MS));
         assert!(host.handle.flush(PLENTY));
-        assert_eq!(host.handle.stats().spans_kept, 2);
+        assert_eq!(host.handle.stats().spans.kept, 2);
     });
 }
 

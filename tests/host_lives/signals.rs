@@ -213,7 +213,7 @@ fn a_limit_on_the_size_of_files_ends_nothing() {
         let warnings = host.lines_with("could not be exported");
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("ulimit -f"), "{warnings:?}");
-        assert_eq!(host.handle.stats().spans_kept, 3);
+        assert_eq!(host.handle.stats().spans.kept, 3);
         assert!(!host.handle.shutdown(500 * MS));
         // Spans say their times all the same.
         let start = std::time::Instant::now();

@@ -37,7 +37,7 @@ impl Host {
 
     /// Whether threads are sampled at present; where they are not, there is nothing to assert.
     pub(crate) fn is_sampling(&self) -> bool {
-        self.setup.handle.stats().threads_sampled > 0
+        self.setup.handle.stats().threads.sampled > 0
     }
 
     pub(crate) fn while_burning<R>(&self, action: impl FnOnce() -> R) -> R {
@@ -75,15 +75,15 @@ impl Host {
         self.setup.flush();
         let stats = self.setup.handle.stats();
         println!("{stats:?}");
-        assert!(stats.spans_kept > 0);
-        assert_eq!(stats.records_malformed, 0);
+        assert!(stats.spans.kept > 0);
+        assert_eq!(stats.sampling.records_malformed, 0);
         if std::env::var("TRACING_PROFILING_SOURCE").is_ok_and(|source| source == "perf") {
             // Fails if CI says that there are perf events here, and they are refused.
             has_perf();
         }
         if self.sampled_at_first.load(Ordering::Relaxed) {
-            assert!(stats.samples_taken > 0);
-            assert!(stats.profiles_exported > 0);
+            assert!(stats.samples.taken > 0);
+            assert!(stats.profiles.exported > 0);
         }
         assert!(self.setup.handle.shutdown(PLENTY), "shut down in time");
         // What is left of the program has spans too.

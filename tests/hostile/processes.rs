@@ -122,7 +122,7 @@ pub(crate) fn abort_in_the_panic_hook() {
     sampled(|host| {
         info_span!("kept").in_scope(|| burn(20 * MS));
         host.setup.flush();
-        assert!(host.setup.handle.stats().spans_kept > 0);
+        assert!(host.setup.handle.stats().spans.kept > 0);
         info_span!("panics").in_scope(|| panic!("on purpose"));
     });
 }

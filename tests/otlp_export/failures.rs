@@ -72,7 +72,7 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
 /// Waits until so many requests were sent again. (Who flushes wants no pause between them.)
 fn wait_for_repeats(setup: &Setup, repeats: u64) {
     let start = Instant::now();
-    while setup.handle.stats().requests_repeated < repeats {
+    while setup.handle.stats().profiles.requests_retried < repeats {
         assert!(start.elapsed() < PLENTY);
         _ = setup.handle.flush(10 * MS);
     }
@@ -81,7 +81,7 @@ fn wait_for_repeats(setup: &Setup, repeats: u64) {
 /// Waits until the exporter has taken so many profiles.
 fn wait_for_exported(setup: &Setup, profiles: u64) {
     let start = Instant::now();
-    while setup.handle.stats().profiles_exported < profiles {
+    while setup.handle.stats().profiles.exported < profiles {
         assert!(start.elapsed() < PLENTY);
         thread::sleep(MS);
     }
@@ -114,11 +114,11 @@ fn gets_through<T>(
     keep(&setup, 3);
     wait_for_exported(&setup, 4);
     let stats = setup.handle.stats();
-    assert_eq!((stats.profiles_delivered, waiting(&stats)), (0, 4), "{speaks:?}");
+    assert_eq!((stats.profiles.delivered, waiting(&stats)), (0, 4), "{speaks:?}");
     let receiver = end(trouble);
     settle(&setup);
     assert_eq!(arrived_at_least_once(&receiver, &setup), promised(&setup), "{speaks:?}");
-    assert_eq!(setup.handle.stats().profiles_delivered, 4);
+    assert_eq!(setup.handle.stats().profiles.delivered, 4);
     assert_adds_up(&setup.handle.stats());
 }
 
@@ -266,7 +266,7 @@ fn answers_that_ask_for_patience() {
             settle(&setup);
             assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?} {status}");
             let stats = setup.handle.stats();
-            assert_eq!((stats.requests_repeated, stats.profiles_delivered), (2, 4));
+            assert_eq!((stats.profiles.requests_retried, stats.profiles.delivered), (2, 4));
             assert_adds_up(&stats);
         }
     }
@@ -298,7 +298,7 @@ fn a_receiver_that_is_killed_in_the_middle_of_a_request() {
         assert!(promised(&setup).is_subset(&set), "{speaks:?}");
         assert_eq!(promised(&setup).len(), 9);
         assert_one_body(&receiver);
-        assert_eq!(setup.handle.stats().profiles_delivered, 9);
+        assert_eq!(setup.handle.stats().profiles.delivered, 9);
         assert_adds_up(&setup.handle.stats());
     }
 }
@@ -318,9 +318,9 @@ fn answers_that_refuse_a_profile() {
                 return;
             }
             let stats = setup.handle.stats();
-            assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (1, 2));
+            assert_eq!((stats.profiles.dropped_refused, stats.profiles.delivered), (1, 2));
             assert_eq!(arrived(&receiver, &setup).len(), 2, "{speaks:?} {status}");
-            assert_eq!(stats.requests_repeated, 0);
+            assert_eq!(stats.profiles.requests_retried, 0);
             assert_adds_up(&stats);
         }
     }
@@ -356,8 +356,8 @@ fn a_receiver_that_wants_nothing_costs_no_more_profiles_and_gets_them_when_it_do
                 assert!(start.elapsed() < PLENTY);
             }
             let stats = setup.handle.stats();
-            let refused = stats.profiles_dropped_refused;
-            assert_eq!((stats.profiles_exported, waiting(&stats)), (refused, 0));
+            let refused = stats.profiles.dropped_refused;
+            assert_eq!((stats.profiles.exported, waiting(&stats)), (refused, 0));
             assert!(refused > 0);
             // Each of these asks, until it has an answer that is another.
             for _ in 0..5 {
@@ -370,7 +370,7 @@ fn a_receiver_that_wants_nothing_costs_no_more_profiles_and_gets_them_when_it_do
             }
             let asked = receiver.got();
             assert!(asked.iter().rev().take(5).all(|got| got.message.dictionary.is_none()));
-            assert_eq!(setup.handle.stats().profiles_exported, refused, "nothing more is lost");
+            assert_eq!(setup.handle.stats().profiles.exported, refused, "nothing more is lost");
             receiver.will_no_more();
             let start = Instant::now();
             while !setup.handle.flush(PLENTY) {
@@ -379,11 +379,11 @@ fn a_receiver_that_wants_nothing_costs_no_more_profiles_and_gets_them_when_it_do
             keep(&setup, 2);
             settle(&setup);
             let stats = setup.handle.stats();
-            assert_eq!(stats.profiles_dropped_refused, refused, "{speaks:?} {status}");
-            assert!(stats.profiles_delivered >= 2);
-            assert_eq!(arrived(&receiver, &setup).len() as u64, stats.profiles_delivered);
-            assert_eq!(promised(&setup).len() as u64, stats.profiles_delivered + refused);
-            assert_eq!(stats.profiles_dropped_export_failed, 0);
+            assert_eq!(stats.profiles.dropped_refused, refused, "{speaks:?} {status}");
+            assert!(stats.profiles.delivered >= 2);
+            assert_eq!(arrived(&receiver, &setup).len() as u64, stats.profiles.delivered);
+            assert_eq!(promised(&setup).len() as u64, stats.profiles.delivered + refused);
+            assert_eq!(stats.profiles.dropped_export_failed, 0);
             assert_adds_up(&stats);
         }
     }
@@ -407,7 +407,11 @@ fn successes_that_make_no_sense() {
         }
         assert_eq!(arrived(&receiver, &setup), promised(&setup));
         let stats = setup.handle.stats();
-        assert_eq!((stats.profiles_delivered, stats.requests_repeated), (3, 0), "{speaks:?}");
+        assert_eq!(
+            (stats.profiles.delivered, stats.profiles.requests_retried),
+            (3, 0),
+            "{speaks:?}"
+        );
         assert_adds_up(&stats);
         let log = log.lock().unwrap();
         assert!(log.iter().all(|line| line.len() < 1000 && !line.contains('\n')), "{log:?}");
@@ -448,7 +452,7 @@ fn a_success_that_would_forge_the_log() {
         let log = log.lock().unwrap().clone();
         let [line] = &log[..] else { panic!("{speaks:?}: {log:?}") };
         assert!(line.contains("says: WARN forged") && !line.contains(['\r', '\n']), "{line:?}");
-        assert_eq!(setup.handle.stats().profiles_delivered, 1);
+        assert_eq!(setup.handle.stats().profiles.delivered, 1);
     }
 }
 
@@ -471,7 +475,7 @@ fn a_success_that_stalls() {
         }
         setup.flush();
         let stats = setup.handle.stats();
-        assert_eq!((stats.profiles_delivered, stats.requests_repeated), (profiles, 0));
+        assert_eq!((stats.profiles.delivered, stats.profiles.requests_retried), (profiles, 0));
         assert_adds_up(&stats);
     }
     assert_eq!(requests.try_iter().count(), 2);
@@ -495,7 +499,7 @@ fn a_server_that_is_broken_is_sent_each_profile_once() {
         receiver.release();
         settle(&setup);
         let stats = setup.handle.stats();
-        assert_eq!((stats.profiles_dropped_refused, stats.profiles_delivered), (4, 1));
+        assert_eq!((stats.profiles.dropped_refused, stats.profiles.delivered), (4, 1));
         assert_eq!(receiver.got().len(), 5, "{speaks:?}");
         assert_adds_up(&stats);
     }
@@ -515,7 +519,10 @@ fn a_receiver_that_is_busy_now_and_then_is_one_warning_a_minute() {
             }
             settle(&setup);
             let stats = setup.handle.stats();
-            assert_eq!((stats.profiles_delivered, stats.requests_repeated), (profiles, profiles));
+            assert_eq!(
+                (stats.profiles.delivered, stats.profiles.requests_retried),
+                (profiles, profiles)
+            );
         }
         let log = log.lock().unwrap();
         let minutes = start.elapsed().as_secs() as usize / 60;
@@ -537,7 +544,7 @@ fn what_is_refused_is_refused_also_with_a_fallback_directory() {
         }
         settle(&setup);
         let stats = setup.handle.stats();
-        assert_eq!((stats.profiles_dropped_refused, stats.profiles_stored_meanwhile), (1, 0));
+        assert_eq!((stats.profiles.dropped_refused, stats.profiles.stored_as_fallback), (1, 0));
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
         assert_adds_up(&stats);
     }
@@ -556,7 +563,7 @@ fn what_is_stored_outlives_a_refusal() {
             return;
         }
         let start = Instant::now();
-        while setup.handle.stats().profiles_stored_meanwhile < 3 {
+        while setup.handle.stats().profiles.stored_as_fallback < 3 {
             assert!(start.elapsed() < PLENTY);
             keep(&setup, 1);
         }
@@ -564,21 +571,21 @@ fn what_is_stored_outlives_a_refusal() {
         assert!(!setup.handle.flush(10 * MS));
         // What was taken before the first failure waits in the queue, and comes first.
         let stats = setup.handle.stats();
-        let stored = stats.profiles_stored_meanwhile;
-        let queued = usize::try_from(stats.profiles_exported - stored).unwrap();
+        let stored = stats.profiles.stored_as_fallback;
+        let queued = usize::try_from(stats.profiles.exported - stored).unwrap();
         receiver.will(std::iter::repeat_n(Does::Accept(0), queued));
         receiver.will([Does::Refuse(401, None), Does::Refuse(404, None)]);
         receiver.start();
         let start = Instant::now();
-        while setup.handle.stats().profiles_sent_after_all < stored {
+        while setup.handle.stats().profiles.resent_from_fallback < stored {
             assert!(start.elapsed() < PLENTY, "{speaks:?} {:?}", setup.handle.stats());
             _ = setup.handle.flush(PLENTY);
             thread::sleep(MS);
         }
         let stats = setup.handle.stats();
         assert_eq!(
-            (stats.profiles_delivered, stats.profiles_dropped_refused),
-            (stats.profiles_exported, 0)
+            (stats.profiles.delivered, stats.profiles.dropped_refused),
+            (stats.profiles.exported, 0)
         );
         assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
         assert_adds_up(&stats);
@@ -611,8 +618,8 @@ fn a_name_that_is_not_there() {
             }
             let stats = setup.handle.stats();
             let (stored, lost) = if has_directory { (3, 0) } else { (0, 3) };
-            assert_eq!(stats.profiles_stored_meanwhile, stored);
-            assert_eq!(stats.profiles_dropped_at_shutdown, lost);
+            assert_eq!(stats.profiles.stored_as_fallback, stored);
+            assert_eq!(stats.profiles.dropped_at_shutdown, lost);
             assert_eq!(std::fs::read_dir(&folder).unwrap().count() as u64, stored);
             assert!(log.lock().unwrap().iter().all(|line| line.contains("nobody.invalid")));
         }
@@ -632,7 +639,7 @@ fn what_was_stored_is_counted_wherever_it_ends() {
             return;
         }
         let start = Instant::now();
-        while setup.handle.stats().profiles_stored_meanwhile < 4 {
+        while setup.handle.stats().profiles.stored_as_fallback < 4 {
             assert!(start.elapsed() < PLENTY);
             keep(&setup, 1);
         }
@@ -649,19 +656,20 @@ fn what_was_stored_is_counted_wherever_it_ends() {
         receiver.will([Does::Accept(0), Does::Refuse(400, None)]);
         receiver.start();
         let start = Instant::now();
-        while setup.handle.stats().profiles_sent_after_all < stats.profiles_stored_meanwhile {
+        while setup.handle.stats().profiles.resent_from_fallback < stats.profiles.stored_as_fallback
+        {
             assert!(start.elapsed() < PLENTY);
             _ = setup.handle.flush(PLENTY);
             thread::sleep(MS);
         }
-        let stored = stats.profiles_stored_meanwhile;
+        let stored = stats.profiles.stored_as_fallback;
         let stats = setup.handle.stats();
-        assert_eq!(stats.profiles_dropped_too_old, 1);
-        assert_eq!(stats.profiles_dropped_refused, 1);
-        assert_eq!(stats.profiles_delivered, taken + stored - 2);
+        assert_eq!(stats.profiles.dropped_too_old, 1);
+        assert_eq!(stats.profiles.dropped_refused, 1);
+        assert_eq!(stats.profiles.delivered, taken + stored - 2);
         assert_adds_up(&stats);
         assert_one_body(&receiver);
-        assert_eq!(arrived(&receiver, &setup).len() as u64, stats.profiles_delivered);
+        assert_eq!(arrived(&receiver, &setup).len() as u64, stats.profiles.delivered);
     }
 }
 
@@ -689,7 +697,7 @@ fn what_waits_behind_a_refusal_of_everything_is_not_sent() {
             thread::sleep(MS);
         }
         let stats = setup.handle.stats();
-        assert_eq!((stats.profiles_delivered, stats.profiles_dropped_refused), (2, 4));
+        assert_eq!((stats.profiles.delivered, stats.profiles.dropped_refused), (2, 4));
         // The one that was refused; what comes after it asks without a profile.
         let sent = receiver.got().iter().filter(|got| got.message.dictionary.is_some()).count();
         assert_eq!(sent, 3, "{speaks:?}");
@@ -714,17 +722,17 @@ fn what_was_stored_fits_into_a_request() {
             return;
         }
         let start = Instant::now();
-        while setup.handle.stats().profiles_stored_meanwhile < 2 {
+        while setup.handle.stats().profiles.stored_as_fallback < 2 {
             assert!(start.elapsed() < PLENTY);
             keep(&setup, 1);
         }
         wait_for_taken(&setup);
         assert!(!setup.handle.flush(10 * MS));
-        let stored = setup.handle.stats().profiles_stored_meanwhile;
+        let stored = setup.handle.stats().profiles.stored_as_fallback;
         receiver.start();
         settle(&setup);
         let start = Instant::now();
-        while setup.handle.stats().profiles_sent_after_all < stored {
+        while setup.handle.stats().profiles.resent_from_fallback < stored {
             assert!(start.elapsed() < PLENTY);
             thread::sleep(MS);
         }
@@ -808,7 +816,7 @@ fn a_network_that_is_gone() {
         for round in 1..=2 {
             // What is sent on the connection that there is goes nowhere, and none can be made.
             assert!(set("down").success());
-            let repeats = setup.handle.stats().requests_repeated;
+            let repeats = setup.handle.stats().profiles.requests_retried;
             keep(&setup, 2);
             wait_for_repeats(&setup, repeats + 2);
             keep(&setup, 2);
@@ -820,7 +828,7 @@ fn a_network_that_is_gone() {
         let ids: BTreeSet<_> = receiver.ids().into_iter().collect();
         assert!(promised(&setup).is_subset(&ids), "{speaks:?}");
         assert_one_body(&receiver);
-        assert_eq!(setup.handle.stats().profiles_delivered, 9);
+        assert_eq!(setup.handle.stats().profiles.delivered, 9);
         assert_adds_up(&setup.handle.stats());
     }
 }
@@ -906,7 +914,7 @@ fn tls_between_strangers_is_one_warning() {
             assert!(!log.is_empty() && log.len() <= 1 + minutes, "{log:?}");
             let is_clear = |line: &String| line.contains(expected) && line.contains("https://");
             assert!(log.iter().all(is_clear), "{speaks:?} {log:?}");
-            assert_eq!(setup.handle.stats().profiles_dropped_at_shutdown, 2);
+            assert_eq!(setup.handle.stats().profiles.dropped_at_shutdown, 2);
         }
         assert_eq!(secure.receiver.got().len(), 0);
     }

@@ -215,7 +215,7 @@ impl Meter {
             return;
         }
         assert!(self.handle.flush(Duration::from_secs(60)), "flushed");
-        while self.handle.stats().threads_sampled > 0 {
+        while self.handle.stats().threads.sampled > 0 {
             assert!(start.elapsed() < Duration::from_secs(60), "in time");
             std::thread::sleep(Duration::from_millis(1));
         }

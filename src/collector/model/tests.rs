@@ -245,11 +245,11 @@ impl Play {
         assert!(self.oracle.is_done());
         let stats = self.stage.stats();
         let counted = [
-            stats.spans_kept - stats.kept_for(Reason::Hung) - stats.kept_for(Reason::Open),
-            stats.samples_taken,
-            stats.samples_outside_spans,
-            stats.samples_dropped_unknown_span,
-            stats.records_malformed,
+            stats.spans.kept - stats.kept_for(Reason::Hung) - stats.kept_for(Reason::Open),
+            stats.samples.taken,
+            stats.samples.outside_spans,
+            stats.samples.dropped_unknown_span,
+            stats.sampling.records_malformed,
         ];
         let Oracle { spans_kept, samples_inside, samples_outside, .. } = self.oracle;
         let expected = [spans_kept, samples_inside, samples_outside, 0, 0];
@@ -395,7 +395,7 @@ fn a_thousand_kept_spans_close_while_the_collector_stands_still() {
         stage.play(&Step::Exit { thread, span });
         stage.play(&Step::Drop { thread, span });
     }
-    assert_eq!(stage.stats().spans_kept, SPANS as u64);
+    assert_eq!(stage.stats().spans.kept, SPANS as u64);
     let told = stage.play(&Step::Round { flush: true, disarm: false });
     assert_eq!(told.iter().map(|told| told.kept.len()).sum::<usize>(), SPANS, "none is lost");
     stage.end();

@@ -101,14 +101,14 @@ impl Host {
 }
 
 fn recursion(host: &Host) {
-    let before = host.stats().profiles_exported;
+    let before = host.stats().profiles.exported;
     let kept = host.keep("recursion", || {
         let start = Instant::now();
         while start.elapsed() < 800 * MS {
             deep::alternate(1_000, 7);
         }
     });
-    assert!(kept && host.stats().profiles_exported > before);
+    assert!(kept && host.stats().profiles.exported > before);
 }
 
 fn sigterm() {
@@ -155,7 +155,7 @@ fn different_stacks(_: &Host) {
     // So that what every profile needs is there.
     assert!(host.keep("warm", || _ = deep::spin(100 * MS)));
     let (before, _) = resident();
-    let taken = || host.stats().samples_taken;
+    let taken = || host.stats().samples.taken;
     let (first, mut number) = (taken(), 0_u64);
     let kept = host.keep("stacks", || {
         let start = Instant::now();
