@@ -430,6 +430,7 @@ impl Spans {
             now = now.max(state.synced);
         }
         let (thread, synced) = (state.thread, state.synced);
+        let is_left_early = state.top().is_some_and(|top| top.id != id.get());
         let Some(segment) = state.bring_to_top(id) else {
             return;
         };
@@ -445,6 +446,10 @@ impl Spans {
             slot.count(key, tally);
         }
         state.pop(unmatched_below);
+        if is_left_early {
+            // The thread goes on in spans that may be inside this one, whose time is not in this account.
+            slot.count_inside(0, Sure::default());
+        }
         if is_nested {
             slot.exit(now, 0, thread);
         } else {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use tracing::Dispatch;
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -15,7 +15,7 @@ use crate::control::Control;
 use crate::keep::Reason;
 use crate::layer::ProfilingLayer;
 
-/// Without `PROPTEST_CASES`.
+/// Without `PROPTEST_CASES`: the same scripts in each run. With it, the scripts are random.
 const CASES: u32 = 2_000;
 /// More than this is in no script, so that neither are the rings full nor the names too many.
 const MOST_SPANS: usize = 40;
@@ -300,10 +300,16 @@ fn all_scripts_are_told_as_the_model_tells_them() {
         return;
     }
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    let cases = cases.unwrap_or(CASES);
+    let config = |cases| Config { cases, failure_persistence: None, ..Config::default() };
+    let (cases, mut runner) = match cases {
+        Some(cases) => (cases, TestRunner::new(config(cases))),
+        None => {
+            let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+            (CASES, TestRunner::new_with_rng(config(CASES), rng))
+        }
+    };
     let reached = RefCell::new(Reached::default());
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let result = TestRunner::new(config).run(&script(), |(ops, ways)| {
+    let result = runner.run(&script(), |(ops, ways)| {
         let Reached(here) = play(&ops, ways).map_err(TestCaseError::fail)?;
         let Reached(all) = &mut *reached.borrow_mut();
         here.into_iter().for_each(|(what, count)| *all.entry(what).or_default() += count.min(1));
@@ -412,5 +418,19 @@ fn a_wait_in_a_span_that_was_entered_apart_is_not_shortened_to_the_account_of_th
         Op::Disarm,
         Op::Enter { thread: 0, span: 6 },
         Op::Wait { thread: 0, before_ns: 10_000_000, after_ns: 1 },
+    ]);
+}
+
+#[test]
+fn a_wait_after_the_exit_of_the_span_around_it_is_not_shortened_to_that_spans_account() {
+    must_be_told_alike(&[
+        open(Kind::Tight),
+        open(Kind::Unmatched),
+        Op::Off { thread: 0, ns: 7_000_003, preempted: false },
+        Op::Exit { thread: 0, up: 0, and_drop: false },
+        open(Kind::Unmatched),
+        open(Kind::Patient),
+        Op::Exit { thread: 0, up: 2, and_drop: false },
+        Op::Wait { thread: 0, before_ns: 7_000_003, after_ns: 1 },
     ]);
 }
