@@ -70,6 +70,11 @@ impl Scripted {
         Self(Arc::new(Shared { now, sampler, has_switches, next_tid, threads }))
     }
 
+    /// Releases the rings: the sampler and this hold each other.
+    pub(super) fn end(&self) {
+        *self.0.threads.lock() = Default::default();
+    }
+
     /// The period at which the thread is sampled now.
     pub(super) fn period_ns(&self, thread: usize) -> u64 {
         let threads = self.0.threads.lock();

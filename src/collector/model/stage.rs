@@ -470,6 +470,7 @@ impl Stage {
 
     pub(super) fn end(self) {
         self.workers.into_iter().flatten().for_each(Worker::end);
+        self.scripted.end();
     }
 }
 
