@@ -35,7 +35,7 @@ impl Closing {
 /// The decision on a closed span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Whether the collector must be told of the close, even if it does not know the span.
+    /// Whether the close must be reported to the collector, even if it does not know the span.
     pub(crate) must_know: bool,
     pub(crate) ids: Option<TraceIds>,
 }
