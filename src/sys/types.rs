@@ -29,7 +29,7 @@ pub(crate) enum TimerClock {
 
 /// Why an event or its ring could not be had, by what a user can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "each platform has its own")]
+#[allow(dead_code, reason = "each platform uses some of them")]
 pub(crate) enum WhyRefused {
     /// `perf_event_paranoid`, a seccomp filter or a security module says no.
     NotAllowed,
@@ -134,7 +134,7 @@ pub(crate) struct Blocked {
 
 /// What a thread is blocked in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(dead_code, reason = "only Linux says it")]
+#[allow(dead_code, reason = "only Linux reports it")]
 pub(crate) enum Call {
     /// A lock or a condition, by its address.
     Futex(u64),

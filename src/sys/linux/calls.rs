@@ -55,12 +55,12 @@ const UNKNOWN: u32 = u64::BITS - 1;
 
 /// The number of filters of a thread by its `/proc/thread-self/status`; `None` if it has none.
 pub(super) fn filters_of(status: &str) -> Option<u32> {
-    const OF_FILTERS: &str = "2";
+    const FILTER_MODE: &str = "2";
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.map(str::trim)
     };
-    if field("Seccomp:")? != OF_FILTERS {
+    if field("Seccomp:")? != FILTER_MODE {
         return None;
     }
     // Since Linux 5.9.
@@ -97,7 +97,7 @@ fn probe() {
 const BEGINNING: usize = u32::MAX as usize;
 /// How long a child may take: it makes some ten system calls. One that a supervisor holds up, or that is in a
 /// handler of the program's, may never end.
-const MOST_TIME: Duration = Duration::from_secs(1);
+const MAX_TIME: Duration = Duration::from_secs(1);
 
 /// Makes a child that makes the calls of these numbers, `is_quiet` if it is to leave no core dump. Returns at
 /// which it ended; the number of all if it made them all. Nobody but us hears of the child: it sends no signal as it ends, and only who waits for
@@ -124,7 +124,7 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
     if child == 0 {
         reached.store(BEGINNING as u32, Ordering::Relaxed);
         if is_quiet {
-            be_quiet();
+            suppress_core_dump();
         }
         make(calls, reached);
     }
@@ -137,7 +137,7 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
             libc::syscall(libc::SYS_wait4, child, &raw mut status, options, none)
         });
         match ended {
-            Some(0) if start.elapsed() < MOST_TIME => {
+            Some(0) if start.elapsed() < MAX_TIME => {
                 std::thread::sleep(Duration::from_micros(50));
             }
             Some(0) => {
@@ -162,7 +162,7 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
 
 /// In the child: whose end is none that anybody should look into, and is the filter's doing and not that of a
 /// handler of the program's.
-fn be_quiet() {
+fn suppress_core_dump() {
     // Where one is refused there is a core dump, or a handler is called: nothing depends on that.
     // SAFETY: plain settings of this process, which goes on for some microseconds. All zeros is a valid
     // action: the default.
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_how_many_filters_a_thread_has() {
+    fn parses_the_number_of_filters_of_a_thread() {
         let status = |rest: &str| format!("Name:\tx\nNoNewPrivs:\t1\n{rest}Speculation:\tx\n");
         for (rest, filters) in [
             ("Seccomp:\t0\nSeccomp_filters:\t0\n", None),
