@@ -156,9 +156,9 @@ mod tests {
             _ = receive.recv();
         });
         let tid = receive_tid.recv().unwrap();
-        let (_, sp) = loop {
-            if let Some(Blocked { call: Call::Futex(lock), sp, .. }) = blocked(tid).unwrap() {
-                break (lock, sp);
+        let sp = loop {
+            if let Some(Blocked { call: Call::Futex(_), sp, .. }) = blocked(tid).unwrap() {
+                break sp;
             }
             std::thread::yield_now();
         };
