@@ -99,7 +99,7 @@ const BEGINNING: usize = u32::MAX as usize;
 const MAX_TIME: Duration = Duration::from_secs(1);
 
 /// Starts a child that makes the calls with these numbers; with `is_quiet`, it leaves no core dump. Returns the call at
-/// which it was killed, or the number of all calls if it survived. The program does not notice the child: it sends no
+/// which it was killed, or the number of all calls if it survived. The child is invisible to the program: it sends no
 /// signal when it ends, and only a wait for this kind of child finds it.
 fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
     let none: c_long = 0;

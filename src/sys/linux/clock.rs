@@ -83,8 +83,7 @@ pub(super) fn read_cpu(clock: libc::clockid_t) -> Option<u64> {
 pub(crate) fn tick_ns() -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // The resolution of the coarse clock is the tick.
-    // SAFETY: the pointer is to a local `timespec`, which the call
-    // fills.
+    // SAFETY: the pointer is to a local `timespec`, which the call fills.
     let result = unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     (result == 0 && time.tv_nsec > 0).then_some(time.tv_nsec as u64)
 }

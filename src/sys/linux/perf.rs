@@ -192,7 +192,7 @@ impl PerfRing {
         self.has_kernel_chains
     }
 
-    /// Starts or resumes recording.
+    /// Enables the event.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         let why = |error: io::Error| WhyRefused::Other(error.raw_os_error().unwrap_or(0));
         self.event
@@ -201,7 +201,7 @@ impl PerfRing {
             .map_or(Ok(()), |event| event.file().and_then(enable_event).map_err(why))
     }
 
-    /// Stops recording until the next start.
+    /// Disables the event until the next start.
     pub(crate) fn pause(&self) {
         _ = self.event.lock().as_ref().map(|event| event.file().and_then(disable_event));
     }
