@@ -305,7 +305,11 @@ mod tests {
             super::tests::spend(allowance, samples, 0, now).period_ns
         };
         assert_eq!(spend(&mut allowance, 1_001, 1), 4_985_000);
-        assert_eq!(spend(&mut allowance, 0, 7_000), 4_985_000, "not before nearly all is earned back");
+        assert_eq!(
+            spend(&mut allowance, 0, 7_000),
+            4_985_000,
+            "not before nearly all is earned back"
+        );
         assert_eq!(spend(&mut allowance, 0, 8_100), 997_000);
         assert_eq!(spend(&mut allowance, 3_000, 8_200), 9_970_000);
         assert_eq!(spend(&mut allowance, 0, 18_000), 9_970_000);

@@ -433,7 +433,9 @@ fn describe_refusal(why: WhyRefused) -> &'static str {
         WhyRefused::NoTimers => "the limit on pending signals (`ulimit -i`) is reached",
         WhyRefused::NoFiles => "the limit on open files is reached",
         WhyRefused::NoLockedMemory | WhyRefused::NoMemory => "out of memory",
-        WhyRefused::Other(_) | WhyRefused::NotAsked | WhyRefused::Ended => "for an unexpected reason",
+        WhyRefused::Other(_) | WhyRefused::NotAsked | WhyRefused::Ended => {
+            "for an unexpected reason"
+        }
     }
 }
 

@@ -263,7 +263,10 @@ mod tests {
             let after = platform::monotonic_raw_ns();
             // The reading lies between the kernel's two, however long the thread is preempted.
             let slack = 20_000;
-            assert!(reading + slack >= before && reading <= after + slack, "{before} {reading} {after}");
+            assert!(
+                reading + slack >= before && reading <= after + slack,
+                "{before} {reading} {after}"
+            );
         }
     }
 }
