@@ -472,7 +472,7 @@ mod tests {
     const ACCEPT: &str = "288";
 
     #[test]
-    fn unwinds_a_wait_for_a_mutex() {
+    fn a_mutex() {
         let mutex = Arc::new(Mutex::new(()));
         let same = Arc::clone(&mutex);
         let _locked = mutex.lock().unwrap();
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn unwinds_a_wait_for_a_condition_variable() {
+    fn a_condition_variable() {
         functions_of(FUTEX, || {
             let mutex = Mutex::new(());
             drop(Condvar::new().wait_while(mutex.lock().unwrap(), |()| true));
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn unwinds_a_wait_for_a_condition_variable_with_a_timeout() {
+    fn a_condition_variable_with_a_timeout() {
         functions_of(FUTEX, || {
             let mutex = Mutex::new(());
             drop(Condvar::new().wait_timeout(mutex.lock().unwrap(), LONG));
@@ -498,23 +498,23 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn unwinds_a_sleep() {
+    fn a_sleep() {
         functions_of(SLEEP, || thread::sleep(LONG));
     }
 
     #[test]
-    fn unwinds_a_park() {
+    fn a_park() {
         functions_of(FUTEX, thread::park);
     }
 
     #[test]
-    fn unwinds_a_wait_for_a_channel() {
+    fn a_channel() {
         let (_sender, receiver) = mpsc::channel::<u32>();
         functions_of(FUTEX, move || _ = receiver.recv());
     }
 
     #[test]
-    fn unwinds_a_wait_for_a_parking_lot_mutex() {
+    fn a_parking_lot_mutex() {
         let mutex = Arc::new(parking_lot::Mutex::new(()));
         let same = Arc::clone(&mutex);
         let _locked = mutex.lock();
@@ -522,31 +522,31 @@ mod tests {
     }
 
     #[test]
-    fn unwinds_a_read_of_a_pipe() {
+    fn a_pipe() {
         let (mut reader, _writer) = std::io::pipe().unwrap();
         functions_of(READ, move || drop(reader.read(&mut [0])));
     }
 
     #[test]
-    fn unwinds_a_read_of_a_socket() {
+    fn a_socket() {
         let (mut reader, _writer) = UnixStream::pair().unwrap();
         functions_of(RECEIVE, move || drop(reader.read_to_end(&mut Vec::new())));
     }
 
     #[test]
-    fn unwinds_a_receive_of_a_datagram() {
+    fn a_datagram() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         functions_of(RECEIVE, move || drop(socket.recv_from(&mut [0])));
     }
 
     #[test]
-    fn unwinds_an_accept() {
+    fn a_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         functions_of(ACCEPT, move || drop(listener.accept()));
     }
 
     #[test]
-    fn unwinds_a_join() {
+    fn a_join() {
         functions_of(FUTEX, || {
             let other = thread::spawn(|| thread::sleep(LONG));
             drop(other.join());
