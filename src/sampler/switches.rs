@@ -31,7 +31,7 @@ pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
     (switches, from + switches * 2 * SWITCH_RECORD)
 }
 
-/// Whether there is no room for a further record, so that the newest record may not be the last event.
+/// Whether there is no room for a further record. The newest record may then not be the last event.
 pub(crate) fn is_full(ring: &RingMemory) -> bool {
     let tail = ring.tail();
     let used = ring.head().saturating_sub(tail);

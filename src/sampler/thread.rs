@@ -275,7 +275,7 @@ impl SampledThread {
         _ = self.life.compare_exchange(USED, UNUSED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Ends the sampling if the thread has not next itself as in use since [`note_unused`](Self::note_unused).
+    /// Ends the sampling if the thread has not marked itself as in use since [`note_unused`](Self::note_unused).
     ///
     /// If that call was more than a millisecond ago, and the thread is in no profiled span, then its next hook runs the
     /// periodic check before it uses the arming.

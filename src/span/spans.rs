@@ -84,8 +84,8 @@ pub(crate) enum Notice {
     Closed { key: SpanKey, ids: Option<TraceIds> },
 }
 
-/// A read of the CPU clock takes half a microsecond, so the reads take at most 0.05 % of a thread's time, and at most 1
-/// % in old spans. (Rules on `on_cpu` and `off_cpu` cause more reads.)
+/// A read of the CPU clock takes half a microsecond, so the reads take at most 0.05 % of a thread's time, or at most 1 %
+/// in old spans. (Rules on `on_cpu` and `off_cpu` cause more reads.)
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
 const CPU_CLOCK_READ: Duration = Duration::from_micros(5);

@@ -62,7 +62,7 @@ impl WhyRefused {
     }
 }
 
-/// System calls that an ordinary service does not need, so that a seccomp filter may kill it for them.
+/// System calls that an ordinary service does not need, so a seccomp filter may kill the process for making them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "only Linux has such filters")]
 pub(crate) enum Unusual {

@@ -95,8 +95,8 @@ pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, 
     PerfRing::map(open(&mut attr, tid)?, ring_bytes, false)
 }
 
-/// Samples the user registers of the calling thread each time it is switched out. Needs privileges. Tests compare the
-/// result with what is inferred without.
+/// Samples the user registers of the calling thread each time it is switched out. Needs privileges. Tests compare
+/// these registers with the inferred ones.
 #[cfg(test)]
 pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRefused> {
     let mut attr = software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES);
