@@ -1,5 +1,5 @@
-//! A test of the whole: samples of each function are on the span that the function ran in, also while threads are armed and let go of from
-//! outside as fast as can be.
+//! An end-to-end test of attribution: samples of each function are on the span that the function ran in, also while the
+//! collector arms and disarms threads as fast as possible.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -18,12 +18,13 @@ use crate::sampler::Source;
 
 const THREADS: usize = 3;
 const SPANS: usize = 5;
-/// Of each span. Its functions run some 20 to 500 µs each time: short enough that threads are armed often, long enough for samples.
+/// Of each span. Its functions run for some 20 to 500 µs at a time: short enough for frequent arming, long enough for
+/// samples.
 const SEGMENTS: usize = 400;
 const ROUNDS: (u64, u64) = (5_000, 120_000);
 const WANTED: usize = 100_000;
 const ARMINGS: u64 = 3_000;
-/// Where CI runs all tests again and again, and says so by short runs under stress.
+/// For the CI run that repeats all tests, which sets a short stress time.
 const WANTED_AGAIN: usize = 20_000;
 
 type Kind = (&'static str, fn(u64), fn() -> Span);
@@ -33,7 +34,7 @@ macro_rules! kinds {
         $(
             #[inline(never)]
             fn $name(rounds: u64) {
-                // Its own name, so that the compiler does not make one function of all.
+                // The name keeps the compiler from merging the functions.
                 let mut x = black_box(stringify!($name)).len() as u64;
                 for i in 0..rounds {
                     x = black_box((x ^ i) * 3 % 1_000_003);
@@ -46,7 +47,7 @@ macro_rules! kinds {
 
 kinds! { churned0 churned1 churned2 churned3 churned4 churned5 churned6 churned7 }
 
-/// Work that no span has.
+/// Work outside all spans.
 #[inline(never)]
 fn churned_outside(rounds: u64) {
     let mut x = black_box("outside").len() as u64;
@@ -55,7 +56,7 @@ fn churned_outside(rounds: u64) {
     }
 }
 
-/// A span on its way from thread to thread.
+/// A span that moves from thread to thread.
 struct Task {
     kind: Kind,
     span: Span,
@@ -69,11 +70,11 @@ impl Task {
     }
 }
 
-/// Takes spans from the others, works in them and outside of them, and hands them on.
+/// Takes spans from the queue, works inside and outside of them, and puts them back.
 fn work(seed: u64, tasks: &Mutex<VecDeque<Task>>, is_over: &AtomicBool) {
     let mut random = seed;
     let mut rounds = move || {
-        // A congruential generator.
+        // A linear congruential generator.
         random =
             random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ROUNDS.0 + (random >> 33) % (ROUNDS.1 - ROUNDS.0)
@@ -92,7 +93,7 @@ fn work(seed: u64, tasks: &Mutex<VecDeque<Task>>, is_over: &AtomicBool) {
         if let Ok(mut tasks) = tasks.lock() {
             tasks.push_back(task);
         }
-        // Long enough to be let go of.
+        // Long enough for the thread to be disarmed.
         let outside = rounds();
         match outside % 3 {
             0 => churned_outside(outside),
@@ -101,7 +102,7 @@ fn work(seed: u64, tasks: &Mutex<VecDeque<Task>>, is_over: &AtomicBool) {
     }
 }
 
-/// How many samples of these functions are on their span, and those that are not.
+/// Returns the number of these functions' samples that are on their span, and describes those that are not.
 fn check(profile: &Profile) -> (usize, Vec<String>) {
     let (mut right, mut wrong) = (0, Vec::new());
     for sample in profile.of_kind(SampleKind::OnCpu) {
@@ -136,7 +137,7 @@ fn all_are_right(source: Source) {
         .source(source)
         .fine_timers()
         .arm_after(Duration::from_millis(1))
-        // A small stack and a high rate: this is about where samples go, and the more the better.
+        // A small stack and a high rate: only the number of samples matters here.
         .rate(10_000)
         .stack_bytes(2_048)
         .cpu_budget(0)
@@ -180,11 +181,11 @@ fn all_are_right(source: Source) {
     );
     assert!(wrong.is_empty(), "{wrong:#?}");
     if stats.threads.unsampled > 0 {
-        println!("skipped: threads may not be sampled here");
+        println!("skipped: threads cannot be sampled here");
         return;
     }
-    assert!(right >= wanted(), "there are enough: {right}, {stats:?}");
-    assert!(armed >= ARMINGS, "they are armed again and again");
+    assert!(right >= wanted(), "too few samples: {right}, {stats:?}");
+    assert!(armed >= ARMINGS, "too few armings: {armed}");
     assert_eq!(stats.samples.dropped_unknown_span + stats.sampling.records_malformed, 0);
     dispatcher::with_default(&dispatch, || drop(tasks));
 }

@@ -1,4 +1,4 @@
-//! The layer: each hook hands over to what does the work.
+//! The layer, whose hooks call into the engine.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,7 +19,7 @@ use crate::span::{
     AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, ancestry,
 };
 
-/// A `tracing-subscriber` layer that keeps a CPU profile of exactly the spans that earn it.
+/// A `tracing-subscriber` layer that keeps CPU profiles of the spans that its rules select: slow, failed or hung ones.
 ///
 /// ```no_run
 /// use tracing_profiling::ProfilingLayer;
@@ -36,32 +36,30 @@ use crate::span::{
 /// # }
 /// ```
 ///
-/// It never disables a callsite, for itself or for other layers, and asks for no level: combine it
-/// with a filter to spare spans that nobody wants, for instance
-/// `profiling.with_filter(LevelFilter::INFO)`.
+/// The layer never disables a callsite, for itself or for other layers, and sets no maximum level. Combine it with a
+/// filter to skip spans below a level, for instance `profiling.with_filter(LevelFilter::INFO)`.
 ///
-/// When the layer is dropped its threads export what was kept, and end; use a [`Handle`] to wait
-/// for that.
+/// When the layer is dropped, its threads export the kept profiles and end. Use a [`Handle`] to wait for that.
 #[derive(Debug)]
 pub struct ProfilingLayer {
     gate: &'static Gate,
-    /// That of `control`, once it was seen to run.
+    /// The engine of `control`, once it is known to run.
     engine: OnceLock<Arc<Engine>>,
     control: Arc<Control>,
 }
 
 impl ProfilingLayer {
-    /// A layer with the settings of the environment variables; see the crate's documentation.
+    /// A layer configured by environment variables; see the crate's documentation.
     ///
     /// # Errors
     ///
-    /// If a variable is not of the form it should have (the error shows where), or if the system
-    /// does not let us start two threads.
+    /// If a variable is malformed (the error shows where), or if the system does not allow the layer to start two
+    /// threads.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().with_env()?.build()
     }
 
-    /// To set things in code.
+    /// A builder, for settings in code.
     pub fn builder() -> Builder {
         Builder::new()
     }
@@ -70,9 +68,9 @@ impl ProfilingLayer {
         Self { gate: control.gate(), engine: OnceLock::new(), control }
     }
 
-    /// This layer together with the one of `tracing-opentelemetry`, in the order in which they must
-    /// be: when a span closes, what was kept of it is said on the OpenTelemetry span before that one
-    /// ends. `.with(profiling).with(opentelemetry)` does the same.
+    /// Combines this layer with the one of `tracing-opentelemetry`, in the required order: when a span closes, this
+    /// layer sets its attributes on the OpenTelemetry span before that span ends.
+    /// `.with(profiling).with(opentelemetry)` has the same effect.
     pub fn with_opentelemetry<L, S>(self, opentelemetry: L) -> Layered<L, Self, S>
     where
         L: Layer<S>,
@@ -81,7 +79,7 @@ impl ProfilingLayer {
         self.and_then(opentelemetry)
     }
 
-    /// A handle to the layer, to be taken before the layer is given away.
+    /// A handle to the layer. Take it before the layer is moved into a subscriber.
     pub fn handle(&self) -> Handle {
         Handle::new(&self.control)
     }
@@ -91,8 +89,8 @@ impl ProfilingLayer {
         if let Some(dispatch) = engine.dispatch() {
             return Some(action(&dispatch));
         }
-        // Not every combination of layers tells them of their subscriber. It is the default one, if
-        // that is the one that has this very layer.
+        // Some combinations of layers do not pass on their subscriber. It is then the default subscriber, if that one
+        // contains this layer.
         let mut action = Some(action);
         tracing::dispatcher::get_default(|dispatch| {
             let layer = dispatch.downcast_ref::<Self>()?;
@@ -117,7 +115,7 @@ impl ProfilingLayer {
         }
     }
 
-    /// The engine if nothing else is to be done in a hook than what it does.
+    /// The engine, if a hook has nothing to do besides calling it.
     #[inline(always)]
     fn usual_engine(&self) -> Option<&Engine> {
         self.engine.get().filter(|_| self.gate.is_only_open()).map(Arc::as_ref)
@@ -155,14 +153,15 @@ impl ProfilingLayer {
 }
 
 impl Builder {
-    /// The layer.
+    /// Builds the layer.
     ///
-    /// With rules that never keep anything it does nothing at all: no thread, no file and no
-    /// signal handler is made, until [`Handle::set_rules`] or [`Handle::enable`] is called.
+    /// With rules that never keep anything, the layer does nothing: it creates no threads, files or signal handlers
+    /// until
+    /// [`Handle::set_rules`] or [`Handle::enable`] is called.
     ///
     /// # Errors
     ///
-    /// If the system does not let us start two threads and open a file.
+    /// If the system does not allow the layer to start two threads and open a file.
     pub fn build(self) -> Result<ProfilingLayer, Error> {
         #[cfg(feature = "sighup")]
         let reloads_on_sighup = self.reloads_on_sighup();
@@ -277,7 +276,7 @@ where
     }
 }
 
-/// Looks for the field by which `tracing-opentelemetry` lets a span say that it failed.
+/// Reads the field that sets a span's status in `tracing-opentelemetry`.
 struct Status {
     is_error: bool,
 }

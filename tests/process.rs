@@ -283,7 +283,7 @@ in_child! {
         refuse_perf();
         for (source, says) in [
             (Source::Perf, "perf_event_open is refused"),
-            (Source::None, "source none, as asked for"),
+            (Source::None, "source none, as configured"),
         ] {
             let (lines, memory) = (Lines::default(), Memory::new());
             let (handle, dispatch) = with_lines(source, &lines, &memory);

@@ -1,6 +1,6 @@
-//! What a thread has used, and what a read of the hardware counters says of that.
+//! The resource usage of a thread, and the parser of hardware counter reads.
 
-/// What a thread has used since it started.
+/// The resource usage of a thread since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) minor_faults: u64,
@@ -42,7 +42,7 @@ impl Usage {
         }
     }
 
-    /// What it has used since it had used that.
+    /// The usage since `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let mut counts = self.counts();
         counts
@@ -67,12 +67,12 @@ pub(crate) struct HardwareCounts {
     pub(crate) cache_misses: u64,
 }
 
-/// Reads the words of a group of a dummy, cycles, instructions and cache misses, as
-/// `perf_event_open(2)` lays them out for `PERF_FORMAT_GROUP | ID | TOTAL_TIME_ENABLED |
-/// TOTAL_TIME_RUNNING`: their number, both times, then a value and an id each.
+/// Parses a read of the group of a dummy event, cycles, instructions and cache misses, in the layout that
+/// `perf_event_open(2)` documents for `PERF_FORMAT_GROUP | ID | TOTAL_TIME_ENABLED | TOTAL_TIME_RUNNING`: the number of
+/// events, both times, then a value and an id for each event.
 ///
-/// Where the hardware was shared with other groups, the counts are those it would have had in the
-/// whole time. `None` if the group never ran or is not ours.
+/// If the hardware was multiplexed with other groups, the counts are scaled to the whole time. Returns `None` if the
+/// group never ran or has another layout.
 pub(crate) fn parse_group(words: &[u64]) -> Option<HardwareCounts> {
     let [4, enabled, running, _dummy, _, cycles, _, instructions, _, cache_misses, _] = *words
     else {
@@ -97,13 +97,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_that_the_kernel_fills() {
-        // The layout is the same for all events, and these there are everywhere.
+    fn reads_a_group_of_the_kernel() {
+        // The layout is the same for all events, and software events exist everywhere.
         let Ok(counters) = crate::sys::HardwareCounters::open_software() else {
             return;
         };
         let before = parse_group(&counters.read().unwrap()).unwrap();
-        // More than an allocator keeps (glibc's heaps have 64 MiB): these pages were never touched.
+        // More than an allocator caches (glibc's heaps have 64 MiB), so these pages have never been touched.
         let pages: Vec<u8> = vec![1; 96 << 20];
         std::thread::sleep(std::time::Duration::from_millis(1));
         let after = parse_group(&counters.read().unwrap()).unwrap();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_always_ran() {
+    fn a_group_that_always_ran_is_not_scaled() {
         let words = [4, 1000, 1000, 0, 50, 3_000_000, 51, 7_500_000, 52, 1_234, 53];
         let counts = parse_group(&words).unwrap();
         assert_eq!(
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_never_ran_says_nothing() {
+    fn a_group_that_never_ran_has_no_counts() {
         assert_eq!(parse_group(&[4, 1000, 0, 0, 50, 0, 51, 0, 52, 0, 53]), None);
         assert_eq!(parse_group(&[4, 10, 20, 0, 50, 1, 51, 1, 52, 1, 53]), None);
         assert_eq!(parse_group(&[3, 1000, 1000, 0, 50, 1, 51, 1, 52]), None);

@@ -1,4 +1,4 @@
-//! What the hooks of a thread need of what samples it.
+//! The interface between a thread's hooks and the source that samples it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -8,29 +8,29 @@ use super::counters::Usage;
 use super::thread::SampledThread;
 use crate::sys;
 
-/// Where raw samples and the scheduler's doings come from.
+/// Sets up and arms threads.
 pub(crate) trait ArmThreads: Send + Sync + Debug {
-    /// Begins with the calling thread: on its first profiled segment, and again on the first one after its
-    /// sampling was ended.
+    /// Sets up the calling thread: on its first profiled segment, and again on the first one after its sampling was
+    /// ended.
     fn begin(&self) -> Begun;
-    /// Samples the thread from now on, if it can be and is not.
+    /// Samples the thread from now on, if it can be sampled and is not sampled yet.
     fn arm(&self, thread: &SampledThread);
 }
 
-/// A thread that [`ArmThreads`] has begun with.
+/// A thread that was set up.
 #[derive(Debug)]
 pub(crate) struct Begun {
-    /// What the collector was given, with its first arming; none if the thread will not be sampled.
+    /// The state shared with the collector, with its first arming; none if the thread will not be sampled.
     pub(crate) sampled: Option<(Arc<SampledThread>, Arc<Arming>)>,
     pub(crate) source: Box<dyn ThreadSource>,
 }
 
-/// A source on one thread; called by that thread only, and only where something moved.
+/// A source on one thread. Only that thread calls it.
 pub(crate) trait ThreadSource: Debug {
-    /// From now on the thread is sampled with that.
+    /// The thread has taken up an arming.
     fn took_up(&self, _arming: &Arming) {}
-    /// The samples between two positions, if they can be counted; else their number follows from their
-    /// least size.
+    /// The number of samples between two positions. `None` if they cannot be counted; the caller then estimates it from
+    /// the minimum sample size.
     fn count_samples(&self, _arming: &Arming, _from: u64, _until: u64) -> Option<u64> {
         None
     }
@@ -38,8 +38,8 @@ pub(crate) trait ThreadSource: Debug {
     fn cpu_ns(&mut self) -> Option<u64> {
         sys::thread_cpu_ns()
     }
-    /// What the thread has used since it started; counts of the hardware since it was armed.
+    /// The thread's resource usage since it started; hardware counts since it was armed.
     fn usage(&mut self, arming: Option<&Arming>) -> Usage;
-    /// The collector is to look sooner than it means to.
+    /// Makes the collector scan sooner than planned.
     fn wake_collector(&self) {}
 }

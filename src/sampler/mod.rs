@@ -1,4 +1,4 @@
-//! Where raw samples come from.
+//! The sources of raw samples.
 
 mod arming;
 mod counters;

@@ -13,26 +13,26 @@ use crate::sys::{self, HardwareCounters, KeptOn, PerfRing, SampleRequest, Sample
 #[derive(Debug)]
 pub(super) struct Perf {
     request: SampleRequest,
-    /// That are open for threads.
+    /// The number of files open for threads.
     files: AtomicU64,
     most_files: u64,
     files_per_thread: u64,
-    /// Why no thread at all can be sampled, if none can.
+    /// Why no thread can be sampled, if so.
     refused: Option<WhyRefused>,
     kept_on: Mutex<Option<KeptOn>>,
     has_hardware: bool,
 }
 
-/// 256 records: whether a thread that is switched more often between two polls waits is asked of its CPU clock.
+/// 256 records. If a thread switches more often between two scans, its CPU clock decides whether it is blocked.
 const SWITCH_RING_BYTES: usize = 4096;
 
-/// Of the files that the process may open, the part that we may use is one in this.
+/// The layer may use one in this many of the files that the process may open.
 const SHARE_OF_FILES: u64 = 8;
 const FILES_PER_THREAD: u64 = 2;
 const FILES_OF_HARDWARE: u64 = 4;
 
 impl Perf {
-    /// Tries out on the calling thread what this process is allowed.
+    /// Probes on the calling thread what this process is allowed to do.
     pub(super) fn new(mut request: SampleRequest) -> Self {
         let tid = sys::current_tid();
         let probe = |request| sys::open_sample_ring(request, tid)?.start();
@@ -44,7 +44,7 @@ impl Perf {
         }
         let refused = match probed {
             Err(why) if why.is_for_good() => Some(why),
-            // The rest may be otherwise by the time the first thread is armed.
+            // Other reasons may no longer apply when the first thread is armed.
             _ => None,
         };
         let has_hardware = refused.is_none() && HardwareCounters::open().is_ok();
@@ -61,14 +61,14 @@ impl Perf {
         }
     }
 
-    /// Whether there is room for one more thread; then it has it.
+    /// Reserves the files of one more thread. Returns false if there is no room.
     fn take_files(&self) -> bool {
         let most = self.most_files - self.files_per_thread;
         let more = |files: u64| (files <= most).then(|| files + self.files_per_thread);
         self.files.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Why no thread at all can be sampled, if none can.
+    /// Why no thread can be sampled, if so.
     pub(super) fn refused(&self) -> Option<WhyRefused> {
         self.refused
     }
@@ -81,25 +81,25 @@ impl Perf {
         self.has_hardware
     }
 
-    /// Until the end, events are opened without a wait. On the calling thread, whose context switches this makes
-    /// dearer.
+    /// Holds an event open, so that further events are opened without a delay. It makes context switches of the calling
+    /// thread more expensive.
     pub(super) fn keep_on(&self) {
         if self.refused.is_none() {
             *self.kept_on.lock() = KeptOn::open().ok();
         }
     }
 
-    /// Nothing will be opened any more.
+    /// Closes that event: no more events will be opened.
     pub(super) fn end(&self) {
         *self.kept_on.lock() = None;
     }
 
-    /// A thread's rings were given back.
+    /// Releases the files of a thread whose rings were closed.
     pub(super) fn give_files(&self) {
         self.files.fetch_sub(self.files_per_thread, Ordering::Relaxed);
     }
 
-    /// Opens what samples the thread of that number. It does nothing before it is started.
+    /// Opens the rings of thread `tid`. They are inactive until started.
     pub(super) fn open(&self, tid: u32, period_ns: u64) -> Result<Arming, WhyRefused> {
         if let Some(why) = self.refused {
             return Err(why);
@@ -127,11 +127,11 @@ impl Perf {
         let least = 2 * Machine::NATIVE.sample_size(request.stack_bytes);
         let samples = loop {
             match sys::open_sample_ring(request, tid) {
-                // What may be locked is nearly used up: a smaller ring loses samples sooner.
+                // The limit of locked memory is nearly reached: a smaller ring loses samples sooner.
                 Err(WhyRefused::NoLockedMemory) if request.ring_bytes as u64 / 2 >= least => {
                     request.ring_bytes /= 2;
                 }
-                // The thread, or by now the whole process, may do less than the one that tried.
+                // This thread, or by now the whole process, may be allowed less than the thread that probed.
                 Err(WhyRefused::NotAllowed) if request.in_kernel => request.in_kernel = false,
                 opened => break opened?,
             }

@@ -1,4 +1,4 @@
-//! How often to sample.
+//! Sampling rates.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Rate {
     /// CPU time between two samples.
     pub(crate) period_ns: u64,
-    /// By a timer also where perf could, which takes time at each context switch.
+    /// Use a timer even where perf is available, because perf makes each context switch slower.
     pub(crate) by_timer: bool,
 }
 
@@ -18,7 +18,7 @@ impl Rate {
         Self { period_ns, by_timer: false }
     }
 
-    /// With so many times the time between two samples.
+    /// Multiplies the time between two samples.
     pub(crate) fn slowed(self, times: f64) -> Self {
         Self { period_ns: (self.period_ns as f64 * times.max(1.0)) as u64, ..self }
     }
@@ -32,23 +32,22 @@ impl Rate {
     }
 }
 
-/// How often a thread is sampled: the CPU time between two samples in nanoseconds, where it has been sampled for
-/// little, for more and for long.
+/// The CPU time between two samples in nanoseconds, at the first, second and last [`Level`].
 ///
-/// A little less than round numbers, so that they do not fall into step with the kernel's tick or with a program's
-/// own timers.
+/// Slightly less than round numbers, so that samples do not run in step with the kernel's tick or with the program's
+/// timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Periods([u64; 3]);
 
 impl Periods {
-    /// 1,000, 200 and 100 samples a second: of a slow request as many as tell where its time went, and of a thread
-    /// that has nothing but slow requests so few that they do not matter.
+    /// 1,000, 200 and 100 samples per second: enough to show where the time of a slow request went, and few enough not
+    /// to matter for a thread that runs only slow requests.
     pub(crate) const USUAL: Self = Self([997_000, 4_985_000, 9_970_000]);
 
-    /// Where each of them can interrupt a wait.
-    pub(crate) const SELDOM: Self = Self([4_985_000, 4_985_000, 9_970_000]);
+    /// For timers whose samples can interrupt blocking system calls.
+    pub(crate) const INTERRUPTING: Self = Self([4_985_000, 4_985_000, 9_970_000]);
 
-    /// Always so many samples a second of CPU time.
+    /// A fixed number of samples per second of CPU time.
     pub(crate) fn of_rate(hertz: u32) -> Self {
         Self([1_000_000_000 / u64::from(hertz.max(1)); 3])
     }
@@ -68,24 +67,23 @@ impl Periods {
             Level::Second => second,
             Level::Last | Level::ByTimer => last,
         };
-        // A rate that is set is set.
+        // A configured rate is fixed.
         Rate { period_ns, by_timer: level == Level::ByTimer && first != last }
     }
 }
 
-/// How many samples a thread may have before it has fewer: it gets 100 a second of wall time, as many as it has at
-/// the lowest rate, and saves up to 2,000. Context switches take from that too: what samples a thread by perf events
-/// makes each of them dearer.
+/// A budget of samples, which determines the rate. A thread earns 100 per second of wall time, the lowest rate, and
+/// saves up to 2,000. Context switches use it up too, since perf events make each of them slower.
 ///
-/// All threads together have as many for each processor: a pool of hundreds that share two would have hundreds of times
-/// as much.
+/// All threads together have the same budget per processor; otherwise a pool of hundreds of threads on two processors
+/// would use hundreds of times as much.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     processors: f64,
     left: f64,
     since: Instant,
     level: Level,
-    /// In how many seconds there were how many switches.
+    /// Seconds, and context switches in them, since the last check.
     counted: (f64, u64),
 }
 
@@ -95,11 +93,11 @@ pub(crate) enum Level {
     First,
     Second,
     Last,
-    /// As seldom, and context switches cost nothing.
+    /// The lowest rate, without the cost at context switches.
     ByTimer,
 }
 
-/// What was taken of an allowance.
+/// The samples and switches taken from an allowance.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
     samples: f64,
@@ -107,14 +105,14 @@ pub(crate) struct Spent {
 }
 
 impl Spent {
-    /// A thread had so many samples, and was switched so often while it was sampled by perf events with that period.
+    /// A thread had `samples`, and `switches` while perf events sampled it with `period_ns`.
     pub(crate) fn new(samples: u64, switches: u64, period_ns: u64) -> Self {
-        let of_a_switch = if period_ns < A_TICK_NS { OF_A_SWITCH } else { OF_A_CHEAP_SWITCH };
-        Self { samples: samples as f64 + switches as f64 * of_a_switch, switches }
+        let switch_cost = if period_ns < TICK_NS { SWITCH_COST } else { CHEAP_SWITCH_COST };
+        Self { samples: samples as f64 + switches as f64 * switch_cost, switches }
     }
 
-    /// What counts of a thread that is sampled as seldom as can be: how often it is switched, and nothing that others could
-    /// have instead.
+    /// The part that counts for a thread at the lowest rate: its switches. It uses no samples that other threads could
+    /// have.
     pub(crate) fn without_samples(self) -> Self {
         Self { samples: 0.0, ..self }
     }
@@ -125,18 +123,18 @@ impl Spent {
     }
 }
 
-const A_SECOND: f64 = 100.0;
+const PER_SECOND: f64 = 100.0;
 const MOST: f64 = 2_000.0;
-/// With that part of it left it falls from the first level to the second; with none to the last one.
+/// At this share it falls from the first level to the second; at 0 to the last.
 const HALF: f64 = 0.5;
-/// And comes back to the first one with that part.
+/// At this share it returns to the first level.
 const NEARLY_ALL: f64 = 0.9;
-/// A switch takes 15 µs more where the kernel must program its timer for less than a tick, and 2 to 3 otherwise; a
-/// sample some 10.
-const OF_A_SWITCH: f64 = 1.0;
-const OF_A_CHEAP_SWITCH: f64 = 0.25;
-const A_TICK_NS: u64 = 4_000_000;
-/// A second: 1 % of the time of a thread at the lowest rate.
+/// A context switch takes 15 µs longer if the kernel must program a timer for less than a tick, and otherwise 2 to 3
+/// µs. A sample takes some 10 µs.
+const SWITCH_COST: f64 = 1.0;
+const CHEAP_SWITCH_COST: f64 = 0.25;
+const TICK_NS: u64 = 4_000_000;
+/// Per second: 1 % of the time of a thread at the lowest rate.
 const MANY_SWITCHES: f64 = 4_000.0;
 
 impl Allowance {
@@ -153,12 +151,12 @@ impl Allowance {
         Self { processors, left, since: now, level: Level::First, counted: (0.0, 0) }
     }
 
-    /// That was taken since the last call. Returns how much is sampled from now on.
+    /// Takes `spent` since the last call. Returns the level from now on.
     pub(crate) fn spend(&mut self, spent: Spent, now: Instant) -> Level {
         let seconds = now.saturating_duration_since(self.since).as_secs_f64();
         self.since = now;
         let most = MOST * self.processors;
-        let more = seconds * A_SECOND * self.processors;
+        let more = seconds * PER_SECOND * self.processors;
         self.left = ((self.left + more).min(most) - spent.samples).max(0.0);
         let (has_none, share) = (self.left <= 0.0, self.left / most);
         let is_switched_often = self.is_switched_often(seconds, spent.switches);
@@ -173,7 +171,7 @@ impl Allowance {
         self.level
     }
 
-    /// Whether it was, in a time that is long enough to say so.
+    /// Whether the threads are switched often, measured over a sufficiently long time.
     fn is_switched_often(&mut self, seconds: f64, switches: u64) -> bool {
         const LONG_ENOUGH: f64 = 0.5;
         let (seconds, switches) = (self.counted.0 + seconds, self.counted.1 + switches);
@@ -186,38 +184,37 @@ impl Allowance {
     }
 }
 
-/// Lowers the rate of sampling while reading the samples takes more than its share of a core, over ten seconds.
+/// Lowers the sampling rate while reading samples takes more than its share of a core, over ten seconds.
 #[derive(Debug)]
 pub(crate) struct SamplingBudget {
-    /// Of one core; `None` if it may take what it takes.
+    /// The share of one core; `None` for no limit.
     share: Option<f64>,
     since: Instant,
-    /// CPU time that had been used then, in nanoseconds.
+    /// The CPU time used until `since`, in nanoseconds.
     used_ns: u64,
-    /// How many times as long the time between samples is.
+    /// The factor on the time between samples.
     times: f64,
-    /// What was not used of it in the last seconds: slow requests come in bursts.
+    /// The unused budget of the last seconds: slow requests come in bursts.
     saved_ns: f64,
 }
 
-/// Shorter stretches say little.
+/// Shorter windows are too noisy.
 const WINDOW: Duration = Duration::from_secs(1);
-/// For how long what is not used is saved.
-const MOST_SAVED: Duration = Duration::from_secs(10);
-/// The rate is lowered no further.
-const MOST_TIMES: f64 = 64.0;
-/// As long as more than this part of the budget is used, the rate stays as low as it is.
-const CALM: f64 = 0.5;
+/// The maximum time for which unused budget is saved.
+const MAX_SAVED: Duration = Duration::from_secs(10);
+/// The maximum factor on the time between samples.
+const MAX_TIMES: f64 = 64.0;
+/// The rate is raised again only while less than this share of the budget is used.
+const LOW_USE: f64 = 0.5;
 
 impl SamplingBudget {
     pub(crate) fn new(percent: Option<u32>) -> Self {
         let share = percent.map(|percent| f64::from(percent) / 100.0);
-        let saved_ns = share.unwrap_or(0.0) * MOST_SAVED.as_nanos() as f64;
+        let saved_ns = share.unwrap_or(0.0) * MAX_SAVED.as_nanos() as f64;
         Self { share, since: Instant::now(), used_ns: 0, times: 1.0, saved_ns }
     }
 
-    /// How many times as long the time between samples is from now on, if that changes; `used_ns` is the
-    /// CPU time that was used until now.
+    /// Returns the new factor on the time between samples, if it changes. `used_ns` is the CPU time used so far.
     pub(crate) fn look(&mut self, now: Instant, used_ns: u64) -> Option<f64> {
         let window = now.saturating_duration_since(self.since);
         if window < WINDOW {
@@ -227,14 +224,14 @@ impl SamplingBudget {
         (self.since, self.used_ns) = (now, used_ns);
         let share = self.share.filter(|share| *share > 0.0)?;
         let budget_ns = window.as_nanos() as f64 * share;
-        let most_saved_ns = share * MOST_SAVED.as_nanos() as f64;
+        let most_saved_ns = share * MAX_SAVED.as_nanos() as f64;
         let saved_ns = (self.saved_ns + budget_ns).min(most_saved_ns) - used as f64;
         self.saved_ns = saved_ns.max(0.0);
         let of_budget = used as f64 / budget_ns;
         let times = if of_budget > 1.0 && saved_ns < 0.0 {
-            (self.times * of_budget).min(MOST_TIMES)
-        } else if of_budget < CALM {
-            // Not at once, or it would swing: by half each second.
+            (self.times * of_budget).min(MAX_TIMES)
+        } else if of_budget < LOW_USE {
+            // Halved each second, because an immediate change would oscillate.
             let seconds = i32::try_from(window.as_secs()).unwrap_or(i32::MAX).min(64);
             (self.times / 2.0_f64.powi(seconds)).max(1.0)
         } else {
@@ -245,7 +242,7 @@ impl SamplingBudget {
         has_changed.then_some(times)
     }
 
-    /// How many times as long the time between samples is.
+    /// The factor on the time between samples.
     pub(crate) fn times(&self) -> f64 {
         self.times
     }
@@ -264,7 +261,7 @@ mod tests {
         Periods::USUAL.rate(allowance.spend(Spent::new(samples, switches, period_ns), now))
     }
 
-    /// The rates that a thread has that runs for so many seconds, each tenth of one.
+    /// The rates of a thread that runs during these seconds, checked each tenth of a second.
     fn rates(allowance: &mut Allowance, start: Instant, seconds: std::ops::Range<u32>) -> Vec<u64> {
         let mut period_ns = spend(allowance, 0, 0, start).period_ns;
         let tenths = (10 * seconds.start + 1)..=10 * seconds.end;
@@ -280,11 +277,11 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_goes_on_is_sampled_less_and_less() {
+    fn a_busy_thread_is_sampled_less_and_less() {
         let start = Instant::now();
         let mut allowance = Allowance::of_a_thread(start);
         assert_eq!(rates(&mut allowance, start, 0..60), [1_003, 201, 100]);
-        // After so long without a sample it is as good as new.
+        // After that long without a sample the allowance is full again.
         let later = start + Duration::from_secs(80);
         assert_eq!(spend(&mut allowance, 0, 0, later), Rate::of(997_000));
     }
@@ -300,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_swing_between_two_rates() {
+    fn the_rate_does_not_oscillate() {
         let start = Instant::now();
         let mut allowance = Allowance::of_a_thread(start);
         let spend = |allowance: &mut Allowance, samples, ms| {
@@ -308,7 +305,11 @@ mod tests {
             super::tests::spend(allowance, samples, 0, now).period_ns
         };
         assert_eq!(spend(&mut allowance, 1_001, 1), 4_985_000);
-        assert_eq!(spend(&mut allowance, 0, 7_000), 4_985_000, "not before nearly all is back");
+        assert_eq!(
+            spend(&mut allowance, 0, 7_000),
+            4_985_000,
+            "not before nearly all is earned back"
+        );
         assert_eq!(spend(&mut allowance, 0, 8_100), 997_000);
         assert_eq!(spend(&mut allowance, 3_000, 8_200), 9_970_000);
         assert_eq!(spend(&mut allowance, 0, 18_000), 9_970_000);
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_that_is_set_is_never_left() {
+    fn a_configured_rate_is_fixed() {
         let (start, periods) = (Instant::now(), Periods::of_rate(999));
         let mut allowance = Allowance::of_a_thread(start);
         for ms in 0..100 {
@@ -327,23 +328,23 @@ mod tests {
         assert_eq!(Periods::of_rate(0).first(), 1_000_000_000);
     }
 
-    /// The levels of a thread that runs a tenth of the time and is switched so often a second, each 5 ms.
+    /// The levels of a thread that runs a tenth of the time and is switched this often per second, checked every 5 ms.
     fn levels(switches: u64) -> Vec<Level> {
         let start = Instant::now();
         let mut allowance = Allowance::of_a_thread(start);
         let mut by_timer = false;
-        let looks = (1..2_000).map(|look| {
-            let now = start + look * Duration::from_millis(5);
+        let checks = (1..2_000).map(|check| {
+            let now = start + check * Duration::from_millis(5);
             let switches = if by_timer {
                 0
             } else {
-                (switches * u64::from(look) / 200) - (switches * u64::from(look - 1) / 200)
+                (switches * u64::from(check) / 200) - (switches * u64::from(check - 1) / 200)
             };
-            let samples = u64::from(look % 20 == 0);
+            let samples = u64::from(check % 20 == 0);
             by_timer = spend(&mut allowance, samples, switches, now).by_timer;
             allowance.level
         });
-        let mut levels: Vec<_> = looks.collect();
+        let mut levels: Vec<_> = checks.collect();
         levels.dedup();
         levels
     }
@@ -357,31 +358,31 @@ mod tests {
     }
 
     #[test]
-    fn all_threads_together_have_as_much_for_each_processor() {
+    fn all_threads_share_an_allowance_per_processor() {
         let start = Instant::now();
         let mut all = Allowance::of_all(2, start);
         let of_one = Spent::new(10, 100, 997_000);
         let mut sum = Spent::default();
         (0..20).for_each(|_| sum.add(of_one));
-        // Of 4,000 each look takes 2,200.
-        let looks = [5, 10, 15, 700, 21_000, 40_000].map(|ms| {
+        // Each check takes 2,200 of 4,000.
+        let checks = [5, 10, 15, 700, 21_000, 40_000].map(|ms| {
             let spent = if ms < 1_000 { sum } else { Spent::default() };
             all.spend(spent, start + Duration::from_millis(ms))
         });
         let expected =
             [Level::Second, Level::Last, Level::Last, Level::ByTimer, Level::First, Level::First];
-        assert_eq!(looks, expected);
+        assert_eq!(checks, expected);
     }
 
     #[test]
-    fn a_budget_makes_it_longer_and_never_shorter() {
+    fn a_budget_only_lowers_the_rate() {
         let slowed = |times| Rate::of(1_000).slowed(times).period_ns;
         assert_eq!((slowed(2.5), slowed(0.1)), (2_500, 1_000));
     }
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// What a second makes of it in which so much of a core was used, in thousandths.
+    /// The factors after each second, in which the given thousandths of a core were used.
     fn seconds(percent: Option<u32>, used: &[u64]) -> Vec<f64> {
         let mut budget = SamplingBudget::new(percent);
         let (start, mut total) = (budget.since, 0);
@@ -394,20 +395,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_the_budget_lowers_the_rate_by_as_much() {
-        // What was saved is used up in the third second.
+    fn exceeding_the_budget_lowers_the_rate_in_proportion() {
+        // The savings are used up in the third second.
         assert_eq!(seconds(Some(1), &[40, 40, 40, 40, 15]), [1.0, 1.0, 1.0, 4.0, 6.0]);
         assert_eq!(seconds(Some(1), &[900, 900]), [64.0, 64.0]);
     }
 
     #[test]
-    fn a_burst_that_is_made_up_for_lowers_nothing() {
+    fn a_burst_within_the_savings_keeps_the_rate() {
         let bursts = [100, 0, 0, 0, 0, 0, 0, 0, 0, 0].repeat(5);
         assert_eq!(seconds(Some(1), &bursts), [1.0; 50]);
     }
 
     #[test]
-    fn it_comes_back_step_by_step_and_does_not_swing() {
+    fn the_rate_returns_in_steps_without_oscillating() {
         let found = seconds(Some(1), &[40, 40, 40, 40, 10, 6, 4, 1, 1]);
         assert_eq!(found[3..], [4.0, 4.0, 4.0, 2.0, 1.0, 1.0]);
     }
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn less_than_a_second_says_nothing() {
+    fn less_than_a_second_is_not_measured() {
         let mut budget = SamplingBudget::new(Some(1));
         assert_eq!(budget.look(budget.since + WINDOW / 2, SECOND), None);
         assert!(!budget.is_lowered());

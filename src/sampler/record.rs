@@ -1,11 +1,11 @@
-//! What the kernel writes into a ring, read without trusting a byte of it.
+//! Parses the records that the kernel writes into a ring, without trusting any byte of them.
 //!
-//! The layouts are those of `perf_event_open(2)` for exactly the attributes that `sys` asks for.
-//! Nothing here touches the kernel: the bytes come through [`RecordBytes`], from a ring or from a test.
+//! The layouts are those of `perf_event_open(2)` for exactly the attributes that `sys` requests. Nothing here accesses
+//! the kernel: the bytes come through [`RecordBytes`], from a ring or from a test.
 
 use crate::sys::{RingMemory, SampleRing};
 
-/// Bytes at positions that only grow; a ring, or a recording of one.
+/// Bytes at positions that only grow: a ring, or a copy of one.
 pub(crate) trait RecordBytes {
     /// Fills `out` with the bytes from `position` on.
     fn copy(&self, position: u64, out: &mut [u8]);
@@ -17,13 +17,13 @@ impl RecordBytes for RingMemory {
     }
 }
 
-/// Bytes of a recording, where the positions begin at 0; zeros beyond its end.
+/// A copy, whose positions begin at 0; zeros beyond its end.
 impl RecordBytes for [u8] {
     fn copy(&self, position: u64, out: &mut [u8]) {
         let from = usize::try_from(position).unwrap_or(usize::MAX);
-        let there = self.get(from..).unwrap_or_default();
+        let rest = self.get(from..).unwrap_or_default();
         for (i, byte) in out.iter_mut().enumerate() {
-            *byte = there.get(i).copied().unwrap_or(0);
+            *byte = rest.get(i).copied().unwrap_or(0);
         }
     }
 }
@@ -39,37 +39,37 @@ const MISC_SWITCH_OUT_PREEMPT: u16 = 1 << 14;
 
 const HEADER: u64 = 8;
 
-/// One record, as far as its header and its first words say.
+/// A record, as far as its header and its first words show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// A sample; read it with [`read_sample`].
     Sample(RecordPlace),
-    /// The kernel found the ring full that many times since the record before.
+    /// The kernel found the ring full `count` times since the previous record.
     Lost {
-        /// How often.
+        /// How many times.
         count: u64,
-        /// Where it says so.
+        /// The location of this record.
         place: RecordPlace,
     },
-    /// The kernel thought that sampling took too long, and paused it.
+    /// The kernel paused sampling because it took too long.
     Throttled,
-    /// The thread left its CPU at this time.
+    /// The thread was switched out.
     SwitchOut {
         /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
         time_ns: u64,
-        /// The scheduler took the CPU away; else the thread waits for something.
+        /// Whether the scheduler preempted the thread; otherwise the thread blocked.
         preempted: bool,
     },
-    /// The thread got a CPU at this time.
+    /// The thread was switched in.
     SwitchIn {
         /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
         time_ns: u64,
     },
-    /// Something that we did not ask for.
+    /// A record that was not requested.
     Other,
 }
 
-/// Where a record lies.
+/// The location of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordPlace {
     /// The position of its header.
@@ -78,33 +78,33 @@ pub(crate) struct RecordPlace {
     pub(crate) size: u16,
 }
 
-/// What samples hold beside what all have.
+/// The optional contents of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Whose registers they are.
+    /// The architecture of the registers.
     pub(crate) machine: Machine,
-    /// Before the registers is the call chain in the kernel.
+    /// The kernel call chain precedes the registers.
     pub(crate) has_kernel_chain: bool,
 }
 
 impl Layout {
-    /// Of what a ring's samples hold.
+    /// The layout of a ring's samples.
     pub(crate) fn of(ring: &SampleRing) -> Self {
         Self { machine: Machine::NATIVE, has_kernel_chain: ring.has_kernel_chains() }
     }
 
-    /// Bytes of a sample whose stack copy has `stack_bytes`, and which was taken outside the kernel.
+    /// The size in bytes of a sample with a stack copy of `stack_bytes`, taken in user space.
     pub(crate) fn sample_size(self, stack_bytes: u32) -> u64 {
         // The length of the chain, which is 0.
         self.machine.sample_size(stack_bytes) + if self.has_kernel_chain { 8 } else { 0 }
     }
 }
 
-/// A record that contradicts itself.
+/// A record whose contents are inconsistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// The records from one position up to another.
+/// The records between two positions.
 #[derive(Debug)]
 pub(crate) struct Records<'a, B: ?Sized> {
     bytes: &'a B,
@@ -146,7 +146,7 @@ impl<'a, B: RecordBytes + ?Sized> Records<'a, B> {
 impl<B: RecordBytes + ?Sized> Iterator for Records<'_, B> {
     type Item = Result<Record, Malformed>;
 
-    /// After a malformed record there is no telling where the next one begins: that is the end.
+    /// The position after a malformed record is unknown, so iteration ends there.
     fn next(&mut self) -> Option<Self::Item> {
         let left = self.end.checked_sub(self.position).filter(|left| *left > 0)?;
         let mut header = [0; HEADER as usize];
@@ -170,12 +170,12 @@ impl<B: RecordBytes + ?Sized> Iterator for Records<'_, B> {
 pub(crate) enum Registers {
     /// `ip`, `sp`, `bp`.
     X86_64 { ip: u64, sp: u64, bp: u64 },
-    /// Here a leaf function's return address is in a register, and return addresses may be signed.
+    /// A leaf function's return address is in a register, and return addresses may be signed.
     Aarch64 { pc: u64, sp: u64, fp: u64, lr: u64 },
 }
 
 impl Registers {
-    /// The instruction that was about to run.
+    /// The program counter.
     pub(crate) fn instruction(&self) -> u64 {
         match *self {
             Self::X86_64 { ip, .. } => ip,
@@ -183,7 +183,7 @@ impl Registers {
         }
     }
 
-    /// Where the stack copy begins.
+    /// The stack pointer, where the stack copy begins.
     pub(crate) fn stack_pointer(&self) -> u64 {
         match *self {
             Self::X86_64 { sp, .. } | Self::Aarch64 { sp, .. } => sp,
@@ -191,7 +191,7 @@ impl Registers {
     }
 }
 
-/// Which registers a sample holds.
+/// The architecture, which determines a sample's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the processors' own names")]
 pub(crate) enum Machine {
@@ -200,11 +200,11 @@ pub(crate) enum Machine {
 }
 
 impl Machine {
-    /// The machine this was compiled for.
+    /// The architecture this was compiled for.
     pub(crate) const NATIVE: Self =
         if cfg!(target_arch = "aarch64") { Self::Aarch64 } else { Self::X86_64 };
 
-    /// The kernel stores the registers in the order of their numbers.
+    /// The number of registers. The kernel stores them in the order of their numbers.
     fn registers(self) -> u64 {
         match self {
             Self::X86_64 => 3,
@@ -212,21 +212,21 @@ impl Machine {
         }
     }
 
-    /// Bytes of a sample whose stack copy has `stack_bytes`.
+    /// The size in bytes of a sample with a stack copy of `stack_bytes`.
     pub(crate) fn sample_size(self, stack_bytes: u32) -> u64 {
         // Header, thread, time, ABI, registers, stack size, stack, used stack size.
         HEADER + 8 * (3 + self.registers() + 1) + u64::from(stack_bytes) + 8
     }
 }
 
-/// A sample. Its stack stays where it is.
+/// A sample. Its stack is not copied out of the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawSample<'a, B: ?Sized> {
-    /// The kernel's number of the thread.
+    /// The kernel's id of the thread.
     pub(crate) tid: u32,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) time_ns: u64,
-    /// Whether the thread was in the kernel; then `registers` are those of its call.
+    /// Whether the thread was in the kernel; then `registers` are those of its system call.
     pub(crate) in_kernel: bool,
     /// Addresses in the kernel, the innermost first.
     pub(crate) kernel_chain: Words<'a, B>,
@@ -234,11 +234,11 @@ pub(crate) struct RawSample<'a, B: ?Sized> {
     pub(crate) registers: Registers,
     /// The bytes from the stack pointer up.
     pub(crate) stack: StackCopy<'a, B>,
-    /// The CPU time that it stands for, if that is not one period: our own timers say it.
+    /// The CPU time that the sample represents, if that is not one period. Only timers record it.
     pub(crate) weight_ns: Option<u64>,
 }
 
-/// Words of a record, read where they lie.
+/// Words of a record, read in the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words<'a, B: ?Sized> {
     bytes: &'a B,
@@ -257,10 +257,10 @@ impl<B: RecordBytes + ?Sized> Iterator for Words<'_, B> {
     }
 }
 
-/// The kernel's copy of a stack, read where it lies.
+/// The kernel's copy of a stack, read in the ring.
 ///
-/// Unwinding wants a few words of each frame. To copy it all would also pull every line of it out
-/// of the cache of the sampled thread's CPU, which must fetch it back to write its next sample.
+/// Unwinding reads a few words per frame. Copying all of it would move every line out of the cache of the sampled
+/// thread's CPU, which would have to fetch them back to write its next sample.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StackCopy<'a, B: ?Sized> {
     bytes: &'a B,
@@ -269,20 +269,20 @@ pub(crate) struct StackCopy<'a, B: ?Sized> {
 }
 
 impl<B: RecordBytes + ?Sized> StackCopy<'_, B> {
-    /// How many bytes the kernel really copied.
+    /// The number of bytes that the kernel copied.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// The word that is `offset` bytes above the stack pointer, if it was copied.
+    /// The word `offset` bytes above the stack pointer, if it was copied.
     pub(crate) fn word(&self, offset: u64) -> Option<u64> {
         let end = offset.checked_add(8)?;
         (end <= self.length).then(|| word(self.bytes, self.position.wrapping_add(offset)))
     }
 }
 
-/// The position at which hooks saw a record of a ring of ours: its last word.
+/// The position at which hooks observed a record of a timer's ring: its last word.
 pub(crate) fn said_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordPlace) -> u64 {
     word(bytes, place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
 }
@@ -318,7 +318,7 @@ pub(crate) fn read_sample<B: RecordBytes + ?Sized>(
         return Err(Malformed);
     }
     let reserved = at(registers_end);
-    // A stack that could not be copied at all has no bytes and no second length.
+    // If no stack could be copied, there are no stack bytes and no second length.
     let mut length = 0;
     if reserved > 0 {
         if reserved % 8 != 0 || reserved > record_size || stack_start + reserved + 8 > record_size {
@@ -417,14 +417,14 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_chain_in_the_kernel() {
+    fn reads_the_kernel_call_chain() {
         let plain = sample(Machine::X86_64, 16);
         let layout = Layout { machine: Machine::X86_64, has_kernel_chain: true };
-        let with_chain = |said: u64, chain: &[u64]| {
+        let with_chain = |claimed: u64, chain: &[u64]| {
             let mut bytes =
                 header(RECORD_SAMPLE, MISC_KERNEL, (plain.len() + 8 + 8 * chain.len()) as u16);
             bytes.extend(&plain[8..24]);
-            words(&mut bytes, &[said]);
+            words(&mut bytes, &[claimed]);
             words(&mut bytes, chain);
             bytes.extend(&plain[24..]);
             bytes
@@ -438,16 +438,16 @@ mod tests {
             assert_eq!(sample.registers, Registers::X86_64 { ip: 0x10, sp: 0x50, bp: 0xb0 });
             assert_eq!(sample.weight_ns, None);
         }
-        for said in [1, 3, 1 << 60, u64::MAX] {
-            let bytes = with_chain(said, &[7]);
+        for claimed in [1, 3, 1 << 60, u64::MAX] {
+            let bytes = with_chain(claimed, &[7]);
             let place = RecordPlace { position: 0, size: bytes.len() as u16 };
             let refused = read_sample(&bytes[..], place, layout).is_err();
-            assert!(refused || said == 1, "{said}");
+            assert!(refused || claimed == 1, "{claimed}");
         }
     }
 
     #[test]
-    fn a_timer_says_what_its_sample_stands_for() {
+    fn reads_the_weight_of_a_timer_sample() {
         let mut bytes = sample(Machine::X86_64, 16);
         assert_eq!(read(&bytes, Machine::X86_64).unwrap().weight_ns, None);
         words(&mut bytes, &[12_000_000]);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_only_the_stack_that_was_copied() {
+    fn reads_only_the_copied_part_of_a_stack() {
         let bytes = sample(Machine::X86_64, 12);
         let stack = read(&bytes, Machine::X86_64).unwrap().stack;
         let words = [0, 4, 5, 8, u64::MAX - 7, u64::MAX].map(|offset| stack.word(offset));
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_length_ends_the_reading() {
+    fn a_malformed_length_ends_the_iteration() {
         for size in [0_u16, 7, 9, 24] {
             let bytes = [header(RECORD_SAMPLE, 0, size), header(99, 0, 8)].concat();
             let mut records = Records::between(&bytes[..], 0, bytes.len() as u64);
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_lies_between_an_end_and_itself() {
+    fn an_empty_range_has_no_records() {
         assert_eq!(Records::between(&[][..], 8, 8).next(), None);
         assert_eq!(Records::between(&[][..], 16, 8).next(), None);
     }

@@ -1,4 +1,4 @@
-//! Which source samples which thread.
+//! The choice of the source that samples a thread.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -18,17 +18,16 @@ use super::timer::Timers;
 use crate::stats::Counters;
 use crate::sys::{self, HardwareCounters, SampleRequest, TimerClock, Waker, WhyRefused};
 
-/// What produces stacks; `TRACING_PROFILING_SOURCE`.
+/// The source of stacks; `TRACING_PROFILING_SOURCE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
-    /// `perf` where it is allowed, and `timer` for the threads that it has no room for or where it is
-    /// refused.
+    /// `perf` where it is allowed, and `timer` where perf is refused or has no room for further threads.
     #[default]
     Auto,
-    /// Perf events: the kernel copies stacks, and records when a thread waits.
+    /// Perf events: the kernel copies stacks and records context switches.
     Perf,
-    /// A timer for each thread, and a signal handler that copies its registers and stack.
+    /// A timer per thread, and a signal handler that copies the thread's registers and stack.
     Timer,
     /// Times only, no stacks.
     None,
@@ -48,17 +47,17 @@ impl FromStr for Source {
     }
 }
 
-/// What is set of sources.
+/// The settings of the sources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SourceSettings {
     pub(crate) source: Source,
     pub(crate) timer_clock: TimerClock,
     pub(crate) stack_bytes: u32,
-    /// `None` for the usual ones.
+    /// `None` for the default.
     pub(crate) periods: Option<Periods>,
-    /// Whether to look where threads wait.
+    /// Whether to capture waits.
     pub(crate) waits: bool,
-    /// For how long a span is entered before threads in it are sampled; `None` to let its rule decide.
+    /// For how long a span must be entered before its threads are sampled; `None` if its rule decides.
     pub(crate) arm_after: Option<Duration>,
 }
 
@@ -70,7 +69,7 @@ pub(crate) struct Sampler(Arc<Shared>);
 struct Shared {
     perf: Option<Perf>,
     timers: Option<Timers>,
-    /// Why no thread at all can have a timer, if that was tried.
+    /// Why no thread can have a timer, if that was probed and failed.
     timers_refused: Option<WhyRefused>,
     is_over: Mutex<bool>,
     /// No more threads are armed at present.
@@ -78,16 +77,16 @@ struct Shared {
     counters: Arc<Counters>,
     waker: Waker,
     periods: Periods,
-    /// That of a thread that begins.
+    /// The period of new threads.
     first_period_ns: AtomicU64,
     new: Mutex<Vec<Arc<SampledThread>>>,
-    /// What a test has in the place of both.
+    /// Replaces both sources in a test.
     #[cfg(test)]
     scripted: std::sync::OnceLock<Box<dyn ArmThreads>>,
 }
 
 impl Sampler {
-    /// Tries out on the calling thread what this process is allowed.
+    /// Probes on the calling thread what this process is allowed to do.
     pub(crate) fn new(
         SourceSettings { source, timer_clock, periods, .. }: SourceSettings,
         request: SampleRequest,
@@ -98,15 +97,15 @@ impl Sampler {
         let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request));
         let timers = matches!(source, Source::Auto | Source::Timer)
             .then(|| Timers::new(request, timer_clock));
-        // No signal handler where perf will do.
+        // No signal handler is installed if perf works.
         let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
         let timers_refused =
             timers.as_ref().filter(|_| needs_timers).and_then(|timers| timers.probe().err());
-        // The rest may be otherwise by the time the first thread is armed.
+        // Other reasons may no longer apply when the first thread is armed.
         let timers_refused = timers_refused.filter(|why| why.is_for_good());
-        // A timer that does not follow the CPU clock interrupts waits as often.
+        // A timer on the monotonic clock interrupts a blocking system call at each expiration.
         let interrupts = needs_timers && timer_clock == TimerClock::Monotonic;
-        let usual = if interrupts { Periods::SELDOM } else { Periods::USUAL };
+        let usual = if interrupts { Periods::INTERRUPTING } else { Periods::USUAL };
         let periods = periods.unwrap_or(usual);
         Self(Arc::new(Shared {
             perf,
@@ -124,7 +123,7 @@ impl Sampler {
         }))
     }
 
-    /// Whether no thread at all can be sampled.
+    /// Whether no thread can be sampled.
     pub(crate) fn is_refused(&self) -> bool {
         let shared = &*self.0;
         let has_perf = shared.perf.as_ref().is_some_and(|perf| perf.refused().is_none());
@@ -136,24 +135,24 @@ impl Sampler {
         self.0.periods
     }
 
-    /// The time between samples of threads that begin from now on is so many times as long.
+    /// Multiplies the time between samples of new threads.
     pub(crate) fn slow_down(&self, times: f64) {
         let first = self.0.periods.rate(Level::First).slowed(times);
         self.0.first_period_ns.store(first.period_ns, Ordering::Relaxed);
     }
 
-    /// Whether no more threads are armed from now on.
+    /// Sets whether arming is suspended.
     pub(crate) fn set_sheds(&self, sheds: bool) {
         self.0.sheds.store(sheds, Ordering::Relaxed);
     }
 
-    /// What runs here, what it cannot see and what would change that, in one line. Whether it is
-    /// less than was asked for.
+    /// Describes the source, its limits and how to lift them, in one line. The flag is true if it is less than was
+    /// requested.
     pub(crate) fn describe(&self) -> (String, bool) {
         let (mut line, is_less) = self.describe_source();
         if sys::thread_cpu_ns().is_none() {
             line.push_str(
-                "; whether threads run inside spans is unknown: `on_cpu` and `off_cpu` of rules hold for no span",
+                "; the CPU time of threads cannot be read: rules with `on_cpu` or `off_cpu` match no span",
             );
         }
         (line, is_less)
@@ -162,37 +161,37 @@ impl Sampler {
     fn describe_source(&self) -> (String, bool) {
         let shared = &*self.0;
         let periods = shared.periods;
-        let is_elsewhere = |why| why == Some(WhyRefused::OtherSystem);
+        let is_other_system = |why| why == Some(WhyRefused::OtherSystem);
         let of_perf = shared.perf.as_ref().and_then(Perf::refused);
-        if is_elsewhere(of_perf) || is_elsewhere(shared.timers_refused) {
-            return (ELSEWHERE.to_owned(), true);
+        if is_other_system(of_perf) || is_other_system(shared.timers_refused) {
+            return (OTHER_SYSTEM.to_owned(), true);
         }
         let perf_refused = match &shared.perf {
             Some(perf) => match perf.refused() {
                 None => return (describe_perf(perf, periods), false),
-                Some(WhyRefused::NotSupported) => NO_PERF_HERE,
+                Some(WhyRefused::NotSupported) => PERF_NOT_SUPPORTED,
                 Some(WhyRefused::Deadly) => PERF_DEADLY,
                 Some(_) => PERF_REFUSED,
             },
-            None => "it was not asked for",
+            None => "it was not requested",
         };
         match (&shared.timers, shared.timers_refused) {
             (Some(timers), None) => (describe_timers(timers, periods, perf_refused), false),
             (None, _) if shared.perf.is_none() => (
-                "source none, as asked for: kept spans have their times but no stacks".to_owned(),
+                "source none, as configured: kept spans have times but no stacks".to_owned(),
                 false,
             ),
             (None, _) => (
                 format!(
-                    "source none: kept spans have their times but no stacks; perf is not there: \
+                    "source none: kept spans have times but no stacks; perf is not used: \
                      {perf_refused}; or set TRACING_PROFILING_SOURCE=auto"
                 ),
                 true,
             ),
             (Some(_), Some(why)) => (
                 format!(
-                    "source none: kept spans have their times but no stacks; timers are refused \
-                     ({}); perf is not there: {perf_refused}",
+                    "source none: kept spans have times but no stacks; timers are refused \
+                     ({}); perf is not used: {perf_refused}",
                     describe_refusal(why),
                 ),
                 true,
@@ -200,8 +199,8 @@ impl Sampler {
         }
     }
 
-    /// Whether samples are taken in user code only, of every thread, and none was lost: then what is in
-    /// no sample is the kernel's.
+    /// Whether samples are taken of every thread but in user code only, and none was lost. On-CPU time without samples
+    /// is then time in the kernel.
     pub(crate) fn hides_kernel_alone(&self) -> bool {
         let perf = self.0.perf.as_ref().filter(|perf| perf.refused().is_none());
         let counters = &self.0.counters;
@@ -216,30 +215,30 @@ impl Sampler {
             &counters.samples.dropped_unknown_span,
             &counters.samples.dropped_off_stack,
             &counters.samples.dropped_late,
-            &counters.sampling.records_malformed,
+            &counters.sampling.sampling.records_malformed,
             &counters.sampling.throttled,
         ];
         perf.is_some_and(|perf| !perf.sees_kernel())
             && losses.iter().all(|counter| counter.load(Ordering::Relaxed) == 0)
     }
 
-    /// For the collector's thread, as it starts: within a second of when the first events were tried.
+    /// Holds an event open. Called on the collector's thread as it starts, within a second of the first probe.
     pub(crate) fn keep_on(&self) {
         if let Some(perf) = &self.0.perf {
             perf.keep_on();
         }
     }
 
-    /// Nothing will be opened any more.
+    /// Ends arming: no more events are opened.
     pub(crate) fn end(&self) {
-        // With the lock: who is arming now is done before, and found among the new.
+        // Under the lock: a thread that is being set up has either added itself to `new`, or finds this set.
         *self.0.is_over.lock() = true;
         if let Some(perf) = &self.0.perf {
             perf.end();
         }
     }
 
-    /// The threads that were begun with since the last call.
+    /// The threads that were set up since the last call.
     pub(crate) fn take_new(&self) -> Vec<Arc<SampledThread>> {
         std::mem::take(&mut self.0.new.lock())
     }
@@ -249,7 +248,7 @@ impl Sampler {
         _ = self.0.scripted.set(scripted);
     }
 
-    /// A thread that a test has begun with.
+    /// Adds a thread that a test has set up.
     #[cfg(test)]
     pub(crate) fn add_scripted(&self, thread: Arc<SampledThread>) {
         self.0.new.lock().push(thread);
@@ -264,7 +263,7 @@ impl Sampler {
         }
     }
 
-    /// A thread that was paused is in an old span again.
+    /// Resumes the sampling of a paused thread that is in an old span again.
     pub(crate) fn start_again(&self, thread: &SampledThread, arming: &Arming) {
         arming.note_since(sys::cpu_ns_of(thread.tid).unwrap_or(u64::MAX));
         if let Err(why) = arming.start() {
@@ -272,8 +271,8 @@ impl Sampler {
         }
     }
 
-    /// Sampling of a thread is over, and what it was armed with last is read: another thread may have the place.
-    /// So many of its samples, from `from` on, its hooks have not counted.
+    /// Releases the last arming of a thread whose sampling has ended, once it has been read. `samples` is the number of
+    /// its samples from position `from` on that hooks have not counted.
     pub(crate) fn give_back(
         &self,
         thread: &SampledThread,
@@ -287,8 +286,8 @@ impl Sampler {
         }
     }
 
-    /// What a thread was armed with is read, does not sample it any more, and is given back. So many samples of the
-    /// interval that is open from `from` on its hooks have not counted.
+    /// Releases an arming that has been read and no longer samples its thread. `samples` is the number of samples in
+    /// the open interval, which begins at `from`, that hooks have not counted.
     pub(crate) fn retire(&self, arming: &Arming, from: u64, samples: u64) {
         if arming.ring.is_none() {
             return;
@@ -303,17 +302,17 @@ impl Sampler {
         }
     }
 
-    /// Whether a thread is sampled by a timer now.
+    /// Whether any thread is currently sampled by a timer.
     pub(crate) fn has_timers(&self) -> bool {
         self.0.counters.threads.sampled_by_timer.load(Ordering::Relaxed) > 0
     }
 
-    /// Opens what samples that thread, and does nothing yet.
+    /// Opens the rings of that thread, inactive until started.
     fn open(&self, thread: &SampledThread) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
         let Rate { period_ns, by_timer } = thread.rate();
         if by_timer && let Some(timers) = &shared.timers {
-            // Where there is none perf will do.
+            // Without a timer, perf is used.
             let by_timer = timers.open(thread.tid, thread.stack.as_ref(), period_ns);
             if let Ok(arming) = by_timer {
                 return Ok(arming);
@@ -322,11 +321,11 @@ impl Sampler {
         let by_perf = shared.perf.as_ref().map(|perf| perf.open(thread.tid, period_ns));
         let refused = match by_perf {
             Some(Ok(arming)) => return Ok(arming),
-            // It ends while it is armed: nothing is refused.
+            // The thread ends while it is being armed: this is not a refusal.
             Some(Err(_)) if thread.is_over() => return Err(WhyRefused::Ended),
             Some(Err(WhyRefused::Ended)) => return Err(WhyRefused::Ended),
             Some(Err(why)) => {
-                // Where all are refused it is said once and for all.
+                // If perf is refused for all threads, that is counted once.
                 let perf_refused =
                     shared.perf.as_ref().is_some_and(|perf| perf.refused().is_some());
                 if !perf_refused || shared.timers.is_none() || shared.timers_refused.is_some() {
@@ -350,7 +349,7 @@ impl Sampler {
         self.0.timers.is_some() && self.0.timers_refused.is_none()
     }
 
-    /// Whether threads have timers: no signal handler where perf will do.
+    /// Whether threads have timers. They have none while perf works.
     fn uses_timers(&self) -> bool {
         let has_perf = self.0.perf.as_ref().is_some_and(|perf| perf.refused().is_none());
         let counters = &self.0.counters;
@@ -376,10 +375,10 @@ impl Sampler {
     }
 }
 
-const ELSEWHERE: &str = "source none: kept spans have their times but no stacks; threads are sampled on Linux \
-    alone (x86-64 and aarch64), not on this system";
-const NO_PERF_HERE: &str = "this kernel has no perf events";
-const PERF_DEADLY: &str = "the seccomp filter of this process ends it at perf_event_open, which is therefore not \
+const OTHER_SYSTEM: &str = "source none: kept spans have times but no stacks; threads can be sampled only on \
+    Linux (x86-64 and aarch64)";
+const PERF_NOT_SUPPORTED: &str = "this kernel has no perf events";
+const PERF_DEADLY: &str = "the seccomp filter of this process kills it at perf_event_open, which is therefore not \
     called; allow it (`SystemCallFilter=` of systemd)";
 const PERF_REFUSED: &str = "perf_event_open is refused; allow it on the host with \
     `sysctl kernel.perf_event_paranoid=2`, in a container with the capability PERFMON \
@@ -389,16 +388,16 @@ fn describe_rate(periods: Periods) -> String {
     let rate = |period_ns: u64| 1e9 / period_ns.max(1) as f64;
     let (first, last) = (rate(periods.first()), rate(periods.last()));
     if periods.first() == periods.last() {
-        return format!("{first:.0} samples a second of CPU time");
+        return format!("{first:.0} samples per second of CPU time");
     }
-    format!("{first:.0} samples a second of CPU time, down to {last:.0} of a thread that has many")
+    format!("{first:.0} samples per second of CPU time, down to {last:.0} for a busy thread")
 }
 
 fn describe_perf(perf: &Perf, periods: Periods) -> String {
     let kernel = if perf.sees_kernel() {
-        "time in the kernel has its frames"
+        "time in the kernel has kernel frames"
     } else {
-        "time in the kernel is one frame of its own (its functions need CAP_PERFMON or \
+        "time in the kernel is a single frame (kernel functions need CAP_PERFMON or \
              kernel.perf_event_paranoid=1)"
     };
     let hardware = if perf.has_hardware() { "counted" } else { "not available" };
@@ -411,7 +410,7 @@ fn describe_timers(timers: &Timers, periods: Periods, perf_refused: &str) -> Str
     let wanted = 1e9 / period_ns.max(1) as f64;
     let rate = match (timers.clock(), sys::tick_ns()) {
         (TimerClock::Cpu, Some(tick_ns)) if tick_ns > period_ns => format!(
-            "{:.0} samples a second of CPU time, the kernel's tick, instead of {wanted:.0} (finer with \
+            "{:.0} samples per second of CPU time, the kernel's tick, instead of {wanted:.0} (finer with \
              TRACING_PROFILING_TIMER_CLOCK=monotonic, which interrupts waiting system calls)",
             1e9 / tick_ns as f64
         ),
@@ -421,26 +420,28 @@ fn describe_timers(timers: &Timers, periods: Periods, perf_refused: &str) -> Str
         }
     };
     format!(
-        "source timer: {rate}; time in the kernel shows at the user's call; no hardware counters; \
-         perf would see more: {perf_refused}"
+        "source timer: {rate}; time in the kernel is attributed to the system call; no hardware \
+         counters; perf would show more: {perf_refused}"
     )
 }
 
 fn describe_refusal(why: WhyRefused) -> &'static str {
     match why {
         WhyRefused::NotAllowed => "timer_create is not allowed here",
-        WhyRefused::NotSupported | WhyRefused::OtherSystem => "this system has none",
-        WhyRefused::Deadly => "the seccomp filter of this process ends it at their system calls",
-        WhyRefused::NoTimers => "as many signals are pending as `ulimit -i` lets this user have",
-        WhyRefused::NoFiles => "no more files may be open",
-        WhyRefused::NoLockedMemory | WhyRefused::NoMemory => "there is no memory",
-        WhyRefused::Other(_) | WhyRefused::NotAsked | WhyRefused::Ended => "for an unusual reason",
+        WhyRefused::NotSupported | WhyRefused::OtherSystem => "this system has no such timers",
+        WhyRefused::Deadly => "the seccomp filter of this process kills it at their system calls",
+        WhyRefused::NoTimers => "the limit on pending signals (`ulimit -i`) is reached",
+        WhyRefused::NoFiles => "the limit on open files is reached",
+        WhyRefused::NoLockedMemory | WhyRefused::NoMemory => "out of memory",
+        WhyRefused::Other(_) | WhyRefused::NotAsked | WhyRefused::Ended => {
+            "for an unexpected reason"
+        }
     }
 }
 
 impl ArmThreads for Sampler {
     fn begin(&self) -> Begun {
-        // The thread's own filters may be others than those of the thread that made the layer.
+        // The thread's seccomp filters may differ from those of the thread that built the layer.
         sys::look_at_filters();
         let counters = &self.0.counters;
         let is_refused = self.is_refused();
@@ -456,7 +457,7 @@ impl ArmThreads for Sampler {
         let sampled = (!is_refused).then(|| {
             let stack = if self.may_have_timers() { sys::stack_bounds() } else { None };
             if self.uses_timers() {
-                // Who cannot have them is told when one is asked for.
+                // A failure is reported when a timer is created.
                 _ = sys::unblock_timers();
             }
             let first = Arc::new(Arming::none());
@@ -471,7 +472,7 @@ impl ArmThreads for Sampler {
                 self.0.new.lock().push(Arc::clone(&thread));
             }
             drop(is_over);
-            // It may wait before its first sample.
+            // The thread may block before its first sample.
             self.0.waker.wake();
             (thread, first)
         });
@@ -489,7 +490,7 @@ impl ArmThreads for Sampler {
         }
         sys::look_at_filters();
         let armed = thread.follow(|last| {
-            // Who ends everything says so first, and then looks for what is last, which waits for this.
+            // `end` first sets the flag and then takes the last arming, whose lock is held here.
             if last.ring.is_some() || *self.0.is_over.lock() || thread.is_over() {
                 return None;
             }
@@ -510,7 +511,7 @@ impl ArmThreads for Sampler {
             arming.note_since(sys::cpu_ns_of(thread.tid).unwrap_or(u64::MAX));
             Some(arming)
         });
-        // Not before the thread can see where its samples are.
+        // Only now can the thread find the ring of its samples.
         if let Some(armed) = armed
             && let Err(why) = armed.start()
             && !thread.is_over()
@@ -520,11 +521,11 @@ impl ArmThreads for Sampler {
     }
 }
 
-/// One thread, of which samples are taken or the CPU clock alone is read.
+/// One thread, sampled or with its CPU clock only.
 #[derive(Debug)]
 struct ThreadSampler {
     waker: Waker,
-    /// Where it is counted if it will not be sampled.
+    /// The counters of unsampled threads, if it will not be sampled.
     unsampled: Option<Arc<Counters>>,
     has_hardware: bool,
 }
@@ -533,31 +534,31 @@ impl Drop for ThreadSampler {
     fn drop(&mut self) {
         match &self.unsampled {
             Some(counters) => _ = counters.threads.unsampled.fetch_sub(1, Ordering::Relaxed),
-            // Nothing else tells the collector that a thread has ended.
+            // This is how the collector learns that a thread has ended.
             None => self.waker.wake(),
         }
     }
 }
 
 impl ThreadSource for ThreadSampler {
-    /// The thread itself opens its counters: a group of `perf_event` counts the thread that makes it.
+    /// The thread opens its own counters: a `perf_event` group counts the thread that opens it.
     fn took_up(&self, arming: &Arming) {
         if arming.ring.is_some() && !arming.has_switch_records() {
-            // It may have been begun with when no thread had a timer.
+            // The thread may have been set up when no thread had a timer.
             _ = sys::unblock_timers();
         }
         if self.has_hardware && arming.has_switch_records() {
             sys::look_at_filters();
             let mut hardware = arming.hardware.lock();
-            // Who gives it back says so before it takes the lock.
+            // The collector marks the arming as retired before it takes the lock.
             if !arming.is_retired() {
                 *hardware = HardwareCounters::open().ok();
             }
         }
     }
 
-    /// One by one: those that were taken in the kernel are longer than others, and there are records beside
-    /// them. What lies there may have been read long ago, but is written over only by this thread's own samples.
+    /// Reads the records one by one, since samples in the kernel are longer than others, and other records occur. The
+    /// collector may have released them, but only this thread's own samples overwrite them.
     fn count_samples(&self, arming: &Arming, from: u64, until: u64) -> Option<u64> {
         let ring = arming.ring.as_ref().filter(|ring| ring.timer().is_none())?;
         let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
@@ -595,7 +596,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_have_the_names_that_users_give() {
+    fn sources_are_parsed_by_name() {
         let names = ["auto", "perf", "timer", "none"].map(str::parse);
         assert_eq!(
             names,

@@ -1,19 +1,19 @@
-//! When a thread was switched off and onto a CPU, as perf recorded it: the lengths of waits.
+//! When a thread was switched out and in, as perf recorded it: the lengths of waits.
 
 use super::record::{Record, Records};
 use crate::sys::RingMemory;
 
-/// That a thread was switched out, and has not been switched in since.
+/// A thread was switched out, and has not been switched in since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SwitchedOut {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) time_ns: u64,
     pub(crate) preempted: bool,
-    /// Where the records end.
+    /// The end of the records.
     pub(crate) position: u64,
 }
 
-/// The newest record, if it says that the thread was switched out. Nothing is taken out of the ring.
+/// The newest record, if it is a switch-out. Takes nothing out of the ring.
 pub(crate) fn switched_out(ring: &RingMemory) -> Option<SwitchedOut> {
     if is_full(ring) {
         return None;
@@ -24,22 +24,22 @@ pub(crate) fn switched_out(ring: &RingMemory) -> Option<SwitchedOut> {
     (ring.head() == position).then_some(SwitchedOut { time_ns, preempted, position })
 }
 
-/// How often a thread was switched out and in again where its records reach from there to there, and where these
-/// end: half of a switch may be left.
+/// The number of complete out-and-in switches between two positions, and where the last of them ends: half a switch may
+/// follow.
 pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
     let switches = to.saturating_sub(from) / (2 * SWITCH_RECORD);
     (switches, from + switches * 2 * SWITCH_RECORD)
 }
 
-/// Whether there is no room for a further record: then the newest is not the last that happened.
+/// Whether there is no room for a further record. The newest record may then not be the last event.
 pub(crate) fn is_full(ring: &RingMemory) -> bool {
     let tail = ring.tail();
     let used = ring.head().saturating_sub(tail);
     used.saturating_add(LONGEST_RECORD) > ring.data_size() as u64
 }
 
-/// When a thread that was switched out at `position` was switched in again. `None` if the record of
-/// it is gone, or there is none.
+/// When a thread that was switched out at `position` was switched in again. `None` if that record is missing or was
+/// overwritten.
 pub(crate) fn switched_in_after(ring: &RingMemory, position: u64) -> Option<u64> {
     let head = ring.head();
     let mut records = Records::between(ring, position, head);
@@ -47,12 +47,12 @@ pub(crate) fn switched_in_after(ring: &RingMemory, position: u64) -> Option<u64>
         Ok(Record::SwitchIn { time_ns }) => Some(time_ns),
         _ => None,
     });
-    // What we have read was not written over meanwhile.
+    // Checks that what was read was not overwritten.
     let is_there = ring.head().checked_sub(position)? <= ring.data_size() as u64;
     time_ns.filter(|_| is_there)
 }
 
-/// Makes room for further records, but for the newest. Returns how many were lost since there was none.
+/// Releases all records but the newest. Returns how many were lost because the ring was full.
 pub(crate) fn make_room(ring: &RingMemory) -> u64 {
     let (tail, head) = (ring.tail(), ring.head());
     let lost = Records::between(ring, tail, head).map(|record| match record {

@@ -1,4 +1,4 @@
-//! What a thread and the collector share.
+//! The state that a thread and the collector share.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,60 +10,61 @@ use super::arming::Arming;
 use super::rate::Rate;
 use crate::ids::SpanKey;
 
-/// The interval that a thread is in now.
+/// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpenInterval {
     pub(crate) span: Option<SpanKey>,
     pub(crate) from: u64,
-    /// The thread is inside a hook: whether samples from `from` on are those of this span or of the next is
-    /// not known yet.
+    /// The thread is inside a hook, so it is not known yet whether samples from `from` on belong to this span or to the
+    /// next.
     pub(crate) is_in_hook: bool,
 }
 
-/// Beside the key of the span, which never has that bit: the thread is inside a hook.
+/// Set in the span's key, which never uses this bit, while the thread is inside a hook.
 const IN_HOOK: u64 = 1 << 63;
 
-/// Later than all that happens.
+/// Later than every time.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// One thread from its first profiled segment until it ends or is in no profiled span for long.
+/// A thread, from its first profiled segment until it ends or has been in no profiled span for long.
 ///
-/// The thread writes, the collector reads. See [`open_interval`](Self::open_interval) for why neither waits.
+/// The thread writes and the collector reads, without locks; see [`open_interval`](Self::open_interval) for why this is
+/// correct.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct SampledThread {
     span: AtomicU64,
-    /// When a span that the thread is in is old, if the thread goes on in it; [`NEVER`] if it is in none.
+    /// When one of the thread's spans becomes old if the thread stays in it; [`NEVER`] if it is in none.
     old_at: AtomicU64,
     /// When its last hook ended, in ticks.
     hooked_at: AtomicU64,
-    /// How many armings have followed the first.
+    /// The number of armings after the first.
     turn: AtomicU32,
     life: AtomicU8,
-    /// A span in which the thread was seen to wait, of which its hooks have not heard yet; 0 if there
-    /// is none.
+    /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 if there is
+    /// none.
     waited: AtomicU64,
-    /// When a hook last read the thread's CPU clock, and what it said.
+    /// When a hook last read the thread's CPU clock, and its value.
     synced_ns: AtomicU64,
     synced_cpu_ns: AtomicU64,
-    /// How it is sampled from when it is armed next: see [`Rate::word`].
+    /// The rate at which the thread is sampled when it is armed next: see [`Rate::word`].
     rate: AtomicU64,
-    /// When a hook last heard of a wait, in ticks.
+    /// When a hook last counted a wait, in ticks.
     heard_at: AtomicU64,
     is_refused: AtomicBool,
     arms_itself: AtomicBool,
     pub(crate) tid: u32,
-    /// Where its stack is, if a timer may have to copy it.
+    /// The bounds of the thread's stack, if a timer may have to copy it.
     pub(crate) stack: Option<Range<u64>>,
     last: Mutex<Arc<Arming>>,
 }
 
 impl SampledThread {
-    /// Of the thread of that number, which is sampled so often when it is armed; `stack` is where its stack
-    /// is, if a timer may have to copy it.
+    /// The state of thread `tid`. `rate` applies when it is armed. `stack` is needed if a timer may have to copy the
+    /// stack.
     pub(crate) fn new(tid: u32, stack: Option<Range<u64>>, rate: Rate, first: Arc<Arming>) -> Self {
         Self {
-            // It is made by a hook.
+            // A hook creates this.
             span: AtomicU64::new(IN_HOOK),
             old_at: AtomicU64::new(NEVER),
             hooked_at: AtomicU64::new(0),
@@ -82,13 +83,12 @@ impl SampledThread {
         }
     }
 
-    /// The latest of its armings.
+    /// The latest arming.
     pub(crate) fn last(&self) -> Arc<Arming> {
         Arc::clone(&self.last.lock())
     }
 
-    /// Makes another arming follow the last one, if `make` does. Nothing happens if somebody else is at it
-    /// this very moment.
+    /// Appends the arming that `make` returns, if any. Does nothing if another thread is appending one right now.
     pub(crate) fn follow(
         &self,
         make: impl FnOnce(&Arming) -> Option<Arming>,
@@ -97,66 +97,66 @@ impl SampledThread {
         let next = Arc::new(make(&last)?);
         last.set_next(Arc::clone(&next));
         *last = Arc::clone(&next);
-        // Release: who sees it sees what follows.
+        // Release: a thread that reads the new turn finds the next arming.
         self.turn.store(self.turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         Some(next)
     }
 
-    /// Notes whether the thread could not be armed when that was last tried. Returns what was noted before.
+    /// Notes whether the last attempt to arm the thread failed. Returns the previous value.
     pub(crate) fn note_refused(&self, is_refused: bool) -> bool {
         self.is_refused.swap(is_refused, Ordering::Relaxed)
     }
 
-    /// Whether the thread could not be armed when that was last tried.
+    /// Whether the last attempt to arm the thread failed.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// How it is sampled from when it is armed next.
+    /// Sets the rate at which the thread is sampled when it is armed next.
     pub(crate) fn set_rate(&self, rate: Rate) {
         self.rate.store(rate.word(), Ordering::Relaxed);
     }
 
-    /// How it is sampled from when it is armed next.
+    /// The rate at which the thread is sampled when it is armed next.
     pub(crate) fn rate(&self) -> Rate {
         Rate::from_word(self.rate.load(Ordering::Relaxed))
     }
 
-    /// How many armings have followed the first.
+    /// The number of armings after the first.
     #[inline(always)]
     pub(crate) fn turn(&self) -> u32 {
         self.turn.load(Ordering::Acquire)
     }
 
-    /// A hook begins that may end with another span; [`set_span`](Self::set_span) must follow. Only the
-    /// thread itself may call it.
+    /// Begins a hook that may end in another span; [`set_span`](Self::set_span) must follow. Only the thread itself may
+    /// call it.
     ///
-    /// A sample that falls in the hook, after that has looked for samples, is seen by the next one, and is
-    /// counted for the span that the thread is in by then. Where the thread is preempted here, the collector
-    /// may come by in between: it must not take the sample for one of the span before.
+    /// A sample that falls in the hook after the hook has read the ring head is counted by the next hook, for the span
+    /// that the thread is in by then. If the thread is preempted here, the collector may read in between; it must not
+    /// attribute the sample to the previous span.
     #[inline(always)]
     pub(crate) fn begin_hook(&self) {
         self.begin_hook_in(self.span.load(Ordering::Relaxed));
     }
 
-    /// The same, in the span of that key; 0 for none.
+    /// The same, in the span with that key; 0 for none.
     #[inline(always)]
     pub(crate) fn begin_hook_in(&self, key: u64) {
         self.span.store(key | IN_HOOK, Ordering::Release);
-        // What interrupts this thread happens in the order of its instructions: only the compiler could
-        // look for samples before.
+        // Interrupts observe this thread's instructions in program order, so only the compiler could move the read of
+        // the ring head before this store.
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The thread is now in the span of that key; 0 for none. Only the thread itself may call it.
+    /// The thread is now in the span with that key; 0 for none. Only the thread itself may call it.
     #[inline(always)]
     pub(crate) fn set_span(&self, key: u64) {
-        // Release: whoever sees the span sees the `from` that was stored before it.
+        // Release: a reader of the span sees the `from` that was stored before.
         self.span.store(key, Ordering::Release);
     }
 
-    /// A hook ends at `now`; from `old_at` on a span that the thread is in is old, if it goes on in it. Both in
-    /// ticks. Only the thread itself may call it, right before [`set_span`](Self::set_span).
+    /// Sets when the hook ended, and from when on one of the thread's spans is old, both in ticks. Only the thread
+    /// itself may call it, right before [`set_span`](Self::set_span).
     #[inline(always)]
     pub(crate) fn set_times(&self, now: u64, old_at: u64) {
         self.hooked_at.store(now, Ordering::Relaxed);
@@ -168,7 +168,7 @@ impl SampledThread {
         self.hooked_at.load(Ordering::Relaxed)
     }
 
-    /// The thread arms itself when it enters a span that is sampled from there on.
+    /// The thread arms itself when it enters a span that is sampled from its enter on.
     pub(crate) fn note_arms_itself(&self) {
         self.arms_itself.store(true, Ordering::Relaxed);
     }
@@ -177,28 +177,26 @@ impl SampledThread {
         self.arms_itself.load(Ordering::Relaxed)
     }
 
-    /// When a span that the thread is in is old, in ticks: to be compared with now.
+    /// When one of the thread's spans becomes old, in ticks. Compare it with now.
     pub(crate) fn old_at(&self) -> u64 {
         self.old_at.load(Ordering::Relaxed)
     }
 
-    /// The interval that is open now. The collector calls it after it has read the ring's head and
-    /// before it takes the intervals; then each sample before that head is in this interval or in one
-    /// of the intervals:
+    /// The open interval. The collector calls this after it has read the ring's head and before it takes the intervals.
+    /// Each sample before that head is then in this interval or in one of the queued intervals:
     ///
-    /// Say a sample lies at `p`, before that head. Then the thread had, before the sample, stored
-    /// the span it was in, and the head that we read makes that store visible. From there the
-    /// thread may have gone on to another span, but only after it had seen the ring's head move
-    /// beyond `p`, so it ended the interval first: pushed the interval, then stored a `from` greater
-    /// than `p`, then stored a span. So if the `from` that we read is not greater than `p`, and
-    /// was the same before and after we read the span, then that span is the one of `p`;
-    /// otherwise the interval is in the queue.
+    /// Say a sample lies at `p`, before that head. Before the sample, the thread had stored the span that it was in,
+    /// and reading the head makes that store visible. The thread may since have moved on to another span, but only
+    /// after it had observed a head beyond `p`. It then closed the interval first: it pushed the interval, then stored
+    /// a `from` greater than `p`, then stored a span. So if the `from` read here is not greater than `p`, and was the
+    /// same before and after reading the span, then that span is the span of `p`. Otherwise the interval is in the
+    /// queue.
     ///
-    /// But if `p` fell in a hook that had looked for samples already, that hook went on to another span
-    /// all the same, and `p` is counted for that one. Then we see that the thread is in a hook, or we see
-    /// the span that the hook ended with.
+    /// If `p` fell in a hook that had already read the head, that hook moved on to another span without closing the
+    /// interval, and `p` is counted for the new span. This function then reports that the thread is in a hook, or
+    /// returns the span with which the hook ended.
     ///
-    /// For a thread that has not taken up the arming yet `from` is 0, and is written by no other.
+    /// Until the thread takes up the arming, `from` is 0 and not written.
     pub(crate) fn open_interval(&self, arming: &Arming) -> OpenInterval {
         loop {
             let from = arming.from();
@@ -211,7 +209,7 @@ impl SampledThread {
         }
     }
 
-    /// The innermost profiled span that the thread is in, or was in before a hook that goes on.
+    /// The innermost profiled span that the thread is in, or was in before the current hook.
     pub(crate) fn span(&self) -> Option<SpanKey> {
         SpanKey::new(self.span.load(Ordering::Acquire) & !IN_HOOK)
     }
@@ -221,44 +219,43 @@ impl SampledThread {
         self.span.load(Ordering::Acquire) & IN_HOOK != 0
     }
 
-    /// The collector takes the thread to wait in that span. Returns what it must
-    /// [take back](Self::take_back_waited) if that turns out to be over.
+    /// Notes that the collector found the thread blocked in that span. Returns the value to
+    /// [restore](Self::take_back_waited) if the wait turns out to be over.
     pub(crate) fn note_waited(&self, span: SpanKey) -> Option<SpanKey> {
         SpanKey::new(self.waited.swap(span.get(), Ordering::AcqRel))
     }
 
-    /// The thread did not wait in that span any more; `before` is what it has not heard of either. False if
-    /// it has heard of it, and has counted it.
+    /// Restores `before`, because the thread was no longer blocked in that span. Returns false if a hook has already
+    /// counted the wait.
     pub(crate) fn take_back_waited(&self, span: SpanKey, before: Option<SpanKey>) -> bool {
         let before = before.map_or(0, SpanKey::get);
         let (acquire, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
         self.waited.compare_exchange(span.get(), before, acquire, relaxed).is_ok()
     }
 
-    /// For the thread itself, in a hook at `now` in ticks: the span in which it was seen to wait.
+    /// For the thread itself, in a hook at `now` in ticks: the span in which the collector found it blocked.
     pub(crate) fn take_waited(&self, now: u64) -> Option<SpanKey> {
         if self.waited.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        // Before it is heard of: who finds that finds this.
+        // Stored first, so that a reader that finds the wait taken finds this time.
         self.heard_at.store(now, Ordering::Relaxed);
         SpanKey::new(self.waited.swap(0, Ordering::AcqRel))
     }
 
-    /// When a hook last heard of a wait, in ticks: it was over by then.
+    /// When a hook last counted a wait, in ticks. That wait was over by then.
     pub(crate) fn heard_at(&self) -> u64 {
         self.heard_at.load(Ordering::Acquire)
     }
 
-    /// For the thread itself: it has read its CPU clock at that moment
-    /// (`CLOCK_MONOTONIC_RAW` in nanoseconds).
+    /// For the thread itself: it read its CPU clock at `time_ns` (`CLOCK_MONOTONIC_RAW` in nanoseconds).
     pub(crate) fn note_synced(&self, time_ns: u64, cpu_ns: u64) {
         self.synced_ns.store(0, Ordering::Release);
         self.synced_cpu_ns.store(cpu_ns, Ordering::Release);
         self.synced_ns.store(time_ns, Ordering::Release);
     }
 
-    /// When a hook last read the thread's CPU clock, and what it said.
+    /// When a hook last read the thread's CPU clock, and its value.
     pub(crate) fn synced(&self) -> Option<(u64, u64)> {
         let time_ns = self.synced_ns.load(Ordering::Acquire);
         let cpu_ns = self.synced_cpu_ns.load(Ordering::Acquire);
@@ -266,9 +263,8 @@ impl SampledThread {
         is_whole.then_some((time_ns, cpu_ns))
     }
 
-    /// For the thread itself, in the first hook after a millisecond:
-    /// says that it is in use. False if it has been ended: then the thread must be
-    /// armed anew.
+    /// For the thread itself, in its periodic check: marks the thread as in use. Returns false if its sampling was
+    /// ended; the thread must then be set up again.
     pub(crate) fn is_used(&self) -> bool {
         let taken = self.life.compare_exchange(UNUSED, USED, Ordering::AcqRel, Ordering::Acquire);
         taken != Err(OVER)
@@ -279,15 +275,15 @@ impl SampledThread {
         _ = self.life.compare_exchange(USED, UNUSED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Ends it if the thread has not looked since [`note_unused`](Self::note_unused).
+    /// Ends the sampling if the thread has not marked itself as in use since [`note_unused`](Self::note_unused).
     ///
-    /// If that was longer ago than a millisecond, and the thread is in no profiled span, then it
-    /// will look before it does anything else with it.
+    /// If that call was more than a millisecond ago, and the thread is in no profiled span, then its next hook runs the
+    /// periodic check before it uses the arming.
     pub(crate) fn end_if_unused(&self) -> bool {
         self.life.compare_exchange(UNUSED, OVER, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// The thread has ended, or everything has: nothing is written any more.
+    /// The thread or the layer has ended: nothing is written any more.
     pub(crate) fn end(&self) {
         self.life.store(OVER, Ordering::Release);
     }
@@ -318,10 +314,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_shows_until_it_says_the_span() {
+    fn a_hook_is_visible_until_it_sets_the_span() {
         let (thread, arming) = thread();
         let in_hook = |span| OpenInterval { is_in_hook: true, ..interval(span, 0) };
-        assert_eq!(thread.open_interval(&arming), in_hook(None), "a hook has made it");
+        assert_eq!(thread.open_interval(&arming), in_hook(None), "a hook creates it");
         thread.set_span(1);
         assert_eq!(thread.open_interval(&arming), interval(A, 0));
         thread.begin_hook();
@@ -341,27 +337,27 @@ mod tests {
         assert_eq!(thread.open_interval(&arming), interval(B, 32));
     }
 
-    /// What is read while the thread goes from span to span is a interval that there was, and all others are
-    /// among the intervals.
+    /// What is read while the thread moves from span to span is an interval that existed, and all others are in the
+    /// queue.
     #[test]
-    fn a_stretch_is_read_as_it_is_while_the_thread_goes_on() {
+    fn an_interval_is_read_consistently_while_the_thread_moves_on() {
         const STEP: u64 = 10;
         let hooks = if cfg!(miri) { 40 } else { 20_000 };
         let (thread, arming) = thread();
         thread.set_span(0);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
-                let mut marked = 1;
-                while marked < hooks {
+                let mut next = 1;
+                while next < hooks {
                     let OpenInterval { span, from, is_in_hook, .. } = thread.open_interval(&arming);
                     let key = span.map_or(0, SpanKey::get);
                     assert!(from == STEP * key || is_in_hook && from == STEP * (key + 1));
                     while let Some(interval) = arming.take_interval() {
-                        assert_eq!((interval.span.get(), interval.from), (marked, STEP * marked));
-                        assert_eq!(interval.to, STEP * (marked + 1));
-                        marked += 1;
+                        assert_eq!((interval.span.get(), interval.from), (next, STEP * next));
+                        assert_eq!(interval.to, STEP * (next + 1));
+                        next += 1;
                     }
-                    assert!(marked >= key, "what is not open any more is among the intervals");
+                    assert!(next >= key, "closed intervals are in the queue");
                 }
             });
             for number in 1..=hooks {
@@ -376,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_recording_without_use_is_ended() {
+    fn only_an_unused_thread_is_ended() {
         let (thread, _) = thread();
         assert!(!thread.end_if_unused());
         thread.note_unused();

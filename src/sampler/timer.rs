@@ -7,14 +7,14 @@ use super::arming::Arming;
 use super::record::Machine;
 use crate::sys::{self, SampleRequest, SampleRing, TimerClock, TimerRing, WhyRefused};
 
-/// Makes timers for threads.
+/// Creates timers for threads.
 #[derive(Debug)]
 pub(super) struct Timers {
     request: SampleRequest,
     clock: TimerClock,
 }
 
-/// A thread writes at most a mark a sample, and of samples this short are few.
+/// A thread writes at most one interval per sample, and few samples are shorter than this.
 const SHORT_SAMPLE: u64 = 1024;
 
 impl Timers {
@@ -27,7 +27,7 @@ impl Timers {
         self.clock
     }
 
-    /// Tries it out on the calling thread.
+    /// Probes on the calling thread whether timers are allowed.
     pub(super) fn probe(&self) -> Result<(), WhyRefused> {
         sys::unblock_timers()?;
         self.open_ring(sys::current_tid(), sys::stack_bounds().as_ref(), self.request)?.start()
@@ -43,7 +43,7 @@ impl Timers {
         sys::open_timer_ring(request, self.clock, tid, stack)
     }
 
-    /// Makes what samples the thread of that number and with that stack. It does nothing before it is started.
+    /// Creates the timer and the ring of thread `tid`, whose stack is `stack`. They are inactive until started.
     pub(super) fn open(
         &self,
         tid: u32,

@@ -1,4 +1,4 @@
-//! Where a span's time went.
+//! The time breakdown of a span.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,63 +6,63 @@ use super::SpanKey;
 use crate::sampler::{Usage, UsageCounts};
 use crate::sys::Clock;
 
-/// Where the wall time of a span went, and what else it cost.
+/// Where the wall time of a span went, and its resource usage.
 ///
-/// On-CPU time is that of the threads' CPU clocks (`CLOCK_THREAD_CPUTIME_ID`), which are read once a
-/// millisecond of a thread's wall time at most, and every 100 µs in a span that has been entered for a
-/// sixty-fourth of what its rule keeps it for, and at each enter and exit if its rule judges `on_cpu` or `off_cpu`. Of a segment that begins or ends between two reads it is known between
-/// two bounds: the account is their middle, and `on_cpu_error_ns` how far that may be off. Off-CPU time is
-/// the rest of the time that the span was entered, idle time the rest of its wall time: their sum is exact.
+/// On-CPU time is measured with the threads' CPU clocks (`CLOCK_THREAD_CPUTIME_ID`). A clock is read at most once per
+/// millisecond of a thread's wall time, every 100 µs in a span that has been entered for 1/64 of its rule's threshold,
+/// and at each enter and exit if the rule judges `on_cpu` or `off_cpu`. The on-CPU time of a segment that begins or
+/// ends between two reads is only known within bounds. The account is the middle of these bounds, and `on_cpu_error_ns`
+/// is the possible error. Off-CPU time is the rest of the time in which the span was entered, and idle time is the rest
+/// of its wall time, so the three add up exactly. `tracing-subscriber` calls on-CPU plus off-CPU time `time.busy`, and
+/// idle time `time.idle`.
 ///
-/// While a span is entered on two threads at once, both count: on-CPU and off-CPU time together may then be
-/// more than wall time, while idle time is what it is on neither. A span that is entered twice on one thread
-/// counts once. Where nobody says when threads run, [neither is known](Self::is_cpu_time_unknown).
+/// While a span is entered on two threads at once, both count: on-CPU and off-CPU time together can then exceed wall
+/// time. Idle is the time in which it is entered on neither. A span that is entered twice on one thread counts once. If
+/// the CPU clock cannot be read, [the CPU times are unknown](Self::is_cpu_time_unknown).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Account {
     /// From the span's creation to its close, in nanoseconds.
     pub wall_ns: u64,
-    /// Time that threads ran on a CPU inside the span, in nanoseconds; children on the same
-    /// thread included.
+    /// Time in which threads ran on a CPU inside the span, in nanoseconds, including child spans on the same thread.
     pub on_cpu_ns: u64,
-    /// How far `on_cpu_ns` and `off_cpu_ns` may be off, in nanoseconds.
+    /// The possible error of `on_cpu_ns` and `off_cpu_ns`, in nanoseconds.
     pub on_cpu_error_ns: u64,
-    /// What of `on_cpu_ns` surely ran on threads that were sampled meanwhile, in nanoseconds: a span is sampled only
-    /// when it has been entered for a while ([`Builder::arm_after`](crate::Builder::arm_after)).
+    /// The part of `on_cpu_ns` that certainly ran on sampled threads, in nanoseconds. A span is sampled only after it
+    /// has been entered for [`Builder::arm_after`](crate::Builder::arm_after).
     pub sampled_ns: u64,
-    /// `on_cpu_ns`, and that of the spans inside it on threads that were not in it at the same time, in nanoseconds:
-    /// what the samples of a profile are to be compared with.
+    /// `on_cpu_ns` plus the on-CPU time of descendants on threads that were not in this span, in nanoseconds. Compare
+    /// the samples of a profile with this figure.
     pub subtree_on_cpu_ns: u64,
-    /// How far `subtree_on_cpu_ns` may be off, in nanoseconds.
+    /// The possible error of `subtree_on_cpu_ns`, in nanoseconds.
     pub subtree_on_cpu_error_ns: u64,
-    /// What of `subtree_on_cpu_ns` surely ran on threads that were sampled meanwhile, in nanoseconds.
+    /// The part of `subtree_on_cpu_ns` that certainly ran on sampled threads, in nanoseconds.
     pub subtree_sampled_ns: u64,
-    /// Time that the span was entered while its thread did not run (blocked or preempted), in
-    /// nanoseconds.
+    /// Time in which the span was entered while its thread did not run (blocked or preempted), in nanoseconds.
     pub off_cpu_ns: u64,
-    /// Time that the span was open and not entered (awaiting), in nanoseconds.
+    /// Time in which the span was open and not entered (awaiting), in nanoseconds.
     pub idle_ns: u64,
-    /// The last part of `idle_ns`: from its last exit to its close, in nanoseconds. A span is open as long
-    /// as a child is, and as long as somebody holds it.
+    /// The last part of `idle_ns`, from the last exit to the close, in nanoseconds. A span stays open while a child is
+    /// open or a handle to it exists.
     pub after_last_exit_ns: u64,
-    /// Times a thread gave up the CPU inside the span, to wait. Read when a sample falls and otherwise every
-    /// millisecond at most, as the three that follow.
+    /// Voluntary context switches inside the span. This count and the next three are read when a sample falls, and
+    /// otherwise at most once per millisecond.
     pub voluntary_switches: u64,
-    /// Times the scheduler took the CPU away inside the span.
+    /// Involuntary context switches (preemptions) inside the span.
     pub involuntary_switches: u64,
-    /// Page faults that needed no disk.
+    /// Minor page faults: without disk I/O.
     pub minor_faults: u64,
-    /// Page faults that waited for a disk.
+    /// Major page faults: with disk I/O.
     pub major_faults: u64,
-    /// Counts of the hardware, where it has counters, of the time in which the span was sampled.
+    /// Hardware counts while the span was sampled, on machines with hardware counters.
     pub hardware: Option<Hardware>,
-    /// Nobody knows when its threads ran: the system has no clock of a thread's CPU time, or it may not be
-    /// read. `on_cpu_ns`, `on_cpu_error_ns` and `off_cpu_ns` are 0 then, and say nothing.
+    /// The CPU times are unknown, because the system has no per-thread CPU clock or does not allow reading it.
+    /// `on_cpu_ns`, `on_cpu_error_ns` and `off_cpu_ns` are then 0 and meaningless.
     pub is_cpu_time_unknown: bool,
 }
 
 impl Account {
-    /// Without what nobody knows.
+    /// The account with its CPU times marked as unknown.
     pub(crate) fn without_cpu_time(self) -> Self {
         Self {
             on_cpu_ns: 0,
@@ -77,25 +77,25 @@ impl Account {
         }
     }
 
-    /// What surely ran while nothing was sampled, in it and in the spans inside it.
+    /// On-CPU time of the subtree that certainly ran on unsampled threads.
     pub(crate) fn unsampled_ns(&self) -> u64 {
         let least_ns = self.subtree_on_cpu_ns.saturating_sub(self.subtree_on_cpu_error_ns);
         least_ns.saturating_sub(self.subtree_sampled_ns)
     }
 
-    /// On-CPU time of the spans inside it on other threads, in nanoseconds.
+    /// On-CPU time of descendants on other threads, in nanoseconds.
     pub(crate) fn inside_on_cpu_ns(&self) -> u64 {
         self.subtree_on_cpu_ns.saturating_sub(self.on_cpu_ns)
     }
 
-    /// The time that it was entered, and nothing is known of it but that.
+    /// The time in which the span was entered, on or off CPU.
     pub(crate) fn busy_ns(&self) -> u64 {
         self.wall_ns.saturating_sub(self.idle_ns)
     }
 
-    /// The account of a span that is open, with its present segment: `ran_ns` of it it surely ran,
-    /// `waited_ns` it surely did not, and of the rest nobody knows. Its thread has been sampled for the last `sampled_ns`
-    /// for which it ran.
+    /// The account of an open span, with its current segment added. Of the segment, the thread certainly ran for
+    /// `ran_ns` and certainly did not run for `waited_ns`; the rest is unknown. The thread was sampled for the last
+    /// `sampled_ns` of its CPU time.
     pub(crate) fn with_segment(
         self,
         segment_ns: u64,
@@ -134,7 +134,7 @@ pub struct Hardware {
     pub cache_misses: u64,
 }
 
-/// What one thread counts while it is in a span.
+/// The counts of one thread while it is in a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) sure: Sure,
@@ -150,18 +150,18 @@ impl Tally {
     }
 }
 
-/// What of a time is known of a thread: that it ran, and that it did not. Of the rest nobody knows.
+/// The parts of a time in which a thread certainly ran and certainly did not run. The rest is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sure {
     pub(crate) on_ns: u64,
     pub(crate) off_ns: u64,
-    /// That it ran and was sampled.
+    /// The part of `on_ns` in which it certainly was sampled.
     pub(crate) sampled_ns: u64,
 }
 
 impl Sure {
-    /// Of a part of `part_ns` of an interval of `interval_ns` in which the thread ran for `cpu_ns`, of the last
-    /// `sampled_ns` of them sampled.
+    /// The certain times of a part of `part_ns` of an interval of `interval_ns`. The thread ran for `cpu_ns` of the
+    /// interval, and was sampled for the last `sampled_ns` of its CPU time.
     pub(crate) fn of_part(part_ns: u64, interval_ns: u64, cpu_ns: u64, sampled_ns: u64) -> Self {
         let outside_ns = interval_ns.saturating_sub(part_ns);
         let on_ns = cpu_ns.saturating_sub(outside_ns).min(part_ns);
@@ -176,7 +176,7 @@ pub(crate) struct Counts {
     sure_on_ns: Tagged,
     sure_off_ns: Tagged,
     sure_sampled_ns: Tagged,
-    /// Of spans inside it on threads that were not in it: as long as they are open, so is this one.
+    /// Of descendants on threads that are not in this span. This span is open while they are, so the sums need no tag.
     inside_on_ns: AtomicU64,
     inside_unsure_ns: AtomicU64,
     inside_sampled_ns: AtomicU64,
@@ -184,7 +184,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// For a thread that is in the span, so that it cannot close meanwhile.
+    /// Adds the tally of a thread that is in the span. The span therefore cannot close concurrently.
     pub(crate) fn add(&self, key: SpanKey, tally: &Tally) {
         let Tally { sure, usage } = tally;
         self.sure_on_ns.add(key, sure.on_ns);
@@ -193,16 +193,16 @@ impl Counts {
         self.usage.iter().zip(usage.counts()).for_each(|(sum, count)| add(sum, count));
     }
 
-    /// For a thread that was for `segment_ns` in a span inside it, and not in this one, and knows that of it.
+    /// Adds a segment of a descendant, on a thread that is not in this span.
     pub(crate) fn add_inside(&self, segment_ns: u64, sure: Sure) {
         let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
         add(&self.inside_on_ns, sure.on_ns);
-        // Not known to the nanosecond in any case: so it shows that there was one, also one that only waited.
+        // At least 1, so that the sum shows that there was such a segment, even if it was entirely off-CPU.
         add(&self.inside_unsure_ns, segment_ns.saturating_sub(sure_ns).max(1));
         add(&self.inside_sampled_ns, sure.sampled_ns);
     }
 
-    /// For a thread that has left the span, which may be closed by now, and its slot in use again.
+    /// Adds the times of a thread that has left the span. The span may be closed, and its slot reused.
     pub(crate) fn add_late(&self, key: SpanKey, sure: Sure) {
         self.sure_on_ns.add_late(key, sure.on_ns);
         self.sure_off_ns.add_late(key, sure.off_ns);
@@ -228,7 +228,7 @@ impl Counts {
         let entered_ns = clock.ns(entered);
         let sure_on_ns = self.sure_on_ns.get(key).min(entered_ns);
         let sure_off_ns = self.sure_off_ns.get(key).min(entered_ns - sure_on_ns);
-        // The middle of the bounds is the guess that can be wrong by least.
+        // The middle of the bounds has the smallest possible error.
         let unsure_ns = entered_ns - sure_on_ns - sure_off_ns;
         let on_cpu_ns = sure_on_ns + unsure_ns / 2;
         let inside_unsure_ns = get(&self.inside_unsure_ns);
@@ -268,8 +268,8 @@ fn get(from: &AtomicU64) -> u64 {
     from.load(Ordering::Relaxed)
 }
 
-/// A sum that belongs to one span: 16 bits of its key, 48 bits of nanoseconds, of which half are used (39 hours). What comes late
-/// for another span is not added to it.
+/// A sum that belongs to one span: 16 bits of the span's key and 48 bits of nanoseconds. Values are capped at 47 bits
+/// (39 hours). Late amounts of another span are not added.
 #[derive(Debug, Default)]
 struct Tagged(AtomicU64);
 
@@ -278,11 +278,11 @@ const VALUE: u64 = (1 << TAG_SHIFT) - 1;
 
 impl Tagged {
     fn tag(key: SpanKey) -> u64 {
-        // Not 0, which is what a cleared sum has.
+        // Never 0, the tag of a cleared sum.
         (key.get() | 1 << (u64::BITS - TAG_SHIFT - 1)) << TAG_SHIFT
     }
 
-    /// For a thread in the span: whatever another span has left here is over.
+    /// For a thread that is in the span. Replaces whatever an earlier span left here.
     fn add(&self, key: SpanKey, value: u64) {
         if value == 0 {
             return;
@@ -291,7 +291,7 @@ impl Tagged {
         _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// For one that has left it.
+    /// For a thread that has left the span.
     fn add_late(&self, key: SpanKey, value: u64) {
         if value == 0 {
             return;
@@ -303,7 +303,7 @@ impl Tagged {
         _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// That sum, if it is this span's; with room for more.
+    /// The sum if it belongs to this span, capped so that another value can be added.
     fn sum(key: SpanKey, sum: u64) -> Option<u64> {
         (sum & !VALUE == Self::tag(key)).then_some(sum & !VALUE | (sum & VALUE).min(VALUE / 2))
     }
@@ -343,20 +343,20 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_is_unsure() {
-        // 40 of 100 on the CPU; 30 were inside: all of them may have been, or none.
+    fn the_rest_is_unknown() {
+        // On-CPU for 40 of 100; all of the 30 can be on-CPU, or none.
         assert_eq!(sure_parts(30, 100, 40), (0, 0));
-        // 80 of 100: at least 10 of the 30.
+        // 80 of 100: at least 10 of the 30 are on-CPU.
         assert_eq!(sure_parts(30, 100, 80), (10, 0));
-        // 20 of 100: at least 10 of the 30 were not.
+        // 20 of 100: at least 10 of the 30 are off-CPU.
         assert_eq!(sure_parts(30, 100, 20), (0, 10));
-        // The two clocks may disagree by a little.
+        // The two clocks may disagree slightly.
         assert_eq!(sure_parts(100, 100, 101), (100, 0));
         assert_eq!(sure_parts(101, 100, 100), (100, 1));
     }
 
     #[test]
-    fn bounds_hold_the_truth_for_every_placement() {
+    fn bounds_contain_the_true_time_for_every_placement() {
         for interval in 1..12_u64 {
             for cpu in 0..=interval {
                 for part in 0..=interval {
@@ -370,15 +370,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sampled_at_the_end_was_surely_so_in_a_part_that_is_long_enough() {
+    fn the_sampled_part_has_a_lower_bound() {
         let sampled = |part_ns, sampled_ns| Sure::of_part(part_ns, 100, 100, sampled_ns).sampled_ns;
         assert_eq!([sampled(100, 100), sampled(100, 40), sampled(100, 0)], [100, 40, 0]);
-        // It can have been the first 30 of the 100.
+        // The sampled time can be the first 30 of the 100.
         assert_eq!([sampled(30, 100), sampled(30, 70), sampled(30, 71)], [30, 0, 1]);
     }
 
     #[test]
-    fn of_what_nothing_is_known_half_may_be_off_cpu() {
+    fn unknown_time_is_split_in_half() {
         let clock = Clock::nanoseconds();
         let account = Counts::default().account(&clock, key(1), 1_500, 1_000, 500);
         assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (500, 500));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_account_is_the_middle_and_says_how_wrong_it_may_be() {
+    fn the_account_is_the_middle_of_its_bounds() {
         let counts = Counts::default();
         counts.add(key(1), &sure(20, 0));
         counts.add_late(key(1), Sure { on_ns: 40, off_ns: 10, sampled_ns: 0 });
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_more_of_either_than_the_span_was_entered() {
+    fn neither_time_exceeds_the_time_entered() {
         let counts = Counts::default();
         counts.add(key(1), &sure(60, u64::MAX));
         counts.add(key(1), &sure(0, u64::MAX));
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_late_for_another_span_is_not_added() {
+    fn late_amounts_of_another_span_are_not_added() {
         let late = Sure { on_ns: 40, off_ns: 40, sampled_ns: 0 };
         let on_cpu_ns = |counts: &Counts| {
             let account = counts.account(&Clock::nanoseconds(), key(2), 1_000, 1_000, 0);
@@ -415,7 +415,7 @@ mod tests {
         counts.add(key(2), &sure(100, 0));
         counts.add_late(key(1), late);
         assert_eq!(on_cpu_ns(&counts), 100);
-        // It was there first.
+        // The late amount arrives first.
         let counts = Counts::default();
         counts.add_late(key(1), late);
         assert_eq!(on_cpu_ns(&counts), 0);

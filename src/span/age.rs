@@ -1,4 +1,4 @@
-//! From when on spans are old, and the threads in them sampled.
+//! When spans become old, so that the threads in them are sampled.
 
 use super::account::Sure;
 use super::local::{ThreadState, put, take};
@@ -7,8 +7,8 @@ use super::slot::{FORCED, SUSPECT, Slot};
 use super::{RegistryId, Spans};
 
 impl Spans {
-    /// The innermost profiled span on this thread will be kept, whatever it does, and is sampled from now on.
-    /// False if there is none.
+    /// Keeps the innermost profiled span on this thread, whatever its rule decides, and samples it from now on. Returns
+    /// false if there is none.
     pub(crate) fn force_current(&self) -> bool {
         let Some(mut state) = take(self.layer) else { return false };
         let is_forced = self.force_top(&mut state).is_some();
@@ -33,14 +33,14 @@ impl Spans {
         Some(())
     }
 
-    /// Whether a span that this thread enters has a parent that the thread is not in.
+    /// Whether a span that this thread enters has a parent that is not entered on this thread.
     #[cold]
     pub(super) fn is_apart(&self, state: &ThreadState, slot: &Slot) -> bool {
         slot.parent().is_some_and(|parent| !state.is_in(parent))
     }
 
-    /// When such a span is old, or one of those around it that the thread is not in: the others know by
-    /// themselves.
+    /// When such a span, or one of its ancestors that the thread is not in, becomes old. Ancestors that the thread is
+    /// in are accounted for by their own segments.
     #[cold]
     pub(super) fn old_at_apart(
         &self,
@@ -60,12 +60,11 @@ impl Spans {
         old_at
     }
 
-    /// Tells those around such a span for how long it was entered by a segment that has ended, and what is known of
-    /// that time.
+    /// Adds an ended segment of such a span to its ancestors: its length, and what is known of its CPU time.
     pub(super) fn tell_apart(&self, state: &ThreadState, slot: &Slot, ticks: u64, sure: Sure) {
         let segment_ns = self.clock.ns(ticks);
         self.for_ancestors(slot, |ancestor| {
-            // What is around a segment that was told of, or will be, has that time from there.
+            // An ancestor of another segment on this thread gets this time from that segment.
             let is_apart = ancestor.id().is_some_and(|id| !self.is_around(state, id));
             if is_apart {
                 ancestor.grow_older(ticks);
@@ -75,7 +74,7 @@ impl Spans {
         });
     }
 
-    /// Whether this thread is in that span, or in one inside it.
+    /// Whether this thread is in that span or in a descendant of it.
     fn is_around(&self, state: &ThreadState, id: RegistryId) -> bool {
         state.entered().iter().any(|segment| {
             let slot = || RegistryId::new(segment.id).and_then(|id| self.table.get(id));
@@ -87,15 +86,14 @@ impl Spans {
                 });
                 is_found
             };
-            // The parent of any other one is entered too.
+            // The parent of any other segment is entered on this thread too, and is checked itself.
             segment.id == id.get()
                 || segment.has(APART) && slot().is_some_and(|slot| is_inside(&slot))
         })
     }
 
-    /// A thread that is not sampled enters a span that is old. It arms itself if the span is one that is sampled
-    /// from its enter, or if the thread is new: it may have ended before anybody else sees it. Returns when it
-    /// enters.
+    /// A thread that is not sampled enters an old span. The thread arms itself if the span is sampled from its enter
+    /// on, or if the thread is new, since it may end before the collector finds it. Returns the time of the enter.
     #[cold]
     #[inline(never)]
     pub(super) fn enter_old(

@@ -1,4 +1,4 @@
-//! Spans that close.
+//! Closing spans.
 
 use std::sync::atomic::Ordering;
 
@@ -8,20 +8,20 @@ use super::slot::{ANNOUNCED, Slot, WATCHED};
 use super::spans::Notice;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 
-/// A span that has closed and must be judged, or as if it had.
+/// A span that has closed and must be judged, or an open one in the state it would close in now.
 #[derive(Clone, Debug)]
 pub(crate) struct Closing {
     pub(crate) key: SpanKey,
     pub(crate) root: SpanKey,
     pub(crate) plan: u64,
-    /// What happened to it: `FAILED` and others.
+    /// The flags of its slot: `FAILED` and others.
     flags: u32,
-    /// Samples that fell in the span and inside it.
+    /// Samples in the span and its descendants.
     pub(crate) samples: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
     pub(crate) account: Account,
-    /// The collector knows it: a sample fell in it or inside it.
+    /// The collector knows the span, because a sample fell in it or in a descendant.
     pub(crate) announced: bool,
 }
 
@@ -32,17 +32,17 @@ impl Closing {
     }
 }
 
-/// What was decided on a span that has closed.
+/// The decision on a closed span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Whether the collector has something to do for it.
+    /// Whether the close must be reported to the collector, even if it does not know the span.
     pub(crate) must_know: bool,
     pub(crate) ids: Option<TraceIds>,
 }
 
 impl Spans {
-    /// A span has closed. If it must be judged, `judge` does that. Only then is the slot free: as
-    /// long as the span counts as open, nobody takes it for judged. Returns whether it was judged.
+    /// Closes a span. If it must be judged, calls `judge`. The slot is released only afterwards, so a span counts as
+    /// open until its verdict is known. Returns whether it was judged.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
         match self.table.get_in_table(id) {
@@ -68,7 +68,7 @@ impl Spans {
     #[inline(always)]
     fn note_told(&self, told: Option<bool>) -> bool {
         if told == Some(false) {
-            // Release: who finds it set finds the slot released.
+            // Release: a thread that reads true finds the slot released.
             self.notice_lost.store(true, Ordering::Release);
         }
         told.is_some()
@@ -86,7 +86,7 @@ impl Spans {
         if let Some(mut state) = take(self.layer) {
             if !state.pending.is_empty() {
                 self.sync_accounts(&mut state, now);
-                // It can have been armed.
+                // The sync may have armed the thread.
                 state.end_hook(now);
             }
             put(state);
@@ -97,7 +97,7 @@ impl Spans {
         self.closing(slot, now)
     }
 
-    /// What is known of a span at `now`.
+    /// The state of a span at `now`.
     pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<Closing> {
         let flags = slot.flags();
         Some(Closing {
@@ -112,8 +112,7 @@ impl Spans {
         })
     }
 
-    /// Tells the collector that a span has closed, if it knows of it or must. False if the queue
-    /// was full.
+    /// Reports the close to the collector if it knows the span or must know it. Returns false if the queue was full.
     fn told(&self, closing: &Closing, verdict: Verdict) -> bool {
         let is_of_interest = closing.announced || verdict.must_know;
         let notice = Notice::Closed { key: closing.key, ids: verdict.ids };

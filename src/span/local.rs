@@ -1,4 +1,4 @@
-//! What a thread knows of the spans it is in.
+//! A thread's own state: the spans it is in.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -14,18 +14,16 @@ use crate::sampler::{Arming, NEVER, SampledThread, ThreadSource, Usage};
 use crate::sys::{self, Clock, Position};
 
 thread_local! {
-    /// Set on our own threads, and on those that are past their destructors: nothing of ours
-    /// happens there.
+    /// Set on the layer's own threads, and on threads whose thread-locals have been destroyed. Hooks do nothing there.
     static IGNORED: Cell<bool> = const { Cell::new(false) };
 
-    /// The layer whose state is in `STATE`, or 0, and the unmatched spans that are entered above
-    /// its innermost segment. Not in the state, so that entering an unmatched span touches nothing
-    /// else.
+    /// The layer whose state is in `STATE`, or 0, and the number of unmatched spans entered above its innermost
+    /// segment. Kept outside the state, so that entering an unmatched span touches nothing else.
     static FIRST: Cell<First> = const { Cell::new(First::NONE) };
 
-    /// The state of that layer; taken out while a hook works on it. (A closure over it would not
-    /// be inlined, and what it captures would go through memory.) It has no destructor of its own,
-    /// which would have to be asked about at each access: `OTHERS` drops it.
+    /// That layer's state, taken out while a hook uses it. (A closure over it would not be inlined, and its captures
+    /// would go through memory.) It has no destructor, since a thread-local with one checks at each access whether it
+    /// is alive; `OTHERS` drops it.
     static STATE: Cell<Option<ManuallyDrop<Box<ThreadState>>>> = const { Cell::new(None) };
 
     static OTHERS: Others = const { Others(RefCell::new(Vec::new())) };
@@ -37,15 +35,15 @@ struct First {
     unmatched: u32,
 }
 
-/// The number that no layer has.
+/// Not the number of any layer.
 const NO_LAYER: u32 = 0;
 
 impl First {
     const NONE: Self = Self { layer: NO_LAYER, unmatched: 0 };
 }
 
-/// The states of further layers; nearly always there are none.
-#[expect(clippy::vec_box, reason = "they change places with the first one, which is a box")]
+/// The states of further layers; almost always empty.
+#[expect(clippy::vec_box, reason = "they are swapped with the first one, which is a box")]
 struct Others(RefCell<Vec<Box<ThreadState>>>);
 
 impl Drop for Others {
@@ -53,12 +51,12 @@ impl Drop for Others {
     fn drop(&mut self) {
         FIRST.set(First::NONE);
         drop(STATE.take().map(ManuallyDrop::into_inner));
-        // Destructors that run after this one may still use spans.
+        // Destructors that run later may still use spans.
         IGNORED.set(true);
     }
 }
 
-/// From now on the calling thread is not profiled.
+/// Stops profiling the calling thread.
 pub(crate) fn ignore_this_thread() {
     IGNORED.set(true);
     forget_this_thread();
@@ -73,21 +71,21 @@ pub(crate) fn spawn_ignored(name: &str, run: impl FnOnce() + Send + 'static) -> 
     sys::spawn(name, run).map(drop)
 }
 
-/// Leaves the calling thread's states as they are, for good. Only stores to memory: it is called in
-/// the child of a fork, where what they hold is not ours any more.
+/// Leaks the calling thread's states. Only stores to memory: it is called in the child of a fork, which must not touch
+/// what the states own.
 pub(crate) fn forget_this_thread() {
     FIRST.set(First::NONE);
     STATE.set(None);
 }
 
-/// Whether the calling thread is not profiled, and may wait for none of our threads.
+/// Whether the calling thread is not profiled. Such a thread must not wait for the layer's threads.
 pub(crate) fn is_ignored() -> bool {
     IGNORED.get()
 }
 
-/// Takes this thread's state for the layer of that number, if there is one; [`put`] must follow.
+/// Takes this thread's state for the given layer, if there is one; [`put`] must follow.
 ///
-/// There is none when a hook runs inside a hook, or when the thread is past its destructors.
+/// There is none when a hook runs inside a hook, or when the thread's thread-locals have been destroyed.
 #[inline(always)]
 pub(super) fn take(layer: u32) -> Option<Box<ThreadState>> {
     if FIRST.get().layer != layer {
@@ -96,13 +94,13 @@ pub(super) fn take(layer: u32) -> Option<Box<ThreadState>> {
     STATE.take().map(ManuallyDrop::into_inner)
 }
 
-/// Puts back what was taken.
+/// Puts the state back.
 #[inline(always)]
 pub(super) fn put(state: Box<ThreadState>) {
     STATE.set(Some(ManuallyDrop::new(state)));
 }
 
-/// The unmatched spans that are entered above the innermost segment of the first state.
+/// The number of unmatched spans entered above the innermost segment of the first state.
 #[inline(always)]
 pub(super) fn unmatched() -> u32 {
     FIRST.get().unmatched
@@ -117,13 +115,13 @@ pub(super) fn set_unmatched(unmatched: u32) {
 #[inline(always)]
 pub(super) fn count_unmatched(layer: u32, change: i32) {
     let first = FIRST.get();
-    // Without a state there is nothing to count for: whoever makes one asks the registry.
+    // Without a state there is no count: when a state is made, the registry is asked instead.
     if first.layer == layer || (first.layer != NO_LAYER && make_first(layer).is_some()) {
         set_unmatched(unmatched().saturating_add_signed(change));
     }
 }
 
-/// Makes the state of that layer the first.
+/// Makes the state of that layer the first one.
 #[cold]
 fn make_first(layer: u32) -> Option<()> {
     if FIRST.get().layer == NO_LAYER {
@@ -144,8 +142,8 @@ fn make_first(layer: u32) -> Option<()> {
         .flatten()
 }
 
-/// Makes `state` this thread's state for its layer, unless the thread is past its destructors or in
-/// the middle of a hook. States of layers that are gone are dropped.
+/// Makes `state` this thread's state for its layer, unless the thread's thread-locals have been destroyed or a hook is
+/// running. Drops the states of layers that are gone.
 pub(super) fn add_state(state: ThreadState) {
     _ = OTHERS.try_with(|others| {
         let first = STATE.take().map(ManuallyDrop::into_inner);
@@ -169,42 +167,42 @@ pub(super) fn add_state(state: ThreadState) {
 #[derive(Debug)]
 pub(super) struct ThreadState {
     pub(super) layer: u32,
-    /// As long as the layer lives.
+    /// Alive as long as the layer is.
     life: Weak<()>,
-    /// The thread's number, which no other thread has.
+    /// The thread's number, unique in this process.
     pub(super) thread: u32,
     depth: usize,
     /// As long as the deepest nesting so far; the first `depth` are entered.
     segments: Vec<Segment>,
-    /// What [`unmatched`] will be when this state is the first again.
+    /// The value of [`unmatched`] when this state becomes the first again.
     unmatched_later: u32,
     pub(super) keys: std::ops::Range<u64>,
-    /// Spans that this thread has made.
+    /// The number of spans that this thread has created.
     pub(super) seen: Arc<AtomicU64>,
     pub(super) samples: Position,
     pub(super) sampled: Option<Arc<SampledThread>>,
-    /// That of them which the thread has taken up.
+    /// The arming of `sampled` that the thread has taken up.
     pub(super) arming: Option<Arc<Arming>>,
-    /// How many came before it.
+    /// The number of armings before it.
     pub(super) turn: u32,
-    /// It samples the thread.
+    /// Whether the arming samples the thread.
     pub(super) is_armed: bool,
-    /// Nobody may have looked at the thread since it was begun with.
+    /// The collector may not have scanned the thread since it began.
     pub(super) is_new: bool,
     /// None before the first profiled segment.
     pub(super) source: Option<Box<dyn ThreadSource>>,
-    /// Nobody says when the thread runs.
+    /// The thread's CPU clock cannot be read.
     pub(super) cpu_unknown: bool,
-    /// Where the open interval of the ring began.
+    /// The position at which the open interval began.
     pub(super) from: u64,
-    /// When to look at what time alone changes.
+    /// When the next time-based checks are due.
     pub(super) deadline: u64,
     /// When the CPU clock was last read.
     pub(super) synced: u64,
     pub(super) cpu_ns: u64,
-    /// For how long its arming had sampled it by then.
+    /// For how long `arming` had sampled the thread at that read.
     pub(super) sampled_ns: u64,
-    /// For how long those before it have since.
+    /// For how long earlier armings have sampled it since that read.
     pub(super) sampled_ended_ns: u64,
     pub(super) usage: Usage,
     pub(super) usage_read: u64,
@@ -233,7 +231,7 @@ impl ThreadState {
             source: None,
             cpu_unknown: false,
             from: 0,
-            // Long ago: the first enter looks, and arms the thread.
+            // In the past, so that the first enter runs the checks and arms the thread.
             deadline: 0,
             synced: 0,
             cpu_ns: 0,
@@ -260,7 +258,7 @@ impl ThreadState {
         self.segments.get(self.depth.checked_sub(1)?)
     }
 
-    /// See [`SampledThread::begin_hook`]. Returns whether there is another arming to take up.
+    /// See [`SampledThread::begin_hook`]. Returns whether there is a new arming to take up.
     #[inline(always)]
     pub(super) fn begin_hook(&self) -> bool {
         let Some(sampled) = &self.sampled else { return false };
@@ -268,7 +266,7 @@ impl ThreadState {
         sampled.turn() != self.turn
     }
 
-    /// The hook ends in the innermost span.
+    /// Ends a hook, in the span that is now innermost.
     #[inline(always)]
     pub(super) fn end_hook(&self, now: u64) {
         if let Some(sampled) = &self.sampled {
@@ -278,7 +276,7 @@ impl ThreadState {
         }
     }
 
-    /// The arming that followed, if one did, and how many came before it.
+    /// The arming that followed, if any, and the number of armings before it.
     pub(super) fn next_arming(&self) -> Option<(Arc<Arming>, u32)> {
         let next = self.arming.as_ref()?.next()?;
         Some((Arc::clone(next), self.turn.wrapping_add(1)))
@@ -292,7 +290,7 @@ impl ThreadState {
         self.segments.get_mut(..self.depth).unwrap_or_default()
     }
 
-    /// Enters a span `now`, with those flags of a [`Segment`]; `old_at` is what it says there.
+    /// Enters a span at `now`; `flags` and `old_at` are those of [`Segment`].
     #[inline(always)]
     pub(super) fn push(&mut self, id: RegistryId, slot: &Slot, flags: u32, now: u64, old_at: u64) {
         if self.depth >= self.segments.len() {
@@ -330,8 +328,8 @@ impl ThreadState {
         self.segments.push(Segment::default());
     }
 
-    /// The span just pushed is entered somewhere already. If it is on this thread, its time counts
-    /// there.
+    /// The span just pushed was already entered, on some thread. If it was this one, the earlier segment counts its
+    /// time.
     #[cold]
     pub(super) fn note_nested(&mut self, id: RegistryId) {
         let below = self.depth.saturating_sub(1);
@@ -341,7 +339,7 @@ impl ThreadState {
         }
     }
 
-    /// The innermost segment is of a span that is old.
+    /// Makes the innermost segment's span old.
     pub(super) fn make_old(&mut self, now: u64) {
         if let Some(top) = self.entered_mut().last_mut() {
             top.old_at = now;
@@ -353,22 +351,21 @@ impl ThreadState {
         self.entered().iter().any(|segment| segment.id == id.get())
     }
 
-    /// Takes the innermost segment off.
+    /// Removes the innermost segment.
     #[inline(always)]
     pub(super) fn pop(&mut self, unmatched_below: u32) {
         self.depth -= 1;
-        // Above it there are some only if it is left before them.
+        // There are unmatched spans above it only if it is left before them.
         set_unmatched(unmatched().saturating_add(unmatched_below));
     }
 
-    /// Brings the latest segment of `id` to the top, wherever it is: spans need not be left in the
-    /// order in which they were entered.
+    /// Moves the latest segment of `id` to the top. Spans need not be left in the reverse order of their enters.
     pub(super) fn bring_to_top(&mut self, id: RegistryId) -> Option<&Segment> {
         let top = self.depth.checked_sub(1)?;
         let at = self.entered().iter().rposition(|segment| segment.id == id.get())?;
         if at < top {
             self.segments.get_mut(at..=top)?.rotate_left(1);
-            // What was below it is now below the one that was above it.
+            // The unmatched spans below it are now below the segment that was above it.
             let below = std::mem::take(&mut self.segments.get_mut(top)?.unmatched_below);
             self.segments.get_mut(at)?.unmatched_below += below;
         }
@@ -381,9 +378,8 @@ impl ThreadState {
         }
     }
 
-    /// Bounds the on-CPU time of everything since the CPU clock was last read, now that the thread is
-    /// known to have run for `cpu_ns` of it. What belongs to segments left meanwhile goes to `late`.
-    /// Of these it was sampled for the last `sampled_ns`.
+    /// Bounds the on-CPU time since the CPU clock was last read. The thread ran for `cpu_ns` of that interval, and was
+    /// sampled for the last `sampled_ns` of it. The shares of segments that have ended go to `late`.
     pub(super) fn bound(
         &mut self,
         clock: &Clock,

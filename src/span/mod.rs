@@ -1,7 +1,7 @@
-//! Open spans: which thread is in which, since when, and where its time goes.
+//! Open spans: which thread is in which span, since when, and where their time goes.
 //!
-//! Knows nothing of rules, perf or profiles. What the collector must learn goes out as [`Notice`]s, and as what a
-//! [`SampledThread`](crate::sampler::SampledThread) shows.
+//! This module is independent of rules, perf and profiles. It reports to the collector through [`Notice`]s and
+//! [`SampledThread`](crate::sampler::SampledThread).
 
 mod account;
 mod age;
@@ -35,10 +35,10 @@ pub(crate) use slot::{
 };
 pub(crate) use spans::{GivenParent, KnownSpan, Notice, Spans};
 
-/// The number that the registry gives a span, and gives again to a later one.
+/// The registry's id of a span. The registry reuses ids.
 pub(crate) type RegistryId = NonZeroU64;
 
-/// Under what a span is exported by OpenTelemetry.
+/// The ids under which OpenTelemetry exports a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TraceIds {
     pub(crate) trace: TraceId,
@@ -47,33 +47,34 @@ pub(crate) struct TraceIds {
     pub(crate) is_sampled: bool,
 }
 
-/// What the rules say of a callsite, as far as the hooks must know.
+/// The part of a callsite's rules that the hooks need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The number under which the rules know callsite and rule.
+    /// The number that identifies the callsite and its rule.
     pub(crate) number: u64,
-    /// Those of the flags of a slot that come from the rule.
+    /// The slot flags that the rule sets.
     pub(crate) flags: u32,
-    /// Ticks after which a closing span must be judged.
+    /// A span whose wall time exceeds this many ticks is judged when it closes.
     pub(crate) suspect_after: u64,
-    /// Ticks that a span is entered before it is old: then the threads in it are sampled.
+    /// A span is old, and its threads are sampled, after it has been entered for this many ticks.
     pub(crate) arm_after: u64,
-    /// Ticks after which an open span is one that holds others, and only its present segment makes it old.
+    /// After this many ticks an open span counts as a container of others (a connection, `main`), and only its current
+    /// segment makes it old.
     pub(crate) long_after: u64,
 }
 
-/// Asks the registry for spans: the given one and its ancestors, or those that are entered on this
-/// thread from the inside out. Stops when it is answered with true.
+/// Asks the registry for spans, from the inside out: a given span and its ancestors, or the spans entered on this
+/// thread. Stops when the visitor returns true.
 pub(crate) type Ancestry<'a> = &'a dyn Fn(AncestryFrom, &mut dyn FnMut(RegistryId) -> bool);
 
-/// Where an [`Ancestry`] begins.
+/// The span at which an [`Ancestry`] begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AncestryFrom {
     Current,
     Span(RegistryId),
 }
 
-/// The [`Ancestry`] that a layer's context knows.
+/// The [`Ancestry`] of a layer's context.
 pub(crate) fn ancestry<S>(
     context: &tracing_subscriber::layer::Context<'_, S>,
     from: AncestryFrom,

@@ -1,4 +1,4 @@
-//! Open spans, looked at by the collector.
+//! Open spans, as the collector inspects them.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -7,21 +7,21 @@ use super::slot::Slot;
 use super::spans::KnownSpan;
 use super::{RegistryId, SpanKey, Spans};
 
-/// An open profiled span as the collector finds it. Its thread goes on meanwhile.
+/// An open profiled span at the moment of the scan. Its thread keeps running.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenSpan {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
     /// The number of its plan.
     pub(crate) plan: u64,
-    /// Since when, in nanoseconds.
+    /// For how long it has been open, in nanoseconds.
     pub(crate) open_ns: u64,
-    /// For how long it is entered without a break, if it is entered.
+    /// For how long it has been entered without a break, if it is entered.
     pub(crate) entered_ns: Option<u64>,
 }
 
 impl Spans {
-    /// Visits all open profiled spans: all that are in slots, which takes some nanoseconds each.
+    /// Visits all open profiled spans. This scans all slots, at some nanoseconds each.
     pub(crate) fn look_at_open(&self, mut visit: impl FnMut(&OpenSpan)) {
         let now = self.clock.now();
         let since = |then: u64| self.clock.ns(now.saturating_sub(then));
@@ -35,14 +35,14 @@ impl Spans {
                 entered_ns: slot.entered_since().map(since),
             };
             fence(Ordering::Acquire);
-            // Else it closed meanwhile, and this is a mixture.
+            // Otherwise it closed during the reads, and the values are mixed.
             if slot.key() == Some(key) && slot.holds(id) {
                 visit(&open);
             }
         });
     }
 
-    /// A span and those around it, the outermost first. `None` if the span has closed.
+    /// Returns a span and its ancestors, the outermost first, or `None` if the span has closed.
     pub(crate) fn describe(
         &self,
         id: RegistryId,
@@ -55,20 +55,20 @@ impl Spans {
             next = slot.parent();
         }
         fence(Ordering::Acquire);
-        // As long as it is open those around it are: so if it still is, all of this is true.
+        // Ancestors are open as long as the span is, so if it is still open, all of this is consistent.
         self.open_slot(id, key)?;
         around.reverse();
         Some(around)
     }
 
-    /// An open span as it would be judged if it closed now, but for the present segments, of which only the threads
-    /// know where their time went; and for how long it is entered without a break, at that same moment.
+    /// An open span as it would be judged if it closed now, without its current segments, whose CPU time only their
+    /// threads know. The second value is for how long it has been entered without a break at that moment.
     pub(crate) fn as_closing(&self, id: RegistryId, key: SpanKey) -> Option<(Closing, u64)> {
         let (slot, now) = (self.open_slot(id, key)?, self.clock.now());
         let since = slot.entered_since().unwrap_or(now);
         let closing = self.closing(&slot, now)?;
         fence(Ordering::Acquire);
-        // Else it closed meanwhile, and this is a mixture.
+        // Otherwise it closed during the reads, and the values are mixed.
         self.open_slot(id, key)?;
         Some((closing, self.clock.ns(now.saturating_sub(since))))
     }

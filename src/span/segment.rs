@@ -1,10 +1,10 @@
-//! The segments that a thread is in, and those that have just ended.
+//! The current segments of a thread, and those that have just ended.
 
 use super::account::Tally;
 use super::slot::Parent;
 use super::{RegistryId, SpanKey};
 
-/// One enter of a span on this thread. What most enters and exits touch comes first, in one line of cache.
+/// One enter of a span on this thread. The fields that most enters and exits touch come first, in one cache line.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct Segment {
@@ -12,46 +12,46 @@ pub(super) struct Segment {
     pub(super) key: u64,
     pub(super) root: u64,
     pub(super) entered: u64,
-    /// When this span or one of those around it is old, if the thread stays in it.
+    /// When this span or one of its ancestors becomes old, if the thread stays in it.
     pub(super) old_at: u64,
-    /// Unmatched spans that had been entered since the segment below.
+    /// The number of unmatched spans entered between the segment below and this one.
     pub(super) unmatched_below: u32,
     flags: u32,
     tally: Tally,
 }
 
-/// The span was entered on this thread already: its time is counted there.
+/// The span was already entered on this thread; the earlier segment counts its time.
 pub(super) const NESTED: u32 = 1;
-/// The thread was unwinding already: that panic is not of this span.
+/// The thread was already unwinding, so that panic did not begin in this span.
 pub(super) const UNWINDING: u32 = 1 << 1;
-/// It is one of a span that may be kept: the CPU clock is read more often.
+/// The span may be kept, so the CPU clock is read more often.
 pub(super) const READS_CPU: u32 = 1 << 2;
-/// The thread is not in its parent: that one has to be told of its time.
+/// The thread is not in the span's parent, so this segment's time must be passed up to the ancestors.
 pub(super) const APART: u32 = 1 << 3;
-/// `tally` is in use; else it holds what an earlier segment left.
+/// `tally` is in use; otherwise it holds data of an earlier segment.
 const TALLIED: u32 = 1 << 4;
-/// Nobody says when the thread runs.
+/// The thread's CPU clock cannot be read.
 pub(super) const CPU_UNKNOWN: u32 = 1 << 5;
 
 const _: () = assert!(std::mem::offset_of!(Segment, tally) <= 72);
 
-/// Segments that have ended since the CPU clock was last read: at most one span for each place, so that a hook
-/// finds it without a search.
+/// Segments that have ended since the CPU clock was last read. Each entry holds one span, so a hook finds it without a
+/// search.
 #[derive(Debug)]
-pub(super) struct PendingSegments([PendingSegment; PLACES]);
+pub(super) struct PendingSegments([PendingSegment; ENTRIES]);
 
-const PLACES: usize = 64;
-/// Of the registry's ids: without how often the place was used before. It is given again only when the span
-/// that had it is closed, and nobody asks for that any more.
-const REGISTRY_PLACE: u64 = (1 << 51) - 1;
+const ENTRIES: usize = 64;
+/// The bits of a registry id without its generation. The registry reuses them only after the span has closed, and then
+/// the pending time of that span is no longer needed.
+const REGISTRY_SLOT: u64 = (1 << 51) - 1;
 
-/// Segments of one span.
+/// The ended segments of one span.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingSegment {
     pub(super) id: RegistryId,
-    /// The span's [`SpanKey`] as a number; 0 if the place is free.
+    /// The span's [`SpanKey`] as a number; 0 if the entry is free.
     pub(super) key: u64,
-    /// Since the CPU clock was read or the segment began.
+    /// Ticks of the segments since the last read of the CPU clock.
     pub(super) ticks: u64,
 }
 
@@ -60,22 +60,22 @@ impl PendingSegment {
 }
 
 impl PendingSegments {
-    pub(super) const NONE: Self = Self([PendingSegment::NONE; PLACES]);
+    pub(super) const NONE: Self = Self([PendingSegment::NONE; ENTRIES]);
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().all(|part| part.key == 0)
     }
 
-    /// The place of a span, and what is in it of that span. None if another one that is open has it.
+    /// The entry for a span, and the ticks already in it. `None` if another open span uses the entry.
     #[inline(always)]
     fn room(&mut self, id: RegistryId, key: u64) -> Option<(&mut PendingSegment, u64)> {
         // The registry's ids are dense on each thread.
-        let part = self.0.get_mut((id.get() % PLACES as u64) as usize)?;
+        let part = self.0.get_mut((id.get() % ENTRIES as u64) as usize)?;
         let before = match part.key {
             0 => 0,
             same if same == key => part.ticks,
-            // Of a span that is closed.
-            _ if (part.id.get() ^ id.get()) & REGISTRY_PLACE == 0 => 0,
+            // Of a closed span.
+            _ if (part.id.get() ^ id.get()) & REGISTRY_SLOT == 0 => 0,
             _ => return None,
         };
         Some((part, before))
@@ -85,7 +85,7 @@ impl PendingSegments {
         self.room(id, key).is_some()
     }
 
-    /// Adds a segment that has ended, if there is room. Returns whether there was.
+    /// Adds an ended segment if there is room. Returns whether there was.
     #[inline(always)]
     pub(super) fn add(&mut self, PendingSegment { id, key, ticks }: PendingSegment) -> bool {
         let Some((part, before)) = self.room(id, key) else { return false };
@@ -104,7 +104,7 @@ impl PendingSegments {
 }
 
 impl Segment {
-    /// For an enter: what an earlier segment left there is over.
+    /// Sets all flags at an enter, and thereby discards those of an earlier segment.
     #[inline(always)]
     pub(super) fn set_flags(&mut self, flags: u32) {
         self.flags = flags;
@@ -118,18 +118,18 @@ impl Segment {
         self.flags & flag != 0
     }
 
-    /// Whether there is more to say at its end than its length.
+    /// Whether its exit has to record more than its length.
     #[inline(always)]
     pub(super) fn has_more(&self) -> bool {
         self.flags & !UNWINDING != 0
     }
 
-    /// What was counted in it, if something was.
+    /// The tally of the segment, if anything was counted.
     pub(super) fn counted(&self) -> Option<&Tally> {
         self.has(TALLIED).then_some(&self.tally)
     }
 
-    /// What a span that opens inside this one must know.
+    /// What a span that opens inside this one needs to know.
     #[inline(always)]
     pub(super) fn as_parent(&self) -> Option<Parent> {
         Some(Parent { id: RegistryId::new(self.id)?, root: SpanKey::new(self.root)? })
@@ -153,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn a_span_in_the_place_of_a_closed_one_has_room() {
+    fn an_entry_of_a_closed_span_is_reused() {
         let mut pending = PendingSegments::NONE;
         assert!(pending.add(part(1, 7, 10)) && pending.add(part(1, 7, 5)));
-        // The same place of the registry, used once more.
+        // The same registry slot, reused once.
         assert!(pending.add(part(1 | 1 << 51, 8, 3)));
-        assert!(!pending.add(part(65, 9, 1)), "another one that is open");
+        assert!(!pending.add(part(65, 9, 1)), "another span that is open");
         let left: Vec<_> = pending.take().map(|part| (part.key, part.ticks)).collect();
         assert_eq!(left, [(8, 3)]);
         assert!(pending.is_empty() && pending.add(part(65, 9, 1)));

@@ -6,91 +6,90 @@ use super::account::{Account, Counts, Sure, Tally};
 use super::{Plan, RegistryId, SpanKey};
 use crate::sys::Clock;
 
-/// Of a span that has not aged the on-CPU time is not known at all at worst: this makes that a hundredth of its
-/// wall time.
+/// An unaged span has no known on-CPU time in the worst case. This limits the unknown time to about a hundredth of the
+/// rule's threshold.
 const AGED_SHARE: u64 = 64;
 
-/// What happened to the span.
+/// The span or a descendant failed.
 pub(crate) const FAILED: u32 = 1;
-/// The collector knows it: a sample fell in it or in a span inside it.
+/// The collector knows the span: a sample fell in it or in a descendant.
 pub(crate) const ANNOUNCED: u32 = 1 << 1;
 /// `counts` is not all zero.
 const COUNTED: u32 = 1 << 2;
 /// Keep the span if it failed.
 pub(crate) const KEEP_ON_ERROR: u32 = 1 << 3;
-/// The span has been entered for a share of what its rule keeps it for: it is worth knowing more exactly where
-/// its time goes.
+/// The span has been entered for 1/64 of its rule's threshold, so the CPU clock is read more often.
 pub(super) const AGED: u32 = 1 << 4;
-/// The span has the field by which it can say that it failed.
+/// The span has the field that sets its OpenTelemetry status.
 pub(crate) const HAS_STATUS: u32 = 1 << 5;
-/// Whatever happens to the span, it must be judged.
+/// The span must be judged in any case.
 pub(crate) const SUSPECT: u32 = 1 << 6;
-/// The values of its fields decide which rule it has.
+/// The values of the span's fields decide which rule it has.
 pub(crate) const HAS_FIELDS: u32 = 1 << 7;
-/// Somebody looks how long it is open.
+/// The collector checks for how long the span stays open.
 pub(crate) const WATCHED: u32 = 1 << 8;
-/// It failed, and not only a span inside it.
+/// The span itself failed, not only a descendant.
 pub(crate) const FAILED_ITSELF: u32 = 1 << 9;
-/// The program asks for it to be kept.
+/// The program requested that the span be kept.
 pub(crate) const FORCED: u32 = 1 << 10;
-/// It is the one of so many that is kept.
+/// The span was chosen by a one-in-n rule.
 pub(crate) const CHOSEN: u32 = 1 << 11;
-/// One of so many is kept.
+/// A one-in-n rule applies to the span.
 pub(crate) const ONE_IN: u32 = 1 << 12;
-/// A sample fell in it, and not only in a span inside it.
+/// A sample fell in the span itself, not only in a descendant.
 pub(crate) const SAMPLED_ITSELF: u32 = 1 << 13;
-/// A thread was in it whose CPU clock cannot be read.
+/// A thread was in the span whose CPU clock cannot be read.
 pub(crate) const CPU_UNKNOWN: u32 = 1 << 14;
-/// Its rule judges for how long its threads ran: their CPU clock is read at each enter and exit.
+/// The span's rule judges CPU times, so its threads' CPU clocks are read at each enter and exit.
 pub(crate) const JUDGES_CPU: u32 = 1 << 15;
-/// Those that come from the span's plan.
+/// The flags that come from the span's plan.
 const OF_PLAN: u32 =
     KEEP_ON_ERROR | HAS_STATUS | SUSPECT | HAS_FIELDS | WATCHED | ONE_IN | JUDGES_CPU;
 
-/// Written by the hooks of whichever threads the span is on. A slot belongs to one span from
-/// [`open`](Self::open) to [`release`](Self::release), which the registry keeps apart: it gives a
-/// number out again only after every layer has seen the span close.
+/// Written by the hooks of all threads that the span is on. A slot belongs to one span from [`open`](Self::open) to
+/// [`release`](Self::release). The registry separates these uses: it reuses an id only after every layer has seen the
+/// span close.
 ///
-/// What an enter, an exit and a close touch comes first, in two lines of cache.
+/// The fields that an enter, an exit and a close touch come first, in two cache lines.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(crate) struct Slot {
-    /// 0: free.
+    /// 0 if the slot is free.
     id: AtomicU64,
     key: AtomicU64,
     root: AtomicU64,
-    /// For how long the span was entered by the thread that opened it: nobody else writes it, so it needs
-    /// no locked instruction, which would take longer than all the rest of a hook.
+    /// For how long the thread that opened the span has been in it. Only that thread writes it, so no locked
+    /// instruction is needed, which would take longer than the rest of a hook.
     owner_ticks: AtomicU64,
     last_exit: AtomicU64,
-    /// Ticks after which the span may have to be kept: a little less than the rule says.
+    /// Ticks after which the span may have to be kept: slightly less than the rule's threshold.
     suspect_after: AtomicU64,
     flags: AtomicU32,
     /// The thread that opened the span.
     owner: AtomicU32,
-    /// How often it is in the span.
+    /// How many times the owner is currently in the span.
     owner_entered: AtomicU32,
-    /// The same of all other threads.
+    /// The same for all other threads together.
     others_entered: AtomicU32,
 
     opened: AtomicU64,
     idle: AtomicU64,
-    /// Since when it is entered without a break, if it is entered.
+    /// Since when the span has been entered without a break, if it is entered.
     entered_since: AtomicU64,
     other_ticks: AtomicU64,
     parent: AtomicU64,
-    /// For how long it must be entered still before it is old, spans inside it on other threads included. Of two
-    /// threads that leave at once one may take nothing off: then it is old a little later.
+    /// For how much longer it must be entered to become old, including descendants on other threads. If two threads
+    /// leave at once, one subtraction can be lost; the span then becomes old slightly later.
     young_for: AtomicU64,
     /// [`Plan::arm_after`].
     arm_after: AtomicU64,
-    /// From then on it is one that holds others.
+    /// From then on the span counts as one that is open for long.
     long_at: AtomicU64,
 
     plan: AtomicU64,
-    /// Samples that fell in the span and in those inside it.
+    /// Samples in the span and its descendants.
     samples: AtomicU64,
-    /// What is known of the values on which its rule depends, if it is one.
+    /// What is known of the field values on which the span's rule depends, if any.
     matched: AtomicU64,
     counts: Counts,
 }
@@ -100,7 +99,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Slot, long_at) < 128);
 };
 
-/// What is inside the slot of the span that a new one opens in.
+/// The part of a parent's slot that a new child span needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parent {
     pub(crate) id: RegistryId,
@@ -128,7 +127,7 @@ impl Slot {
         plan: &Plan,
         parent: Option<Parent>,
     ) {
-        // The collector may be looking: what follows is not seen before the release of the span before.
+        // The collector may read concurrently: it must not see these stores before the previous span's release.
         fence(Ordering::Release);
         self.key.store(key.get(), Ordering::Relaxed);
         self.opened.store(now, Ordering::Relaxed);
@@ -150,7 +149,7 @@ impl Slot {
         self.parent.store(parent, Ordering::Relaxed);
         self.root.store(root, Ordering::Relaxed);
         self.samples.store(0, Ordering::Relaxed);
-        // Who finds the id finds all of the above.
+        // A thread that finds the id sees all stores above.
         self.id.store(id.get(), Ordering::Release);
     }
 
@@ -162,11 +161,10 @@ impl Slot {
         self.id.store(0, Ordering::Release);
     }
 
-    /// The thread `thread` enters the span. Returns whether it was entered already.
+    /// The thread `thread` enters the span. Returns whether the span was already entered.
     ///
-    /// If the owner enters a span for the first time at the very moment (some nanoseconds) at
-    /// which another thread does so too, both may take themselves for the first, and the idle
-    /// time before is counted twice; [`account`](Self::account) then caps it.
+    /// If the owner and another thread enter an unentered span within the same few nanoseconds, both can count the idle
+    /// time before; [`account`](Self::account) caps the sum.
     #[inline(always)]
     pub(crate) fn enter(&self, now: u64, thread: u32) -> bool {
         let was_entered = if self.owner.load(Ordering::Relaxed) == thread {
@@ -174,7 +172,7 @@ impl Slot {
             self.owner_entered.store(before.wrapping_add(1), Ordering::Release);
             before | self.others_entered.load(Ordering::Acquire)
         } else {
-            // Acquire: pairs with `exit`, so that `last_exit` is that of the exit before.
+            // Acquire: pairs with `exit`, so that `last_exit` is that of the previous exit.
             let before = self.others_entered.fetch_add(1, Ordering::AcqRel);
             before | self.owner_entered.load(Ordering::Acquire)
         };
@@ -191,7 +189,7 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn exit(&self, now: u64, ticks: u64, thread: u32) {
         self.last_exit.store(now, Ordering::Relaxed);
-        // First the time: who finds that nobody is in it any more finds all of it.
+        // Time first: a thread that finds the span not entered must see all of its time.
         if self.owner.load(Ordering::Relaxed) == thread {
             let before = self.owner_ticks.load(Ordering::Relaxed);
             self.owner_ticks.store(before.wrapping_add(ticks), Ordering::Relaxed);
@@ -204,7 +202,7 @@ impl Slot {
         self.grow_older(ticks);
     }
 
-    /// For how long it was entered, without the present segments.
+    /// For how long the span has been entered, without the current segments.
     #[inline(always)]
     fn ticks(&self) -> u64 {
         let owner = self.owner_ticks.load(Ordering::Relaxed);
@@ -222,8 +220,8 @@ impl Slot {
         now > self.long_at.load(Ordering::Relaxed)
     }
 
-    /// When the span is old if it is entered from `now` on. One that is open for long (a connection, `main`) is as
-    /// young as a new one each time.
+    /// When the span becomes old if it is entered from `now` on. A span that has been open for long (a connection,
+    /// `main`) starts young at each enter.
     #[inline(always)]
     pub(crate) fn old_at(&self, now: u64) -> u64 {
         let young_for = match self.is_open_for_long(now) {
@@ -233,7 +231,7 @@ impl Slot {
         now.saturating_add(young_for.load(Ordering::Relaxed))
     }
 
-    /// It, or a span inside it on a thread that was not in it, was entered for `ticks`.
+    /// The span was entered for `ticks`, or a descendant was on a thread that is not in the span.
     #[inline(always)]
     pub(crate) fn grow_older(&self, ticks: u64) {
         let young_for = self.young_for.load(Ordering::Relaxed).saturating_sub(ticks);
@@ -245,31 +243,30 @@ impl Slot {
         }
     }
 
-    /// Whoever enters it is sampled.
+    /// Samples every thread that enters the span.
     pub(crate) fn arm_at_enter(&self) {
         self.arm_after.store(0, Ordering::Relaxed);
         self.young_for.store(0, Ordering::Relaxed);
     }
 
-    /// Whether a thread in it is sampled from the beginning.
+    /// Whether threads in the span are sampled from their enter on.
     pub(crate) fn arms_at_enter(&self) -> bool {
         self.arm_after.load(Ordering::Relaxed) == 0
     }
 
-    /// Adds what was counted while a thread was in the span.
+    /// Adds the counts of a thread that is in the span.
     pub(crate) fn count(&self, key: SpanKey, tally: &Tally) {
         self.flags.fetch_or(COUNTED, Ordering::Relaxed);
         self.counts.add(key, tally);
     }
 
-    /// Adds what a thread did for `segment_ns` in a span inside it, without being in this one.
+    /// Adds a segment of a descendant that took `segment_ns`, on a thread that is not in this span.
     pub(crate) fn count_inside(&self, segment_ns: u64, sure: Sure) {
         self.flags.fetch_or(COUNTED, Ordering::Relaxed);
         self.counts.add_inside(segment_ns, sure);
     }
 
-    /// The same after the thread has left the span, for what it learned only now. Does nothing
-    /// if the slot belongs to another span by now.
+    /// Adds times of a thread that has left the span. Does nothing if the slot belongs to another span by now.
     pub(crate) fn count_late(&self, key: u64, sure: Sure) {
         let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
         if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
@@ -300,8 +297,8 @@ impl Slot {
         RegistryId::new(self.id.load(Ordering::Relaxed))
     }
 
-    /// The same for who does not know that it is open: what is read after it is of that span, or a later
-    /// one.
+    /// The id, for a thread for which the span may close concurrently. Later reads of the slot return values of that
+    /// span or of a later one.
     pub(crate) fn id_to_look(&self) -> Option<RegistryId> {
         RegistryId::new(self.id.load(Ordering::Acquire))
     }
@@ -323,13 +320,13 @@ impl Slot {
         self.flags.load(Ordering::Relaxed)
     }
 
-    /// Sets flags, and returns those that were set before.
+    /// Sets flags and returns the previous ones.
     #[inline(always)]
     pub(crate) fn set(&self, flags: u32) -> u32 {
         self.flags.fetch_or(flags, Ordering::Relaxed)
     }
 
-    /// Gives the span another plan. Returns the flags before.
+    /// Gives the span another plan. Returns the previous flags.
     pub(crate) fn replan(&self, plan: &Plan, matched: u64) -> u32 {
         self.matched.store(matched, Ordering::Relaxed);
         self.plan.store(plan.number, Ordering::Relaxed);
@@ -340,13 +337,13 @@ impl Slot {
             self.set_age(plan, self.opened());
             self.grow_older(before.saturating_sub(left));
         }
-        // Of `SUSPECT` nobody knows why it was set.
+        // `SUSPECT` is kept, since it may have been set for another reason than the plan.
         let change = |flags: u32| Some(flags & (!OF_PLAN | SUSPECT) | plan.flags);
         let before = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
         before.unwrap_or_else(|flags| flags)
     }
 
-    /// What is known of the values on which its rule depends.
+    /// What is known of the field values on which the span's rule depends.
     pub(crate) fn matched(&self) -> u64 {
         self.matched.load(Ordering::Relaxed)
     }
@@ -355,7 +352,7 @@ impl Slot {
         self.matched.store(matched, Ordering::Relaxed);
     }
 
-    /// Since when the span is entered without a break, in ticks; `None` if it is not entered.
+    /// Since when the span has been entered without a break, in ticks; `None` if it is not entered.
     pub(crate) fn entered_since(&self) -> Option<u64> {
         let entered = self.owner_entered.load(Ordering::Acquire)
             | self.others_entered.load(Ordering::Acquire);
@@ -373,13 +370,13 @@ impl Slot {
         RegistryId::new(self.parent.load(Ordering::Relaxed))
     }
 
-    /// The local root: the topmost profiled span above this one, or itself.
+    /// The local root: the topmost profiled ancestor, or the span itself.
     #[inline(always)]
     pub(crate) fn root(&self) -> Option<SpanKey> {
         SpanKey::new(self.root.load(Ordering::Relaxed))
     }
 
-    /// What a span that opens inside this one must know.
+    /// What a span that opens inside this one needs to know.
     #[inline(always)]
     pub(crate) fn as_parent(&self) -> Option<Parent> {
         Some(Parent { id: self.id()?, root: self.root()? })
@@ -504,10 +501,10 @@ mod tests {
         assert_eq!(slot.entered_since(), Some(1_020));
     }
 
-    /// As many as there can be at once, and more often on one thread than anybody enters a span.
+    /// Covers the maximum number of threads, and more nested enters on one thread than occur in practice.
     #[test]
-    fn however_many_are_in_a_span_it_is_entered() {
-        // More than 8 and than 16 bits hold; for Miri it would take hours.
+    fn a_span_stays_entered_for_any_number_of_enters() {
+        // More than 8 and 16 bits can count. Miri would take hours for the larger ones.
         let many = [255, 256, 257, 300, 4_096, 65_536, 70_000];
         for times in many.into_iter().filter(|times| !cfg!(miri) || *times <= 300) {
             for is_owner in [true, false] {
@@ -545,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_with_another_rule_is_as_old_as_it_was() {
+    fn a_change_of_rule_keeps_the_age_of_a_span() {
         let slot = open();
         slot.enter(110, OWNER);
         slot.exit(140, 30, OWNER);

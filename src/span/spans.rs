@@ -1,4 +1,4 @@
-//! What happens to a span at each hook.
+//! The hooks: new span, enter, exit, and errors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -27,27 +27,27 @@ pub(crate) struct Spans {
     pub(super) clock: Clock,
     pub(super) table: SlotTable,
     pub(super) notices: ArrayQueue<Notice>,
-    /// Set if a close could not be told: then the collector must look for itself.
+    /// Set if a close could not be reported. The collector must then scan for closed spans.
     pub(super) notice_lost: AtomicBool,
     pub(super) next_key: AtomicU64,
     pub(super) source: Box<dyn ArmThreads>,
     /// See [`set_looks_late`](Self::set_looks_late).
     looks_late: AtomicBool,
     pub(super) counters: Arc<Counters>,
-    /// Tells threads that the layer lives.
+    /// Lets thread states detect that the layer is gone.
     pub(super) life: Arc<()>,
     seen: Mutex<SpanCounts>,
-    /// Open spans of which somebody looks for how long they are so.
+    /// The number of open spans for which the collector checks how long they stay open.
     pub(super) watched: AtomicUsize,
     /// The constants of these names in ticks.
     pub(super) cpu_clock_interval: u64,
     cpu_clock_interval_old: u64,
-    /// As long as it takes to read a CPU clock, and no interrupt.
+    /// Longer than a read of the CPU clock and shorter than an interrupt.
     pub(super) cpu_clock_read: u64,
     pub(super) usage_interval: u64,
 }
 
-/// Spans that were made, by thread.
+/// The number of spans created, by thread.
 #[derive(Debug, Default)]
 struct SpanCounts {
     threads: Vec<Arc<AtomicU64>>,
@@ -75,23 +75,23 @@ pub(crate) struct KnownSpan {
     pub(crate) plan: u64,
 }
 
-/// What the collector is told of spans in which samples fell, in the order in which it happened.
+/// The reports to the collector on spans in which samples fell, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// A sample fell in the span or inside it, for the first time.
+    /// The first sample fell in the span or in a descendant.
     Opened(SpanKey, KnownSpan),
-    /// A span of which `Opened` was said, or which is kept, has closed.
+    /// A span that was reported as `Opened`, or that is kept, has closed.
     Closed { key: SpanKey, ids: Option<TraceIds> },
 }
 
-/// The CPU clock takes half a microsecond to read: this makes it a twentieth of a percent at most, and of old
-/// spans a percent at most. (Rules on `on_cpu` and `off_cpu` have it read more often.)
+/// A read of the CPU clock takes half a microsecond, so the reads take at most 0.05 % of a thread's time, or at most 1 %
+/// in old spans. (Rules on `on_cpu` and `off_cpu` cause more reads.)
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
 const CPU_CLOCK_READ: Duration = Duration::from_micros(5);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Keys a thread takes at a time, so that threads do not share a counter's cache line.
+/// Keys that a thread reserves at a time, so that threads do not share a counter's cache line.
 const KEY_BLOCK: u64 = 1 << 16;
 const NOTICES: usize = 4096;
 
@@ -122,24 +122,24 @@ impl Spans {
         &self.clock
     }
 
-    /// How many spans were made that a rule matches.
+    /// The number of spans created that a rule matches.
     pub(crate) fn seen(&self) -> u64 {
         let seen = self.seen.lock();
         let threads = seen.threads.iter().map(|thread| thread.load(Ordering::Relaxed));
         seen.before + threads.sum::<u64>()
     }
 
-    /// Whether none has since.
+    /// Whether the collector is to be woken, and no thread has woken it yet.
     pub(crate) fn looks_late(&self) -> bool {
         self.looks_late.load(Ordering::Relaxed)
     }
 
-    /// Whether a thread that enters an old span is to wake the collector, which means to look much later.
+    /// Sets whether a thread that enters an old span wakes the collector, because its next scan is much later.
     pub(crate) fn set_looks_late(&self, looks_late: bool) {
         self.looks_late.store(looks_late, Ordering::Relaxed);
     }
 
-    /// This thread is in an old span, and not sampled.
+    /// Wakes the collector if needed: this thread is in an old span and not sampled.
     #[cold]
     #[inline(never)]
     fn look_sooner(&self, state: &ThreadState) {
@@ -153,17 +153,17 @@ impl Spans {
         self.notices.pop()
     }
 
-    /// Whether the queue fills up although nobody was woken.
+    /// Whether the queue is filling up although the collector was not woken.
     pub(crate) fn has_many_notices(&self) -> bool {
         self.notices.len() > NOTICES / 2
     }
 
-    /// Whether a close went untold since this was last asked.
+    /// Whether a close was not reported since the last call.
     pub(crate) fn lost_notice(&self) -> bool {
         self.notice_lost.swap(false, Ordering::Acquire)
     }
 
-    /// Whether the span of that id and key is still open.
+    /// Whether the span with that id and key is still open.
     pub(crate) fn is_open(&self, id: RegistryId, key: SpanKey) -> bool {
         self.table.get(id).is_some_and(|slot| slot.key() == Some(key))
     }
@@ -173,8 +173,8 @@ impl Spans {
         self.table.get(id)?.key()
     }
 
-    /// A span that a rule matches was created; `matched` is what is known of its values, if the rule
-    /// depends on them. Returns whether it is the first that is looked at for how long it is open.
+    /// A span that a rule matches was created. `matched` is what is known of its field values, if the rule depends on
+    /// them. Returns whether it is the first span for which the collector must check how long it stays open.
     pub(crate) fn open(
         &self,
         id: RegistryId,
@@ -187,8 +187,7 @@ impl Spans {
             return false;
         };
         let parent = match (given, state.top()) {
-            // A span that is entered for the second time on this thread is not what the registry
-            // takes for the current one.
+            // If the innermost segment is a re-entry on this thread, the registry's current span is another one.
             (GivenParent::Contextual, Some(top)) if unmatched() == 0 && !top.has(NESTED) => {
                 top.as_parent()
             }
@@ -215,9 +214,9 @@ impl Spans {
         is_first
     }
 
-    /// Values of a span are recorded. If they decide which rule it has, `choose` is given its plan's
-    /// number and what was known of them, and says what it is from now on. Returns whether it is now the
-    /// first that is looked at for how long it is open.
+    /// Values of a span are recorded. If they decide which rule it has, `choose` gets the number of its plan and what
+    /// was known of the values, and returns the new ones. Returns whether the span is now the first for which the
+    /// collector must check how long it stays open.
     pub(crate) fn replan(
         &self,
         id: RegistryId,
@@ -238,12 +237,12 @@ impl Spans {
         }
     }
 
-    /// Whether an open span is looked at for how long it is open.
+    /// Whether the collector must check for how long an open span stays open.
     pub(crate) fn has_watched(&self) -> bool {
         self.watched.load(Ordering::Relaxed) > 0
     }
 
-    /// The span of that id is one that is kept whatever it does, as one of many.
+    /// Keeps the span with that id, as the one of a one-in-n rule.
     pub(crate) fn choose(&self, id: RegistryId) {
         if let Some(slot) = self.table.get(id) {
             slot.set(CHOSEN | SUSPECT);
@@ -251,7 +250,7 @@ impl Spans {
         }
     }
 
-    /// The nearest profiled span above, where we do not know it ourselves.
+    /// Asks the registry for the nearest profiled ancestor, where the slots do not show it.
     fn ask_for_parent(&self, given: GivenParent, ancestry: Ancestry<'_>) -> Option<Parent> {
         let from = match given {
             GivenParent::Contextual => AncestryFrom::Current,
@@ -274,12 +273,12 @@ impl Spans {
         }
         let key = state.keys.start;
         state.keys.start += 1;
-        // Nobody else writes it.
+        // Only this thread writes it.
         state.seen.store(state.seen.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         SpanKey::new(key).unwrap_or(SpanKey::MIN)
     }
 
-    /// Makes a state for this thread and takes it, unless we must not touch the thread.
+    /// Makes a state for this thread and takes it, unless the thread is ignored.
     #[cold]
     fn begin_thread(&self) -> Option<Box<ThreadState>> {
         if is_ignored() {
@@ -326,7 +325,7 @@ impl Spans {
         }
         if must_sync || now >= state.deadline || self.must_read_cpu(&state, reads_cpu, now) {
             self.sync_accounts(&mut state, now);
-            // To begin with a thread takes time, which is not the span's.
+            // The setup of a thread takes time that is not the span's.
             now = now.max(state.synced);
         }
         let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
@@ -346,11 +345,11 @@ impl Spans {
         state.push(id, slot, flags, now, old_at);
         if slot.enter(now, state.thread) {
             state.note_nested(id);
-            // On two threads at once it can run for longer than it takes.
+            // On two threads at once, a span can run for longer than its wall time.
             slot.set(SUSPECT);
         }
         state.end_hook(now);
-        // After everybody can see it.
+        // Only after the collector can see the enter.
         if is_unsampled {
             self.look_sooner(&state);
         }
@@ -394,7 +393,7 @@ impl Spans {
         let is_judged = slot.flags() & JUDGES_CPU != 0;
         let (key, has_more) = (top.key, top.id != id.get() || top.has_more() || is_judged);
         let was_sampled = state.begin_hook() || state.samples.load() != state.from;
-        // What does not need the time comes first: reading the clock holds up what is after it.
+        // The clock is read last, because a read delays the instructions after it.
         let now = self.clock.now();
         let ticks = now.saturating_sub(entered.max(state.synced));
         let is_plain = !has_more && !was_sampled && now < state.deadline;
@@ -407,8 +406,7 @@ impl Spans {
         state.end_hook(now);
     }
 
-    /// The same where something was synced first, or where more is to be said of the segment than
-    /// its length.
+    /// The exit if something must be synced first, or if more than the segment's length must be recorded.
     #[inline(never)]
     fn exit_slowly(
         &self,
@@ -419,11 +417,12 @@ impl Spans {
         must_sync: bool,
     ) {
         let reads_cpu = state.top().is_some_and(|top| top.has(READS_CPU));
-        // As at its enter: what comes until the next reading may be a long wait.
+        // If the clock was read at this segment's enter, it is read at its exit too: a long wait may follow before the
+        // next read.
         let is_pair = reads_cpu && state.top().is_some_and(|top| top.entered == state.synced);
         let reads_cpu = slot.flags() & JUDGES_CPU | if reads_cpu { AGED } else { 0 };
         let is_due = is_pair || now >= state.deadline || self.must_read_cpu(state, reads_cpu, now);
-        // Those around it are told of its time once and for all.
+        // The ancestors get the segment's time only once, so it must be known exactly.
         let is_due = is_due || state.top().is_some_and(|top| top.has(APART) && top.old_at <= now);
         if must_sync || is_due || !state.pending.has_room(id, slot.raw_key()) {
             self.sync_accounts(state, now);
@@ -458,7 +457,7 @@ impl Spans {
             } else {
                 let ticks = now.saturating_sub(entered.max(synced));
                 let part = PendingSegment { id, key: key.get(), ticks };
-                // There is room: else all was synced.
+                // There is room; otherwise the accounts were synced above.
                 _ = ticks > 0 && state.pending.add(part);
             }
             slot.exit(now, now.saturating_sub(entered), thread);
@@ -469,20 +468,20 @@ impl Spans {
         state.is_new = false;
     }
 
-    /// Whether the span of that id has the field by which it can say that it failed.
+    /// Whether the span with that id has the field that sets its OpenTelemetry status.
     #[inline]
     pub(crate) fn has_status(&self, id: RegistryId) -> bool {
         self.table.get(id).is_some_and(|slot| slot.flags() & HAS_STATUS != 0)
     }
 
-    /// An error happened in the span of that id, or in the innermost one.
+    /// An error occurred in the span with that id.
     pub(crate) fn fail(&self, id: RegistryId) {
         if let Some(slot) = self.table.get(id) {
             self.fail_slot(&slot);
         }
     }
 
-    /// An error happened there: in the nearest span that is profiled.
+    /// An error occurred: marks the nearest profiled span as failed.
     pub(crate) fn fail_nearest(&self, from: AncestryFrom, ancestry: Ancestry<'_>) {
         ancestry(from, &mut |id| {
             let slot = self.table.get(id);
@@ -500,12 +499,12 @@ impl Spans {
         }
     }
 
-    /// Whether a thread is in the span of that id, if it is profiled.
+    /// Whether a thread is in the span with that id; `None` if it is not profiled.
     pub(crate) fn is_entered(&self, id: RegistryId) -> Option<bool> {
         Some(self.table.get(id)?.entered_since().is_some())
     }
 
-    /// Whether the CPU clock must be read before time alone demands it; `reads_cpu` says why it may be so.
+    /// Whether the CPU clock must be read before its deadline. `reads_cpu` has the flags that can require it.
     #[inline(always)]
     fn must_read_cpu(&self, state: &ThreadState, reads_cpu: u32, now: u64) -> bool {
         reads_cpu != 0
@@ -514,10 +513,10 @@ impl Spans {
     }
 }
 
-/// The parent that a new span was given.
+/// The parent given to a new span.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GivenParent {
-    /// The span that is entered on this thread, if one is.
+    /// The span that is entered on this thread, if any.
     Contextual,
     None,
     Span(RegistryId),

@@ -1,4 +1,4 @@
-//! What the hooks do when a thread was sampled or switched since the last one.
+//! Bringing the accounts up to date at a hook, after samples or time have passed.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -12,18 +12,18 @@ use crate::sampler::{Arming, Begun, ThreadSource, Usage};
 use crate::stats::Counters;
 use crate::sys::Position;
 
-/// Bytes of a sample without its stack, on the machine where it has the fewest: as little as the
+/// The size of a sample without its stack, in bytes, on the architecture with the fewest registers: the least that the
 /// kernel writes if it can copy no stack.
 const LEAST_SAMPLE: u64 = 64;
 
 impl Spans {
-    /// Brings everything up to now: all that happened since the last hook belongs to the spans
-    /// that are entered at present. Where the thread was switched off its CPU since `now` was read,
-    /// that is up to a later moment, `state.synced`, and the hook's own is no earlier.
+    /// Updates everything: whatever happened since the last hook belongs to the spans that are currently entered. If
+    /// the thread was switched out after `now` was read, the update covers the time up to a later moment,
+    /// `state.synced`, and the hook must not use an earlier time.
     #[cold]
     #[inline(never)]
     pub(super) fn sync_accounts(&self, state: &mut ThreadState, now: u64) {
-        // First: if the thread is new here, or was forgotten, there is nothing to bring up to now.
+        // First: on a new thread, or one that was disarmed, there is nothing to update.
         if now >= state.deadline && self.look(state, now) {
             return;
         }
@@ -32,24 +32,24 @@ impl Spans {
         self.sync_waits(state, now);
     }
 
-    /// A wait that the collector has seen counts as a sample of the span that it was in.
+    /// A wait that the collector has captured counts as a sample of its span.
     fn sync_waits(&self, state: &ThreadState, now: u64) {
         let Some(key) = state.sampled.as_ref().and_then(|sampled| sampled.take_waited(now)) else {
             return;
         };
-        // A span that was left meanwhile is none of them: its wait is not in any profile.
+        // If the span is no longer entered, no profile has the wait.
         let span = state.entered().iter().find(|segment| segment.key == key.get());
         if let Some(id) = span.and_then(|segment| RegistryId::new(segment.id)) {
             self.announce(id, 1);
         }
     }
 
-    /// Begins with this thread, which is not under way yet.
+    /// Sets up sampling and clocks of this thread.
     fn begin(&self, state: &mut ThreadState) {
         let Begun { sampled, source } = self.source.begin();
         let (sampled, arming) = sampled.unzip();
         if let Some(sampled) = &sampled {
-            // Whoever begins says where it is when all is done.
+            // The thread publishes its span at the end of the setup.
             sampled.begin_hook_in(state.top().map_or(0, |top| top.key));
         }
         state.sampled = sampled;
@@ -71,9 +71,9 @@ impl Spans {
         self.set_deadline(state, now);
     }
 
-    /// Samples this thread from now on, if it can be. All until now belongs to the spans that are entered.
+    /// Samples this thread from now on, if possible. What happened until now belongs to the spans that are entered.
     pub(super) fn arm_self(&self, state: &mut ThreadState, now: u64) {
-        // If it was refused the collector tries again.
+        // If sampling was refused, the collector tries again.
         let Some(sampled) = state.sampled.as_ref().filter(|one| !one.is_refused()) else {
             return;
         };
@@ -93,7 +93,7 @@ impl Spans {
         state.is_armed = arming.as_ref().is_some_and(|arming| arming.ring.is_some());
         state.arming = arming;
         state.turn = turn;
-        // They are counted anew.
+        // The hardware counters of an arming start at 0.
         state.usage = Usage { cycles: 0, instructions: 0, cache_misses: 0, ..state.usage };
         if let Some((source, arming)) = state.source.as_ref().zip(state.arming.as_ref()) {
             source.took_up(arming);
@@ -104,8 +104,8 @@ impl Spans {
         state.deadline = now.saturating_add(self.cpu_clock_interval);
     }
 
-    /// What fell since the last hook fell in the span that was innermost all along, whoever armed the thread
-    /// meanwhile.
+    /// All samples since the last hook belong to the span that was innermost, also those of armings that began in
+    /// between.
     fn sync_samples(&self, state: &mut ThreadState, now: u64) {
         self.sync_arming(state, now);
         while let Some((next, turn)) = state.next_arming() {
@@ -122,18 +122,18 @@ impl Spans {
         if moved == 0 {
             return;
         }
-        // Losses are recorded in the ring too, in much less than a sample takes.
+        // Records of lost samples are in the ring too; they are much smaller than a sample.
         let by_size = (moved / arming.sample_size()).max(u64::from(moved >= LEAST_SAMPLE));
         let counted = || {
             state.source.as_ref().and_then(|source| source.count_samples(arming, state.from, head))
         };
         let counted = arming.samples_left().or_else(counted);
-        // Asked again: what they are counted in may have been given back meanwhile.
+        // Checked again: the ring in which they are counted may have been released in between.
         fence(Ordering::Acquire);
         let samples = arming.samples_left().or(counted).unwrap_or(by_size);
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         let top = state.top().and_then(|top| RegistryId::new(top.id));
-        // Before they are counted: a span is not to have an id for samples that will not be its own.
+        // Checked before the samples are counted: a span must not get a profile id for samples that it will not have.
         if span.is_some() && !arming.has_room() {
             Counters::add(&self.counters.samples.dropped_intervals_full, samples);
             span = None;
@@ -146,7 +146,7 @@ impl Spans {
         self.sync_usage(state, now);
     }
 
-    /// Makes a span and its ancestors known to the collector, and gives each of them `samples`.
+    /// Reports a span and its ancestors to the collector, and adds `samples` to each of them.
     fn announce(&self, id: RegistryId, samples: u64) -> bool {
         let Some(slot) = self.table.get(id) else { return false };
         if slot.flags() & ANNOUNCED == 0 && !self.tell_opened_from_outside(&slot) {
@@ -161,8 +161,8 @@ impl Spans {
         true
     }
 
-    /// Says `Opened` of a span and its ancestors of which it was not said yet. The outermost first,
-    /// so that whoever finds a span announced may rely on it that all around it are.
+    /// Reports `Opened` for a span and its unreported ancestors, the outermost first, so that all ancestors of an
+    /// announced span are announced.
     fn tell_opened_from_outside(&self, slot: &Slot) -> bool {
         let mut untold = Vec::new();
         untold.extend(slot.id());
@@ -174,7 +174,7 @@ impl Spans {
         untold.into_iter().rev().all(|id| {
             self.table.get(id).is_some_and(|slot| {
                 let told = self.tell_opened(&slot);
-                // After the notice is out: who finds the flag set may rely on that.
+                // Set after the report is queued: a thread that reads the flag relies on that.
                 if told {
                     slot.set(ANNOUNCED);
                 }
@@ -194,8 +194,8 @@ impl Spans {
         Some((slot.key()?, KnownSpan { parent, root, id, plan }))
     }
 
-    /// Visits the ancestors from the inside out until `visit` says false. They are open: the
-    /// registry keeps a span as long as a child is open.
+    /// Visits the ancestors from the inside out until `visit` returns false. They are open, since the registry keeps a
+    /// span as long as a child is open.
     pub(super) fn for_ancestors(&self, slot: &Slot, mut visit: impl FnMut(&Slot) -> bool) {
         let mut next = slot.parent();
         while let Some(slot) = next.and_then(|id| self.table.get(id)) {
@@ -217,7 +217,7 @@ impl Spans {
         state.tally_all(&tally);
     }
 
-    /// Reads the CPU clock, and bounds what every span since the last time had of it.
+    /// Reads the CPU clock, and bounds the on-CPU time of every span since the last read.
     fn sync_cpu_time(&self, state: &mut ThreadState, now: u64) {
         let Some(source) = &mut state.source else {
             return;
@@ -248,8 +248,8 @@ impl Spans {
         state.synced = now;
     }
 
-    /// The thread's CPU clock, and when that was: the same moment, as well as it can be. An interrupt between the two takes
-    /// 10 to 30 µs, which the CPU clock counts; then they are read again.
+    /// Reads the thread's CPU clock and the time, as close to the same moment as possible. An interrupt between the
+    /// reads takes 10 to 30 µs, which the CPU clock includes; both are then read again.
     fn read_cpu(&self, source: &mut dyn ThreadSource) -> Option<(u64, u64)> {
         let before = self.clock.now();
         let (cpu_ns, now) = (source.cpu_ns()?, self.clock.now());
@@ -259,15 +259,14 @@ impl Spans {
         Some((source.cpu_ns()?, self.clock.now()))
     }
 
-    /// What is done once in a while: here a thread learns that it was disarmed. Returns whether
-    /// it was armed anew.
+    /// The periodic checks, in which a thread detects that it was disarmed. Returns whether it was set up anew.
     fn look(&self, state: &mut ThreadState, now: u64) -> bool {
         self.set_deadline(state, now);
         match &state.sampled {
             Some(sampled) if sampled.is_used() => false,
             None if state.source.is_some() => false,
             _ => {
-                // What has not been looked at yet, if it was under way before.
+                // Covers the time until now, if the thread was set up before.
                 self.sync_samples(state, now);
                 self.sync_cpu_time(state, now);
                 self.begin(state);

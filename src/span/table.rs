@@ -1,4 +1,4 @@
-//! From a span's registry id to its slot, without hashing or locks.
+//! Maps a span's registry id to its slot, without hashing or locks.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -10,16 +10,15 @@ use parking_lot::RwLock;
 use super::RegistryId;
 use super::slot::Slot;
 
-/// Slots laid out as the registry lays out its spans.
+/// Slots, laid out as the registry lays out its spans.
 ///
-/// `tracing-subscriber`'s registry (sharded-slab 0.1) numbers spans from 1 by thread: the lowest
-/// 38 bits are an address that restarts at 0 in each thread and is used again first, the next 13
-/// bits the thread, the rest a generation. So thread and address are an index, pages can double
-/// as the registry's do, and two open spans never want one slot.
+/// The registry of `tracing-subscriber` (sharded-slab 0.1) numbers spans from 1, per thread: the lowest 38 bits are an
+/// address that starts at 0 in each thread and is reused first, the next 13 bits are the thread, and the rest is a
+/// generation. Thread and address therefore form an index, pages can double in size as the registry's do, and two open
+/// spans never need the same slot.
 ///
-/// None of this is promised to us. The full id is kept in the slot and compared, and a span that
-/// finds its slot taken, or that lies outside the table, goes into a map behind a lock: slower,
-/// still right.
+/// The registry does not guarantee this layout. The slot stores the full id, and each lookup compares it. A span whose
+/// slot is taken, or whose id lies outside the table, goes into a map behind a lock, which is slower but still correct.
 #[derive(Debug)]
 pub(crate) struct SlotTable {
     shards: Box<[OnceLock<Box<SlotShard>>; SHARDS]>,
@@ -28,40 +27,39 @@ pub(crate) struct SlotTable {
 }
 
 const ADDRESS_BITS: u32 = 38;
-/// Of 13 bits for the thread the registry uses 12: it refuses more threads at once.
+/// The registry uses 12 of the 13 thread bits: it refuses more threads at once.
 const SHARDS: usize = 4096;
 const FIRST_PAGE: usize = 16;
-/// Pages of 32, 64, ... 8,192 slots: some 16,000 open spans of one thread. They stay for good, since hooks look into
-/// them without a lock: 4 MiB. A thread that has more open at once has the rest outside, in chunks that are
-/// given back.
+/// Pages of 32, 64, ... 8,192 slots: some 16,000 open spans per thread, or 4 MiB. They are never released, since hooks
+/// read them without a lock. Further open spans of a thread are in overflow chunks, which are released.
 const MORE_PAGES: usize = 9;
-/// Slots of a chunk: large enough to be memory of its own, which the allocator gives back.
+/// Slots of a chunk: large enough to be a separate allocation that the allocator returns to the system.
 const A_CHUNK: usize = 4096;
 
 #[derive(Debug)]
 struct SlotShard {
-    // In the shard itself: one load less for a thread with few spans open.
+    // In the shard itself: one load less for a thread with few open spans.
     first: [Slot; FIRST_PAGE],
     more: [OnceLock<Box<[Slot]>>; MORE_PAGES],
 }
 
-/// Slots of which the table has none.
+/// Slots outside the table.
 #[derive(Debug, Default)]
 struct Overflow {
-    /// By shard and address.
+    /// By shard and chunk number.
     chunks: HashMap<(usize, usize), Arc<Chunk>>,
-    /// The last one that was given back: the next span may want one again.
+    /// The last released chunk, for reuse.
     spare: Option<Arc<Chunk>>,
-    /// Of spans that found their slot taken, by their ids.
+    /// Spans whose slot was taken, by id.
     alone: HashMap<u64, Arc<Slot>>,
-    /// Spans.
+    /// The number of spans.
     count: usize,
 }
 
 #[derive(Debug)]
 struct Chunk {
     slots: Box<[Slot]>,
-    /// Of those, in use. Changed with the lock alone.
+    /// The number of slots in use. Changed only under the lock.
     used: AtomicUsize,
     /// Never in use.
     none: Slot,
@@ -74,7 +72,7 @@ impl Default for Chunk {
     }
 }
 
-/// A slot overflow.
+/// A slot outside the table.
 #[derive(Clone, Debug)]
 pub(crate) enum OverflowSlot {
     Alone(Arc<Slot>),
@@ -90,12 +88,12 @@ impl Deref for OverflowSlot {
     fn deref(&self) -> &Slot {
         match self {
             Self::Alone(slot) => slot,
-            Self::InChunk(ChunkRef(chunk, place)) => chunk.slots.get(*place).unwrap_or(&chunk.none),
+            Self::InChunk(ChunkRef(chunk, index)) => chunk.slots.get(*index).unwrap_or(&chunk.none),
         }
     }
 }
 
-/// Which chunk of which shard, and the place in it.
+/// The key of the chunk (shard and number), and the index in it.
 fn chunk(id: RegistryId) -> ((usize, usize), usize) {
     let (shard, address) = split(id);
     ((shard, address / A_CHUNK), address % A_CHUNK)
@@ -103,20 +101,20 @@ fn chunk(id: RegistryId) -> ((usize, usize), usize) {
 
 impl Overflow {
     fn get(&self, id: RegistryId) -> Option<OverflowSlot> {
-        let (number, place) = chunk(id);
-        let chunk = self.chunks.get(&number).cloned().map(|chunk| ChunkRef(chunk, place));
+        let (number, index) = chunk(id);
+        let chunk = self.chunks.get(&number).cloned().map(|chunk| ChunkRef(chunk, index));
         let in_chunk = chunk.map(OverflowSlot::InChunk).filter(|slot| slot.holds(id));
         in_chunk.or_else(|| self.alone.get(&id.get()).cloned().map(OverflowSlot::Alone))
     }
 
     fn claim(&mut self, id: RegistryId, is_taken_in_table: bool) -> OverflowSlot {
         self.count += 1;
-        let (number, place) = chunk(id);
+        let (number, index) = chunk(id);
         if !is_taken_in_table {
             let spare = &mut self.spare;
             let new = || spare.take().unwrap_or_default();
             let chunk = self.chunks.entry(number).or_insert_with(new);
-            let slot = OverflowSlot::InChunk(ChunkRef(Arc::clone(chunk), place));
+            let slot = OverflowSlot::InChunk(ChunkRef(Arc::clone(chunk), index));
             if slot.is_free() {
                 chunk.used.fetch_add(1, Ordering::Relaxed);
                 return slot;
@@ -139,7 +137,7 @@ impl Overflow {
     }
 }
 
-/// A slot, wherever it lies.
+/// A slot, in the table or in the overflow.
 #[derive(Debug)]
 pub(crate) enum SlotRef<'a> {
     InTable(&'a Slot),
@@ -167,13 +165,13 @@ impl SlotTable {
         }
     }
 
-    /// The slot of an open profiled span where it nearly always is.
+    /// The slot of an open profiled span, if it is in the table, as is nearly always the case.
     #[inline(always)]
     pub(crate) fn get_in_table(&self, id: RegistryId) -> Option<&Slot> {
-        self.place(id).filter(|slot| slot.holds(id))
+        self.slot_at(id).filter(|slot| slot.holds(id))
     }
 
-    /// Whether some open span's slot is where [`get_in_table`](Self::get_in_table) does not look.
+    /// Whether some open span's slot is outside the table.
     #[inline(always)]
     pub(crate) fn has_overflow(&self) -> bool {
         self.overflow_count.load(Ordering::Acquire) != 0
@@ -190,33 +188,33 @@ impl SlotTable {
         self.get_overflow(id).map(SlotRef::Overflow)
     }
 
-    /// The slot of an open profiled span if it lies overflow.
+    /// The slot of an open profiled span, if it is in the overflow.
     #[cold]
     pub(crate) fn get_overflow(&self, id: RegistryId) -> Option<OverflowSlot> {
         self.overflow.read().get(id)
     }
 
-    /// The slot for a span that opens, if it is free. It is in use once [`Slot::open`] was called.
+    /// The table's slot for a span that opens, if it is free. It is in use once [`Slot::open`] was called.
     #[inline(always)]
     pub(crate) fn claim_in_table(&self, id: RegistryId) -> Option<&Slot> {
-        let slot = match self.place(id) {
+        let slot = match self.slot_at(id) {
             Some(slot) => slot,
             None => self.make(id)?,
         };
         slot.is_free().then_some(slot)
     }
 
-    /// The slot for a span that opens and has none inside.
+    /// An overflow slot for a span that opens and has no slot in the table.
     #[cold]
     pub(crate) fn claim_overflow(&self, id: RegistryId) -> OverflowSlot {
-        let is_taken_in_table = self.place(id).is_some();
+        let is_taken_in_table = self.slot_at(id).is_some();
         let mut overflow = self.overflow.write();
         let slot = overflow.claim(id, is_taken_in_table);
         self.overflow_count.store(overflow.count, Ordering::Release);
         slot
     }
 
-    /// Gives the slot of a closed span outside back.
+    /// Releases the overflow slot of a closed span.
     #[cold]
     pub(crate) fn release_overflow(&self, id: RegistryId, slot: &OverflowSlot) {
         let mut overflow = self.overflow.write();
@@ -224,14 +222,14 @@ impl SlotTable {
         self.overflow_count.store(overflow.count, Ordering::Release);
     }
 
-    /// Visits the slots of all open profiled spans. Spans that open or close meanwhile may be missed.
+    /// Visits the slots of all open profiled spans. Spans that open or close during the visit may be missed.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(&Slot)) {
         for shard in self.shards.iter().filter_map(OnceLock::get) {
             let more = shard.more.iter().filter_map(OnceLock::get).flat_map(|page| page.iter());
             shard.first.iter().chain(more).filter(|slot| !slot.is_free()).for_each(&mut visit);
         }
         if self.has_overflow() {
-            // Without the lock, which whoever visits may take again.
+            // Not under the lock, since the visitor may take it.
             let overflow = self.overflow.read();
             let chunks: Vec<_> = overflow.chunks.values().cloned().collect();
             let alone: Vec<_> = overflow.alone.values().cloned().collect();
@@ -243,12 +241,12 @@ impl SlotTable {
     }
 
     #[inline(always)]
-    fn place(&self, id: RegistryId) -> Option<&Slot> {
+    fn slot_at(&self, id: RegistryId) -> Option<&Slot> {
         let (shard, address) = split(id);
         let shard = self.shards.get(shard)?.get()?;
         match shard.first.get(address) {
             Some(slot) => Some(slot),
-            None => shard.place_in_more(address),
+            None => shard.slot_in_more(address),
         }
     }
 
@@ -266,12 +264,12 @@ impl SlotTable {
             let slots = || (0..FIRST_PAGE << page).map(|_| Slot::default()).collect();
             shard.more.get(page - 1)?.get_or_init(slots);
         }
-        self.place(id)
+        self.slot_at(id)
     }
 }
 
 impl SlotShard {
-    fn place_in_more(&self, address: usize) -> Option<&Slot> {
+    fn slot_in_more(&self, address: usize) -> Option<&Slot> {
         let (page, offset) = page(address);
         self.more.get(page.checked_sub(1)?)?.get()?.get(offset)
     }
@@ -285,9 +283,9 @@ fn split(id: RegistryId) -> (usize, usize) {
     ((number >> ADDRESS_BITS) as usize & (SHARDS - 1), address)
 }
 
-/// Page, and place in the page.
+/// Page, and index in the page.
 fn page(address: usize) -> (usize, usize) {
-    // Page n holds the addresses from 32 * (2^n - 1) on, so address + 32 has its bit 5 + n first.
+    // Page n starts at address 16 * (2^n - 1), so the highest bit of address + 16 is bit 4 + n.
     let shifted = address + FIRST_PAGE;
     let page = (shifted.ilog2() - FIRST_PAGE.ilog2()) as usize;
     (page, shifted - (FIRST_PAGE << page))
@@ -333,7 +331,7 @@ mod tests {
     #[test]
     fn every_open_span_of_many_threads_has_its_own_slot() {
         let table = SlotTable::new();
-        // Of more than one page; for Miri all would take hours.
+        // More than one page; Miri would take hours for all.
         let each = if cfg!(miri) { 50 } else { 5_000 };
         let ids: Vec<_> =
             (0..3).flat_map(|thread| (0..each).map(move |at| id(0, thread, at))).collect();
@@ -368,8 +366,7 @@ mod tests {
     #[test]
     fn ids_of_another_layout_are_still_found() {
         let table = SlotTable::new();
-        // Two open spans that want one slot, an address beyond the last page, a thread beyond
-        // the last shard.
+        // Two open spans with the same slot, an address beyond the last page, a thread beyond the last shard.
         let ids = [id(1, 0, 7), id(2, 0, 7), id(0, 0, 1 << 37), id(0, 4096, 7)];
         for (i, id) in ids.iter().enumerate() {
             open(&table, *id, i as u64 + 1);
@@ -385,9 +382,9 @@ mod tests {
         assert_eq!(table.overflow_count.load(Ordering::Relaxed), 0);
     }
 
-    /// Who visits may look for a slot while others wait to open and close spans.
+    /// A visitor may look up slots while other threads wait to open and close spans.
     #[test]
-    fn a_visit_holds_nobody_up() {
+    fn a_visit_does_not_block_other_threads() {
         let table = SlotTable::new();
         open(&table, id(0, 0, 1 << 37), 1);
         let (done, wait) = std::sync::mpsc::channel();

@@ -1,6 +1,6 @@
-//! The hooks, driven by a script: time, samples and context switches happen when the test says so.
+//! The hooks, driven by a script that controls time, samples and context switches.
 
-// They have rings.
+// The tests need rings.
 #![cfg(not(tracing_profiling_unsupported))]
 
 use std::sync::Arc;
@@ -17,18 +17,18 @@ const SAMPLE: u64 = 10;
 const BASE_PERIOD: u64 = 5_000;
 const MS: u64 = 1_000_000;
 
-/// What a script can make happen on the one thread that it runs on.
+/// What a script controls, on the one thread that it runs on.
 #[derive(Clone, Debug, Default)]
 struct Script {
     now: Arc<AtomicU64>,
     samples: Arc<AtomicU64>,
     rings: Arc<Mutex<Vec<Arc<SampleRing>>>>,
-    /// For so long the thread did not run.
+    /// For how long the thread did not run.
     off_ns: Arc<AtomicU64>,
     threads: Arc<Mutex<Vec<Arc<SampledThread>>>>,
-    /// Nobody can be sampled.
+    /// No thread can be sampled.
     refuses: Arc<AtomicBool>,
-    /// How often the collector was woken, and how old the thread's spans were then, as it sees them.
+    /// One entry per wake-up of the collector: when the thread's spans become old, as the collector sees it.
     wakes: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -57,7 +57,7 @@ impl ThreadSource for Script {
     }
 
     fn usage(&mut self, _: Option<&Arming>) -> Usage {
-        // A page fault a sample.
+        // One page fault per sample.
         let minor_faults = self.samples.load(Ordering::Relaxed) / SAMPLE;
         Usage { minor_faults, ..Usage::default() }
     }
@@ -68,7 +68,7 @@ impl ThreadSource for Script {
     }
 }
 
-/// Spans on the thread of the test, and what drives them.
+/// Spans on the thread of the test, and the script that drives them.
 struct Scene {
     script: Script,
     spans: Spans,
@@ -85,12 +85,12 @@ impl Scene {
         let clock = Clock::by_hand(Arc::clone(&script.now));
         let source = Box::new(script.clone());
         let spans = Spans::new(clock, source, Arc::new(Counters::default()));
-        // Not 0: what was long ago then lies before.
+        // Not 0, so that times in the past exist.
         script.now.store(MS, Ordering::Relaxed);
         Self { script, spans, next: 1 }
     }
 
-    /// Opens a span of which every close is suspect, below what is entered.
+    /// Opens a span below the entered one; every close of it is judged.
     fn open(&mut self) -> RegistryId {
         self.open_as(GivenParent::Contextual, 0, &|_, _| {})
     }
@@ -103,7 +103,7 @@ impl Scene {
         id
     }
 
-    /// Opens a span that is sampled when it has been entered for so long.
+    /// Opens a span that is sampled after it has been entered for `arm_after`.
     fn open_young(&mut self, arm_after: u64) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
@@ -144,7 +144,7 @@ impl Scene {
         Arc::clone(self.script.threads.lock().last().unwrap())
     }
 
-    /// The marks so far: span, from, to.
+    /// The span intervals so far: span, from, to.
     fn marks(&self) -> Vec<(SpanKey, u64, u64)> {
         let arming = self.sampled().last();
         std::iter::from_fn(|| arming.take_interval()).map(|m| (m.span, m.from, m.to)).collect()
@@ -162,7 +162,7 @@ impl Scene {
         self.wait(1);
         let mut closed = None;
         self.spans.close(id, |closing| {
-            assert!(self.spans.is_open(id, closing.key), "as long as it is judged");
+            assert!(self.spans.is_open(id, closing.key), "while it is judged");
             closed = Some(closing.clone());
             Verdict { must_know, ..Verdict::default() }
         });
@@ -192,7 +192,7 @@ fn a_sample_belongs_to_the_innermost_span() {
 }
 
 #[test]
-fn segments_without_a_sample_write_nothing() {
+fn segments_without_a_sample_write_no_interval() {
     let mut scene = Scene::new();
     let span = scene.open();
     for _ in 0..100 {
@@ -205,7 +205,7 @@ fn segments_without_a_sample_write_nothing() {
 }
 
 #[test]
-fn while_a_span_is_entered_its_stretch_is_open() {
+fn the_interval_of_an_entered_span_is_open() {
     let mut scene = Scene::new();
     let span = scene.open();
     scene.enter(span);
@@ -215,7 +215,7 @@ fn while_a_span_is_entered_its_stretch_is_open() {
 }
 
 #[test]
-fn a_sampled_span_is_made_known_once_with_all_around_it() {
+fn a_sampled_span_and_its_ancestors_are_reported_once() {
     let mut scene = Scene::new();
     let outer = scene.open();
     scene.enter(outer);
@@ -239,7 +239,7 @@ fn a_sampled_span_is_made_known_once_with_all_around_it() {
 }
 
 #[test]
-fn a_queue_that_fills_up_midway_leaves_the_outer_spans_known() {
+fn a_queue_that_fills_up_leaves_the_outer_spans_reported() {
     let mut scene = Scene::new();
     let outer = scene.open();
     scene.enter(outer);
@@ -254,15 +254,15 @@ fn a_queue_that_fills_up_midway_leaves_the_outer_spans_known() {
     let of_outer = Notice::Opened(key, KnownSpan { parent: None, root: key, id: outer, plan: 7 });
     assert_eq!(scene.notices().split_off(place), [of_outer]);
     let closing = scene.close(inner);
-    assert_eq!(closing.samples, 0, "they are lost");
-    assert_eq!(scene.notices(), [], "nobody knows it");
+    assert_eq!(closing.samples, 0, "its samples are lost");
+    assert_eq!(scene.notices(), [], "it was not reported");
     scene.exit(outer);
     let closing = scene.close(outer);
     assert_eq!(scene.notices(), [Notice::Closed { key: closing.key, ids: None }]);
 }
 
 #[test]
-fn a_span_that_nobody_knows_closes_without_a_word_unless_it_is_kept() {
+fn the_close_of_an_unreported_span_is_reported_only_if_it_is_kept() {
     let mut scene = Scene::new();
     let span = scene.open();
     scene.close(span);
@@ -371,7 +371,7 @@ fn faults_are_counted_where_samples_fall() {
 }
 
 #[test]
-fn an_error_reaches_the_span_and_all_around_it() {
+fn an_error_marks_the_span_and_its_ancestors() {
     let mut scene = Scene::new();
     let outer = scene.open();
     scene.enter(outer);
@@ -384,13 +384,13 @@ fn an_error_reaches_the_span_and_all_around_it() {
 }
 
 #[test]
-fn below_an_unmatched_span_the_registry_knows_the_parent() {
+fn below_an_unmatched_span_the_registry_is_asked_for_the_parent() {
     let mut scene = Scene::new();
     let (outer, other) = (scene.open(), scene.open());
     scene.enter(outer);
     let unmatched = id(1_000);
     scene.enter(unmatched);
-    // The unmatched span was given another parent.
+    // The unmatched span has another parent.
     let ask = |from: AncestryFrom, visit: &mut dyn FnMut(RegistryId) -> bool| {
         assert!(matches!(from, AncestryFrom::Current));
         _ = visit(unmatched) || visit(other);
@@ -418,7 +418,7 @@ fn a_given_parent_is_followed_to_the_nearest_profiled_span() {
 }
 
 #[test]
-fn a_root_by_request_has_no_parent() {
+fn an_explicit_root_has_no_parent() {
     let mut scene = Scene::new();
     let outer = scene.open();
     scene.enter(outer);
@@ -428,7 +428,7 @@ fn a_root_by_request_has_no_parent() {
 }
 
 #[test]
-fn a_thread_that_was_disarmed_is_armed_anew() {
+fn a_disarmed_thread_is_armed_again() {
     let mut scene = Scene::new();
     let span = scene.open();
     scene.enter(span);
@@ -472,18 +472,18 @@ fn the_cpu_clock_bounds_what_each_span_had() {
 }
 
 #[test]
-fn short_segments_are_bounded_by_what_is_learned_later() {
+fn short_segments_are_bounded_by_later_reads() {
     let mut scene = Scene::new();
     let span = scene.open();
     for _ in 0..4 {
-        // Too short a time to read the CPU clock in between.
+        // Too short an interval for a read of the CPU clock.
         scene.enter(span);
         scene.wait(10_000);
         scene.exit(span);
         scene.wait(2_500);
         scene.wait_off_cpu(2_500);
     }
-    // 60 µs in all, of which the thread ran for 50: of the 40 µs inside at least 30.
+    // 60 µs in total, of which the thread ran for 50: at least 30 of the 40 µs inside.
     let account = scene.close(span).account;
     let (least, most) =
         (account.on_cpu_ns - account.on_cpu_error_ns, account.on_cpu_ns + account.on_cpu_error_ns);
@@ -492,7 +492,7 @@ fn short_segments_are_bounded_by_what_is_learned_later() {
 }
 
 #[test]
-fn a_layer_of_its_own_for_each_of_two_subscribers() {
+fn two_subscribers_have_separate_layers() {
     let (mut one, mut other) = (Scene::new(), Scene::new());
     let (a, b) = (one.open(), other.open());
     one.enter(a);
@@ -506,7 +506,7 @@ fn a_layer_of_its_own_for_each_of_two_subscribers() {
 }
 
 #[test]
-fn the_end_of_a_thread_is_seen() {
+fn the_end_of_a_thread_is_detected() {
     let mut scene = Scene::new();
     let span = scene.open();
     std::thread::scope(|scope| {
@@ -515,14 +515,14 @@ fn the_end_of_a_thread_is_seen() {
             scene.spans.exit(span);
             assert!(!scene.sampled().is_over());
         });
-        // The scope alone would not wait for the thread's destructors.
+        // The scope alone does not wait for the thread's destructors.
         thread.join().unwrap();
     });
     assert!(scene.sampled().is_over());
 }
 
 #[test]
-fn an_ignored_thread_leaves_nothing() {
+fn an_ignored_thread_is_not_recorded() {
     let mut scene = Scene::new();
     let outside = scene.open();
     let scene = &mut scene;
@@ -541,7 +541,7 @@ fn an_ignored_thread_leaves_nothing() {
 }
 
 #[test]
-fn who_enters_an_old_span_unsampled_wakes_a_collector_that_looks_late() {
+fn an_unsampled_enter_of_an_old_span_wakes_an_idle_collector() {
     let mut scene = Scene::new();
     scene.script.refuses.store(true, Ordering::Relaxed);
     let wakes = Arc::clone(&scene.script.wakes);
@@ -560,13 +560,13 @@ fn who_enters_an_old_span_unsampled_wakes_a_collector_that_looks_late() {
     assert_eq!(wakes.lock().len(), 1);
     assert!(wakes.lock()[0] <= now, "the collector finds it old");
     enter_for(&scene, MS);
-    assert_eq!(wakes.lock().len(), 1, "nobody has looked since");
+    assert_eq!(wakes.lock().len(), 1, "no scan since");
     scene.spans.set_looks_late(true);
     enter_for(&scene, MS);
     assert_eq!(wakes.lock().len(), 2);
     scene.spans.set_looks_late(false);
     enter_for(&scene, MS);
-    assert_eq!(wakes.lock().len(), 2, "it looks soon in any case");
+    assert_eq!(wakes.lock().len(), 2, "the next scan is soon anyway");
     scene.spans.set_looks_late(true);
     scene.script.refuses.store(false, Ordering::Relaxed);
     scene.script.arm(&scene.sampled());

@@ -1,4 +1,4 @@
-//! Wall time, cheap enough to read at every span hook.
+//! Wall time that is cheap enough to read in every span hook.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,12 +7,12 @@ use parking_lot::RwLock;
 
 use super::platform::{self, TickSource};
 
-/// Counts ticks: of the CPU's time stamp counter where the kernel itself trusts it, else
-/// nanoseconds of `CLOCK_MONOTONIC_RAW`.
+/// Counts ticks of the CPU's time stamp counter if the kernel itself uses it, and otherwise nanoseconds of
+/// `CLOCK_MONOTONIC_RAW`.
 ///
-/// `CLOCK_MONOTONIC_RAW` is a fixed multiple of the counter (the kernel never slews it), so the
-/// rate found here gets better with time and stays true, and records that the kernel stamps with
-/// that clock lie on the same time line as ours.
+/// `CLOCK_MONOTONIC_RAW` is a fixed multiple of the counter, since the kernel never slews it. The rate measured here
+/// therefore becomes more accurate over time and remains valid, and the kernel's records, which have timestamps of that
+/// clock, are on the same time line.
 #[derive(Debug)]
 pub(crate) struct Clock {
     source: TickSource,
@@ -25,15 +25,15 @@ pub(crate) struct Clock {
 
 #[derive(Clone, Copy, Debug)]
 struct Pairs {
-    /// Since when the rate is measured.
+    /// The start of the rate measurement.
     first: Pair,
-    /// A recent one, from which other moments are reckoned.
+    /// A recent pair, from which other times are extrapolated.
     anchor: Pair,
-    /// The rate was once measured over [`CERTAIN`].
+    /// Whether the rate has been measured over [`CERTAIN`].
     is_certain: bool,
 }
 
-/// One moment on both time lines.
+/// The same moment on both time lines.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     ticks: u64,
@@ -42,14 +42,14 @@ struct Pair {
 
 const ONE: u64 = 1 << 32;
 
-/// Long enough that reading errors of some 50 ns stay below 50 parts in a million.
+/// Long enough that read errors of some 50 ns stay below 50 ppm.
 const FIRST_MEASUREMENT: Duration = Duration::from_millis(1);
 
-/// Over this time two readings tell the rate to a few parts in a million.
+/// Two readings this far apart determine the rate to a few ppm.
 const CERTAIN: Duration = Duration::from_millis(100);
 
 impl Clock {
-    /// Takes about a millisecond where a counter's rate must be measured.
+    /// Takes about a millisecond if a counter's rate must be measured.
     pub(crate) fn new() -> Self {
         let source = platform::tick_source();
         let first = Pair::take(source);
@@ -67,7 +67,7 @@ impl Clock {
         clock
     }
 
-    /// A clock whose ticks are nanoseconds, set by hand.
+    /// A clock whose ticks are nanoseconds, set by the test.
     #[cfg(test)]
     pub(crate) fn by_hand(now: std::sync::Arc<AtomicU64>) -> Self {
         let first = Pair { ticks: 0, raw_ns: 0 };
@@ -76,7 +76,7 @@ impl Clock {
         Self { source, rate, pairs, by_hand: Some(now) }
     }
 
-    /// The same where nobody sets it.
+    /// A clock whose ticks are nanoseconds, and which stands still.
     #[cfg(test)]
     pub(crate) fn nanoseconds() -> Self {
         Self::by_hand(std::sync::Arc::default())
@@ -114,8 +114,8 @@ impl Clock {
         }
     }
 
-    /// Measures the counter's rate over the whole time since this clock was made, or since the
-    /// system last slept.
+    /// Measures the counter's rate over the whole time since this clock was created, or since the system last resumed
+    /// from suspend.
     pub(crate) fn refine(&self) {
         #[cfg(test)]
         if self.by_hand.is_some() {
@@ -130,7 +130,7 @@ impl Clock {
         let mut pairs = self.pairs.write();
         let known = self.rate.load(Ordering::Relaxed);
         if pairs.is_certain && pairs.anchor.is_far_from(now, known) {
-            // In sleep the kernel's clock stands still; the counter may go on, or begin anew.
+            // During suspend the kernel's clock stands still, while the counter may continue or restart.
             pairs.first = now;
         } else if let Some(rate) = pairs.first.rate_until(now) {
             self.rate.store(rate, Ordering::Relaxed);
@@ -144,10 +144,10 @@ impl Clock {
 
     /// What to add to a `CLOCK_MONOTONIC_RAW` reading to get nanoseconds since the Unix epoch.
     ///
-    /// Taken at one moment: for a moment long ago it is off by what the system clock was slewed
-    /// since, at most 0.5 ms a second and usually a hundredth of that.
+    /// Measured now: for a moment in the past, the error is the slew of the system clock since then, at most 0.5 ms per
+    /// second and usually a hundredth of that.
     pub(crate) fn unix_offset_ns(&self) -> i128 {
-        // Of three readings the one that was interrupted least.
+        // The narrowest of three readings.
         let read = || {
             let before = platform::monotonic_raw_ns();
             let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -165,7 +165,7 @@ impl Pair {
         rate(now.ticks.saturating_sub(self.ticks), now.raw_ns.saturating_sub(self.raw_ns))
     }
 
-    /// Whether `now` cannot have come after this at about that rate, give or take a thousandth.
+    /// Whether `now` cannot follow this pair at that rate, within 0.1 %.
     fn is_far_from(self, now: Self, rate: u64) -> bool {
         if now.raw_ns.saturating_sub(self.raw_ns) < CERTAIN.as_nanos() as u64 {
             return now.ticks < self.ticks;
@@ -173,7 +173,7 @@ impl Pair {
         self.rate_until(now).is_none_or(|found| found.abs_diff(rate) > rate / 1_000)
     }
 
-    /// Of three readings the one that was interrupted least.
+    /// The narrowest of three readings.
     fn take(source: TickSource) -> Self {
         let read = || {
             let before = platform::read_ticks(source);
@@ -196,7 +196,7 @@ fn scale(ticks: u64, rate: u64) -> u64 {
     ((u128::from(ticks) * u128::from(rate)) >> 32) as u64
 }
 
-/// Nanoseconds per tick times 2³², if both lengths are worth dividing.
+/// Nanoseconds per tick times 2³², if both lengths are long enough.
 fn rate(ticks: u64, ns: u64) -> Option<u64> {
     if ticks < 1_000 || ns < 1_000 {
         return None;
@@ -229,20 +229,20 @@ mod tests {
     }
 
     #[test]
-    fn sleep_of_the_system_is_not_taken_for_a_rate() {
+    fn suspend_does_not_change_the_rate() {
         const SECOND: u64 = 1_000_000_000;
         let clock = Clock::nanoseconds();
         let at = |ticks, raw_ns| clock.refine_at(Pair { ticks, raw_ns });
         let rate = || clock.rate.load(Ordering::Relaxed);
-        // The first short measurement was half wrong.
+        // The first short measurement was off by a factor of two.
         clock.rate.store(ONE / 6, Ordering::Relaxed);
         at(3 * SECOND, SECOND);
         assert!(rate().abs_diff(ONE / 3) <= 1);
-        // The counter went on for an hour.
+        // The counter continued for an hour of suspend.
         at(10_800 * SECOND, 2 * SECOND);
         assert!(rate().abs_diff(ONE / 3) <= 1);
         assert_eq!(clock.raw_ns(10_800 * SECOND), 2 * SECOND);
-        // It began anew.
+        // The counter restarted.
         at(3 * SECOND, 3 * SECOND);
         at(6 * SECOND, 4 * SECOND);
         assert!(rate().abs_diff(ONE / 3) <= 1);
@@ -259,11 +259,14 @@ mod tests {
         clock.refine();
         for _ in 0..100 {
             let before = platform::monotonic_raw_ns();
-            let ours = clock.raw_ns(clock.now());
+            let reading = clock.raw_ns(clock.now());
             let after = platform::monotonic_raw_ns();
-            // However long we are preempted, our reading lies between the kernel's two.
+            // The reading lies between the kernel's two, however long the thread is preempted.
             let slack = 20_000;
-            assert!(ours + slack >= before && ours <= after + slack, "{before} {ours} {after}");
+            assert!(
+                reading + slack >= before && reading <= after + slack,
+                "{before} {reading} {after}"
+            );
         }
     }
 }

@@ -20,11 +20,11 @@ mod unix {
 
     use super::io;
 
-    /// Waits for SIGHUP. Handlers that there were before are called, too.
+    /// Waits for SIGHUP. Previously installed handlers are still called.
     #[derive(Debug)]
     pub(crate) struct Hangups(UnixStream);
 
-    /// Ends the wait when it is dropped. The handler stays, and does nothing of ours any more.
+    /// Ends the wait when dropped. The signal handler stays installed but no longer does anything for this crate.
     #[derive(Debug)]
     pub(crate) struct EndHangups {
         id: SigId,
@@ -40,16 +40,16 @@ mod unix {
             Ok((Self(read), EndHangups { id, socket, made_in: process::id() }))
         }
 
-        /// Whether there were some; false at the end.
+        /// Waits for SIGHUP. Returns false at the end.
         pub(crate) fn wait(&mut self) -> bool {
-            // Many at once are one.
+            // Several signals at once count as one.
             let mut bytes = [0; 64];
             loop {
                 match self.0.read(&mut bytes) {
                     Ok(0) => return false,
                     Ok(_) => return true,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    // The program has closed files that are not its own.
+                    // The program has closed files that it does not own.
                     Err(_) => return false,
                 }
             }
@@ -58,7 +58,7 @@ mod unix {
 
     impl Drop for EndHangups {
         fn drop(&mut self) {
-            // In the child of a fork it is the parent's socket.
+            // In a forked child the socket is the parent's.
             if self.made_in == process::id() {
                 unregister(self.id);
                 _ = self.socket.shutdown(Shutdown::Both);
@@ -67,7 +67,7 @@ mod unix {
     }
 }
 
-/// There is no such signal.
+/// Systems without this signal.
 #[cfg(not(unix))]
 mod without {
     use super::io;

@@ -1,8 +1,7 @@
-//! Every meeting with the operating system, and all of the crate's `unsafe`.
+//! The interface to the operating system, and all `unsafe` code of the crate.
 //!
-//! `linux` and `unsupported` export the same names with the same signatures, so that nothing
-//! above this module asks which system it runs on. What each call needs of the kernel, and what
-//! it does when that is refused, is listed in `docs/platform.md`.
+//! `linux` and `unsupported` export the same names with the same signatures, so the modules above do not depend on the
+//! system. `docs/platform.md` lists what each call requires of the kernel, and what happens if it is refused.
 
 mod clock;
 #[cfg(feature = "sighup")]

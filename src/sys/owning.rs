@@ -1,5 +1,5 @@
-//! What may own files of ours.
-#![allow(unsafe_code, reason = "drops a value or does not, as files are ours or not by then")]
+//! Values that own file descriptors of the layer.
+#![allow(unsafe_code, reason = "drops a value only if its file descriptors are still its own")]
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::platform::Files;
 
-/// Something that may own files. If they were closed by somebody else it is never dropped: their numbers
-/// may be those of others by then.
+/// A value that may own file descriptors. If the program closed them, it is never dropped, since their numbers may
+/// belong to other files by then.
 #[derive(Debug)]
 pub(crate) struct Owning<T> {
     value: ManuallyDrop<T>,

@@ -1,7 +1,7 @@
 //! The word that moves when a thread is sampled.
 #![allow(
     unsafe_code,
-    reason = "reads a word in a ring that the kernel writes; the only way to see a sample without a system call"
+    reason = "reads a word in a ring that the kernel writes; the only way to detect a sample without a system call"
 )]
 
 use std::ptr::NonNull;
@@ -10,11 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::ring::SampleRing;
 
-/// A count that only its own thread moves, in program order: a kernel ring's `data_head`, or a
-/// number of our own.
+/// A counter that moves only in program order of its own thread: a kernel ring's `data_head`, or a counter of a timer's
+/// ring.
 ///
-/// Reading it takes less than a nanosecond, which is what lets every span hook ask whether a
-/// sample fell since the last hook.
+/// Reading it takes less than a nanosecond, so every span hook can check whether a sample fell since the last hook.
 #[derive(Debug)]
 pub(crate) struct Position {
     word: NonNull<AtomicU64>,
@@ -24,7 +23,7 @@ pub(crate) struct Position {
 #[derive(Debug)]
 #[expect(dead_code, reason = "held for its lifetime, never read")]
 enum Owner {
-    Nobody,
+    None,
     Ring(Arc<SampleRing>),
 }
 
@@ -34,22 +33,21 @@ impl Position {
     /// The position of a thread that is not sampled.
     pub(crate) const fn fixed() -> Self {
         let word = (&raw const NEVER_MOVES).cast_mut();
-        // SAFETY: a static is nowhere near null.
+        // SAFETY: the address of a static is not null.
         let word = unsafe { NonNull::new_unchecked(word) };
-        Self { word, _owner: Owner::Nobody }
+        Self { word, _owner: Owner::None }
     }
 
-    /// The position of `ring`: for one of the kernel's the number of bytes ever written to it.
+    /// The position of `ring`. For a kernel ring it is the number of bytes ever written.
     pub(crate) fn of_ring(ring: Arc<SampleRing>) -> Self {
         Self { word: NonNull::from(ring.position_word()), _owner: Owner::Ring(ring) }
     }
 
-    /// The present position. `Acquire`: what the sample's record says is visible after it.
+    /// The current position. `Acquire`: the sample's record is visible afterwards.
     #[inline(always)]
     pub(crate) fn load(&self) -> u64 {
-        // SAFETY: `word` points into what `_owner` keeps alive (or into a static), is aligned,
-        // and is only ever accessed atomically: by us here, by the kernel with a plain 64-bit
-        // store.
+        // SAFETY: `word` points into memory that `_owner` keeps alive, or into a static. It is aligned and accessed
+        // only atomically: here, and by the kernel with a plain 64-bit store.
         unsafe { self.word.as_ref() }.load(Ordering::Acquire)
     }
 }

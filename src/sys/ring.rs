@@ -1,4 +1,4 @@
-//! What samples of a thread are in.
+//! The rings that hold the samples of threads.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::platform::{PerfRing, RingMemory, TimerRing};
 use super::types::WhyRefused;
 
-/// The ring of a thread's samples, by what fills it.
+/// The ring of a thread's samples, filled by perf or by a timer's handler.
 #[derive(Debug)]
 pub(crate) enum SampleRing {
     Perf(PerfRing),
@@ -14,7 +14,7 @@ pub(crate) enum SampleRing {
 }
 
 impl SampleRing {
-    /// Begins to sample, or goes on.
+    /// Starts or resumes sampling.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         match self {
             Self::Perf(ring) => ring.start(),
@@ -22,7 +22,7 @@ impl SampleRing {
         }
     }
 
-    /// Stops, until it is started again.
+    /// Stops sampling until the next start.
     pub(crate) fn pause(&self) {
         match self {
             Self::Perf(ring) => ring.pause(),
@@ -30,7 +30,7 @@ impl SampleRing {
         }
     }
 
-    /// Samples no more, and gives back all that it takes but the position that hooks see.
+    /// Stops sampling and releases everything except the position that hooks read.
     pub(crate) fn retire(&self) {
         match self {
             Self::Perf(ring) => ring.retire(),
@@ -38,7 +38,7 @@ impl SampleRing {
         }
     }
 
-    /// What moves when a sample is taken.
+    /// The word that moves when a sample is taken.
     pub(super) fn position_word(&self) -> &AtomicU64 {
         match self {
             Self::Perf(ring) => ring.head_word(),
@@ -46,7 +46,7 @@ impl SampleRing {
         }
     }
 
-    /// The position that hooks see now.
+    /// The position that hooks read.
     pub(crate) fn position(&self) -> u64 {
         self.position_word().load(Ordering::Acquire)
     }
@@ -55,13 +55,13 @@ impl SampleRing {
         matches!(self, Self::Perf(ring) if ring.has_kernel_chains())
     }
 
-    /// One that a test fills, in steps of that length.
+    /// A ring that a test fills. Its position moves by `step` per sample.
     #[cfg(test)]
     pub(crate) fn scripted(data_size: usize, step: u64) -> std::io::Result<Self> {
         TimerRing::scripted(data_size, step).map(Self::Timer)
     }
 
-    /// That of a timer. There hooks see other positions than those of the records, which say them.
+    /// The timer's ring, if it is one. Hooks then read other positions than those of the records, which contain both.
     pub(crate) fn timer(&self) -> Option<&TimerRing> {
         match self {
             Self::Perf(_) => None,

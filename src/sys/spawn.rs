@@ -1,27 +1,27 @@
-//! Starting threads of ours.
+//! Starting the layer's threads.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
 use super::platform::with_signals_blocked;
 
-/// The stack of each thread of ours, whatever `RUST_MIN_STACK` says. To symbolize takes most of it:
-/// debug information nests (types in types, inlined calls in inlined calls, C++ names), and in a debug
-/// build a level is some KiB. It is address space: what is never used takes no memory.
+/// The stack size of each of the layer's threads, independent of `RUST_MIN_STACK`. Symbolization needs most of it:
+/// debug information nests (types in types, inlined calls in inlined calls, C++ names), and in a debug build each level
+/// takes some KiB. This is address space: unused pages take no memory.
 pub(crate) const STACK_BYTES: usize = 2 * 1024 * 1024;
 
-/// Starts a thread of ours. It leaves every signal to the threads of the program, but for those that
-/// an instruction of its own brings about. So the program finds signals where it waits for them, and a
-/// write that is refused is an error (`SIGXFSZ`, `SIGPIPE`). Threads that it starts inherit that.
+/// Starts a thread of the layer. All signals except those that the thread's own instructions raise are blocked on it,
+/// so the program receives its signals on its own threads, and a refused write is an error instead of `SIGXFSZ` or
+/// `SIGPIPE`. Threads that it starts inherit the mask.
 ///
 /// # Errors
 ///
-/// If the system does not let us.
+/// If the system does not allow it.
 pub(crate) fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     let builder = Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
-    // From its very first instruction on.
+    // From its first instruction on.
     with_signals_blocked(|| builder.spawn(run))
 }

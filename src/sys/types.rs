@@ -1,4 +1,4 @@
-//! What both platforms speak of.
+//! Types that both platforms use.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -13,60 +13,60 @@ pub(crate) struct SampleRequest {
     pub(crate) ring_bytes: usize,
     /// Also take a sample when the thread is in the kernel.
     pub(crate) in_kernel: bool,
-    /// By how much a sample of a timer moves the position that hooks look at.
+    /// The step by which a timer's sample moves the position that hooks read.
     pub(crate) position_step: u64,
 }
 
-/// What a sampling timer counts.
+/// The clock of a sampling timer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TimerClock {
-    /// The thread's CPU time, as often as the kernel's tick at most. Never interrupts a wait.
+    /// The thread's CPU time, at most once per kernel tick. Never interrupts a blocking system call.
     #[default]
     Cpu,
-    /// Time, as finely as is asked for. Interrupts system calls that wait.
+    /// Wall time, at any resolution. Interrupts blocking system calls.
     Monotonic,
 }
 
-/// Why an event or its ring could not be had, by what a user can do about it.
+/// Why an event, a timer or a ring could not be created, by what a user can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "each platform has its own")]
+#[allow(dead_code, reason = "each platform uses some of them")]
 pub(crate) enum WhyRefused {
-    /// `perf_event_paranoid`, a seccomp filter or a security module says no.
+    /// Refused by `perf_event_paranoid`, a seccomp filter or a security module.
     NotAllowed,
     /// The kernel was built without it, or is not Linux.
     NotSupported,
-    /// No more open files for this process or system.
+    /// The limit of open files of this process or of the system is reached.
     NoFiles,
-    /// What an unprivileged user may lock is used up.
+    /// The limit of locked memory of an unprivileged user is reached.
     NoLockedMemory,
     /// No memory or no address space.
     NoMemory,
-    /// As many signals may be pending as this user has timers (`ulimit -i`).
+    /// The user's limit of pending signals (`ulimit -i`) is reached.
     NoTimers,
-    /// Anything else, by its errno.
+    /// Another error, with its errno.
     Other(i32),
-    /// The settings say so.
+    /// Disabled by the settings.
     NotAsked,
-    /// The thread is not there any more.
+    /// The thread has ended.
     Ended,
-    /// A seccomp filter would end the process.
+    /// A seccomp filter would kill the process.
     Deadly,
-    /// There is none of it on this system, whatever is installed or allowed.
+    /// This system does not have it at all.
     OtherSystem,
 }
 
 impl WhyRefused {
-    /// Whether it will be no different for another thread, or later.
+    /// Whether the refusal is permanent and applies to all threads.
     pub(crate) fn is_for_good(self) -> bool {
         matches!(self, Self::NotAllowed | Self::NotSupported | Self::Deadly | Self::OtherSystem)
     }
 }
 
-/// System calls that an ordinary service may do without, and a seccomp filter therefore end it at.
+/// System calls that an ordinary service does not need, so a seccomp filter may kill the process for making them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "only Linux has such filters")]
 pub(crate) enum Unusual {
-    /// And the `ioctl`s of its events.
+    /// Including the `ioctl`s of its events.
     PerfEventOpen,
     TimerCreate,
     TimerSettime,
@@ -95,7 +95,7 @@ impl Unusual {
         Self::MemfdCreate,
     ];
 
-    /// As filters name it.
+    /// The name that filters use.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PerfEventOpen => "perf_event_open",
@@ -112,14 +112,14 @@ impl Unusual {
     }
 }
 
-/// What a thread has cost the memory manager and the scheduler since it started.
+/// The resource usage of a thread since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ThreadUsage {
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
-    /// Times the thread gave up the CPU to wait.
+    /// Times the thread blocked.
     pub(crate) voluntary_switches: u64,
-    /// Times the scheduler took the CPU away.
+    /// Times the scheduler preempted the thread.
     pub(crate) involuntary_switches: u64,
 }
 
@@ -134,33 +134,33 @@ pub(crate) struct Blocked {
 
 /// What a thread is blocked in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(dead_code, reason = "only Linux says it")]
+#[allow(dead_code, reason = "only Linux reports it")]
 pub(crate) enum Call {
-    /// A lock or a condition, by its address.
+    /// A lock or a condition variable, by its address.
     Futex(u64),
     Named(&'static str),
-    /// A system call that we have no name for.
+    /// Another system call, by its number.
     Numbered(i64),
-    /// No system call: memory that is read from a disk.
+    /// No system call: a page fault that reads from disk.
     PageFault,
 }
 
-/// The program or a shared library, as the dynamic loader has placed it.
+/// The program or a shared library, as the dynamic loader has mapped it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoadedModule {
     /// Empty for the program itself.
     pub(crate) path: PathBuf,
-    /// What is added to an address as the file states it to get the address in memory.
+    /// The offset from the file's addresses to those in memory.
     pub(crate) bias: u64,
     /// Addresses in memory that hold code.
     pub(crate) code: Vec<CodeSegment>,
     /// Addresses in memory of everything that the module has mapped.
     pub(crate) loaded: Vec<Range<u64>>,
-    /// Those of `loaded` that are not meant to be written.
+    /// The read-only part of `loaded`.
     pub(crate) read_only: Vec<Range<u64>>,
     /// Addresses in memory of `.eh_frame_hdr`.
     pub(crate) eh_frame_hdr: Option<Range<u64>>,
-    /// Addresses in memory of the notes, among them the build id.
+    /// Addresses in memory of the notes, which include the build id.
     pub(crate) notes: Vec<Range<u64>>,
 }
 
@@ -172,28 +172,28 @@ pub(crate) struct CodeSegment {
     pub(crate) file_offset: u64,
 }
 
-/// The modules, and the generation they belong to.
+/// The loaded modules and their generation.
 #[derive(Debug)]
 pub(crate) struct ModuleList {
     pub(crate) generation: u64,
     pub(crate) modules: Vec<LoadedModule>,
 }
 
-/// Which file it is, whatever its name.
+/// The identity of a file, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileIdentity {
     pub(crate) device: u64,
     pub(crate) inode: u64,
 }
 
-/// How much the machine, or the part of it that the process may use, has to do.
+/// The load of the machine, or of the process's control group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Load {
     /// Of all CPUs of the host since it started.
     pub(crate) host: Option<CpuUse>,
-    /// CPU time that the control group has used in microseconds, and how many cores it may use.
+    /// The CPU time that the control group has used, in microseconds, and its limit in cores.
     pub(crate) group: Option<(u64, f64)>,
-    /// Of the control group, or of the host where there is none.
+    /// Of the control group, or of the host if there is none.
     pub(crate) memory_bytes: Option<u64>,
 }
 

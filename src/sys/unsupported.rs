@@ -1,6 +1,6 @@
 //! Systems without perf events: times only, no stacks.
 //!
-//! The same names as `linux`, so that everything above builds and runs anywhere. What needs the
+//! Exports the same names as `linux`, so that the modules above compile and run on any system. Whatever needs the
 //! kernel is refused with [`WhyRefused::OtherSystem`].
 
 use std::convert::Infallible;
@@ -35,7 +35,7 @@ pub(crate) fn read_ticks(_: TickSource) -> u64 {
     monotonic_raw_ns()
 }
 
-/// Nanoseconds since this was first called.
+/// Nanoseconds since the first call.
 pub(crate) fn monotonic_raw_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
@@ -78,7 +78,7 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Declares what there is nothing behind, with what it says of that.
+/// Declares functions that do nothing, with the values they return.
 macro_rules! stubs {
     ($($(#[$meta:meta])* fn $name:ident($(_: $type:ty),*) $(-> $result:ty)? = $value:expr;)*) => {
         $($(#[$meta])* pub(crate) fn $name($(_: $type),*) $(-> $result)? { $value })*
@@ -90,7 +90,7 @@ stubs! {
     fn on_fork(_: fn()) = ();
     fn load() -> Load = Load::default();
     fn has_ended(_: u32) -> bool = false;
-    /// Not known here: a span's on-CPU time is then only bounded by its wall time.
+    /// Unknown here, so the CPU times of spans are unknown.
     fn thread_cpu_ns() -> Option<u64> = None;
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
     fn thread_usage() -> Option<ThreadUsage> = None;
@@ -98,7 +98,7 @@ stubs! {
     fn open_file_limit() -> u64 = 0;
     fn address_space_left() -> Option<u64> = None;
     fn stack_bounds() -> Option<Range<u64>> = None;
-    /// There are no filters here.
+    /// There are no seccomp filters here.
     fn look_at_filters() = ();
     fn unblock_timers() -> Result<(), WhyRefused> = refused();
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
@@ -120,7 +120,7 @@ stubs! {
     fn tick_source() -> TickSource = TickSource::Raw;
 }
 
-/// Declares what is never there, and so never asked for anything.
+/// Declares types without values, whose methods are never called.
 macro_rules! absent {
     ($(#[$of_type:meta])* $name:ident {
         $($(#[$of_method:meta])* fn $method:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*
@@ -184,7 +184,7 @@ impl Deref for TimerRing {
     }
 }
 
-/// Rings that a test writes to: none either.
+/// Rings that a test writes to are not available either.
 #[cfg(test)]
 impl PerfRing {
     pub(crate) fn scripted(_data_size: usize) -> io::Result<Self> {
@@ -229,7 +229,7 @@ impl HardwareCounters {
     }
 }
 
-/// Nobody closes files of others here, as far as we know.
+/// No known program on these systems closes files that it does not own.
 #[derive(Debug)]
 pub(crate) struct Files;
 
@@ -285,7 +285,7 @@ impl Waker {
     }
 }
 
-/// Readable by its owner alone where files have modes.
+/// Creates a file that only its owner can read, where files have modes.
 pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     #[cfg(unix)]
@@ -293,7 +293,7 @@ pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     options.write(true).create_new(true).open(path)
 }
 
-/// Whether files can be made in this directory, as far as its mode tells.
+/// Whether files can be created in this directory, according to its mode.
 pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
     let metadata = std::fs::metadata(directory)?;
     if !metadata.is_dir() {
@@ -309,7 +309,7 @@ pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
     std::fs::create_dir_all(path)
 }
 
-/// Opens a file to read it, if that is what lies at that path; a link is not followed.
+/// Opens the regular file at that path for reading, if there is one. Does not follow a link.
 #[cfg(feature = "axum")]
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let is_file = match std::fs::symlink_metadata(path) {

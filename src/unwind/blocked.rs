@@ -1,5 +1,5 @@
-//! Unwinding a thread that waits in a system call: of its registers the kernel tells only where
-//! it is and where its stack is.
+//! Unwinding a thread that is blocked in a system call. Of its registers, the kernel reports only the program counter
+//! and the stack pointer.
 
 use std::iter::successors;
 
@@ -11,25 +11,25 @@ use super::modules::{ModuleAddress, memory};
 use super::tables::TableBytes;
 use super::unwinder::{UnwindEnd, Unwinder};
 
-/// Stands for a frame pointer that is not known: an address that no processor takes. It is below
-/// 2^63, for framehop calculates with signed numbers and would keep an overflow as a rule.
+/// Replaces an unknown frame pointer: an address that no processor accepts. It is below 2^63, since framehop uses
+/// signed arithmetic and would cache an overflow as a rule.
 pub(super) const UNKNOWN: u64 = 0x5eed_5eed_5eed_5eed;
 
-/// How far from the frame pointer a frame can have what is read by it.
+/// The maximum distance from the frame pointer of what a frame reads relative to it.
 const NEAR: u64 = 1 << 31;
 
-/// How many stacks are tried for one wait.
-const MOST_TRIES: usize = 64;
+/// The maximum number of candidate stacks per wait.
+const MAX_TRIES: usize = 64;
 
-/// How sure it is that a call went to the function that was expected.
+/// How well a call matches the expected function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Likeness {
-    /// To its first instruction.
-    Exactly,
-    /// To an address that was in a register then.
+pub(super) enum CallMatch {
+    /// It calls the function's first instruction.
+    Exact,
+    /// It calls an address that was in a register.
     Unknown,
-    /// To another function, which can have jumped on to this one.
-    Elsewhere,
+    /// It calls another function, which may have jumped to the expected one.
+    Other,
 }
 
 /// A frame that is to be unwound.
@@ -42,8 +42,7 @@ pub(super) struct FrameToUnwind {
 /// How a walk up the stack ended.
 pub(super) enum Stop {
     At(UnwindEnd),
-    /// At a frame that cannot be unwound without the frame pointer: the return address is this far
-    /// above it.
+    /// A frame cannot be unwound without the frame pointer; the return address is at this distance from it.
     Needs(FrameToUnwind, i64),
     /// In a function of a C library without tables, at this stack pointer and frame pointer.
     InLibrary(u64, u64),
@@ -63,12 +62,12 @@ impl<F: Fn(u64) -> Option<u64>> ScannedStack<F> {
 }
 
 impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
-    /// Fills `frames` as [`Unwinder::unwind`] does, for a thread that is in a system call.
+    /// Fills `frames` like [`Unwinder::unwind`], for a thread that is in a system call.
     ///
-    /// Many frames can be unwound without the frame pointer, and those that save it give it back. If
-    /// one needs it before, its value is inferred from the code and from what is on the stack, and
-    /// proven by what is found there. The number is that of the first frame that was found so;
-    /// those before it are as sure as those of a sample. There is none if nothing was inferred.
+    /// Many frames can be unwound without the frame pointer, and frames that save it restore it. If a frame needs it
+    /// before that, its value is inferred from the code and the stack, and confirmed by what is found there. The
+    /// returned number is the index of the first frame found in this way; the frames before it are as reliable as those
+    /// of a sample. It is `None` if nothing was inferred.
     pub(crate) fn unwind_blocked(
         &mut self,
         pc: u64,
@@ -88,9 +87,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 let end = self.end_in_library((sp, fp), &stack, frames);
                 (end, (frames.len() > known).then_some(known))
             }
-            Stop::Needs(place, distance) => {
+            Stop::Needs(frame, distance) => {
                 let known = frames.len();
-                match self.infer(place, distance, &stack, frames) {
+                match self.infer(frame, distance, &stack, frames) {
                     Some(end) => (end, Some(known)),
                     None => (UnwindEnd::Lost, None),
                 }
@@ -98,83 +97,83 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
     }
 
-    /// Finds where the caller of a frame goes on, and so all frames above.
+    /// Finds the caller of a frame, and from it all frames above.
     pub(super) fn infer(
         &mut self,
-        place: FrameToUnwind,
+        frame: FrameToUnwind,
         distance: i64,
         stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
         frames: &mut Vec<ModuleAddress>,
     ) -> Option<UnwindEnd> {
         let known = frames.len();
-        let callee = self.modules.function_start(place.address.address_for_lookup());
-        if let Some(frame_pointer) = callee.and_then(|callee| self.predict(place, callee)) {
+        let callee = self.modules.function_start(frame.address.address_for_lookup());
+        if let Some(frame_pointer) = callee.and_then(|callee| self.predict(frame, callee)) {
             let at = frame_pointer.wrapping_add_signed(distance);
             let call = stack.word_at(at).and_then(|word| self.call_before(word, callee));
-            // Where the code tells of both the place and the call, all that follows is believed.
-            let mut elsewhere = 0;
-            let check = (call != Some(Likeness::Exactly)).then_some(&mut elsewhere);
+            // If the code determines both the frame pointer and the call, all that follows is accepted.
+            let mut mismatches = 0;
+            let check = (call != Some(CallMatch::Exact)).then_some(&mut mismatches);
             let is_certain = check.is_none();
-            match self.walk(place, frame_pointer, stack, frames, check) {
+            match self.walk(frame, frame_pointer, stack, frames, check) {
                 Stop::At(end) if frames.len() > known && (is_certain || end != UnwindEnd::Lost) => {
                     return Some(end);
                 }
                 _ => frames.truncate(known),
             }
         }
-        self.search(place, distance, callee, stack, frames)
+        self.search(frame, distance, callee, stack, frames)
     }
 
-    /// The frame pointer, from what the function does to the stack when it begins. It can do more
-    /// to it later, so what is found there has to be looked at.
-    fn predict(&self, place: FrameToUnwind, function: u64) -> Option<u64> {
-        place.sp.checked_add(M::frame_size(self.code(function)?)?)
+    /// Predicts the frame pointer from the function's prologue. The function may change the stack pointer later, so the
+    /// result must be checked.
+    fn predict(&self, frame: FrameToUnwind, function: u64) -> Option<u64> {
+        frame.sp.checked_add(M::frame_size(self.code(function)?)?)
     }
 
-    /// Tries the words of the stack that can be the return address of a frame: first those behind a
-    /// call of its function, and always the lowest first, for what is further up belongs to callers.
+    /// Tries the words of the stack that can be the frame's return address: first those after a call of its function.
+    /// Within each group the lowest address comes first, since higher ones belong to callers.
     fn search(
         &mut self,
-        place: FrameToUnwind,
+        frame: FrameToUnwind,
         distance: i64,
         callee: Option<u64>,
         stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
         frames: &mut Vec<ModuleAddress>,
     ) -> Option<UnwindEnd> {
         let known = frames.len();
-        // Whether it is cut, how many of its calls name another function, and what is above.
+        // Whether the stack is cut, the number of calls to other functions, and the frames above.
         let mut best: Option<(bool, usize, Vec<ModuleAddress>)> = None;
         let mut tries = 0;
-        'search: for likeness in [Likeness::Exactly, Likeness::Unknown, Likeness::Elsewhere] {
+        'search: for wanted in [CallMatch::Exact, CallMatch::Unknown, CallMatch::Other] {
             let addresses =
-                successors(Some(place.sp), |at| at.checked_add(size_of::<u64>() as u64));
+                successors(Some(frame.sp), |at| at.checked_add(size_of::<u64>() as u64));
             for at in addresses {
                 let Some(word) = stack.word_at(at) else {
                     break;
                 };
-                if self.call_before(word, callee) != Some(likeness) {
+                if self.call_before(word, callee) != Some(wanted) {
                     continue;
                 }
-                if tries == MOST_TRIES {
+                if tries == MAX_TRIES {
                     break 'search;
                 }
                 tries += 1;
-                let mut elsewhere = 0;
+                let mut mismatches = 0;
                 let frame_pointer = at.wrapping_add_signed(-distance);
-                let stop = self.walk(place, frame_pointer, stack, frames, Some(&mut elsewhere));
+                let stop = self.walk(frame, frame_pointer, stack, frames, Some(&mut mismatches));
                 let above = frames.split_off(known);
                 let is_cut = match stop {
                     Stop::At(UnwindEnd::Root) => false,
-                    // What was not seen to its end proves little.
-                    Stop::At(UnwindEnd::Cut) if likeness == Likeness::Exactly => true,
+                    // A stack without an end proves little.
+                    Stop::At(UnwindEnd::Cut) if wanted == CallMatch::Exact => true,
                     _ => continue,
                 };
-                if !is_cut && elsewhere == 0 {
-                    best = Some((is_cut, elsewhere, above));
+                if !is_cut && mismatches == 0 {
+                    best = Some((is_cut, mismatches, above));
                     break 'search;
                 }
-                if best.as_ref().is_none_or(|best| (is_cut, elsewhere) < (best.0, best.1)) {
-                    best = Some((is_cut, elsewhere, above));
+                if best.as_ref().is_none_or(|best| (is_cut, mismatches) < (best.0, best.1)) {
+                    best = Some((is_cut, mismatches, above));
                 }
             }
             if best.as_ref().is_some_and(|(is_cut, ..)| !is_cut) {
@@ -186,24 +185,28 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         Some(if is_cut { UnwindEnd::Cut } else { UnwindEnd::Root })
     }
 
-    /// Whether the instruction before an address is a call, and of this function.
-    pub(super) fn call_before(&self, return_address: u64, callee: Option<u64>) -> Option<Likeness> {
+    /// How the call before an address, if there is one, matches this function.
+    pub(super) fn call_before(
+        &self,
+        return_address: u64,
+        callee: Option<u64>,
+    ) -> Option<CallMatch> {
         let start = return_address.checked_sub(LONGEST as u64)?;
         let code = self.code::<LONGEST>(start)?;
         let targets = M::calls(code, return_address).into_iter().flatten();
-        let likenesses = targets.filter_map(|target| {
+        let matches = targets.filter_map(|target| {
             let address = match target {
                 CallTarget::Address(address) => self.modules.is_code(address).then_some(address)?,
                 CallTarget::Stored(at) => stored(at)?,
-                CallTarget::Unknown => return Some(Likeness::Unknown),
+                CallTarget::Unknown => return Some(CallMatch::Unknown),
             };
             let Some(callee) = callee else {
-                return Some(Likeness::Unknown);
+                return Some(CallMatch::Unknown);
             };
             let is_callee = address == callee || self.jumps_to(address, callee);
-            Some(if is_callee { Likeness::Exactly } else { Likeness::Elsewhere })
+            Some(if is_callee { CallMatch::Exact } else { CallMatch::Other })
         });
-        likenesses.min()
+        matches.min()
     }
 
     /// Whether a function does little but jump to another.
@@ -222,27 +225,27 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         self.modules.code(address)
     }
 
-    /// Adds the frames above one. `elsewhere` asks for a check whether these frames can have called
-    /// each other, and is how many of the calls name another function.
+    /// Adds the frames above `from`. With `mismatches`, checks whether these frames can have called each other, and
+    /// counts the calls to other functions.
     pub(super) fn walk(
         &mut self,
         from: FrameToUnwind,
         frame_pointer: u64,
         stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
         frames: &mut Vec<ModuleAddress>,
-        mut elsewhere: Option<&mut usize>,
+        mut mismatches: Option<&mut usize>,
     ) -> Stop {
         let pc = from.address.address();
         let mut registers = self.machine.few_registers(pc, from.sp, frame_pointer);
         let mut address = from.address;
         while frames.len() < stack.most_frames {
-            let place = FrameToUnwind { address, sp: M::stack_pointer(&registers) };
+            let frame = FrameToUnwind { address, sp: M::stack_pointer(&registers) };
             let fp = M::frame_pointer(&registers);
             let mut beyond = false;
             let mut needed = None;
             let mut read = |at: u64| {
                 if at.abs_diff(UNKNOWN) < NEAR {
-                    // Not an error, which framehop would keep as a rule for this address.
+                    // Not an error, which framehop would cache as a rule for this address.
                     needed = needed.max(Some(at.wrapping_sub(UNKNOWN) as i64));
                     return Ok(0);
                 }
@@ -254,15 +257,15 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 self.machine.unwind_frame(address, &mut registers, &mut self.cache, &mut read);
             let next = next.map(|next| next.and_then(FrameAddress::from_return_address));
             if needed.is_some() || self.is_wrong(address, next.ok().flatten()) {
-                if self.is_start(address, (place.sp, fp), |at| stack.word_at(at)) {
+                if self.is_start(address, (frame.sp, fp), |at| stack.word_at(at)) {
                     return Stop::At(UnwindEnd::Root);
                 }
                 if self.is_without_tables(address.address_for_lookup()) {
-                    return Stop::InLibrary(place.sp, fp);
+                    return Stop::InLibrary(frame.sp, fp);
                 }
             }
             if let Some(distance) = needed {
-                return Stop::Needs(place, distance);
+                return Stop::Needs(frame, distance);
             }
             let Ok(next) = next else {
                 return Stop::At(if beyond { UnwindEnd::Cut } else { UnwindEnd::Lost });
@@ -273,10 +276,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             if next.address() == UNKNOWN_LINK {
                 return Stop::At(UnwindEnd::Lost);
             }
-            if let Some(elsewhere) = &mut elsewhere {
+            if let Some(mismatches) = &mut mismatches {
                 let callee = self.modules.function_start(address.address_for_lookup());
                 match self.call_before(next.address(), callee) {
-                    Some(Likeness::Elsewhere) => **elsewhere += 1,
+                    Some(CallMatch::Other) => **mismatches += 1,
                     Some(_) => {}
                     None => return Stop::At(UnwindEnd::Lost),
                 }
@@ -313,7 +316,7 @@ mod tests {
     #[inline(never)]
     fn outer(wait: Wait) {
         inner(wait);
-        // What is done after the call keeps it from being a jump.
+        // Work after the call prevents a tail call.
         black_box(());
     }
 
@@ -323,7 +326,7 @@ mod tests {
         black_box(());
     }
 
-    /// Where a thread is blocked, and its stack.
+    /// The location at which a thread is blocked, and its stack.
     struct Blocked {
         pc: u64,
         sp: u64,
@@ -372,19 +375,19 @@ mod tests {
         ends.min().unwrap()
     }
 
-    /// The functions of a thread that was made to wait, in which it is to be found.
+    /// Unwinds a thread that blocks in `wait`, and checks that its functions are found.
     fn functions_of(call: &str, wait: impl FnOnce() + Send + 'static) {
         if !cfg!(target_arch = "x86_64") || loaded_modules().modules.is_empty() {
             return;
         }
         let tid = Arc::new(AtomicU32::new(0));
-        let told = Arc::clone(&tid);
-        let (tell_ring, told_ring) = mpsc::channel();
-        // Not joined: what it waits for does not come.
+        let published_tid = Arc::clone(&tid);
+        let (send_ring, receive_ring) = mpsc::channel();
+        // Not joined: its wait does not end.
         thread::spawn(move || {
-            // Where that is allowed: what the registers really are.
-            tell_ring.send(open_switch_registers(1 << 16).ok()).unwrap();
-            told.store(current_tid(), Ordering::Release);
+            // The actual registers, if perf allows reading them.
+            send_ring.send(open_switch_registers(1 << 16).ok()).unwrap();
+            published_tid.store(current_tid(), Ordering::Release);
             outer(Box::new(wait));
         });
         let tid = loop {
@@ -406,7 +409,8 @@ mod tests {
             assert_eq!(searched, frames);
         }
         assert_eq!(end, UnwindEnd::Root);
-        if let Some(bp) = told_ring.recv().unwrap().and_then(|ring| frame_pointer(&ring, &blocked))
+        if let Some(bp) =
+            receive_ring.recv().unwrap().and_then(|ring| frame_pointer(&ring, &blocked))
         {
             let mut exact = Vec::new();
             let registers = Registers::X86_64 { ip: blocked.pc, sp: blocked.sp, bp };
@@ -426,7 +430,7 @@ mod tests {
         assert_eq!(inner + 1, outer);
     }
 
-    /// What it is, if the thread has really been switched off where it is blocked now.
+    /// The frame pointer, if the thread was switched out where it is blocked now.
     fn frame_pointer(ring: &PerfRing, blocked: &Blocked) -> Option<u64> {
         let word = |position: u64| {
             let mut word = [0; 8];
@@ -440,7 +444,7 @@ mod tests {
         Some(bp)
     }
 
-    /// The same without a look at what the function does when it begins.
+    /// The same by searching alone, without a prediction from the prologue.
     fn search(unwinder: &mut Unwinder, blocked: &Blocked) -> Option<(usize, Vec<ModuleAddress>)> {
         let stack = ScannedStack {
             bottom: blocked.sp,
@@ -450,13 +454,13 @@ mod tests {
         let mut frames = vec![unwinder.modules.frame(blocked.pc)];
         let address = FrameAddress::from_instruction_pointer(blocked.pc);
         let first = FrameToUnwind { address, sp: blocked.sp };
-        let Stop::Needs(place, distance) = unwinder.walk(first, UNKNOWN, &stack, &mut frames, None)
+        let Stop::Needs(frame, distance) = unwinder.walk(first, UNKNOWN, &stack, &mut frames, None)
         else {
             return None;
         };
         let known = frames.len();
-        let callee = unwinder.modules.function_start(place.address.address_for_lookup());
-        let end = unwinder.search(place, distance, callee, &stack, &mut frames);
+        let callee = unwinder.modules.function_start(frame.address.address_for_lookup());
+        let end = unwinder.search(frame, distance, callee, &stack, &mut frames);
         assert_eq!(end, Some(UnwindEnd::Root));
         Some((known, frames))
     }
@@ -476,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition() {
+    fn a_condition_variable() {
         functions_of(FUTEX, || {
             let mutex = Mutex::new(());
             drop(Condvar::new().wait_while(mutex.lock().unwrap(), |()| true));
@@ -484,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_for_some_time() {
+    fn a_condition_variable_with_a_timeout() {
         functions_of(FUTEX, || {
             let mutex = Mutex::new(());
             drop(Condvar::new().wait_timeout(mutex.lock().unwrap(), LONG));
@@ -510,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parking_lot() {
+    fn a_parking_lot_mutex() {
         let mutex = Arc::new(parking_lot::Mutex::new(()));
         let same = Arc::clone(&mutex);
         let _locked = mutex.lock();
@@ -550,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_ends_and_does_not_panic() {
+    fn arbitrary_input_does_not_panic() {
         let mut unwinder: Unwinder = Unwinder::default();
         unwinder.refresh();
         let mut frames = Vec::new();
@@ -559,7 +563,7 @@ mod tests {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             random >> 8
         };
-        let here = nonsense_ends_and_does_not_panic as *const () as u64;
+        let here = arbitrary_input_does_not_panic as *const () as u64;
         for round in 0..500 {
             let near = |x: u64| here.wrapping_add(x % 100_000).wrapping_sub(50_000);
             let pc = near(next());

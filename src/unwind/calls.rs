@@ -1,26 +1,26 @@
-//! What calls look like, from their last byte backwards.
+//! The encodings of call instructions, decoded backwards from their last byte.
 
-/// Bytes of the longest call.
+/// The length of the longest call in bytes.
 pub(super) const LONGEST: usize = 8;
 
-/// Bytes within which a function jumps that does little else.
+/// A function that does little but jump to another does so within this many bytes.
 pub(super) const STUB: usize = 32;
 
-/// Bytes in which most functions make their frame.
+/// Most functions set up their frame within this many bytes.
 pub(super) const PROLOGUE: usize = 32;
 
-/// Where a call or jump goes.
+/// The target of a call or jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallTarget {
     Address(u64),
-    /// To the address that is stored at this one.
+    /// The address stored at this address.
     Stored(u64),
-    /// To wherever a register says.
+    /// An address in a register.
     Unknown,
 }
 
-/// The calls that may end with `code`, right before `return_address`. There can be more than one
-/// reading: from the end it cannot be seen where an instruction begins.
+/// The calls that `code`, right before `return_address`, may end with. There can be several, because the start of an
+/// instruction cannot be determined from its end.
 pub(super) fn x86_64_calls(code: [u8; LONGEST], return_address: u64) -> [Option<CallTarget>; 3] {
     let [.., d0, d1, d2, d3] = code;
     let relative = return_address.wrapping_add_signed(i32::from_le_bytes([d0, d1, d2, d3]).into());
@@ -35,13 +35,13 @@ pub(super) fn x86_64_calls(code: [u8; LONGEST], return_address: u64) -> [Option<
     ]
 }
 
-/// `call r/m64` that takes its address from a register, or from memory that one points to.
+/// Whether this is a `call r/m64` whose address is in a register, or in memory that a register points to.
 fn is_call_by_register(code: &[u8; LONGEST], length: usize) -> bool {
     let Some([0xff, modrm, rest @ ..]) = code.get(LONGEST - length..) else {
         return false;
     };
     let (mode, operation, register) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
-    // Register 4 means that a further byte has a base and an index.
+    // Register 4 means that a SIB byte with base and index follows.
     let (has_index, base) = match (register, rest.first()) {
         (4, Some(index)) if mode != 3 => (true, index & 7),
         _ => (false, register),
@@ -56,12 +56,11 @@ fn is_call_by_register(code: &[u8; LONGEST], length: usize) -> bool {
     operation == 2 && length == 2 + usize::from(has_index) + displacement
 }
 
-/// Marks what may be jumped to, where the processor checks that.
+/// Marks a valid indirect branch target, where the processor checks them.
 const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
 
-/// Where code may jump to that does little else: an entry of the procedure linkage table, or a
-/// function whose last act is to call another. It is not read instruction by instruction, so some
-/// may be no jumps at all.
+/// The targets of code that may do little but jump: an entry of the procedure linkage table, or a function with a tail
+/// call. The code is not decoded instruction by instruction, so some results may not be jumps.
 pub(super) fn x86_64_jumps(code: [u8; STUB], address: u64) -> impl Iterator<Item = CallTarget> {
     (0..STUB).filter_map(move |offset| {
         let (length, distance) = match code.get(offset..)? {
@@ -76,8 +75,8 @@ pub(super) fn x86_64_jumps(code: [u8; STUB], address: u64) -> impl Iterator<Item
     })
 }
 
-/// How far a function with this beginning sets the stack pointer below the frame pointer: by what
-/// it saves and by the frame that it takes. `None` if it does something else.
+/// The distance by which a function with this prologue sets the stack pointer below the frame pointer: the registers it
+/// saves and its frame. `None` if the prologue has another form.
 pub(super) fn x86_64_frame_size(code: [u8; PROLOGUE]) -> Option<u64> {
     let code = code.strip_prefix(ENDBR64).unwrap_or(&code);
     // push rbp; mov rbp, rsp
@@ -91,7 +90,7 @@ pub(super) fn x86_64_frame_size(code: [u8; PROLOGUE]) -> Option<u64> {
             [0x48, 0x81, 0xec, s0, s1, s2, s3, ..] => {
                 return Some(saved + u64::from(u32::from_le_bytes([*s0, *s1, *s2, *s3])));
             }
-            // and rsp, n: how far that went is not known.
+            // and rsp, n: the distance is unknown.
             [0x48, 0x83, 0xe4, ..] | [] => return None,
             _ => return Some(saved),
         };
@@ -99,7 +98,7 @@ pub(super) fn x86_64_frame_size(code: [u8; PROLOGUE]) -> Option<u64> {
     }
 }
 
-/// The call that ends with `code`, right before `return_address`.
+/// The call that `code`, right before `return_address`, ends with.
 pub(super) fn aarch64_call(code: [u8; LONGEST], return_address: u64) -> Option<CallTarget> {
     let [.., b0, b1, b2, b3] = code;
     let word = u32::from_le_bytes([b0, b1, b2, b3]);
@@ -110,7 +109,7 @@ pub(super) fn aarch64_call(code: [u8; LONGEST], return_address: u64) -> Option<C
             return_address.wrapping_sub(4).wrapping_add_signed(distance),
         ));
     }
-    // BLR, and its forms that check a signature.
+    // BLR, and its forms that authenticate a pointer.
     (word & 0xfeff_f000 == 0xd63f_0000).then_some(CallTarget::Unknown)
 }
 
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_how_functions_of_x86_64_begin() {
+    fn reads_the_prologues_of_x86_64() {
         let size = |bytes: &[u8]| {
             let mut code = [0x90; PROLOGUE];
             code[..bytes.len()].copy_from_slice(bytes);

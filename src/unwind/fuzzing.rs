@@ -1,10 +1,10 @@
-//! Parsers of outside bytes, for the fuzz targets.
+//! Parsers of external bytes, for the fuzz targets.
 
 use super::calls::{aarch64_call, x86_64_calls, x86_64_frame_size, x86_64_jumps};
 use super::modules::build_id_in;
 use super::tables::frames_start;
 
-/// Reads `bytes` as notes and as the header of unwind tables.
+/// Parses `bytes` as notes and as the header of unwind tables.
 pub(crate) fn tables(bytes: &[u8], address: u64) {
     if let Some(id) = build_id_in(bytes) {
         assert!(id.len() <= bytes.len());
@@ -12,7 +12,7 @@ pub(crate) fn tables(bytes: &[u8], address: u64) {
     _ = frames_start(bytes, address);
 }
 
-/// Reads code as calls, jumps and the beginning of a function.
+/// Decodes code as calls, jumps and a prologue.
 pub(crate) fn code(bytes: [u8; 32], address: u64) {
     let [call @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] = bytes;
     _ = x86_64_calls(call, address);

@@ -1,4 +1,4 @@
-//! What differs between the processors.
+//! The differences between the architectures.
 
 use framehop::aarch64::{PtrAuthMask, UnwindRegsAarch64, UnwinderAarch64};
 use framehop::x86_64::{UnwindRegsX86_64, UnwinderX86_64};
@@ -6,28 +6,28 @@ use framehop::x86_64::{UnwindRegsX86_64, UnwinderX86_64};
 use super::calls::{self, CallTarget};
 use crate::sampler::record::Registers;
 
-/// Stands for a link register that is not known: an address at which no instruction can be.
+/// Replaces an unknown link register: an address that no instruction can have.
 pub(super) const UNKNOWN_LINK: u64 = 1;
 
-/// A framehop unwinder that can begin from our registers.
+/// A framehop unwinder that can start from the registers of a sample.
 pub(crate) trait ArchUnwinder: framehop::Unwinder {
-    /// The registers as framehop wants them; `None` if they are of another machine.
+    /// The registers in framehop's form; `None` if they are of another architecture.
     fn registers(&self, registers: Registers) -> Option<Self::UnwindRegs>;
 
-    /// The registers of a frame of which no others are known.
+    /// The registers of a frame if no others are known.
     fn few_registers(&self, pc: u64, sp: u64, fp: u64) -> Self::UnwindRegs;
 
     fn stack_pointer(registers: &Self::UnwindRegs) -> u64;
 
     fn frame_pointer(registers: &Self::UnwindRegs) -> u64;
 
-    /// What the call may go to that ends with these bytes; none if no call ends so.
+    /// The possible targets of the call that ends with these bytes; none if no call does.
     fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<CallTarget>; 3];
 
-    /// What a function that begins like this may jump to.
+    /// The possible jump targets of a function that begins with these bytes.
     fn jumps(code: [u8; calls::STUB], address: u64) -> impl Iterator<Item = CallTarget>;
 
-    /// How far a function that begins like this sets the stack pointer below the frame pointer.
+    /// The distance by which a function with this prologue sets the stack pointer below the frame pointer.
     fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64>;
 }
 
@@ -68,9 +68,9 @@ where
     }
 }
 
-/// Functions built with `-mbranch-protection` sign their return addresses in the bits above those
-/// that a user address can have. Linux gives user programs 48 bits unless they ask for more; code
-/// never lies higher than the dynamic loader puts it.
+/// Functions built with `-mbranch-protection` sign return addresses in the bits above those of user addresses. Linux
+/// gives user programs 48-bit addresses unless they request more, and code is never above the range of the dynamic
+/// loader.
 const MASK: PtrAuthMask = PtrAuthMask(u64::MAX >> (u64::BITS - USER_ADDRESS_BITS));
 const USER_ADDRESS_BITS: u32 = 48;
 

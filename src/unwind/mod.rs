@@ -1,4 +1,4 @@
-//! From registers and copied stack bytes to the addresses of the frames.
+//! Unwinding: from registers and a copy of the stack to the addresses of the frames.
 
 mod blocked;
 mod calls;

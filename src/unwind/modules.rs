@@ -1,4 +1,4 @@
-//! The program and its libraries, in a form that survives their being unloaded.
+//! The program and its libraries, in a form that remains valid after they are unloaded.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,34 +6,34 @@ use std::sync::Arc;
 use super::tables::{TableBytes, UnwindTables};
 use crate::sys::{LoadedModule, program_memory, read_own_memory};
 
-/// A file of code that is or was loaded.
+/// A code file that is or was loaded.
 #[derive(Debug)]
 pub(crate) struct Module {
-    /// Where to read it. For the program itself that is `/proc/self/exe`, which works even if the
-    /// file was deleted or replaced.
+    /// The path to read the file from. For the program itself it is `/proc/self/exe`, which works even if the file was
+    /// deleted or replaced.
     path: PathBuf,
-    /// What to call it.
+    /// The displayed name.
     pub(crate) name: String,
     /// The GNU build id.
     pub(crate) build_id: Option<Vec<u8>>,
-    /// Its code, as the file states addresses.
+    /// Its code, as addresses in the file.
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// Where `start` lies in the file.
+    /// The offset of `start` in the file.
     pub(crate) file_offset: u64,
-    /// Not a file: the kernel put it into our memory, and never moves it.
+    /// The vDSO is not a file: the kernel maps it, and never moves it.
     pub(crate) is_vdso: bool,
-    /// What was added to its addresses when it was first seen.
+    /// The load bias when it was first found.
     bias: u64,
 }
 
-/// A number that a [`Module`] keeps for as long as the process lives.
+/// A number that a [`Module`] keeps for the life of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ModuleId(u16);
 
-/// A place in the code, independent of where its module is loaded: 16 bits of module, 48 bits of
-/// address as the file states it. Module 0 is unknown; then the address is one in memory. The
-/// highest number is the kernel, whose addresses have all higher bits set.
+/// A code address, independent of where its module is loaded: 16 bits of module, 48 bits of address in the file. Module
+/// 0 is unknown; the address is then one in memory. The highest module number is the kernel, whose addresses have all
+/// higher bits set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ModuleAddress(u64);
 
@@ -47,14 +47,14 @@ impl ModuleAddress {
         Self(module << ADDRESS_BITS | (address & ADDRESS))
     }
 
-    /// Somewhere in the kernel.
+    /// An unknown address in the kernel.
     pub(crate) const KERNEL: Self = Self(IN_KERNEL << ADDRESS_BITS);
 
     pub(crate) fn in_kernel(address: u64) -> Self {
         Self(IN_KERNEL << ADDRESS_BITS | (address & ADDRESS))
     }
 
-    /// An address in the kernel; 0 for somewhere.
+    /// An address in the kernel; 0 if unknown.
     pub(crate) fn kernel_address(self) -> Option<u64> {
         let is_in_kernel = self.0 >> ADDRESS_BITS == IN_KERNEL;
         let address = if self == Self::KERNEL { 0 } else { self.0 | !ADDRESS };
@@ -71,7 +71,7 @@ impl ModuleAddress {
     }
 }
 
-/// All modules that were ever seen, and where those are that are loaded now.
+/// All modules that were ever found, and the addresses of those that are currently loaded.
 #[derive(Debug, Default)]
 pub(crate) struct Modules {
     all: Vec<Arc<Module>>,
@@ -84,13 +84,13 @@ struct Loaded {
     end: u64,
     bias: u64,
     id: ModuleId,
-    /// The same bytes that framehop has, since it does not tell where a function begins.
+    /// The same bytes that framehop has, which does not provide the starts of functions.
     tables: Option<UnwindTables>,
-    /// From `start` on. Only of the program, which is never unloaded: others are read by system calls.
+    /// The code from `start` on. Only for the program, which is never unloaded; libraries are read by system calls.
     code: Option<&'static [u8]>,
 }
 
-/// A change to what is loaded, for the unwinder.
+/// A change of the loaded modules, for the unwinder.
 pub(super) enum ModuleChange {
     Added(framehop::Module<TableBytes>),
     /// The start of its code in memory.
@@ -98,7 +98,7 @@ pub(super) enum ModuleChange {
 }
 
 impl Modules {
-    /// Takes over the loader's list.
+    /// Updates the modules from the loader's list.
     pub(super) fn update(&mut self, list: &[LoadedModule]) -> Vec<ModuleChange> {
         let mut changes = Vec::new();
         let mut loaded = Vec::new();
@@ -148,7 +148,7 @@ impl Modules {
         self.loaded_at(address).is_some()
     }
 
-    /// What is at that address, if it is code.
+    /// The bytes at that address, if it is code.
     pub(super) fn code<const LENGTH: usize>(&self, address: u64) -> Option<[u8; LENGTH]> {
         let entry = self.loaded_at(address)?;
         let Some(code) = entry.code else { return memory(address) };
@@ -156,13 +156,13 @@ impl Modules {
         code.get(offset..)?.first_chunk().copied()
     }
 
-    /// Where the function begins, in memory, that has code at this address.
+    /// The start in memory of the function that contains this address.
     pub(super) fn function_start(&self, address: u64) -> Option<u64> {
         self.loaded_at(address)?.tables.as_ref()?.function_start(address)
     }
 
-    /// Whether this is code without unwind tables where other code has them: in a static program, or in the
-    /// loader of musl, which is its C library. What has none at all can have been built for frame pointers.
+    /// Whether this is code without unwind tables while other code has them: in a static program, or in musl's loader,
+    /// which is its C library. A module without any tables can have been built for frame pointers.
     pub(super) fn is_beside_tables(&self, address: u64) -> bool {
         let Some(entry) = self.loaded_at(address) else {
             return false;
@@ -179,7 +179,7 @@ impl Modules {
         found.filter(|entry| address < entry.end)
     }
 
-    /// A module, loaded still or not.
+    /// A module, whether it is still loaded or not.
     pub(crate) fn get(&self, id: ModuleId) -> Option<&Arc<Module>> {
         self.all.get(usize::from(id.0).checked_sub(1)?)
     }
@@ -191,14 +191,14 @@ impl Modules {
     }
 
     fn is_same(&self, id: ModuleId, listed: &LoadedModule) -> bool {
-        // The loader can put another library where one was; its notes are a cheap way to see it.
+        // The loader can map another library at the same address; comparing the notes is a cheap check.
         self.get(id).is_some_and(|module| {
             (listed.path == module.path || listed.path.as_os_str().is_empty())
                 && build_id(listed) == module.build_id
         })
     }
 
-    /// The number of a file; the same file has the same wherever and how often it is loaded.
+    /// The number of a file, which is the same however often and wherever it is loaded.
     fn number(
         &mut self,
         listed: &LoadedModule,
@@ -216,7 +216,7 @@ impl Modules {
     }
 }
 
-/// Not by a reference: a library can be unloaded at any time.
+/// Copies memory without creating a reference, since a library can be unloaded at any time.
 pub(super) fn memory<const LENGTH: usize>(address: u64) -> Option<[u8; LENGTH]> {
     let end = address.checked_add(LENGTH as u64)?;
     read_own_memory(address..end).ok()?.try_into().ok()
@@ -230,7 +230,7 @@ fn code_range(module: &LoadedModule) -> Option<(u64, u64)> {
 
 fn describe(listed: &LoadedModule, is_program: bool, start: u64, end: u64) -> Module {
     let is_vdso = listed.path.to_string_lossy().contains("linux-vdso");
-    // The loader has no name for it; musl in a static program has this.
+    // The loader has no name for the program; in a static program, musl uses this path.
     let is_unnamed = listed.path.as_os_str().is_empty() || listed.path == Path::new(PROGRAM);
     let (path, name) = if is_program && is_unnamed {
         let name = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("[program]"));
@@ -264,7 +264,7 @@ impl Module {
         self.path == Path::new(PROGRAM)
     }
 
-    /// Where an address of the file is in memory, for a module that never moves.
+    /// The address in memory of an address in the file, for a module that never moves.
     pub(crate) fn loaded_at(&self, address: u64) -> u64 {
         address.wrapping_add(self.bias)
     }
@@ -302,15 +302,15 @@ fn framehop_module(
 
 /// The GNU build id among a module's notes, read from memory.
 fn build_id(module: &LoadedModule) -> Option<Vec<u8>> {
-    const MOST_NOTE_BYTES: u64 = 64 * 1024;
-    let notes = module.notes.iter().filter(|notes| notes.end - notes.start <= MOST_NOTE_BYTES);
+    const MAX_NOTE_BYTES: u64 = 64 * 1024;
+    let notes = module.notes.iter().filter(|notes| notes.end - notes.start <= MAX_NOTE_BYTES);
     notes
         .filter_map(|notes| read_own_memory(notes.clone()).ok())
         .find_map(|bytes| build_id_in(&bytes))
 }
 
-/// Notes as ELF has them: the lengths of name and description and a type, 4 bytes each, then name
-/// and description, each padded to 4 bytes.
+/// Parses ELF notes: the lengths of name and description and a type, 4 bytes each, then name and description, each
+/// padded to 4 bytes.
 pub(crate) fn build_id_in(notes: &[u8]) -> Option<Vec<u8>> {
     const NT_GNU_BUILD_ID: u32 = 3;
     let mut rest = notes;
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_comes_back_elsewhere_is_the_same_module() {
+    fn a_library_loaded_again_elsewhere_is_the_same_module() {
         let mut modules = Modules::default();
         modules.update(&[library("/a.so", 0x10_0000)]);
         let before = modules.frame(0x10_1234);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn another_library_in_the_same_place_is_another_module() {
+    fn another_library_at_the_same_address_is_another_module() {
         let mut modules = Modules::default();
         modules.update(&[library("/a.so", 0x10_0000)]);
         let before = modules.frame(0x10_1234);
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_changes_when_nothing_changed() {
+    fn an_unchanged_list_causes_no_change() {
         let mut modules = Modules::default();
         let list = loaded_modules().modules;
         assert!(!modules.update(&list).is_empty() || cfg!(tracing_profiling_unsupported));
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_a_build_id_behind_other_notes() {
+    fn finds_a_build_id_after_other_notes() {
         let mut notes = Vec::new();
         for (name, kind, description) in [
             (&b"XYZ\0"[..], 3_u32, &[9_u8; 5][..]),

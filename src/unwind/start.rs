@@ -1,4 +1,4 @@
-//! A C library without unwind tables: where stacks end in it, and who called it.
+//! A C library without unwind tables (musl): the end of the stack, and the callers of its functions.
 
 use framehop::FrameAddress;
 
@@ -9,24 +9,24 @@ use super::modules::ModuleAddress;
 use super::tables::TableBytes;
 use super::unwinder::{UnwindEnd, Unwinder};
 
-/// musl is built without tables: nothing marks those of its functions that call `main` and the first function
-/// of a thread as the end of the stack, and its other functions do not tell where their caller is.
+/// musl is built without tables: nothing marks its functions that call `main` or a thread's first function as the end
+/// of the stack, and its other functions cannot be unwound.
 const IS_WITHOUT_TABLES: bool = cfg!(target_env = "musl");
 
-/// How far above one of its functions the caller would be found: `qsort` can take three kilobytes.
+/// The maximum distance from one of its functions to the caller: `qsort` can take three kilobytes.
 const FAR_WORDS: u64 = 512;
 
-/// What lies above the function that calls the first one of a thread, and is of musl alone.
+/// The words above musl's function that calls a thread's first function, which belong to musl only.
 const START_WORDS: u64 = 32;
 
-/// How far above the stack pointer of a function that is running the caller is searched. Further up lie the
-/// arrays of large functions, and in them what other calls left behind.
+/// The distance above the stack pointer of a running function within which its caller is searched. Further up are
+/// arrays of large functions, which contain remains of other calls.
 const NEAR_WORDS: u64 = 64;
 
 impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
-    /// Whether what a frame was unwound to is no caller.
+    /// Whether the result of unwinding a frame is not a caller.
     pub(super) fn is_wrong(&self, frame: FrameAddress, caller: Option<FrameAddress>) -> bool {
-        // Of a function without tables framehop takes the first word of the stack, or the link register.
+        // For a function without tables, framehop uses the first word of the stack or the link register.
         let is_guessed =
             || !frame.is_return_address() && self.is_without_tables(frame.address_for_lookup());
         let is_caller = |caller: FrameAddress| {
@@ -36,18 +36,17 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         IS_WITHOUT_TABLES && !caller.is_some_and(is_caller)
     }
 
-    /// Whether a frame that cannot be unwound is the C library's function below the first of the thread: one
-    /// that nothing above it has called.
+    /// Whether a frame that cannot be unwound is the C library's function that starts the thread, which has no caller.
     pub(super) fn is_start(
         &self,
         frame: FrameAddress,
         (sp, fp): (u64, u64),
         word_at: impl Fn(u64) -> Option<u64>,
     ) -> bool {
-        // A thread begins with a frame pointer of zero, right above its first frames are what it was given
-        // and its thread-locals, and behind these can be what is another's.
+        // A new thread starts with a frame pointer of zero. Its arguments and thread-locals are right above its first
+        // frames, and unrelated data may follow them.
         let length = if fp == 0 { START_WORDS } else { FAR_WORDS };
-        // The library's record of the thread, which begins with a pointer to itself, ends the stack.
+        // The library's thread record, which begins with a pointer to itself, ends the stack.
         let mut words = (0..length).map_while(|word| {
             let at = sp.checked_add(8 * word)?;
             word_at(at).filter(|word| *word != at)
@@ -57,8 +56,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             && !words.any(|word| self.is_return_address(word))
     }
 
-    /// Goes on behind a function of the C library that is running: with the nearest word that is the return
-    /// address of a call into the library, and is proven by the stack above it.
+    /// Continues beyond a running function of the C library: finds the nearest word that is the return address of a
+    /// call into the library and is confirmed by the stack above it.
     fn past_library(
         &mut self,
         sp: u64,
@@ -74,19 +73,19 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 continue;
             }
             let address = FrameAddress::from_return_address(return_address)?;
-            let place = FrameToUnwind { address, sp: at + 8 };
-            // The library can have used the frame pointer for something else.
+            let frame = FrameToUnwind { address, sp: at + 8 };
+            // The library can have used the frame pointer as a general register.
             for fp in [fp, UNKNOWN] {
                 frames.truncate(known);
                 frames.push(self.modules.frame(address.address_for_lookup()));
-                let mut elsewhere = 0;
-                let end = match self.walk(place, fp, stack, frames, Some(&mut elsewhere)) {
-                    Stop::Needs(place, distance) => self.infer(place, distance, stack, frames),
+                let mut mismatches = 0;
+                let end = match self.walk(frame, fp, stack, frames, Some(&mut mismatches)) {
+                    Stop::Needs(frame, distance) => self.infer(frame, distance, stack, frames),
                     Stop::At(end) => Some(end),
                     Stop::InLibrary(..) => None,
                 };
                 if let Some(end @ (UnwindEnd::Root | UnwindEnd::Cut)) = end
-                    && elsewhere == 0
+                    && mismatches == 0
                 {
                     return Some(end);
                 }
@@ -96,7 +95,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         None
     }
 
-    /// Whether the call before a return address can go to a function without tables.
+    /// Whether the call before a return address may go to a function without tables.
     fn calls_library(&self, return_address: u64) -> bool {
         let Some(code) = self.code(return_address.wrapping_sub(LONGEST as u64)) else {
             return false;
@@ -117,7 +116,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         is_unknown
     }
 
-    /// How the walk of a sample ends that is at such a function, and cannot be unwound there.
+    /// Finishes a sample that stopped in such a function. Returns how it ends.
     pub(super) fn end_in_library(
         &mut self,
         (sp, fp): (u64, u64),
@@ -125,7 +124,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<ModuleAddress>,
     ) -> UnwindEnd {
         let module = |frame: &ModuleAddress| self.modules.get(frame.module()?);
-        // One that calls back is large, and has much of what others left behind.
+        // A function that calls back is large, and its frame has many remains of other calls.
         let is_running = match frames.as_slice() {
             [_] => true,
             [first, _] => module(first).is_some_and(|module| module.is_vdso),
@@ -139,8 +138,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         IS_WITHOUT_TABLES && self.modules.is_beside_tables(address)
     }
 
-    /// Whether a word leads back into a function that has tables, behind a call. Not to the beginning of
-    /// one: such words are pointers to functions, and lie about everywhere.
+    /// Whether a word is an address inside a function with tables, right after a call. Excludes the starts of
+    /// functions: such words are function pointers, which occur everywhere.
     fn is_return_address(&self, word: u64) -> bool {
         let before = word.wrapping_sub(1);
         self.modules.is_code(before)

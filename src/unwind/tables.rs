@@ -1,4 +1,4 @@
-//! Where a module's unwind tables lie in memory.
+//! The locations of unwind tables in memory.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::sys::{LoadedModule, program_memory, read_own_memory};
 pub(crate) enum TableBytes {
     /// Of the program itself, which is never unloaded.
     Program(&'static [u8]),
-    /// A copy: a library can be unloaded at any time.
+    /// A copy, since a library can be unloaded at any time.
     Copy(Arc<[u8]>),
 }
 
@@ -52,14 +52,14 @@ pub(crate) struct UnwindTables {
 }
 
 impl UnwindTables {
-    /// The tables of a module that has them.
+    /// The tables of a module, if it has any.
     ///
-    /// Only the header's length is known from outside; it says where `.eh_frame` begins. That one
-    /// is taken to reach to the end of its segment: what follows it there is never looked at,
-    /// since the header's index says where each entry is.
+    /// Only the header's length is known in advance; the header has the address of `.eh_frame`. That section is assumed
+    /// to extend to the end of its segment. What follows the section there is never read, since the header's index has
+    /// the location of each entry.
     pub(crate) fn of(module: &LoadedModule) -> Option<Self> {
         let header_addresses = module.eh_frame_hdr.clone()?;
-        // What a damaged file says of it may be anything.
+        // A damaged file may state any address.
         let is_inside = |segment: &&Range<u64>| {
             segment.start <= header_addresses.start && header_addresses.end <= segment.end
         };
@@ -72,7 +72,7 @@ impl UnwindTables {
         Some(Self { header, header_addresses, frames, frames_addresses })
     }
 
-    /// Where the function begins that has code at this address in memory.
+    /// The start of the function that contains this address in memory.
     pub(crate) fn function_start(&self, address: u64) -> Option<u64> {
         let bases = gimli::BaseAddresses::default()
             .set_eh_frame_hdr(self.header_addresses.start)
@@ -92,7 +92,7 @@ impl UnwindTables {
     }
 }
 
-/// The address of `.eh_frame` that an `.eh_frame_hdr` at `address` names.
+/// The address of `.eh_frame` in an `.eh_frame_hdr` at `address`.
 pub(super) fn frames_start(header: &[u8], address: u64) -> Option<u64> {
     let bases = gimli::BaseAddresses::default().set_eh_frame_hdr(address);
     let parsed = gimli::EhFrameHdr::new(header, gimli::NativeEndian)
@@ -110,14 +110,14 @@ mod tests {
 
     #[test]
     fn finds_frames_by_an_offset_from_the_header() {
-        // Version 1; pointer relative to itself, signed 4 bytes; a count of 4 bytes; a table
-        // relative to the header; pointer 0x1000; count 0.
+        // Version 1; pointer relative to itself, signed 4 bytes; a count of 4 bytes; a table relative to the header;
+        // pointer 0x1000; count 0.
         let header = [1, 0x1b, 0x03, 0x3b, 0x00, 0x10, 0, 0, 0, 0, 0, 0];
         assert_eq!(frames_start(&header, 0x40_0000), Some(0x40_0000 + 4 + 0x1000));
     }
 
     #[test]
-    fn a_header_that_says_it_is_huge_is_not_read() {
+    fn a_header_with_a_huge_length_is_not_read() {
         for size in [1_u64 << 24, 1 << 40, 1 << 47, u64::MAX - 0x10_1000] {
             let start = 0x10_1000;
             let module = LoadedModule {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_makes_no_sense_has_no_frames() {
+    fn a_malformed_header_has_no_frames() {
         assert_eq!(frames_start(&[], 0), None);
         assert_eq!(frames_start(&[2, 0x1b, 3, 0x3b, 0, 0, 0, 0], 0), None);
         assert_eq!(frames_start(&[1, 0xff, 0xff, 0xff], 0), None);

@@ -14,9 +14,9 @@ use crate::sys::{LoadedModule, loaded_modules, module_generation};
 pub(crate) enum UnwindEnd {
     /// At the thread's first function.
     Root,
-    /// Where the copied bytes end, or at the most frames that are wanted.
+    /// At the end of the copied bytes, or at the maximum number of frames.
     Cut,
-    /// For want of unwind tables, or because they or the stack are damaged.
+    /// Because unwind tables are missing, or they or the stack are damaged.
     Lost,
 }
 
@@ -55,7 +55,7 @@ where
 }
 
 impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
-    /// Learns of libraries that were loaded or unloaded; cheap if there are none.
+    /// Updates the list of libraries after one was loaded or unloaded; cheap if there was no change.
     pub(crate) fn refresh(&mut self) {
         if self.generation != Some(module_generation()) {
             let list = loaded_modules();
@@ -77,8 +77,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         &self.modules
     }
 
-    /// Fills `frames` with the stack's frames, the innermost first. `stack` gives the word that is
-    /// so many bytes above the stack pointer.
+    /// Fills `frames` with the stack's frames, the innermost first. `stack` returns the word at an offset in bytes
+    /// above the stack pointer.
     pub(crate) fn unwind(
         &mut self,
         registers: Registers,
@@ -107,7 +107,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             let (sp, fp) = (M::stack_pointer(&unwound), M::frame_pointer(&unwound));
             let next = self.machine.unwind_frame(address, &mut unwound, &mut self.cache, &mut read);
             let next = next.map(|next| next.and_then(FrameAddress::from_return_address));
-            // Before what is no code is taken for a caller.
+            // Checked before an address that is not code is taken for a caller.
             if self.is_wrong(address, next.ok().flatten()) {
                 if self.is_start(address, (sp, fp), |at| stack.word_at(at)) {
                     break UnwindEnd::Root;
@@ -163,7 +163,7 @@ mod tests {
         frames.iter().map(|frame| frame.address()).collect()
     }
 
-    /// Two frames by frame pointers: at `sp` nothing, at `fp` the caller's fp and return address.
+    /// Two frames linked by frame pointers: zeros at `sp`, and the caller's frame pointer and return address at `fp`.
     const STACK_POINTER: u64 = 0x7000;
 
     fn two_frames(return_address: u64) -> Vec<u8> {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_ends_and_does_not_panic() {
+    fn arbitrary_input_does_not_panic() {
         let mut unwinder = Unwinder::<Native>::default();
         unwinder.refresh();
         let mut frames = Vec::new();
@@ -236,7 +236,7 @@ mod tests {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             random
         };
-        let here = nonsense_ends_and_does_not_panic as *const () as u64;
+        let here = arbitrary_input_does_not_panic as *const () as u64;
         for _ in 0..2_000 {
             let near = |x: u64| here.wrapping_add(x % 100_000).wrapping_sub(50_000);
             let (ip, sp) = (near(next()), next());

@@ -1,4 +1,4 @@
-//! Looking at a thread that waits, from another one, without touching it.
+//! Inspects a blocked thread from another thread, without affecting it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,14 +7,14 @@ use std::os::unix::fs::FileExt;
 use super::modules::read_by_system_call;
 use crate::sys::types::{Blocked, Call};
 
-/// Where a thread of ours is blocked; `None` if it runs, or might at any moment.
+/// Where a thread of this process is blocked; `None` if it is running or runnable.
 ///
-/// Read from `/proc/self/task/TID/syscall`, which a process may read of its own threads without any
-/// privilege. It is refused only to programs that were started with capabilities of their own.
+/// Reads `/proc/self/task/TID/syscall`, which a process may read for its own threads without privileges. It is refused
+/// only to programs that were started with file capabilities.
 ///
 /// # Errors
 ///
-/// If the file cannot be read: there is no such thread any more, or that is not allowed.
+/// If the file cannot be read, because the thread has ended or the system does not allow it.
 pub(crate) fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
     let mut bytes = [0; 256];
     let length = File::open(format!("/proc/self/task/{tid}/syscall"))?.read(&mut bytes)?;
@@ -22,9 +22,8 @@ pub(crate) fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
     Ok(text.and_then(parse))
 }
 
-/// `running`; or the number of the system call, its six arguments, stack pointer and program counter;
-/// or -1, stack pointer and program counter of a thread that is blocked without a call (by a page
-/// fault).
+/// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or
+/// -1, the stack pointer and the program counter of a thread that is blocked without a system call (by a page fault).
 pub(super) fn parse(text: &str) -> Option<Blocked> {
     let mut words = text.split_ascii_whitespace();
     let number: i64 = words.next()?.parse().ok()?;
@@ -72,7 +71,7 @@ fn call(number: i64, [first, second, ..]: [u64; 6]) -> Call {
     }
 }
 
-/// Those that newer architectures do without.
+/// System calls that newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
 fn by_old_number(number: i64) -> Option<&'static str> {
     match number {
@@ -90,8 +89,8 @@ fn by_old_number(_number: i64) -> Option<&'static str> {
     None
 }
 
-/// Copies up to `length` bytes of our own memory from `address` on: as many as are mapped. An address
-/// that is not is an error, not a fault.
+/// Copies up to `length` bytes of this process's memory from `address` on, as far as it is mapped. An unmapped address
+/// is an error, not a fault.
 pub(crate) fn read_own_stack(address: u64, length: usize, into: &mut Vec<u8>) -> io::Result<()> {
     into.clear();
     into.resize(length, 0);
@@ -104,7 +103,7 @@ pub(crate) fn read_own_stack(address: u64, length: usize, into: &mut Vec<u8>) ->
     Ok(())
 }
 
-/// The kernel copies whole ranges or none of them: so one for each page.
+/// The kernel copies each range completely or not at all, so each page is a separate range.
 fn read_pages(address: u64, into: &mut [u8]) -> io::Result<usize> {
     const PAGE: u64 = 4096;
     let mut from = Vec::with_capacity(into.len() / PAGE as usize + 2);
@@ -118,13 +117,13 @@ fn read_pages(address: u64, into: &mut [u8]) -> io::Result<usize> {
     read_by_system_call(&from, into)
 }
 
-/// The time that a thread of ours ran on a CPU, in nanoseconds; `None` if it has ended.
+/// The CPU time of a thread of this process, in nanoseconds; `None` if it has ended.
 pub(crate) fn cpu_ns_of(tid: u32) -> Option<u64> {
     super::clock::read_cpu(cpu_clock_of(tid))
 }
 
-/// The number of a thread's CPU clock, as `pthread_getcpuclockid` makes it: a `pthread_t` would have to be
-/// known to be alive.
+/// The id of a thread's CPU clock, as `pthread_getcpuclockid` computes it. That function would need a `pthread_t` that
+/// is known to be alive.
 pub(super) fn cpu_clock_of(tid: u32) -> i32 {
     const OF_A_THREAD: i32 = 4;
     const SCHEDULER_TIME: i32 = 2;
@@ -136,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_kernel_says_of_a_blocked_thread() {
+    fn parses_the_state_of_a_blocked_thread() {
         let arguments = "0x7f0012 0x189 0x0 0x0 0x0 0xffffffff 0x7ffe00 0x7fa1\n";
         let futex = format!("{} {arguments}", libc::SYS_futex);
         let expected = Blocked { call: Call::Futex(0x7f_0012), sp: 0x7f_fe00, pc: 0x7fa1 };
@@ -149,25 +148,25 @@ mod tests {
     }
 
     #[test]
-    fn sees_where_a_thread_waits() {
+    fn finds_where_a_thread_is_blocked() {
         let (send, receive) = std::sync::mpsc::channel::<()>();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (send_tid, receive_tid) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            tell.send(super::super::current_tid()).unwrap();
+            send_tid.send(super::super::current_tid()).unwrap();
             _ = receive.recv();
         });
-        let tid = told.recv().unwrap();
-        let seen = loop {
-            if let Some(Blocked { call: Call::Futex(lock), sp, .. }) = blocked(tid).unwrap() {
-                break (lock, sp);
+        let tid = receive_tid.recv().unwrap();
+        let sp = loop {
+            if let Some(Blocked { call: Call::Futex(_), sp, .. }) = blocked(tid).unwrap() {
+                break sp;
             }
             std::thread::yield_now();
         };
         let mut stack = Vec::new();
-        // More than there is: the rest of the stack, which has 2 MiB. (Of more than 1,024 pages the kernel
-        // copies none, and the file that is read then does not stop at a guard page.)
+        // More than the rest of the stack, which has 2 MiB. (The kernel copies nothing of more than 1,024 pages, and
+        // the file that is read instead does not stop at a guard page.)
         let length = 3 << 20;
-        read_own_stack(seen.1, length, &mut stack).unwrap();
+        read_own_stack(sp, length, &mut stack).unwrap();
         assert!(stack.len() > 256 && stack.len() < length, "{}", stack.len());
         let before = cpu_ns_of(tid).unwrap();
         assert_eq!(cpu_ns_of(tid), Some(before), "it does not run");

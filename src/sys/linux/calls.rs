@@ -1,5 +1,4 @@
-//! System calls at which a seccomp filter would end the process: found out in a child, which it ends
-//! instead.
+//! Finds system calls at which a seccomp filter would kill the process, by making them in a child process.
 #![allow(unsafe_code, reason = "clone, wait4, and system calls without a wrapper in the child")]
 
 use std::ffi::{c_int, c_long};
@@ -9,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::signal::with_signals_blocked;
 use crate::sys::types::Unusual;
 
-/// The calls at which it would, on any thread that was looked at.
+/// The deadly calls, on any thread that was probed.
 static DEADLY: AtomicU32 = AtomicU32::new(0);
 
-/// Numbers of filters for which that is known: threads with as many have the same ones, in all likelihood.
+/// The filter counts that have been probed. Threads with the same number of filters very likely have the same filters.
 static PROBED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether a call may be made, as far as [`look_at_filters`] has seen.
+/// Whether a call may be made, according to [`look_at_filters`].
 #[inline]
 pub(crate) fn may(call: Unusual) -> bool {
     DEADLY.load(Ordering::Relaxed) & bit(call) == 0
@@ -30,16 +29,16 @@ fn bit(call: Unusual) -> u32 {
     1 << call as u32
 }
 
-/// Looks whether the calling thread has a filter that was not there before, and what it does. Before a
-/// thread makes unusual calls for the first time: filters are a thread's own, and may come at any time.
+/// Checks whether the calling thread has new seccomp filters, and probes them. Called before a thread makes unusual
+/// calls for the first time: filters are per thread, and can be installed at any time.
 pub(crate) fn look_at_filters() {
-    // Of this thread, where the file of the process speaks of its first one. Without `/proc`, as in a
-    // sandbox, a child can do no harm.
+    // The file of this thread, since that of the process describes its first thread. Without `/proc`, as in a sandbox,
+    // a probe does no harm.
     let filters = match std::fs::read_to_string("/proc/thread-self/status") {
         Ok(status) => filters_of(&status),
         Err(error) => match error.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied => Some(UNKNOWN),
-            // No more files may be open, or the like: it passes, and is asked again.
+            // A temporary failure, such as too many open files. The next call tries again.
             _ => None,
         },
     };
@@ -53,21 +52,21 @@ pub(crate) fn look_at_filters() {
 
 const UNKNOWN: u32 = u64::BITS - 1;
 
-/// The number of filters of a thread by its `/proc/thread-self/status`; `None` if it has none.
+/// The number of filters of a thread, from its `/proc/thread-self/status`; `None` if it has none.
 pub(super) fn filters_of(status: &str) -> Option<u32> {
-    const OF_FILTERS: &str = "2";
+    const FILTER_MODE: &str = "2";
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.map(str::trim)
     };
-    if field("Seccomp:")? != OF_FILTERS {
+    if field("Seccomp:")? != FILTER_MODE {
         return None;
     }
     // Since Linux 5.9.
     Some(field("Seccomp_filters:").and_then(|number| number.parse().ok()).unwrap_or(UNKNOWN))
 }
 
-/// Lets a child make all calls. Where it ends, the next one goes on behind that call.
+/// Makes all calls in a child. If it is killed, the next child continues after that call.
 fn probe() {
     let (mut next, mut is_quiet) = (0, true);
     while let Some(call) = Unusual::ALL.get(next) {
@@ -83,7 +82,7 @@ fn probe() {
                 }
                 next = ended_at + 1;
             }
-            // No child can be had: nobody knows. `call` and all behind it are left alone.
+            // No child can be created, so the result is unknown: `call` and all later ones are avoided.
             None => {
                 let rest = Unusual::ALL.iter().skip(*call as usize);
                 DEADLY.fetch_or(rest.map(|call| bit(*call)).sum(), Ordering::Relaxed);
@@ -93,19 +92,19 @@ fn probe() {
     }
 }
 
-/// What a child has reached that has made none of the calls.
+/// The progress of a child that has not made any of the calls.
 const BEGINNING: usize = u32::MAX as usize;
-/// How long a child may take: it makes some ten system calls. One that a supervisor holds up, or that is in a
-/// handler of the program's, may never end.
-const MOST_TIME: Duration = Duration::from_secs(1);
+/// How long a child may take. It makes some ten system calls, but may never end if a supervisor stops it or a signal
+/// handler of the program runs in it.
+const MAX_TIME: Duration = Duration::from_secs(1);
 
-/// Makes a child that makes the calls of these numbers, `is_quiet` if it is to leave no core dump. Returns at
-/// which it ended; the number of all if it made them all. Nobody but us hears of the child: it sends no signal as it ends, and only who waits for
-/// children of just that kind finds it.
+/// Starts a child that makes the calls with these numbers; with `is_quiet`, it leaves no core dump. Returns the call at
+/// which it was killed, or the number of all calls if it survived. The child is invisible to the program: it sends no
+/// signal when it ends, and only a wait for this kind of child finds it.
 fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
     let none: c_long = 0;
-    // A page that both see, for how far the child has come.
-    // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
+    // A page shared with the child, for its progress.
+    // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
     let shared = unsafe {
         rustix::mm::mmap_anonymous(
             std::ptr::null_mut(),
@@ -115,16 +114,16 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
         )
     };
     let shared = shared.ok()?;
-    // SAFETY: the mapping just made: zeros, aligned, and large enough.
+    // SAFETY: the mapping just created: zeroed, aligned, and large enough.
     let reached = unsafe { &*shared.cast::<AtomicU32>() };
-    // As `fork`, without the handlers that run at one, and without a signal at its end.
-    // SAFETY: no memory is shared but for that page. The child has one thread, whose locks may be held
-    // by others for ever: it calls nothing that takes one, and allocates nothing.
+    // Like `fork`, but without fork handlers and without a signal at its end.
+    // SAFETY: only that page is shared. The child has one thread, and other threads' locks may be held forever in it:
+    // it calls nothing that takes a lock, and does not allocate.
     let child = unsafe { libc::syscall(libc::SYS_clone, none, none, none, none, none) };
     if child == 0 {
         reached.store(BEGINNING as u32, Ordering::Relaxed);
         if is_quiet {
-            be_quiet();
+            suppress_core_dump();
         }
         make(calls, reached);
     }
@@ -132,20 +131,20 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
     let (start, mut is_killed) = (Instant::now(), false);
     let ended = loop {
         let options = libc::__WALL | if is_killed { 0 } else { libc::WNOHANG };
-        // SAFETY: waits for a child of ours, and writes to an integer of ours.
+        // SAFETY: waits for the child created above, and writes to a local integer.
         let ended = (child > 0).then(|| unsafe {
             libc::syscall(libc::SYS_wait4, child, &raw mut status, options, none)
         });
         match ended {
-            Some(0) if start.elapsed() < MOST_TIME => {
+            Some(0) if start.elapsed() < MAX_TIME => {
                 std::thread::sleep(Duration::from_micros(50));
             }
             Some(0) => {
                 is_killed = true;
-                // SAFETY: ends a child of ours that nobody has waited for.
+                // SAFETY: kills the child created above, which has not been reaped.
                 let killed = unsafe { libc::kill(child as libc::pid_t, libc::SIGKILL) };
                 if killed != 0 {
-                    // Better a child that is left than to wait for it without end.
+                    // Leaking the child is better than waiting for it forever.
                     break None;
                 }
             }
@@ -154,18 +153,17 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
         }
     };
     let reached = reached.load(Ordering::Relaxed) as usize;
-    // SAFETY: the mapping made above, which nobody uses any more.
+    // SAFETY: the mapping created above, which is no longer used.
     _ = unsafe { rustix::mm::munmap(shared, size_of::<AtomicU32>()) };
     let is_whole = ended == Some(child) && child > 0;
     is_whole.then(|| if libc::WIFEXITED(status) { Unusual::ALL.len() } else { reached })
 }
 
-/// In the child: whose end is none that anybody should look into, and is the filter's doing and not that of a
-/// handler of the program's.
-fn be_quiet() {
-    // Where one is refused there is a core dump, or a handler is called: nothing depends on that.
-    // SAFETY: plain settings of this process, which goes on for some microseconds. All zeros is a valid
-    // action: the default.
+/// In the child: avoids a core dump, and the program's handler of `SIGSYS`.
+fn suppress_core_dump() {
+    // If one of these is refused, a core dump is written or the handler runs; nothing depends on it.
+    // SAFETY: settings of this process, which lives for some microseconds. All zeros is a valid action, the default
+    // one.
     unsafe {
         libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         let default: libc::sigaction = std::mem::zeroed();
@@ -187,14 +185,14 @@ fn make(calls: std::ops::Range<usize>, reached: &AtomicU32) -> ! {
     }
 }
 
-/// With arguments that do nothing, most of which the kernel refuses.
+/// Makes one call, with arguments that do nothing. The kernel rejects most of them.
 fn make_one(call: Unusual) {
     use perf_event_open_sys::bindings;
     const NO_FILE: c_int = -1;
     let none: c_long = 0;
     let mut words = [0_u64; 64];
     let pointer = words.as_mut_ptr();
-    // SAFETY: each reads or fills at most the words above, which are larger than any of its structures.
+    // SAFETY: each call reads or writes at most the words above, which are larger than any of its structures.
     unsafe {
         match call {
             Unusual::PerfEventOpen => {
@@ -207,7 +205,7 @@ fn make_one(call: Unusual) {
             Unusual::TimerCreate => {
                 libc::syscall(libc::SYS_timer_create, libc::CLOCK_THREAD_CPUTIME_ID, none, pointer);
             }
-            // Of no such timer: the one just made has the number 0.
+            // No such timer exists: the one just created has the id 0.
             Unusual::TimerSettime => {
                 libc::syscall(libc::SYS_timer_settime, c_int::MAX, 0, pointer, none);
             }
@@ -230,7 +228,7 @@ fn make_one(call: Unusual) {
             Unusual::Faccessat => {
                 libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, c"/".as_ptr(), libc::R_OK);
             }
-            // The file goes with the process.
+            // The file is closed when the process ends.
             Unusual::MemfdCreate => {
                 libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC);
             }
@@ -243,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_how_many_filters_a_thread_has() {
+    fn parses_the_number_of_filters_of_a_thread() {
         let status = |rest: &str| format!("Name:\tx\nNoNewPrivs:\t1\n{rest}Speculation:\tx\n");
         for (rest, filters) in [
             ("Seccomp:\t0\nSeccomp_filters:\t0\n", None),
@@ -264,7 +262,7 @@ mod tests {
         for is_quiet in [true, false] {
             assert_eq!(child(0..Unusual::ALL.len(), is_quiet), Some(Unusual::ALL.len()));
         }
-        // The numbers by which calls are known are those of the table.
+        // The numbers of the calls are their indices in the table.
         for (number, call) in Unusual::ALL.into_iter().enumerate() {
             assert_eq!(call as usize, number);
         }

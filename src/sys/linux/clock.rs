@@ -1,4 +1,4 @@
-//! The counters that time is read from.
+//! The counters from which time is read.
 #![allow(
     unsafe_code,
     reason = "reads the CPU's time stamp counter, 10 ns instead of 23; and rustix's clock_gettime \
@@ -8,7 +8,7 @@
 use super::calls::may;
 use crate::sys::types::Unusual;
 
-/// What [`read_ticks`] reads.
+/// The source of [`read_ticks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TickSource {
     /// The time stamp counter (x86-64) or the virtual count register (aarch64).
@@ -24,8 +24,8 @@ impl TickSource {
     }
 }
 
-/// The counter where the kernel uses it as its own clock source: then it is constant, does not
-/// stop, and is in step between CPUs, because the kernel watches over just that.
+/// The counter, if the kernel uses it as its clock source. The kernel then verifies that it is constant, does not stop,
+/// and is synchronized between CPUs.
 pub(crate) fn tick_source() -> TickSource {
     const CURRENT: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     let trusted = if cfg!(target_arch = "x86_64") { "tsc" } else { "arch_sys_counter" };
@@ -46,9 +46,8 @@ pub(crate) fn read_ticks(source: TickSource) -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn counter() -> u64 {
-    // SAFETY: RDTSC is part of x86-64. The kernel lets user mode execute it unless the process
-    // asked for a trap (PR_SET_TSC), and it may not be the kernel's clock source then for us:
-    // the vDSO would trap as well.
+    // SAFETY: RDTSC is part of x86-64. The kernel lets user mode execute it unless the process requested a trap
+    // (PR_SET_TSC), in which case the vDSO would trap as well.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -56,8 +55,8 @@ fn counter() -> u64 {
 #[inline(always)]
 fn counter() -> u64 {
     let ticks: u64;
-    // SAFETY: CNTVCT_EL0 is readable in user mode whenever the kernel's vDSO uses it, which is
-    // what `arch_sys_counter` as clock source means. The instruction only writes `ticks`.
+    // SAFETY: CNTVCT_EL0 is readable in user mode whenever the kernel's vDSO uses it, which the clock source
+    // `arch_sys_counter` implies. The instruction only writes `ticks`.
     unsafe {
         core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags));
     }
@@ -70,21 +69,21 @@ pub(crate) fn monotonic_raw_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC_RAW).unwrap_or(0)
 }
 
-/// The time that the calling thread ran on a CPU, in nanoseconds.
+/// The CPU time of the calling thread, in nanoseconds.
 pub(crate) fn thread_cpu_ns() -> Option<u64> {
     read_cpu(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// A CPU clock, which takes a system call.
+/// Reads a CPU clock, which takes a system call.
 pub(super) fn read_cpu(clock: libc::clockid_t) -> Option<u64> {
     may(Unusual::ClockGettime).then(|| read(clock)).flatten()
 }
 
-/// The time between two ticks of the kernel's, if it says: timers of CPU time run out with them.
+/// The kernel's tick, if known. Timers on CPU time expire at ticks.
 pub(crate) fn tick_ns() -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // The coarse clock is set by the tick.
-    // SAFETY: the pointer is to a `timespec` of ours, which the call fills.
+    // The resolution of the coarse clock is the tick.
+    // SAFETY: the pointer is to a local `timespec`, which the call fills.
     let result = unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     (result == 0 && time.tv_nsec > 0).then_some(time.tv_nsec as u64)
 }
@@ -92,7 +91,7 @@ pub(crate) fn tick_ns() -> Option<u64> {
 #[inline(always)]
 fn read(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a `timespec` of ours, which the call fills.
+    // SAFETY: the pointer is to a local `timespec`, which the call fills.
     let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
     let ns = (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64);
     (result == 0).then_some(ns)

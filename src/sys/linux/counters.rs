@@ -1,4 +1,4 @@
-//! The hardware's own counters.
+//! Hardware counters.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,24 +12,23 @@ use crate::sys::types::Unusual;
 
 /// Cycles, instructions and cache misses of the calling thread, as one `perf_event` group.
 pub(crate) struct HardwareCounters {
-    /// There until they are dropped. A counter that is dropped leaves its group.
+    /// Present until the value is dropped. A counter that is dropped leaves its group.
     counters: Option<(Group, [Counter; 3])>,
     id: u64,
 }
 
 impl HardwareCounters {
-    /// Words that [`read`](Self::read) gives: three of header, then count and id of the group's
-    /// own dummy, of cycles, of instructions and of cache misses.
+    /// The number of words that [`read`](Self::read) returns: a header of three, then count and id of the group's own
+    /// dummy event, of cycles, of instructions and of cache misses.
     pub(crate) const WORDS: usize = 3 + 2 * 4;
 
-    /// Fails where there are no such counters: on most virtual machines, and where perf is refused.
+    /// Opens the counters. Fails if there are none, as on most virtual machines, or if perf is refused.
     pub(crate) fn open() -> io::Result<Self> {
         Self::of([Hardware::CPU_CYCLES, Hardware::INSTRUCTIONS, Hardware::CACHE_MISSES])
     }
 
-    /// Three counters that need no hardware, in the places of the others: page faults, and CPU time
-    /// counted in two ways. (Context switches happen in the kernel, which an unprivileged user's
-    /// counters do not see.)
+    /// Three software counters in place of the hardware ones: page faults, and CPU time counted in two ways. (Context
+    /// switches happen in the kernel, which an unprivileged user's counters exclude.)
     #[cfg(test)]
     pub(crate) fn open_software() -> io::Result<Self> {
         use perf_event::events::Software;
@@ -48,7 +47,7 @@ impl HardwareCounters {
             // SAFETY: the descriptor is open: `group` and `members` own it.
             #[allow(unsafe_code, reason = "perf_event gives its descriptors only as numbers")]
             let event = unsafe { BorrowedFd::borrow_raw(event) };
-            // perf_event does not set it, and programs that are executed must not inherit it.
+            // perf_event does not set it, and executed programs must not inherit the descriptor.
             rustix::io::fcntl_setfd(event, rustix::io::FdFlags::CLOEXEC)?;
         }
         group.enable()?;
@@ -59,7 +58,7 @@ impl HardwareCounters {
         Ok(Self { counters: Some((group, members)), id })
     }
 
-    /// One system call. `Group::read` is not used, for it allocates and asserts.
+    /// Takes one system call. `Group::read` is not used because it allocates and asserts.
     pub(crate) fn read(&self) -> io::Result<[u64; Self::WORDS]> {
         read_words(self.event()?)
     }
@@ -69,7 +68,7 @@ impl HardwareCounters {
         let (group, _) = self.counters.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
         // SAFETY: the group owns the descriptor and lives as long as the borrow.
         let event = unsafe { BorrowedFd::borrow_raw(group.as_raw_fd()) };
-        // The program may have closed it, and have another file under its number.
+        // The program may have closed the descriptor, and its number may belong to another file.
         let is_ours = event_id(event) == Some(self.id);
         is_ours.then_some(event).ok_or(io::ErrorKind::BrokenPipe.into())
     }

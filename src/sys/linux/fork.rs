@@ -1,5 +1,4 @@
-//! What concerns forks of the process: the child has none of our threads, rings and timers, and all memory as it
-//! was.
+//! Forks of the process. The child has none of the layer's threads, rings and timers, but a copy of all memory.
 #![allow(unsafe_code, reason = "registers handlers with pthread_atfork, and sets the signal mask")]
 
 use std::cell::Cell;
@@ -19,33 +18,31 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 static REGISTER: Once = Once::new();
 static HANDLER: OnceLock<fn()> = OnceLock::new();
 
-/// A number that is greater in the child of a fork than in its parent, once
-/// [`on_fork`] was called.
+/// A number that is greater in a forked child than in its parent, once [`on_fork`] was called.
 ///
-/// In a child neither our threads nor the rings exist: the kernel does not copy a ring's mapping,
-/// and the locks of threads that are gone may be held for ever. Who sees another number than the
-/// one it was made under must touch neither.
+/// In a child neither the layer's threads nor its rings exist: the kernel does not copy a ring's mapping, and locks of
+/// threads that do not exist there may be held forever. Code that finds another number than the one its state was
+/// created under must not touch that state.
 ///
-/// A child made by a bare `clone` system call that shares no memory is not seen.
+/// A child made by a bare `clone` system call that shares no memory is not detected.
 #[inline(always)]
 pub(crate) fn fork_generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Runs `in_child` on the one thread that the child of a fork has, before `fork` returns there. It
-/// may do no more than store to memory. Only the first one that this is called with is run.
+/// Runs `in_child` on the only thread of a forked child, before `fork` returns there. It may only store to memory. Only
+/// the first function that is passed here is used.
 pub(crate) fn on_fork(in_child: fn()) {
     REGISTER.call_once(|| {
         _ = HANDLER.set(in_child);
-        // SAFETY: the handlers are plain functions that live as long as the program. What is called in
-        // the child only stores to memory and sets the thread's signal mask, which is allowed in the
-        // child of a process with threads. A failure (no memory) leaves us without them, as if the
-        // program never forked.
+        // SAFETY: the handlers are plain functions that live as long as the program. The child's handler only stores to
+        // memory and sets the thread's signal mask, which is allowed in the child of a process with threads. On failure
+        // (no memory) there are no handlers, as if the program never forked.
         unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
     });
 }
 
-/// The process in which something was made that a child of it does not have.
+/// The process in which something was created that its children do not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HomeProcess(u32);
 
@@ -59,10 +56,10 @@ impl HomeProcess {
     }
 }
 
-/// A lock that is held over forks, so that the child does not find it taken by a thread that is gone.
+/// A lock that is held across forks, so that the child does not find it held by a thread that does not exist there.
 ///
-/// Of the standard library: in the child it is given back by a store. One of `parking_lot` on which others wait is
-/// given back by way of a table, of which another thread may have had a part locked when the process was forked.
+/// It is a lock of the standard library, which the child releases by a store. To release a contended `parking_lot`
+/// lock, the child would need a global table, a part of which another thread may have locked during the fork.
 pub(super) struct ForkSafe<T>(Mutex<T>);
 
 pub(super) type ForkSafeGuard<T> = MutexGuard<'static, T>;
@@ -77,31 +74,31 @@ impl<T> ForkSafe<T> {
     }
 }
 
-/// Read by threads of ours that log, and written by forks. The program's logger has locks, and the child that finds
-/// one held by a thread that is gone waits for ever when it logs.
+/// Read-locked by the layer's threads while they log, and write-locked by forks. The program's logger has locks; a
+/// child that finds one held by a thread that does not exist there would block forever when it logs.
 static LOGGING: RwLock<()> = RwLock::new(());
-/// A fork has waited in vain for a thread that still logs: further ones do not.
-static IS_STUCK: AtomicBool = AtomicBool::new(false);
-const LONGEST_WAIT: Duration = Duration::from_millis(200);
+/// Set after a fork has timed out waiting for a thread that still logs: further forks do not wait.
+static HAS_TIMED_OUT: AtomicBool = AtomicBool::new(false);
+const MAX_WAIT: Duration = Duration::from_millis(200);
 
 thread_local! {
-    /// What logs may fork.
+    /// Set on a thread that is logging, whose logger may fork.
     static LOGS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Tries until it is there; not for ever, since what it waits for may wait for what the caller holds.
+/// Retries until `attempt` succeeds, or until a timeout: the thread it waits for may itself wait for the caller.
 fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
         let found = attempt();
-        if found.is_some() || start.elapsed() >= LONGEST_WAIT {
+        if found.is_some() || start.elapsed() >= MAX_WAIT {
             return found;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Runs `log` while no thread forks, and keeps forks waiting meanwhile; neither for more than 0.2 s.
+/// Runs `log` while no thread forks, and makes forks wait for it. Both waits end after 0.2 s.
 pub(crate) fn log_between_forks(log: impl FnOnce()) {
     struct Logging {
         _guard: Option<RwLockReadGuard<'static, ()>>,
@@ -110,7 +107,7 @@ pub(crate) fn log_between_forks(log: impl FnOnce()) {
     impl Drop for Logging {
         fn drop(&mut self) {
             LOGS.set(false);
-            IS_STUCK.store(false, Ordering::Relaxed);
+            HAS_TIMED_OUT.store(false, Ordering::Relaxed);
         }
     }
 
@@ -119,41 +116,42 @@ pub(crate) fn log_between_forks(log: impl FnOnce()) {
     log();
 }
 
-/// Waits for threads that log. Who forks may hold what they wait for, so this ends in any case: at worst it is as
-/// if there were no such thing.
+/// Waits for threads that log. The forking thread may hold what they wait for, so the wait ends after a timeout; the
+/// fork then proceeds without this protection.
 fn wait_for_logs() -> Option<RwLockWriteGuard<'static, ()>> {
-    if LOGS.get() || IS_STUCK.load(Ordering::Relaxed) {
+    if LOGS.get() || HAS_TIMED_OUT.load(Ordering::Relaxed) {
         return None;
     }
     let guard = wait_for(|| LOGGING.try_write().ok());
-    IS_STUCK.store(guard.is_none(), Ordering::Relaxed);
+    HAS_TIMED_OUT.store(guard.is_none(), Ordering::Relaxed);
     guard
 }
 
-/// What a thread that forks has for that time.
+/// The state that a thread holds while it forks.
 struct Held {
     _logging: Option<RwLockWriteGuard<'static, ()>>,
     _locks: (ForkSafeGuard<libc::c_int>, ForkSafeGuard<super::timer::Pool>, ForkSafeGuard<()>),
-    /// The thread's mask, if it was changed.
+    /// The thread's signal mask, if it was changed.
     mask: Option<libc::sigset_t>,
-    /// Forks by handlers of this fork.
+    /// Forks by fork handlers that run during this fork.
     inner_forks: u32,
 }
 
 thread_local! {
-    // Never dropped by the end of the thread: then it has no destructor, and is there to the very end.
+    // Without a destructor, so that it can be accessed until the very end of the thread.
     static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
 }
 
-/// Holds the timers' signal back, for a fork that is interrupted begins anew, and with a fast timer never ends; and
-/// our locks and what logs, or the child could find locks held by a thread that is gone.
+/// Blocks the timers' signal, since an interrupted fork restarts, and would never end with a fast timer. Takes the
+/// layer's locks and waits for threads that log, since the child could otherwise find locks held by threads it does not
+/// have.
 extern "C" fn before() {
     if let Some(mut held) = HELD.take() {
         held.inner_forks += 1;
         HELD.set(Some(held));
         return;
     }
-    // First, for what logs may need one of the others.
+    // First, since a thread that logs may need one of the other locks.
     let logging = wait_for_logs();
     let (signal, targets, loader) = (lock_signal(), lock_targets(), lock_loader());
     let mask = (*signal != 0).then(|| block(*signal));
@@ -191,10 +189,10 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// Whoever waits for a lock of ours when the process forks is not in the child, and the child does
-    /// not wait for them.
+    /// Threads that wait for one of the layer's locks during a fork do not exist in the child, and the child does not
+    /// wait for them.
     #[test]
-    fn children_are_free_of_those_who_waited() {
+    fn a_child_does_not_wait_for_threads_of_the_parent() {
         on_fork(|| {});
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -203,7 +201,7 @@ mod tests {
                 scope.spawn(move || {
                     let mut x = seed;
                     while !stop.load(Ordering::Relaxed) {
-                        // At any time, so that some begin to wait in the very middle of a fork.
+                        // At random times, so that some start to wait in the middle of a fork.
                         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                         for _ in 0..x >> 50 {
                             std::hint::spin_loop();
@@ -227,18 +225,18 @@ mod tests {
         });
     }
 
-    /// The status with which it ended, unless it hangs.
+    /// The exit status, unless the child hangs.
     fn wait_for_end(child: libc::pid_t) -> Option<i32> {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(60) {
             let mut status = 0;
-            // SAFETY: a child of ours; the pointer is to an integer of ours.
+            // SAFETY: the child created above; the pointer is to a local integer.
             if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
                 return Some(status);
             }
             std::thread::sleep(Duration::from_micros(100));
         }
-        // SAFETY: a child of ours that was not waited for yet.
+        // SAFETY: the child created above, which has not been reaped.
         unsafe { libc::kill(child, libc::SIGKILL) };
         None
     }

@@ -1,12 +1,11 @@
-//! How much the machine, or the part of it that this process may use, has to do.
+//! The load of the machine, or of the process's control group.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::sys::types::{CpuUse, Load};
 
-/// What is known of it now: `proc_stat(5)`, `proc_meminfo(5)`, and version 2 of control groups. What cannot be read is
-/// not known.
+/// The current load, from `proc_stat(5)`, `proc_meminfo(5)` and control groups version 2. Unreadable values are `None`.
 pub(crate) fn load() -> Load {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let group = group_in(&read("/proc/self/cgroup"));
@@ -24,13 +23,13 @@ pub(crate) fn load() -> Load {
     }
 }
 
-/// Where the control group of the process is.
+/// The directory of the process's control group.
 fn group_in(text: &str) -> Option<PathBuf> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
     Some(Path::new("/sys/fs/cgroup").join(path))
 }
 
-/// Its limit in cores, if it has one.
+/// The CPU limit of the group in cores, if it has one.
 fn cores_in(text: &str) -> Option<f64> {
     let (quota_us, period_us) = text.trim().split_once(' ')?;
     let (quota_us, period_us): (f64, f64) = (quota_us.parse().ok()?, period_us.parse().ok()?);
@@ -44,7 +43,7 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
 
 fn host_cpu_in(text: &str) -> Option<CpuUse> {
     let line = text.lines().next()?.strip_prefix("cpu ")?;
-    // What guests run for is part of the first two, too.
+    // The time of guests is already part of the first two.
     let ticks: Vec<u64> =
         line.split_whitespace().take(8).map_while(|ticks| ticks.parse().ok()).collect();
     let [_, _, _, idle, waiting, ..] = *ticks.as_slice() else { return None };
@@ -63,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_kernel_writes() {
+    fn reads_the_files_of_the_kernel() {
         let stat = "cpu  100 20 30 800 50 6 7 8 90 10\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
         assert_eq!(host_cpu_in(stat), Some(CpuUse { busy: 171, all: 1_021 }));
         let memory = "MemTotal:        8000 kB\nMemFree:  1 kB\nMemAvailable:    6000 kB\n";
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_not_known() {
+    fn malformed_files_are_ignored() {
         for text in ["", "cpu", "cpu \n", "cpu  1 2 3\n", "intr 5\n", "cpu  a b c d e\n"] {
             assert_eq!(host_cpu_in(text), None, "{text:?}");
         }
@@ -86,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_some() {
+    fn the_load_of_this_machine_is_known() {
         let load = load();
         assert!(load.host.is_some_and(|host| host.all > 0), "{load:?}");
         assert!(load.memory_bytes.is_some_and(|bytes| bytes > 1 << 20), "{load:?}");

@@ -1,11 +1,11 @@
-//! Which files are mapped.
+//! The files mapped into the process.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use crate::sys::types::FileIdentity;
 
-/// The file that is mapped at an address of ours.
+/// The file that is mapped at an address of this process.
 pub(crate) fn mapped_file(address: u64) -> Option<FileIdentity> {
     let maps = BufReader::new(File::open("/proc/self/maps").ok()?);
     maps.split(b'\n').map_while(Result::ok).find_map(|line| {
@@ -14,7 +14,7 @@ pub(crate) fn mapped_file(address: u64) -> Option<FileIdentity> {
     })
 }
 
-/// A line as proc_pid_maps(5) has it: `7f0000000000-7f0000001000 r-xp 00001000 08:02 135522  /usr/lib/x.so`.
+/// Parses a line of proc_pid_maps(5): `7f0000000000-7f0000001000 r-xp 00001000 08:02 135522  /usr/lib/x.so`.
 pub(crate) fn parse(line: &str) -> Option<(std::ops::Range<u64>, FileIdentity)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_kernel_writes() {
+    fn reads_the_lines_of_maps() {
         let line =
             "55d0b2a01000-55d0b2a05000 r-xp 00002000 fd:01 12345    /opt/a program (deleted)";
         let (addresses, file) = parse(line).unwrap();

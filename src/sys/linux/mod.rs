@@ -19,8 +19,8 @@ mod signal;
 mod thread;
 mod timer;
 
-/// Whether a text of `/proc/self/task/TID/syscall` says where a thread is blocked, and one of
-/// `/proc/thread-self/status` how many filters it has.
+/// Whether a text parses as a blocked thread's `/proc/self/task/TID/syscall`, and as a `/proc/thread-self/status` with
+/// seccomp filters.
 #[cfg(fuzzing)]
 pub(crate) fn read_proc_texts(text: &str) -> (bool, bool) {
     (blocked::parse(text).is_some(), calls::filters_of(text).is_some())

@@ -1,4 +1,4 @@
-//! What code is loaded into this process, and where.
+//! The code that is loaded into this process.
 #![allow(
     unsafe_code,
     reason = "dl_iterate_phdr: /proc/self/maps does not say where unwind tables lie"
@@ -27,10 +27,9 @@ pub(crate) fn module_generation() -> u64 {
     generation
 }
 
-/// All modules as they are now.
+/// All modules that are currently loaded.
 ///
-/// Takes the dynamic loader's lock for as long as it copies some hundred bytes a module; never
-/// call it in a signal handler.
+/// Holds the dynamic loader's lock while it copies some hundred bytes per module. Never call this in a signal handler.
 pub(crate) fn loaded_modules() -> ModuleList {
     let mut list = ModuleList { generation: 0, modules: Vec::new() };
     iterate(&mut |info| {
@@ -45,9 +44,9 @@ pub(crate) fn loaded_modules() -> ModuleList {
     list
 }
 
-/// The kernel's own code among ours, which the loader of a static program does not list.
+/// The vDSO, which the loader of a static program does not list.
 fn vdso() -> Option<LoadedModule> {
-    // SAFETY: reads what the kernel has put beside the program's arguments.
+    // SAFETY: reads the auxiliary vector, which the kernel placed next to the program's arguments.
     let start = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
     if start == 0 {
         return None;
@@ -66,15 +65,15 @@ fn vdso() -> Option<LoadedModule> {
     Some(copy(&info))
 }
 
-/// Copies `addresses` of our own memory. An address that is not mapped is an error, not a fault.
+/// Copies `addresses` of this process's memory. An unmapped address is an error, not a fault.
 pub(crate) fn read_own_memory(addresses: Range<u64>) -> io::Result<Vec<u8>> {
     let length = addresses.end.saturating_sub(addresses.start);
     let length = usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // A damaged file may say that it is at terabytes, and even what it has may be more than there is.
+    // A damaged file may claim a length of terabytes, and even a correct length may exceed the free memory.
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length)?;
     bytes.resize(length, 0);
-    // A container's filter may refuse the system call, and the file is three of them.
+    // A container's filter may refuse this system call. The file takes three.
     let from = libc::iovec { iov_base: addresses.start as *mut c_void, iov_len: length };
     if !read_by_system_call(&[from], &mut bytes).is_ok_and(|read| read == length) {
         File::open("/proc/self/mem")?.read_exact_at(&mut bytes, addresses.start)?;
@@ -82,16 +81,16 @@ pub(crate) fn read_own_memory(addresses: Range<u64>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Copies the pieces of our own memory to `into`, as many of them as are mapped: the kernel copies each as a whole or
-/// not at all.
+/// Copies pieces of this process's memory to `into`, until the first that is not mapped. The kernel copies each piece
+/// completely or not at all.
 pub(super) fn read_by_system_call(from: &[libc::iovec], into: &mut [u8]) -> io::Result<usize> {
     if !may(Unusual::ProcessVmReadv) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let process = rustix::process::getpid().as_raw_nonzero().get();
-    // SAFETY: the kernel writes to `into`, which is ours alone, no more than its length; it checks the
-    // addresses that it reads from itself, so that those that are not mapped are an error.
+    // SAFETY: the kernel writes to `into`, which is borrowed exclusively, at most its length. It checks the source
+    // addresses itself, and returns an error for unmapped ones.
     let length = unsafe {
         libc::process_vm_readv(process, &raw const to, 1, from.as_ptr(), from.len() as u64, 0)
     };
@@ -102,7 +101,7 @@ pub(super) fn read_by_system_call(from: &[libc::iovec], into: &mut [u8]) -> io::
 pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
     let mut found = None;
     iterate(&mut |info| {
-        // The program is always the first.
+        // The program is always the first module.
         let program = copy(info);
         let inside = program
             .read_only
@@ -110,8 +109,8 @@ pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
             .any(|segment| segment.start <= addresses.start && addresses.end <= segment.end);
         if inside && addresses.start < addresses.end {
             let length = (addresses.end - addresses.start) as usize;
-            // SAFETY: the loader maps the program's segments for as long as the process lives,
-            // and this one is not writable.
+            // SAFETY: the loader keeps the program's segments mapped for the life of the process, and this one is not
+            // writable.
             found =
                 Some(unsafe { std::slice::from_raw_parts(addresses.start as *const u8, length) });
         }
@@ -120,7 +119,7 @@ pub(crate) fn program_memory(addresses: Range<u64>) -> Option<&'static [u8]> {
     found
 }
 
-/// Held while we look at what is loaded: the loader's own lock glibc does not give back in the child of a fork.
+/// Held while the loaded modules are read, because glibc does not release the loader's own lock in a forked child.
 static LOADER: ForkSafe<()> = ForkSafe::new(());
 
 pub(super) fn lock_loader() -> ForkSafeGuard<()> {
@@ -128,7 +127,7 @@ pub(super) fn lock_loader() -> ForkSafeGuard<()> {
 }
 
 fn generation_of(info: &libc::dl_phdr_info) -> u64 {
-    // Each only ever grows, so their sum changes whenever one does.
+    // Both only grow, so their sum changes whenever one of them does.
     info.dlpi_adds.wrapping_add(info.dlpi_subs)
 }
 
@@ -140,17 +139,17 @@ fn iterate(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
         _size: libc::size_t,
         data: *mut c_void,
     ) -> c_int {
-        // SAFETY: `data` is the pointer to `visit` that `dl_iterate_phdr` was given below.
+        // SAFETY: `data` is the pointer to `visit` that was passed to `dl_iterate_phdr` below.
         let visit = unsafe { &mut *data.cast::<Visit<'_>>() };
-        // SAFETY: the loader passes a valid structure, which lives until we return.
+        // SAFETY: the loader passes a valid structure, which lives until this function returns.
         let go_on = visit(unsafe { &*info });
         c_int::from(!go_on)
     }
 
     let mut visit: Visit<'_> = visit;
     let _loader = lock_loader();
-    // SAFETY: `each` has the right signature, does not unwind (`visit` only copies), and the
-    // pointer to `visit` is used only while this call lasts.
+    // SAFETY: `each` has the right signature and does not unwind (`visit` only copies), and the pointer to `visit` is
+    // used only during this call.
     unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut visit).cast()) };
 }
 
@@ -158,7 +157,7 @@ fn copy(info: &libc::dl_phdr_info) -> LoadedModule {
     let path = if info.dlpi_name.is_null() {
         PathBuf::new()
     } else {
-        // SAFETY: a string with a NUL at its end that the loader keeps while we hold its lock.
+        // SAFETY: a NUL-terminated string that the loader keeps while its lock is held.
         let name = unsafe { CStr::from_ptr(info.dlpi_name) };
         PathBuf::from(OsStr::from_bytes(name.to_bytes()))
     };
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn lends_read_only_memory_of_the_program_alone() {
+    fn borrows_only_read_only_memory_of_the_program() {
         let program = &loaded_modules().modules[0];
         let header = program.eh_frame_hdr.clone().unwrap();
         assert_eq!(program_memory(header.clone()).unwrap(), read_own_memory(header).unwrap());
@@ -234,8 +233,8 @@ mod tests {
     }
 
     #[test]
-    fn reads_memory_and_survives_what_is_not_mapped() {
-        let bytes = *b"some bytes of ours";
+    fn reads_memory_and_fails_where_none_is_mapped() {
+        let bytes = *b"bytes of this test";
         let address = bytes.as_ptr() as u64;
         assert_eq!(read_own_memory(address..address + 18).unwrap(), bytes);
         assert!(read_own_memory(0..4096).is_err());

@@ -1,15 +1,15 @@
-//! Whether files of ours still are.
+//! Detects whether the program has closed the layer's file descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Stands for all files of a layer. A program that closes files that are not its own (`close_range`, as it
-/// becomes a daemon) closes these as well, and can have others under their numbers then.
+/// Represents all file descriptors of a layer. A program that closes descriptors it does not own (`close_range`, when
+/// it becomes a daemon) closes these as well, and their numbers may then belong to other files.
 #[derive(Debug)]
 pub(crate) struct Files {
-    /// Of no use, and known to nobody else. There until it is dropped.
+    /// Not used otherwise. Present until the value is dropped.
     canary: Option<OwnedFd>,
-    /// Which no other file has.
+    /// Unique to this file.
     identity: (u64, u64),
 }
 
@@ -26,7 +26,7 @@ impl Files {
         Ok(Self { canary: Some(canary.into()), identity })
     }
 
-    /// One system call.
+    /// Takes one system call.
     pub(crate) fn are_ours(&self) -> bool {
         self.canary.as_ref().and_then(identity) == Some(self.identity)
     }
@@ -35,7 +35,7 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         if !self.are_ours() {
-            // The number is somebody else's.
+            // The number belongs to another file.
             std::mem::forget(self.canary.take());
         }
     }

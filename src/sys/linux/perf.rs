@@ -49,11 +49,10 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
     | 1 << bindings::PERF_REG_ARM64_SP
     | 1 << bindings::PERF_REG_ARM64_PC;
 
-/// What samples the thread of that number by the time it spends on a CPU, once it is started.
+/// Opens an event that samples thread `tid` by its CPU time, once it is started.
 ///
-/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW`), user registers and the top of
-/// the user stack, and where that is allowed of the call chain in the kernel; see `sampler::record`
-/// for its layout.
+/// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW`), user registers and the top of the user stack, and,
+/// where allowed, the kernel's call chain. `sampler::record` has the layout.
 pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
     let event = open(&mut sampling(request), tid)?;
     PerfRing::map(event, request.ring_bytes, request.in_kernel)
@@ -74,15 +73,15 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
     }
     attr.set_disabled(1);
     attr.set_watermark(1);
-    // Nobody polls the event's file.
+    // The event's file is not polled.
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
     attr
 }
 
-/// What records when the thread of that number is switched off a CPU and back on, once it is started.
+/// Opens an event that records the context switches of thread `tid`, once it is started.
 ///
-/// An event of its own with a ring of its own, `ring_bytes` long: in the ring of the samples these
-/// records would move the position without a sample. Works for an unprivileged user.
+/// It is a separate event with its own ring of `ring_bytes`: in the ring of the samples, these records would move the
+/// position without a sample. It needs no privileges.
 pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.sample_type = u64::from(PERF_SAMPLE_TIME);
@@ -90,14 +89,14 @@ pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, 
     attr.set_context_switch(1);
     attr.set_disabled(1);
     attr.set_sample_id_all(1);
-    // Nobody waits for this ring: the collector reads it when it next comes by.
+    // No thread waits for this ring: the collector reads it in its scans.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
     PerfRing::map(open(&mut attr, tid)?, ring_bytes, false)
 }
 
-/// Samples the user registers of the calling thread each time it is switched off a CPU; takes privilege.
-/// To compare with what is found without.
+/// Samples the user registers of the calling thread each time it is switched out. Needs privileges. Tests compare
+/// these registers with the inferred ones.
 #[cfg(test)]
 pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRefused> {
     let mut attr = software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES);
@@ -107,18 +106,18 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
     PerfRing::map(open(&mut attr, current_tid())?, ring_bytes, false)
 }
 
-/// Keeps the kernel's machinery for perf events switched on.
+/// Keeps the kernel's perf events machinery enabled.
 ///
-/// The kernel patches its scheduler for the first event of any thread in the system, and waits for
-/// all CPUs to see it, which takes some 10 ms; a second after the last event is gone it undoes that.
-/// Whoever holds this spares that wait to those who open events meanwhile.
+/// The kernel patches its scheduler for the first event of any thread in the system and waits for all CPUs, which takes
+/// some 10 ms. It undoes this one second after the last event was closed. While this value exists, opening events takes
+/// no such time.
 #[derive(Debug)]
 pub(crate) struct KeptOn {
     _event: Event,
 }
 
 impl KeptOn {
-    /// An event that is never enabled and has no ring.
+    /// Opens an event that is never enabled and has no ring.
     pub(crate) fn open() -> Result<Self, WhyRefused> {
         let mut attr = software(PERF_COUNT_SW_DUMMY);
         attr.set_exclude_kernel(1);
@@ -146,8 +145,8 @@ fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
     }
     const ANY_CPU: i32 = -1;
     const NO_GROUP: i32 = -1;
-    // SAFETY: `attr` is initialized and says its own size. It asks for software events on a thread of
-    // ours, which reach nothing but the ring.
+    // SAFETY: `attr` is initialized and contains its own size. It requests software events on a thread of this process,
+    // which affect nothing but the ring.
     let event = unsafe {
         perf_event_open_sys::perf_event_open(
             attr,
@@ -160,7 +159,7 @@ fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
     if event < 0 {
         return Err(WhyRefused::of_open(&io::Error::last_os_error()));
     }
-    // SAFETY: a file descriptor that the kernel just gave us, and that nobody else knows.
+    // SAFETY: a file descriptor that the kernel just returned, with no other owner.
     let file = unsafe { OwnedFd::from_raw_fd(event) };
     Event::new(file).ok_or(WhyRefused::NotSupported)
 }
@@ -168,7 +167,7 @@ fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
 /// A perf event and its ring, which the kernel fills.
 #[derive(Debug)]
 pub(crate) struct PerfRing {
-    /// None once it is given back. Closed before the memory goes.
+    /// None once released. Closed before the memory is.
     event: Mutex<Option<Event>>,
     memory: RingMemory,
     has_kernel_chains: bool,
@@ -181,19 +180,19 @@ impl PerfRing {
         Ok(Self { event: Mutex::new(Some(event)), memory, has_kernel_chains })
     }
 
-    /// One that a test fills.
+    /// A ring that a test fills.
     #[cfg(test)]
     pub(crate) fn scripted(data_size: usize) -> io::Result<Self> {
         let memory = RingMemory::anonymous(data_size)?;
         Ok(Self { event: Mutex::new(None), memory, has_kernel_chains: false })
     }
 
-    /// Whether its samples hold the call chain in the kernel.
+    /// Whether the samples contain the kernel's call chain.
     pub(crate) fn has_kernel_chains(&self) -> bool {
         self.has_kernel_chains
     }
 
-    /// Begins to record, or goes on.
+    /// Enables the event.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         let why = |error: io::Error| WhyRefused::Other(error.raw_os_error().unwrap_or(0));
         self.event
@@ -202,15 +201,15 @@ impl PerfRing {
             .map_or(Ok(()), |event| event.file().and_then(enable_event).map_err(why))
     }
 
-    /// Stops, until it is started again.
+    /// Disables the event until the next start.
     pub(crate) fn pause(&self) {
         _ = self.event.lock().as_ref().map(|event| event.file().and_then(disable_event));
     }
 
-    /// Closes the event and gives the ring's memory back, for good. Its thread may go on reading
-    /// positions: it sees the last one.
+    /// Closes the event and releases the ring's memory permanently. Its thread may continue to read the position, which
+    /// stays at its last value.
     pub(crate) fn retire(&self) {
-        // A child of a fork may hold it too, and then to close it is not the end of it.
+        // A forked child may hold the event too, and closing it here does not stop it then.
         self.pause();
         if self.event.lock().take().is_some() {
             self.memory.replace_by_zeros();
@@ -226,13 +225,13 @@ impl Deref for PerfRing {
     }
 }
 
-/// A perf event. A program may close files that are not its own, and have others under their numbers
-/// then: so the event is asked who it is before anything is done with it.
+/// A perf event. The program may close descriptors that it does not own, and their numbers may then belong to other
+/// files, so the event's id is checked before each use.
 #[derive(Debug)]
 struct Event {
-    /// There until it is dropped.
+    /// Present until the value is dropped.
     file: Option<OwnedFd>,
-    /// Which no other event has.
+    /// Unique to this event.
     id: u64,
 }
 
@@ -242,7 +241,7 @@ impl Event {
         Some(Self { file: Some(file), id })
     }
 
-    /// Its file, if that still is its file.
+    /// The event's file, if the descriptor still refers to it.
     fn file(&self) -> io::Result<BorrowedFd<'_>> {
         let file = self.file.as_ref().filter(|file| event_id(file.as_fd()) == Some(self.id));
         Ok(file.ok_or(io::ErrorKind::BrokenPipe)?.as_fd())
@@ -257,29 +256,29 @@ impl Drop for Event {
     }
 }
 
-/// The kernel's own number of a perf event; none of anything else.
+/// The kernel's id of a perf event; `None` for any other file.
 pub(super) fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
     let mut id = 0_u64;
-    // SAFETY: the kernel writes one word of ours.
+    // SAFETY: the kernel writes one word, to `id`.
     let result = unsafe { perf_event_open_sys::ioctls::ID(event.as_raw_fd(), &raw mut id) };
     (result == 0).then_some(id)
 }
 
-/// Who may open no event may not change one either.
+/// Fails if the system calls of perf events are not allowed.
 fn may_change() -> io::Result<()> {
     if may(Unusual::PerfEventOpen) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 fn enable_event(event: BorrowedFd<'_>) -> io::Result<()> {
     may_change()?;
-    // SAFETY: an ioctl without an argument, on an event of ours.
+    // SAFETY: an ioctl without an argument, on an event of this layer.
     let result = unsafe { perf_event_open_sys::ioctls::ENABLE(event.as_raw_fd(), 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn disable_event(event: BorrowedFd<'_>) -> io::Result<()> {
     may_change()?;
-    // SAFETY: an ioctl without an argument, on an event of ours.
+    // SAFETY: an ioctl without an argument, on an event of this layer.
     let result = unsafe { perf_event_open_sys::ioctls::DISABLE(event.as_raw_fd(), 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Sleeping, and being woken: by a futex, so that no file is written to that may not be ours any more.
+//! Sleeping and waking. Uses a futex, since the program could have closed a file descriptor and reused its number.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,21 +13,21 @@ use super::own_files::Files;
 #[derive(Debug)]
 pub(crate) struct Poller(Arc<Wakeups>, Arc<Files>);
 
-/// Wakes the [`Poller`]. Does nothing once there is none.
+/// Wakes the [`Poller`]. Does nothing once the poller is gone.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker(Weak<Wakeups>);
 
 #[derive(Debug)]
 struct Wakeups {
-    /// Moves with every call that must end a sleep.
+    /// Changes with every call that must end a sleep.
     word: AtomicU32,
     pending: AtomicBool,
-    /// Asked for by [`Waker::wake_soon`].
+    /// Requested by [`Waker::wake_soon`].
     soon: AtomicBool,
 }
 
-/// How long who is woken soon waits for more to do: a service in which thousands of spans are kept
-/// each second would else have a context switch for each.
+/// How long a sleep continues after [`Waker::wake_soon`], to collect further wake-ups: otherwise a service with
+/// thousands of kept spans per second would have a context switch for each.
 const SOON: Duration = Duration::from_millis(2);
 
 impl Poller {
@@ -40,7 +40,7 @@ impl Poller {
         Ok(Self(Arc::new(wakeups), Arc::new(Files::new()?)))
     }
 
-    /// Files of ours are open as long as the poller lives, if nobody else closes them.
+    /// Shows whether the layer's file descriptors are still its own. Valid as long as the poller lives.
     pub(crate) fn files(&self) -> &Arc<Files> {
         &self.1
     }
@@ -49,15 +49,16 @@ impl Poller {
         Waker(Arc::downgrade(&self.0))
     }
 
-    /// Sleeps until somebody called [`Waker::wake`], some time after a [`Waker::wake_soon`], or until the time is over; `None` waits for ever.
+    /// Sleeps until [`Waker::wake`] is called, until some time after [`Waker::wake_soon`], or until the timeout; `None`
+    /// means no timeout.
     ///
-    /// Returns false if nothing but time has passed.
+    /// Returns false on a timeout.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
         let Wakeups { word, pending, soon, .. } = &*self.0;
         let mut end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut is_soon = false;
         loop {
-            // First: what is asked for after we have looked moves it, and then there is no sleep.
+            // Read first: a later request changes the word, so that the sleep ends at once.
             let before = word.load(Ordering::SeqCst);
             if pending.swap(false, Ordering::SeqCst) {
                 soon.store(false, Ordering::SeqCst);
@@ -73,15 +74,15 @@ impl Poller {
                 return soon.swap(false, Ordering::SeqCst);
             }
             let left = left.and_then(|left| Timespec::try_from(left).ok());
-            // However it ends: what has happened is looked at above.
+            // The loop checks what happened, however the sleep ends.
             _ = futex::wait(word, Flags::PRIVATE, before, left.as_ref());
         }
     }
 }
 
 impl Waker {
-    /// Ends the present or the next [`Poller::wait`]. Never blocks; a system call only if nobody
-    /// has called it since the last one.
+    /// Ends the current or the next [`Poller::wait`]. Never blocks. Makes a system call only if it is the first since
+    /// the last sleep.
     pub(crate) fn wake(&self) {
         if let Some(wakeups) = self.0.upgrade()
             && !wakeups.pending.swap(true, Ordering::SeqCst)
@@ -90,8 +91,8 @@ impl Waker {
         }
     }
 
-    /// The same, for what can wait a few milliseconds: a system call only if nobody has called it
-    /// meanwhile.
+    /// The same for events that can wait for a few milliseconds. Makes a system call only if it is the first since the
+    /// last sleep.
     pub(crate) fn wake_soon(&self) {
         if let Some(wakeups) = self.0.upgrade()
             && !wakeups.soon.swap(true, Ordering::SeqCst)
@@ -118,7 +119,7 @@ mod tests {
     const PLENTY: Option<Duration> = Some(Duration::from_secs(60));
 
     #[test]
-    fn whoever_is_woken_is_woken_once() {
+    fn several_wakes_end_one_wait() {
         let poller = Poller::new().unwrap();
         let waker = poller.waker();
         assert!(!poller.wait(NO_TIME));
@@ -134,35 +135,35 @@ mod tests {
     }
 
     #[test]
-    fn soon_is_not_at_once() {
+    fn wake_soon_waits_for_further_wakes() {
         let poller = Poller::new().unwrap();
         let waker = poller.waker();
         let start = Instant::now();
         waker.wake_soon();
         assert!(poller.wait(PLENTY));
-        // However busy the machine is.
+        // This holds however busy the machine is.
         assert!(start.elapsed() >= SOON);
     }
 
-    /// Each waits for the one before to be seen, and a wait may end in that very moment.
+    /// Each thread waits until its request is observed, and a sleep may end at that moment.
     #[test]
     fn no_wake_is_lost() {
         const EACH: u64 = 1_000;
         let poller = Poller::new().unwrap();
-        let (asked, seen) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (requested, observed) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for thread in 0..3 {
-                let (waker, asked, seen) = (poller.waker(), &asked, &seen);
+                let (waker, requested, observed) = (poller.waker(), &requested, &observed);
                 scope.spawn(move || {
                     for round in 0..EACH {
-                        let own = asked.fetch_add(1, Ordering::SeqCst) + 1;
+                        let own = requested.fetch_add(1, Ordering::SeqCst) + 1;
                         match (round + thread) % 3 {
                             0 => waker.wake_soon(),
                             _ => waker.wake(),
                         }
                         let start = Instant::now();
-                        while seen.load(Ordering::SeqCst) < own {
-                            assert!(start.elapsed() < Duration::from_secs(60), "it was lost");
+                        while observed.load(Ordering::SeqCst) < own {
+                            assert!(start.elapsed() < Duration::from_secs(60), "a wake was lost");
                             std::thread::yield_now();
                         }
                     }
@@ -170,10 +171,10 @@ mod tests {
             }
             let start = Instant::now();
             let mut timeouts = [0, 20, 50, 100].map(Duration::from_micros).into_iter().cycle();
-            while seen.load(Ordering::SeqCst) < 3 * EACH {
+            while observed.load(Ordering::SeqCst) < 3 * EACH {
                 assert!(start.elapsed() < Duration::from_secs(120));
                 if poller.wait(timeouts.next()) {
-                    seen.store(asked.load(Ordering::SeqCst), Ordering::SeqCst);
+                    observed.store(requested.load(Ordering::SeqCst), Ordering::SeqCst);
                 }
             }
         });

@@ -14,37 +14,36 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::fork::HomeProcess;
 
-/// A page of counters, then a power of two of pages of records, laid out as perf does.
+/// A page of counters and a power of two of pages of records, in perf's layout.
 ///
-/// The kernel or a signal handler writes while we read, so no reference to the mapping is ever made: words are
-/// copied out, and what they say about their own length is for the parser to doubt.
+/// The kernel or a signal handler writes concurrently, so no reference to the mapping is ever created. Words are copied
+/// out, and the parser validates the lengths they contain.
 #[derive(Debug)]
 pub(crate) struct RingMemory {
     base: NonNull<u8>,
     page_size: usize,
     data_size: usize,
-    /// Inaccessible memory before it and behind it.
+    /// The size of the inaccessible memory on each side.
     guard_size: usize,
-    /// The kernel does not copy a perf mapping into the child of a fork.
+    /// The process that mapped it: the kernel does not copy a perf mapping into a forked child.
     home: HomeProcess,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and stays mapped until `drop`, which needs
-// the memory for itself.
+// SAFETY: the mapping belongs to the process, not to a thread, and stays mapped until `drop`, which has exclusive
+// access.
 unsafe impl Send for RingMemory {}
-// SAFETY: what may be called from several threads at once loads or stores single words, atomically: a value
-// that comes at the wrong time is a wrong position, which the parser doubts, and never a wrong address. Or it
-// exchanges pages as a whole while all addresses stay mapped and readable (`replace_by_zeros`,
-// `discard_records`). The fields do not change.
+// SAFETY: methods that can be called concurrently load or store single words atomically: a stale value is a wrong
+// position, which the parser rejects, and never a wrong address. Or they replace whole pages while all addresses stay
+// mapped and readable (`replace_by_zeros`, `discard_records`). The fields do not change.
 unsafe impl Sync for RingMemory {}
 
 impl RingMemory {
     /// Maps the ring of a perf event with `data_size` bytes of records, a power of two of pages.
     pub(super) fn of_event(event: BorrowedFd<'_>, data_size: usize) -> io::Result<Self> {
         let page_size = page_size();
-        // The kernel rounds up to pages, of 64 KiB on some machines, and writes to all of them.
+        // The kernel rounds up to pages, which have 64 KiB on some machines, and writes to all of them.
         let data_size = data_size.max(page_size);
-        // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
+        // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -59,12 +58,12 @@ impl RingMemory {
         Ok(Self { base, page_size, data_size, guard_size: 0, home: HomeProcess::current() })
     }
 
-    /// Private memory of the same layout, between two pages that nobody may touch.
+    /// Private memory of the same layout, between two guard pages.
     pub(super) fn anonymous(data_size: usize) -> io::Result<Self> {
         let page_size = page_size();
         let data_size = data_size.max(page_size);
         let length = page_size + data_size;
-        // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
+        // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
         let guarded = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -81,7 +80,7 @@ impl RingMemory {
             guard_size: page_size,
             home: HomeProcess::current(),
         };
-        // SAFETY: a part of the mapping just made.
+        // SAFETY: a part of the mapping just created.
         unsafe {
             let flags = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
             rustix::mm::mprotect(base.cast(), length, flags)?;
@@ -89,24 +88,24 @@ impl RingMemory {
         Ok(memory)
     }
 
-    /// The process that made it: the only one that may stop what writes there, or unmap it.
+    /// The process that mapped it. Only that process may stop its writer or unmap it.
     pub(super) fn home(&self) -> HomeProcess {
         self.home
     }
 
-    /// The bytes that records may fill.
+    /// The number of bytes for records.
     pub(crate) fn data_size(&self) -> usize {
         self.data_size
     }
 
-    /// A field of the first page that is a position.
+    /// A position in the first page.
     fn position_in_header(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: an aligned word of a page that is mapped until `drop`, and that everybody reads and writes
-        // with single 64-bit instructions.
+        // SAFETY: an aligned word of a page that is mapped until `drop`, and that all sides access with single 64-bit
+        // instructions.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// The number of bytes that were written since the ring was made.
+    /// The number of bytes written since the ring was created.
     pub(crate) fn head_word(&self) -> &AtomicU64 {
         self.position_in_header(std::mem::offset_of!(perf_event_mmap_page, data_head))
     }
@@ -116,23 +115,23 @@ impl RingMemory {
     }
 
     pub(crate) fn head(&self) -> u64 {
-        // `Acquire` pairs with the barrier the kernel puts between the records and this word.
+        // `Acquire` pairs with the kernel's barrier between the records and this word.
         self.head_word().load(Ordering::Acquire)
     }
 
-    /// How far the ring has been given back to who writes.
+    /// The position up to which the reader has released the ring to the writer.
     pub(crate) fn tail(&self) -> u64 {
         self.tail_word().load(Ordering::Relaxed)
     }
 
-    /// Gives everything before `position` back to who writes.
+    /// Releases everything before `position` to the writer.
     pub(crate) fn release_to(&self, position: u64) {
-        // `Release` keeps our copies before it.
+        // `Release` orders the reads of the records before this store.
         self.tail_word().store(position, Ordering::Release);
     }
 
-    /// Copies the bytes from `position` on. They are what was written there only if
-    /// `position` lies between tail and head; otherwise they are just some bytes.
+    /// Copies the bytes from `position` on. They are valid only if `position` lies between tail and head; otherwise
+    /// they are arbitrary.
     pub(crate) fn copy(&self, position: u64, out: &mut [u8]) {
         let mut position = position as usize;
         let mut rest = out;
@@ -147,25 +146,25 @@ impl RingMemory {
         }
     }
 
-    /// The word around a position.
+    /// The aligned word that contains a position.
     fn word(&self, position: usize) -> u64 {
         let offset = position & (self.data_size - 1) & !7;
-        // SAFETY: `data_size` is a power of two of pages: so the word lies within the mapping, which lives
-        // until `drop`, and is aligned. The kernel, or a handler, may write there meanwhile: then it is some
-        // word, and the positions say that it is not to be used.
+        // SAFETY: `data_size` is a power of two of pages, so the word is aligned and lies within the mapping, which
+        // lives until `drop`. The kernel or a handler may write there concurrently: the word is then arbitrary, and the
+        // positions show that it is invalid.
         unsafe {
             let word = self.base.as_ptr().add(self.page_size + offset);
             AtomicU64::from_ptr(word.cast()).load(Ordering::Relaxed)
         }
     }
 
-    /// Exchanges a perf mapping, whose event is closed, for zeros, and keeps its head: who reads that goes on
-    /// seeing the last one.
+    /// Replaces a perf mapping, whose event is closed, by zeros, and keeps its head: threads that read it continue to
+    /// get the last position.
     pub(super) fn replace_by_zeros(&self) {
         let length = self.page_size + self.data_size;
-        // First the new memory and then the change of places: where the system promises no memory
-        // that it does not have, `MAP_FIXED` could take the old and refuse the new.
-        // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
+        // The new memory is mapped first and then moved: without overcommit, `MAP_FIXED` could unmap the old memory and
+        // then fail to map the new.
+        // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
         let zeros = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -174,14 +173,13 @@ impl RingMemory {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         };
-        // If it is refused the ring just stays, and nothing is written to it any more.
+        // On failure the ring stays mapped, and nothing writes to it any more.
         let Ok(zeros) = zeros else { return };
         let page = zeros.cast::<perf_event_mmap_page>();
-        // SAFETY: a field of the mapping just made, of which nobody else knows, and which is longer.
+        // SAFETY: a field of the mapping just created, which is larger and not shared yet.
         unsafe { (&raw mut (*page).data_head).write(self.head()) };
-        // SAFETY: the first range is the mapping just made, the second is our own until `drop`.
-        // The kernel changes them while no thread of ours can fault, so one that reads meanwhile
-        // finds either the ring or zeros.
+        // SAFETY: the first range is the mapping just created, the second is owned until `drop`. The kernel replaces it
+        // while no thread of the process can fault, so a concurrent reader finds either the ring or zeros.
         let moved = unsafe {
             rustix::mm::mremap_fixed(
                 zeros,
@@ -192,21 +190,20 @@ impl RingMemory {
             )
         };
         if moved.is_err() {
-            // No room for one more mapping: again the ring just stays, unless it was taken away before that
-            // was found out.
-            // SAFETY: the mapping just made, of which nobody else knows.
+            // The limit of mappings is reached: the ring stays mapped, unless it was unmapped before the failure.
+            // SAFETY: the mapping just created, which is not shared.
             _ = unsafe { rustix::mm::munmap(zeros, length) };
             self.fill_gap();
         }
     }
 
-    /// Maps zeros where the ring was, if nothing is there.
+    /// Maps zeros in place of the ring, if nothing is mapped there.
     fn fill_gap(&self) {
-        const MOST_TRIES: u32 = 1000;
+        const MAX_TRIES: u32 = 1000;
         let length = self.page_size + self.data_size;
         let base = self.base.as_ptr().cast();
-        for _ in 0..MOST_TRIES {
-            // SAFETY: nothing that is mapped is touched: what is there makes it fail.
+        for _ in 0..MAX_TRIES {
+            // SAFETY: existing mappings are not affected: the call fails if there is one.
             let filled = unsafe {
                 rustix::mm::mmap_anonymous(
                     base,
@@ -216,60 +213,60 @@ impl RingMemory {
                 )
             };
             match filled {
-                // Before Linux 4.17 the address is a wish.
+                // Before Linux 4.17 the address is only a hint.
                 Ok(elsewhere) if elsewhere != base => {
-                    // SAFETY: the mapping just made, of which nobody else knows.
+                    // SAFETY: the mapping just created, which is not shared.
                     _ = unsafe { rustix::mm::munmap(elsewhere, length) };
                     return;
                 }
                 Ok(_) | Err(rustix::io::Errno::EXIST) => return,
-                // There may be memory in a moment, and who reads here until then ends the process.
+                // Memory may become available soon, and until then a read here would kill the process.
                 Err(_) => std::thread::yield_now(),
             }
         }
     }
 
-    /// Gives back what the records take. A handler that is at work this very moment still finds memory, and the
-    /// first page as it was.
+    /// Releases the memory of the records. A handler that is running right now still finds mapped memory, and an
+    /// unchanged first page.
     pub(super) fn discard_records(&self) {
         let data = self.base.as_ptr().wrapping_add(self.page_size);
-        // SAFETY: private memory of ours, whose bytes nobody needs any more.
-        // Refused for memory that the program has locked: then it stays.
+        // The kernel refuses this for memory that the program has locked, which then stays.
+        // SAFETY: private memory of this ring, whose contents are no longer needed.
         _ = unsafe {
             rustix::mm::madvise(data.cast(), self.data_size, rustix::mm::Advice::LinuxDontNeed)
         };
     }
 
-    /// Only for the one thread that writes to memory that is not the kernel's.
+    /// Only for the single writer of a ring that the kernel does not fill.
     pub(super) fn writer(&self) -> RingWriter<'_> {
-        // Acquire: what was before the tail has been read by the time we write over it.
+        // Acquire: the reader has finished with what precedes the tail before it is overwritten.
         let tail = self.tail_word().load(Ordering::Acquire);
         RingWriter { memory: self, position: self.head_word().load(Ordering::Relaxed), tail }
     }
 }
 
 fn page_size() -> usize {
-    // SAFETY: takes a number and gives one; this one is always known.
+    // SAFETY: takes and returns a number; this one is always known.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
 }
 
 impl Drop for RingMemory {
     fn drop(&mut self) {
-        // In the child of a fork the addresses of a perf mapping may belong to somebody else.
+        // In a forked child, the addresses of a perf mapping may belong to another mapping.
         if !self.home.is_current() {
             return;
         }
         let start = self.base.as_ptr().wrapping_sub(self.guard_size);
         let length = self.page_size + self.data_size + 2 * self.guard_size;
-        // SAFETY: the range was mapped by `of_event` or `anonymous`, is unmapped only here, and nobody
-        // holds a pointer into it but through this value, which is going away.
+        // SAFETY: the range was mapped by `of_event` or `anonymous` and is unmapped only here, and all pointers into it
+        // come from this value, which is being dropped.
         let unmapped = unsafe { rustix::mm::munmap(start.cast(), length) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
 
-/// One record on its way into a ring.
+/// A record that is being written to a ring.
 pub(super) struct RingWriter<'a> {
     memory: &'a RingMemory,
     position: u64,
@@ -285,7 +282,7 @@ impl RingWriter<'_> {
     /// Writes a word. The record must [have room](Self::has_room).
     pub(super) fn word(&mut self, word: u64) {
         let bytes = word.to_ne_bytes();
-        // SAFETY: eight bytes of ours.
+        // SAFETY: eight bytes of a local variable.
         unsafe { self.bytes(bytes.as_ptr(), 8) };
     }
 
@@ -299,9 +296,9 @@ impl RingWriter<'_> {
         let data = self.memory.base.as_ptr().wrapping_add(self.memory.page_size);
         let offset = self.position & data_size.wrapping_sub(1);
         let until_end = data_size.wrapping_sub(offset).min(length);
-        // SAFETY: the first part ends where the data ends, at the latest; the second begins where
-        // the data begins, and is no longer than what there was room for. Nobody reads there, since
-        // it is not between tail and head.
+        // SAFETY: the first part ends at the end of the data at the latest; the second begins at the start of the data,
+        // and its length fits into the free space. The reader does not access it, since it is not between tail and
+        // head.
         unsafe {
             copy(from, data.wrapping_add(offset as usize), until_end as usize);
             let rest = length.wrapping_sub(until_end) as usize;
@@ -310,21 +307,21 @@ impl RingWriter<'_> {
         self.position = self.position.wrapping_add(length);
     }
 
-    /// Lets others see what was written.
+    /// Makes what was written visible to the reader.
     pub(super) fn publish(self) {
         self.memory.head_word().store(self.position, Ordering::Release);
     }
 }
 
-/// Copies bytes that may be anybody's. Not by a call to `memcpy`, of which sanitizers want to know
-/// whose bytes they are, and which a program may have replaced.
+/// Copies bytes that may belong to any object. Does not call `memcpy`, which sanitizers instrument and programs may
+/// replace.
 ///
 /// # Safety
 ///
-/// Both ranges must be mapped, and the second writable; they may not overlap.
+/// Both ranges must be mapped, the second must be writable, and they must not overlap.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: this is what the instruction does; the direction flag is clear in Rust code.
+    // SAFETY: the instruction copies exactly these ranges; the direction flag is clear in Rust code.
     unsafe {
         core::arch::asm!(
             "rep movsb",
@@ -393,30 +390,30 @@ mod tests {
         }
     }
 
-    /// Where perf is refused, or this thread is not sampled in time, there is nothing to see.
+    /// If perf is refused, or this thread is not switched in time, there is nothing to test.
     #[test]
-    fn hooks_see_the_last_position_of_a_ring_that_was_given_back() {
+    fn a_retired_ring_keeps_its_last_position() {
         let Ok(ring) = super::super::perf::open_switch_ring(8 * page_size(), 0) else { return };
         ring.start().unwrap();
         (0..100).for_each(|_| std::thread::sleep(std::time::Duration::from_micros(100)));
         ring.pause();
-        let (seen, word) = (ring.head(), ring.word(0));
-        assert!(seen > 0 && word > 0, "the thread was switched");
+        let (head, word) = (ring.head(), ring.word(0));
+        assert!(head > 0 && word > 0, "the thread was switched");
         ring.retire();
-        assert_eq!((ring.head(), ring.word(0)), (seen, 0));
+        assert_eq!((ring.head(), ring.word(0)), (head, 0));
         ring.retire();
-        assert_eq!(ring.head(), seen, "once is enough");
+        assert_eq!(ring.head(), head, "retiring twice is allowed");
     }
 
     #[test]
-    fn a_ring_that_is_gone_reads_as_zeros() {
+    fn an_unmapped_ring_is_replaced_by_zeros() {
         let ring = RingMemory::anonymous(4096).unwrap();
         ring.release_to(77);
-        // It is there: nothing happens.
+        // The ring is mapped, so this does nothing.
         ring.fill_gap();
         assert_eq!(ring.tail(), 77);
         let length = ring.page_size + ring.data_size;
-        // SAFETY: nobody reads there before it is mapped again.
+        // SAFETY: no thread reads there before it is mapped again.
         unsafe { rustix::mm::munmap(ring.base.as_ptr().cast(), length).unwrap() };
         ring.fill_gap();
         assert_eq!((ring.head(), ring.tail()), (0, 0));

@@ -1,4 +1,4 @@
-//! Rings that a test writes to, in the place of the kernel or of a signal handler.
+//! Rings that a test fills, instead of the kernel or a signal handler.
 
 use std::sync::atomic::Ordering;
 
@@ -6,7 +6,7 @@ use super::ring::RingMemory;
 use super::timer::TimerRing;
 
 impl RingMemory {
-    /// Writes a record. False, and nothing else, if there is no room.
+    /// Writes a record. Returns false and does nothing if there is no room.
     pub(crate) fn write_scripted(&self, words: &[u64]) -> bool {
         let mut writer = self.writer();
         let has_room = writer.has_room(8 * words.len() as u64);
@@ -19,7 +19,7 @@ impl RingMemory {
 }
 
 impl TimerRing {
-    /// Writes the record of a sample. False, and nothing else, if there is no room.
+    /// Writes the record of a sample. Returns false and does nothing if there is no room.
     pub(crate) fn sample_scripted(&self, words: &[u64]) -> bool {
         let is_written = self.write_scripted(words);
         if is_written {
@@ -28,7 +28,7 @@ impl TimerRing {
         is_written
     }
 
-    /// Moves the position as a sample does, of which nobody reads the record.
+    /// Moves the position as a sample does, without writing its record.
     pub(crate) fn move_scripted(&self) {
         self.ring.position.fetch_add(self.ring.step, Ordering::Release);
     }

@@ -7,21 +7,21 @@ use std::mem::MaybeUninit;
 use super::fork::{ForkSafe, ForkSafeGuard};
 use crate::sys::types::WhyRefused;
 
-/// What a handler is called with.
+/// The type of a signal handler.
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// The signal that new timers use; 0 before the first.
+/// The signal of new timers; 0 before the first one.
 static CHOSEN: ForkSafe<c_int> = ForkSafe::new(0);
 
 pub(super) fn lock_signal() -> ForkSafeGuard<c_int> {
     CHOSEN.lock()
 }
 
-/// The signal to use now, with `handler` installed.
+/// Returns the signal to use, with `handler` installed.
 ///
-/// A real-time signal that nobody handles, the highest there is. Not `SIGPROF`, if there is a choice:
-/// other profilers take it and give it back to its default, which would end the process with our next
-/// signal. Once installed a handler stays: a signal may be on its way.
+/// It is the highest real-time signal without a handler. `SIGPROF` is the last choice: other profilers use it and then
+/// reset it to its default, so that the next signal would kill the process. A handler stays installed, since a signal
+/// may still be pending.
 pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
     let mut chosen = lock_signal();
     if *chosen != 0 && handled_by(*chosen) == Some(handler as usize) {
@@ -37,17 +37,17 @@ pub(super) fn signal_for(handler: Handler) -> Result<c_int, WhyRefused> {
     Err(WhyRefused::Other(libc::EBUSY))
 }
 
-/// Whether nobody else handles it.
+/// Whether the signal has no other handler.
 fn is_free(action: &libc::sigaction, handler: Handler) -> bool {
     [libc::SIG_DFL, libc::SIG_IGN, handler as usize].contains(&action.sa_sigaction)
 }
 
-/// Whether a timer takes the signal: an emulator of another processor takes a few of the highest for itself.
+/// Whether a timer can send the signal: emulators of other processors reserve a few of the highest ones.
 fn can_be_sent(signal: c_int) -> bool {
     let mut event = MaybeUninit::<libc::sigevent>::zeroed();
     let mut timer: libc::timer_t = std::ptr::null_mut();
-    // SAFETY: writes fields of a structure of ours, of which all zeros is a valid rest; the timer is
-    // never set, and deleted at once.
+    // SAFETY: writes fields of a local structure, of which all zeros is a valid rest; the timer is never armed, and
+    // deleted at once.
     unsafe {
         (*event.as_mut_ptr()).sigev_signo = signal;
         (*event.as_mut_ptr()).sigev_notify = libc::SIGEV_SIGNAL;
@@ -56,7 +56,7 @@ fn can_be_sent(signal: c_int) -> bool {
             return true;
         }
     }
-    // If it is for want of timers no other signal would help.
+    // If no timer is available, another signal does not help.
     last_error() != libc::EINVAL
 }
 
@@ -67,32 +67,32 @@ pub(super) fn handled_by(signal: c_int) -> Option<usize> {
 
 fn action_of(signal: c_int) -> Option<libc::sigaction> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: asks only; the kernel fills the structure.
+    // SAFETY: only queries; the kernel fills the structure.
     let result = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
-    // SAFETY: zeroed and perhaps filled: plain integers and a pointer.
+    // SAFETY: zeroed and possibly filled: plain integers and a pointer.
     (result == 0).then(|| unsafe { action.assume_init() })
 }
 
-/// Returns whether it is: false if somebody else was faster.
+/// Installs the handler. Returns false if the program installed another one concurrently.
 fn install(signal: c_int, handler: Handler) -> Result<bool, WhyRefused> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let action_pointer = action.as_mut_ptr();
-    // SAFETY: writes fields of a structure of ours; all zeros is a valid rest (an empty mask).
+    // SAFETY: writes fields of a local structure; all zeros is a valid rest (an empty mask).
     unsafe {
         (*action_pointer).sa_sigaction = handler as usize;
-        // On the alternate stack where a thread has one (Rust gives one to each of its threads): the
-        // handler must not be what makes a deep stack overflow.
+        // On the alternate stack if the thread has one, as Rust's threads do: the handler must not cause the overflow
+        // of a deep stack.
         (*action_pointer).sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-        // No other handler on top of ours: alternate stacks are small. But for those of faults, which
-        // cannot wait.
+        // No other handler may interrupt this one, since alternate stacks are small, except for those of faults, which
+        // cannot be delayed.
         libc::sigfillset(&raw mut (*action_pointer).sa_mask);
         for fault in FAULTS {
             libc::sigdelset(&raw mut (*action_pointer).sa_mask, fault);
         }
     }
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: both structures are valid, and the handler is a function that lives as long as the
-    // program and may be called at any time.
+    // SAFETY: both structures are valid, and the handler is a function that lives as long as the program and may be
+    // called at any time.
     if unsafe { libc::sigaction(signal, action_pointer, before.as_mut_ptr()) } != 0 {
         return Err(WhyRefused::Other(last_error()));
     }
@@ -100,28 +100,28 @@ fn install(signal: c_int, handler: Handler) -> Result<bool, WhyRefused> {
     let before = unsafe { before.assume_init() };
     let was_free = is_free(&before, handler);
     if !was_free {
-        // SAFETY: gives back what was there a moment ago.
+        // SAFETY: restores the previous action.
         unsafe { libc::sigaction(signal, &raw const before, std::ptr::null_mut()) };
     }
     Ok(was_free)
 }
 
-/// Lets the calling thread have `signal`: programs that wait for signals in one place block all of
-/// them in each thread. Nobody waits for one that is ours.
+/// Unblocks `signal` on the calling thread. Programs that wait for signals in one place block all of them on each
+/// thread, but none waits for this one.
 pub(super) fn unblock(signal: c_int) {
     set_mask(libc::SIG_UNBLOCK, signal);
 }
 
-/// Holds a signal back from the calling thread; returns its mask before.
+/// Blocks a signal on the calling thread; returns the previous mask.
 pub(super) fn block(signal: c_int) -> libc::sigset_t {
     set_mask(libc::SIG_BLOCK, signal)
 }
 
-/// Changes the calling thread's mask; returns the one before.
+/// Changes the calling thread's mask; returns the previous one.
 fn set_mask(how: c_int, signal: c_int) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: fills and reads sets of ours, and changes the calling thread's mask.
+    // SAFETY: fills and reads local sets, and changes the calling thread's mask.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
@@ -130,18 +130,17 @@ fn set_mask(how: c_int, signal: c_int) -> libc::sigset_t {
     }
 }
 
-/// Signals that an instruction of the thread itself brings about: blocked, they would end the process
-/// without the program's handler.
+/// Signals that a thread's own instructions raise. If they were blocked, they would kill the process without calling
+/// the program's handler.
 const FAULTS: [c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// Runs `action` with all signals blocked on the calling thread but those of faults. A thread that it
-/// starts inherits that.
+/// Runs `action` with all signals except faults blocked on the calling thread. Threads that it starts inherit the mask.
 pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: fills and reads sets of ours, and changes the calling thread's mask. Signals of the C
-    // library's own are not in a full set.
+    // SAFETY: fills and reads local sets, and changes the calling thread's mask. A full set excludes the signals that
+    // the C library uses internally.
     let before = unsafe {
         libc::sigfillset(set.as_mut_ptr());
         for fault in FAULTS {

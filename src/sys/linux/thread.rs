@@ -1,4 +1,4 @@
-//! What the kernel knows of the calling thread, and of the process's limits.
+//! The calling thread, and the limits of the process.
 #![allow(unsafe_code, reason = "getrusage(RUSAGE_THREAD), which rustix does not offer")]
 
 use std::ops::Range;
@@ -9,24 +9,24 @@ use rustix::thread::gettid;
 use super::calls::may;
 use crate::sys::types::{ThreadUsage, Unusual};
 
-/// The kernel's number of the calling thread.
+/// The kernel's id of the calling thread.
 pub(crate) fn current_tid() -> u32 {
     gettid().as_raw_nonzero().get() as u32
 }
 
-/// The kernel's number of this process.
+/// The kernel's id of this process.
 pub(crate) fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
-/// Whether there is no process of that number any more.
+/// Whether no process with that id exists any more.
 pub(crate) fn has_ended(process: u32) -> bool {
     let process = rustix::process::Pid::from_raw(process.cast_signed());
     let tried = process.map(rustix::process::test_kill_process);
     tried == Some(Err(rustix::io::Errno::SRCH))
 }
 
-/// The calling thread's usage; `None` if the kernel does not say.
+/// The calling thread's resource usage; `None` if it cannot be read.
 pub(crate) fn thread_usage() -> Option<ThreadUsage> {
     if !may(Unusual::Getrusage) {
         return None;
@@ -47,12 +47,12 @@ pub(crate) fn thread_usage() -> Option<ThreadUsage> {
     })
 }
 
-/// How many files this process may have open.
+/// The limit of open files of this process.
 pub(crate) fn open_file_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// How much more may be reserved, if that is limited.
+/// The address space that can still be reserved, if it is limited.
 pub(crate) fn address_space_left() -> Option<u64> {
     let limit = |limit| getrlimit(limit).current;
     let (all, data) = (limit(Resource::As), limit(Resource::Data));
@@ -71,8 +71,8 @@ pub(crate) fn address_space_left() -> Option<u64> {
 
 /// The addresses of the calling thread's stack.
 pub(crate) fn stack_bounds() -> Option<Range<u64>> {
-    // Of the main thread's stack a C library may know only what it takes so far (musl does). In the child of a
-    // fork the first thread can be one that has another.
+    // Of the main thread's stack, a C library may know only the part in use (as musl does). In a forked child, the
+    // first thread can be one with another stack.
     let here = {
         let here = 0_u8;
         (&raw const here).addr() as u64
@@ -84,8 +84,7 @@ pub(crate) fn stack_bounds() -> Option<Range<u64>> {
     }
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::zeroed();
     let (mut low, mut size) = (std::ptr::null_mut(), 0);
-    // SAFETY: fills the structure, which is then read and destroyed; for the calling thread it
-    // works at any time.
+    // SAFETY: fills the structure, which is then read and destroyed. This is always possible for the calling thread.
     let is_known = unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return None;
@@ -98,16 +97,16 @@ pub(crate) fn stack_bounds() -> Option<Range<u64>> {
     is_known.then(|| low..low.saturating_add(size as u64))
 }
 
-/// The addresses that the main thread's stack has or can grow to; `None` if the kernel does not say.
+/// The addresses of the main thread's stack, including those it can grow to; `None` if unknown.
 fn main_stack() -> Option<Range<u64>> {
     let maps = std::fs::read("/proc/self/maps").ok()?;
-    let most = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
-    stack_in(&maps, most)
+    let limit = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
+    stack_in(&maps, limit)
 }
 
-/// It grows down to its limit, but not into what is mapped below it.
-fn stack_in(maps: &[u8], most: u64) -> Option<Range<u64>> {
-    // Paths need not be UTF-8; what is looked at here is.
+/// The stack grows down to its limit, but not into the mapping below it.
+fn stack_in(maps: &[u8], limit: u64) -> Option<Range<u64>> {
+    // Paths need not be UTF-8; the parts that are parsed here are.
     let text = String::from_utf8_lossy(maps);
     let mut below = 0;
     for line in text.lines() {
@@ -115,9 +114,9 @@ fn stack_in(maps: &[u8], most: u64) -> Option<Range<u64>> {
         let (start, end) = addresses.split_once('-')?;
         let start = u64::from_str_radix(start, 16).ok()?;
         let end = u64::from_str_radix(end, 16).ok()?;
-        // The first word of the name: others can follow a path only.
+        // The first word of the name: further ones can only follow a path.
         if rest.split_ascii_whitespace().nth(4) == Some("[stack]") {
-            return Some(end.saturating_sub(most).max(below).min(start)..end);
+            return Some(end.saturating_sub(limit).max(below).min(start)..end);
         }
         below = end;
     }
@@ -136,16 +135,16 @@ mod tests {
         7ffc00090000-7ffc00092000 r-xp 00000000 00:00 0                          [vdso]\n";
 
     #[test]
-    fn the_main_stack_grows_to_its_limit_or_to_what_is_below_it() {
+    fn the_main_stack_grows_to_its_limit_or_to_the_mapping_below() {
         let end = 0x7ffc_0002_1000;
         assert_eq!(stack_in(MAPS, 8 << 20), Some(end - (8 << 20)..end));
         assert_eq!(stack_in(MAPS, u64::MAX), Some(0x7f00_0000_2000..end));
-        // The limit can be lowered below what it has.
+        // The limit can be lower than the current size.
         assert_eq!(stack_in(MAPS, 4096), Some(0x7ffc_0000_0000..end));
     }
 
     #[test]
-    fn without_a_line_for_it_nothing_is_known() {
+    fn without_a_line_for_the_stack_it_is_unknown() {
         assert_eq!(stack_in(b"", u64::MAX), None);
         assert_eq!(stack_in(b"\xff\xfe", u64::MAX), None);
         assert_eq!(stack_in(b"7f-80 rw-p 0 00:00 0\n", u64::MAX), None);
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_main_thread_has_one_here() {
+    fn the_stack_of_this_main_thread_is_known() {
         let stack = main_stack().unwrap();
         assert!(stack.end - stack.start >= 4096);
     }

@@ -1,4 +1,4 @@
-//! Sampling a thread by a timer of its own and a signal.
+//! Sampling a thread with a timer and a signal.
 #![allow(
     unsafe_code,
     reason = "POSIX timers, and a signal handler that copies registers and stack; no crate offers \
@@ -24,31 +24,31 @@ use super::ring::RingMemory;
 use super::signal::{handled_by, last_error, signal_for, unblock};
 use crate::sys::types::{SampleRequest, TimerClock, Unusual, WhyRefused};
 
-/// Which thread a signal is for, found from the number that its timer sends along.
+/// The thread that a signal is for, found by the number that its timer sends.
 ///
-/// Never freed and used again for other threads, since a signal may come after its timer was
-/// deleted. It then finds the stack of another thread here, or none.
+/// Targets are never freed, but reused for other threads. A signal may arrive after its timer was deleted; it then
+/// finds the stack of another thread here, or none.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Target {
-    /// Odd while the rest is written.
+    /// Odd while the other fields are written.
     version: AtomicU32,
     ring: AtomicPtr<HandlerRing>,
     stack_low: AtomicU64,
     stack_high: AtomicU64,
     /// Signals that found their thread on another stack than its own.
     off_stack: AtomicU64,
-    /// Handlers that may have the ring.
+    /// The number of handlers that may use the ring.
     busy: AtomicU32,
 }
 
-const A_CHUNK: usize = 64;
-const MOST_CHUNKS: usize = 1024;
-type TargetChunk = [Target; A_CHUNK];
+const CHUNK_LEN: usize = 64;
+const MAX_CHUNKS: usize = 1024;
+type TargetChunk = [Target; CHUNK_LEN];
 
 /// All targets by number.
-static CHUNKS: [AtomicPtr<TargetChunk>; MOST_CHUNKS] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_CHUNKS];
+static CHUNKS: [AtomicPtr<TargetChunk>; MAX_CHUNKS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS];
 
 static POOL: ForkSafe<Pool> = ForkSafe::new(Pool { free: Vec::new(), made: 0 });
 
@@ -57,12 +57,12 @@ pub(super) struct Pool {
     made: u32,
 }
 
-/// All targets that are free; also for the time of a fork.
+/// Locks the pool of free targets; also held across forks.
 pub(super) fn lock_targets() -> ForkSafeGuard<Pool> {
     POOL.lock()
 }
 
-/// What our timers send beside the number, so that those of others are known.
+/// Sent together with the number, to identify this crate's timers.
 const TAG: u64 = 0x7472_7066 << 32;
 
 impl Target {
@@ -79,28 +79,28 @@ impl Target {
 
     fn by_number(number: u32) -> Option<&'static Self> {
         let number = number as usize;
-        let chunk = CHUNKS.get(number / A_CHUNK)?.load(Ordering::Acquire);
+        let chunk = CHUNKS.get(number / CHUNK_LEN)?.load(Ordering::Acquire);
         // SAFETY: null, or a chunk that is never freed.
-        unsafe { chunk.as_ref() }?.get(number % A_CHUNK)
+        unsafe { chunk.as_ref() }?.get(number % CHUNK_LEN)
     }
 
-    /// Takes one that nobody uses.
+    /// Takes a free target.
     fn take() -> Option<u32> {
         let mut pool = lock_targets();
         if let Some(number) = pool.free.pop() {
             return Some(number);
         }
         let number = pool.made;
-        let place = CHUNKS.get(number as usize / A_CHUNK)?;
-        if (number as usize).is_multiple_of(A_CHUNK) {
-            let chunk: Box<TargetChunk> = Box::new([const { Target::new() }; A_CHUNK]);
-            place.store(Box::into_raw(chunk), Ordering::Release);
+        let chunk_pointer = CHUNKS.get(number as usize / CHUNK_LEN)?;
+        if (number as usize).is_multiple_of(CHUNK_LEN) {
+            let chunk: Box<TargetChunk> = Box::new([const { Target::new() }; CHUNK_LEN]);
+            chunk_pointer.store(Box::into_raw(chunk), Ordering::Release);
         }
         pool.made += 1;
         Some(number)
     }
 
-    /// Only for who has taken it.
+    /// Only for the owner that has taken the target.
     fn set(&self, ring: *const HandlerRing, stack: Range<u64>) {
         self.version.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -110,7 +110,7 @@ impl Target {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// The ring and the bounds of the stack; none while they are being changed.
+    /// The ring and the bounds of the stack; none while they change.
     fn get(&self) -> Option<(NonNull<HandlerRing>, Range<u64>)> {
         let before = self.version.load(Ordering::Acquire);
         let ring = NonNull::new(self.ring.load(Ordering::Relaxed))?;
@@ -133,19 +133,19 @@ struct Timer {
 // SAFETY: a timer belongs to the process; any thread may set and delete it.
 unsafe impl Send for Timer {}
 
-/// Lets the signals of timers come to the calling thread.
+/// Unblocks the signal of timers on the calling thread.
 pub(crate) fn unblock_timers() -> Result<(), WhyRefused> {
     unblock(signal_of_timers()?);
     Ok(())
 }
 
-/// The signal that they send. To choose one makes a timer.
+/// The signal that timers send. Choosing it creates a timer.
 fn signal_of_timers() -> Result<c_int, WhyRefused> {
     let calls = [Unusual::TimerCreate, Unusual::TimerSettime, Unusual::TimerDelete];
     if calls.into_iter().all(may) { signal_for(handle) } else { Err(WhyRefused::Deadly) }
 }
 
-/// What samples the thread of that number and with that stack once it is started, if it does not
+/// Creates a timer that samples thread `tid`, whose stack is `stack`, once it is started, if the thread does not
 /// [block](unblock_timers) the signal. Each sample is a record as perf would write it.
 pub(crate) fn open_timer_ring(
     request: SampleRequest,
@@ -153,7 +153,7 @@ pub(crate) fn open_timer_ring(
     tid: u32,
     stack: Range<u64>,
 ) -> Result<TimerRing, WhyRefused> {
-    // The handler reads the thread's CPU clock at each signal of such a timer.
+    // For such a timer, the handler reads the thread's CPU clock at each signal.
     if clock == TimerClock::Monotonic && !may(Unusual::ClockGettime) {
         return Err(WhyRefused::Deadly);
     }
@@ -177,7 +177,7 @@ fn create(
 ) -> Result<libc::timer_t, WhyRefused> {
     let mut event = MaybeUninit::<libc::sigevent>::zeroed();
     let pointer = event.as_mut_ptr();
-    // SAFETY: writes fields of a structure of ours; all zeros is a valid rest.
+    // SAFETY: writes fields of a local structure; all zeros is a valid rest.
     unsafe {
         (*pointer).sigev_value = libc::sigval { sival_ptr: value as *mut c_void };
         (*pointer).sigev_signo = signal;
@@ -189,22 +189,22 @@ fn create(
         TimerClock::Monotonic => libc::CLOCK_MONOTONIC,
     };
     let mut id: libc::timer_t = std::ptr::null_mut();
-    // SAFETY: both pointers are to initialized structures of ours.
+    // SAFETY: both pointers are to initialized local variables.
     if unsafe { libc::timer_create(clock, pointer, &raw mut id) } == 0 {
         return Ok(id);
     }
     Err(match last_error() {
-        // Each timer takes one of the signals that a user may have pending.
+        // Each timer counts toward the user's limit of pending signals.
         libc::EAGAIN => WhyRefused::NoTimers,
         libc::ENOSYS | libc::EPERM | libc::EACCES => WhyRefused::NotAllowed,
-        // All else that could be invalid is ours.
+        // All other arguments are known to be valid.
         libc::ESRCH | libc::EINVAL => WhyRefused::Ended,
         other => WhyRefused::Other(other),
     })
 }
 
 impl Timer {
-    /// Begins anew with that time to the first signal, 0 for none, and between signals. The error is an errno.
+    /// Sets the time to the first signal, 0 to disarm the timer, and between signals. The error is an errno.
     fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), i32> {
         if !may(Unusual::TimerSettime) {
             return Err(libc::EPERM);
@@ -215,29 +215,29 @@ impl Timer {
             tv_nsec: (ns % 1_000_000_000) as libc::c_long,
         };
         let setting = libc::itimerspec { it_interval: time(period_ns), it_value: time(first_ns) };
-        // SAFETY: a timer of ours that is not deleted, and a structure that lives long enough.
+        // SAFETY: a timer that is not deleted, and a structure that lives long enough.
         let result =
             unsafe { libc::timer_settime(self.id, 0, &raw const setting, std::ptr::null_mut()) };
         if result == 0 { Ok(()) } else { Err(last_error()) }
     }
 
-    /// Whether somebody else handles its signal by now.
+    /// Whether its signal has another handler by now.
     fn has_lost_signal(&self) -> bool {
         handled_by(self.signal) != Some(handle as *const () as usize)
     }
 
-    /// Signals that found the thread on another stack, since this was last asked.
+    /// The number of signals since the last call that found the thread on another stack.
     fn take_off_stack(&self) -> u64 {
         let target = Target::by_number(self.number);
         target.map_or(0, |target| target.off_stack.swap(0, Ordering::Relaxed))
     }
 
-    /// Deletes it, and waits for a handler that has begun before. False if that does not come to its end: its
+    /// Deletes the timer, and waits for a running handler. Returns false if the handler does not return, because its
     /// thread was stopped in it.
     fn end(self) -> bool {
         let may_delete = may(Unusual::TimerDelete);
         if may_delete {
-            // SAFETY: made by `timer_create`, and deleted only here.
+            // SAFETY: created by `timer_create`, and deleted only here.
             unsafe { libc::timer_delete(self.id) };
         }
         let Some(target) = Target::by_number(self.number) else { return true };
@@ -245,11 +245,11 @@ impl Timer {
         if !may_delete {
             return false;
         }
-        // With the one in `handle`: it finds no ring, or is found busy here.
+        // Pairs with the fence in `handle`: either the handler finds no ring, or `busy` is visible here.
         fence(Ordering::SeqCst);
         let start = Instant::now();
         while target.busy.load(Ordering::Acquire) != 0 {
-            if start.elapsed() > LONGEST_HANDLER {
+            if start.elapsed() > MAX_HANDLER_TIME {
                 return false;
             }
             std::thread::yield_now();
@@ -259,23 +259,23 @@ impl Timer {
     }
 }
 
-/// It takes some microseconds, but its thread can be preempted in it.
-const LONGEST_HANDLER: Duration = Duration::from_secs(1);
+/// A handler takes some microseconds, but its thread can be preempted in it.
+const MAX_HANDLER_TIME: Duration = Duration::from_secs(1);
 
-/// What the signal handler must know of a ring.
+/// The part of a ring that the signal handler uses.
 #[derive(Debug)]
 pub(super) struct HandlerRing {
     pub(super) memory: RingMemory,
     stack_bytes: u64,
     period_ns: u64,
-    /// The kernel's numbers of the process and the thread, as records have them.
+    /// The kernel's ids of the process and the thread, as in records.
     ids: u64,
-    /// Samples stand for the CPU time since the one before.
+    /// Whether samples are weighted with the CPU time since the previous one.
     counts_cpu: bool,
     cpu_ns: AtomicU64,
-    /// Samples that found the ring full since the last that did not.
+    /// Samples lost since the last one that was written, because the ring was full.
     lost: AtomicU64,
-    /// The position that hooks look at: `step` further with each sample, however long it is.
+    /// The position that hooks read: each sample advances it by `step`, independent of its length.
     pub(super) position: AtomicU64,
     pub(super) step: u64,
 }
@@ -301,17 +301,17 @@ impl HandlerRing {
     }
 }
 
-/// A ring that the handler of a timer's signal fills, on the thread that it samples. It is laid out as perf's are.
+/// A ring that the signal handler of a timer fills, on the thread that it samples. Its layout is that of perf's rings.
 #[derive(Debug)]
 pub(crate) struct TimerRing {
     pub(super) ring: Arc<HandlerRing>,
-    /// None once it has ended.
+    /// None once the timer has ended.
     timer: Mutex<Option<Timer>>,
     off_stack: AtomicU64,
 }
 
 impl TimerRing {
-    /// One that a test fills. Its position moves by `step` at a time.
+    /// A ring that a test fills. Its position moves by `step` per sample.
     #[cfg(test)]
     pub(crate) fn scripted(data_size: usize, step: u64) -> std::io::Result<Self> {
         let request = SampleRequest { position_step: step, ..SampleRequest::default() };
@@ -320,42 +320,42 @@ impl TimerRing {
         Ok(Self { ring, timer: Mutex::new(None), off_stack: AtomicU64::new(0) })
     }
 
-    /// The position that hooks look at. It has one of its own, since samples are not all of one length.
+    /// The position that hooks read. It differs from the ring's head, since samples vary in length.
     pub(crate) fn position_word(&self) -> &AtomicU64 {
         &self.ring.position
     }
 
-    /// Samples that could not be taken because the thread was on a stack that is not its own, since this was last
-    /// asked.
+    /// The number of samples since the last call that could not be taken because the thread was on another stack than
+    /// its own.
     pub(crate) fn take_off_stack(&self) -> u64 {
         let now = self.timer.lock().as_ref().map_or(0, Timer::take_off_stack);
         now + self.off_stack.swap(0, Ordering::Relaxed)
     }
 
-    /// Whether somebody else handles its signal by now.
+    /// Whether its signal has another handler by now.
     pub(crate) fn has_lost_signal(&self) -> bool {
         self.timer.lock().as_ref().is_some_and(Timer::has_lost_signal)
     }
 
     /// The shortest CPU time between two samples.
     pub(crate) fn least_interval_ns(&self) -> u64 {
-        // Timers of CPU time run out with the kernel's tick.
+        // Timers on CPU time expire at the kernel's ticks.
         let tick_ns = if self.ring.counts_cpu { None } else { tick_ns() };
         self.ring.period_ns.max(tick_ns.unwrap_or(0))
     }
 
-    /// Begins to sample, or goes on.
+    /// Starts or resumes sampling.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         let ring = &*self.ring;
-        // What the thread has run for until now is nobody's.
+        // The CPU time until now does not count toward a sample.
         let cpu_ns = cpu_ns_of((ring.ids >> 32) as u32).unwrap_or(0);
         ring.cpu_ns.store(cpu_ns, Ordering::Relaxed);
-        // So that no point of a short time is more likely to be sampled than another.
+        // Random, so that all points of a short time are equally likely to be sampled.
         let first_ns = 1 + RandomState::new().hash_one(cpu_ns) % ring.period_ns.max(1);
         self.set(first_ns, ring.period_ns).map_err(WhyRefused::Other)
     }
 
-    /// Stops, until it is started again.
+    /// Stops sampling until the next start.
     pub(crate) fn pause(&self) {
         _ = self.set(0, 0);
     }
@@ -364,19 +364,19 @@ impl TimerRing {
         self.timer.lock().as_ref().map_or(Ok(()), |timer| timer.set(first_ns, period_ns))
     }
 
-    /// Ends the sampling of the thread; what is in the ring stays there.
+    /// Ends the sampling of the thread. The records stay in the ring.
     pub(crate) fn stop(&self) {
         let mut timer = self.timer.lock();
         if let Some(timer) = timer.take() {
             self.off_stack.fetch_add(timer.take_off_stack(), Ordering::Relaxed);
             if !timer.end() {
-                // A handler may still write there.
+                // A handler may still write to the ring.
                 std::mem::forget(Arc::clone(&self.ring));
             }
         }
     }
 
-    /// The same, and gives back what the records take.
+    /// Ends the sampling, and releases the memory of the records.
     pub(crate) fn retire(&self) {
         self.stop();
         self.ring.memory.discard_records();
@@ -393,14 +393,14 @@ impl Deref for TimerRing {
 
 impl Drop for TimerRing {
     fn drop(&mut self) {
-        // Timers are not copied into the child of a fork: their numbers may be somebody else's there.
+        // Timers are not copied into a forked child, where their ids may belong to other timers.
         if self.ring.memory.home().is_current() {
             self.stop();
         }
     }
 }
 
-/// What the kernel says of a signal that a timer sent.
+/// The kernel's information on a timer's signal.
 #[repr(C)]
 struct TimerInfo {
     signal: c_int,
@@ -412,32 +412,32 @@ struct TimerInfo {
     value: u64,
 }
 
-/// The signal handler. It takes no lock, allocates nothing, unwinds nothing and changes nothing but
-/// the ring; it can come at any instruction of the program, also inside `malloc`.
+/// The signal handler. It takes no locks, does not allocate or unwind, and modifies nothing but the ring. It can run at
+/// any instruction of the program, also inside `malloc`.
 extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the C library gives each thread its own errno.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let before = unsafe { *errno };
-    // SAFETY: the kernel gives both to handlers that were installed with `SA_SIGINFO`; this is the
-    // layout that it has for signals of timers, and the other kinds are no smaller.
+    // SAFETY: the kernel passes both to handlers that were installed with `SA_SIGINFO`. This is its layout for timer
+    // signals, and other kinds are not smaller.
     let sent = unsafe { &*info.cast::<TimerInfo>() };
     let is_ours = sent.code == libc::SI_TIMER && sent.value & !u64::from(u32::MAX) == TAG;
     if is_ours && let Some(target) = Target::by_number(sent.value as u32) {
         // SAFETY: as above: this is the context of the interrupted thread.
         let registers = unsafe { registers(&*context.cast::<libc::ucontext_t>()) };
         target.busy.fetch_add(1, Ordering::Relaxed);
-        // With the one in `Timer::end`.
+        // Pairs with the fence in `Timer::end`.
         fence(Ordering::SeqCst);
         sample(target, &registers, sent.overrun);
-        // Release: all that it has written is written.
+        // Release: everything was written before.
         target.busy.fetch_sub(1, Ordering::Release);
     }
     // SAFETY: as above.
     unsafe { *errno = before };
 }
 
-/// In the order in which the kernel numbers them, as in a record of perf.
+/// In the kernel's order of register numbers, as in perf's records.
 #[cfg(target_arch = "x86_64")]
 type RawRegisters = [u64; 3];
 #[cfg(target_arch = "aarch64")]
@@ -464,27 +464,27 @@ const ABI_64: u64 = 2;
 
 fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int) {
     let Some((ring, stack)) = target.get() else { return };
-    // Another stack than the thread's own (of a coroutine, of another handler) may end anywhere; and
-    // for a signal that came too late this is the stack of another thread.
+    // Another stack than the thread's own (of a coroutine, of another handler) may end anywhere. If the signal was
+    // late, this is the stack of another thread.
     if !stack.contains(sp) {
         target.off_stack.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    // SAFETY: this is the very thread whose stack it is, so the ring is that of this thread. Whoever unmaps it
-    // takes it from the target first, and waits as long as that is busy.
+    // SAFETY: the thread is the one whose stack this is, so the ring is the ring of this thread. Before the ring is
+    // unmapped, it is removed from the target, and `busy` is awaited.
     let ring = unsafe { ring.as_ref() };
     let period_ns = ring.period_ns;
     let weight_ns = if ring.counts_cpu {
         let now = thread_cpu_ns().unwrap_or(0);
         let ran = now.saturating_sub(ring.cpu_ns.swap(now, Ordering::Relaxed));
-        // The thread was waiting: what it runs for between two waits is not worth a sample each.
+        // The thread was blocked: what it runs between two waits is not worth a sample.
         if ran < period_ns / 16 {
             ring.cpu_ns.store(now.wrapping_sub(ran), Ordering::Relaxed);
             return;
         }
         ran
     } else {
-        // Timers of CPU time run out with the kernel's tick: one signal can stand for more.
+        // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
         period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64))
     };
     let used = stack.end.wrapping_sub(*sp).min(ring.stack_bytes) & !7;
@@ -515,14 +515,13 @@ fn sample(target: &Target, (registers, sp): &(RawRegisters, u64), overrun: c_int
         writer.word(*register);
     }
     writer.word(used);
-    // SAFETY: the thread is in use of everything from its stack pointer up to the end of its stack,
-    // and stands still.
+    // SAFETY: the thread is using everything from its stack pointer to the end of its stack, and is interrupted.
     unsafe { writer.bytes(*sp as *const u8, used) };
     writer.word(used);
     writer.word(weight_ns);
     writer.word(position);
     writer.publish();
-    // After the record: the hooks of this thread must not see it before the collector can.
+    // After the record: this thread's hooks must not observe the sample before the collector can.
     compiler_fence(Ordering::Release);
     ring.position.store(position.wrapping_add(ring.step), Ordering::Release);
 }
