@@ -1,4 +1,4 @@
-//! What a wrong `#[profiled]` says, and where.
+//! The error messages for invalid uses of `#[profiled]`, and their positions.
 
 #[test]
 fn errors_say_what_is_wrong_and_where() {

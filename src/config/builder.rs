@@ -190,8 +190,8 @@ impl Builder {
     /// `one_in` selects, or in which [`Handle::keep_current`](crate::Handle::keep_current) is called are sampled from
     /// the beginning.
     ///
-    /// [`Duration::ZERO`] samples all profiled spans from their first enter. Profiles then miss nothing at the beginning, but
-    /// each context switch in a profiled span costs 3 to 15 µs, even in spans that are not kept.
+    /// [`Duration::ZERO`] samples all profiled spans from their first enter. Profiles then miss nothing at the
+    /// beginning, but each context switch in a profiled span costs 3 to 15 µs, even in spans that are not kept.
     #[must_use]
     pub fn arm_after(mut self, arm_after: Duration) -> Self {
         self.source.arm_after = Some(arm_after);
@@ -200,8 +200,8 @@ impl Builder {
 
     /// Stops sampling further threads while the CPUs of the host, or those that the process's control group may use,
     /// were more than `percent` busy in the last second. Spans that are kept in the meantime have times but no samples;
-    /// [`Stats::threads_shed`](crate::Stats::threads_shed) counts them and a log line reports them. There is no limit by
-    /// default. Threads that are already sampled stay so. On systems other than Linux, the load is unknown and the
+    /// [`Stats::threads_shed`](crate::Stats::threads_shed) counts them and a log line reports them. There is no limit
+    /// by default. Threads that are already sampled stay so. On systems other than Linux, the load is unknown and the
     /// limit has no effect.
     #[must_use]
     pub fn shed_above_cpu(mut self, percent: u32) -> Self {
@@ -358,9 +358,8 @@ impl Builder {
     /// The maximum size of the debug information and symbol tables that are mapped at once, measured as in their files.
     /// The default is 512 MiB. They are mapped into memory and read on demand. If the debug information of a file does
     /// not fit, its functions are named from its symbol table, without lines; if that does not fit either, they have no
-    /// names. The log and
-    /// [`Stats::symbols_over_limit`](crate::Stats::symbols_over_limit) report that. All of it is unmapped half a minute after
-    /// the last profile.
+    /// names. The log and [`Stats::symbols_over_limit`](crate::Stats::symbols_over_limit) report that. All of it is
+    /// unmapped half a minute after the last profile.
     #[must_use]
     pub fn symbol_bytes(mut self, bytes: u64) -> Self {
         self.symbols.most_bytes = bytes;

@@ -265,8 +265,8 @@ pub struct Profile {
 const BYTES_A_SAMPLE: usize = 256;
 
 impl Profile {
-    /// Builds a profile by hand, to test an exporter with: one of that name, with an id of ones, which begins at the Unix
-    /// epoch.
+    /// Builds a profile by hand, to test an exporter with: one of that name, with an id of ones, which begins at the
+    /// Unix epoch.
     pub fn builder(name: impl Into<String>) -> ProfileBuilder {
         ProfileBuilder::new(name.into())
     }
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_one_stack_in_one_span_are_one_with_its_times_in_order() {
+    fn samples_with_the_same_stack_and_span_are_merged_in_order_of_time() {
         let mut profile = profile();
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_uniform_only_if_all_are_the_same() {
+    fn weights_are_uniform_only_if_all_are_equal() {
         let mut profile = profile();
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_function_is_the_one_that_ran_longest_with_what_was_inlined_into_it() {
+    fn the_top_function_includes_what_is_inlined_into_it() {
         let mut profile = profile();
         let (busy, idle) = (named(&mut profile, "busy"), named(&mut profile, "idle"));
         let inlined = profile.add_location(Location {
@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_path_begins_at_the_outermost() {
+    fn a_span_path_begins_with_the_outermost_span() {
         let mut profile = profile();
         let outer = profile.add_link(Link { span: "request".into(), parent: None, ids: None });
         let inner = profile.add_link(Link { span: "query".into(), parent: Some(outer), ids: None });

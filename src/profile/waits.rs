@@ -120,7 +120,7 @@ impl SourceFunction<'_> {
 
     /// Whether it waits on behalf of others, as far as its name or its file tell.
     fn is_plumbing(&self) -> bool {
-        is_foreign(self.file) || crate_of(self.name).is_some_and(|of| PLUMBING.contains(&of))
+        is_of_dependency(self.file) || crate_of(self.name).is_some_and(|of| PLUMBING.contains(&of))
     }
 
     fn place(&self) -> String {
@@ -135,7 +135,7 @@ impl SourceFunction<'_> {
 
 /// Whether a source file is not of the program, by its whole path or from its package on, as paths are
 /// shortened.
-fn is_foreign(file: &str) -> bool {
+fn is_of_dependency(file: &str) -> bool {
     // Where cargo puts sources, wherever its home is, and `cargo vendor`.
     let folders = [
         "/rustc/",
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_function_that_waited_longest_and_what_for() {
+    fn reports_the_function_with_the_longest_wait_and_its_call() {
         let mut profile = Profile::new(ProfileId::for_test(1), 1);
         let lock = ["syscall", "std::sys::futex::futex_wait", "shop::reserve", "shop::main"];
         wait(&mut profile, "[futex 0x10]", &lock, 30);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn without_names_it_is_a_place_in_the_program() {
+    fn without_names_the_function_is_a_location_in_the_executable() {
         let mut profile = Profile::new(ProfileId::for_test(1), 1);
         let mut stack = vec![profile.add_wait("[sleep]")];
         for (file, address) in [("/usr/lib/libc.so.6", 0x10), ("shop", 0x20), ("shop", 0x30)] {
@@ -320,7 +320,7 @@ mod tests {
 
     /// As where debug symbols of glibc are installed: its functions have names, files and lines.
     #[test]
-    fn functions_of_libraries_are_skipped_whether_they_have_names_or_not() {
+    fn functions_of_libraries_are_skipped_with_and_without_names() {
         let stacks = |named: bool| {
             let mut profile = Profile::new(ProfileId::for_test(1), 1);
             let mut stack = vec![profile.add_wait("[read]")];
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_tasks_that_block_from_threads_that_may() {
+    fn distinguishes_tasks_that_block_from_threads_that_may_block() {
         let task = [
             "clock_nanosleep",
             "std::thread::sleep",
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn inlined_functions_are_known_by_their_files() {
+    fn inlined_functions_are_recognized_by_their_files() {
         let frame = |name, file, line| SourceFunction {
             name,
             file,
@@ -414,8 +414,8 @@ mod tests {
     }
 
     #[test]
-    fn files_are_foreign_also_if_their_paths_are_short() {
-        for (file, foreign) in [
+    fn files_of_dependencies_are_recognized_by_short_paths() {
+        for (file, expected) in [
             ("tokio-1.50.0/src/lib.rs", true),
             ("rand-0.9.0-rc.1/src/lib.rs", true),
             ("tokio-0123456789abcdef/abc1234/tokio/src/lib.rs", true),
@@ -426,7 +426,7 @@ mod tests {
             ("shop-2/src/main.rs", false),
             ("src/main.rs", false),
         ] {
-            assert_eq!(is_foreign(file), foreign, "{file}");
+            assert_eq!(is_of_dependency(file), expected, "{file}");
         }
     }
 

@@ -217,8 +217,8 @@ impl OtlpBuilder {
     }
 
     /// The directory to which profiles are written while the receiver is unavailable or has no room. A
-    /// [`Directory`](super::super::Directory) writes them. They are sent when the receiver is available again, and stay in the
-    /// directory as long as it has room. Without a fallback, kept spans get no profile in the meantime.
+    /// [`Directory`](super::super::Directory) writes them. They are sent when the receiver is available again, and stay
+    /// in the directory as long as it has room. Without a fallback, kept spans get no profile in the meantime.
     pub fn fallback_directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.fallback = Some(path.into());
         self
