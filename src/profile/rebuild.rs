@@ -428,12 +428,12 @@ mod tests {
             whole.add_sample(SampleKind::OnCpu, stack, None, point(time));
         }
         whole.add_sample(SampleKind::OffCpu, stack, None, point(9));
-        let mut thin = whole.thinned(3);
-        assert_eq!((thin.weight_ns(), thin.waited_ns()), (70, 10));
-        assert_eq!((thin.sample_count(), thin.wait_count()), (3, 1));
-        let stack = thin.samples()[0].stack;
-        thin.add_sample(SampleKind::OffCpu, stack, None, point(10));
-        assert_eq!(thin.samples().len(), 2);
+        let mut fewer = whole.thinned(3);
+        assert_eq!((fewer.weight_ns(), fewer.waited_ns()), (70, 10));
+        assert_eq!((fewer.sample_count(), fewer.wait_count()), (3, 1));
+        let stack = fewer.samples()[0].stack;
+        fewer.add_sample(SampleKind::OffCpu, stack, None, point(10));
+        assert_eq!(fewer.samples().len(), 2);
     }
 
     #[test]
