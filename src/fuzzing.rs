@@ -40,7 +40,7 @@ pub fn rules_and_patterns(text: &str) {
             let again = written.parse::<Rules>().map(|rules| rules.to_string());
             assert_eq!(again.map_err(|error| error.to_string()), Ok(written));
         }
-        Err(error) => said(&error),
+        Err(error) => check_error(&error),
     }
     let all = Redaction::new().hide_all("TRACING_PROFILING_REDACT", text);
     let one = Redaction::new().hide(text);
@@ -53,7 +53,7 @@ pub fn rules_and_patterns(text: &str) {
                     assert!(names.iter().all(|name| !name.contains(disturbs)));
                 }
             }
-            Err(error) => said(&error),
+            Err(error) => check_error(&error),
         }
     }
     let plain = Redaction::new();
@@ -75,11 +75,11 @@ pub fn environment(text: &str) {
     };
     if let Err(error) = Builder::new().with_variables(find) {
         assert_eq!(error.kind(), crate::error::ErrorKind::Configuration);
-        said(&error);
+        check_error(&error);
     }
 }
 
-fn said(error: &Error) {
+fn check_error(error: &Error) {
     let text = error.to_string();
     assert!(text.lines().count() <= 3 && text.chars().count() < 700, "{text}");
     assert!(!text.contains(|c| c != '\n' && disturbs(c)), "{text:?}");

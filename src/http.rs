@@ -128,7 +128,7 @@ async fn set_rules(State(handle): State<Handle>, body: Bytes) -> Result<String, 
     let set = move || {
         let text = str::from_utf8(&body).map_err(|_| bad("rules are text in UTF-8".to_owned()))?;
         if text.trim().is_empty() {
-            // An empty body is likely a mistake that would be hard to notice.
+            // An empty body is likely a mistake that would be hard to spot.
             return Err(bad("the body contains no rules: use `off` to keep nothing".to_owned()));
         }
         let rules: Rules = text.trim().parse().map_err(|error: Error| bad(error.to_string()))?;

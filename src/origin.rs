@@ -125,14 +125,14 @@ fn check(request: &Request, hosts: &Hosts) -> Result<(), Refusal> {
 /// pages the same origin as these routes. A request without a host does not come from a browser.
 fn own_hosts(request: &Request, hosts: &Hosts) -> Result<Vec<(Host, Option<u16>)>, Refusal> {
     let headers: &HeaderMap = request.headers();
-    let said = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
+    let named = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
     let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
-    let said: Vec<_> = authority.into_iter().chain(said).collect();
+    let named: Vec<_> = authority.into_iter().chain(named).collect();
     if headers.get_all(header::HOST).iter().count() > 1 {
         return Err((StatusCode::BAD_REQUEST, "there is more than one Host header".to_owned()));
     }
     let mut own = Vec::new();
-    for text in said {
+    for text in named {
         let host = str::from_utf8(text).ok().and_then(Host::parse);
         match host {
             Some(host) if hosts.allow(&host.0) => own.push(host),

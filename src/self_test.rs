@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn reports_what_does_not_work() {
-        for (broken, says) in [
+        for (broken, expected) in [
             (SelfTest { samples: 0, ..good() }, "no samples are taken (source timer)"),
             (SelfTest { sampled: BUSY / 3, ..good() }, "100ms of 300ms of CPU time"),
             (
@@ -258,7 +258,7 @@ mod tests {
         ] {
             let problems = broken.problems();
             assert_eq!(problems.len(), 1);
-            assert!(problems[0].contains(says), "{problems:?}");
+            assert!(problems[0].contains(expected), "{problems:?}");
         }
     }
 }

@@ -566,7 +566,10 @@ fn what_cannot_be_right_is_said_at_once() {
             "/nowhere/ca.pem`: it cannot be read: No such file",
         ),
         (builder().certificate(&empty), "the file contains no PEM item of that kind"),
-        (builder().client_certificate(&empty, &empty), "the file contains no PEM item of that kind"),
+        (
+            builder().client_certificate(&empty, &empty),
+            "the file contains no PEM item of that kind",
+        ),
     ] {
         let error = builder.build().unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");

@@ -96,9 +96,10 @@ impl Parse for Arguments {
         }
         let Settings { threshold_ns, on_error, .. } = arguments.settings;
         match off {
-            Some(off) if threshold_ns.is_some() || on_error => {
-                Err(Error::new(off.span(), "`off` cannot be combined with `threshold` or `on_error`"))
-            }
+            Some(off) if threshold_ns.is_some() || on_error => Err(Error::new(
+                off.span(),
+                "`off` cannot be combined with `threshold` or `on_error`",
+            )),
             _ => Ok(arguments),
         }
     }

@@ -79,7 +79,7 @@ const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
 /// The default limit of Pyroscope.
 const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
 const DEFAULT_PENDING_SPANS: usize = 16_384;
-/// Of one core.
+/// Percent of one core.
 const DEFAULT_CPU_PERCENT: u32 = 1;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
 /// Address space that must be left: two thread stacks and the initial allocations of a layer.

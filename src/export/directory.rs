@@ -23,7 +23,7 @@ use crate::sys;
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only OTLP says it"))]
+    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "used only by OTLP"))]
     resource: Option<Resource>,
     quota_bytes: u64,
     quota_age: Duration,

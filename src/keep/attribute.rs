@@ -17,10 +17,10 @@ pub(super) fn keep_of(metadata: &Metadata<'_>) -> Option<Keep> {
 fn read(name: &str) -> Option<Keep> {
     let mut words = name.split(' ');
     words.next().filter(|first| *first == FIRST_WORD)?;
-    let mut said = None;
+    let mut stated = None;
     for word in words {
-        let keep = said.unwrap_or(Keep::never());
-        said = Some(match word.split_once('=').unwrap_or((word, "")) {
+        let keep = stated.unwrap_or(Keep::never());
+        stated = Some(match word.split_once('=').unwrap_or((word, "")) {
             ("threshold_ns", ns) => keep.or_slower_than(Duration::from_nanos(ns.parse().ok()?)),
             ("on_error", "") => keep.or_failed(),
             ("off", "") => Keep::never(),
@@ -28,7 +28,7 @@ fn read(name: &str) -> Option<Keep> {
             _ => return None,
         });
     }
-    said
+    stated
 }
 
 #[cfg(test)]

@@ -409,7 +409,7 @@ mod tests {
             assert_eq!(seen(named), Some((50, of_target)));
             let (suspect_after, rule) = seen(plain).unwrap();
             assert_eq!(suspect_after, 7);
-            assert!(![for_all, of_target].contains(&rule), "a rule of its own");
+            assert!(![for_all, of_target].contains(&rule), "the attribute is a rule of its own");
             assert_eq!(seen(says_nothing), Some((100, for_all)));
             assert_eq!(seen(off), None);
         });

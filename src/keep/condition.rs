@@ -249,12 +249,12 @@ impl Keep {
 
     /// How long a span may stay entered without an exit before it hangs.
     pub(crate) fn hung_limit(&self) -> Option<Duration> {
-        let said = self.conditions().find_map(|condition| match condition {
+        let explicit = self.conditions().find_map(|condition| match condition {
             Condition::Hung(limit) => Some(Some(limit)),
             Condition::NeverHung => Some(None),
             _ => None,
         });
-        said.unwrap_or_else(|| {
+        explicit.unwrap_or_else(|| {
             let usual = self.conditions().filter_map(Condition::time).min()?;
             Some(usual.saturating_mul(HUNG_TIMES).max(SHORTEST_HUNG))
         })

@@ -184,8 +184,8 @@ impl Rules {
     /// Whether no span is ever kept: there are no rules, or there is `off` for all spans and nothing that keeps any.
     /// (`noisy=off` alone leaves spans with a `#[profiled]` of their own.)
     pub(crate) fn is_off(&self) -> bool {
-        let is_said = self.0.is_empty() || self.0.iter().any(Rule::is_for_all);
-        is_said && self.0.iter().all(|rule| rule.keep.is_never())
+        let is_explicit = self.0.is_empty() || self.0.iter().any(Rule::is_for_all);
+        is_explicit && self.0.iter().all(|rule| rule.keep.is_never())
     }
 }
 

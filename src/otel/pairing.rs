@@ -55,9 +55,9 @@ const WRONG_ORDER: &str = "the profiling layer comes after the layer of tracing-
     so profiles and OpenTelemetry spans are not linked: add it before that layer, as in \
     `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor` (feature \
     `opentelemetry-sdk`)";
-const UNPAIRED: &str = "the OpenTelemetry span of a kept span is unknown and gets no attributes: in this order of \
-    layers it is known only after the span was entered with context activation; add the profiling layer \
-    before the layer of tracing-opentelemetry, as in `.with(profiling).with(opentelemetry)`";
+const UNPAIRED: &str = "the OpenTelemetry span of a kept span is unknown and gets no attributes: if it cannot \
+    be accessed when the span closes, it is known only after the span was entered with context activation; \
+    add the profiling layer before the layer of tracing-opentelemetry, as in `.with(profiling).with(opentelemetry)`";
 
 /// The current OpenTelemetry span of a thread, unless it is remote.
 type Current = Option<TraceIds>;

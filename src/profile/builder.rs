@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(profile.attributes[0].value, Value::from("acme"));
         assert_eq!((profile.sample_count(), profile.wait_count()), (2, 1));
         assert_eq!((profile.weight_ns(), profile.waited_ns()), (2_000_000, 9_000_000));
-        let [ran, waited] = profile.samples() else { panic!("one a stack: {profile:?}") };
+        let [ran, waited] = profile.samples() else { panic!("one sample per stack: {profile:?}") };
         let times: Vec<_> = ran.points.iter().map(|point| point.time_unix_ns).collect();
         assert_eq!(times, [1_002_000_000, 1_003_000_000]);
         assert_eq!(profile.span_path(waited.link), ["cart", "query"]);

@@ -88,8 +88,8 @@ impl Redaction {
     /// Combines both: hides what either hides. Paths are complete if one requests it and the other does not forbid it.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.patterns.extend(other.patterns);
-        let said = [self.full_paths, other.full_paths].into_iter().flatten();
-        Self { full_paths: said.reduce(|one, other| one && other), ..self }
+        let set = [self.full_paths, other.full_paths].into_iter().flatten();
+        Self { full_paths: set.reduce(|one, other| one && other), ..self }
     }
 
     fn has_full_paths(&self) -> bool {

@@ -90,9 +90,9 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
-    let problem = match said(headers, body) {
-        said if said.is_empty() => status.to_string(),
-        said => format!("{status}: {said}"),
+    let problem = match server_message(headers, body) {
+        server_message if server_message.is_empty() => status.to_string(),
+        server_message => format!("{status}: {server_message}"),
     };
     match status {
         StatusCode::TOO_MANY_REQUESTS
@@ -126,7 +126,7 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
 }
 
 /// The message in the body: that of a `google.rpc.Status`, or text.
-fn said(headers: &HeaderMap, body: &[u8]) -> String {
+fn server_message(headers: &HeaderMap, body: &[u8]) -> String {
     /// The readable part of it.
     #[derive(Clone, PartialEq, Message)]
     struct Status {
@@ -202,6 +202,6 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, PROTOBUF);
         // Field 1: the code 3. Field 2: the message.
-        assert_eq!(said(&headers, b"\x08\x03\x12\x07no room"), "no room");
+        assert_eq!(server_message(&headers, b"\x08\x03\x12\x07no room"), "no room");
     }
 }

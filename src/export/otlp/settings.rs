@@ -361,7 +361,8 @@ impl OtlpBuilder {
         };
         // Nothing can be appended after these.
         if !is_whole && text.contains(['?', '#']) {
-            let problem = format!("a base URL must not contain `?` or `#`; {} may", ENDPOINT.profiles);
+            let problem =
+                format!("a base URL must not contain `?` or `#`; {} may", ENDPOINT.profiles);
             return Err(Error::otlp(name, HIDDEN, problem));
         }
         let url = match protocol {

@@ -25,13 +25,13 @@ pub(super) fn config(settings: &Settings, is_https: bool) -> Result<ClientConfig
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder =
-        builder.map_err(|error| Error::otlp("TLS", "protocol versions", error))?;
+    let builder = builder.map_err(|error| Error::otlp("the TLS configuration", "default", error))?;
     let builder = match &settings.certificate {
         Some(file) => trust(builder, file)?,
         None if is_https => {
             systems_is_readable().and_then(|()| builder.with_native_roots()).map_err(|error| {
-                let problem = format!("{error}; set it to a PEM file with the certificates to trust");
+                let problem =
+                    format!("{error}; set it to a PEM file with the certificates to trust");
                 Error::otlp(Settings::CERTIFICATE, "not set", problem)
             })?
         }
