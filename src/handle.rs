@@ -214,7 +214,7 @@ impl Handle {
     ///
     /// Without it, and without [`flush`](Self::flush), spans that were kept just before the process ends are lost: at
     /// the return from `main`, at `std::process::exit` (which does not drop the guard either), and at an abort.
-    #[must_use = "it flushes when it is dropped, which would be immediately"]
+    #[must_use = "dropping the guard flushes, so an unused one flushes immediately"]
     pub fn flush_on_drop(&self) -> FlushGuard {
         FlushGuard(self.clone())
     }

@@ -46,7 +46,7 @@ impl Handle {
     ///   [`router_for`](Self::router_for) adds other hosts. Requests for any other host get status 421. This prevents
     ///   DNS rebinding.
     /// - Modifying requests get status 403 if they come from a page of another origin, according to `Origin` and
-    ///   `Sec-Fetch-Site`. Requests without both headers, as from `curl`, are allowed.
+    ///   `Sec-Fetch-Site`. Requests with neither header, as from `curl`, are allowed.
     ///
     /// ```no_run
     /// use axum::Router;
