@@ -25,7 +25,8 @@ pub(super) fn config(settings: &Settings, is_https: bool) -> Result<ClientConfig
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| Error::otlp("the TLS configuration", "default", error))?;
+    let builder =
+        builder.map_err(|error| Error::otlp("the TLS configuration", "default", error))?;
     let builder = match &settings.certificate {
         Some(file) => trust(builder, file)?,
         None if is_https => {
