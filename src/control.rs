@@ -1,4 +1,4 @@
-//! Starting a layer's threads, and replacing its rules at run time.
+//! Starts a layer's threads and replaces its rules at run time.
 
 #[cfg(feature = "axum")]
 use std::path::{Path, PathBuf};
@@ -21,22 +21,22 @@ use crate::sys;
 #[cfg(feature = "sighup")]
 use crate::sys::EndHangups;
 
-/// What a layer and its handles share, whether anything runs or not.
+/// The state that a layer and its handles share, even if nothing runs.
 ///
-/// A layer that is made with rules that keep nothing starts nothing, until it is given others.
+/// A layer that is built with rules that keep nothing starts no threads until it gets other rules.
 #[derive(Debug)]
 pub(crate) struct Control {
     gate: &'static Gate,
     pairing: Arc<Pairing>,
     engine: OnceLock<Arc<Engine>>,
     made_with: Rules,
-    /// In the child of a fork its locks may be held for ever.
+    /// The fork generation in which it was built. In the child of a fork, its locks may be held forever.
     made_in: u32,
-    /// The process itself.
+    /// The process in which it was built.
     made_by: u32,
     switch: Mutex<Switch>,
     dispatch: Mutex<Option<WeakDispatch>>,
-    /// Where profiles lie as files.
+    /// The directory of profile files.
     #[cfg(feature = "axum")]
     folder: Option<PathBuf>,
     #[cfg(feature = "sighup")]
@@ -45,13 +45,13 @@ pub(crate) struct Control {
 
 #[derive(Debug)]
 struct Switch {
-    /// What the engine will be made from.
+    /// The engine is built from this.
     builder: Option<Builder>,
-    /// The rules in force, and while it is disabled those that will be.
+    /// The rules in force. While profiling is disabled, those that will be.
     rules: Rules,
-    /// Why it could not be made.
+    /// Why the engine could not be built.
     failed: Option<Error>,
-    /// Somebody has asked for nothing to be profiled.
+    /// Set by [`disable`](Control::disable).
     is_disabled: bool,
 }
 
@@ -60,9 +60,9 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// If the system does not let us start two threads.
+    /// If the system refuses to start two threads.
     pub(crate) fn new(builder: Builder) -> Result<Arc<Self>, Error> {
-        // Before any lock that a child could find taken.
+        // Before any lock that a child process could find held.
         Engine::shut_in_children();
         let rules = builder.get_rules().clone();
         #[cfg(feature = "axum")]
@@ -90,7 +90,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Of an engine whose threads a test plays.
+    /// For an engine whose threads are simulated by a test.
     #[cfg(test)]
     pub(crate) fn of_engine(engine: Arc<Engine>) -> Arc<Self> {
         let (builder, rules) = (None, Rules::default());
@@ -111,14 +111,14 @@ impl Control {
         })
     }
 
-    /// Whether this is the process in which it was made.
+    /// Whether this is the process that built it, not a forked child.
     pub(crate) fn is_here(&self) -> bool {
         self.made_in == sys::fork_generation()
     }
 
-    /// In the child of a fork: says that profiling has ended, if the process that made the layer is gone and
-    /// this one goes on in its place, as a daemon does. (Who logs in another child may find a lock of
-    /// the program's that is held for ever.) Takes no lock of ours.
+    /// Called in the child of a fork. Logs that profiling has ended if the parent that built the layer has exited and
+    /// this process continues in its place, as a daemon does. (Logging in other children could block on a lock of the
+    /// program that is held forever.) Takes no lock of this crate.
     #[cold]
     pub(crate) fn say_if_forked(&self) {
         if !sys::has_ended(self.made_by) || !self.gate.take_forked() {
@@ -126,8 +126,8 @@ impl Control {
         }
         tracing::warn!(
             target: "tracing_profiling",
-            "this process was forked from the one that made the profiling layer, which has ended: profiling has \
-             ended; make the layer when the process has become a daemon"
+            "this process was forked from the one that built the profiling layer, which has exited, so profiling \
+             has stopped: build the layer after the process has become a daemon"
         );
     }
 
@@ -157,7 +157,7 @@ impl Control {
         !switch.is_disabled && !switch.rules.is_off() && self.running().is_some()
     }
 
-    /// These rules are in force from now on.
+    /// Puts these rules in force.
     pub(crate) fn set_rules(&self, rules: Rules) -> Result<(), Error> {
         self.put_in_force(&mut self.switch.lock(), rules)
     }
@@ -173,8 +173,8 @@ impl Control {
         Ok(())
     }
 
-    /// The same, but while it is disabled the rules only wait for that to end. Without rules it is those
-    /// that the layer was made with.
+    /// Like [`set_rules`](Self::set_rules), but if profiling is disabled, the rules apply only once it is enabled.
+    /// Without rules, those that the layer was built with are used.
     pub(crate) fn reload(&self, rules: Option<Rules>) -> Result<(), Error> {
         let rules = rules.unwrap_or_else(|| self.made_with.clone());
         let mut switch = self.switch.lock();
@@ -185,7 +185,7 @@ impl Control {
         self.put_in_force(&mut switch, rules)
     }
 
-    /// The rules that were last set are in force again; the usual ones if those keep nothing.
+    /// Puts the last rules in force again, or the default rules if those keep nothing.
     pub(crate) fn enable(&self) -> Result<(), Error> {
         let mut switch = self.switch.lock();
         let is_off = switch.rules.is_off();
@@ -193,18 +193,18 @@ impl Control {
         self.put_in_force(&mut switch, rules)
     }
 
-    /// No span that is made from now on is profiled.
+    /// Stops profiling new spans.
     pub(crate) fn disable(&self) {
         let mut switch = self.switch.lock();
         self.switch_off();
         switch.is_disabled = true;
     }
 
-    /// Nothing is started from now on, and what runs ends by `how`.
+    /// Prevents further starts, and ends a running engine by `how`.
     pub(crate) fn end<R>(&self, how: impl FnOnce(&Engine) -> R) -> Option<R> {
-        // With the lock: who is starting it is done before.
+        // Under the lock, so that a concurrent start has finished.
         let builder = self.switch.lock().builder.take();
-        // Without: what the program has given us may ask something of us.
+        // Without the lock, because dropping the program's callbacks and exporters may call back.
         drop(builder);
         self.running().map(|engine| how(engine))
     }
@@ -218,7 +218,7 @@ impl Control {
                 let builder = builder.rules(rules.clone());
                 let engine = builder.start(self.gate, Arc::clone(&self.pairing));
                 let engine = engine.inspect_err(|error| switch.failed = Some(error.clone()))?;
-                // With the lock, until the engine can be found: so it is told of it here or there.
+                // Locked until the engine is visible, so that a concurrent `set_dispatch` is not missed.
                 let dispatch = self.dispatch.lock();
                 if let Some(dispatch) = &*dispatch {
                     engine.set_dispatch(dispatch.clone());
@@ -250,19 +250,19 @@ impl Control {
         *known = Some(dispatch);
     }
 
-    /// Where profiles can be found, if they become files.
+    /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// Waits for SIGHUP until that is dropped.
+    /// Waits for SIGHUP until `hangups` is dropped.
     #[cfg(feature = "sighup")]
     pub(crate) fn set_hangups(&self, hangups: Option<EndHangups>) {
         *self.hangups.lock() = hangups;
     }
 
-    /// Runs `action` with our subscriber as the default.
+    /// Runs `action` with the layer's subscriber as the default.
     #[cfg(feature = "sighup")]
     pub(crate) fn with_dispatch(&self, action: impl FnOnce()) {
         let dispatch = self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade);
@@ -272,7 +272,7 @@ impl Control {
         }
     }
 
-    /// From now on a span processor sees OpenTelemetry's spans end.
+    /// A span processor observes the ends of OpenTelemetry spans from now on.
     #[cfg(feature = "opentelemetry-sdk")]
     pub(crate) fn expect_processor(&self) {
         self.pairing.expect_processor();

@@ -1,4 +1,4 @@
-//! What can go wrong before anything runs.
+//! Errors of building and reconfiguring a layer.
 
 use std::fmt;
 use std::io;
@@ -6,25 +6,25 @@ use std::sync::Arc;
 
 use crate::text::{around, shortened};
 
-/// Why a layer could not be made, or its rules not be replaced. Nothing else goes wrong that a program would have to handle:
-/// what is lost then is counted in [`Stats`](crate::Stats), and said in the log.
+/// Why a layer could not be built, or why its rules could not be replaced. No other error needs to be handled by a
+/// program: later losses are counted in [`Stats`](crate::Stats) and logged.
 ///
-/// Its [`Debug`](fmt::Debug) is its [`Display`](fmt::Display), so that a `main` that returns it
-/// prints something to read.
+/// [`Debug`](fmt::Debug) prints the same text as [`Display`](fmt::Display), so that a `main` that returns this error
+/// prints a readable message.
 #[derive(Clone)]
 pub struct Error(Problem);
 
-/// What kind of thing went wrong; see [`Error::kind`].
+/// The kind of an [`Error`]; see [`Error::kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A directive or a variable is not as it should be.
+    /// A directive or a variable is invalid.
     Configuration,
-    /// The system refused something that we cannot do without: its own error is the source.
+    /// The system refused a required resource. The source is the system's error.
     System,
-    /// The process may have less memory than it takes to begin.
+    /// The memory limits of the process are too low to start.
     OutOfMemory,
-    /// The layer is gone, or was shut down.
+    /// The layer was dropped or shut down.
     Ended,
 }
 
@@ -32,7 +32,7 @@ pub enum ErrorKind {
 enum Problem {
     Text {
         what: &'static str,
-        /// What is around the place, and the characters of it before that.
+        /// The text around the error, and the number of characters before its position.
         line: String,
         before: usize,
         problem: String,
@@ -60,13 +60,13 @@ impl Error {
         Self::text("the profiling rules", text, at, format!("expected {expected}"))
     }
 
-    /// `what` cannot be read because of what is at that place of the text.
+    /// `what` cannot be parsed because of the text at that position.
     pub(crate) fn text(what: &'static str, text: &str, at: usize, problem: String) -> Self {
         let (line, before) = around(text, at);
         Self(Problem::Text { what, line, before, problem: shortened(&problem) })
     }
 
-    /// The same, found in what `what` is the name of.
+    /// The same error, with `what` replaced by `name`.
     pub(crate) fn found_in(mut self, name: &'static str) -> Self {
         if let Problem::Text { what, .. } = &mut self.0 {
             *what = name;
@@ -78,7 +78,7 @@ impl Error {
         Self(Problem::Setting { name, value: shortened(value), expected })
     }
 
-    /// Something that a setting names cannot be used.
+    /// The value of a setting cannot be used.
     #[cfg(feature = "_otlp")]
     pub(crate) fn otlp(name: &'static str, value: &str, problem: impl fmt::Display) -> Self {
         Self(Problem::Otlp { name, value: shortened(value), problem: problem.to_string() })
@@ -88,7 +88,7 @@ impl Error {
         Self(Problem::Thread(Arc::new(error)))
     }
 
-    /// Less than that may still be reserved.
+    /// The process can reserve less than that.
     pub(crate) fn no_memory(needed_mib: u64) -> Self {
         Self(Problem::NoMemory { needed_mib })
     }
@@ -97,7 +97,7 @@ impl Error {
         Self(Problem::Ended)
     }
 
-    /// What kind of thing went wrong.
+    /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         match self.0 {
             Problem::Text { .. } | Problem::Setting { .. } => ErrorKind::Configuration,
@@ -126,7 +126,7 @@ impl fmt::Display for Error {
             Problem::Ended => f.write_str("the profiling layer is gone, or has been shut down"),
             Problem::NoMemory { needed_mib } => write!(
                 f,
-                "profiling needs {needed_mib} MiB of memory that this process may not have: raise its limit \
+                "profiling needs {needed_mib} MiB of memory, more than the limits of this process allow: raise them \
                  (`ulimit -v`, `ulimit -d`)"
             ),
             Problem::Thread(error) => write!(f, "cannot start the profiling threads: {error}"),
@@ -141,7 +141,7 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {
-    /// What the system said, if it refused something.
+    /// The system's error, if there is one.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.0 {
             Problem::Thread(error) => Some(&**error),
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_said_is_the_source() {
+    fn the_system_error_is_the_source() {
         let error = Error::thread(io::Error::from(io::ErrorKind::WouldBlock));
         assert_eq!(error.kind(), ErrorKind::System);
         let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_value_only_its_beginning_is_repeated() {
+    fn only_the_beginning_of_a_long_value_is_shown() {
         for (letter, bytes) in [('x', 1), ('ö', 2), ('\u{1f525}', 4)] {
             let value: String = std::iter::repeat_n(letter, 100_000).collect();
             let error = Error::setting("NAME", &value, "less").to_string();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_is_below_its_place_also_in_a_long_text() {
+    fn the_marker_is_below_its_position_in_a_long_text() {
         for before in [0, 3, 49, 50, 51, 1_000] {
             let text = format!("{}!{}", "ö".repeat(before), "x".repeat(1_000));
             let error = Error::text("it", &text, 2 * before, "no".to_owned()).to_string();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_disturb_a_line_is_not_repeated_as_it_is() {
+    fn unsafe_characters_are_not_shown() {
         let hostile = "a\nb\r\0\u{1b}[31m\u{85}\u{202e}\u{2066}\u{200f}\u{61c}\u{2028}c";
         let errors = [
             Error::setting("NAME", hostile, "less"),

@@ -1,4 +1,4 @@
-//! What the fuzz targets in `fuzz/` call; compiled for them alone.
+//! Entry points of the fuzz targets in `fuzz/`. Compiled only for these.
 
 use crate::config::Builder;
 use crate::error::Error;
@@ -10,8 +10,7 @@ use crate::sys;
 use crate::text::disturbs;
 use crate::unwind::fuzzing as unwind;
 
-/// Reads `bytes` as a ring of either machine, with call chains of the kernel and without. Returns how
-/// many records were found.
+/// Parses `bytes` as a ring of each machine, with and without call chains of the kernel. Returns the number of records.
 pub fn records(bytes: &[u8]) -> usize {
     let mut count = 0;
     for record in Records::between(bytes, 0, bytes.len() as u64).flatten() {
@@ -32,8 +31,8 @@ pub fn records(bytes: &[u8]) -> usize {
     count
 }
 
-/// Reads `text` as rules, as patterns to hide and as a name. What is wrong with it is said in a few short lines; what
-/// is not is written so that it reads the same.
+/// Parses `text` as rules, as redaction patterns and as a name. Errors must be a few short lines, and rules must
+/// round-trip.
 pub fn rules_and_patterns(text: &str) {
     match text.parse::<Rules>() {
         Ok(rules) => {
@@ -41,7 +40,7 @@ pub fn rules_and_patterns(text: &str) {
             let again = written.parse::<Rules>().map(|rules| rules.to_string());
             assert_eq!(again.map_err(|error| error.to_string()), Ok(written));
         }
-        Err(error) => said(&error),
+        Err(error) => check_error(&error),
     }
     let all = Redaction::new().hide_all("TRACING_PROFILING_REDACT", text);
     let one = Redaction::new().hide(text);
@@ -54,7 +53,7 @@ pub fn rules_and_patterns(text: &str) {
                     assert!(names.iter().all(|name| !name.contains(disturbs)));
                 }
             }
-            Err(error) => said(&error),
+            Err(error) => check_error(&error),
         }
     }
     let plain = Redaction::new();
@@ -63,11 +62,11 @@ pub fn rules_and_patterns(text: &str) {
     }
 }
 
-/// Settings by the names of variables, each `NAME=value` up to a NUL.
+/// Parses settings from variables: `NAME=value` pairs separated by NUL.
 pub fn environment(text: &str) {
     let variables = text.split('\0').filter_map(|pair| pair.split_once('='));
     let variables: Vec<_> = variables.collect();
-    // Not those that name files or folders: these may be any of this machine.
+    // Not settings for files or directories: they could be any of this machine.
     let find = |name: &'static str| {
         let is_asked = |(key, _): &&(&str, &str)| name.ends_with(key) && !key.is_empty();
         let is_file = ["CERTIFICATE", "KEY", "DIR"].iter().any(|end| name.ends_with(end));
@@ -76,11 +75,11 @@ pub fn environment(text: &str) {
     };
     if let Err(error) = Builder::new().with_variables(find) {
         assert_eq!(error.kind(), crate::error::ErrorKind::Configuration);
-        said(&error);
+        check_error(&error);
     }
 }
 
-fn said(error: &Error) {
+fn check_error(error: &Error) {
     let text = error.to_string();
     assert!(text.lines().count() <= 3 && text.chars().count() < 700, "{text}");
     assert!(!text.contains(|c| c != '\n' && disturbs(c)), "{text:?}");
@@ -88,20 +87,20 @@ fn said(error: &Error) {
 
 #[cfg(all(feature = "otlp-grpc", feature = "otlp-http"))]
 pub use crate::export::fuzz_answers as answers;
-/// Reads `bytes` as a file of code, and as parts of one that are in memory.
+/// Parses `bytes` as an object file, and as parts of one in memory.
 pub fn elf(bytes: &[u8]) {
     symbols::elf(bytes);
     let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
     unwind::tables(bytes, address);
 }
 
-/// Reads `bytes` as code, and as calls in it.
+/// Parses `bytes` as code, and as calls in it.
 pub fn code(bytes: &[u8]) {
     let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
     bytes.as_chunks().0.iter().for_each(|code| unwind::code(*code, address));
 }
 
-/// Reads `bytes` as the kernel's list of functions, as lines of `/proc/self/maps`, and as mangled names.
+/// Parses `bytes` as the kernel's symbol table, as lines of `/proc/self/maps`, and as mangled names.
 pub fn texts(bytes: &[u8]) {
     let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
     symbols::kernel(bytes, address);
@@ -113,7 +112,7 @@ pub fn texts(bytes: &[u8]) {
     }
 }
 
-/// Reads `text` as what the kernel says of threads. Returns whether each of the two was made sense of.
+/// Parses `text` as the kernel's texts about threads. Returns whether each of the two was understood.
 pub fn proc_texts(text: &str) -> (bool, bool) {
     crate::sys::read_proc_texts(text)
 }

@@ -1,4 +1,4 @@
-//! Reaching a layer that has been given away.
+//! Access to a layer after it was added to a subscriber.
 
 #[cfg(feature = "axum")]
 use std::path::PathBuf;
@@ -18,10 +18,10 @@ use crate::otel::{ProfilingSpanProcessor, SpanEnds};
 use crate::sampler::SourceSettings;
 use crate::stats::Stats;
 
-/// Reaches a [`ProfilingLayer`](crate::ProfilingLayer) after it has become part of a subscriber.
+/// A handle to a [`ProfilingLayer`](crate::ProfilingLayer) that has become part of a subscriber.
 ///
-/// A handle does not keep the layer alive. Where there is no layer any more, or where it is off,
-/// there is nothing to wait for, and all numbers are 0.
+/// It does not keep the layer alive. If the layer was dropped or is off, waiting methods return immediately and all
+/// numbers are 0.
 #[derive(Clone, Debug)]
 pub struct Handle(Weak<Control>);
 
@@ -30,12 +30,12 @@ impl Handle {
         Self(Arc::downgrade(control))
     }
 
-    /// Replaces the rules. From now on spans that are made have these; spans that are open are judged
-    /// by those that they were made under, so none is lost. Each span is judged by one set of rules.
+    /// Replaces the rules. New spans are judged by these rules; open spans are judged by the rules under which they
+    /// were created, so none is lost. Each span is judged by one set of rules.
     ///
-    /// A layer that was [off](crate::ProfilingLayer::from_env) is started by rules that keep something,
-    /// and rules that keep nothing do what [`disable`](Self::disable) does. The rate of sampling follows
-    /// the rules, unless it was set; threads notice within a second.
+    /// Rules that keep something start a layer that was [off](crate::ProfilingLayer::from_env). Rules that keep nothing
+    /// act as [`disable`](Self::disable). The sampling rate follows the rules unless it was set; threads adopt it
+    /// within a second.
     ///
     /// ```
     /// # use tracing_profiling::{ProfilingLayer, Rules};
@@ -49,43 +49,43 @@ impl Handle {
     /// # }
     /// ```
     ///
-    /// What replaced rules took is given back once eight other sets came after them and no span is open that was
-    /// made under them. Until then a rule that comes back goes on with its limits and percentiles.
+    /// The memory of replaced rules is released after eight further sets of rules, when no span is open that was
+    /// created under them. If a rule comes back before that, its rate limit and percentile continue.
     ///
     /// # Errors
     ///
-    /// If the layer is gone or [shut down](Self::shutdown), or if the system does not let us start two
-    /// threads: that is not tried again.
+    /// If the layer was dropped or [shut down](Self::shutdown), or if the system refuses to start two threads. Starting
+    /// is not tried again.
     pub fn set_rules(&self, rules: Rules) -> Result<(), Error> {
         self.control()?.set_rules(rules)
     }
 
-    /// Reads `TRACING_PROFILING` again, and replaces the rules by what it says; if it is not set, by those
-    /// that the layer was made with. While profiling is [disabled](Self::disable) it stays so, and the rules
-    /// wait.
+    /// Reads `TRACING_PROFILING` again and replaces the rules by those in it. If it is not set, the rules that the
+    /// layer was built with apply. If profiling is [disabled](Self::disable), it stays so, and the rules apply once it
+    /// is enabled.
     ///
     /// # Errors
     ///
-    /// If it does not parse: then the rules stay as they are. And as for [`set_rules`](Self::set_rules).
+    /// If the variable does not parse; the rules then stay as they are. Also as for [`set_rules`](Self::set_rules).
     pub fn reload_env(&self) -> Result<(), Error> {
         self.control()?.reload(rules_of_env()?)
     }
 
-    /// The rules in force, or while profiling is disabled those that were last.
+    /// The rules in force. If profiling is disabled, the last ones.
     pub fn rules(&self) -> Rules {
         self.find().map_or(Rules::new([]), |control| control.rules())
     }
 
-    /// From now on no span that is made is profiled. Spans that are open are judged all the same, and
-    /// may leave their profiles. After some milliseconds without one, no thread is sampled any more.
+    /// Stops profiling new spans. Open spans are still judged and may leave profiles. Some milliseconds after the last
+    /// of them, no thread is sampled any more.
     pub fn disable(&self) {
         if let Some(control) = self.find() {
             control.disable();
         }
     }
 
-    /// Ends what [`disable`](Self::disable) began: the last rules are in force again. If they keep
-    /// nothing, as with `TRACING_PROFILING=off`, it is the default ones.
+    /// Ends [`disable`](Self::disable): the last rules are in force again. If they keep nothing, as with
+    /// `TRACING_PROFILING=off`, the default rules are used.
     ///
     /// # Errors
     ///
@@ -94,15 +94,14 @@ impl Handle {
         self.control()?.enable()
     }
 
-    /// Whether spans that are made now are profiled, if the rules say so.
+    /// Whether new spans are profiled, if a rule matches them.
     pub fn is_enabled(&self) -> bool {
         self.find().is_some_and(|control| control.is_enabled())
     }
 
-    /// Keeps the innermost profiled span that is entered on the calling thread, whatever it does from
-    /// here on and however many its rule has kept already; its reason is then
-    /// [`Forced`](crate::Reason::Forced). Returns false if there is none: of a span that no rule
-    /// matches there are no samples.
+    /// Keeps the innermost profiled span that the calling thread is in, whatever it does from here on and regardless of
+    /// its rule's rate limit. Its reason is [`Forced`](crate::Reason::Forced). Returns false if there is no such span;
+    /// a span that no rule matches has no samples.
     pub fn keep_current(&self) -> bool {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
@@ -113,22 +112,22 @@ impl Handle {
         self.find().ok_or_else(Error::ended)
     }
 
-    /// What the layer has, unless it is gone, or this is the child of a fork.
+    /// The layer's state. `None` if the layer was dropped, or in the child of a fork.
     fn find(&self) -> Option<Arc<Control>> {
         self.0.upgrade().filter(|control| control.is_here())
     }
 
-    /// Waits until everything that was kept before is delivered, but no longer than `deadline`. Returns
-    /// whether it was: false also if a profile that was promised was lost since the last call, and if the
-    /// receiver is known to refuse profiles. While the exporter fails it is tried again until the deadline.
-    /// Kept spans do not wait for their roots to close then.
+    /// Waits until everything that was kept before is delivered, but at most for `deadline`. Returns whether it was
+    /// delivered. Returns false also if a profile with a reported id was lost since the last call, or if the receiver
+    /// is known to refuse profiles. If the exporter fails, it is retried until the deadline. Kept spans are exported
+    /// without waiting for their roots to close.
     ///
-    /// It blocks; in async code call it from `spawn_blocking`.
+    /// This blocks; in async code call it from `spawn_blocking`.
     pub fn flush(&self, deadline: Duration) -> bool {
         self.with_engine(|engine| engine.flush(until(deadline)))
     }
 
-    /// The same, and ends profiling for good: rings, threads and files are given back.
+    /// Flushes as [`flush`](Self::flush) does, and ends profiling permanently: rings, threads and files are released.
     pub fn shutdown(&self, deadline: Duration) -> bool {
         let Some(control) = self.find() else { return true };
         #[cfg(feature = "sighup")]
@@ -137,7 +136,7 @@ impl Handle {
         ended.unwrap_or_else(|| has_lost_none(&control))
     }
 
-    /// What samples threads, while it does.
+    /// The settings of the source, while it is running.
     pub(crate) fn source_settings(&self) -> Option<SourceSettings> {
         let control = self.0.upgrade()?;
         control.running().map(|engine| engine.source_settings)
@@ -151,38 +150,38 @@ impl Handle {
         }
     }
 
-    /// Where profiles can be found, if they become files.
+    /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         self.0.upgrade()?.folder().map(PathBuf::from)
     }
 
-    /// Whether there is still a layer, be it off.
+    /// Whether the layer still exists, even if it is off.
     #[cfg(feature = "metrics")]
     pub(crate) fn has_layer(&self) -> bool {
         self.0.strong_count() > 0
     }
 
-    /// What was done and what was lost since the layer was made.
+    /// Counts of what was done and lost since the layer was built.
     pub fn stats(&self) -> Stats {
         let control = self.find();
         let engine = control.as_ref().and_then(|control| control.engine());
         engine.map(|engine| engine.stats()).unwrap_or_default()
     }
 
-    /// Which source samples threads, and what it cannot see and what would change that, in one line:
-    /// as it is logged when the layer starts. Empty if the layer is off or gone.
+    /// One line that states which source samples threads, what it cannot observe, and what would change that. The same
+    /// line is logged when the layer starts. Empty if the layer is off or was dropped.
     pub fn source(&self) -> String {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.engine());
         engine.map(|engine| engine.source_line.0.clone()).unwrap_or_default()
     }
 
-    /// A processor for the tracer provider, around the one that exports: it puts the attributes of
-    /// kept spans on their OpenTelemetry spans, in whichever order the layers are.
+    /// Wraps a span processor for the tracer provider. The result sets the attributes of kept spans on their
+    /// OpenTelemetry spans, in either order of the layers.
     ///
-    /// It is not needed where the profiling layer is added before the one of
-    /// `tracing-opentelemetry`; see [`ProfilingLayer::with_opentelemetry`].
+    /// It is not needed if the profiling layer is added before the one of `tracing-opentelemetry`; see
+    /// [`ProfilingLayer::with_opentelemetry`].
     ///
     /// ```
     /// # use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor};
@@ -210,31 +209,30 @@ impl Handle {
         ProfilingSpanProcessor::new(next, ends)
     }
 
-    /// A guard for `main`: when it is dropped, what was kept is exported, for which it waits up to
-    /// 5 seconds.
+    /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for at most 5
+    /// seconds.
     ///
-    /// Without it, and without [`flush`](Self::flush), what was kept in the last moments before
-    /// the end of the process is lost: at the return from `main`, at `std::process::exit` (which
-    /// drops nothing) and at an abort.
-    #[must_use = "it flushes when it is dropped, which would be at once"]
+    /// Without it, and without [`flush`](Self::flush), spans that were kept just before the process ends are lost: at
+    /// the return from `main`, at `std::process::exit` (which does not drop the guard either), and at an abort.
+    #[must_use = "dropping the guard flushes, so an unused one flushes immediately"]
     pub fn flush_on_drop(&self) -> FlushGuard {
         FlushGuard(self.clone())
     }
 }
 
-/// Whether profiling that has ended, if it ever began, has delivered all that was promised.
+/// Whether a layer that has ended, or never started, has delivered every profile that it gave a permit.
 fn has_lost_none(control: &Control) -> bool {
     !control.is_here() || control.engine().is_none_or(|engine| engine.has_lost_none())
 }
 
-/// A deadline that is too far away to be a moment is one that nobody lives to see.
+/// Deadlines that overflow an `Instant` are limited to a century.
 fn until(deadline: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     let now = Instant::now();
     now.checked_add(deadline.min(CENTURY)).unwrap_or(now)
 }
 
-/// Flushes when it is dropped; see [`Handle::flush_on_drop`].
+/// Flushes when dropped; see [`Handle::flush_on_drop`].
 #[derive(Debug)]
 pub struct FlushGuard(Handle);
 

@@ -1,4 +1,4 @@
-//! Rules that are read again at SIGHUP.
+//! Reloads the rules on SIGHUP.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::sys::Hangups;
 ///
 /// # Errors
 ///
-/// If the system does not let us.
+/// If the system refuses to start it.
 pub(crate) fn reload_on_hangup(control: &Arc<Control>) -> Result<(), Error> {
     let (mut hangups, end) = Hangups::new().map_err(Error::thread)?;
     let weak = Arc::downgrade(control);
     spawn("profiling-rules", move || {
         while hangups.wait() {
             let Some(control) = weak.upgrade() else { return };
-            // A subscriber is not ours.
+            // The subscriber may be user code.
             _ = catch_unwind(AssertUnwindSafe(|| reload(&control)));
         }
     })?;

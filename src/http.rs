@@ -21,33 +21,32 @@ use crate::origin::{Hosts, refuse_foreign};
 
 const LONGEST_RULES: usize = 64 * 1024;
 
-/// A flame graph may run its own script and ask what to search for. It reaches nothing: not the origin
-/// that it comes from either.
+/// Allows a flame graph to run its own script and to prompt for a search text. It cannot access anything else,
+/// including its own origin.
 const POLICY_OF_PICTURES: &str = "sandbox allow-scripts allow-modals; default-src 'none'; \
     script-src 'unsafe-inline'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 const POLICY: &str = "sandbox; default-src 'none'; frame-ancestors 'none'";
 
-/// What went wrong, as it is answered.
+/// An error response.
 type Failure = (StatusCode, String);
 
 impl Handle {
-    /// Routes that show and change what is kept while the program runs, and hand out profiles, to be
-    /// mounted on a port of the program's own. Nothing runs by itself. Needs the feature `axum`.
+    /// Routes that show and change what is kept at run time, and that return profiles. The program mounts them on a
+    /// port of its own; nothing is served automatically. Needs the feature `axum`.
     ///
-    /// **There is no authentication.** Whoever reaches these routes reads every profile, which has the
-    /// names of your functions and spans, and changes what the program does: `PUT`, `POST` and
-    /// `DELETE` replace the rules and turn profiling on and off. Mount them where nobody from outside
-    /// gets to, and not on the port that serves your users: on a port of `127.0.0.1`, or behind what
-    /// protects your other routes for operators. [The guide](crate::guide::live_control) has an example with
-    /// a token.
+    /// **There is no authentication.** A client that can reach these routes can read every profile, including the names
+    /// of your functions and spans, and can change what the program does: `PUT`, `POST` and `DELETE` replace the rules
+    /// and turn profiling on and off. Do not mount them on the port that serves your users. Use a port of `127.0.0.1`,
+    /// or the protection of your other routes for operators. [The guide](crate::guide::live_control) has an example
+    /// with a token.
     ///
-    /// Pages of other sites, open in a browser on a machine that reaches the port, cannot use them:
+    /// Pages of other sites in a browser that can reach the port cannot use the routes:
     ///
-    /// - Requests are answered for the host `localhost` and for loopback addresses, whatever the port;
-    ///   [`router_for`](Self::router_for) adds others. For any other host the answer is 421. So no name of
-    ///   somebody else's that leads to this machine makes the profiles theirs.
-    /// - What changes something is answered with 403 if it comes from a page of another origin, as `Origin` and
-    ///   `Sec-Fetch-Site` tell. What has neither, as from `curl`, passes.
+    /// - Requests are served for the host `localhost` and for loopback addresses, with any port;
+    ///   [`router_for`](Self::router_for) adds other hosts. Requests for any other host get status 421. This prevents
+    ///   DNS rebinding.
+    /// - Modifying requests get status 403 if they come from a page of another origin, according to `Origin` and
+    ///   `Sec-Fetch-Site`. Requests with neither header, as from `curl`, are allowed.
     ///
     /// ```no_run
     /// use axum::Router;
@@ -62,30 +61,30 @@ impl Handle {
     /// # }
     /// ```
     ///
-    /// `/` is the very path at which they are nested, without a slash at its end:
+    /// The path `/` is the one at which the routes are nested, without a trailing slash:
     ///
     /// | | |
     /// |---|---|
     /// | `GET /` | the state, as JSON: `enabled`, `rules`, [`source`](Self::source), `kept` by reason, and all of [`Stats`](crate::Stats) |
-    /// | `POST /` | [`enable`](Self::enable), and the state |
-    /// | `DELETE /` | [`disable`](Self::disable), and the state |
+    /// | `POST /` | [`enable`](Self::enable); returns the state |
+    /// | `DELETE /` | [`disable`](Self::disable); returns the state |
     /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
-    /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the place if they do not parse, or there are none: then the rules stay. At most 64 KiB |
+    /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
-    /// | `GET /profiles/NAME` | one of them; 404 for everything that is not in that list |
+    /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     ///
-    /// When the layer is gone or [shut down](Self::shutdown), `PUT` and `POST` answer 503, while the
-    /// others tell what there is: nothing, and what lies in the folder. Profiles are those in the folder
-    /// of the layer's [`Directory`](crate::Directory), also such of earlier runs of the program; the
-    /// list is empty where another [`Exporter`](crate::Exporter) takes them (but see
+    /// After the layer was dropped or [shut down](Self::shutdown), `PUT` and `POST` get status 503, and the other
+    /// routes return what is left: no state, and the files in the directory. Profiles are those in the directory of the
+    /// layer's [`Directory`](crate::Directory), including those of earlier runs of the program. If another
+    /// [`Exporter`](crate::Exporter) is used, the list is empty (but see
     /// [`Exporter::directory`](crate::Exporter::directory)).
     ///
-    /// What may block runs beside tokio's runtime, in which the routes must be served.
+    /// Blocking work runs on tokio's blocking threads. The routes must be served in a tokio runtime.
     pub fn router(&self) -> Router {
         self.router_for([""; 0])
     }
 
-    /// The same, also for these hosts: the names and addresses by which the routes are asked for, as in
+    /// Like [`router`](Self::router), but also serves requests for these hosts: names and addresses such as
     /// `shop.internal` or `10.0.0.7`. Their ports do not matter.
     pub fn router_for(&self, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Router {
         Router::new()
@@ -129,8 +128,8 @@ async fn set_rules(State(handle): State<Handle>, body: Bytes) -> Result<String, 
     let set = move || {
         let text = str::from_utf8(&body).map_err(|_| bad("rules are text in UTF-8".to_owned()))?;
         if text.trim().is_empty() {
-            // Where it is not meant it would be hard to see.
-            return Err(bad("there are no rules: say `off` to keep nothing".to_owned()));
+            // An empty body is likely a mistake that would be hard to spot.
+            return Err(bad("the body contains no rules: use `off` to keep nothing".to_owned()));
         }
         let rules: Rules = text.trim().parse().map_err(|error: Error| bad(error.to_string()))?;
         handle.set_rules(rules).map_err(not_now)?;
@@ -164,7 +163,7 @@ async fn profile(
     blocking(read).await
 }
 
-/// Runs what may wait for a lock or a file where it stops no other task.
+/// Runs work that may block on a lock or a file without blocking other tasks.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
@@ -177,7 +176,7 @@ fn not_now(error: Error) -> Failure {
 }
 
 fn unreadable(error: io::Error) -> Failure {
-    let problem = format!("cannot read the folder of profiles: {error}");
+    let problem = format!("cannot read the directory of profiles: {error}");
     (StatusCode::INTERNAL_SERVER_ERROR, problem)
 }
 
@@ -206,7 +205,7 @@ fn object<V: Into<Value>>(members: impl IntoIterator<Item = (&'static str, V)>) 
     Value::Object(members.collect::<Map<_, _>>())
 }
 
-/// Of files only what has four digits of year: nothing else can be written so.
+/// Clamped to years with four digits, which are all that the format can represent.
 fn time(time: SystemTime) -> String {
     const LAST: Duration = Duration::from_secs(253_402_300_799);
     let time = time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST);
@@ -217,7 +216,7 @@ fn content_type(name: &str) -> &'static str {
     match name.rsplit('.').next() {
         Some("svg") => SVG,
         Some("otlp") => "application/x-protobuf",
-        // Not as an encoding: readers of pprof want it packed.
+        // Not as a content encoding: readers of pprof expect it to be compressed.
         _ => "application/octet-stream",
     }
 }
@@ -226,19 +225,19 @@ const SVG: &str = "image/svg+xml";
 const CROSS_ORIGIN_RESOURCE_POLICY: HeaderName =
     HeaderName::from_static("cross-origin-resource-policy");
 
-/// Nothing that is answered can do anything in a browser, but for a flame graph in its own window.
+/// Adds headers so that a response cannot do anything in a browser, except for a flame graph in its own window.
 async fn protect(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let is_picture = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == SVG);
     let policy = if is_picture { POLICY_OF_PICTURES } else { POLICY };
-    let says: [(HeaderName, &'static str); 5] = [
+    let protection: [(HeaderName, &'static str); 5] = [
         (CROSS_ORIGIN_RESOURCE_POLICY, "same-origin"),
         (header::CONTENT_SECURITY_POLICY, policy),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-store"),
     ];
-    for (name, value) in says {
+    for (name, value) in protection {
         headers.insert(name, HeaderValue::from_static(value));
     }
     response

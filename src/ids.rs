@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-/// A text that is no id.
+/// The error for a malformed id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidId {
     digits: usize,
@@ -25,12 +25,12 @@ macro_rules! id {
         pub struct $name([u8; $bytes]);
 
         impl $name {
-            /// The id of these bytes, the most significant first.
+            /// Creates an id from its bytes, most significant first.
             pub const fn from_bytes(bytes: [u8; $bytes]) -> Self {
                 Self(bytes)
             }
 
-            /// Its bytes, the most significant first.
+            /// The bytes of the id, most significant first.
             pub const fn to_bytes(self) -> [u8; $bytes] {
                 self.0
             }
@@ -51,11 +51,11 @@ macro_rules! id {
         impl FromStr for $name {
             type Err = InvalidId;
 
-            /// Reads what [`Display`](fmt::Display) writes.
+            /// Parses the format that [`Display`](fmt::Display) prints.
             ///
             /// # Errors
             ///
-            /// If these are not exactly as many hexadecimal digits as the id has.
+            /// If the text does not consist of exactly as many hexadecimal digits as the id has.
             fn from_str(text: &str) -> Result<Self, InvalidId> {
                 let mut bytes = [0; $bytes];
                 let digits = text.as_bytes();
@@ -75,18 +75,18 @@ macro_rules! id {
 }
 
 id! {
-    /// The id of a trace: 16 bytes, written as 32 hexadecimal digits.
+    /// The id of a trace: 16 bytes, printed as 32 hexadecimal digits.
     TraceId, 16
 }
 
 id! {
-    /// The id of a span as it is exported: 8 bytes, written as 16 hexadecimal digits.
+    /// The id of an exported span: 8 bytes, printed as 16 hexadecimal digits.
     SpanId, 8
 }
 
 id! {
-    /// What a span's `profile.id` attribute and the profile itself carry: 16 bytes, written as 32 hexadecimal digits. Those of
-    /// a layer's profiles are random, and not all 0.
+    /// The id of a profile, which is also the attribute `profile.id` of its spans: 16 bytes, printed as 32 hexadecimal
+    /// digits. The ids of a layer's profiles are random and not zero.
     ProfileId, 16
 }
 
@@ -95,7 +95,7 @@ impl ProfileId {
     ///
     /// # Errors
     ///
-    /// If the system gives no random bytes.
+    /// If the system returns no random bytes.
     pub(crate) fn random() -> Result<Self, getrandom::Error> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)?;
@@ -103,13 +103,13 @@ impl ProfileId {
         Ok(Self(bytes))
     }
 
-    /// The id of the off-CPU part where a format has one profile for each kind of sample: OTLP. There
-    /// the last bit is turned, unless the profile has nothing but that part.
+    /// The id of the off-CPU profile in OTLP, which has one profile for each kind of sample. The last bit is inverted.
+    /// A profile without on-CPU samples keeps its id.
     #[must_use]
     pub fn of_off_cpu(self) -> Self {
         let mut bytes = self.0;
         bytes[15] ^= 1;
-        // Of the one id that would become 0.
+        // For the only id that would become 0.
         bytes[14] ^= u8::from(bytes == [0; 16]);
         Self(bytes)
     }
@@ -145,7 +145,7 @@ mod conversions {
     convert! { TraceId SpanId }
 }
 
-/// Our own number of a span: never given twice.
+/// The crate's own number of a span. Numbers are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SpanKey(NonZeroU64);
 
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_is_read() {
+    fn ids_round_trip() {
         let trace = TraceId::from_bytes(std::array::from_fn(|n| n as u8 * 17));
         assert_eq!(trace.to_string(), "00112233445566778899aabbccddeeff");
         assert_eq!(trace.to_string().parse::<TraceId>().unwrap(), trace);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_is_an_error_that_says_what_one_is() {
+    fn a_malformed_id_is_an_error_that_states_the_format() {
         for text in [
             "",
             "ab",

@@ -144,7 +144,7 @@
     allow(
         dead_code,
         unused_imports,
-        reason = "of what reads files of code some is for symbols alone"
+        reason = "some code that reads object files is used only for symbols"
     )
 )]
 #![cfg_attr(docsrs, doc(auto_cfg(hide(feature, values("_otlp", "_parts")))))]
@@ -257,7 +257,7 @@ pub use stats::{
     WaitStats,
 };
 
-/// A function whose calls are spans: `#[tracing::instrument]` with thresholds of its own.
+/// A function whose calls are spans: `#[tracing::instrument]` with its own conditions for keeping profiles.
 ///
 /// ```
 /// use tracing_profiling::profiled;
@@ -276,15 +276,15 @@ pub use stats::{
 /// | `on_error` | keep it if it fails; with `err`, a returned `Err` is an `ERROR` event and so a failure |
 /// | `off` | never profile it |
 ///
-/// All others are those of `#[tracing::instrument]`, to which the function is handed on: the crate
-/// `tracing` must be there under that name. Sync and async functions, methods, generic and `unsafe`
-/// functions and those of `async-trait` all work; only a `const fn` cannot be a span.
+/// All other arguments are those of `#[tracing::instrument]`, to which they are passed; the crate `tracing` must be
+/// available under that name. The attribute works on sync and async functions, methods, generic and `unsafe` functions,
+/// and functions of `async-trait`, but not on a `const fn`.
 ///
-/// `threshold` and `on_error` take the place of the rule for all spans, as a directive for this
-/// one would: what they do not name does not keep it. Without either the rule for all decides. A
-/// directive that names the span or its target beats the attribute. Each function with `threshold`
-/// or `on_error` has a limit of profiles a minute of its own.
+/// `threshold` and `on_error` replace the rule for all spans, as a directive for this span would: only the conditions
+/// that they state apply. Without either of them, the rule for all spans applies. A directive that names the span or
+/// its target overrides the attribute. Each function with `threshold` or `on_error` has its own limit of profiles per
+/// minute.
 ///
-/// The attribute alone does nothing: the layer must be part of the subscriber. It costs nothing
-/// more than `#[tracing::instrument]`, for the settings are part of the callsite.
+/// The attribute has an effect only if the layer is part of the subscriber. It costs no more than
+/// `#[tracing::instrument]`, because the settings are part of the callsite.
 pub use tracing_profiling_macros::profiled;

@@ -1,4 +1,4 @@
-//! What `Stats` counts, as metrics of OpenTelemetry.
+//! The counters in `Stats` as OpenTelemetry metrics.
 
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::Meter;
@@ -7,7 +7,7 @@ use crate::handle::Handle;
 use crate::keep::Reason;
 use crate::stats::Stats;
 
-/// A metric's name, unit and description, and its numbers.
+/// The name, unit and description of a metric, and its values.
 struct Instrument {
     name: &'static str,
     unit: &'static str,
@@ -18,7 +18,7 @@ struct Instrument {
 #[derive(Clone, Copy)]
 enum Numbers {
     One(fn(&Stats) -> u64),
-    /// One for each value of this attribute.
+    /// One value for each value of this attribute.
     Each(&'static str, fn(&Stats) -> Vec<(&'static str, u64)>),
 }
 
@@ -26,7 +26,7 @@ const COUNTERS: &[Instrument] = &[
     Instrument {
         name: "tracing_profiling.spans.seen",
         unit: "{span}",
-        about: "Spans that were made and that a rule matches",
+        about: "Created spans that a rule matches",
         numbers: Numbers::One(|stats| stats.spans.seen),
     },
     Instrument {
@@ -52,7 +52,7 @@ const COUNTERS: &[Instrument] = &[
     Instrument {
         name: "tracing_profiling.profiles.exported",
         unit: "{profile}",
-        about: "Profiles that an exporter has taken",
+        about: "Profiles that the exporter accepted",
         numbers: Numbers::One(|stats| stats.profiles.exported),
     },
     Instrument {
@@ -67,7 +67,7 @@ const GAUGES: &[Instrument] = &[
     Instrument {
         name: "tracing_profiling.threads.sampled",
         unit: "{thread}",
-        about: "Threads that are sampled at present",
+        about: "Threads that are currently sampled",
         numbers: Numbers::One(|stats| stats.threads.sampled),
     },
     Instrument {
@@ -79,9 +79,9 @@ const GAUGES: &[Instrument] = &[
 ];
 
 impl Handle {
-    /// Registers what [`stats`](Self::stats) counts with OpenTelemetry: observable counters, and gauges
-    /// of threads, that are asked whenever the meter's provider collects. Call it once for a meter.
-    /// Needs the feature `metrics`.
+    /// Registers the numbers of [`stats`](Self::stats) as OpenTelemetry metrics: observable counters, and gauges of
+    /// threads. They are read whenever the meter's provider collects. Call this once per meter. Needs the feature
+    /// `metrics`.
     ///
     /// | metric | unit | attribute | what it is |
     /// |---|---|---|---|
@@ -95,7 +95,7 @@ impl Handle {
     /// | `tracing_profiling.threads.sampled` (gauge) | `{thread}` | | [`ThreadStats::sampled`](crate::ThreadStats::sampled) |
     /// | `tracing_profiling.threads.unsampled` (gauge) | `{thread}` | | [`ThreadStats::unsampled`](crate::ThreadStats::unsampled) |
     ///
-    /// It does not keep the layer alive; when that is gone there are no more numbers.
+    /// This does not keep the layer alive. After the layer is dropped, nothing is reported.
     ///
     /// ```
     /// use tracing_profiling::ProfilingLayer;
@@ -133,7 +133,7 @@ impl Handle {
         meter
             .f64_observable_counter("tracing_profiling.collector.cpu_time")
             .with_unit("s")
-            .with_description("CPU time that went into reading and unwinding samples")
+            .with_description("CPU time spent on reading and unwinding samples")
             .with_callback(move |observer| {
                 let numbers = Numbers::One(|stats| stats.sampling.collector_cpu_ns);
                 handle.observe(numbers, |ns, with| observer.observe(ns as f64 / 1e9, with));
@@ -141,8 +141,8 @@ impl Handle {
             .build();
     }
 
-    /// Hands the numbers of now to `report`; none if there is no layer any more, since numbers that
-    /// fall back to 0 would be read as a new beginning.
+    /// Passes the current numbers to `report`. Reports nothing after the layer is dropped, because counters that fall
+    /// back to 0 would be taken for a restart.
     fn observe(&self, numbers: Numbers, report: impl Fn(u64, &[KeyValue])) {
         if !self.has_layer() {
             return;
@@ -159,15 +159,15 @@ impl Handle {
     }
 }
 
-/// Each cause for which samples were lost: every number of samples that is not known to be something
-/// else, so that none that is added later can be forgotten.
+/// The number of lost samples by cause. All counters of samples that are not excluded here count as lost, so that new
+/// counters are included.
 fn samples_lost(stats: &Stats) -> Vec<(&'static str, u64)> {
     const NOT_LOST: [&str; 2] = ["taken", "outside_spans"];
     let samples = with_prefix(stats, "samples.").filter(|(name, _)| !NOT_LOST.contains(name));
     samples.map(|(name, count)| (name.strip_prefix("dropped_").unwrap_or(name), count)).collect()
 }
 
-/// The numbers whose names begin so, by the rest of their names.
+/// The counters with this prefix, by the rest of their names.
 fn with_prefix(
     stats: &Stats,
     prefix: &'static str,
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_loss_of_samples_is_a_cause() {
+    fn every_counter_of_lost_samples_is_a_cause() {
         let lost: Vec<_> =
             samples_lost(&Stats::default()).iter().map(|(cause, _)| *cause).collect();
         for (name, _) in Stats::default().iter() {

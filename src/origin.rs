@@ -1,4 +1,4 @@
-//! Who may ask over HTTP: no page of another site that a browser has open.
+//! Protection of the HTTP routes from pages of other sites in a browser.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use crate::text::shortened;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// What is answered in the place of the routes.
+/// The response to a refused request.
 type Refusal = (StatusCode, String);
 
-/// A host as requests name it.
+/// A host in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Host {
     Address(IpAddr),
-    /// In lower case, without a dot at its end.
+    /// In lower case, without a trailing dot.
     Name(String),
 }
 
 impl Host {
-    /// The host, and the port that follows it, of `host`, `host:port`, `[::1]` or `[::1]:port`.
+    /// Parses `host`, `host:port`, `[::1]` or `[::1]:port`.
     fn parse(text: &str) -> Option<(Self, Option<u16>)> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -65,12 +65,12 @@ impl Host {
     }
 }
 
-/// The hosts under which a router answers, beside those of loopback.
+/// The hosts for which a router serves requests, in addition to loopback.
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts(Arc<[Host]>);
 
 impl Hosts {
-    /// Of each a port is left out; what is no host is none that anybody could ask for.
+    /// Ports are ignored, and so are texts that are not a host.
     pub(crate) fn new(hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
         let host = |text: &str| match text.parse::<Ipv6Addr>() {
             Ok(address) => Some(Host::Address(address.to_canonical())),
@@ -84,7 +84,7 @@ impl Hosts {
     }
 }
 
-/// Answers in the place of the routes where a page of another site could have sent the request.
+/// Refuses requests that a page of another site could have sent.
 pub(crate) async fn refuse_foreign(
     State(hosts): State<Hosts>,
     request: Request,
@@ -99,7 +99,7 @@ pub(crate) async fn refuse_foreign(
 fn check(request: &Request, hosts: &Hosts) -> Result<(), Refusal> {
     let own = own_hosts(request, hosts)?;
     if request.method().is_safe() {
-        // Whatever page asked: the browser does not let it read the answer, unless it is of our own host.
+        // Safe regardless of the origin: the browser lets only pages of the same origin read the response.
         return Ok(());
     }
     let headers = request.headers();
@@ -121,25 +121,25 @@ fn check(request: &Request, hosts: &Hosts) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The hosts that a request is for, if it may be. Behind a name of somebody else's that leads here lies a page
-/// of theirs, which would be of our own origin. What names no host comes from no browser.
+/// The hosts that a request is for, if all are allowed. A foreign name that resolves to this machine would make its
+/// pages the same origin as these routes. A request without a host does not come from a browser.
 fn own_hosts(request: &Request, hosts: &Hosts) -> Result<Vec<(Host, Option<u16>)>, Refusal> {
     let headers: &HeaderMap = request.headers();
-    let said = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
+    let named = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
     let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
-    let said: Vec<_> = authority.into_iter().chain(said).collect();
+    let named: Vec<_> = authority.into_iter().chain(named).collect();
     if headers.get_all(header::HOST).iter().count() > 1 {
-        return Err((StatusCode::BAD_REQUEST, "there is more than one Host".to_owned()));
+        return Err((StatusCode::BAD_REQUEST, "there is more than one Host header".to_owned()));
     }
     let mut own = Vec::new();
-    for text in said {
+    for text in named {
         let host = str::from_utf8(text).ok().and_then(Host::parse);
         match host {
             Some(host) if hosts.allow(&host.0) => own.push(host),
             _ => {
                 let shown = shortened(&String::from_utf8_lossy(text));
                 let problem = format!(
-                    "these routes do not answer for the host `{shown}`: ask for localhost, or name the host in \
+                    "these routes do not serve the host `{shown}`: use localhost, or add the host with \
                      `Handle::router_for`"
                 );
                 return Err((StatusCode::MISDIRECTED_REQUEST, problem));
@@ -149,7 +149,7 @@ fn own_hosts(request: &Request, hosts: &Hosts) -> Result<Vec<(Host, Option<u16>)
     Ok(own)
 }
 
-/// Host, port and the scheme's usual port.
+/// Host, port, and the default port of the scheme.
 fn origin_of(origin: &HeaderValue) -> Option<(Host, Option<u16>, u16)> {
     let (scheme, rest) = origin.to_str().ok()?.split_once("://")?;
     let usual = match scheme.to_ascii_lowercase().as_str() {
@@ -164,8 +164,8 @@ fn origin_of(origin: &HeaderValue) -> Option<(Host, Option<u16>, u16)> {
 fn foreign(header: &str, value: &HeaderValue) -> Refusal {
     let shown = shortened(&String::from_utf8_lossy(value.as_bytes()));
     let problem = format!(
-        "refused, because a page of another origin sent this ({header}: {shown}); a proxy in between must leave \
-         Host as it is"
+        "refused: the request came from a page of another origin ({header}: {shown}); a proxy must not change \
+         the Host header"
     );
     (StatusCode::FORBIDDEN, problem)
 }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_and_what_is_named_is_allowed_with_any_port() {
+    fn loopback_and_named_hosts_are_allowed_with_any_port() {
         for host in [
             "localhost",
             "localhost:9999",
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is() {
+    fn other_hosts_are_refused() {
         for host in [
             "",
             ".",

@@ -1,4 +1,4 @@
-//! A short known load, to see what can be seen here.
+//! A short synthetic load, to check what can be observed on this system.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -13,48 +13,47 @@ use crate::keep::{Keep, Rule, Rules};
 use crate::profile::{CALLERS_NOT_COPIED, FrameKind, Profile, Sample, SampleKind};
 use crate::sampler::SourceSettings;
 
-/// What [`Handle::self_test`] found.
+/// The result of [`Handle::self_test`].
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct SelfTest {
-    /// Which source samples threads here, and what it cannot see.
+    /// Which source samples threads, and what it cannot observe.
     pub source: String,
-    /// Samples of a function that was busy for [`busy`](Self::busy) of CPU time.
+    /// The number of samples of a function that was busy for [`busy`](Self::busy) of CPU time.
     pub samples: usize,
-    /// The CPU time that these samples stand for.
+    /// The CPU time that these samples represent.
     pub sampled: Duration,
-    /// For how long the function was busy.
+    /// How long the function was busy.
     pub busy: Duration,
-    /// Of the samples, those whose stack was unwound to the thread's first function.
+    /// The number of samples whose stack was unwound to the thread's first function.
     pub whole_stacks: usize,
-    /// Of the others, those that are longer than what was copied of them.
+    /// The number of other samples whose stack was longer than what was copied of it.
     pub cut_stacks: usize,
-    /// Whether the function was found by its name.
+    /// Whether the name of the function was found.
     pub has_functions: bool,
     /// Whether its source file and line were found.
     pub has_lines: bool,
-    /// How long a function was seen to wait that waited for [`asleep`](Self::asleep); `None` if that was
-    /// not seen.
+    /// The measured duration of a wait of [`asleep`](Self::asleep); `None` if the wait was not captured.
     pub waited: Option<Duration>,
-    /// For how long it waited.
+    /// How long the function waited.
     pub asleep: Duration,
 }
 
 const BUSY: Duration = Duration::from_millis(300);
-/// For that much CPU time, or so long on a machine that has none to give.
+/// The limit of wall time, for a machine that is too busy to give that much CPU time.
 const AT_MOST: Duration = Duration::from_secs(3);
 const ASLEEP: Duration = Duration::from_millis(200);
 /// Symbols of a large program take a while.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 impl SelfTest {
-    /// Whether samples, stacks, functions and waits are all there. (Lines need line tables in the
-    /// program, and are not counted.)
+    /// Whether samples, stacks, functions and waits all work. (Lines are not required: they need line tables in the
+    /// program.)
     pub fn is_ok(&self) -> bool {
         self.problems().is_empty()
     }
 
-    /// What does not work, a line each.
+    /// What does not work, one line each.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if self.samples == 0 {
@@ -62,22 +61,22 @@ impl SelfTest {
         }
         if self.sampled < self.busy / 2 || self.sampled > self.busy * 2 {
             let (sampled, busy) = (self.sampled, self.busy);
-            problems.push(format!("the samples stand for {sampled:.0?} of {busy:.0?} of CPU time"));
+            problems.push(format!("the samples represent {sampled:.0?} of {busy:.0?} of CPU time"));
         }
         if self.whole_stacks * 10 < self.samples * 9 {
             let (whole, all) = (self.whole_stacks, self.samples);
             let why = if self.cut_stacks * 2 > all - whole {
-                "more was on the stack than TRACING_PROFILING_STACK_BYTES"
+                "stacks were deeper than TRACING_PROFILING_STACK_BYTES"
             } else {
                 "the program or a library that it calls has no unwind tables"
             };
-            problems.push(format!("{whole} of {all} stacks are whole: {why}"));
+            problems.push(format!("{whole} of {all} stacks are complete: {why}"));
         }
         if cfg!(feature = "symbols") && !self.has_functions {
             problems.push("functions have no names: is the program stripped?".to_owned());
         }
         if self.waited.is_none() {
-            problems.push("a wait was not seen".to_owned());
+            problems.push("the wait was not captured".to_owned());
         }
         problems
     }
@@ -87,12 +86,12 @@ impl fmt::Display for SelfTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { source, samples, sampled, busy, whole_stacks, .. } = self;
         write!(f, "{source}; {samples} samples of {sampled:.0?} in {busy:.0?} of CPU time")?;
-        write!(f, ", {whole_stacks} of their stacks whole")?;
+        write!(f, ", {whole_stacks} of their stacks complete")?;
         let found = |is: bool| if is { "found" } else { "not found" };
         write!(f, "; functions {}, lines {}", found(self.has_functions), found(self.has_lines))?;
         match self.waited {
             Some(waited) => write!(f, "; a wait of {:.0?} measured as {waited:.1?}", self.asleep),
-            None => f.write_str("; waits not seen"),
+            None => f.write_str("; waits not captured"),
         }
     }
 }
@@ -118,12 +117,12 @@ fn self_test_is_asleep() {
 }
 
 impl Handle {
-    /// Runs a short known load, and reports whether samples, stacks, symbols and waits are seen here:
-    /// in this very program, on this system, with the source that this layer has.
+    /// Runs a short synthetic load, and reports whether samples, stacks, symbols and waits work in this program, on
+    /// this system, with the source of this layer.
     ///
-    /// It takes a little more than half a second, and longer where the program has much debug information. The load
-    /// runs on a thread of its own under a layer of its own, and leaves no profile. It blocks; in async
-    /// code call it from `spawn_blocking`.
+    /// It takes a little more than half a second, and longer if the program has much debug information. The load runs
+    /// on its own thread under its own layer, and leaves no profile. This blocks; in async code call it from
+    /// `spawn_blocking`.
     ///
     /// ```
     /// # use tracing_profiling::ProfilingLayer;
@@ -145,7 +144,7 @@ impl Handle {
     }
 }
 
-/// Runs the load on a thread of its own, under a layer of its own with these settings.
+/// Runs the load on its own thread, under its own layer with these settings.
 fn self_test(settings: SourceSettings) -> SelfTest {
     let memory = Memory::new();
     let builder = Builder::new()
@@ -173,20 +172,20 @@ fn self_test(settings: SourceSettings) -> SelfTest {
             })
         })
     };
-    // The calling thread may be one that is not profiled, or be in spans of its own.
+    // The calling thread may be ignored by the layer, or be in other spans.
     let thread = crate::sys::spawn("profiling-test", run);
     let ran_ns = thread.ok().and_then(|thread| thread.join().ok()).flatten();
     found.busy = ran_ns.map_or(BUSY, Duration::from_nanos);
     handle.flush(DEADLINE);
     if let Some(profile) = memory.profiles().first() {
-        look(profile, &mut found);
+        evaluate(profile, &mut found);
     }
     handle.shutdown(DEADLINE);
     drop(dispatch);
     found
 }
 
-fn look(profile: &Profile, found: &mut SelfTest) {
+fn evaluate(profile: &Profile, found: &mut SelfTest) {
     for sample in profile.of_kind(SampleKind::OnCpu) {
         let (mut is_whole, mut is_cut) = (true, false);
         for location in profile.stack(sample.stack) {
@@ -232,34 +231,34 @@ mod tests {
     }
 
     #[test]
-    fn says_what_was_found_in_one_line() {
+    fn prints_the_result_in_one_line() {
         assert!(good().is_ok());
         assert_eq!(
             good().to_string(),
-            "source timer; 60 samples of 300ms in 300ms of CPU time, 60 of their stacks whole; \
+            "source timer; 60 samples of 300ms in 300ms of CPU time, 60 of their stacks complete; \
              functions found, lines found; a wait of 200ms measured as 200.0ms"
         );
     }
 
     #[test]
-    fn names_what_does_not_work() {
-        for (broken, says) in [
+    fn reports_what_does_not_work() {
+        for (broken, expected) in [
             (SelfTest { samples: 0, ..good() }, "no samples are taken (source timer)"),
             (SelfTest { sampled: BUSY / 3, ..good() }, "100ms of 300ms of CPU time"),
             (
                 SelfTest { whole_stacks: 50, ..good() },
-                "50 of 60 stacks are whole: the program or a library that it calls has no unwind tables",
+                "50 of 60 stacks are complete: the program or a library that it calls has no unwind tables",
             ),
             (
                 SelfTest { whole_stacks: 50, cut_stacks: 9, ..good() },
-                "50 of 60 stacks are whole: more was on the stack than TRACING_PROFILING_STACK_BYTES",
+                "50 of 60 stacks are complete: stacks were deeper than TRACING_PROFILING_STACK_BYTES",
             ),
             (SelfTest { has_functions: false, ..good() }, "is the program stripped?"),
-            (SelfTest { waited: None, ..good() }, "a wait was not seen"),
+            (SelfTest { waited: None, ..good() }, "the wait was not captured"),
         ] {
             let problems = broken.problems();
             assert_eq!(problems.len(), 1);
-            assert!(problems[0].contains(says), "{problems:?}");
+            assert!(problems[0].contains(expected), "{problems:?}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Text from outside, fit for a line of a log.
+//! Makes untrusted text safe for a log line.
 
 use std::borrow::Cow;
 
-/// Characters of a value that an error repeats.
+/// The maximum number of characters of a value in an error.
 const MOST_SHOWN: usize = 100;
 
-/// Whether a character would end a line, command a terminal, or turn the order of what follows it.
+/// Whether a character ends a line, controls a terminal, or changes the direction of text.
 pub(crate) fn disturbs(character: char) -> bool {
     const TURNS: [char; 3] = ['\u{61c}', '\u{200e}', '\u{200f}'];
     character.is_control()
@@ -13,7 +13,7 @@ pub(crate) fn disturbs(character: char) -> bool {
         || matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Such characters as Rust writes them in a string: `\n`, `\u{202e}`.
+/// Escapes such characters as in a Rust string: `\n`, `\u{202e}`.
 pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(disturbs) {
         return Cow::Borrowed(text);
@@ -29,7 +29,7 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// The same of the beginning of what may be long.
+/// The escaped beginning of a text that may be long.
 pub(crate) fn shortened(text: &str) -> String {
     let end = text.char_indices().nth(MOST_SHOWN).map_or(text.len(), |(at, _)| at);
     let mut short = escaped(text.get(..end).unwrap_or(text)).into_owned();
@@ -39,8 +39,8 @@ pub(crate) fn shortened(text: &str) -> String {
     short
 }
 
-/// What is around the byte `at` of a text, and how many characters come before that place: each disturbing one
-/// is one other, so that a mark below the line is where it should be.
+/// The text around byte `at`, and the number of characters before that position. Each unsafe character is replaced by
+/// one other, so that a marker below the line is at the right position.
 pub(crate) fn around(text: &str, at: usize) -> (String, usize) {
     let (before, after) = text.split_at_checked(at).unwrap_or((text, ""));
     let plain = |c: char| match c {
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_disturbs_a_line_is_escaped_and_nothing_else() {
+    fn only_unsafe_characters_are_escaped() {
         for plain in ["shop::cart", "GET /ü?a=b", "日本語 🔥", "a\\b", ""] {
             assert_eq!(escaped(plain), plain);
         }

@@ -366,7 +366,7 @@ async fn a_folder_that_cannot_be_read_is_said() {
     let setup = in_folder(file.path(), "off");
     let answer = get(&setup.handle, "/profiles").await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert!(answer.text().contains("folder"), "{}", answer.text());
+    assert!(answer.text().contains("directory"), "{}", answer.text());
 }
 
 /// What a browser says of a request beside its host: `(name, value)`.

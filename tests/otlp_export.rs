@@ -565,8 +565,11 @@ fn what_cannot_be_right_is_said_at_once() {
             builder().certificate("/nowhere/ca.pem"),
             "/nowhere/ca.pem`: it cannot be read: No such file",
         ),
-        (builder().certificate(&empty), "there is none in that file"),
-        (builder().client_certificate(&empty, &empty), "there is none in that file"),
+        (builder().certificate(&empty), "the file contains no PEM item of that kind"),
+        (
+            builder().client_certificate(&empty, &empty),
+            "the file contains no PEM item of that kind",
+        ),
     ] {
         let error = builder.build().unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");

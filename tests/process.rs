@@ -295,7 +295,7 @@ in_child! {
             let lines = lines.0.lock().unwrap();
             let said = lines.iter().filter(|line| line.contains(says)).count();
             assert_eq!(said, 1, "{lines:#?}");
-            let no_profile = "no profile: no stacks can be had here";
+            let no_profile = "no profile: sampling is unavailable";
             assert!(lines.iter().any(|line| line.contains(no_profile)), "{lines:#?}");
             let stats = handle.stats();
             assert_eq!((stats.threads.sampled, stats.threads.unsampled), (0, 1), "{stats:?}");

@@ -33,7 +33,7 @@ fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
             }
         }
         Err(error) => {
-            // The function stays, so that nothing else is reported that uses it.
+            // Keeps the function, so that its uses cause no further errors.
             let error = error.to_compile_error();
             quote!(#error #item)
         }
@@ -96,9 +96,10 @@ impl Parse for Arguments {
         }
         let Settings { threshold_ns, on_error, .. } = arguments.settings;
         match off {
-            Some(off) if threshold_ns.is_some() || on_error => {
-                Err(Error::new(off.span(), "`off` means never: nothing else of ours goes with it"))
-            }
+            Some(off) if threshold_ns.is_some() || on_error => Err(Error::new(
+                off.span(),
+                "`off` cannot be combined with `threshold` or `on_error`",
+            )),
             _ => Ok(arguments),
         }
     }
@@ -109,7 +110,7 @@ impl Arguments {
         let settings = &mut self.settings;
         let once = |is_first: bool| match is_first {
             true => Ok(()),
-            false => Err(Error::new(name.span(), format!("`{name}` is there already"))),
+            false => Err(Error::new(name.span(), format!("duplicate argument `{name}`"))),
         };
         match name.to_string().as_str() {
             "threshold" => {
@@ -188,7 +189,7 @@ fn threshold(input: ParseStream<'_>) -> syn::Result<u64> {
     let duration = humantime::parse_duration(&literal.value())
         .map_err(|error| Error::new(literal.span(), format!("{FORM}: {error}")))?;
     u64::try_from(duration.as_nanos())
-        .map_err(|_| Error::new(literal.span(), "longer than half a millennium"))
+        .map_err(|_| Error::new(literal.span(), "the threshold must be shorter than 584 years"))
 }
 
 /// The annotated item, parsed as far as needed here.
@@ -196,7 +197,7 @@ struct Function;
 
 impl Parse for Function {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
-        const FORM: &str = "#[profiled] goes on a function";
+        const FORM: &str = "#[profiled] can only be applied to a function";
         let outside = |error: Error| Error::new(error.span(), FORM);
         input.call(Attribute::parse_outer)?;
         input.parse::<Visibility>()?;
@@ -207,14 +208,14 @@ impl Parse for Function {
         if let Some(keyword) = signature.constness {
             return Err(Error::new(
                 keyword.span(),
-                "a `const fn` may run in the compiler, where there are no spans: remove `const` or \
+                "a `const fn` may be evaluated at compile time, without spans: remove `const` or \
                  #[profiled]",
             ));
         }
         if !input.peek(syn::token::Brace) {
             return Err(Error::new(
                 signature.span(),
-                "#[profiled] goes on a function with a body: on the implementation",
+                "#[profiled] needs a function with a body: apply it to the implementation",
             ));
         }
         input.parse::<TokenStream>()?;

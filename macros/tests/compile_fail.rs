@@ -1,6 +1,6 @@
-//! What a wrong `#[profiled]` says, and where.
+//! The error messages for invalid uses of `#[profiled]`, and their positions.
 
 #[test]
-fn errors_say_what_is_wrong_and_where() {
+fn errors_state_the_problem_and_its_position() {
     trybuild::TestCases::new().compile_fail("tests/compile_fail/*.rs");
 }

@@ -21,7 +21,7 @@ use crate::stats::Counters;
 use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
 
-/// Makes a [`ProfilingLayer`](crate::ProfilingLayer) with other settings than the default.
+/// Builds a [`ProfilingLayer`](crate::ProfilingLayer) with settings other than the defaults.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -43,7 +43,7 @@ pub struct Builder {
     max_depth: u32,
     directory: PathBuf,
     exporter: Option<Box<dyn Exporter>>,
-    /// What the environment says, if that is to be used.
+    /// The OTLP exporter that the environment configures, if it configures one.
     #[cfg(feature = "_otlp")]
     otlp: Option<OtlpExporter>,
     resource: Option<Resource>,
@@ -60,32 +60,32 @@ pub struct Builder {
     only_sampled_traces: bool,
     attributes: AttributeNames,
     redaction: Redaction,
-    /// What the environment says of it: beside the above, whichever was set first.
+    /// The redaction that the environment sets. It adds to `redaction`, whichever was set first.
     env_redaction: Redaction,
     symbols: SymbolSettings,
     #[cfg(feature = "sighup")]
     reloads_on_sighup: bool,
 }
 
-/// Deep enough for an async service built for release; see `docs/design.md` for the figures.
+/// Deep enough for an async service in a release build; see `docs/design.md` for the figures.
 const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
-/// As much as fits into a record.
+/// The upper limit is what fits into one perf record.
 pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=65_448;
 const DEFAULT_DEPTH: u32 = 256;
 pub(super) const DEPTHS: RangeInclusive<u32> = 1..=1024;
 /// In hertz.
 pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
-/// What Pyroscope takes by default.
+/// The default limit of Pyroscope.
 const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
 const DEFAULT_PENDING_SPANS: usize = 16_384;
-/// Of one core.
+/// Percent of one core.
 const DEFAULT_CPU_PERCENT: u32 = 1;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
-/// Of memory that may still be reserved: two threads' stacks, and what a layer begins with.
+/// Address space that must be left: two thread stacks and the initial allocations of a layer.
 const LEAST_MIB: u64 = 8;
 const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
-/// Line tables of a large service are a tenth of that, all of its debug information may be more.
+/// The line tables of a large service take a tenth of that; its full debug information can be larger.
 const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
 const RING_BYTES: usize = 256 * 1024;
@@ -131,22 +131,22 @@ impl Builder {
         }
     }
 
-    /// Which spans are profiled, and when they are kept. `250ms|error` for all by default.
+    /// Which spans are profiled, and when they are kept. The default is `250ms|error` for all spans.
     #[must_use]
     pub fn rules(self, rules: Rules) -> Self {
         Self { rules, ..self }
     }
 
-    /// Whether to see where threads wait inside profiled spans, for what, and for how long; true by default. Without
-    /// it nothing is read of threads from outside (`/proc/self/task`, their CPU clocks, the memory of their
-    /// stacks), and spans have their off-CPU times all the same.
+    /// Whether to capture where threads wait in profiled spans, what they wait for, and how long. The default is true.
+    /// Without it, threads are not inspected from outside (`/proc/self/task`, their CPU clocks, their stack memory);
+    /// spans still have their off-CPU times.
     #[must_use]
     pub fn waits(mut self, waits: bool) -> Self {
         self.source.waits = waits;
         self
     }
 
-    /// What produces stacks; [`Source::Auto`] by default.
+    /// What produces stacks. The default is [`Source::Auto`].
     #[must_use]
     pub fn source(mut self, source: Source) -> Self {
         self.source.source = source;
@@ -157,13 +157,13 @@ impl Builder {
         Self { source, ..self }
     }
 
-    /// Lets the source `timer` sample as often as the rate says, and not only as often as the kernel
-    /// ticks (100 to 1,000 times a second).
+    /// Lets the source `timer` sample at the configured rate, rather than at most once per kernel tick (100 to 1,000
+    /// times a second).
     ///
-    /// The price: its signals then come while a thread waits, too. System calls that wait with a time
-    /// limit (`epoll_wait`, `poll`, `nanosleep`, a `read` or `recv` with a timeout, `futex` with one)
-    /// then return early with `EINTR`, which the program must be ready for. Without this none of
-    /// them is interrupted (on kernels before 5.9, hardly ever); see `docs/platform.md`.
+    /// The price: its signals also arrive while a thread is blocked. System calls that block with a timeout
+    /// (`epoll_wait`, `poll`, `nanosleep`, `read` or `recv` with a timeout, `futex` with one) can then return early
+    /// with `EINTR`, which the program must handle. Without this setting, none of them is interrupted (on kernels
+    /// before 5.9, rarely); see `docs/platform.md`.
     #[must_use]
     pub fn fine_timers(self) -> Self {
         self.timers(true)
@@ -174,68 +174,73 @@ impl Builder {
         self
     }
 
-    /// Samples a second of CPU time, from 1 to 10,000, of each thread in a span that is sampled. By default 1,000; a
-    /// thread that has had some 1,000 in a few seconds falls to 200 a second, and one that goes on for long to 100.
+    /// Samples per second of CPU time, from 1 to 10,000, for each thread in a span that is sampled. The default is
+    /// 1,000; a thread that has had about 1,000 samples within a few seconds drops to 200 per second, and one that
+    /// continues for long to 100.
     #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
         self.source.periods = Some(Periods::of_rate(hertz.clamp(*RATES.start(), *RATES.end())));
         self
     }
 
-    /// For how long a span is entered, with the spans inside it, before the threads in it are sampled. By default
-    /// that follows its rule: a twentieth of the least time that it names, but no less than 1 ms and no more than
-    /// 20 ms (12.5 ms for `250ms`), and 1 ms if it names none; spans that `always` or `0ms` keeps, those that `one_in` chooses, and what
-    /// [`Handle::keep_current`](crate::Handle::keep_current) is called in, are sampled from the beginning.
+    /// How long a span must have been entered, including the spans inside it, before the threads in it are sampled.
     ///
-    /// [`Duration::ZERO`] samples all profiled spans from their first enter: nothing is missing at the beginning of
-    /// a profile, and each context switch in a profiled span costs 3 to 15 µs, also in spans that are not kept.
+    /// By default this follows from the span's rule: a twentieth of the shortest time in it, at least 1 ms and at most
+    /// 20 ms (12.5 ms for `250ms`); 1 ms if the rule contains no time. Spans that `always` or `0ms` keeps, that
+    /// `one_in` selects, or in which [`Handle::keep_current`](crate::Handle::keep_current) is called are sampled from
+    /// the beginning.
+    ///
+    /// [`Duration::ZERO`] samples all profiled spans from their first enter. Profiles then miss nothing at the
+    /// beginning, but each context switch in a profiled span costs 3 to 15 µs, even in spans that are not kept.
     #[must_use]
     pub fn arm_after(mut self, arm_after: Duration) -> Self {
         self.source.arm_after = Some(arm_after);
         self
     }
 
-    /// Samples no more threads while the CPUs of the host, or those that the process's control group may use, are busy
-    /// for more than so many percent, as of the last second. Spans that are kept then have their times and no samples;
-    /// [`ThreadStats::shed`](crate::ThreadStats::shed) and the log say so. No limit by default. What is sampled
-    /// already goes on; and on systems other than Linux nothing is known of the load.
+    /// Stops sampling further threads while the CPUs of the host, or those that the process's control group may use,
+    /// were more than `percent` busy in the last second. Spans that are kept in the meantime have times but no samples;
+    /// [`ThreadStats::shed`](crate::ThreadStats::shed) counts them and a log line reports them. There is no limit
+    /// by default. Threads that are already sampled stay so. On systems other than Linux, the load is unknown and the
+    /// limit has no effect.
     #[must_use]
     pub fn shed_above_cpu(mut self, percent: u32) -> Self {
         self.shed.cpu_percent = Some(percent);
         self
     }
 
-    /// The same while more than so many bytes of memory are in use: by the process's control group (version 2,
-    /// `memory.current`), or on the host (`MemTotal` less `MemAvailable`) where it has none.
+    /// Stops sampling further threads, as [`shed_above_cpu`](Self::shed_above_cpu) does, while more than `bytes` of
+    /// memory are in use: by the process's control group (version 2, `memory.current`), or on the host (`MemTotal` less
+    /// `MemAvailable`) if there is none.
     #[must_use]
     pub fn shed_above_memory(mut self, bytes: u64) -> Self {
         self.shed.memory_bytes = Some(bytes);
         self
     }
 
-    /// Bytes of stack that are copied with each sample at most, from 1,024 to 65,448; 32 KiB by default.
-    /// The outer frames of a deeper stack are missing, and its profile says so.
+    /// The maximum number of stack bytes that are copied with each sample, from 1,024 to 65,448. The default is 32 KiB.
+    /// The outer frames of a deeper stack are missing, and its profile states that.
     #[must_use]
     pub fn stack_bytes(mut self, bytes: u32) -> Self {
-        // The kernel wants a multiple of 8.
+        // The kernel requires a multiple of 8.
         self.source.stack_bytes = bytes.clamp(*STACK_BYTES.start(), *STACK_BYTES.end()) & !7;
         self
     }
 
-    /// Frames of a stack that are kept, from 1 to 1,024; 256 by default.
+    /// The maximum number of frames per stack, from 1 to 1,024. The default is 256.
     #[must_use]
     pub fn max_depth(self, frames: u32) -> Self {
         Self { max_depth: frames.clamp(*DEPTHS.start(), *DEPTHS.end()), ..self }
     }
 
-    /// Where profiles are written, if no exporter is set; `profiles` in the working directory by
-    /// default. See [`Directory`].
+    /// The directory to which profiles are written if no exporter is set. The default is `profiles` in the working
+    /// directory. See [`Directory`].
     #[must_use]
     pub fn directory(self, path: impl Into<PathBuf>) -> Self {
         Self { directory: path.into(), ..self }
     }
 
-    /// To OTLP, as the environment says, unless another exporter is set.
+    /// Exports by OTLP, as the environment configures it, unless another exporter is set.
     #[cfg(feature = "_otlp")]
     pub(super) fn otlp(self, otlp: OtlpExporter) -> Self {
         Self { otlp: Some(otlp), ..self }
@@ -246,146 +251,139 @@ impl Builder {
         self.otlp.is_some()
     }
 
-    /// Where profiles go instead of a directory.
+    /// The exporter of profiles, instead of a directory.
     #[must_use]
     pub fn exporter(self, exporter: impl Exporter + 'static) -> Self {
         Self { exporter: Some(Box::new(exporter)), ..self }
     }
 
-    /// What the process is, as the profiles say, unless the exporter was made by hand. Give the same to the
-    /// tracer provider. By default what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say.
+    /// The resource that the profiles describe, unless the exporter was built separately. Give the same one to the
+    /// tracer provider. The default is taken from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
     #[must_use]
     pub fn resource(self, resource: impl Into<Resource>) -> Self {
         Self { resource: Some(resource.into()), ..self }
     }
 
-    /// Profiles that each rule may keep a minute, and at once; 60 by default. Spans over the limit
+    /// The number of profiles per minute for each rule, and its maximum burst. The default is 60. Spans over the limit
     /// are counted.
     #[must_use]
     pub fn profiles_per_minute(self, profiles: u32) -> Self {
         Self { profiles_per_minute: profiles, ..self }
     }
 
-    /// Samples that a profile may have; 16,000 by default. A longer span's samples are thinned
-    /// out evenly, and those that are left stand for the others.
+    /// The maximum number of samples in a profile. The default is 16,000. The samples of a longer span are downsampled
+    /// evenly, and those that remain have the weight of the others.
     #[must_use]
     pub fn samples_per_profile(self, samples: usize) -> Self {
         Self { samples_per_profile: samples.max(2), ..self }
     }
 
-    /// Memory in which samples may wait for their span's verdict; 32 MiB by default. What does not
+    /// The memory for samples that wait for the verdict on their span. The default is 32 MiB. A sample that does not
     /// fit keeps its CPU time and loses its stack.
     #[must_use]
     pub fn memory_bytes(self, bytes: usize) -> Self {
         Self { memory_bytes: bytes, ..self }
     }
 
-    /// Spans with samples that may wait for their verdict at once, local roots apart; 16,384 by default. Of
-    /// more than that
-    /// the stacks are given up, and their CPU time is shown at their root.
+    /// The number of spans with samples that may wait for their verdict, not counting local roots. The default is
+    /// 16,384. Further spans lose their stacks, and their CPU time is shown at their root.
     #[must_use]
     pub fn pending_spans(self, spans: usize) -> Self {
         Self { pending_spans: spans.max(1), ..self }
     }
 
-    /// Profiles that may wait to be made and exported at once; 32 by default. Each is in memory, also while the
-    /// exporter fails: there are no more than have 64 KiB each in half of the [`export_bytes`](Self::export_bytes).
-    /// Spans that are kept meanwhile have none: see
+    /// The number of profiles that may wait to be built and exported. The default is 32. Each takes memory, also while
+    /// the exporter fails, so the number is limited to half of [`export_bytes`](Self::export_bytes) at 64 KiB each.
+    /// Further kept spans have no profile: see
     /// [`SpanStats::kept_exporter_busy`](crate::SpanStats::kept_exporter_busy).
     #[must_use]
     pub fn pending_profiles(self, profiles: usize) -> Self {
         Self { pending_profiles: profiles.max(1), ..self }
     }
 
-    /// How much of one core reading and unwinding samples may take, in percent; 0 for as much as it takes. If
-    /// it takes more, threads are sampled less often until it takes less: the log, the profiles and
-    /// [`SamplingStats::rate_reduced`](crate::SamplingStats::rate_reduced) say so. 1 by default, and 0 if the
+    /// The share of one core that reading and unwinding samples may take, in percent; 0 for no limit. Above it, the
+    /// sampling rate is reduced until they take less; the log, the profiles and
+    /// [`SamplingStats::rate_reduced`](crate::SamplingStats::rate_reduced) report that. The default is 1, or 0 if the
     /// [`rate`](Self::rate) is set.
     #[must_use]
     pub fn cpu_budget(self, percent: u32) -> Self {
         Self { cpu_percent: Some(percent), ..self }
     }
 
-    /// Called for what was kept, after its profile is exported, on the thread that exports. If it panics that is
-    /// caught, counted in [`SpanStats::on_kept_panics`](crate::SpanStats::on_kept_panics), and said once.
+    /// A callback for kept spans, called after their profile was exported, on the exporter's thread. If it panics, the
+    /// panic is caught, counted in [`SpanStats::on_kept_panics`](crate::SpanStats::on_kept_panics), and logged once.
     #[must_use]
     pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
         Self { on_kept: Some(Box::new(on_kept)), ..self }
     }
 
-    /// Keeps no spans of traces that OpenTelemetry does not export. By default they are profiled all
-    /// the same, and the profile says so: `profile.trace_sampled`.
+    /// Whether to keep only spans of traces that OpenTelemetry exports. By default spans of other traces are kept as
+    /// well, and the profile states that: `profile.trace_sampled`.
     #[must_use]
     pub fn only_sampled_traces(self, only: bool) -> Self {
         Self { only_sampled_traces: only, ..self }
     }
 
-    /// Under which names attributes are set on the OpenTelemetry spans that were kept: `name` is
-    /// called with each of [`SPAN_ATTRIBUTES`](crate::SPAN_ATTRIBUTES), and says how to call it, or
-    /// `None` to leave it out.
+    /// The names of the attributes that are set on kept OpenTelemetry spans. `name` is called with each of
+    /// [`SPAN_ATTRIBUTES`](crate::SPAN_ATTRIBUTES) and returns the name to use, or `None` to leave the attribute out.
     #[must_use]
     pub fn span_attributes(self, name: impl Fn(&'static str) -> Option<String>) -> Self {
         Self { attributes: AttributeNames::new(name), ..self }
     }
 
-    /// What is left out of names before anything leaves the process. By default absolute paths are
-    /// shortened. What the environment hides is hidden too, whichever of this and
-    /// [`with_env`](Self::with_env) is called first.
+    /// What is removed from names before they leave the process. By default absolute paths are shortened. What the
+    /// environment hides is hidden as well, in whichever order this and [`with_env`](Self::with_env) are called.
     #[must_use]
     pub fn redact(self, redaction: Redaction) -> Self {
         Self { redaction, ..self }
     }
 
-    /// Whether functions, files and lines are looked up; by default they are. Without them profiles have
-    /// addresses, mappings and build ids, for whoever looks them up elsewhere, and the flame graph and the
-    /// log have places such as `shop+0x1a2b`.
+    /// Whether to resolve functions, files and lines. The default is true. Otherwise profiles contain addresses,
+    /// mappings and build ids, so that they can be symbolized elsewhere, and the flame graph and the log show locations
+    /// such as `shop+0x1a2b`.
     #[must_use]
     pub fn symbols(mut self, symbols: bool) -> Self {
         self.symbols.names = symbols;
         self
     }
 
-    /// Memory that profiles may take on their way from samples to where they are exported, symbols apart (see
-    /// [`Builder::symbol_bytes`]); 64 MiB by default. A profile that would take more is thinned out: fewer of
-    /// its samples stand for all, its title says so, and
-    /// [`SampleStats::downsampled`](crate::SampleStats::downsampled) counts the others.
+    /// The memory that profiles may take from samples to export, without symbols (see [`Builder::symbol_bytes`]). The
+    /// default is 64 MiB. A profile that would take more is downsampled: fewer samples represent all of them, its title
+    /// states that, and [`SampleStats::downsampled`](crate::SampleStats::downsampled) counts the samples left out.
     #[must_use]
     pub fn export_bytes(self, bytes: usize) -> Self {
         Self { export_bytes: bytes, ..self }
     }
 
-    /// How much of symbols may be held at once: debug information and symbol tables, as large as they are
-    /// in their files; 512 MiB by default. They are mapped, and read where they are asked for. Of a file
-    /// that does not fit beside the others functions are named by its symbol table, without lines, and if
-    /// that does not fit either not at all: the log and
-    /// [`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit) say so. All is given back half a
-    /// minute after the last profile.
+    /// The maximum size of the debug information and symbol tables that are mapped at once, measured as in their files.
+    /// The default is 512 MiB. They are mapped into memory and read on demand. If the debug information of a file does
+    /// not fit, its functions are named from its symbol table, without lines; if that does not fit either, they have no
+    /// names. The log and [`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit) report that. All of it is
+    /// unmapped half a minute after the last profile.
     #[must_use]
     pub fn symbol_bytes(mut self, bytes: u64) -> Self {
         self.symbols.most_bytes = bytes;
         self
     }
 
-    /// Beside what is set in code: whoever runs a program can hide more, and not less.
+    /// Adds to the redaction set in code: the environment can hide more, but not less.
     pub(super) fn redact_too(self, env_redaction: Redaction) -> Self {
         Self { env_redaction, ..self }
     }
 
-    /// Reads `TRACING_PROFILING` again whenever the process gets the signal SIGHUP, as
-    /// [`Handle::reload_env`](crate::Handle::reload_env) does, on a thread of ours. What the rules are
-    /// then is one line of log; if they do not parse it is a warning that shows the place, and the
-    /// rules stay as they are. Needs the feature `sighup`.
+    /// Reads `TRACING_PROFILING` again on each SIGHUP, as [`Handle::reload_env`](crate::Handle::reload_env) does, on a
+    /// thread of the layer. The new rules are reported in one log line. If they do not parse, a warning shows the
+    /// position of the error and the rules stay as they are. Needs the feature `sighup`.
     ///
-    /// The environment of a process can be changed from within alone: this is for programs that load
-    /// theirs from a file, and do so again at SIGHUP. A program that knows when it has read its rules
-    /// calls [`Handle::set_rules`](crate::Handle::set_rules) instead.
+    /// The environment of a process can be changed only from within. This is for programs that load theirs from a file
+    /// and reload it on SIGHUP. A program that knows when it has read its rules calls
+    /// [`Handle::set_rules`](crate::Handle::set_rules) instead.
     ///
-    /// Handlers that the program installed before are called as before. From now on SIGHUP does not
-    /// end the process, also when the layer is gone. It can end system calls early, as any signal
-    /// that is handled (see `docs/platform.md`). The thread waits also while the layer is off, so
-    /// that SIGHUP can turn it on; it ends with the layer.
+    /// Signal handlers that the program installed before are still called. From now on SIGHUP does not end the process,
+    /// even after the layer is dropped. It can interrupt system calls, as any handled signal (see `docs/platform.md`).
+    /// The thread also waits while the layer is off, so that SIGHUP can turn it on; it ends with the layer.
     ///
-    /// On systems without this signal nothing happens.
+    /// On systems without this signal, this has no effect.
     #[cfg(feature = "sighup")]
     #[must_use]
     pub fn reload_on_sighup(self) -> Self {
@@ -402,7 +400,7 @@ impl Builder {
         self.reloads_on_sighup
     }
 
-    /// Where profiles can be found, if they become files.
+    /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         match &self.exporter {
@@ -425,8 +423,8 @@ impl Builder {
         gate: &'static Gate,
         pairing: Arc<Pairing>,
     ) -> Result<Arc<Engine>, Error> {
-        // What is made first, the threads' stacks among it, cannot do with less; later all does. 0: the system does
-        // not say how much there is.
+        // The first allocations, thread stacks among them, fail with less. Later ones are optional. 0 means that the
+        // system does not report how much is left.
         if sys::address_space_left().is_some_and(|left| (1..LEAST_MIB << 20).contains(&left)) {
             return Err(Error::no_memory(LEAST_MIB));
         }
@@ -462,14 +460,14 @@ impl Builder {
             .exporter
             .or_else(|| from_env(&resource))
             .unwrap_or_else(|| Box::new(Directory::new(self.directory).with_resource(resource)));
-        // It may be anybody's.
+        // The exporter may be user code.
         let checked = catch_unwind(AssertUnwindSafe(|| exporter.check()));
         let problem = match checked {
             Ok(checked) => checked.err().map(|error| error.to_string()),
             Err(_) => Some("it panicked".to_owned()),
         };
         keeper.set_exporter_fails(problem.is_some());
-        // With a directory nothing is lost; and who has no end of patience wants all to wait.
+        // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
         let must_prove = |remote: &mut dyn Remote| {
             remote.fallback().is_none() && remote.limits().patience < Duration::MAX
         };
@@ -532,25 +530,25 @@ impl std::fmt::Debug for Builder {
     }
 }
 
-/// What the hooks must know of spans that are kept so, and sampled after that time.
+/// What the hooks must know about spans with that `Keep` that are sampled after `arm_after`.
 fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Plan {
     let in_ticks = |duration| in_ticks(duration, ticks_a_second);
     let suspect_after = keep.shortest().map_or(u64::MAX, |shortest| {
         let ticks = in_ticks(shortest);
-        // The clock's rate gets better with time: what may be over by the last word on it must be
-        // looked at.
+        // The estimate of the clock's rate improves over time. Every span that may be over the limit by a later
+        // estimate must be judged.
         ticks - ticks / 1024
     });
-    // One that is kept for something else, or whatever it takes: as if a second were too long.
+    // A rule that keeps spans for other reasons, or keeps all, is treated as if one second were too long.
     let slow = keep.shortest().filter(|shortest| !shortest.is_zero());
     let slow = slow.unwrap_or(Duration::from_secs(1)).max(arm_after.saturating_mul(20));
     let flags = keep.conditions().map(|condition| match condition {
         Condition::Error | Condition::ErrorSelf => KEEP_ON_ERROR,
-        // Every span is looked at as it closes, however short it was.
+        // Every span is judged when it closes, however short it was.
         Condition::Always | Condition::Percentile { .. } => SUSPECT,
         Condition::OneIn(_) => ONE_IN,
         Condition::OnCpu(_) | Condition::OffCpu(_) => JUDGES_CPU,
-        // Whose close must be seen, to know when there is none left.
+        // Its close must be observed, so that the layer knows when no such span is left.
         Condition::Open(_) => WATCHED | SUSPECT,
         _ => 0,
     });
@@ -564,7 +562,7 @@ fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Plan {
     }
 }
 
-/// A span that is open for so many times as long as is too slow is one that holds others.
+/// A span that is open for this multiple of what is too slow is a long one, which contains others.
 const LONG_TIMES: u32 = 10;
 
 fn in_ticks(duration: Duration, ticks_a_second: u64) -> u64 {
@@ -576,11 +574,11 @@ fn in_ticks(duration: Duration, ticks_a_second: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Of ticks that are nanoseconds.
+    /// Ticks are nanoseconds here.
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn what_is_out_of_range_is_brought_into_it() {
+    fn values_out_of_range_are_clamped() {
         let builder = Builder::new().rate(0).stack_bytes(70_000).max_depth(0);
         assert_eq!(builder.source.periods, Some(Periods::of_rate(1)));
         assert_eq!(builder.source.stack_bytes, 65_448);
@@ -589,19 +587,19 @@ mod tests {
     }
 
     #[test]
-    fn a_span_that_holds_others_is_open_for_ten_times_as_long_as_is_slow() {
+    fn a_span_is_long_after_ten_times_what_is_slow() {
         let ms = Duration::from_millis;
         let long_after = |keep: &Keep, arm_after| plan(keep, SECOND, arm_after).long_after;
         assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 2_500_000_000);
         assert_eq!(long_after(&Keep::failed(), ms(1)), 10 * SECOND);
         assert_eq!(long_after(&Keep::slower_than(ms(0)), ms(0)), 10 * SECOND);
-        // As long as it takes to be old, twenty times.
+        // Twenty times `arm_after`.
         assert_eq!(long_after(&Keep::slower_than(ms(5)), ms(20)), 4 * SECOND);
         assert_eq!(long_after(&Keep::failed(), Duration::MAX), u64::MAX);
     }
 
     #[test]
-    fn what_keeps_all_hangs_for_as_long_as_its_latency_says() {
+    fn a_rule_that_keeps_all_takes_its_hung_limit_from_its_latency() {
         let all = Keep::when(Condition::Always);
         let second = Duration::from_secs(1);
         assert_eq!(all.or_slower_than(3 * second).hung_limit(), Some(30 * second));

@@ -1,4 +1,4 @@
-//! The environment variables.
+//! Settings by environment variables.
 
 use std::env;
 use std::ops::RangeInclusive;
@@ -35,16 +35,16 @@ const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
 const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
 
 impl Builder {
-    /// What is set by the environment; what is not set, or empty, keeps its value.
+    /// Applies the settings in environment variables. Variables that are unset or empty change nothing.
     ///
     /// # Errors
     ///
-    /// If a variable's value is not of the form it should have. The error says where and why.
+    /// If the value of a variable is malformed. The error shows where and why.
     pub fn with_env(self) -> Result<Self, Error> {
         self.with_variables(of_process)
     }
 
-    /// The same from any source of variables; an error is a value that is not Unicode.
+    /// Like [`with_env`](Self::with_env), from any source of variables. An error is a value that is not valid Unicode.
     pub(crate) fn with_variables(
         self,
         variable: impl Fn(&'static str) -> Result<Option<String>, String>,
@@ -122,14 +122,14 @@ impl Builder {
             Some(other) => return Err(Error::setting(EXPORTER, other, "otlp, directory or none")),
         };
         match is_otlp {
-            // Files are none of OpenTelemetry's.
+            // Files in a directory are independent of OpenTelemetry.
             true if is_disabled => Ok(builder.rules(Rules::new([]))),
             true => builder.with_otlp(directory, &variable),
             false => Ok(builder),
         }
     }
 
-    /// Sets what a variable says, if it is set.
+    /// Applies the value of a variable, if it is set.
     fn set<T>(
         self,
         get: &impl Fn(&'static str) -> Result<Option<String>, Error>,
@@ -169,7 +169,7 @@ impl Builder {
     }
 }
 
-/// Whether the environment says where OTLP goes, and we speak it.
+/// Whether the environment sets an OTLP endpoint and OTLP is supported.
 #[cfg(feature = "_otlp")]
 fn has_otlp_endpoint(
     variable: &impl Fn(&'static str) -> Result<Option<String>, String>,
@@ -185,7 +185,7 @@ fn has_otlp_endpoint(
     Ok(false)
 }
 
-/// A variable of this process; an error is a value that is not Unicode.
+/// A variable of this process. An error is a value that is not valid Unicode.
 fn of_process(name: &str) -> Result<Option<String>, String> {
     match env::var(name) {
         Ok(value) => Ok(Some(value)),
@@ -194,7 +194,7 @@ fn of_process(name: &str) -> Result<Option<String>, String> {
     }
 }
 
-/// What is not empty.
+/// The value, unless it is empty.
 fn text_of(
     name: &'static str,
     value: Result<Option<String>, String>,
@@ -205,7 +205,7 @@ fn text_of(
     }
 }
 
-/// What `TRACING_PROFILING` says now, if it is set.
+/// The current rules in `TRACING_PROFILING`, if it is set.
 pub(crate) fn rules_of_env() -> Result<Option<Rules>, Error> {
     text_of(RULES, of_process(RULES))?.map(|text| rules_in(&text)).transpose()
 }
@@ -214,7 +214,7 @@ fn rules_in(text: &str) -> Result<Rules, Error> {
     Rules::from_str(text).map_err(|error| error.found_in(RULES))
 }
 
-/// What a variable says, if it is set.
+/// The parsed value of a variable, if it is set.
 fn value<T>(
     name: &'static str,
     text: Option<String>,
@@ -227,7 +227,7 @@ fn value<T>(
     text.map(read).transpose()
 }
 
-/// Whether it is the second of two words.
+/// Whether the text is the second of two words.
 fn second_of(words: [&str; 2]) -> impl Fn(&str) -> Option<bool> + Copy {
     move |text| words.iter().position(|word| *word == text).map(|chosen| chosen == 1)
 }
@@ -240,7 +240,7 @@ fn time(text: &str) -> Option<Duration> {
     if text == "0" { Some(Duration::ZERO) } else { humantime::parse_duration(text).ok() }
 }
 
-/// The limits of `cpu>90%|memory>2GB`, each once at most.
+/// Parses limits such as `cpu>90%|memory>2GB`; each may occur at most once.
 fn shed(text: &str) -> Option<(Option<u32>, Option<u64>)> {
     let (mut cpu, mut memory) = (None, None);
     for limit in text.split('|') {
@@ -262,7 +262,7 @@ fn percent(text: &str) -> Option<u32> {
     (1..=100).contains(&percent).then_some(percent)
 }
 
-/// `2GB`, `1536 MiB`, `500000000`.
+/// Parses sizes such as `2GB`, `1536 MiB` and `500000000`.
 fn bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit());
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_the_default() {
+    fn without_variables_the_defaults_apply() {
         let empty = [
             "",
             "_SOURCE",
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn each_variable_sets_what_it_says() {
+    fn each_variable_changes_its_setting() {
         let builder = read(&[
             ("TRACING_PROFILING", "shop=100ms"),
             ("TRACING_PROFILING_SOURCE", "timer"),
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_hides_more_and_not_less_whatever_is_called_first() {
+    fn the_environment_can_only_hide_more_in_any_order_of_calls() {
         let variables = |name: &str| match name {
             "TRACING_PROFILING_REDACT" => Ok(Some("acme".to_owned())),
             "TRACING_PROFILING_PATHS" => Ok(Some("full".to_owned())),
@@ -377,7 +377,7 @@ mod tests {
         let both = format!("{:?}", Builder::new().redact(both));
         assert_eq!(format!("{first:?}"), both);
         assert_eq!(format!("{last:?}"), both);
-        // What the code has decided stays hidden, and what the environment has.
+        // What either the code or the environment hides stays hidden.
         let short = by_code().full_paths(false);
         let builder = Builder::new().redact(short.clone()).with_variables(variables).unwrap();
         let both = Builder::new().redact(short.hide("acme").unwrap());
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn where_opentelemetry_is_disabled_nothing_is_sent() {
+    fn nothing_is_sent_if_opentelemetry_is_disabled() {
         let is_off = |disabled, variables: &[_]| {
             let variables = [&[("OTEL_SDK_DISABLED", disabled)], variables].concat();
             read(&variables).unwrap().get_rules().is_off()
@@ -413,7 +413,7 @@ mod tests {
 
     #[cfg(feature = "_otlp")]
     #[test]
-    fn an_endpoint_is_enough_for_otlp() {
+    fn an_endpoint_selects_otlp() {
         let is_otlp = |variables: &[_]| read(variables).unwrap().is_otlp();
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
         let own = ("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://collector:4318");
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_the_load_are_written_in_several_ways() {
+    fn shed_limits_accept_several_units() {
         let shed = |text| {
             let builder = read(&[("TRACING_PROFILING_SHED", text)]);
             format!("{:?}", builder.unwrap())
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn malformed_values_are_reported_with_their_variable() {
         let error = read(&[("TRACING_PROFILING_RATE", "often")]).unwrap_err();
         assert_eq!(
             error.to_string(),

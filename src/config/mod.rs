@@ -1,4 +1,4 @@
-//! What a user can set, in code and by environment variables.
+//! Settings, in code and by environment variables.
 
 mod builder;
 mod environment;

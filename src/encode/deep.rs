@@ -1,4 +1,4 @@
-//! Profiles deeper than any thread's stack, and larger than what is drawn.
+//! Tests with profiles that are deeper than any thread's stack, or larger than what is drawn.
 
 use std::thread;
 
@@ -10,7 +10,7 @@ use crate::profile::{
 };
 use crate::redact::Redaction;
 
-/// Every location is what it says it is.
+/// Keeps the lines of every location.
 struct NoSymbols;
 
 impl Symbols for NoSymbols {
@@ -22,13 +22,13 @@ impl Symbols for NoSymbols {
     }
 }
 
-/// All names are longer by a letter.
+/// Appends a character to all names.
 fn renamed(profile: &Profile) -> Profile {
     let longer = Redaction::new().replace("(.)$", "$1'").unwrap();
     profile.symbolized(&mut NoSymbols, &longer, usize::MAX).profile
 }
 
-/// On a thread with as little stack as the smallest that programs give theirs.
+/// Runs `action` on a thread with a stack as small as the smallest that programs use.
 fn with_small_stack<R: Send + 'static>(action: impl FnOnce() -> R + Send + 'static) -> R {
     thread::Builder::new().stack_size(96 * 1024).spawn(action).unwrap().join().unwrap()
 }
@@ -42,7 +42,8 @@ fn encode_in_every_way(profile: &Profile) -> String {
     text
 }
 
-/// Stacks of so many frames of three functions, in an order that differs, as many inlined in each.
+/// `stacks` stacks of `frames` frames. The frames are three functions in varying order, each with `inlined` inlined
+/// ones.
 pub(super) fn alternating(stacks: u64, frames: u64, inlined: usize) -> Profile {
     let mut profile = Profile::new(ProfileId::for_test(4), 5);
     let mut random = 1_u64;
@@ -81,7 +82,7 @@ pub(super) fn alternating(stacks: u64, frames: u64, inlined: usize) -> Profile {
 }
 
 #[test]
-fn no_depth_is_too_deep_for_a_small_stack() {
+fn encoders_need_little_stack_for_deep_profiles() {
     for profile in [
         deep(20_000),
         alternating(20, 250, 16),
@@ -97,7 +98,7 @@ fn no_depth_is_too_deep_for_a_small_stack() {
 }
 
 #[test]
-fn spans_inside_each_other_are_not_counted_by_the_stack() {
+fn deeply_nested_spans_need_little_stack() {
     let mut profile = checkout();
     let mut parent = None;
     for depth in 0..20_000 {

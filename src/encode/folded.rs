@@ -1,17 +1,16 @@
-//! Folded stacks: a line a stack, as Brendan Gregg's `flamegraph.pl` and most viewers read them.
+//! Folded stacks: one line per stack, in the format of Brendan Gregg's `flamegraph.pl`, which most viewers can read.
 
 use super::frames::{Frames, Path};
 use crate::profile::Profile;
 
-/// How long the text may be: stacks beyond that are one line in sum.
+/// The maximum length of the text. Further stacks share one line.
 const MOST_BYTES: usize = 32 * 1024 * 1024;
 
-/// A line for each stack: its frames from the outermost span to the innermost function, separated
-/// by `;`, and after a space its time in nanoseconds: CPU time, or if the last frame is what it waited
-/// for, as in `[futex 0x7f01]`, the time that it waited.
+/// Encodes one line per stack: its frames from the outermost span to the innermost function, separated by `;`, then a
+/// space and its time in nanoseconds. This is CPU time, or wait time if the last frame states what the thread waited
+/// for, such as `[futex 0x7f01]`.
 ///
-/// The text is not longer than some 32 MiB: of a profile with more stacks, the time of those that do not fit
-/// is in the line `[stacks left out]`.
+/// The text is limited to about 32 MiB. The time of all further stacks is in the line `[stacks left out]`.
 pub fn folded(profile: &Profile) -> String {
     folded_within(profile, MOST_BYTES)
 }
@@ -36,7 +35,7 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
         let begin = text.len();
         for step in frames.steps(path) {
             let name = frames.name(step.frame.name);
-            // What separates frames and samples may not stand in a name.
+            // The separators must not occur in a name.
             text.extend(name.chars().map(|c| if [';', '\n'].contains(&c) { ':' } else { c }));
             text.push(';');
             if text.len() > most_bytes {
@@ -63,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_end_in_what_they_waited_for() {
+    fn the_last_frame_of_a_wait_is_what_it_waited_for() {
         let lines = folded(&waiting());
         assert!(
             lines.contains("GET /checkout;shop::reserve;[futex 0x7f01] 320000000\n"),
@@ -72,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_each_stack_with_its_spans() {
+    fn each_stack_is_a_line_that_begins_with_its_spans() {
         assert_eq!(
             folded(&checkout()),
             "GET /checkout;price all;shop::main;shop::price 10000000\n\
@@ -82,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_a_line_in_sum() {
+    fn stacks_that_do_not_fit_share_a_line() {
         assert_eq!(
             folded_within(&checkout(), 60),
             "GET /checkout;price all;shop::main;shop::price 10000000\n\

@@ -1,6 +1,5 @@
-//! Samples as those formats see them that know no spans, addresses or inlining: names. Each stands here
-//! once, and the frames of a stack are told one after the other and never all at once: what is inlined makes
-//! stacks of thousands.
+//! Samples as names, for formats without spans, addresses or inlining. Each name is stored once. The frames of a stack
+//! are iterated rather than collected, because inlining makes stacks of thousands of frames.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -8,15 +7,15 @@ use std::fmt;
 
 use crate::profile::{FrameKind, Function, LinkId, LocationId, Profile, Sample, TableId};
 
-/// What a box of a flame graph shows. In the order of the names.
+/// What a box of a flame graph shows. Ordered by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Frame {
     pub(super) name: NameId,
-    /// `None` is a span.
+    /// `None` for a span.
     pub(super) kind: Option<FrameKind>,
 }
 
-/// The number of a name: in the order of the names.
+/// The number of a name, in the order of the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct NameId(u32);
 
@@ -26,7 +25,7 @@ impl NameId {
     }
 }
 
-/// Where in its function a frame is: file and line, or the file of code. Empty if unknown.
+/// The location of a frame: file and line, or the mapped file. Empty if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Place<'a> {
     file: &'a str,
@@ -58,7 +57,7 @@ pub(super) struct Step<'a> {
     pub(super) place: Place<'a>,
 }
 
-/// A sample with what it is in, from the outside in.
+/// A sample with its spans and locations, from the outermost.
 pub(super) struct Path<'a> {
     pub(super) sample: &'a Sample,
     links: Vec<LinkId>,
@@ -76,7 +75,7 @@ pub(super) struct Frames<'a> {
     sorted: Vec<Path<'a>>,
 }
 
-/// Spans inside each other that are shown: of more the innermost.
+/// The maximum number of nested spans in a path. If there are more, the innermost are used.
 const MOST_SPANS: usize = 128;
 
 impl<'a> Frames<'a> {
@@ -104,7 +103,7 @@ impl<'a> Frames<'a> {
         new
     }
 
-    /// All names, in their order.
+    /// All names, in order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(|name| &**name)
     }
@@ -113,7 +112,7 @@ impl<'a> Frames<'a> {
         self.names.get(id.number()).map_or("", |name| name)
     }
 
-    /// All samples, those with the same callers together.
+    /// All samples. Those with the same callers are adjacent.
     pub(super) fn samples(&self) -> &[Path<'a>] {
         &self.sorted
     }
@@ -128,7 +127,7 @@ impl<'a> Frames<'a> {
         Path { sample, links, locations }
     }
 
-    /// The spans of a sample from the outside in, then its functions, the inlined ones too.
+    /// The spans of a sample from the outermost, then its functions, including inlined ones.
     pub(super) fn steps(&self, path: &Path<'a>) -> impl Iterator<Item = Step<'a>> {
         let spans = path.links.iter().map(|link| {
             let frame = Frame { name: named(&self.of_links, *link), kind: None };
@@ -137,7 +136,7 @@ impl<'a> Frames<'a> {
         spans.chain(path.locations.iter().flat_map(|id| self.of_location(*id)))
     }
 
-    /// The outermost function first.
+    /// The frames of a location, with the outermost function first.
     fn of_location(&self, id: LocationId) -> impl Iterator<Item = Step<'a>> {
         let location = self.profile.location(id).into_iter();
         location.flat_map(move |location| {

@@ -1,4 +1,4 @@
-//! From a profile to bytes. Pure: nothing here reads or writes anything else.
+//! Encodes profiles. Pure: does no input or output.
 
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
@@ -63,8 +63,7 @@ mod tests {
         profile.add_link(Link { span: span.into(), parent, ids: None })
     }
 
-    /// A request with a span inside it: a sample in `main`, and three in `price`, two of them in
-    /// the inner span.
+    /// A request with an inner span: one sample in `main`, and three in `price`, two of them in the inner span.
     pub(super) fn checkout() -> Profile {
         let mut profile = Profile::new(ProfileId::for_test(1), PERIOD);
         profile.title = "GET /checkout <slow>".to_owned();
@@ -89,7 +88,7 @@ mod tests {
         profile
     }
 
-    /// The same, and a function that waits for a lock twice.
+    /// `checkout`, with a function that waits for a lock twice.
     pub(super) fn waiting() -> Profile {
         let mut profile = checkout();
         let reserve = function(&mut profile, 0x1040, "shop::reserve", "/shop/src/stock.rs", 9);
@@ -105,7 +104,7 @@ mod tests {
         profile
     }
 
-    /// One sample of a stack of that depth: `f0` calls `f1` calls `f2` and so on.
+    /// One sample of a stack with that depth: `f0` calls `f1`, which calls `f2` and so on.
     pub(super) fn deep(depth: u64) -> Profile {
         let mut profile = Profile::new(ProfileId::for_test(3), PERIOD);
         let mut stack: Vec<_> = (0..depth)
@@ -119,7 +118,7 @@ mod tests {
         profile
     }
 
-    /// Two samples, of which one stands for 5 ms and one for 1.3 ms.
+    /// Two samples, one with a weight of 5 ms and one of 1.3 ms.
     pub(super) fn mixed_rates() -> Profile {
         let mut profile = Profile::new(ProfileId::for_test(2), PERIOD);
         let main = function(&mut profile, 0x1020, "shop::main", "/shop/src/main.rs", 3);

@@ -1,7 +1,7 @@
 //! OTLP Profiles, `v1development` as of opentelemetry-proto v1.10 and v1.11.
 //!
-//! The rules that the messages state in their comments, and those that receivers were found to
-//! need, are listed in `docs/otlp.md`.
+//! `docs/otlp.md` lists the rules that the comments in the protocol state, and those that receivers were found to
+//! require.
 
 use std::collections::HashMap;
 
@@ -17,20 +17,19 @@ use crate::profile::{
     ProfileId, Resource, SampleKind, StackId, Value,
 };
 
-/// A binary `ProfilesData`. The bytes are also those of an `ExportProfilesServiceRequest`.
+/// Encodes a binary `ProfilesData`. The bytes are also a valid `ExportProfilesServiceRequest`.
 ///
-/// A message of OTLP has samples of one kind: so on-CPU samples are one, and waits another of type
-/// `off_cpu` in nanoseconds, each wait with its beginning and its length. The first there is has the
-/// profile's id; beside on-CPU samples, waits have [`ProfileId::of_off_cpu`].
+/// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile, and waits are another of the
+/// type `off_cpu` in nanoseconds, each with its start and duration. The first of them has the id of `profile`; if there
+/// are on-CPU samples, the waits have [`ProfileId::of_off_cpu`].
 ///
-/// If all on-CPU samples stand for a CPU time or for multiples of it, each is a timestamp, or as many equal
-/// ones; otherwise timestamps would count for too little or too much, and each sample is its CPU time
-/// in nanoseconds.
+/// If all on-CPU samples represent the same CPU time or multiples of it, each is a timestamp, or several equal ones.
+/// Otherwise timestamps would count for too little or too much, and each sample is its CPU time in nanoseconds.
 pub fn otlp(profile: &Profile, resource: &Resource) -> Vec<u8> {
     otlp_message(profile, resource).encode_to_vec()
 }
 
-/// The same before it becomes bytes.
+/// The message before encoding.
 pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::ProfilesData {
     let mut dictionary = Dictionary::new(profile);
     let has_waits = profile.of_kind(SampleKind::OffCpu).next().is_some();
@@ -82,8 +81,8 @@ fn any_value(value: &Value) -> AnyValue {
     AnyValue { value: Some(value) }
 }
 
-/// One sample for each stack and exported span, for spans without ids are alike here; with its points
-/// in the order of time.
+/// One sample for each stack and exported span, with its points in order of time. Spans without ids are not
+/// distinguished.
 fn merge(
     profile: &Profile,
     kind: SampleKind,
@@ -131,8 +130,8 @@ fn encode_off_cpu(
     proto::Profile {
         samples: samples.collect(),
         sample_type: Some(dictionary.value_type("off_cpu", "nanoseconds")),
-        // Waits are not one in so many: the period is 0. But Parca refuses a profile without this type, and
-        // answers no more queries at all once it has one in which it is empty.
+        // Waits are not sampled, so the period is 0. But Parca rejects a profile without this type, and if it has
+        // stored one with an empty type, it does not answer queries any more.
         period_type: Some(dictionary.value_type("off_cpu", "nanoseconds")),
         ..encode_common(profile, id, dictionary)
     }
@@ -186,8 +185,7 @@ fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::P
     }
 }
 
-/// The tables, filled with what is used and nothing else. The first entry of each is the zero
-/// value, which stands for "none".
+/// The tables, with only the entries that are used. The first entry of each is the zero value, which means "none".
 struct Dictionary<'a> {
     profile: &'a Profile,
     message: proto::ProfilesDictionary,
@@ -420,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_that_stands_for_several_counts_as_often() {
+    fn a_sample_with_a_multiple_weight_is_repeated() {
         let mut profile = checkout();
         let sample = profile.samples()[0].clone();
         let point = Point { time_unix_ns: 1_040, weight_ns: 3 * profile.period_ns };
@@ -434,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_a_profile_of_their_own_beside_the_other() {
+    fn waits_are_a_second_profile() {
         let profile = waiting();
         let data = decode(&profile);
         let dictionary = data.dictionary.as_ref().unwrap();
@@ -450,7 +448,7 @@ mod tests {
             (name(kind.type_strindex), name(kind.unit_strindex)),
             ("off_cpu", "nanoseconds")
         );
-        // Not absent, and not empty: Parca can do with neither.
+        // Parca supports neither an absent nor an empty type.
         assert_eq!((off_cpu.period_type, off_cpu.period), (Some(kind), 0));
         let [sample] = &off_cpu.samples[..] else { panic!("one sample") };
         assert_eq!(sample.values, [300_000_000, 20_000_000]);
@@ -483,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_without_ids_share_their_stacks_sample() {
+    fn spans_without_ids_share_the_sample_of_a_stack() {
         // Two spans with the same stack, and no trace.
         let data = decode(&checkout());
         let profile = only_profile(&data);
@@ -492,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn locations_say_what_they_are_and_where() {
+    fn locations_have_their_function_line_kind_and_mapping() {
         let data = decode(&checkout());
         let dictionary = data.dictionary.as_ref().unwrap();
         let location = &dictionary.location_table[1];

@@ -1,4 +1,4 @@
-//! pprof, as `go tool pprof` and many viewers read it.
+//! pprof, the format of `go tool pprof` and many viewers.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -10,14 +10,14 @@ use prost::Message;
 use super::pprof_messages as proto;
 use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKind};
 
-/// A gzipped pprof file with the number of samples, their CPU time in nanoseconds, and the time of
-/// waits in nanoseconds (`-sample_index=off_cpu`, which is the default if there is nothing else). Each sample
-/// has its span's name as the label `span_name`, and `trace_id` and `span_id` where the span has them;
-/// the profile's attributes and notes are comments.
+/// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, and the time of
+/// waits in nanoseconds (`-sample_index=off_cpu`, the default if there are only waits). Each sample has its span's name
+/// as the label `span_name`, and `trace_id` and `span_id` if the span has them. The profile's attributes and notes are
+/// comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
     let bytes = Encoder::new(profile).encode().encode_to_vec();
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    // Writing into memory does not fail.
+    // Writing to memory does not fail.
     _ = gzip.write_all(&bytes);
     gzip.finish().unwrap_or_default()
 }
@@ -58,7 +58,7 @@ impl<'a> Encoder<'a> {
         self.message.period = signed(profile.uniform_weight_ns().unwrap_or(profile.period_ns));
         self.message.time_nanos = signed(profile.start_unix_ns);
         self.message.duration_nanos = signed(profile.duration_ns);
-        // Whoever reads it takes the first one for the program, and a sample can be in a library alone.
+        // Readers take the first mapping for the executable, even if all samples are in libraries.
         if let Some(program) = profile.first_mapping() {
             self.mapping(program);
         }
@@ -79,7 +79,7 @@ impl<'a> Encoder<'a> {
             };
             self.message.sample.push(encoded);
         }
-        // In the program, if nothing was, there is nothing to look for.
+        // Nothing needs symbols in an executable without samples.
         let is_used =
             |id: u64| self.message.location.iter().any(|location| location.mapping_id == id);
         if !is_used(1) {
@@ -112,7 +112,7 @@ impl<'a> Encoder<'a> {
             return Vec::new();
         };
         let mut labels = Vec::new();
-        // Of what was read back from a format that has no names, there is none.
+        // Profiles that were decoded from a format without span names have empty ones.
         if !link.span.is_empty() {
             labels.push(("span_name", link.span.clone()));
         }
@@ -163,7 +163,7 @@ impl<'a> Encoder<'a> {
             return 0;
         };
         let number = self.message.function.len() as u64 + 1;
-        // pprof takes a name that the linker has too for a mangled one, and cuts what stands in `<>`.
+        // pprof treats a name that equals the linker's as mangled, and removes text in `<>` from it.
         let linkers = Some(&function.system_name).filter(|linkers| **linkers != function.name);
         let encoded = proto::Function {
             id: number,
@@ -176,7 +176,7 @@ impl<'a> Encoder<'a> {
         number
     }
 
-    /// A mapping has names: otherwise pprof would look for the file and symbolize once more.
+    /// Marks a mapping as symbolized. Otherwise pprof would search for the file and symbolize it again.
     fn set_symbolized(&mut self, mapping: u64) {
         if let Some(mapping) = self.message.mapping.iter_mut().find(|other| other.id == mapping) {
             mapping.has_functions = true;
@@ -202,7 +202,7 @@ impl<'a> Encoder<'a> {
             file_offset: mapping.file_offset,
             filename: self.string(&mapping.file),
             build_id: self.string(build_id),
-            // Set once something in it has a name.
+            // Set when a location in it has a name.
             ..proto::Mapping::default()
         };
         self.message.mapping.push(encoded);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_have_a_value_of_their_own() {
+    fn waits_have_their_own_value() {
         let mut profile = waiting();
         let values = |message: &proto::Profile| {
             let values = message.sample.iter().map(|sample| sample.value.clone());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_comes_first_also_where_no_sample_is_in_it() {
+    fn the_executable_is_the_first_mapping_even_without_samples() {
         let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 5);
         let files = ["/opt/shop", "libc.so.6"].map(str::to_owned);
         let [_, libc] =
@@ -297,12 +297,12 @@ mod tests {
             .collect();
         assert_eq!(files, [(1, "/opt/shop"), (2, "libc.so.6")]);
         assert_eq!(message.location[0].mapping_id, 2);
-        // Otherwise pprof would look for the program, to find names in it.
+        // Otherwise pprof would search for the executable to find names in it.
         assert!(message.mapping.iter().all(|mapping| mapping.has_functions));
     }
 
     #[test]
-    fn a_linkers_name_that_says_the_same_is_left_out() {
+    fn a_linker_name_that_equals_the_name_is_left_out() {
         let mut profile = checkout();
         let name = "<shop::Cart as core::fmt::Debug>::fmt";
         let functions = [name, "_RNvXCs_4shop"]
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_refers_to_something() {
+    fn every_id_refers_to_an_entry() {
         let message = decode(&checkout());
         for sample in &message.sample {
             assert!(!sample.location_id.is_empty());

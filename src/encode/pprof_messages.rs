@@ -1,9 +1,9 @@
-//! The messages of pprof's `profile.proto`, as far as they are used here.
+//! The messages of pprof's `profile.proto`, with the fields that are used here.
 //!
 //! <https://github.com/google/pprof/blob/main/proto/profile.proto>
 #![allow(unreachable_pub, reason = "prost's derive generates public methods")]
 
-/// The whole file.
+/// The complete file.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Profile {
     #[prost(message, repeated, tag = "1")]
@@ -16,7 +16,7 @@ pub(super) struct Profile {
     pub location: Vec<Location>,
     #[prost(message, repeated, tag = "5")]
     pub function: Vec<Function>,
-    /// The first is empty.
+    /// The first one is empty.
     #[prost(string, repeated, tag = "6")]
     pub string_table: Vec<String>,
     #[prost(int64, tag = "9")]
@@ -30,7 +30,7 @@ pub(super) struct Profile {
     /// Indices of strings.
     #[prost(int64, repeated, tag = "13")]
     pub comment: Vec<i64>,
-    /// Index of the string that names the sample type to show first.
+    /// Index of the string that names the default sample type.
     #[prost(int64, tag = "14")]
     pub default_sample_type: i64,
 }

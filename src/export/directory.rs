@@ -16,34 +16,34 @@ use crate::profile::{Profile, ProfileId, Resource};
 use crate::sys;
 
 /// Writes each profile as a flame graph (`.svg`), as pprof (`.pb.gz`, feature `pprof`) and as OTLP (`.otlp`, feature
-/// `otlp`), and removes old ones.
+/// `otlp`), and removes old profiles.
 ///
-/// The files of a profile are named `<time>-<pid>-<span>-<profile id>`, are readable by their
-/// owner alone, and appear complete or not at all. Of the directory's other files none is touched.
+/// The files of a profile are named `<time>-<pid>-<span>-<profile id>`. Only their owner can read them, and each file
+/// is created atomically. Other files in the directory are not touched.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only OTLP says it"))]
+    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "used only by OTLP"))]
     resource: Option<Resource>,
     quota_bytes: u64,
     quota_age: Duration,
     inventory: Mutex<Inventory>,
 }
 
-/// After how long it is looked again what the directory holds, though nobody seems to have changed it. To
-/// list thousands of files for each profile would cost more than to write it.
+/// How often the directory is listed again even if it seems unchanged. To list thousands of files for each profile
+/// would cost more than to write the profile.
 const LIST_AGAIN: Duration = Duration::from_secs(60);
 const DEFAULT_QUOTA_BYTES: u64 = 64 * 1024 * 1024;
 const DEFAULT_QUOTA_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 impl Directory {
-    /// Writes to `path`, which is made when the first profile comes. It holds at most 64 MiB of
-    /// profiles, none older than 7 days.
+    /// Writes to `path`, which is created with the first profile. By default it holds at most 64 MiB of profiles, none
+    /// older than 7 days.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self {
-            // The program may change its working directory. Fails for an empty path, or if there
-            // is none; then it stays relative.
+            // The program may change its working directory. This fails for an empty path or without a working
+            // directory; the path then stays relative.
             path: std::path::absolute(&path).unwrap_or(path),
             resource: None,
             quota_bytes: DEFAULT_QUOTA_BYTES,
@@ -52,13 +52,13 @@ impl Directory {
         }
     }
 
-    /// What OTLP files say that the process is; [`Resource::from_env`] if nothing is said.
+    /// Sets the resource in OTLP files. The default is [`Resource::from_env`].
     #[must_use]
     pub fn with_resource(self, resource: impl Into<Resource>) -> Self {
         Self { resource: Some(resource.into()), ..self }
     }
 
-    /// Removes the oldest profiles when all together have more than `bytes`, and those older than
+    /// Sets the quota: the oldest profiles are removed when all of them exceed `bytes`, and so are profiles older than
     /// `age`.
     #[must_use]
     pub fn with_quota(self, bytes: u64, age: Duration) -> Self {
@@ -82,7 +82,7 @@ impl Directory {
                 let path = self.path.join(format!("{stem}{extension}"));
                 let temporary = self.path.join(format!("{stem}.tmp"));
                 if let Err(error) = write_whole(&path, &temporary, bytes) {
-                    // Half a set of files would only puzzle.
+                    // An incomplete set of files would only confuse.
                     for path in &written {
                         _ = fs::remove_file(path);
                     }
@@ -96,7 +96,7 @@ impl Directory {
         Ok(written)
     }
 
-    /// Writes all forms of a profile, one of which is made, and returns their paths.
+    /// Writes all formats of a profile and returns the paths. The OTLP file is already encoded.
     pub(crate) fn store(
         &self,
         profile: &Profile,
@@ -109,10 +109,10 @@ impl Directory {
         })
     }
 
-    /// Writes so many bytes, for which older profiles are removed: those that are too many by the quota,
-    /// and if the file system is full before that, as many as it takes.
+    /// Writes `new` bytes. Older profiles are removed first: those over the quota, and if the file system is full, as
+    /// many as are needed.
     fn write_in_room<T>(&self, new: u64, write: impl Fn() -> io::Result<T>) -> io::Result<T> {
-        // First: nothing is removed for what does not fit in any case.
+        // Checked first: nothing is removed for a profile that cannot fit.
         if new > self.quota_bytes {
             return Err(io::Error::new(
                 io::ErrorKind::QuotaExceeded,
@@ -130,7 +130,7 @@ impl Directory {
         written
     }
 
-    /// Removes the oldest profiles, of so many bytes together. False if there are none.
+    /// Removes the oldest profiles until `bytes` are freed. Returns false if there was none.
     fn remove_oldest(&self, bytes: u64) -> bool {
         let mut inventory = self.inventory.lock();
         let (before, profiles) = (inventory.bytes, inventory.profiles.len());
@@ -140,7 +140,7 @@ impl Directory {
         inventory.profiles.len() < profiles
     }
 
-    /// Writes a profile of which nothing but the message is left.
+    /// Writes a profile of which only the OTLP message is left.
     pub(crate) fn write_otlp(&self, stem: &str, bytes: &[u8]) -> io::Result<()> {
         sys::create_private_directory(&self.path)?;
         let temporary = self.path.join(format!("{stem}.tmp"));
@@ -165,12 +165,12 @@ impl Directory {
         }
     }
 
-    /// Removes the oldest profiles until `new` bytes fit, and those that are too old, each with all
-    /// its files. What cannot be removed stays.
+    /// Removes the oldest profiles until `new` bytes fit, and those that are too old, with all their files. Files that
+    /// cannot be removed stay.
     fn make_room(&self, new: u64) {
         let mut inventory = self.inventory.lock();
         if !inventory.is_known(&self.path) {
-            // If that fails now it may not the next time.
+            // The next listing may succeed.
             let Ok(listed) = Inventory::list(&self.path) else { return };
             *inventory = listed;
         }
@@ -185,24 +185,24 @@ impl Directory {
         }
     }
 
-    /// Whether a profile could be written.
+    /// Checks whether a profile could be written.
     pub(crate) fn check_writable(&self) -> Result<(), ExportError> {
         Ok(self.probe().map_err(|error| self.problem(&error))?)
     }
 
-    /// Makes something where profiles would go, and takes it away again: what a user may do there, as in
-    /// `/proc`, no question answers.
+    /// Creates an entry where profiles would go, and removes it. Permission checks alone are not reliable, for example
+    /// in `/proc`.
     fn probe(&self) -> io::Result<()> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        // What is not there will be made: below the first folder that is.
+        // Missing directories will be created below the nearest existing one.
         let nearest = self.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
         match sys::check_writable(nearest) {
-            // Room can be made.
+            // Old profiles can be removed.
             Err(error) if is_full(&error) && self.has_profiles() => return Ok(()),
             checked => checked?,
         }
         let (pid, number) = (sys::process_id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        // If the process ends before it is taken away, it is removed as an old profile is.
+        // If the process ends before the entry is removed, it is later removed like an old profile.
         let time = file_time(SystemTime::now());
         let probe = nearest.join(format!("{time}-{pid}-check-{number:032x}.tmp"));
         let made = if nearest == self.path {
@@ -211,7 +211,7 @@ impl Directory {
             sys::create_private_directory(&probe).and_then(|()| fs::remove_dir(probe))
         };
         match made {
-            // A quota of the user's, or no inode.
+            // The user's quota is used up, or there is no free inode.
             Err(error) if is_full(&error) && self.has_profiles() => Ok(()),
             made => made,
         }
@@ -226,15 +226,15 @@ impl Directory {
     }
 }
 
-/// How often a profile is written again after room was made for it.
+/// How often writing is repeated after room was made.
 const MOST_TRIES: usize = 4;
 
-/// The file system has no room, or not for this user.
+/// The file system is full, or the user's quota on it.
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// A profile that is larger than all may be together.
+/// The profile alone is larger than the quota.
 #[derive(Debug)]
 struct OverQuota {
     new: u64,
@@ -254,27 +254,27 @@ fn is_over_quota(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|error| error.is::<OverQuota>())
 }
 
-/// The profiles that a directory holds.
+/// The profiles in a directory.
 #[derive(Debug, Default)]
 struct Inventory {
     /// The oldest first.
     profiles: VecDeque<Stored>,
     bytes: u64,
     listed: Option<Instant>,
-    /// When the directory was changed last, by us.
+    /// The directory's modification time after the last change by this process.
     changed: Option<SystemTime>,
 }
 
-/// A profile that was written before.
+/// A profile that is stored in the directory.
 #[derive(Debug)]
 struct Stored {
     stem: String,
-    /// When the last of its files was.
+    /// When the newest of its files was modified.
     modified: SystemTime,
     lengths: Lengths,
 }
 
-/// Of the files of a profile, in the order of [`EXTENSIONS`].
+/// Lengths of a profile's files, in the order of [`EXTENSIONS`].
 type Lengths = [Option<u64>; EXTENSIONS.len()];
 
 fn changed(path: &Path) -> Option<SystemTime> {
@@ -282,8 +282,8 @@ fn changed(path: &Path) -> Option<SystemTime> {
 }
 
 impl Inventory {
-    /// Whether nobody has changed the directory but us. (A change while we write is noticed with
-    /// the next one, or when it is listed again.)
+    /// Whether only this process has changed the directory. (A foreign change during a write is noticed with the next
+    /// change, or when the directory is listed again.)
     fn is_known(&self, path: &Path) -> bool {
         let is_recent = self.listed.is_some_and(|listed| listed.elapsed() < LIST_AGAIN);
         is_recent && self.changed.is_some() && self.changed == changed(path)
@@ -312,7 +312,7 @@ impl Inventory {
     }
 
     fn add(&mut self, stem: &str, lengths: Lengths, path: &Path) {
-        // Another thread can have listed it meanwhile.
+        // Another thread may have listed it in the meantime.
         if let Some(place) = self.profiles.iter().rposition(|stored| stored.stem == stem) {
             self.bytes -= self.profiles.remove(place).map_or(0, |stored| stored.bytes());
         }
@@ -326,7 +326,7 @@ impl Inventory {
         let Some(oldest) = self.profiles.pop_front() else { return };
         for (extension, length) in EXTENSIONS.iter().zip(oldest.lengths) {
             let Some(length) = length else { continue };
-            // What is gone already takes no room either.
+            // A file that is already gone takes no room either.
             match fs::remove_file(path.join(format!("{}{extension}", oldest.stem))) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {}
                 _ => self.bytes -= length,
@@ -378,11 +378,11 @@ pub(super) fn stem(profile: &Profile) -> String {
 
 fn file_time(time: SystemTime) -> String {
     let time = humantime::format_rfc3339_millis(time).to_string();
-    // No colons: they mean something to other systems and to `scp`.
+    // No colons: they are special on other systems and to `scp`.
     time.replace([':', '-'], "")
 }
 
-/// A span's name as a part of a file's name.
+/// A span's name as a part of a file name.
 fn file_name(span: &str) -> String {
     const LONGEST: usize = 60;
     let plain = |c: char| {
@@ -392,11 +392,10 @@ fn file_name(span: &str) -> String {
     if name.is_empty() { "span".to_owned() } else { name }
 }
 
-/// Of the files of a profile, and of one that is not whole yet.
+/// Extensions of a profile's files, and of a file that is not complete yet.
 const EXTENSIONS: [&str; 4] = [".svg", ".pb.gz", ".otlp", ".tmp"];
 
-/// What `stem` made of a file's name, if it is one that it could have made, and which of a profile's files
-/// it is.
+/// Splits a file name that `stem` could have made into the stem and the index of its extension.
 pub(super) fn stem_of(name: &str) -> Option<(&str, usize)> {
     let mut extensions = EXTENSIONS.iter().enumerate();
     let (stem, extension) =
@@ -413,7 +412,7 @@ pub(super) fn stem_of(name: &str) -> Option<(&str, usize)> {
     is_ours.then_some((stem, extension))
 }
 
-/// Writes a file that is there as a whole or not at all.
+/// Writes a file atomically.
 fn write_whole(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = sys::create_private_file(temporary)
         .and_then(|mut file| file.write_all(bytes))
@@ -475,13 +474,13 @@ mod tests {
     }
 
     #[test]
-    fn removes_the_oldest_when_full_and_nothing_of_others() {
+    fn removes_the_oldest_profile_when_full_and_no_other_files() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path();
         fs::write(path.join("notes.svg"), [0; 100_000]).unwrap();
         let first = directory(path).export(&profile(1)).unwrap();
         let size: u64 = first.files.iter().map(|f| fs::metadata(f).unwrap().len()).sum();
-        // Older than what follows, whatever the file system's clock says.
+        // Older than the following files, whatever the file system's clock returns.
         for file in &first.files {
             let earlier = SystemTime::now() - Duration::from_secs(60);
             fs::File::options().write(true).open(file).unwrap().set_modified(earlier).unwrap();
@@ -498,11 +497,11 @@ mod tests {
         let error = directory(path).with_quota(size / 2, day).export(&profile(4)).unwrap_err();
         assert!(error.to_string().contains("raise the quota"), "{error}");
         assert!(error.is::<Hopeless>());
-        assert_eq!(names(path).len(), 7, "it cost no other");
+        assert_eq!(names(path).len(), 7, "no other profile was removed");
     }
 
     #[test]
-    fn what_others_removed_takes_no_room() {
+    fn files_that_others_removed_are_not_counted() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path();
         let mut directory = directory(path).with_quota(u64::MAX, Duration::from_secs(86_400));
@@ -519,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_write_is_counted() {
+    fn profiles_that_others_write_are_counted() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path();
         let day = Duration::from_secs(86_400);
@@ -528,7 +527,7 @@ mod tests {
         let size: u64 = first.files.iter().map(|f| fs::metadata(f).unwrap().len()).sum();
         let mut theirs = directory(path);
         theirs.export(&profile(2)).unwrap();
-        // Whatever the clock of the file system is.
+        // Independent of the file system's clock.
         let later = SystemTime::now() + Duration::from_secs(1);
         fs::File::open(path).unwrap().set_modified(later).unwrap();
         ours.quota_bytes = 2 * size;
@@ -538,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_listed_now_is_not_forgotten() {
+    fn a_failed_listing_is_repeated_later() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path().join("profiles");
         let directory = directory(&path);
@@ -547,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn removes_what_is_too_old() {
+    fn removes_profiles_that_are_too_old() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path();
         let first = directory(path).export(&profile(1)).unwrap();
@@ -560,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_says_what_to_do() {
+    fn the_error_for_an_unusable_directory_says_what_to_do() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut directory = directory(&file.path().join("below"));
         for error in [directory.export(&profile(1)).unwrap_err(), directory.check().unwrap_err()] {
@@ -571,7 +570,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn what_cannot_be_made_is_found_out_before() {
+    fn check_detects_unusable_directories() {
         for path in ["/proc/nope", "/proc/nope/below", "/dev/null", "/dev/null/below"] {
             let problem = directory(Path::new(path)).check().unwrap_err().to_string();
             assert!(problem.contains("TRACING_PROFILING_DIR"), "{problem}");
@@ -579,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_makes_nothing() {
+    fn a_check_leaves_nothing_behind() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path().join("deep/er");
         directory(&path).check().unwrap();
@@ -589,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_not_ours() {
+    fn other_file_names_are_not_profiles() {
         for name in [
             "profile.svg",
             "a-b-c-d.svg",

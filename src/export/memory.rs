@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use super::{ExportError, Exported, Exporter};
 use crate::profile::Profile;
 
-/// Keeps all profiles in memory; clones share them. For tests: nothing ever makes room.
+/// Keeps all profiles in memory; clones share them. Intended for tests: it never drops profiles.
 #[derive(Clone, Debug, Default)]
 pub struct Memory(Arc<Mutex<Vec<Profile>>>);
 
@@ -17,12 +17,12 @@ impl Memory {
         Self::default()
     }
 
-    /// The profiles so far, in the order in which they were exported.
+    /// The profiles so far, in the order of export.
     pub fn profiles(&self) -> Vec<Profile> {
         self.0.lock().clone()
     }
 
-    /// The same, and forgets them.
+    /// Removes and returns the profiles so far.
     pub fn take(&self) -> Vec<Profile> {
         std::mem::take(&mut self.0.lock())
     }

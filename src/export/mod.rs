@@ -1,4 +1,4 @@
-//! Where profiles go.
+//! Exporters.
 
 mod directory;
 mod memory;
@@ -28,71 +28,68 @@ pub(crate) use remote::{Answer, Never, QueueLimits, Remote};
 #[cfg(feature = "axum")]
 pub(crate) use stored::{StoredFile, list_stored, read_stored};
 
-/// Takes the profiles of kept spans.
+/// Exports the profiles of kept spans.
 ///
-/// An exporter runs on a thread of its own: it may block, and nothing but later profiles waits
-/// for it. All signals are blocked there but those of faults, which threads that it starts inherit.
-/// Only [`export`](Self::export) must be there: queue, retries and what is said of losses are not its business.
+/// An exporter runs on its own thread. It may block; only later profiles wait for it. All signals except those of
+/// faults are blocked on that thread, and threads that it starts inherit this. Only [`export`](Self::export) is
+/// required: the layer does the queueing and the retries, and reports losses.
 pub trait Exporter: Send {
-    /// Exports one profile. What fails is kept in memory and given again: when [`check`] finds nothing
-    /// wrong, at ever longer intervals for an hour. Then it is lost, and counted.
+    /// Exports one profile. If that fails, the profile stays in memory and is exported again when [`check`] succeeds,
+    /// at increasing intervals for an hour. After that it is dropped and counted.
     ///
     /// [`check`]: Self::check
     ///
     /// # Errors
     ///
-    /// If the profile could not be exported. The message goes to the log, so it should say what
-    /// the user can do.
+    /// If the profile could not be exported. The message is logged, so it should tell the user what to do.
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError>;
 
-    /// Whether a profile could be exported now, as far as that can be told without one. Asked when
-    /// the layer is made, and again from time to time after something failed. Until all is well
-    /// again, kept spans get no profile, and so no id that leads nowhere. It must not use the layer's
-    /// [`Handle`](crate::Handle), which may wait for it.
+    /// Checks whether a profile could be exported now, as far as that is possible without one. Called when the layer is
+    /// built, and from time to time after a failure. Until it succeeds again, kept spans get no profile and therefore
+    /// no `profile.id`. It must not use the layer's [`Handle`](crate::Handle), which may wait for it.
     ///
     /// # Errors
     ///
-    /// What is wrong; the message goes to the log, as that of [`export`](Self::export).
+    /// Describes the problem. The message is logged, like that of [`export`](Self::export).
     fn check(&mut self) -> Result<(), ExportError> {
         Ok(())
     }
 
-    /// Whether it has files or sockets open from one profile to the next. A program that closes all files
-    /// (`close_range`) has closed them, and can have others under their numbers: such an exporter is
-    /// not called again then, and not dropped.
+    /// Whether files or sockets stay open between profiles. A program that closes all file descriptors (`close_range`)
+    /// closes them as well, and their numbers may be reused. Such an exporter is then neither called again nor dropped.
     fn keeps_files(&self) -> bool {
         true
     }
 
-    /// The folder in which a [`Directory`] keeps the profiles, if that is where they go: there they
-    /// can be found again, as by `Handle::router`. Asked once, when the layer is made.
+    /// The directory in which a [`Directory`] stores the profiles, if there is one. `Handle::router` and others find
+    /// them there. Called once, when the layer is built.
     fn directory(&self) -> Option<&Path> {
         None
     }
 
-    /// What sends its requests, if it sends from a thread of its own.
+    /// The remote part of an exporter that sends from its own thread.
     #[doc(hidden)]
     fn remote(&mut self) -> Option<&mut dyn Remote> {
         None
     }
 }
 
-/// What became of a profile.
+/// The result of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exported {
-    /// The files that were written, the one to look at first in front.
+    /// The files that were written; the first one is the best to start with.
     pub files: Vec<PathBuf>,
 }
 
 impl Exported {
-    /// The profile is in these files; the one to look at comes first.
+    /// The profile was written to these files; the first one is the best to start with.
     pub fn to_files(files: Vec<PathBuf>) -> Self {
         Self { files }
     }
 }
 
-/// That profile can never be exported, and others may be.
+/// This profile can never be exported, but others may be.
 #[derive(Debug)]
 pub(crate) struct Hopeless(pub(crate) String);
 

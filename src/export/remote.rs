@@ -1,4 +1,4 @@
-//! What delivery asks of an exporter that sends over a network.
+//! The interface between delivery and an exporter that sends over a network.
 
 use std::fmt;
 use std::io;
@@ -10,28 +10,28 @@ use crossbeam::channel::Sender;
 use super::Directory;
 use crate::profile::Profile;
 
-/// An exporter that sends from a thread of its own, one request at a time. It neither queues nor retries.
+/// An exporter that sends from its own thread, one request at a time. It neither queues nor retries.
 pub trait Remote {
-    /// Limits of what waits to be sent.
+    /// Limits of the queue.
     fn limits(&self) -> QueueLimits;
 
-    /// Starts the thread. Each request gets one answer; the channel is closed if the thread panics.
+    /// Starts the thread. Each request has one answer; the channel is closed if the thread panics.
     ///
     /// # Errors
     ///
-    /// If the system does not let us.
+    /// If the system refuses to start it.
     fn start(&mut self, answers: Sender<Answer>) -> io::Result<()>;
 
-    /// The message that is sent.
+    /// The message to send.
     fn encoded(&mut self, profile: &Profile) -> Encoded;
 
-    /// Sends a message; an empty one asks whether the receiver would take any.
+    /// Sends a message. An empty one checks whether the receiver would accept any.
     fn send(&self, message: Arc<[u8]>);
 
     /// Where profiles go that cannot be sent.
     fn fallback(&self) -> Option<&Directory>;
 
-    /// Where the receiver is, to be shown.
+    /// The receiver's address, for display.
     fn endpoint(&self) -> &str;
 }
 
@@ -41,54 +41,54 @@ impl fmt::Debug for dyn Remote {
     }
 }
 
-/// Limits of what waits to be sent.
+/// Limits of the queue of profiles to send.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLimits {
     pub(crate) profiles: usize,
     pub(crate) bytes: usize,
-    /// How long requests may fail before the receiver counts as away.
+    /// How long requests may fail before the receiver is considered unavailable.
     pub(crate) patience: Duration,
 }
 
-/// A profile as it is sent: it takes a fraction of the memory of the model.
+/// An encoded profile: it takes a fraction of the memory of the model.
 #[derive(Debug)]
 pub struct Encoded {
-    /// What its files would be called.
+    /// The stem of its file names.
     pub(crate) stem: String,
     pub(crate) message: Vec<u8>,
 }
 
-/// What a receiver said.
+/// The answer of a receiver.
 #[derive(Debug)]
 pub enum Answer {
-    /// It has the profiles, but for so many; and may have said why.
+    /// The receiver has accepted the profiles, except for `rejected` of them.
     Accepted {
-        /// How many it has not.
+        /// The number of rejected profiles.
         rejected: u64,
-        /// Why, or whatever else it says.
+        /// The reason, or another message.
         message: String,
     },
-    /// Not now.
+    /// The receiver cannot accept the profiles now.
     NotNow {
-        /// When it wants to be asked again, if it said so.
+        /// When to retry, if the receiver stated it.
         after: Option<Duration>,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// Never.
+    /// The receiver will not accept the profiles.
     Never {
-        /// What it does not want.
+        /// What it refuses.
         what: Never,
-        /// Why.
+        /// The reason.
         problem: String,
     },
 }
 
-/// What a receiver does not want.
+/// What a receiver refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Never {
-    /// Anything from us.
+    /// All requests.
     All,
-    /// That request.
+    /// This request.
     Request,
 }

@@ -1,4 +1,4 @@
-//! What the process says that it is.
+//! The default resource, from the environment.
 
 use std::env;
 
@@ -6,12 +6,12 @@ use crate::profile::Resource;
 use crate::sys;
 
 impl Resource {
-    /// What the process is, if nobody says otherwise: what `OTEL_RESOURCE_ATTRIBUTES` says; `service.name` as
-    /// `OTEL_SERVICE_NAME` says, or else the variable before, or else `unknown_service:` and the name of the program's file;
-    /// `process.pid`; and `telemetry.sdk.*`, which name this crate.
+    /// The default resource: the attributes in `OTEL_RESOURCE_ATTRIBUTES`; `service.name` from `OTEL_SERVICE_NAME`,
+    /// else from `OTEL_RESOURCE_ATTRIBUTES`, else `unknown_service:` and the name of the executable; `process.pid`; and
+    /// `telemetry.sdk.*`, which name this crate.
     ///
-    /// Values are taken as they are, without percent-decoding, as `opentelemetry_sdk` takes them. That one lets
-    /// `OTEL_RESOURCE_ATTRIBUTES` win over `OTEL_SERVICE_NAME`, in release 0.33; the specification says the opposite.
+    /// Values are not percent-decoded, as in `opentelemetry_sdk`. In its release 0.33, `OTEL_RESOURCE_ATTRIBUTES`
+    /// overrides `OTEL_SERVICE_NAME`; the specification requires the opposite.
     pub fn from_env() -> Self {
         Self::from_variables(&|name| env::var(name).ok().filter(|text| !text.is_empty()))
     }
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_has_the_name_that_it_is_given_most_clearly() {
+    fn the_sources_of_the_service_name_have_an_order() {
         assert_eq!(name_of(Some("shop"), "service.name=other"), Some("shop".into()));
         assert_eq!(name_of(None, "a=b, service.name = other ,c"), Some("other".into()));
         let Some(Value::String(name)) = name_of(None, "") else { panic!("it has one") };

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::directory::stem_of;
 use crate::sys;
 
-/// A profile in one of its forms.
+/// A file of a profile.
 #[derive(Debug)]
 pub(crate) struct StoredFile {
     pub(crate) name: String,
@@ -16,7 +16,7 @@ pub(crate) struct StoredFile {
     pub(crate) modified: SystemTime,
 }
 
-/// The profiles in that folder, the newest first: none if there is no such folder.
+/// The profiles in that directory, the newest first. Empty if there is no such directory.
 pub(crate) fn list_stored(folder: &Path) -> io::Result<Vec<StoredFile>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -26,7 +26,7 @@ pub(crate) fn list_stored(folder: &Path) -> io::Result<Vec<StoredFile>> {
     let mut files = Vec::new();
     for entry in entries.flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
-        // Of the entry itself, also where it is a link.
+        // Of the entry itself, even if it is a link.
         let Ok(metadata) = entry.metadata() else { continue };
         if is_profile(&name) && metadata.is_file() {
             let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
@@ -37,7 +37,7 @@ pub(crate) fn list_stored(folder: &Path) -> io::Result<Vec<StoredFile>> {
     Ok(files)
 }
 
-/// The profile of that name, if it is one that is listed.
+/// Reads the profile with that name, if it would be listed.
 pub(crate) fn read_stored(folder: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     if !is_profile(name) {
         return Ok(None);
@@ -48,8 +48,8 @@ pub(crate) fn read_stored(folder: &Path, name: &str) -> io::Result<Option<Vec<u8
     Ok(Some(bytes))
 }
 
-/// Whether a `Directory` could have given a whole file that name, which holds nothing that leads out
-/// of the folder then, on whatever system.
+/// Whether a `Directory` could have given a complete file that name. Such a name contains nothing that leads out of the
+/// directory, on any system.
 fn is_profile(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     name.bytes().all(is_plain) && stem_of(name).is_some() && !name.ends_with(".tmp")
@@ -62,7 +62,7 @@ mod tests {
     const STEM: &str = "20231114T221320.123Z-1-GET__a-01010101010101010101010101010101";
 
     #[test]
-    fn only_names_of_whole_profiles() {
+    fn only_complete_profiles_have_valid_names() {
         for extension in ["svg", "pb.gz", "otlp"] {
             assert!(is_profile(&format!("{STEM}.{extension}")));
         }

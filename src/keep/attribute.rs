@@ -1,4 +1,4 @@
-//! What `#[profiled]` says of its callsite.
+//! Reads what `#[profiled]` states about its callsite.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use super::Keep;
 
 const FIRST_WORD: &str = "tracing_profiling";
 
-/// When spans of that callsite are kept, if its attribute says so: in the name of a field that never has a value,
-/// words with blanks between, `tracing_profiling threshold_ns=50000000 on_error`.
+/// The `Keep` that the attribute of a callsite states, if any. It is encoded in the name of a field that never has a
+/// value, as words separated by blanks: `tracing_profiling threshold_ns=50000000 on_error`.
 pub(super) fn keep_of(metadata: &Metadata<'_>) -> Option<Keep> {
     metadata.fields().iter().find_map(|field| read(field.name()))
 }
@@ -17,18 +17,18 @@ pub(super) fn keep_of(metadata: &Metadata<'_>) -> Option<Keep> {
 fn read(name: &str) -> Option<Keep> {
     let mut words = name.split(' ');
     words.next().filter(|first| *first == FIRST_WORD)?;
-    let mut said = None;
+    let mut stated = None;
     for word in words {
-        let keep = said.unwrap_or(Keep::never());
-        said = Some(match word.split_once('=').unwrap_or((word, "")) {
+        let keep = stated.unwrap_or(Keep::never());
+        stated = Some(match word.split_once('=').unwrap_or((word, "")) {
             ("threshold_ns", ns) => keep.or_slower_than(Duration::from_nanos(ns.parse().ok()?)),
             ("on_error", "") => keep.or_failed(),
             ("off", "") => Keep::never(),
-            // From a later release of the macro: better not to guess.
+            // Written by a later release of the macro: do not guess.
             _ => return None,
         });
     }
-    said
+    stated
 }
 
 #[cfg(test)]
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn other_fields_are_none_of_ours() {
+    fn other_fields_are_ignored() {
         for name in ["name", "tracing_profiling.x", "off", "tracing_profiling sometimes", ""] {
             assert_eq!(read(name), None, "{name}");
         }

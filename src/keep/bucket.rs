@@ -1,17 +1,17 @@
-//! A limit of how often something may happen.
+//! A rate limit.
 
-/// A token bucket: full at first, refilled evenly.
+/// A token bucket that starts full and refills evenly.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
     capacity: u32,
-    /// Nanoseconds in which a token grows.
+    /// Nanoseconds per token.
     interval_ns: u64,
-    /// When the bucket will have been full, had nothing been taken since.
+    /// When the bucket will be full if nothing more is taken.
     full_at_ns: u64,
 }
 
 impl TokenBucket {
-    /// Gives `per_minute` tokens a minute, and as many at once.
+    /// A bucket that refills with `per_minute` tokens a minute, and holds at most that many.
     pub(crate) fn new(per_minute: u32) -> Self {
         const MINUTE_NS: u64 = 60_000_000_000;
         Self {
@@ -21,12 +21,12 @@ impl TokenBucket {
         }
     }
 
-    /// Whether it is as good as a new one.
+    /// Whether the bucket is full, as a new one is.
     pub(crate) fn is_full(&self, now_ns: u64) -> bool {
         self.full_at_ns <= now_ns
     }
 
-    /// Takes a token, if there is one. `now_ns` never goes back.
+    /// Takes a token, if there is one. `now_ns` must not decrease.
     pub(crate) fn take(&mut self, now_ns: u64) -> bool {
         let full_at_ns = self.full_at_ns.max(now_ns).saturating_add(self.interval_ns);
         let missing_ns = full_at_ns - now_ns;

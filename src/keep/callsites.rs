@@ -1,4 +1,4 @@
-//! From a callsite to what the rules say of it, without a lock.
+//! Maps a callsite to the plan of its rule, without a lock.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
@@ -18,19 +18,18 @@ use super::{Keep, Rule, Rules};
 use crate::span::{HAS_FIELDS, HAS_STATUS, Plan};
 use crate::stats::Counters;
 
-/// Remembers for each callsite what the rules say.
+/// Caches what the rules decide for each callsite.
 ///
-/// We do not use `Interest` for this: a `never` of ours would switch the callsite off for every
-/// other layer too.
+/// `Interest` is not used for this: `Interest::never` from this layer could disable the callsite for every other layer.
 #[derive(Debug)]
 pub(crate) struct Callsites {
     planner: Planner,
-    /// Chains of the callsites that share a hash. Metadata live for ever, so nothing is removed.
+    /// Chains of callsites that share a hash. Metadata live forever, so nothing is removed.
     sites: Box<[Chain]>,
-    /// From 1 on, grows whenever the rules are replaced.
+    /// Starts at 1 and grows whenever the rules are replaced.
     generation: AtomicU64,
     plans: Plans,
-    /// There are plans of rules that were replaced.
+    /// Some plans belong to rules that were replaced.
     has_replaced: AtomicBool,
     known: Mutex<Known>,
     started: Instant,
@@ -39,37 +38,37 @@ pub(crate) struct Callsites {
 
 type Chain = OnceLock<Box<Site>>;
 
-/// A callsite, and the last decision on it.
+/// A callsite and the last decision about it.
 #[derive(Debug)]
 struct Site {
     metadata: &'static Metadata<'static>,
-    /// The last generation of the rules of which none matched; 0 is no generation.
+    /// The last generation of the rules in which no rule matched; 0 means none.
     unmatched: AtomicU64,
-    /// The last one of which some did, and the plan.
+    /// The last generation in which a rule matched, and the plan.
     matched: AtomicCell<Option<(u64, Plan)>>,
     next: Chain,
 }
 
-/// All that is decided under a lock.
+/// The state that is changed only under the lock.
 #[derive(Debug)]
 struct Known {
     rules: Rules,
-    /// Of rules that are in force, by the rule's id and the span's name.
+    /// Cohorts of the rules in force, by the rule's id and the span's name.
     cohorts: HashMap<(u64, &'static str), Arc<Cohort>>,
-    /// The next plan's number: none is given twice.
+    /// The number of the next plan. Numbers are not reused.
     next: u64,
-    /// The first of the plans that were made for these rules.
+    /// The number of the first plan that was made for the current rules.
     current: u64,
 }
 
-/// A rule that may decide, as far as a callsite is concerned.
+/// A rule that may decide for a callsite.
 struct Candidate<'a> {
     rule: &'a Rule,
     id: u64,
     keep: Keep,
 }
 
-/// Says what spans get that are kept so. The number does not matter.
+/// Makes the plan for spans with that `Keep`. The plan's number is set later.
 pub(crate) type MakePlan = Box<dyn Fn(&Keep) -> Plan + Send + Sync>;
 
 struct Planner(MakePlan);
@@ -80,10 +79,10 @@ impl std::fmt::Debug for Planner {
     }
 }
 
-/// The field by which `tracing-opentelemetry` lets a span say that it failed.
+/// The field by which `tracing-opentelemetry` marks a span as failed.
 pub(crate) const STATUS_FIELD: &str = "otel.status_code";
 
-/// A power of two, and more than most programs have callsites.
+/// A power of two, and more callsites than most programs have.
 const CHAINS: usize = 2048;
 
 impl Callsites {
@@ -100,7 +99,7 @@ impl Callsites {
         }
     }
 
-    /// What the rules say of spans from this callsite; `None` if they are not profiled.
+    /// The plan for spans from this callsite; `None` if they are not profiled.
     #[inline]
     pub(crate) fn find(&self, metadata: &'static Metadata<'static>) -> Option<Plan> {
         let site = self.site(metadata)?;
@@ -111,7 +110,7 @@ impl Callsites {
     #[inline(always)]
     fn site(&self, metadata: &'static Metadata<'static>) -> Option<&Site> {
         let address = std::ptr::from_ref(metadata).addr();
-        // Metadata are statics of some hundred bytes: the lowest bits say little.
+        // Metadata are statics of some hundred bytes, so the lowest bits of the address carry little information.
         let hash = (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 20;
         let mut chain = self.sites.get(hash % CHAINS)?;
         loop {
@@ -123,23 +122,23 @@ impl Callsites {
         }
     }
 
-    /// What a plan's number stands for.
+    /// The callsite and rule behind a plan's number.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Callsite>> {
         self.plans.get(number)
     }
 
-    /// How soon a span may be old, in ticks, if it is not from the enter.
+    /// The shortest `arm_after` of all plans, in ticks, except of those that sample from the enter.
     pub(crate) fn least_age(&self) -> u64 {
         self.plans.least_age.load(Ordering::Relaxed)
     }
 
-    /// After how long an open span may have to be kept; `None` if none asks.
+    /// The shortest time after which an open span may have to be kept; `None` if no rule asks for that.
     pub(crate) fn least_limit(&self) -> Option<Duration> {
         let limit_ns = self.plans.least_limit_ns.load(Ordering::Relaxed);
         (limit_ns != u64::MAX).then(|| Duration::from_nanos(limit_ns))
     }
 
-    /// From now on spans that are made have these rules. Those that are open keep theirs.
+    /// New spans are judged by these rules from now on. Open spans keep theirs.
     pub(crate) fn replace(&self, rules: Rules) {
         let mut known = self.known.lock();
         let in_force: HashSet<_> = rules.iter().map(id_of).collect();
@@ -167,18 +166,18 @@ impl Callsites {
         self.has_replaced.load(Ordering::Relaxed)
     }
 
-    /// Forgets the plans of rules that were replaced, once two sweeps in a row did not find them in use: by spans
-    /// that are open, or of which the collector still knows.
+    /// Drops the plans of replaced rules that two sweeps in a row did not find in use, by an open span or by the
+    /// collector.
     ///
-    /// A hook that has found a plan and not yet opened its span is not among these. It would have to stop there
-    /// while there are two sweeps; then its span is not judged.
+    /// A hook that has found a plan but not yet opened its span is not visible here. If it stays there for two sweeps,
+    /// its span is not judged.
     pub(crate) fn sweep(&self, in_use: &HashSet<u64>) {
         let known = self.known.lock();
         let has_replaced = self.plans.sweep(known.current, in_use);
         self.has_replaced.store(has_replaced, Ordering::Relaxed);
     }
 
-    /// Whether a span of that wall time took longer than the percentile of its rule.
+    /// Whether a span with that wall time took longer than the percentile of its rule.
     pub(crate) fn is_rare(&self, callsite: &Callsite, wall_ns: u64) -> bool {
         let sketch = callsite.cohort.as_ref().and_then(|cohort| cohort.sketch.as_ref());
         sketch.is_some_and(|sketch| sketch.add(wall_ns, self.now_ns()))
@@ -190,7 +189,7 @@ impl Callsites {
 
     #[cold]
     fn decide(&self, site: &Site) -> Option<Plan> {
-        // With the lock, so that the rules are those of this generation.
+        // Read under the lock, so that the rules belong to this generation.
         let mut known = self.known.lock();
         let generation = self.generation();
         if let Some(plan) = site.decided(generation) {
@@ -204,7 +203,7 @@ impl Callsites {
         plan
     }
 
-    /// Makes a plan for each of the rules that may decide, and returns the one to begin with.
+    /// Makes a plan for each rule that may decide, and returns the initial one.
     fn plan(&self, metadata: &'static Metadata<'static>, known: &mut Known) -> Option<Plan> {
         let Known { rules, cohorts, next, .. } = known;
         let candidates = candidates(metadata, rules);
@@ -229,7 +228,7 @@ impl Callsites {
             .map(|one| (one.rule, Some(one).filter(keeps).map(|one| number(Some(one)))))
             .collect();
         let otherwise = sure.map(|sure| number(Some(sure)));
-        // Also where `off` may be said by a value.
+        // Also needed if a value can mean `off`.
         let waiting = (!tests.is_empty()).then(|| number(None));
         let fields = waiting.map(|waiting| {
             let fields = FieldRules::new(metadata, &tests, otherwise, waiting);
@@ -290,10 +289,10 @@ impl Site {
         Self { metadata, unmatched, matched, next: Chain::new() }
     }
 
-    /// The plan by the rules of that generation, if it was decided whether there is one.
+    /// The plan under the rules of that generation, or `None` if it is not decided yet.
     #[inline(always)]
     fn decided(&self, generation: u64) -> Option<Option<Plan>> {
-        // One word, for what must cost nothing.
+        // A single word, because unmatched spans must cost nothing.
         if self.unmatched.load(Ordering::Relaxed) == generation {
             return Some(None);
         }
@@ -302,7 +301,7 @@ impl Site {
     }
 }
 
-/// The rules that may decide on spans of a callsite, the most specific first.
+/// The rules that may decide for spans of a callsite, the most specific first.
 fn candidates<'a>(metadata: &'static Metadata<'static>, rules: &'a Rules) -> Vec<Candidate<'a>> {
     let new = |rule: &'a Rule| Candidate { rule, id: id_of(rule), keep: rule.keep };
     let mut candidates: Vec<_> = rules.candidates(metadata).into_iter().map(new).collect();
@@ -320,7 +319,7 @@ fn candidates<'a>(metadata: &'static Metadata<'static>, rules: &'a Rules) -> Vec
     candidates
 }
 
-/// What makes a rule the same one in other rules.
+/// Identifies a rule: equal rules have the same id.
 fn id_of(rule: &impl Hash) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(rule)
 }
@@ -380,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attribute_beats_the_bare_default_and_no_directive_that_names_it() {
+    fn an_attribute_overrides_the_default_but_not_a_directive_that_names_it() {
         with_spans(|| {
             let span = |target| match target {
                 "named" => tracing::info_span!(
@@ -410,14 +409,14 @@ mod tests {
             assert_eq!(seen(named), Some((50, of_target)));
             let (suspect_after, rule) = seen(plain).unwrap();
             assert_eq!(suspect_after, 7);
-            assert!(![for_all, of_target].contains(&rule), "a rule of its own");
+            assert!(![for_all, of_target].contains(&rule), "the attribute is a rule of its own");
             assert_eq!(seen(says_nothing), Some((100, for_all)));
             assert_eq!(seen(off), None);
         });
     }
 
     #[test]
-    fn callsites_that_share_a_hash_are_told_apart() {
+    fn callsites_that_share_a_hash_are_distinguished() {
         with_spans(|| {
             let real = metadata_of(&tracing::info_span!("real"));
             let copy = || {
@@ -438,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_for_a_rule_goes_on_as_long_as_it_is_in_force() {
+    fn counts_of_a_rule_continue_while_it_is_in_force() {
         with_spans(|| {
             let span = metadata_of(&tracing::info_span!("a"));
             let third = || Rule::for_all(Keep::when(Condition::OneIn(3.try_into().unwrap())));
@@ -507,7 +506,7 @@ mod tests {
             }
             let first = callsites.get(open).unwrap();
             assert_eq!((first.metadata.name(), first.plan.suspect_after), ("a", 1));
-            // Also what its values may make of it.
+            // The plans that its values may select are kept as well.
             let tenant = spans[0].fields().field("tenant").unwrap();
             let fields = first.fields.as_ref().unwrap();
             let chosen = fields.choose(|visit| visit.record_u64(&tenant, 7)).unwrap();
@@ -526,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_without_values_stand_behind_those_with_them() {
+    fn rules_with_values_are_tried_before_those_without() {
         with_spans(|| {
             let span = metadata_of(&tracing::info_span!("a", tenant = 1, other = 2));
             let without = metadata_of(&tracing::info_span!("a"));

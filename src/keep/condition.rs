@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// One condition for keeping a span. In text, as `TRACING_PROFILING` has it:
+/// One condition for keeping a span. In the text form that `TRACING_PROFILING` takes:
 ///
 /// | text | condition |
 /// |---|---|
@@ -22,71 +22,71 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Condition {
-    /// The time from its creation to its close is longer.
+    /// The time from its creation to its close is longer than this.
     Latency(Duration),
-    /// The time from its creation to its last exit is longer. A span stays open as long as a child is:
-    /// this does not count what a task that it left behind takes.
+    /// The time from its creation to its last exit is longer than this. A span stays open while a child is open; this
+    /// condition ignores the time that a child task takes after the span's last exit.
     LastExit(Duration),
-    /// It failed: an event of level `ERROR` in it or in a span inside it, the field
-    /// `otel.status_code` set to `ERROR`, or a panic that unwinds through it. (What is entered only while
-    /// the thread unwinds, as by a future that is dropped, has not failed.)
+    /// It failed: an `ERROR` event in it or in a span inside it, the field `otel.status_code` set to `ERROR`, or a
+    /// panic that unwinds through it. A span that is entered only while its thread already unwinds, for example by the
+    /// drop of a future, has not failed.
     Error,
-    /// The same, but not in a profiled span inside it.
+    /// Like [`Error`](Self::Error), but failures in profiled spans inside it do not count.
     ErrorSelf,
-    /// Its threads ran inside it for more than that. To judge this and [`OffCpu`](Self::OffCpu), the thread's CPU
-    /// clock is read at each enter and exit, which takes 1 µs for both.
+    /// Its on-CPU time, while its threads ran in it, is longer than this. To judge this and [`OffCpu`](Self::OffCpu),
+    /// the thread's CPU clock is read at each enter and exit, which takes 1 µs for both.
     OnCpu(Amount),
-    /// It was entered while its thread did not run for more than that.
+    /// Its off-CPU time, while it was entered and its thread did not run (blocked or preempted), is longer than this.
     OffCpu(Amount),
-    /// It was open and not entered for more than that.
+    /// Its idle time, while it was open but not entered, is longer than this. This is `time.idle` of
+    /// `tracing-subscriber`; on-CPU and off-CPU time together are `time.busy`.
     Idle(Amount),
-    /// It took longer than that percentile of the spans of its name and rule in the last five to ten
-    /// minutes, and longer than `floor`. Not before there were ten spans above the percentile
-    /// to be expected, and at least 100 spans.
+    /// It took longer than this percentile of the spans with its name and rule in the last five to ten minutes, and
+    /// longer than `floor`. The condition takes effect once enough spans were counted that ten are expected above the
+    /// percentile, and not before 100 spans.
     Percentile {
-        /// In parts of a million: 990,000 for `p99`.
+        /// In millionths: 990,000 for `p99`.
         millionths: u32,
-        /// Shorter spans are not kept, however rare they are.
+        /// Spans shorter than this are not kept, however rare they are.
         floor: Duration,
     },
-    /// Whatever it did.
+    /// Every span.
     Always,
-    /// One of so many spans of its name and rule, whatever it did: something to compare the slow ones with.
+    /// One in this number of spans with its name and rule, for example as a baseline for the slow ones.
     OneIn(NonZeroU32),
-    /// It is entered for longer than that without a break: then it has a profile while it still hangs.
+    /// It stays entered for longer than this without an exit. Its profile is then exported while it still hangs.
     ///
-    /// One of its threads must be sampled: with [`Source::None`](crate::Source::None) nothing is seen to hang.
+    /// One of its threads must be sampled: with [`Source::None`](crate::Source::None) no hang is detected.
     ///
-    /// Without this and [`NeverHung`](Self::NeverHung) the limit is ten times the least time that the
-    /// other conditions name, and at least 10 seconds; there is none if they name no time.
+    /// Without this and [`NeverHung`](Self::NeverHung), the limit is ten times the shortest time in the other
+    /// conditions, and at least 10 seconds. If they contain no time, there is no limit.
     Hung(Duration),
-    /// It may be entered for as long as it likes.
+    /// Never treat the span as hanging.
     NeverHung,
-    /// It is open for longer than that, entered or not: then it has a profile of what it did so far.
+    /// It is open for longer than this, entered or not. Its profile up to then is exported while it is open.
     Open(Duration),
 }
 
-/// So much time, or such a share of a span's wall time.
+/// A time, or a share of a span's wall time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Amount {
-    /// So much time.
+    /// An absolute time.
     Time(Duration),
-    /// So many percent of wall time, of spans that take a millisecond at least: of a shorter one the
-    /// share says nothing.
+    /// A percentage of the wall time. Applies only to spans of at least 1 ms; the share of a shorter one means little.
     Percent(u32),
 }
 
-/// What the default rules keep every span above.
+/// The latency of the default rules.
 pub(super) const DEFAULT_LATENCY: Duration = Duration::from_millis(250);
-/// Of shorter spans no shares are looked at.
+/// Shares are not judged for shorter spans.
 const SHORTEST_FOR_SHARES: Duration = Duration::from_millis(1);
-/// A span hangs after so many times the time that it may take.
+/// A span hangs after this multiple of the time that its rule allows.
 const HUNG_TIMES: u32 = 10;
 const SHORTEST_HUNG: Duration = Duration::from_secs(10);
 
 impl Amount {
-    /// Whether that much of `wall_ns` is more.
+    /// Whether `ns`, of a wall time of `wall_ns`, exceeds it.
     pub(crate) fn is_passed_by(self, ns: u64, wall_ns: u64) -> bool {
         match self {
             Self::Time(time) => u128::from(ns) > time.as_nanos(),
@@ -97,7 +97,7 @@ impl Amount {
         }
     }
 
-    /// The wall time of the shortest span that can pass it.
+    /// The wall time of the shortest span that can exceed it.
     const fn shortest(self) -> Duration {
         match self {
             Self::Time(time) => time,
@@ -106,20 +106,20 @@ impl Amount {
     }
 }
 
-/// When a span that a rule matches is kept: each condition is enough.
+/// When to keep a span that a rule matches: if any of its conditions is met.
 ///
-/// It prints as the text that it can be read from.
+/// `Display` prints the text form that can be parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Keep([Option<Condition>; SLOTS]);
 
-/// Conditions that a [`Keep`] may have: one of each kind, and a share beside a time.
+/// The number of conditions that a [`Keep`] can have: one of each kind, and both a time and a share where both exist.
 const SLOTS: usize = 14;
 
-/// Where those of [`Amount::Percent`] are: behind the times of the same kind.
+/// The slots of [`Amount::Percent`] conditions. Each follows the slot for a time of the same kind.
 const SHARES: u16 = 1 << 4 | 1 << 6 | 1 << 8;
 
 impl Condition {
-    /// Its place in a [`Keep`].
+    /// Its index in a [`Keep`].
     const fn slot(self) -> usize {
         match self {
             Self::Latency(_) => 0,
@@ -139,7 +139,7 @@ impl Condition {
         }
     }
 
-    /// How much it allows, where it judges how long a span was or where its time went.
+    /// Its limit, if it judges how long a span was or where its time went.
     const fn amount(self) -> Option<Amount> {
         match self {
             Self::Latency(time) | Self::LastExit(time) => Some(Amount::Time(time)),
@@ -148,7 +148,7 @@ impl Condition {
         }
     }
 
-    /// The time that it names.
+    /// The time that it contains.
     fn time(self) -> Option<Duration> {
         match (self, self.amount()) {
             (_, Some(Amount::Time(time))) => Some(time),
@@ -157,7 +157,7 @@ impl Condition {
         }
     }
 
-    /// Whether it counts, and not `other`, which has the same slot and came first.
+    /// Whether it replaces `other`, which has the same slot and came first.
     const fn beats(self, other: Self) -> bool {
         match (self, other) {
             (Self::ErrorSelf, Self::Error) => false,
@@ -175,40 +175,41 @@ impl Condition {
 }
 
 impl Keep {
-    /// Never: the span is not profiled and costs nothing.
+    /// Never keep the span: it is not profiled and costs nothing.
     pub const fn never() -> Self {
         Self([None; SLOTS])
     }
 
-    /// On that condition.
+    /// Keep a span if this condition is met.
     pub const fn when(condition: Condition) -> Self {
         Self::never().or(condition)
     }
 
-    /// If the time from its creation to its close is longer than `latency`.
+    /// Keep a span if the time from its creation to its close is longer than `latency`.
     pub const fn slower_than(latency: Duration) -> Self {
         Self::when(Condition::Latency(latency))
     }
 
-    /// If it failed; see [`Condition::Error`].
+    /// Keep a span if it failed; see [`Condition::Error`].
     pub const fn failed() -> Self {
         Self::when(Condition::Error)
     }
 
-    /// Also if it took longer than `latency`; the least of several counts.
+    /// Also keep a span if it took longer than `latency`. If called several times, the shortest latency applies.
     #[must_use]
     pub const fn or_slower_than(self, latency: Duration) -> Self {
         self.or(Condition::Latency(latency))
     }
 
-    /// Also if it failed; see [`Condition::Error`].
+    /// Also keep a span if it failed; see [`Condition::Error`].
     #[must_use]
     pub const fn or_failed(self) -> Self {
         self.or(Condition::Error)
     }
 
-    /// Also on that condition. Of several of a kind the one that keeps more counts, but for
-    /// [`Percentile`](Condition::Percentile) and what is said of hanging spans: there it is the last one.
+    /// Also keep a span if this condition is met. Of two conditions of the same kind, the one that keeps more spans
+    /// applies. For [`Percentile`](Condition::Percentile), and for [`Hung`](Condition::Hung) and
+    /// [`NeverHung`](Condition::NeverHung), the last one applies.
     #[must_use]
     #[expect(clippy::indexing_slicing, reason = "there is no `get_mut` in constants yet")]
     pub const fn or(mut self, condition: Condition) -> Self {
@@ -220,7 +221,7 @@ impl Keep {
         self
     }
 
-    /// Its conditions, in the order of [`Condition`].
+    /// The conditions, in the order of [`Condition`].
     pub fn conditions(&self) -> impl Iterator<Item = Condition> {
         self.0.into_iter().flatten()
     }
@@ -246,31 +247,31 @@ impl Keep {
         })
     }
 
-    /// After how long without a break a span hangs.
+    /// How long a span may stay entered without an exit before it hangs.
     pub(crate) fn hung_limit(&self) -> Option<Duration> {
-        let said = self.conditions().find_map(|condition| match condition {
+        let explicit = self.conditions().find_map(|condition| match condition {
             Condition::Hung(limit) => Some(Some(limit)),
             Condition::NeverHung => Some(None),
             _ => None,
         });
-        said.unwrap_or_else(|| {
+        explicit.unwrap_or_else(|| {
             let usual = self.conditions().filter_map(Condition::time).min()?;
             Some(usual.saturating_mul(HUNG_TIMES).max(SHORTEST_HUNG))
         })
     }
 
-    /// The wall time above which a span may have to be kept for how long it was, or where its time went.
-    /// `None` if that never keeps it.
+    /// The wall time above which a span may be kept because of its length or because of where its time went. `None` if
+    /// neither can keep it.
     pub(crate) fn shortest(&self) -> Option<Duration> {
         self.conditions().filter_map(Condition::amount).map(Amount::shortest).min()
     }
 
-    /// For how long a span is entered before it is sampled, unless that is set.
+    /// How long a span is entered before it is sampled, unless the configuration sets it.
     pub(crate) fn arm_after(&self) -> Duration {
         const SHARE: u32 = 20;
         const LEAST: Duration = Duration::from_millis(1);
         const MOST: Duration = Duration::from_millis(20);
-        // Where it is idle there are no samples.
+        // An idle span has no samples.
         let has_samples = |condition: &Condition| !matches!(condition, Condition::Idle(_));
         let times = self.conditions().filter(has_samples).filter_map(Condition::time);
         let least = times.chain(self.shortest()).min();
@@ -285,7 +286,7 @@ impl Keep {
         self.conditions().all(|condition| condition == Condition::NeverHung)
     }
 
-    /// A bit for each kind of condition that it has.
+    /// A bit for each kind of condition in it.
     pub(crate) fn kinds(&self) -> u16 {
         let slots = self.conditions().fold(0, |slots, condition| slots | 1 << condition.slot());
         slots | (slots & SHARES) >> 1
@@ -307,7 +308,7 @@ impl fmt::Display for Amount {
     }
 }
 
-/// A length of time without blanks, as rules have it.
+/// A duration without blanks, as in rules.
 struct Time(Duration);
 
 impl fmt::Display for Time {
@@ -361,7 +362,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn what_is_sampled_grows_old_with_the_least_time_that_would_keep_it() {
+    fn arm_after_depends_on_the_shortest_time_that_keeps_a_span() {
         let ms = Duration::from_millis;
         let slower = |limit| Keep::slower_than(ms(limit));
         let micros = Duration::from_micros;
@@ -370,7 +371,7 @@ mod tests {
         assert_eq!([slower(5).arm_after(), slower(60_000).arm_after()], [ms(1), ms(20)]);
         assert_eq!(slower(1_000).or_slower_than(ms(60)).arm_after(), ms(3));
         assert_eq!(Keep::failed().arm_after(), ms(1));
-        // They keep all.
+        // Both keep every span.
         assert_eq!(
             [slower(0).arm_after(), slower(100).or(Condition::Always).arm_after()],
             [ms(0); 2]
@@ -378,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_of_a_kind_the_one_that_keeps_more_counts() {
+    fn of_two_conditions_of_a_kind_the_one_that_keeps_more_applies() {
         let keep = Keep::slower_than(3 * MS).or_slower_than(2 * MS).or_slower_than(4 * MS);
         assert_eq!(keep, Keep::slower_than(2 * MS));
         let keep = Keep::when(Condition::ErrorSelf).or_failed().or(Condition::ErrorSelf);
@@ -390,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn hangs_after_ten_times_the_least_time_and_ten_seconds() {
+    fn the_default_hung_limit_is_ten_times_the_shortest_time_and_at_least_ten_seconds() {
         let second = Duration::from_secs(1);
         let limit = |keep: Keep| keep.hung_limit();
         assert_eq!(limit(Keep::slower_than(250 * MS)), Some(10 * second));
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_count_from_a_millisecond_on() {
+    fn shares_apply_only_to_spans_of_at_least_a_millisecond() {
         let most = Amount::Percent(80);
         assert!(!most.is_passed_by(801, 1_000));
         assert!(most.is_passed_by(800_001, 1_000_000));
@@ -413,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_keeps_nothing_is_never() {
+    fn a_keep_that_keeps_nothing_is_never() {
         assert!(Keep::never().is_never());
         assert!(Keep::when(Condition::NeverHung).is_never());
         assert!(!Keep::when(Condition::Hung(MS)).is_never());

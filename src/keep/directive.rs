@@ -1,4 +1,4 @@
-//! Reading rules from text.
+//! Parses rules from text.
 //!
 //! ```text
 //! rules     = directive *( "," directive )
@@ -13,8 +13,8 @@
 //!           / "hung>" duration / "hung=off" / "open>" duration
 //! ```
 //!
-//! Targets, spans and fields are written as `EnvFilter` has them; durations as the `humantime` crate
-//! does (`250ms`, `1s`, `1m 30s`).
+//! Targets, spans and fields use the syntax of `EnvFilter`; durations that of the `humantime` crate (`250ms`, `1s`,
+//! `1m 30s`).
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -32,7 +32,7 @@ use super::rules::FieldMatch;
 use super::{Amount, Condition, Keep, Rule, Rules};
 use crate::error::Error;
 
-/// Of a set of rules: each span of a new callsite is compared with all of them.
+/// Directives in a set of rules. Each new callsite is compared with all of them.
 const MOST_DIRECTIVES: usize = 256;
 
 const KEEP: &str = "`off` or a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
@@ -44,11 +44,11 @@ const JOINED: &str = "the conditions for the same spans to be joined by `|`";
 impl FromStr for Rules {
     type Err = Error;
 
-    /// Reads rules as `TRACING_PROFILING` has them; see the crate's documentation.
+    /// Parses rules in the syntax of `TRACING_PROFILING`; see the crate's documentation.
     ///
     /// # Errors
     ///
-    /// If the text is not of that form; the error shows where.
+    /// If the text is malformed; the error shows where.
     fn from_str(text: &str) -> Result<Self, Error> {
         let parsed = rules.parse(text);
         let directives =
@@ -59,7 +59,7 @@ impl FromStr for Rules {
         if let Some(over) = directives.get(MOST_DIRECTIVES) {
             return wrong(over, format!("at most {MOST_DIRECTIVES} directives"));
         }
-        // `250ms,error` would keep failed spans only, which nobody means who writes it.
+        // `250ms,error` would keep only failed spans, which is almost certainly not intended.
         let is_split = |(number, directive): &(usize, &Directive)| {
             let mut before = directives.iter().take(*number);
             before.any(|other| directive.rule.forgets(&other.rule))
@@ -71,14 +71,14 @@ impl FromStr for Rules {
     }
 }
 
-/// A rule, and how much of the text was left where it began.
+/// A rule, and the length of the text that was left where it began.
 struct Directive {
     rule: Rule,
     rest: usize,
 }
 
 fn expected(error: &ContextError) -> String {
-    // The innermost comes first.
+    // The innermost context comes first.
     let expected = error.context().find_map(|context| match context {
         StrContext::Expected(StrContextValue::Description(text)) => Some((*text).to_owned()),
         StrContext::Expected(value) => Some(value.to_string()),
@@ -96,9 +96,9 @@ fn rules(input: &mut &str) -> ModalResult<Vec<Directive>> {
 
 fn directive(input: &mut &str) -> ModalResult<Directive> {
     let rest = input.len();
-    // An empty one is allowed, as after a comma at the end: so something must be there.
+    // An empty directive is allowed, as after a trailing comma, so this one must not be empty.
     not(alt((",".void(), eof.void()))).parse_next(input)?;
-    // What has a `=` of its own (`one_in=9`) is none of a selector.
+    // A condition that contains a `=` (`one_in=9`) is not a selector.
     let for_all = terminated(keep, peek((multispace0, alt((",", eof))))).map(Rule::for_all);
     let selected = (opt(terminated(selector, equals())), cut_err(keep))
         .map(|(selector, keep)| Rule { keep, ..selector.unwrap_or(Rule::for_all(keep)) });
@@ -106,7 +106,7 @@ fn directive(input: &mut &str) -> ModalResult<Directive> {
     Ok(Directive { rule, rest })
 }
 
-/// The spans of a rule that says nothing yet of when to keep them.
+/// Parses the spans of a rule. The rule keeps nothing yet.
 fn selector(input: &mut &str) -> ModalResult<Rule> {
     let target = take_while(0.., |c: char| c.is_alphanumeric() || "_:-.".contains(c));
     let (target, span): (&str, _) = (target, opt(span)).parse_next(input)?;
@@ -205,7 +205,7 @@ fn percentile(input: &mut &str) -> ModalResult<Condition> {
     let millionths = preceded('p', number).verify_map(|number: &str| {
         let percent: f64 = number.parse().ok()?;
         let millionths = (percent * 10_000.0).round();
-        // Else it would not be what it says.
+        // Outside this range the value would not be the percentile that the text states.
         let is_some = (1.0..=999_999.0).contains(&millionths);
         is_some.then_some(millionths as u32)
     });
@@ -215,7 +215,7 @@ fn percentile(input: &mut &str) -> ModalResult<Condition> {
 }
 
 fn duration(input: &mut &str) -> ModalResult<Duration> {
-    // A number and a unit; a duration is made of several.
+    // A number and a unit; a duration has one or more of these.
     let part = (digit1::<&str, _>, alpha1);
     (part, repeat::<_, _, (), _, _>(0.., (multispace0, part)))
         .take()
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_every_condition_and_writes_it_as_it_was() {
+    fn every_condition_round_trips() {
         for text in [
             "last_exit>250ms",
             "error=self",
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_with_an_equals_sign_are_no_targets() {
+    fn conditions_with_an_equals_sign_are_not_targets() {
         let one_in = Condition::OneIn(NonZeroU32::new(1000).unwrap());
         assert_eq!(read("one_in=1000"), Rules::new([Rule::for_all(Keep::when(one_in))]));
         assert_eq!(
@@ -291,7 +291,7 @@ mod tests {
                 Rule::for_target("shop", Keep::when(one_in)),
             ])
         );
-        // Of a crate of that name.
+        // A selector: the crate named `hung`.
         let hung = Rule::for_target("hung", slower(5));
         assert_eq!(read("hung=5ms"), Rules::new([hung]));
     }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn is_not_put_off_by_blanks_or_a_comma_at_the_end() {
+    fn accepts_blanks_and_a_trailing_comma() {
         let rules = Rules::new([
             Rule::for_all(slower(90_000)),
             Rule::for_target("shop", slower(250).or_failed()),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_work_of_reading_grows_as_the_text_does() {
+    fn the_work_of_parsing_is_bounded() {
         use crate::keep::COMPARED;
         let work = |text: &str| {
             let before = COMPARED.get();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn points_at_what_it_cannot_read() {
+    fn errors_point_at_the_malformed_text() {
         assert_eq!(
             error("250ms|error,shop=fast"),
             "cannot read the profiling rules: expected `off` or a condition such as `250ms`, \
@@ -370,7 +370,7 @@ mod tests {
         assert!(error("shop[x]=error,shop[x]=1s").ends_with("\n                ^"));
         assert!(error("1s,1ms").ends_with("\n     ^"));
         assert!(error("shop=1s,shop=p99>20ms").ends_with("\n          ^"));
-        // To override is something else.
+        // Overriding the same condition is allowed.
         assert!("1s|error,shop=1s|error,shop=500ms,shop=off".parse::<Rules>().is_ok());
         let cases = [
             ("250", 3),

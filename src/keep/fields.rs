@@ -7,39 +7,39 @@ use tracing::field::{Field, Visit};
 
 use super::Rule;
 
-/// The rules of a callsite that depend on values, and which plan each of them means.
+/// The rules of a callsite that depend on values, and the plan for each of them.
 ///
-/// What is known of a span's values is one bit for each value that a rule wants, so that a value that
-/// is recorded later is looked at without the others.
+/// The state of a span is one bit for each value that a rule wants, so a value that is recorded later is compared
+/// without the other values.
 #[derive(Debug)]
 pub(crate) struct FieldRules {
     tests: Vec<Test>,
-    /// The most specific first: the bits that it wants, and the number of its plan, if it has one.
+    /// The most specific first: the bits that the rule wants, and the number of its plan, if it has one.
     rules: Vec<(u64, Option<u64>)>,
-    /// Where none of them matches.
+    /// The plan if no rule matches.
     otherwise: Option<u64>,
-    /// Where nothing keeps a span yet, but a value that comes later might.
+    /// The plan if no rule keeps the span yet, but a later value might.
     waiting: u64,
     left_out: u64,
 }
 
-/// One value that a rule wants.
+/// A value that a rule wants.
 #[derive(Debug)]
 struct Test {
     field: Field,
     value: String,
 }
 
-/// Which plan a span has by its values.
+/// The plan that a span's values select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) number: u64,
-    /// What is known of its values.
+    /// Which of the wanted values it has.
     pub(crate) bits: u64,
 }
 
 impl FieldRules {
-    /// The tests of `rules`, the most specific first, with the numbers of their plans.
+    /// Makes the tests of `rules`, the most specific first, with the numbers of their plans.
     pub(super) fn new(
         metadata: &'static Metadata<'static>,
         rules: &[(&Rule, Option<u64>)],
@@ -57,7 +57,7 @@ impl FieldRules {
         new
     }
 
-    /// Rules for which there was no bit left, so that nobody knows whether they match.
+    /// Rules for which no bit was left. They never match.
     pub(super) fn left_out(&self) -> u64 {
         self.left_out
     }
@@ -67,7 +67,7 @@ impl FieldRules {
         for field in &rule.fields {
             let Some(value) = &field.value else { continue };
             let field = metadata.fields().field(field.name.as_str())?;
-            // Nothing is compared with more than there are bits for.
+            // At most 64 values are compared.
             let is_same = |test: &Test| test.field == field && test.value == *value;
             let bit = match self.tests.iter().position(is_same) {
                 Some(bit) => bit,
@@ -82,8 +82,8 @@ impl FieldRules {
         Some(wanted)
     }
 
-    /// For a span that is made. `None` if no rule keeps it, whatever is recorded later in fields that
-    /// have no value yet.
+    /// Selects the plan for a new span. `None` if no rule keeps it, whatever values are recorded later in fields that
+    /// have none yet.
     pub(crate) fn choose(&self, record: impl FnOnce(&mut dyn Visit)) -> Option<Choice> {
         let mut look = Look { tests: &self.tests, bits: 0, seen: 0 };
         record(&mut look);
@@ -97,7 +97,7 @@ impl FieldRules {
         Some(Choice { number, bits })
     }
 
-    /// For a span of whose values `bits` is known, and some are recorded now.
+    /// Selects the plan anew for a span whose state is `bits` when more values are recorded.
     pub(crate) fn choose_anew(&self, bits: u64, record: impl FnOnce(&mut dyn Visit)) -> Choice {
         let mut look = Look { tests: &self.tests, bits, seen: 0 };
         record(&mut look);
@@ -111,7 +111,7 @@ impl FieldRules {
     }
 }
 
-/// Compares values with those that are wanted.
+/// Compares values with the wanted ones.
 struct Look<'a> {
     tests: &'a [Test],
     bits: u64,
@@ -141,7 +141,7 @@ impl Visit for Look<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         if self.tests.iter().any(|test| test.field == *field) {
             let text = format!("{value:?}");
-            // A string that was recorded by `?` has quotes around it.
+            // A string that was recorded with `?` has quotes around it.
             self.see(field, |wanted| text == wanted || text == format!("{wanted:?}"));
         }
     }
@@ -167,7 +167,7 @@ mod tests {
         values.iter().fold(rule, |rule, (name, value)| rule.with_field_value(*name, *value))
     }
 
-    /// Values given one after the other.
+    /// Values that are recorded in turn.
     struct Values(&'static Metadata<'static>, Vec<(&'static str, &'static str)>);
 
     impl Values {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_whose_values_are_all_there_decides() {
+    fn the_first_rule_whose_values_all_match_decides() {
         let metadata = metadata();
         let both = rule(&[("tenant", "acme"), ("retry", "true")]);
         let one = rule(&[("tenant", "acme")]);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn values_for_which_there_is_no_bit_are_not_remembered() {
+    fn rules_that_need_more_than_64_values_are_left_out() {
         let metadata = metadata();
         let values: Vec<_> = (0..1_000).map(|number: u64| number.to_string()).collect();
         let all: Vec<_> = values.iter().map(|value| ("tenant", value.as_str())).collect();

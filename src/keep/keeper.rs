@@ -1,4 +1,4 @@
-//! Kept spans, the permits for their profiles, and the epochs of their roots.
+//! Admits kept spans to profiles: permits, and the epochs of local roots.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,19 +12,19 @@ use super::{KeptSpan, NoProfile, Reason};
 use crate::profile::ProfileId;
 use crate::span::SpanKey;
 
-/// The spans of one local root that were kept together, and that share a profile.
+/// The spans of one local root that were kept together and share a profile.
 #[derive(Clone, Debug)]
 pub(crate) struct Epoch {
     pub(crate) root: SpanKey,
-    /// The profile that was promised, if one was.
+    /// The id of the profile, if a permit was given for it.
     pub(crate) id: Option<ProfileId>,
-    /// Nobody was: it is to show whether the exporter is well again.
+    /// The profile belongs to no span: it only tests whether the exporter works again.
     is_trial: bool,
     pub(crate) kept: Vec<KeptSpan>,
     opened_ns: u64,
 }
 
-/// What of a span was exported while it was open.
+/// What was exported of a span while it was open.
 #[derive(Debug, Default)]
 struct ExportedWhileOpen {
     samples: u64,
@@ -34,7 +34,7 @@ struct ExportedWhileOpen {
 impl ExportedWhileOpen {
     fn add(&mut self, id: ProfileId, samples: u64) {
         self.samples += samples;
-        // Once for each kept span inside it: they share the profile.
+        // Kept spans inside it share the profile: list it once.
         if self.profiles.last() == Some(&id) {
             return;
         }
@@ -49,7 +49,7 @@ impl ExportedWhileOpen {
 #[derive(Clone, Copy, Debug)]
 struct Buckets {
     profiles: TokenBucket,
-    /// Of epochs without a profile, which are only reported.
+    /// For epochs without a profile, which are only reported.
     reports: TokenBucket,
 }
 
@@ -62,7 +62,7 @@ impl Buckets {
 #[derive(Debug, Default)]
 struct State {
     epochs: HashMap<SpanKey, Epoch>,
-    /// Of spans that are open.
+    /// Epochs of spans that are still open.
     snapshots: HashMap<SpanKey, Epoch>,
     exported: HashMap<SpanKey, ExportedWhileOpen>,
     /// By the rule's id.
@@ -72,35 +72,35 @@ struct State {
 
 /// Gives kept spans their profile ids.
 ///
-/// Called by the threads on which spans close, and by the collector when it makes the profiles;
-/// only for spans that are kept, so a lock is cheap enough.
+/// The threads that close spans and the collector call it, only for spans that are kept. A lock is cheap enough for
+/// that.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     state: Mutex<State>,
     full: Buckets,
-    /// Profiles that have been promised and not yet exported.
-    promised: AtomicUsize,
-    most_promised: usize,
+    /// Profiles that have a permit and are not yet exported.
+    permits: AtomicUsize,
+    most_permits: usize,
     exporter_fails: AtomicBool,
     memory_is_short: AtomicBool,
     is_over: AtomicBool,
-    /// The exporter says later what became of a profile.
+    /// The exporter reports the outcome of a profile later.
     must_prove: AtomicBool,
     started: Instant,
-    /// The time since then, where a test says it.
+    /// The clock of a test, which replaces the time since `started`.
     #[cfg(test)]
     by_hand: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
 }
 
-/// Profiles that may be promised at once, unless it is set: what waits is at most this many roots' samples.
+/// Default for the permits in use at once. It bounds the samples that wait for export to those of this many roots.
 pub(crate) const MOST_PROMISED: usize = 32;
-/// Epochs that may be open at once.
+/// Open epochs.
 const MOST_EPOCHS: usize = 1024;
-/// Spans beside the root that may be kept in one epoch.
+/// Kept spans in one epoch, besides the root.
 const MOST_KEPT: usize = 1024;
-/// Rules whose limits are known at once.
+/// Rules whose limits are stored.
 const MOST_BUCKETS: usize = 1024;
-/// Earlier profiles that a span that goes on for ever lists.
+/// Earlier profiles that a span lists, so that one that never closes does not list ever more.
 const MOST_EARLIER: usize = 16;
 
 impl Keeper {
@@ -109,8 +109,8 @@ impl Keeper {
         Self {
             state: Mutex::default(),
             full: Buckets { profiles: bucket, reports: bucket },
-            promised: AtomicUsize::new(0),
-            most_promised: MOST_PROMISED,
+            permits: AtomicUsize::new(0),
+            most_permits: MOST_PROMISED,
             exporter_fails: AtomicBool::new(false),
             memory_is_short: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -121,12 +121,12 @@ impl Keeper {
         }
     }
 
-    /// So many profiles may be promised at once.
+    /// Sets how many permits may be in use at once.
     pub(crate) fn with_most_promised(self, profiles: usize) -> Self {
-        Self { most_promised: profiles, ..self }
+        Self { most_permits: profiles, ..self }
     }
 
-    /// One whose time a test sets, in nanoseconds.
+    /// An instance whose clock a test sets, in nanoseconds.
     #[cfg(test)]
     pub(crate) fn by_hand(
         profiles_per_minute: u32,
@@ -147,11 +147,10 @@ impl Keeper {
         Duration::from_nanos(self.now_ns().saturating_sub(epoch.opened_ns))
     }
 
-    /// Decides whether a kept span has a profile, and which, and writes it into the span, where
-    /// there is the reason for which a span without samples has none. If a new id is needed it
-    /// comes from `new_id`.
+    /// Decides which profile a kept span gets, if any, and writes the decision into the span. For a span without
+    /// samples, `span.profile` already holds the reason. If a new id is needed, it comes from `new_id`.
     ///
-    /// Returns false if not even a report is due.
+    /// Returns false if the span is not even reported.
     pub(crate) fn keep(
         &self,
         span: &mut KeptSpan,
@@ -161,7 +160,7 @@ impl Keeper {
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(exported) = state.exported.get(&span.key) {
-            // Of one that is open only those were counted that are left.
+            // The samples of an open span were already reduced by the exported ones.
             if !span.is_open {
                 span.samples = span.samples.saturating_sub(exported.samples);
             }
@@ -170,7 +169,7 @@ impl Keeper {
         let epochs = if span.is_open { &mut state.snapshots } else { &mut state.epochs };
         let open = epochs.get(&span.root);
         let full = match open {
-            // The root has room: all the others are inside it.
+            // A root still fits, because all other spans are inside it.
             Some(epoch) if epoch.kept.len() >= MOST_KEPT && span.key != span.root => {
                 Some(NoProfile::TreeFull)
             }
@@ -184,19 +183,19 @@ impl Keeper {
             return false;
         }
         if state.buckets.len() >= MOST_BUCKETS {
-            // Of rules that were replaced, mostly.
+            // Mostly those of rules that were replaced.
             state.buckets.retain(|_, buckets| !buckets.are_full(now_ns));
         }
         let buckets = state.buckets.entry(span.rule).or_insert(self.full);
         let is_forced = span.reasons.contains(Reason::Forced);
         span.profile = match open.flatten() {
-            // Which the caller knows best.
+            // The caller has already set the reason.
             _ if span.samples == 0 => span.profile.and(Err(NoProfile::NoSamples)),
             Some(_) if is_trial => Err(NoProfile::ExporterFails),
             Some(id) => Ok(id),
             None => {
                 let take_token = || is_forced || buckets.profiles.take(now_ns);
-                self.promise(&mut state.trust, take_token, &mut new_id)
+                self.reserve(&mut state.trust, take_token, &mut new_id)
             }
         };
         let is_open = open.is_some();
@@ -220,14 +219,14 @@ impl Keeper {
             epoch.id = epoch.id.or(span.profile.ok()).or(trial);
             epoch.kept.push(span.clone());
             if let Some(id) = span.profile.ok().filter(|_| span.is_open) {
-                // It takes no samples from the profile that is made when the span closes.
+                // A snapshot takes no samples from the profile that is made when the span closes.
                 state.exported.entry(span.key).or_default().add(id, 0);
             }
         }
         is_due
     }
 
-    fn promise(
+    fn reserve(
         &self,
         trust: &mut Trust,
         take_token: impl FnOnce() -> bool,
@@ -242,21 +241,21 @@ impl Keeper {
         if let Some(doubt) = trust.doubt() {
             return Err(doubt);
         }
-        // Under the lock of the state, so two threads cannot both take the last place.
-        if self.promised.load(Ordering::Relaxed) >= self.most_promised {
+        // Under the lock of the state, so two threads cannot both take the last permit.
+        if self.permits.load(Ordering::Relaxed) >= self.most_permits {
             return Err(NoProfile::ExporterBusy);
         }
         if !take_token() {
             return Err(NoProfile::RateLimit);
         }
         let id = new_id().ok_or(NoProfile::NoId)?;
-        self.promised.fetch_add(1, Ordering::Relaxed);
-        trust.note_promise();
+        self.permits.fetch_add(1, Ordering::Relaxed);
+        trust.note_permit();
         Ok(id)
     }
 
-    /// The id of a profile that nobody is promised, if one is due: only a profile can tell whether a receiver
-    /// is well again that takes requests and refuses profiles.
+    /// The id of a trial profile, which belongs to no span, if a trial is due. A receiver may accept requests and still
+    /// refuse profiles, so only a profile can show whether it works again.
     fn trial(
         &self,
         trust: &mut Trust,
@@ -267,19 +266,20 @@ impl Keeper {
         let cannot = fails
             || self.is_over.load(Ordering::Relaxed)
             || self.memory_is_short.load(Ordering::Relaxed)
-            || self.promised.load(Ordering::Relaxed) >= self.most_promised;
+            || self.permits.load(Ordering::Relaxed) >= self.most_permits;
         if cannot || !trust.tries(now_ns) {
             return None;
         }
         let id = new_id()?;
-        self.promised.fetch_add(1, Ordering::Relaxed);
+        self.permits.fetch_add(1, Ordering::Relaxed);
         Some(id)
     }
 
-    /// Ends the epoch of that root, if one is open: who is kept from now on opens another.
+    /// Ends the epoch of that root, if one is open. Spans kept after this open another one.
     ///
-    /// `taken` says how many samples of spans that are open the epoch's profile will have, if it has one. In the same step:
-    /// were one of them kept between, it would be promised a profile with samples that it will not get.
+    /// `taken` returns how many samples of open spans the epoch's profile will contain, if it has one. This happens
+    /// under the same lock: a span that is kept in between would otherwise get a permit for samples that it will not
+    /// have.
     pub(crate) fn end_epoch(
         &self,
         root: SpanKey,
@@ -290,7 +290,7 @@ impl Keeper {
         if let Some(id) = epoch.id {
             for (span, samples) in taken(&epoch) {
                 let exported = state.exported.entry(span).or_default();
-                // A profile in which nothing of a span is, it does not list.
+                // A span does not list a profile that has no sample of it.
                 if epoch.is_trial {
                     exported.samples += samples;
                 } else if samples > 0 {
@@ -301,12 +301,12 @@ impl Keeper {
         Some(epoch)
     }
 
-    /// The epochs of spans that were kept while they were open: each is exported at once.
+    /// Takes the epochs of spans that were kept while open. Each is exported at once.
     pub(crate) fn take_snapshots(&self) -> Vec<Epoch> {
         std::mem::take(&mut self.state.lock().snapshots).into_values().collect()
     }
 
-    /// Whether spans of that root have been kept and not yet exported.
+    /// Whether spans of that root were kept and are not yet exported.
     pub(crate) fn has_epoch(&self, root: SpanKey) -> bool {
         self.state.lock().epochs.contains_key(&root)
     }
@@ -314,8 +314,8 @@ impl Keeper {
     /// The roots whose epochs have been open for `linger`.
     pub(crate) fn ripe(&self, linger: Duration) -> Vec<SpanKey> {
         let state = self.state.lock();
-        let ripe = state.epochs.values().filter(|epoch| self.has_lingered_for(epoch) >= linger);
-        ripe.map(|epoch| epoch.root).collect()
+        let expired = state.epochs.values().filter(|epoch| self.has_lingered_for(epoch) >= linger);
+        expired.map(|epoch| epoch.root).collect()
     }
 
     /// How long until the next epoch has been open for `linger`.
@@ -325,23 +325,23 @@ impl Keeper {
         state.epochs.values().map(left).min()
     }
 
-    /// A span is closed, and was judged.
+    /// Drops the state of a span that has closed and was judged.
     pub(crate) fn forget(&self, span: SpanKey) {
         self.state.lock().exported.remove(&span);
     }
 
-    /// Nothing more is promised as long as the exporter fails.
+    /// While the exporter fails, no permits are given.
     pub(crate) fn set_exporter_fails(&self, fails: bool) {
         self.exporter_fails.store(fails, Ordering::Relaxed);
     }
 
-    /// The exporter says later what became of a profile. Until it has delivered one, few are promised.
+    /// The exporter reports outcomes later. Until it has delivered a profile, only a few permits are given.
     pub(crate) fn demand_proof(&self) {
         self.must_prove.store(true, Ordering::Relaxed);
         self.state.lock().trust = Trust::none();
     }
 
-    /// Whether it does so.
+    /// Whether the exporter reports outcomes later.
     pub(crate) fn demands_proof(&self) -> bool {
         self.must_prove.load(Ordering::Relaxed)
     }
@@ -352,14 +352,14 @@ impl Keeper {
         self.set_exporter_fails(false);
     }
 
-    /// A profile that the exporter had taken was refused.
+    /// A profile that the exporter had accepted was refused by the receiver.
     pub(crate) fn note_refused(&self) {
         if self.demands_proof() {
             self.state.lock().trust.note_refused(self.now_ns());
         }
     }
 
-    /// The exporter takes no profile.
+    /// The exporter accepts no profile.
     pub(crate) fn note_exporter_fails(&self) {
         self.set_exporter_fails(true);
         if self.demands_proof() {
@@ -367,24 +367,24 @@ impl Keeper {
         }
     }
 
-    /// Whether what is promised would not be delivered, as far as is known.
+    /// Whether a profile would not be delivered, as far as is known.
     pub(crate) fn is_distrusted(&self) -> bool {
         self.state.lock().trust.is_bad()
     }
 
-    /// Nothing is promised any more: the last profiles are being made.
+    /// Stops giving permits: the last profiles are being made.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Nothing more is promised as long as samples are lost for want of memory.
+    /// While samples are lost because memory is short, no permits are given.
     pub(crate) fn set_memory_is_short(&self, is_short: bool) {
         self.memory_is_short.store(is_short, Ordering::Relaxed);
     }
 
-    /// A promised profile has been exported, or failed to be.
+    /// Releases a permit: the profile was exported, or its export failed.
     pub(crate) fn redeem(&self) {
-        self.promised.fetch_sub(1, Ordering::Relaxed);
+        self.permits.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -418,19 +418,19 @@ mod tests {
     }
 
     #[test]
-    fn without_samples_there_is_no_profile_but_a_report() {
+    fn a_span_without_samples_is_reported_without_a_profile() {
         let keeper = Keeper::new(60);
         assert_eq!(keep(&keeper, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
         let epoch = keeper.end_epoch(key(1), |_| HashMap::from([(key(8), 1)])).unwrap();
         assert_eq!(epoch.id, None);
         assert!(keeper.state.lock().exported.is_empty(), "nothing was exported");
-        // A span without samples in an epoch with a profile has none all the same.
+        // A span without samples has no profile, even in an epoch that has one.
         assert_eq!(keep(&keeper, 3, 3, 1, ID).profile, Ok(ID));
         assert_eq!(keep(&keeper, 4, 3, 0, ID).profile, Err(NoProfile::NoSamples));
     }
 
     #[test]
-    fn an_enclosing_span_gets_what_is_left_and_lists_the_rest() {
+    fn an_enclosing_span_has_the_remaining_samples_and_lists_earlier_profiles() {
         let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 3, ID);
         keep(&keeper, 3, 1, 2, ID);
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn an_enclosing_span_with_nothing_left_has_only_the_earlier_ones() {
+    fn an_enclosing_span_without_remaining_samples_lists_only_earlier_profiles() {
         let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 5, ID);
         keeper.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_of_an_open_span_takes_nothing_from_its_last_profile() {
+    fn a_snapshot_of_an_open_span_takes_no_samples_from_its_last_profile() {
         let keeper = Keeper::new(60);
         keep(&keeper, 2, 1, 3, ID);
         for span in [1, 3] {
@@ -465,7 +465,7 @@ mod tests {
         let snapshots = keeper.take_snapshots();
         assert_eq!((snapshots.len(), snapshots[0].kept.len()), (1, 2));
         assert!(keeper.take_snapshots().is_empty());
-        assert!(keeper.has_epoch(key(1)), "of the span that has closed");
+        assert!(keeper.has_epoch(key(1)), "the epoch of the closed span");
         keeper.end_epoch(key(1), |_| HashMap::from([(key(1), 3)]));
         let inner = keep(&keeper, 3, 1, 9, ID);
         assert_eq!((inner.samples, inner.earlier.as_slice()), (9, [OTHER].as_slice()));
@@ -474,12 +474,12 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_gives_no_more_than_its_limit() {
+    fn a_rule_has_a_rate_limit() {
         let keeper = Keeper::new(3);
         let kept: Vec<_> = (1..=5).map(|n| keep(&keeper, n, n, 1, ID).profile).collect();
         let dry = Err(NoProfile::RateLimit);
         assert_eq!(kept, [Ok(ID), Ok(ID), Ok(ID), dry, dry]);
-        // Reports of what has no profile are limited too.
+        // Reports of epochs without a profile are limited too.
         let mut span = KeptSpan::for_test(key(9), key(9), 0);
         assert!(keeper.keep(&mut span, || None));
         let mut span = KeptSpan::for_test(key(10), key(10), 0);
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_promised_than_can_wait() {
+    fn permits_are_limited() {
         for most in [1, MOST_PROMISED as u64, 100] {
             let keeper = Keeper::new(10_000).with_most_promised(most as usize);
             for n in 1..=most {
@@ -501,25 +501,25 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_promised_that_could_not_be_kept() {
+    fn no_permit_is_given_while_profiles_cannot_be_exported() {
         let keeper = Keeper::new(60);
         assert_eq!(keep(&keeper, 1, 1, 1, ID).profile, Ok(ID));
         keeper.set_exporter_fails(true);
         assert_eq!(keep(&keeper, 2, 2, 1, ID).profile, Err(NoProfile::ExporterFails));
-        assert_eq!(keep(&keeper, 3, 1, 1, OTHER).profile, Ok(ID), "promised before");
+        assert_eq!(keep(&keeper, 3, 1, 1, OTHER).profile, Ok(ID), "a permit was given before");
         keeper.set_exporter_fails(false);
         keeper.set_memory_is_short(true);
         assert_eq!(keep(&keeper, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
         keeper.set_memory_is_short(false);
         assert_eq!(keep(&keeper, 5, 5, 1, OTHER).profile, Ok(OTHER));
         keeper.end();
-        // The last profile is exported meanwhile.
+        // The last profile is exported in the meantime.
         keeper.set_exporter_fails(false);
         assert_eq!(keep(&keeper, 6, 6, 1, ID).profile, Err(NoProfile::ExporterFails));
     }
 
     #[test]
-    fn an_exporter_that_refuses_is_tried_with_what_nobody_was_promised() {
+    fn an_exporter_that_refuses_is_tested_with_trial_profiles() {
         let now = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
         let keeper = Keeper::by_hand(60, std::sync::Arc::clone(&now));
         keeper.demand_proof();
@@ -533,7 +533,7 @@ mod tests {
         assert_eq!(keep(&keeper, 6, 6, 1, OTHER).profile, fails);
         assert_eq!(keeper.end_epoch(key(6), |_| HashMap::new()).unwrap().id, None);
         now.store(1_000_000_000, Ordering::Relaxed);
-        // It and all that is kept with it know nothing of their profile.
+        // The spans of a trial do not learn the id of its profile.
         assert_eq!(keep(&keeper, 8, 7, 1, OTHER).profile, fails);
         keeper.note_delivered();
         assert_eq!(keep(&keeper, 7, 7, 2, ID).profile, fails);
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_has_no_more_spans_than_it_may() {
+    fn the_spans_of_an_epoch_are_limited() {
         let keeper = Keeper::new(60);
         let most = MOST_KEPT as u64;
         for n in 2..=most + 1 {
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_is_ripe_after_it_has_lingered() {
+    fn an_epoch_expires_after_it_has_lingered() {
         let keeper = Keeper::new(60);
         assert_eq!(keeper.next_ripe(Duration::from_secs(60)), None);
         keep(&keeper, 2, 1, 5, ID);

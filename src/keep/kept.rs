@@ -1,4 +1,4 @@
-//! What is told of spans that were kept.
+//! What is reported about kept spans.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -10,25 +10,25 @@ use crate::ids::{SpanId, TraceId};
 use crate::profile::{ProfileId, Waits};
 use crate::span::{Account, SpanKey, TraceIds};
 
-/// Spans of one local root that were kept together, and what became of their profile.
+/// Spans of one local root that were kept together, and their profile.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Kept {
     /// The spans, the outermost first.
     pub spans: Vec<KeptSpan>,
-    /// Their profile, if it was exported.
+    /// The profile, if it was exported.
     pub profile: Option<ProfileId>,
-    /// The samples in it.
+    /// The number of samples in the profile.
     pub samples: usize,
-    /// The function that most CPU time was spent in itself, and its share from 0 to 1.
+    /// The function with the most on-CPU self time, and its share from 0 to 1.
     pub top_function: Option<(String, f64)>,
-    /// What it waited for, as far as that was seen: waits of 10 ms and more, and some shorter ones.
+    /// What it waited for, as far as waits were captured: waits of 10 ms and more, and some shorter ones.
     pub waits: Waits,
-    /// The files that were written, the one to look at first in front.
+    /// The files that were written; the first one is the best to start with.
     pub files: Vec<PathBuf>,
 }
 
-/// Told of what was kept.
+/// Called for every kept epoch.
 pub(crate) type OnKept = Box<dyn Fn(&Kept) + Send>;
 
 /// A span that was kept.
@@ -44,7 +44,7 @@ pub struct KeptSpan {
     pub(crate) opened_ns: u64,
     pub(crate) opened: SystemTime,
     pub(crate) samples: u64,
-    /// Some of its samples are in no span inside it: their link is its own id.
+    /// Some of its samples are in none of the spans inside it; they link to its own id.
     pub(crate) is_sampled_itself: bool,
     pub(crate) profile: Result<ProfileId, NoProfile>,
     pub(crate) earlier: Vec<ProfileId>,
@@ -68,9 +68,9 @@ impl KeptSpan {
         self.reasons
     }
 
-    /// Whether it was open when it was kept, because it hung or was open for too long: then its account is
-    /// that of so far, its trace ids are not known yet, and it will be judged again when it closes. All that is in its
-    /// profile is in the one that it has then, too.
+    /// Whether it was kept while open, because it hung or was open for too long. Its account then covers the time until
+    /// then, and its trace ids are not known yet. It is judged again when it closes, and the profile that it gets then
+    /// contains all samples of this one.
     pub fn is_open(&self) -> bool {
         self.is_open
     }
@@ -85,28 +85,28 @@ impl KeptSpan {
         self.opened
     }
 
-    /// Samples that fell in it and in the spans inside it, and that no profile of one of these has that was exported
-    /// before.
+    /// The number of samples in it and in the spans inside it, without those in a profile of an inner span that was
+    /// exported before.
     pub fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// The profile that it was promised, or why there is none.
+    /// The id of its profile, or why it has none.
     pub fn profile(&self) -> Result<ProfileId, NoProfile> {
         self.profile
     }
 
-    /// The ids under which OpenTelemetry exports it, if the layer could reach them when it closed.
+    /// The ids under which OpenTelemetry exports it, if the layer could read them when it closed.
     pub fn trace_ids(&self) -> Option<(TraceId, SpanId)> {
         self.trace.map(|ids| (ids.trace, ids.span))
     }
 
-    /// Whether its trace is exported, if that is known: if not, its profile is, all the same.
+    /// Whether its trace is exported, if that is known. Its profile is exported in any case.
     pub fn trace_is_sampled(&self) -> Option<bool> {
         self.trace.map(|ids| ids.is_sampled)
     }
 
-    /// Profiles that were exported before it closed: of spans inside it, and its own while it hung.
+    /// Profiles that were exported before it closed: those of spans inside it, and its own from while it was open.
     pub fn earlier_profiles(&self) -> &[ProfileId] {
         &self.earlier
     }
@@ -116,22 +116,22 @@ impl KeptSpan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoProfile {
-    /// No sample fell in it: it waited, it was too short, or its thread could not be sampled.
+    /// No sample fell in it: it was blocked, it was too short, or its thread could not be sampled.
     NoSamples,
-    /// The system lets nobody take samples here; the first line in the log says why.
+    /// The system does not allow sampling; the first log line states why.
     NoStacksHere,
-    /// Its rule has kept as many profiles as it may a minute.
+    /// Its rule has reached its limit of profiles per minute.
     RateLimit,
-    /// Too many profiles wait to be exported.
+    /// Too many profiles wait for export.
     ExporterBusy,
-    /// 1,024 spans inside the same local root were kept already, and wait to be told together. Its samples are in
-    /// their profile if one of them is around it.
+    /// 1,024 spans of the same local root were already kept and not yet exported. Its samples are in their profile if
+    /// it is inside one of them.
     TreeFull,
-    /// The exporter fails at present; the log says why.
+    /// The exporter currently fails; the log states why.
     ExporterFails,
-    /// The memory for samples is used up at present.
+    /// The memory for samples is currently used up.
     NoMemory,
-    /// The system gave no random bytes for an id.
+    /// The system returned no random bytes for an id.
     NoId,
 }
 
@@ -139,7 +139,7 @@ impl std::fmt::Display for NoProfile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::NoSamples => "no sample fell in it",
-            Self::NoStacksHere => "no stacks can be had here",
+            Self::NoStacksHere => "sampling is unavailable",
             Self::RateLimit => "over the rate limit of its rule",
             Self::TreeFull => "too many spans of its tree were kept already",
             Self::ExporterBusy => "too many profiles wait to be exported",

@@ -1,4 +1,4 @@
-//! Which spans are kept. Pure but for the callsite cache and the lock of the permits.
+//! Decides which spans are kept. Pure, except for the callsite cache and the lock around the permits.
 
 mod attribute;
 mod bucket;

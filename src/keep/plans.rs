@@ -1,4 +1,4 @@
-//! What the numbers in spans stand for.
+//! The plans behind the numbers in spans.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,50 +17,50 @@ use crate::span::Plan;
 pub(crate) struct Callsite {
     pub(crate) metadata: &'static Metadata<'static>,
     pub(crate) keep: Keep,
-    /// The id of the rule that decided: the same for an equal rule. Each `#[profiled]` that says when to keep is one.
+    /// The id of the rule that decided; equal rules have the same id. Each `#[profiled]` with conditions is a rule.
     pub(crate) rule: u64,
     pub(crate) plan: Plan,
-    /// After so many nanoseconds without a break it hangs.
+    /// Nanoseconds without an exit after which a span hangs.
     pub(crate) hung_ns: Option<u64>,
-    /// After so many nanoseconds it is open for too long.
+    /// Nanoseconds after which a span is open for too long.
     pub(crate) open_ns: Option<u64>,
-    /// If values decide between this and others.
+    /// Present if values select between this plan and others.
     pub(crate) fields: Option<Arc<FieldRules>>,
-    /// If it takes the other spans of its rule to judge one.
+    /// Present if judging a span needs the other spans of its rule.
     pub(super) cohort: Option<Arc<Cohort>>,
-    /// The first of the numbers between which values decide.
+    /// The first number of the group of plans that values select from.
     pub(super) first: u64,
-    /// Its rules were replaced, and the last sweep found no span that has it.
+    /// Its rules were replaced, and the last sweep found no span that uses it.
     pub(super) was_unused: AtomicBool,
 }
 
 impl Callsite {
-    /// Whether this span is the one of so many that is kept.
+    /// Whether this span is the one that `one_in` keeps.
     pub(crate) fn is_the_one(&self) -> bool {
         let Some((cohort, number)) = self.cohort.as_ref().zip(self.keep.one_in()) else {
             return false;
         };
-        // Not the first one, which is none of many.
+        // The last of each group, so the first span is not kept.
         cohort.spans.fetch_add(1, Ordering::Relaxed) % number == number.get() - 1
     }
 }
 
-/// What is remembered of the spans of one rule and name for as long as the rule is in force.
+/// What is counted for the spans of one rule and name while the rule is in force.
 #[derive(Debug, Default)]
 pub(super) struct Cohort {
-    /// So far, where one of so many is kept.
+    /// Spans so far, for `one_in`.
     pub(super) spans: AtomicU32,
-    /// If it takes their percentile to judge one.
+    /// Present if the rule has a percentile.
     pub(super) sketch: Option<Sketch>,
 }
 
-/// All that spans may have, by their numbers. Behind a lock: only what may be kept, or depends on values, asks.
+/// All plans in use, by number. The lock is taken only for spans that may be kept or depend on values.
 #[derive(Debug)]
 pub(super) struct Plans {
     by_number: RwLock<HashMap<u64, Arc<Callsite>>>,
-    /// After so many nanoseconds the first open span may have to be kept; `u64::MAX` if none ever.
+    /// The shortest time, in nanoseconds, after which an open span may have to be kept; `u64::MAX` if none.
     pub(super) least_limit_ns: AtomicU64,
-    /// The least age at which spans are sampled, in ticks, but those that are from the enter.
+    /// The shortest `arm_after`, in ticks, except of plans that sample from the enter.
     pub(super) least_age: AtomicU64,
 }
 
@@ -83,8 +83,8 @@ impl Plans {
         plans.insert(callsite.plan.number, Arc::new(callsite));
     }
 
-    /// Drops those before `current` that are not `in_use`, and were not when this was called before. Returns
-    /// whether some before `current` are left.
+    /// Drops plans before `current` that are not `in_use` and were not at the last call either. Returns whether any
+    /// plan before `current` is left.
     pub(super) fn sweep(&self, current: u64, in_use: &HashSet<u64>) -> bool {
         let mut plans = self.by_number.write();
         let first = |number| Some(plans.get(number)?.first);

@@ -13,25 +13,25 @@ use crate::stats::{Counters, Stats};
 pub enum Reason {
     /// It took longer than its rule allows.
     Latency,
-    /// It was left for the last time later than its rule allows.
+    /// Its last exit was later than its rule allows.
     LastExit,
     /// It failed.
     Error,
-    /// It ran for more than its rule allows.
+    /// Its on-CPU time is longer than its rule allows.
     OnCpu,
-    /// It was blocked or preempted for more than its rule allows.
+    /// It was blocked or preempted for longer than its rule allows.
     OffCpu,
-    /// It was not entered for more than its rule allows.
+    /// It was open but not entered for longer than its rule allows.
     Idle,
-    /// It took longer than nearly all spans of its name.
+    /// It took longer than the percentile of its rule.
     Percentile,
-    /// Its rule keeps all.
+    /// Its rule keeps every span.
     Always,
-    /// It is the one of so many that its rule keeps.
+    /// It is the one in *n* spans that its rule keeps.
     OneIn,
-    /// It was entered for so long without a break that it was taken to hang, while it was open.
+    /// It was considered hung while it was open: it stayed entered for too long without an exit.
     Hung,
-    /// It was open for longer than its rule allows, while it was open.
+    /// It was still open after longer than its rule allows.
     Open,
     /// The program asked for it: [`Handle::keep_current`](crate::Handle::keep_current).
     Forced,
@@ -54,7 +54,7 @@ impl Reason {
         Self::Forced,
     ];
 
-    /// The name under which the reason is exported: `latency`, `error`, `on_cpu`.
+    /// The name under which the reason is exported, such as `latency`, `error` or `on_cpu`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Latency => "latency",
@@ -87,7 +87,7 @@ impl Stats {
 }
 
 impl Counters {
-    /// A span was kept for these reasons.
+    /// Counts a span that was kept for these reasons.
     pub(crate) fn add_kept(&self, reasons: Reasons) {
         Self::add(&self.spans.kept, 1);
         for reason in reasons.iter() {
@@ -110,17 +110,17 @@ impl Counters {
     }
 }
 
-/// A set of [`Reason`]s. It prints as their names with `|` between them.
+/// A set of [`Reason`]s. `Display` joins their names with `|`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Reasons(u16);
 
 impl Reasons {
-    /// Whether that reason is among them.
+    /// Whether the set contains that reason.
     pub const fn contains(self, reason: Reason) -> bool {
         self.0 & reason.bit() != 0
     }
 
-    /// Whether there is none: then the span is not kept.
+    /// Whether the set is empty: the span is not kept.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -134,11 +134,11 @@ impl Reasons {
         Self(self.0 | other.0)
     }
 
-    /// The verdict on a closed span. `is_rare` says whether it took longer than its rule's percentile.
+    /// The verdict on a closed span. `is_rare` returns whether a wall time is longer than the rule's percentile.
     pub(crate) fn judge(keep: &Keep, closing: &Closing, is_rare: impl Fn(u64) -> bool) -> Self {
         let wall_ns = closing.account.wall_ns;
         let longer = |ns: u64, limit: Duration| u128::from(ns) > limit.as_nanos();
-        // Of what nobody knows nothing is too much.
+        // If the CPU time is unknown, no limit on it is exceeded.
         let is_known = !closing.account.is_cpu_time_unknown;
         let is_met = |condition| {
             let Account { on_cpu_ns, off_cpu_ns, idle_ns, after_last_exit_ns, .. } =
@@ -157,13 +157,13 @@ impl Reasons {
                     (is_known && limit.is_passed_by(off_cpu_ns, wall_ns), Reason::OffCpu)
                 }
                 Condition::Idle(limit) => (limit.is_passed_by(idle_ns, wall_ns), Reason::Idle),
-                // Asked of each span, for that is how it learns what is rare.
+                // Evaluated for every span, because the percentile is computed from all of them.
                 Condition::Percentile { floor, .. } => {
                     (is_rare(wall_ns) && longer(wall_ns, floor), Reason::Percentile)
                 }
                 Condition::Always => (true, Reason::Always),
                 Condition::OneIn(_) => (closing.has(CHOSEN), Reason::OneIn),
-                // Of spans that are open.
+                // These apply to open spans only.
                 Condition::Hung(_) | Condition::NeverHung | Condition::Open(_) => {
                     (false, Reason::Hung)
                 }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_is_kept_only_where_the_rule_says_so() {
+    fn a_failed_span_is_kept_only_if_the_rule_asks_for_it() {
         assert_eq!(judge(RULE, 1, FAILED), "");
         assert_eq!(judge(RULE.or_failed(), 1, FAILED), "error");
         assert_eq!(judge(RULE.or_failed(), 1, 0), "");
@@ -233,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn all_reasons_are_told() {
+    fn all_reasons_are_reported() {
         let keep = RULE.or_failed().or(Condition::OneIn(std::num::NonZeroU32::MIN));
         let flags = FAILED | FORCED | CHOSEN;
         assert_eq!(judge(keep, 300_000_000, flags), "latency|error|one_in|forced");
     }
 
     #[test]
-    fn each_reason_has_a_count_of_its_own() {
+    fn each_reason_has_its_own_counter() {
         let counters = Counters::default();
         for (number, reason) in Reason::ALL.into_iter().enumerate() {
             (0..=number).for_each(|_| counters.add_kept([reason].into_iter().collect()));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn never_keeps_nothing_but_what_is_forced() {
+    fn never_keeps_only_forced_spans() {
         assert_eq!(judge(Keep::never(), u64::MAX, FAILED | CHOSEN), "");
         assert_eq!(judge(Keep::never(), 1, FORCED), "forced");
         assert_eq!(judge(Keep::when(Condition::Always), 0, 0), "always");
@@ -279,13 +279,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rare_must_also_be_longer_than_the_floor() {
+    fn a_rare_span_must_also_be_longer_than_the_floor() {
         let keep = Keep::when(Condition::Percentile { millionths: 990_000, floor: MS });
         let closing = |wall_ns| Closing::for_test(wall_ns, 0);
         assert_eq!(judged(keep, &closing(1_000_001)), "percentile");
         assert_eq!(judged(keep, &closing(1_000_000)), "");
         assert!(Reasons::judge(&keep, &closing(u64::MAX), |_| false).is_empty());
-        // It learns from short ones, too.
+        // Short spans are counted, too.
         let seen = std::cell::Cell::new(0);
         Reasons::judge(&keep, &closing(5), |wall_ns| {
             seen.set(wall_ns);

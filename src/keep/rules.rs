@@ -7,7 +7,7 @@ use tracing::Metadata;
 use super::Keep;
 use super::condition::DEFAULT_LATENCY;
 
-/// Which spans, and when to keep them.
+/// Selects spans, and states when to keep them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     pub(super) target: Option<String>,
@@ -16,52 +16,53 @@ pub struct Rule {
     pub(super) keep: Keep,
 }
 
-/// A field that a span must have, and what it must be.
+/// A field that a span must have, and its value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FieldMatch {
     pub(super) name: String,
-    /// `None` if any value will do.
+    /// `None` if any value matches.
     pub(super) value: Option<String>,
 }
 
 impl Rule {
-    /// For every span that no other rule matches.
+    /// A rule for every span that no other rule matches.
     pub const fn for_all(keep: Keep) -> Self {
         Self { target: None, span: None, fields: Vec::new(), keep }
     }
 
-    /// For spans whose target is `target` or begins with it, as `EnvFilter` matches targets.
+    /// A rule for spans whose target starts with `target`, as in `EnvFilter`.
     pub fn for_target(target: impl Into<String>, keep: Keep) -> Self {
         Self { target: Some(target.into()), ..Self::for_all(keep) }
     }
 
-    /// Only for spans of that name.
+    /// Restricts the rule to spans with that name.
     #[must_use]
     pub fn with_span(self, name: impl Into<String>) -> Self {
         Self { span: Some(name.into()), ..self }
     }
 
-    /// For spans of that name, whatever their target.
+    /// A rule for spans with that name, whatever their target.
     pub fn for_span(name: impl Into<String>, keep: Keep) -> Self {
         Self::for_all(keep).with_span(name)
     }
 
-    /// Only for spans that have that field, whatever its value. With several fields, all must be there.
+    /// Restricts the rule to spans with that field, whatever its value. If called several times, a span must have all
+    /// fields.
     #[must_use]
     pub fn with_field(mut self, name: impl Into<String>) -> Self {
         self.fields.push(FieldMatch { name: name.into(), value: None });
         self
     }
 
-    /// Only for spans in which that field has that value, be it set when the span is made or recorded
-    /// later: strings as they are, all else as it prints.
+    /// Restricts the rule to spans whose field has that value, set at creation or recorded later. Strings are compared
+    /// as they are, other values as `Debug` prints them.
     #[must_use]
     pub fn with_field_value(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.fields.push(FieldMatch { name: name.into(), value: Some(value.into()) });
         self
     }
 
-    /// One that matches any span.
+    /// A rule that matches every span.
     pub(crate) fn any() -> &'static Self {
         static ANY: Rule = Rule::for_all(Keep::never());
         &ANY
@@ -71,13 +72,13 @@ impl Rule {
         self.target.is_none() && self.span.is_none() && self.fields.is_empty()
     }
 
-    /// Whether only a span's fields tell whether it matches.
+    /// Whether the rule depends on the values of a span's fields.
     pub(crate) fn needs_values(&self) -> bool {
         self.fields.iter().any(|field| field.value.is_some())
     }
 
-    /// Whether this rule is for the same spans as `other`, and takes back what nobody means to: all
-    /// for all spans, or conditions of which it has none of the kind for those that it has itself.
+    /// Whether this rule overrides `other`, which is for the same spans, in a way that is almost certainly not
+    /// intended: both are for all spans, or they have no kind of condition in common.
     pub(crate) fn forgets(&self, other: &Self) -> bool {
         #[cfg(test)]
         COMPARED.set(COMPARED.get() + 1);
@@ -87,7 +88,7 @@ impl Rule {
         is_same && (self.is_for_all() || (kinds != 0 && others != 0 && kinds & others == 0))
     }
 
-    /// Whether it matches spans of that callsite, as far as the values of their fields allow.
+    /// Whether the rule matches spans of that callsite, apart from the values of their fields.
     fn matches(&self, metadata: &Metadata<'_>) -> bool {
         let has = |field: &FieldMatch| metadata.fields().field(field.name.as_str()).is_some();
         self.target.as_ref().is_none_or(|target| metadata.target().starts_with(target.as_str()))
@@ -95,8 +96,7 @@ impl Rule {
             && self.fields.iter().all(has)
     }
 
-    /// The more specific of two rules is the one with the longer target; then the one that names
-    /// a span; then the one that names more fields.
+    /// The rule with the longer target is more specific; then the one with a span name; then the one with more fields.
     fn specificity(&self) -> (usize, bool, usize) {
         (self.target.as_ref().map_or(0, String::len), self.span.is_some(), self.fields.len())
     }
@@ -124,12 +124,11 @@ impl fmt::Display for Rule {
 
 #[cfg(test)]
 thread_local! {
-    /// How often two rules were compared, for what must not grow with their square.
+    /// How many pairs of rules were compared. This must not grow without bound.
     pub(crate) static COMPARED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// The rules of a layer; the most specific one that matches a span decides, and among equals the
-/// last.
+/// The rules of a layer. For each span, the most specific matching rule decides; among equally specific ones, the last.
 ///
 /// A span that no rule matches is not profiled.
 ///
@@ -161,7 +160,7 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// The given rules and no others.
+    /// Exactly these rules.
     pub fn new(rules: impl IntoIterator<Item = Rule>) -> Self {
         Self(rules.into_iter().collect())
     }
@@ -170,8 +169,8 @@ impl Rules {
         self.0.iter()
     }
 
-    /// The rules that may decide on spans of this callsite, the most specific one first. The last of
-    /// them, and no other, does so whatever the values of their fields are, if there is such a rule.
+    /// The rules that may decide for spans of this callsite, the most specific first. Only the last one can be
+    /// independent of field values.
     pub(crate) fn candidates(&self, metadata: &Metadata<'_>) -> Vec<&Rule> {
         let matching = self.0.iter().enumerate().filter(|(_, rule)| rule.matches(metadata));
         let mut candidates: Vec<_> = matching.collect();
@@ -182,15 +181,15 @@ impl Rules {
         candidates
     }
 
-    /// Whether no span is ever kept: nothing is said at all, or `off` for all spans and no more than
-    /// that. (`noisy=off` alone leaves those with a `#[profiled]` of their own.)
+    /// Whether no span is ever kept: there are no rules, or there is `off` for all spans and nothing that keeps any.
+    /// (`noisy=off` alone leaves spans with a `#[profiled]` of their own.)
     pub(crate) fn is_off(&self) -> bool {
-        let is_said = self.0.is_empty() || self.0.iter().any(Rule::is_for_all);
-        is_said && self.0.iter().all(|rule| rule.keep.is_never())
+        let is_explicit = self.0.is_empty() || self.0.iter().any(Rule::is_for_all);
+        is_explicit && self.0.iter().all(|rule| rule.keep.is_never())
     }
 }
 
-/// As text, of the form that they are read from.
+/// Prints the text form that can be parsed.
 impl fmt::Display for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_span_beats_its_target_and_nothing_longer() {
+    fn a_span_name_wins_over_the_same_target_but_not_over_a_longer_one() {
         let rules = Rules::new([
             Rule::for_target("shop", FAST).with_span("checkout"),
             Rule::for_target("shop", SLOW),
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn off_is_what_keeps_nothing() {
+    fn rules_that_keep_nothing_are_off() {
         assert!(Rules::new([]).is_off());
         assert!(Rules::new([Rule::for_all(Keep::never())]).is_off());
         assert!(

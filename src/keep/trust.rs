@@ -1,32 +1,31 @@
-//! Whether what is promised will be kept.
+//! Whether profiles that get a permit will be delivered.
 
 use std::time::Duration;
 
 use super::NoProfile;
 
-/// So many profiles are promised before anything is known of a receiver.
+/// Permits before the first outcome from a receiver is known.
 const ON_TRIAL: u32 = 3;
-/// After so many in a row that it has refused it is believed to refuse all.
+/// Refusals in a row after which the receiver is assumed to refuse everything.
 const MOST_REFUSED: u32 = 3;
-/// How soon a profile that nobody was promised is tried, at first and at last.
+/// The first and the longest pause before a trial profile.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What speaks for an exporter that says only later what became of a profile. All others are trusted as
-/// long as they do not fail.
+/// What is known about an exporter that reports outcomes later. Every other exporter is trusted while it does not fail.
 #[derive(Debug)]
 pub(super) struct Trust {
     state: TrustState,
-    /// When the next profile is tried that nobody was promised.
+    /// When the next trial profile is due.
     next_ns: u64,
     pause: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TrustState {
-    /// Nothing was heard of it: so many more may be promised.
+    /// No outcome is known yet; `left` more permits may be given.
     Untried { left: u32 },
-    /// It has delivered, and then refused so many.
+    /// It has delivered a profile, and refused `refused` since.
     Good { refused: u32 },
     /// It has failed, and delivered nothing since.
     Bad,
@@ -38,12 +37,12 @@ impl Trust {
         Self { state, next_ns: 0, pause: FIRST_PAUSE }
     }
 
-    /// Of one of which nothing is known.
+    /// The trust in an exporter with no known outcome.
     pub(super) fn none() -> Self {
         Self { state: TrustState::Untried { left: ON_TRIAL }, ..Self::new() }
     }
 
-    /// Why nothing may be promised, if that is so.
+    /// Why no permit may be given, if none may.
     pub(super) fn doubt(&self) -> Option<NoProfile> {
         match self.state {
             TrustState::Untried { left: 0 } => Some(NoProfile::ExporterBusy),
@@ -56,14 +55,14 @@ impl Trust {
         self.state == TrustState::Bad
     }
 
-    /// Something was promised.
-    pub(super) fn note_promise(&mut self) {
+    /// A permit was given.
+    pub(super) fn note_permit(&mut self) {
         if let TrustState::Untried { left } = &mut self.state {
             *left = left.saturating_sub(1);
         }
     }
 
-    /// A profile is where it belongs.
+    /// A profile was delivered.
     pub(super) fn note_delivered(&mut self) {
         *self = Self::new();
     }
@@ -78,7 +77,7 @@ impl Trust {
         }
     }
 
-    /// It fails, whatever is given to it.
+    /// The exporter fails for every profile.
     pub(super) fn note_failure(&mut self, now_ns: u64) {
         if self.state != TrustState::Bad {
             self.state = TrustState::Bad;
@@ -86,7 +85,7 @@ impl Trust {
         }
     }
 
-    /// Whether to try a profile now that nobody is promised: if it is delivered, all is well again.
+    /// Whether a trial profile is due. If it is delivered, the exporter is trusted again.
     pub(super) fn tries(&mut self, now_ns: u64) -> bool {
         let tries = self.is_bad() && now_ns >= self.next_ns;
         if tries {
@@ -115,20 +114,20 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn of_an_unknown_receiver_little_is_promised() {
+    fn an_unknown_receiver_gets_few_permits() {
         let mut trust = Trust::none();
         for _ in 0..ON_TRIAL {
             assert_eq!(trust.doubt(), None);
-            trust.note_promise();
+            trust.note_permit();
         }
         assert_eq!(trust.doubt(), Some(NoProfile::ExporterBusy));
         trust.note_delivered();
-        (0..100).for_each(|_| trust.note_promise());
+        (0..100).for_each(|_| trust.note_permit());
         assert_eq!(trust.doubt(), None);
     }
 
     #[test]
-    fn one_refusal_tells_of_the_receiver_only_if_nothing_else_does() {
+    fn one_refusal_is_decisive_only_before_a_delivery() {
         let mut unknown = Trust::none();
         unknown.note_refused(0);
         assert_eq!(unknown.doubt(), Some(NoProfile::ExporterFails));
@@ -143,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_is_tried_ever_less_often() {
+    fn a_failing_exporter_is_tried_less_and_less_often() {
         let mut trust = Trust::new();
         assert!(!trust.tries(SECOND));
         trust.note_failure(SECOND);
         assert!(!trust.tries(2 * SECOND - 1));
         assert!(trust.tries(2 * SECOND));
-        // More failures change nothing.
+        // Further failures change nothing.
         trust.note_failure(2 * SECOND);
         assert!(!trust.tries(4 * SECOND - 1));
         assert!(trust.tries(4 * SECOND));

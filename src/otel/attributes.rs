@@ -1,4 +1,4 @@
-//! What is said on the OpenTelemetry span of a span that was kept.
+//! The attributes of kept spans on their OpenTelemetry spans.
 
 use std::borrow::Cow;
 
@@ -16,18 +16,18 @@ const AFTER_LAST_EXIT: &str = "profile.after_last_exit_ns";
 const EARLIER: &str = "profile.earlier_ids";
 const PYROSCOPE: &str = "pyroscope.profile.id";
 
-/// The attributes that an OpenTelemetry span gets when it was kept.
+/// The attributes that are set on the OpenTelemetry span of a kept span.
 ///
 /// | name | when | value |
 /// |---|---|---|
 /// | `profile.id` | if there is a profile | its id, 32 hexadecimal digits |
-/// | `profile.reason` | always | `latency`, `error` and so on: names of [`Reason`](crate::Reason)s with `\|` between them |
-/// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always; the first two if [the system knows](crate::Account::is_cpu_time_unknown) | where its wall time went; see [`Account`](crate::Account) |
-/// | `profile.on_cpu_error_ns` | if it is not 0 | how far on-CPU time may be off |
-/// | `profile.subtree_on_cpu_ns` | if spans inside it ran on threads that were not in it | on-CPU time with theirs |
-/// | `profile.after_last_exit_ns` | if it is a millisecond or more | the last part of idle time, in which the span was open only because a child was, or somebody held it |
-/// | `profile.earlier_ids` | if there are any | profiles that were exported before it closed: of spans inside it, and its own while it hung |
-/// | `pyroscope.profile.id` | if there is a profile, and samples in it, waits included, that are of the span itself and not of a span inside it | the span's own id, 16 hexadecimal digits: what Grafana's button from a trace to a profile wants |
+/// | `profile.reason` | always | `latency`, `error` and so on: the names of [`Reason`](crate::Reason)s, joined by `\|` |
+/// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always; the first two if [CPU time is known](crate::Account::is_cpu_time_unknown) | its time breakdown; see [`Account`](crate::Account) |
+/// | `profile.on_cpu_error_ns` | if it is not 0 | the maximum error of on-CPU time |
+/// | `profile.subtree_on_cpu_ns` | if child spans ran on threads that were not in the span | on-CPU time including these |
+/// | `profile.after_last_exit_ns` | if it is 1 ms or more | the idle time after the last exit, during which the span stayed open only because of a child or another reference to it |
+/// | `profile.earlier_ids` | if there are any | profiles exported before the span closed: those of spans inside it, and its own from while it was open |
+/// | `pyroscope.profile.id` | if there is a profile with samples or waits in the span itself, outside of spans inside it | the span's own id, 16 hexadecimal digits, as Grafana's link from traces to profiles expects it |
 pub const SPAN_ATTRIBUTES: [&str; 10] = [
     ID,
     REASON,
@@ -41,13 +41,13 @@ pub const SPAN_ATTRIBUTES: [&str; 10] = [
     PYROSCOPE,
 ];
 
-/// Between its last exit and its close every span has some nanoseconds.
+/// Every span has some nanoseconds between its last exit and its close.
 const WORTH_SAYING_NS: u64 = 1_000_000;
 
 /// Names and values of a span's attributes.
 pub(crate) type SpanAttributes = Vec<(Cow<'static, str>, Value)>;
 
-/// What those are called.
+/// The names to use for the attributes.
 #[derive(Clone, Debug)]
 pub(crate) struct AttributeNames(Vec<(&'static str, Cow<'static, str>)>);
 
@@ -63,7 +63,7 @@ impl AttributeNames {
         Self(named.collect())
     }
 
-    /// What is to be said of a span that was kept.
+    /// The attributes of a kept span.
     pub(crate) fn of(&self, span: &KeptSpan) -> SpanAttributes {
         let named = |(ours, name): &(&'static str, Cow<'static, str>)| {
             Some((name.clone(), value(ours, span)?))
@@ -90,7 +90,7 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
             let ids = span.earlier.iter().map(|id| Value::from(id.to_string()));
             Some(Value::Array(ids.collect()))
         }
-        // Pyroscope finds samples by their link, and that is the innermost span.
+        // Pyroscope finds samples by their link, which is the innermost span.
         PYROSCOPE if span.profile.is_ok() && span.is_sampled_itself => {
             span.trace.map(|ids| Value::from(ids.span.to_string()))
         }

@@ -1,5 +1,4 @@
-//! The seam to `tracing-opentelemetry`: the OpenTelemetry span of a closing span, and what is said
-//! on it.
+//! Access to `tracing-opentelemetry`: the OpenTelemetry span of a closing span, and its attributes.
 
 mod attributes;
 mod pairing;
@@ -24,23 +23,23 @@ pub use processor::ProfilingSpanProcessor;
 #[cfg(feature = "opentelemetry-sdk")]
 pub(crate) use processor::SpanEnds;
 
-/// The OpenTelemetry span that a closing span is exported as.
+/// The OpenTelemetry span that corresponds to a closing span.
 #[derive(Debug)]
 pub(crate) enum OtelSpan {
     /// It has not ended yet.
     #[cfg(feature = "opentelemetry")]
     Open(Context),
-    /// It cannot be reached, but a span processor sees it end, on this thread.
+    /// It cannot be accessed, but a span processor observes its end on this thread.
     Paired(TraceIds),
 }
 
 impl OtelSpan {
-    /// Finds it; `None` without OpenTelemetry, where a filter hides the span from it, and where it
-    /// has seen the span close already.
+    /// Finds the OpenTelemetry span. `None` without OpenTelemetry, if a filter hides the span from it, or if its layer
+    /// has already handled the close.
     ///
-    /// This starts the OpenTelemetry span if nobody has, after which its parent cannot be set any
-    /// more: so only for a span that closes, once, or that was entered with its context, and while
-    /// nobody holds its extensions.
+    /// This starts the OpenTelemetry span if it has not been started, after which its parent cannot be set any more.
+    /// Therefore call it only once, for a span that closes, or for one that was entered with its context, and only
+    /// while its extensions are not locked.
     #[cfg(feature = "opentelemetry")]
     pub(crate) fn find(id: &span::Id, dispatch: &Dispatch) -> Option<Self> {
         let context = tracing_opentelemetry::get_otel_context(id, dispatch)?;

@@ -1,8 +1,8 @@
-//! Pairs spans with their OpenTelemetry spans where those cannot be reached when they close.
+//! Pairs spans with their OpenTelemetry spans if these cannot be accessed when the spans close.
 //!
-//! The layer of `tracing-opentelemetry` makes its span the current one of the thread as it is
-//! entered. So the spans that are current at our enter and at our exit differ by just that one:
-//! if our layer comes first it is current at the exit, else at the enter.
+//! When a span is entered, the layer of `tracing-opentelemetry` makes its span the thread's current one. The current
+//! spans at this layer's enter and exit therefore differ by exactly that span. If this layer comes first, the span is
+//! current at the exit, otherwise at the enter.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,18 +16,18 @@ use super::SpanAttributes;
 use crate::ids::SpanId;
 use crate::span::{RegistryId, TraceIds, is_ignored};
 
-/// What is known of the order of this layer and the one of `tracing-opentelemetry`, and of the
-/// OpenTelemetry spans of open spans if the order demands it.
+/// The order of this layer and the one of `tracing-opentelemetry`, as far as it is known, and the OpenTelemetry spans
+/// of open spans if the order requires them.
 #[derive(Debug, Default)]
 pub(crate) struct Pairing {
     order: AtomicU8,
-    /// Exits of spans at which to look for the order, as long as it is not known.
-    looks: AtomicU32,
+    /// How many further exits may be checked for the order while it is unknown.
+    checks_left: AtomicU32,
     was_suspected: AtomicBool,
-    /// A span was kept whose OpenTelemetry span is not known.
+    /// A span was kept whose OpenTelemetry span is unknown.
     has_unpaired: AtomicBool,
     has_warned: AtomicBool,
-    /// If there is a span processor, which is what pairs are for.
+    /// Present if there is a span processor. Pairs are only needed for it.
     spans: OnceLock<Mutex<PairedSpans>>,
 }
 
@@ -39,42 +39,40 @@ struct PairedSpans {
 }
 
 const UNKNOWN: u8 = 0;
-/// OpenTelemetry's spans are reached when they close: there is nothing to pair.
+/// OpenTelemetry spans can be accessed at close: no pairing is needed.
 const DIRECT: u8 = 1;
-/// This layer comes first, but the other one cannot be reached.
-const OURS_FIRST: u8 = 2;
-/// This layer comes last: an OpenTelemetry span has ended before ours closes.
-const THEIRS_FIRST: u8 = 3;
+/// This layer comes first, but the other one cannot be accessed.
+const PROFILING_FIRST: u8 = 2;
+/// This layer comes last: an OpenTelemetry span has ended before this layer handles the close.
+const OTEL_FIRST: u8 = 3;
 
-/// Without OpenTelemetry, spans never have one: so it is looked for only so often.
-const LOOKS: u32 = 256;
-/// Entered spans of a thread that are remembered: those that are never left must not pile up.
+/// The maximum number of checks. Without OpenTelemetry, no check ever succeeds.
+const MOST_CHECKS: u32 = 256;
+/// Entered spans that are stored for a thread. Spans that are never exited must not accumulate.
 const DEEPEST: usize = 128;
 
-const WRONG_ORDER: &str = "the profiling layer comes after the one of tracing-opentelemetry, so \
-    profiles and OpenTelemetry spans do not know of each other: add it before, as in \
+const WRONG_ORDER: &str = "the profiling layer comes after the layer of tracing-opentelemetry, \
+    so profiles and OpenTelemetry spans are not linked: add it before that layer, as in \
     `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor` (feature \
     `opentelemetry-sdk`)";
-const UNPAIRED: &str = "a span was kept whose OpenTelemetry span, if it has one, gets no attributes: where \
-    that is not reached when it closes, it is known only once the span has been entered, with context \
-    activation; add the profiling layer before the one of tracing-opentelemetry, as in \
-    `.with(profiling).with(opentelemetry)`";
+const UNPAIRED: &str = "the OpenTelemetry span of a kept span is unknown and gets no attributes: if it cannot \
+    be accessed when the span closes, it is known only after the span was entered with context activation; \
+    add the profiling layer before the layer of tracing-opentelemetry, as in `.with(profiling).with(opentelemetry)`";
 
-/// The span that OpenTelemetry has as the current one of a thread, unless it comes from elsewhere.
+/// The current OpenTelemetry span of a thread, unless it is remote.
 type Current = Option<TraceIds>;
 
 thread_local! {
-    /// Whether a context was there when it was first asked for, if it was.
+    /// Whether the context was available at first use; `None` before that.
     static HAS_CONTEXT: Cell<Option<bool>> = const { Cell::new(None) };
 
-    /// The spans that are entered, from the outside in, and what was current when our layer saw
-    /// that.
+    /// The entered spans from the outermost, and the current OpenTelemetry span when this layer handled the enter.
     ///
-    /// Is dropped before the context of its thread, of which nothing may be asked from then on:
-    /// that panics, and who asks can be the destructor of a thread-local that enters a span.
+    /// This is dropped before the thread's context. After that, the context must not be accessed, because that panics,
+    /// even in the destructor of a thread-local that enters a span.
     static ENTERED: RefCell<Vec<(RegistryId, Current)>> = const { RefCell::new(Vec::new()) };
 
-    /// Attributes for the OpenTelemetry span that ends on this thread now or next.
+    /// Attributes for the OpenTelemetry span that ends next on this thread.
     static ATTRIBUTES: Cell<Option<(SpanId, SpanAttributes)>> = const { Cell::new(None) };
 }
 
@@ -94,14 +92,14 @@ fn current() -> Current {
     None
 }
 
-/// Calls `action` with what was entered on this thread and with what is current, if that can be
-/// asked.
+/// Calls `action` with the entered spans of this thread and the current OpenTelemetry span, if the context is
+/// available.
 fn with_thread<R>(action: impl FnOnce(&mut Vec<(RegistryId, Current)>, Current) -> R) -> Option<R> {
     if is_ignored() {
         return None;
     }
-    // The context may be gone already; else it is made by this, so that `ENTERED` comes after it,
-    // and goes before it.
+    // The context may already be destroyed. Otherwise this call initializes it before `ENTERED`, so that it is dropped
+    // after `ENTERED`.
     if HAS_CONTEXT.get().is_none() {
         HAS_CONTEXT.set(Some(catch_unwind(current).is_ok()));
     }
@@ -111,17 +109,16 @@ fn with_thread<R>(action: impl FnOnce(&mut Vec<(RegistryId, Current)>, Current) 
     ENTERED.try_with(|entered| action(&mut entered.borrow_mut(), current())).ok()
 }
 
-/// What was current at the enter and at the exit of a span, which differ.
+/// The OpenTelemetry spans that were current at the enter and at the exit of a span, which differ.
 struct Change {
     before: Current,
     after: Current,
-    /// What was current at the enter of the span around it, if there is one.
+    /// The one that was current at the enter of the enclosing span, if there is one.
     around: Option<Current>,
 }
 
 impl Change {
-    /// A span is left; `None` if nothing has changed, or if spans are not left in the order in
-    /// which they were entered.
+    /// Called at an exit. `None` if nothing has changed, or if spans are not exited in reverse order of their enters.
     fn at_exit(id: RegistryId) -> Option<Self> {
         with_thread(|entered, after| {
             let index = entered.iter().rposition(|(entered, _)| *entered == id)?;
@@ -131,16 +128,16 @@ impl Change {
         })?
     }
 
-    /// Whose layer comes first, judging by this change alone.
+    /// The order of the layers, judged by this change alone.
     fn order(&self) -> u8 {
         let was_around = |current| self.around == Some(current);
         if self.after.is_none() || was_around(self.after) {
-            // What is current at the exit is not the span.
-            THEIRS_FIRST
+            // The current span at the exit is not the span's own.
+            OTEL_FIRST
         } else if self.before.is_none() || was_around(None) {
-            // What was current at the enter was not; or the span around it was not at its own,
-            // and then this one was not either.
-            OURS_FIRST
+            // The current span at the enter was not the span's own. Or it was none at the enter of the enclosing span,
+            // which means the same.
+            PROFILING_FIRST
         } else {
             UNKNOWN
         }
@@ -156,36 +153,34 @@ impl Pairing {
         self.order.store(order, Ordering::Relaxed);
     }
 
-    /// The layer is put on that subscriber.
+    /// The layer was added to that subscriber.
     pub(crate) fn see_subscriber<S>(&self) {
         if std::any::type_name::<S>().contains("tracing_opentelemetry::layer::OpenTelemetryLayer<")
         {
-            self.set_order(THEIRS_FIRST);
+            self.set_order(OTEL_FIRST);
         }
     }
 
-    /// From now on a span processor sees OpenTelemetry's spans end. Enters and exits must be looked
-    /// at.
+    /// A span processor observes the ends of OpenTelemetry spans from now on. Enters and exits must be checked.
     #[cfg(feature = "opentelemetry-sdk")]
     pub(crate) fn expect_processor(&self) {
         self.spans.get_or_init(Mutex::default);
-        self.looks.store(LOOKS, Ordering::Relaxed);
+        self.checks_left.store(MOST_CHECKS, Ordering::Relaxed);
     }
 
-    /// A span closed that has no OpenTelemetry span. Returns whether enters and exits must be
-    /// looked at from now on.
+    /// A span without an OpenTelemetry span has closed. Returns whether enters and exits must be checked from now on.
     pub(crate) fn suspect(&self) -> bool {
         let is_first = !self.was_suspected.swap(true, Ordering::Relaxed);
-        let must_look = cfg!(feature = "opentelemetry")
+        let must_check = cfg!(feature = "opentelemetry")
             && self.order() == UNKNOWN
             && (is_first || self.spans.get().is_some());
-        if must_look {
-            self.looks.store(LOOKS, Ordering::Relaxed);
+        if must_check {
+            self.checks_left.store(MOST_CHECKS, Ordering::Relaxed);
         }
-        must_look
+        must_check
     }
 
-    /// A span that closed was reached.
+    /// The OpenTelemetry span of a closing span was accessible.
     pub(crate) fn note_direct(&self) {
         self.set_order(DIRECT);
         if let Some(spans) = self.spans.get() {
@@ -193,14 +188,14 @@ impl Pairing {
         }
     }
 
-    /// A span was kept whose OpenTelemetry span is not known.
+    /// A span was kept whose OpenTelemetry span is unknown.
     pub(crate) fn note_unpaired(&self) {
-        if self.spans.get().is_some() && matches!(self.order(), OURS_FIRST | THEIRS_FIRST) {
+        if self.spans.get().is_some() && matches!(self.order(), PROFILING_FIRST | OTEL_FIRST) {
             self.has_unpaired.store(true, Ordering::Relaxed);
         }
     }
 
-    /// A span is entered.
+    /// Records an enter.
     #[cold]
     pub(crate) fn enter(&self, id: RegistryId) {
         with_thread(|entered, current| {
@@ -211,8 +206,8 @@ impl Pairing {
         });
     }
 
-    /// A span is left, which is to be paired if it `is_profiled`. `reach` asks the other layer for
-    /// it, which starts nothing once contexts have changed. Returns whether to go on looking.
+    /// Records an exit, and pairs the span if it `is_profiled`. `reach` tries to access the OpenTelemetry span. That
+    /// starts nothing, because the context has changed already. Returns whether to continue checking.
     #[cold]
     pub(crate) fn exit(
         &self,
@@ -228,13 +223,13 @@ impl Pairing {
             }
         }
         match self.order() {
-            UNKNOWN => self.looks.fetch_sub(1, Ordering::Relaxed) > 1,
+            UNKNOWN => self.checks_left.fetch_sub(1, Ordering::Relaxed) > 1,
             DIRECT => false,
             _ => self.spans.get().is_some(),
         }
     }
 
-    /// Learns the order from what has changed. Returns what belongs to the span that was left.
+    /// Updates the order from a change. Returns the OpenTelemetry span of the exited span.
     fn changed(
         &self,
         change: &Change,
@@ -247,8 +242,8 @@ impl Pairing {
             match reach() {
                 None if known == UNKNOWN => seen,
                 reached if reached.is_some() && reached == change.after => DIRECT,
-                reached if reached.is_some() && reached == change.before => THEIRS_FIRST,
-                // A program may leave contexts that it made current itself in any order.
+                reached if reached.is_some() && reached == change.before => OTEL_FIRST,
+                // A program can detach its own contexts in any order.
                 _ => UNKNOWN,
             }
         };
@@ -256,13 +251,13 @@ impl Pairing {
             self.set_order(order);
         }
         match order {
-            OURS_FIRST => change.after,
-            THEIRS_FIRST => change.before,
+            PROFILING_FIRST => change.after,
+            OTEL_FIRST => change.before,
             _ => None,
         }
     }
 
-    /// What the span of that id was paired with, if it was, now that it closes.
+    /// Takes the OpenTelemetry span that a closing span was paired with.
     #[cold]
     pub(crate) fn take(&self, id: RegistryId) -> Option<TraceIds> {
         let mut spans = self.spans.get()?.lock();
@@ -277,11 +272,11 @@ impl Pairing {
         self.spans.get()?.lock().by_span_id.get(&span).copied()
     }
 
-    /// What is to be said in the log, once: that the layers are in the wrong order and no processor
-    /// makes up for it, or where it cannot.
+    /// Takes the warning to log, once: the layers are in the wrong order and there is no processor, or the processor
+    /// could not pair a span.
     pub(crate) fn take_warning(&self) -> Option<&'static str> {
         let line = match self.spans.get() {
-            None if self.order() == THEIRS_FIRST => WRONG_ORDER,
+            None if self.order() == OTEL_FIRST => WRONG_ORDER,
             Some(_) if self.has_unpaired.load(Ordering::Relaxed) => UNPAIRED,
             _ => return None,
         };
@@ -289,12 +284,12 @@ impl Pairing {
     }
 }
 
-/// Leaves these for the processor of the OpenTelemetry span, which ends on this thread now or next.
+/// Stores attributes for the processor of the OpenTelemetry span that ends next on this thread.
 pub(super) fn leave_attributes(span: SpanId, attributes: SpanAttributes) {
     _ = ATTRIBUTES.try_with(|left| left.set(Some((span, attributes))));
 }
 
-/// The attributes that were left for that span.
+/// Takes the attributes that were stored for that span.
 #[cfg(feature = "opentelemetry-sdk")]
 pub(super) fn take_attributes(span: SpanId) -> Option<SpanAttributes> {
     let left = ATTRIBUTES.try_with(Cell::take).ok().flatten();
@@ -329,7 +324,7 @@ mod tests {
         assert!(pairing.exit(id(number), true, || None));
     }
 
-    /// The span whose OpenTelemetry span has the same number, as the layer makes it.
+    /// A span whose OpenTelemetry span has the same number, as the layers would create it.
     fn in_span(pairing: &Pairing, is_ours_first: bool, number: u64, inside: impl FnOnce()) {
         let before = (!is_ours_first).then(|| attach(number, false));
         pairing.enter(id(number));
@@ -351,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_inside_each_other_are_paired_in_both_orders() {
+    fn nested_spans_are_paired_in_both_orders() {
         for is_ours_first in [true, false] {
             for is_below_remote in [true, false] {
                 let _remote = is_below_remote.then(|| attach(9, true));
@@ -370,21 +365,21 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_the_order_pairs_nothing() {
+    fn a_change_that_contradicts_the_order_pairs_nothing() {
         for is_ours_first in [true, false] {
             let pairing = with_processor();
             in_span(&pairing, is_ours_first, 1, || ());
             assert!(paired(&pairing, 1));
             in_span(&pairing, !is_ours_first, 2, || ());
             assert!(!paired(&pairing, 2));
-            // From now on it is that order.
+            // The order has changed from here on.
             in_span(&pairing, !is_ours_first, 3, || ());
             assert!(paired(&pairing, 3));
         }
     }
 
     #[test]
-    fn spans_that_are_left_in_another_order_pair_nothing() {
+    fn spans_that_are_exited_out_of_order_pair_nothing() {
         let pairing = with_processor();
         in_span(&pairing, true, 1, || ());
         pairing.enter(id(2));
@@ -400,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_that_is_reached_ends_the_looks() {
+    fn an_accessible_span_ends_the_checks() {
         let pairing = with_processor();
         pairing.enter(id(1));
         let _first = attach(1, false);
@@ -410,19 +405,19 @@ mod tests {
     }
 
     #[test]
-    fn looks_end_where_nothing_changes_and_begin_again_with_a_span_that_is_not_found() {
+    fn checks_end_if_nothing_changes_and_restart_at_a_span_that_is_not_found() {
         let pairing = with_processor();
         let look = || {
             pairing.enter(id(1));
             pairing.exit(id(1), true, || None)
         };
-        assert_eq!((0..1_000).take_while(|_| look()).count(), LOOKS as usize - 1);
+        assert_eq!((0..1_000).take_while(|_| look()).count(), MOST_CHECKS as usize - 1);
         assert!(pairing.suspect());
         assert!(look());
     }
 
     #[test]
-    fn spans_that_are_never_left_do_not_pile_up() {
+    fn spans_that_are_never_exited_do_not_accumulate() {
         let pairing = with_processor();
         (1..=1_000).for_each(|number| pairing.enter(id(number)));
         assert_eq!(with_thread(|entered, _| entered.len()), Some(DEEPEST));

@@ -1,4 +1,4 @@
-//! The span processor that puts attributes on OpenTelemetry spans as they end.
+//! The span processor that sets attributes on OpenTelemetry spans when they end.
 
 use std::fmt::Debug;
 use std::sync::Weak;
@@ -13,12 +13,11 @@ use super::pairing::{leave_attributes, take_attributes};
 use super::values;
 use crate::span::TraceIds;
 
-/// Puts the attributes of kept spans on their OpenTelemetry spans, and forwards all spans to
-/// another processor at once.
+/// Sets the attributes of kept spans on their OpenTelemetry spans, and forwards all spans to another processor
+/// immediately.
 ///
-/// [`Handle::span_processor`](crate::Handle::span_processor) makes it. It works in whichever order
-/// the layers are, and where the layer of `tracing-opentelemetry` cannot be reached, as inside a
-/// `reload::Layer`.
+/// Created by [`Handle::span_processor`](crate::Handle::span_processor). It works in either order of the layers, and
+/// also if the layer of `tracing-opentelemetry` cannot be accessed, as inside a `reload::Layer`.
 #[derive(Debug)]
 pub struct ProfilingSpanProcessor {
     next: Box<dyn SpanProcessor>,
@@ -34,9 +33,9 @@ impl ProfilingSpanProcessor {
     }
 }
 
-/// Who is told when OpenTelemetry ends a span.
+/// Notified when OpenTelemetry ends a span.
 pub(crate) trait SpanEnds: Debug + Send + Sync {
-    /// If that is the one of a span of ours that closes now, it is judged before this returns.
+    /// If this is the OpenTelemetry span of a span that is closing now, that span is judged before this returns.
     fn ended(&self, ids: TraceIds);
 }
 

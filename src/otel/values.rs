@@ -1,4 +1,4 @@
-//! Between our types and those of OpenTelemetry.
+//! Conversions to and from types of OpenTelemetry.
 
 use opentelemetry::trace::SpanContext;
 use opentelemetry::{Array, KeyValue, StringValue};
@@ -25,7 +25,7 @@ fn theirs(value: Value) -> opentelemetry::Value {
         Value::Int(number) => number.into(),
         Value::Double(number) => number.into(),
         Value::Bool(truth) => truth.into(),
-        // Ours are of texts.
+        // Arrays of this crate contain text only.
         Value::Array(values) => {
             let texts = values.into_iter().filter_map(|value| match value {
                 Value::String(text) => Some(StringValue::from(text)),
@@ -52,7 +52,7 @@ mod resource {
         fn from(theirs: &opentelemetry_sdk::Resource) -> Self {
             let mut attributes: Vec<_> =
                 theirs.iter().map(|(key, value)| (key.as_str(), ours(value))).collect();
-            // It has none itself.
+            // The SDK's resource has no order of its own.
             attributes.sort_by_key(|(key, _)| *key);
             let attributes = attributes.into_iter();
             let resource =
@@ -79,7 +79,7 @@ mod resource {
             Theirs::Array(Array::String(values)) => {
                 Value::Array(values.iter().map(|text| Value::from(text.as_str())).collect())
             }
-            // There may be more kinds one day.
+            // The enum is non-exhaustive.
             other => Value::String(other.to_string()),
         }
     }
@@ -91,7 +91,7 @@ mod resource {
         use super::*;
 
         #[test]
-        fn a_resource_says_what_it_said() {
+        fn a_resource_keeps_its_attributes() {
             let theirs = opentelemetry_sdk::Resource::builder_empty()
                 .with_service_name("shop")
                 .with_attribute(KeyValue::new("a.share", 0.5))

@@ -1,4 +1,4 @@
-//! A profile by hand.
+//! Builds profiles by hand.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,15 +7,15 @@ use super::{
     SampleKind, Value,
 };
 
-/// Builds a profile by hand, to test an [`Exporter`](crate::Exporter) with. Its id, title and notes are fields that can be
-/// set when it is built.
+/// Builds a profile by hand, to test an [`Exporter`](crate::Exporter). The id, title and notes are fields that can be
+/// set on the result.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tracing_profiling::profile::{Profile, SampleKind};
 /// use tracing_profiling::{Exported, ExportError, Exporter};
 ///
-/// /// How many samples came.
+/// /// The number of samples so far.
 /// struct Counts(usize);
 ///
 /// impl Exporter for Counts {
@@ -48,27 +48,30 @@ impl ProfileBuilder {
         Self { profile }
     }
 
-    /// When it begins: not before the Unix epoch, and in nanoseconds of 64 bits.
+    /// When the profile begins. It is stored in 64-bit nanoseconds since the Unix epoch; earlier times count as the
+    /// epoch.
     pub fn start(mut self, start: SystemTime) -> Self {
         self.profile.start_unix_ns = ns(start.duration_since(UNIX_EPOCH).unwrap_or_default());
         self
     }
 
-    /// How long it is.
+    /// How long the profile is.
     pub fn duration(mut self, duration: Duration) -> Self {
         self.profile.duration_ns = ns(duration);
         self
     }
 
-    /// Something said of all of it.
+    /// Adds an attribute of the profile.
     pub fn attribute(mut self, key: &'static str, value: impl Into<Value>) -> Self {
         self.profile.attributes.push(Attribute { key, value: value.into() });
         self
     }
 
-    /// A sample or a wait in the last of these spans, the outermost first, with that stack of functions, the innermost
-    /// first, so long after the beginning, and with that weight: the CPU time that it stands for, or how long the wait
-    /// was.
+    /// Adds a sample or a wait.
+    ///
+    /// It belongs to the last of `spans`, which are listed from the outermost. `functions` is the stack, with the
+    /// innermost first. `at` is the time since the beginning. `weight` is the CPU time that the sample represents, or
+    /// the duration of the wait.
     pub fn sample(
         mut self,
         kind: SampleKind,
@@ -101,7 +104,7 @@ impl ProfileBuilder {
         self
     }
 
-    /// The profile.
+    /// Returns the profile.
     pub fn build(self) -> Profile {
         self.profile
     }
@@ -116,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_says_what_was_put_into_it() {
+    fn a_built_profile_has_what_was_added() {
         let (ms, second) = (Duration::from_millis(1), Duration::from_secs(1));
         let profile = Profile::builder("cart")
             .start(UNIX_EPOCH + second)
@@ -130,7 +133,7 @@ mod tests {
         assert_eq!(profile.attributes[0].value, Value::from("acme"));
         assert_eq!((profile.sample_count(), profile.wait_count()), (2, 1));
         assert_eq!((profile.weight_ns(), profile.waited_ns()), (2_000_000, 9_000_000));
-        let [ran, waited] = profile.samples() else { panic!("one a stack: {profile:?}") };
+        let [ran, waited] = profile.samples() else { panic!("one sample per stack: {profile:?}") };
         let times: Vec<_> = ran.points.iter().map(|point| point.time_unix_ns).collect();
         assert_eq!(times, [1_002_000_000, 1_003_000_000]);
         assert_eq!(profile.span_path(waited.link), ["cart", "query"]);

@@ -1,4 +1,4 @@
-//! The profile as it is kept in memory: tables and samples. Knows no format, span or thread.
+//! The profile in memory: tables and samples. Independent of formats, spans and threads.
 
 mod builder;
 mod model;
@@ -20,5 +20,5 @@ pub use resource::Resource;
 pub(crate) use table::TableId;
 pub use waits::{Waiter, Waits};
 
-/// Stands for the frames of a stack that is longer than what was copied of it.
+/// Replaces the frames of a stack beyond what was copied of it.
 pub(crate) const CALLERS_NOT_COPIED: &str = "[callers not copied]";

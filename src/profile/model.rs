@@ -1,4 +1,4 @@
-//! The tables of a profile, and its samples.
+//! The tables and samples of a profile.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,40 +9,40 @@ use super::table::{Table, handle};
 use crate::ids::{ProfileId, SpanId, TraceId};
 
 handle! {
-    /// The place of a [`Function`].
+    /// The index of a [`Function`].
     FunctionId
 }
 handle! {
-    /// The place of a [`Mapping`].
+    /// The index of a [`Mapping`].
     MappingId
 }
 handle! {
-    /// The place of a [`Location`].
+    /// The index of a [`Location`].
     LocationId
 }
 handle! {
-    /// A stack: the place of its innermost call.
+    /// A stack: the index of its innermost call.
     StackId
 }
 handle! {
-    /// The place of a [`Link`].
+    /// The index of a [`Link`].
     LinkId
 }
 
-/// A function of the source code.
+/// A function in the source code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Function {
-    /// As a programmer writes it.
+    /// The name as it is written in the source.
     pub name: String,
-    /// As the linker knows it.
+    /// The linker's name.
     pub system_name: String,
     /// The source file; empty if unknown.
     pub file: String,
 }
 
 impl Function {
-    /// One of which only the name is known.
+    /// A function of which only the name is known.
     pub(crate) fn named(name: &str) -> Self {
         Self { name: name.to_owned(), system_name: name.to_owned(), file: String::new() }
     }
@@ -52,7 +52,7 @@ impl Function {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Line {
-    /// The function that the line belongs to.
+    /// The function that contains the line.
     pub function: FunctionId,
     /// Counted from 1; 0 if unknown.
     pub line: u32,
@@ -60,56 +60,56 @@ pub struct Line {
     pub column: u32,
 }
 
-/// A file of code: the program or a library.
+/// A mapped file of code: the executable or a library.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Mapping {
     /// Its path.
     pub file: String,
-    /// The first address of its code, as the file states addresses.
+    /// The first address of its code, as an address in the file.
     pub start: u64,
-    /// The end of its code.
+    /// The end address of its code.
     pub end: u64,
-    /// Where `start` lies in the file.
+    /// The file offset of `start`.
     pub file_offset: u64,
-    /// Names of the very file, by the kind of build id as OpenTelemetry names it.
+    /// The build ids of the file, with the kind as OpenTelemetry names it.
     pub build_ids: Vec<(String, String)>,
 }
 
-/// What kind of code a frame is.
+/// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum FrameKind {
-    /// Rust.
+    /// Rust code.
     Rust,
-    /// Compiled from another language, or unknown.
+    /// Code in another language, or in an unknown one.
     Native,
-    /// The operating system's.
+    /// Code of the operating system.
     Kernel,
-    /// What a thread waited for.
+    /// What the thread waited for.
     Wait,
-    /// Not code, but a remark of ours on what is missing.
+    /// Not code, but a note about what is missing.
     Remark,
 }
 
-/// A place in the code: an address, and after symbolization the lines that it stands for.
+/// A location in the code: an address, and after symbolization its source lines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Location {
-    /// The file of code; `None` if unknown.
+    /// The mapped file; `None` if unknown.
     pub mapping: Option<MappingId>,
-    /// The address as the file states it. For a caller it is inside the call instruction.
+    /// The address in the file. For a caller, it is inside the call instruction.
     pub address: u64,
     /// What kind of code it is.
     pub kind: FrameKind,
-    /// The functions inlined there, the innermost first, and last the one that was not.
+    /// The functions inlined there, the innermost first, followed by the function that contains them.
     pub lines: Vec<Line>,
-    /// It was found by looking for a likely return address, since of a thread that waits not all
-    /// registers are known. The same goes for all outer locations of the stack.
+    /// Whether it was found by scanning for a likely return address, because not all registers of a blocked thread are
+    /// known. All outer locations of the stack are then inferred, too.
     pub is_inferred: bool,
 }
 
-/// A call on a stack. Stacks with the same callers share these.
+/// A call on a stack. Stacks with the same callers share these nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct StackNode {
     caller: StackId,
@@ -117,7 +117,7 @@ struct StackNode {
 }
 
 impl StackId {
-    /// No call at all.
+    /// The empty stack.
     const EMPTY: Self = Self(u32::MAX);
 }
 
@@ -127,33 +127,33 @@ impl StackId {
 pub struct Link {
     /// The span's name.
     pub span: String,
-    /// The enclosing span of this profile.
+    /// The enclosing span in this profile.
     pub parent: Option<LinkId>,
-    /// The ids under which the span is exported, if it is.
+    /// The ids under which the span is exported, if it is exported.
     pub ids: Option<(TraceId, SpanId)>,
 }
 
-/// What a sample says of its thread.
+/// What a sample shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SampleKind {
-    /// It ran.
+    /// The thread ran.
     OnCpu,
-    /// It waited.
+    /// The thread waited.
     OffCpu,
 }
 
-/// One time that a sample was taken, or that a thread waited.
+/// One sample of a running thread, or one wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Point {
-    /// Nanoseconds since the Unix epoch; of a wait, its beginning.
+    /// Nanoseconds since the Unix epoch; for a wait, its beginning.
     pub time_unix_ns: u64,
-    /// In nanoseconds: on-CPU, the time that it stands for; off-CPU, how long the wait was.
+    /// Nanoseconds: on-CPU, the CPU time that the sample represents; off-CPU, the duration of the wait.
     pub weight_ns: u64,
 }
 
-/// All times at which one stack was found in one span.
+/// All samples with the same stack and span.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sample {
@@ -163,23 +163,23 @@ pub struct Sample {
     pub link: Option<LinkId>,
     /// Whether the thread ran or waited.
     pub kind: SampleKind,
-    /// In the order of time.
+    /// In order of time.
     pub points: Vec<Point>,
 }
 
-/// A value of an [`Attribute`], or of one of a [`Resource`](super::Resource).
+/// A value of an [`Attribute`], or of an attribute of a [`Resource`](super::Resource).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
     /// Text.
     String(String),
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// A number.
+    /// A floating-point number.
     Double(f64),
-    /// Yes or no.
+    /// A boolean.
     Bool(bool),
-    /// Several of one kind.
+    /// Several values of one kind.
     Array(Vec<Self>),
 }
 
@@ -221,7 +221,7 @@ impl<T: Into<Self>> From<Vec<T>> for Value {
 
 value_from! { &str => String, String => String, i32 => Int, u32 => Int, i64 => Int, f64 => Double, bool => Bool }
 
-/// Something said of the profile as a whole.
+/// An attribute of the whole profile.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Attribute {
@@ -234,21 +234,21 @@ pub struct Attribute {
 /// Samples of one kept span, or of several that share a local root.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// The id that the spans' `profile.id` names.
+    /// The id to which the attribute `profile.id` of the spans refers.
     pub id: ProfileId,
-    /// What it is of: a span's name.
+    /// The name of the span that it shows.
     pub name: String,
-    /// What it shows, in one line.
+    /// A one-line summary.
     pub title: String,
-    /// What else should stand above a picture of it, a line each.
+    /// Further lines to show above a picture of it.
     pub notes: Vec<String>,
-    /// When it begins, in nanoseconds since the Unix epoch.
+    /// Its start, in nanoseconds since the Unix epoch.
     pub start_unix_ns: u64,
-    /// How long it is. Every sample's time is at least the start and less than the end.
+    /// Its duration. Every sample's time is at least the start and less than the end.
     pub duration_ns: u64,
-    /// The CPU time between two samples at the rate that was asked for.
+    /// The CPU time between two samples at the requested rate.
     pub period_ns: u64,
-    /// Said of all of it.
+    /// Attributes of the whole profile.
     pub attributes: Vec<Attribute>,
     samples: Vec<Sample>,
     places: HashMap<(StackId, Option<LinkId>, SampleKind), usize>,
@@ -257,15 +257,15 @@ pub struct Profile {
     locations: Table<LocationId, Location>,
     stacks: Table<StackId, StackNode>,
     links: Table<LinkId, Link>,
-    /// What samples take.
+    /// The memory that the samples take.
     bytes: usize,
 }
 
-/// What a sample takes with its place in the map, and as much room for its points as the first one makes.
+/// The memory of a sample, with its entry in the map and the initial capacity for its points.
 const BYTES_A_SAMPLE: usize = 256;
 
 impl Profile {
-    /// Builds a profile by hand, to test an exporter with: one of that name, with an id of ones, which begins at the Unix
+    /// Builds a profile by hand, to test an exporter. It has the given name and an id of ones, and begins at the Unix
     /// epoch.
     pub fn builder(name: impl Into<String>) -> ProfileBuilder {
         ProfileBuilder::new(name.into())
@@ -293,7 +293,7 @@ impl Profile {
         }
     }
 
-    /// What is said of all of it, without samples.
+    /// A copy without samples and tables.
     pub(super) fn without_samples(&self) -> Self {
         Self {
             name: self.name.clone(),
@@ -306,7 +306,7 @@ impl Profile {
         }
     }
 
-    /// What it takes in memory, roughly.
+    /// Its approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
         let tables = self.functions.bytes() + self.mappings.bytes() + self.locations.bytes();
         self.bytes + tables + self.stacks.bytes() + self.links.bytes()
@@ -323,7 +323,7 @@ impl Profile {
         self.mappings.add(mapping, bytes)
     }
 
-    /// The file of code that was added first: the program itself, whether a sample fell in it or not.
+    /// The mapping that was added first. This is the executable, even if no sample fell in it.
     pub(crate) fn first_mapping(&self) -> Option<MappingId> {
         self.mappings.iter().next().map(|(id, _)| id)
     }
@@ -333,12 +333,12 @@ impl Profile {
         self.locations.add(location, bytes)
     }
 
-    /// A frame that is not code but a remark of ours.
+    /// Adds a frame that is not code but a note.
     pub(crate) fn add_remark(&mut self, remark: &str) -> LocationId {
         self.add_named(remark, FrameKind::Remark)
     }
 
-    /// A frame that says what a thread waited for.
+    /// Adds a frame that states what a thread waited for.
     pub(crate) fn add_wait(&mut self, call: &str) -> LocationId {
         self.add_named(call, FrameKind::Wait)
     }
@@ -349,7 +349,7 @@ impl Profile {
         self.add_location(Location { mapping: None, address: 0, kind, lines, is_inferred: false })
     }
 
-    /// Adds a stack, the innermost location first.
+    /// Adds a stack, with the innermost location first.
     pub(crate) fn add_stack(&mut self, stack: Vec<LocationId>) -> StackId {
         stack.into_iter().rev().fold(StackId::EMPTY, |caller, location| {
             self.stacks.add(StackNode { caller, location }, 0)
@@ -361,7 +361,7 @@ impl Profile {
         self.links.add(link, bytes)
     }
 
-    /// Adds a sample. Samples of one stack in one span become one, with a point each.
+    /// Adds a sample. Samples with the same stack and span become one, with a point each.
     pub(crate) fn add_sample(
         &mut self,
         kind: SampleKind,
@@ -386,17 +386,17 @@ impl Profile {
         &self.samples
     }
 
-    /// All locations, in the order of their ids.
+    /// All locations, in order of their ids.
     pub(crate) fn locations(&self) -> impl Iterator<Item = (LocationId, &Location)> {
         self.locations.iter()
     }
 
-    /// All functions, in the order of their ids.
+    /// All functions, in order of their ids.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (FunctionId, &Function)> {
         self.functions.iter()
     }
 
-    /// All links, in the order of their ids.
+    /// All links, in order of their ids.
     pub(crate) fn links(&self) -> impl Iterator<Item = (LinkId, &Link)> {
         self.links.iter()
     }
@@ -415,7 +415,7 @@ impl Profile {
         self.of_kind(kind).flat_map(|sample| &sample.points)
     }
 
-    /// The number of times that a running thread was sampled.
+    /// The number of samples of running threads.
     pub fn sample_count(&self) -> usize {
         self.points(SampleKind::OnCpu).count()
     }
@@ -425,17 +425,17 @@ impl Profile {
         self.points(SampleKind::OffCpu).count()
     }
 
-    /// The CPU time that the samples stand for, in nanoseconds.
+    /// The CPU time that all samples represent, in nanoseconds.
     pub fn weight_ns(&self) -> u64 {
         self.points(SampleKind::OnCpu).map(|point| point.weight_ns).sum()
     }
 
-    /// The time of all waits together, in nanoseconds.
+    /// The total duration of all waits, in nanoseconds.
     pub fn waited_ns(&self) -> u64 {
         self.points(SampleKind::OffCpu).map(|point| point.weight_ns).sum()
     }
 
-    /// Makes all waits together that long, each shorter by the same part.
+    /// Scales the durations of all waits to a total of `total_ns`.
     pub(crate) fn shorten_waits(&mut self, total_ns: u64) {
         let before_ns = u128::from(self.waited_ns()).max(1);
         let waits = self.samples.iter_mut().filter(|sample| sample.kind == SampleKind::OffCpu);
@@ -445,24 +445,24 @@ impl Profile {
         }
     }
 
-    /// The CPU time that each sample stands for, in nanoseconds, if it is the same for all.
+    /// The CPU time that each sample represents, in nanoseconds, if it is the same for all.
     pub fn uniform_weight_ns(&self) -> Option<u64> {
         let mut weights = self.points(SampleKind::OnCpu).map(|point| point.weight_ns);
         let first = weights.next()?;
         weights.all(|weight| weight == first).then_some(first)
     }
 
-    /// What a sample stands for at most, in nanoseconds of CPU time.
+    /// The largest CPU time that a sample represents, in nanoseconds.
     pub(crate) fn largest_weight_ns(&self) -> u64 {
         self.points(SampleKind::OnCpu).map(|point| point.weight_ns).max().unwrap_or(0)
     }
 
-    /// The CPU time of which each sample stands for a multiple, in nanoseconds: that of the least. `None` if
-    /// there is no such time, or a sample stands for more than a thousand, or all of them for very many.
+    /// The CPU time, in nanoseconds, of which every sample has a multiple: the smallest weight. `None` if there is no
+    /// such time, if a sample has more than 1,000 times as much, or if the multiples add up to more than 200,000.
     #[cfg(any(test, feature = "otlp"))]
     pub(crate) fn unit_weight_ns(&self) -> Option<u64> {
         const MOST: u64 = 1_000;
-        /// Of all together, each of which is a timestamp in OTLP.
+        /// For the sum of all multiples, each of which is a timestamp in OTLP.
         const MOST_OF_ALL: u64 = 200_000;
         let weights = || self.points(SampleKind::OnCpu).map(|point| point.weight_ns);
         let unit = weights().min().filter(|unit| *unit > 0)?;
@@ -471,33 +471,33 @@ impl Profile {
         (is_multiple && are_few).then_some(unit)
     }
 
-    /// A function, if the id is of this profile.
+    /// The function with this id. Ids are valid only in their own profile.
     pub fn function(&self, id: FunctionId) -> Option<&Function> {
         self.functions.get(id)
     }
 
-    /// A mapping, if the id is of this profile.
+    /// The mapping with this id. Ids are valid only in their own profile.
     pub fn mapping(&self, id: MappingId) -> Option<&Mapping> {
         self.mappings.get(id)
     }
 
-    /// A location, if the id is of this profile.
+    /// The location with this id. Ids are valid only in their own profile.
     pub fn location(&self, id: LocationId) -> Option<&Location> {
         self.locations.get(id)
     }
 
-    /// The locations of a stack, the innermost first; none if the id is of another profile.
+    /// The locations of a stack, with the innermost first. Empty if there is no such stack.
     pub fn stack(&self, id: StackId) -> impl Iterator<Item = &Location> {
         self.location_ids(id).filter_map(|id| self.location(id))
     }
 
-    /// The same by their ids.
+    /// The ids of a stack's locations, with the innermost first.
     pub fn location_ids(&self, stack: StackId) -> impl Iterator<Item = LocationId> {
         let next = |node: &&StackNode| self.stacks.get(node.caller);
         std::iter::successors(self.stacks.get(stack), next).map(|node| node.location)
     }
 
-    /// The lines of a location with their functions.
+    /// The lines of a location, with their functions.
     pub(super) fn source_lines(&self, location: &Location) -> Vec<SourceLine> {
         let source = |Line { function, line, column }: &Line| {
             let function = self.function(*function)?.clone();
@@ -506,12 +506,12 @@ impl Profile {
         location.lines.iter().filter_map(source).collect()
     }
 
-    /// A link, if the id is of this profile.
+    /// The link with this id. Ids are valid only in their own profile.
     pub fn link(&self, id: LinkId) -> Option<&Link> {
         self.links.get(id)
     }
 
-    /// The names of a link's spans, the outermost first.
+    /// The names of a link's spans, with the outermost first.
     pub fn span_path(&self, link: Option<LinkId>) -> Vec<&str> {
         let links = std::iter::successors(link.and_then(|id| self.link(id)), |link| {
             link.parent.and_then(|id| self.link(id))
@@ -521,8 +521,7 @@ impl Profile {
         path
     }
 
-    /// What a location without lines is called: the file of code and the address in it, as in
-    /// `shop+0x1a2b`.
+    /// The name of a location without lines: the file and the address in it, as in `shop+0x1a2b`.
     pub fn place_in_code(&self, location: &Location) -> String {
         let file = location.mapping.and_then(|id| self.mapping(id));
         let address = location.address;
@@ -532,9 +531,9 @@ impl Profile {
         }
     }
 
-    /// The function that most CPU time was spent in itself, and its share of all, from 0 to 1.
-    /// What was inlined into a function belongs to it: `wrapping_mul` would help nobody. Where
-    /// functions have no names, it is a place in the code.
+    /// The function with the most on-CPU self time, and its share of the total, from 0 to 1. Functions inlined into it
+    /// count as a part of it: `wrapping_mul` would not be informative. Without function names, it is a location such as
+    /// `shop+0x1a2b`.
     pub fn top_function(&self) -> Option<(String, f64)> {
         let mut own: HashMap<Result<&str, LocationId>, u64> = HashMap::new();
         for sample in self.of_kind(SampleKind::OnCpu) {
@@ -552,8 +551,8 @@ impl Profile {
         Some((name, weight as f64 / self.weight_ns().max(1) as f64))
     }
 
-    /// One of so many points of each kind, with its sample: it stands for those that are left out, so that the
-    /// sums stay right.
+    /// One in `every` points of each kind, with its sample. Each has the weight of those that are left out, so the sums
+    /// do not change.
     pub(super) fn thinned_points(&self, every: usize) -> Vec<(&Sample, Point)> {
         let mut taken = Vec::new();
         for kind in [SampleKind::OnCpu, SampleKind::OffCpu] {
@@ -571,7 +570,7 @@ impl Profile {
         taken
     }
 
-    /// The same with one of so many points of each kind.
+    /// A copy with one in `every` points of each kind.
     #[cfg(feature = "_otlp")]
     pub(crate) fn thinned(&self, every: usize) -> Self {
         let mut thinned = self.clone();
@@ -601,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_one_stack_in_one_span_are_one_with_its_times_in_order() {
+    fn samples_with_the_same_stack_and_span_are_merged_in_order_of_time() {
         let mut profile = profile();
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
@@ -621,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_uniform_only_if_all_are_the_same() {
+    fn weights_are_uniform_only_if_all_are_equal() {
         let mut profile = profile();
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
@@ -639,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_function_is_the_one_that_ran_longest_with_what_was_inlined_into_it() {
+    fn the_top_function_includes_what_is_inlined_into_it() {
         let mut profile = profile();
         let (busy, idle) = (named(&mut profile, "busy"), named(&mut profile, "idle"));
         let inlined = profile.add_location(Location {
@@ -666,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_path_begins_at_the_outermost() {
+    fn a_span_path_begins_with_the_outermost_span() {
         let mut profile = profile();
         let outer = profile.add_link(Link { span: "request".into(), parent: None, ids: None });
         let inner = profile.add_link(Link { span: "query".into(), parent: Some(outer), ids: None });

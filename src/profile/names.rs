@@ -1,11 +1,11 @@
-//! How long a name may be.
+//! The maximum length of names.
 
 use std::borrow::Cow;
 
-/// Bytes of the longest name of a function, file or span: whoever makes a longer one gets a part of it.
+/// The maximum length of the name of a function, file or span, in bytes. Longer ones are truncated.
 pub(crate) const LONGEST_NAME: usize = 4096;
 
-/// A name, or as much of it as a name may be long.
+/// The name, truncated if it is too long.
 pub(crate) fn capped(name: &str) -> Cow<'_, str> {
     if name.len() <= LONGEST_NAME {
         return name.into();
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_longer_is_cut_between_letters() {
+    fn long_names_are_cut_between_characters() {
         for (name, length) in [("a", 4096), ("a", 4097), ("ä", 2048), ("ä", 5000), ("→", 9999)]
         {
             let name = name.repeat(length);

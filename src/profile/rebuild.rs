@@ -1,4 +1,4 @@
-//! A profile made anew from another: with symbols, and with the names that others may see.
+//! Rebuilds a profile with symbols and redacted names.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,16 +10,15 @@ use super::model::{
 use super::names::capped;
 use crate::redact::Redaction;
 
-/// What is known of the files of code and of the kernel.
+/// A source of symbols.
 pub(crate) trait Symbols {
-    /// More names of the very file, for [`Mapping::build_ids`](super::Mapping::build_ids).
+    /// Further build ids of the file, for [`Mapping::build_ids`](super::Mapping::build_ids).
     fn build_ids(&mut self, mapping: MappingId) -> Vec<(String, String)>;
-    /// What code is at a location, the innermost inlined function first. `None` if it is what the location says
-    /// already.
+    /// The code at a location, with the innermost inlined function first. `None` to keep the location's own lines.
     fn lines(&mut self, location: &Location) -> Option<(FrameKind, Vec<SourceLine>)>;
 }
 
-/// A line of a function that is in no profile yet.
+/// A line of a function that is not part of a profile yet.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceLine {
     pub(crate) function: Function,
@@ -27,25 +26,25 @@ pub(crate) struct SourceLine {
     pub(crate) column: u32,
 }
 
-/// Functions that a stack shows, inlined ones too: what lies further out is left out. A picture with more rows
-/// helps nobody, and what is inlined makes of some hundred frames thousands of functions.
+/// The maximum number of functions in a stack, including inlined ones; outer callers beyond it are left out. More rows
+/// do not help in a picture, and inlining turns some hundred frames into thousands of functions.
 pub(crate) const MOST_LEVELS: usize = 1024;
-/// Functions inlined into each other at one place.
+/// The maximum number of functions inlined at one location.
 const MOST_INLINED: usize = 256;
 
-/// A profile with symbols, and what it has not.
+/// A symbolized profile, and what was left out.
 pub(crate) struct Symbolized {
     pub(crate) profile: Profile,
-    /// Samples and waits for which others stand, so that the profile is no larger than it may be.
+    /// Samples and waits that were downsampled so that the profile fits. Others have their weight.
     pub(crate) thinned: usize,
-    /// Those whose outer callers are left out.
+    /// Samples and waits whose outer callers were left out.
     pub(crate) shortened: usize,
 }
 
 impl Profile {
-    /// The same profile with what `symbols` knows of its mappings and of each location in them, all of it by its
-    /// public names; with as many of its samples as take so many bytes then. What looks the same then is one, and
-    /// nothing is left of what no sample refers to. Title, notes and attributes are taken as they are.
+    /// Rebuilds the profile with symbols and redacted names. It has as many samples as fit into `most_bytes`. Entries
+    /// that become equal are merged, and entries that no sample refers to are dropped. Title, notes and attributes are
+    /// copied unchanged.
     pub(crate) fn symbolized(
         &self,
         symbols: &mut dyn Symbols,
@@ -55,7 +54,7 @@ impl Profile {
         let points = self.sample_count() + self.wait_count();
         let mut every = 1;
         loop {
-            // One sample is exported however large it is.
+            // A single sample is exported, however large it is.
             let most_bytes = if every < points { most_bytes } else { usize::MAX };
             match self.rebuilt(every, most_bytes, symbols, redaction) {
                 Some(symbolized) => return symbolized,
@@ -64,7 +63,7 @@ impl Profile {
         }
     }
 
-    /// None if it would take more bytes than it may.
+    /// Returns `None` if the result would exceed `most_bytes`.
     fn rebuilt(
         &self,
         every: usize,
@@ -102,17 +101,17 @@ impl Profile {
     }
 }
 
-/// The new places of what was seen.
+/// The state of a rebuild: new ids by old ids.
 struct Rebuilding<'a> {
     from: &'a Profile,
     to: Profile,
     symbols: &'a mut dyn Symbols,
     redaction: &'a Redaction,
-    /// By the names that they have in the program.
+    /// By their original names.
     functions: HashMap<Function, FunctionId>,
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
-    /// And whether it was shortened.
+    /// And whether the stack was shortened.
     stacks: HashMap<StackId, (StackId, bool)>,
     links: HashMap<LinkId, LinkId>,
 }
@@ -151,13 +150,13 @@ impl Rebuilding<'_> {
             .symbols
             .lines(location)
             .unwrap_or_else(|| (location.kind, self.from.source_lines(location)));
-        // What it was inlined into in the end says where it is.
+        // The outermost function states where the code is.
         if lines.len() > MOST_INLINED {
             lines.drain(MOST_INLINED - 1..lines.len() - 1);
         }
         let is_code = !matches!(kind, FrameKind::Wait | FrameKind::Remark);
         let lines = lines.into_iter().map(|SourceLine { function, line, column }| {
-            // Remarks of ours keep their names.
+            // Notes keep their names.
             let function =
                 if is_code { self.code(function) } else { self.to.add_function(function) };
             Line { function, line, column }
@@ -170,14 +169,14 @@ impl Rebuilding<'_> {
         Some(place)
     }
 
-    /// A function by its public names.
+    /// Adds a function with its redacted names.
     fn code(&mut self, function: Function) -> FunctionId {
         if let Some(known) = self.functions.get(&function) {
             return *known;
         }
         let Function { name, system_name, file } = &function;
         let new = self.redaction.function(name);
-        // A mangled name says the same in another way, which no pattern would find.
+        // A mangled name contains the same information in a form that no pattern matches.
         let linkers =
             if new == *name { self.redaction.function(system_name) } else { Cow::Borrowed(&*new) };
         let public = Function {
@@ -221,12 +220,12 @@ mod tests {
     use super::*;
     use crate::profile::{Mapping, Point, ProfileId, SampleKind};
 
-    /// Everything with `secret` in it is hidden.
+    /// Hides every name that contains `secret`.
     fn hiding() -> Redaction {
         Redaction::new().full_paths(true).replace(".*secret.*", "x").unwrap()
     }
 
-    /// Every location is what it says it is.
+    /// Keeps the lines of every location.
     struct NoSymbols;
 
     impl Symbols for NoSymbols {
@@ -276,24 +275,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_then_is_one_and_no_name_is_left() {
+    fn entries_that_become_equal_are_merged_and_no_name_leaks() {
         let mut profile = Profile::new(ProfileId::for_test(1), 5);
         add(&mut profile, 7, "secret_a", "_ZN3aaaE");
         add(&mut profile, 7, "secret_b", "_ZN3bbbE");
         add(&mut profile, 8, "open", "secret_open");
         assert_eq!(profile.samples().len(), 3);
         let renamed = renamed(&profile);
-        assert_eq!(renamed.samples().len(), 2, "a and b are one");
+        assert_eq!(renamed.samples().len(), 2, "a and b are merged");
         let [merged, open] = renamed.samples() else { panic!("two") };
         assert_eq!(merged.points.len(), 2);
         assert_eq!(renamed.span_path(merged.link), ["a", "x"]);
         assert_eq!(open.points, profile.samples()[2].points);
-        // What it waited for is a remark of ours.
+        // What it waited for is not redacted.
         let functions = renamed.stack(merged.stack).map(|location| {
             let function = renamed.function(location.lines[0].function).unwrap();
             (function.name.as_str(), function.system_name.as_str())
         });
-        // Also as the linker has it.
+        // The linker's name is redacted, too.
         assert_eq!(functions.collect::<Vec<_>>(), [("[secret wait]", "[secret wait]"), ("x", "x")]);
         let all = format!("{renamed:?}").replace("[secret wait]", "");
         assert!(!all.contains("secret") && !all.contains("aaa"), "{all}");
@@ -308,13 +307,13 @@ mod tests {
         profile.add_location(Location { mapping, address, kind, lines, is_inferred: false })
     }
 
-    /// The functions of a stack.
+    /// The names of the functions of a stack.
     fn names(profile: &Profile, stack: StackId) -> Vec<&str> {
         let lines = profile.stack(stack).flat_map(|location| &location.lines);
         lines.map(|line| profile.function(line.function).unwrap().name.as_str()).collect()
     }
 
-    /// As many functions at an address as it has thousands.
+    /// Inlines one function per 1,000 of an address.
     struct ByAddress;
 
     impl Symbols for ByAddress {
@@ -343,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn symbolization_gives_lines() {
+    fn symbolization_adds_lines() {
         let (mut profile, mapping) = prog();
         let inner = location(&mut profile, mapping, 16);
         let outer = location(&mut profile, mapping, 32);
@@ -360,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_further_out_than_a_stack_may_be_high_is_left_out() {
+    fn outer_callers_of_a_deep_stack_are_left_out() {
         for (frames, inlined, is_short) in [
             (1_022, 0, false),
             (1_023, 0, true),
@@ -395,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_that_would_be_too_large_has_fewer_samples_that_stand_for_all() {
+    fn a_profile_that_would_be_too_large_is_downsampled() {
         let (mut profile, mapping) = prog();
         for number in 0..1_000 {
             let stack = (0..50).map(|i| location(&mut profile, mapping, number * 1_000 + i));
@@ -413,7 +412,7 @@ mod tests {
         assert!(profile.sample_count() > 0 && profile.wait_count() > 0);
         assert_eq!(thinned, 2_000 - profile.sample_count() - profile.wait_count());
         assert_eq!((profile.weight_ns(), profile.waited_ns()), (10_000, 10_000));
-        // One sample is never too large.
+        // A single sample is never too large.
         let least = symbolized(&profile, 0).profile;
         assert_eq!((least.sample_count(), least.wait_count()), (1, 1));
         assert_eq!((least.weight_ns(), least.waited_ns()), (10_000, 10_000));
@@ -421,7 +420,7 @@ mod tests {
 
     #[cfg(feature = "_otlp")]
     #[test]
-    fn thinning_keeps_sums_and_loses_no_kind() {
+    fn downsampling_keeps_sums_and_both_kinds() {
         let mut whole = Profile::new(ProfileId::for_test(1), 10);
         let remark = whole.add_remark("x");
         let stack = whole.add_stack(vec![remark]);
@@ -429,16 +428,16 @@ mod tests {
             whole.add_sample(SampleKind::OnCpu, stack, None, point(time));
         }
         whole.add_sample(SampleKind::OffCpu, stack, None, point(9));
-        let mut thin = whole.thinned(3);
-        assert_eq!((thin.weight_ns(), thin.waited_ns()), (70, 10));
-        assert_eq!((thin.sample_count(), thin.wait_count()), (3, 1));
-        let stack = thin.samples()[0].stack;
-        thin.add_sample(SampleKind::OffCpu, stack, None, point(10));
-        assert_eq!(thin.samples().len(), 2);
+        let mut fewer = whole.thinned(3);
+        assert_eq!((fewer.weight_ns(), fewer.waited_ns()), (70, 10));
+        assert_eq!((fewer.sample_count(), fewer.wait_count()), (3, 1));
+        let stack = fewer.samples()[0].stack;
+        fewer.add_sample(SampleKind::OffCpu, stack, None, point(10));
+        assert_eq!(fewer.samples().len(), 2);
     }
 
     #[test]
-    fn the_program_stays_the_first_file_of_code() {
+    fn the_executable_stays_the_first_mapping() {
         let mut profile = Profile::new(ProfileId::for_test(1), 10);
         let files = ["/opt/secret/shop", "libc.so.6"].map(str::to_owned);
         let [_, libc] =

@@ -1,8 +1,8 @@
-//! What the process is.
+//! The resource that a profile describes.
 
 use super::Value;
 
-/// What the process is that a profile comes from, as a resource of OpenTelemetry says it: `service.name` and so on.
+/// The process that a profile describes, as an OpenTelemetry resource: `service.name` and so on.
 ///
 /// ```
 /// use tracing_profiling::Resource;
@@ -12,7 +12,7 @@ use super::Value;
 ///     .with("deployment.environment.name", "test");
 /// ```
 ///
-/// With the feature `opentelemetry-sdk` one of `opentelemetry_sdk` becomes one of these by `into()`.
+/// With the feature `opentelemetry-sdk`, a resource of `opentelemetry_sdk` can be converted with `into()`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resource {
     attributes: Vec<(String, Value)>,
@@ -20,12 +20,12 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// One that says nothing.
+    /// A resource without attributes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same with that attribute; one of that name is replaced.
+    /// Sets an attribute. An earlier value is replaced.
     #[must_use]
     pub fn with(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         let (key, value) = (key.into(), value.into());
@@ -36,23 +36,23 @@ impl Resource {
         self
     }
 
-    /// The same with the address of the schema by which its attributes are named.
+    /// Sets the URL of the schema of its attributes.
     #[must_use]
     pub fn with_schema_url(self, url: impl Into<String>) -> Self {
         Self { schema_url: Some(url.into()), ..self }
     }
 
-    /// The attributes, in the order in which they were given.
+    /// The attributes, in the order in which they were added.
     pub fn attributes(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.attributes.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// The value of that attribute, if it has it.
+    /// The value of an attribute, if it is set.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.attributes().find_map(|(known, value)| (known == key).then_some(value))
     }
 
-    /// The address of the schema by which its attributes are named, if it has one.
+    /// The URL of the schema of its attributes, if it is set.
     pub fn schema_url(&self) -> Option<&str> {
         self.schema_url.as_deref()
     }

@@ -1,16 +1,16 @@
-//! A table in which each value stands once.
+//! A table of unique values.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
 
-/// The place of a value in its table.
+/// The index of a value in its table.
 pub(crate) trait TableId: Copy {
     fn new(number: u32) -> Self;
     fn number(self) -> u32;
 }
 
-/// Declares a handle.
+/// Declares the type of an index.
 macro_rules! handle {
     ($(#[doc = $doc:literal])+ $name:ident) => {
         $(#[doc = $doc])+
@@ -30,17 +30,17 @@ macro_rules! handle {
 }
 pub(crate) use handle;
 
-/// Values in the order in which they came, each once.
+/// Unique values, in the order in which they were added.
 #[derive(Clone, Debug)]
 pub(crate) struct Table<H, T> {
     values: Vec<T>,
-    /// By hash, and if another value has the same by the next number that is free.
+    /// Indexes by hash; if another value has the same hash, by the next free number.
     places: HashMap<u64, u32>,
     bytes: usize,
     handle: PhantomData<H>,
 }
 
-/// What a value takes beside itself: its places in the list and in the map, both of which may have grown just now.
+/// The memory of an entry besides the value: in the list and in the map, both of which may just have grown.
 const BYTES_BESIDE: usize = 64;
 
 impl<H, T> Default for Table<H, T> {
@@ -50,7 +50,7 @@ impl<H, T> Default for Table<H, T> {
 }
 
 impl<H: TableId, T: Hash + Eq> Table<H, T> {
-    /// The place of a value, which is added if it is new. It points to so many bytes elsewhere.
+    /// The index of a value, which is added if it is new. `bytes_elsewhere` is the memory that it points to.
     pub(crate) fn add(&mut self, value: T, bytes_elsewhere: usize) -> H {
         let mut hash = self.places.hasher().hash_one(&value);
         while let Some(place) = self.places.get(&hash) {
@@ -59,7 +59,7 @@ impl<H: TableId, T: Hash + Eq> Table<H, T> {
             }
             hash = hash.wrapping_add(1);
         }
-        // More than four milliards of values do not fit in memory.
+        // More than four billion values do not fit into memory.
         let place = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
         self.bytes += size_of::<T>() + BYTES_BESIDE + bytes_elsewhere;
         self.values.push(value);
@@ -71,7 +71,7 @@ impl<H: TableId, T: Hash + Eq> Table<H, T> {
         self.values.get(handle.number() as usize)
     }
 
-    /// What it takes, roughly.
+    /// The approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -88,7 +88,7 @@ mod tests {
     type TestId = crate::profile::FunctionId;
 
     #[test]
-    fn a_value_stands_once() {
+    fn equal_values_share_an_entry() {
         let mut table = Table::<TestId, &str>::default();
         let a = table.add("a", 0);
         let b = table.add("b", 0);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn values_with_the_same_hash_stand_beside_each_other() {
+    fn values_with_the_same_hash_are_distinct() {
         #[derive(Debug, PartialEq, Eq)]
         struct Alike(u8);
         impl Hash for Alike {

@@ -1,23 +1,23 @@
-//! What the waits of a profile come to.
+//! Sums up the waits of a profile.
 
 use std::collections::HashMap;
 
 use super::model::{FrameKind, Function, Location, LocationId, Profile, Sample, SampleKind};
 
-/// The waits of a profile, in sum.
+/// The sum of a profile's waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waits {
-    /// How many there are.
+    /// The number of waits.
     pub count: usize,
-    /// How long they were together, in nanoseconds.
+    /// Their total duration, in nanoseconds.
     pub total_ns: u64,
-    /// The function that waited longest in sum.
+    /// The function with the longest total wait.
     pub longest: Option<Waiter>,
-    /// The function that waited longest while an async task was being polled: it kept a thread of the
-    /// executor from other tasks. (Inside `spawn_blocking` and `block_in_place` it may.)
+    /// The function with the longest total wait while an async task was polled, which blocked a thread of the executor.
+    /// (Waits in `spawn_blocking` and `block_in_place` do not count.)
     pub in_async: Option<Waiter>,
-    /// The time of all such waits, in nanoseconds.
+    /// The total duration of all such waits, in nanoseconds.
     pub in_async_ns: u64,
 }
 
@@ -25,20 +25,19 @@ pub struct Waits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
-    /// Its name: the innermost function that is not of the standard library, a runtime or another
-    /// dependency.
+    /// Its name: the innermost function outside the standard library, runtimes and other dependencies.
     pub function: String,
-    /// Where in it: the end of the file's path, and the line; empty if not known.
+    /// The location in it: the last two parts of the file's path, and the line; empty if unknown.
     pub place: String,
-    /// What for: `[futex 0x7f…]` with the address of the lock, `[sleep]`, `[read]`. Of several, what it
-    /// waited for longest.
+    /// What it waited for: `[futex 0x7f…]` with the address of the lock, `[sleep]`, `[read]`. The longest one, if there
+    /// are several.
     pub call: String,
-    /// How long in sum, in nanoseconds.
+    /// The total duration, in nanoseconds.
     pub waited_ns: u64,
 }
 
 impl Profile {
-    /// What the waits come to; names are known after symbolization.
+    /// Sums up the waits. Function names are known only after symbolization.
     pub fn waits(&self) -> Waits {
         let mut waits =
             Waits { count: self.wait_count(), total_ns: self.waited_ns(), ..Waits::default() };
@@ -46,7 +45,7 @@ impl Profile {
         for sample in self.of_kind(SampleKind::OffCpu) {
             let waited_ns = sample.points.iter().map(|point| point.weight_ns).sum();
             let (call, frames) = self.call_and_frames(sample);
-            // A remark of ours: nobody knows who waited.
+            // Only a note: the waiting function is unknown.
             if call.is_empty() {
                 continue;
             }
@@ -62,13 +61,13 @@ impl Profile {
         waits
     }
 
-    /// Whether code is in a library that the program has loaded, or in none of its files.
+    /// Whether code is in a shared library, or in no file.
     fn is_in_library(&self, location: &Location) -> bool {
         let mapping = location.mapping.and_then(|mapping| self.mapping(mapping));
         mapping.is_none_or(|mapping| mapping.file.contains(".so") || mapping.file.starts_with('['))
     }
 
-    /// What a wait is for, and its functions from the inside out, inlined ones too.
+    /// What a wait is for, and its functions from the innermost, including inlined ones.
     fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<SourceFunction<'_>>) {
         let (mut call, mut frames) = ("", Vec::new());
         for id in self.location_ids(sample.stack) {
@@ -97,20 +96,20 @@ impl Profile {
     }
 }
 
-/// A function as the source has it.
+/// A function in the source code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct SourceFunction<'a> {
     name: &'a str,
     file: &'a str,
     line: u32,
-    /// Of a function whose name is not known.
+    /// Set if the function's name is unknown.
     unnamed: Option<LocationId>,
-    /// Of a library that the program has loaded, or of none of its files.
+    /// Whether it is in a shared library, or in no file.
     in_library: bool,
 }
 
 impl SourceFunction<'_> {
-    /// Whether it is of the program itself, and not of what it is built upon.
+    /// Whether it belongs to the program itself, not to a dependency.
     fn is_own(&self) -> bool {
         let is_named = !self.file.is_empty() || crate_of(self.name).is_some();
         is_named
@@ -118,9 +117,9 @@ impl SourceFunction<'_> {
             && (self.file.ends_with(".rs") || crate_of(self.name).is_some())
     }
 
-    /// Whether it waits on behalf of others, as far as its name or its file tell.
+    /// Whether it waits on behalf of its callers, judging by its name or its file.
     fn is_plumbing(&self) -> bool {
-        is_foreign(self.file) || crate_of(self.name).is_some_and(|of| PLUMBING.contains(&of))
+        is_of_dependency(self.file) || crate_of(self.name).is_some_and(|of| PLUMBING.contains(&of))
     }
 
     fn place(&self) -> String {
@@ -133,10 +132,9 @@ impl SourceFunction<'_> {
     }
 }
 
-/// Whether a source file is not of the program, by its whole path or from its package on, as paths are
-/// shortened.
-fn is_foreign(file: &str) -> bool {
-    // Where cargo puts sources, wherever its home is, and `cargo vendor`.
+/// Whether a source file belongs to a dependency. The path is complete, or shortened to begin at the package.
+fn is_of_dependency(file: &str) -> bool {
+    // Where cargo puts sources, whatever its home directory is, and `cargo vendor`.
     let folders = [
         "/rustc/",
         "/rust/deps/",
@@ -154,16 +152,16 @@ fn is_foreign(file: &str) -> bool {
     if package.match_indices('-').filter_map(|(at, _)| package.get(at + 1..)).any(is_version) {
         return true;
     }
-    // A checkout; what a build script of the program wrote is in the folder `out` of such a one.
+    // A checkout. The output of a build script of the program is in the directory `out` below such a part.
     let is_hash = |end: &str| end.len() == 16 && end.bytes().all(|byte| byte.is_ascii_hexdigit());
     package.rsplit_once('-').is_some_and(|(_, end)| is_hash(end)) && parts.next() != Some("out")
 }
 
-/// Time by function and call.
+/// Total time by function and call.
 #[derive(Default)]
 struct Sums<'a>(HashMap<Whose<'a>, HashMap<(&'a str, SourceFunction<'a>), u64>>);
 
-/// A function's name, or where it is.
+/// A function's name, or its location.
 type Whose<'a> = (&'a str, Option<LocationId>);
 
 impl<'a> Sums<'a> {
@@ -192,7 +190,7 @@ impl<'a> Sums<'a> {
     }
 }
 
-/// Crates whose functions wait on behalf of others.
+/// Crates whose functions wait on behalf of their callers.
 const PLUMBING: [&str; 18] = [
     "std",
     "core",
@@ -216,8 +214,8 @@ const PLUMBING: [&str; 18] = [
 
 const UNKNOWN: &str = "an unknown function";
 
-/// The innermost function that is the program's own, as far as names tell, or else as files of code do: those of
-/// the C library may have names, too. Without one whatever is innermost.
+/// The innermost function of the program itself, judging by names, or otherwise by mapped files, because functions of
+/// the C library may have names, too. If there is none, the innermost function.
 fn waiter<'a>(frames: &[SourceFunction<'a>]) -> SourceFunction<'a> {
     let own = frames.iter().find(|frame| frame.is_own());
     let of_program = || frames.iter().filter(|frame| !frame.in_library);
@@ -228,7 +226,7 @@ fn waiter<'a>(frames: &[SourceFunction<'a>]) -> SourceFunction<'a> {
         .unwrap_or_default()
 }
 
-/// The crate that a Rust function's path begins with: of `<A as B>::f` that is the one of `A`.
+/// The crate in a Rust function's path; for `<A as B>::f`, that of `A`.
 fn crate_of(name: &str) -> Option<&str> {
     let name = name.trim_start_matches(['<', '&', '(', '[', '*']);
     let name = name.strip_prefix("mut ").or_else(|| name.strip_prefix("dyn ")).unwrap_or(name);
@@ -237,7 +235,7 @@ fn crate_of(name: &str) -> Option<&str> {
     is_name.then_some(first)
 }
 
-/// Whether an executor was polling a task, which had not said that it would block.
+/// Whether an executor was polling a task that had not announced that it would block.
 fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
     for SourceFunction { name, .. } in frames {
         if name.contains("BlockingTask") || name.contains("block_in_place") {
@@ -279,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_function_that_waited_longest_and_what_for() {
+    fn reports_the_function_with_the_longest_wait_and_its_call() {
         let mut profile = Profile::new(ProfileId::for_test(1), 1);
         let lock = ["syscall", "std::sys::futex::futex_wait", "shop::reserve", "shop::main"];
         wait(&mut profile, "[futex 0x10]", &lock, 30);
@@ -294,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn without_names_it_is_a_place_in_the_program() {
+    fn without_names_the_function_is_a_location_in_the_executable() {
         let mut profile = Profile::new(ProfileId::for_test(1), 1);
         let mut stack = vec![profile.add_wait("[sleep]")];
         for (file, address) in [("/usr/lib/libc.so.6", 0x10), ("shop", 0x20), ("shop", 0x30)] {
@@ -318,9 +316,9 @@ mod tests {
         assert_eq!(profile.top_function(), Some(("shop+0x20".to_owned(), 1.0)));
     }
 
-    /// As where debug symbols of glibc are installed: its functions have names, files and lines.
+    /// As with debug symbols of glibc installed: its functions have names, files and lines.
     #[test]
-    fn functions_of_libraries_are_skipped_whether_they_have_names_or_not() {
+    fn functions_of_libraries_are_skipped_with_and_without_names() {
         let stacks = |named: bool| {
             let mut profile = Profile::new(ProfileId::for_test(1), 1);
             let mut stack = vec![profile.add_wait("[read]")];
@@ -368,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_tasks_that_block_from_threads_that_may() {
+    fn distinguishes_tasks_that_block_from_threads_that_may_block() {
         let task = [
             "clock_nanosleep",
             "std::thread::sleep",
@@ -394,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn inlined_functions_are_known_by_their_files() {
+    fn inlined_functions_are_recognized_by_their_files() {
         let frame = |name, file, line| SourceFunction {
             name,
             file,
@@ -414,8 +412,8 @@ mod tests {
     }
 
     #[test]
-    fn files_are_foreign_also_if_their_paths_are_short() {
-        for (file, foreign) in [
+    fn files_of_dependencies_are_recognized_by_short_paths() {
+        for (file, expected) in [
             ("tokio-1.50.0/src/lib.rs", true),
             ("rand-0.9.0-rc.1/src/lib.rs", true),
             ("tokio-0123456789abcdef/abc1234/tokio/src/lib.rs", true),
@@ -426,7 +424,7 @@ mod tests {
             ("shop-2/src/main.rs", false),
             ("src/main.rs", false),
         ] {
-            assert_eq!(is_foreign(file), foreign, "{file}");
+            assert_eq!(is_of_dependency(file), expected, "{file}");
         }
     }
 

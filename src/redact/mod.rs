@@ -1,4 +1,4 @@
-//! What is left out of names before they leave the process.
+//! Removes private parts of names before they leave the process.
 
 mod paths;
 
@@ -9,12 +9,12 @@ use regex_lite::{Captures, Regex};
 use crate::error::Error;
 use crate::text::escaped;
 
-/// What is left out of the names of functions, files and spans before anything leaves the process:
-/// before exporters, the log and [`Builder::on_kept`](crate::Builder::on_kept) have them.
+/// What is removed from the names of functions, files and spans before they leave the process, that is before they
+/// reach exporters, the log and [`Builder::on_kept`](crate::Builder::on_kept).
 ///
-/// By default absolute paths are shortened, so that they name neither the user nor the folder that a
-/// program was built in: `tokio-1.50.0/src/lib.rs` is left of a dependency, `shop/src/main.rs` of the
-/// package in the folder `shop`, and `shop` of the program.
+/// By default absolute paths are shortened, so that they contain neither the user nor the directory in which a program
+/// was built. For example, `tokio-1.50.0/src/lib.rs` remains of a file in a dependency, `shop/src/main.rs` of a file in
+/// the package in the directory `shop`, and `shop` of the executable.
 ///
 /// ```
 /// use tracing_profiling::{ProfilingLayer, Redaction};
@@ -29,48 +29,48 @@ use crate::text::escaped;
 /// # }
 /// ```
 ///
-/// Patterns are those of the crate `regex-lite`: regular expressions without look-around. They are looked
-/// for in a function's name (`shop::cart::total`) and in the name that the linker knows it by, which is
-/// replaced by the other where that is changed; in paths, as the program has them and as they are
-/// shortened; and in the names of spans. A pattern without `^` and `$` is found anywhere in a name.
+/// Patterns have the syntax of the crate `regex-lite`: regular expressions without look-around. They apply to the names
+/// of functions (`shop::cart::total`) and to their linker names; if the former changes, it replaces the linker name.
+/// They also apply to paths, both as they are in the program and as they are shortened, and to the names of spans. A
+/// pattern without `^` and `$` can match anywhere in a name.
 ///
-/// The values of fields are in no profile, whatever is set here. Characters that would end a line, command a
-/// terminal or turn the order of a text are written as Rust writes them (`\n`, `\u{202e}`).
+/// Profiles never contain the values of fields, whatever is set here. Characters that end a line, control a terminal or
+/// change the direction of text are escaped as in Rust (`\n`, `\u{202e}`).
 #[derive(Clone, Debug, Default)]
 pub struct Redaction {
-    /// Each with what comes in its place.
+    /// Each with its replacement.
     patterns: Vec<(Regex, String)>,
-    /// If anybody has said so.
+    /// `None` if not set.
     full_paths: Option<bool>,
 }
 
-/// What is shown in place of what is hidden.
+/// Replaces hidden text.
 const HIDDEN: &str = "[redacted]";
-/// What comes between two patterns in a variable.
+/// Separates patterns in a variable.
 const SEPARATOR: u8 = b';';
 
 impl Redaction {
-    /// Paths are shortened, and all else is as it is.
+    /// Shortens paths and changes nothing else.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts `[redacted]` in the place of whatever `pattern` matches.
+    /// Replaces everything that `pattern` matches with `[redacted]`.
     ///
     /// # Errors
     ///
-    /// If the pattern is none.
+    /// If the pattern is invalid.
     pub fn hide(self, pattern: &str) -> Result<Self, Error> {
-        // Not `$`: there is nothing to expand in it.
+        // The replacement contains no `$` that could be expanded.
         self.replace(pattern, HIDDEN)
     }
 
-    /// Puts `with` in the place of whatever `pattern` matches. In it `$1` or `${name}` is what the group
-    /// matched, and `$$` a dollar.
+    /// Replaces everything that `pattern` matches with `with`, in which `$1` and `${name}` expand to the text of a
+    /// group, and `$$` to a dollar sign.
     ///
     /// # Errors
     ///
-    /// If the pattern is none.
+    /// If the pattern is invalid.
     pub fn replace(mut self, pattern: &str, with: &str) -> Result<Self, Error> {
         let pattern = Regex::new(pattern)
             .map_err(|error| Error::text("the pattern", pattern, 0, error.to_string()))?;
@@ -78,24 +78,25 @@ impl Redaction {
         Ok(self)
     }
 
-    /// Leaves paths as they are, so that editors find the files on the machine that built them.
+    /// Whether to keep paths complete, so that editors find the files on the machine that built them. The default is
+    /// false.
     #[must_use]
     pub fn full_paths(self, full: bool) -> Self {
         Self { full_paths: Some(full), ..self }
     }
 
-    /// What either hides: paths are whole if one says so, and the other does not say that they shall not be.
+    /// Combines both: hides what either hides. Paths are complete if one requests it and the other does not forbid it.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.patterns.extend(other.patterns);
-        let said = [self.full_paths, other.full_paths].into_iter().flatten();
-        Self { full_paths: said.reduce(|one, other| one && other), ..self }
+        let set = [self.full_paths, other.full_paths].into_iter().flatten();
+        Self { full_paths: set.reduce(|one, other| one && other), ..self }
     }
 
     fn has_full_paths(&self) -> bool {
         self.full_paths == Some(true)
     }
 
-    /// Hides what matches one of the patterns of a variable, between which there is a `;`.
+    /// Adds the patterns of a variable, separated by `;`.
     pub(crate) fn hide_all(mut self, variable: &'static str, text: &str) -> Result<Self, Error> {
         for (at, pattern) in split(text) {
             let compiled = Regex::new(pattern)
@@ -120,8 +121,8 @@ impl Redaction {
             return self.apply(path);
         }
         let mut name = Cow::Borrowed(path);
-        // Those that are written for what is shown: looked for once more, unless they would find what they
-        // have written. What hides never does.
+        // Patterns that are written for shortened paths are applied once more afterwards, unless they could match their
+        // own replacement. A pattern that hides text never does.
         let mut again = Vec::new();
         for pattern in &self.patterns {
             let replaced = replaced(pattern, &name);
@@ -138,7 +139,7 @@ impl Redaction {
     }
 }
 
-/// The name, if that changes it. What is hidden is nothing to look into.
+/// The name with the pattern applied, if that changes it. Text that is already hidden is not searched.
 fn replaced((pattern, with): &(Regex, String), name: &str) -> Option<String> {
     let hidden: Vec<_> = name.match_indices(HIDDEN).map(|(at, _)| at..at + HIDDEN.len()).collect();
     let new = pattern.replace_all(name, |found: &Captures<'_>| {
@@ -147,7 +148,7 @@ fn replaced((pattern, with): &(Regex, String), name: &str) -> Option<String> {
         if hidden.iter().any(|hidden| hidden.start <= whole.start() && whole.end() <= hidden.end) {
             text.push_str(whole.as_str());
         } else if !whole.is_empty() {
-            // A pattern that also matches nothing would be found between all letters.
+            // Otherwise a pattern that matches the empty string would match between all characters.
             found.expand(with, &mut text);
         }
         text
@@ -155,31 +156,31 @@ fn replaced((pattern, with): &(Regex, String), name: &str) -> Option<String> {
     (new != name).then(|| new.into_owned())
 }
 
-/// What names are outside of the process.
+/// Names for use outside the process.
 impl Redaction {
-    /// A function, as a programmer writes it or as the linker knows it.
+    /// A function's name or linker name.
     pub(crate) fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
         legible(self.apply(name))
     }
 
-    /// A file of source code.
+    /// The path of a source file.
     pub(crate) fn source<'a>(&self, path: &'a str) -> Cow<'a, str> {
         legible(self.path(path, paths::short_source))
     }
 
-    /// A file of code.
+    /// The path of a mapped file.
     pub(crate) fn code<'a>(&self, path: &'a str) -> Cow<'a, str> {
         legible(self.path(path, paths::short_code))
     }
 
-    /// A span.
+    /// The name of a span.
     pub(crate) fn span<'a>(&self, name: &'a str) -> Cow<'a, str> {
         legible(self.apply(name))
     }
 }
 
-/// Names may come from outside, such as those of spans that are made of a request: in a log none ends its line
-/// or turns its order.
+/// Names may come from outside, such as those of spans for requests. In a log, none may end its line or change the
+/// direction of text.
 fn legible(name: Cow<'_, str>) -> Cow<'_, str> {
     match name {
         Cow::Borrowed(name) => escaped(name),
@@ -187,7 +188,7 @@ fn legible(name: Cow<'_, str>) -> Cow<'_, str> {
     }
 }
 
-/// The patterns in a text and where they begin. What follows a backslash separates nothing.
+/// Splits a text into patterns and their positions. A separator after a backslash does not separate.
 fn split(text: &str) -> Vec<(usize, &str)> {
     let mut patterns = Vec::new();
     let (mut begin, mut is_escaped) = (0, false);
@@ -212,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_matches_is_replaced_wherever_it_is() {
+    fn matches_are_replaced_everywhere() {
         let redaction =
             Redaction::new().hide(r"acme_\w+").unwrap().replace(r"/users/(\d)\d*", "/$1").unwrap();
         assert_eq!(redaction.function("shop::acme_x::acme_y"), "shop::[redacted]::[redacted]");
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_are_for_paths_as_they_are_and_as_they_are_shown() {
+    fn patterns_apply_to_complete_and_shortened_paths() {
         let shown = Redaction::new().hide("^cart/").unwrap();
         assert_eq!(shown.source("/srv/cart/src/x.rs"), "[redacted]src/x.rs");
         let whole = Redaction::new().hide("^/srv/cart/.*").unwrap();
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_replaced_once_also_by_what_matches_itself() {
+    fn a_replacement_that_matches_its_pattern_is_applied_once() {
         let redaction = Redaction::new().replace("cart", "cart-svc").unwrap();
         assert_eq!(redaction.source("/srv/cart/src/x.rs"), "cart-svc/src/x.rs");
         assert_eq!(redaction.source("cart/src/x.rs"), "cart-svc/src/x.rs");
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_shortened_unless_they_shall_not_be() {
+    fn paths_are_shortened_unless_they_are_to_be_complete() {
         let path = "/home/alice/shop/src/x.rs";
         assert_eq!(Redaction::new().source(path), "shop/src/x.rs");
         let full = Redaction::new().full_paths(true);
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_also_matches_nothing_is_found_only_where_there_is_something() {
+    fn a_pattern_that_matches_the_empty_string_replaces_only_text() {
         let redaction = Redaction::new().hide("x*").unwrap();
         assert_eq!(redaction.function("axxb"), "a[redacted]b");
         assert_eq!(Redaction::new().hide(".*").unwrap().function("ab"), "[redacted]");
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_holds_several() {
+    fn a_variable_contains_several_patterns() {
         assert_eq!(split(r"a\w+; b{1,2} ;;c\;d;"), [(0, r"a\w+"), (6, "b{1,2}"), (15, r"c\;d")]);
         assert_eq!(split(r"a\\;b"), [(0, r"a\\"), (4, "b")]);
         assert!(split(" ; ").is_empty());
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern_is_shown() {
+    fn an_invalid_pattern_is_shown_in_the_error() {
         let error = Redaction::new().hide_all("X", r"a\w+; (b").unwrap_err();
         let text = error.to_string();
         assert!(text.starts_with("cannot read X: "), "{text}");

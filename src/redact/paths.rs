@@ -1,17 +1,17 @@
-//! Paths without what they say of the machine that they were made on.
+//! Removes parts of paths that describe the machine on which they were made.
 
 use std::borrow::Cow;
 
-/// Folders of a package.
+/// Source directories of a package.
 const SOURCES: [&str; 4] = ["src", "tests", "examples", "benches"];
-/// How a path begins that names a host.
+/// The prefix of a path with a host name.
 const OF_HOST: &str = r"\\";
 
-/// A file of source code, from its package on, as cargo's `trim-paths` has it: `tokio-1.50.0/src/lib.rs`
-/// wherever the registry is, `/rustc/library/std/src/io/mod.rs` wherever the toolchain is, `shop/src/main.rs`
-/// with the folder of the package but none above it. Of other files the name and its folder.
+/// Shortens the path of a source file, like cargo's `trim-paths`. It begins at the package: `tokio-1.50.0/src/lib.rs`
+/// wherever the registry is, `/rustc/library/std/src/io/mod.rs` wherever the toolchain is, `shop/src/main.rs` with the
+/// package's directory but none above it. Of other files, the name and its directory remain.
 ///
-/// A path that is relative is shown as it is, unless it leads up.
+/// Relative paths are unchanged, unless they contain `..`.
 pub(super) fn short_source(path: &str) -> Cow<'_, str> {
     let is_of_host = path.starts_with(OF_HOST);
     let path = with_slashes(path);
@@ -24,7 +24,7 @@ pub(super) fn short_source(path: &str) -> Cow<'_, str> {
     let is_in_sources = || parts.iter().any(|part| SOURCES.contains(part));
     Cow::Owned(match of_toolchain(parts) {
         Some(rest) => format!("/rustc/{}", rest.join("/")),
-        // What it leads to may be somebody's home.
+        // It may lead into a home directory.
         None if !is_absolute && !is_in_sources() => {
             parts.last().copied().unwrap_or_default().into()
         }
@@ -32,9 +32,9 @@ pub(super) fn short_source(path: &str) -> Cow<'_, str> {
     })
 }
 
-/// A file of code: one that the system has lies where it does everywhere, of others the name is left.
+/// Shortens the path of a mapped file. Files of the system keep their path; of others, only the name remains.
 pub(super) fn short_code(path: &str) -> Cow<'_, str> {
-    // Not all of `/usr`: images build programs in `/usr/src`.
+    // Not all of `/usr`: container images build programs in `/usr/src`.
     const OF_SYSTEM: [&str; 12] = [
         "/usr/lib/",
         "/usr/lib64/",
@@ -56,7 +56,7 @@ pub(super) fn short_code(path: &str) -> Cow<'_, str> {
     }
 }
 
-/// Programs for Linux are built on other systems too.
+/// Programs for Linux are built on other systems, too.
 fn with_slashes(path: &str) -> Cow<'_, str> {
     let is_of_windows = has_drive(path) || path.starts_with(OF_HOST) || path.starts_with("..\\");
     if is_of_windows { path.replace('\\', "/").into() } else { path.into() }
@@ -66,7 +66,7 @@ fn has_drive(path: &str) -> bool {
     matches!(path.as_bytes(), [letter, b':', b'/' | b'\\', ..] if letter.is_ascii_alphabetic())
 }
 
-/// What lies on another machine: `//host/share/...` with slashes. And what is written so and lies on this.
+/// The part below the share of `//host/share/...`. Local paths can have the same prefix.
 fn below_share<'a, 'b>(parts: &'b [&'a str]) -> &'b [&'a str] {
     match parts {
         ["?", rest @ ..] if rest.first().is_some_and(|part| part.ends_with(':')) => rest,
@@ -76,7 +76,7 @@ fn below_share<'a, 'b>(parts: &'b [&'a str]) -> &'b [&'a str] {
     }
 }
 
-/// The parts of a path, without those that say nothing or go back.
+/// Resolves empty parts, `.` and `..`.
 fn normal(path: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     for part in path.split('/') {
@@ -89,7 +89,7 @@ fn normal(path: &str) -> Vec<&str> {
     parts
 }
 
-/// What follows the toolchain's own folder.
+/// The part below the toolchain's directory.
 fn of_toolchain<'a, 'b>(parts: &'b [&'a str]) -> Option<&'b [&'a str]> {
     match parts {
         ["rustc", "library" | "compiler" | "vendor", ..] => parts.get(1..),
@@ -99,14 +99,14 @@ fn of_toolchain<'a, 'b>(parts: &'b [&'a str]) -> Option<&'b [&'a str]> {
     }
 }
 
-/// What follows the last place where those folders are.
+/// The part after the last occurrence of these directories.
 fn after<'a, 'b>(parts: &'b [&'a str], folders: &[&str]) -> Option<&'b [&'a str]> {
     let at = parts.windows(folders.len()).rposition(|window| window == folders)?;
     parts.get(at + folders.len()..).filter(|rest| !rest.is_empty())
 }
 
 fn from_package<'a, 'b>(parts: &'b [&'a str]) -> &'b [&'a str] {
-    // The registry's own folder is named after its host.
+    // The registry's directory is named after its host.
     let registry = after(parts, &["registry", "src"]).and_then(|rest| rest.get(1..));
     let own = || {
         let parts = parts.get(personal(parts)..).unwrap_or_default();
@@ -120,11 +120,11 @@ fn from_package<'a, 'b>(parts: &'b [&'a str]) -> &'b [&'a str] {
         .unwrap_or_else(own)
 }
 
-/// How many folders are somebody's own and never shown.
+/// The number of leading directories that are personal and never shown.
 fn personal(parts: &[&str]) -> usize {
-    // Of a path with a drive, that comes first.
+    // A drive comes first.
     let drive = usize::from(parts.first().is_some_and(|part| part.ends_with(':')));
-    // Also on what is mounted: `/mnt/c/Users/alice/`.
+    // Also in mounted directories: `/mnt/c/Users/alice/`.
     let is_home = |two: &[&str]| matches!(two, ["home" | "Users", name] if !SOURCES.contains(name));
     let folders = parts.get(..parts.len().saturating_sub(1)).unwrap_or_default();
     match folders.windows(2).position(is_home) {
@@ -134,13 +134,13 @@ fn personal(parts: &[&str]) -> usize {
     }
 }
 
-/// Where the package begins that a file is in.
+/// The index at which the package of a file begins.
 fn package(parts: &[&str]) -> usize {
-    // `vendor/tokio/src/lib.rs`, so that it shows whose it is.
+    // Keeps `vendor`, so that a dependency is recognizable: `vendor/tokio/src/lib.rs`.
     if let Some(vendor) = parts.iter().position(|part| *part == "vendor") {
         return vendor;
     }
-    // What a build script wrote: `build/shop-0123456789abcdef/out/rules.rs`.
+    // The output of a build script: `build/shop-0123456789abcdef/out/rules.rs`.
     let out = parts.windows(3).rposition(|window| matches!(window, ["build", _, "out"]));
     if let Some(build) = out {
         return build + 1;
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_begin_with_their_package() {
+    fn source_paths_begin_with_their_package() {
         for (path, short) in [
             (
                 "/home/alice/.cargo/registry/src/index.crates.io-1949cf8c6b5b557f/tokio-1.2.0/src/a/x.rs",
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_program_the_name_is_left_and_libraries_of_the_system_stay() {
+    fn an_executable_keeps_its_name_and_system_libraries_their_path() {
         for (path, short) in [
             ("/home/alice/shop/target/release/shop", "shop"),
             ("/opt/shop/bin/shop", "shop"),
@@ -246,7 +246,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nobody_is_named(
+        fn no_user_name_is_left(
             user in "[a-z]{9}",
             between in proptest::collection::vec("(work|src|vendor|tests|build|out|registry|git|[a-d])", 0..5),
             file in "[a-c]\\.rs",

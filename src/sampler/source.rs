@@ -215,7 +215,7 @@ impl Sampler {
             &counters.samples.dropped_unknown_span,
             &counters.samples.dropped_off_stack,
             &counters.samples.dropped_late,
-            &counters.sampling.sampling.records_malformed,
+            &counters.sampling.records_malformed,
             &counters.sampling.throttled,
         ];
         perf.is_some_and(|perf| !perf.sees_kernel())

@@ -1,4 +1,4 @@
-//! Names of a very file of code.
+//! Build ids of object files.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::sections::build_id_of;
 use crate::unwind::Module;
 
-/// Finds out whether the file can be read. OTLP wants its [`htlhash`], and nothing else does.
+/// Checks that the file can be read. Only OTLP needs its [`htlhash`].
 #[cfg(not(feature = "otlp"))]
 pub(super) fn hash(path: &Path) -> io::Result<Option<String>> {
     File::open(path).map(|_| None)
@@ -23,9 +23,9 @@ pub(super) fn hash(path: &Path) -> io::Result<Option<String>> {
     htlhash(path).map(Some)
 }
 
-/// The hash of a file that OpenTelemetry's conventions call `htlhash`: the first 16 bytes of the
-/// SHA-256 of its first 4096 bytes, its last 4096 bytes, and its length (8 bytes, big-endian), in
-/// hexadecimal. A file shorter than 4096 bytes is taken whole both times.
+/// The hash that OpenTelemetry's conventions call `htlhash`: the first 16 bytes of the SHA-256 of a file's first 4096
+/// bytes, its last 4096 bytes, and its length (8 bytes, big-endian), in hexadecimal. A file shorter than 4096 bytes is
+/// hashed completely both times.
 ///
 /// <https://opentelemetry.io/docs/specs/semconv/registry/attributes/process/>
 #[cfg(feature = "otlp")]
@@ -46,8 +46,8 @@ fn htlhash(path: &Path) -> io::Result<String> {
     Ok(hex(digest.get(..16).unwrap_or_default()))
 }
 
-/// Whether the file is still the one that was loaded. Without a build id we cannot know, and the
-/// path of the program is always right.
+/// Whether the file is still the one that was loaded. Without a build id this is unknown and assumed. The path of the
+/// executable always leads to the right file.
 pub(super) fn is_loaded_file(module: &Module) -> bool {
     match &module.build_id {
         Some(id) if !module.is_program() => {
@@ -58,7 +58,7 @@ pub(super) fn is_loaded_file(module: &Module) -> bool {
     }
 }
 
-/// Two digits a byte.
+/// Two digits per byte.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -86,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn a_short_file_is_taken_whole_both_times() {
+    fn a_short_file_is_hashed_completely_both_times() {
         assert_eq!(hash_of(b"abc"), by_definition(b"abc", b"abc", 3));
         assert_eq!(hash_of(b"abc").len(), 32);
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_an_error() {
+    fn a_missing_file_is_an_error() {
         assert!(htlhash(Path::new("/nowhere/at/all")).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Names of the kernel's functions, where `/proc/kallsyms` gives their addresses.
+//! Names of the kernel's functions, if `/proc/kallsyms` shows their addresses.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead};
@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 
 use crate::sys;
 
-/// The functions of addresses that were asked for.
+/// Functions by address.
 #[derive(Debug, Default)]
 pub(super) struct KernelNames {
-    /// Of the present profile.
+    /// Those of the current profile.
     functions: HashMap<u64, String>,
     table: Option<KernelTable>,
 }
 
-/// After how long it is read again what comes and goes: modules, programs of BPF, and whether we may know
-/// addresses at all.
+/// How long a table is valid for entries that can change: modules, BPF programs, and whether addresses are visible at
+/// all.
 const READ_AGAIN: Duration = Duration::from_secs(60);
 
 impl KernelNames {
-    /// Looks up those of a profile, all at once. The table has 100,000 lines and more, which the kernel takes
-    /// some 50 ms to write: so it is kept if it has no more than `most_bytes`.
+    /// Looks up all addresses of a profile at once. The table has 100,000 lines and more, and the kernel takes some 50
+    /// ms to write it. It is therefore cached if it has at most `most_bytes`.
     pub(super) fn learn(&mut self, addresses: &[u64], most_bytes: u64) {
         self.functions.clear();
         let wanted = || addresses.iter().copied().filter(|address| *address != 0);
@@ -31,11 +31,11 @@ impl KernelNames {
         let is_good = |table: &KernelTable| {
             table.read.elapsed() < READ_AGAIN || wanted().all(|address| table.is_lasting(address))
         };
-        // Where there is no room for the table there are no names.
+        // Without memory for the table, there are no names.
         if sys::address_space_left().is_some_and(|left| left < 4 * ROOM as u64) {
             return;
         }
-        // If that fails now it may not the next time.
+        // The next read may succeed.
         let read = || sys::kernel_symbols().and_then(KernelTable::parse).ok();
         self.table = self.table.take().filter(is_good).or_else(read);
         let Some(table) = &self.table else { return };
@@ -46,25 +46,25 @@ impl KernelNames {
         }
     }
 
-    /// The function's name; `[kernel]` if it is not known.
+    /// The function's name; `[kernel]` if it is unknown.
     pub(super) fn function(&self, address: u64) -> String {
         self.functions.get(&address).map_or_else(|| "[kernel]".to_owned(), String::clone)
     }
 
-    /// How much is held.
+    /// The memory that is held.
     pub(super) fn bytes(&self) -> u64 {
         self.table.as_ref().map_or(0, KernelTable::bytes)
     }
 }
 
-/// What `/proc/kallsyms` says. (Its format: proc_kallsyms(5), and nm(1) for the types.)
+/// The content of `/proc/kallsyms`. (Its format: proc_kallsyms(5), and nm(1) for the types.)
 #[derive(Debug)]
 pub(super) struct KernelTable {
-    /// By address. Of what is no function only as much as to know where one ends.
+    /// Sorted by address. Other symbols are kept only to know where a function ends.
     symbols: Vec<Symbol>,
-    /// Each ends with a line feed.
+    /// Each name ends with a line feed.
     names: String,
-    /// The code that the kernel was built with, which never changes; empty if that is not known.
+    /// The range of the built-in code, which never changes; empty if unknown.
     built_in: Range<u64>,
     read: Instant,
 }
@@ -72,7 +72,7 @@ pub(super) struct KernelTable {
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     address: u64,
-    /// Where its name begins.
+    /// The offset of its name.
     name: u32,
     kind: SymbolKind,
 }
@@ -80,22 +80,22 @@ struct Symbol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SymbolKind {
     Function,
-    /// Of a module, of BPF, or of tracing.
+    /// In a module, BPF program or trampoline.
     OfModule,
     Other,
 }
 
-/// How far behind its start an address is taken to be in a function of a module: the table does not say
-/// where it ends, and between two modules may lie code that is in no table.
+/// How far from its start an address is attributed to a function of a module. The table does not state where functions
+/// end, and there may be code without symbols between two modules.
 const FARTHEST: u64 = 4096;
 
-/// What allocators map by itself, and give back at once: megabytes that come and go would leave holes between
-/// what stays. What is not used of it takes no memory.
+/// Large enough that allocators map it separately and unmap it at once. Otherwise temporary megabytes would leave holes
+/// in the heap. Unused parts take no memory.
 const ROOM: usize = 33 * 1024 * 1024;
 
 impl KernelTable {
     pub(super) fn parse(mut lines: impl BufRead) -> io::Result<Self> {
-        // If there is no such room they grow like others, and where addresses are counted that is as well.
+        // If the reservation fails, the vectors grow as usual; so they do where the address space is limited.
         let (mut symbols, mut names) = (Vec::new(), String::new());
         if sys::address_space_left().is_none() {
             _ = symbols.try_reserve_exact(ROOM / size_of::<Symbol>());
@@ -109,7 +109,7 @@ impl KernelTable {
             }
             line.clear();
         }
-        // Of several at the same address the first function.
+        // Of several symbols at one address, keep the first function.
         let order =
             |symbol: &Symbol| (symbol.address, symbol.kind == SymbolKind::Other, symbol.name);
         table.symbols.sort_unstable_by_key(order);
@@ -120,8 +120,8 @@ impl KernelTable {
         Ok(table)
     }
 
-    /// `ffffffff81000000 T schedule`, and for a module ` [its name]` after that. Zero is what one sees
-    /// who may not know addresses.
+    /// Parses `ffffffff81000000 T schedule`, followed by ` [name]` for a module. The address is zero for readers
+    /// without permission to see addresses.
     fn add(&mut self, line: &str) {
         let mut words = line.split_ascii_whitespace();
         let (Some(address), Some(kind), Some(name)) = (words.next(), words.next(), words.next())
@@ -150,7 +150,7 @@ impl KernelTable {
         }
     }
 
-    /// Whether what is at that address will always be.
+    /// Whether the code at that address never changes.
     fn is_lasting(&self, address: u64) -> bool {
         self.built_in.start > 0 && self.built_in.contains(&address)
     }
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_names_it_is_the_kernel() {
+    fn an_unknown_kernel_function_is_named_kernel() {
         let mut names = KernelNames::default();
         names.learn(&[0, 4096], u64::MAX);
         assert_eq!(names.function(0), "[kernel]");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn names_functions_where_the_system_says_their_addresses() {
+    fn names_functions_if_the_system_shows_their_addresses() {
         let Ok(lines) = sys::kernel_symbols() else { return };
         let mut lines = lines.lines().map(Result::unwrap);
         let Some(line) = lines.find(|line| line.ends_with(" T schedule")) else { return };
@@ -200,10 +200,10 @@ mod tests {
         assert!(names.table.as_ref().unwrap().is_lasting(address + 1));
         let bytes = names.bytes();
         assert!((100_000..100_000_000).contains(&bytes), "{bytes}");
-        // If it may not be held the names are there all the same.
+        // The names are available even if the table may not be cached.
         names.learn(&[address + 2], bytes - 1);
         assert_eq!((names.function(address + 2).as_str(), names.bytes()), (name, 0));
-        assert_eq!(names.function(address + 1), "[kernel]", "of another profile");
+        assert_eq!(names.function(address + 1), "[kernel]", "it belongs to another profile");
     }
 
     const TABLE: &[u8] = b"\
@@ -241,11 +241,11 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_built_in_lasts() {
+    fn only_built_in_code_never_changes() {
         let table = KernelTable::parse(TABLE).unwrap();
         assert!(table.is_lasting(0xffff_ffff_8100_0100));
         assert!(!table.is_lasting(0xffff_ffff_c000_0010));
         let hidden = KernelTable::parse(&b"0000000000000000 T _stext\n"[..]).unwrap();
-        assert!(!hidden.is_lasting(0xffff_ffff_8100_0100), "tomorrow one may know");
+        assert!(!hidden.is_lasting(0xffff_ffff_8100_0100), "addresses may become visible");
     }
 }

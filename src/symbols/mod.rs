@@ -1,4 +1,4 @@
-//! From addresses to functions, inlined functions, files and lines.
+//! Symbolization: functions, inlined functions, files and lines by address.
 
 mod build_id;
 #[cfg(fuzzing)]
@@ -19,27 +19,27 @@ mod symbolizer;
 pub(crate) use build_id::hex;
 pub(crate) use symbolizer::Symbolizer;
 
-/// What of a program's symbols cannot be had, and should be told once.
+/// A problem with symbols that should be reported once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(not(feature = "symbols"), expect(dead_code, reason = "nothing is looked up"))]
 pub(crate) enum Missing {
-    /// The program has no line tables.
+    /// The executable has no line tables.
     LineTables,
     /// A file is not the one that was loaded.
     Replaced(String),
     /// A file cannot be read.
     Unreadable(String, String),
-    /// A file has more debug information than may be held: so many bytes.
+    /// The debug information of a file is larger than the limit; its size in bytes.
     TooLarge(String, u64),
-    /// A file's debug information is compressed in a way that is not known here.
+    /// The debug information of a file has an unsupported compression.
     Compressed(String),
 }
 
-/// Whether symbols are asked for, and how much of them may be held.
+/// Whether to symbolize, and the limit of memory for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SymbolSettings {
-    /// Otherwise profiles have addresses, mappings and build ids alone.
+    /// If false, profiles have only addresses, mappings and build ids.
     pub(crate) names: bool,
-    /// Of debug information and symbol tables, as large as they are in files.
+    /// The limit for debug information and symbol tables, measured as in the files.
     pub(crate) most_bytes: u64,
 }

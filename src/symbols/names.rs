@@ -5,11 +5,11 @@ use std::path::Path;
 
 use crate::profile::{FrameKind, LONGEST_NAME, capped};
 
-/// A symbol as a programmer writes it, and whether it is Rust's.
+/// Demangles a symbol, and returns whether it is Rust's.
 ///
-/// Rust's hash is left out: it says nothing to a reader and splits what belongs together. What a symbol of
-/// some hundred bytes says can be a gigabyte long, since its parts refer to each other: such a function
-/// keeps its mangled name.
+/// The hash of Rust symbols is left out: it means nothing to a reader, and it separates instances of one function.
+/// Because parts of a symbol can refer to each other, a symbol of some hundred bytes can expand to a gigabyte. Such a
+/// function keeps its mangled name.
 pub(super) fn demangle(symbol: &str) -> (String, FrameKind) {
     if symbol.len() > LONGEST_SYMBOL {
         return (capped(symbol).into_owned(), FrameKind::Native);
@@ -29,10 +29,10 @@ pub(super) fn demangle(symbol: &str) -> (String, FrameKind) {
     (capped(symbol).into_owned(), FrameKind::Native)
 }
 
-/// Symbols that are longer are not taken apart.
+/// Longer symbols are not demangled.
 const LONGEST_SYMBOL: usize = 32 * 1024;
 
-/// Text that ends with an error where it becomes longer than a name may be.
+/// Text that returns an error when it becomes longer than a name may be.
 #[derive(Default)]
 struct Capped(String);
 
@@ -52,12 +52,12 @@ impl Write for Capped {
     }
 }
 
-/// Whether a symbol is mangled, and so says the whole path of its function.
+/// Whether a symbol is mangled, so that it contains the function's complete path.
 pub(super) fn is_qualified(symbol: &str) -> bool {
     symbol.starts_with("_R") || symbol.starts_with("_Z")
 }
 
-/// Whether a source file is Rust: an `extern "C"` function has no name that tells.
+/// Whether a source file is Rust. The name of an `extern "C"` function does not show that.
 pub(super) fn is_rust_file(file: &Path) -> bool {
     file.extension().is_some_and(|extension| extension == "rs")
 }
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(demangle("_Znonsense"), ("_Znonsense".into(), FrameKind::Native));
     }
 
-    /// `P<P<P<int, int>, P<int, int>>, ...>`: each level twice the one before.
+    /// `P<P<P<int, int>, P<int, int>>, ...>`: each level is twice as long as the one before.
     fn doubling_cpp(levels: usize) -> String {
         let mut symbol = "_Z1f1PIiiE".to_owned();
         for level in 0..levels {
@@ -102,7 +102,7 @@ mod tests {
         symbol
     }
 
-    /// `f::<((u8, u8), (u8, u8), ...)>` with references back.
+    /// `f::<((u8, u8), (u8, u8), ...)>` with back references.
     fn doubling_rust(levels: usize) -> String {
         let digits = |mut number: usize| {
             const DIGITS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -134,21 +134,21 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_any_length_is_as_long_as_names_may_be() {
+    fn names_are_limited_in_length() {
         assert_eq!(demangle(&doubling_cpp(1)).0, "f(P<int, int>, P<P<int, int>, P<int, int> >)");
         assert_eq!(demangle(&doubling_rust(1)).0, "a::f::<(u8, u8), ((u8, u8), (u8, u8))>");
         for levels in [14, 16, 18, 20] {
             for symbol in [doubling_cpp(levels), doubling_rust(levels)] {
                 let (name, _) = demangle(&symbol);
                 assert!(name.len() <= 4096, "{levels}: {} bytes", name.len());
-                // A part of it says nothing of where the function is.
+                // A part of the name would not identify the function.
                 assert_eq!(name, symbol);
             }
         }
     }
 
     #[test]
-    fn what_would_never_end_ends() {
+    fn exponential_names_are_limited_in_time() {
         for levels in [34, 64, 500] {
             assert!(demangle(&doubling_cpp(levels)).0.starts_with("_Z1f"));
             assert!(demangle(&doubling_rust(levels)).0.starts_with("_RINv"));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rust_file_is_known_by_its_end() {
+    fn a_rust_file_is_recognized_by_its_extension() {
         assert!(is_rust_file(Path::new("/src/main.rs")));
         assert!(!is_rust_file(Path::new("sqlite3.c")));
     }

@@ -1,4 +1,4 @@
-//! Without symbols a profile has addresses, mappings and build ids.
+//! Without the feature `symbols`, profiles have addresses, mappings and build ids.
 
 use std::collections::HashMap;
 use std::sync::Arc;

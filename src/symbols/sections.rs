@@ -1,12 +1,12 @@
-//! What a file has of symbols, before they are read. Nothing is mapped here, and whatever a file says may be
-//! untrue.
+//! The section headers of an object file, checked before its symbols are read. Nothing is mapped here, and the content
+//! of the file is not trusted.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use crate::unwind::build_id_in;
 
-/// Bytes of a file's symbols, as many as there are after decompression.
+/// The size of a file's symbols after decompression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) debug: u64,
@@ -20,22 +20,22 @@ impl Sizes {
     }
 }
 
-/// What the sections of a file are.
+/// What the section headers contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sections {
     pub(super) sizes: Sizes,
-    /// The file that has the debug information instead, and its checksum.
+    /// The name of the separate debug file, and its checksum.
     pub(super) link: Option<(String, u32)>,
-    /// Where the names of sections stand that lead to other files.
+    /// Offsets of the names of sections that refer to other files.
     pub(super) leading_elsewhere: Vec<u64>,
-    /// Debug information is compressed in a way that nobody here can undo: with zstd, for one.
+    /// The debug information has an unsupported compression, such as zstd.
     pub(super) is_unreadable: bool,
 }
 
-/// More sections than a program has.
+/// More sections than any program has.
 const MOST_SECTIONS: u64 = 4096;
 const MOST_NAMES: u64 = 1 << 20;
-/// More notes than a program has.
+/// More notes than any program has.
 const MOST_NOTES: u64 = 64 * 1024;
 const HEADER_BYTES: u64 = 64;
 const SHT_NOBITS: u64 = 8;
@@ -45,9 +45,9 @@ const PT_NOTE: u64 = 4;
 const SYMBOL_TABLES: [&[u8]; 4] = [b".symtab", b".strtab", b".dynsym", b".dynstr"];
 const LEADING_ELSEWHERE: [&[u8]; 3] = [b".gnu_debuglink", b".gnu_debugaltlink", b".debug_sup"];
 
-/// What a file's bytes are read from.
+/// A source of a file's bytes.
 pub(crate) trait ReadAt {
-    /// So many bytes from an offset on, or as many as there are.
+    /// Reads at most `most` bytes at an offset.
     fn read(&self, offset: u64, most: u64) -> io::Result<Vec<u8>>;
 }
 
@@ -69,7 +69,7 @@ impl ReadAt for [u8] {
 }
 
 impl Sections {
-    /// Of an ELF file of 64 bits, little-endian, as it is on all systems that have stacks.
+    /// Parses a 64-bit little-endian ELF file, the only kind on platforms with stacks.
     pub(super) fn of(file: &(impl ReadAt + ?Sized)) -> io::Result<Self> {
         let header = file.read(0, HEADER_BYTES)?;
         let mut sections = Self::default();
@@ -91,7 +91,7 @@ impl Sections {
             }
             let is_debug = name.starts_with(b".debug_") || name.starts_with(b".zdebug_");
             if number(&section, 8, 8) & SHF_COMPRESSED != 0 {
-                // A header of its own says how, and what it is decompressed to.
+                // A separate header states the compression and the decompressed size.
                 let compressed = file.read(offset, 16)?;
                 sections.is_unreadable |=
                     is_debug && number(&compressed, 0, 4) != COMPRESSED_BY_ZLIB;
@@ -114,7 +114,7 @@ impl Sections {
     }
 }
 
-/// A name, zeros up to a multiple of 4 bytes, and a checksum.
+/// Parses a name, padded with zeros to a multiple of 4 bytes, and a checksum.
 fn parse_link(link: &[u8]) -> Option<(String, u32)> {
     let name = text(link, 0);
     let checksum = link.get((name.len() + 1).next_multiple_of(4)..)?.first_chunk()?;
@@ -122,7 +122,7 @@ fn parse_link(link: &[u8]) -> Option<(String, u32)> {
     Some((name.to_owned(), u32::from_le_bytes(*checksum)))
 }
 
-/// The GNU build id that a file has.
+/// The GNU build id of a file.
 pub(super) fn build_id_of(file: &(impl ReadAt + ?Sized)) -> io::Result<Option<Vec<u8>>> {
     let header = file.read(0, HEADER_BYTES)?;
     let (table, entry) = (number(&header, 0x20, 8), number(&header, 0x36, 2));
@@ -139,13 +139,13 @@ pub(super) fn build_id_of(file: &(impl ReadAt + ?Sized)) -> io::Result<Option<Ve
     Ok(None)
 }
 
-/// A little-endian number of up to 8 bytes; what is not there is 0.
+/// A little-endian number of up to 8 bytes; missing bytes are 0.
 fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     let digits = bytes.get(at..).unwrap_or_default().iter().take(length).rev();
     digits.fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// What is there up to a zero.
+/// The text up to a zero byte.
 fn text(bytes: &[u8], at: u64) -> &[u8] {
     let at = usize::try_from(at).unwrap_or(usize::MAX);
     let rest = bytes.get(at..).unwrap_or_default();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_has_none() {
+    fn other_files_have_no_sections() {
         for bytes in [&b""[..], b"\x7fELF", b"hello", b"\x7fELF\x02\x01"] {
             assert_eq!(Sections::of(bytes).unwrap(), Sections::default());
             assert_eq!(build_id_of(bytes).unwrap(), None);

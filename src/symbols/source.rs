@@ -1,6 +1,6 @@
-//! Files of symbols, in a form in which blazesym may map them. It maps what it reads, and whoever overwrites such
-//! a file in place would end the process. So it is given what cannot be overwritten, or not without ending
-//! the program anyhow: the program itself and its libraries, as they are mapped, and of all else copies.
+//! Opens symbol files so that blazesym can map them safely. If a mapped file is overwritten in place, accesses can end
+//! the process. Blazesym therefore only gets files for which that is no additional risk, which are the executable and
+//! its libraries as they are already mapped, and copies of all others.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -13,38 +13,38 @@ use super::sections::{ReadAt, Sections};
 use crate::sys;
 use crate::unwind::Module;
 
-/// What is read of a file.
+/// How much is read of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detail {
     /// Functions, lines and inlined functions.
     All,
-    /// Its symbol table.
+    /// Only the symbol table.
     Functions,
     Nothing,
 }
 
-/// What symbols are read from.
+/// A file from which symbols are read.
 #[derive(Debug)]
 pub(super) struct SymbolFile {
-    /// Needed until it has been opened.
+    /// Needed until blazesym has opened it.
     pub(super) file: File,
     pub(super) detail: Detail,
-    /// Of symbols, and of a copy.
+    /// The size of the symbols, or of the copy.
     pub(super) bytes: u64,
     pub(super) lacks: Option<Lack>,
 }
 
-/// Why not all is read.
+/// Why symbols are incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
-    /// It would be so many bytes.
+    /// They are too large; their size in bytes.
     TooLarge(u64),
-    /// It is compressed in a way that is not known here.
+    /// They have an unsupported compression.
     Compressed,
 }
 
 impl SymbolFile {
-    /// With no more than `free` bytes.
+    /// Opens the symbols of a module, with at most `free` bytes.
     pub(super) fn open(module: &Module, free: u64) -> io::Result<Self> {
         let file = File::open(module.path())?;
         let sections = Sections::of(&file)?;
@@ -52,7 +52,7 @@ impl SymbolFile {
         if let Some((name, checksum)) = &sections.link {
             let candidates = candidates(module, name);
             let mut linked = candidates.iter().filter_map(|path| {
-                // Not what has no end, or blocks.
+                // Skips files that are endless or block.
                 if !path.metadata().ok()?.is_file() {
                     return None;
                 }
@@ -62,7 +62,7 @@ impl SymbolFile {
             });
             match linked.next() {
                 Some(source) if source.detail != Detail::Nothing => return Ok(source),
-                // The file itself can still name its functions.
+                // The file itself can still contain the functions' names.
                 Some(source) => lacks = source.lacks,
                 None => {}
             }
@@ -105,7 +105,7 @@ fn is_mapped(file: &File, module: &Module) -> io::Result<bool> {
     Ok(sys::mapped_file(module.loaded_at(module.start)) == Some(identity))
 }
 
-/// Copies a file into memory, without what leads from there to other files.
+/// Copies a file into memory, without its references to other files.
 fn copy(file: &File, sections: &Sections, most: u64, checksum: Option<u32>) -> io::Result<File> {
     const PART: u64 = 1 << 20;
     let mut copy = sys::memory_file()?;
@@ -116,7 +116,7 @@ fn copy(file: &File, sections: &Sections, most: u64, checksum: Option<u32>) -> i
             break;
         }
         offset += part.len() as u64;
-        // It can grow while it is read.
+        // The file can grow while it is read.
         if offset > most {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
@@ -136,7 +136,7 @@ fn copy(file: &File, sections: &Sections, most: u64, checksum: Option<u32>) -> i
     Ok(copy)
 }
 
-/// Where a file's debug information can be that has this name.
+/// Where the separate debug file of a module can be.
 fn candidates(module: &Module, name: &str) -> Vec<PathBuf> {
     let path = module.path().canonicalize().unwrap_or_else(|_| module.path().to_owned());
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -161,10 +161,10 @@ mod tests {
     #[cfg(not(tracing_profiling_unsupported))]
     use super::*;
 
-    /// Copies are files in memory, which are Linux's.
+    /// Copies are memory files, which only Linux has.
     #[test]
     #[cfg(not(tracing_profiling_unsupported))]
-    fn a_copy_leads_nowhere_and_is_checked() {
+    fn a_copy_has_no_references_and_its_checksum_is_verified() {
         let mut file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| i as u8).collect();
         file.write_all(&bytes).unwrap();
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(copied.read(0, u64::MAX).unwrap(), expected);
         assert!(copy(&file, &sections, 3_000_000, Some(1)).is_err());
         assert!(copy(&file, &sections, 2_999_999, None).is_err());
-        // Whoever shortens the file has not shortened the copy.
+        // Truncating the file does not truncate the copy.
         file.set_len(0).unwrap();
         assert_eq!(copied.metadata().unwrap().len(), 3_000_000);
     }

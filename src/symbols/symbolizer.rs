@@ -1,4 +1,4 @@
-//! Symbolizing with blazesym.
+//! Symbolization with blazesym.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,20 +21,20 @@ use crate::redact::Redaction;
 use crate::sys;
 use crate::unwind::Module;
 
-/// Symbolizes profiles, and remembers what it has read.
+/// Symbolizes profiles, and caches what it has read.
 ///
-/// What it holds grows with the debug information that was looked at, which blazesym maps, and of which it
-/// parses those parts that are asked for: so each file is looked at for its sizes before, and not opened if it
-/// does not fit. Drop it when it has not been used for a while.
+/// Its memory grows with the debug information that was used: blazesym maps it and parses the parts that are needed.
+/// The size of each file is therefore checked first, and a file that does not fit is not opened. The symbolizer should
+/// be dropped when it has not been used for a while.
 pub(crate) struct Symbolizer {
     settings: SymbolSettings,
     blazesym: symbolize::Symbolizer,
-    /// What is read of each file, and how much that is together.
+    /// What is read of each file, and the total size.
     opened: HashMap<FileKey, Opened>,
     held_bytes: u64,
-    /// By path and build id, of the present profile: between two a file may be replaced.
+    /// By path and build id, for the current profile: a file can be replaced between profiles.
     files: HashMap<FileKey, FileState>,
-    /// Addresses of the program that were asked for, and those that had a line.
+    /// Addresses in the executable that were looked up, and how many had a line.
     program_addresses: usize,
     program_lines: usize,
     missing: Vec<Missing>,
@@ -44,7 +44,7 @@ pub(crate) struct Symbolizer {
 /// A file that blazesym has opened.
 #[derive(Clone, Debug)]
 struct Opened {
-    /// The one that it was opened by.
+    /// The path that it was opened by.
     path: PathBuf,
     detail: Detail,
 }
@@ -52,7 +52,7 @@ struct Opened {
 /// Path and build id.
 type FileKey = (PathBuf, Option<Vec<u8>>);
 
-/// So many addresses of the program without a line mean that it has no line tables.
+/// After this number of addresses without a line, the executable is assumed to have no line tables.
 const WITHOUT_LINES: usize = 8;
 
 impl std::fmt::Debug for Symbolizer {
@@ -73,8 +73,8 @@ impl Symbolizer {
             settings,
             opened: HashMap::new(),
             held_bytes: 0,
-            // The functions' names as the linker knows them are exported too. It looks for no other files, and
-            // not again for those that it has.
+            // Linker names are exported, too. Blazesym must not search for other files, nor reload files that it has
+            // opened.
             blazesym: symbolize::Symbolizer::builder()
                 .enable_demangling(false)
                 .enable_auto_reload(false)
@@ -88,8 +88,8 @@ impl Symbolizer {
         }
     }
 
-    /// The profile with functions, files and lines by their public names, and as many samples as take so many
-    /// bytes then.
+    /// The profile with functions, files and lines, all with redacted names, and with as many samples as fit into
+    /// `most_bytes`.
     pub(crate) fn symbolize(
         &mut self,
         profile: &Profile,
@@ -112,7 +112,7 @@ impl Symbolizer {
         symbolized
     }
 
-    /// What was found to be missing since the last call.
+    /// Takes the problems found since the last call.
     pub(crate) fn take_missing(&mut self) -> Vec<Missing> {
         std::mem::take(&mut self.missing)
     }
@@ -122,12 +122,12 @@ impl Symbolizer {
         if let Some(state) = self.files.get(&key) {
             return state.clone();
         }
-        let state = self.look_at(module);
+        let state = self.inspect(module);
         self.files.insert(key, state.clone());
         state
     }
 
-    /// Where a file's symbols are read, and how much of them, decided when it is first asked for.
+    /// How a file's symbols are read. Decided when they are first needed.
     fn opened(&mut self, module: &Module) -> Opened {
         let key = (module.path().to_owned(), module.build_id.clone());
         if let Some(known) = self.opened.get(&key) {
@@ -140,7 +140,7 @@ impl Symbolizer {
 
     fn open(&mut self, module: &Module) -> Opened {
         let held = self.held_bytes.saturating_add(self.kernel.bytes());
-        // Symbols are mapped, and what is made of them is about as much again.
+        // Symbols are mapped, and the parsed data takes about as much again.
         let left = sys::address_space_left().unwrap_or(u64::MAX) / 4;
         let free = self.settings.most_bytes.saturating_sub(held).min(left);
         let name = || module.name.clone();
@@ -157,10 +157,10 @@ impl Symbolizer {
             None => {}
         }
         self.held_bytes += source.bytes;
-        // The number makes it another path than those before: the descriptor may be the same.
+        // The number makes the path unique, because descriptors are reused.
         let path = sys::path_of_open(&source.file, self.opened.len());
         let mut opened = Opened { path, detail: source.detail };
-        // Now, while it leads to the file: blazesym keeps that open, and looks no more where it is.
+        // Opened now, while the path leads to the file. Blazesym keeps it open and does not use the path again.
         if opened.detail == Detail::All
             && let Err(error) = self.look_up(&opened, 0)
         {
@@ -179,7 +179,7 @@ impl Symbolizer {
         self.blazesym.symbolize_single(&found::source::Source::Elf(elf), Input::VirtOffset(address))
     }
 
-    fn look_at(&mut self, module: &Module) -> FileState {
+    fn inspect(&mut self, module: &Module) -> FileState {
         let mut state = FileState { is_usable: true, build_ids: Vec::new() };
         if module.is_vdso {
             return state;
@@ -199,7 +199,7 @@ impl Symbolizer {
             }
         }
         if !self.settings.names {
-            // Nobody misses names that were not asked for.
+            // Missing names do not matter if none were requested.
             self.missing.clear();
         }
         state
@@ -224,7 +224,7 @@ impl Symbolizer {
             Ok(found) => found.into_sym().map(Sym::into_owned),
             Err(error) => {
                 let missing = Missing::Unreadable(module.name.clone(), error.to_string());
-                // What the linker knows can be there all the same.
+                // The symbol table may still be readable.
                 let found = self.look_up(&by_linker, address);
                 let symbol = found.ok().and_then(|found| found.into_sym().map(Sym::into_owned));
                 if !self.missing.contains(&missing) {
@@ -239,8 +239,8 @@ impl Symbolizer {
             self.program_addresses += 1;
             self.program_lines += usize::from(has_line);
         }
-        // Line tables alone know a function by the last part of its path only; the linker knows all of it,
-        // but of functions that were inlined.
+        // Line tables alone contain only the last part of a function's path. The symbol table contains all of it,
+        // except for inlined functions.
         if let Some(symbol) = symbol.as_mut().filter(|symbol| is_all && !is_qualified(&symbol.name))
             && let Ok(found) = self.look_up(&by_linker, address)
             && let Some(linkers) = found.into_sym().filter(|linkers| is_qualified(&linkers.name))
@@ -273,7 +273,7 @@ impl Symbols for WithModules<'_> {
     }
 }
 
-/// The lines of a symbol, the innermost inlined function first.
+/// The lines of a symbol, with the innermost inlined function first.
 fn lines_of(symbol: &Sym<'_>) -> (FrameKind, Vec<SourceLine>) {
     let inlined = symbol.inlined.iter().rev();
     let inlined = inlined.map(|function| (&function.name, function.code_info.as_ref()));

@@ -1,4 +1,4 @@
-//! A flame graph that a browser shows by itself: no network, no other file.
+//! A self-contained flame graph for browsers: no network, no other file.
 
 mod tree;
 
@@ -13,27 +13,26 @@ const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 10.0;
 const ROW: f64 = 18.0;
 const LINE: f64 = 17.0;
-/// Of the monospaced font below.
+/// Width of a character in the monospaced font below.
 const CHARACTER: f64 = 6.9;
 /// Narrower boxes are left out.
 const NARROWEST: f64 = 0.2;
 
-/// Bytes of all boxes: wider ones have room first. No browser shows as many.
+/// Maximum size of all boxes. Wider ones take precedence. No browser can show as many.
 const MOST_BYTES: usize = 8 * 1024 * 1024;
-/// Bytes of a box beside its name and places.
+/// Size of a box without its name and locations.
 const BYTES_A_BOX: usize = 400;
-/// Letters of a name, and names of those that one box stands for.
+/// Maximum characters of a name, and maximum names listed for a folded box.
 const LONGEST_SHOWN: usize = 500;
 const MOST_NAMED: usize = 100;
 
-/// A flame graph of CPU time and waits: the outermost span on top, functions below those that called
-/// them, inlined functions below those that they are part of.
+/// Draws a flame graph of CPU time and waits. The outermost span is on top, functions are below their callers, and
+/// inlined functions below the functions that contain them.
 ///
-/// The width of a box is its time; what was waited for stands below the function that waited, in blue.
-/// The boxes carry their names, places in the source and times
-/// as tooltips; a click zooms, and a search shows the share of what it finds. Boxes that are too narrow to be
-/// seen are left out; if there are more than some ten thousand wider ones, so are the narrowest of these, and
-/// a line says how many.
+/// The width of a box is its time. What a function waited for is below it, in blue. Tooltips show names, source
+/// locations and times; a click zooms, and a search shows the share of its matches. Boxes that are too narrow to be
+/// visible are left out. If more than some ten thousand remain, the narrowest of them are left out as well, and a line
+/// states how many.
 pub fn svg(profile: &Profile) -> String {
     svg_within(profile, MOST_BYTES)
 }
@@ -64,13 +63,13 @@ fn svg_within(profile: &Profile, most_bytes: usize) -> String {
     svg
 }
 
-/// Bytes that a box takes, its name twice in them.
+/// The size of a box, which contains its name twice.
 fn size(name: &str) -> usize {
     let escaped: usize = shown(name).chars().map(|c| Text::escaped(c).map_or(4, str::len)).sum();
     BYTES_A_BOX + 2 * escaped
 }
 
-/// As much of a name as is shown.
+/// The part of a name that is shown.
 fn shown(name: &str) -> Cow<'_, str> {
     match name.char_indices().nth(LONGEST_SHOWN) {
         Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default()).into(),
@@ -214,7 +213,7 @@ impl Boxes<'_> {
     }
 }
 
-/// As much of a name as fits.
+/// The part of a name that fits.
 fn shortened(name: &str, width: f64) -> String {
     let fits = ((width - 6.0) / CHARACTER).max(0.0) as usize;
     if name.chars().count() <= fits {
@@ -226,7 +225,7 @@ fn shortened(name: &str, width: f64) -> String {
     }
 }
 
-/// A color for what a frame is, a little different for each name so that neighbours differ.
+/// A color for the kind of frame, varied by name so that neighbours differ.
 fn color(kind: Option<FrameKind>, name: &str) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in name.bytes() {
@@ -243,11 +242,11 @@ fn color(kind: Option<FrameKind>, name: &str) -> String {
     }
 }
 
-/// Text as XML has it: escaped, and without the characters that XML cannot have.
+/// Escaped XML text, without characters that XML does not allow.
 struct Text<'a>(&'a str);
 
 impl Text<'_> {
-    /// What stands for a character, if not itself.
+    /// The replacement of a character, if it has one.
     fn escaped(character: char) -> Option<&'static str> {
         Some(match character {
             '&' => "&amp;",
@@ -280,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_well_formed_and_shows_what_it_should() {
+    fn is_well_formed_and_shows_titles_notes_and_boxes() {
         let svg = svg(&checkout());
         let document = roxmltree::Document::parse(&svg).unwrap();
         let texts: Vec<_> = document
@@ -334,12 +333,12 @@ mod tests {
         assert_eq!(names[..2], ["request", "… 48 outer calls"]);
         assert_eq!(names.len(), 2 + 12);
         assert_eq!(names.last(), Some(&"f59"));
-        // What is folded is named all the same.
+        // Folded frames are named in the tooltip.
         assert!(svg.contains("\nf0\nf1\n"));
     }
 
     #[test]
-    fn what_has_no_room_is_left_out_and_said_so() {
+    fn boxes_that_do_not_fit_are_left_out_and_counted() {
         for (stacks, frames) in [(1, 1_000), (30, 40), (200, 100)] {
             let profile = super::super::deep::alternating(stacks, frames, 4);
             for most_bytes in [0, 10_000, 100_000, 1_000_000] {
@@ -347,7 +346,7 @@ mod tests {
                 assert!(svg.len() <= most_bytes + 50_000, "{} of {most_bytes}", svg.len());
                 let document = roxmltree::Document::parse(&svg).unwrap();
                 let is_box = |n: &roxmltree::Node<'_, '_>| n.attribute("class") == Some("frame");
-                // Each lies right below another.
+                // Each box is directly below another.
                 let mut depths = vec![];
                 for frame in document.descendants().filter(is_box) {
                     let depth: usize = frame.attribute("data-depth").unwrap().parse().unwrap();
@@ -362,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_cut_to_what_fits() {
+    fn names_are_cut_to_the_width() {
         assert_eq!(shortened("abcdefghij", 100.0), "abcdefghij");
         assert_eq!(shortened("abcdefghij", 48.0), "abcde…");
         assert_eq!(shortened("abcdefghij", 20.0), "");

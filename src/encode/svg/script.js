@@ -55,7 +55,7 @@
     for (const frame of frames) {
       const found = pattern !== '' && looksLike.test(frame.name);
       frame.group.classList.toggle('found', found);
-      // The file lists a box before those below it: each stretch counts once.
+      // The file lists a box before those below it, so overlapping matches count once.
       if (found && frame.x >= counted - SLACK) {
         share += frame.end - frame.x;
         counted = frame.end;

@@ -9,25 +9,25 @@ use crate::profile::{Sample, SampleKind};
 /// A box.
 #[derive(Debug)]
 pub(super) struct Node<'a> {
-    /// How many are around it.
+    /// The number of boxes around it.
     pub(super) depth: usize,
     pub(super) what: What,
     pub(super) share: BoxShare,
-    /// Where the function spent most time, itself or in what it called.
+    /// The locations in the function, or in its callees, with the most time.
     pub(super) places: Vec<Place<'a>>,
-    /// Time of all samples that are drawn to the left of it.
+    /// The time of all samples drawn to its left.
     pub(super) begin_ns: u64,
 }
 
-/// What a box stands for.
+/// What a box represents.
 #[derive(Debug)]
 pub(super) enum What {
     Frame(Frame),
-    /// Calls that follow each other.
+    /// Consecutive calls.
     Folded(Vec<Frame>),
 }
 
-/// What samples add to each of their boxes.
+/// What a sample adds to each of its boxes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BoxShare {
     pub(super) weight_ns: u64,
@@ -52,34 +52,33 @@ impl BoxShare {
     }
 }
 
-/// All boxes that are drawn, and nothing of those that are not. Flat, and walked without recursion: stacks are
-/// as deep as the program likes.
+/// The boxes that are drawn. Flat, and traversed without recursion, because stacks can be arbitrarily deep.
 #[derive(Debug)]
 pub(super) struct Tree<'a> {
-    /// Each after the one that it is in, and in the order of their names, so that a picture does not depend on
-    /// chance.
+    /// Each box comes after the one that contains it, and siblings are in order of their names, so that a picture is
+    /// deterministic.
     pub(super) boxes: Vec<Node<'a>>,
-    /// How many boxes are wide enough, and have no room.
+    /// The number of boxes that are wide enough but do not fit.
     pub(super) left_out: usize,
 }
 
-/// Places shown for one function.
+/// The maximum number of locations shown for a function.
 const MOST_PLACES: usize = 3;
-/// Of the frames that all samples of a span share, the innermost ones that are shown.
+/// The innermost frames that are shown of those that all samples of a span share.
 const SHARED_SHOWN: usize = 12;
 
 /// Which boxes are drawn.
 #[derive(Clone, Copy)]
 pub(super) struct DrawnBoxes<'a> {
-    /// Narrower boxes are not.
+    /// Narrower boxes are not drawn.
     pub(super) narrowest_ns: u64,
-    /// What they may take together,
+    /// The maximum size of all boxes.
     pub(super) most_bytes: usize,
-    /// and what each does, by its name.
+    /// The size of a box, by its name.
     pub(super) bytes: &'a dyn Fn(NameId) -> usize,
 }
 
-/// A box while the samples in it are walked through.
+/// A box whose samples are being traversed.
 struct Open<'a> {
     frame: Frame,
     share: BoxShare,
@@ -87,8 +86,8 @@ struct Open<'a> {
     places: HashMap<Place<'a>, u64>,
 }
 
-/// Walks through all boxes, and tells of each when all is known of it: of the inner ones first. The number is
-/// that of the boxes around it.
+/// Traverses all boxes and calls `close` for each when it is complete, inner boxes first. The number is that of the
+/// boxes around it.
 fn walk<'a>(
     frames: &Frames<'a>,
     with_places: bool,
@@ -119,7 +118,7 @@ fn walk<'a>(
             }
             depth += 1;
         }
-        // A sample that ends here stands to the left of those that go on.
+        // A sample that ends here is drawn to the left of those that continue.
         while open.len() > depth {
             open.pop().into_iter().for_each(|last| close(open.len(), last));
         }
@@ -132,7 +131,7 @@ fn walk<'a>(
 }
 
 impl<'a> Tree<'a> {
-    /// The tree of a profile, without a root: the outermost boxes stand for all of it together.
+    /// Builds the tree of a profile. It has no root; the outermost boxes together represent the profile.
     pub(super) fn of(frames: &Frames<'a>, room: DrawnBoxes<'_>) -> Self {
         let first_left_out = first_left_out(frames, room);
         let mut boxes: Vec<Node<'a>> = Vec::new();
@@ -142,7 +141,7 @@ impl<'a> Tree<'a> {
             if share.weight_ns < room.narrowest_ns {
                 return;
             }
-            // One around a box that is drawn is drawn: it is no narrower and lies further out.
+            // Boxes around a drawn box are drawn, because they are no narrower and further out.
             if first_left_out.is_some_and(|first| rank(share, depth) >= first) {
                 left_out += 1;
                 return;
@@ -158,12 +157,11 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Puts one box in the place of the outer frames that all samples share, in a span or below what they share
-/// otherwise: what the runtime calls before it comes to the span is the same for every span, and would fill a
-/// screen.
+/// Replaces the outer frames that all samples share, in a span or outside spans, with one box. What the runtime calls
+/// before it reaches a span is the same for every span and would fill a screen.
 fn fold_shared(boxes: Vec<Node<'_>>, all_ns: u64) -> Vec<Node<'_>> {
     let mut drawn = Vec::new();
-    // Of the boxes around the next one, from the outside in.
+    // Times of the boxes around the next one, from the outermost.
     let mut around_ns = vec![all_ns];
     let mut rest = boxes.into_iter();
     while let Some(Node { depth, share, begin_ns, .. }) = rest.as_slice().first() {
@@ -193,14 +191,14 @@ fn fold_shared(boxes: Vec<Node<'_>>, all_ns: u64) -> Vec<Node<'_>> {
     drawn
 }
 
-/// Which box has room first: the widest, and of those the outermost.
+/// Precedence of boxes: the widest first, then the outermost.
 type Rank = (Reverse<u64>, usize);
 
 fn rank(share: BoxShare, depth: usize) -> Rank {
     (Reverse(share.weight_ns), depth)
 }
 
-/// The first boxes that there is no room for.
+/// The rank of the first box that does not fit.
 fn first_left_out(frames: &Frames<'_>, room: DrawnBoxes<'_>) -> Option<Rank> {
     let mut by_rank: BTreeMap<Rank, usize> = BTreeMap::new();
     let mut bytes = 0;
@@ -211,7 +209,7 @@ fn first_left_out(frames: &Frames<'_>, room: DrawnBoxes<'_>) -> Option<Rank> {
         let more = (room.bytes)(open.frame.name);
         *by_rank.entry(rank(open.share, depth)).or_default() += more;
         bytes += more;
-        // What comes after the first is none of its concern.
+        // Boxes after the first one that does not fit are irrelevant.
         while let Some(last) = by_rank.last_entry()
             && bytes - last.get() > room.most_bytes
         {

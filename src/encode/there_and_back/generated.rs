@@ -1,4 +1,4 @@
-//! Any profile.
+//! A strategy for arbitrary profiles.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ const PERIOD: u64 = 5_000_000;
 const START: u64 = 1_700_000_000_000_000_000;
 const DURATION: u64 = 1_000;
 
-/// Names and places are few, so that they meet.
+/// There are only few names and locations, so that some are equal.
 #[derive(Clone, Debug)]
 struct Place {
     what: usize,
@@ -58,10 +58,10 @@ fn taken(weights: impl Strategy<Value = u64>) -> impl Strategy<Value = Taken> {
     )
 }
 
-/// Spans by name, the one around them, and whether they have ids.
+/// Spans: the name, the parent, and whether they have ids.
 type Spans = Vec<(u32, Option<usize>, Option<u8>)>;
 
-/// Samples that stand for the same time each, for multiples of it, or for any.
+/// Samples with the same weight, with multiples of it, or with arbitrary weights.
 pub(super) fn any_profile() -> impl Strategy<Value = Profile> {
     let same = Just(PERIOD).boxed();
     let multiple = (1..4_u64).prop_map(|times| times * PERIOD).boxed();

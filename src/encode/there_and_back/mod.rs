@@ -1,5 +1,5 @@
-//! From a profile to OTLP and back, from there to pprof and back: the samples are the same, but for what a
-//! format has no place for. What reads the formats is here and for this alone.
+//! Round trips from a profile to OTLP and back, and on to pprof and back. The samples stay the same, except for what a
+//! format cannot represent. The decoders exist only for these tests.
 
 mod generated;
 mod read_otlp;
@@ -17,7 +17,7 @@ use crate::profile::{FrameKind, Function, Location, Profile, Resource, Sample, S
 /// File, start, end, offset and build ids.
 type InFile = (String, u64, u64, u64, Vec<(String, String)>);
 
-/// A frame, without anything that is only a place in a table.
+/// A frame, without indices of tables.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Frame {
     mapping: Option<InFile>,
@@ -28,7 +28,7 @@ struct Frame {
     is_inferred: bool,
 }
 
-/// Which samples are one.
+/// What identifies a sample.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     is_wait: bool,
@@ -38,7 +38,7 @@ struct Key {
     span: Option<String>,
 }
 
-/// What is said of them: when they were, and what they stand for.
+/// The weights of a sample by time.
 type Times = BTreeMap<u64, u64>;
 
 fn frame(profile: &Profile, location: &Location) -> Frame {
@@ -54,7 +54,7 @@ fn frame(profile: &Profile, location: &Location) -> Frame {
             FrameKind::Rust => "rust",
             FrameKind::Native => "native",
             FrameKind::Kernel => "kernel",
-            // Formats know only that it is not code.
+            // Formats only state that it is not code.
             FrameKind::Wait | FrameKind::Remark => "",
         },
         lines: location.lines.iter().map(line).collect(),
@@ -73,7 +73,7 @@ fn key(profile: &Profile, sample: &Sample) -> Key {
     }
 }
 
-/// All samples of a profile, as far as a format tells them apart.
+/// All samples of a profile, as far as a format distinguishes them.
 fn samples(profile: &Profile, forget: impl Fn(&mut Key)) -> BTreeMap<Key, Times> {
     let mut samples: BTreeMap<Key, Times> = BTreeMap::new();
     for sample in profile.samples() {
@@ -87,23 +87,23 @@ fn samples(profile: &Profile, forget: impl Fn(&mut Key)) -> BTreeMap<Key, Times>
     samples
 }
 
-/// The same, of which only the sums are left.
+/// Only the sums of the samples.
 fn sums(samples: BTreeMap<Key, Times>, is_of: impl Fn(&Key) -> bool) -> BTreeMap<Key, u64> {
     let sums = samples.into_iter().filter(|(key, _)| is_of(key));
     sums.map(|(key, times)| (key, times.values().sum())).collect()
 }
 
-/// OTLP has links by their ids and no names of spans.
+/// OTLP identifies spans by their ids and has no names of them.
 fn without_span(key: &mut Key) {
     key.span = None;
 }
 
-/// pprof has one build id of a mapping without its kind, frames of no kind, and no name of the linker's that is
-/// the other one.
+/// pprof has one build id per mapping, without its kind. Frames have no kind, and a linker's name that equals the name
+/// is left out.
 fn as_in_pprof(key: &mut Key) {
     for frame in &mut key.stack {
         (frame.kind, frame.is_inferred) = ("", false);
-        // A linker's name that says the same is left out.
+        // A linker's name that equals the name is left out.
         for (name, linkers, ..) in &mut frame.lines {
             if linkers.is_empty() {
                 linkers.clone_from(name);
@@ -136,7 +136,7 @@ proptest! {
         if profile.unit_weight_ns().is_some() {
             prop_assert_eq!(before, after);
         } else {
-            // Samples that stand for any times have their sums; waits have theirs in any case.
+            // Samples with arbitrary weights keep their sums. Waits keep their times and weights.
             let of = |samples: BTreeMap<Key, Times>, waits| {
                 samples.into_iter().filter(|(key, _)| key.is_wait == waits).collect::<BTreeMap<_, _>>()
             };

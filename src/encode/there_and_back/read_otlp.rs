@@ -1,4 +1,4 @@
-//! What an OTLP message says.
+//! Decodes an OTLP message.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a pprof file says.
+//! Decodes a pprof file.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -43,7 +43,7 @@ impl Reader {
         let stack = self.profile.add_stack(stack);
         let link = self.link(&sample.label);
         let &[count, cpu, off_cpu] = sample.value.as_slice() else { panic!("three values") };
-        // When they were is not known: all at the beginning.
+        // Times are not encoded: all are set to the start.
         let time_unix_ns = self.profile.start_unix_ns;
         let mut add = |kind, weight: i64| {
             let point = Point { time_unix_ns, weight_ns: weight.unsigned_abs() };
@@ -92,7 +92,7 @@ impl Reader {
 
     fn mapping(&mut self, id: u64, has_lines: bool) -> Option<MappingId> {
         let mapping = *self.message.mapping.get((id as usize).checked_sub(1)?).unwrap();
-        // Otherwise pprof would look for the file.
+        // Otherwise pprof would search for the file.
         assert!(mapping.has_functions || !has_lines);
         let build_id = self.string(mapping.build_id);
         let build_ids = Some(build_id).filter(|id| !id.is_empty()).into_iter();

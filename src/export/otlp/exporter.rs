@@ -1,4 +1,4 @@
-//! The exporter: encodes profiles, and sends them from a thread of its own.
+//! The exporter: encodes profiles and sends them from its own thread.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,56 +21,55 @@ use crate::profile::{Attribute, Profile, Resource, Value};
 use crate::span::{ignore_this_thread, spawn_ignored};
 use crate::sys;
 
-/// Sends profiles to an OpenTelemetry collector, or whatever else takes OTLP.
+/// Sends profiles to an OpenTelemetry collector or another OTLP receiver.
 ///
-/// A layer's profiles wait in a queue of bounded length, from which a thread sends one after the other,
-/// each until the receiver has answered. While the receiver is away no profile
-/// is taken, so that no span is given an id that leads nowhere; or it goes to the
-/// [fallback directory](OtlpBuilder::fallback_directory) and is sent later.
+/// The profiles of a layer wait in a bounded queue. A thread sends them in turn, each after the receiver has answered
+/// the one before. While the receiver is unavailable, kept spans get no profile and no `profile.id`. With a
+/// [fallback directory](OtlpBuilder::fallback_directory), profiles are written there instead and sent later.
 ///
-/// Needs the feature `otlp-http` or `otlp-grpc`. The receiver must speak
+/// Needs the feature `otlp-http` or `otlp-grpc`. The receiver must support
 /// `opentelemetry.proto.profiles.v1development`, which is not stable yet.
 #[derive(Debug)]
 pub struct OtlpExporter {
     pub(super) limits: QueueLimits,
-    /// Of one request, before it is compressed.
+    /// Limit of one request, before compression.
     pub(super) request_bytes: usize,
     pub(super) resource: Option<Resource>,
     pub(super) fallback: Option<Directory>,
-    /// Where the receiver is, to be shown.
+    /// The receiver's address, for display.
     pub(super) endpoint: String,
-    /// Until the thread has it.
+    /// `None` once the thread has it.
     pub(super) transport: Option<Transport>,
     pub(super) link: Option<SenderLink>,
-    /// Of a profile that is exported without a layer.
+    /// Answers to profiles that are exported without a layer.
     pub(super) answers: Option<Receiver<Answer>>,
 }
 
-/// To the thread that sends, which ends with it whatever it does.
+/// The connection to the sending thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct SenderLink {
     messages: mpsc::UnboundedSender<Bytes>,
     _stop: oneshot::Sender<Infallible>,
 }
 
-/// How much thinner a profile is made that does not fit, at most.
+/// The largest divisor for downsampling a profile that does not fit.
 const THINNEST: usize = 1 << 20;
-/// Looking up a name can hang for longer than a request, and cannot be ended.
+/// A name lookup can hang for longer than a request, and cannot be cancelled.
 const MOST_LOOKUPS: usize = 4;
 
 impl OtlpExporter {
-    /// Settings other than those of the environment.
+    /// A builder, for settings other than those of the environment.
     pub fn builder() -> OtlpBuilder {
         OtlpBuilder::default()
     }
 
-    /// The same with a resource, if it was given none.
+    /// Sets the resource if there is none.
     pub(crate) fn with_default_resource(mut self, resource: Resource) -> Self {
         self.resource.get_or_insert(resource);
         self
     }
 
-    /// The message that is sent. A profile that does not fit into one is thinned, and says so.
+    /// The message to send. A profile that does not fit into a request is downsampled and marked.
     fn message(&mut self, profile: &Profile) -> Vec<u8> {
         let resource = self.resource.get_or_insert_with(Resource::from_env);
         let most = self.request_bytes;
@@ -86,7 +85,7 @@ impl OtlpExporter {
     }
 }
 
-/// One sample, and one wait, of so many.
+/// One in `every` samples, and one in `every` waits.
 fn thinned(whole: &Profile, every: usize) -> Profile {
     let count = |profile: &Profile| profile.sample_count() + profile.wait_count();
     let mut profile = whole.clone().thinned(every);
@@ -97,7 +96,7 @@ fn thinned(whole: &Profile, every: usize) -> Profile {
 }
 
 impl Exporter for OtlpExporter {
-    /// Sends it once, and waits for the answer. (A layer does not wait, and repeats what fails.)
+    /// Sends the profile once and waits for the answer. (A layer does not wait, and retries.)
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
         if self.answers.is_none() {
             let (sender, answers) = channel::unbounded();
@@ -132,8 +131,8 @@ impl Remote for OtlpExporter {
         self.limits
     }
 
-    /// The thread has a runtime of its own, so that it does not matter whether the program has one, and nothing that
-    /// is done there is seen by the program's subscriber: requests open spans, too.
+    /// The thread has its own runtime, so the program needs none. Requests open spans, which the program's subscriber
+    /// must not receive.
     fn start(&mut self, answers: Sender<Answer>) -> io::Result<()> {
         let Some(mut transport) = self.transport.take() else { return Ok(()) };
         let (sender, mut messages) = mpsc::unbounded_channel();
@@ -147,9 +146,9 @@ impl Remote for OtlpExporter {
             .on_thread_start(ignore_this_thread)
             .build()?;
         spawn_ignored("profiling-otlp", move || {
-            let nobody = tracing::subscriber::NoSubscriber::default();
-            tracing::subscriber::with_default(nobody, || {
-                // If it panics nobody answers any more, which is heard.
+            let no_subscriber = tracing::subscriber::NoSubscriber::default();
+            tracing::subscriber::with_default(no_subscriber, || {
+                // If this panics, the channel of answers is closed.
                 let work = async move {
                     while let Some(message) = messages.recv().await {
                         _ = answers.send(transport.send(message).await);
@@ -159,7 +158,7 @@ impl Remote for OtlpExporter {
                     tokio::spawn(work);
                     _ = stopped.await;
                 });
-                // Names are looked up on threads that nothing else can end.
+                // Name lookups run on blocking threads, which cannot be cancelled.
                 runtime.shutdown_background();
             });
         })?;
@@ -193,7 +192,7 @@ mod tests {
     use super::*;
     use crate::profile::{Point, ProfileId, SampleKind};
 
-    /// So many samples of one stack, and as many waits.
+    /// `points` samples of one stack, and as many waits.
     fn profile(points: u64) -> Profile {
         let mut profile = Profile::new(ProfileId::for_test(1), 5);
         let remark = profile.add_remark("x");
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_thinned_and_says_so() {
+    fn a_profile_that_does_not_fit_is_downsampled_and_marked() {
         let whole = profile(10_000);
         let alone = exporter(usize::MAX).message(&whole);
         let read = |bytes: &[u8]| proto::ProfilesData::decode(bytes).unwrap();
@@ -229,10 +228,10 @@ mod tests {
                 .string_table
                 .contains(&"profile.thinned_to_fit".to_owned())
         );
-        // The sums are as they were.
+        // The sums are unchanged.
         let profiles = &message.resource_profiles[0].scope_profiles[0].profiles;
         let [on_cpu, off_cpu] = &profiles[..] else { panic!("two") };
-        // (Where all stand for the same time there is a time for each and no value, else each is its time.)
+        // (If all samples have the same weight, there are timestamps and no values; otherwise each value is a weight.)
         let values = |profile: &proto::Profile| -> i64 {
             let times = profile.samples.iter().map(|sample| sample.timestamps_unix_nano.len());
             match profile.samples.iter().flat_map(|sample| &sample.values).sum() {
@@ -244,12 +243,12 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_made_no_smaller_is_sent_as_it_is() {
+    fn a_profile_that_cannot_shrink_is_sent_unchanged() {
         assert!(exporter(1).message(&profile(3)).len() > 1);
     }
 
     #[test]
-    fn it_names_the_fallback_directory_only() {
+    fn the_directory_is_the_fallback_directory() {
         assert_eq!(exporter(1).directory(), None);
         let builder = OtlpExporter::builder().fallback_directory("/profiles");
         let exporter = builder.build_with(&|_| Ok(None)).unwrap();

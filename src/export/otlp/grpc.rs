@@ -1,4 +1,4 @@
-//! By gRPC.
+//! OTLP over gRPC.
 
 use std::error::Error as StdError;
 use std::pin::Pin;
@@ -29,8 +29,8 @@ const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.Prof
 
 /// A server that speaks gRPC.
 ///
-/// Over the same client as HTTP, and not over tonic's own: that is to be used without TLS only as long as
-/// nobody in the program turns tonic's feature for it on.
+/// Uses the same client as HTTP rather than tonic's transport, which can be used without TLS only while no crate in the
+/// program enables tonic's TLS feature.
 pub(super) struct Grpc {
     client: Client<Connector, Body>,
     connector: Connector,
@@ -66,7 +66,7 @@ impl Grpc {
         let mut request = tonic::Request::new(encoded);
         *request.metadata_mut() = MetadataMap::from_headers(self.headers.clone());
         request.set_timeout(timeout);
-        // Always: the client connects when it is used.
+        // Always succeeds: the client connects on first use.
         _ = service.ready().await;
         let path = PathAndQuery::from_static(METHOD);
         let status = match service.server_streaming(request, path, Encoded).await {
@@ -80,11 +80,11 @@ impl Grpc {
     }
 }
 
-/// As much as is read of an answer.
+/// The maximum number of bytes that are read of an answer.
 const MOST_ANSWER_BYTES: usize = 64 * 1024;
 
-/// The client, which keeps the message of an answer apart: tonic sees the status alone. It would say of a message
-/// that it cannot read, or that is too long for it, that the request has failed, as if the server had.
+/// A client that separates the message of an answer, so that tonic handles only the status. For a message that is
+/// malformed or too long, tonic would report a failed request, as if the server had failed.
 struct Apart {
     client: Client<Connector, Body>,
     message: Arc<Mutex<Vec<u8>>>,
@@ -103,7 +103,7 @@ impl Service<http::Request<Body>> for Apart {
         let (response, message) = (self.client.request(request), Arc::clone(&self.message));
         Box::pin(async move {
             let mut response = response.await?;
-            // Of what tonic does not see.
+            // It describes the message, which tonic does not receive.
             response.headers_mut().remove("grpc-encoding");
             Ok(response.map(|body| StatusAlone { body: Body::new(body), message }))
         })
@@ -140,8 +140,8 @@ impl http_body::Body for StatusAlone {
     }
 }
 
-/// Whether it is compressed, its length, and itself. What makes no sense says nothing: it is the status that
-/// counts.
+/// Parses a message: the compression flag, the length, and the content. A malformed one is ignored, because only the
+/// status counts.
 fn read(message: &[u8]) -> ExportProfilesServiceResponse {
     let Some(([0, length @ ..], rest)) = message.split_first_chunk::<5>() else {
         return ExportProfilesServiceResponse::default();
@@ -151,7 +151,7 @@ fn read(message: &[u8]) -> ExportProfilesServiceResponse {
     ExportProfilesServiceResponse::decode(message).unwrap_or_default()
 }
 
-/// Requests that are bytes already.
+/// Requests that are already encoded.
 struct Encoded;
 
 impl Codec for Encoded {
@@ -183,7 +183,7 @@ impl Decoder for Encoded {
     type Item = ();
     type Error = Status;
 
-    /// There is none.
+    /// There are no messages.
     fn decode(&mut self, _: &mut DecodeBuf<'_>) -> Result<Option<()>, Status> {
         Ok(None)
     }
@@ -194,7 +194,7 @@ fn answer(status: &Status) -> Answer {
         "" => status.code().to_string(),
         message => format!("{}: {message}", status.code()),
     };
-    // It did not come from the server.
+    // The error is local, not the server's.
     if let Some(source) = status.source() {
         return Answer::unheard(whole(source));
     }
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_retried_as_the_protocol_says() {
+    fn codes_are_retried_as_the_specification_requires() {
         for (code, is_retried) in [
             (Code::Cancelled, true),
             (Code::Unknown, false),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_server_is_asked_again_when_it_says_when() {
+    fn the_retry_delay_of_a_server_is_used() {
         let delay = Duration::from_millis(1500);
         for (code, delay) in [(Code::ResourceExhausted, delay), (Code::Unavailable, delay)] {
             let details = ErrorDetails::with_retry_info(Some(delay));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_makes_no_sense_says_nothing() {
+    fn a_malformed_response_is_ignored() {
         let nothing = ExportProfilesServiceResponse::default();
         for message in [
             b"".as_slice(),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_transport_says_is_not_the_servers_word() {
+    fn a_transport_error_is_not_an_answer_of_the_server() {
         let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "refused");
         let mut status = Status::unknown("transport error");
         status.set_source(std::sync::Arc::new(refused));

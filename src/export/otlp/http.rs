@@ -1,4 +1,4 @@
-//! By HTTP, with protobuf in the body.
+//! OTLP over HTTP, with protobuf in the body.
 
 use std::io::Write;
 use std::time::{Duration, SystemTime};
@@ -20,9 +20,9 @@ use super::transport::{Connector, client, whole};
 use crate::export::{Answer, Never};
 
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
-/// As much as is read of an answer.
+/// The maximum number of bytes that are read of an answer.
 const MOST_ANSWER_BYTES: usize = 64 * 1024;
-/// As much as is said of an answer that is text.
+/// The maximum number of characters that are shown of a text answer.
 const MOST_SHOWN_CHARS: usize = 200;
 
 /// A server that speaks HTTP.
@@ -55,7 +55,7 @@ impl Http {
         self.client = client(&self.connector, false);
     }
 
-    /// Nothing, if no answer has begun by then.
+    /// Returns `None` if no answer has begun before the deadline.
     pub(super) async fn send(&self, message: Bytes, deadline: Instant) -> Option<Answer> {
         let body = match self.compression {
             Compression::None => message,
@@ -71,7 +71,7 @@ impl Http {
         };
         let (head, body) = response.into_parts();
         let body = Limited::new(body, MOST_ANSWER_BYTES).collect();
-        // The status has said it all: what does not come, or is too much, is left out.
+        // The status is sufficient: a body that is late or too long is ignored.
         let body = timeout_at(deadline, body).await.ok().and_then(Result::ok);
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         Some(if head.status.is_success() {
@@ -84,15 +84,15 @@ impl Http {
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::default());
-    // Into memory, which does not fail.
+    // Writing to memory does not fail.
     _ = encoder.write_all(bytes);
     encoder.finish().unwrap_or_default()
 }
 
 fn answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
-    let problem = match said(headers, body) {
-        said if said.is_empty() => status.to_string(),
-        said => format!("{status}: {said}"),
+    let problem = match server_message(headers, body) {
+        server_message if server_message.is_empty() => status.to_string(),
+        server_message => format!("{status}: {server_message}"),
     };
     match status {
         StatusCode::TOO_MANY_REQUESTS
@@ -117,7 +117,7 @@ fn answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
     }
 }
 
-/// Seconds, or the time of a day that is not over yet.
+/// Seconds, or a date that is in the future.
 fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse() {
         return Some(Duration::from_secs(seconds));
@@ -125,9 +125,9 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     httpdate::parse_http_date(text.trim()).ok()?.duration_since(now).ok()
 }
 
-/// What the server says in its body: a `google.rpc.Status`, or text.
-fn said(headers: &HeaderMap, body: &[u8]) -> String {
-    /// As much of it as anybody can read.
+/// The message in the body: that of a `google.rpc.Status`, or text.
+fn server_message(headers: &HeaderMap, body: &[u8]) -> String {
+    /// The readable part of it.
     #[derive(Clone, PartialEq, Message)]
     struct Status {
         #[prost(string, tag = "2")]
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_retried_as_the_protocol_says() {
+    fn codes_are_retried_as_the_specification_requires() {
         for status in [429, 502, 503, 504] {
             let Answer::NotNow { after: None, problem } = of(status, None) else {
                 panic!("{status}")
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_says_when() {
+    fn retry_after_is_used() {
         let Answer::NotNow { after, .. } = of(503, Some("7")) else { panic!("not now") };
         assert_eq!(after, Some(Duration::from_secs(7)));
         let now = httpdate::parse_http_date("Sat, 21 Nov 2026 08:51:00 GMT").unwrap();
@@ -202,6 +202,6 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, PROTOBUF);
         // Field 1: the code 3. Field 2: the message.
-        assert_eq!(said(&headers, b"\x08\x03\x12\x07no room"), "no room");
+        assert_eq!(server_message(&headers, b"\x08\x03\x12\x07no room"), "no room");
     }
 }

@@ -1,4 +1,4 @@
-//! Profiles over the network: OTLP by gRPC or HTTP.
+//! Profiles over the network: OTLP over gRPC or HTTP.
 
 mod exporter;
 #[cfg(feature = "otlp-grpc")]
@@ -14,7 +14,7 @@ pub use exporter::OtlpExporter;
 pub(crate) use settings::has_endpoint;
 pub use settings::{Compression, OtlpBuilder, Protocol};
 
-/// What servers answer, with every byte made up: the first is the status, the second says how long the header is.
+/// Fuzzes the answers of servers: the first byte is the status, the second the length of the header.
 #[cfg(all(fuzzing, feature = "otlp-grpc", feature = "otlp-http"))]
 pub fn fuzz_answers(bytes: &[u8]) {
     let [status, length, rest @ ..] = bytes else { return };
@@ -23,5 +23,5 @@ pub fn fuzz_answers(bytes: &[u8]) {
     grpc::fuzz(*status, header, body);
 }
 
-/// What servers are told that we are.
+/// The `user-agent` of requests.
 const USER_AGENT: &str = concat!(env!("CARGO_PKG_NAME"), "/", env!("CARGO_PKG_VERSION"));

@@ -1,4 +1,4 @@
-//! How an exporter is set up: in code, and by the variables of OpenTelemetry.
+//! Settings of an OTLP exporter: in code, and by OpenTelemetry's environment variables.
 
 use std::env;
 use std::fmt;
@@ -16,18 +16,18 @@ use crate::error::Error;
 use crate::export::{Directory, QueueLimits};
 use crate::profile::Resource;
 
-/// How profiles are sent.
+/// The transport of OTLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Protocol {
     /// gRPC; needs the feature `otlp-grpc`.
     Grpc,
-    /// Protobuf in the body of a `POST`; needs the feature `otlp-http`.
+    /// Protobuf in the body of an HTTP `POST`; needs the feature `otlp-http`.
     HttpProtobuf,
 }
 
 impl Protocol {
-    /// The one that is there; the one that OpenTelemetry recommends, if both are.
+    /// The enabled protocol; if both are, the one that OpenTelemetry recommends.
     const DEFAULT: Self = if cfg!(feature = "otlp-http") { Self::HttpProtobuf } else { Self::Grpc };
 
     const fn default_endpoint(self) -> &'static str {
@@ -40,14 +40,14 @@ impl Protocol {
     const NAMES: [(&str, Self); 2] = [("grpc", Self::Grpc), ("http/protobuf", Self::HttpProtobuf)];
 }
 
-/// Whether requests are compressed.
+/// The compression of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compression {
-    /// They are not.
+    /// No compression.
     #[default]
     None,
-    /// By gzip.
+    /// Gzip.
     Gzip,
 }
 
@@ -55,7 +55,7 @@ impl Compression {
     const NAMES: [(&str, Self); 2] = [("gzip", Self::Gzip), ("none", Self::None)];
 }
 
-/// A setting's variable for profiles, and the one for all signals.
+/// The variable for profiles, and the one for all signals.
 #[derive(Clone, Copy)]
 struct VariableNames {
     profiles: &'static str,
@@ -84,15 +84,15 @@ const CLIENT_CERTIFICATE: VariableNames = names!("CLIENT_CERTIFICATE");
 #[cfg(feature = "otlp-tls")]
 const CLIENT_KEY: VariableNames = names!("CLIENT_KEY");
 
-/// In errors, for what may be a secret.
+/// Replaces a value that may be a secret in errors.
 const HIDDEN: &str = "...";
 const HTTP_PATH: &str = "/v1development/profiles";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longer is as good as never, and gRPC has no number for it.
+/// Longer is as good as no timeout, and gRPC cannot represent it.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-/// What gRPC servers take at most, if nobody has set them otherwise.
+/// The default limit of gRPC servers.
 const MOST_REQUEST_BYTES: usize = 4 * 1024 * 1024;
-/// Headers by which a request is read. Another value would make it unreadable.
+/// Headers that define how a request is parsed. Other values would make it unreadable.
 const OURS: [HeaderName; 8] = [
     header::CONNECTION,
     header::CONTENT_ENCODING,
@@ -107,10 +107,10 @@ const DEFAULT_QUEUE_PROFILES: usize = 512;
 const DEFAULT_QUEUE_BYTES: usize = 16 * 1024 * 1024;
 const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Makes an [`OtlpExporter`].
+/// Builds an [`OtlpExporter`].
 ///
-/// What is not set here is what the variables of OpenTelemetry say: `OTEL_EXPORTER_OTLP_PROFILES_*`, and
-/// where these are not set `OTEL_EXPORTER_OTLP_*`.
+/// Settings that are not made here come from OpenTelemetry's variables: `OTEL_EXPORTER_OTLP_PROFILES_*`, else
+/// `OTEL_EXPORTER_OTLP_*`.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -149,26 +149,26 @@ pub struct OtlpBuilder {
 }
 
 impl OtlpBuilder {
-    /// By which protocol. If nobody says, `http/protobuf`, or gRPC if the feature `otlp-http` is off.
+    /// The protocol. The default is `http/protobuf`, or gRPC if the feature `otlp-http` is off.
     pub fn protocol(mut self, protocol: Protocol) -> Self {
         self.protocol = Some(protocol);
         self
     }
 
-    /// Where the receiver is; `http://localhost:4318` by default, and `:4317` for gRPC. To HTTP
-    /// `/v1development/profiles` is appended.
+    /// The base URL of the receiver. The default is `http://localhost:4318`, or `http://localhost:4317` for gRPC. For
+    /// HTTP, `/v1development/profiles` is appended.
     pub fn endpoint(mut self, base: impl Into<String>) -> Self {
         self.endpoint = Some(base.into());
         self
     }
 
-    /// The same as a whole: nothing is appended.
+    /// The complete URL of the receiver: nothing is appended.
     pub fn profiles_endpoint(mut self, url: impl Into<String>) -> Self {
         self.profiles_endpoint = Some(url.into());
         self
     }
 
-    /// Headers of each request, beside those of the variables. Values are taken as they are.
+    /// Headers of each request, in addition to those of the variables. Values are not percent-decoded.
     pub fn headers<N: Into<String>, V: Into<String>>(
         mut self,
         headers: impl IntoIterator<Item = (N, V)>,
@@ -178,28 +178,27 @@ impl OtlpBuilder {
         self
     }
 
-    /// How long the receiver may take to answer; 10 seconds by default.
+    /// The timeout of a request. The default is 10 seconds.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Whether requests are compressed; they are not by default.
+    /// The compression of requests. The default is none.
     pub fn compression(mut self, compression: Compression) -> Self {
         self.compression = Some(compression);
         self
     }
 
-    /// A file with the certificates, as PEM, of which one must have signed the receiver's. Those of the
-    /// system by default. Needs the feature `otlp-tls`.
+    /// A PEM file with the root certificates to trust for the receiver. The default is the system's. Needs the feature
+    /// `otlp-tls`.
     #[cfg(feature = "otlp-tls")]
     pub fn certificate(mut self, file: impl Into<PathBuf>) -> Self {
         self.certificate = Some(file.into());
         self
     }
 
-    /// Files, as PEM, with the certificates by which the receiver knows us, and with their key. Needs the
-    /// feature `otlp-tls`.
+    /// PEM files with the client certificate chain and its private key. Needs the feature `otlp-tls`.
     #[cfg(feature = "otlp-tls")]
     pub fn client_certificate(
         mut self,
@@ -210,48 +209,48 @@ impl OtlpBuilder {
         self
     }
 
-    /// What the process is. Give the same to the tracer provider. By default what `OTEL_SERVICE_NAME` and
-    /// `OTEL_RESOURCE_ATTRIBUTES` say.
+    /// The resource of the profiles. Give the same one to the tracer provider. The default is taken from
+    /// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
     pub fn resource(mut self, resource: impl Into<Resource>) -> Self {
         self.resource = Some(resource.into());
         self
     }
 
-    /// Where profiles go while the receiver is away, or has no room: as files, which a
-    /// [`Directory`](super::super::Directory) writes. They are sent when the receiver is back, and stay
-    /// where they are as long as the directory has room. Without it, kept spans get no profile meanwhile.
+    /// The directory to which profiles are written while the receiver is unavailable or has no room. A
+    /// [`Directory`](super::super::Directory) writes them. They are sent when the receiver is available again, and stay
+    /// in the directory as long as it has room. Without a fallback, kept spans get no profile in the meantime.
     pub fn fallback_directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.fallback = Some(path.into());
         self
     }
 
-    /// How long requests may fail before the receiver counts as away; 10 seconds by default. Until then
-    /// profiles are taken and wait.
+    /// How long requests may fail before the receiver is considered unavailable. The default is 10 seconds. Until then,
+    /// profiles are queued.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
         self
     }
 
-    /// How many profiles may wait to be sent, and how many bytes of them; 512 and 16 MiB by default. When
-    /// they are full, spans are kept without profiles, or those go to the fallback directory.
+    /// The maximum number of queued profiles, and their maximum size in bytes. The defaults are 512 and 16 MiB. When
+    /// the queue is full, spans are kept without a profile, or profiles go to the fallback directory.
     pub fn queue(mut self, profiles: usize, bytes: usize) -> Self {
         self.queue = Some((profiles, bytes));
         self
     }
 
-    /// How large a request may be before it is compressed; 4 MiB by default, which is what gRPC servers
-    /// take. A larger profile is thinned.
+    /// The maximum size of a request before compression. The default is 4 MiB, the default limit of gRPC servers. A
+    /// larger profile is downsampled.
     pub fn request_bytes(mut self, bytes: usize) -> Self {
         self.request_bytes = Some(bytes);
         self
     }
 
-    /// The exporter. Nothing is connected yet, and no thread is started.
+    /// Builds the exporter. It does not connect or start a thread yet.
     ///
     /// # Errors
     ///
-    /// If a setting, here or in a variable, makes no sense: an endpoint that is no URL, a protocol that
-    /// there is not or whose feature is off, a certificate that cannot be read.
+    /// If a setting, here or in a variable, is invalid: an endpoint that is not a URL, a protocol that is unknown or
+    /// whose feature is off, a certificate that cannot be read.
     pub fn build(self) -> Result<OtlpExporter, Error> {
         self.build_with(&|name| match env::var(name) {
             Ok(value) => Ok(Some(value)),
@@ -260,7 +259,7 @@ impl OtlpBuilder {
         })
     }
 
-    /// The same from any source of variables; an error is a value that is not Unicode.
+    /// Like [`build`](Self::build), from any source of variables. An error is a value that is not valid Unicode.
     pub(crate) fn build_with(self, variables: &Variables<'_>) -> Result<OtlpExporter, Error> {
         let transport = Transport::new(self.resolve(variables)?)?;
         let (profiles, bytes) = self.queue.unwrap_or((DEFAULT_QUEUE_PROFILES, DEFAULT_QUEUE_BYTES));
@@ -287,7 +286,7 @@ impl OtlpBuilder {
         })?;
         if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
             let problem = format!(
-                "it has a user in it; use {}=authorization=Basic%20... for that, or `headers`",
+                "it contains a user; use {}=authorization=Basic%20... or `headers` instead",
                 HEADERS.all
             );
             return Err(Error::otlp(name, HIDDEN, problem));
@@ -345,7 +344,7 @@ impl OtlpBuilder {
         is_there.then_some(protocol).ok_or_else(|| unsupported(name, text, PROTOCOL, problem))
     }
 
-    /// The URL to which profiles are sent, and what it comes from.
+    /// The URL for profiles, and the name of its setting.
     fn resolve_endpoint(
         &self,
         protocol: Protocol,
@@ -360,16 +359,17 @@ impl OtlpBuilder {
                 None => (SET, protocol.default_endpoint().to_owned(), false),
             },
         };
-        // Behind these nothing can be appended.
+        // Nothing can be appended after these.
         if !is_whole && text.contains(['?', '#']) {
-            let problem = format!("a base has no `?` and no `#`; {} may", ENDPOINT.profiles);
+            let problem =
+                format!("a base URL must not contain `?` or `#`; {} may", ENDPOINT.profiles);
             return Err(Error::otlp(name, HIDDEN, problem));
         }
         let url = match protocol {
             Protocol::HttpProtobuf if is_whole => text,
             Protocol::HttpProtobuf => format!("{}{HTTP_PATH}", text.trim_end_matches('/')),
             Protocol::Grpc if text.contains("://") => text,
-            // gRPC also takes an address alone.
+            // gRPC also accepts an address without a scheme.
             Protocol::Grpc => {
                 let found = choose(variables, INSECURE, &[("true", true), ("false", false)])?;
                 let is_insecure = found.is_some_and(|(_, is_insecure)| is_insecure);
@@ -382,7 +382,7 @@ impl OtlpBuilder {
     fn resolve_headers(&self, variables: &Variables<'_>) -> Result<HeaderMap, Error> {
         let mut headers = HeaderMap::new();
         if let Some((name, text)) = get(variables, HEADERS)? {
-            // The text may hold secrets: it is in no error.
+            // The text may contain secrets, so errors do not show it.
             let wrong = || {
                 Error::setting(name, HIDDEN, "name=value,name=value, with values percent-encoded")
             };
@@ -407,7 +407,7 @@ impl OtlpBuilder {
     fn resolve_timeout(&self, variables: &Variables<'_>) -> Result<Duration, Error> {
         if let Some(timeout) = self.timeout {
             let is_any = !timeout.is_zero();
-            let error = || Error::setting("the timeout", "0", "more than nothing");
+            let error = || Error::setting("the timeout", "0", "more than zero");
             return is_any.then_some(timeout).ok_or_else(error);
         }
         let Some((name, text)) = get(variables, TIMEOUT)? else { return Ok(DEFAULT_TIMEOUT) };
@@ -420,7 +420,7 @@ impl OtlpBuilder {
 
 impl fmt::Debug for OtlpBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Headers and URLs can hold secrets.
+        // Headers and URLs can contain secrets.
         f.debug_struct("OtlpBuilder")
             .field("protocol", &self.protocol)
             .field("timeout", &self.timeout)
@@ -430,14 +430,14 @@ impl fmt::Debug for OtlpBuilder {
     }
 }
 
-/// A file, and the variable that names it: the one for all signals, if it was named in code.
+/// A file and the variable for it: the one for all signals, if it was set in code.
 #[cfg(feature = "otlp-tls")]
 pub(super) struct File {
     pub(super) name: &'static str,
     pub(super) path: PathBuf,
 }
 
-/// What everything together says.
+/// The resolved settings.
 pub(super) struct Settings {
     pub(super) protocol: Protocol,
     pub(super) uri: Uri,
@@ -453,7 +453,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// The names of the variables, for what is wrong where no file is named.
+    /// The names of the variables, for errors without a file.
     #[cfg(feature = "otlp-tls")]
     pub(super) const CERTIFICATE: &str = CERTIFICATE.all;
     #[cfg(feature = "otlp-tls")]
@@ -461,7 +461,7 @@ impl Settings {
     #[cfg(feature = "otlp-tls")]
     pub(super) const CLIENT_KEY: &str = CLIENT_KEY.all;
 
-    /// Where that is, without what nobody else is to see.
+    /// The endpoint without parts that may be secret.
     pub(super) fn shown_endpoint(&self) -> String {
         let authority = self.uri.host().unwrap_or_default();
         let port = self.uri.port().map(|port| format!(":{port}")).unwrap_or_default();
@@ -471,16 +471,16 @@ impl Settings {
     }
 }
 
-/// The variables of the process, or others in a test.
+/// The variables of the process, or those of a test.
 pub(crate) type Variables<'a> = dyn Fn(&'static str) -> Result<Option<String>, String> + 'a;
 
-/// A setting that is not empty, and the name of its variable.
+/// The first value that is not empty, and the name of its variable.
 fn get(
     variables: &Variables<'_>,
     names: VariableNames,
 ) -> Result<Option<(&'static str, String)>, Error> {
     for name in [names.profiles, names.all] {
-        // It may be the headers.
+        // It may contain headers.
         let value = variables(name).map_err(|_| Error::setting(name, HIDDEN, "UTF-8"))?;
         let value = value.map(|value| value.trim().to_owned());
         if let Some(value) = value.filter(|value| !value.is_empty()) {
@@ -490,7 +490,7 @@ fn get(
     Ok(None)
 }
 
-/// Which of these words a variable has, and the variable's name.
+/// The value of a variable as one of two words, and the variable's name.
 fn choose<T: Copy>(
     variables: &Variables<'_>,
     names: VariableNames,
@@ -504,8 +504,8 @@ fn choose<T: Copy>(
     Ok(Some((name, *value)))
 }
 
-/// Whether there is a host, and behind it nothing, or a colon and a port: of any other number `http` says
-/// that there is none, and the request would go to port 80.
+/// Whether there is a host, followed by nothing or by a colon and a valid port. For an invalid port, `http` reports
+/// none, and the request would go to port 80.
 fn has_sound_port(uri: &Uri) -> bool {
     let host = uri.host().unwrap_or_default();
     let rest = uri.authority().and_then(|authority| authority.as_str().strip_prefix(host));
@@ -517,19 +517,20 @@ fn has_sound_port(uri: &Uri) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port))
 }
 
-/// A URL in an error: not if there may be a password or a key in it.
+/// A URL in an error, unless it may contain a password or a key.
 fn shown(url: &str) -> &str {
     if url.contains(['@', '?', '#']) { HIDDEN } else { url }
 }
 
-/// Whether the environment says where profiles are to be sent.
+/// Whether the environment sets an endpoint for profiles.
 pub(crate) fn has_endpoint(
     variables: impl Fn(&'static str) -> Result<Option<String>, String>,
 ) -> Result<bool, Error> {
     Ok(get(&variables, ENDPOINT)?.is_some())
 }
 
-/// A value that other signals may well know: of what is set for all of them it says how to set ours.
+/// An error for a value that other signals may support. If it is set for all signals, the error names the variable for
+/// profiles.
 fn unsupported(name: &'static str, text: &str, names: VariableNames, problem: &str) -> Error {
     let alone = format!("{problem}; for profiles alone, set {}", names.profiles);
     Error::otlp(name, text, if name == names.all { &alone } else { problem })
@@ -564,7 +565,7 @@ mod tests {
 
     #[cfg(feature = "otlp-http")]
     #[test]
-    fn the_path_is_appended_to_a_base_and_to_nothing_else() {
+    fn the_path_is_appended_to_a_base_url_only() {
         assert_eq!(uri(&[]), "http://localhost:4318/v1development/profiles");
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:1/base/");
         assert_eq!(uri(&[all]), "http://all:1/base/v1development/profiles");
@@ -579,7 +580,7 @@ mod tests {
 
     #[cfg(feature = "otlp-grpc")]
     #[test]
-    fn grpc_takes_an_address_alone_and_has_no_path() {
+    fn grpc_accepts_a_bare_address_and_has_no_path() {
         let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317");
         let insecure = ("OTEL_EXPORTER_OTLP_INSECURE", "TRUE");
@@ -593,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_percent_decoded_and_those_of_profiles_win() {
+    fn headers_are_percent_decoded_and_the_variable_for_profiles_wins() {
         let all = ("OTEL_EXPORTER_OTLP_HEADERS", "a=1,b=of%20all");
         let own = ("OTEL_EXPORTER_OTLP_PROFILES_HEADERS", " authorization = Basic%20dTpw%3D , x=y");
         let headers = |builder: OtlpBuilder, variables: &[_]| {
@@ -633,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn malformed_values_are_reported_with_their_variable() {
         for (name, value, expected) in [
             ("PROTOCOL", "http/json", "expected grpc or http/protobuf"),
             ("PROFILES_ENDPOINT", "not a url", "expected a URL"),
@@ -706,14 +707,14 @@ mod tests {
             assert!(error.starts_with(&name), "{error}");
             assert!(!error.contains("secret") && !error.contains("cret@"), "{error}");
         }
-        // What is not UTF-8.
+        // A value that is not valid UTF-8.
         let lossy = |_: &'static str| Err("authorization=secret\u{fffd}".to_owned());
         let error = OtlpBuilder::default().build_with(&lossy).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("secret"), "{error}");
     }
 
     #[test]
-    fn behind_the_colon_of_the_host_must_be_a_port() {
+    fn the_port_of_an_endpoint_must_be_valid() {
         let resolved = |name: &str, url: &str| {
             resolve(&OtlpBuilder::default(), &[(name, url)]).map(|settings| settings.uri)
         };
@@ -760,7 +761,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_in_the_endpoint_is_refused_with_what_to_do() {
+    fn a_user_in_the_endpoint_is_refused_with_advice() {
         for name in ["ENDPOINT", "PROFILES_ENDPOINT"] {
             let name = format!("OTEL_EXPORTER_OTLP_{name}");
             let variable = (name.as_str(), "http://me:secret@host:1/p");
@@ -784,7 +785,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_signals_know_names_the_variable_for_profiles() {
+    fn an_unsupported_value_for_all_signals_names_the_variable_for_profiles() {
         for (rest, value) in [("PROTOCOL", "http/json"), ("COMPRESSION", "zstd")] {
             let all = format!("OTEL_EXPORTER_OTLP_{rest}");
             let own = format!("OTEL_EXPORTER_OTLP_PROFILES_{rest}");
@@ -801,26 +802,26 @@ mod tests {
     }
 
     #[test]
-    fn no_time_at_all_is_refused() {
+    fn a_timeout_of_zero_is_refused() {
         let error = resolve(&OtlpBuilder::default().timeout(Duration::ZERO), &[]).err().unwrap();
         assert!(error.contains("the timeout"), "{error}");
     }
 
     #[cfg(feature = "otlp-tls")]
     #[test]
-    fn only_files_that_end_are_read() {
+    fn only_regular_files_of_limited_size_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let large = folder.path().join("large.pem");
         std::fs::File::create(&large).unwrap().set_len(2 * 1024 * 1024).unwrap();
         let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
-        let files = [(path(&large), "more than"), (path(folder.path()), "no regular file")];
-        let endless = [("/dev/zero".to_owned(), "no regular file")];
+        let files = [(path(&large), "larger than"), (path(folder.path()), "not a regular file")];
+        let endless = [("/dev/zero".to_owned(), "not a regular file")];
         for (file, expected) in files.into_iter().chain(endless) {
             for names in [CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY] {
                 for name in [names.profiles, names.all] {
                     let get = |asked: &str| match asked {
                         _ if asked == name => Ok(Some(file.clone())),
-                        // What the one that is tried needs beside it.
+                        // The other setting that this one needs.
                         _ if asked == CLIENT_KEY.all && name.contains("CLIENT_CERT") => {
                             Ok(Some("/nowhere/key.pem".to_owned()))
                         }

@@ -1,4 +1,4 @@
-//! Certificates.
+//! TLS certificates.
 
 use std::fmt;
 use std::fs;
@@ -14,24 +14,25 @@ use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use super::settings::{File, Protocol, Settings};
 use crate::error::Error;
 
-/// More is no certificate that anybody meant.
+/// A larger file is not a certificate.
 const MOST_BYTES: u64 = 1024 * 1024;
-/// The variable by which OpenSSL, and so what reads the certificates of the system, is told of a file.
+/// The variable for OpenSSL's certificate file, which the loader of system certificates also uses.
 const SYSTEMS: &str = "SSL_CERT_FILE";
 
-/// What is needed to connect. The certificates of the system are read only if there is any use for them.
+/// The client configuration. The system's certificates are read only if they are needed.
 pub(super) fn config(settings: &Settings, is_https: bool) -> Result<ClientConfig, Error> {
-    // Not the provider of the process: nobody may have chosen one.
+    // Not the process's default provider: none may be installed.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder =
-        builder.map_err(|error| Error::otlp("TLS", "its versions of the protocol", error))?;
+        builder.map_err(|error| Error::otlp("the TLS configuration", "default", error))?;
     let builder = match &settings.certificate {
         Some(file) => trust(builder, file)?,
         None if is_https => {
             systems_is_readable().and_then(|()| builder.with_native_roots()).map_err(|error| {
-                let problem = format!("{error}; name a file with those that are to be trusted");
+                let problem =
+                    format!("{error}; set it to a PEM file with the certificates to trust");
                 Error::otlp(Settings::CERTIFICATE, "not set", problem)
             })?
         }
@@ -75,7 +76,7 @@ fn trust(
     Ok(builder.with_root_certificates(roots))
 }
 
-/// All that are in a file, of which there must be one.
+/// All certificates in a file; there must be at least one.
 fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, Error> {
     let text = read(&file.path).map_err(|error| unreadable(file, &pem::Error::Io(error)))?;
     match CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>() {
@@ -85,26 +86,26 @@ fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, Error> {
     }
 }
 
-/// A file as a whole, if it has an end.
+/// Reads a regular file.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    // Before it is opened, which may wait for somebody to write.
+    // Checked before opening, which could block on a FIFO.
     if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut text = Vec::new();
     fs::File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut text)?;
     if text.len() as u64 > MOST_BYTES {
-        return Err(io::Error::other("it has more than 1 MiB"));
+        return Err(io::Error::other("it is larger than 1 MiB"));
     }
     Ok(text)
 }
 
-/// Whether what the variable for the certificates of the system names has an end, too.
+/// Checks that the system's certificate file, if set by the variable, is a regular file, too.
 fn systems_is_readable() -> io::Result<()> {
     let Some(path) = std::env::var_os(SYSTEMS) else { return Ok(()) };
     match fs::metadata(path) {
         Ok(file) if !file.is_file() => {
-            Err(io::Error::other(format!("{SYSTEMS} names no regular file")))
+            Err(io::Error::other(format!("{SYSTEMS} is not a regular file")))
         }
         _ => Ok(()),
     }
@@ -112,7 +113,7 @@ fn systems_is_readable() -> io::Result<()> {
 
 fn unreadable(file: &File, error: &pem::Error) -> Error {
     let problem = match error {
-        pem::Error::NoItemsFound => "there is none in that file, as PEM".to_owned(),
+        pem::Error::NoItemsFound => "the file contains no PEM item of that kind".to_owned(),
         pem::Error::Io(error) => format!("it cannot be read: {error}"),
         error => format!("it cannot be read: {error:?}"),
     };

@@ -1,4 +1,4 @@
-//! One request, and what became of it.
+//! Sends one request and returns the answer.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -20,16 +20,16 @@ pub(super) type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
 #[cfg(not(feature = "otlp-tls"))]
 pub(super) type Connector = HttpConnector;
 
-/// As much as is said of what a server says.
+/// The maximum number of characters that are shown of a server's message.
 const MOST_SHOWN_CHARS: usize = 400;
 
 impl Answer {
-    /// Nothing was heard from it.
+    /// No answer was received.
     pub(super) fn unheard(problem: String) -> Self {
         Self::NotNow { after: None, problem }
     }
 
-    /// The same with words that can go into a log: a server can say anything.
+    /// Makes the texts safe for a log, because a server can return anything.
     pub(super) fn in_a_line(self) -> Self {
         match self {
             Self::Accepted { rejected, message } => {
@@ -40,7 +40,7 @@ impl Answer {
         }
     }
 
-    /// What goes into the log is one line.
+    /// Checks that the texts fit into one log line.
     #[cfg(fuzzing)]
     pub(super) fn check(&self) {
         let (Self::Accepted { message: text, .. }
@@ -63,16 +63,16 @@ enum Kind {
     Http(super::http::Http),
 }
 
-/// How to reach the server.
+/// A connection to the server.
 pub(super) struct Transport {
     kind: Kind,
     timeout: Duration,
-    /// Where that is, to be shown.
+    /// The server's address, for display.
     pub(super) endpoint: String,
 }
 
 impl Transport {
-    /// Connects to nothing yet.
+    /// Does not connect yet.
     pub(super) fn new(settings: Settings) -> Result<Self, Error> {
         let connector = connector(&settings)?;
         let (timeout, endpoint) = (settings.timeout, settings.shown_endpoint());
@@ -81,14 +81,14 @@ impl Transport {
             Protocol::Grpc => Kind::Grpc(super::grpc::Grpc::new(settings, connector)),
             #[cfg(feature = "otlp-http")]
             Protocol::HttpProtobuf => Kind::Http(super::http::Http::new(settings, connector)),
-            // Which is no other, for settings are only made for protocols that are there.
+            // Unreachable: settings exist only for enabled protocols.
             #[cfg(not(all(feature = "otlp-grpc", feature = "otlp-http")))]
             other => return Err(Error::otlp("the protocol", &format!("{other:?}"), "not there")),
         };
         Ok(Self { kind, timeout, endpoint })
     }
 
-    /// Sends that message, and waits for the answer as long as the server may take.
+    /// Sends a message and waits for the answer until the timeout.
     pub(super) async fn send(&mut self, message: Bytes) -> Answer {
         let deadline = tokio::time::Instant::now() + self.timeout;
         let sent = match &self.kind {
@@ -101,7 +101,7 @@ impl Transport {
             Kind::Http(http) => http.send(message, deadline).await,
         };
         let answer = sent.unwrap_or_else(|| {
-            // The connection may be dead without anybody having said so.
+            // The connection may be dead without an error.
             self.reconnect();
             Answer::unheard(format!("no answer in {:?}", self.timeout))
         });
@@ -124,7 +124,7 @@ impl fmt::Debug for Transport {
     }
 }
 
-/// A client that connects when it is used, and again when that is lost.
+/// A client that connects on first use, and again after the connection is lost.
 pub(super) fn client<B>(connector: &Connector, is_http2: bool) -> Client<Connector, B>
 where
     B: http_body::Body + Send,
@@ -151,18 +151,18 @@ fn connector(_: &Settings) -> Result<Connector, Error> {
     Ok(HttpConnector::new())
 }
 
-/// A line of bounded length.
+/// A single line of bounded length.
 fn shown(text: &str) -> String {
     text.chars().filter(|c| !disturbs(*c)).take(MOST_SHOWN_CHARS).collect()
 }
 
-/// An error with all that lies below it.
+/// An error with all its sources.
 pub(super) fn whole(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {
         let cause = error.to_string();
-        // Some repeat theirs.
+        // Some errors repeat their source.
         if !text.contains(&cause) {
             text = format!("{text}: {cause}");
         }
