@@ -1,4 +1,4 @@
-//! Looks at threads between rounds.
+//! Scans of threads between rounds.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use super::waits::{IDLE_LOOK, LOOK, LookResult, Looker, next_look};
 use crate::stats::Counters;
 use crate::sys;
 
-/// A wake-up takes some 16 µs, and a look at a thread a fifth to one; together 1 % of a core or a little more.
+/// A wake-up takes some 16 µs and scanning a thread 0.2 to 1 µs: together 1 % of a core or a little more.
 const SOONEST: Duration = Duration::from_millis(1);
 const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
-/// For how long threads are armed in one look: it takes some 150 µs each.
+/// How long one scan may spend on arming threads, which takes some 150 µs each.
 const MOST_ARMING: Duration = Duration::from_millis(5);
-/// So many threads are armed anew at once because of another rate: no more than can be in one look.
+/// How many threads may be rearmed at another rate in one scan. More would not fit into [`MOST_ARMING`].
 const MOST_CHANGING: usize = 16;
 
 pub(super) fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> {
@@ -21,9 +21,9 @@ pub(super) fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> 
 }
 
 impl Collector {
-    /// How long until the next look at threads that may be waiting.
+    /// How long until the next scan for blocked threads.
     pub(super) fn look_interval(&self) -> Duration {
-        // Where a look at a thread is a system call, all of them together may take 1 % of the time.
+        // Where scanning a thread takes a system call, all scans together may take 1 % of the time.
         const A_THREAD: Duration = Duration::from_micros(100);
         let by_clock = self.sampled.iter().filter(|sampled| sampled.is_looked_at_by_clock());
         let least = u32::try_from(by_clock.count()).map_or(LOOK, |count| A_THREAD * count);
@@ -34,7 +34,7 @@ impl Collector {
         self.look_interval().saturating_sub(self.looked.elapsed())
     }
 
-    /// Looks at threads in profiled spans: whether the spans are old by now, and whether the threads wait.
+    /// Scans threads in profiled spans: whether the spans are old by now, and whether the threads are blocked.
     pub(super) fn look_at_threads(&mut self) {
         self.looked = Instant::now();
         if std::mem::take(&mut self.hooks_wake) && !self.engine.spans.looks_late() {
@@ -62,12 +62,12 @@ impl Collector {
             source: &self.source,
         };
         let mut changing = 0;
-        // Not always the same first: there may not be time for all.
+        // Starts at a different thread each time, as there may not be time for all.
         let first = self.first_look.checked_rem(self.sampled.len()).unwrap_or(0);
         self.first_look = self.first_look.wrapping_add(7);
         let (later, sooner) = self.sampled.split_at_mut(first);
         for sampled in sooner.iter_mut().chain(later) {
-            // Meanwhile the rings of others fill.
+            // The rings of other threads fill while threads are armed.
             look.may_arm = may_arm && self.looked.elapsed() < MOST_ARMING;
             look.may_change = look.may_arm && changing < MOST_CHANGING;
             let was_unarmed = sampled.is_unarmed();
@@ -82,13 +82,14 @@ impl Collector {
             }
             if sampled.is_unarmed() {
                 let left = sampled.recording.old_at().saturating_sub(now);
-                // Of one that was not armed although it is old it is known since when.
+                // An old thread that could not be armed is checked again at the usual interval, or at once if only
+                // this scan ran out of time.
                 let is_known = left == 0 && (look.may_arm || !may_arm);
                 let left = if is_known { LOOK } else { Duration::from_nanos(clock.ns(left)) };
                 until_old = until_old.min(left);
             }
         }
-        // To arm a thread takes no less time where there are fewer samples, and is not what the rate is lowered for.
+        // Arming a thread costs the same at any sampling rate, so it does not count towards lowering the rate.
         let armed = sys::thread_cpu_ns();
         if has_armed && let Some(took) = passed(start, armed) {
             self.arming.spend(took);
@@ -109,7 +110,7 @@ impl Collector {
                     LookResult::StillWaiting { waited_ns } => waited_ns,
                 };
                 is_in_span |= seen != LookResult::OutsideSpans;
-                // Who is in none may be in one at any time, which is to be seen before it is old.
+                // A thread in no span may enter one at any time, and must be found before that span is old.
                 let next = match seen {
                     LookResult::OutsideSpans if sampled.is_young() => young_look,
                     _ => {
@@ -129,8 +130,8 @@ impl Collector {
         }
     }
 
-    /// If the next look is late, who enters an old span, and could be sampled, wakes us. Not while nobody may be armed, and
-    /// not again within so short a time: then the next look is not late.
+    /// If the next scan is late, lets a thread that enters an old span wake the collector. Not while no thread may be
+    /// armed. If a hook woke the collector within the last scan interval, scans early instead.
     fn let_hooks_wake(&mut self, may_arm: bool) {
         let is_late = may_arm && self.look_interval() > LOOK && !self.sampled.is_empty();
         let is_soon = self.woken.is_some_and(|woken| woken.elapsed() < LOOK);
@@ -141,7 +142,7 @@ impl Collector {
         self.engine.spans.set_looks_late(self.hooks_wake);
     }
 
-    /// What looks at threads that wait.
+    /// Runs `action` with a [`Looker`] that borrows from the collector.
     fn with_looker<R>(
         &mut self,
         now_ns: u64,

@@ -31,15 +31,15 @@ use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
 
-/// How long a kept span waits for its root to close, and for others of its tree to be kept too.
+/// How long a kept span waits for its root to close, and for other spans of its tree to be kept.
 const LINGER: Duration = Duration::from_secs(2);
-/// After how long without a profiled span a thread is disarmed.
+/// A thread that was in no profiled span for this long is disarmed and forgotten.
 const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
-/// How often the clock's rate is measured anew.
+/// How often the clock's rate is measured again.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The thread that drains the rings.
+/// The collector's state.
 pub(super) struct Collector {
     pub(super) engine: Arc<Engine>,
     pub(super) source: Sampler,
@@ -51,53 +51,53 @@ pub(super) struct Collector {
     pub(super) pending: Pending,
     pub(super) sampled: Vec<Sampled>,
     pub(super) round: u64,
-    /// Spans that closed after the last round had begun.
+    /// Spans that closed after the last round began.
     pub(super) closed: Vec<SpanKey>,
     refined: Instant,
     introduced: bool,
-    /// Who waits for the end.
+    /// Callers that wait for the end.
     at_end: Vec<FlushRequest>,
     stack: Stack,
-    /// A copy of one.
+    /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
     has_told_of_signal: bool,
     deadly: DeadlyCalls,
     pub(super) captures: Captures,
     pub(super) arming: Share,
-    /// Of samples and of context switches, of all threads together.
+    /// The allowance of samples and context switches of all threads together.
     pub(super) allowance: Allowance,
-    /// What threads had that have ended since it was last asked.
+    /// What threads have used that ended since the last scan.
     pub(super) unspent: Spent,
-    /// What threads were armed with, and may still look at.
+    /// Armings that have ended but that their threads may still read.
     closed_armings: Vec<Arc<Arming>>,
-    /// Whether there is one of which the next round can let go.
+    /// Whether the next round can end an arming.
     pub(super) can_close: bool,
-    /// With which thread the next look begins.
+    /// The thread at which the next scan starts.
     pub(super) first_look: usize,
-    /// How soon it is, as far as the last one says.
+    /// The interval until the next scan, as the last one determined it.
     pub(super) look_interval: Duration,
     pub(super) looked: Instant,
-    /// Whether a hook may wake us for a look, and when one last did.
+    /// Whether a hook may wake the collector for a scan, and when one last did.
     pub(super) hooks_wake: bool,
     pub(super) woken: Option<Instant>,
-    /// [`IDLE`], but in tests.
+    /// [`IDLE`], except in tests.
     pub(super) idle: Duration,
-    /// Whether the last look saw one there.
+    /// Whether the last scan found a thread in a profiled span.
     pub(super) is_in_span: bool,
     pub(super) overdue: Overdue,
     pub(super) budget: SamplingBudget,
-    /// CPU time that reading samples took, which there is less of where they are fewer.
+    /// CPU time of reading samples, which falls with the sampling rate.
     reading_ns: u64,
-    /// For profiles until they are exported.
+    /// Memory for profiles that have not been exported yet.
     room: Room,
-    /// When it was last said that the rate is lowered.
+    /// When the lowered rate was last logged.
     told_of_rate: Option<Instant>,
     pub(super) shed: Shed,
-    /// When it was last said that nothing is sampled for it.
+    /// When load shedding was last logged.
     told_of_shed: Option<Instant>,
 }
 
-/// What a round was asked to do besides.
+/// The commands that a round has received.
 #[derive(Default)]
 struct Asked {
     acknowledge: Vec<FlushRequest>,
@@ -164,7 +164,7 @@ impl Collector {
         }
     }
 
-    /// `begins` is dropped when all is open that is from the beginning.
+    /// Drops `begins` once all files that are needed from the start are open.
     pub(super) fn run(mut self, begins: Sender<()>) {
         let run = || {
             self.source.keep_on();
@@ -172,17 +172,17 @@ impl Collector {
             drop(begins);
             let mut is_broken = false;
             while self.step() {
-                // Files of ours are closed: what is promised is made, and that is the end.
+                // The program has closed the layer's files: makes the profiles that are due, then stops.
                 if !self.poller.files().are_ours() && !std::mem::replace(&mut is_broken, true) {
                     self.engine.shutdown_later();
                 }
             }
         };
-        // Nothing here should panic; if it does, the host must not notice more than silence.
+        // Nothing here should panic. If it does, the program loses its profiles and nothing else.
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
         let is_broken = !self.poller.files().are_ours();
-        // First: from then on no thread is armed.
+        // First: no thread is armed from here on.
         self.source.end();
         let new = self.source.take_new();
         self.take_in(new);
@@ -207,7 +207,7 @@ impl Collector {
         _ = self.jobs.send(Job::Stop(std::mem::take(&mut self.at_end)));
     }
 
-    /// Sleeps until there is something to do, and does it. False when all has ended.
+    /// Sleeps until there is work, and does it. Returns false at the end.
     fn step(&mut self) -> bool {
         let sleep = self.sleep();
         let start = Instant::now();
@@ -234,7 +234,7 @@ impl Collector {
         self.do_rounds()
     }
 
-    /// Does what there is to do. False when all has ended.
+    /// Runs rounds until there is no more work. Returns false at the end.
     pub(super) fn do_rounds(&mut self) -> bool {
         loop {
             let (asked, again) = self.do_round();
@@ -251,32 +251,31 @@ impl Collector {
         }
     }
 
-    /// Threads that were armed.
+    /// Adds newly sampled threads.
     fn take_in(&mut self, new: Vec<Arc<SampledThread>>) {
         let pace = self.limits.pace;
         let begin = |recording| Sampled::new(recording, pace);
         self.sampled.extend(new.into_iter().map(begin));
     }
 
-    /// Nothing to wait for means to sleep until somebody wakes us: a process in which no profiled
-    /// span is open has no wake-ups of ours, once its threads are disarmed.
+    /// How long to sleep, or `None` to sleep until woken. A process without an open profiled span has no wake-ups
+    /// once its threads are disarmed.
     pub(super) fn sleep(&self) -> Option<Duration> {
         let linger = self.engine.keeper.next_ripe(LINGER);
         let idle = (!self.sampled.is_empty()).then_some(self.idle);
-        // Whether the signal of timers is still ours must be asked.
+        // The signal of the timers must be checked regularly: the program may replace its handler.
         let signal = self.source.has_timers().then_some(REFINE_INTERVAL);
-        // Of a thread that is in a span the looks at waits will tell.
+        // Open spans are checked only while a thread is in a span or a span is watched.
         let is_open = self.is_in_span || self.watches_spans();
         let overdue = self.until_overdue().filter(|_| is_open);
         let soonest = linger.into_iter().chain(idle).chain(signal);
         soonest.chain(overdue).min()
     }
 
-    /// One look at everything. Returns what was asked for, and whether another round must follow
-    /// at once.
+    /// Runs one round. Returns the commands, and whether another round must follow at once.
     ///
-    /// What has closed before a round begins is complete when it ends: all its marks and samples
-    /// were written before. So profiles are made only of epochs that are ended at the beginning.
+    /// A span that closes before a round begins is complete when it ends: all its intervals and samples have been
+    /// written. Profiles are therefore made only of epochs that are ended at the beginning of the round.
     fn do_round(&mut self) -> (Asked, bool) {
         self.round += 1;
         let asked = self.take_commands();
@@ -290,11 +289,11 @@ impl Collector {
 
         let entered = self.drain_all();
         if has_new {
-            // They are about to enter a span.
+            // These threads are about to enter a span.
             self.look_interval = LOOK;
         }
-        // A span is made known before its first mark is written, so those that the marks just
-        // read belong to are among these.
+        // A span is registered before its first interval is written, so these events include the spans of all
+        // intervals that were just read.
         let closed_since = self.take_notices();
         self.closed.extend(closed_since);
 
@@ -330,7 +329,7 @@ impl Collector {
             match command {
                 Command::Flush(waiting) => asked.acknowledge.push(waiting),
                 Command::Shutdown(waiting) => {
-                    // What is promised from here on could not be kept.
+                    // A profile that is promised from here on could not be made.
                     self.engine.keeper.end();
                     asked.acknowledge.extend(waiting);
                     asked.end = true;
@@ -340,7 +339,7 @@ impl Collector {
         asked
     }
 
-    /// Learns of spans; returns those that have closed.
+    /// Registers spans. Returns those that have closed.
     fn take_notices(&mut self) -> impl Iterator<Item = SpanKey> + use<> {
         let mut closed = Vec::new();
         while let Some(notice) = self.engine.spans.take_notice() {
@@ -369,7 +368,7 @@ impl Collector {
         let engine = Arc::clone(&self.engine);
         let end = |root| {
             engine.keeper.end_epoch(root, |epoch| {
-                // All spans that are in it are known then.
+                // Registers all spans of the epoch first.
                 let closed_since = self.take_notices();
                 self.closed.extend(closed_since);
                 self.taken(epoch)
@@ -378,8 +377,8 @@ impl Collector {
         roots.filter_map(end).collect()
     }
 
-    /// How many samples of spans that are open the profile of an epoch takes that ends now: if these are kept later,
-    /// they list this profile, and are promised only what is left.
+    /// How many samples of each open span are in the profile of an epoch that ends now. If the span is kept later, it
+    /// lists this profile, and its own profile is expected to have only the rest.
     fn taken(&self, epoch: &Epoch) -> HashMap<SpanKey, u64> {
         let kept = epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
         let mut around = self.pending.enclosing(&kept);
@@ -392,13 +391,13 @@ impl Collector {
         known.is_some_and(|known| self.engine.spans.is_open(known.id, span))
     }
 
-    /// Reads every ring. Returns the spans that threads are in.
+    /// Drains every ring. Returns the spans that threads are in.
     fn drain_all(&mut self) -> HashSet<SpanKey> {
         if !self.sampled.is_empty() {
             self.unwinder.refresh();
         }
-        // Asked before anything is read: then nothing comes after what is read. And before the look at
-        // waits: a thread that goes on and ends after that look is read once more.
+        // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
+        // continues and ends after the scan is drained once more.
         let over: Vec<bool> =
             self.sampled.iter().map(|sampled| sampled.recording.is_over()).collect();
         self.look_at_threads();
@@ -432,20 +431,20 @@ impl Collector {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
             self.reading_ns += took;
         }
-        // To end armings takes no less time where there are fewer samples.
+        // Ending armings costs the same at any sampling rate, so it is not part of `reading_ns`.
         let clock = self.engine.spans.clock();
         let now_ns = clock.raw_ns(clock.now());
         let close = |sampled: &mut Sampled| sampled.close(now_ns, &self.source);
         let closed = self.sampled.iter_mut().filter_map(close);
         self.closed_armings.extend(closed);
-        // When its thread looks at another one.
+        // Dropped once its thread has moved on to the next arming.
         self.closed_armings.retain(|arming| Arc::strong_count(arming) > 1);
         entered
     }
 
     pub(super) fn export(&mut self, mut epoch: Epoch) {
         for span in &mut epoch.kept {
-            // They come with the verdict, or with the notice of the close, which may be told a moment later.
+            // The ids come with the verdict or with the close event, which may arrive a moment later.
             self.pending.note(span.key, |pending| {
                 span.trace = span.trace.or(pending.ids);
                 pending.ids = pending.ids.or(span.trace);
@@ -480,7 +479,7 @@ impl Collector {
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
     }
 
-    /// Threads whose timer has a signal that was taken from us are armed anew, for another one.
+    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal.
     fn check_signals(&mut self) {
         let mut is_lost = false;
         for sampled in &self.sampled {
@@ -519,7 +518,7 @@ impl Collector {
         }
     }
 
-    /// Looks whether the machine has too much to do for anybody to be sampled.
+    /// Checks whether the machine is too busy for any thread to be sampled.
     pub(super) fn look_at_load(&mut self, now: Instant) {
         if !self.shed.is_due(now) {
             return;
@@ -544,12 +543,12 @@ impl Collector {
             sys::look_at_filters();
         }
         for sampled in &mut self.sampled {
-            // Its ring is read once more, in the next round, before it is given back.
+            // Its ring is drained once more, in the next round, before it is given back.
             if sampled.end_if_idle(now, self.idle) {
                 self.engine.waker.wake();
             }
         }
-        // A span is made known when its first stretch ends, or never.
+        // A span is registered when its first interval ends, or never.
         let unknown = self.pending.remove_unknown(self.round.saturating_sub(1), entered);
         Counters::add(&self.engine.counters.samples_dropped_unknown_span, unknown);
         for (line, is_warning) in report::due(&self.engine, &mut self.deadly, &mut self.introduced)
