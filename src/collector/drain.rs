@@ -121,8 +121,9 @@ pub(super) fn owner(
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 impl Drain<'_> {
-    /// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program had
-    /// blocked its signal for long, it is not known where the thread spent most of that time.
+    /// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program
+    /// blocked its signal for long, it is not known where the thread spent most of that time: the sample then has the
+    /// usual weight and the rest is lost.
     fn weight_of(&self, stated_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
         const TOO_MANY: u64 = 16;
         let Some(stated_ns) = stated_ns else { return (period_ns, 0) };

@@ -417,7 +417,7 @@ impl Collector {
         self.sampled.retain_mut(|sampled| {
             let is_over = over.next().unwrap_or(false);
             entered.extend(sampled.drain(&mut drain));
-            sampled.forget_heard();
+            sampled.drop_counted();
             if is_over {
                 self.unspent.add(sampled.unspent());
                 let last = sampled.recording.last();
