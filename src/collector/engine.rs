@@ -125,7 +125,7 @@ impl Engine {
         let problem = parts.problem.clone();
         let (mut source_line, is_warning) = parts.source.describe();
         if cfg!(not(feature = "symbols")) {
-            source_line += "; addresses without names, for the feature `symbols` is off";
+            source_line += "; addresses have no names because the feature `symbols` is off";
         }
         let source_line = (source_line, is_warning);
         let engine = Arc::new(Self {

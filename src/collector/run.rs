@@ -196,8 +196,8 @@ impl Collector {
                 Some("the collector has failed and profiling has ended; please report this")
             }
             (false, true) => Some(
-                "the program has closed files that are the profiler's (by `close_range` or the like), and profiling \
-                 has ended: make the layer after that",
+                "the program has closed the profiler's files (with `close_range` or similar), and profiling has \
+                 ended: create the layer after that call",
             ),
             (false, false) => None,
         };

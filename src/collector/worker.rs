@@ -216,7 +216,7 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
             format!("{shown} cannot be read, so its functions have no names: {error}")
         }
         Missing::Compressed(file) => format!(
-            "the debug information of {} is compressed with zstd, which is not read here, so profiles show \
+            "the debug information of {} is compressed with zstd, which is not supported, so profiles show \
              its functions but no lines and no inlined functions; compress it with zlib \
              (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all",
             names.code(file)
@@ -224,7 +224,7 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
         Missing::TooLarge(file, bytes) => {
             let (file, mib) = (names.code(file), bytes.div_ceil(1024 * 1024));
             format!(
-                "{file} has {mib} MiB of symbols, which is more than may be held, so profiles show its \
+                "{file} has {mib} MiB of symbols, which is more than the limit, so profiles show its \
                  functions at most, and no lines; raise TRACING_PROFILING_SYMBOL_BYTES, or build it with \
                  `debug = \"line-tables-only\"`"
             )
