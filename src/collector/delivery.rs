@@ -49,7 +49,7 @@ pub(super) struct Delivery {
     /// The number of lost profiles at the last flush.
     pub(super) lost: u64,
     pub(super) age: Duration,
-    pub(super) told_of_hopeless: bool,
+    pub(super) has_logged_loss: bool,
     /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
     pub(super) warned: Option<Instant>,
     pub(super) owes_all_clear: bool,
@@ -89,7 +89,7 @@ impl Delivery {
             takes_none: problem.is_some(),
             lost: 0,
             age: MOST_AGE,
-            told_of_hopeless: false,
+            has_logged_loss: false,
             warned: None,
             owes_all_clear: false,
         };
@@ -172,7 +172,7 @@ impl Delivery {
                 None
             }
             Ok(Err(error)) if error.is::<Hopeless>() => {
-                if !std::mem::replace(&mut self.told_of_hopeless, true) {
+                if !std::mem::replace(&mut self.has_logged_loss, true) {
                     self.log(true, &format!("a profile is lost: {error} (logged once)"));
                 }
                 self.lose(held.report);
@@ -396,8 +396,7 @@ impl Delivery {
             let told = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
             let panicked = &self.engine.counters.on_kept_panicked;
             if told.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
-                let line =
-                    "the `on_kept` callback panicked; further panics are only counted";
+                let line = "the `on_kept` callback panicked; further panics are only counted";
                 self.log(true, line);
             }
         }
@@ -439,7 +438,7 @@ mod tests {
     }
 
     impl Line {
-        fn says(&self, answer: Answer) {
+        fn answer(&self, answer: Answer) {
             self.answers.lock().as_ref().unwrap().send(answer).unwrap();
         }
 
@@ -537,7 +536,7 @@ mod tests {
     }
 
     /// Passes on an answer, and does what is due.
-    fn hears(delivery: &mut Delivery, answer: Answer) {
+    fn receive(delivery: &mut Delivery, answer: Answer) {
         delivery.note_answer(Ok(answer));
         delivery.advance(true);
     }
@@ -554,7 +553,7 @@ mod tests {
         let Some(since) = Instant::now().checked_sub(2 * PLENTY) else { return };
         (sending.since, outbox.waiting[0].since, outbox.waiting[2].since) = (since, since, since);
         // All expired profiles are given up with the first, without a request and a pause for each.
-        hears(&mut delivery, busy(Some(PLENTY)));
+        receive(&mut delivery, busy(Some(PLENTY)));
         assert_eq!(stats(&delivery).profiles_dropped_too_old, 3);
         assert_eq!(delivery.outbox.as_ref().unwrap().waiting.len(), 1);
         assert_eq!(line.sent(), [1], "the next request is a minute away");
@@ -573,11 +572,14 @@ mod tests {
             delivery.advance(true);
             assert_eq!(line.sent(), [1, 0]);
             let question = line.clone();
-            let asks = std::thread::spawn(move || question.says(busy(None)));
+            let probed = std::thread::spawn(move || question.answer(busy(None)));
             assert!(!delivery.flush(Instant::now() + 100 * MS), "the receiver is still away");
-            asks.join().unwrap();
-            line.says(answer);
-            assert!(delivery.flush(Instant::now() + PLENTY), "the loss was reported by the last flush");
+            probed.join().unwrap();
+            line.answer(answer);
+            assert!(
+                delivery.flush(Instant::now() + PLENTY),
+                "the loss was reported by the last flush"
+            );
             assert!(delivery.next_attempt().is_none());
         }
     }
@@ -586,13 +588,13 @@ mod tests {
     fn held_profiles_are_accepted_when_the_receiver_is_back() {
         let (mut delivery, line) = delivery_to(Duration::ZERO, None);
         deliver(&mut delivery);
-        hears(&mut delivery, busy(None));
+        receive(&mut delivery, busy(None));
         for _ in 0..3 {
             deliver(&mut delivery);
         }
         assert_eq!((delivery.held.len(), stats(&delivery).profiles_exported), (3, 1));
         for _ in 0..4 {
-            hears(&mut delivery, accepted());
+            receive(&mut delivery, accepted());
         }
         assert_eq!(
             (stats(&delivery).profiles_exported, stats(&delivery).profiles_delivered),
@@ -607,7 +609,7 @@ mod tests {
     fn away(folder: &tempfile::TempDir) -> (Delivery, Line) {
         let (mut delivery, line) = delivery_to(Duration::ZERO, Some(Directory::new(folder.path())));
         deliver(&mut delivery);
-        hears(&mut delivery, busy(None));
+        receive(&mut delivery, busy(None));
         assert_eq!(line.sent(), [1, 1]);
         (delivery, line)
     }
@@ -618,13 +620,13 @@ mod tests {
         let (mut delivery, line) = away(&folder);
         (0..2).for_each(|_| deliver(&mut delivery));
         assert_eq!(stats(&delivery).profiles_stored_meanwhile, 2);
-        hears(&mut delivery, accepted());
+        receive(&mut delivery, accepted());
         assert!(!delivery.flush(Instant::now() + MS), "they are being sent");
-        hears(&mut delivery, accepted());
+        receive(&mut delivery, accepted());
         assert!(!delivery.flush(Instant::now() + MS));
         // The receiver goes away: a flush does not wait for stored profiles.
         let start = Instant::now();
-        line.says(busy(Some(PLENTY)));
+        line.answer(busy(Some(PLENTY)));
         assert!(!delivery.flush(start + PLENTY));
         assert!(start.elapsed() < PLENTY);
         let stats = stats(&delivery);
@@ -636,11 +638,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut delivery, line) = away(&folder);
         deliver(&mut delivery);
-        hears(&mut delivery, never(Never::All));
+        receive(&mut delivery, never(Never::All));
         deliver(&mut delivery);
         assert_eq!(line.sent(), [0], "only a probe");
         for answer in [accepted(), accepted(), accepted()] {
-            hears(&mut delivery, answer);
+            receive(&mut delivery, answer);
         }
         let stats = stats(&delivery);
         assert_eq!((stats.profiles_delivered, stats.profiles_sent_after_all), (2, 2));
@@ -659,7 +661,7 @@ mod tests {
             let (mut delivery, _line) = delivery_to(Duration::ZERO, path.map(Directory::new));
             assert!(delivery.check().is_ok(), "the directory is not used yet");
             deliver(&mut delivery);
-            hears(&mut delivery, busy(None));
+            receive(&mut delivery, busy(None));
             let problem = delivery.check().err().map(|error| error.to_string());
             match expected {
                 Some(expected) => assert!(problem.unwrap().contains(expected)),

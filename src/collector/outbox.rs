@@ -228,7 +228,14 @@ impl Delivery {
             Answer::Accepted { rejected, message } => {
                 self.trouble = None;
                 self.note_accepted(rejected, &message);
-                (Some(if rejected == 0 { DeliveryOutcome::Delivered } else { DeliveryOutcome::Refused }), false)
+                (
+                    Some(if rejected == 0 {
+                        DeliveryOutcome::Delivered
+                    } else {
+                        DeliveryOutcome::Refused
+                    }),
+                    false,
+                )
             }
         };
         if let Request::Profile(outgoing) = request {
@@ -238,7 +245,12 @@ impl Delivery {
     }
 
     /// Handles a profile that was sent. Without an outcome it is sent again.
-    pub(super) fn finish(&mut self, mut outgoing: Outgoing, outcome: Option<DeliveryOutcome>, wants_none: bool) {
+    pub(super) fn finish(
+        &mut self,
+        mut outgoing: Outgoing,
+        outcome: Option<DeliveryOutcome>,
+        wants_none: bool,
+    ) {
         let age = self.age;
         let is_old = |outgoing: &Outgoing| outgoing.since.elapsed() > age;
         let outcome = outcome.or(is_old(&outgoing).then_some(DeliveryOutcome::TooOld));
@@ -259,7 +271,9 @@ impl Delivery {
             Some(DeliveryOutcome::Delivered) => self.count(DeliveryOutcome::Delivered, 1),
             Some(outcome) => {
                 // The receiver refuses all others too, or they are as old: they are not sent one by one.
-                let goes = |other: &Outgoing| wants_none || outcome == DeliveryOutcome::TooOld && is_old(other);
+                let goes = |other: &Outgoing| {
+                    wants_none || outcome == DeliveryOutcome::TooOld && is_old(other)
+                };
                 let waiting = std::mem::take(&mut outbox.waiting);
                 let (mut gone, stays): (Vec<_>, Vec<_>) = waiting.into_iter().partition(goes);
                 outbox.waiting = stays.into();

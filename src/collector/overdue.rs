@@ -23,7 +23,7 @@ const MOST_AT_ONCE: usize = 64;
 /// What is known of open spans from one check to the next.
 #[derive(Debug)]
 pub(super) struct Overdue {
-    pub(super) looked: Instant,
+    pub(super) checked: Instant,
     /// The reasons for which open spans were kept: once for each reason.
     kept: HashMap<SpanKey, Reasons>,
     /// Spans that the hooks may not have registered, so their close is found by polling.
@@ -90,7 +90,7 @@ impl CpuTimes {
 impl Overdue {
     pub(super) fn new() -> Self {
         Self {
-            looked: Instant::now(),
+            checked: Instant::now(),
             kept: HashMap::new(),
             ours: HashMap::new(),
             cost: Duration::ZERO,
@@ -110,7 +110,7 @@ impl Collector {
     pub(super) fn until_overdue(&self) -> Option<Duration> {
         let limit = self.engine.callsites.least_limit()?;
         let every = (limit / 8).clamp(SOONEST, LATEST).max(self.overdue.cost * PAUSE_TIMES);
-        Some(every.saturating_sub(self.overdue.looked.elapsed()))
+        Some(every.saturating_sub(self.overdue.checked.elapsed()))
     }
 
     /// Whether an open span must be polled.
@@ -119,23 +119,23 @@ impl Collector {
     }
 
     /// Finds open spans that must be kept and makes their snapshots. Call after draining.
-    pub(super) fn look_for_overdue(&mut self) {
+    pub(super) fn check_open_spans(&mut self) {
         if self.until_overdue().is_none_or(|left| !left.is_zero()) {
             return;
         }
         let start = sys::thread_cpu_ns();
-        self.look_at_open();
+        self.keep_open_spans();
         if let Some(took) = passed(start, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.draining_cpu_ns, took);
             self.overdue.cost = Duration::from_nanos(took);
         }
-        self.overdue.looked = Instant::now();
+        self.overdue.checked = Instant::now();
         for snapshot in self.engine.keeper.take_snapshots() {
             self.export(snapshot);
         }
     }
 
-    fn look_at_open(&mut self) {
+    fn keep_open_spans(&mut self) {
         let closed = |(key, id): (&SpanKey, &RegistryId)| {
             (!self.engine.spans.is_open(*id, *key)).then_some(*key)
         };

@@ -74,11 +74,12 @@ impl Samples {
 
     /// Attributes each sample to a span. Each span has [`SAMPLES_PER_INTERVAL`] samples.
     pub fn attribute(&self) -> usize {
-        let intervals = self.places.chunks(SAMPLES_PER_INTERVAL).zip(1..).filter_map(|(places, key)| {
-            let (first, last) = (places.first()?, places.last()?);
-            let span = SpanKey::new(key)?;
-            Some(SpanInterval { span, from: first.position, to: last.position + 1 })
-        });
+        let intervals =
+            self.places.chunks(SAMPLES_PER_INTERVAL).zip(1..).filter_map(|(places, key)| {
+                let (first, last) = (places.first()?, places.last()?);
+                let span = SpanKey::new(key)?;
+                Some(SpanInterval { span, from: first.position, to: last.position + 1 })
+            });
         let mut intervals: VecDeque<_> = intervals.collect();
         let from = self.bytes.len() as u64;
         let open = OpenInterval { span: None, from, is_in_hook: false };

@@ -660,7 +660,7 @@ mod tests {
             .sum();
         let root = pending.get(key(1)).unwrap();
         assert_eq!(left + root.lost_ns, 12 * 3);
-        // A span that is registered after all keeps its earlier losses.
+        // A span that is registered later keeps its earlier losses.
         pending.most_spans = 5;
         pending.add(key(30), 0, 3, &stack(1), 0);
         pending.know(key(30), known(1, Some(1)), 0);

@@ -404,9 +404,7 @@ fn without(call: Unusual) -> &'static str {
     match call {
         Unusual::PerfEventOpen => "the source perf",
         Unusual::TimerCreate | Unusual::TimerSettime | Unusual::TimerDelete => "the source timer",
-        Unusual::ProcessVmReadv => {
-            "the stacks of waits, unless /proc/self/mem can be read"
-        }
+        Unusual::ProcessVmReadv => "the stacks of waits, unless /proc/self/mem can be read",
         Unusual::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
         Unusual::Getrusage => "page faults and context switches",
         Unusual::MemfdCreate => "separate files of debug information",
@@ -533,10 +531,10 @@ mod tests {
         assert!(line(&kept, &Redaction::new()).ends_with("; no profile: no sample fell in it"));
         let account = &mut kept.spans[0].account;
         (account.on_cpu_ns, account.idle_ns) = (1_000, account.wall_ns - 1_000);
-        let said = line(&kept, &Redaction::new());
+        let text = line(&kept, &Redaction::new());
         assert!(
-            said.ends_with("; no profile: it was awaiting, in no thread, for 1.31 s"),
-            "{said}"
+            text.ends_with("; no profile: it was awaiting, in no thread, for 1.31 s"),
+            "{text}"
         );
     }
 
@@ -562,22 +560,22 @@ mod tests {
     #[test]
     fn on_cpu_time_without_samples_is_stated() {
         let none = Losses::default();
-        let said = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), 0, losses);
+        let text = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), 0, losses);
         assert_eq!(
-            said(84_700_000, &none),
+            text(84_700_000, &none),
             "84.7 ms of 264 ms on-CPU (32 %); no sample lost, and none was taken in the other 179 ms"
         );
-        assert_eq!(said(250_000_000, &none), "250 ms of 264 ms on-CPU (95 %); nothing lost");
-        assert_eq!(said(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
+        assert_eq!(text(250_000_000, &none), "250 ms of 264 ms on-CPU (95 %); nothing lost");
+        assert_eq!(text(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
         assert_eq!(coverage(84_700_000, None, 0, &none), "84.7 ms on-CPU; nothing lost");
         let thinned = Losses { thinned: 3, ..none };
         assert_eq!(
-            said(84_700_000, &thinned),
+            text(84_700_000, &thinned),
             "84.7 ms of 264 ms on-CPU (32 %); 3 samples downsampled"
         );
         let young = coverage(250_000_000, Some(264_000_000), 12_500_000, &none);
-        let says = "250 ms of 264 ms on-CPU (95 %); 12.5 ms of it not sampled; nothing lost";
-        assert_eq!(young, says);
+        let expected = "250 ms of 264 ms on-CPU (95 %); 12.5 ms of it not sampled; nothing lost";
+        assert_eq!(young, expected);
     }
 
     #[test]

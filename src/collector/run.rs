@@ -21,7 +21,7 @@ use super::room::Room;
 use super::sampled::{Sampled, fill_time};
 use super::shed::Shed;
 use super::stack::Stack;
-use super::waits::{Captures, LOOK};
+use super::waits::{Captures, SCAN_INTERVAL};
 use crate::keep::Epoch;
 use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
@@ -60,7 +60,7 @@ pub(super) struct Collector {
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
-    has_told_of_signal: bool,
+    has_logged_signal: bool,
     deadly: DeadlyCalls,
     pub(super) captures: Captures,
     pub(super) arming: Share,
@@ -73,10 +73,10 @@ pub(super) struct Collector {
     /// Whether the next round can end an arming.
     pub(super) can_close: bool,
     /// The thread at which the next scan starts.
-    pub(super) first_look: usize,
+    pub(super) first_scanned: usize,
     /// The interval until the next scan, as the last one determined it.
-    pub(super) look_interval: Duration,
-    pub(super) looked: Instant,
+    pub(super) scan_interval: Duration,
+    pub(super) scanned: Instant,
     /// Whether a hook may wake the collector for a scan, and when one last did.
     pub(super) hooks_wake: bool,
     pub(super) woken: Option<Instant>,
@@ -91,10 +91,10 @@ pub(super) struct Collector {
     /// Memory for profiles that have not been exported yet.
     room: Room,
     /// When the lowered rate was last logged.
-    told_of_rate: Option<Instant>,
+    rate_logged: Option<Instant>,
     pub(super) shed: Shed,
     /// When load shedding was last logged.
-    told_of_shed: Option<Instant>,
+    shed_logged: Option<Instant>,
 }
 
 /// The commands that a round has received.
@@ -134,9 +134,9 @@ impl Collector {
             budget: SamplingBudget::new(limits.cpu_percent),
             reading_ns: 0,
             room: Room::new(limits.export_bytes),
-            told_of_rate: None,
+            rate_logged: None,
             shed: Shed::new(limits.shed),
-            told_of_shed: None,
+            shed_logged: None,
             sampled: Vec::new(),
             round: 0,
             closed: Vec::new(),
@@ -145,7 +145,7 @@ impl Collector {
             at_end: Vec::new(),
             stack: Stack::new(),
             stack_bytes: Vec::new(),
-            has_told_of_signal: false,
+            has_logged_signal: false,
             deadly: DeadlyCalls::default(),
             captures: Captures::new(),
             arming: limits.pace.arming,
@@ -153,9 +153,9 @@ impl Collector {
             unspent: Spent::default(),
             closed_armings: Vec::new(),
             can_close: false,
-            first_look: 0,
-            look_interval: LOOK,
-            looked: Instant::now(),
+            first_scanned: 0,
+            scan_interval: SCAN_INTERVAL,
+            scanned: Instant::now(),
             hooks_wake: false,
             woken: None,
             idle: IDLE,
@@ -168,7 +168,7 @@ impl Collector {
     pub(super) fn run(mut self, begins: Sender<()>) {
         let run = || {
             self.source.keep_on();
-            self.look_at_load(Instant::now());
+            self.check_load(Instant::now());
             drop(begins);
             let mut is_broken = false;
             while self.step() {
@@ -214,17 +214,17 @@ impl Collector {
         loop {
             let left = sleep.map(|sleep| sleep.saturating_sub(start.elapsed()));
             let next =
-                (!self.sampled.is_empty()).then(|| self.until_look().min(fill_time(&self.sampled)));
+                (!self.sampled.is_empty()).then(|| self.until_scan().min(fill_time(&self.sampled)));
             let is_woken = self.poller.wait(left.into_iter().chain(next).min());
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().are_ours();
             if is_over || self.sampled.iter().any(Sampled::is_half_full) {
                 break;
             }
-            if self.until_look() > self.look_interval() / 2 {
+            if self.until_scan() > self.scan_interval() / 2 {
                 continue;
             }
-            self.look_at_threads();
+            self.scan_threads();
             let is_overdue =
                 self.is_in_span && self.until_overdue().is_some_and(|left| left.is_zero());
             if is_overdue || self.can_close {
@@ -290,7 +290,7 @@ impl Collector {
         let entered = self.drain_all();
         if has_new {
             // These threads are about to enter a span.
-            self.look_interval = LOOK;
+            self.scan_interval = SCAN_INTERVAL;
         }
         // A span is registered before its first interval is written, so these events include the spans of all
         // intervals that were just read.
@@ -317,7 +317,7 @@ impl Collector {
         Counters::add(counter, given_up);
         keeper.set_memory_is_short(self.pending.is_short());
         self.housekeep(&entered);
-        self.look_for_overdue();
+        self.check_open_spans();
         let again = self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
         (asked, again)
     }
@@ -363,8 +363,8 @@ impl Collector {
 
     fn end_epochs(&mut self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
         let linger = if everything { Duration::ZERO } else { LINGER };
-        let ripe = self.engine.keeper.ripe(linger);
-        let roots = closed.iter().copied().chain(ripe);
+        let expired = self.engine.keeper.ripe(linger);
+        let roots = closed.iter().copied().chain(expired);
         let engine = Arc::clone(&self.engine);
         let end = |root| {
             engine.keeper.end_epoch(root, |epoch| {
@@ -400,7 +400,7 @@ impl Collector {
         // continues and ends after the scan is drained once more.
         let over: Vec<bool> =
             self.sampled.iter().map(|sampled| sampled.recording.is_over()).collect();
-        self.look_at_threads();
+        self.scan_threads();
         self.can_close = false;
         let mut over = over.into_iter();
         let start = sys::thread_cpu_ns();
@@ -494,24 +494,24 @@ impl Collector {
         if is_lost {
             self.engine.waker.wake();
         }
-        if !is_lost || std::mem::replace(&mut self.has_told_of_signal, true) {
+        if !is_lost || std::mem::replace(&mut self.has_logged_signal, true) {
             return;
         }
         let line = report::LOST_SIGNAL;
         _ = self.jobs.send(Job::Say { line: line.to_owned(), is_warning: true });
     }
 
-    fn look_at_budget(&mut self, now: Instant) {
+    fn check_budget(&mut self, now: Instant) {
         let before = self.budget.times();
         let Some(times) = self.budget.look(now, self.reading_ns) else { return };
         self.source.slow_down(times);
-        let is_first = self.told_of_rate.is_none_or(|told| now.duration_since(told) >= MINUTE);
+        let is_first = self.rate_logged.is_none_or(|told| now.duration_since(told) >= MINUTE);
         if times < before {
             return;
         }
         Counters::add(&self.engine.counters.rate_lowered, 1);
         if is_first {
-            self.told_of_rate = Some(now);
+            self.rate_logged = Some(now);
             let percent = self.limits.cpu_percent.unwrap_or_default();
             let line = report::lowered_rate(percent, times);
             _ = self.jobs.send(Job::Say { line, is_warning: true });
@@ -519,15 +519,15 @@ impl Collector {
     }
 
     /// Checks whether the machine is too busy for any thread to be sampled.
-    pub(super) fn look_at_load(&mut self, now: Instant) {
+    pub(super) fn check_load(&mut self, now: Instant) {
         if !self.shed.is_due(now) {
             return;
         }
-        let begins = self.shed.look(now, sys::load());
+        let begins = self.shed.check(now, sys::load());
         self.source.set_sheds(self.shed.is_over());
-        let is_first = self.told_of_shed.is_none_or(|told| now.duration_since(told) >= MINUTE);
+        let is_first = self.shed_logged.is_none_or(|told| now.duration_since(told) >= MINUTE);
         if let Some(over) = begins.filter(|_| is_first) {
-            self.told_of_shed = Some(now);
+            self.shed_logged = Some(now);
             let line = report::shed(&over);
             _ = self.jobs.send(Job::Say { line, is_warning: true });
         }
@@ -539,7 +539,7 @@ impl Collector {
             self.engine.spans.clock().refine();
             self.refined = now;
             self.check_signals();
-            self.look_at_budget(now);
+            self.check_budget(now);
             sys::look_at_filters();
         }
         for sampled in &mut self.sampled {

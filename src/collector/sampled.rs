@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::budget::Share;
 use super::overdue::CpuTimes;
-use super::waits::{LookResult, Looker, WaitingThread, Watch};
+use super::waits::{Looker, ScanResult, WaitingThread, Watch};
 use crate::sampler::{Allowance, Level, Sampler, Spent, switched_out, switches_between};
 use crate::sampler::{ArmThreads as _, Arming, Rate, SampledThread, SpanInterval};
 use crate::sys::{self, PerfRing, TimerRing};
@@ -62,7 +62,7 @@ pub(super) struct Sampled {
 
 /// The inputs for checking whether a thread's spans are old.
 #[derive(Clone, Copy)]
-pub(super) struct LookAtAge<'a> {
+pub(super) struct AgeCheck<'a> {
     pub(super) at: Instant,
     /// In ticks.
     pub(super) now: u64,
@@ -101,7 +101,7 @@ pub(crate) struct Pace {
     /// The CPU budget for arming threads.
     pub(super) arming: Share,
     /// The longest interval between scans while a thread is in a span.
-    pub(super) longest_look: Duration,
+    pub(super) longest_scan_interval: Duration,
 }
 
 impl Pace {
@@ -111,7 +111,7 @@ impl Pace {
         hold: Duration::from_millis(10),
         own_hold: MOST_HOLD,
         arming: Share::new(2, 50_000_000),
-        longest_look: Duration::MAX,
+        longest_scan_interval: Duration::MAX,
     };
 
     /// As fast as possible: only threads that arm themselves stay armed.
@@ -120,7 +120,7 @@ impl Pace {
         hold: Duration::ZERO,
         own_hold: Duration::MAX,
         arming: Share::new(100, i64::MAX),
-        longest_look: Duration::from_micros(100),
+        longest_scan_interval: Duration::from_micros(100),
     };
 }
 
@@ -195,27 +195,27 @@ impl Sampled {
     }
 
     /// Checks whether the thread is blocked.
-    pub(super) fn look(&mut self, looker: &mut Looker<'_>) -> LookResult {
+    pub(super) fn scan(&mut self, looker: &mut Looker<'_>) -> ScanResult {
         if self.recording.is_over() {
             self.watch.end(&self.recording, &self.arming, looker);
-            return LookResult::OutsideSpans;
+            return ScanResult::OutsideSpans;
         }
         if !self.is_old && self.watch.waiting().is_none() {
             return self.watch.pass(&self.recording, &self.arming, looker);
         }
-        self.watch.look(&self.recording, &self.arming, looker)
+        self.watch.scan(&self.recording, &self.arming, looker)
     }
 
     /// Arms the thread if it is in an old span, and begins to disarm it if it was in none for a while. Returns
     /// whether its arming is to end.
-    pub(super) fn look_at_age(&mut self, look: &LookAtAge<'_>) -> bool {
-        let LookAtAge { at, source, .. } = *look;
+    pub(super) fn check_age(&mut self, check: &AgeCheck<'_>) -> bool {
+        let AgeCheck { at, source, .. } = *check;
         let since = |then: Option<Instant>| then.map(|then| at.saturating_duration_since(then));
         // The thread may have armed itself.
         self.follow();
-        let rate = self.wanted_rate(look);
+        let rate = self.wanted_rate(check);
         self.recording.set_rate(rate);
-        self.is_old = self.recording.old_at() <= look.now;
+        self.is_old = self.recording.old_at() <= check.now;
         if self.is_old {
             self.old = Some(at);
             let goes_on = match self.closing {
@@ -223,20 +223,20 @@ impl Sampled {
                 // The thread is blocked, or could not be rearmed.
                 Some(DisarmReason::OtherRate) => {
                     let is_late = since(self.paused).is_none_or(|since| since > LONGEST_PAUSE);
-                    (is_late && !self.can_close()) || !look.may_arm
+                    (is_late && !self.can_close()) || !check.may_arm
                 }
                 None => false,
             };
             if goes_on {
                 self.closing = None;
                 source.start_again(&self.recording, &self.arming);
-                self.watch.skip_records(&self.recording, &self.arming, look.now_ns);
+                self.watch.skip_records(&self.recording, &self.arming, check.now_ns);
             }
-            if look.may_change && self.has_other_rate(rate) {
+            if check.may_change && self.has_other_rate(rate) {
                 self.begin_to_close(DisarmReason::OtherRate);
             }
             let is_due = since(self.tried).is_none_or(|since| since >= RETRY);
-            if look.may_arm && self.is_unarmed() && is_due {
+            if check.may_arm && self.is_unarmed() && is_due {
                 source.arm(&self.recording);
                 self.follow();
                 if self.is_unarmed() {
@@ -289,10 +289,10 @@ impl Sampled {
     }
 
     /// The rate at which the thread should be sampled, according to its own and the common allowance.
-    fn wanted_rate(&self, look: &LookAtAge<'_>) -> Rate {
-        let rate = look.source.periods().rate(self.level.max(look.level));
-        let by_timer = rate.by_timer && look.source.may_have_timers() && !self.needs_perf;
-        Rate { by_timer, ..rate.slowed(look.times) }
+    fn wanted_rate(&self, check: &AgeCheck<'_>) -> Rate {
+        let rate = check.source.periods().rate(self.level.max(check.level));
+        let by_timer = rate.by_timer && check.source.may_have_timers() && !self.needs_perf;
+        Rate { by_timer, ..rate.slowed(check.times) }
     }
 
     fn begin_to_close(&mut self, why: DisarmReason) {
@@ -414,7 +414,7 @@ impl Sampled {
     }
 
     /// Whether checking it takes a system call.
-    pub(super) fn is_looked_at_by_clock(&self) -> bool {
+    pub(super) fn is_checked_by_clock(&self) -> bool {
         self.is_old && !self.arming.has_switch_records() && self.recording.span().is_some()
     }
 

@@ -16,32 +16,32 @@ use crate::stats::Counters;
 use crate::sys::{self, Blocked, Clock, RingMemory};
 use crate::unwind::{UnwindEnd, Unwinder};
 
-/// Shorter waits are not captured. With a scan every [`LOOK`], all waits longer than the sum of both are captured,
-/// and some of those in between. After a pause, all waits longer than [`IDLE_LOOK`] plus this.
+/// Shorter waits are not captured. With a scan every [`SCAN_INTERVAL`], all waits longer than the sum of both are captured,
+/// and some of those in between. After a pause, all waits longer than [`IDLE_SCAN_INTERVAL`] plus this.
 const SHORTEST: Duration = Duration::from_millis(5);
 /// The scan interval while a thread is in a profiled span and not known to be blocked.
-pub(super) const LOOK: Duration = Duration::from_millis(5);
+pub(super) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
 /// The scan interval while no thread is in a profiled span, until threads are disarmed some seconds later.
-pub(super) const IDLE_LOOK: Duration = Duration::from_millis(20);
+pub(super) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
 /// The scan interval while all threads in profiled spans are known to be blocked.
-const WAITING_LOOK: Duration = Duration::from_millis(50);
+const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// The same for threads without switch records. The end of a wait and the start of the next are known to half of
 /// that.
-const WAITING_LOOK_BY_CLOCK: Duration = Duration::from_millis(6);
+const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
 
 /// How soon to scan again if nothing has changed for `unchanged_ns`: after a quarter of that time, but not before
 /// `soonest`.
-pub(super) fn next_look(
-    seen: LookResult,
+pub(super) fn next_scan(
+    result: ScanResult,
     unchanged_ns: u64,
     soonest: Duration,
     by_clock: bool,
 ) -> Duration {
-    let longest = match seen {
-        LookResult::Busy => LOOK,
-        LookResult::StillWaiting { .. } if by_clock => WAITING_LOOK_BY_CLOCK,
-        LookResult::StillWaiting { .. } => WAITING_LOOK,
-        LookResult::OutsideSpans => IDLE_LOOK,
+    let longest = match result {
+        ScanResult::Busy => SCAN_INTERVAL,
+        ScanResult::StillWaiting { .. } if by_clock => WAITING_SCAN_INTERVAL_BY_CLOCK,
+        ScanResult::StillWaiting { .. } => WAITING_SCAN_INTERVAL,
+        ScanResult::OutsideSpans => IDLE_SCAN_INTERVAL,
     };
     Duration::from_nanos(unchanged_ns / 4).clamp(soonest, longest.max(soonest))
 }
@@ -105,14 +105,14 @@ impl Looker<'_> {
     }
 
     /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn heard_ns(&self, recording: &SampledThread) -> u64 {
+    fn counted_ns(&self, recording: &SampledThread) -> u64 {
         self.clock.raw_ns(recording.heard_at())
     }
 }
 
 /// The result of scanning a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LookResult {
+pub(super) enum ScanResult {
     /// The thread is in no profiled span.
     OutsideSpans,
     /// The thread is in one, and is not known to be blocked.
@@ -126,7 +126,7 @@ pub(super) enum LookResult {
 pub(super) struct Watch {
     waiting: Option<WaitingThread>,
     /// The last reading of the CPU clock, for a thread without switch records.
-    last: Option<CpuLook>,
+    last: Option<CpuReading>,
     /// The start of the last wait that was not captured because the budget was used up.
     left_out_since_ns: Option<u64>,
     /// The head of the switch ring when it was full. Until there are new records, the newest one is not the last
@@ -142,7 +142,7 @@ pub(super) struct WaitingThread {
     pub(super) span: SpanKey,
     pub(super) since_ns: u64,
     /// When it was last known to continue.
-    seen_ns: u64,
+    lasted_until_ns: u64,
     proof: Proof,
     pub(super) stack: Stack,
 }
@@ -157,7 +157,7 @@ enum Proof {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct CpuLook {
+struct CpuReading {
     time_ns: u64,
     cpu_ns: u64,
     /// Since when the thread has not run, provided that it does not run before the next scan.
@@ -168,17 +168,17 @@ struct CpuLook {
 
 impl Watch {
     /// Scans the thread.
-    pub(super) fn look(
+    pub(super) fn scan(
         &mut self,
         recording: &SampledThread,
         arming: &Arming,
         looker: &mut Looker<'_>,
-    ) -> LookResult {
+    ) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {
-            match waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns) {
+            match waiting.end(recording, arming, looker.counted_ns(recording), looker.now_ns) {
                 None => {
-                    waiting.seen_ns = looker.now_ns;
-                    return LookResult::StillWaiting { waited_ns: waiting.waited_ns() };
+                    waiting.lasted_until_ns = looker.now_ns;
+                    return ScanResult::StillWaiting { waited_ns: waiting.waited_ns() };
                 }
                 Some(ended) => self.finish(ended, looker),
             }
@@ -192,11 +192,11 @@ impl Watch {
                 self.make_room(ring, looker.counters);
             }
             self.last = None;
-            return LookResult::OutsideSpans;
+            return ScanResult::OutsideSpans;
         };
         // A wait inside a hook belongs to neither the previous nor the next span.
         if recording.is_in_hook() || !looker.waits {
-            return LookResult::Busy;
+            return ScanResult::Busy;
         }
         let since = self.waits_since(recording, arming, looker);
         self.was_young = false;
@@ -204,7 +204,7 @@ impl Watch {
             let waited_ns = looker.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
             if !is_long {
-                return LookResult::Busy;
+                return ScanResult::Busy;
             }
             if looker.captures.left.has_some(looker.now_ns) {
                 let start = sys::thread_cpu_ns();
@@ -219,7 +219,7 @@ impl Watch {
                 Counters::add(&looker.counters.waits_not_looked_at, 1);
             }
         }
-        LookResult::Busy
+        ScanResult::Busy
     }
 
     /// The same for a thread in no old span, whose waits are not captured.
@@ -228,16 +228,16 @@ impl Watch {
         recording: &SampledThread,
         arming: &Arming,
         looker: &Looker<'_>,
-    ) -> LookResult {
+    ) -> ScanResult {
         if let Some(ring) = &arming.switches {
             self.make_room(ring, looker.counters);
         }
         self.last = None;
         self.was_young = true;
-        if recording.span().is_some() { LookResult::Busy } else { LookResult::OutsideSpans }
+        if recording.span().is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans }
     }
 
-    /// Recording was paused, so the newest switch record is not the last switch.
+    /// Sampling was paused, so the newest switch record is not the last switch.
     pub(super) fn skip_records(&mut self, recording: &SampledThread, arming: &Arming, now_ns: u64) {
         self.full_at = arming.switches.as_ref().map(|ring| ring.head());
         self.begin_by_clock(recording, now_ns);
@@ -245,7 +245,7 @@ impl Watch {
 
     /// Switches to the CPU clock: from now on there are no switch records. All waits until now have been scanned.
     pub(super) fn begin_by_clock(&mut self, recording: &SampledThread, now_ns: u64) {
-        self.last = sys::cpu_ns_of(recording.tid).map(|cpu_ns| CpuLook {
+        self.last = sys::cpu_ns_of(recording.tid).map(|cpu_ns| CpuReading {
             time_ns: now_ns,
             cpu_ns,
             idle_since_ns: now_ns,
@@ -266,8 +266,8 @@ impl Watch {
         looker: &mut Looker<'_>,
     ) {
         if let Some(waiting) = &self.waiting {
-            let ended = waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns);
-            self.finish(ended.unwrap_or(EndedWait::at(waiting.seen_ns)), looker);
+            let ended = waiting.end(recording, arming, looker.counted_ns(recording), looker.now_ns);
+            self.finish(ended.unwrap_or(EndedWait::at(waiting.lasted_until_ns)), looker);
         }
     }
 
@@ -328,7 +328,7 @@ impl Watch {
             Some(last) => (last.idle_since_ns, last.grew_old),
             None => (now_ns.saturating_sub(off_ns).max(hooked_ns), self.was_young),
         };
-        self.last = Some(CpuLook { time_ns: now_ns, cpu_ns, idle_since_ns, grew_old });
+        self.last = Some(CpuReading { time_ns: now_ns, cpu_ns, idle_since_ns, grew_old });
         let records = arming.switches.as_ref().filter(|_| self.full_at.is_none());
         let proof = Proof::Cpu(cpu_ns, records.map(|ring| ring.head()));
         stood_still.map(|_| (idle_since_ns, proof, grew_old))
@@ -340,7 +340,7 @@ impl Watch {
 struct EndedWait {
     at_ns: u64,
     /// The CPU clock reading that showed the end, unless a hook has read the clock since.
-    clock: Option<CpuLook>,
+    clock: Option<CpuReading>,
 }
 
 impl EndedWait {
@@ -352,22 +352,22 @@ impl EndedWait {
 impl WaitingThread {
     /// Its length so far.
     pub(super) fn waited_ns(&self) -> u64 {
-        self.seen_ns.saturating_sub(self.since_ns)
+        self.lasted_until_ns.saturating_sub(self.since_ns)
     }
 
-    /// When the thread ran again, if it did. `heard_ns` is when a hook last counted a wait.
+    /// When the thread ran again, if it did. `counted_ns` is when a hook last counted a wait.
     fn end(
         &self,
         recording: &SampledThread,
         arming: &Arming,
-        heard_ns: u64,
+        counted_ns: u64,
         now_ns: u64,
     ) -> Option<EndedWait> {
         match self.proof {
             Proof::Switches(position) => {
                 let ring = arming.switches.as_deref()?;
                 (!has_not_moved(ring, position))
-                    .then(|| switched_in_after(ring, position).unwrap_or(self.seen_ns))
+                    .then(|| switched_in_after(ring, position).unwrap_or(self.lasted_until_ns))
                     .map(EndedWait::at)
             }
             Proof::Cpu(before, position) => {
@@ -378,23 +378,24 @@ impl WaitingThread {
                 // The beginning of this wait has no record, but its end may have one.
                 let recorded = arming.switches.as_deref().zip(position);
                 let at_ns = recorded.and_then(|(ring, at)| switched_in_after(ring, at));
-                if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.seen_ns) {
+                if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.lasted_until_ns) {
                     return Some(EndedWait::at(at_ns));
                 }
                 // The wait is the off-CPU time since it was last known to continue, up to the last known hook.
-                let hook = recording.synced().filter(|(time_ns, _)| *time_ns > self.seen_ns);
+                let hook =
+                    recording.synced().filter(|(time_ns, _)| *time_ns > self.lasted_until_ns);
                 let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
-                    return Some(EndedWait::at(self.seen_ns));
+                    return Some(EndedWait::at(self.lasted_until_ns));
                 };
                 let ran_ns = until_cpu_ns.saturating_sub(before);
-                let off_ns = until_ns.saturating_sub(self.seen_ns).saturating_sub(ran_ns);
+                let off_ns = until_ns.saturating_sub(self.lasted_until_ns).saturating_sub(ran_ns);
                 // All off-CPU time up to this reading belongs to this wait, unless the thread is blocked again. When
                 // it ran in between is not known then, so each wait gets half.
                 let waits_again =
                     hook.is_none() && matches!(sys::blocked(recording.tid), Ok(Some(_)));
                 let next_ns = if waits_again { off_ns / 2 } else { 0 };
                 let off_ns = off_ns - next_ns;
-                let reading = CpuLook {
+                let reading = CpuReading {
                     time_ns: until_ns,
                     cpu_ns: until_cpu_ns,
                     idle_since_ns: until_ns - next_ns,
@@ -402,8 +403,8 @@ impl WaitingThread {
                 };
                 let clock = hook.is_none().then_some(reading);
                 // The wait ended before the hook that counted it.
-                let heard_ns = Some(heard_ns).filter(|heard_ns| *heard_ns > self.since_ns);
-                let at_ns = (self.seen_ns + off_ns).min(heard_ns.unwrap_or(u64::MAX));
+                let counted_ns = Some(counted_ns).filter(|counted_ns| *counted_ns > self.since_ns);
+                let at_ns = (self.lasted_until_ns + off_ns).min(counted_ns.unwrap_or(u64::MAX));
                 Some(EndedWait { at_ns, clock })
             }
         }
@@ -475,5 +476,5 @@ fn capture(
             Counters::add(&looker.counters.waits_without_stack, 1);
         }
     }
-    Some(WaitingThread { span, since_ns, seen_ns: looker.now_ns, proof, stack })
+    Some(WaitingThread { span, since_ns, lasted_until_ns: looker.now_ns, proof, stack })
 }

@@ -304,7 +304,9 @@ impl fmt::Display for Step {
             Self::Round { flush: true, .. } => write!(f, "flush"),
             Self::Round { disarm: true, .. } => write!(f, "a round that disarms"),
             Self::Round { .. } => write!(f, "a round"),
-            Self::EndThread { thread } => write!(f, "t{thread} ends, and a new thread becomes t{thread}"),
+            Self::EndThread { thread } => {
+                write!(f, "t{thread} ends, and a new thread becomes t{thread}")
+            }
         }
     }
 }

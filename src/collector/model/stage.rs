@@ -361,7 +361,7 @@ impl Stage {
                 self.collector.idle = if disarm { Duration::ZERO } else { Duration::MAX };
                 // Open spans are checked in each round, regardless of the real clock.
                 if let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(600)) {
-                    self.collector.overdue.looked = long_ago;
+                    self.collector.overdue.checked = long_ago;
                 }
                 assert!(self.collector.do_rounds());
                 self.scripted.let_go();

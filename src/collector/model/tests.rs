@@ -218,7 +218,9 @@ impl Play {
             self.reached.note_snapshot(samples.len());
             let left = self.oracle.samples_left(&spans);
             if !left.is_subset(&samples) {
-                return Err(format!("a snapshot of {spans:?} has {samples:?}, expected at least {left:?}"));
+                return Err(format!(
+                    "a snapshot of {spans:?} has {samples:?}, expected at least {left:?}"
+                ));
             }
         }
         let first = |told: &Reported| told.kept.first().map(|kept| kept.span);
