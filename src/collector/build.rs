@@ -218,7 +218,7 @@ fn name_of(waited: Waited) -> String {
         Waited::In(Call::Named(name)) => format!("[{name}]"),
         Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
         Waited::In(Call::PageFault) => "[page fault]".to_owned(),
-        Waited::Somewhere => "[waiting: location unknown]".to_owned(),
+        Waited::Unknown => "[waiting: location unknown]".to_owned(),
     }
 }
 

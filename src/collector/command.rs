@@ -39,7 +39,7 @@ impl Command {
 #[derive(Debug)]
 pub(super) enum Job {
     /// Log this line.
-    Say { line: String, is_warning: bool },
+    Log { line: String, is_warning: bool },
     /// Symbolize and export a profile.
     Export {
         profile: Box<Profile>,

@@ -228,14 +228,10 @@ impl Delivery {
             Answer::Accepted { rejected, message } => {
                 self.trouble = None;
                 self.note_accepted(rejected, &message);
-                (
-                    Some(if rejected == 0 {
-                        DeliveryOutcome::Delivered
-                    } else {
-                        DeliveryOutcome::Refused
-                    }),
-                    false,
-                )
+                let is_accepted = rejected == 0;
+                let outcome =
+                    if is_accepted { DeliveryOutcome::Delivered } else { DeliveryOutcome::Refused };
+                (Some(outcome), false)
             }
         };
         if let Request::Profile(outgoing) = request {

@@ -163,7 +163,7 @@ impl Collector {
             return;
         }
         for (key, id) in ids {
-            self.make_known(id, key);
+            self.register(id, key);
         }
         // Outermost first, so that spans inside another one are kept together with it.
         found.sort_by_key(|(open, _)| u64::MAX - open.open_ns);
@@ -225,19 +225,19 @@ impl Collector {
         (ids, found)
     }
 
-    fn make_known(&mut self, id: RegistryId, key: SpanKey) {
+    fn register(&mut self, id: RegistryId, key: SpanKey) {
         let around = self.engine.spans.describe(id, key).unwrap_or_default();
         for (key, known) in around {
             if self.pending.get(key).is_none_or(|pending| pending.known.is_none()) {
                 self.overdue.ours.insert(key, known.id);
             }
-            self.pending.know(key, known, self.round);
+            self.pending.register(key, known, self.round);
         }
     }
 
     fn keep_open(&mut self, open: &OpenSpan, reasons: Reasons, now_ns: u64) {
         let OpenSpan { id, key, entered_ns, .. } = *open;
-        self.make_known(id, key);
+        self.register(id, key);
         let Some((mut open, segment_ns)) = self.engine.spans.as_closing(id, key) else { return };
         let before = self.overdue.kept.entry(key).or_default();
         *before = before.and(reasons);

@@ -132,7 +132,7 @@ pub struct Stacks {
 impl Stacks {
     /// Reads the list of loaded modules; the cache is empty.
     #[must_use]
-    #[allow(clippy::new_without_default, reason = "it does something")]
+    #[allow(clippy::new_without_default, reason = "it reads the list of loaded modules")]
     pub fn new() -> Self {
         let mut unwinder = Unwinder::default();
         unwinder.refresh();

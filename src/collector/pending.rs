@@ -227,7 +227,7 @@ impl Pending {
     }
 
     /// Registers a span. Several threads may register the same one.
-    pub(super) fn know(&mut self, span: SpanKey, known: KnownSpan, round: u64) {
+    pub(super) fn register(&mut self, span: SpanKey, known: KnownSpan, round: u64) {
         // A root is never refused: it holds the losses of the spans inside it.
         if !self.has_place(span) && span != known.root {
             if let Some(refused) = self.refuse(span, round) {
@@ -422,7 +422,7 @@ impl Pending {
 
     /// Drops spans that were first seen before `round` and have not been registered, except those in `entered`.
     /// Returns the number of their samples.
-    pub(super) fn remove_unknown(&mut self, round: u64, entered: &HashSet<SpanKey>) -> u64 {
+    pub(super) fn remove_unregistered(&mut self, round: u64, entered: &HashSet<SpanKey>) -> u64 {
         self.refused.retain(|span, refused| {
             refused.known.is_some() || refused.round >= round || entered.contains(span)
         });
@@ -560,14 +560,14 @@ mod tests {
             let id = RegistryId::new(1).unwrap();
             KnownSpan { parent, root, id, plan: 0 }
         };
-        pending.know(root, known(None), 1);
+        pending.register(root, known(None), 1);
         let stack = Stack { frames: vec![ModuleAddress::new(None, 7)], ..Stack::new() };
         let (mut weight_ns, mut given_up) = (0, 0);
         for number in 2..5_000 {
             let child = SpanKey::new(number).unwrap();
             let grandchild = SpanKey::new(number + 10_000).unwrap();
-            pending.know(child, known(Some(root)), 1);
-            pending.know(grandchild, known(Some(child)), 1);
+            pending.register(child, known(Some(root)), 1);
+            pending.register(grandchild, known(Some(child)), 1);
             for span in [child, grandchild] {
                 assert_eq!(pending.add(span, number, 3, &stack, 1), Added::Kept);
                 weight_ns += 3;
@@ -641,13 +641,13 @@ mod tests {
     #[test]
     fn a_span_beyond_the_limit_leaves_its_time_to_its_root() {
         let mut pending = Pending::new(PLENTY, 100, 4);
-        pending.know(key(1), known(1, None), 0);
+        pending.register(key(1), known(1, None), 0);
         for span in 2..10 {
             // The sample may be drained before or after the span is registered.
             if span % 2 == 0 {
                 pending.add(key(span), 0, 3, &stack(1), 0);
             }
-            pending.know(key(span), known(1, Some(1)), 0);
+            pending.register(key(span), known(1, Some(1)), 0);
             pending.add(key(span), 0, 3, &stack(1), 0);
         }
         pending.charge_refused();
@@ -663,18 +663,18 @@ mod tests {
         // A span that is registered later keeps its earlier losses.
         pending.most_spans = 5;
         pending.add(key(30), 0, 3, &stack(1), 0);
-        pending.know(key(30), known(1, Some(1)), 0);
+        pending.register(key(30), known(1, Some(1)), 0);
         assert_eq!(pending.get(key(30)).unwrap().samples.len(), 1);
         assert_eq!(pending.add(key(31), 0, 3, &stack(1), 0), Added::Refused);
         pending.most_spans = 6;
-        pending.know(key(31), known(1, Some(1)), 0);
+        pending.register(key(31), known(1, Some(1)), 0);
         assert_eq!(pending.get(key(31)).unwrap().lost_ns, 3);
         for span in 2..10 {
             pending.close(key(span));
         }
         assert!(pending.refused.is_empty());
         // Another root is never refused.
-        pending.know(key(20), known(20, None), 0);
+        pending.register(key(20), known(20, None), 0);
         assert!(pending.get(key(20)).is_some());
     }
 
@@ -682,10 +682,10 @@ mod tests {
     fn a_root_is_forgotten_with_all_its_spans() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2))] {
-            pending.know(key(span), known(1, parent), 0);
+            pending.register(key(span), known(1, parent), 0);
             pending.add(key(span), 0, 1, &stack(span), 0);
         }
-        pending.know(key(9), known(9, None), 0);
+        pending.register(key(9), known(9, None), 0);
         assert_eq!(pending.of_root(key(1)), [key(1), key(2), key(3)]);
         assert_eq!(pending.ancestors(key(3)).collect::<Vec<_>>(), [key(2), key(1)]);
         pending.remove_root(key(1));
@@ -699,7 +699,7 @@ mod tests {
     fn the_topmost_of_kept_spans_cover_the_others() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(1))] {
-            pending.know(key(span), known(1, parent), 0);
+            pending.register(key(span), known(1, parent), 0);
         }
         let mut topmost = pending.topmost(&HashSet::from([key(2), key(3), key(4)]));
         topmost.sort();
@@ -713,7 +713,7 @@ mod tests {
         for (span, parent) in
             [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(2)), (5, Some(4)), (6, Some(1))]
         {
-            pending.know(key(span), known(1, parent), 0);
+            pending.register(key(span), known(1, parent), 0);
         }
         let kept = [(3, 10), (5, 7), (4, 9), (6, 1)].map(|(span, samples)| (key(span), samples));
         let mut enclosing: Vec<_> = pending.enclosing(&HashMap::from(kept)).into_iter().collect();
@@ -727,8 +727,8 @@ mod tests {
         pending.add(key(1), 0, 1, &stack(1), 5);
         pending.add(key(2), 0, 1, &stack(1), 5);
         let entered = HashSet::from([key(2)]);
-        assert_eq!(pending.remove_unknown(5, &entered), 0);
-        assert_eq!(pending.remove_unknown(6, &entered), 1);
+        assert_eq!(pending.remove_unregistered(5, &entered), 0);
+        assert_eq!(pending.remove_unregistered(6, &entered), 1);
         assert!(pending.get(key(1)).is_none());
         assert!(pending.get(key(2)).is_some());
     }
@@ -736,7 +736,7 @@ mod tests {
     #[test]
     fn exported_samples_are_cleared_and_the_span_stays() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
-        pending.know(SPAN, known(5, None), 0);
+        pending.register(SPAN, known(5, None), 0);
         pending.add(SPAN, 0, 1, &stack(1), 0);
         pending.clear(SPAN);
         assert!(pending.get(SPAN).unwrap().samples.is_empty());

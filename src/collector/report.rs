@@ -199,7 +199,7 @@ fn losses_in_words(losses: &Losses) -> String {
     for (count, what) in [
         (losses.lost, "stacks dropped for lack of memory"),
         (losses.missing, "samples lost before they were read"),
-        (losses.ring_full, "samples lost to a full ring"),
+        (losses.ring_full, "samples lost to a full ring in or before the span"),
         (losses.thinned, "samples downsampled"),
         (losses.cut, "stacks cut short"),
         (losses.incomplete, "stacks not unwound to their end"),
@@ -402,13 +402,13 @@ pub(super) fn due(
 /// What is missing without a system call.
 fn without(call: Unusual) -> &'static str {
     match call {
-        Unusual::PerfEventOpen => "the source perf",
-        Unusual::TimerCreate | Unusual::TimerSettime | Unusual::TimerDelete => "the source timer",
+        Unusual::PerfEventOpen => "the perf source",
+        Unusual::TimerCreate | Unusual::TimerSettime | Unusual::TimerDelete => "the timer source",
         Unusual::ProcessVmReadv => "the stacks of waits, unless /proc/self/mem can be read",
         Unusual::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
         Unusual::Getrusage => "page faults and context switches",
         Unusual::MemfdCreate => "separate files of debug information",
-        Unusual::Statfs | Unusual::Faccessat => "the check of the directory",
+        Unusual::Statfs | Unusual::Faccessat => "the check of the output directory",
     }
 }
 

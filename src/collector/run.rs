@@ -66,7 +66,7 @@ pub(super) struct Collector {
     pub(super) arming: Share,
     /// The allowance of samples and context switches of all threads together.
     pub(super) allowance: Allowance,
-    /// What threads have used that ended since the last scan.
+    /// What threads that have ended since the last scan have used.
     pub(super) unspent: Spent,
     /// Armings that have ended but that their threads may still read.
     closed_armings: Vec<Arc<Arming>>,
@@ -344,7 +344,7 @@ impl Collector {
         let mut closed = Vec::new();
         while let Some(notice) = self.engine.spans.take_notice() {
             match notice {
-                Notice::Opened(key, known) => self.pending.know(key, known, self.round),
+                Notice::Opened(key, known) => self.pending.register(key, known, self.round),
                 Notice::Closed { key, ids } => {
                     self.pending.note(key, |pending| pending.ids = ids);
                     closed.push(key);
@@ -498,7 +498,7 @@ impl Collector {
             return;
         }
         let line = report::LOST_SIGNAL;
-        _ = self.jobs.send(Job::Say { line: line.to_owned(), is_warning: true });
+        _ = self.jobs.send(Job::Log { line: line.to_owned(), is_warning: true });
     }
 
     fn check_budget(&mut self, now: Instant) {
@@ -514,7 +514,7 @@ impl Collector {
             self.rate_logged = Some(now);
             let percent = self.limits.cpu_percent.unwrap_or_default();
             let line = report::lowered_rate(percent, times);
-            _ = self.jobs.send(Job::Say { line, is_warning: true });
+            _ = self.jobs.send(Job::Log { line, is_warning: true });
         }
     }
 
@@ -529,7 +529,7 @@ impl Collector {
         if let Some(over) = begins.filter(|_| is_first) {
             self.shed_logged = Some(now);
             let line = report::shed(&over);
-            _ = self.jobs.send(Job::Say { line, is_warning: true });
+            _ = self.jobs.send(Job::Log { line, is_warning: true });
         }
     }
 
@@ -549,11 +549,11 @@ impl Collector {
             }
         }
         // A span is registered when its first interval ends, or never.
-        let unknown = self.pending.remove_unknown(self.round.saturating_sub(1), entered);
+        let unknown = self.pending.remove_unregistered(self.round.saturating_sub(1), entered);
         Counters::add(&self.engine.counters.samples_dropped_unknown_span, unknown);
         for (line, is_warning) in report::due(&self.engine, &mut self.deadly, &mut self.introduced)
         {
-            _ = self.jobs.send(Job::Say { line, is_warning });
+            _ = self.jobs.send(Job::Log { line, is_warning });
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct Stack {
 pub(super) enum Waited {
     In(Call),
     /// The system does not allow us to read it.
-    Somewhere,
+    Unknown,
 }
 
 impl Stack {

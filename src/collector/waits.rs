@@ -472,7 +472,7 @@ fn capture(
         Ok(None) => return None,
         Err(_) => {
             note_waited(recording, arming, span, proof)?;
-            stack.waited = Some(Waited::Somewhere);
+            stack.waited = Some(Waited::Unknown);
             Counters::add(&looker.counters.waits_without_stack, 1);
         }
     }

@@ -75,7 +75,7 @@ impl Worker {
                 recv(wake) -> _ => None,
             };
             match job {
-                Some(Job::Say { line, is_warning }) => {
+                Some(Job::Log { line, is_warning }) => {
                     wait_for_level(if is_warning { LevelFilter::WARN } else { LevelFilter::INFO });
                     self.delivery.log(is_warning, &line);
                 }

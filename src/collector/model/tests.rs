@@ -32,11 +32,11 @@ impl Reached {
         for (what, is_so) in [
             ("a profile", profile.is_some()),
             ("no profile", profile.is_none()),
-            ("one of several spans", profile.is_some() && told.kept.len() > 1),
-            ("one while the root is open", profile.is_some() && is_root_open),
-            ("an earlier one", any(|span| !span.earlier.is_empty())),
-            ("two earlier ones", any(|span| span.earlier.len() > 1)),
-            ("nothing but an earlier one", {
+            ("a profile of several spans", profile.is_some() && told.kept.len() > 1),
+            ("a profile while the root is open", profile.is_some() && is_root_open),
+            ("an earlier profile", any(|span| !span.earlier.is_empty())),
+            ("two earlier profiles", any(|span| span.earlier.len() > 1)),
+            ("an earlier profile and no new one", {
                 any(|span| !span.earlier.is_empty() && span.profile.is_none())
             }),
             ("a deep path", profile.is_some_and(|it| it.samples.values().any(is_deep))),
