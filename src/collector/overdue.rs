@@ -27,7 +27,7 @@ pub(super) struct Overdue {
     /// The reasons for which open spans were kept: once for each reason.
     kept: HashMap<SpanKey, Reasons>,
     /// Spans that the hooks may not have registered, so their close is found by polling.
-    ours: HashMap<SpanKey, RegistryId>,
+    polled: HashMap<SpanKey, RegistryId>,
     /// CPU time of the last check. Checks take 1 % of a core at most.
     cost: Duration,
     /// The generation of the rules at the last sweep of replaced rules, and its time.
@@ -92,7 +92,7 @@ impl Overdue {
         Self {
             checked: Instant::now(),
             kept: HashMap::new(),
-            ours: HashMap::new(),
+            polled: HashMap::new(),
             cost: Duration::ZERO,
             swept: (0, Instant::now()),
         }
@@ -101,7 +101,7 @@ impl Overdue {
     /// The span has closed.
     pub(super) fn forget(&mut self, span: SpanKey) {
         self.kept.remove(&span);
-        self.ours.remove(&span);
+        self.polled.remove(&span);
     }
 }
 
@@ -115,7 +115,7 @@ impl Collector {
 
     /// Whether an open span must be polled.
     pub(super) fn watches_spans(&self) -> bool {
-        !self.overdue.ours.is_empty() || self.engine.spans.has_watched()
+        !self.overdue.polled.is_empty() || self.engine.spans.has_watched()
     }
 
     /// Finds open spans that must be kept and makes their snapshots. Call after draining.
@@ -139,7 +139,7 @@ impl Collector {
         let closed = |(key, id): (&SpanKey, &RegistryId)| {
             (!self.engine.spans.is_open(*id, *key)).then_some(*key)
         };
-        self.closed.extend(self.overdue.ours.iter().filter_map(closed));
+        self.closed.extend(self.overdue.polled.iter().filter_map(closed));
         let clock = self.engine.spans.clock();
         let now_ns = clock.raw_ns(clock.now());
         // Read before the slots, so that the slot of a span in which a thread is found shows it as entered.
@@ -229,7 +229,7 @@ impl Collector {
         let around = self.engine.spans.describe(id, key).unwrap_or_default();
         for (key, known) in around {
             if self.pending.get(key).is_none_or(|pending| pending.known.is_none()) {
-                self.overdue.ours.insert(key, known.id);
+                self.overdue.polled.insert(key, known.id);
             }
             self.pending.register(key, known, self.round);
         }

@@ -372,8 +372,8 @@ impl DeadlyCalls {
         let missing: BTreeSet<_> = calls.iter().map(|call| without(*call)).collect();
         let missing: Vec<_> = missing.into_iter().collect();
         Some(format!(
-            "a seccomp filter ends this process at {}, so the profiler does not call it and lacks: {}; allow it, or let \
-             the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
+            "a seccomp filter ends this process at {}, so the profiler does not call it and lacks: {}; allow it, or \
+             let the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
             names.join(", "),
             missing.join(", "),
         ))

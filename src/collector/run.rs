@@ -505,7 +505,7 @@ impl Collector {
         let before = self.budget.times();
         let Some(times) = self.budget.look(now, self.reading_ns) else { return };
         self.source.slow_down(times);
-        let is_first = self.rate_logged.is_none_or(|told| now.duration_since(told) >= MINUTE);
+        let is_first = self.rate_logged.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
         if times < before {
             return;
         }
@@ -525,7 +525,7 @@ impl Collector {
         }
         let begins = self.shed.check(now, sys::load());
         self.source.set_sheds(self.shed.is_over());
-        let is_first = self.shed_logged.is_none_or(|told| now.duration_since(told) >= MINUTE);
+        let is_first = self.shed_logged.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
         if let Some(over) = begins.filter(|_| is_first) {
             self.shed_logged = Some(now);
             let line = report::shed(&over);
