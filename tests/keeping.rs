@@ -386,7 +386,7 @@ fn memory_that_runs_short_after_a_promise_is_said_in_the_profile() {
     let lost = setup.handle.stats().samples.dropped_memory;
     assert!(lost > 0);
     assert_eq!(support::points_with_remark(profile), profile.sample_count());
-    assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stacks given up"))));
+    assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stacks dropped"))));
     // The CPU time is there all the same.
     assert_weight(profile, lost);
 }

@@ -95,7 +95,7 @@ fn deadlock(source: Source) {
     for function in ["takes_stock_then_prices", "takes_prices_then_stock"] {
         assert!(names.contains(&function), "{names:?}");
     }
-    assert!(profiles.iter().all(|profile| profile.title == "request · kept: hung · open still"));
+    assert!(profiles.iter().all(|profile| profile.title == "request · kept: hung · still open"));
     // Once, and not again as long as they hang.
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(setup.kept().len(), 2);

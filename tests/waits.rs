@@ -306,7 +306,7 @@ fn where_the_system_does_not_let_us_look_the_length_is_there_all_the_same() {
         });
         let found = waits(&profile);
         assert!(found[0].2 >= 50_000_000, "{source:?}");
-        let expected = if may_look { "[sleep]" } else { "[waiting: where is not known]" };
+        let expected = if may_look { "[sleep]" } else { "[waiting: location unknown]" };
         assert_eq!(found[0].1[0], expected, "{source:?}");
         assert_eq!(stats.waits.without_stack, u64::from(!may_look));
     }

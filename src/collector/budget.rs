@@ -1,22 +1,22 @@
-//! What the collector may take beside the reading of samples.
+//! CPU budgets for the collector's work other than reading samples.
 
-/// CPU time that something may take beside the reading of samples: a share of a core, and what was saved of it.
+/// A CPU budget: a share of one core, with a limit on what can be saved up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
     percent: u64,
     most_ns: i64,
-    /// Less than nothing if more was taken than there was.
+    /// Negative if more was spent than was available.
     left_ns: i64,
     refilled_ns: u64,
 }
 
 impl Share {
-    /// So much of a core, of which so many nanoseconds are saved at most, and at first.
+    /// A budget of `percent` of a core. At most `most_ns` can be saved up, and it starts with that amount.
     pub(super) const fn new(percent: u64, most_ns: i64) -> Self {
         Self { percent, most_ns, left_ns: most_ns, refilled_ns: 0 }
     }
 
-    /// Whether there is any left, at that time in nanoseconds.
+    /// Whether any budget is left at `now_ns`.
     pub(super) fn has_some(&mut self, now_ns: u64) -> bool {
         let more_ns = now_ns.saturating_sub(self.refilled_ns).saturating_mul(self.percent) / 100;
         if more_ns > 0 {
@@ -38,12 +38,12 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn a_share_is_what_it_says_and_what_was_saved() {
+    fn a_budget_refills_by_its_share_up_to_its_limit() {
         let mut share = Share::new(2, 1_000);
         assert!(share.has_some(SECOND));
         share.spend(5_000);
-        assert!(!share.has_some(SECOND + 200_000), "what was taken before is owed");
-        assert!(share.has_some(SECOND + 200_050), "a fiftieth of the time");
+        assert!(!share.has_some(SECOND + 200_000), "overspending is paid back first");
+        assert!(share.has_some(SECOND + 200_050), "2 % of the elapsed time");
         share.spend(2);
         assert!(!share.has_some(SECOND + 200_149));
         assert!(share.has_some(2 * SECOND));

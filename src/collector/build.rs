@@ -1,4 +1,4 @@
-//! From pending samples to a profile.
+//! Builds profiles from pending samples.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,40 +19,40 @@ use crate::symbols::hex;
 use crate::sys::Call;
 use crate::unwind::{Module, ModuleAddress, Modules, UnwindEnd};
 
-/// What a profile is built from.
+/// The inputs of a profile.
 pub(super) struct ProfileAssembler<'a> {
     pub(super) pending: &'a Pending,
-    /// Waits that go on.
+    /// Waits that have not ended.
     pub(super) waiting: Vec<&'a WaitingThread>,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
-    /// What makes a Unix time of `CLOCK_MONOTONIC_RAW`.
+    /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
     pub(super) unix_offset_ns: i128,
     pub(super) period_ns: u64,
     pub(super) most_samples: usize,
-    /// That the profile may take.
+    /// The limit for the profile's memory.
     pub(super) most_bytes: usize,
-    /// What is in no sample is time in the kernel.
+    /// Whether on-CPU time without samples is kernel time.
     pub(super) hides_kernel: bool,
     pub(super) redaction: &'a Redaction,
 }
 
-/// A profile without symbols, and what it takes to get them.
+/// A profile without symbols, and the modules that symbolization needs.
 pub(super) struct Built {
     pub(super) profile: Profile,
     pub(super) modules: HashMap<MappingId, Arc<Module>>,
-    /// The spans whose samples it has.
+    /// The spans whose samples it contains.
     pub(super) spans: Vec<SpanKey>,
-    /// Samples that were left out here, and for which others stand.
+    /// Samples that were merged into others here.
     pub(super) thinned: u64,
 }
 
-/// Of the wait in which a span grew old: since when nobody looked is known, and not what was in between.
+/// Marks a wait during which its span grew old. Its start is known, but not whether it contains shorter waits.
 const HOLDS_OTHERS: &str = "[and shorter waits before it]";
 
 impl ProfileAssembler<'_> {
-    /// The profile of an epoch: what fell in its spans and in the spans inside them. If all of it would take
-    /// more than it may, with fewer samples that stand for the others.
+    /// Builds the profile of an epoch from the samples of its kept spans and the spans inside them. Downsamples if it
+    /// would exceed its limits.
     pub(super) fn build(&self, id: ProfileId, epoch: &Epoch) -> Built {
         let inside = self.pending.inside(epoch.root, epoch.kept.iter().map(|span| span.key));
         let of_root = self.pending.of_root(epoch.root).iter();
@@ -64,12 +64,12 @@ impl ProfileAssembler<'_> {
         let waits = waits + self.waiting_in(&inside).count();
         let mut every = samples.div_ceil(self.most_samples).max(1);
         let Filled { tables, mut losses, thinned } = loop {
-            // One sample is taken however large it is.
+            // At least one sample is taken, whatever its size.
             let most_bytes = if every < samples.max(waits) { self.most_bytes } else { usize::MAX };
-            let of_kind = [Thinning::new(every, samples), Thinning::new(every, waits)];
+            let of_kind = [Downsampling::new(every, samples), Downsampling::new(every, waits)];
             match self.fill(id, &inside, &spans, of_kind, most_bytes) {
                 Some(filled) => break filled,
-                // Each try takes the time of the thread that reads the rings.
+                // Each attempt delays draining.
                 None => every = every.saturating_mul(4),
             }
         };
@@ -92,13 +92,13 @@ impl ProfileAssembler<'_> {
         Built { profile, modules, spans, thinned }
     }
 
-    /// None if that would take more than it may.
+    /// Returns `None` if the profile would exceed `most_bytes`.
     fn fill(
         &self,
         id: ProfileId,
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
-        [mut samples, mut waits]: [Thinning; 2],
+        [mut samples, mut waits]: [Downsampling; 2],
         most_bytes: usize,
     ) -> Option<Filled<'_>> {
         let mut tables = Tables {
@@ -163,15 +163,14 @@ impl ProfileAssembler<'_> {
         self.waiting.iter().copied().filter(|wait| inside.contains(&wait.span))
     }
 
-    /// For how long the spans were off the CPU at most, if the waits in them are a little longer than that: a record of a
-    /// switch is written when the thread's CPU clock goes already, 10 to 20 µs later where the kernel had to program a
-    /// timer.
+    /// The upper bound of the spans' off-CPU time, if their waits exceed it slightly. The kernel writes a switch
+    /// record when the thread's CPU clock already runs, 10 to 20 µs later if it had to program a timer.
     fn off_cpu_of_waits(&self, epoch: &Epoch, topmost: &[SpanKey], waited_ns: u64) -> Option<u64> {
         let accounts = || {
             let spans = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
             spans.map(|span| &span.account)
         };
-        // What waits on other threads is in no account of these.
+        // These accounts do not include waits on other threads.
         let is_all = accounts().all(|account| {
             let is_own = account.subtree_on_cpu_ns == account.on_cpu_ns
                 && account.subtree_on_cpu_error_ns == account.on_cpu_error_ns;
@@ -184,8 +183,8 @@ impl ProfileAssembler<'_> {
         (is_all && is_longer).then_some(off_cpu_ns)
     }
 
-    /// The kept spans that are inside no other. Of those in which no sample fell nobody knows where
-    /// they are, but for the root: they do not count.
+    /// The kept spans that are inside no other. A span without samples counts only if it is the root, as its position
+    /// in the tree is not known.
     fn topmost(&self, epoch: &Epoch) -> Vec<SpanKey> {
         let is_known = |span: &SpanKey| {
             let pending = self.pending.get(*span);
@@ -199,8 +198,7 @@ impl ProfileAssembler<'_> {
         u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
     }
 
-    /// From the first kept span's beginning to the last one's end, and in any case so that each
-    /// sample lies inside.
+    /// From the start of the first kept span to the end of the last, extended so that it contains all samples.
     fn place_in_time(&self, profile: &mut Profile, epoch: &Epoch) {
         let kept = &epoch.kept;
         let begins = kept.iter().map(|span| self.unix_ns(span.opened_ns));
@@ -212,22 +210,22 @@ impl ProfileAssembler<'_> {
     }
 }
 
-/// What a thread waited for, as the innermost frame of its stack. A lock has its address, so that
-/// waits for the same lock show as such wherever they are.
+/// The innermost frame of a wait: what the thread was blocked in. A futex has its address, so that waits for the same
+/// lock are recognizable.
 fn name_of(waited: Waited) -> String {
     match waited {
         Waited::In(Call::Futex(lock)) => format!("[futex {lock:#x}]"),
         Waited::In(Call::Named(name)) => format!("[{name}]"),
         Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
         Waited::In(Call::PageFault) => "[page fault]".to_owned(),
-        Waited::Somewhere => "[waiting: where is not known]".to_owned(),
+        Waited::Unknown => "[waiting: location unknown]".to_owned(),
     }
 }
 
-/// Spans inside each other that a profile shows.
+/// The maximum depth of nested spans in a profile.
 const DEEPEST: usize = 128;
 
-/// The profile's tables, found from our own numbers.
+/// The tables of the profile, with the lookups from collector ids.
 struct Tables<'a> {
     profile: Profile,
     modules: HashMap<MappingId, Arc<Module>>,
@@ -236,30 +234,30 @@ struct Tables<'a> {
     builder: &'a ProfileAssembler<'a>,
 }
 
-/// Tables with all that falls in the spans, and what they lack.
+/// Filled tables, and what they lack.
 struct Filled<'a> {
     tables: Tables<'a>,
     losses: report::Losses,
     thinned: u64,
 }
 
-/// Which of the samples, or of the waits, are taken.
-struct Thinning {
+/// Chooses which samples, or which waits, are kept.
+struct Downsampling {
     every: usize,
     total: usize,
     number: usize,
-    /// What the next one that is taken stands for too.
+    /// The weight of the skipped samples, which goes to the next one that is kept.
     skipped_ns: u64,
     thinned: u64,
 }
 
-impl Thinning {
+impl Downsampling {
     fn new(every: usize, total: usize) -> Self {
         Self { every, total, number: 0, skipped_ns: 0, thinned: 0 }
     }
 
-    /// What the next one stands for, if it is taken. The last one is in any case, so that all of the time is
-    /// in the profile.
+    /// The total weight for the next sample, if it is kept. The last one is always kept, so that the profile has all
+    /// of the time.
     fn take(&mut self, weight_ns: u64) -> Option<u64> {
         self.number += 1;
         self.skipped_ns += weight_ns;
@@ -282,9 +280,8 @@ impl Tables<'_> {
         self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns });
     }
 
-    /// All that a profile can say of which no sample is left: they were lost (and counted) after
-    /// it was promised. Whoever was given its id finds it.
-    /// Returns how many they were.
+    /// Adds a placeholder if all samples were lost (and counted) after the profile was promised: the span already
+    /// refers to its id. Returns the number of lost samples.
     fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) -> u64 {
         let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples) else { return 0 };
         let remark = self.profile.add_remark("[samples lost before they were read]");
@@ -296,10 +293,10 @@ impl Tables<'_> {
         span.samples
     }
 
-    /// What is left of samples and waits for which there was no memory.
+    /// Adds placeholders for samples and waits that did not fit into memory.
     fn add_lost(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
-        let no_memory = "[stacks given up: memory budget used up]";
-        let no_room = "[stacks of waits given up: no room for more]";
+        let no_memory = "[stacks dropped: memory budget used up]";
+        let no_room = "[stacks of waits dropped: no room for more]";
         let samples = (pending.losses.lost > 0).then_some(pending.lost_ns);
         let waits = Some(pending.lost_waits_ns).filter(|ns| *ns > 0);
         for (kind, remark, lost_ns) in
@@ -313,9 +310,8 @@ impl Tables<'_> {
         }
     }
 
-    /// Where the kernel's part is not sampled: what of the on-CPU time, as long as the span and those inside it were
-    /// sampled, is in no sample. Only if that is known: not if something else may be missing, or is in an earlier
-    /// profile.
+    /// Adds `[kernel]` where kernel time is not sampled: the on-CPU time without samples while the kept spans and
+    /// those inside them were sampled. Adds nothing if something else may be missing or is in an earlier profile.
     fn add_kernel(
         &mut self,
         epoch: &Epoch,
@@ -328,20 +324,20 @@ impl Tables<'_> {
         if is_incomplete || of_topmost.clone().any(|span| !span.earlier.is_empty()) {
             return;
         }
-        // What is sure of it.
+        // The lower bound.
         let sampled_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_sampled_ns).sum();
-        // Of the rarest samples in it.
+        // The longest period in the profile.
         let period_ns = self.profile.largest_weight_ns().max(self.builder.period_ns).max(1);
         let periods = sampled_ns.saturating_sub(self.profile.weight_ns()) / period_ns;
         let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
-        // One more or less at each end is how samples fall.
+        // Up to one sample more or less at each end is normal.
         if periods < 2 {
             return;
         }
         let location = self.location(ModuleAddress::KERNEL, false);
         let stack = self.profile.add_stack(vec![location]);
         let link = self.link(span.key, inside);
-        // Whole periods, so that it is a multiple of what the others stand for. When it was is not known.
+        // A multiple of the period, like the other weights. When the time was spent is not known.
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
         let point = Point { time_unix_ns, weight_ns: periods * period_ns };
         self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
@@ -398,8 +394,8 @@ impl Tables<'_> {
         Some((ids.trace, ids.span))
     }
 
-    /// The link of a span, and those of all around it, not deeper than [`DEEPEST`]: trees of spans can be
-    /// thousands deep.
+    /// The link of a span, including its ancestors up to [`DEEPEST`] levels: span trees can be thousands of levels
+    /// deep.
     fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
         if let Some(known) = self.links.get(&span) {
             return Some(*known);
@@ -408,7 +404,7 @@ impl Tables<'_> {
             self.builder.pending.ancestors(span).take_while(|above| inside.contains(above));
         let mut path: Vec<_> = std::iter::once(span).chain(around).collect();
         path.reverse();
-        // Of a deeper path the spans between the outermost and the innermost are left out.
+        // Drops the spans just below the outermost one.
         let left_out = path.len().saturating_sub(DEEPEST);
         path.drain(1..1 + left_out);
         let mut parent = None;
@@ -421,7 +417,7 @@ impl Tables<'_> {
                     let name = capped(callsite.metadata.name()).into_owned();
                     let ids = self.ids_of(span);
                     let link = self.profile.add_link(Link { span: name, parent, ids });
-                    // Those in the middle have another place in paths that are not cut.
+                    // In a cut path the inner spans have other parents than in full paths.
                     if left_out == 0 || parent.is_none() {
                         self.links.insert(span, link);
                     }

@@ -1,4 +1,4 @@
-//! All that is ever asked of the two threads.
+//! The messages to the collector and the exporting thread.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,46 +11,46 @@ use crate::keep::KeptSpan;
 use crate::profile::{MappingId, Profile};
 use crate::unwind::Module;
 
-/// Who waits for something to be done, until when.
+/// A caller that waits until a deadline.
 #[derive(Debug)]
 pub(super) struct FlushRequest {
-    /// Is told whether all of it was.
+    /// Receives whether everything was delivered.
     pub(super) done: Sender<bool>,
     pub(super) deadline: Instant,
 }
 
-/// Asked of the collector.
+/// A message to the collector.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Export what has been kept until now, then say so.
+    /// Export everything that has been kept so far, then acknowledge.
     Flush(FlushRequest),
-    /// The same, then end.
+    /// The same, then stop.
     Shutdown(Option<FlushRequest>),
 }
 
 impl Command {
-    /// Whether whoever asks waits for it to be done.
+    /// Whether the caller waits for an answer.
     pub(super) fn is_waited_for(&self) -> bool {
         matches!(self, Self::Flush(_) | Self::Shutdown(Some(_)))
     }
 }
 
-/// Asked of the exporting thread.
+/// A message to the exporting thread.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Say this in the log.
-    Say { line: String, is_warning: bool },
-    /// Symbolize and export.
+    /// Log this line.
+    Log { line: String, is_warning: bool },
+    /// Symbolize and export a profile.
     Export {
         profile: Box<Profile>,
         modules: HashMap<MappingId, Arc<Module>>,
         kept: Vec<KeptSpan>,
         room: TakenRoom,
     },
-    /// Say that these were kept and have no profile.
+    /// Report kept spans that have no profile.
     Report(Vec<KeptSpan>),
-    /// Everything before this is done.
+    /// Acknowledge once all earlier jobs are done.
     Done(FlushRequest),
-    /// End, and then say so.
+    /// Stop, then acknowledge.
     Stop(Vec<FlushRequest>),
 }

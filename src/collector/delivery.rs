@@ -1,8 +1,8 @@
-//! Delivery: one queue and one policy, whatever the exporter.
+//! Delivery: one queue and one retry policy for all exporters.
 //!
-//! A profile is *held* until the exporter has taken it. Most export in that call. A [`Remote`] has taken a profile when it is
-//! encoded and waits in the outbox, from which requests are sent one at a time; the answer arrives on a channel, so that
-//! symbols and logs do not wait for a server.
+//! A profile is *held* until the exporter has accepted it. Most exporters export in that call. A [`Remote`] has
+//! accepted a profile once it is encoded and queued in the outbox, which sends one request at a time. Answers arrive
+//! on a channel, so that symbols and logs do not wait for a server.
 //!
 //! [`Remote`]: crate::export::Remote
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
 use super::engine::Engine;
-use super::outbox::{Content, Fate, Outbox, Outgoing, Request, Trouble};
+use super::outbox::{Content, DeliveryOutcome, Outbox, Outgoing, Request, Trouble};
 use super::report;
 use super::room::TakenRoom;
 use crate::export::{Answer, ExportError, Exported, Exporter, Hopeless};
@@ -24,38 +24,38 @@ use crate::profile::Profile;
 use crate::stats::Counters;
 use crate::sys::{Files, Owning};
 
-/// How soon after a failure the exporter is tried again while somebody waits for it, at first and at last.
+/// The pause before a retry while a caller waits in a flush, at first and at most.
 const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
 const LAST_PAUSE_OF_FLUSH: Duration = Duration::from_secs(1);
-/// A profile that could not be delivered for so long is given up: receivers take nothing that is older.
+/// A profile that could not be delivered for this long is given up, as receivers reject older ones.
 const MOST_AGE: Duration = Duration::from_secs(60 * 60);
-/// Profiles in the fallback directory that are remembered to be sent.
+/// How many profiles in the fallback directory are queued to be sent.
 const MOST_STORED: usize = 4096;
 
-/// Takes profiles to where they belong. Runs on the worker's thread.
+/// Delivers profiles. Runs on the worker's thread.
 pub(super) struct Delivery {
     pub(super) engine: Arc<Engine>,
     pub(super) exporter: Owning<Box<dyn Exporter>>,
     pub(super) files: Arc<Files>,
     pub(super) on_kept: Option<OnKept>,
-    /// What the exporter has not taken; no more than may be promised.
+    /// Profiles that the exporter has not accepted; no more than there are permits.
     pub(super) held: VecDeque<HeldProfile>,
-    /// Of an exporter that sends over a network.
+    /// The outbox of an exporter that sends over a network.
     pub(super) outbox: Option<Outbox>,
-    /// Since the last attempt failed.
+    /// Set while the last attempt has failed.
     pub(super) trouble: Option<Trouble>,
-    /// Whether it took the last profile that it was given, if not for good.
+    /// Whether the exporter did not accept the last profile, for a reason that may pass.
     pub(super) takes_none: bool,
-    /// Profiles that were lost before the last flush.
+    /// The number of lost profiles at the last flush.
     pub(super) lost: u64,
     pub(super) age: Duration,
-    pub(super) told_of_hopeless: bool,
-    /// When it was last logged what is wrong with the receiver, and whether it was that profiles are not sent.
+    pub(super) has_logged_loss: bool,
+    /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
     pub(super) warned: Option<Instant>,
     pub(super) owes_all_clear: bool,
 }
 
-/// A profile that the exporter has not taken.
+/// A profile that the exporter has not accepted.
 pub(super) struct HeldProfile {
     pub(super) profile: Profile,
     pub(super) report: Kept,
@@ -64,7 +64,7 @@ pub(super) struct HeldProfile {
 }
 
 impl HeldProfile {
-    /// Whether a span has its id: else it is only a trial.
+    /// Whether a span refers to this profile. If not, it is only a trial.
     fn is_promised(&self) -> bool {
         self.report.spans.iter().any(|span| span.profile.is_ok())
     }
@@ -89,7 +89,7 @@ impl Delivery {
             takes_none: problem.is_some(),
             lost: 0,
             age: MOST_AGE,
-            told_of_hopeless: false,
+            has_logged_loss: false,
             warned: None,
             owes_all_clear: false,
         };
@@ -112,17 +112,17 @@ impl Delivery {
         }
     }
 
-    /// What the receiver answers; nothing ever if there is none.
+    /// The receiver's answers. Never yields if there is no receiver.
     pub(super) fn answers(&self) -> Receiver<Answer> {
         self.outbox.as_ref().map_or_else(channel::never, |outbox| outbox.answers.clone())
     }
 
-    /// Whether the program has closed files that the exporter goes on to use.
+    /// Whether the program has closed files that the exporter keeps using.
     pub(super) fn has_lost_exporter(&self) -> bool {
         !self.files.are_ours() && self.exporter.keeps_files()
     }
 
-    /// When there is something to try again.
+    /// When to try again, if there is anything to try.
     pub(super) fn next_attempt(&self) -> Option<Instant> {
         if self.has_lost_exporter() {
             return None;
@@ -140,9 +140,9 @@ impl Delivery {
         waits.then(|| trouble.map_or_else(Instant::now, |trouble| trouble.until))
     }
 
-    /// Gives a profile to the exporter, and keeps it if that does not take it now.
+    /// Gives a profile to the exporter, and holds it if the exporter does not accept it now.
     pub(super) fn deliver(&mut self, held: HeldProfile) {
-        // First what is known of the receiver.
+        // Process pending answers first.
         while let Ok(answer) = self.answers().try_recv() {
             self.note_answer(Ok(answer));
         }
@@ -150,10 +150,10 @@ impl Delivery {
         self.held.extend(held);
     }
 
-    /// Gives a profile to the exporter. Returns it if it is to be tried again.
+    /// Gives a profile to the exporter. Returns it if it must be tried again.
     fn hand_over(&mut self, held: HeldProfile) -> Option<HeldProfile> {
         let keeper = &Arc::clone(&self.engine).keeper;
-        // An exporter is not ours.
+        // An exporter is foreign code and may panic.
         match catch_unwind(AssertUnwindSafe(|| self.export(&held.profile))) {
             Ok(Ok(Exported { files, .. })) => {
                 self.takes_none = false;
@@ -162,7 +162,7 @@ impl Delivery {
                 }
                 Counters::add(&self.engine.counters.profiles.exported, 1);
                 keeper.set_exporter_fails(false);
-                // A remote has only taken it, but for what is in files.
+                // A remote has only queued it, unless it was written to files.
                 if !keeper.demands_proof() || !files.is_empty() {
                     keeper.note_delivered();
                 }
@@ -172,8 +172,8 @@ impl Delivery {
                 None
             }
             Ok(Err(error)) if error.is::<Hopeless>() => {
-                if !std::mem::replace(&mut self.told_of_hopeless, true) {
-                    self.log(true, &format!("a profile is lost: {error} (said once)"));
+                if !std::mem::replace(&mut self.has_logged_loss, true) {
+                    self.log(true, &format!("a profile is lost: {error} (logged once)"));
                 }
                 self.lose(held.report);
                 None
@@ -183,7 +183,7 @@ impl Delivery {
                 if held.is_promised() {
                     return Some(held);
                 }
-                // It has told what it was made for.
+                // The trial has served its purpose.
                 keeper.redeem();
                 self.report(&held.report);
                 None
@@ -220,22 +220,22 @@ impl Delivery {
         let encoded = files.iter().find(|path| path.extension().is_some_and(|e| e == "otlp"));
         if let Some(path) = encoded.filter(|_| outbox.broken.is_none()) {
             if outbox.stored.len() >= MOST_STORED {
-                // It stays in the directory.
+                // The file stays in the directory.
                 outbox.stored.pop_front();
             }
             let content = Content::Stored(path.clone());
             outbox.stored.push_back(Outgoing { content, since, is_repeated });
         }
-        self.count(Fate::Stored, 1);
+        self.count(DeliveryOutcome::Stored, 1);
         Ok(Exported::to_files(files))
     }
 
-    /// Whether a profile would be taken now, as far as that can be told without one.
+    /// Whether a profile would be accepted now, as far as that can be determined without one.
     fn check(&mut self) -> Result<(), ExportError> {
         let Some(outbox) = &self.outbox else { return self.exporter.check() };
         let Some(problem) = outbox.problem(self.trouble.as_ref()) else { return Ok(()) };
         match self.exporter.remote().and_then(|remote| remote.fallback()) {
-            // There profiles go meanwhile, if they can.
+            // Profiles go there in the meantime, if they can.
             Some(fallback) => fallback.check_writable(),
             None => Err(problem.into()),
         }
@@ -248,14 +248,15 @@ impl Delivery {
         }
         if !std::mem::replace(&mut self.takes_none, true) {
             let line = format!(
-                "a profile could not be exported: {problem} (said once until it works again; until then \
-                 spans are kept without profiles, and the service is not affected)"
+                "a profile could not be exported: {problem} (logged once until it works again; until then \
+                 spans are kept without profiles, and the program is not affected)"
             );
             self.log(true, &line);
         }
     }
 
-    /// Does what is due: at once if the pause after a failure is cut short, unless the receiver has asked for it.
+    /// Does what is due. A hurried call does not wait for the end of the pause after a failure, unless the receiver
+    /// has asked for that pause.
     pub(super) fn advance(&mut self, is_hurried: bool) {
         if self.has_lost_exporter() {
             return;
@@ -265,7 +266,7 @@ impl Delivery {
             && !trouble.is_over
         {
             let is_due = trouble.until <= now;
-            if !is_due && (trouble.is_said || !is_hurried) {
+            if !is_due && (trouble.is_requested || !is_hurried) {
                 return;
             }
             if is_due && self.outbox.is_none() {
@@ -279,15 +280,15 @@ impl Delivery {
         }
     }
 
-    /// Gives to the exporter what it did not take, if it may be well again.
+    /// Tries the held profiles again if the exporter may work again.
     pub(super) fn retry_held(&mut self) {
         let checked = catch_unwind(AssertUnwindSafe(|| self.check()));
         if !matches!(checked, Ok(Ok(()))) {
             return self.engine.keeper.set_exporter_fails(true);
         }
         if self.held.is_empty() {
-            // Only a profile can tell: the next kept span has one, if only a trial. It is well when that is
-            // exported.
+            // Only a profile can show whether the exporter works. The next kept span gets one, if only as a trial,
+            // and the exporter is trusted again once that is exported.
             return self.engine.keeper.set_exporter_fails(false);
         }
         for _ in 0..self.held.len() {
@@ -296,7 +297,7 @@ impl Delivery {
                 if held.since.elapsed() > self.age {
                     self.lose(held.report);
                 } else {
-                    // To the end: if it is the profile that is wrong, others have their turn.
+                    // To the back: if this profile is at fault, others get their turn.
                     self.held.push_back(held);
                 }
                 if self.takes_none {
@@ -306,15 +307,15 @@ impl Delivery {
         }
     }
 
-    /// Waits until all that was promised is delivered, and tries what has failed until then. Returns whether it
-    /// was, and nothing was lost since the last flush.
+    /// Waits until all promised profiles are delivered, and retries failures until then. Returns whether all were
+    /// delivered and none was lost since the last flush.
     pub(super) fn flush(&mut self, deadline: Instant) -> bool {
         if self.has_lost_exporter() {
             return false;
         }
         let (mut pause, mut hurries_at) = (FIRST_PAUSE_OF_FLUSH, Instant::now());
-        // A receiver that has failed is asked before it is said that nothing is left.
-        let is_known = |trouble: &Trouble| trouble.is_said || trouble.is_over;
+        // Asks a receiver that has failed before reporting that nothing is left.
+        let is_known = |trouble: &Trouble| trouble.is_requested || trouble.is_over;
         let mut has_asked = self.trouble.as_ref().is_none_or(is_known) || self.outbox.is_none();
         loop {
             let now = Instant::now();
@@ -345,7 +346,8 @@ impl Delivery {
         self.has_lost_none() && is_done && !self.engine.keeper.is_distrusted()
     }
 
-    /// Whether there is nothing to wait for: for what is in the fallback directory only while the receiver answers.
+    /// Whether there is nothing to wait for. Profiles in the fallback directory count only while the receiver
+    /// answers.
     fn is_done(&self) -> bool {
         let Some(outbox) = &self.outbox else { return self.held.is_empty() };
         let is_well = self.trouble.as_ref().is_none_or(|trouble| trouble.is_over);
@@ -353,13 +355,13 @@ impl Delivery {
         outbox.broken.is_some() || self.held.is_empty() && is_sent
     }
 
-    /// Whether no profile was lost since this was last asked.
+    /// Whether no profile was lost since the last call.
     fn has_lost_none(&mut self) -> bool {
         let lost = self.engine.counters.profiles_lost();
         std::mem::replace(&mut self.lost, lost) == lost
     }
 
-    /// Ends it all. Returns whether nothing was lost since the last flush.
+    /// Ends delivery. Returns whether no profile was lost since the last flush.
     pub(super) fn end(mut self) -> bool {
         while let Some(held) = self.held.pop_front() {
             self.lose(held.report);
@@ -371,14 +373,14 @@ impl Delivery {
             };
             let sending = sending.filter(|outgoing| outgoing.message().is_some());
             let left: Vec<_> = sending.into_iter().chain(outbox.waiting).collect();
-            self.give_up(&left, Fate::AtShutdown);
+            self.give_up(&left, DeliveryOutcome::AtShutdown);
         }
         let is_done = self.has_lost_none();
         _ = catch_unwind(AssertUnwindSafe(|| drop(self)));
         is_done
     }
 
-    /// A profile that was promised will not be.
+    /// Counts a promised profile as lost.
     pub(super) fn lose(&self, report: Kept) {
         Counters::add(&self.engine.counters.profiles.dropped_export_failed, 1);
         self.engine.keeper.redeem();
@@ -386,16 +388,15 @@ impl Delivery {
         self.report(&Kept { profile: None, ..report });
     }
 
-    /// Logs what was kept.
+    /// Logs what was kept, and calls `on_kept`.
     pub(super) fn report(&self, kept: &Kept) {
         self.log(false, &report::line(kept, &self.engine.redaction));
         if let Some(on_kept) = &self.on_kept {
-            // Not ours either.
+            // The callback is foreign code and may panic.
             let told = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
             let panicked = &self.engine.counters.spans.on_kept_panics;
             if told.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
-                let line =
-                    "what was given to `on_kept` has panicked; from now on that is only counted";
+                let line = "the `on_kept` callback panicked; further panics are only counted";
                 self.log(true, line);
             }
         }
@@ -429,7 +430,7 @@ mod tests {
     const PLENTY: Duration = Duration::from_secs(60);
     const MS: Duration = Duration::from_millis(1);
 
-    /// What a test sees of an exporter that sends, and what it answers.
+    /// A network exporter's messages and answers, as a test sees them.
     #[derive(Clone, Default)]
     struct Line {
         sent: Arc<Mutex<Vec<Arc<[u8]>>>>,
@@ -437,11 +438,11 @@ mod tests {
     }
 
     impl Line {
-        fn says(&self, answer: Answer) {
+        fn answer(&self, answer: Answer) {
             self.answers.lock().as_ref().unwrap().send(answer).unwrap();
         }
 
-        /// What was sent since this was last asked.
+        /// The lengths of the messages sent since the last call.
         fn sent(&self) -> Vec<usize> {
             self.sent.lock().drain(..).map(|message| message.len()).collect()
         }
@@ -455,7 +456,7 @@ mod tests {
 
     impl Exporter for Sends {
         fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
-            Err("it is a remote".into())
+            Err("not called for a remote".into())
         }
 
         fn remote(&mut self) -> Option<&mut dyn Remote> {
@@ -504,7 +505,7 @@ mod tests {
         delivery.engine.stats()
     }
 
-    /// Gives it a profile that was promised, and does what is due.
+    /// Delivers a promised profile, and does what is due.
     fn deliver(delivery: &mut Delivery) {
         let key = SpanKey::new(1).unwrap();
         let profile = Profile::new(ProfileId::for_test(1), 1);
@@ -534,14 +535,14 @@ mod tests {
         Answer::Never { what, problem: "no".to_owned() }
     }
 
-    /// Goes on until there is nothing to be done at once.
-    fn hears(delivery: &mut Delivery, answer: Answer) {
+    /// Passes on an answer, and does what is due.
+    fn receive(delivery: &mut Delivery, answer: Answer) {
         delivery.note_answer(Ok(answer));
         delivery.advance(true);
     }
 
     #[test]
-    fn the_old_do_not_take_the_young_with_them() {
+    fn expired_profiles_are_given_up_together_and_newer_ones_stay() {
         let (mut delivery, line) = delivery_to(Duration::MAX, None);
         delivery.age = PLENTY;
         for _ in 0..4 {
@@ -551,8 +552,8 @@ mod tests {
         let Some(Request::Profile(sending)) = &mut outbox.sending else { panic!("the first") };
         let Some(since) = Instant::now().checked_sub(2 * PLENTY) else { return };
         (sending.since, outbox.waiting[0].since, outbox.waiting[2].since) = (since, since, since);
-        // All that are too old are given up with the first, and not after a request, and a pause, for each.
-        hears(&mut delivery, busy(Some(PLENTY)));
+        // All expired profiles are given up with the first, without a request and a pause for each.
+        receive(&mut delivery, busy(Some(PLENTY)));
         assert_eq!(stats(&delivery).profiles.dropped_too_old, 3);
         assert_eq!(delivery.outbox.as_ref().unwrap().waiting.len(), 1);
         assert_eq!(line.sent(), [1], "the next request is a minute away");
@@ -566,31 +567,34 @@ mod tests {
             deliver(&mut delivery);
             delivery.note_answer(Ok(busy(None)));
             assert_eq!(stats(&delivery).profiles.dropped_too_old, 1);
-            // Also if nobody flushes.
+            // Also without a flush.
             assert!(delivery.next_attempt().is_some());
             delivery.advance(true);
             assert_eq!(line.sent(), [1, 0]);
             let question = line.clone();
-            let asks = std::thread::spawn(move || question.says(busy(None)));
-            assert!(!delivery.flush(Instant::now() + 100 * MS), "it is still away");
-            asks.join().unwrap();
-            line.says(answer);
-            assert!(delivery.flush(Instant::now() + PLENTY), "what was lost was said before");
+            let probed = std::thread::spawn(move || question.answer(busy(None)));
+            assert!(!delivery.flush(Instant::now() + 100 * MS), "the receiver is still away");
+            probed.join().unwrap();
+            line.answer(answer);
+            assert!(
+                delivery.flush(Instant::now() + PLENTY),
+                "the loss was reported by the last flush"
+            );
             assert!(delivery.next_attempt().is_none());
         }
     }
 
     #[test]
-    fn what_is_held_is_taken_when_the_receiver_is_back() {
+    fn held_profiles_are_accepted_when_the_receiver_is_back() {
         let (mut delivery, line) = delivery_to(Duration::ZERO, None);
         deliver(&mut delivery);
-        hears(&mut delivery, busy(None));
+        receive(&mut delivery, busy(None));
         for _ in 0..3 {
             deliver(&mut delivery);
         }
         assert_eq!((delivery.held.len(), stats(&delivery).profiles.exported), (3, 1));
         for _ in 0..4 {
-            hears(&mut delivery, accepted());
+            receive(&mut delivery, accepted());
         }
         assert_eq!(
             (stats(&delivery).profiles.exported, stats(&delivery).profiles.delivered),
@@ -601,28 +605,28 @@ mod tests {
         assert!(delivery.flush(Instant::now()));
     }
 
-    /// One with a fallback directory, while the receiver is away.
+    /// A delivery with a fallback directory whose receiver is away.
     fn away(folder: &tempfile::TempDir) -> (Delivery, Line) {
         let (mut delivery, line) = delivery_to(Duration::ZERO, Some(Directory::new(folder.path())));
         deliver(&mut delivery);
-        hears(&mut delivery, busy(None));
+        receive(&mut delivery, busy(None));
         assert_eq!(line.sent(), [1, 1]);
         (delivery, line)
     }
 
     #[test]
-    fn a_flush_waits_for_what_is_stored_while_the_receiver_answers() {
+    fn a_flush_waits_for_stored_profiles_while_the_receiver_answers() {
         let folder = tempfile::tempdir().unwrap();
         let (mut delivery, line) = away(&folder);
         (0..2).for_each(|_| deliver(&mut delivery));
         assert_eq!(stats(&delivery).profiles.stored_as_fallback, 2);
-        hears(&mut delivery, accepted());
+        receive(&mut delivery, accepted());
         assert!(!delivery.flush(Instant::now() + MS), "they are being sent");
-        hears(&mut delivery, accepted());
+        receive(&mut delivery, accepted());
         assert!(!delivery.flush(Instant::now() + MS));
-        // The receiver goes away: nobody waits for what is in the directory.
+        // The receiver goes away: a flush does not wait for stored profiles.
         let start = Instant::now();
-        line.says(busy(Some(PLENTY)));
+        line.answer(busy(Some(PLENTY)));
         assert!(!delivery.flush(start + PLENTY));
         assert!(start.elapsed() < PLENTY);
         let stats = stats(&delivery);
@@ -630,15 +634,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_waits_while_the_receiver_wants_nothing() {
+    fn stored_profiles_wait_while_the_receiver_refuses_all() {
         let folder = tempfile::tempdir().unwrap();
         let (mut delivery, line) = away(&folder);
         deliver(&mut delivery);
-        hears(&mut delivery, never(Never::All));
+        receive(&mut delivery, never(Never::All));
         deliver(&mut delivery);
-        assert_eq!(line.sent(), [0], "only a question");
+        assert_eq!(line.sent(), [0], "only a probe");
         for answer in [accepted(), accepted(), accepted()] {
-            hears(&mut delivery, answer);
+            receive(&mut delivery, answer);
         }
         let stats = stats(&delivery);
         assert_eq!((stats.profiles.delivered, stats.profiles.resent_from_fallback), (2, 2));
@@ -646,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_receiver_is_away_the_fallback_directory_must_do() {
+    fn while_the_receiver_is_away_the_check_covers_the_fallback_directory() {
         let folder = tempfile::tempdir().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         for (path, expected) in [
@@ -655,9 +659,9 @@ mod tests {
             (Some(file.path().join("below")), Some("cannot write to")),
         ] {
             let (mut delivery, _line) = delivery_to(Duration::ZERO, path.map(Directory::new));
-            assert!(delivery.check().is_ok(), "nothing is needed of it");
+            assert!(delivery.check().is_ok(), "the directory is not used yet");
             deliver(&mut delivery);
-            hears(&mut delivery, busy(None));
+            receive(&mut delivery, busy(None));
             let problem = delivery.check().err().map(|error| error.to_string());
             match expected {
                 Some(expected) => assert!(problem.unwrap().contains(expected)),
@@ -667,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_thread_that_sends_is_the_end_of_nothing_else() {
+    fn delivery_survives_the_end_of_the_sending_thread() {
         let (mut delivery, line) = delivery_to(Duration::MAX, None);
         deliver(&mut delivery);
         *line.answers.lock() = None;
@@ -678,7 +682,7 @@ mod tests {
         deliver(&mut delivery);
         assert_eq!((delivery.held.len(), delivery.next_attempt()), (1, None));
         let engine = Arc::clone(&delivery.engine);
-        assert!(!delivery.end(), "and can be counted");
+        assert!(!delivery.end(), "the losses are counted");
         let stats = engine.stats();
         assert_eq!(
             (stats.profiles.dropped_at_shutdown, stats.profiles.dropped_export_failed),

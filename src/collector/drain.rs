@@ -1,4 +1,4 @@
-//! Reading one thread's ring.
+//! Drains one thread's ring.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
@@ -13,7 +13,7 @@ use crate::stats::Counters;
 use crate::sys::{self, SampleRing, TimerRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
-/// What draining needs, and what it fills.
+/// What draining reads and fills.
 pub(super) struct Drain<'a> {
     pub(super) unwinder: &'a mut Unwinder,
     pub(super) pending: &'a mut Pending,
@@ -21,34 +21,34 @@ pub(super) struct Drain<'a> {
     pub(super) most_frames: usize,
     pub(super) round: u64,
     pub(super) stack: &'a mut Stack,
-    /// The rate is lowered because reading samples takes too much.
+    /// Whether the rate is lowered to stay within the CPU budget.
     pub(super) is_lowered: bool,
 }
 
 impl Sampled {
-    /// Reads everything that is in the ring. Returns the span that the thread is in.
+    /// Reads everything in the ring. Returns the span that the thread is in.
     pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
         self.follow();
         let Some(ring) = self.arming.ring.clone() else { return self.recording.span() };
-        // In this order: see `SampledThread::open_interval`.
+        // The order matters: see `SampledThread::open_interval`.
         let head = ring.head();
-        let stretch = self.recording.open_interval(&self.arming);
-        while let Some(mark) = self.arming.take_interval() {
-            self.marks.push_back(mark);
+        let open = self.recording.open_interval(&self.arming);
+        while let Some(interval) = self.arming.take_interval() {
+            self.intervals.push_back(interval);
         }
-        if self.counted_from != stretch.from {
-            (self.counted_from, self.counted) = (stretch.from, 0);
+        if self.counted_from != open.from {
+            (self.counted_from, self.counted) = (open.from, 0);
         }
-        // Then it is read for the last time.
+        // The ring of a thread that is over is read for the last time.
         let is_over = self.recording.is_over();
         let mut end = head;
         for record in Records::between(&**ring, ring.tail(), head) {
             if let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record
-                && stretch.is_in_hook
+                && open.is_in_hook
                 && !is_over
-                && position_of(&ring, place) >= stretch.from
+                && position_of(&ring, place) >= open.from
             {
-                // Read again when it is known where the thread goes on.
+                // Read again once the hook has published where the thread continues.
                 end = place.position;
                 break;
             }
@@ -58,20 +58,20 @@ impl Sampled {
                     self.drained = position + self.arming.sample_size();
                     self.counted += u64::from(position >= self.counted_from);
                     self.unspent += 1;
-                    match owner(&mut self.marks, stretch, position) {
+                    match owner(&mut self.intervals, open, position) {
                         Some(span) => {
                             let period_ns = self.arming.period_ns();
                             drain.sample(&ring, self.recording.tid, place, span, period_ns);
                         }
                         None => count(&drain.counters.samples.outside_spans, 1),
                     }
-                    // Room for the next sample, before this round has read them all.
+                    // Makes room for the next sample before this round has read all of them.
                     ring.release_to(place.position + u64::from(place.size));
                 }
                 Ok(Record::Lost { count: samples, place }) => {
                     let position = position_of(&ring, place);
                     count(&drain.counters.samples.dropped_ring_full, samples);
-                    if let Some(span) = owner(&mut self.marks, stretch, position) {
+                    if let Some(span) = owner(&mut self.intervals, open, position) {
                         drain.pending.note(span, |pending| pending.losses.ring_full += samples);
                     }
                 }
@@ -84,14 +84,14 @@ impl Sampled {
         if ring.timer().is_none() {
             self.drained = end;
         }
-        let foreign = ring.timer().map_or(0, TimerRing::take_off_stack);
-        self.needs_perf |= foreign > 0 && self.has_timer_for_switches;
-        count(&drain.counters.samples.dropped_off_stack, foreign);
-        stretch.span
+        let off_stack = ring.timer().map_or(0, TimerRing::take_off_stack);
+        self.needs_perf |= off_stack > 0 && self.has_timer_for_switches;
+        count(&drain.counters.samples.dropped_off_stack, off_stack);
+        open.span
     }
 }
 
-/// Where the hooks of the ring's thread saw a record.
+/// The position of a record as the hooks of its thread see it.
 fn position_of(ring: &SampleRing, place: RecordPlace) -> u64 {
     ring.timer().map_or(place.position, |ring| said_position(&**ring, place))
 }
@@ -100,38 +100,38 @@ fn count(counter: &AtomicU64, count: u64) {
     Counters::add(counter, count);
 }
 
-/// The span that a sample at `position` belongs to. Positions are asked for in order: marks that lie before are
+/// The span that a sample at `position` belongs to. Positions must not decrease: intervals before `position` are
 /// dropped.
 pub(super) fn owner(
-    marks: &mut VecDeque<SpanInterval>,
-    stretch: OpenInterval,
+    intervals: &mut VecDeque<SpanInterval>,
+    open: OpenInterval,
     position: u64,
 ) -> Option<SpanKey> {
-    while marks.front().is_some_and(|mark| mark.to <= position) {
-        marks.pop_front();
+    while intervals.front().is_some_and(|interval| interval.to <= position) {
+        intervals.pop_front();
     }
-    if let Some(mark) = marks.front().filter(|mark| mark.from <= position) {
-        return Some(mark.span);
+    if let Some(interval) = intervals.front().filter(|interval| interval.from <= position) {
+        return Some(interval.span);
     }
-    let is_open = stretch.from <= position;
-    stretch.span.filter(|_| is_open)
+    let is_open = open.from <= position;
+    open.span.filter(|_| is_open)
 }
 
-/// From here on the entries of a chain are not addresses but say whose the next ones are
-/// (`PERF_CONTEXT_KERNEL` and the like).
+/// Entries of a call chain from here on are not addresses but context markers, such as `PERF_CONTEXT_KERNEL`.
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 impl Drain<'_> {
-    /// What a sample stands for, and how many others are lost with it. A timer says it, but if its signal was held back for long (the program had
-    /// blocked it), most of that time was spent elsewhere, and nobody knows where.
-    fn weight_of(&self, said_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
+    /// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program
+    /// blocked its signal for long, it is not known where the thread spent most of that time: the sample then has the
+    /// usual weight and the rest is lost.
+    fn weight_of(&self, stated_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
         const TOO_MANY: u64 = 16;
-        let Some(said_ns) = said_ns else { return (period_ns, 0) };
+        let Some(stated_ns) = stated_ns else { return (period_ns, 0) };
         let usual_ns = period_ns.max(sys::tick_ns().unwrap_or(0)).max(1);
-        if said_ns <= TOO_MANY * usual_ns {
-            return (said_ns, 0);
+        if stated_ns <= TOO_MANY * usual_ns {
+            return (stated_ns, 0);
         }
-        (usual_ns, said_ns / usual_ns - 1)
+        (usual_ns, stated_ns / usual_ns - 1)
     }
 
     fn sample(
@@ -191,36 +191,36 @@ mod tests {
     const A: SpanKey = SpanKey::new(1).unwrap();
     const B: SpanKey = SpanKey::new(2).unwrap();
 
-    fn mark(span: SpanKey, from: u64, to: u64) -> SpanInterval {
+    fn interval(span: SpanKey, from: u64, to: u64) -> SpanInterval {
         SpanInterval { span, from, to }
     }
 
     fn owners(
-        marks: &[SpanInterval],
+        intervals: &[SpanInterval],
         open: Option<SpanKey>,
         from: u64,
         positions: &[u64],
     ) -> Vec<Option<SpanKey>> {
-        let mut marks: VecDeque<_> = marks.iter().copied().collect();
-        let stretch = OpenInterval { span: open, from, is_in_hook: false };
-        positions.iter().map(|position| owner(&mut marks, stretch, *position)).collect()
+        let mut intervals: VecDeque<_> = intervals.iter().copied().collect();
+        let open = OpenInterval { span: open, from, is_in_hook: false };
+        positions.iter().map(|position| owner(&mut intervals, open, *position)).collect()
     }
 
     #[test]
-    fn a_sample_belongs_to_the_stretch_that_holds_its_position() {
-        let marks = [mark(A, 0, 32), mark(B, 64, 96)];
-        let found = owners(&marks, Some(A), 128, &[0, 16, 32, 64, 95, 96, 128, 999]);
+    fn a_sample_belongs_to_the_interval_that_contains_its_position() {
+        let intervals = [interval(A, 0, 32), interval(B, 64, 96)];
+        let found = owners(&intervals, Some(A), 128, &[0, 16, 32, 64, 95, 96, 128, 999]);
         assert_eq!(found, [Some(A), Some(A), None, Some(B), Some(B), None, Some(A), Some(A)]);
     }
 
     #[test]
-    fn a_mark_that_is_pushed_late_wins_over_an_open_stretch_that_began_before() {
-        // The stretch was read before the thread ended it: both say the same.
-        assert_eq!(owners(&[mark(A, 32, 64)], Some(A), 32, &[32, 64]), [Some(A), Some(A)]);
+    fn a_closed_interval_wins_over_an_open_one_that_was_read_earlier() {
+        // The open interval was read before the thread closed it: both have the same span.
+        assert_eq!(owners(&[interval(A, 32, 64)], Some(A), 32, &[32, 64]), [Some(A), Some(A)]);
     }
 
     #[test]
-    fn outside_all_stretches_a_sample_belongs_to_nobody() {
+    fn a_sample_outside_all_intervals_belongs_to_no_span() {
         assert_eq!(owners(&[], None, 0, &[0, 32]), [None, None]);
         assert_eq!(owners(&[], Some(A), 64, &[32]), [None]);
     }

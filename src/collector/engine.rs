@@ -1,4 +1,4 @@
-//! What the hooks, the handle and the collector share.
+//! The state that the hooks, the handle and the collector share.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -31,27 +31,27 @@ use crate::stats::{Counters, Stats};
 use crate::symbols::SymbolSettings;
 use crate::sys::{self, Owning, Poller, Waker};
 
-/// Finds the OpenTelemetry span of a span that closes.
+/// Finds the OpenTelemetry span of a closing span.
 pub(crate) type FindOtel<'a> = &'a mut dyn FnMut() -> Option<OtelSpan>;
 
-/// How much may be held, and how much may be made of it.
+/// Limits on memory, CPU time and sizes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) memory_bytes: usize,
     pub(crate) samples_per_profile: usize,
     pub(crate) pending_spans: usize,
-    /// That profiles may take on their way from there to where they belong.
+    /// For profiles that have not been exported yet.
     pub(crate) export_bytes: usize,
-    /// Of one core, that reading samples may take.
+    /// The share of one core that reading samples may take.
     pub(crate) cpu_percent: Option<u32>,
     pub(crate) frames_per_stack: usize,
-    /// That are copied of a stack.
+    /// How many bytes of a stack are copied.
     pub(crate) stack_bytes: usize,
     pub(crate) shed: ShedLimits,
     pub(crate) pace: Pace,
 }
 
-/// What an engine is made of.
+/// Everything that an [`Engine`] is made of.
 pub(crate) struct Parts {
     pub(crate) spans: Spans,
     pub(crate) callsites: Callsites,
@@ -60,12 +60,12 @@ pub(crate) struct Parts {
     pub(crate) source: Sampler,
     pub(crate) poller: Poller,
     pub(crate) limits: Limits,
-    /// The engine's own, which no other has.
+    /// Belongs to this engine only.
     pub(crate) gate: &'static Gate,
     pub(crate) pairing: Arc<Pairing>,
     pub(crate) source_settings: SourceSettings,
     pub(crate) exporter: Box<dyn Exporter>,
-    /// What is wrong with it, if something is.
+    /// An error of the exporter, if it has one.
     pub(crate) problem: Option<String>,
     pub(crate) on_kept: Option<OnKept>,
     pub(crate) only_sampled_traces: bool,
@@ -82,23 +82,23 @@ pub(crate) struct Engine {
     pub(super) keeper: Keeper,
     pub(super) counters: Arc<Counters>,
     pub(super) waker: Waker,
-    /// Why a span without samples has none.
+    /// The reason given for a span without samples.
     without_samples: NoProfile,
     only_sampled_traces: bool,
     pub(crate) source_settings: SourceSettings,
-    /// What the source is and cannot see, and whether that is less than was asked for.
+    /// Describes the source and what it cannot see, and whether that is less than was requested.
     pub(crate) source_line: (String, bool),
     pub(super) attributes: AttributeNames,
     pub(super) redaction: Redaction,
     pub(crate) pairing: Arc<Pairing>,
-    /// What was wrong with the exporter from the beginning, until it is said.
+    /// An error that the exporter had from the start, until it is logged.
     problem: Mutex<Option<String>>,
     pub(super) commands: Sender<Command>,
     pub(crate) gate: &'static Gate,
     dispatch: RwLock<Option<WeakDispatch>>,
 }
 
-/// For the collector's thread to begin, on a machine that has other things to do.
+/// How long the collector's thread may take to begin on a busy machine.
 const LONGEST_START: Duration = Duration::from_secs(1);
 
 impl Engine {
@@ -106,18 +106,18 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the system does not let us.
+    /// If the system refuses to create a thread.
     pub(crate) fn start(parts: Parts) -> Result<Arc<Self>, Error> {
         let (engine, collector, worker) = Self::assemble(parts);
         spawn("profiling-export", move || Worker::new(worker).run())?;
         let (begins, has_begun) = channel::bounded::<()>(0);
         spawn("profiling-drain", move || collector.run(begins))?;
-        // Files that are ours are open when this returns.
+        // The layer's files are open when this returns.
         _ = has_begun.recv_timeout(LONGEST_START);
         Ok(engine)
     }
 
-    /// An engine, and what its two threads are to do.
+    /// Creates an engine and the state of its two threads.
     pub(super) fn assemble(parts: Parts) -> (Arc<Self>, Collector, WorkerParts) {
         let (commands, received) = channel::unbounded();
         let (jobs, to_do) = channel::unbounded();
@@ -125,7 +125,7 @@ impl Engine {
         let problem = parts.problem.clone();
         let (mut source_line, is_warning) = parts.source.describe();
         if cfg!(not(feature = "symbols")) {
-            source_line += "; addresses without names, for the feature `symbols` is off";
+            source_line += "; addresses have no names because the feature `symbols` is off";
         }
         let source_line = (source_line, is_warning);
         let engine = Arc::new(Self {
@@ -169,7 +169,7 @@ impl Engine {
         (engine, collector, worker)
     }
 
-    /// From now on all layers of this process are shut in children of forks.
+    /// From now on, forked children close the gates of all layers.
     pub(crate) fn shut_in_children() {
         sys::on_fork(|| {
             forget_this_thread();
@@ -177,8 +177,8 @@ impl Engine {
         });
     }
 
-    /// False once everything has ended, and in the child of a fork, where locks of ours may be held
-    /// for ever: then the hooks must do nothing.
+    /// False after shutdown, and in a forked child, where the layer's locks may be held forever. The hooks must do
+    /// nothing then.
     #[inline(always)]
     pub(crate) fn is_running(&self) -> bool {
         self.gate.is_open()
@@ -188,7 +188,7 @@ impl Engine {
         self.gate.close();
     }
 
-    /// Whether every profile that was promised was delivered, or may be yet.
+    /// Whether every promised profile was delivered or is still in flight.
     pub(crate) fn has_lost_none(&self) -> bool {
         self.counters.profiles_lost() == 0
     }
@@ -199,19 +199,20 @@ impl Engine {
         stats
     }
 
-    /// From now on spans that are made have these rules. Spans that are open keep theirs.
+    /// Applies new rules to spans that are created from now on. Open spans keep theirs.
     pub(crate) fn replace_rules(&self, rules: Rules) {
         self.callsites.replace(rules);
         self.waker.wake();
     }
 
-    /// A span is open that is looked at for how long it is so, and nothing else may wake who looks.
+    /// Wakes the collector for an open span whose open time is limited: it may be asleep, and no other event may wake
+    /// it.
     #[cold]
     pub(crate) fn begin_to_watch(&self) {
         self.waker.wake();
     }
 
-    /// Which plan a span has by the values that it is made with, if the callsite's rules depend on them.
+    /// The plan of a new span by its field values, if the callsite's rules depend on them.
     #[cold]
     pub(crate) fn by_values(
         &self,
@@ -222,13 +223,13 @@ impl Engine {
         Some((self.callsites.get(choice.number)?.plan, choice.bits))
     }
 
-    /// Whether a span that is made with that plan is the one of so many that is kept.
+    /// Whether a new span with this plan is the one in *n* that is kept.
     #[cold]
     pub(crate) fn is_the_one(&self, plan: &Plan) -> bool {
         self.callsites.get(plan.number).is_some_and(|callsite| callsite.is_the_one())
     }
 
-    /// The same for a span that is open, of which values are recorded now.
+    /// Chooses the plan of an open span again, because values were recorded.
     #[cold]
     pub(crate) fn record_values(&self, id: RegistryId, record: impl FnOnce(&mut dyn Visit)) {
         let mut is_chosen = false;
@@ -246,14 +247,14 @@ impl Engine {
         }
     }
 
-    /// Where our own events go.
+    /// Sets the subscriber that receives the layer's log events.
     pub(crate) fn set_dispatch(&self, dispatch: WeakDispatch) {
         *self.dispatch.write() = Some(dispatch);
-        // It says what it can see here, as soon as somebody listens.
+        // The collector logs its source as soon as there is a subscriber.
         self.waker.wake();
     }
 
-    /// Logs with our subscriber as the default. What panics there is not ours.
+    /// Logs with the layer's subscriber as the default. Panics of the subscriber are ignored.
     pub(super) fn log(&self, event: impl FnOnce()) {
         let log = || match self.dispatch() {
             Some(dispatch) => tracing::dispatcher::with_default(&dispatch, event),
@@ -262,18 +263,18 @@ impl Engine {
         _ = catch_unwind(AssertUnwindSafe(|| sys::log_between_forks(log)));
     }
 
-    /// The subscriber that the layer is part of, if it was told of it.
+    /// The subscriber that the layer is part of, if it is known.
     pub(crate) fn dispatch(&self) -> Option<Dispatch> {
         self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade)
     }
 
-    /// Whether somebody hears what we say.
+    /// Whether a subscriber receives the layer's log events.
     pub(super) fn has_dispatch(&self) -> bool {
         self.dispatch.read().is_some() || tracing::dispatcher::has_been_set()
     }
 
-    /// A span is left while the order of the layers is looked for, or spans are paired. `reach`
-    /// asks for its OpenTelemetry span.
+    /// A span is exited while the layer order is being determined or spans are being paired. `reach` finds its
+    /// OpenTelemetry span.
     #[cold]
     pub(crate) fn look_at_exit(&self, id: RegistryId, reach: impl FnOnce() -> Option<TraceIds>) {
         let is_profiled = self.spans.is_entered(id).is_some();
@@ -282,22 +283,22 @@ impl Engine {
         }
     }
 
-    /// A span has closed. `reach` asks for the OpenTelemetry span that it is exported as.
+    /// A span has closed. `reach` finds the OpenTelemetry span that it is exported as.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
         let paired = if self.gate.must_look() { self.pairing.take(id) } else { None };
         self.close_with(id, &mut || self.find_otel(reach, paired));
     }
 
-    /// OpenTelemetry ends a span. If it is the one of a span of ours then that closes in a moment,
-    /// and is judged now.
+    /// OpenTelemetry has ended a span. If it is paired with a profiled span, that span is about to close and is
+    /// judged now.
     #[cfg(feature = "opentelemetry-sdk")]
     pub(crate) fn ended(&self, ids: TraceIds) {
         if !self.gate.must_look() {
             return;
         }
         let paired = self.pairing.paired_with(ids.span);
-        // A program can end it itself while it is in the span.
+        // A program can end the OpenTelemetry span itself while it is still in the `tracing` span.
         if let Some(id) = paired.filter(|id| self.spans.is_entered(*id) == Some(false)) {
             self.close_with(id, &mut || Some(OtelSpan::Paired(ids)));
         }
@@ -314,7 +315,7 @@ impl Engine {
         if !is_judged {
             return;
         }
-        // Now that the collector has been told.
+        // After the collector has been notified.
         if self.spans.has_many_notices() {
             self.waker.wake();
         } else if must_know {
@@ -322,7 +323,7 @@ impl Engine {
         }
     }
 
-    /// The OpenTelemetry span of a span that closes: the one that is reached, else the paired one.
+    /// The OpenTelemetry span of a closing span: the one that `reach` finds, otherwise the paired one.
     fn find_otel(&self, reach: FindOtel<'_>, paired: Option<TraceIds>) -> Option<OtelSpan> {
         let reached = reach();
         if reached.is_some() && self.gate.must_look() {
@@ -340,7 +341,7 @@ impl Engine {
         self.problem.lock().take()
     }
 
-    /// Decides on a span that has closed.
+    /// The verdict on a span that has closed.
     #[cold]
     fn judge(&self, closing: &Closing, otel: FindOtel<'_>) -> Verdict {
         let Some(callsite) = self.callsites.get(closing.plan) else {
@@ -351,7 +352,7 @@ impl Engine {
         if reasons.is_empty() && !closing.announced {
             return Verdict::default();
         }
-        // Samples of this span may be in the profile of one around it: there they name it.
+        // The profile of an enclosing span may have samples of this span, and links them to these ids.
         let otel = otel();
         let ids = otel.as_ref().map(OtelSpan::ids);
         let mut verdict = Verdict { ids, ..Verdict::default() };
@@ -371,7 +372,7 @@ impl Engine {
         verdict
     }
 
-    /// A span is kept. Returns what is known of it, and whether the collector has something to do.
+    /// Keeps a span. Returns its report, and whether the collector has work to do.
     fn keep(
         &self,
         closing: &Closing,
@@ -401,9 +402,9 @@ impl Engine {
         (span, is_due)
     }
 
-    /// A span is kept while it is open.
+    /// Keeps a span while it is open.
     pub(super) fn keep_open(&self, open: &Closing, reasons: Reasons) {
-        // Whether its trace is exported is not known as long as it is open.
+        // Whether its trace will be exported is not known while it is open.
         let callsite = self.callsites.get(open.plan).filter(|_| !self.only_sampled_traces);
         if let Some(callsite) = callsite {
             self.keep(open, &callsite, reasons, None, true);
@@ -432,28 +433,27 @@ impl Engine {
         Counters::add(without, 1);
     }
 
-    /// Exports what has been kept until now. Returns whether that was done before the deadline.
+    /// Exports what has been kept so far. Returns whether that was done before the deadline.
     pub(crate) fn flush(&self, deadline: Instant) -> bool {
         let (done, wait) = channel::bounded(1);
         let waiting = FlushRequest { done, deadline };
         self.ask(Command::Flush(waiting)) && wait.recv_deadline(deadline) == Ok(true)
     }
 
-    /// The same, and then ends everything.
+    /// The same as [`flush`](Self::flush), then stops everything.
     pub(crate) fn shutdown(&self, deadline: Instant) -> bool {
         let (done, wait) = channel::bounded(1);
         let waiting = FlushRequest { done, deadline };
         self.ask(Command::Shutdown(Some(waiting))) && wait.recv_deadline(deadline) == Ok(true)
     }
 
-    /// Ends everything after what has been kept is exported, without waiting.
+    /// Stops everything once the kept spans are exported, without waiting for that.
     pub(crate) fn shutdown_later(&self) {
         self.ask(Command::Shutdown(None));
     }
 
     fn ask(&self, command: Command) -> bool {
-        // In the child of a fork nobody is there to answer, and our own threads would wait for
-        // themselves.
+        // In a forked child no thread would answer, and the layer's own threads would wait for themselves.
         if !self.is_running() || (is_ignored() && command.is_waited_for()) {
             return false;
         }

@@ -1,12 +1,12 @@
-//! What each hook looks at first.
+//! The check that each hook makes first.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// One word that says whether the hooks of a layer have anything to do.
+/// One word that tells the hooks of a layer whether they have anything to do.
 ///
-/// It is never freed, so that the child of a fork, in which no lock may be touched, can shut the
-/// gates of all layers by storing to memory.
+/// A gate is never freed. The child of a fork must not take locks, and can close the gates of all layers with plain
+/// stores.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Gate {
@@ -14,19 +14,19 @@ pub(crate) struct Gate {
     next: OnceLock<&'static Self>,
 }
 
-/// The layer's threads run, in this process.
+/// The layer's threads run in this process.
 const OPEN: u32 = 1;
-/// The order of the layers is in doubt, or spans are paired with those of OpenTelemetry.
+/// The order of the layers is in doubt, or spans are being paired with those of OpenTelemetry.
 const LOOK: u32 = 1 << 1;
-/// It was open in the process that this one is forked from, and nobody has said so here.
+/// The gate was open in the process that this one was forked from, and this process has not taken over yet.
 const FORKED: u32 = 1 << 2;
-/// How often a hook has come by since then.
+/// Counts hook calls since the fork.
 const ONE_HOOK: u32 = 1 << 3;
 
 static FIRST: OnceLock<&'static Gate> = OnceLock::new();
 
 impl Gate {
-    /// A gate that is still shut.
+    /// Creates a closed gate.
     pub(crate) fn new() -> &'static Self {
         let gate: &'static Self =
             Box::leak(Box::new(Self { state: AtomicU32::new(0), next: OnceLock::new() }));
@@ -40,14 +40,14 @@ impl Gate {
         }
     }
 
-    /// The engine can be found.
+    /// Call once the engine can be found.
     pub(crate) fn open(&self) {
-        // Release: who finds it open finds the engine.
+        // Release: a hook that finds the gate open also finds the engine.
         self.state.fetch_or(OPEN, Ordering::Release);
     }
 
-    /// For a hook that has found it shut: whether it is to ask if its process goes on in the place of the
-    /// one that it is forked from. Not each time.
+    /// Called by a hook that finds the gate closed. Whether it should check if this forked process has taken over
+    /// from its parent, as a daemon does. True only for some calls (those whose number is a power of two).
     #[inline(always)]
     pub(crate) fn must_ask_of_fork(&self) -> bool {
         self.state.load(Ordering::Relaxed) & FORKED != 0 && self.count_hook()
@@ -59,7 +59,7 @@ impl Gate {
         count.is_power_of_two()
     }
 
-    /// It does, and this is who says so.
+    /// This process takes over from its parent. Returns true for the first caller only.
     pub(crate) fn take_forked(&self) -> bool {
         self.state.swap(0, Ordering::Relaxed) & FORKED != 0
     }
@@ -69,7 +69,7 @@ impl Gate {
         self.state.load(Ordering::Relaxed) & OPEN != 0
     }
 
-    /// Whether it is open, and nothing else is to be said.
+    /// Whether the gate is open and no other flag is set.
     #[inline(always)]
     pub(crate) fn is_only_open(&self) -> bool {
         self.state.load(Ordering::Relaxed) == OPEN
@@ -92,11 +92,11 @@ impl Gate {
         self.state.store(0, Ordering::Relaxed);
     }
 
-    /// Only stores to memory: it is called in the child of a fork.
+    /// Called in the child of a fork, so it only stores to memory.
     pub(super) fn close_all() {
         let mut place = &FIRST;
         while let Some(gate) = place.get() {
-            // Open, or in the child of a child.
+            // Open, or already in a forked child.
             let was_open = gate.state.load(Ordering::Relaxed) & (OPEN | FORKED) != 0;
             gate.state.store(if was_open { FORKED } else { 0 }, Ordering::Relaxed);
             place = &gate.next;

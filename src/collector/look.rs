@@ -1,19 +1,19 @@
-//! Looks at threads between rounds.
+//! Scans of threads between rounds.
 
 use std::time::{Duration, Instant};
 
 use super::run::Collector;
-use super::sampled::{LookAtAge, Sampled};
-use super::waits::{IDLE_LOOK, LOOK, LookResult, Looker, next_look};
+use super::sampled::{AgeCheck, Sampled};
+use super::waits::{IDLE_SCAN_INTERVAL, Looker, SCAN_INTERVAL, ScanResult, next_scan};
 use crate::stats::Counters;
 use crate::sys;
 
-/// A wake-up takes some 16 µs, and a look at a thread a fifth to one; together 1 % of a core or a little more.
+/// A wake-up takes some 16 µs and scanning a thread 0.2 to 1 µs: together 1 % of a core or a little more.
 const SOONEST: Duration = Duration::from_millis(1);
 const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
-/// For how long threads are armed in one look: it takes some 150 µs each.
+/// How long one scan may spend on arming threads, which takes some 150 µs each.
 const MOST_ARMING: Duration = Duration::from_millis(5);
-/// So many threads are armed anew at once because of another rate: no more than can be in one look.
+/// How many threads may be rearmed at another rate in one scan. More would not fit into [`MOST_ARMING`].
 const MOST_CHANGING: usize = 16;
 
 pub(super) fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> {
@@ -21,26 +21,26 @@ pub(super) fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> 
 }
 
 impl Collector {
-    /// How long until the next look at threads that may be waiting.
-    pub(super) fn look_interval(&self) -> Duration {
-        // Where a look at a thread is a system call, all of them together may take 1 % of the time.
+    /// How long until the next scan for blocked threads.
+    pub(super) fn scan_interval(&self) -> Duration {
+        // Where scanning a thread takes a system call, all scans together may take 1 % of the time.
         const A_THREAD: Duration = Duration::from_micros(100);
-        let by_clock = self.sampled.iter().filter(|sampled| sampled.is_looked_at_by_clock());
-        let least = u32::try_from(by_clock.count()).map_or(LOOK, |count| A_THREAD * count);
-        self.look_interval.max(least)
+        let by_clock = self.sampled.iter().filter(|sampled| sampled.is_checked_by_clock());
+        let least = u32::try_from(by_clock.count()).map_or(SCAN_INTERVAL, |count| A_THREAD * count);
+        self.scan_interval.max(least)
     }
 
-    pub(super) fn until_look(&self) -> Duration {
-        self.look_interval().saturating_sub(self.looked.elapsed())
+    pub(super) fn until_scan(&self) -> Duration {
+        self.scan_interval().saturating_sub(self.scanned.elapsed())
     }
 
-    /// Looks at threads in profiled spans: whether the spans are old by now, and whether the threads wait.
-    pub(super) fn look_at_threads(&mut self) {
-        self.looked = Instant::now();
+    /// Scans threads in profiled spans: whether the spans are old by now, and whether the threads are blocked.
+    pub(super) fn scan_threads(&mut self) {
+        self.scanned = Instant::now();
         if std::mem::take(&mut self.hooks_wake) && !self.engine.spans.looks_late() {
-            self.woken = Some(self.looked);
+            self.woken = Some(self.scanned);
         }
-        self.look_at_load(self.looked);
+        self.check_load(self.scanned);
         let clock = self.engine.spans.clock();
         let now = clock.now();
         let now_ns = clock.raw_ns(now);
@@ -50,31 +50,31 @@ impl Collector {
         let start = sys::thread_cpu_ns();
         let mut has_armed = false;
         let mut spent = std::mem::take(&mut self.unspent);
-        self.sampled.iter_mut().for_each(|sampled| spent.add(sampled.spend(self.looked)));
-        let mut look = LookAtAge {
-            at: self.looked,
+        self.sampled.iter_mut().for_each(|sampled| spent.add(sampled.spend(self.scanned)));
+        let mut check = AgeCheck {
+            at: self.scanned,
             now,
             now_ns,
             may_arm,
             may_change: may_arm,
             times: self.budget.times(),
-            level: self.allowance.spend(spent, self.looked),
+            level: self.allowance.spend(spent, self.scanned),
             source: &self.source,
         };
         let mut changing = 0;
-        // Not always the same first: there may not be time for all.
-        let first = self.first_look.checked_rem(self.sampled.len()).unwrap_or(0);
-        self.first_look = self.first_look.wrapping_add(7);
+        // Starts at a different thread each time, as there may not be time for all.
+        let first = self.first_scanned.checked_rem(self.sampled.len()).unwrap_or(0);
+        self.first_scanned = self.first_scanned.wrapping_add(7);
         let (later, sooner) = self.sampled.split_at_mut(first);
         for sampled in sooner.iter_mut().chain(later) {
-            // Meanwhile the rings of others fill.
-            look.may_arm = may_arm && self.looked.elapsed() < MOST_ARMING;
-            look.may_change = look.may_arm && changing < MOST_CHANGING;
+            // The rings of other threads fill while threads are armed.
+            check.may_arm = may_arm && self.scanned.elapsed() < MOST_ARMING;
+            check.may_change = check.may_arm && changing < MOST_CHANGING;
             let was_unarmed = sampled.is_unarmed();
-            self.can_close |= sampled.look_at_age(&look);
+            self.can_close |= sampled.check_age(&check);
             has_armed |= was_unarmed && !sampled.is_unarmed();
             changing += usize::from(sampled.changes_rate());
-            if sampled.note_left_out(!look.may_arm) {
+            if sampled.note_left_out(!check.may_arm) {
                 let counters = &self.engine.counters;
                 let counter =
                     if sheds { &counters.threads.shed } else { &counters.threads.arming_deferred };
@@ -82,66 +82,70 @@ impl Collector {
             }
             if sampled.is_unarmed() {
                 let left = sampled.recording.old_at().saturating_sub(now);
-                // Of one that was not armed although it is old it is known since when.
-                let is_known = left == 0 && (look.may_arm || !may_arm);
-                let left = if is_known { LOOK } else { Duration::from_nanos(clock.ns(left)) };
+                // An old thread that could not be armed is checked again at the usual interval, or at once if only
+                // this scan ran out of time.
+                let is_known = left == 0 && (check.may_arm || !may_arm);
+                let left =
+                    if is_known { SCAN_INTERVAL } else { Duration::from_nanos(clock.ns(left)) };
                 until_old = until_old.min(left);
             }
         }
-        // To arm a thread takes no less time where there are fewer samples, and is not what the rate is lowered for.
+        // Arming a thread costs the same at any sampling rate, so it does not count towards lowering the rate.
         let armed = sys::thread_cpu_ns();
         if has_armed && let Some(took) = passed(start, armed) {
             self.arming.spend(took);
         }
         let threads = u32::try_from(self.sampled.len()).unwrap_or(u32::MAX);
-        let soonest_old = SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(LOOK);
+        let soonest_old =
+            SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(SCAN_INTERVAL);
         let least_age = self.engine.callsites.least_age();
-        let young_look = Duration::from_nanos(clock.ns(least_age)).clamp(LOOK, IDLE_LOOK);
+        let young_scan =
+            Duration::from_nanos(clock.ns(least_age)).clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
         let (next, is_in_span) = self.with_looker(now_ns, |looker, threads| {
             let (later, sooner) = threads.split_at_mut(first);
             let (mut soonest, mut is_in_span) = (None, false);
             for sampled in sooner.iter_mut().chain(later) {
-                let seen = sampled.look(looker);
-                let soonest_look = if sampled.is_young() { young_look } else { LOOK };
-                let unchanged_ns = match seen {
-                    LookResult::OutsideSpans => looker.since_hook_ns(&sampled.recording),
-                    LookResult::Busy => 0,
-                    LookResult::StillWaiting { waited_ns } => waited_ns,
+                let result = sampled.scan(looker);
+                let soonest_scan = if sampled.is_young() { young_scan } else { SCAN_INTERVAL };
+                let unchanged_ns = match result {
+                    ScanResult::OutsideSpans => looker.since_hook_ns(&sampled.recording),
+                    ScanResult::Busy => 0,
+                    ScanResult::StillWaiting { waited_ns } => waited_ns,
                 };
-                is_in_span |= seen != LookResult::OutsideSpans;
-                // Who is in none may be in one at any time, which is to be seen before it is old.
-                let next = match seen {
-                    LookResult::OutsideSpans if sampled.is_young() => young_look,
+                is_in_span |= result != ScanResult::OutsideSpans;
+                // A thread in no span may enter one at any time, and must be found before that span is old.
+                let next = match result {
+                    ScanResult::OutsideSpans if sampled.is_young() => young_scan,
                     _ => {
-                        next_look(seen, unchanged_ns, soonest_look, sampled.is_looked_at_by_clock())
+                        next_scan(result, unchanged_ns, soonest_scan, sampled.is_checked_by_clock())
                     }
                 };
                 soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
             }
-            (soonest.unwrap_or(IDLE_LOOK), is_in_span)
+            (soonest.unwrap_or(IDLE_SCAN_INTERVAL), is_in_span)
         });
         self.is_in_span = is_in_span;
-        let longest = self.limits.pace.longest_look;
-        self.look_interval = next.min(until_old.max(soonest_old)).min(longest);
+        let longest = self.limits.pace.longest_scan_interval;
+        self.scan_interval = next.min(until_old.max(soonest_old)).min(longest);
         self.let_hooks_wake(may_arm);
         if let Some(took) = passed(armed, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.sampling.collector_cpu_ns, took);
         }
     }
 
-    /// If the next look is late, who enters an old span, and could be sampled, wakes us. Not while nobody may be armed, and
-    /// not again within so short a time: then the next look is not late.
+    /// If the next scan is late, lets a thread that enters an old span wake the collector. Not while no thread may be
+    /// armed. If a hook woke the collector within the last scan interval, scans early instead.
     fn let_hooks_wake(&mut self, may_arm: bool) {
-        let is_late = may_arm && self.look_interval() > LOOK && !self.sampled.is_empty();
-        let is_soon = self.woken.is_some_and(|woken| woken.elapsed() < LOOK);
+        let is_late = may_arm && self.scan_interval() > SCAN_INTERVAL && !self.sampled.is_empty();
+        let is_soon = self.woken.is_some_and(|woken| woken.elapsed() < SCAN_INTERVAL);
         if is_late && is_soon {
-            self.look_interval = LOOK;
+            self.scan_interval = SCAN_INTERVAL;
         }
         self.hooks_wake = is_late && !is_soon;
         self.engine.spans.set_looks_late(self.hooks_wake);
     }
 
-    /// What looks at threads that wait.
+    /// Runs `action` with a [`Looker`] that borrows from the collector.
     fn with_looker<R>(
         &mut self,
         now_ns: u64,

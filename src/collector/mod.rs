@@ -1,8 +1,7 @@
-//! From raw samples and verdicts to profiles.
+//! Turns raw samples and verdicts into profiles.
 //!
-//! One thread drains the rings, attributes, unwinds, and holds samples until their spans are
-//! judged; another symbolizes what was kept and hands it to the exporter, so that draining never
-//! waits for a file.
+//! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans.
+//! Another thread symbolizes and exports the profiles, so draining never waits for a file.
 
 mod budget;
 mod build;

@@ -1,4 +1,4 @@
-//! What a remote has taken: it waits here, is sent, and becomes one of several numbers.
+//! The outbox: sends the profiles that a remote has accepted, and counts the outcome of each.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -12,23 +12,23 @@ use super::engine::Engine;
 use crate::export::{Answer, Never, QueueLimits};
 use crate::stats::Counters;
 
-/// How soon after a failure the exporter is tried again, at first and at last. Up to as much again is added at random, so
-/// that processes do not retry in step.
+/// The pause before a retry, at first and at most. A random part, up to the pause itself, is added so that processes
+/// do not retry in step.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
-/// No receiver is waited for longer, whatever it says.
+/// The longest pause that a receiver can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What was taken and waits to be sent.
+/// Accepted profiles that wait to be sent.
 pub(super) struct Outbox {
     pub(super) limits: QueueLimits,
     pub(super) answers: Receiver<Answer>,
     pub(super) waiting: VecDeque<Outgoing>,
-    /// In the fallback directory, to be sent when nothing else waits.
+    /// Profiles in the fallback directory. They are sent when no others wait.
     pub(super) stored: VecDeque<Outgoing>,
     pub(super) sending: Option<Request>,
-    /// Why nothing is sent any more.
+    /// Why nothing can be sent any more.
     pub(super) broken: Option<String>,
 }
 
@@ -45,41 +45,41 @@ pub(super) enum Content {
 
 pub(super) enum Request {
     Profile(Outgoing),
-    /// Without a profile, to ask a receiver that has failed: a profile could be lost.
+    /// An empty request to a receiver that has failed, so that no profile is at risk.
     Probe,
 }
 
-/// Since the last attempt failed.
+/// The state since an attempt failed.
 pub(super) struct Trouble {
     pub(super) since: Instant,
     /// When to try again.
     pub(super) until: Instant,
-    /// The receiver has said so.
-    pub(super) is_said: bool,
+    /// The receiver has asked for that time.
+    pub(super) is_requested: bool,
     pub(super) pause: Duration,
     pub(super) problem: String,
-    /// It wants nothing from us.
+    /// The receiver refuses all profiles.
     pub(super) refuses: bool,
-    /// It did not refuse a request without profiles: the next profile is sent, to see.
+    /// The receiver has accepted a request without profiles: the next profile is sent as a test.
     pub(super) is_over: bool,
 }
 
 impl Trouble {
-    /// Nothing is tried before a longer pause is over.
+    /// Doubles the pause, up to the longest one, and starts it anew.
     pub(super) fn postpone(&mut self, now: Instant) {
         self.pause = (2 * self.pause).min(LAST_PAUSE);
         self.until = now + self.pause;
     }
 
-    /// Whether it is not known to be over, and how long it may last has passed.
+    /// Whether the trouble is not known to be over and has lasted for longer than `patience`.
     pub(super) fn is_away(&self, patience: Duration) -> bool {
         !self.is_over && (self.refuses || self.since.elapsed() >= patience)
     }
 }
 
-/// What became of a profile that a remote has taken.
+/// The outcome of a profile that a remote has accepted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum DeliveryOutcome {
     Delivered,
     Stored,
     Refused,
@@ -88,7 +88,7 @@ pub(super) enum Fate {
 }
 
 impl Outbox {
-    /// Why no profile can be taken now, if that is so.
+    /// Why no profile can be accepted now, if that is so.
     pub(super) fn problem(&self, trouble: Option<&Trouble>) -> Option<String> {
         if self.broken.is_some() {
             return self.broken.clone();
@@ -103,7 +103,7 @@ impl Outbox {
         let is_full = profiles >= self.limits.profiles || bytes >= self.limits.bytes;
         is_full.then(|| {
             let mib = bytes as f64 / (1024.0 * 1024.0);
-            format!("{profiles} profiles of {mib:.1} MiB wait to be sent already")
+            format!("{profiles} profiles ({mib:.1} MiB) are already waiting to be sent")
         })
     }
 
@@ -115,7 +115,7 @@ impl Outbox {
         !self.stored.is_empty() || self.sends_stored()
     }
 
-    /// Whether no profile waits that is not in the fallback directory.
+    /// Whether all profiles that wait are in the fallback directory.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.sending.as_ref().is_none_or(|sent| sent.message().is_none())
     }
@@ -131,7 +131,7 @@ impl Outgoing {
 }
 
 impl Request {
-    /// The message of a profile that is nowhere else.
+    /// The message of a profile that exists only here.
     pub(super) fn message(&self) -> Option<&Arc<[u8]>> {
         match self {
             Self::Profile(outgoing) => outgoing.message(),
@@ -141,8 +141,8 @@ impl Request {
 }
 
 impl Delivery {
-    /// Sends a request if none is being sent: what waits, what is in the fallback directory, or only a question
-    /// whether the receiver is still away.
+    /// Sends a request if none is in flight: a waiting profile, a stored profile, or only a probe whether the
+    /// receiver is still away.
     pub(super) fn send_next(&mut self) {
         loop {
             let (Some(remote), Some(outbox)) = (self.exporter.remote(), &mut self.outbox) else {
@@ -153,7 +153,7 @@ impl Delivery {
             }
             let trouble = self.trouble.as_ref().filter(|trouble| !trouble.is_over);
             let may_wait = trouble.is_some_and(|trouble| trouble.refuses);
-            // To a receiver that wants nothing no more is sent of what can wait.
+            // A receiver that refuses all profiles gets no stored ones, which can wait.
             let next = match outbox.waiting.pop_front() {
                 None if may_wait => None,
                 None => outbox.stored.pop_front(),
@@ -169,11 +169,11 @@ impl Delivery {
             let message = match &outgoing.content {
                 Content::Encoded { message, .. } => Some(Arc::clone(message)),
                 Content::Stored(_) if outgoing.since.elapsed() > self.age => None,
-                // Small and local. If it is gone, the directory has made room.
+                // The file is small and local. If it is gone, the directory has made room.
                 Content::Stored(path) => std::fs::read(path).ok().map(Arc::from),
             };
             let Some(message) = message else {
-                self.settle_stored(Fate::TooOld);
+                self.finish_stored(DeliveryOutcome::TooOld);
                 continue;
             };
             if outgoing.is_repeated {
@@ -185,7 +185,7 @@ impl Delivery {
         }
     }
 
-    /// The receiver has answered; or never will, if the thread that sends is gone.
+    /// Handles an answer. An error means that the sending thread has ended.
     pub(super) fn note_answer(&mut self, answer: Result<Answer, RecvError>) {
         let Ok(answer) = answer else {
             return self.break_down("the thread that sends profiles has panicked".to_owned());
@@ -194,27 +194,27 @@ impl Delivery {
             return;
         };
         let is_probe = matches!(request, Request::Probe);
-        // Its samples and its waits are two profiles to the receiver.
-        let (fate, wants_none) = match answer {
+        // The receiver counts a profile's samples and waits as two profiles.
+        let (outcome, wants_none) = match answer {
             Answer::NotNow { after, problem } => {
                 self.fail(after, problem.clone(), false);
                 let outbox = self.outbox.as_ref();
                 let waiting = outbox.map_or(0, |outbox| outbox.waiting.len() + outbox.stored.len());
                 let waiting = waiting + usize::from(!is_probe);
                 self.owes_all_clear |= self.warn(&format!(
-                    "does not take profiles at present: {problem} ({waiting} wait)"
+                    "takes no profiles at present: {problem} ({waiting} are waiting)"
                 ));
                 (None, false)
             }
             Answer::Never { what: Never::All, problem } => {
                 self.fail(None, problem.clone(), true);
                 self.owes_all_clear |= self.warn(&format!("refuses profiles: {problem}"));
-                (Some(Fate::Refused), true)
+                (Some(DeliveryOutcome::Refused), true)
             }
-            // Whatever else it says to an empty request is not of that kind.
+            // Any other answer to an empty request means that the receiver is back.
             _ if is_probe => {
                 match &mut self.trouble {
-                    // It wants profiles again when it takes one: until then the last pause is not forgotten.
+                    // A receiver that refused all profiles is back when it accepts one. The pause is kept until then.
                     Some(trouble) if trouble.refuses => trouble.is_over = true,
                     _ => self.trouble = None,
                 }
@@ -223,60 +223,70 @@ impl Delivery {
             Answer::Never { what: Never::Request, problem } => {
                 self.trouble = None;
                 self.warn(&format!("refuses profiles: {problem}"));
-                (Some(Fate::Refused), false)
+                (Some(DeliveryOutcome::Refused), false)
             }
             Answer::Accepted { rejected, message } => {
                 self.trouble = None;
                 self.note_accepted(rejected, &message);
-                (Some(if rejected == 0 { Fate::Delivered } else { Fate::Refused }), false)
+                let is_accepted = rejected == 0;
+                let outcome =
+                    if is_accepted { DeliveryOutcome::Delivered } else { DeliveryOutcome::Refused };
+                (Some(outcome), false)
             }
         };
         if let Request::Profile(outgoing) = request {
-            self.settle(outgoing, fate, wants_none);
+            self.finish(outgoing, outcome, wants_none);
         }
         self.retry_held();
     }
 
-    /// What becomes of a profile that was sent; it is sent again without a fate.
-    pub(super) fn settle(&mut self, mut outgoing: Outgoing, fate: Option<Fate>, wants_none: bool) {
+    /// Handles a profile that was sent. Without an outcome it is sent again.
+    pub(super) fn finish(
+        &mut self,
+        mut outgoing: Outgoing,
+        outcome: Option<DeliveryOutcome>,
+        wants_none: bool,
+    ) {
         let age = self.age;
         let is_old = |outgoing: &Outgoing| outgoing.since.elapsed() > age;
-        let fate = fate.or(is_old(&outgoing).then_some(Fate::TooOld));
+        let outcome = outcome.or(is_old(&outgoing).then_some(DeliveryOutcome::TooOld));
         let Some(outbox) = &mut self.outbox else { return };
         let is_stored = outgoing.message().is_none();
-        match fate {
+        match outcome {
             None => {
                 outgoing.is_repeated = true;
                 let queue = if is_stored { &mut outbox.stored } else { &mut outbox.waiting };
                 queue.push_front(outgoing);
             }
-            // Which may pass.
+            // The receiver may accept profiles again later.
             Some(_) if is_stored && wants_none => {
                 outgoing.is_repeated = false;
                 outbox.stored.push_front(outgoing);
             }
-            Some(fate) if is_stored => self.settle_stored(fate),
-            Some(Fate::Delivered) => self.count(Fate::Delivered, 1),
-            Some(fate) => {
-                // It wants none of the others either, or they are as old: they are not sent one by one to be told so.
-                let goes = |other: &Outgoing| wants_none || fate == Fate::TooOld && is_old(other);
+            Some(outcome) if is_stored => self.finish_stored(outcome),
+            Some(DeliveryOutcome::Delivered) => self.count(DeliveryOutcome::Delivered, 1),
+            Some(outcome) => {
+                // The receiver refuses all others too, or they are as old: they are not sent one by one.
+                let goes = |other: &Outgoing| {
+                    wants_none || outcome == DeliveryOutcome::TooOld && is_old(other)
+                };
                 let waiting = std::mem::take(&mut outbox.waiting);
                 let (mut gone, stays): (Vec<_>, Vec<_>) = waiting.into_iter().partition(goes);
                 outbox.waiting = stays.into();
                 gone.push(outgoing);
-                self.give_up(&gone, fate);
+                self.give_up(&gone, outcome);
             }
         }
     }
 
-    /// A profile in the fallback directory is done with.
-    pub(super) fn settle_stored(&self, fate: Fate) {
-        self.count(fate, 1);
+    /// Counts the outcome of a profile in the fallback directory.
+    pub(super) fn finish_stored(&self, outcome: DeliveryOutcome) {
+        self.count(outcome, 1);
         Counters::add(&self.engine.counters.profiles.resent_from_fallback, 1);
     }
 
-    /// These will not be delivered: they go to the fallback directory, if there is one.
-    pub(super) fn give_up(&mut self, gone: &[Outgoing], fate: Fate) {
+    /// These profiles will not be delivered. They go to the fallback directory, if there is one.
+    pub(super) fn give_up(&mut self, gone: &[Outgoing], outcome: DeliveryOutcome) {
         let fallback = self.exporter.remote().and_then(|remote| remote.fallback());
         let is_stored = |outgoing: &&Outgoing| match (&outgoing.content, fallback) {
             (Content::Encoded { stem, message }, Some(fallback)) => {
@@ -285,43 +295,43 @@ impl Delivery {
             _ => false,
         };
         let stored = gone.iter().filter(is_stored).count();
-        // What is refused stays refused, whatever is in the directory: it is sent no more.
-        let stored = if fate == Fate::Refused { 0 } else { stored };
-        self.count(Fate::Stored, stored);
-        self.count(fate, gone.len() - stored);
+        // A refused profile counts as refused even if it was stored: it is not sent again.
+        let stored = if outcome == DeliveryOutcome::Refused { 0 } else { stored };
+        self.count(DeliveryOutcome::Stored, stored);
+        self.count(outcome, gone.len() - stored);
     }
 
-    pub(super) fn count(&self, fate: Fate, profiles: usize) {
+    pub(super) fn count(&self, outcome: DeliveryOutcome, profiles: usize) {
         if profiles == 0 {
             return;
         }
         let Engine { counters, keeper, .. } = &*self.engine;
-        let counter = match fate {
-            Fate::Delivered => &counters.profiles.delivered,
-            Fate::Stored => &counters.profiles.stored_as_fallback,
-            Fate::Refused => &counters.profiles.dropped_refused,
-            Fate::TooOld => &counters.profiles.dropped_too_old,
-            Fate::AtShutdown => &counters.profiles.dropped_at_shutdown,
+        let counter = match outcome {
+            DeliveryOutcome::Delivered => &counters.profiles.delivered,
+            DeliveryOutcome::Stored => &counters.profiles.stored_as_fallback,
+            DeliveryOutcome::Refused => &counters.profiles.dropped_refused,
+            DeliveryOutcome::TooOld => &counters.profiles.dropped_too_old,
+            DeliveryOutcome::AtShutdown => &counters.profiles.dropped_at_shutdown,
         };
         Counters::add(counter, profiles as u64);
-        match fate {
-            Fate::Delivered => keeper.note_delivered(),
-            Fate::Refused | Fate::TooOld => keeper.note_refused(),
-            Fate::Stored | Fate::AtShutdown => {}
+        match outcome {
+            DeliveryOutcome::Delivered => keeper.note_delivered(),
+            DeliveryOutcome::Refused | DeliveryOutcome::TooOld => keeper.note_refused(),
+            DeliveryOutcome::Stored | DeliveryOutcome::AtShutdown => {}
         }
     }
 
-    /// An attempt has failed. The next is made in so long, if the receiver has said that.
+    /// An attempt has failed. `after` is the pause that the receiver asks for.
     pub(super) fn fail(&mut self, after: Option<Duration>, problem: String, refuses: bool) {
         let now = Instant::now();
         let before = self.trouble.take();
         let pause = before.as_ref().map_or(FIRST_PAUSE, |before| {
-            // One that was cut short tells nothing new.
+            // The failure of an early retry does not lengthen the pause.
             let is_next = before.until <= now;
             if is_next { (2 * before.pause).min(LAST_PAUSE) } else { before.pause }
         });
         let share = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
-        // Not at once: it may say so each time.
+        // Never at once, as the receiver may ask for that each time.
         let wait = after.map_or_else(
             || pause + pause.mul_f64(share),
             |after| after.clamp(FIRST_PAUSE, LONGEST_PAUSE),
@@ -333,7 +343,7 @@ impl Delivery {
                 .filter(|before| !before.refuses)
                 .map_or(now, |before| before.since),
             until: now + wait,
-            is_said: after.is_some(),
+            is_requested: after.is_some(),
             pause,
             problem,
             refuses: refuses || before.as_ref().is_some_and(still_refuses),
@@ -343,7 +353,7 @@ impl Delivery {
 
     pub(super) fn break_down(&mut self, problem: String) {
         let Some(outbox) = &mut self.outbox else { return };
-        let line = format!("{problem}: none is sent");
+        let line = format!("{problem}; profiles are no longer sent");
         outbox.broken = Some(problem);
         outbox.answers = channel::never();
         outbox.stored.clear();
@@ -354,7 +364,7 @@ impl Delivery {
     }
 
     pub(super) fn note_accepted(&mut self, rejected: u64, message: &str) {
-        // After a warning only, and so no more often than these.
+        // Only after a warning, so no more often than warnings.
         if std::mem::take(&mut self.owes_all_clear)
             && let Some(remote) = self.exporter.remote()
         {
@@ -364,15 +374,15 @@ impl Delivery {
         if rejected > 0 {
             self.warn(&format!("has refused a profile: {message}"));
         } else if !message.is_empty() {
-            self.warn(&format!("has taken a profile and says: {message}"));
+            self.warn(&format!("took a profile and replied: {message}"));
         }
     }
 
-    /// Logs what the receiver does, once a minute at most. Returns whether it did.
+    /// Logs what the receiver does, at most once a minute. Returns whether it was logged.
     pub(super) fn warn(&mut self, what: &str) -> bool {
         let is_due = self.warned.is_none_or(|warned| warned.elapsed() >= MINUTE);
         if is_due && let Some(remote) = self.exporter.remote() {
-            let line = format!("{} {what} (said once a minute)", remote.endpoint());
+            let line = format!("{} {what} (logged once a minute)", remote.endpoint());
             self.warned = Some(Instant::now());
             self.log(true, &line);
         }

@@ -1,5 +1,5 @@
-//! Spans that hang, or are open for too long: they have a profile of what they did so far, which takes nothing from the
-//! one that they have when they close.
+//! Spans that hang or stay open for too long. Their profile is a snapshot of what they did so far, and takes nothing
+//! from the profile that is made when they close.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -14,30 +14,30 @@ use crate::span::{OpenSpan, RegistryId, SpanKey};
 use crate::stats::Counters;
 use crate::sys;
 
-/// How often to look at open spans at most, and at least.
+/// The shortest and longest interval between checks of open spans.
 const SOONEST: Duration = Duration::from_millis(50);
 const LATEST: Duration = Duration::from_secs(1);
-/// Open spans that are kept in one look: each takes a profile or a report.
+/// How many open spans are kept in one check. Each takes a profile or a report.
 const MOST_AT_ONCE: usize = 64;
 
-/// What is known of open spans from one look to the next.
+/// What is known of open spans from one check to the next.
 #[derive(Debug)]
 pub(super) struct Overdue {
-    pub(super) looked: Instant,
-    /// Why open spans were kept: once for each reason.
+    pub(super) checked: Instant,
+    /// The reasons for which open spans were kept: once for each reason.
     kept: HashMap<SpanKey, Reasons>,
-    /// Spans that hooks may not have announced: whether they are open must be asked.
-    ours: HashMap<SpanKey, RegistryId>,
-    /// CPU time of the last look: these take 1 % of a core at most.
+    /// Spans that the hooks may not have registered, so their close is found by polling.
+    polled: HashMap<SpanKey, RegistryId>,
+    /// CPU time of the last check. Checks take 1 % of a core at most.
     cost: Duration,
-    /// Under which rules, and when, those that were replaced were last looked after.
+    /// The generation of the rules at the last sweep of replaced rules, and its time.
     swept: (u64, Instant),
 }
 
-/// So many times as long as a look takes there is none.
+/// The pause between checks, in multiples of the time that a check takes.
 const PAUSE_TIMES: u32 = 100;
 
-/// Moments at which the CPU clock of a thread was read, the oldest first.
+/// Readings of a thread's CPU clock, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct CpuTimes(VecDeque<CpuTime>);
 
@@ -45,11 +45,11 @@ pub(super) struct CpuTimes(VecDeque<CpuTime>);
 struct CpuTime {
     time_ns: u64,
     cpu_ns: u64,
-    /// For how long the thread had been sampled, as far as its hooks have not heard of it.
+    /// For how long the thread had been sampled in armings that its hooks have not finished with.
     sampled_ns: u64,
 }
 
-/// What became of a thread's time.
+/// How a thread spent an interval.
 #[derive(Default, PartialEq)]
 struct Ran {
     on_ns: u64,
@@ -62,7 +62,7 @@ const MOST_CPU_TIMES: usize = 32;
 impl CpuTimes {
     fn note(&mut self, time: CpuTime) {
         if self.0.len() == MOST_CPU_TIMES {
-            // Half as many for twice as long.
+            // Drops every other reading, so that the rest covers twice the time.
             let mut keeps = false;
             self.0.retain(|_| {
                 keeps = !keeps;
@@ -72,7 +72,7 @@ impl CpuTimes {
         self.0.push_back(time);
     }
 
-    /// For how long the thread ran, and how long it did not, from the first moment after `since_ns` on.
+    /// The thread's on-CPU, off-CPU and sampled time since its first reading at or after `since_ns`.
     fn since(&self, since_ns: u64) -> Ran {
         let first = self.0.iter().find(|time| time.time_ns >= since_ns);
         let Some((first, last)) = first.zip(self.0.back()) else {
@@ -90,59 +90,59 @@ impl CpuTimes {
 impl Overdue {
     pub(super) fn new() -> Self {
         Self {
-            looked: Instant::now(),
+            checked: Instant::now(),
             kept: HashMap::new(),
-            ours: HashMap::new(),
+            polled: HashMap::new(),
             cost: Duration::ZERO,
             swept: (0, Instant::now()),
         }
     }
 
-    /// The span is closed.
+    /// The span has closed.
     pub(super) fn forget(&mut self, span: SpanKey) {
         self.kept.remove(&span);
-        self.ours.remove(&span);
+        self.polled.remove(&span);
     }
 }
 
 impl Collector {
-    /// How soon to look at open spans again; `None` if no rule asks for it.
+    /// How long until the next check of open spans; `None` if no rule needs one.
     pub(super) fn until_overdue(&self) -> Option<Duration> {
         let limit = self.engine.callsites.least_limit()?;
         let every = (limit / 8).clamp(SOONEST, LATEST).max(self.overdue.cost * PAUSE_TIMES);
-        Some(every.saturating_sub(self.overdue.looked.elapsed()))
+        Some(every.saturating_sub(self.overdue.checked.elapsed()))
     }
 
-    /// Whether a span is open of which only a look tells that it closes.
+    /// Whether an open span must be polled.
     pub(super) fn watches_spans(&self) -> bool {
-        !self.overdue.ours.is_empty() || self.engine.spans.has_watched()
+        !self.overdue.polled.is_empty() || self.engine.spans.has_watched()
     }
 
-    /// Looks for open spans that must be kept, after everything was drained, and makes their profiles.
-    pub(super) fn look_for_overdue(&mut self) {
+    /// Finds open spans that must be kept and makes their snapshots. Call after draining.
+    pub(super) fn check_open_spans(&mut self) {
         if self.until_overdue().is_none_or(|left| !left.is_zero()) {
             return;
         }
         let start = sys::thread_cpu_ns();
-        self.look_at_open();
+        self.keep_open_spans();
         if let Some(took) = passed(start, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.sampling.collector_cpu_ns, took);
             self.overdue.cost = Duration::from_nanos(took);
         }
-        self.overdue.looked = Instant::now();
+        self.overdue.checked = Instant::now();
         for snapshot in self.engine.keeper.take_snapshots() {
             self.export(snapshot);
         }
     }
 
-    fn look_at_open(&mut self) {
+    fn keep_open_spans(&mut self) {
         let closed = |(key, id): (&SpanKey, &RegistryId)| {
             (!self.engine.spans.is_open(*id, *key)).then_some(*key)
         };
-        self.closed.extend(self.overdue.ours.iter().filter_map(closed));
+        self.closed.extend(self.overdue.polled.iter().filter_map(closed));
         let clock = self.engine.spans.clock();
         let now_ns = clock.raw_ns(clock.now());
-        // Before the slots: a span in which a thread is seen to be shows that it is entered.
+        // Read before the slots, so that the slot of a span in which a thread is found shows it as entered.
         let innermost: HashSet<_> = self
             .sampled
             .iter_mut()
@@ -163,13 +163,13 @@ impl Collector {
             return;
         }
         for (key, id) in ids {
-            self.make_known(id, key);
+            self.register(id, key);
         }
-        // The outermost first, so that what lies inside another is kept together with it.
+        // Outermost first, so that spans inside another one are kept together with it.
         found.sort_by_key(|(open, _)| u64::MAX - open.open_ns);
         let mut kept = 0;
         for (open, mut reasons) in found {
-            // What hangs has a thread in it.
+            // A span hangs only if a thread is in it.
             if !self.sampled.iter().any(|sampled| self.is_inside(sampled, open.key)) {
                 reasons = reasons.iter().filter(|reason| *reason != Reason::Hung).collect();
             }
@@ -180,7 +180,7 @@ impl Collector {
         }
     }
 
-    /// Forgets the plans of rules that were replaced, but not too often.
+    /// Drops the plans of replaced rules, at most once in [`LATEST`] unless the rules have changed.
     pub(super) fn sweep_plans(&mut self) {
         let callsites = &self.engine.callsites;
         let (generation, when) = self.overdue.swept;
@@ -197,7 +197,7 @@ impl Collector {
         callsites.sweep(&in_use);
     }
 
-    /// The ids of spans in which threads are, and the spans over a limit for which they were not kept.
+    /// The ids of the spans that threads are in, and the spans over a limit for which they have not been kept yet.
     fn find_overdue(
         &self,
         innermost: &HashSet<SpanKey>,
@@ -225,24 +225,24 @@ impl Collector {
         (ids, found)
     }
 
-    fn make_known(&mut self, id: RegistryId, key: SpanKey) {
+    fn register(&mut self, id: RegistryId, key: SpanKey) {
         let around = self.engine.spans.describe(id, key).unwrap_or_default();
         for (key, known) in around {
             if self.pending.get(key).is_none_or(|pending| pending.known.is_none()) {
-                self.overdue.ours.insert(key, known.id);
+                self.overdue.polled.insert(key, known.id);
             }
-            self.pending.know(key, known, self.round);
+            self.pending.register(key, known, self.round);
         }
     }
 
     fn keep_open(&mut self, open: &OpenSpan, reasons: Reasons, now_ns: u64) {
         let OpenSpan { id, key, entered_ns, .. } = *open;
-        self.make_known(id, key);
+        self.register(id, key);
         let Some((mut open, segment_ns)) = self.engine.spans.as_closing(id, key) else { return };
         let before = self.overdue.kept.entry(key).or_default();
         *before = before.and(reasons);
-        // Whoever is in it still has not said so. If several threads are, the first one is taken for the one that entered
-        // it.
+        // The thread that is still in the span has not added its open segment to the account. If several threads are
+        // in it, the first one that has any time is taken for the one that entered it.
         let since_ns = now_ns.saturating_sub(entered_ns.unwrap_or(0));
         let inside = self.sampled.iter().filter(|sampled| self.is_inside(sampled, key));
         let ran = inside.map(|sampled| {
@@ -256,7 +256,7 @@ impl Collector {
             Some(_) => open.account.with_segment(segment_ns, on_ns, off_ns, sampled_ns),
             None => open.account.without_cpu_time(),
         };
-        // What the profile has, and not what hooks have heard of.
+        // What the profile will contain, and not what hooks have counted so far.
         let inside = self.pending.inside(open.root, [key]);
         let pending = inside.iter().filter_map(|span| self.pending.get(*span));
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);

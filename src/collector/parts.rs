@@ -1,5 +1,5 @@
-//! What `benches/parts.rs` measures: the collector's work one part at a time, on samples that were taken of
-//! the program itself. Compiled for it alone.
+//! The parts of the collector's work that `benches/parts.rs` measures, on samples of the program itself. Compiled
+//! only for that benchmark.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::unwind::{Module, ModuleAddress, Unwinder};
 const STACK_BYTES: u32 = 8192;
 const RING_BYTES: usize = 256 * 1024;
 const MOST_FRAMES: usize = 256;
-/// Samples in a mark.
-const SAMPLES_PER_MARK: usize = 4;
+/// Samples per span interval.
+const SAMPLES_PER_INTERVAL: usize = 4;
 
 /// Samples as they were in the ring.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Samples the calling thread until its ring is nearly full, while it does `work` again and again. None
+    /// Samples the calling thread until its ring is nearly full, while it runs `work` repeatedly. Returns `None`
     /// where perf events are refused.
     pub fn take(mut work: impl FnMut()) -> Option<Self> {
         let request = SampleRequest {
@@ -57,12 +57,12 @@ impl Samples {
         Some(Self { bytes, places, layout })
     }
 
-    /// How many there are.
+    /// The number of samples.
     pub fn count(&self) -> usize {
         self.places.len()
     }
 
-    /// Finds them all in the ring again, and reads all of them but their stacks.
+    /// Parses the ring again and reads all samples except for their stacks.
     pub fn drain(&self) -> usize {
         let records = Records::between(self.bytes.as_slice(), 0, self.bytes.len() as u64).flatten();
         let samples = records.filter_map(|record| match record {
@@ -72,21 +72,22 @@ impl Samples {
         samples.map(|sample| sample.kernel_chain.count() + 1).sum()
     }
 
-    /// Finds the span of each, of which a few at a time have their own.
+    /// Attributes each sample to a span. Each span has [`SAMPLES_PER_INTERVAL`] samples.
     pub fn attribute(&self) -> usize {
-        let marks = self.places.chunks(SAMPLES_PER_MARK).zip(1..).filter_map(|(places, key)| {
-            let (first, last) = (places.first()?, places.last()?);
-            let span = SpanKey::new(key)?;
-            Some(SpanInterval { span, from: first.position, to: last.position + 1 })
-        });
-        let mut marks: VecDeque<_> = marks.collect();
+        let intervals =
+            self.places.chunks(SAMPLES_PER_INTERVAL).zip(1..).filter_map(|(places, key)| {
+                let (first, last) = (places.first()?, places.last()?);
+                let span = SpanKey::new(key)?;
+                Some(SpanInterval { span, from: first.position, to: last.position + 1 })
+            });
+        let mut intervals: VecDeque<_> = intervals.collect();
         let from = self.bytes.len() as u64;
-        let stretch = OpenInterval { span: None, from, is_in_hook: false };
-        let owners = self.places.iter().map(|place| owner(&mut marks, stretch, place.position));
+        let open = OpenInterval { span: None, from, is_in_hook: false };
+        let owners = self.places.iter().map(|place| owner(&mut intervals, open, place.position));
         owners.flatten().count()
     }
 
-    /// Unwinds all of them. Returns the number of frames.
+    /// Unwinds all samples. Returns the number of frames.
     pub fn unwind(&self, unwinder: &mut Stacks) -> usize {
         self.places.iter().map(|place| self.frames(*place, unwinder).len()).sum()
     }
@@ -107,7 +108,7 @@ impl Samples {
         frames
     }
 
-    /// The frames that are in them, each once.
+    /// The distinct frames of all samples.
     pub fn frames_of_all(&self, stacks: &mut Stacks) -> Addresses {
         let mut seen = HashSet::new();
         for place in &self.places {
@@ -129,9 +130,9 @@ pub struct Stacks {
 }
 
 impl Stacks {
-    /// It reads what is loaded, and nothing is in its cache.
+    /// Reads the list of loaded modules; the cache is empty.
     #[must_use]
-    #[allow(clippy::new_without_default, reason = "it does something")]
+    #[allow(clippy::new_without_default, reason = "it reads the list of loaded modules")]
     pub fn new() -> Self {
         let mut unwinder = Unwinder::default();
         unwinder.refresh();
@@ -139,12 +140,12 @@ impl Stacks {
     }
 }
 
-/// Addresses, and the modules in which they are.
+/// Addresses with their modules.
 #[derive(Debug)]
 pub struct Addresses(Vec<(Arc<Module>, u64)>);
 
 impl Addresses {
-    /// How many there are.
+    /// The number of addresses.
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -155,14 +156,14 @@ impl Addresses {
 pub struct NameLookup(Symbolizer);
 
 impl NameLookup {
-    /// It knows nothing yet.
+    /// Creates a symbolizer that has not read any file.
     #[must_use]
     #[allow(clippy::new_without_default, reason = "it reads files later")]
     pub fn new() -> Self {
         Self(Symbolizer::new(SymbolSettings { names: true, most_bytes: u64::MAX }))
     }
 
-    /// Looks for the functions of all of them. Returns for how many there are some.
+    /// Symbolizes all addresses. Returns how many have at least one function.
     pub fn find(&mut self, frames: &Addresses) -> usize {
         frames.0.iter().filter(|(module, address)| self.0.find(module, *address).is_some()).count()
     }

@@ -1,4 +1,4 @@
-//! Samples that wait for a verdict.
+//! Samples that wait for the verdict on their span.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use super::report::Losses;
 use super::stack::Stack;
 use crate::span::{KnownSpan, SpanKey, TraceIds};
 
-/// One sample of a span that is open still, or whose root is: 24 bytes.
+/// A sample of a span that is still open, or whose root is: 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingSample {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) time_ns: u64,
     pub(super) stack: u32,
-    /// CPU time that the sample stands for.
+    /// The CPU time that the sample represents.
     pub(super) weight_ns: u64,
 }
 
-/// One wait of a thread in a span.
+/// A wait of a thread in a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingWait {
     /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
@@ -26,88 +26,88 @@ pub(super) struct PendingWait {
     pub(super) stack: u32,
 }
 
-/// A stack with how it ends, each once.
+/// The distinct stacks of a span.
 #[derive(Debug, Default)]
 struct Stacks {
     by_number: Vec<Arc<Stack>>,
     numbers: HashMap<Arc<Stack>, u32>,
 }
 
-/// The samples of one span.
+/// The samples and waits of one span.
 #[derive(Debug, Default)]
 pub(super) struct PendingSpan {
     pub(super) known: Option<KnownSpan>,
-    /// Under what it is exported; known when it has closed.
+    /// The ids under which the span is exported; known once it has closed.
     pub(super) ids: Option<TraceIds>,
     pub(super) samples: Vec<PendingSample>,
     pub(super) waits: Vec<PendingWait>,
-    /// The time of waits for which there was no memory.
+    /// The time of waits that did not fit into memory.
     pub(super) lost_waits_ns: u64,
     stacks: Stacks,
-    /// Every so many samples, one is taken.
-    thinning: u32,
-    /// Samples since the last one that was taken, and the CPU time that they stood for.
+    /// One in this many samples is kept.
+    keep_every: u32,
+    /// Samples since the last one that was kept, and the CPU time that they represent.
     skipped: u32,
     pub(super) skipped_ns: u64,
-    /// What a profile of it lacks, but for what its stacks say.
+    /// What its profile lacks, apart from what its stacks show.
     pub(super) losses: Losses,
-    /// The CPU time of samples of which nothing else is left.
+    /// The CPU time of samples whose stacks were dropped.
     pub(super) lost_ns: u64,
-    /// When the last sample was taken.
+    /// The time of the last sample.
     pub(super) last_ns: u64,
-    /// The round in which its first sample came.
+    /// The round in which the span was first seen.
     first_round: u64,
-    /// It closed, and is here only for the spans around it.
+    /// The span has closed, and is here only for the spans around it.
     is_closed: bool,
 }
 
-/// All of them.
+/// The samples of all spans.
 #[derive(Debug)]
 pub(super) struct Pending {
     spans: HashMap<SpanKey, PendingSpan>,
-    /// The spans of each local root, itself among them.
+    /// The spans of each local root, including the root.
     roots: HashMap<SpanKey, Vec<SpanKey>>,
     bytes: usize,
     budget_bytes: usize,
     most_samples: usize,
     most_spans: usize,
     refused: HashMap<SpanKey, Refused>,
-    /// A sample was lost, and there has been no room since.
+    /// A sample was lost, and memory has been short since.
     has_lost: bool,
 }
 
-/// What became of a sample that was added.
+/// What happened to an added sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Added {
     Kept,
-    /// It stands for others, or others for it.
+    /// The sample was merged into others, or others into it.
     Thinned(u64),
-    /// No memory: only its CPU time is kept.
+    /// Out of memory: only its CPU time is kept.
     Lost,
     /// Too many spans: its CPU time goes to the root of its span.
     Refused,
 }
 
-/// A span for which there was no place.
+/// A span beyond the limit of pending spans.
 #[derive(Debug, Default)]
 struct Refused {
     known: Option<KnownSpan>,
-    /// The round in which that began.
+    /// The round in which the span was first refused.
     round: u64,
     lost: u64,
     lost_ns: u64,
 }
 
-/// Spans that have closed, of which one is around all others.
+/// A closed span with all closed spans inside it.
 #[derive(Default)]
 struct ClosedTree {
-    /// When the last sample was taken in them.
+    /// The time of the last sample in these spans.
     last_ns: u64,
-    /// With their roots.
+    /// Each span with its root.
     spans: Vec<(SpanKey, SpanKey)>,
 }
 
-/// For so many times as many spans as may be pending it is known what they lost.
+/// Losses are recorded for this many times the limit of pending spans.
 const REFUSED_TIMES: usize = 4;
 
 impl Pending {
@@ -124,7 +124,7 @@ impl Pending {
         }
     }
 
-    /// Adds a sample to a span. `round` is the present one.
+    /// Adds a sample to a span. `round` is the current one.
     pub(super) fn add(
         &mut self,
         span: SpanKey,
@@ -144,7 +144,7 @@ impl Pending {
         pending.last_ns = time_ns;
         pending.skipped += 1;
         pending.skipped_ns = pending.skipped_ns.saturating_add(weight_ns);
-        if pending.skipped < pending.thinning {
+        if pending.skipped < pending.keep_every {
             pending.losses.thinned += 1;
             return Added::Thinned(1);
         }
@@ -152,7 +152,7 @@ impl Pending {
         let weight_ns = std::mem::take(&mut pending.skipped_ns);
         let needed = size_of::<PendingSample>() + pending.stacks.cost(stack);
         if self.bytes + needed > self.budget_bytes {
-            // Those that it stands for are thinned out already.
+            // The samples that were merged into it are already counted as downsampled.
             pending.losses.lost += 1;
             self.has_lost = true;
             pending.lost_ns += weight_ns;
@@ -165,15 +165,15 @@ impl Pending {
             return Added::Kept;
         }
         let before = pending.samples.len();
-        pending.thin();
+        pending.downsample();
         let thinned = before - pending.samples.len();
         pending.losses.thinned += thinned as u64;
         self.bytes -= thinned * size_of::<PendingSample>();
         Added::Thinned(thinned as u64)
     }
 
-    /// Adds a wait to a span, `round` being the present one. Returns false if there is no memory for
-    /// it: then only its time is kept.
+    /// Adds a wait to a span. `round` is the current one. Returns false if there is no memory for it; then only its
+    /// time is kept.
     pub(super) fn add_wait(
         &mut self,
         span: SpanKey,
@@ -210,7 +210,7 @@ impl Pending {
         Some(self.refused.entry(span).or_insert_with(|| Refused { round, ..Refused::default() }))
     }
 
-    /// Gives the roots of spans for which there was no place what those have lost.
+    /// Charges the losses of refused spans to their roots.
     pub(super) fn charge_refused(&mut self) {
         for refused in self.refused.values_mut() {
             let root = refused.known.and_then(|known| self.spans.get_mut(&known.root));
@@ -221,14 +221,14 @@ impl Pending {
         }
     }
 
-    /// Something more is known of that span, if there is a place for it.
+    /// Updates a span, if it is pending.
     pub(super) fn note(&mut self, span: SpanKey, note: impl FnOnce(&mut PendingSpan)) {
         _ = self.spans.get_mut(&span).map(note);
     }
 
-    /// What the hooks say of a span; more than once if threads said it at the same time.
-    pub(super) fn know(&mut self, span: SpanKey, known: KnownSpan, round: u64) {
-        // The root itself has always a place: what those inside it lose is said there.
+    /// Registers a span. Several threads may register the same one.
+    pub(super) fn register(&mut self, span: SpanKey, known: KnownSpan, round: u64) {
+        // A root is never refused: it holds the losses of the spans inside it.
         if !self.has_place(span) && span != known.root {
             if let Some(refused) = self.refuse(span, round) {
                 refused.known = Some(known);
@@ -237,7 +237,7 @@ impl Pending {
         }
         let refused = self.refused.remove(&span).unwrap_or_default();
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
-        // There is a place for it now.
+        // The span is no longer refused.
         pending.losses.lost += refused.lost;
         pending.lost_ns += refused.lost_ns;
         if pending.known.replace(known).is_none() {
@@ -245,7 +245,7 @@ impl Pending {
         }
     }
 
-    /// Whether a sample was lost, and since then there was no room.
+    /// Whether a sample was lost and memory has been short since.
     pub(super) fn is_short(&mut self) -> bool {
         let has_room = self.bytes + SOME_STACKS <= self.budget_bytes;
         self.has_lost &= !has_room || self.spans.len() >= self.most_spans;
@@ -256,24 +256,24 @@ impl Pending {
         self.spans.get(&span)
     }
 
-    /// The spans of a root, itself among them.
+    /// The spans of a root, including the root.
     pub(super) fn of_root(&self, root: SpanKey) -> &[SpanKey] {
         self.roots.get(&root).map_or(&[], Vec::as_slice)
     }
 
-    /// A span's ancestors from the inside out.
+    /// A span's ancestors, innermost first.
     pub(super) fn ancestors(&self, span: SpanKey) -> impl Iterator<Item = SpanKey> {
         let parent = |span: &SpanKey| self.spans.get(span)?.known?.parent;
         std::iter::successors(parent(&span), move |span| parent(span))
     }
 
-    /// The spans among `kept` that are inside no other of them.
+    /// The spans in `kept` that are inside no other span in `kept`.
     pub(super) fn topmost(&self, kept: &HashSet<SpanKey>) -> Vec<SpanKey> {
         let inside = |span: &&SpanKey| self.ancestors(**span).any(|above| kept.contains(&above));
         kept.iter().filter(|span| !inside(span)).copied().collect()
     }
 
-    /// The kept spans of a root, and those inside them.
+    /// The kept spans of a root, and the spans inside them.
     pub(super) fn inside(
         &self,
         root: SpanKey,
@@ -282,7 +282,7 @@ impl Pending {
         let mut inside: HashSet<_> = kept.into_iter().collect();
         let mut outside = HashSet::new();
         for span in self.of_root(root) {
-            // Each span is decided once, with all on the way to one that is decided already.
+            // Each span is decided once, together with all spans on the way up to a decided one.
             let mut undecided = Vec::new();
             let up = std::iter::once(*span).chain(self.ancestors(*span)).find(|span| {
                 let is_decided = inside.contains(span) || outside.contains(span);
@@ -295,10 +295,10 @@ impl Pending {
         inside
     }
 
-    /// The spans around the outermost of those that are `kept` with so many samples, and how many samples of each
-    /// are so in a kept one.
+    /// The spans around the outermost kept ones, each with the number of samples of the kept spans inside it. `kept`
+    /// has the number of samples of each kept span.
     pub(super) fn enclosing(&self, kept: &HashMap<SpanKey, u64>) -> HashMap<SpanKey, u64> {
-        // Siblings together, so that the way up is walked once for all of them.
+        // Siblings are added up first, so that their ancestors are walked only once.
         let mut of_children: HashMap<SpanKey, u64> = HashMap::new();
         for (span, samples) in kept {
             if let Some(parent) = self.ancestors(*span).next() {
@@ -308,7 +308,7 @@ impl Pending {
         let mut enclosing: HashMap<SpanKey, u64> = HashMap::new();
         for (parent, samples) in of_children {
             let around = || std::iter::once(parent).chain(self.ancestors(parent));
-            // What is inside a kept span is among its own.
+            // The samples of a span inside a kept span are already among that span's own.
             if !around().any(|span| kept.contains_key(&span)) {
                 around().for_each(|span| *enclosing.entry(span).or_default() += samples);
             }
@@ -316,7 +316,7 @@ impl Pending {
         enclosing
     }
 
-    /// Forgets the samples of a span, which are exported; the span stays.
+    /// Drops the samples of a span, which have been exported. The span stays.
     pub(super) fn clear(&mut self, span: SpanKey) {
         if let Some(pending) = self.spans.get_mut(&span) {
             self.bytes -= pending.bytes() - BYTES_A_SPAN;
@@ -330,7 +330,7 @@ impl Pending {
         }
     }
 
-    /// The span has closed.
+    /// Marks a span as closed.
     pub(super) fn close(&mut self, span: SpanKey) {
         self.refused.remove(&span);
         if let Some(pending) = self.spans.get_mut(&span) {
@@ -338,16 +338,16 @@ impl Pending {
         }
     }
 
-    /// If memory or places run short, gives up closed spans of roots that live on (a connection, `main`),
-    /// those first that were sampled longest ago, until half of them are free. Their CPU time
-    /// goes to the root, as lost. Spares the roots that `is_promised` a profile. Returns how many
-    /// samples were given up, and whether it was for want of memory.
+    /// If memory or spans run short, drops closed spans of long-lived roots (a connection, `main`) until half of both
+    /// is free. Those that were sampled longest ago go first. Their CPU time goes to the root as lost. Spares roots
+    /// for which `is_promised` returns true. Returns how many samples were dropped, and whether memory was the
+    /// reason.
     pub(super) fn give_up_closed(&mut self, is_promised: impl Fn(SpanKey) -> bool) -> (u64, bool) {
         let is_short = self.bytes > self.budget_bytes / 4 * 3;
         if !self.is_over(3) {
             return (0, is_short);
         }
-        // With all that is inside it, so that nobody's parent goes missing.
+        // A span goes with all spans inside it, so that none loses its parent.
         let mut trees: HashMap<SpanKey, ClosedTree> = HashMap::new();
         for (span, pending) in self.spans.iter().filter(|(_, pending)| pending.is_closed) {
             let Some(root) = pending.known.map(|known| known.root) else { continue };
@@ -376,7 +376,7 @@ impl Pending {
         (samples, is_short)
     }
 
-    /// Whether more than so many quarters of the memory or of the places for spans are taken.
+    /// Whether more than `quarters` quarters of the memory or of the span limit are used.
     fn is_over(&self, quarters: usize) -> bool {
         self.bytes > self.budget_bytes / 4 * quarters
             || self.spans.len() > self.most_spans / 4 * quarters
@@ -400,7 +400,7 @@ impl Pending {
         samples
     }
 
-    /// Forgets a root and all its spans.
+    /// Drops a root and all its spans.
     pub(super) fn remove_root(&mut self, root: SpanKey) {
         for span in self.roots.remove(&root).unwrap_or_default() {
             self.remove_span(span);
@@ -413,16 +413,16 @@ impl Pending {
         }
     }
 
-    /// The spans of which somebody should ask whether they are open still.
+    /// All registered spans, so that the caller can check whether they are still open.
     pub(super) fn known_spans(&self) -> Vec<(SpanKey, KnownSpan)> {
         let pending = self.spans.iter().map(|(span, pending)| (*span, pending.known));
         let refused = self.refused.iter().map(|(span, refused)| (*span, refused.known));
         pending.chain(refused).filter_map(|(span, known)| Some((span, known?))).collect()
     }
 
-    /// Forgets spans that nobody has made known since before `round`, but for those that are
-    /// `entered`. Returns the number of their samples.
-    pub(super) fn remove_unknown(&mut self, round: u64, entered: &HashSet<SpanKey>) -> u64 {
+    /// Drops spans that were first seen before `round` and have not been registered, except those in `entered`.
+    /// Returns the number of their samples.
+    pub(super) fn remove_unregistered(&mut self, round: u64, entered: &HashSet<SpanKey>) -> u64 {
         self.refused.retain(|span, refused| {
             refused.known.is_some() || refused.round >= round || entered.contains(span)
         });
@@ -443,7 +443,7 @@ impl Pending {
     }
 }
 
-/// What is known of a span, `round` being the one in which it is first heard of.
+/// The entry of a span, which is created if the span is new in this `round`.
 fn span_of<'a>(
     spans: &'a mut HashMap<SpanKey, PendingSpan>,
     bytes: &mut usize,
@@ -456,36 +456,36 @@ fn span_of<'a>(
     })
 }
 
-/// Room without which memory is short.
+/// Memory is short if less than this is free.
 const SOME_STACKS: usize = 16 * 1024;
 
-/// What a span takes beside its samples and stacks, roughly.
+/// The approximate memory of a span without its samples and stacks.
 const BYTES_A_SPAN: usize = size_of::<PendingSpan>() + 64;
 
 impl PendingSpan {
     fn new(round: u64) -> Self {
-        Self { thinning: 1, first_round: round, ..Self::default() }
+        Self { keep_every: 1, first_round: round, ..Self::default() }
     }
 
     pub(super) fn stack(&self, number: u32) -> Option<&Stack> {
         self.stacks.by_number.get(number as usize).map(AsRef::as_ref)
     }
 
-    /// The samples and waits that fell in the span, those among them that were given up or thinned out.
+    /// The number of samples and waits of the span, including those that were dropped or downsampled.
     pub(super) fn count(&self) -> u64 {
         let there = self.samples.len() + self.waits.len();
         there as u64 + self.losses.lost + self.losses.thinned
     }
 
-    /// Whether nothing fell in the span that a profile would show.
+    /// Whether a profile would show nothing of the span.
     pub(super) fn is_empty(&self) -> bool {
         let has_waits = !self.waits.is_empty() || self.lost_waits_ns > 0;
         let Losses { lost, ring_full, .. } = self.losses;
         self.samples.is_empty() && lost == 0 && ring_full == 0 && !has_waits
     }
 
-    /// Leaves out every other sample, and lets those that are left stand for two.
-    fn thin(&mut self) {
+    /// Merges each pair of samples into one with the weight of both.
+    fn downsample(&mut self) {
         let mut left_out = None;
         self.samples.retain_mut(|sample| match left_out.take() {
             Some(weight_ns) => {
@@ -499,10 +499,10 @@ impl PendingSpan {
         });
         if let Some(weight_ns) = left_out {
             // The last one waits for its pair.
-            self.skipped += self.thinning;
+            self.skipped += self.keep_every;
             self.skipped_ns += weight_ns;
         }
-        self.thinning = self.thinning.saturating_mul(2);
+        self.keep_every = self.keep_every.saturating_mul(2);
     }
 
     fn bytes(&self) -> usize {
@@ -553,27 +553,27 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_lives_on_does_not_fill_the_memory() {
+    fn a_long_lived_root_does_not_fill_the_memory() {
         let mut pending = Pending::new(64 * 1024, 1_000, SPANS);
         let root = SpanKey::new(1).unwrap();
         let known = |parent| {
             let id = RegistryId::new(1).unwrap();
             KnownSpan { parent, root, id, plan: 0 }
         };
-        pending.know(root, known(None), 1);
+        pending.register(root, known(None), 1);
         let stack = Stack { frames: vec![ModuleAddress::new(None, 7)], ..Stack::new() };
         let (mut weight_ns, mut given_up) = (0, 0);
         for number in 2..5_000 {
             let child = SpanKey::new(number).unwrap();
             let grandchild = SpanKey::new(number + 10_000).unwrap();
-            pending.know(child, known(Some(root)), 1);
-            pending.know(grandchild, known(Some(child)), 1);
+            pending.register(child, known(Some(root)), 1);
+            pending.register(grandchild, known(Some(child)), 1);
             for span in [child, grandchild] {
                 assert_eq!(pending.add(span, number, 3, &stack, 1), Added::Kept);
                 weight_ns += 3;
                 pending.close(span);
             }
-            assert_eq!(pending.give_up_closed(|_| true).0, 0, "what was promised stays");
+            assert_eq!(pending.give_up_closed(|_| true).0, 0, "promised samples stay");
             given_up += pending.give_up_closed(|_| false).0;
             assert!(pending.bytes <= pending.budget_bytes);
         }
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_most_are_thinned_and_stand_for_the_rest() {
+    fn too_many_samples_are_downsampled_and_keep_their_total_weight() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         let mut thinned = 0;
         for time in 0..1_000 {
@@ -618,10 +618,10 @@ mod tests {
         assert!(span.samples.len() <= 100 && span.samples.len() > 40);
         let weight: u64 = span.samples.iter().map(|s| s.weight_ns).sum();
         assert_eq!(weight + span.skipped_ns, 3_000);
-        let uniform = 3 * u64::from(span.thinning);
+        let uniform = 3 * u64::from(span.keep_every);
         assert!(span.samples.iter().all(|sample| sample.weight_ns == uniform));
         assert_eq!(thinned + span.samples.len() as u64, 1_000);
-        // Evenly over the whole time.
+        // They are spread evenly.
         let half = span.samples.iter().filter(|s| s.time_ns < 500).count();
         assert!(half.abs_diff(span.samples.len() / 2) <= 2);
         assert_eq!(pending.bytes, span.bytes());
@@ -639,15 +639,15 @@ mod tests {
     }
 
     #[test]
-    fn a_span_without_a_place_leaves_its_time_to_its_root() {
+    fn a_span_beyond_the_limit_leaves_its_time_to_its_root() {
         let mut pending = Pending::new(PLENTY, 100, 4);
-        pending.know(key(1), known(1, None), 0);
+        pending.register(key(1), known(1, None), 0);
         for span in 2..10 {
-            // The sample may be read before or after the span is made known.
+            // The sample may be drained before or after the span is registered.
             if span % 2 == 0 {
                 pending.add(key(span), 0, 3, &stack(1), 0);
             }
-            pending.know(key(span), known(1, Some(1)), 0);
+            pending.register(key(span), known(1, Some(1)), 0);
             pending.add(key(span), 0, 3, &stack(1), 0);
         }
         pending.charge_refused();
@@ -660,21 +660,21 @@ mod tests {
             .sum();
         let root = pending.get(key(1)).unwrap();
         assert_eq!(left + root.lost_ns, 12 * 3);
-        // One that gets a place keeps what it had lost before.
+        // A span that is registered later keeps its earlier losses.
         pending.most_spans = 5;
         pending.add(key(30), 0, 3, &stack(1), 0);
-        pending.know(key(30), known(1, Some(1)), 0);
+        pending.register(key(30), known(1, Some(1)), 0);
         assert_eq!(pending.get(key(30)).unwrap().samples.len(), 1);
         assert_eq!(pending.add(key(31), 0, 3, &stack(1), 0), Added::Refused);
         pending.most_spans = 6;
-        pending.know(key(31), known(1, Some(1)), 0);
+        pending.register(key(31), known(1, Some(1)), 0);
         assert_eq!(pending.get(key(31)).unwrap().lost_ns, 3);
         for span in 2..10 {
             pending.close(key(span));
         }
         assert!(pending.refused.is_empty());
-        // Another root has its place all the same.
-        pending.know(key(20), known(20, None), 0);
+        // Another root is never refused.
+        pending.register(key(20), known(20, None), 0);
         assert!(pending.get(key(20)).is_some());
     }
 
@@ -682,10 +682,10 @@ mod tests {
     fn a_root_is_forgotten_with_all_its_spans() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2))] {
-            pending.know(key(span), known(1, parent), 0);
+            pending.register(key(span), known(1, parent), 0);
             pending.add(key(span), 0, 1, &stack(span), 0);
         }
-        pending.know(key(9), known(9, None), 0);
+        pending.register(key(9), known(9, None), 0);
         assert_eq!(pending.of_root(key(1)), [key(1), key(2), key(3)]);
         assert_eq!(pending.ancestors(key(3)).collect::<Vec<_>>(), [key(2), key(1)]);
         pending.remove_root(key(1));
@@ -699,7 +699,7 @@ mod tests {
     fn the_topmost_of_kept_spans_cover_the_others() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(1))] {
-            pending.know(key(span), known(1, parent), 0);
+            pending.register(key(span), known(1, parent), 0);
         }
         let mut topmost = pending.topmost(&HashSet::from([key(2), key(3), key(4)]));
         topmost.sort();
@@ -713,7 +713,7 @@ mod tests {
         for (span, parent) in
             [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(2)), (5, Some(4)), (6, Some(1))]
         {
-            pending.know(key(span), known(1, parent), 0);
+            pending.register(key(span), known(1, parent), 0);
         }
         let kept = [(3, 10), (5, 7), (4, 9), (6, 1)].map(|(span, samples)| (key(span), samples));
         let mut enclosing: Vec<_> = pending.enclosing(&HashMap::from(kept)).into_iter().collect();
@@ -722,13 +722,13 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_made_known_is_forgotten_after_a_while() {
+    fn unregistered_spans_are_forgotten_in_the_next_round() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         pending.add(key(1), 0, 1, &stack(1), 5);
         pending.add(key(2), 0, 1, &stack(1), 5);
         let entered = HashSet::from([key(2)]);
-        assert_eq!(pending.remove_unknown(5, &entered), 0);
-        assert_eq!(pending.remove_unknown(6, &entered), 1);
+        assert_eq!(pending.remove_unregistered(5, &entered), 0);
+        assert_eq!(pending.remove_unregistered(6, &entered), 1);
         assert!(pending.get(key(1)).is_none());
         assert!(pending.get(key(2)).is_some());
     }
@@ -736,7 +736,7 @@ mod tests {
     #[test]
     fn exported_samples_are_cleared_and_the_span_stays() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
-        pending.know(SPAN, known(5, None), 0);
+        pending.register(SPAN, known(5, None), 0);
         pending.add(SPAN, 0, 1, &stack(1), 0);
         pending.clear(SPAN);
         assert!(pending.get(SPAN).unwrap().samples.is_empty());

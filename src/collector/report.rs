@@ -1,4 +1,4 @@
-//! What is said of kept spans: in a profile's title, in its attributes, and in the log.
+//! Describes kept spans: the title, notes and attributes of a profile, and the log line.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
@@ -13,21 +13,21 @@ use crate::sys::{self, Unusual};
 /// What a profile lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Losses {
-    /// Samples of which only the CPU time is left.
+    /// Samples whose stacks were dropped: only their CPU time is left.
     pub(super) lost: u64,
-    /// Samples of which nothing is left.
+    /// Samples that were lost completely.
     pub(super) missing: u64,
-    /// Samples that found the ring of one of its threads full: in it, or in a span before.
+    /// Samples that were lost to a full ring, in the profile's spans or before them.
     pub(super) ring_full: u64,
-    /// Samples for which others stand.
+    /// Samples that were merged into others.
     pub(super) thinned: u64,
     /// Stacks whose outermost frames were not copied.
     pub(super) cut: u64,
     /// Stacks that could not be unwound to their end.
     pub(super) incomplete: u64,
-    /// Samples that were taken at a lower rate, because there were too many to read.
+    /// Samples taken at a rate that the CPU budget had lowered.
     pub(super) lowered: u64,
-    /// Samples that came too late to stand for all the time since the one before.
+    /// Samples that came too late to represent all the time since the previous one.
     pub(super) late: u64,
 }
 
@@ -44,13 +44,12 @@ impl std::ops::AddAssign for Losses {
     }
 }
 
-/// What is shorter is in no line of text.
-const WORTH_SAYING: u64 = 1_000_000;
-/// Spans that are named one by one above a picture.
+/// Shorter times are left out of texts.
+const WORTH_REPORTING: u64 = 1_000_000;
+/// How many spans have a note of their own above the picture.
 const MOST_NOTED: usize = 4;
 
-/// Gives a profile its name, title, notes and attributes. Of the kept spans, those in `topmost` are
-/// inside no other.
+/// Sets a profile's name, title, notes and attributes. `topmost` has the kept spans that are inside no other.
 pub(super) fn describe(
     profile: &mut Profile,
     epoch: &Epoch,
@@ -63,13 +62,13 @@ pub(super) fn describe(
     profile.name = capped(&names.span(first.name())).into_owned();
     profile.title = match topmost.len().saturating_sub(1) {
         0 => format!("{} · kept: {}", profile.name, first.reasons()),
-        beside => format!("{} and {beside} beside it · kept: {}", profile.name, first.reasons()),
+        beside => format!("{} and {beside} more · kept: {}", profile.name, first.reasons()),
     };
     if first.is_open() {
-        profile.title.push_str(" · open still");
+        profile.title.push_str(" · still open");
     }
     let unsampled_ns = unsampled_of(first);
-    if unsampled_ns >= WORTH_SAYING {
+    if unsampled_ns >= WORTH_REPORTING {
         _ = write!(profile.title, " · sampled after {} on-CPU", Ns(unsampled_ns));
     }
     if *losses != Losses::default() {
@@ -99,11 +98,11 @@ pub(super) fn describe(
     profile.attributes = attributes(first, &profile.name, losses);
 }
 
-/// Says of a profile with symbols what it lacks since it has them.
+/// Adds what was lost in symbolization.
 pub(super) fn describe_symbolized(symbolized: &mut Symbolized) {
     let Symbolized { profile, thinned, shortened } = symbolized;
     for (key, count, what) in [
-        ("profile.samples_thinned", *thinned, "samples thinned out to fit into memory"),
+        ("profile.samples.downsampled", *thinned, "samples downsampled to fit into memory"),
         ("profile.stacks_shortened", *shortened, "stacks without their deeper callers"),
     ] {
         if count == 0 {
@@ -119,7 +118,7 @@ pub(super) fn describe_symbolized(symbolized: &mut Symbolized) {
     }
 }
 
-/// Says of a profile with symbols where its threads waited.
+/// Adds where the threads of a symbolized profile waited.
 pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     let waits = &kept.waits;
     if waits.count == 0 {
@@ -127,28 +126,28 @@ pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     }
     let off_cpu_ns = kept.spans.first().map_or(0, |span| span.account.off_cpu_ns);
     let mut note = format!("{} seen: {}", plural_waits(waits.count), Ns(waits.total_ns));
-    // Of waits on other threads this account knows nothing.
+    // The account does not include waits on other threads.
     if waits.total_ns <= off_cpu_ns {
         _ = write!(note, " of {} off-CPU", Ns(off_cpu_ns));
     }
     if let Some(waiter) = &waits.longest {
-        _ = write!(note, "; {} in {}", Ns(waiter.waited_ns), Who(waiter));
+        _ = write!(note, "; {} in {}", Ns(waiter.waited_ns), AtSite(waiter));
     }
     profile.notes.push(note);
     let ns = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
     profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total_ns) });
     if let Some(waiter) = &waits.in_async {
         let blocked = Ns(waits.in_async_ns);
-        profile.notes.push(format!("blocks an async executor: {blocked} in {}", Who(waiter)));
+        profile.notes.push(format!("blocks an async executor: {blocked} in {}", AtSite(waiter)));
         let (key, value) = ("profile.blocked_in_async_ns", ns(waits.in_async_ns));
         profile.attributes.push(Attribute { key, value });
     }
 }
 
-/// Who waited where and for what.
-struct Who<'a>(&'a Waiter);
+/// Displays where a thread waited, and for what.
+struct AtSite<'a>(&'a Waiter);
 
-impl Display for Who<'_> {
+impl Display for AtSite<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Waiter { function, place, call, .. } = self.0;
         write!(f, "{function}")?;
@@ -163,14 +162,14 @@ fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
-/// What surely ran in the span before it was sampled. Of one that is open nobody knows: its threads have not said how
-/// much of their present segments was.
+/// On-CPU time that was certainly not sampled. Unknown for an open span, as its threads have not reported their
+/// present segments.
 fn unsampled_of(span: &KeptSpan) -> u64 {
     if span.is_open() { 0 } else { span.account.unsampled_ns() }
 }
 
-/// How much of the CPU time samples stand for. Where much is missing and no sample was lost, none was taken there:
-/// the thread had just begun, or was switched off before its next one.
+/// How much of the on-CPU time the samples represent. Time may be missing without a lost sample: the thread had just
+/// started, or was switched out before its next sample.
 fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &Losses) -> String {
     let weight = Ns(weight_ns);
     let Some(on_cpu_ns) = on_cpu_ns else {
@@ -184,9 +183,9 @@ fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &
         }
         losses => losses,
     };
-    // More is possible: a sample stands for the time before it.
+    // More is possible, as a sample represents the time before it.
     let share = if weight_ns > on_cpu_ns { String::new() } else { format!(" ({share:.0} %)") };
-    let young = match unsampled_ns >= WORTH_SAYING {
+    let young = match unsampled_ns >= WORTH_REPORTING {
         true => format!("{} of it not sampled; ", Ns(unsampled_ns)),
         false => String::new(),
     };
@@ -198,10 +197,10 @@ const NOTHING_LOST: &str = "nothing lost";
 fn losses_in_words(losses: &Losses) -> String {
     let mut words = Vec::new();
     for (count, what) in [
-        (losses.lost, "stacks given up for want of memory"),
+        (losses.lost, "stacks dropped for lack of memory"),
         (losses.missing, "samples lost before they were read"),
-        (losses.ring_full, "samples in or before it lost to a full ring"),
-        (losses.thinned, "samples thinned out"),
+        (losses.ring_full, "samples lost to a full ring in or before the span"),
+        (losses.thinned, "samples downsampled"),
         (losses.cut, "stacks cut short"),
         (losses.incomplete, "stacks not unwound to their end"),
         (losses.lowered, "samples at a lowered rate"),
@@ -233,7 +232,7 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
             attributes.push(Attribute { key: "profile.subtree_on_cpu_ns", value });
         }
         let unsampled_ns = unsampled_of(span);
-        if unsampled_ns >= WORTH_SAYING {
+        if unsampled_ns >= WORTH_REPORTING {
             let value = int(unsampled_ns);
             attributes.push(Attribute { key: "profile.unsampled_ns", value });
         }
@@ -243,9 +242,9 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         ("profile.samples_lost_memory", losses.lost),
         ("profile.samples_lost", losses.missing),
         ("profile.samples_lost_ring_full", losses.ring_full),
-        ("profile.samples_thinned", losses.thinned),
-        ("profile.stacks_truncated", losses.cut),
-        ("profile.stacks_incomplete", losses.incomplete),
+        ("profile.samples.downsampled", losses.thinned),
+        ("profile.stacks.truncated", losses.cut),
+        ("profile.stacks.incomplete", losses.incomplete),
         ("profile.samples_at_lowered_rate", losses.lowered),
         ("profile.samples_lost_late", losses.late),
     ] {
@@ -256,7 +255,7 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
     if span.is_open() {
         attributes.push(Attribute { key: "profile.span.open", value: Value::Bool(true) });
     }
-    if account.after_last_exit_ns >= WORTH_SAYING {
+    if account.after_last_exit_ns >= WORTH_REPORTING {
         let (key, value) = ("profile.after_last_exit_ns", int(account.after_last_exit_ns));
         attributes.push(Attribute { key, value });
     }
@@ -267,19 +266,19 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
     attributes
 }
 
-/// Spans as they lie inside each other: those that began first, and of those the longest.
+/// Sorts spans by start, and the longest first.
 pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
     let mut kept = kept.to_vec();
     kept.sort_by_key(|span| (span.opened_ns, u64::MAX - span.account.wall_ns));
     kept
 }
 
-/// The line that goes to the log.
+/// The log line of kept spans.
 pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
     let Some(first) = kept.spans.first() else {
         return String::new();
     };
-    let open = if first.is_open() { ", open still" } else { "" };
+    let open = if first.is_open() { ", still open" } else { "" };
     let mut line = format!("kept `{}` ({}{open}", names.span(first.name()), first.reasons());
     let others: Vec<_> = kept.spans.iter().skip(1).map(|span| names.span(span.name())).collect();
     if let Some((name, others)) = others.split_first() {
@@ -293,7 +292,7 @@ pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
         Some(_) => {
             _ = write!(line, "; {}", plural(kept.samples));
             let unsampled_ns = unsampled_of(first);
-            if unsampled_ns >= WORTH_SAYING {
+            if unsampled_ns >= WORTH_REPORTING {
                 _ = write!(line, " after {} on-CPU", Ns(unsampled_ns));
             }
         }
@@ -315,13 +314,13 @@ pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
     if let Some(waiter) = &kept.waits.longest {
         let Waits { count, total_ns, .. } = kept.waits;
         let (waits, total) = (plural_waits(count), Ns(total_ns));
-        _ = write!(line, ", {waits} of {total}, longest in {}", Who(waiter));
+        _ = write!(line, ", {waits} of {total}, longest in {}", AtSite(waiter));
     }
     if let Some(waiter) = &kept.waits.in_async {
         let blocked = Ns(kept.waits.in_async_ns);
         _ = write!(line, "; blocks an async executor for {blocked}");
         if kept.waits.longest.as_ref() != Some(waiter) {
-            _ = write!(line, " in {}", Who(waiter));
+            _ = write!(line, " in {}", AtSite(waiter));
         }
     }
     if let Some((trace, span)) = first.trace_ids() {
@@ -337,33 +336,33 @@ fn plural(samples: usize) -> String {
     if samples == 1 { "1 sample".to_owned() } else { format!("{samples} samples") }
 }
 
-pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of our timers: from now \
-    on they use another one";
+pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of the profiler's \
+    timers: they use another signal from now on";
 
-/// That samples are taken so many times as seldom, to stay within so many percent of a core.
+/// The log line of a lowered sampling rate.
 pub(super) fn lowered_rate(percent: u32, times: f64) -> String {
     format!(
-        "reading samples takes more than {percent} % of a core: threads are sampled less often until \
-         it takes less, at {:.0} % of the rate that they would have; profiles made meanwhile say so \
+        "reading samples took more than {percent} % of a core: the sampling rate is reduced to {:.0} % \
+         until it takes less, and profiles made in the meantime state that \
          (TRACING_PROFILING_CPU_BUDGET sets the percentage)",
         (100.0 / times).max(1.0)
     )
 }
 
-/// That nobody is sampled while that is so.
+/// The log line of load shedding.
 pub(super) fn shed(over: &str) -> String {
     format!(
-        "{over}: no more threads are sampled until it is less, and spans that are kept meanwhile have their times \
-         alone (TRACING_PROFILING_SHED sets the limits)"
+        "{over}: no more threads are sampled until the load drops, and spans that are kept in the meantime \
+         have only their times (TRACING_PROFILING_SHED sets the limits)"
     )
 }
 
-/// System calls at which a seccomp filter ends the process, as far as it was said.
+/// The number of system calls that were reported because a seccomp filter kills the process at them.
 #[derive(Debug, Default)]
 pub(super) struct DeadlyCalls(usize);
 
 impl DeadlyCalls {
-    /// What there is to say of them, if that is more than before.
+    /// The log line, if there are more than before.
     pub(super) fn line(&mut self) -> Option<String> {
         let calls: Vec<_> = sys::deadly().collect();
         if std::mem::replace(&mut self.0, calls.len()) >= calls.len() {
@@ -373,15 +372,15 @@ impl DeadlyCalls {
         let missing: BTreeSet<_> = calls.iter().map(|call| without(*call)).collect();
         let missing: Vec<_> = missing.into_iter().collect();
         Some(format!(
-            "a seccomp filter ends this process at {}, so that is not called, and missing are: {}; allow it, or let \
-             the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
+            "a seccomp filter ends this process at {}, so the profiler does not call it and lacks: {}; allow it, or \
+             let the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
             names.join(", "),
             missing.join(", "),
         ))
     }
 }
 
-/// Lines of log that are due, and whether each is a warning. For nobody as long as there is no subscriber.
+/// The log lines that are due, and whether each is a warning. None as long as there is no subscriber.
 pub(super) fn due(
     engine: &Engine,
     deadly: &mut DeadlyCalls,
@@ -400,22 +399,20 @@ pub(super) fn due(
     lines
 }
 
-/// What there is not without a system call.
+/// What is missing without a system call.
 fn without(call: Unusual) -> &'static str {
     match call {
-        Unusual::PerfEventOpen => "the source perf",
-        Unusual::TimerCreate | Unusual::TimerSettime | Unusual::TimerDelete => "the source timer",
-        Unusual::ProcessVmReadv => {
-            "nothing where /proc/self/mem can be read, else the stacks of waits"
-        }
+        Unusual::PerfEventOpen => "the perf source",
+        Unusual::TimerCreate | Unusual::TimerSettime | Unusual::TimerDelete => "the timer source",
+        Unusual::ProcessVmReadv => "the stacks of waits, unless /proc/self/mem can be read",
         Unusual::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
         Unusual::Getrusage => "page faults and context switches",
         Unusual::MemfdCreate => "separate files of debug information",
-        Unusual::Statfs | Unusual::Faccessat => "the check of the directory",
+        Unusual::Statfs | Unusual::Faccessat => "the check of the output directory",
     }
 }
 
-/// Wall time and its parts, in words.
+/// Displays wall time and its parts.
 struct Split<'a>(&'a Account);
 
 impl Display for Split<'_> {
@@ -438,17 +435,17 @@ impl Display for Split<'_> {
                 write!(f, " (± {})", Ns(on_cpu_error_ns))?;
             }
             let inside_ns = self.0.inside_on_cpu_ns();
-            if inside_ns >= WORTH_SAYING {
+            if inside_ns >= WORTH_REPORTING {
                 write!(f, " (and {} in spans inside it on other threads)", Ns(inside_ns))?;
             }
             write!(f, " + off-CPU {}", Ns(off_cpu_ns))?;
         }
         write!(f, " + idle {}", Ns(idle_ns))?;
-        if after_last_exit_ns >= WORTH_SAYING.max(wall_ns / 10) {
-            write!(f, " (of it {} after its last exit)", Ns(after_last_exit_ns))?;
+        if after_last_exit_ns >= WORTH_REPORTING.max(wall_ns / 10) {
+            write!(f, " ({} of it after its last exit)", Ns(after_last_exit_ns))?;
         }
         if on_cpu_ns.saturating_add(off_cpu_ns).saturating_add(idle_ns)
-            > wall_ns + wall_ns / 10 + WORTH_SAYING
+            > wall_ns + wall_ns / 10 + WORTH_REPORTING
         {
             f.write_str(" (on several threads at once)")?;
         }
@@ -459,7 +456,7 @@ impl Display for Split<'_> {
     }
 }
 
-/// A length of time with three digits.
+/// Displays a duration with three digits.
 pub(super) struct Ns(pub(super) u64);
 
 impl Display for Ns {
@@ -516,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_says_what_why_and_where() {
+    fn a_log_line_states_what_was_kept_and_why() {
         assert_eq!(
             line(&kept(), &Redaction::new()),
             "kept `test` (latency): wall 1.31 s = on-CPU 1.29 s + off-CPU 12.0 ms + idle 10.0 ms; \
@@ -525,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_profile_the_line_says_why() {
+    fn a_log_line_without_a_profile_states_the_reason() {
         let mut kept = kept();
         kept.profile = None;
         kept.top_function = None;
@@ -534,21 +531,21 @@ mod tests {
         assert!(line(&kept, &Redaction::new()).ends_with("; no profile: no sample fell in it"));
         let account = &mut kept.spans[0].account;
         (account.on_cpu_ns, account.idle_ns) = (1_000, account.wall_ns - 1_000);
-        let said = line(&kept, &Redaction::new());
+        let text = line(&kept, &Redaction::new());
         assert!(
-            said.ends_with("; no profile: it was awaiting, in no thread, for 1.31 s"),
-            "{said}"
+            text.ends_with("; no profile: it was awaiting, in no thread, for 1.31 s"),
+            "{text}"
         );
     }
 
     #[test]
-    fn what_is_not_sure_is_said() {
+    fn the_error_of_on_cpu_time_is_stated() {
         let account = Account { on_cpu_ns: 100, on_cpu_error_ns: 7, ..Account::default() };
         assert!(Split(&account).to_string().contains("on-CPU 100 ns (± 7 ns) +"));
     }
 
     #[test]
-    fn what_ran_in_spans_inside_it_on_other_threads_is_said() {
+    fn on_cpu_time_of_spans_on_other_threads_is_stated() {
         let on_cpu_ns = 1_000_000;
         let account = |more_ns| Account {
             on_cpu_ns,
@@ -561,28 +558,28 @@ mod tests {
     }
 
     #[test]
-    fn what_no_sample_stands_for_is_said() {
+    fn on_cpu_time_without_samples_is_stated() {
         let none = Losses::default();
-        let said = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), 0, losses);
+        let text = |weight_ns, losses| coverage(weight_ns, Some(264_000_000), 0, losses);
         assert_eq!(
-            said(84_700_000, &none),
+            text(84_700_000, &none),
             "84.7 ms of 264 ms on-CPU (32 %); no sample lost, and none was taken in the other 179 ms"
         );
-        assert_eq!(said(250_000_000, &none), "250 ms of 264 ms on-CPU (95 %); nothing lost");
-        assert_eq!(said(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
+        assert_eq!(text(250_000_000, &none), "250 ms of 264 ms on-CPU (95 %); nothing lost");
+        assert_eq!(text(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
         assert_eq!(coverage(84_700_000, None, 0, &none), "84.7 ms on-CPU; nothing lost");
         let thinned = Losses { thinned: 3, ..none };
         assert_eq!(
-            said(84_700_000, &thinned),
-            "84.7 ms of 264 ms on-CPU (32 %); 3 samples thinned out"
+            text(84_700_000, &thinned),
+            "84.7 ms of 264 ms on-CPU (32 %); 3 samples downsampled"
         );
         let young = coverage(250_000_000, Some(264_000_000), 12_500_000, &none);
-        let says = "250 ms of 264 ms on-CPU (95 %); 12.5 ms of it not sampled; nothing lost";
-        assert_eq!(young, says);
+        let expected = "250 ms of 264 ms on-CPU (95 %); 12.5 ms of it not sampled; nothing lost";
+        assert_eq!(young, expected);
     }
 
     #[test]
-    fn what_is_unknown_is_neither_nothing_nor_all() {
+    fn unknown_cpu_time_is_neither_zero_nor_all() {
         let account = Account { wall_ns: 400_000_000, idle_ns: 1_000, ..Account::default() };
         let account = Account { on_cpu_ns: 400_000_000, ..account }.without_cpu_time();
         let text = "wall 400 ms = busy 400 ms + idle 1.00 µs; on-CPU unknown";
@@ -595,7 +592,7 @@ mod tests {
         let losses = Losses { lost: 3, cut: 2, ..Losses::default() };
         assert_eq!(
             losses_in_words(&losses),
-            "3 stacks given up for want of memory, 2 stacks cut short"
+            "3 stacks dropped for lack of memory, 2 stacks cut short"
         );
     }
 }

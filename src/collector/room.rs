@@ -1,32 +1,32 @@
-//! How much profiles may take until they are where they belong.
+//! Memory for profiles that have not been exported yet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sys;
 
-/// What all profiles take together that are on their way.
+/// The memory of all profiles on their way to the exporter.
 #[derive(Debug)]
 pub(super) struct Room {
     budget_bytes: usize,
     taken: Arc<AtomicUsize>,
 }
 
-/// The room of one profile, until it is dropped.
+/// The memory reserved for one profile, until it is dropped.
 #[derive(Debug)]
 pub(super) struct TakenRoom {
-    /// That the profile may take, before and after it has symbols.
+    /// The limit for the profile, before and after symbolization.
     pub(super) most_bytes: usize,
     all: Arc<AtomicUsize>,
 }
 
-/// A profile is made anew with symbols and again with other names, and each format has its tables beside
-/// it: together, no more than so many times what it is itself.
+/// How many times its own size a profile can need in total. It is copied for symbols and again for redacted names,
+/// and each format has its own tables.
 const TIMES: usize = 8;
-/// However little there is.
+/// The minimum, however little memory is left.
 const LEAST: usize = 64 * 1024;
 
-/// How many profiles may wait in so much.
+/// How many profiles may wait within that budget.
 pub(crate) fn waiting_profiles(budget_bytes: usize) -> usize {
     (budget_bytes / 2 / LEAST).max(1)
 }
@@ -36,7 +36,7 @@ impl Room {
         Self { budget_bytes, taken: Arc::default() }
     }
 
-    /// Room for one more. The more of them wait, the smaller it is: so any number of them has room.
+    /// Reserves memory for another profile. The more profiles wait, the less it gets, so this never fails.
     pub(super) fn take(&self) -> TakenRoom {
         let left = sys::address_space_left().and_then(|left| usize::try_from(left / 2).ok());
         let budget_bytes = self.budget_bytes.min(left.unwrap_or(usize::MAX));
@@ -49,7 +49,7 @@ impl Room {
 }
 
 impl TakenRoom {
-    /// What is not needed is given back.
+    /// Gives back what is not needed.
     pub(super) fn shrink(&mut self, bytes: usize) {
         let rest = self.most_bytes.saturating_sub(bytes);
         self.most_bytes -= rest;
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_wait_take_no_more_than_half_of_it() {
+    fn waiting_profiles_take_at_most_half_of_the_budget() {
         let room = Room::new(64 << 20);
         let mut waiting = vec![room.take()];
         assert_eq!(waiting[0].most_bytes, 8 << 20);

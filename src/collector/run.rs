@@ -21,7 +21,7 @@ use super::room::Room;
 use super::sampled::{Sampled, fill_time};
 use super::shed::Shed;
 use super::stack::Stack;
-use super::waits::{Captures, LOOK};
+use super::waits::{Captures, SCAN_INTERVAL};
 use crate::keep::Epoch;
 use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
@@ -31,15 +31,15 @@ use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
 
-/// How long a kept span waits for its root to close, and for others of its tree to be kept too.
+/// How long a kept span waits for its root to close, and for other spans of its tree to be kept.
 const LINGER: Duration = Duration::from_secs(2);
-/// After how long without a profiled span a thread is disarmed.
+/// A thread that was in no profiled span for this long is disarmed and forgotten.
 const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
-/// How often the clock's rate is measured anew.
+/// How often the clock's rate is measured again.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The thread that drains the rings.
+/// The collector's state.
 pub(super) struct Collector {
     pub(super) engine: Arc<Engine>,
     pub(super) source: Sampler,
@@ -51,53 +51,53 @@ pub(super) struct Collector {
     pub(super) pending: Pending,
     pub(super) sampled: Vec<Sampled>,
     pub(super) round: u64,
-    /// Spans that closed after the last round had begun.
+    /// Spans that closed after the last round began.
     pub(super) closed: Vec<SpanKey>,
     refined: Instant,
     introduced: bool,
-    /// Who waits for the end.
+    /// Callers that wait for the end.
     at_end: Vec<FlushRequest>,
     stack: Stack,
-    /// A copy of one.
+    /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
-    has_told_of_signal: bool,
+    has_logged_signal: bool,
     deadly: DeadlyCalls,
     pub(super) captures: Captures,
     pub(super) arming: Share,
-    /// Of samples and of context switches, of all threads together.
+    /// The allowance of samples and context switches of all threads together.
     pub(super) allowance: Allowance,
-    /// What threads had that have ended since it was last asked.
+    /// What threads that have ended since the last scan have used.
     pub(super) unspent: Spent,
-    /// What threads were armed with, and may still look at.
+    /// Armings that have ended but that their threads may still read.
     closed_armings: Vec<Arc<Arming>>,
-    /// Whether there is one of which the next round can let go.
+    /// Whether the next round can end an arming.
     pub(super) can_close: bool,
-    /// With which thread the next look begins.
-    pub(super) first_look: usize,
-    /// How soon it is, as far as the last one says.
-    pub(super) look_interval: Duration,
-    pub(super) looked: Instant,
-    /// Whether a hook may wake us for a look, and when one last did.
+    /// The thread at which the next scan starts.
+    pub(super) first_scanned: usize,
+    /// The interval until the next scan, as the last one determined it.
+    pub(super) scan_interval: Duration,
+    pub(super) scanned: Instant,
+    /// Whether a hook may wake the collector for a scan, and when one last did.
     pub(super) hooks_wake: bool,
     pub(super) woken: Option<Instant>,
-    /// [`IDLE`], but in tests.
+    /// [`IDLE`], except in tests.
     pub(super) idle: Duration,
-    /// Whether the last look saw one there.
+    /// Whether the last scan found a thread in a profiled span.
     pub(super) is_in_span: bool,
     pub(super) overdue: Overdue,
     pub(super) budget: SamplingBudget,
-    /// CPU time that reading samples took, which there is less of where they are fewer.
+    /// CPU time of reading samples, which falls with the sampling rate.
     reading_ns: u64,
-    /// For profiles until they are exported.
+    /// Memory for profiles that have not been exported yet.
     room: Room,
-    /// When it was last said that the rate is lowered.
-    told_of_rate: Option<Instant>,
+    /// When the lowered rate was last logged.
+    rate_logged: Option<Instant>,
     pub(super) shed: Shed,
-    /// When it was last said that nothing is sampled for it.
-    told_of_shed: Option<Instant>,
+    /// When load shedding was last logged.
+    shed_logged: Option<Instant>,
 }
 
-/// What a round was asked to do besides.
+/// The commands that a round has received.
 #[derive(Default)]
 struct Asked {
     acknowledge: Vec<FlushRequest>,
@@ -134,9 +134,9 @@ impl Collector {
             budget: SamplingBudget::new(limits.cpu_percent),
             reading_ns: 0,
             room: Room::new(limits.export_bytes),
-            told_of_rate: None,
+            rate_logged: None,
             shed: Shed::new(limits.shed),
-            told_of_shed: None,
+            shed_logged: None,
             sampled: Vec::new(),
             round: 0,
             closed: Vec::new(),
@@ -145,7 +145,7 @@ impl Collector {
             at_end: Vec::new(),
             stack: Stack::new(),
             stack_bytes: Vec::new(),
-            has_told_of_signal: false,
+            has_logged_signal: false,
             deadly: DeadlyCalls::default(),
             captures: Captures::new(),
             arming: limits.pace.arming,
@@ -153,9 +153,9 @@ impl Collector {
             unspent: Spent::default(),
             closed_armings: Vec::new(),
             can_close: false,
-            first_look: 0,
-            look_interval: LOOK,
-            looked: Instant::now(),
+            first_scanned: 0,
+            scan_interval: SCAN_INTERVAL,
+            scanned: Instant::now(),
             hooks_wake: false,
             woken: None,
             idle: IDLE,
@@ -164,25 +164,25 @@ impl Collector {
         }
     }
 
-    /// `begins` is dropped when all is open that is from the beginning.
+    /// Drops `begins` once all files that are needed from the start are open.
     pub(super) fn run(mut self, begins: Sender<()>) {
         let run = || {
             self.source.keep_on();
-            self.look_at_load(Instant::now());
+            self.check_load(Instant::now());
             drop(begins);
             let mut is_broken = false;
             while self.step() {
-                // Files of ours are closed: what is promised is made, and that is the end.
+                // The program has closed the layer's files: makes the profiles that are due, then stops.
                 if !self.poller.files().are_ours() && !std::mem::replace(&mut is_broken, true) {
                     self.engine.shutdown_later();
                 }
             }
         };
-        // Nothing here should panic; if it does, the host must not notice more than silence.
+        // Nothing here should panic. If it does, the program loses its profiles and nothing else.
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
         let is_broken = !self.poller.files().are_ours();
-        // First: from then on no thread is armed.
+        // First: no thread is armed from here on.
         self.source.end();
         let new = self.source.take_new();
         self.take_in(new);
@@ -196,8 +196,8 @@ impl Collector {
                 Some("the collector has failed and profiling has ended; please report this")
             }
             (false, true) => Some(
-                "the program has closed files that are the profiler's (by `close_range` or the like), and profiling \
-                 has ended: make the layer after that",
+                "the program has closed the profiler's files (with `close_range` or similar), and profiling has \
+                 ended: create the layer after that call",
             ),
             (false, false) => None,
         };
@@ -207,24 +207,24 @@ impl Collector {
         _ = self.jobs.send(Job::Stop(std::mem::take(&mut self.at_end)));
     }
 
-    /// Sleeps until there is something to do, and does it. False when all has ended.
+    /// Sleeps until there is work, and does it. Returns false at the end.
     fn step(&mut self) -> bool {
         let sleep = self.sleep();
         let start = Instant::now();
         loop {
             let left = sleep.map(|sleep| sleep.saturating_sub(start.elapsed()));
             let next =
-                (!self.sampled.is_empty()).then(|| self.until_look().min(fill_time(&self.sampled)));
+                (!self.sampled.is_empty()).then(|| self.until_scan().min(fill_time(&self.sampled)));
             let is_woken = self.poller.wait(left.into_iter().chain(next).min());
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
             let is_over = is_over || !self.poller.files().are_ours();
             if is_over || self.sampled.iter().any(Sampled::is_half_full) {
                 break;
             }
-            if self.until_look() > self.look_interval() / 2 {
+            if self.until_scan() > self.scan_interval() / 2 {
                 continue;
             }
-            self.look_at_threads();
+            self.scan_threads();
             let is_overdue =
                 self.is_in_span && self.until_overdue().is_some_and(|left| left.is_zero());
             if is_overdue || self.can_close {
@@ -234,7 +234,7 @@ impl Collector {
         self.do_rounds()
     }
 
-    /// Does what there is to do. False when all has ended.
+    /// Runs rounds until there is no more work. Returns false at the end.
     pub(super) fn do_rounds(&mut self) -> bool {
         loop {
             let (asked, again) = self.do_round();
@@ -251,32 +251,31 @@ impl Collector {
         }
     }
 
-    /// Threads that were armed.
+    /// Adds newly sampled threads.
     fn take_in(&mut self, new: Vec<Arc<SampledThread>>) {
         let pace = self.limits.pace;
         let begin = |recording| Sampled::new(recording, pace);
         self.sampled.extend(new.into_iter().map(begin));
     }
 
-    /// Nothing to wait for means to sleep until somebody wakes us: a process in which no profiled
-    /// span is open has no wake-ups of ours, once its threads are disarmed.
+    /// How long to sleep, or `None` to sleep until woken. A process without an open profiled span has no wake-ups
+    /// once its threads are disarmed.
     pub(super) fn sleep(&self) -> Option<Duration> {
         let linger = self.engine.keeper.next_ripe(LINGER);
         let idle = (!self.sampled.is_empty()).then_some(self.idle);
-        // Whether the signal of timers is still ours must be asked.
+        // The signal of the timers must be checked regularly: the program may replace its handler.
         let signal = self.source.has_timers().then_some(REFINE_INTERVAL);
-        // Of a thread that is in a span the looks at waits will tell.
+        // Open spans are checked only while a thread is in a span or a span is watched.
         let is_open = self.is_in_span || self.watches_spans();
         let overdue = self.until_overdue().filter(|_| is_open);
         let soonest = linger.into_iter().chain(idle).chain(signal);
         soonest.chain(overdue).min()
     }
 
-    /// One look at everything. Returns what was asked for, and whether another round must follow
-    /// at once.
+    /// Runs one round. Returns the commands, and whether another round must follow at once.
     ///
-    /// What has closed before a round begins is complete when it ends: all its marks and samples
-    /// were written before. So profiles are made only of epochs that are ended at the beginning.
+    /// A span that closes before a round begins is complete when it ends: all its intervals and samples have been
+    /// written. Profiles are therefore made only of epochs that are ended at the beginning of the round.
     fn do_round(&mut self) -> (Asked, bool) {
         self.round += 1;
         let asked = self.take_commands();
@@ -290,11 +289,11 @@ impl Collector {
 
         let entered = self.drain_all();
         if has_new {
-            // They are about to enter a span.
-            self.look_interval = LOOK;
+            // These threads are about to enter a span.
+            self.scan_interval = SCAN_INTERVAL;
         }
-        // A span is made known before its first mark is written, so those that the marks just
-        // read belong to are among these.
+        // A span is registered before its first interval is written, so these events include the spans of all
+        // intervals that were just read.
         let closed_since = self.take_notices();
         self.closed.extend(closed_since);
 
@@ -318,7 +317,7 @@ impl Collector {
         Counters::add(counter, given_up);
         keeper.set_memory_is_short(self.pending.is_short());
         self.housekeep(&entered);
-        self.look_for_overdue();
+        self.check_open_spans();
         let again = self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
         (asked, again)
     }
@@ -330,7 +329,7 @@ impl Collector {
             match command {
                 Command::Flush(waiting) => asked.acknowledge.push(waiting),
                 Command::Shutdown(waiting) => {
-                    // What is promised from here on could not be kept.
+                    // A profile that is promised from here on could not be made.
                     self.engine.keeper.end();
                     asked.acknowledge.extend(waiting);
                     asked.end = true;
@@ -340,12 +339,12 @@ impl Collector {
         asked
     }
 
-    /// Learns of spans; returns those that have closed.
+    /// Registers spans. Returns those that have closed.
     fn take_notices(&mut self) -> impl Iterator<Item = SpanKey> + use<> {
         let mut closed = Vec::new();
         while let Some(notice) = self.engine.spans.take_notice() {
             match notice {
-                Notice::Opened(key, known) => self.pending.know(key, known, self.round),
+                Notice::Opened(key, known) => self.pending.register(key, known, self.round),
                 Notice::Closed { key, ids } => {
                     self.pending.note(key, |pending| pending.ids = ids);
                     closed.push(key);
@@ -364,12 +363,12 @@ impl Collector {
 
     fn end_epochs(&mut self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
         let linger = if everything { Duration::ZERO } else { LINGER };
-        let ripe = self.engine.keeper.ripe(linger);
-        let roots = closed.iter().copied().chain(ripe);
+        let expired = self.engine.keeper.ripe(linger);
+        let roots = closed.iter().copied().chain(expired);
         let engine = Arc::clone(&self.engine);
         let end = |root| {
             engine.keeper.end_epoch(root, |epoch| {
-                // All spans that are in it are known then.
+                // Registers all spans of the epoch first.
                 let closed_since = self.take_notices();
                 self.closed.extend(closed_since);
                 self.taken(epoch)
@@ -378,8 +377,8 @@ impl Collector {
         roots.filter_map(end).collect()
     }
 
-    /// How many samples of spans that are open the profile of an epoch takes that ends now: if these are kept later,
-    /// they list this profile, and are promised only what is left.
+    /// How many samples of each open span are in the profile of an epoch that ends now. If the span is kept later, it
+    /// lists this profile, and its own profile is expected to have only the rest.
     fn taken(&self, epoch: &Epoch) -> HashMap<SpanKey, u64> {
         let kept = epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
         let mut around = self.pending.enclosing(&kept);
@@ -392,16 +391,16 @@ impl Collector {
         known.is_some_and(|known| self.engine.spans.is_open(known.id, span))
     }
 
-    /// Reads every ring. Returns the spans that threads are in.
+    /// Drains every ring. Returns the spans that threads are in.
     fn drain_all(&mut self) -> HashSet<SpanKey> {
         if !self.sampled.is_empty() {
             self.unwinder.refresh();
         }
-        // Asked before anything is read: then nothing comes after what is read. And before the look at
-        // waits: a thread that goes on and ends after that look is read once more.
+        // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
+        // continues and ends after the scan is drained once more.
         let over: Vec<bool> =
             self.sampled.iter().map(|sampled| sampled.recording.is_over()).collect();
-        self.look_at_threads();
+        self.scan_threads();
         self.can_close = false;
         let mut over = over.into_iter();
         let start = sys::thread_cpu_ns();
@@ -418,7 +417,7 @@ impl Collector {
         self.sampled.retain_mut(|sampled| {
             let is_over = over.next().unwrap_or(false);
             entered.extend(sampled.drain(&mut drain));
-            sampled.forget_heard();
+            sampled.drop_counted();
             if is_over {
                 self.unspent.add(sampled.unspent());
                 let last = sampled.recording.last();
@@ -432,20 +431,20 @@ impl Collector {
             Counters::add(&self.engine.counters.sampling.collector_cpu_ns, took);
             self.reading_ns += took;
         }
-        // To end armings takes no less time where there are fewer samples.
+        // Ending armings costs the same at any sampling rate, so it is not part of `reading_ns`.
         let clock = self.engine.spans.clock();
         let now_ns = clock.raw_ns(clock.now());
         let close = |sampled: &mut Sampled| sampled.close(now_ns, &self.source);
         let closed = self.sampled.iter_mut().filter_map(close);
         self.closed_armings.extend(closed);
-        // When its thread looks at another one.
+        // Dropped once its thread has moved on to the next arming.
         self.closed_armings.retain(|arming| Arc::strong_count(arming) > 1);
         entered
     }
 
     pub(super) fn export(&mut self, mut epoch: Epoch) {
         for span in &mut epoch.kept {
-            // They come with the verdict, or with the notice of the close, which may be told a moment later.
+            // The ids come with the verdict or with the close event, which may arrive a moment later.
             self.pending.note(span.key, |pending| {
                 span.trace = span.trace.or(pending.ids);
                 pending.ids = pending.ids.or(span.trace);
@@ -480,7 +479,7 @@ impl Collector {
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
     }
 
-    /// Threads whose timer has a signal that was taken from us are armed anew, for another one.
+    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal.
     fn check_signals(&mut self) {
         let mut is_lost = false;
         for sampled in &self.sampled {
@@ -495,42 +494,42 @@ impl Collector {
         if is_lost {
             self.engine.waker.wake();
         }
-        if !is_lost || std::mem::replace(&mut self.has_told_of_signal, true) {
+        if !is_lost || std::mem::replace(&mut self.has_logged_signal, true) {
             return;
         }
         let line = report::LOST_SIGNAL;
-        _ = self.jobs.send(Job::Say { line: line.to_owned(), is_warning: true });
+        _ = self.jobs.send(Job::Log { line: line.to_owned(), is_warning: true });
     }
 
-    fn look_at_budget(&mut self, now: Instant) {
+    fn check_budget(&mut self, now: Instant) {
         let before = self.budget.times();
         let Some(times) = self.budget.look(now, self.reading_ns) else { return };
         self.source.slow_down(times);
-        let is_first = self.told_of_rate.is_none_or(|told| now.duration_since(told) >= MINUTE);
+        let is_first = self.rate_logged.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
         if times < before {
             return;
         }
         Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
         if is_first {
-            self.told_of_rate = Some(now);
+            self.rate_logged = Some(now);
             let percent = self.limits.cpu_percent.unwrap_or_default();
             let line = report::lowered_rate(percent, times);
-            _ = self.jobs.send(Job::Say { line, is_warning: true });
+            _ = self.jobs.send(Job::Log { line, is_warning: true });
         }
     }
 
-    /// Looks whether the machine has too much to do for anybody to be sampled.
-    pub(super) fn look_at_load(&mut self, now: Instant) {
+    /// Checks whether the machine is too busy for any thread to be sampled.
+    pub(super) fn check_load(&mut self, now: Instant) {
         if !self.shed.is_due(now) {
             return;
         }
-        let begins = self.shed.look(now, sys::load());
+        let begins = self.shed.check(now, sys::load());
         self.source.set_sheds(self.shed.is_over());
-        let is_first = self.told_of_shed.is_none_or(|told| now.duration_since(told) >= MINUTE);
+        let is_first = self.shed_logged.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
         if let Some(over) = begins.filter(|_| is_first) {
-            self.told_of_shed = Some(now);
+            self.shed_logged = Some(now);
             let line = report::shed(&over);
-            _ = self.jobs.send(Job::Say { line, is_warning: true });
+            _ = self.jobs.send(Job::Log { line, is_warning: true });
         }
     }
 
@@ -540,21 +539,21 @@ impl Collector {
             self.engine.spans.clock().refine();
             self.refined = now;
             self.check_signals();
-            self.look_at_budget(now);
+            self.check_budget(now);
             sys::look_at_filters();
         }
         for sampled in &mut self.sampled {
-            // Its ring is read once more, in the next round, before it is given back.
+            // Its ring is drained once more, in the next round, before it is given back.
             if sampled.end_if_idle(now, self.idle) {
                 self.engine.waker.wake();
             }
         }
-        // A span is made known when its first stretch ends, or never.
-        let unknown = self.pending.remove_unknown(self.round.saturating_sub(1), entered);
+        // A span is registered when its first interval ends, or never.
+        let unknown = self.pending.remove_unregistered(self.round.saturating_sub(1), entered);
         Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
         for (line, is_warning) in report::due(&self.engine, &mut self.deadly, &mut self.introduced)
         {
-            _ = self.jobs.send(Job::Say { line, is_warning });
+            _ = self.jobs.send(Job::Log { line, is_warning });
         }
     }
 }

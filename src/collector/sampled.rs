@@ -1,4 +1,4 @@
-//! A thread that is sampled: from when on and how often, until it is not.
+//! The collector's state of one sampled thread: when and how often it is sampled.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,132 +6,133 @@ use std::time::{Duration, Instant};
 
 use super::budget::Share;
 use super::overdue::CpuTimes;
-use super::waits::{LookResult, Looker, WaitingThread, Watch};
+use super::waits::{Looker, ScanResult, WaitingThread, Watch};
 use crate::sampler::{Allowance, Level, Sampler, Spent, switched_out, switches_between};
 use crate::sampler::{ArmThreads as _, Arming, Rate, SampledThread, SpanInterval};
 use crate::sys::{self, PerfRing, TimerRing};
 
-/// A thread that is sampled.
+/// A sampled thread.
 #[derive(Debug)]
 pub(super) struct Sampled {
     pub(super) recording: Arc<SampledThread>,
-    /// The oldest of its armings that is not read to its end.
+    /// The oldest of its armings that has not been drained completely.
     pub(super) arming: Arc<Arming>,
-    /// Marks of what lies beyond what has been read.
-    pub(super) marks: VecDeque<SpanInterval>,
-    /// Since when it was in no profiled span whenever we looked.
+    /// Span intervals beyond the last sample that was read.
+    pub(super) intervals: VecDeque<SpanInterval>,
+    /// Since when the thread was in no profiled span at each check.
     unused_since: Option<Instant>,
     watch: Watch,
-    /// Whether the last look found it in an old span.
+    /// Whether the last scan found it in an old span.
     pub(super) is_old: bool,
-    /// When one did.
+    /// When a scan last found it in an old span.
     old: Option<Instant>,
-    /// When it was last armed, and when that was last tried.
+    /// When it was last armed, and when arming it last failed.
     armed: Option<Instant>,
     tried: Option<Instant>,
-    /// For how long it stays armed outside old spans.
+    /// How long it stays armed outside old spans.
     hold: Duration,
     least_hold: Duration,
-    /// The same if it arms itself.
+    /// The same for a thread that arms itself.
     own_hold: Duration,
-    /// It is not sampled any more, and its arming ends when all of it is read.
+    /// It is no longer sampled, and its arming ends once all of it is drained.
     closing: Option<DisarmReason>,
     paused: Option<Instant>,
     is_left_out: bool,
-    /// It is sampled by a timer although perf could, because it is switched so often.
+    /// It is sampled by a timer although perf is possible, because it is switched so often.
     pub(super) has_timer_for_switches: bool,
-    /// A timer cannot sample it: it was refused, or the thread is on other stacks than its own.
+    /// It cannot be sampled by a timer: that was refused, or the thread runs on other stacks than its own.
     pub(super) needs_perf: bool,
-    /// It is armed anew at once, which says nothing of how often it is in old spans.
-    is_armed_anew: bool,
+    /// It is being rearmed at another rate, so how soon it is armed again says nothing about its old spans.
+    is_rearmed: bool,
     allowance: Allowance,
     level: Level,
-    /// Samples that were read since that was last asked.
+    /// Samples that were read since the last [`spend`](Self::spend).
     pub(super) unspent: u64,
-    /// Up to where records of context switches were counted.
+    /// The position up to which context switches were counted.
     switched: u64,
     pub(super) cpu_times: CpuTimes,
-    /// What it was armed with before and that is read to its end, of which its hooks have not heard.
-    unheard: Vec<Arc<Arming>>,
-    /// Up to where samples are read, as hooks see positions.
+    /// Earlier armings that are drained, but whose samples its hooks have not all counted.
+    uncounted: Vec<Arc<Arming>>,
+    /// The position up to which samples are drained, as hooks see positions.
     pub(super) drained: u64,
-    /// The samples that were read of the open stretch, and where that begins.
+    /// How many samples of the open interval were drained, and where that interval begins.
     pub(super) counted: u64,
     pub(super) counted_from: u64,
 }
 
-/// What a look at the ages of spans needs.
+/// The inputs for checking whether a thread's spans are old.
 #[derive(Clone, Copy)]
-pub(super) struct LookAtAge<'a> {
+pub(super) struct AgeCheck<'a> {
     pub(super) at: Instant,
     /// In ticks.
     pub(super) now: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) now_ns: u64,
     pub(super) may_arm: bool,
-    /// Whether a thread may be armed anew at another rate.
+    /// Whether a thread may be rearmed at another rate.
     pub(super) may_change: bool,
-    /// How many times as long the time between samples is.
+    /// The factor by which the CPU budget lengthens sampling periods.
     pub(super) times: f64,
-    /// No thread is sampled more than that.
+    /// The level of the common allowance: no thread is sampled more often than that.
     pub(super) level: Level,
     pub(super) source: &'a Sampler,
 }
 
-/// Why a thread is not sampled any more by what it is armed with.
+/// Why an arming ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DisarmReason {
-    /// It was in no old span for a while.
+    /// The thread was in no old span for a while.
     Unused,
-    /// It is armed anew, at another rate.
+    /// The thread is rearmed at another rate.
     OtherRate,
 }
 
-/// Who is armed again within this stays armed for twice as long, up to that: it takes 2 % of a core at most.
+/// A thread that is armed again within [`SOON`] stays armed for twice as long, up to [`MOST_HOLD`]. Arming then takes
+/// at most 2 % of a core.
 const SOON: Duration = Duration::from_secs(1);
 const MOST_HOLD: Duration = Duration::from_millis(640);
-/// How fast threads are armed and let go of.
+/// How fast threads are armed and disarmed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// For how long a thread stays armed outside old spans, at first.
+    /// How long a thread stays armed outside old spans, at first.
     pub(super) hold: Duration,
-    /// The same if it arms itself.
+    /// The same for a thread that arms itself.
     pub(super) own_hold: Duration,
-    /// What arming threads may take.
+    /// The CPU budget for arming threads.
     pub(super) arming: Share,
-    /// From a look at threads to the next, at most, while there is something to be seen.
-    pub(super) longest_look: Duration,
+    /// The longest interval between scans while a thread is in a span.
+    pub(super) longest_scan_interval: Duration,
 }
 
 impl Pace {
-    /// To arm a thread takes some 150 µs of the collector, 300 of them at once, and as long as it is armed each context
-    /// switch costs it 3 to 15 µs.
+    /// Arming a thread takes the collector some 150 µs, and 300 can be armed at once. Each context switch of an armed
+    /// thread costs it 3 to 15 µs more.
     pub(crate) const USUAL: Self = Self {
         hold: Duration::from_millis(10),
         own_hold: MOST_HOLD,
         arming: Share::new(2, 50_000_000),
-        longest_look: Duration::MAX,
+        longest_scan_interval: Duration::MAX,
     };
 
-    /// As fast as can be: nothing is held but by threads that arm themselves.
+    /// As fast as possible: only threads that arm themselves stay armed.
     #[cfg(test)]
     pub(crate) const FASTEST: Self = Self {
         hold: Duration::ZERO,
         own_hold: Duration::MAX,
         arming: Share::new(100, i64::MAX),
-        longest_look: Duration::from_micros(100),
+        longest_scan_interval: Duration::from_micros(100),
     };
 }
 
-/// For how long a thread that is to have another rate may have no samples until it can be armed anew.
+/// How long a thread that waits to be rearmed at another rate may go without samples.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-/// How many armings a thread may not have heard of that are over.
-const MOST_UNHEARD: usize = 16;
-/// When it is tried again to arm a thread that could not be: others may have given back what they took.
+/// How many ended armings may have samples that hooks have not counted.
+const MOST_UNCOUNTED: usize = 16;
+/// The pause before another attempt to arm a thread. Others may have released resources by then.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// How soon half of a ring may be full. Nobody says when: to be woken by the kernel would take a file, and a program
-/// may close all files.
+/// How soon half of a ring may be full. The kernel could wake the collector instead, but that takes a file, and the
+/// program may close all files.
 pub(super) fn fill_time(sampled: &[Sampled]) -> Duration {
     const SHORTEST: Duration = Duration::from_micros(250);
     let soonest = sampled.iter().filter_map(Sampled::fill_time).min();
@@ -145,7 +146,7 @@ impl Sampled {
             armed: arming.ring.is_some().then(Instant::now),
             arming,
             recording,
-            marks: VecDeque::new(),
+            intervals: VecDeque::new(),
             unused_since: None,
             watch: Watch::default(),
             is_old: false,
@@ -159,25 +160,26 @@ impl Sampled {
             is_left_out: false,
             has_timer_for_switches: false,
             needs_perf: false,
-            is_armed_anew: false,
+            is_rearmed: false,
             allowance: Allowance::of_a_thread(Instant::now()),
             level: Level::First,
             unspent: 0,
             switched: 0,
             cpu_times: CpuTimes::default(),
-            unheard: Vec::new(),
+            uncounted: Vec::new(),
             drained: 0,
             counted: 0,
             counted_from: 0,
         }
     }
 
-    /// How long until half of its ring is full, if the thread runs all the time, or all of it if it waits.
+    /// How long until half of its ring is full if the thread runs all the time, or all of it if the thread is
+    /// blocked.
     fn fill_time(&self) -> Option<Duration> {
         let ring = self.arming.ring.as_ref()?;
         let whole = (ring.data_size() as u64).checked_div(self.arming.sample_size())?;
-        // Of a thread that waits it is empty, and when it goes on that is seen before it loses more than one: to
-        // look sooner would take more wake-ups than that is worth.
+        // The ring of a blocked thread is empty, and a scan notices that the thread continues before more than one
+        // sample is lost. Earlier scans are not worth their wake-ups.
         let samples = if self.watch.waiting().is_some() { whole + 1 } else { (whole / 2).max(1) };
         let interval_ns =
             ring.timer().map_or(self.arming.period_ns(), TimerRing::least_interval_ns);
@@ -192,49 +194,49 @@ impl Sampled {
         })
     }
 
-    /// Looks whether the thread waits.
-    pub(super) fn look(&mut self, looker: &mut Looker<'_>) -> LookResult {
+    /// Checks whether the thread is blocked.
+    pub(super) fn scan(&mut self, looker: &mut Looker<'_>) -> ScanResult {
         if self.recording.is_over() {
             self.watch.end(&self.recording, &self.arming, looker);
-            return LookResult::OutsideSpans;
+            return ScanResult::OutsideSpans;
         }
         if !self.is_old && self.watch.waiting().is_none() {
             return self.watch.pass(&self.recording, &self.arming, looker);
         }
-        self.watch.look(&self.recording, &self.arming, looker)
+        self.watch.scan(&self.recording, &self.arming, looker)
     }
 
-    /// Arms the thread if it is in an old span, and lets go of it if it was in none for a while. Returns whether its
-    /// arming can end when all of it is read.
-    pub(super) fn look_at_age(&mut self, look: &LookAtAge<'_>) -> bool {
-        let LookAtAge { at, source, .. } = *look;
+    /// Arms the thread if it is in an old span, and begins to disarm it if it was in none for a while. Returns
+    /// whether its arming is to end.
+    pub(super) fn check_age(&mut self, check: &AgeCheck<'_>) -> bool {
+        let AgeCheck { at, source, .. } = *check;
         let since = |then: Option<Instant>| then.map(|then| at.saturating_duration_since(then));
-        // It may have armed itself.
+        // The thread may have armed itself.
         self.follow();
-        let rate = self.wanted_rate(look);
+        let rate = self.wanted_rate(check);
         self.recording.set_rate(rate);
-        self.is_old = self.recording.old_at() <= look.now;
+        self.is_old = self.recording.old_at() <= check.now;
         if self.is_old {
             self.old = Some(at);
             let goes_on = match self.closing {
                 Some(DisarmReason::Unused) => true,
-                // It waits, or could not be armed anew.
+                // The thread is blocked, or could not be rearmed.
                 Some(DisarmReason::OtherRate) => {
                     let is_late = since(self.paused).is_none_or(|since| since > LONGEST_PAUSE);
-                    (is_late && !self.can_close()) || !look.may_arm
+                    (is_late && !self.can_close()) || !check.may_arm
                 }
                 None => false,
             };
             if goes_on {
                 self.closing = None;
                 source.start_again(&self.recording, &self.arming);
-                self.watch.skip_records(&self.recording, &self.arming, look.now_ns);
+                self.watch.skip_records(&self.recording, &self.arming, check.now_ns);
             }
-            if look.may_change && self.has_other_rate(rate) {
+            if check.may_change && self.has_other_rate(rate) {
                 self.begin_to_close(DisarmReason::OtherRate);
             }
             let is_due = since(self.tried).is_none_or(|since| since >= RETRY);
-            if look.may_arm && self.is_unarmed() && is_due {
+            if check.may_arm && self.is_unarmed() && is_due {
                 source.arm(&self.recording);
                 self.follow();
                 if self.is_unarmed() {
@@ -244,7 +246,7 @@ impl Sampled {
                 self.needs_perf |= rate.by_timer && self.arming.has_switch_records();
             }
         } else if self.is_unarmed() {
-            self.is_armed_anew = false;
+            self.is_rearmed = false;
         } else {
             let hold = if self.recording.arms_itself() { self.own_hold } else { self.hold };
             if since(self.old.max(self.armed)).is_none_or(|last| last > hold) {
@@ -254,20 +256,20 @@ impl Sampled {
         self.closing.is_some()
     }
 
-    /// Whether it is about to be armed anew, at another rate.
+    /// Whether it is about to be rearmed at another rate.
     pub(super) fn changes_rate(&self) -> bool {
         self.closing == Some(DisarmReason::OtherRate)
     }
 
-    /// Whether it is in an old span now as it was not at the last look, and is not sampled only because nobody is to be
-    /// armed.
+    /// Whether it is newly found in an old span and is not sampled only because no thread may be armed.
     pub(super) fn note_left_out(&mut self, may_not_be_armed: bool) -> bool {
         let could_be = self.is_old && self.is_unarmed() && !self.recording.is_refused();
         let is_left_out = may_not_be_armed && could_be;
         !std::mem::replace(&mut self.is_left_out, is_left_out) && is_left_out
     }
 
-    /// Takes what it has had since the last look from its allowance, and returns that.
+    /// Takes what the thread has used since the last scan from its allowance. Returns the part that counts for the
+    /// common allowance.
     pub(super) fn spend(&mut self, at: Instant) -> Spent {
         let samples = std::mem::take(&mut self.unspent);
         let switched = self.arming.switches.as_ref().map_or(0, |ring| ring.head());
@@ -281,16 +283,16 @@ impl Sampled {
         }
     }
 
-    /// What it has had that was not asked for.
+    /// Samples that have not been taken from an allowance.
     pub(super) fn unspent(&mut self) -> Spent {
         Spent::new(std::mem::take(&mut self.unspent), 0, self.arming.period_ns())
     }
 
-    /// How the thread is to be sampled by what it, and all, have had.
-    fn wanted_rate(&self, look: &LookAtAge<'_>) -> Rate {
-        let rate = look.source.periods().rate(self.level.max(look.level));
-        let by_timer = rate.by_timer && look.source.may_have_timers() && !self.needs_perf;
-        Rate { by_timer, ..rate.slowed(look.times) }
+    /// The rate at which the thread should be sampled, according to its own and the common allowance.
+    fn wanted_rate(&self, check: &AgeCheck<'_>) -> Rate {
+        let rate = check.source.periods().rate(self.level.max(check.level));
+        let by_timer = rate.by_timer && check.source.may_have_timers() && !self.needs_perf;
+        Rate { by_timer, ..rate.slowed(check.times) }
     }
 
     fn begin_to_close(&mut self, why: DisarmReason) {
@@ -306,21 +308,21 @@ impl Sampled {
         }
     }
 
-    /// It is not sampled for now.
+    /// Stops sampling the thread for now.
     pub(super) fn pause(&self) {
         self.arming.pause(sys::cpu_ns_of(self.recording.tid).unwrap_or(0));
     }
 
-    /// Of its last arming, how many samples hooks have not counted, and from where on.
+    /// Where the open interval of the last arming begins, and how many samples from there on hooks have not counted.
     pub(super) fn left_of(&self, last: &Arc<Arming>) -> (u64, u64) {
-        // In this order: a hook that counts them meanwhile moves on from there.
+        // The order matters: a hook that counts samples in between moves the beginning.
         let from = last.from();
         let is_read = Arc::ptr_eq(last, &self.arming);
         (from, if is_read { self.samples_uncounted() } else { 0 })
     }
 
-    /// Whether it is to be sampled at a rate that is another one by half, and is not just about to wait: that has to
-    /// be seen by what it is armed with.
+    /// Whether its rate should change by more than half. Not while it is switched out to wait: the present arming has
+    /// to record that wait.
     fn has_other_rate(&self, Rate { period_ns, by_timer }: Rate) -> bool {
         let now_ns = self.arming.period_ns();
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
@@ -330,19 +332,19 @@ impl Sampled {
         !self.is_unarmed() && is_other && !self.arming.switches.as_ref().is_some_and(is_out)
     }
 
-    /// Whether its arming can be ended. Hooks that have not seen all samples ask for them later: they may be far away,
-    /// and a thread that stays in one span has the rate that it should have all the same.
+    /// Whether its arming can end. If it ends for another rate, hooks may count the remaining samples later: the next
+    /// hook may be far away, and a thread that stays in one span needs its new rate too.
     fn can_close(&self) -> bool {
-        let is_heard = self.has_heard();
-        let may_be_unheard =
-            self.closing != Some(DisarmReason::Unused) && self.unheard.len() < MOST_UNHEARD;
-        (is_heard || may_be_unheard)
+        let is_counted = self.is_counted();
+        let may_be_uncounted =
+            self.closing != Some(DisarmReason::Unused) && self.uncounted.len() < MOST_UNCOUNTED;
+        (is_counted || may_be_uncounted)
             && !self.recording.is_in_hook()
             && self.watch.waiting().is_none()
     }
 
-    /// Whether the thread will ask for nothing more of what it is armed with.
-    fn has_heard(&self) -> bool {
+    /// Whether hooks have counted all samples of the arming.
+    fn is_counted(&self) -> bool {
         self.arming.has_seen_all() || self.recording.span().is_none()
     }
 
@@ -350,72 +352,73 @@ impl Sampled {
         self.arming.ring.is_none()
     }
 
-    /// Whether the last look found it in no old span, and it is not sampled.
+    /// Whether it is not sampled and was in no old span at the last scan.
     pub(super) fn is_young(&self) -> bool {
         self.is_unarmed() && !self.is_old
     }
 
-    /// Ends an arming of which all is read, `now_ns` by `CLOCK_MONOTONIC_RAW`. Returns it: the thread may still look at
-    /// it.
+    /// Ends an arming that is completely drained. `now_ns` is `CLOCK_MONOTONIC_RAW`. Returns the arming, which the
+    /// thread may still read.
     pub(super) fn close(&mut self, now_ns: u64, source: &Sampler) -> Option<Arc<Arming>> {
         let is_read = self.arming.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head());
         if self.closing.is_none() || !is_read || !self.can_close() {
             return None;
         }
-        let has_heard = self.has_heard();
+        let is_counted = self.is_counted();
         let (from, samples) = self.left_of(&self.arming);
         let none = self.recording.follow(|_| Some(Arming::none()))?;
-        self.is_armed_anew = self.closing.take() == Some(DisarmReason::OtherRate);
-        if self.is_armed_anew {
+        self.is_rearmed = self.closing.take() == Some(DisarmReason::OtherRate);
+        if self.is_rearmed {
             self.watch.begin_by_clock(&self.recording, now_ns);
         }
         let closed = self.begin(none);
         source.retire(&closed, from, samples);
-        if has_heard {
+        if is_counted {
             return Some(closed);
         }
-        self.unheard.push(closed);
+        self.uncounted.push(closed);
         None
     }
 
-    /// Forgets armings of whose end the thread has heard meanwhile: nobody else has them.
-    pub(super) fn forget_heard(&mut self) {
-        self.unheard.retain(|arming| Arc::strong_count(arming) > 1);
+    /// Drops armings that hooks have finished counting: the thread no longer refers to them.
+    pub(super) fn drop_counted(&mut self) {
+        self.uncounted.retain(|arming| Arc::strong_count(arming) > 1);
     }
 
-    /// For how long it ran and was sampled by what its hooks have not heard the end of, now that its CPU clock says that.
+    /// How long the thread was sampled, in armings that its hooks have not finished counting. `cpu_ns` is its CPU
+    /// clock now.
     pub(super) fn sampled_ns(&self, cpu_ns: u64) -> u64 {
-        let before = self.unheard.iter().map(|arming| arming.all_sampled_ns());
+        let before = self.uncounted.iter().map(|arming| arming.all_sampled_ns());
         before.sum::<u64>() + self.arming.sampled_ns(cpu_ns)
     }
 
-    /// The wait that goes on, if the last look saw one.
+    /// The present wait, if the last scan found one.
     pub(super) fn waiting(&self) -> Option<&WaitingThread> {
         self.watch.waiting()
     }
 
-    /// Those that were read of its arming and that no hook has counted.
+    /// The drained samples of the arming that no hook has counted.
     fn samples_uncounted(&self) -> u64 {
         let from = self.arming.from();
-        let says_positions = self.arming.ring.as_ref().is_none_or(|ring| ring.timer().is_some());
-        match says_positions {
+        let states_positions = self.arming.ring.as_ref().is_none_or(|ring| ring.timer().is_some());
+        match states_positions {
             true => self
                 .drained
                 .saturating_sub(from)
                 .checked_div(self.arming.sample_size())
                 .unwrap_or(0),
-            // One by one, as its thread will.
+            // Counted one by one, as the thread does.
             false if from == self.counted_from => self.counted,
             false => 0,
         }
     }
 
-    /// Whether looking at it takes a system call.
-    pub(super) fn is_looked_at_by_clock(&self) -> bool {
+    /// Whether checking it takes a system call.
+    pub(super) fn is_checked_by_clock(&self) -> bool {
         self.is_old && !self.arming.has_switch_records() && self.recording.span().is_some()
     }
 
-    /// Goes on with the next arming where there is nothing to be read of the one before.
+    /// Moves on to the next arming if the present one has no ring.
     pub(super) fn follow(&mut self) {
         while self.arming.ring.is_none()
             && let Some(next) = self.arming.next().cloned()
@@ -427,26 +430,26 @@ impl Sampled {
         }
     }
 
-    /// Positions begin anew. Returns the arming before.
+    /// Switches to an arming, whose positions start at 0. Returns the previous one.
     fn begin(&mut self, arming: Arc<Arming>) -> Arc<Arming> {
-        self.marks.clear();
+        self.intervals.clear();
         (self.drained, self.counted, self.counted_from, self.switched) = (0, 0, 0, 0);
         std::mem::replace(&mut self.arming, arming)
     }
 
-    /// Who is armed again soon stays armed for longer.
+    /// A thread that is armed again soon stays armed for longer.
     fn note_armed(&mut self) {
         let now = Instant::now();
         let before = self.armed.replace(now);
-        if std::mem::take(&mut self.is_armed_anew) {
+        if std::mem::take(&mut self.is_rearmed) {
             return;
         }
         let is_soon = before.is_some_and(|armed| now.duration_since(armed) < SOON);
         self.hold = if is_soon { (2 * self.hold).min(MOST_HOLD) } else { self.least_hold };
     }
 
-    /// Ends the recording of a thread that has been in no profiled span for a while: its ring
-    /// takes memory and its samples take time. Returns whether it was ended.
+    /// Ends the sampling of a thread that was in no profiled span for a while, since its ring takes memory. Returns
+    /// whether it was ended.
     pub(super) fn end_if_idle(&mut self, now: Instant, idle: std::time::Duration) -> bool {
         if self.recording.span().is_some() {
             self.unused_since = None;

@@ -1,48 +1,48 @@
-//! Nothing is sampled while the machine has too much to do.
+//! Load shedding: no thread is sampled while the machine is overloaded.
 
 use std::time::{Duration, Instant};
 
 use crate::sys::{CpuUse, Load};
 
-/// Above what nothing is sampled; `TRACING_PROFILING_SHED`.
+/// The limits above which no thread is sampled; `TRACING_PROFILING_SHED`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ShedLimits {
     pub(crate) cpu_percent: Option<u32>,
     pub(crate) memory_bytes: Option<u64>,
 }
 
-/// Looks at the load.
+/// Checks the load against the limits.
 #[derive(Debug)]
 pub(super) struct Shed {
     limits: ShedLimits,
-    looked: Option<(Instant, Load)>,
+    last: Option<(Instant, Load)>,
     is_over: bool,
 }
 
-/// Less says little.
+/// A shorter window is too noisy.
 const WINDOW: Duration = Duration::from_secs(1);
 
 impl Shed {
     pub(super) fn new(limits: ShedLimits) -> Self {
-        Self { limits, looked: None, is_over: false }
+        Self { limits, last: None, is_over: false }
     }
 
     pub(super) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Whether it is time to look again.
+    /// Whether the next check is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         let has_limits = self.limits != ShedLimits::default();
         let is_over = |(then, _): &(Instant, Load)| now.saturating_duration_since(*then) >= WINDOW;
-        has_limits && self.looked.as_ref().is_none_or(is_over)
+        has_limits && self.last.as_ref().is_none_or(is_over)
     }
 
-    /// This is the load now. What is over its limit, in words, if nothing was before.
-    pub(super) fn look(&mut self, now: Instant, load: Load) -> Option<String> {
-        let before = self.looked.replace((now, load));
+    /// Checks the current load. Returns a description of the exceeded limit if none was exceeded before.
+    pub(super) fn check(&mut self, now: Instant, load: Load) -> Option<String> {
+        let before = self.last.replace((now, load));
         let cpu = before.and_then(|(then, before)| {
-            // Of a longer time it says nothing of now.
+            // An average over a longer time does not describe the current load.
             let time = now.saturating_duration_since(then);
             cpu_percent(&before, &load, time).filter(|_| time < 3 * WINDOW)
         });
@@ -54,9 +54,9 @@ impl Shed {
             std::mem::replace(&mut self.is_over, over_cpu.is_some() || over_memory.is_some());
         let mib = |bytes: u64| bytes >> 20;
         let words = match (over_cpu, over_memory) {
-            (Some((is, limit)), _) => format!("the CPUs are used to {is:.0} %, above {limit} %"),
+            (Some((is, limit)), _) => format!("CPU use is {is:.0} %, above the limit of {limit} %"),
             (None, Some((is, limit))) => {
-                format!("{} MiB of memory are used, above {} MiB", mib(is), mib(limit))
+                format!("memory use is {} MiB, above the limit of {} MiB", mib(is), mib(limit))
             }
             (None, None) => return None,
         };
@@ -64,7 +64,7 @@ impl Shed {
     }
 }
 
-/// Of the host, or of what the control group may have, whichever is more.
+/// CPU use of the host, or relative to the limit of the control group, whichever is higher.
 fn cpu_percent(before: &Load, now: &Load, time: Duration) -> Option<f64> {
     let of_host = before.host.zip(now.host).and_then(|(before, now)| {
         let CpuUse { busy, all } = CpuUse {
@@ -93,62 +93,62 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_said_once_and_lasts_until_it_is_not() {
+    fn an_exceeded_limit_is_reported_once_and_lasts_until_the_load_drops() {
         let (mut shed, start) = (shed(Some(90), None), Instant::now());
-        let mut look = |second: u32, busy| {
+        let mut check = |second: u32, busy| {
             let now = start + second * WINDOW;
             assert!(shed.is_due(now) && (second == 0 || !shed.is_due(now - WINDOW)));
-            let said = shed.look(now, host(busy, u64::from(second) * 100)).is_some();
-            (said, shed.is_over())
+            let message = shed.check(now, host(busy, u64::from(second) * 100)).is_some();
+            (message, shed.is_over())
         };
-        // Of the time before it was looked at nothing is known.
-        assert_eq!(look(0, 0), (false, false));
-        assert_eq!(look(1, 91), (true, true));
-        assert_eq!(look(2, 190), (false, true));
-        assert_eq!(look(3, 280), (false, false), "as much as may be");
-        assert_eq!(look(4, 380), (true, true));
+        // The first check has nothing to compare with.
+        assert_eq!(check(0, 0), (false, false));
+        assert_eq!(check(1, 91), (true, true));
+        assert_eq!(check(2, 190), (false, true));
+        assert_eq!(check(3, 280), (false, false), "exactly the limit");
+        assert_eq!(check(4, 380), (true, true));
     }
 
     #[test]
-    fn the_group_of_a_container_counts_by_what_it_may_have() {
+    fn a_control_group_is_measured_against_its_cpu_limit() {
         let (mut shed, start) = (shed(Some(90), None), Instant::now());
         let group = |used_us| Load { group: Some((used_us, 0.5)), ..host(0, 0) };
-        shed.look(start, group(0));
-        assert_eq!(shed.look(start + WINDOW, group(400_000)), None);
-        let said = shed.look(start + 2 * WINDOW, group(900_000));
-        assert_eq!(said.as_deref(), Some("the CPUs are used to 100 %, above 90 %"));
+        shed.check(start, group(0));
+        assert_eq!(shed.check(start + WINDOW, group(400_000)), None);
+        let message = shed.check(start + 2 * WINDOW, group(900_000));
+        assert_eq!(message.as_deref(), Some("CPU use is 100 %, above the limit of 90 %"));
     }
 
     #[test]
-    fn memory_is_looked_at_as_it_is_now() {
+    fn current_memory_use_is_compared_with_its_limit() {
         let (mut shed, start) = (shed(None, Some(2 << 30)), Instant::now());
         let used = |bytes| Load { memory_bytes: Some(bytes), ..Load::default() };
-        assert_eq!(shed.look(start, used(2 << 30)), None);
-        let said = shed.look(start, used(3 << 30));
-        assert_eq!(said.as_deref(), Some("3072 MiB of memory are used, above 2048 MiB"));
+        assert_eq!(shed.check(start, used(2 << 30)), None);
+        let message = shed.check(start, used(3 << 30));
+        assert_eq!(message.as_deref(), Some("memory use is 3072 MiB, above the limit of 2048 MiB"));
     }
 
     #[test]
-    fn of_a_time_in_which_nobody_looked_nothing_is_concluded() {
+    fn a_long_gap_between_checks_is_ignored() {
         let (mut shed, start) = (shed(Some(90), None), Instant::now());
-        shed.look(start, host(0, 0));
-        assert_eq!(shed.look(start + 3_600 * WINDOW, host(100, 100)), None);
-        assert!(shed.look(start + 3_601 * WINDOW, host(200, 200)).is_some());
+        shed.check(start, host(0, 0));
+        assert_eq!(shed.check(start + 3_600 * WINDOW, host(100, 100)), None);
+        assert!(shed.check(start + 3_601 * WINDOW, host(200, 200)).is_some());
     }
 
     #[test]
-    fn without_limits_nobody_looks() {
+    fn without_limits_no_check_is_due() {
         assert!(!shed(None, None).is_due(Instant::now()));
     }
 
     #[test]
-    fn what_is_not_known_is_over_nothing() {
+    fn an_unknown_load_exceeds_no_limit() {
         let mut shed = shed(Some(1), Some(1));
         let start = Instant::now();
-        assert_eq!(shed.look(start, Load::default()), None);
-        assert_eq!(shed.look(start + WINDOW, Load::default()), None);
-        // Counted down: another machine, after a move.
-        assert_eq!(shed.look(start + 2 * WINDOW, host(100, 200)), None);
-        assert_eq!(shed.look(start + 3 * WINDOW, host(10, 20)), None);
+        assert_eq!(shed.check(start, Load::default()), None);
+        assert_eq!(shed.check(start + WINDOW, Load::default()), None);
+        // The counters went backwards, as after a migration to another machine.
+        assert_eq!(shed.check(start + 2 * WINDOW, host(100, 200)), None);
+        assert_eq!(shed.check(start + 3 * WINDOW, host(10, 20)), None);
     }
 }

@@ -1,31 +1,31 @@
-//! What is held of a thread at one moment.
+//! The stack of a thread at one moment.
 
 use crate::sys::Call;
 use crate::unwind::{ModuleAddress, UnwindEnd};
 
-/// A stack as it was unwound, the innermost frame first.
+/// An unwound stack, innermost frame first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stack {
     pub(super) frames: Vec<ModuleAddress>,
     pub(super) end: UnwindEnd,
-    /// The first frame that is likely rather than certain.
+    /// The first frame that is inferred rather than certain.
     pub(super) inferred_from: Option<usize>,
-    /// If it is that of a thread that waited: for what.
+    /// What the thread was blocked in, if it was blocked.
     pub(super) waited: Option<Waited>,
-    /// It waited so when its span grew old: shorter waits before it may be in its time.
+    /// The span grew old during this wait, whose time may therefore include shorter waits before it.
     pub(super) holds_others: bool,
 }
 
-/// What a thread waited in.
+/// What a thread was blocked in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Waited {
     In(Call),
-    /// The system does not let us see.
-    Somewhere,
+    /// The system does not allow us to read it.
+    Unknown,
 }
 
 impl Stack {
-    /// A stack of which nothing is known yet.
+    /// An empty stack.
     pub(super) fn new() -> Self {
         Self {
             frames: Vec::new(),
@@ -36,7 +36,7 @@ impl Stack {
         }
     }
 
-    /// What the stack takes in its tables.
+    /// The memory that the stack takes in its tables.
     pub(super) fn bytes(&self) -> usize {
         self.frames.len() * size_of::<ModuleAddress>() + 96
     }

@@ -1,8 +1,8 @@
-//! Threads that wait inside a profiled span: for what, where, and how long.
+//! Captures where threads wait inside profiled spans, for what, and for how long.
 //!
-//! Nothing happens on the waiting thread. That it waits shows in its switch records, or where there
-//! are none in its CPU clock, which stands still. Where it waits is read from outside, and holds as
-//! long as the thread was not switched in meanwhile. How long is measured, and not counted in looks.
+//! Nothing runs on the waiting thread. Its switch records show that it is blocked, or where there are none its CPU
+//! clock, which stands still. Its stack is read from outside, which is valid if the thread was not switched in during
+//! the read. The length of a wait is measured, not counted in scans.
 
 use std::time::Duration;
 
@@ -16,46 +16,47 @@ use crate::stats::Counters;
 use crate::sys::{self, Blocked, Clock, RingMemory};
 use crate::unwind::{UnwindEnd, Unwinder};
 
-/// Shorter waits are not looked at. With a look each [`LOOK`], all that are longer than both together
-/// are seen, and of those in between some; after a pause, those longer than [`IDLE_LOOK`] and this.
+/// Shorter waits are not captured. With a scan every [`SCAN_INTERVAL`], all waits longer than the sum of both are
+/// captured, and some of those in between. After a pause, all waits longer than [`IDLE_SCAN_INTERVAL`] plus this.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// How often to look while a thread is in a profiled span, and not known to wait.
-pub(super) const LOOK: Duration = Duration::from_millis(5);
-/// How often while no thread is in one, until they are disarmed some seconds later.
-pub(super) const IDLE_LOOK: Duration = Duration::from_millis(20);
-/// How often while all that are in one are known to wait.
-const WAITING_LOOK: Duration = Duration::from_millis(50);
-/// The same of those without switch records: when a wait ended and the next began is known to half of that.
-const WAITING_LOOK_BY_CLOCK: Duration = Duration::from_millis(6);
+/// The scan interval while a thread is in a profiled span and not known to be blocked.
+pub(super) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
+/// The scan interval while no thread is in a profiled span, until threads are disarmed some seconds later.
+pub(super) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
+/// The scan interval while all threads in profiled spans are known to be blocked.
+const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
+/// The same for threads without switch records. The end of a wait and the start of the next are known to half of
+/// that.
+const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
 
-/// How soon to look again at threads of which nothing has changed for so long: the longer that is, the
-/// later, and sooner in any case than a quarter of it, but not sooner than `soonest`.
-pub(super) fn next_look(
-    seen: LookResult,
+/// How soon to scan again if nothing has changed for `unchanged_ns`: after a quarter of that time, but not before
+/// `soonest`.
+pub(super) fn next_scan(
+    result: ScanResult,
     unchanged_ns: u64,
     soonest: Duration,
     by_clock: bool,
 ) -> Duration {
-    let longest = match seen {
-        LookResult::Busy => LOOK,
-        LookResult::StillWaiting { .. } if by_clock => WAITING_LOOK_BY_CLOCK,
-        LookResult::StillWaiting { .. } => WAITING_LOOK,
-        LookResult::OutsideSpans => IDLE_LOOK,
+    let longest = match result {
+        ScanResult::Busy => SCAN_INTERVAL,
+        ScanResult::StillWaiting { .. } if by_clock => WAITING_SCAN_INTERVAL_BY_CLOCK,
+        ScanResult::StillWaiting { .. } => WAITING_SCAN_INTERVAL,
+        ScanResult::OutsideSpans => IDLE_SCAN_INTERVAL,
     };
     Duration::from_nanos(unchanged_ns / 4).clamp(soonest, longest.max(soonest))
 }
 
-/// What the stacks of waits may take: 64 at once, as when many threads wait for one lock, of some 50 µs each, and then
-/// 2 % of a core.
+/// The CPU budget for capturing waits: 64 captures of some 50 µs at once, as when many threads wait for one lock, and
+/// 2 % of a core after that.
 const CAPTURES: Share = Share::new(2, 64 * A_CAPTURE_NS as i64);
-/// Where nobody says how long it took.
+/// The assumed cost where CPU time cannot be read.
 const A_CAPTURE_NS: u64 = 50_000;
 
-/// How many stacks may be taken now.
+/// The budget for captures.
 #[derive(Debug)]
 pub(super) struct Captures {
     left: Share,
-    /// When it was last asked which system calls a filter allows.
+    /// When the seccomp filters were last checked.
     filters_ns: Option<u64>,
 }
 
@@ -64,7 +65,7 @@ impl Captures {
         Self { left: CAPTURES, filters_ns: None }
     }
 
-    /// Whether to ask again: each time takes as long as a capture.
+    /// Whether to check the filters again. That takes as long as a capture.
     fn filters_are_due(&mut self, now_ns: u64) -> bool {
         const EVERY_NS: u64 = 100_000_000;
         let is_due = self.filters_ns.is_none_or(|then| now_ns.saturating_sub(then) >= EVERY_NS);
@@ -75,7 +76,7 @@ impl Captures {
     }
 }
 
-/// What a look needs.
+/// What a scan reads and fills.
 pub(super) struct Looker<'a> {
     pub(super) unwinder: &'a mut Unwinder,
     pub(super) pending: &'a mut Pending,
@@ -88,7 +89,7 @@ pub(super) struct Looker<'a> {
     pub(super) now_ns: u64,
     pub(super) bytes: &'a mut Vec<u8>,
     pub(super) captures: &'a mut Captures,
-    /// Whether to look where threads wait.
+    /// Whether waits are captured.
     pub(super) waits: bool,
 }
 
@@ -98,92 +99,92 @@ impl Looker<'_> {
         self.clock.raw_ns(recording.hooked_at())
     }
 
-    /// For how long no hook has ended on the thread.
+    /// The time since the thread's last hook.
     pub(super) fn since_hook_ns(&self, recording: &SampledThread) -> u64 {
         self.now_ns.saturating_sub(self.hooked_ns(recording))
     }
 
-    /// When a hook last heard of a wait: as above.
-    fn heard_ns(&self, recording: &SampledThread) -> u64 {
+    /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    fn counted_ns(&self, recording: &SampledThread) -> u64 {
         self.clock.raw_ns(recording.heard_at())
     }
 }
 
-/// What a look has seen.
+/// The result of scanning a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LookResult {
+pub(super) enum ScanResult {
     /// The thread is in no profiled span.
     OutsideSpans,
-    /// It is in one, and may do anything.
+    /// The thread is in one, and is not known to be blocked.
     Busy,
-    /// It waits as it did before.
+    /// The wait that was captured earlier continues.
     StillWaiting { waited_ns: u64 },
 }
 
-/// What was seen of one thread.
+/// The state of scanning one thread.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     waiting: Option<WaitingThread>,
-    /// Of a thread without switch records: the last look at its CPU clock.
-    last: Option<CpuLook>,
-    /// When the last wait began that was left out because too many were looked at.
+    /// The last reading of the CPU clock, for a thread without switch records.
+    last: Option<CpuReading>,
+    /// The start of the last wait that was not captured because the budget was used up.
     left_out_since_ns: Option<u64>,
-    /// Where the switch records ended when there was no room for more: until there are others the newest
-    /// is not the last switch.
+    /// The head of the switch ring when it was full. Until there are new records, the newest one is not the last
+    /// switch.
     full_at: Option<u64>,
-    /// When it was last looked at it was in no old span.
+    /// The thread was in no old span at the last scan.
     was_young: bool,
 }
 
-/// A wait that goes on.
+/// A wait that has not ended.
 #[derive(Debug)]
 pub(super) struct WaitingThread {
     pub(super) span: SpanKey,
     pub(super) since_ns: u64,
-    /// When it was last seen to go on.
-    seen_ns: u64,
+    /// When it was last known to continue.
+    lasted_until_ns: u64,
     proof: Proof,
     pub(super) stack: Stack,
 }
 
-/// What does not change as long as a thread does not run.
+/// Something that does not change while a thread does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Proof {
-    /// Where its switch records end.
+    /// The head of its switch ring.
     Switches(u64),
-    /// Its CPU time, and where its switch records ended, if it has any.
+    /// Its CPU time, and the head of its switch ring, if it has one.
     Cpu(u64, Option<u64>),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct CpuLook {
+struct CpuReading {
     time_ns: u64,
     cpu_ns: u64,
-    /// Since when it cannot have run, if it does not run by the next look.
+    /// Since when the thread has not run, provided that it does not run before the next scan.
     idle_since_ns: u64,
-    /// It has grown old since the look before: of shorter waits since the last hook nobody knows.
+    /// The span has grown old since the previous scan, so shorter waits since the last hook are not known.
     grew_old: bool,
 }
 
 impl Watch {
-    /// One look.
-    pub(super) fn look(
+    /// Scans the thread.
+    pub(super) fn scan(
         &mut self,
         recording: &SampledThread,
         arming: &Arming,
         looker: &mut Looker<'_>,
-    ) -> LookResult {
+    ) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {
-            match waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns) {
+            match waiting.end(recording, arming, looker.counted_ns(recording), looker.now_ns) {
                 None => {
-                    waiting.seen_ns = looker.now_ns;
-                    return LookResult::StillWaiting { waited_ns: waiting.waited_ns() };
+                    waiting.lasted_until_ns = looker.now_ns;
+                    return ScanResult::StillWaiting { waited_ns: waiting.waited_ns() };
                 }
                 Some(ended) => self.finish(ended, looker),
             }
         }
         if !looker.waits {
-            // Nobody misses them.
+            // The records are not needed.
             arming.switches.iter().for_each(|ring| ring.release_to(ring.head()));
         }
         let Some(span) = recording.span() else {
@@ -191,11 +192,11 @@ impl Watch {
                 self.make_room(ring, looker.counters);
             }
             self.last = None;
-            return LookResult::OutsideSpans;
+            return ScanResult::OutsideSpans;
         };
-        // Of what it waits for in a hook the span before knows nothing, nor does the next one.
+        // A wait inside a hook belongs to neither the previous nor the next span.
         if recording.is_in_hook() || !looker.waits {
-            return LookResult::Busy;
+            return ScanResult::Busy;
         }
         let since = self.waits_since(recording, arming, looker);
         self.was_young = false;
@@ -203,7 +204,7 @@ impl Watch {
             let waited_ns = looker.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
             if !is_long {
-                return LookResult::Busy;
+                return ScanResult::Busy;
             }
             if looker.captures.left.has_some(looker.now_ns) {
                 let start = sys::thread_cpu_ns();
@@ -218,33 +219,33 @@ impl Watch {
                 Counters::add(&looker.counters.waits.dropped_over_budget, 1);
             }
         }
-        LookResult::Busy
+        ScanResult::Busy
     }
 
-    /// The same of a thread that is in no old span: where it waits is not looked at.
+    /// The same for a thread in no old span, whose waits are not captured.
     pub(super) fn pass(
         &mut self,
         recording: &SampledThread,
         arming: &Arming,
         looker: &Looker<'_>,
-    ) -> LookResult {
+    ) -> ScanResult {
         if let Some(ring) = &arming.switches {
             self.make_room(ring, looker.counters);
         }
         self.last = None;
         self.was_young = true;
-        if recording.span().is_some() { LookResult::Busy } else { LookResult::OutsideSpans }
+        if recording.span().is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans }
     }
 
-    /// What its switch records end with is not the last that happened: it was not recorded for a while.
+    /// Sampling was paused, so the newest switch record is not the last switch.
     pub(super) fn skip_records(&mut self, recording: &SampledThread, arming: &Arming, now_ns: u64) {
         self.full_at = arming.switches.as_ref().map(|ring| ring.head());
         self.begin_by_clock(recording, now_ns);
     }
 
-    /// There are no switch records from now on, and all waits until now were looked at.
+    /// Switches to the CPU clock: from now on there are no switch records. All waits until now have been scanned.
     pub(super) fn begin_by_clock(&mut self, recording: &SampledThread, now_ns: u64) {
-        self.last = sys::cpu_ns_of(recording.tid).map(|cpu_ns| CpuLook {
+        self.last = sys::cpu_ns_of(recording.tid).map(|cpu_ns| CpuReading {
             time_ns: now_ns,
             cpu_ns,
             idle_since_ns: now_ns,
@@ -252,12 +253,12 @@ impl Watch {
         });
     }
 
-    /// The wait that goes on, if the last look saw one.
+    /// The present wait, if the last scan found one.
     pub(super) fn waiting(&self) -> Option<&WaitingThread> {
         self.waiting.as_ref()
     }
 
-    /// The thread is not looked at any more: it has ended, or goes on elsewhere.
+    /// Ends scanning: the thread has ended or is not sampled any more.
     pub(super) fn end(
         &mut self,
         recording: &SampledThread,
@@ -265,8 +266,8 @@ impl Watch {
         looker: &mut Looker<'_>,
     ) {
         if let Some(waiting) = &self.waiting {
-            let ended = waiting.end(recording, arming, looker.heard_ns(recording), looker.now_ns);
-            self.finish(ended.unwrap_or(EndedWait::at(waiting.seen_ns)), looker);
+            let ended = waiting.end(recording, arming, looker.counted_ns(recording), looker.now_ns);
+            self.finish(ended.unwrap_or(EndedWait::at(waiting.lasted_until_ns)), looker);
         }
     }
 
@@ -283,7 +284,7 @@ impl Watch {
         Counters::add(counter, 1);
     }
 
-    /// Takes what there is out of the switch records, but for the newest.
+    /// Removes all switch records but the newest.
     fn make_room(&mut self, ring: &RingMemory, counters: &Counters) {
         if is_full(ring) {
             self.full_at = Some(ring.head());
@@ -292,8 +293,7 @@ impl Watch {
         self.full_at.take_if(|full_at| *full_at != ring.head());
     }
 
-    /// Since when the thread has not run, if it does not run now, what proves that, and whether shorter waits before
-    /// may be in it.
+    /// If the thread is blocked: since when, the proof of that, and whether the time may include shorter waits.
     fn waits_since(
         &mut self,
         recording: &SampledThread,
@@ -301,19 +301,19 @@ impl Watch {
         looker: &Looker<'_>,
     ) -> Option<(u64, Proof, bool)> {
         let (now_ns, counters) = (looker.now_ns, looker.counters);
-        // A wait lies inside its span.
+        // A wait lies within its span.
         let hooked_ns = looker.hooked_ns(recording);
-        // A thread can have waited already when it was armed: then there is no record of it.
+        // A thread that was already blocked when it was armed has no record.
         if let Some(ring) = arming.switches.as_ref().filter(|ring| ring.head() > 0) {
             let out = switched_out(ring);
             self.make_room(ring, counters);
             if self.full_at.is_none() {
                 self.last = None;
-                // One that was preempted does not wait for anything but a CPU.
+                // A preempted thread waits only for a CPU.
                 let out = out.filter(|out| !out.preempted && out.time_ns >= hooked_ns)?;
                 return Some((out.time_ns, Proof::Switches(out.position), false));
             }
-            // It was switched more often than there is room for between two looks: by the clock.
+            // There were more switches between two scans than the ring holds: uses the clock.
         }
         let cpu_ns = sys::cpu_ns_of(recording.tid)?;
         let hook = recording.synced();
@@ -321,14 +321,14 @@ impl Watch {
         let base = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook);
         let (base_ns, base_cpu_ns) = base.unwrap_or((now_ns, cpu_ns));
         let stood_still = last.filter(|last| last.cpu_ns == cpu_ns);
-        // When it ran in between, all of the rest is taken to be at the end.
+        // If the thread ran in between, all of the off-CPU time is assumed to follow.
         let off_ns =
             now_ns.saturating_sub(base_ns).saturating_sub(cpu_ns.saturating_sub(base_cpu_ns));
         let (idle_since_ns, grew_old) = match stood_still {
             Some(last) => (last.idle_since_ns, last.grew_old),
             None => (now_ns.saturating_sub(off_ns).max(hooked_ns), self.was_young),
         };
-        self.last = Some(CpuLook { time_ns: now_ns, cpu_ns, idle_since_ns, grew_old });
+        self.last = Some(CpuReading { time_ns: now_ns, cpu_ns, idle_since_ns, grew_old });
         let records = arming.switches.as_ref().filter(|_| self.full_at.is_none());
         let proof = Proof::Cpu(cpu_ns, records.map(|ring| ring.head()));
         stood_still.map(|_| (idle_since_ns, proof, grew_old))
@@ -339,8 +339,8 @@ impl Watch {
 #[derive(Clone, Copy, Debug)]
 struct EndedWait {
     at_ns: u64,
-    /// The reading of the CPU clock that showed it, if no hook has read it since.
-    clock: Option<CpuLook>,
+    /// The CPU clock reading that showed the end, unless a hook has read the clock since.
+    clock: Option<CpuReading>,
 }
 
 impl EndedWait {
@@ -350,25 +350,24 @@ impl EndedWait {
 }
 
 impl WaitingThread {
-    /// How long it is so far.
+    /// Its length so far.
     pub(super) fn waited_ns(&self) -> u64 {
-        self.seen_ns.saturating_sub(self.since_ns)
+        self.lasted_until_ns.saturating_sub(self.since_ns)
     }
 
-    /// When the thread ran again, if it did.
-    /// `heard_ns` is when a hook last heard of a wait.
+    /// When the thread ran again, if it did. `counted_ns` is when a hook last counted a wait.
     fn end(
         &self,
         recording: &SampledThread,
         arming: &Arming,
-        heard_ns: u64,
+        counted_ns: u64,
         now_ns: u64,
     ) -> Option<EndedWait> {
         match self.proof {
             Proof::Switches(position) => {
                 let ring = arming.switches.as_deref()?;
                 (!has_not_moved(ring, position))
-                    .then(|| switched_in_after(ring, position).unwrap_or(self.seen_ns))
+                    .then(|| switched_in_after(ring, position).unwrap_or(self.lasted_until_ns))
                     .map(EndedWait::at)
             }
             Proof::Cpu(before, position) => {
@@ -376,35 +375,36 @@ impl WaitingThread {
                 if now.is_some_and(|(_, cpu_ns)| cpu_ns == before) {
                     return None;
                 }
-                // Its beginning has no record, and its end may have one.
+                // The beginning of this wait has no record, but its end may have one.
                 let recorded = arming.switches.as_deref().zip(position);
                 let at_ns = recorded.and_then(|(ring, at)| switched_in_after(ring, at));
-                if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.seen_ns) {
+                if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.lasted_until_ns) {
                     return Some(EndedWait::at(at_ns));
                 }
-                // The wait is what it did not run for since, up to the last hook that we know of.
-                let hook = recording.synced().filter(|(time_ns, _)| *time_ns > self.seen_ns);
+                // The wait is the off-CPU time since it was last known to continue, up to the last known hook.
+                let hook =
+                    recording.synced().filter(|(time_ns, _)| *time_ns > self.lasted_until_ns);
                 let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
-                    return Some(EndedWait::at(self.seen_ns));
+                    return Some(EndedWait::at(self.lasted_until_ns));
                 };
                 let ran_ns = until_cpu_ns.saturating_sub(before);
-                let off_ns = until_ns.saturating_sub(self.seen_ns).saturating_sub(ran_ns);
-                // All off-CPU time up to this reading belongs to this wait, unless the thread waits again: nobody knows
-                // when it ran in between, and half of it belongs to each.
+                let off_ns = until_ns.saturating_sub(self.lasted_until_ns).saturating_sub(ran_ns);
+                // All off-CPU time up to this reading belongs to this wait, unless the thread is blocked again. When
+                // it ran in between is not known then, so each wait gets half.
                 let waits_again =
                     hook.is_none() && matches!(sys::blocked(recording.tid), Ok(Some(_)));
                 let next_ns = if waits_again { off_ns / 2 } else { 0 };
                 let off_ns = off_ns - next_ns;
-                let reading = CpuLook {
+                let reading = CpuReading {
                     time_ns: until_ns,
                     cpu_ns: until_cpu_ns,
                     idle_since_ns: until_ns - next_ns,
                     grew_old: false,
                 };
                 let clock = hook.is_none().then_some(reading);
-                // It was over before the first hook that came after its beginning.
-                let heard_ns = Some(heard_ns).filter(|heard_ns| *heard_ns > self.since_ns);
-                let at_ns = (self.seen_ns + off_ns).min(heard_ns.unwrap_or(u64::MAX));
+                // The wait ended before the hook that counted it.
+                let counted_ns = Some(counted_ns).filter(|counted_ns| *counted_ns > self.since_ns);
+                let at_ns = (self.lasted_until_ns + off_ns).min(counted_ns.unwrap_or(u64::MAX));
                 Some(EndedWait { at_ns, clock })
             }
         }
@@ -424,8 +424,8 @@ fn still_holds(recording: &SampledThread, arming: &Arming, proof: Proof) -> bool
     }
 }
 
-/// Says that a thread waits in that span, and then looks whether it does: so its next hook counts the wait.
-/// Returns whether it does; `None` if it has gone on and has not counted it.
+/// Announces the wait to the thread's next hook, which will count it, and then checks whether the thread is still
+/// blocked. Returns whether it is; `None` if it has continued and no hook has counted the wait.
 fn note_waited(
     recording: &SampledThread,
     arming: &Arming,
@@ -437,7 +437,7 @@ fn note_waited(
     (holds || !recording.take_back_waited(span, before)).then_some(holds)
 }
 
-/// Reads where a thread waits. `None` if it ran again meanwhile, or waits for a CPU only.
+/// Captures where a thread is blocked. `None` if it has run again or waits only for a CPU.
 fn capture(
     recording: &SampledThread,
     arming: &Arming,
@@ -447,7 +447,7 @@ fn capture(
     looker: &mut Looker<'_>,
 ) -> Option<WaitingThread> {
     let mut stack = Stack { end: UnwindEnd::Lost, ..Stack::new() };
-    // What follows is unusual, and this thread may have a filter by now.
+    // The following system calls are unusual, and this thread may have a filter by now.
     if looker.captures.filters_are_due(looker.now_ns) {
         sys::look_at_filters();
     }
@@ -457,7 +457,7 @@ fn capture(
             let read = sys::read_own_stack(sp, looker.stack_bytes, looker.bytes);
             let holds = note_waited(recording, arming, span, proof)?;
             if holds && read.is_ok() {
-                // It may wait in a library that was loaded since the last round.
+                // The thread may be blocked in a library that was loaded since the last round.
                 looker.unwinder.refresh();
                 let bytes = &*looker.bytes;
                 let word = |offset: u64| {
@@ -472,9 +472,9 @@ fn capture(
         Ok(None) => return None,
         Err(_) => {
             note_waited(recording, arming, span, proof)?;
-            stack.waited = Some(Waited::Somewhere);
+            stack.waited = Some(Waited::Unknown);
             Counters::add(&looker.counters.waits.without_stack, 1);
         }
     }
-    Some(WaitingThread { span, since_ns, seen_ns: looker.now_ns, proof, stack })
+    Some(WaitingThread { span, since_ns, lasted_until_ns: looker.now_ns, proof, stack })
 }

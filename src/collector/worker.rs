@@ -1,4 +1,4 @@
-//! Symbolizing and exporting, on a thread of its own.
+//! The thread that symbolizes and exports.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,12 +22,12 @@ use crate::symbols::{Missing, SymbolSettings, Symbolizer};
 use crate::sys::{Files, Owning};
 use crate::unwind::Module;
 
-/// After how long without a profile what was read of symbols is given back.
+/// The symbolizer is dropped after this long without a profile.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
-/// How long the last profiles may take if nobody waits for them.
+/// How long the last profiles may take if no caller waits for them.
 const LAST_FLUSH: Duration = Duration::from_secs(5);
 
-/// What a worker is made of.
+/// Everything that a [`Worker`] is made of.
 pub(super) struct WorkerParts {
     pub(super) engine: Arc<Engine>,
     pub(super) jobs: Receiver<Job>,
@@ -35,11 +35,11 @@ pub(super) struct WorkerParts {
     pub(super) files: Arc<Files>,
     pub(super) on_kept: Option<OnKept>,
     pub(super) symbols: SymbolSettings,
-    /// What is wrong with the exporter from the beginning.
+    /// An error of the exporter that was found when it was made.
     pub(super) problem: Option<String>,
 }
 
-/// The thread that exports.
+/// The exporting thread.
 pub(super) struct Worker {
     engine: Arc<Engine>,
     jobs: Receiver<Job>,
@@ -47,7 +47,7 @@ pub(super) struct Worker {
     delivery: Delivery,
     symbols: SymbolSettings,
     symbolizer: Option<Owning<Symbolizer>>,
-    /// When it was last used.
+    /// When the symbolizer was last used.
     symbolized: Instant,
     told: HashSet<Missing>,
 }
@@ -75,7 +75,7 @@ impl Worker {
                 recv(wake) -> _ => None,
             };
             match job {
-                Some(Job::Say { line, is_warning }) => {
+                Some(Job::Log { line, is_warning }) => {
                     wait_for_level(if is_warning { LevelFilter::WARN } else { LevelFilter::INFO });
                     self.delivery.log(is_warning, &line);
                 }
@@ -89,7 +89,7 @@ impl Worker {
                 Some(Job::Stop(waiting)) => return self.end(waiting),
                 None => {}
             }
-            // Whatever else there was to do meanwhile.
+            // Also done if jobs keep coming.
             if self.symbolized.elapsed() >= FORGET_AFTER {
                 self.symbolizer = None;
             }
@@ -97,7 +97,7 @@ impl Worker {
         }
     }
 
-    /// Delivers what can be delivered, and gives everything back.
+    /// Delivers what can be delivered, and drops everything else.
     fn end(mut self, waiting: Vec<FlushRequest>) {
         let deadline = waiting.iter().map(|waiting| waiting.deadline).max();
         let is_done = self.delivery.flush(deadline.unwrap_or_else(|| Instant::now() + LAST_FLUSH));
@@ -105,13 +105,13 @@ impl Worker {
         waiting.into_iter().for_each(|waiting| _ = waiting.done.send(is_done));
     }
 
-    /// When somebody has to look again, if at all.
+    /// When the thread must wake up next, if at all.
     fn next_wake(&self) -> Option<Instant> {
         let unused = self.symbolizer.as_ref().map(|_| self.symbolized + FORGET_AFTER);
         unused.into_iter().chain(self.delivery.next_attempt()).min()
     }
 
-    /// Symbolizes, redacts and exports.
+    /// Symbolizes, redacts and exports a profile.
     fn prepare(
         &mut self,
         profile: Box<Profile>,
@@ -122,14 +122,13 @@ impl Worker {
         crate::sys::look_at_filters();
         let mut report = Kept { samples: profile.sample_count(), ..unexported(kept) };
         if !self.files.are_ours() {
-            // It is never dropped, and a new one opens files of its own.
+            // [`Owning`] leaks it if its files were closed. A new one opens its own files.
             self.symbolizer = None;
             if self.delivery.has_lost_exporter() {
                 return self.delivery.lose(report);
             }
         }
-        // Debug information is a large input: what goes wrong there must not be the end of all
-        // later profiles.
+        // Debug information is large, untrusted input. A panic there must not prevent all later profiles.
         let most_bytes = room.most_bytes;
         match catch_unwind(AssertUnwindSafe(|| self.symbolize(profile, modules, most_bytes))) {
             Ok(mut profile) => {
@@ -177,8 +176,8 @@ impl Worker {
     }
 }
 
-/// A layer is told of its subscriber a moment before that is asked for its level, and events between
-/// are lost: so this waits for the level, if it is one that will come.
+/// A layer gets its dispatcher just before the global maximum level is set, and events in between are lost. Waits up
+/// to 200 ms for the level, in case it is still to be set.
 fn wait_for_level(level: LevelFilter) {
     for _ in 0..20 {
         if LevelFilter::current() >= level {
@@ -188,7 +187,7 @@ fn wait_for_level(level: LevelFilter) {
     }
 }
 
-/// What is told of spans without a profile.
+/// The report of spans without a profile.
 fn unexported(kept: &[KeptSpan]) -> Kept {
     Kept {
         spans: report::outermost_first(kept),
@@ -217,7 +216,7 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
             format!("{shown} cannot be read, so its functions have no names: {error}")
         }
         Missing::Compressed(file) => format!(
-            "the debug information of {} is compressed with zstd, which is not read here, so profiles show \
+            "the debug information of {} is compressed with zstd, which is not supported, so profiles show \
              its functions but no lines and no inlined functions; compress it with zlib \
              (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all",
             names.code(file)
@@ -225,7 +224,7 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
         Missing::TooLarge(file, bytes) => {
             let (file, mib) = (names.code(file), bytes.div_ceil(1024 * 1024));
             format!(
-                "{file} has {mib} MiB of symbols, which is more than may be held, so profiles show its \
+                "{file} has {mib} MiB of symbols, which is more than the limit, so profiles show its \
                  functions at most, and no lines; raise TRACING_PROFILING_SYMBOL_BYTES, or build it with \
                  `debug = \"line-tables-only\"`"
             )

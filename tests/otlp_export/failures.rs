@@ -451,7 +451,7 @@ fn a_success_that_would_forge_the_log() {
         // (A thread that logs must not find this poisoned.)
         let log = log.lock().unwrap().clone();
         let [line] = &log[..] else { panic!("{speaks:?}: {log:?}") };
-        assert!(line.contains("says: WARN forged") && !line.contains(['\r', '\n']), "{line:?}");
+        assert!(line.contains("replied: WARN forged") && !line.contains(['\r', '\n']), "{line:?}");
         assert_eq!(setup.handle.stats().profiles.delivered, 1);
     }
 }

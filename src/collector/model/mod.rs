@@ -1,15 +1,14 @@
-//! The layer against a model of it.
+//! Tests the layer against a model.
 //!
-//! Scripts are generated: spans on threads, samples, waits, errors, the passing of time and rounds
-//! of the collector. Each is played twice: on the [`stage`], where all is real but the kernel and
-//! the clock, and to the [`oracle`], which keeps a diary of everything and reads all of it again
-//! whenever it is asked. What both tell of kept spans and their profiles must be the same.
+//! Scripts are generated: spans on threads, samples, waits, errors, passing time and rounds of the collector. Each
+//! script runs twice: on the [`stage`], where everything but the kernel and the clock is real, and through the
+//! [`oracle`], which records everything and evaluates the whole record for each question. Both must report the same
+//! kept spans and profiles.
 //!
-//! Two definitions that the oracle holds: a span that is entered on two threads at once has the
-//! time of both, so that on-CPU, off-CPU and idle time can be more than wall time; a span that is
-//! entered twice on one thread has its time once.
+//! The oracle fixes two definitions. A span that is entered on two threads at once has the time of both, so on-CPU +
+//! off-CPU + idle time can exceed wall time. A span that is entered twice on one thread counts once.
 //!
-//! `.ci/mutations` shows that this finds errors.
+//! `.ci/mutations` shows that these tests find errors.
 
 mod oracle;
 mod script;
@@ -17,7 +16,7 @@ mod source;
 mod stage;
 mod tests;
 
-/// An engine without threads.
+/// An engine without running threads.
 pub(super) fn engine() -> std::sync::Arc<super::Engine> {
     stage::Stage::new(false, false, |_| tracing::Dispatch::none()).into_engine()
 }

@@ -1,11 +1,11 @@
-//! What should be told, by reading a diary again and again. Slow, and meant to be obvious.
+//! Computes the expected reports by evaluating the whole record each time. Slow, and meant to be obvious.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::script::{Kind, Step, THREADS, Under};
 
-/// All that is told of spans that were kept together.
+/// The report of spans that were kept together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reported {
     pub(super) root: usize,
@@ -14,7 +14,7 @@ pub(super) struct Reported {
     pub(super) profile: Option<ToldProfile>,
 }
 
-/// A kept span. Profiles have the number of the span that was the first to be promised them.
+/// A kept span. A profile has the number of the first span that was promised it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ToldSpan {
     pub(super) span: usize,
@@ -26,12 +26,12 @@ pub(super) struct ToldSpan {
     pub(super) earlier: Vec<usize>,
 }
 
-/// An account, but for what this source does not count.
+/// An account without the values that this source does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Times {
     pub(super) wall_ns: u64,
     pub(super) on_cpu_ns: u64,
-    /// How far both may be off.
+    /// The error bound of on-CPU and off-CPU time.
     pub(super) error_ns: u64,
     pub(super) off_cpu_ns: u64,
     pub(super) idle_ns: u64,
@@ -41,7 +41,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// As it can be if the span was entered on two threads at once.
+    /// Possible if the span was entered on two threads at once.
     pub(super) fn is_more_than_wall(&self) -> bool {
         self.on_cpu_ns + self.off_cpu_ns + self.idle_ns > self.wall_ns
     }
@@ -51,23 +51,23 @@ impl Times {
 pub(super) struct ToldProfile {
     pub(super) number: usize,
     pub(super) duration_ns: u64,
-    /// By their numbers.
+    /// By sample number.
     pub(super) samples: BTreeMap<usize, Place>,
-    /// By when they began after the beginning of the profile.
+    /// Start times are relative to the beginning of the profile.
     pub(super) waits: BTreeSet<Place>,
 }
 
-/// Where something is in a profile.
+/// Where a sample or wait is in a profile.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
-    /// The spans that it is in, the outermost first.
+    /// The spans that contain it, outermost first.
     pub(super) path: Vec<String>,
-    /// After the beginning of the profile.
+    /// Relative to the beginning of the profile.
     pub(super) at_ns: u64,
     pub(super) weight_ns: u64,
 }
 
-/// The name that a span has on the stage.
+/// The name of a span on the stage.
 pub(super) fn name(span: usize) -> String {
     format!("s{span}")
 }
@@ -75,18 +75,18 @@ pub(super) fn name(span: usize) -> String {
 #[derive(Debug)]
 struct Span {
     kind: Kind,
-    /// What the registry takes for its parent.
+    /// The parent according to the registry.
     parent: Option<usize>,
     opened_ns: u64,
-    /// The program can still enter it, or give it as a parent.
+    /// The program can still enter the span, or use it as a parent.
     is_held: bool,
     is_open: bool,
     has_failed: bool,
-    /// The collector looked at it while it was open.
+    /// The span was registered with the collector while it was open.
     is_known: bool,
 }
 
-/// Some time in which nothing happened.
+/// An interval in which nothing happens.
 #[derive(Debug)]
 struct Slice {
     from_ns: u64,
@@ -110,25 +110,25 @@ struct Switch {
 /// A sample or a wait.
 #[derive(Debug)]
 struct Event {
-    /// Of a sample.
+    /// Samples have a number, waits have none.
     number: Option<usize>,
     span: Option<usize>,
     entered: Vec<usize>,
     time_ns: u64,
     weight_ns: u64,
-    /// A wait that the thread was not told of: it was told of another one at the same time.
+    /// A wait of which the thread was not notified, because it was notified of another one at the same time.
     is_silent: bool,
     exported_in: Option<usize>,
 }
 
 #[derive(Debug, Default)]
 struct Thread {
-    /// Spans in the order in which they were entered; the same one can be there twice.
+    /// Spans in the order in which they were entered. A span can occur twice.
     entered: Vec<usize>,
     is_armed: bool,
     out: Option<Out>,
-    /// It waited, and has entered and left nothing since.
-    has_wait_to_tell: bool,
+    /// The thread has waited, and has not entered or left a profiled span since.
+    has_unreported_wait: bool,
 }
 
 #[derive(Debug)]
@@ -139,7 +139,7 @@ struct Out {
     was_seen: bool,
 }
 
-/// Spans of one root that were kept together, and are not told of yet.
+/// Spans of one root that were kept together and are not reported yet.
 #[derive(Debug)]
 struct Epoch {
     root: usize,
@@ -166,9 +166,9 @@ pub(super) struct Oracle {
 
 pub(super) const START_NS: u64 = 1_000_000_000;
 const LINGER_NS: u64 = 2_000_000_000;
-/// Waits that are shorter when the collector has its look are not seen.
+/// Waits that are shorter than this at the collector's scan are not captured.
 const SHORTEST_WAIT_NS: u64 = 5_000_000;
-/// Earlier profiles that a span lists.
+/// How many earlier profiles a span lists.
 const MOST_EARLIER: usize = 16;
 
 impl Oracle {
@@ -199,7 +199,7 @@ impl Oracle {
         before..before + usize::from(count)
     }
 
-    /// Those that the program can still use.
+    /// The spans that the program can still use.
     pub(super) fn held(&self) -> Vec<usize> {
         (0..self.spans.len()).filter(|span| self.spans[*span].is_held).collect()
     }
@@ -216,8 +216,8 @@ impl Oracle {
         &self.threads[thread].entered
     }
 
-    /// Whether the span is an unmatched one, and a profiled one was entered after it. To leave it
-    /// now is a known limit: the hooks count unmatched spans, and do not know which is which.
+    /// Whether the span is unmatched and a profiled one was entered after it. Leaving it at that point is a known
+    /// limitation: the hooks only count unmatched spans and cannot report them apart.
     pub(super) fn is_unmatched_below(&self, thread: usize, span: usize) -> bool {
         let entered = self.entered(thread);
         let at = entered.iter().rposition(|entered| *entered == span).unwrap_or(0);
@@ -228,19 +228,19 @@ impl Oracle {
         self.threads[thread].is_armed
     }
 
-    /// The threads that are sampled now.
+    /// Sets which threads are sampled now.
     pub(super) fn set_armed(&mut self, armed: [bool; THREADS]) {
         for (thread, is_armed) in self.threads.iter_mut().zip(armed) {
             thread.is_armed = is_armed;
         }
     }
 
-    /// Nothing is left to tell.
+    /// Whether there is nothing left to report.
     pub(super) fn is_done(&self) -> bool {
         self.epochs.is_empty() && self.spans.iter().all(|span| !span.is_open)
     }
 
-    /// Writes it down, and returns what must be told now.
+    /// Records a step. Returns the reports that are due.
     pub(super) fn play(&mut self, step: &Step, period_ns: u64) -> Vec<Reported> {
         match *step {
             Step::Open { thread, kind, under, .. } => {
@@ -263,7 +263,7 @@ impl Oracle {
                 let is_profiled = self.spans[span].kind.is_profiled();
                 let thread = &mut self.threads[thread];
                 thread.entered.push(span);
-                thread.has_wait_to_tell &= !is_profiled;
+                thread.has_unreported_wait &= !is_profiled;
             }
             Step::Exit { thread, span } => self.leave(thread, span),
             Step::Panic { thread } => {
@@ -328,15 +328,14 @@ impl Oracle {
         Vec::new()
     }
 
-    /// The span that the registry takes for the current one: entering a span again that is entered
-    /// already changes nothing.
+    /// The current span according to the registry. Entering a span again does not change it.
     fn current(&self, thread: usize) -> Option<usize> {
         let entered = &self.threads[thread].entered;
         let is_first = |at: &usize| !entered[..*at].contains(&entered[*at]);
         (0..entered.len()).rev().find(is_first).map(|at| entered[at])
     }
 
-    /// The span that was entered last of those that are profiled.
+    /// The profiled span that was entered last.
     fn innermost_profiled(&self, entered: &[usize]) -> Option<usize> {
         entered.iter().rev().copied().find(|span| self.spans[*span].kind.is_profiled())
     }
@@ -346,16 +345,16 @@ impl Oracle {
         let thread = &mut self.threads[thread];
         let at = thread.entered.iter().rposition(|entered| *entered == span).unwrap();
         thread.entered.remove(at);
-        thread.has_wait_to_tell &= !is_profiled;
+        thread.has_unreported_wait &= !is_profiled;
         self.close_what_can_be();
     }
 
-    /// The span and all around it, from the inside out.
+    /// The span and its ancestors, innermost first.
     fn path_up(&self, span: usize) -> Vec<usize> {
         std::iter::successors(Some(span), |span| self.spans[*span].parent).collect()
     }
 
-    /// The same without those that no rule matches.
+    /// The same without unmatched spans.
     fn profiled_up(&self, span: usize) -> Vec<usize> {
         let up = self.path_up(span).into_iter();
         up.filter(|span| self.spans[*span].kind.is_profiled()).collect()
@@ -375,7 +374,7 @@ impl Oracle {
         }
     }
 
-    /// A span closes when nobody holds it, no thread is in it and no child of it is open.
+    /// A span closes when the program does not hold it, no thread is in it and no child of it is open.
     fn close_what_can_be(&mut self) {
         let can_close = |this: &Self, span: &usize| {
             let is_entered = this.threads.iter().any(|thread| thread.entered.contains(span));
@@ -427,12 +426,12 @@ impl Oracle {
         self.epochs[at].kept.push(told);
     }
 
-    /// The collector knows of these, for whatever reason.
+    /// These spans are registered with the collector, for any reason.
     pub(super) fn note_known(&mut self, spans: &[usize]) {
         spans.iter().for_each(|span| self.spans[*span].is_known = true);
     }
 
-    /// The samples inside spans that no profile of a closed one has.
+    /// The samples inside the spans that are in no profile of a closed span.
     pub(super) fn samples_left(&self, spans: &[usize]) -> BTreeSet<usize> {
         let fell_inside = |event: &Event| spans.iter().any(|span| self.fell_inside(event, *span));
         let left = self.events.iter().filter(|event| event.exported_in.is_none());
@@ -472,7 +471,7 @@ impl Oracle {
             return;
         }
         let entered = self.threads[thread].entered.clone();
-        let is_silent = std::mem::replace(&mut self.threads[thread].has_wait_to_tell, true);
+        let is_silent = std::mem::replace(&mut self.threads[thread].has_unreported_wait, true);
         self.events.push(Event {
             number: None,
             span: self.innermost_profiled(&entered),
@@ -487,15 +486,15 @@ impl Oracle {
     fn round(&mut self, flush: bool) -> Vec<Reported> {
         let mut told = Vec::new();
         for epoch in std::mem::take(&mut self.epochs) {
-            let is_ripe = self.now_ns - epoch.since_ns >= LINGER_NS;
-            // A root in which no sample fell, that is not kept and was not in a snapshot closes without a
-            // word. Then there is no profile either, and the report is not urgent.
+            let is_expired = self.now_ns - epoch.since_ns >= LINGER_NS;
+            // If a root has no samples, is not kept and was not in a snapshot, the collector is not notified when it
+            // closes. There is no profile in that case, so the report can wait.
             let sampled = self.events.iter().any(|event| self.fell_inside(event, epoch.root));
             let is_kept = epoch.kept.iter().any(|kept| kept.span == epoch.root);
             let Span { is_open, is_known, .. } = self.spans[epoch.root];
             let is_closed = !is_open && (sampled || is_kept || is_known);
-            if is_ripe || is_closed || flush {
-                told.push(self.tell(epoch));
+            if is_expired || is_closed || flush {
+                told.push(self.report(epoch));
             } else {
                 self.epochs.push(epoch);
             }
@@ -512,7 +511,7 @@ impl Oracle {
         told
     }
 
-    fn tell(&mut self, epoch: Epoch) -> Reported {
+    fn report(&mut self, epoch: Epoch) -> Reported {
         let Epoch { root, kept, .. } = epoch;
         let Some(number) = kept.iter().find_map(|kept| kept.profile) else {
             return Reported { root, kept, profile: None };

@@ -1,21 +1,21 @@
-//! What can happen, as it is generated and as it is played.
+//! The operations of a script, as generated and as played.
 
 use std::fmt;
 
 use proptest::prelude::*;
 
-/// What the rules say of a span.
+/// The rules that apply to a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     /// No rule matches it.
     Unmatched,
-    /// It is profiled, and never kept: its threshold is an hour.
+    /// Profiled but never kept: its threshold is an hour.
     Patient,
     Slow,
-    /// Slow sooner.
+    /// Slow, with a lower threshold.
     Tight,
     Failing,
-    /// Slow or failing; it also has a field by which it can say that it failed.
+    /// Slow or failing. It also has a field that marks it as failed.
     Either,
 }
 
@@ -60,7 +60,7 @@ impl Kind {
     }
 }
 
-/// What a new span is told of its parent.
+/// The parent given to a new span.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Under<S> {
     Current,
@@ -68,8 +68,8 @@ pub(super) enum Under<S> {
     Span(S),
 }
 
-/// One thing that happens, as it is generated. Threads and spans are counted around: so each script
-/// can be played, and stays one when parts of it are left out. What is impossible is passed over.
+/// A generated operation. Numbers of threads and spans wrap around, so that each script can be played, also after
+/// parts of it are removed. Impossible operations are skipped.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Open {
@@ -82,14 +82,14 @@ pub(super) enum Op {
         thread: u8,
         span: u8,
     },
-    /// A whole span that fails, with samples, as there are many in a long one; then a round.
+    /// A whole span with samples that fails, as often inside a long span; then a round.
     Child {
         thread: u8,
         under: Under<u8>,
         samples: u8,
         flush: bool,
     },
-    /// So many spans from the innermost one.
+    /// Leaves the span that is `up` levels above the innermost one.
     Exit {
         thread: u8,
         up: u8,
@@ -123,7 +123,7 @@ pub(super) enum Op {
         ns: u64,
         preempted: bool,
     },
-    /// A wait, in the middle of which the collector has a look.
+    /// A wait with a scan of the collector in the middle.
     Wait {
         thread: u8,
         before_ns: u64,
@@ -132,7 +132,7 @@ pub(super) enum Op {
     Round {
         flush: bool,
     },
-    /// Threads without a span are not sampled any more.
+    /// Threads outside spans are disarmed.
     Disarm,
     EndThread {
         thread: u8,
@@ -141,7 +141,7 @@ pub(super) enum Op {
 
 pub(super) const THREADS: usize = 3;
 
-/// Times around all thresholds, and some that show in no rounded number.
+/// Times around all thresholds, and some that are not round.
 fn time() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => 1..50_000_u64,
@@ -152,7 +152,7 @@ fn time() -> impl Strategy<Value = u64> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Not evenly, so that there are deep trees.
+    // Uneven, so that there are deep trees.
     let thread = prop_oneof![5 => Just(0), 2 => Just(1), 1 => Just(2)];
     let span = 0..12_u8;
     let under = prop_oneof![
@@ -198,7 +198,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A whole script, and how it is played.
+/// A script, and how it is played.
 pub(super) fn script() -> impl Strategy<Value = (Vec<Op>, Ways)> {
     let ways = (prop::bool::weighted(0.75), prop::bool::weighted(0.5))
         .prop_map(|(has_switches, is_late)| Ways { has_switches, is_late });
@@ -209,12 +209,12 @@ pub(super) fn script() -> impl Strategy<Value = (Vec<Op>, Ways)> {
 pub(super) struct Ways {
     /// The source records context switches.
     pub(super) has_switches: bool,
-    /// Threads are armed by the collector that finds them in a span, and let go of as soon as it finds them in
-    /// none; else they arm themselves, and stay so.
+    /// The collector arms threads that it finds in a span, and disarms them as soon as it finds them in none.
+    /// Otherwise threads arm themselves and stay armed.
     pub(super) is_late: bool,
 }
 
-/// One thing that happens, as it is played. Spans are numbered as they are opened.
+/// An operation as it is played. Spans are numbered in the order in which they are opened.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
     Open {
@@ -227,16 +227,16 @@ pub(super) enum Step {
         thread: usize,
         span: usize,
     },
-    /// The latest enter of the span on that thread.
+    /// Undoes the latest enter of the span on that thread.
     Exit {
         thread: usize,
         span: usize,
     },
-    /// The innermost span is left by a panic.
+    /// A panic leaves the innermost span.
     Panic {
         thread: usize,
     },
-    /// The program has no further use for the span.
+    /// The program drops its handle of the span.
     Drop {
         thread: usize,
         span: usize,
@@ -279,7 +279,7 @@ impl fmt::Display for Step {
             Self::Open { thread, span, kind, under } => {
                 write!(f, "t{thread} opens s{span} ({})", kind.name())?;
                 match under {
-                    Under::Current => write!(f, " where it is"),
+                    Under::Current => write!(f, " in its current span"),
                     Under::Nothing => write!(f, " as a root"),
                     Under::Span(parent) => write!(f, " under s{parent}"),
                 }
@@ -292,7 +292,7 @@ impl fmt::Display for Step {
             Self::Error { thread, span: Some(span) } => {
                 write!(f, "t{thread} has an error in s{span}")
             }
-            Self::Status { thread, span } => write!(f, "t{thread} says that s{span} failed"),
+            Self::Status { thread, span } => write!(f, "t{thread} records that s{span} failed"),
             Self::Sample { thread, number, weight_ns } => {
                 write!(f, "sample {number} on t{thread}")?;
                 weight_ns.map_or(Ok(()), |weight_ns| write!(f, " for {weight_ns} ns"))
@@ -304,7 +304,9 @@ impl fmt::Display for Step {
             Self::Round { flush: true, .. } => write!(f, "flush"),
             Self::Round { disarm: true, .. } => write!(f, "a round that disarms"),
             Self::Round { .. } => write!(f, "a round"),
-            Self::EndThread { thread } => write!(f, "t{thread} ends, and another is t{thread}"),
+            Self::EndThread { thread } => {
+                write!(f, "t{thread} ends, and a new thread becomes t{thread}")
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A kernel that does what a script says.
+//! A source that plays the kernel's part of a script.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSourc
 use crate::sampler::{Periods, Sampler};
 use crate::sys::{PerfRing, SampleRing};
 
-/// By how much hooks see a sample move the position.
+/// How far each sample moves the position that hooks see.
 const STEP: u64 = 64;
 const RING_BYTES: usize = 1 << 16;
-/// Of the shortest record.
+/// The size of the shortest record.
 const SAMPLE_BYTES: u64 = 72;
-/// Of every second arming: it is one at another rate than is wanted, and ends as soon as it can.
+/// The period of every second arming. It differs from the wanted one, so that the arming ends as soon as possible.
 pub(super) const OTHER_PERIOD_NS: u64 = 5_000_000;
-/// No system has a thread of that number: what is asked of it is refused.
+/// No system has a thread with such an id, so system calls for it fail.
 const FIRST_TID: u32 = 0x7000_0000;
 
 thread_local! {
     static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// The calling thread is that one of the script.
+/// Makes the calling thread the script's thread `number`.
 pub(super) fn begin_thread(number: usize) {
     THREAD.set(number);
 }
 
-/// What is written into rings, and what clocks say.
+/// Writes rings and provides clocks.
 #[derive(Clone, Debug)]
 pub(super) struct Scripted(Arc<Shared>);
 
@@ -49,7 +49,7 @@ struct Thread {
     voluntary: u64,
     involuntary: u64,
     off_ns: u64,
-    /// Since when it is switched out.
+    /// Since when the thread is switched out.
     out_ns: Option<u64>,
     recording: Option<Arc<SampledThread>>,
     armed: Option<Rings>,
@@ -81,7 +81,7 @@ impl Scripted {
         threads[thread].armed.as_ref().map_or(0, |rings| rings.period_ns)
     }
 
-    /// A sample in which that instruction was about to run.
+    /// Writes a sample at the given instruction.
     pub(super) fn sample(&self, thread: usize, instruction: u64, weight_ns: Option<u64>) {
         let mut threads = self.0.threads.lock();
         let thread = &mut threads[thread];
@@ -101,7 +101,7 @@ impl Scripted {
             words.extend([0, stack_pointer, instruction]);
         }
         match weight_ns {
-            // One word of stack, which is 0: nobody called.
+            // One word of stack, which is 0: there is no caller.
             Some(weight_ns) => words.extend([8, 0, 8, weight_ns]),
             None => words.push(0),
         }
@@ -129,12 +129,12 @@ impl Scripted {
         thread.write_switch(0, now);
     }
 
-    /// Whether that thread is sampled.
+    /// Whether the thread is sampled.
     pub(super) fn is_armed(&self, thread: usize) -> bool {
         self.0.threads.lock()[thread].armed.is_some()
     }
 
-    /// Who is not sampled any more writes no samples.
+    /// Removes the rings of threads that are no longer sampled.
     pub(super) fn let_go(&self) {
         for thread in self.0.threads.lock().iter_mut() {
             let is_sampled = |one: &Arc<SampledThread>| !one.is_over() && one.last().ring.is_some();
@@ -142,7 +142,7 @@ impl Scripted {
         }
     }
 
-    /// The thread ends: what another of that number does is its own.
+    /// Ends the thread. Its number then belongs to a new thread.
     pub(super) fn end_thread(&self, thread: usize) {
         self.0.threads.lock()[thread] = Thread::default();
     }
@@ -198,7 +198,7 @@ impl ArmThreads for Scripted {
     }
 }
 
-/// One thread of the script.
+/// A thread of the script.
 #[derive(Debug)]
 struct ScriptedThread {
     number: usize,
@@ -216,7 +216,7 @@ impl ThreadSource for ScriptedThread {
         let threads = self.scripted.0.threads.lock();
         let thread = &threads[self.number];
         Usage {
-            // A page fault a sample.
+            // One page fault per sample.
             minor_faults: thread.samples,
             voluntary_switches: thread.voluntary,
             involuntary_switches: thread.involuntary,

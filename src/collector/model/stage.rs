@@ -1,5 +1,5 @@
-//! Where a script is played for real: a registry with the layer, threads, the collector. Only the
-//! kernel and the clock are not real. One thing happens at a time.
+//! Plays scripts for real: a registry with the layer, threads and the collector. Only the kernel and the clock are
+//! simulated. One thing happens at a time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -36,7 +36,7 @@ use crate::stats::{Counters, Stats};
 use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
 
 const STATUS: &str = "otel.status_code";
-/// Open spans have snapshots after so long.
+/// Open spans get a snapshot after this time.
 const OVERDUE: Duration = Duration::from_millis(50);
 
 struct Site;
@@ -49,7 +49,7 @@ impl callsite::Callsite for Site {
     }
 }
 
-/// Nothing is registered: all callsites can be one.
+/// Nothing is registered, so all callsites can be the same.
 fn fields(names: &'static [&'static str]) -> FieldSet {
     FieldSet::new(names, callsite::Identifier(&Site))
 }
@@ -62,7 +62,7 @@ fn error_metadata() -> &'static Metadata<'static> {
     &ERROR
 }
 
-/// Each span has a callsite of its own, so that its name tells it from all others.
+/// Each span has its own callsite, so that its name identifies it.
 fn metadata(span: usize, kind: Kind) -> &'static Metadata<'static> {
     type Known = HashMap<(usize, Kind), &'static Metadata<'static>>;
     static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
@@ -86,7 +86,7 @@ fn rules() -> Rules {
         if kind.is_kept_on_error() {
             keep = keep.or_failed();
         }
-        // What is told of open spans changes nothing of what is told when they close.
+        // Snapshots of open spans must not change what is reported when they close.
         if kind.is_profiled() {
             let is_open_for_long = kind.is_kept_on_error();
             let overdue = if is_open_for_long { Condition::Open } else { Condition::Hung };
@@ -97,7 +97,7 @@ fn rules() -> Rules {
     Rules::new(Kind::ALL.iter().map(rule))
 }
 
-/// What [`Builder::build`](crate::Builder::build) does for the same rules.
+/// The same as [`Builder::build`](crate::Builder::build) does for these rules.
 fn plan(keep: &Keep, is_late: bool) -> Plan {
     let threshold = keep.shortest().map(|latency| latency.as_nanos() as u64);
     let flags_of = |condition| match condition {
@@ -108,14 +108,14 @@ fn plan(keep: &Keep, is_late: bool) -> Plan {
     Plan {
         number: 0,
         flags: keep.conditions().map(flags_of).fold(0, |all, flags| all | flags),
-        // Less than any time that passes.
+        // Less than any step of the clock.
         arm_after: u64::from(is_late),
         suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
         long_after: u64::MAX,
     }
 }
 
-/// Profiles are taken from the way to the exporter.
+/// The stage takes profiles before they reach the exporter.
 struct Nowhere;
 
 impl Exporter for Nowhere {
@@ -126,7 +126,7 @@ impl Exporter for Nowhere {
 
 type Task = Box<dyn FnOnce(&mut Vec<(usize, EnteredSpan)>) + Send>;
 
-/// A thread, which does one thing and waits.
+/// A thread that runs one task at a time.
 struct Worker {
     tasks: Sender<Task>,
     done: Receiver<()>,
@@ -172,22 +172,22 @@ pub(super) struct Stage {
     workers: [Option<Worker>; THREADS],
     held: Vec<Option<Span>>,
     profiles: HashMap<ProfileId, usize>,
-    /// The numbers of profiled spans in the script.
+    /// The script's numbers of profiled spans.
     keys: HashMap<SpanKey, usize>,
-    /// Of spans that were open.
+    /// The ids of profiles of open spans.
     snapshot_ids: HashSet<ProfileId>,
     snapshots: Vec<Snapshot>,
 }
 
-/// A profile of spans that are open.
+/// A profile of open spans.
 pub(super) struct Snapshot {
     pub(super) spans: Vec<usize>,
-    /// Their numbers.
+    /// The numbers of its samples.
     pub(super) samples: BTreeSet<usize>,
 }
 
 impl Stage {
-    /// `subscriber` makes one of the layer.
+    /// `subscriber` creates a subscriber with the layer.
     pub(super) fn new(
         has_switches: bool,
         is_late: bool,
@@ -239,7 +239,7 @@ impl Stage {
                 frames_per_stack: 4,
                 stack_bytes: 1024,
                 shed: ShedLimits::default(),
-                // It is real time that is spent, and the clock is the script's.
+                // The collector spends real CPU time, while the clock is the script's.
                 pace: Pace::FASTEST,
             },
             gate,
@@ -278,7 +278,7 @@ impl Stage {
         self.scripted.period_ns(thread)
     }
 
-    /// The threads that are sampled.
+    /// Which threads are sampled.
     pub(super) fn armed(&self) -> [bool; THREADS] {
         std::array::from_fn(|thread| self.scripted.is_armed(thread))
     }
@@ -287,23 +287,23 @@ impl Stage {
         self.engine.stats()
     }
 
-    /// For how long the collector would sleep now, if nobody wakes it; `None`: for ever.
+    /// How long the collector would sleep now; `None` means until it is woken.
     pub(super) fn sleep(&self) -> Option<Duration> {
         self.collector.sleep()
     }
 
-    /// The snapshots that were made since this was last asked.
+    /// The snapshots since the last call.
     pub(super) fn take_snapshots(&mut self) -> Vec<Snapshot> {
         std::mem::take(&mut self.snapshots)
     }
 
-    /// The spans that the collector knows of.
+    /// The spans that are registered with the collector.
     pub(super) fn known(&self) -> Vec<usize> {
         let is_known = |key| self.collector.pending.get(key).is_some_and(|it| it.known.is_some());
         self.keys.iter().filter(|(key, _)| is_known(**key)).map(|(_, span)| *span).collect()
     }
 
-    /// Does it, and returns what was told meanwhile.
+    /// Plays a step. Returns the reports that it caused.
     pub(super) fn play(&mut self, step: &Step) -> Vec<Reported> {
         match *step {
             Step::Open { thread, span, kind, under } => self.open(thread, span, kind, under),
@@ -319,7 +319,7 @@ impl Stage {
                 let innermost = entered.pop();
                 let unwind = AssertUnwindSafe(move || {
                     let _innermost = innermost;
-                    // Unlike `panic!` this prints nothing.
+                    // Unlike `panic!`, this prints nothing.
                     resume_unwind(Box::new(()));
                 });
                 assert!(catch_unwind(unwind).is_err());
@@ -359,9 +359,9 @@ impl Stage {
                     _ = self.commands.send(Command::Flush(waiting));
                 }
                 self.collector.idle = if disarm { Duration::ZERO } else { Duration::MAX };
-                // Open spans are looked at in each round, and not by the real clock.
+                // Open spans are checked in each round, regardless of the real clock.
                 if let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(600)) {
-                    self.collector.overdue.looked = long_ago;
+                    self.collector.overdue.checked = long_ago;
                 }
                 assert!(self.collector.do_rounds());
                 self.scripted.let_go();
@@ -411,7 +411,7 @@ impl Stage {
         while let Ok(job) = self.jobs.try_recv() {
             match job {
                 Job::Export { profile, kept, .. } => {
-                    // It would be given to the exporter now.
+                    // The profile would be given to the exporter now.
                     self.engine.keeper.redeem();
                     if kept[0].is_open {
                         assert!(kept.iter().all(|span| span.is_open), "closed spans in a snapshot");
@@ -478,7 +478,7 @@ fn number(name: &str) -> usize {
     name.trim_start_matches('s').parse().unwrap()
 }
 
-/// No module is there.
+/// No module contains this address.
 fn instruction(number: usize) -> u64 {
     0x1000 + 16 * number as u64
 }

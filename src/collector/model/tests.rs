@@ -1,4 +1,4 @@
-//! Scripts are played, and what is told of them compared.
+//! Plays scripts and compares the reports.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,10 +17,10 @@ use crate::layer::ProfilingLayer;
 
 /// Without `PROPTEST_CASES`: the same scripts in each run. With it, the scripts are random.
 const CASES: u32 = 2_000;
-/// More than this is in no script, so that neither are the rings full nor the names too many.
+/// The limit for a script, so that rings do not fill up and names stay few.
 const MOST_SPANS: usize = 40;
 
-/// How often something was told that the scripts are there for.
+/// How often each situation occurred that the scripts are meant to reach.
 #[derive(Debug, Default)]
 struct Reached(BTreeMap<&'static str, u32>);
 
@@ -32,11 +32,11 @@ impl Reached {
         for (what, is_so) in [
             ("a profile", profile.is_some()),
             ("no profile", profile.is_none()),
-            ("one of several spans", profile.is_some() && told.kept.len() > 1),
-            ("one while the root is open", profile.is_some() && is_root_open),
-            ("an earlier one", any(|span| !span.earlier.is_empty())),
-            ("two earlier ones", any(|span| span.earlier.len() > 1)),
-            ("nothing but an earlier one", {
+            ("a profile of several spans", profile.is_some() && told.kept.len() > 1),
+            ("a profile while the root is open", profile.is_some() && is_root_open),
+            ("an earlier profile", any(|span| !span.earlier.is_empty())),
+            ("two earlier profiles", any(|span| span.earlier.len() > 1)),
+            ("an earlier profile and no new one", {
                 any(|span| !span.earlier.is_empty() && span.profile.is_none())
             }),
             ("a deep path", profile.is_some_and(|it| it.samples.values().any(is_deep))),
@@ -52,19 +52,19 @@ impl Reached {
         *self.0.entry("a snapshot of an open span").or_default() += u32::from(samples > 0);
     }
 
-    /// Each at least in one of a hundred scripts.
+    /// Each situation must occur in at least one of a hundred scripts.
     fn check(&self, scripts: u32) {
         let rare: Vec<_> = self.0.iter().filter(|(_, count)| **count < scripts / 100).collect();
-        assert!(rare.is_empty(), "in {scripts} scripts, there were only {rare:?}");
+        assert!(rare.is_empty(), "too rare in {scripts} scripts: {rare:?}");
     }
 }
 
-/// One script, played on both.
+/// A script that is played on the stage and through the oracle.
 struct Play {
     reached: Reached,
     oracle: Oracle,
     stage: Stage,
-    /// What has happened, in words.
+    /// The steps so far, in words.
     story: String,
 }
 
@@ -85,7 +85,7 @@ impl Play {
 
     fn op(&mut self, op: &Op) -> Result<(), String> {
         let held = self.oracle.held();
-        // From the latest one back: then a script stays much the same without its beginning.
+        // Counts from the latest span backwards, so that a script stays similar when its beginning is removed.
         let pick = |number: u8| {
             let back = usize::from(number) % held.len().max(1);
             held.iter().rev().nth(back).copied()
@@ -177,7 +177,7 @@ impl Play {
             Op::Round { flush } => steps.push(Step::Round { flush, disarm: false }),
             Op::Disarm => {
                 steps.push(Step::Round { flush: false, disarm: false });
-                // Threads look once a millisecond whether they were disarmed.
+                // Threads check once per millisecond whether they were disarmed.
                 steps.push(Step::Pass { ns: 1_100_000_000 });
                 steps.push(Step::Round { flush: false, disarm: true });
             }
@@ -218,7 +218,9 @@ impl Play {
             self.reached.note_snapshot(samples.len());
             let left = self.oracle.samples_left(&spans);
             if !left.is_subset(&samples) {
-                return Err(format!("a snapshot of {spans:?} has {samples:?}, and not {left:?}"));
+                return Err(format!(
+                    "a snapshot of {spans:?} has {samples:?}, expected at least {left:?}"
+                ));
             }
         }
         let first = |told: &Reported| told.kept.first().map(|kept| kept.span);
@@ -230,10 +232,10 @@ impl Play {
             }
         }
         let is_same = told == expected;
-        is_same.then_some(()).ok_or_else(|| format!("told {told:#?}\nexpected {expected:#?}"))
+        is_same.then_some(()).ok_or_else(|| format!("reported {told:#?}\nexpected {expected:#?}"))
     }
 
-    /// Leaves and drops everything, and lets all be told.
+    /// Leaves and drops all spans, and flushes.
     fn end(&mut self) -> Result<(), String> {
         for thread in 0..THREADS {
             self.leave_all(thread).iter().try_for_each(|step| self.step(step))?;
@@ -254,25 +256,25 @@ impl Play {
         let Oracle { spans_kept, samples_inside, samples_outside, .. } = self.oracle;
         let expected = [spans_kept, samples_inside, samples_outside, 0, 0];
         if counted != expected {
-            return Err(format!("counted {counted:?}, not {expected:?}"));
+            return Err(format!("counted {counted:?}, expected {expected:?}"));
         }
         self.fall_asleep()
     }
 
-    /// With no profiled span open, and once its threads are disarmed, nothing wakes the collector.
+    /// With no open profiled span and all threads disarmed, nothing wakes the collector.
     fn fall_asleep(&mut self) -> Result<(), String> {
-        // Of a thread that was in a span since the first look, the second one begins to wait anew.
+        // The first one may only restart the idle time of a thread that was in a span.
         self.op(&Op::Disarm)?;
         self.op(&Op::Disarm)?;
-        // Rings that were ended are given back one round later.
+        // Ended rings are given back one round later.
         self.step(&Step::Round { flush: false, disarm: false })?;
         let sleep = self.stage.sleep();
         sleep.map_or(Ok(()), |sleep| Err(format!("the collector wakes up again in {sleep:?}")))
     }
 }
 
-/// An account says how far it may be off. If what is true lies
-/// within that, it is put in its place. When exactly switches happened is not known there.
+/// Replaces the reported times by the true ones if those lie within the reported error bounds. When exactly switches
+/// happened is not known to the stage.
 fn without_bounds(told: Times, truth: &Times) -> Times {
     let is_within = told.on_cpu_ns.abs_diff(truth.on_cpu_ns) <= told.error_ns;
     let is_sum_right = told.on_cpu_ns + told.off_cpu_ns == truth.on_cpu_ns + truth.off_cpu_ns;
@@ -294,9 +296,9 @@ fn play(ops: &[Op], ways: Ways) -> Result<Reached, String> {
 }
 
 #[test]
-fn all_scripts_are_told_as_the_model_tells_them() {
+fn layer_and_model_agree_on_all_scripts() {
     if crate::sys::SampleRing::scripted(4096, 1).is_err() {
-        // There are no rings on this system.
+        // This system has no rings.
         return;
     }
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
@@ -321,9 +323,9 @@ fn all_scripts_are_told_as_the_model_tells_them() {
     reached.borrow().check(cases);
 }
 
-// What the test above has found, in few steps.
+// Minimal cases that the test above has found.
 
-fn must_be_told_alike(ops: &[Op]) {
+fn must_agree(ops: &[Op]) {
     if crate::sys::SampleRing::scripted(4096, 1).is_ok() {
         play(ops, Ways { has_switches: true, is_late: false })
             .unwrap_or_else(|what| panic!("{what}"));
@@ -341,47 +343,47 @@ const ERROR: Op = Op::Error { thread: 0, span: None };
 fn a_span_that_is_entered_again_is_not_the_current_one() {
     let again = Op::Enter { thread: 0, span: 1 };
     let inside = open(Kind::Patient);
-    must_be_told_alike(&[open(Kind::Failing), open(Kind::Patient), again, inside, SAMPLE, ERROR]);
+    must_agree(&[open(Kind::Failing), open(Kind::Patient), again, inside, SAMPLE, ERROR]);
 }
 
 #[test]
-fn an_unmatched_span_stays_when_the_profiled_one_below_it_is_left() {
+fn an_unmatched_span_stays_current_when_the_profiled_one_below_it_is_left() {
     let leave_below = Op::Exit { thread: 0, up: 1, and_drop: false };
     let outer = [open(Kind::Failing), open(Kind::Patient)];
     let ops = [open(Kind::Unmatched), leave_below, open(Kind::Patient), SAMPLE, ERROR];
-    must_be_told_alike(&[&outer[..], &ops].concat());
+    must_agree(&[&outer[..], &ops].concat());
 }
 
 #[test]
-fn an_unmatched_span_stays_when_a_profiled_one_between_others_is_left() {
+fn an_unmatched_span_stays_current_when_a_profiled_one_between_others_is_left() {
     let leave = |up| Op::Exit { thread: 0, up, and_drop: false };
     let outer = [open(Kind::Failing), open(Kind::Patient), open(Kind::Unmatched)];
     let inner = [open(Kind::Patient), open(Kind::Patient)];
-    // The inner of the two patient ones is left after the outer.
+    // The inner of the two patient spans is left after the outer one.
     let ops = [leave(1), leave(0), leave(1), open(Kind::Patient), SAMPLE, ERROR];
-    must_be_told_alike(&[&outer[..], &inner, &ops].concat());
+    must_agree(&[&outer[..], &inner, &ops].concat());
 }
 
 #[test]
-fn a_span_lists_no_profile_that_has_nothing_of_it() {
+fn a_span_lists_no_profile_without_its_samples() {
     let outer = [open(Kind::Patient), open(Kind::Failing), open(Kind::Failing)];
     let under = Under::Current;
     let child = |thread| Op::Child { thread, under, samples: 1, flush: true };
-    // The innermost is kept with nothing left, in one epoch with a child of the outermost.
+    // The innermost span is kept with no samples left, in the same epoch as a child of the outermost.
     let leave = Op::Exit { thread: 0, up: 0, and_drop: true };
     let enter_outermost = Op::Enter { thread: 1, span: 1 };
-    must_be_told_alike(&[&outer[..], &[child(0), leave, enter_outermost, child(1)]].concat());
+    must_agree(&[&outer[..], &[child(0), leave, enter_outermost, child(1)]].concat());
 }
 
 #[test]
-fn a_wait_that_is_known_exactly_is_not_shortened_to_an_account_that_is_not() {
+fn an_exact_wait_is_not_shortened_to_an_inexact_account() {
     let child = |thread| Op::Child { thread, under: Under::Current, samples: 0, flush: false };
     let slow = Op::Open { thread: 1, kind: Kind::Slow, under: Under::Current, enter: true };
     let wait = Op::Wait { thread: 1, before_ns: 100_000_000, after_ns: 1 };
-    must_be_told_alike(&[child(1), child(0), Op::Pass { ns: 2 }, slow, wait]);
+    must_agree(&[child(1), child(0), Op::Pass { ns: 2 }, slow, wait]);
 }
 
-/// Whoever closes a span does not wait for the collector, of which no round is played here; nor for the exporter.
+/// Closing a span waits neither for the collector, which runs no round here, nor for the exporter.
 #[test]
 fn a_thousand_kept_spans_close_while_the_collector_stands_still() {
     const SPANS: usize = 1_000;
@@ -393,7 +395,7 @@ fn a_thousand_kept_spans_close_while_the_collector_stands_still() {
     for span in 0..SPANS {
         stage.play(&Step::Open { thread, span, kind: Kind::Failing, under: Under::Nothing });
         stage.play(&Step::Enter { thread, span });
-        // As many as the ring has room for.
+        // As many as fit into the ring.
         if span % 100 == 0 {
             stage.play(&Step::Sample { thread, number: span, weight_ns: None });
         }
@@ -403,14 +405,14 @@ fn a_thousand_kept_spans_close_while_the_collector_stands_still() {
     }
     assert_eq!(stage.stats().spans.kept, SPANS as u64);
     let told = stage.play(&Step::Round { flush: true, disarm: false });
-    assert_eq!(told.iter().map(|told| told.kept.len()).sum::<usize>(), SPANS, "none is lost");
+    assert_eq!(told.iter().map(|told| told.kept.len()).sum::<usize>(), SPANS, "no span is lost");
     stage.end();
 }
 
 #[test]
-fn a_wait_in_a_span_that_was_entered_apart_is_not_shortened_to_the_account_of_the_one_around_it() {
+fn a_wait_in_a_separately_entered_span_is_not_shortened_to_the_account_of_its_parent() {
     let apart = Op::Open { thread: 0, kind: Kind::Patient, under: Under::Span(0), enter: false };
-    must_be_told_alike(&[
+    must_agree(&[
         open(Kind::Slow),
         Op::Off { thread: 0, ns: 10_000_000, preempted: false },
         apart,
@@ -423,7 +425,7 @@ fn a_wait_in_a_span_that_was_entered_apart_is_not_shortened_to_the_account_of_th
 
 #[test]
 fn a_wait_after_the_exit_of_the_span_around_it_is_not_shortened_to_that_spans_account() {
-    must_be_told_alike(&[
+    must_agree(&[
         open(Kind::Tight),
         open(Kind::Unmatched),
         Op::Off { thread: 0, ns: 7_000_003, preempted: false },
