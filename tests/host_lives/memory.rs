@@ -1,4 +1,4 @@
-//! What a million open spans leave behind.
+//! The memory that a million open spans leave in use.
 
 use std::fs;
 
@@ -15,8 +15,7 @@ fn resident_bytes() -> usize {
     4096 * text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
 }
 
-/// What the process has more when a million spans were open at once, and none is any more; and when they
-/// were open.
+/// By how many bytes the process has grown after a million spans were open at once, and while they were open.
 fn left_by_many_spans(dispatch: &Dispatch) -> (usize, usize) {
     tracing::dispatcher::with_default(dispatch, || {
         info_span!("first").in_scope(|| {});
@@ -54,7 +53,7 @@ fn a_million_open_spans_leave_little_behind() {
         const ALLOWED: usize = 32 << 20;
         assert!(
             ours < bare + ALLOWED,
-            "{} MiB, of which {} the registry's",
+            "{} MiB, including {} MiB of the registry",
             ours >> 20,
             bare >> 20
         );
