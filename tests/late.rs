@@ -436,7 +436,7 @@ fn no_thread_is_sampled_above_the_load_limit() {
                     until(|| burn(MS) > 0 && setup.handle.stats().threads_shed > shed);
                     assert!(!is_sampled(&setup), "{source:?}");
                 });
-                // The load is measured while no thread is sampled.
+                // The collector checks the thread outside the span.
                 std::thread::sleep(20 * MS);
             }
         });
