@@ -756,7 +756,10 @@ fn no_two_profiles_share_samples() {
     let stats = setup.handle.stats();
     // Samples of roots that were kept while the exporter was busy are in no profile.
     if has_perf() {
-        assert!(weight <= stats.samples_taken * profiles[0].period_ns, "no sample is in two: {stats:?}");
+        assert!(
+            weight <= stats.samples_taken * profiles[0].period_ns,
+            "no sample is in two: {stats:?}"
+        );
     }
 }
 

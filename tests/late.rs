@@ -202,7 +202,7 @@ fn a_span_that_awaits_stays_young() {
                 std::thread::sleep(100 * MS);
             }
         });
-            // On a very busy machine they are entered for too long.
+        // On a very busy machine they are entered for too long.
         assert!(longest * 5 > LONG || !is_sampled(&setup), "{source:?}");
         setup.flush();
         assert!(longest * 5 > LONG || setup.handle.stats().samples_taken == 0, "{source:?}");

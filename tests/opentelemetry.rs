@@ -212,7 +212,9 @@ fn check_requests(scene: &Scene) {
 #[test]
 fn only_a_span_with_its_own_samples_has_an_id_for_pyroscope() {
     let scene = Scene::new(Processor::Plain, |profiling, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(profiling.with_opentelemetry(otel(tracer))))
+        Dispatch::new(
+            tracing_subscriber::registry().with(profiling.with_opentelemetry(otel(tracer))),
+        )
     });
     scene.run(|| {
         info_span!("waits").in_scope(|| {
@@ -259,7 +261,9 @@ fn before_the_opentelemetry_layer() {
 #[test]
 fn with_opentelemetry_combines_them_in_order() {
     let scene = Scene::new(Processor::Plain, |profiling, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(profiling.with_opentelemetry(otel(tracer))))
+        Dispatch::new(
+            tracing_subscriber::registry().with(profiling.with_opentelemetry(otel(tracer))),
+        )
     });
     scene.run(requests);
     check_requests(&scene);
@@ -316,8 +320,12 @@ fn check_requests_beside_hidden(scene: &Scene) {
 #[test]
 fn a_processor_works_in_any_order() {
     let combine: [fn(ProfilingLayer, SdkTracer) -> Dispatch; 4] = [
-        |profiling, tracer| Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer))),
-        |profiling, tracer| Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(profiling)),
+        |profiling, tracer| {
+            Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
+        },
+        |profiling, tracer| {
+            Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(profiling))
+        },
         // Where the OpenTelemetry layer cannot be reached.
         |profiling, tracer| {
             let (otel, _) = reload::Layer::new(otel(tracer));
@@ -388,8 +396,9 @@ fn the_parent_of_a_span_can_be_set_as_late_as_without_the_layer() {
 
 #[test]
 fn spans_of_unsampled_traces_are_marked_or_left_out() {
-    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch =
-        |profiling, tracer| Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)));
+    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch = |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
+    };
     let scenes = [
         (Processor::Plain, right),
         (Processor::Wrapping, right),
@@ -543,7 +552,9 @@ fn only_the_wrong_order_is_logged_and_once() {
             )
         },
         // Without OpenTelemetry.
-        |profiling, _, warnings| Dispatch::new(tracing_subscriber::registry().with(warnings).with(profiling)),
+        |profiling, _, warnings| {
+            Dispatch::new(tracing_subscriber::registry().with(warnings).with(profiling))
+        },
         // With a filter that hides a kept span from OpenTelemetry.
         |profiling, tracer, warnings| {
             let otel =
@@ -553,7 +564,8 @@ fn only_the_wrong_order_is_logged_and_once() {
     ];
     let warnings_of = |processor, combine: Combine| {
         let warnings = Warnings::default();
-        let scene = Scene::new(processor, |profiling, tracer| combine(profiling, tracer, warnings.clone()));
+        let scene =
+            Scene::new(processor, |profiling, tracer| combine(profiling, tracer, warnings.clone()));
         for _ in 0..3 {
             scene.run(requests);
         }
@@ -611,7 +623,9 @@ fn closes_under_load_and_under_locks_do_not_deadlock() {
     for processor in [Processor::Plain, Processor::Wrapping] {
         let all = |builder: Builder| builder.rules("0ms".parse().unwrap()).rate(1_000);
         let scene = Scene::with(processor, all, Sampler::AlwaysOn, |profiling, tracer| {
-            Dispatch::new(tracing_subscriber::registry().with(Borrows).with(profiling).with(otel(tracer)))
+            Dispatch::new(
+                tracing_subscriber::registry().with(Borrows).with(profiling).with(otel(tracer)),
+            )
         });
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -645,7 +659,9 @@ fn closes_under_load_and_under_locks_do_not_deadlock() {
 
 /// Combinations in which the OpenTelemetry layer cannot be reached or comes first: attributes need a processor.
 const NEED_A_PROCESSOR: [fn(ProfilingLayer, SdkTracer) -> Dispatch; 2] = [
-    |profiling, tracer| Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(profiling)),
+    |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(profiling))
+    },
     |profiling, tracer| {
         let (otel, _) = reload::Layer::new(otel(tracer));
         Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel))
@@ -664,8 +680,9 @@ fn reason(name: &str, reason: &str) -> (String, Option<String>) {
 
 #[test]
 fn manual_and_hidden_spans_are_paired_with_no_other() {
-    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch =
-        |profiling, tracer| Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)));
+    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch = |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
+    };
     let hiding: fn(ProfilingLayer, SdkTracer) -> Dispatch = |profiling, tracer| {
         let quiet = FilterFn::new(|metadata| !metadata.target().starts_with("quiet"));
         Dispatch::new(
@@ -706,7 +723,8 @@ fn manual_and_hidden_spans_are_paired_with_no_other() {
 #[test]
 fn a_processor_forwards_after_the_layer_has_ended() {
     for by_handle in [false, true] {
-        let Scene { handle, dispatch, spans, provider, .. } = Scene::new(Processor::Wrapping, NEED_A_PROCESSOR[0]);
+        let Scene { handle, dispatch, spans, provider, .. } =
+            Scene::new(Processor::Wrapping, NEED_A_PROCESSOR[0]);
         if by_handle {
             assert!(handle.shutdown(PLENTY));
         } else {
@@ -860,7 +878,10 @@ impl opentelemetry_sdk::trace::SpanProcessor for OnlyProgramThreads {
 
     fn on_end(&self, _: SpanData) {
         let thread = std::thread::current();
-        assert!(!thread.name().unwrap_or_default().starts_with("profiling-"), "a thread of the layer");
+        assert!(
+            !thread.name().unwrap_or_default().starts_with("profiling-"),
+            "a thread of the layer"
+        );
     }
 
     fn force_flush(&self) -> opentelemetry_sdk::error::OTelSdkResult {

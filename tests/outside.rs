@@ -57,8 +57,7 @@ fn a_renamed_dependency_without_features_works() {
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
     let svgs: Vec<_> = names.filter(|name| name.contains("works")).collect();
     assert!(svgs.len() == 1 && svgs[0].ends_with(".svg"), "{svgs:?}");
-    let svg =
-        std::fs::read_to_string(folder.path().join("profiles").join(&svgs[0])).unwrap();
+    let svg = std::fs::read_to_string(folder.path().join("profiles").join(&svgs[0])).unwrap();
     // The program and an address in it, without a function.
     assert!(svg.contains("renamed+0x") && !svg.contains("renamed::works"), "{svg}");
 }

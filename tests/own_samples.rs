@@ -57,7 +57,9 @@ fn compare(kept: &Kept, profile: &Profile) -> Option<String> {
         inside += own;
         let (reported, id) = reported[name];
         if reported != inside || id.is_ok() != (inside > 0) {
-            wrong.push(format!("{name}: reported {reported} ({id:?}), found {inside}, {own} of them its own"));
+            wrong.push(format!(
+                "{name}: reported {reported} ({id:?}), found {inside}, {own} of them its own"
+            ));
         }
     }
     (!wrong.is_empty()).then(|| wrong.join("; "))

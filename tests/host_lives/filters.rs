@@ -164,35 +164,45 @@ fn a_filter_that_forbids_all_of_them() {
 /// A program that waits for its children, or handles SIGCHLD, does not observe the layer's.
 #[test]
 fn the_child_that_probes_the_calls_is_invisible_to_the_program() {
-    in_child(module_path!(), "the_child_that_probes_the_calls_is_invisible_to_the_program", &[], || {
-        extern "C" fn handler(_: libc::c_int) {
-            // SAFETY: ends the process at once.
-            unsafe { libc::_exit(77) };
-        }
-        for disposition in [handler as extern "C" fn(_) as usize, libc::SIG_IGN, libc::SIG_DFL] {
-            in_fork("", || {
-                // SAFETY: a function that may be called at any time, or a constant.
-                unsafe { libc::signal(libc::SIGCHLD, disposition) };
-                let waiter = std::thread::spawn(|| {
-                    for _ in 0..200 {
-                        let mut status = 0;
-                        // SAFETY: `status` is a local variable.
-                        let child = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-                        assert_eq!(child, -1, "a child that is not the program's");
-                        std::thread::sleep(Duration::from_micros(200));
-                    }
-                });
-                apply_filter(&program(&[libc::SYS_perf_event_open], SeccompAction::KillProcess))
+    in_child(
+        module_path!(),
+        "the_child_that_probes_the_calls_is_invisible_to_the_program",
+        &[],
+        || {
+            extern "C" fn handler(_: libc::c_int) {
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(77) };
+            }
+            for disposition in [handler as extern "C" fn(_) as usize, libc::SIG_IGN, libc::SIG_DFL]
+            {
+                in_fork("", || {
+                    // SAFETY: a function that may be called at any time, or a constant.
+                    unsafe { libc::signal(libc::SIGCHLD, disposition) };
+                    let waiter = std::thread::spawn(|| {
+                        for _ in 0..200 {
+                            let mut status = 0;
+                            // SAFETY: `status` is a local variable.
+                            let child =
+                                unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+                            assert_eq!(child, -1, "a child that is not the program's");
+                            std::thread::sleep(Duration::from_micros(200));
+                        }
+                    });
+                    apply_filter(&program(
+                        &[libc::SYS_perf_event_open],
+                        SeccompAction::KillProcess,
+                    ))
                     .unwrap();
-                for _ in 0..3 {
-                    let host = Host::new(Source::Auto, Memory::new());
-                    host.span(|| spin(5 * MS));
-                    host.handle.shutdown(PLENTY);
-                }
-                waiter.join().unwrap();
-            });
-        }
-    });
+                    for _ in 0..3 {
+                        let host = Host::new(Source::Auto, Memory::new());
+                        host.span(|| spin(5 * MS));
+                        host.handle.shutdown(PLENTY);
+                    }
+                    waiter.join().unwrap();
+                });
+            }
+        },
+    );
 }
 
 #[test]

@@ -67,7 +67,9 @@ fn set_itimer(every: Duration) {
 }
 
 fn print_counts(when: &str) {
-    println!("{when}: {BY_RAISE:?} by raise, {BY_ITIMER:?} by the itimer, {UNEXPECTED:?} unexpected");
+    println!(
+        "{when}: {BY_RAISE:?} by raise, {BY_ITIMER:?} by the itimer, {UNEXPECTED:?} unexpected"
+    );
 }
 
 /// Raises signals on two threads, and asserts that each of them arrives.

@@ -21,11 +21,11 @@ use tracing_profiling::profile::ProfileId;
 use tracing_profiling::{NoProfile, OtlpBuilder, ProfilingLayer, Protocol};
 use tracing_subscriber::prelude::*;
 
-use crate::receiver::{Certified, Behavior, Receiver, Speaks, certify, free_address, unused_ip};
+use crate::receiver::{Behavior, Certified, Receiver, Speaks, certify, free_address, unused_ip};
 use crate::support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
 use crate::{
-    BOTH, MS, arrived, arrived_at_least_once, assert_adds_up, assert_one_body, keep,
-    keep_until_exporter_fails, given_ids, setup, setup_with, to, wait_for_taken, waiting,
+    BOTH, MS, arrived, arrived_at_least_once, assert_adds_up, assert_one_body, given_ids, keep,
+    keep_until_exporter_fails, setup, setup_with, to, wait_for_taken, waiting,
 };
 
 /// A setup whose warnings are recorded.
@@ -246,7 +246,11 @@ fn answers_that_ask_for_a_retry() {
         for (status, after) in [(429, Some(1)), (503, Some(0)), (502, None)] {
             let receiver = Receiver::new(speaks);
             let after = after.map(Duration::from_secs);
-            receiver.will([Behavior::Refuse(status, after), Behavior::Refuse(status, after), Behavior::Hold]);
+            receiver.will([
+                Behavior::Refuse(status, after),
+                Behavior::Refuse(status, after),
+                Behavior::Hold,
+            ]);
             let setup = setup(to(speaks, receiver.address));
             keep(&setup, 1);
             if !HAS_STACKS {
@@ -295,7 +299,7 @@ fn a_receiver_that_is_killed_in_the_middle_of_a_request() {
         }
         let all = receiver.ids();
         let set: BTreeSet<_> = all.iter().cloned().collect();
-            assert!(all.len() >= set.len() + 3, "three profiles came twice: {all:?}");
+        assert!(all.len() >= set.len() + 3, "three profiles came twice: {all:?}");
         assert!(given_ids(&setup).is_subset(&set), "{speaks:?}");
         assert_eq!(given_ids(&setup).len(), 9);
         assert_one_body(&receiver);
@@ -397,7 +401,11 @@ fn successes_with_an_invalid_body() {
         let receiver = Receiver::new(speaks);
         // More than is read, and more than gRPC's own limit.
         let long: &'static [u8] = vec![b'x'; 5 << 20].leak();
-        receiver.will([Behavior::Respond(b"\xff\xff\r\nWARN forged"), Behavior::Respond(long), Behavior::Respond(b"")]);
+        receiver.will([
+            Behavior::Respond(b"\xff\xff\r\nWARN forged"),
+            Behavior::Respond(long),
+            Behavior::Respond(b""),
+        ]);
         let (setup, log) = setup_with_log(to(speaks, receiver.address));
         for _ in 0..3 {
             keep(&setup, 1);
@@ -778,7 +786,11 @@ fn a_network_interface_that_goes_down() {
     if !is_child(INTERFACE_DOWN) {
         let test = std::env::current_exe().unwrap();
         let mut child = Command::new("unshare");
-        child.args(["--map-root-user", "--net"]).arg(test).args(["--exact", INTERFACE_DOWN, "--nocapture"]);
+        child.args(["--map-root-user", "--net"]).arg(test).args([
+            "--exact",
+            INTERFACE_DOWN,
+            "--nocapture",
+        ]);
         let can = |program: &mut Command| program.output().is_ok_and(|out| out.status.success());
         let may = can(Command::new("unshare").args([
             "--map-root-user",

@@ -7,7 +7,7 @@ use tracing_profiling::{KeptSpan, NoProfile, OtlpBuilder};
 
 use crate::receiver::{Behavior, Receiver, Speaks, free_address};
 use crate::support::{HAS_STACKS, PLENTY, Setup};
-use crate::{BOTH, MS, arrived_at_least_once, spans_with_ids, keep, given_ids, setup, to};
+use crate::{BOTH, MS, arrived_at_least_once, given_ids, keep, setup, spans_with_ids, to};
 
 /// The default of `patience`.
 const USUAL_PATIENCE: Duration = Duration::from_secs(10);

@@ -226,7 +226,8 @@ impl Receiver {
             let tables = got.message.dictionary.unwrap_or_default();
             for resource_profiles in got.message.resource_profiles {
                 for profile in resource_profiles.scope_profiles.iter().flat_map(|s| &s.profiles) {
-                    let body = format!("{:?} {}", resource_profiles.resource, body(profile, &tables));
+                    let body =
+                        format!("{:?} {}", resource_profiles.resource, body(profile, &tables));
                     bodies.entry(hex(&profile.profile_id)).or_default().insert(body);
                 }
             }
@@ -307,14 +308,20 @@ pub(crate) fn resource_attribute(got: &Got, key: &str) -> Option<String> {
 }
 
 impl Shared {
-    fn take(&self, path: &str, headers: &HeaderMap, message: ExportProfilesServiceRequest) -> Behavior {
+    fn take(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        message: ExportProfilesServiceRequest,
+    ) -> Behavior {
         let then = || lock(&self.then).clone().unwrap_or(Behavior::Accept(0));
         let behavior = lock(&self.script).pop_front().unwrap_or_else(then);
         let headers = headers
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
             .collect();
-        let is_accepted = matches!(behavior, Behavior::Accept(_) | Behavior::Hold | Behavior::Respond(_));
+        let is_accepted =
+            matches!(behavior, Behavior::Accept(_) | Behavior::Hold | Behavior::Respond(_));
         let at = Instant::now();
         lock(&self.got).push(Got { at, path: path.to_owned(), headers, message, is_accepted });
         self.came.notify_all();

@@ -151,8 +151,9 @@ pub(crate) fn told(slept: &Slept, waits: &[Wait], after: Duration) -> Vec<(u64, 
             *told[at].1.get_or_insert(0) += wait.when.len_ns();
         }
     }
-    let is_in_marked =
-        |sleep: &Interval| marked.iter().any(|wait| sleep.shared_ns(wait.when) > sleep.len_ns() / 2);
+    let is_in_marked = |sleep: &Interval| {
+        marked.iter().any(|wait| sleep.shared_ns(wait.when) > sleep.len_ns() / 2)
+    };
     let from_ns = slept.span.from_ns + after.as_nanos() as u64;
     let is_covered = |sleep: &Interval| sleep.from_ns >= from_ns && !is_in_marked(sleep);
     let all = slept.sleeps.iter().zip(told).filter(|(sleep, _)| is_covered(sleep));

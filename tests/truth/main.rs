@@ -63,7 +63,8 @@ fn play(test: &str, sampled: Sampled, scenario: impl FnOnce(Sampled)) {
         return;
     }
     let output = run_child(test, &[]);
-    let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    let [text, errors] =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     println!("{text}{errors}");
     assert!(output.status.success() && text.contains(DONE), "{}", output.status);
 }
