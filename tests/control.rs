@@ -124,8 +124,8 @@ fn reload_env_reads_the_variable_again() {
     assert!(!setup.handle.is_enabled(), "still disabled");
 }
 
-/// Each set of rules keeps one kind of failure and one name. A span that is judged by a mixture of two sets would be kept
-/// for neither reason, or for both.
+/// Each set of rules keeps one kind of failure and one name. A span that is judged by a mixture of two sets would be
+/// kept for neither reason, or for both.
 #[test]
 fn replacing_rules_a_thousand_times_under_load_loses_and_mixes_no_verdict() {
     let sets = [

@@ -26,7 +26,7 @@ fn scenario() {
     host::sampled(|_| {
         threads::allocate(8, 500);
         for _ in 0..100 {
-            threads::eight_short_ones();
+            threads::eight_short_threads();
         }
     });
 }

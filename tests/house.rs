@@ -1,5 +1,5 @@
-//! Checks the structure that `docs/design.md` describes: modules without import cycles, `unsafe` and platform checks only
-//! in `sys`, and limits on the size of files and types. Also checks that the guide is up to date.
+//! Checks the structure that `docs/design.md` describes: modules without import cycles, `unsafe` and platform checks
+//! only in `sys`, and limits on the size of files and types. Also checks that the guide is up to date.
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test")]
 
@@ -13,7 +13,8 @@ const LONGEST_FILE: usize = 600;
 const MOST_FIELDS: usize = 15;
 /// The maximum number of files with methods of a type.
 const MOST_FILES: usize = 2;
-/// Types above these limits: their fields and files, 0 where the limit holds. A type may shrink; then its entry must, too.
+/// Types above these limits: their fields and files, 0 where the limit holds. A type may shrink; then its entry must,
+/// too.
 const LARGER: &[(&str, usize, usize)] = &[
     ("Account", 16, 0),
     ("Builder", 23, 3),
@@ -92,8 +93,8 @@ fn imports(sources: &[Source]) -> Imports {
     imports
 }
 
-/// The lines that form cycles: what is left after repeatedly removing modules that import from none, or that none imports
-/// from.
+/// The lines that form cycles: what is left after repeatedly removing modules that import from none, or that none
+/// imports from.
 fn cycles(mut imports: Imports) -> Vec<String> {
     loop {
         let before = imports.len();

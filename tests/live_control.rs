@@ -61,7 +61,7 @@ fn in_folder(folder: &Path, rules: &str) -> Setup {
 }
 
 #[tokio::test]
-async fn the_state_has_every_number() {
+async fn the_state_has_every_counter() {
     let setup = Setup::new("0ms|error,noisy=off");
     setup.run(|| info_span!("one").in_scope(|| burn(30 * MS)));
     for path in ["", "/rules"] {
@@ -168,7 +168,7 @@ async fn assert_has_ended(handle: &Handle) {
 }
 
 #[tokio::test]
-async fn a_layer_that_has_ended_reports_it() {
+async fn an_ended_layer_is_reported() {
     let setup = Setup::new("0ms");
     assert!(setup.handle.shutdown(PLENTY));
     assert_has_ended(&setup.handle).await;
@@ -253,8 +253,8 @@ fn trapped(root: &Path) -> Setup {
     for secret in secrets {
         fs::write(secret, SECRET).unwrap();
     }
-    fs::create_dir(folder.join(name("folder", "svg"))).unwrap();
-    fs::write(folder.join(name("folder", "svg")).join("secret.txt"), SECRET).unwrap();
+    fs::create_dir(folder.join(name("subdirectory", "svg"))).unwrap();
+    fs::write(folder.join(name("subdirectory", "svg")).join("secret.txt"), SECRET).unwrap();
     for (age, span) in ["newest", "a..b", "oldest"].into_iter().enumerate() {
         let path = folder.join(name(span, "svg"));
         fs::write(&path, "<svg/>").unwrap();
@@ -301,9 +301,9 @@ async fn only_listed_files_can_be_fetched() {
         "",
         "notes.svg",
         &name("unfinished", "tmp"),
-        &name("folder", "svg"),
-        &format!("{}/secret.txt", name("folder", "svg")),
-        &format!("{}%2fsecret.txt", name("folder", "svg")),
+        &name("subdirectory", "svg"),
+        &format!("{}/secret.txt", name("subdirectory", "svg")),
+        &format!("{}%2fsecret.txt", name("subdirectory", "svg")),
         &format!("../{}", name("outside", "svg")),
         &format!("..%2f{}", name("outside", "svg")),
         &format!("{}%5c..%5cb", name("back", "svg")),
@@ -710,8 +710,8 @@ async fn the_host_may_be_in_the_uri_as_in_http_2() {
     assert_eq!(ask("GET", "evil.example", &local).await, StatusCode::MISDIRECTED_REQUEST);
     let evil = [("host", "evil.example")];
     assert_eq!(ask("GET", "localhost", &evil).await, StatusCode::MISDIRECTED_REQUEST);
-    let ours = [("origin", "http://localhost:9999")];
-    assert_eq!(ask("POST", "localhost:9999", &ours).await, StatusCode::OK);
-    assert_eq!(ask("POST", "localhost:9998", &ours).await, StatusCode::FORBIDDEN);
-    assert_eq!(ask("POST", "127.0.0.1:9999", &ours).await, StatusCode::FORBIDDEN);
+    let same_origin = [("origin", "http://localhost:9999")];
+    assert_eq!(ask("POST", "localhost:9999", &same_origin).await, StatusCode::OK);
+    assert_eq!(ask("POST", "localhost:9998", &same_origin).await, StatusCode::FORBIDDEN);
+    assert_eq!(ask("POST", "127.0.0.1:9999", &same_origin).await, StatusCode::FORBIDDEN);
 }

@@ -155,7 +155,7 @@ fn metrics_do_not_keep_the_layer_alive() {
     assert!(!meters.collect().is_empty());
     assert!(handle.is_enabled());
     drop(dispatch);
-    assert!(handle.set_rules("0ms".parse().unwrap()).is_err(), "it is gone");
+    assert!(handle.set_rules("0ms".parse().unwrap()).is_err(), "the layer is dropped");
     let found = meters.collect();
     assert!(found.values().all(|(_, values)| values.is_empty()), "{found:?}");
 }

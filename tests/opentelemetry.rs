@@ -528,7 +528,7 @@ impl<S: tracing::Subscriber> Layer<S> for Warnings {
 }
 
 #[test]
-fn only_the_wrong_order_is_logged_and_once() {
+fn only_the_wrong_order_is_logged_once() {
     type Combine = fn(ProfilingLayer, SdkTracer, Warnings) -> Dispatch;
     let wrong: [Combine; 3] = [
         |profiling, tracer, warnings| {
@@ -769,7 +769,8 @@ fn below_a_remote_parent_spans_are_paired() {
     }
 }
 
-/// An OpenTelemetry span that is active around a span is the current one at its enter or exit, as the span's own may be.
+/// An OpenTelemetry span that is active around a span is the current one at its enter or exit, as the span's own may
+/// be.
 #[test]
 fn a_manually_activated_span_is_paired_with_no_other() {
     for (number, combine) in NEED_A_PROCESSOR.into_iter().enumerate() {

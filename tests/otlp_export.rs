@@ -85,8 +85,8 @@ fn arrived(receiver: &Receiver, setup: &Setup) -> BTreeSet<String> {
     arrived_at_least_once(receiver, setup)
 }
 
-/// The ids of the profiles that have arrived. The same profile may arrive twice if an answer comes too late. Profiles of
-/// waits are left out; their ids differ from the span's in the last bit.
+/// The ids of the profiles that have arrived. The same profile may arrive twice if an answer comes too late. Profiles
+/// of waits are left out; their ids differ from the span's in the last bit.
 fn arrived_at_least_once(receiver: &Receiver, setup: &Setup) -> BTreeSet<String> {
     assert_one_body(receiver);
     let all: BTreeSet<_> = receiver.ids().into_iter().collect();
@@ -478,8 +478,8 @@ fn spans_and_events_of_the_exporter_are_suppressed() {
             assert!(handle.flush(PLENTY));
         }
         let targets = targets.lock().unwrap();
-        let ours = ["otlp_export", "tracing_profiling"];
-        assert!(targets.iter().all(|target| ours.contains(&target.as_str())), "{targets:?}");
+        let expected = ["otlp_export", "tracing_profiling"];
+        assert!(targets.iter().all(|target| expected.contains(&target.as_str())), "{targets:?}");
         let stats = handle.stats();
         assert_eq!(stats.spans_kept, 3, "none of the exporter's spans");
         return;

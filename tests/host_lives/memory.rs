@@ -32,12 +32,12 @@ fn left_by_many_spans(dispatch: &Dispatch) -> (usize, usize) {
 #[test]
 fn a_million_open_spans_leave_little_behind() {
     in_child(module_path!(), "a_million_open_spans_leave_little_behind", &[], || {
-        let (mut bare, mut ours) = (0, 0);
+        let (mut bare, mut profiled) = (0, 0);
         let folder = tempfile::tempdir().unwrap();
-        for (name, left) in [("bare", &mut bare), ("ours", &mut ours)] {
+        for (name, left) in [("bare", &mut bare), ("profiled", &mut profiled)] {
             let file = folder.path().join(name);
             super::alone(|| {
-                let host = (name == "ours").then(|| {
+                let host = (name == "profiled").then(|| {
                     Host::with(Source::None, Memory::new(), |builder| {
                         builder.rules("1h".parse().unwrap())
                     })
@@ -52,9 +52,9 @@ fn a_million_open_spans_leave_little_behind() {
         }
         const ALLOWED: usize = 32 << 20;
         assert!(
-            ours < bare + ALLOWED,
+            profiled < bare + ALLOWED,
             "{} MiB, including {} MiB of the registry",
-            ours >> 20,
+            profiled >> 20,
             bare >> 20
         );
     });

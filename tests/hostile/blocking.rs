@@ -54,8 +54,9 @@ pub(crate) fn wait_in_all_calls(rounds: u32, long: Duration) {
 const INTERRUPTED: &str = "EINTR";
 
 fn wait_often(name: &'static str, mut wait: Wait, rounds: u32, long: Duration) -> Ends {
-    // `posix_spawn` blocks all signals on its thread. If its child ends in the meantime, the SIGCHLD goes to any other thread,
-    // and a receive or send with a timeout on that thread returns `EINTR`, even without a handler and without the layer.
+    // `posix_spawn` blocks all signals on its thread. If its child ends in the meantime, the SIGCHLD goes to any other
+    // thread, and a receive or send with a timeout on that thread returns `EINTR`, even without a handler and without
+    // the layer.
     signals::block(libc::SIGCHLD);
     let mut ends = Ends::new();
     let mut wait_once = |limit| {

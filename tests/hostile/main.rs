@@ -2,8 +2,8 @@
 //! overflows them, uses signals itself, and blocks in many system calls.
 //!
 //! Each scenario runs in its own process, once with each source of samples. The process must exit successfully and in
-//! time, and the scenario's own assertions must hold. Samples are not checked where the layer reports that it samples no
-//! thread. No verdict depends on timing, except for deadlines that only a hang exceeds.
+//! time, and the scenario's own assertions must hold. Samples are not checked where the layer reports that it samples
+//! no thread. No verdict depends on timing, except for deadlines that only a hang exceeds.
 
 #![cfg(target_os = "linux")]
 #![allow(
@@ -147,7 +147,7 @@ fn everything(host: &host::Host) {
         processes::fork_and_exec,
         processes::fork,
         libraries::load_and_unload,
-        |_| threads::eight_short_ones(),
+        |_| threads::eight_short_threads(),
         |_| threads::allocate(3, 20),
         threads::panics,
         stacks::near_the_guard_page,

@@ -22,8 +22,8 @@ fn inherited() -> Vec<String> {
 
 /// Fork and exec in a loop, with the standard library and by hand.
 pub(crate) fn fork_and_exec(_: &Host) {
-    // The child of the fork may not allocate, so everything it needs is made here. The shell that it executes checks that
-    // it inherits the blocked signals of this thread and no others.
+    // The child of the fork may not allocate, so everything it needs is made here. The shell that it executes checks
+    // that it inherits the blocked signals of this thread and no others.
     let lines = inherited();
     let is_as_before = |line: &String| format!("grep -qx '{line}' /proc/self/status");
     let script: Vec<_> = lines.iter().map(is_as_before).collect();
@@ -73,8 +73,8 @@ fn fork_with(_: &Host, spawn: bool) {
     for _ in 0..40 {
         let _span = info_span!("fork").entered();
         burn(MS);
-        // SAFETY: the child runs only code of this test and ends with `_exit`. That code takes no lock that another thread
-        // of the parent could hold, except the allocator's, which glibc handles.
+        // SAFETY: the child runs only code of this test and ends with `_exit`. That code takes no lock that another
+        // thread of the parent could hold, except the allocator's, which glibc handles.
         let child = unsafe { libc::fork() };
         if child == 0 {
             use_spans();
@@ -95,8 +95,8 @@ fn wait_for(child: i32) -> i32 {
     status
 }
 
-/// A process that executes itself repeatedly while its threads are sampled. A signal that is pending at that moment must
-/// not reach the new program, which has no handler for it.
+/// A process that executes itself repeatedly while its threads are sampled. A signal that is pending at that moment
+/// must not reach the new program, which has no handler for it.
 pub(crate) fn exec_in_place() {
     const ROUNDS: &str = "ROUNDS_LEFT";
     let left = std::env::var(ROUNDS).map_or(20, |left| left.parse::<u32>().unwrap());

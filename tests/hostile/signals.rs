@@ -35,7 +35,8 @@ fn set_disposition(disposition: libc::sighandler_t) {
 }
 
 fn set_disposition_of(signal: c_int, disposition: libc::sighandler_t) {
-    // SAFETY: `disposition` is a constant, or a handler that only counts. The remaining fields of a `sigaction` may be 0.
+    // SAFETY: `disposition` is a constant, or a handler that only counts. The remaining fields of a `sigaction` may be
+    // 0.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = disposition;

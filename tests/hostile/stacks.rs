@@ -87,8 +87,8 @@ fn on_raw_thread(stack: usize, action: fn()) {
     }
 
     let mut action = action;
-    // SAFETY: all zeros is valid for both structures, and the calls initialize them. `action` outlives the thread, which
-    // is joined here.
+    // SAFETY: all zeros is valid for both structures, and the calls initialize them. `action` outlives the thread,
+    // which is joined here.
     unsafe {
         let mut attribute: libc::pthread_attr_t = std::mem::zeroed();
         assert_eq!(libc::pthread_attr_init(&raw mut attribute), 0);

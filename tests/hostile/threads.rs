@@ -13,7 +13,7 @@ const MS: Duration = Duration::from_millis(1);
 
 pub(crate) fn ten_thousand(host: &Host) {
     for _ in 0..1_250 {
-        eight_short_ones();
+        eight_short_threads();
     }
     // Timers of threads that have ended are deleted. A thread that is joined may not have ended yet.
     let start = Instant::now();
@@ -29,7 +29,7 @@ pub(crate) fn ten_thousand(host: &Host) {
     }
 }
 
-pub(crate) fn eight_short_ones() {
+pub(crate) fn eight_short_threads() {
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| info_span!("short").in_scope(|| burn(Duration::from_micros(20))));
@@ -38,7 +38,7 @@ pub(crate) fn eight_short_ones() {
 }
 
 /// Silences panics with the payload `OnPurpose`.
-fn hush_panics_on_purpose() {
+fn silence_panics_on_purpose() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if !panic.payload().is::<OnPurpose>() {
@@ -52,7 +52,7 @@ struct OnPurpose;
 /// Panics inside spans, and is sampled during unwinding.
 pub(crate) fn panics(_: &Host) {
     static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(hush_panics_on_purpose);
+    ONCE.call_once(silence_panics_on_purpose);
 
     struct BurnsWhenDropped;
     impl Drop for BurnsWhenDropped {
@@ -123,7 +123,7 @@ pub(crate) fn stress(_: &Host, time: Duration) {
             });
         }
         repeat_for(time, || {
-            eight_short_ones();
+            eight_short_threads();
             allocate(2, 5);
         });
         stop.store(true, Ordering::Relaxed);

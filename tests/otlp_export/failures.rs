@@ -231,7 +231,8 @@ fn a_network_that_drops_all_packets() {
         }
         let timeout = 300 * MS;
         assert_recovers(speaks, timeout, (listener, fillers), address, |(listener, fillers)| {
-            // A process that another test spawns may briefly hold the socket too. After a shutdown it no longer listens.
+            // A process that another test spawns may briefly hold the socket too. After a shutdown it no longer
+            // listens.
             shutdown(&listener, Shutdown::Both).unwrap();
             drop((listener, fillers));
             Receiver::at(speaks, address)
@@ -276,8 +277,8 @@ fn answers_that_ask_for_a_retry() {
     }
 }
 
-/// The receiver is killed after it has accepted a profile and before it answers. It gets the same profile again, and can
-/// recognize it.
+/// The receiver is killed after it has accepted a profile and before it answers. It gets the same profile again, and
+/// can recognize it.
 #[test]
 fn a_receiver_that_is_killed_in_the_middle_of_a_request() {
     for speaks in BOTH {

@@ -218,8 +218,8 @@ impl Receiver {
             .collect()
     }
 
-    /// The distinct contents of each profile that arrived, accepted or not. A profile that arrives several times must have
-    /// the same content each time.
+    /// The distinct contents of each profile that arrived, accepted or not. A profile that arrives several times must
+    /// have the same content each time.
     pub(crate) fn bodies(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut bodies: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         for got in self.got() {

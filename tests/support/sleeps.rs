@@ -137,7 +137,8 @@ pub(crate) fn waits(profile: &Profile) -> Vec<Wait> {
 }
 
 /// For each sleep that begins `after` or later into the span, its length as the thread measured it, and the length of
-/// the waits that lie mostly in it. Sleeps inside marked waits are omitted, since a marked wait does not report each one.
+/// the waits that lie mostly in it. Sleeps inside marked waits are omitted, since a marked wait does not report each
+/// one.
 pub(crate) fn told(slept: &Slept, waits: &[Wait], after: Duration) -> Vec<(u64, Option<u64>)> {
     let best_match = |wait: &Wait| {
         let shared = |sleep: &Interval| sleep.shared_ns(wait.when);

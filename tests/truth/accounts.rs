@@ -172,7 +172,7 @@ pub(crate) fn scenario(sampled: Sampled) {
                     let span = all.find(|span| span.name() == name).unwrap();
                     let account: &Account = span.account();
                     judge(account, &known, &(name, sampled, is_early, account));
-                    // The bounds include the hooks themselves.
+                    // The hooks lie between the inner and the outer readings.
                     let off_ns = known.on_cpu_ns.miss(account.on_cpu_ns).unsigned_abs();
                     let error = off_ns as f64 / known.on_cpu_ns.middle() * 100.0;
                     // Where other threads compete for the CPU, the bounds are wide, and `judge` has checked them.

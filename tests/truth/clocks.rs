@@ -27,8 +27,8 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Reads the wall clock first. The wall time from such a reading to one by [`wall_last`](Self::wall_last) covers all
-    /// of the CPU time between them.
+    /// Reads the wall clock first. The wall time from such a reading to one by [`wall_last`](Self::wall_last) covers
+    /// all of the CPU time between them.
     pub(crate) fn wall_first() -> Self {
         let wall_ns = wall_ns();
         Self { wall_ns, cpu_ns: cpu_ns() }

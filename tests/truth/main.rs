@@ -2,7 +2,8 @@
 //! span a sample is on, the share of each function, and the time breakdown of each span.
 //!
 //! Each scenario runs in its own process, once with each source of samples. No verdict depends on how long something
-//! takes. Each value is compared with two bounds, which are read just inside and just outside of what the layer measures.
+//! takes. Each value is compared with two bounds, which are read just inside and just outside of what the layer
+//! measures.
 
 #![cfg(all(target_os = "linux", not(tracing_profiling_unsupported)))]
 #![allow(

@@ -56,8 +56,8 @@ impl Log {
         for Segment { before, begun, ended, after } in &self.segments {
             let (outer, inner) = (*after - *before, *ended - *begun);
             known.on_cpu_ns.add(inner.cpu_ns, outer.cpu_ns);
-            // The wall interval of an inner pair of readings lies inside its CPU interval, and that of an outer pair around
-            // it, so the differences are bounds of the off-CPU time.
+            // The wall interval of an inner pair of readings lies inside its CPU interval, and that of an outer pair
+            // around it, so the differences are bounds of the off-CPU time.
             let [least, most] =
                 [inner, outer].map(|passed| passed.wall_ns.saturating_sub(passed.cpu_ns));
             known.off_cpu_ns.add(least, most);
@@ -241,9 +241,9 @@ async fn tasks(all: &Arc<All>) {
     }
 }
 
-/// The permitted error beyond the bounds. The rate of the clock for wall time is initially known to 50 ppm. The thread can
-/// be switched or interrupted between the two readings of one moment: by up to 5 µs each without being read again, at the
-/// beginning and at the end.
+/// The permitted error beyond the bounds. The rate of the clock for wall time is initially known to 50 ppm. The thread
+/// can be switched or interrupted between the two readings of one moment: by up to 5 µs each without being read again,
+/// at the beginning and at the end.
 fn slack_ns(account: &Account, known: &Known) -> u64 {
     account.wall_ns / 10_000 + 1_000 * (known.segments + account.involuntary_switches) + 10_000
 }
@@ -292,8 +292,8 @@ pub(crate) fn scenario(sampled: Sampled) {
             let of = (span.name(), account, known);
             println!("{of:?}");
             judge(account, known, &of);
-            // Hooks read the CPU clock every 100 µs at most. The uncertain time is less than that per read, with two reads
-            // per segment plus one, and the error is half of it.
+            // Hooks read the CPU clock every 100 µs at most. The uncertain time is less than that per read, with two
+            // reads per segment plus one, and the error is half of it.
             let most_ns = 150_000 * known.segments;
             assert!(account.on_cpu_error_ns <= most_ns, "the bounds are too wide: {of:?}");
         }
