@@ -144,8 +144,8 @@ fn forbidden_calls_that_are_never_made_have_no_effect() {
 
 /// All calls at once, with each action.
 #[test]
-fn a_filter_that_forbids_all_of_them() {
-    in_child(module_path!(), "a_filter_that_forbids_all_of_them", &[], || {
+fn a_filter_that_forbids_all_calls() {
+    in_child(module_path!(), "a_filter_that_forbids_all_calls", &[], || {
         let calls: Vec<_> = CALLS.iter().map(|(_, call)| *call).collect();
         for action in ACTIONS {
             in_fork(&format!("{action:?}"), || {
