@@ -1,4 +1,4 @@
-//! Which spans are kept, and what is in their profiles.
+//! Which spans are kept, and the content of their profiles.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 

@@ -232,7 +232,7 @@ async fn the_directory_setting_applies_only_without_an_exporter() {
     assert_eq!(get(&elsewhere.handle, &path).await.status, StatusCode::NOT_FOUND);
 }
 
-/// The name of a profile.
+/// The file name of a profile.
 fn name(span: &str, extension: &str) -> String {
     format!("20231114T221320.123Z-1-{span}-01010101010101010101010101010101.{extension}")
 }

@@ -111,7 +111,7 @@ fn a_filter_installed_before_the_layer() {
     });
 }
 
-/// For all threads, before any of them is in a span.
+/// The filter applies to all threads, before any of them is in a span.
 #[test]
 fn a_filter_installed_after_the_layer() {
     each("a_filter_installed_after_the_layer", |name, call, action, source| {

@@ -718,7 +718,7 @@ fn a_stored_profile_fits_into_a_request() {
             .patience(Duration::ZERO)
             .request_bytes(MOST)
             .fallback_directory(folder.path());
-        // Large ones.
+        // A high rate, for large profiles.
         let setup = setup_with(exporter, |builder| builder.rate(1000));
         if !HAS_STACKS {
             return;
