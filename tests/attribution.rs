@@ -1,4 +1,4 @@
-//! No sample of one task's function under another task's span, however the tasks migrate.
+//! No sample of one task's function is under another task's span, however the tasks migrate.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -19,12 +19,12 @@ const SEGMENTS: usize = 400;
 
 #[test]
 fn samples_stay_with_their_task() {
-    // Of the root alone: it would not wait for long after the first of the tasks.
+    // Keeps only the root. If tasks were kept too, the profile would not wait long after the first of them.
     let setup = Setup::with("1h,[root]=0ms|hung=off", |builder| builder.rate(1_000));
     let threads: Mutex<HashMap<&str, HashSet<ThreadId>>> = Mutex::default();
     let threads: &'static Mutex<_> = Box::leak(Box::new(threads));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
-    // Global: a span's parent is closed on the default subscriber of whichever thread drops it.
+    // Global: a span's parent is closed on the default subscriber of the thread that drops it.
     tracing::dispatcher::set_global_default(setup.dispatch.clone()).unwrap();
     setup.run(|| {
         let root = info_span!("root");
@@ -48,7 +48,7 @@ fn samples_stay_with_their_task() {
     });
 
     let migrated = threads.lock().unwrap().values().filter(|threads| threads.len() > 1).count();
-    assert!(migrated > 0, "a test of migrating tasks needs some that migrate");
+    assert!(migrated > 0, "no task has migrated");
     if !HAS_STACKS {
         return;
     }
@@ -56,7 +56,7 @@ fn samples_stay_with_their_task() {
     assert_eq!(profiles.len(), 1);
     let (right, wrong) = check(&profiles[0]);
     assert!(wrong.is_empty(), "{wrong:#?}");
-    // On a busy machine timers find a thread rarely.
+    // On a busy machine, timers rarely find a thread running.
     let enough = if has_perf() { 500 } else { 50 };
-    assert!(right > enough, "{right} samples are too few to say anything");
+    assert!(right > enough, "only {right} samples");
 }

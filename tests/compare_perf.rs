@@ -1,5 +1,4 @@
-//! The program that `.ci/compare_perf` runs under `perf record`: sixteen functions of different weights, in
-//! a span that is kept.
+//! The program that `.ci/compare_perf` runs under `perf record`: sixteen functions of different weights in a kept span.
 
 #![cfg(all(target_os = "linux", not(tracing_profiling_unsupported)))]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout, reason = "a test")]
@@ -13,7 +12,7 @@ use tracing_profiling::profile::{Profile, SampleKind};
 use tracing_profiling::{Directory, ExportError, Exported, Exporter, ProfilingLayer};
 use tracing_subscriber::prelude::*;
 
-/// CPU time of the process, and at least so long.
+/// The minimum CPU time of the process, and the minimum wall time.
 const TIME: Duration = Duration::from_secs(24);
 const LEAST: Duration = Duration::from_secs(12);
 const RATE: u32 = 999;
@@ -23,12 +22,12 @@ const THREADS: &str = "mix";
 
 type Work = fn(u64) -> u64;
 
-/// Functions that burn CPU, and about how many rounds a call of each has.
+/// Functions that burn CPU, and the approximate number of rounds per call.
 macro_rules! mix {
     ($($name:ident $rounds:literal,)+) => {
         $(#[inline(never)]
         fn $name(rounds: u64) -> u64 {
-            // Its own name, so that the compiler does not make one function of all.
+            // The name keeps the compiler from merging the functions.
             let mut x = black_box(stringify!($name)).len() as u64;
             let mut i = 0;
             while i < rounds {
@@ -60,7 +59,7 @@ mix! {
     sixteenth 5_000,
 }
 
-/// Writes the files, and says how many samples of equal weight would say as much.
+/// Writes the files, and prints the effective sample size.
 struct ToFiles(Directory);
 
 impl Exporter for ToFiles {
@@ -76,7 +75,7 @@ impl Exporter for ToFiles {
 }
 
 async fn mix(seed: u64) {
-    // A congruential generator: calls in step with nothing.
+    // A congruential generator, so that the calls follow no rhythm.
     let mut random = seed;
     let mut below = |limit: u64| {
         random =
@@ -92,7 +91,7 @@ async fn mix(seed: u64) {
 }
 
 #[test]
-#[ignore = "for .ci/compare_perf, which says where the files go"]
+#[ignore = "run by .ci/compare_perf, which sets the output directory"]
 fn known_mix() {
     let folder = std::env::var_os("MIX_DIR").unwrap();
     let layer = ProfilingLayer::builder()

@@ -1,6 +1,6 @@
-//! Rules replaced, profiling switched off and on, while spans are open.
+//! Replacing rules and switching profiling off and on while spans are open.
 
-#![allow(unsafe_code, reason = "sets variables of its own process")]
+#![allow(unsafe_code, reason = "sets environment variables of its own process")]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 mod support;
@@ -27,7 +27,7 @@ fn names(setup: &Setup) -> Vec<&'static str> {
 }
 
 #[test]
-fn an_open_span_is_judged_by_the_rules_under_which_it_was_made() {
+fn an_open_span_is_judged_by_the_rules_it_was_created_under() {
     let setup = Setup::new("error");
     let handle = &setup.handle;
     setup.run(|| {
@@ -62,7 +62,7 @@ fn a_layer_that_is_off_is_started_by_rules_and_by_enabling() {
             handle.set_rules(rules("error")).unwrap();
         } else {
             handle.enable().unwrap();
-            assert_eq!(handle.rules(), Rules::default(), "those that there would have been");
+            assert_eq!(handle.rules(), Rules::default(), "the defaults apply");
         }
         assert!(handle.is_enabled());
         setup.run(|| {
@@ -81,7 +81,7 @@ fn a_layer_that_is_off_is_started_by_rules_and_by_enabling() {
 }
 
 #[test]
-fn a_layer_that_is_gone_or_shut_down_says_so() {
+fn a_dropped_or_shut_down_layer_returns_errors() {
     let setup = Setup::new("always");
     assert!(setup.handle.shutdown(support::PLENTY));
     let error = setup.handle.set_rules(Rules::default()).unwrap_err();
@@ -90,8 +90,8 @@ fn a_layer_that_is_gone_or_shut_down_says_so() {
     assert!(setup.handle.enable().is_err());
     assert!(!setup.handle.is_enabled() && !setup.handle.keep_current());
     let off = Setup::new("off");
-    assert!(off.handle.shutdown(support::PLENTY), "there is nothing to end");
-    assert!(off.handle.enable().is_err(), "and nothing is started any more");
+    assert!(off.handle.shutdown(support::PLENTY), "there is nothing to shut down");
+    assert!(off.handle.enable().is_err(), "and nothing starts after it");
     let handle = ProfilingLayer::builder().rules(rules("off")).build().unwrap().handle();
     assert!(handle.set_rules(Rules::default()).is_err());
     assert!(handle.rules().to_string() == "off" && !handle.is_enabled());
@@ -99,8 +99,8 @@ fn a_layer_that_is_gone_or_shut_down_says_so() {
 }
 
 #[test]
-fn the_variable_is_read_again_when_the_program_asks_for_it() {
-    let test = "the_variable_is_read_again_when_the_program_asks_for_it";
+fn reload_env_reads_the_variable_again() {
+    let test = "reload_env_reads_the_variable_again";
     if !is_child(test) {
         let output = run_child(test, &[("TRACING_PROFILING", "7ms|error")]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -109,25 +109,25 @@ fn the_variable_is_read_again_when_the_program_asks_for_it() {
     let setup = Setup::new("1h");
     setup.handle.reload_env().unwrap();
     assert_eq!(setup.handle.rules().to_string(), "7ms|error");
-    // SAFETY: nobody else is there to read the environment meanwhile.
+    // SAFETY: no other thread accesses the environment.
     unsafe { std::env::set_var("TRACING_PROFILING", "7ms|fast") };
     let error = setup.handle.reload_env().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Configuration);
     assert!(error.to_string().contains("7ms|fast\n"), "{error}");
-    assert_eq!(setup.handle.rules().to_string(), "7ms|error", "as before");
+    assert_eq!(setup.handle.rules().to_string(), "7ms|error", "unchanged");
     // SAFETY: as above.
     unsafe { std::env::remove_var("TRACING_PROFILING") };
     setup.handle.reload_env().unwrap();
-    assert_eq!(setup.handle.rules().to_string(), "1h", "those that it was made with");
+    assert_eq!(setup.handle.rules().to_string(), "1h", "the rules of the builder");
     setup.handle.disable();
     setup.handle.reload_env().unwrap();
-    assert!(!setup.handle.is_enabled(), "as somebody has asked for");
+    assert!(!setup.handle.is_enabled(), "still disabled");
 }
 
-/// Each set of rules keeps one kind of failure and one name. A span that saw a mixture would be kept for
-/// neither, or for both.
+/// Each set of rules keeps one kind of failure and one name. A span that is judged by a mixture of two sets would be
+/// kept for neither reason, or for both.
 #[test]
-fn a_thousand_sets_of_rules_under_load_lose_no_verdict_and_mix_in_none() {
+fn replacing_rules_a_thousand_times_under_load_loses_and_mixes_no_verdict() {
     let sets = [
         "[a]=error|hung=off,[b]=always",
         "[b]=error|hung=off,[a]=always",
@@ -135,14 +135,14 @@ fn a_thousand_sets_of_rules_under_load_lose_no_verdict_and_mix_in_none() {
         "off",
     ];
     let setup = Setup::with(sets[0], |builder| builder.profiles_per_minute(0).rate(100));
-    let is_over = AtomicBool::new(false);
+    let has_ended = AtomicBool::new(false);
     let spans = [const { AtomicU64::new(0) }; 2];
     std::thread::scope(|scope| {
         for failing in [true, false] {
-            let (setup, is_over, spans) = (&setup, &is_over, &spans);
+            let (setup, has_ended, spans) = (&setup, &has_ended, &spans);
             scope.spawn(move || {
                 let _default = tracing::dispatcher::set_default(&setup.dispatch);
-                while !is_over.load(Ordering::Relaxed) {
+                while !has_ended.load(Ordering::Relaxed) {
                     for span in [info_span!("a").entered(), info_span!("b").entered()] {
                         if failing {
                             error!("oh");
@@ -157,7 +157,7 @@ fn a_thousand_sets_of_rules_under_load_lose_no_verdict_and_mix_in_none() {
             setup.handle.set_rules(rules(sets[number % sets.len()])).unwrap();
             std::thread::yield_now();
         }
-        // Now the rules stay as they are, and each verdict is known.
+        // From now on the rules stay the same, and each verdict is known.
         setup.handle.set_rules(rules(sets[2])).unwrap();
         let before = setup.handle.stats();
         let made: u64 = spans.iter().map(|spans| spans.load(Ordering::Relaxed)).sum();
@@ -168,11 +168,11 @@ fn a_thousand_sets_of_rules_under_load_lose_no_verdict_and_mix_in_none() {
         }
         let after = setup.handle.stats();
         assert!(after.spans.kept >= before.spans.kept + 9_900, "{before:?} {after:?}");
-        is_over.store(true, Ordering::Relaxed);
+        has_ended.store(true, Ordering::Relaxed);
     });
     setup.flush();
     let stats = setup.handle.stats();
-    // Every span that a rule matched under `always` or `error` was kept for that and nothing else.
+    // Each kept span has exactly one reason, `always` or `error`.
     let by_reason = Reason::ALL.map(|reason| stats.kept_for(reason)).iter().sum::<u64>();
     assert_eq!(by_reason, stats.spans.kept, "one reason each: {stats:?}");
     assert_eq!(stats.spans.kept, stats.kept_for(Reason::Always) + stats.kept_for(Reason::Error));
@@ -183,11 +183,11 @@ fn a_thousand_sets_of_rules_under_load_lose_no_verdict_and_mix_in_none() {
 #[test]
 fn a_thread_that_has_many_samples_is_sampled_less_often() {
     if !HAS_STACKS || !support::has_perf() {
-        // A timer's rate is the kernel's tick.
+        // A timer's rate is limited by the kernel's tick.
         return;
     }
-    // A collector that gets no CPU looks late.
-    let falls = |in_segments: bool| {
+    // The duration is increased until it suffices, since a collector without CPU time reacts late.
+    let rate_falls = |has_hooks: bool| {
         [3, 6, 12, 24].into_iter().any(|seconds| {
             let setup = Setup::at_the_usual_rate("[long]=0ms|hung=off,[step]=1h", |builder| {
                 builder.stack_bytes(2_048).samples_per_profile(100_000)
@@ -196,7 +196,7 @@ fn a_thread_that_has_many_samples_is_sampled_less_often() {
                 info_span!("long").in_scope(|| {
                     let start = cpu_time::ThreadTime::now();
                     while start.elapsed() < Duration::from_secs(seconds) {
-                        match in_segments {
+                        match has_hooks {
                             true => info_span!("step").in_scope(|| burn(MS)),
                             false => burn(MS),
                         };
@@ -210,33 +210,33 @@ fn a_thread_that_has_many_samples_is_sampled_less_often() {
             let weights: Vec<_> = samples.map(|sample| sample.weight_ns).collect();
             let of =
                 |period_ns| weights.iter().filter(|weight_ns| **weight_ns == period_ns).count();
-            let (often, seldom) = (of(997_000), of(4_985_000) + of(9_970_000));
-            // 1,000 at first, and context switches count as samples.
+            let (full, reduced) = (of(997_000), of(4_985_000) + of(9_970_000));
+            // The limit is 1,000 samples, and context switches count as samples.
             let switches = (account.voluntary_switches + account.involuntary_switches) as usize;
-            assert!(often + switches > 900, "{often}, {seldom}, {account:?}");
+            assert!(full + switches > 900, "{full}, {reduced}, {account:?}");
             let weight_ns: u64 = weights.iter().sum();
             let is_about = weight_ns.abs_diff(account.on_cpu_ns) < account.on_cpu_ns / 10;
-            // Others are lost if the ring is full, and counted.
+            // Other samples are dropped when the ring is full, and counted.
             let is_whole = setup.handle.stats().samples.dropped_ring_full == 0;
-            assert!(is_about || !is_whole, "{weight_ns}: {often}, {seldom}, {account:?}");
-            // Nor is anything of it called unsampled that was sampled at another rate. It begins in a hook.
+            assert!(is_about || !is_whole, "{weight_ns}: {full}, {reduced}, {account:?}");
+            // Time that was sampled at another rate does not count as unsampled. The rate changes in a hook.
             let unsampled_ns = account.on_cpu_ns.saturating_sub(account.sampled_ns);
             assert!(unsampled_ns < account.on_cpu_ns / 10, "{account:?}");
             assert!(account.sampled_ns <= account.on_cpu_ns + account.on_cpu_error_ns);
-            seldom > 50
+            reduced > 50
         })
     };
-    // Whether the thread comes by a hook or not.
-    assert!(falls(true) && falls(false), "it is sampled less often");
+    // Whether the thread runs through hooks or not.
+    assert!(rate_falls(true) && rate_falls(false), "the sampling rate falls");
 }
 
 #[test]
-fn the_rate_is_lowered_when_reading_takes_too_much_and_that_is_said() {
+fn the_rate_is_lowered_to_stay_within_the_cpu_budget_and_that_is_logged() {
     if !HAS_STACKS {
         return;
     }
     let lines = std::sync::Arc::new(Mutex::new(Vec::new()));
-    let sink = std::sync::Arc::clone(&lines);
+    let output = std::sync::Arc::clone(&lines);
     let layer = ProfilingLayer::builder()
         .rules(rules("1ms"))
         .rate(10_000)
@@ -248,10 +248,10 @@ fn the_rate_is_lowered_when_reading_takes_too_much_and_that_is_said() {
         .build()
         .unwrap();
     let handle = layer.handle();
-    let lines_of = tracing_subscriber::fmt::layer()
+    let log_layer = tracing_subscriber::fmt::layer()
         .with_ansi(false)
-        .with_writer(move || Lines(std::sync::Arc::clone(&sink)));
-    let subscriber = tracing_subscriber::registry().with(lines_of).with(layer);
+        .with_writer(move || Lines(std::sync::Arc::clone(&output)));
+    let subscriber = tracing_subscriber::registry().with(log_layer).with(layer);
     tracing::subscriber::with_default(subscriber, || {
         let start = Instant::now();
         while handle.stats().sampling.rate_reduced == 0 {
@@ -259,7 +259,7 @@ fn the_rate_is_lowered_when_reading_takes_too_much_and_that_is_said() {
             info_span!("span").in_scope(|| burn(20 * MS));
         }
         let taken = || handle.stats().samples.taken;
-        // From the next look of the thread on.
+        // The new rate applies from the thread's next check.
         for _ in 0..2 {
             let start = Instant::now();
             while start.elapsed() < Duration::from_millis(1_200) {
@@ -293,7 +293,7 @@ impl std::io::Write for Lines {
 }
 
 #[test]
-fn a_profile_at_a_lowered_rate_says_so_and_has_all_of_its_time() {
+fn a_profile_at_a_lowered_rate_is_marked_and_has_all_of_its_time() {
     if !HAS_STACKS {
         return;
     }
@@ -321,7 +321,7 @@ fn a_profile_at_a_lowered_rate_says_so_and_has_all_of_its_time() {
     assert!(profile.title.contains("samples at a lowered rate"), "{}", profile.title);
     let weight = u128::from(profile.weight_ns());
     assert!(weight < ran.as_nanos() / 4 * 5, "{weight} of {ran:?}");
-    // On a busy machine some find the ring full, and then the profile says that.
+    // On a busy machine the ring may overflow, and then the profile states that.
     if !attributes.contains_key("profile.samples_lost_ring_full") {
         assert!(weight > ran.as_nanos() / 4 * 3, "{weight} of {ran:?}: {attributes:?}");
     }

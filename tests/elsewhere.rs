@@ -1,4 +1,4 @@
-//! Systems other than Linux: spans have their times, and what nobody knows is unknown.
+//! Systems other than Linux: spans have their times, and what cannot be measured is unknown.
 
 #![cfg(tracing_profiling_unsupported)]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
@@ -13,7 +13,7 @@ use tracing::info_span;
 const MS: Duration = Duration::from_millis(1);
 
 #[test]
-fn when_threads_run_is_unknown_and_not_all_the_time() {
+fn on_cpu_time_is_unknown_and_not_the_whole_wall_time() {
     let setup = Setup::new("0ms");
     setup.run(|| {
         info_span!("sleeps").in_scope(|| std::thread::sleep(400 * MS));
@@ -24,12 +24,12 @@ fn when_threads_run_is_unknown_and_not_all_the_time() {
     assert!(account.is_cpu_time_unknown, "{account:?}");
     assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns, account.off_cpu_ns), (0, 0, 0));
     assert!(account.wall_ns >= 400_000_000 && account.idle_ns < account.wall_ns, "{account:?}");
-    // A span that no thread was ever in ran nowhere, and that is known.
+    // A span that was never entered used no CPU time, and that is known.
     assert!(!kept[1].spans[0].account().is_cpu_time_unknown);
 }
 
 #[test]
-fn rules_about_it_hold_for_no_span() {
+fn rules_about_cpu_time_keep_no_span() {
     for rules in ["on_cpu>1ms", "off_cpu>1ms", "on_cpu>1%|off_cpu>1%"] {
         let setup = Setup::new(rules);
         setup.run(|| info_span!("sleeps").in_scope(|| std::thread::sleep(20 * MS)));
@@ -38,7 +38,7 @@ fn rules_about_it_hold_for_no_span() {
 }
 
 #[test]
-fn the_system_is_named_and_not_its_kernel() {
+fn the_source_names_the_system_and_no_kernel() {
     let source = Setup::new("0ms").handle.source();
     assert!(source.contains("on Linux alone") && source.contains("is unknown"), "{source}");
     assert!(!source.contains("kernel"), "{source}");

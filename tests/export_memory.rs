@@ -1,4 +1,4 @@
-//! What the export of deep stacks takes, whatever they are.
+//! Memory use of the export of deep stacks.
 
 #![allow(
     clippy::expect_used,
@@ -28,7 +28,7 @@ static ALLOCATOR: allocator::Counting = allocator::Counting;
 
 const MIB: usize = 1 << 20;
 
-/// The peak over what there was before the span closed, when symbols have been read.
+/// The peak of allocated bytes above the level before the span closed, after symbols have been read once.
 fn peak(stacks: u64, frames: u32, inlined: Inlined) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let store = Directory::new(directory.path());
@@ -59,12 +59,12 @@ fn peak(stacks: u64, frames: u32, inlined: Inlined) -> usize {
         println!("{stacks} x {frames} x {inlined:?}: {} KiB, {} samples", peak >> 10, kept.samples);
         peak
     };
-    // Symbols have a limit of their own.
+    // Reads the symbols, which have their own limit.
     peak_of(100);
     peak_of(stacks)
 }
 
-/// One test, for the allocator is one.
+/// There is only one test, since the allocator counts for the whole process.
 #[test]
 fn an_export_stays_within_its_budget() {
     if !HAS_STACKS {

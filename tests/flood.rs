@@ -1,4 +1,4 @@
-//! More spans than anybody should make.
+//! An excessive number of spans.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -11,9 +11,9 @@ use support::{HAS_STACKS, Setup, has_perf, is_child, run_child};
 use tracing::{error, info_span};
 use tracing_profiling::Reason;
 
-/// Each second, on both threads together.
+/// Spans per second, on both threads together.
 const WANTED: u64 = 1_000_000;
-/// One of so many fails.
+/// One of this number of requests fails.
 const FAILS: u64 = 1_000;
 
 fn resident_mib() -> u64 {
@@ -22,8 +22,8 @@ fn resident_mib() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
 
-/// As many spans as two threads can make, for a while: no verdict is wrong, every loss has its number, and
-/// memory stays inside its budget.
+/// Two threads make as many spans as they can for a while: no verdict is wrong, every loss is counted, and memory stays
+/// within its budget.
 #[test]
 fn a_flood_of_spans_on_two_threads() {
     let test = "a_flood_of_spans_on_two_threads";
@@ -33,7 +33,7 @@ fn a_flood_of_spans_on_two_threads() {
         assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
         println!(
             "{}",
-            text.lines().find(|line| line.contains("spans a second")).unwrap_or_default()
+            text.lines().find(|line| line.contains("spans per second")).unwrap_or_default()
         );
         return;
     }
@@ -41,7 +41,7 @@ fn a_flood_of_spans_on_two_threads() {
     let seconds = seconds.map_or(2, |seconds| seconds.parse().unwrap());
     let budget_mib = 8;
     let setup = Setup::with("[request]=1h|error|hung=off,[query]=1h|error=self", |builder| {
-        // Symbols are under a limit of their own, and as large as the program.
+        // Symbols have their own limit, and their size depends on the program.
         builder.memory_bytes(budget_mib << 20).rate(200).symbols(false)
     });
     let before_mib = resident_mib();
@@ -74,38 +74,38 @@ fn a_flood_of_spans_on_two_threads() {
     let added_mib = resident_mib().saturating_sub(before_mib);
     setup.flush();
     let (made, failed) = (made.into_inner(), failed.into_inner());
-    let a_second = made as f64 / took.as_secs_f64();
-    println!("{a_second:.0} spans a second for {took:.1?}, {added_mib} MiB more memory");
+    let per_second = made as f64 / took.as_secs_f64();
+    println!("{per_second:.0} spans per second for {took:.1?}, {added_mib} MiB more memory");
     let stats = setup.handle.stats();
     assert_eq!(stats.spans.seen, made);
     assert_eq!((stats.spans.kept, stats.kept_for(Reason::Error)), (failed, failed), "{stats:?}");
-    // Each kept span has a profile, or a number that says why not.
-    let promised = stats.profiles.exported + stats.profiles.dropped_export_failed;
+    // Each kept span has a profile, or a counter states why not.
+    let with_id = stats.profiles.exported + stats.profiles.dropped_export_failed;
     let without = stats.spans.kept_without_samples
         + stats.spans.kept_over_rate_limit
         + stats.spans.kept_exporter_busy
         + stats.spans.kept_exporter_fails
         + stats.spans.kept_no_memory
         + stats.spans.kept_without_id;
-    assert_eq!(promised + without, failed, "{stats:?}");
+    assert_eq!(with_id + without, failed, "{stats:?}");
     assert_eq!(stats.sampling.records_malformed, 0);
     if HAS_STACKS {
-        // Of each sample it is known what became of it.
+        // Each sample is counted under one of these.
         let taken = stats.samples.taken
             + stats.samples.outside_spans
             + stats.samples.dropped_ring_full
             + stats.samples.dropped_late
             + stats.samples.dropped_off_stack;
         assert!(taken > 0, "{stats:?}");
-        // A timer's stand for more or less than 5 ms each.
+        // With timers, a sample represents more or less than 5 ms.
         let (ms, ran_ms) = (taken * 5, ran_ns.into_inner() / 1_000_000);
         let is_all = ms >= ran_ms / 10 * 7 && ms <= ran_ms / 10 * 13 + 50;
         assert!(!has_perf() || is_all, "{ms} of {ran_ms} ms: {stats:?}");
     }
-    // Two armed threads, tables, and what the budget allows.
+    // Two armed threads, tables, and the budget.
     assert!(added_mib < budget_mib as u64 + 16, "{added_mib} MiB");
-    // How fast that is the machine decides; the figures say it.
-    if a_second < WANTED as f64 {
-        println!("fewer than {WANTED} spans a second in this build");
+    // The rate depends on the machine, so it is only reported.
+    if per_second < WANTED as f64 {
+        println!("fewer than {WANTED} spans per second in this build");
     }
 }

@@ -1,5 +1,5 @@
-//! What the signal handler of the source `timer` does on the threads that it interrupts: nothing but
-//! write to its ring. (`.ci/handler_calls` looks at the same in the machine code.)
+//! The signal handler of the source `timer` must only write to the ring of the thread that it interrupts.
+//! (`.ci/handler_calls` checks the same in the machine code.)
 
 #![cfg(not(tracing_profiling_unsupported))]
 #![allow(clippy::unwrap_used, reason = "a test")]
@@ -20,18 +20,18 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: hands everything on to the system's allocator.
+// SAFETY: forwards everything to the system's allocator.
 #[allow(unsafe_code, reason = "a global allocator")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -47,7 +47,7 @@ fn errno() -> i32 {
 fn the_handler_allocates_nothing_and_leaves_errno_and_registers_alone() {
     let signals = signals_of_half_a_second(true);
     assert!(signals >= 40, "the handler ran: {signals}");
-    // The kernel's tick can find a thread rarely.
+    // The kernel's tick may rarely find the thread running.
     let signals: u64 = (0..10).map(|_| signals_of_half_a_second(false)).sum();
     assert!(signals >= 40, "the handler ran: {signals}");
 }
@@ -59,9 +59,9 @@ fn signals_of_half_a_second(is_fine: bool) -> u64 {
     });
     tracing::dispatcher::with_default(&setup.dispatch, || {
         let _span = info_span!("computes").entered();
-        // Entering it has armed the thread, which allocates.
+        // Entering the span has armed the thread, which allocates.
         let before = ALLOCATIONS.get();
-        // SAFETY: sets the calling thread's own errno.
+        // SAFETY: sets the calling thread's errno.
         #[allow(unsafe_code, reason = "there is no safe way to set errno")]
         unsafe {
             *libc::__errno_location() = libc::EXFULL;
@@ -70,11 +70,11 @@ fn signals_of_half_a_second(is_fine: bool) -> u64 {
         let mut all_same = true;
         let start = cpu_time::ThreadTime::now();
         while start.elapsed() < std::time::Duration::from_millis(500) {
-            // Floating point in registers: what the handler does must not show in it.
+            // Floating point in registers, which the handler must not change.
             all_same &= iterate(1.0).to_bits() == first.to_bits();
         }
         assert_eq!(errno(), libc::EXFULL);
-        assert_eq!(ALLOCATIONS.get(), before, "allocations of the thread");
+        assert_eq!(ALLOCATIONS.get(), before, "allocations on the thread");
         assert!(all_same);
     });
     assert!(setup.handle.flush(PLENTY));

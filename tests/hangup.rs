@@ -1,4 +1,4 @@
-//! Rules that are read again at SIGHUP.
+//! Rules that are reloaded on SIGHUP.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
@@ -19,7 +19,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::prelude::*;
 
-/// Runs the body in a process of its own, which may change its environment and get signals.
+/// Runs the body in its own process, which may change its environment and receive signals.
 macro_rules! in_child {
     (fn $name:ident() $body:block) => {
         #[test]
@@ -37,7 +37,7 @@ macro_rules! in_child {
     };
 }
 
-/// What the layer logs.
+/// The log messages of the layer about SIGHUP.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -69,8 +69,8 @@ impl Lines {
 }
 
 fn set_variable(rules: &str) {
-    // SAFETY: nothing in this process reads the environment but through std, which has a lock for it.
-    #[allow(unsafe_code, reason = "as it is in this edition")]
+    // SAFETY: this process reads the environment only through `std`, which has a lock for it.
+    #[allow(unsafe_code, reason = "unsafe since edition 2024")]
     unsafe {
         std::env::set_var("TRACING_PROFILING", rules);
     }
@@ -84,17 +84,17 @@ fn kill() {
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < PLENTY, "waited in vain until {what}");
+        assert!(start.elapsed() < PLENTY, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// The signal, and what became of it is in the log.
+/// Sets the variable, sends the signal, and waits until the result is logged.
 fn reload(rules: &str, lines: &Lines) {
     set_variable(rules);
     let before = lines.len();
     kill();
-    wait_until("something is said", || lines.len() > before);
+    wait_until("a message is logged", || lines.len() > before);
 }
 
 fn subscribed(rules: &str) -> (Handle, Lines) {
@@ -113,15 +113,15 @@ fn kept(handle: &Handle) -> u64 {
     handle.stats().spans.kept
 }
 
-/// How many threads of ours wait for the signal.
-fn waiting() -> usize {
+/// The number of the layer's threads that wait for the signal.
+fn waiting_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("comm")));
     names.flatten().filter(|name| name.trim() == "profiling-rules").count()
 }
 
 in_child! {
-    fn the_rules_are_read_again() {
+    fn sighup_reloads_the_rules() {
         let (handle, lines) = subscribed("1h");
         assert_eq!(kept(&handle), 0);
         reload("0ms", &lines);
@@ -130,19 +130,19 @@ in_child! {
         reload("off", &lines);
         assert!(!handle.is_enabled());
         assert_eq!(kept(&handle), 1);
-        // Not set: those that it was made with.
+        // Without the variable, the builder's rules apply.
         reload("", &lines);
         assert_eq!(handle.rules().to_string(), "1h");
         for number in 1..=20 {
             reload(&format!("{number}s"), &lines);
             assert_eq!(handle.rules().to_string(), format!("{number}s"));
         }
-        assert_eq!(waiting(), usize::from(cfg!(target_os = "linux")));
+        assert_eq!(waiting_threads(), usize::from(cfg!(target_os = "linux")));
     }
 }
 
 in_child! {
-    fn rules_that_do_not_parse_are_one_warning() {
+    fn invalid_rules_cause_one_warning() {
         let (handle, lines) = subscribed("0ms");
         reload("shop=fast", &lines);
         assert_eq!(lines.len(), 1);
@@ -165,25 +165,25 @@ in_child! {
 }
 
 in_child! {
-    fn handlers_that_were_there_before_are_called() {
+    fn earlier_handlers_are_still_called() {
         let before = Arc::new(AtomicUsize::new(0));
-        // The bare system call, as a program without `signal-hook` has it.
-        static SEEN: AtomicUsize = AtomicUsize::new(0);
+        // By the bare system call, as in a program without `signal-hook`.
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
         extern "C" fn handler(_: i32) {
-            SEEN.fetch_add(1, Ordering::Relaxed);
+            CALLS.fetch_add(1, Ordering::Relaxed);
         }
         let new = nix::sys::signal::SigAction::new(
             nix::sys::signal::SigHandler::Handler(handler),
             nix::sys::signal::SaFlags::SA_RESTART,
             nix::sys::signal::SigSet::empty(),
         );
-        // SAFETY: the handler only adds to a number.
-        #[allow(unsafe_code, reason = "as a program does it")]
+        // SAFETY: the handler only increments a counter.
+        #[allow(unsafe_code, reason = "as in a program")]
         unsafe { nix::sys::signal::sigaction(nix::sys::signal::Signal::SIGHUP, &new) }.unwrap();
         let (_handle, lines) = subscribed("1h");
         let after = Arc::clone(&before);
         // SAFETY: the same.
-        #[allow(unsafe_code, reason = "as a program does it")]
+        #[allow(unsafe_code, reason = "as in a program")]
         unsafe {
             signal_hook::low_level::register(SIGHUP, move || {
                 after.fetch_add(1, Ordering::Relaxed);
@@ -191,40 +191,40 @@ in_child! {
         }
         .unwrap();
         reload("2h", &lines);
-        assert_eq!(SEEN.load(Ordering::Relaxed), 1);
-        // It comes after ours in the same handler, which may not have got there yet.
+        assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+        // `signal-hook` calls it after the layer's action, and may not have done so yet.
         wait_until("the other is called", || before.load(Ordering::Relaxed) == 1);
     }
 }
 
 in_child! {
-    fn it_ends_with_the_layer() {
+    fn the_signal_thread_ends_with_the_layer() {
         let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-        // What is opened once and for all.
+        // The first layer opens files that stay open for the lifetime of the process.
         let first = Setup::with("off", |builder| builder.reload_on_sighup());
-        wait_until("the first waits", || waiting() == 1);
+        wait_until("the first waits", || waiting_threads() == 1);
         drop(first);
-        wait_until("the first has ended", || waiting() == 0);
+        wait_until("the first has ended", || waiting_threads() == 0);
         let before = open();
         let Setup { handle, dispatch, .. } = Setup::with("off", |builder| builder.reload_on_sighup());
-        wait_until("it waits", || waiting() == 1);
+        wait_until("it waits", || waiting_threads() == 1);
         drop(dispatch);
-        wait_until("it has ended", || waiting() == 0);
+        wait_until("it has ended", || waiting_threads() == 0);
         assert_eq!(open(), before);
         assert!(handle.reload_env().is_err());
-        // Nothing happens, and it does not end the process.
+        // The signal has no effect, and does not end the process.
         kill();
 
         let setup = Setup::with("0ms", |builder| builder.reload_on_sighup());
-        wait_until("it waits", || waiting() == 1);
+        wait_until("it waits", || waiting_threads() == 1);
         assert!(setup.handle.shutdown(PLENTY));
-        wait_until("it has ended", || waiting() == 0);
+        wait_until("it has ended", || waiting_threads() == 0);
         kill();
     }
 }
 
 in_child! {
-    fn nothing_is_touched_unless_it_is_asked_for() {
+    fn sighup_keeps_its_default_action_unless_requested() {
         let has_default = || {
             let status = std::fs::read_to_string("/proc/self/status").unwrap();
             let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
@@ -232,7 +232,7 @@ in_child! {
         };
         let setup = Setup::new("0ms");
         assert!(has_default());
-        assert_eq!(waiting(), 0);
+        assert_eq!(waiting_threads(), 0);
         drop(setup);
         let _asked = Setup::with("off", |builder| builder.reload_on_sighup());
         assert!(!has_default());

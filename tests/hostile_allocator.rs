@@ -1,4 +1,4 @@
-//! A host program with an allocator of its own; the other hostile ones are in `tests/hostile/`.
+//! A host program with its own allocator. The other hostile programs are in `tests/hostile/`.
 
 #![cfg(target_os = "linux")]
 #![allow(
@@ -8,7 +8,7 @@
     clippy::panic,
     clippy::print_stdout,
     unsafe_code,
-    reason = "a test, which does not need all of what is shared"
+    reason = "a test, which uses only some of the shared helpers"
 )]
 
 #[path = "hostile/host.rs"]
@@ -26,7 +26,7 @@ fn scenario() {
     host::sampled(|_| {
         threads::allocate(8, 500);
         for _ in 0..100 {
-            threads::eight_short_ones();
+            threads::eight_short_threads();
         }
     });
 }

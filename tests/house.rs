@@ -1,5 +1,5 @@
-//! Holds what `docs/design.md` says of the source: no cycle of rooms, where `unsafe` and questions about the system
-//! are, how long a file and how large a type may be. And that the guide is up to date.
+//! Checks the structure that `docs/design.md` describes: modules without import cycles, `unsafe` and platform checks
+//! only in `sys`, and limits on the size of files and types. Also checks that the guide is up to date.
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test")]
 
@@ -7,13 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lines of a file, its tests apart.
+/// The maximum lines of a file without its tests.
 const LONGEST_FILE: usize = 600;
-/// Fields of a type.
+/// The maximum fields of a type.
 const MOST_FIELDS: usize = 15;
-/// Files that have methods of a type.
+/// The maximum number of files with methods of a type.
 const MOST_FILES: usize = 2;
-/// Types that are larger than that: by how many fields, and files. They may shrink; then the line must, too.
+/// Types above these limits: their fields and files, 0 where the limit holds. A type may shrink; then its entry must,
+/// too.
 const LARGER: &[(&str, usize, usize)] = &[
     ("Account", 16, 0),
     ("Builder", 23, 3),
@@ -58,7 +59,7 @@ fn sources() -> Vec<Source> {
 }
 
 impl Source {
-    /// The first part of its path: the module of the crate's root that it belongs to.
+    /// The module of the crate's root that it belongs to.
     fn module(&self) -> String {
         let first = self.path.components().next().unwrap().as_os_str().to_str().unwrap();
         first.trim_end_matches(".rs").to_owned()
@@ -70,7 +71,7 @@ impl Source {
     }
 }
 
-/// Which room imports from which, and the lines that do.
+/// The imports of each module, by the module they come from, with the lines.
 type Imports = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
 fn imports(sources: &[Source]) -> Imports {
@@ -92,7 +93,7 @@ fn imports(sources: &[Source]) -> Imports {
     imports
 }
 
-/// The lines that make cycles: what is left after all rooms are taken away that import from none, or that none
+/// The lines that form cycles: what is left after repeatedly removing modules that import from none, or that none
 /// imports from.
 fn cycles(mut imports: Imports) -> Vec<String> {
     loop {
@@ -111,14 +112,14 @@ fn cycles(mut imports: Imports) -> Vec<String> {
 }
 
 #[test]
-fn no_rooms_import_from_each_other() {
+fn no_modules_import_from_each_other() {
     let sources = sources();
     let modules: BTreeSet<_> = sources.iter().map(Source::module).collect();
     let imports = imports(&sources);
-    // What is taken from the crate's root is not seen to come from a room.
+    // A re-export of the crate's root would hide the module that an item comes from.
     for (module, from) in &imports {
         let unknown = from.iter().find(|(name, _)| !modules.contains(*name));
-        assert!(unknown.is_none(), "{module} imports what is no room: {unknown:?}");
+        assert!(unknown.is_none(), "{module} imports from an unknown module: {unknown:?}");
     }
     let cycles = cycles(imports);
     assert!(cycles.is_empty(), "a cycle:\n{}", cycles.join("\n"));
@@ -143,11 +144,11 @@ fn a_cycle_is_found() {
     assert!(cycles(imports(&sources[..4])).is_empty());
 }
 
-/// Of each type how many fields it has, and in which files it has methods.
+/// The number of fields of each type, and the files with its methods.
 fn types(sources: &[Source]) -> BTreeMap<String, (usize, BTreeSet<PathBuf>)> {
     let mut types: BTreeMap<String, (usize, BTreeSet<PathBuf>)> = BTreeMap::new();
     for source in sources {
-        // No two rooms call a type alike.
+        // Type names are unique across modules.
         let name_of = |rest: &str| -> String {
             rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
         };
@@ -181,8 +182,8 @@ fn types(sources: &[Source]) -> BTreeMap<String, (usize, BTreeSet<PathBuf>)> {
 }
 
 #[test]
-fn no_type_is_larger_than_is_said() {
-    let sources: Vec<_> = sources().into_iter().filter(is_of_one_place).collect();
+fn no_type_exceeds_its_stated_size() {
+    let sources: Vec<_> = sources().into_iter().filter(is_checked).collect();
     let types = types(&sources);
     let larger: Vec<_> = types
         .iter()
@@ -196,8 +197,8 @@ fn no_type_is_larger_than_is_said() {
     assert_eq!(larger, LARGER);
 }
 
-/// Not counting the same type for each system or without a feature, what tests have, and what a format names.
-fn is_of_one_place(source: &Source) -> bool {
+/// Excludes types that are repeated per system or feature, test helpers, and generated messages.
+fn is_checked(source: &Source) -> bool {
     let path = source.path.to_string_lossy();
     let others = [
         "collector/model",
@@ -211,7 +212,7 @@ fn is_of_one_place(source: &Source) -> bool {
         && !["fuzzing", "churn"].contains(&&*source.module())
 }
 
-/// The types that are declared, by name, with the rooms that declare them.
+/// The declared types, by name, with the modules that declare them.
 fn declared(sources: &[Source]) -> BTreeMap<String, BTreeSet<String>> {
     let mut declared: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for source in sources {
@@ -234,31 +235,31 @@ fn declared(sources: &[Source]) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn no_two_rooms_call_a_type_alike() {
-    let sources: Vec<_> = sources().into_iter().filter(is_of_one_place).collect();
+fn type_names_are_unique_across_modules() {
+    let sources: Vec<_> = sources().into_iter().filter(is_checked).collect();
     let declared = declared(&sources);
-    assert!(declared.len() > 200, "they were found: {}", declared.len());
-    let alike: Vec<_> = declared.iter().filter(|(_, rooms)| rooms.len() > 1).collect();
+    assert!(declared.len() > 200, "only {} types were found", declared.len());
+    let alike: Vec<_> = declared.iter().filter(|(_, modules)| modules.len() > 1).collect();
     assert!(alike.is_empty(), "{alike:?}");
 }
 
 #[test]
-fn the_collector_knows_no_exporter_but_the_trait() {
+fn the_collector_uses_exporters_only_through_the_trait() {
     for source in sources().into_iter().filter(|source| source.module() == "collector") {
         for (number, line) in source.lines_of_code() {
             let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
-            let knows =
+            let uses =
                 words.any(|word| ["Directory", "Memory", "OtlpExporter", "encode"].contains(&word));
-            assert!(!knows, "{}:{number}: {line}", source.path.display());
+            assert!(!uses, "{}:{number}: {line}", source.path.display());
         }
     }
 }
 
 #[test]
-fn unsafe_code_is_in_sys_alone() {
+fn unsafe_code_is_only_in_sys() {
     for source in sources().into_iter().filter(|source| source.module() != "sys") {
         for (number, line) in source.lines_of_code() {
-            // A word of HTTP.
+            // A keyword of HTTP's Content-Security-Policy.
             let line = line.replace("'unsafe-inline'", "");
             let is_unsafe =
                 line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == "unsafe");
@@ -268,7 +269,7 @@ fn unsafe_code_is_in_sys_alone() {
 }
 
 #[test]
-fn only_sys_asks_which_system_it_is() {
+fn only_sys_checks_the_target_os() {
     for source in sources().into_iter().filter(|source| source.module() != "sys") {
         for (number, line) in source.lines_of_code() {
             assert!(!line.contains("target_os"), "{}:{number}: {line}", source.path.display());
@@ -284,7 +285,7 @@ fn no_file_is_too_long_to_read() {
     }
 }
 
-/// What users read is what `.ci/interop` runs.
+/// The guide shows the files that `.ci/interop` runs.
 #[test]
 fn the_guide_shows_the_files_of_the_collector_as_they_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -295,7 +296,7 @@ fn the_guide_shows_the_files_of_the_collector_as_they_are() {
     }
 }
 
-/// `file.rs::a_test`, or `file.rs::a_module::a_test` where a macro makes the module.
+/// Tests are named `file.rs::a_test`, or `file.rs::a_module::a_test` where a macro makes the module.
 #[test]
 fn each_invariant_of_the_design_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -313,7 +314,7 @@ fn each_invariant_of_the_design_names_tests_that_exist() {
             assert!(text.contains(&declared), "there is no test {test} in {file}.rs");
             names += 1;
         }
-        assert!(names > before, "no test holds this: {paragraph}");
+        assert!(names > before, "no test is named for this invariant: {paragraph}");
     }
     assert!(names > 50, "only {names} tests were found");
 }

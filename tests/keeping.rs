@@ -1,4 +1,4 @@
-//! Which spans are kept, and what is in their profiles.
+//! Which spans are kept, and the content of their profiles.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
@@ -33,7 +33,7 @@ fn a_span_over_its_threshold_is_kept_and_no_other() {
     let account = span.account();
     assert!(account.wall_ns >= 100_000_000);
     let parts = support::sum_of_parts_ns(account);
-    // The parts are measured each on its own, and the accounts of the kernel differ a little at each switch.
+    // The parts are measured independently, and the kernel's clocks differ slightly at each context switch.
     let switches = account.voluntary_switches + account.involuntary_switches;
     let slack = 100_000 * (switches + 1) + account.wall_ns / 1000;
     assert!(parts.abs_diff(account.wall_ns) <= slack, "{account:?}");
@@ -115,7 +115,7 @@ impl Drop for Request {
 }
 
 #[test]
-fn a_panic_fails_the_spans_that_it_unwinds_and_none_that_are_dropped_meanwhile() {
+fn a_panic_fails_the_spans_that_it_unwinds_and_none_that_are_dropped_by_it() {
     let setup = Setup::new("error");
     setup.run(|| {
         let panicked = std::panic::catch_unwind(|| {
@@ -145,7 +145,7 @@ fn a_panic_fails_the_request_that_is_polled_and_none_that_its_executor_drops() {
     setup.run(|| {
         let poll = |task: &mut Task| task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let panicked = std::panic::catch_unwind(|| {
-            // All of one thread's executor unwinds.
+            // The executor of one thread unwinds, with all of its tasks.
             let task = |name| -> Task {
                 match name {
                     "innocent" => Box::pin(pending().instrument(info_span!("innocent"))),
@@ -171,12 +171,12 @@ fn a_panic_fails_the_request_that_is_polled_and_none_that_its_executor_drops() {
 }
 
 #[test]
-fn a_panic_that_is_caught_inside_a_span_is_no_error_of_it() {
+fn a_panic_that_is_caught_inside_a_span_does_not_fail_it() {
     let setup = Setup::new("error");
     setup.run(|| {
         let panics = || std::panic::resume_unwind(Box::new("on purpose"));
         info_span!("catches").in_scope(|| assert!(std::panic::catch_unwind(panics).is_err()));
-        // Beside one that is on its way.
+        // The same while another panic unwinds.
         struct Catches(tracing::Span);
         impl Drop for Catches {
             fn drop(&mut self) {
@@ -195,7 +195,7 @@ fn a_panic_that_is_caught_inside_a_span_is_no_error_of_it() {
 }
 
 #[test]
-fn a_span_that_is_entered_again_while_its_panic_unwinds_has_failed() {
+fn a_span_that_is_entered_again_while_its_panic_unwinds_fails() {
     let setup = Setup::new("error");
     setup.run(|| {
         let panicked = std::panic::catch_unwind(|| {
@@ -210,7 +210,7 @@ fn a_span_that_is_entered_again_while_its_panic_unwinds_has_failed() {
 }
 
 #[test]
-fn spans_kept_in_one_tree_share_a_profile_that_has_all_inside() {
+fn kept_spans_of_one_tree_share_a_profile_of_all_of_them() {
     let setup = Setup::new("0ms");
     setup.run(|| {
         let root = info_span!("root").entered();
@@ -274,8 +274,8 @@ fn a_profile_has_only_what_is_inside_the_kept_span() {
 }
 
 #[test]
-fn a_root_that_lives_on_has_an_epoch_for_each_export() {
-    // However long that takes on a machine that has much to do.
+fn a_root_that_stays_open_has_an_epoch_per_export() {
+    // On a slow machine this may take long enough to count as hung.
     let setup = Setup::new("0ms|hung=off");
     tracing::dispatcher::with_default(&setup.dispatch, || {
         let root = info_span!("root").entered();
@@ -296,7 +296,7 @@ fn a_root_that_lives_on_has_an_epoch_for_each_export() {
     assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
     let root = &kept[2].spans[0];
     assert_eq!(root.earlier_profiles(), &ids[..2]);
-    // Nothing is in two profiles.
+    // No sample is in two profiles.
     let profiles = setup.profiles();
     let paths = |profile: &Profile| {
         let mut paths: Vec<_> =
@@ -312,15 +312,15 @@ fn a_root_that_lives_on_has_an_epoch_for_each_export() {
 }
 
 #[test]
-fn a_kept_span_does_not_wait_for_ever_for_its_root() {
+fn a_kept_span_does_not_wait_forever_for_its_root() {
     let setup = Setup::new("root=1h,0ms");
     tracing::dispatcher::with_default(&setup.dispatch, || {
         let _root = info_span!(target: "root", "root").entered();
         info_span!("kept").in_scope(|| burn(30 * MS));
-        // Nobody flushes: it lingers for two seconds, then it is exported.
+        // Without a flush, the profile is exported after two seconds.
         let start = std::time::Instant::now();
         while setup.kept().is_empty() {
-            assert!(start.elapsed() < PLENTY, "it was exported");
+            assert!(start.elapsed() < PLENTY, "nothing was exported");
             std::thread::sleep(10 * MS);
         }
     });
@@ -355,7 +355,7 @@ fn without_memory_there_is_no_profile() {
     }
     let stats = setup.handle.stats();
     assert!(stats.samples.dropped_memory > 0);
-    // That may have been known only after the first had closed. From now on memory is short.
+    // The shortage may have been detected only after the first span closed. From now on it is known.
     let profiles = setup.profiles().len();
     setup.run(|| info_span!("second").in_scope(|| burn(30 * MS)));
     assert_eq!(setup.profiles().len(), profiles);
@@ -364,19 +364,19 @@ fn without_memory_there_is_no_profile() {
 }
 
 #[test]
-fn memory_that_runs_short_after_a_promise_is_said_in_the_profile() {
+fn a_memory_shortage_after_the_verdict_is_noted_in_the_profile() {
     let start = std::time::Instant::now();
     let setup = loop {
         let setup = Setup::with("inner=0ms", |builder| builder.memory_bytes(1).rate(100));
         setup.run(|| {
-            // Few samples: their ring is read only after the span has closed.
+            // Few samples: the ring is read only after the span has closed.
             info_span!(target: "inner", "busy").in_scope(|| burn(25 * MS));
         });
         if !HAS_STACKS {
             return;
         }
-        // On a busy machine timers find a thread rarely, or the ring is read while the span is open: then
-        // memory is short before anything is promised.
+        // On a busy machine timers rarely find the thread running, or the ring is read while the span is open. Then the
+        // shortage is known before the span gets an id.
         if !setup.profiles().is_empty() {
             break setup;
         }
@@ -387,11 +387,11 @@ fn memory_that_runs_short_after_a_promise_is_said_in_the_profile() {
     assert!(lost > 0);
     assert_eq!(support::points_with_remark(profile), profile.sample_count());
     assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stacks dropped"))));
-    // The CPU time is there all the same.
+    // The profile still has all of the CPU time.
     assert_weight(profile, lost);
 }
 
-/// All CPU time of so many samples is there. Those of a timer can stand for more than one period.
+/// Asserts that the profile has the CPU time of `samples` samples. A timer's sample can represent more than one period.
 #[track_caller]
 fn assert_weight(profile: &Profile, samples: u64) {
     let least = samples * profile.period_ns;
@@ -404,7 +404,7 @@ fn assert_weight(profile: &Profile, samples: u64) {
 }
 
 #[test]
-fn too_many_samples_are_thinned_out_evenly() {
+fn too_many_samples_are_downsampled_evenly() {
     let setup = Setup::with("0ms", |builder| builder.rate(1_000).samples_per_profile(20));
     setup.run(|| info_span!("busy").in_scope(|| burn(200 * MS)));
     if !HAS_STACKS {
@@ -417,11 +417,11 @@ fn too_many_samples_are_thinned_out_evenly() {
     assert_eq!(taken(profile).0 + stats.samples.downsampled, stats.samples.taken);
     let points = profile.samples().iter().flat_map(|sample| &sample.points);
     let whole = points.filter(|point| point.weight_ns > profile.period_ns).count();
-    assert!(whole as u64 + 1 >= taken(profile).0, "each but the last stands for as many");
+    assert!(whole as u64 + 1 >= taken(profile).0, "each but the last has the same weight");
 }
 
 #[test]
-fn samples_of_many_spans_are_thinned_out_and_all_their_cpu_time_stays() {
+fn downsampling_across_many_spans_keeps_all_of_their_cpu_time() {
     let setup =
         Setup::with("20ms,[inner]=1h", |builder| builder.rate(1_000).samples_per_profile(7));
     setup.run(|| {
@@ -440,7 +440,7 @@ fn samples_of_many_spans_are_thinned_out_and_all_their_cpu_time_stays() {
     assert_eq!(taken(profile).0 + stats.samples.downsampled, stats.samples.taken);
 }
 
-/// Fails for as long as it is told to.
+/// Fails the first `times` calls, then panics once, then succeeds.
 struct Failing {
     calls: &'static AtomicUsize,
     times: usize,
@@ -456,7 +456,7 @@ impl Exporter for Failing {
     }
 }
 
-/// Waits until an exporter was called.
+/// Waits until the exporter was called.
 fn wait_for(calls: &AtomicUsize) {
     let start = std::time::Instant::now();
     while HAS_STACKS && calls.load(Ordering::Relaxed) == 0 {
@@ -466,18 +466,17 @@ fn wait_for(calls: &AtomicUsize) {
 }
 
 #[test]
-fn an_exporter_that_fails_harms_nobody() {
+fn a_failing_exporter_does_not_harm_the_program() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     let setup = Setup::with("0ms", |builder| builder.exporter(Failing { calls: &CALLS, times: 2 }));
-    // The first is refused at once and at the flush after it. The second span closes while the
-    // exporter is known to fail; at its flush the first is lost, by a panic.
+    // The first profile fails twice. The second span closes while the exporter is known to fail.
     for _ in 0..2 {
         tracing::dispatcher::with_default(&setup.dispatch, || {
             info_span!("busy").in_scope(|| burn(60 * MS));
         });
         wait_for(&CALLS);
     }
-    // By the third call, the only one that is not an error, it is lost, and that is said once.
+    // The third call panics and the profile is lost, which one flush reports.
     assert_eq!(setup.handle.flush(PLENTY), !HAS_STACKS);
     setup.flush();
     if !HAS_STACKS {
@@ -487,7 +486,7 @@ fn an_exporter_that_fails_harms_nobody() {
     assert_eq!(CALLS.load(Ordering::Relaxed), 3);
     assert_eq!((stats().profiles.dropped_export_failed, stats().profiles.exported), (1, 0));
     assert_eq!(stats().spans.kept_exporter_fails, 1);
-    // After a while a span is promised a profile again, and it works.
+    // After a while a span gets a profile again, and the export succeeds.
     let start = std::time::Instant::now();
     while stats().profiles.exported == 0 {
         assert!(start.elapsed() < PLENTY);
@@ -497,7 +496,7 @@ fn an_exporter_that_fails_harms_nobody() {
     assert!(setup.kept().last().unwrap().profile.is_some());
 }
 
-/// As a full disk that is emptied after a while.
+/// Like a full disk on which space is freed later.
 struct Full {
     is_full: Arc<AtomicBool>,
     memory: Memory,
@@ -517,7 +516,7 @@ impl Exporter for Full {
 }
 
 #[test]
-fn what_was_promised_is_exported_when_the_exporter_is_well_again() {
+fn retained_profiles_are_exported_when_the_exporter_recovers() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     let is_full = Arc::new(AtomicBool::new(false));
     let memory = Memory::new();
@@ -532,30 +531,30 @@ fn what_was_promised_is_exported_when_the_exporter_is_well_again() {
         setup.kept().iter().map(|kept| kept.spans[0].profile()).collect::<Vec<_>>()
     };
     is_full.store(true, Ordering::Relaxed);
-    // The first finds it out, and waits for better times; the others get no promise.
+    // The first profile finds the disk full and is retained. The other spans get no profile.
     for _ in 0..5 {
         busy(100 * MS, false);
     }
     is_full.store(false, Ordering::Relaxed);
-    let promised = busy(PLENTY, true);
+    let profiles = busy(PLENTY, true);
     if !HAS_STACKS {
         return;
     }
     let fails = Err(NoProfile::ExporterFails);
-    // Told in the order in which they were concluded.
-    assert_eq!(promised[..4], [fails; 4]);
-    let mut ids: Vec<_> = promised.iter().filter_map(|profile| profile.ok()).collect();
+    // Spans are reported in the order in which their epochs were concluded.
+    assert_eq!(profiles[..4], [fails; 4]);
+    let mut ids: Vec<_> = profiles.iter().filter_map(|profile| profile.ok()).collect();
     let mut exported: Vec<_> = memory.profiles().iter().map(|profile| profile.id).collect();
     ids.sort_by_key(ToString::to_string);
     exported.sort_by_key(ToString::to_string);
     assert_eq!(ids, exported);
     assert_eq!(setup.handle.stats().profiles.dropped_export_failed, 0);
-    // Well again.
+    // The exporter works again.
     let after = busy(PLENTY, true);
     assert!(after[after.len() - 1].is_ok(), "{after:?}");
 }
 
-/// Refuses the first profile, when it is told to, and no other.
+/// Fails for the first profile, at a moment that the test chooses, and for no other.
 struct FailingOnce {
     is_asked: Arc<Barrier>,
     memory: Memory,
@@ -567,14 +566,14 @@ impl Exporter for FailingOnce {
         if std::mem::replace(&mut self.has_failed, true) {
             return self.memory.export(profile);
         }
-        // Two spans are promised profiles before it is known that it fails.
+        // Two spans get a profile before the failure is known.
         (0..2).for_each(|_| _ = self.is_asked.wait());
         Err("only this time".into())
     }
 }
 
 #[test]
-fn what_was_refused_is_exported_when_a_later_one_is_taken() {
+fn a_refused_profile_is_exported_after_a_later_one_succeeds() {
     if !HAS_STACKS {
         return;
     }
@@ -597,18 +596,18 @@ fn what_was_refused_is_exported_when_a_later_one_is_taken() {
     assert_eq!((memory.profiles().len(), setup.kept().len()), (2, 2));
 }
 
-/// Finds nothing wrong with itself.
+/// Always fails, but its `check` finds no problem.
 struct AlwaysFailing(&'static AtomicUsize);
 
 impl Exporter for AlwaysFailing {
     fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Err("nobody is there".into())
+        Err("no receiver".into())
     }
 }
 
 #[test]
-fn an_exporter_that_always_fails_is_believed_no_second_time_at_once() {
+fn an_exporter_that_always_fails_gets_no_further_profiles_for_a_while() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     let setup = Setup::with("0ms", |builder| builder.exporter(AlwaysFailing(&CALLS)));
     for _ in 0..8 {
@@ -622,13 +621,13 @@ fn an_exporter_that_always_fails_is_believed_no_second_time_at_once() {
         return;
     }
     let stats = setup.handle.stats();
-    // The first one waits, whatever is flushed.
+    // The first profile is retained, whatever is flushed.
     assert_eq!((stats.spans.kept, stats.spans.kept_exporter_fails), (8, 7));
     assert_eq!(stats.profiles.dropped_export_failed, 0);
     let start = std::time::Instant::now();
     assert!(!setup.handle.shutdown(500 * MS));
-    assert!(start.elapsed() >= 500 * MS, "it can be well again by then");
-    // Counted after whoever waited has been told.
+    assert!(start.elapsed() >= 500 * MS, "the exporter could recover until the deadline");
+    // The counter follows after `shutdown` has returned.
     while setup.handle.stats().profiles.dropped_export_failed == 0 {
         assert!(start.elapsed() < PLENTY);
         std::thread::sleep(MS);
@@ -637,7 +636,7 @@ fn an_exporter_that_always_fails_is_believed_no_second_time_at_once() {
 }
 
 #[test]
-fn with_an_exporter_that_fails_from_the_beginning_nothing_is_promised() {
+fn spans_get_no_profile_if_the_exporter_fails_from_the_start() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     let (is_full, memory) = (Arc::new(AtomicBool::new(true)), Memory::new());
     let exporter = Full { is_full, memory, calls: &CALLS };
@@ -649,7 +648,7 @@ fn with_an_exporter_that_fails_from_the_beginning_nothing_is_promised() {
 }
 
 #[test]
-fn what_is_told_of_kept_spans_may_panic_and_is_counted() {
+fn a_panic_of_on_kept_is_counted() {
     let setup = Setup::with("always", |builder| {
         builder.on_kept(|kept| {
             assert!(kept.spans[0].name() == "fine", "a program may have bugs");
@@ -666,7 +665,7 @@ fn what_is_told_of_kept_spans_may_panic_and_is_counted() {
 }
 
 #[test]
-fn after_shutdown_nothing_happens_any_more() {
+fn nothing_is_profiled_after_shutdown() {
     let setup = Setup::new("0ms");
     setup.run(|| info_span!("before").in_scope(|| burn(20 * MS)));
     let entered =
@@ -681,7 +680,7 @@ fn after_shutdown_nothing_happens_any_more() {
 }
 
 #[test]
-fn what_was_kept_is_exported_when_the_layer_is_dropped() {
+fn kept_spans_are_exported_when_the_layer_is_dropped() {
     let setup = Setup::new("0ms");
     tracing::dispatcher::with_default(&setup.dispatch, || {
         info_span!("kept").in_scope(|| burn(30 * MS));
@@ -690,16 +689,16 @@ fn what_was_kept_is_exported_when_the_layer_is_dropped() {
     drop(dispatch);
     let start = std::time::Instant::now();
     while kept.lock().unwrap().is_empty() {
-        assert!(start.elapsed() < PLENTY, "it was exported");
+        assert!(start.elapsed() < PLENTY, "nothing was exported");
         std::thread::sleep(MS);
     }
     assert_eq!(kept.lock().unwrap()[0].spans[0].name(), "kept");
-    // There is nothing to flush any more.
+    // Nothing is left to flush.
     assert!(handle.flush(PLENTY));
 }
 
 #[test]
-fn a_tree_thousands_of_spans_deep_is_cut_in_the_middle() {
+fn a_span_path_thousands_of_spans_deep_is_cut_in_the_middle() {
     let setup = Setup::new("0ms");
     setup.run(|| {
         let mut spans = vec![info_span!("outermost")];
@@ -723,13 +722,13 @@ fn a_tree_thousands_of_spans_deep_is_cut_in_the_middle() {
 }
 
 #[test]
-fn no_profile_is_promised_samples_that_another_one_has() {
+fn no_two_profiles_share_samples() {
     let setup = Setup::with("0ms", |builder| builder.rate(1_000).profiles_per_minute(1_000_000));
-    let is_over = AtomicBool::new(false);
+    let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Ends epochs all the time, also in the middle of closes.
+        // Ends epochs continuously, also in the middle of a close.
         scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
+            while !has_ended.load(Ordering::Relaxed) {
                 setup.flush();
             }
         });
@@ -739,7 +738,7 @@ fn no_profile_is_promised_samples_that_another_one_has() {
                 info_span!(parent: &root, "child").in_scope(|| burn(Duration::from_micros(1_500)));
             }
         });
-        is_over.store(true, Ordering::Relaxed);
+        has_ended.store(true, Ordering::Relaxed);
     });
     setup.flush();
     if !HAS_STACKS {
@@ -755,14 +754,17 @@ fn no_profile_is_promised_samples_that_another_one_has() {
     assert_eq!(profiles.iter().filter(empty).count(), 0);
     let weight: u64 = profiles.iter().map(|profile| taken(profile).1).sum();
     let stats = setup.handle.stats();
-    // Those of roots that were kept while the exporter was busy are in none.
+    // Samples of roots that were kept while the exporter was busy are in no profile.
     if has_perf() {
-        assert!(weight <= stats.samples.taken * profiles[0].period_ns, "none twice: {stats:?}");
+        assert!(
+            weight <= stats.samples.taken * profiles[0].period_ns,
+            "no sample is in two: {stats:?}"
+        );
     }
 }
 
 #[test]
-fn a_kept_span_that_waited_is_not_beside_the_one_around_it() {
+fn the_title_names_the_outer_of_two_kept_spans() {
     let setup = Setup::new("0ms");
     setup.run(|| {
         let _request = info_span!("request").entered();
@@ -777,11 +779,11 @@ fn a_kept_span_that_waited_is_not_beside_the_one_around_it() {
 }
 
 #[test]
-fn the_self_test_says_what_can_be_seen_here() {
+fn the_self_test_reports_what_can_be_profiled() {
     for source in [Source::Auto, Source::Timer, Source::None] {
         let setup = Setup::with("1h", |builder| builder.source(source));
         let mut found = setup.handle.self_test();
-        // A busy machine can have it miss something.
+        // On a busy machine a self-test can miss something.
         for _ in 0..3 {
             if found.is_ok() || source == Source::None || !HAS_STACKS {
                 break;
@@ -796,7 +798,7 @@ fn the_self_test_says_what_can_be_seen_here() {
             assert!(found.is_ok(), "{found}: {:?}", found.problems());
             assert!(found.has_lines, "{found}");
         }
-        // It leaves nothing behind.
+        // The self-test leaves nothing behind.
         assert!(setup.profiles().is_empty());
         assert_eq!(setup.handle.stats().spans.kept, 0);
     }

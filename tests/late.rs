@@ -1,4 +1,4 @@
-//! Spans are sampled when they have been entered for a while, and no sooner.
+//! Threads are sampled once their spans have been entered for a while, and not before.
 
 #![cfg(not(tracing_profiling_unsupported))]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
@@ -19,7 +19,7 @@ const MS: Duration = Duration::from_millis(1);
 const AGE: Duration = Duration::from_millis(20);
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// Perf where it is allowed, and timers everywhere.
+/// Perf where it is allowed, and timers.
 fn sources() -> Vec<Source> {
     let perf = has_perf().then_some(Source::Perf);
     perf.into_iter().chain([Source::Timer]).collect()
@@ -37,47 +37,47 @@ fn is_sampled(setup: &Setup) -> bool {
     setup.handle.stats().threads.sampled > 0
 }
 
-/// Goes on until it is so.
+/// Repeats the check until it holds.
 #[track_caller]
 fn until(mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < PLENTY, "in time");
+        assert!(start.elapsed() < PLENTY, "timed out");
     }
 }
 
 fn account(setup: &Setup, name: &str) -> Account {
     let kept = setup.kept();
     let mut spans = kept.iter().flat_map(|kept| &kept.spans);
-    spans.find(|span| span.name() == name).map(|span| *span.account()).expect("it is kept")
+    spans.find(|span| span.name() == name).map(|span| *span.account()).expect("the span is kept")
 }
 
 fn profile_of(setup: &Setup, name: &str) -> Profile {
     let mut profiles = setup.profiles().into_iter();
-    profiles.find(|profile| profile.name == name).expect("it has a profile")
+    profiles.find(|profile| profile.name == name).expect("the span has a profile")
 }
 
-/// Perf events of this process, and timers.
+/// The number of perf events and of timers of this process.
 fn open_here() -> (usize, usize) {
     let files = fs::read_dir("/proc/self/fd").unwrap();
     let names = files.filter_map(|file| fs::read_link(file.unwrap().path()).ok());
     let events = names.filter(|name| name.to_string_lossy().contains("perf_event")).count();
-    // Some kernels do not say.
+    // Some kernels do not have this file.
     let timers = fs::read_to_string("/proc/self/timers").unwrap_or_default();
     (events, timers.lines().filter(|line| line.starts_with("ID:")).count())
 }
 
 #[test]
-fn young_spans_take_nothing() {
-    if !is_child("young_spans_take_nothing") {
-        let output = run_child("young_spans_take_nothing", &[]);
+fn young_spans_use_no_resources() {
+    if !is_child("young_spans_use_no_resources") {
+        let output = run_child("young_spans_use_no_resources", &[]);
         assert!(output.status.success(), "{output:?}");
         return;
     }
     const THREADS: usize = 64;
     for source in sources() {
         let setup = with(source, NEVER);
-        // The collector opens its own on its way.
+        // The collector opens its files when it starts.
         setup.flush();
         let before = open_here();
         let barrier = Barrier::new(THREADS + 1);
@@ -107,10 +107,10 @@ fn young_spans_take_nothing() {
 }
 
 #[test]
-fn an_old_span_says_since_when_it_is_sampled() {
+fn an_old_span_reports_when_sampling_began() {
     for source in sources() {
         let setup = with(source, AGE);
-        // For how long it had run when nobody could know yet that it would be old.
+        // How long the thread had run when the span was certainly still young.
         let mut young = Duration::ZERO;
         setup.run(|| {
             info_span!("old").in_scope(|| {
@@ -132,17 +132,17 @@ fn an_old_span_says_since_when_it_is_sampled() {
             "{old:?} {young:?}"
         );
         let profile = profile_of(&setup, "old");
-        let said = "of it not sampled";
-        let is_said = profile.notes.iter().any(|note| note.contains(said));
+        let note_text = "of it not sampled";
+        let is_noted = profile.notes.iter().any(|note| note.contains(note_text));
         let sure_ns = old.on_cpu_ns - old.on_cpu_error_ns - old.sampled_ns;
-        assert_eq!(is_said, sure_ns >= 1_000_000, "{:?}", profile.notes);
-        assert_eq!(profile.title.contains("sampled after"), is_said, "{}", profile.title);
+        assert_eq!(is_noted, sure_ns >= 1_000_000, "{:?}", profile.notes);
+        assert_eq!(profile.title.contains("sampled after"), is_noted, "{}", profile.title);
     }
 }
 
-/// All of them together are long; none lasts until somebody looks.
+/// The segments are long enough only together; each ends before the collector's next check.
 #[test]
-fn a_span_of_short_segments_grows_old() {
+fn a_span_of_short_segments_becomes_old() {
     for source in sources() {
         let setup = with(source, AGE);
         let mut entered = Duration::ZERO;
@@ -161,11 +161,11 @@ fn a_span_of_short_segments_grows_old() {
 }
 
 #[test]
-fn a_span_grows_old_in_the_hands_of_another_thread() {
+fn a_span_becomes_old_on_another_thread() {
     for source in sources() {
         let setup = with(source, 4 * AGE);
         in_layer(&setup, || {
-            let span = info_span!("handed on");
+            let span = info_span!("moved");
             let start = Instant::now();
             span.in_scope(|| until(|| start.elapsed() > 3 * AGE));
             let here = start.elapsed();
@@ -184,7 +184,7 @@ fn a_span_grows_old_in_the_hands_of_another_thread() {
     }
 }
 
-/// They wait for much longer than they work.
+/// The spans are idle for much longer than they are entered.
 #[test]
 fn a_span_that_awaits_stays_young() {
     const LONG: Duration = Duration::from_millis(200);
@@ -202,14 +202,14 @@ fn a_span_that_awaits_stays_young() {
                 std::thread::sleep(100 * MS);
             }
         });
-        // On a machine that is too busy they are entered for long.
+        // On a very busy machine they are entered for too long.
         assert!(longest * 5 > LONG || !is_sampled(&setup), "{source:?}");
         setup.flush();
         assert!(longest * 5 > LONG || setup.handle.stats().samples.taken == 0, "{source:?}");
     }
 }
 
-/// The root itself is never entered, and no thread lasts until somebody looks.
+/// The root itself is never entered, and each thread ends before the collector's next check.
 #[test]
 fn short_threads_below_an_old_root_are_sampled() {
     const THREADS: u32 = 60;
@@ -222,7 +222,7 @@ fn short_threads_below_an_old_root_are_sampled() {
             for _ in 0..THREADS {
                 let thread = || {
                     in_layer(&setup, || {
-                        // To begin with a thread is not the span's.
+                        // The start of the thread is outside the span.
                         info_span!(parent: &root, "task").in_scope(|| {
                             let start = ThreadTime::now();
                             burn(WORK);
@@ -234,13 +234,13 @@ fn short_threads_below_an_old_root_are_sampled() {
             }
         });
         setup.flush();
-        // Several, if it takes so long that what was kept is exported before the root closes.
+        // There are several profiles if the root stays open for so long that an epoch is exported before.
         let profiles = setup.profiles();
         let (count, sampled_ns) = profiles
             .iter()
             .map(taken)
             .fold((0, 0), |(count, ns), (more, more_ns)| (count + more, ns + more_ns));
-        // The first of them make the root old; a timer's tick finds some of them, and no two the same share.
+        // The first threads make the root old. A timer's tick finds only some threads, and never a predictable share.
         let least = if source == Source::Perf { ran / 2 } else { Duration::ZERO };
         assert!(
             u128::from(sampled_ns) > least.as_nanos(),
@@ -248,7 +248,7 @@ fn short_threads_below_an_old_root_are_sampled() {
             setup.handle.stats()
         );
         assert_eq!(setup.handle.stats().samples.dropped_unknown_span, 0, "{source:?}");
-        // The root has none of its own.
+        // The root itself has no on-CPU and no off-CPU time.
         let root = account(&setup, "root");
         assert_eq!((root.on_cpu_ns, root.off_cpu_ns), (0, 0), "{source:?}");
         let wrong_ns = u128::from(root.subtree_on_cpu_ns).abs_diff(ran.as_nanos());
@@ -257,9 +257,9 @@ fn short_threads_below_an_old_root_are_sampled() {
     }
 }
 
-/// What a thread does in spans inside one another counts once for those around them that it is not in.
+/// Time in nested spans of one thread counts once for each enclosing span that the thread is not in.
 #[test]
-fn a_span_has_the_time_of_those_inside_it_on_other_threads_once() {
+fn a_span_counts_time_of_child_spans_on_other_threads_once() {
     let setup = Setup::with("0ms", |builder| builder.arm_after(Duration::ZERO));
     let work = |span: Span| {
         let start = ThreadTime::now();
@@ -277,7 +277,7 @@ fn a_span_has_the_time_of_those_inside_it_on_other_threads_once() {
             in_layer(&setup, || {
                 let task = info_span!(parent: &root, "task");
                 let _task = task.enter();
-                // A sister of it on the same thread.
+                // A sibling of `task` on the same thread.
                 work(info_span!(parent: &root, "sister"))
             })
         };
@@ -305,9 +305,9 @@ fn a_span_has_the_time_of_those_inside_it_on_other_threads_once() {
     });
 }
 
-/// As a connection does that lives for an hour: what is inside it is young by itself.
+/// As with a connection that is open for an hour: a span inside it starts young.
 #[test]
-fn a_span_that_is_open_for_long_makes_nothing_old() {
+fn a_long_lived_span_does_not_make_its_children_old() {
     for source in sources() {
         for (rules, is_open_for_long) in [("5ms", true), ("1h", false)] {
             let setup = Setup::with(rules, |builder| builder.source(source).arm_after(AGE));
@@ -328,11 +328,11 @@ fn a_span_that_is_open_for_long_makes_nothing_old() {
                     std::thread::scope(|scope| scope.spawn(request).join().unwrap())
                 };
                 let start = Instant::now();
-                // Together they are inside it for longer than it takes to be old.
+                // Together they are in it for longer than `AGE`.
                 for _ in 0..3 {
                     request(|| std::thread::sleep(AGE / 2));
                 }
-                // What was armed for them is given back.
+                // The threads that were armed for them are disarmed.
                 until(|| !is_sampled(&setup));
                 until(|| !is_open_for_long || start.elapsed() > 10 * 20 * AGE);
                 let (is_sampled, took) = request(|| _ = burn(MS));
@@ -343,10 +343,10 @@ fn a_span_that_is_open_for_long_makes_nothing_old() {
     }
 }
 
-/// The wait that it is in when it grows old is seen from when the thread went into it; and as there may have been
-/// others before it, of which nobody knows, it says so. A later one does not.
+/// The wait during which a span becomes old is captured from its beginning. There may have been earlier waits that were
+/// not captured, so the wait is marked. A later wait is not.
 #[test]
-fn the_wait_in_which_a_span_grows_old_is_seen() {
+fn the_wait_during_which_a_span_becomes_old_is_captured() {
     for source in sources() {
         let seen =
             [100, 400, 1_600, 6_400].map(|times| MS * times).into_iter().find_map(|length| {
@@ -361,30 +361,30 @@ fn the_wait_in_which_a_span_grows_old_is_seen() {
                 });
                 let waits = account(&setup, "waits");
                 let profile = setup.profiles().into_iter().next()?;
-                let of = |holds_others| {
+                let of = |marked| {
                     let samples = profile.of_kind(SampleKind::OffCpu);
-                    let says_so = |sample: &&Sample| {
+                    let is_marked = |sample: &&Sample| {
                         functions(&profile, sample).contains(&"[and shorter waits before it]")
                     };
-                    let samples = samples.filter(|sample| says_so(sample) == holds_others);
+                    let samples = samples.filter(|sample| is_marked(sample) == marked);
                     let points = samples.flat_map(|sample| &sample.points);
                     points.map(|point| point.weight_ns).sum::<u64>()
                 };
                 let (first_ns, second_ns) = (of(true), of(false));
-                let said = format!("{source:?}: {first_ns} and {second_ns} ns, {waits:?}");
-                // Clocks of different units are rounded.
+                let context = format!("{source:?}: {first_ns} and {second_ns} ns, {waits:?}");
+                // The clocks have different units, so values are rounded.
                 let most_ns = waits.off_cpu_ns + waits.on_cpu_error_ns + 10;
-                assert!(first_ns + second_ns <= most_ns, "{said}");
-                // The collector may get no CPU for a while.
+                assert!(first_ns + second_ns <= most_ns, "{context}");
+                // The collector may get no CPU for a while, so longer waits are tried.
                 let is_seen = |ns| u128::from(ns) * 10 > length.as_nanos() * 9;
                 (is_seen(first_ns) && is_seen(second_ns)).then_some(())
             });
-        assert!(seen.is_some(), "a wait of seconds is seen");
+        assert!(seen.is_some(), "a wait of seconds is captured");
     }
 }
 
 #[test]
-fn what_is_kept_in_any_case_is_sampled_from_its_beginning() {
+fn spans_kept_in_any_case_are_sampled_from_the_beginning() {
     for source in sources() {
         let setup = Setup::of_rules("always", |builder| builder.source(source));
         setup.run(|| info_span!("all").in_scope(|| assert!(is_sampled(&setup), "{source:?}")));
@@ -400,9 +400,9 @@ fn what_is_kept_in_any_case_is_sampled_from_its_beginning() {
     }
 }
 
-/// Who is in no old span any more is not sampled any more, and is again when it must be.
+/// A thread that leaves its old span is no longer sampled, and is sampled again in the next one.
 #[test]
-fn threads_are_armed_again_and_again() {
+fn threads_are_armed_and_disarmed_repeatedly() {
     for source in sources() {
         let setup = with(source, AGE);
         in_layer(&setup, || {
@@ -421,9 +421,9 @@ fn threads_are_armed_again_and_again() {
     }
 }
 
-/// Whatever wants to be sampled, from its beginning or later.
+/// Applies to spans that are sampled from their beginning or later.
 #[test]
-fn while_the_machine_has_too_much_to_do_nobody_is_sampled() {
+fn no_thread_is_sampled_above_the_load_limit() {
     for source in sources() {
         let setup = Setup::of_rules("always", |builder| {
             builder.source(source).arm_after(AGE).shed_above_memory(1)
@@ -436,13 +436,13 @@ fn while_the_machine_has_too_much_to_do_nobody_is_sampled() {
                     until(|| burn(MS) > 0 && setup.handle.stats().threads.shed > shed);
                     assert!(!is_sampled(&setup), "{source:?}");
                 });
-                // It is looked at outside.
+                // The collector checks the thread outside the span.
                 std::thread::sleep(20 * MS);
             }
         });
         assert_eq!(setup.kept().len(), 2, "{source:?}");
         assert!(setup.profiles().is_empty() && account(&setup, "kept").on_cpu_ns > 0, "{source:?}");
-        // As much as there will never be.
+        // Limits that are never reached.
         let setup = Setup::of_rules("always", |builder| {
             builder.source(source).shed_above_memory(u64::MAX).shed_above_cpu(100)
         });
@@ -451,9 +451,9 @@ fn while_the_machine_has_too_much_to_do_nobody_is_sampled() {
     }
 }
 
-/// A perf event makes each context switch dearer, and a timer does not. It has samples all the same.
+/// A perf event makes each context switch more expensive, and a timer does not. The thread is sampled either way.
 #[test]
-fn a_thread_that_is_switched_all_the_time_is_sampled_by_a_timer() {
+fn a_thread_with_many_context_switches_is_sampled_by_a_timer() {
     if !has_perf() {
         return;
     }
@@ -464,7 +464,7 @@ fn a_thread_that_is_switched_all_the_time_is_sampled_by_a_timer() {
         scope.spawn(move || there.iter().for_each(|()| _ = back.send(())));
         in_layer(&setup, || {
             info_span!("busy").in_scope(|| {
-                let go_and_come = || {
+                let ping_pong = || {
                     info_span!("step").in_scope(|| {
                         to.send(()).unwrap();
                         here.recv().unwrap();
@@ -472,13 +472,13 @@ fn a_thread_that_is_switched_all_the_time_is_sampled_by_a_timer() {
                 };
                 let by_timer = || setup.handle.stats().threads.sampled_by_timer > 0;
                 until(|| {
-                    (0..100).for_each(|_| go_and_come());
+                    (0..100).for_each(|_| ping_pong());
                     by_timer()
                 });
                 let before = setup.handle.stats().samples.taken;
                 until(|| {
                     burn(MS);
-                    go_and_come();
+                    ping_pong();
                     setup.handle.stats().samples.taken > before + 5
                 });
             });

@@ -37,7 +37,7 @@ impl Answer {
     }
 }
 
-/// Asks the routes where a program would have mounted them.
+/// Sends a request to the routes, nested as a program would mount them.
 async fn ask(handle: &Handle, method: &str, path: &str, body: impl Into<Body>) -> Answer {
     let app = Router::new().nest("/profiling", handle.router());
     let uri = format!("/profiling{path}");
@@ -61,7 +61,7 @@ fn in_folder(folder: &Path, rules: &str) -> Setup {
 }
 
 #[tokio::test]
-async fn the_state_has_every_number() {
+async fn the_state_has_every_counter() {
     let setup = Setup::new("0ms|error,noisy=off");
     setup.run(|| info_span!("one").in_scope(|| burn(30 * MS)));
     for path in ["", "/rules"] {
@@ -101,7 +101,7 @@ async fn put_changes_what_is_kept() {
 }
 
 #[tokio::test]
-async fn rules_that_are_none_change_nothing() {
+async fn invalid_rules_change_nothing() {
     let setup = Setup::new("1h");
     let answer = put_rules(&setup.handle, "250ms,shop=fast").await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
@@ -120,12 +120,12 @@ async fn rules_that_are_none_change_nothing() {
 }
 
 #[tokio::test]
-async fn delete_stops_and_post_goes_on() {
+async fn delete_stops_and_post_resumes() {
     let setup = Setup::new("0ms");
     setup.run(|| info_span!("before").in_scope(|| ()));
     let state = ask(&setup.handle, "DELETE", "", "").await.json();
     assert_eq!((&state["enabled"], &state["rules"]), (&false.into(), &"0s".into()));
-    setup.run(|| info_span!("meanwhile").in_scope(|| ()));
+    setup.run(|| info_span!("stopped").in_scope(|| ()));
     let state = ask(&setup.handle, "POST", "", "").await.json();
     assert_eq!((&state["enabled"], &state["rules"]), (&true.into(), &"0s".into()));
     setup.run(|| info_span!("after").in_scope(|| ()));
@@ -133,7 +133,7 @@ async fn delete_stops_and_post_goes_on() {
 }
 
 #[tokio::test]
-async fn post_starts_what_was_off() {
+async fn post_starts_profiling_that_was_off() {
     let setup = Setup::new("off");
     let state = get(&setup.handle, "").await.json();
     assert_eq!((&state["enabled"], &state["rules"]), (&false.into(), &"off".into()));
@@ -145,7 +145,7 @@ async fn post_starts_what_was_off() {
 }
 
 #[tokio::test]
-async fn put_starts_what_was_off() {
+async fn put_starts_profiling_that_was_off() {
     let setup = Setup::new("off");
     assert_eq!(put_rules(&setup.handle, "0ms").await.status, StatusCode::OK);
     setup.run(|| info_span!("any").in_scope(|| ()));
@@ -168,7 +168,7 @@ async fn assert_has_ended(handle: &Handle) {
 }
 
 #[tokio::test]
-async fn a_layer_that_has_ended_says_so() {
+async fn an_ended_layer_is_reported() {
     let setup = Setup::new("0ms");
     assert!(setup.handle.shutdown(PLENTY));
     assert_has_ended(&setup.handle).await;
@@ -217,10 +217,10 @@ async fn profiles_are_listed_and_fetched() {
 }
 
 #[tokio::test]
-async fn the_folder_is_known_without_an_exporter_and_only_then() {
+async fn the_directory_setting_applies_only_without_an_exporter() {
     let temporary = tempfile::tempdir().unwrap();
     fs::write(temporary.path().join(name("a", "svg")), "<svg/>").unwrap();
-    // It need not run for profiles of an earlier run to be seen.
+    // Profiles of an earlier run are listed even while profiling is off.
     let builder = ProfilingLayer::builder().rules("off".parse().unwrap());
     let layer = builder.directory(temporary.path()).build().unwrap();
     let list = get(&layer.handle(), "/profiles").await.json();
@@ -232,14 +232,14 @@ async fn the_folder_is_known_without_an_exporter_and_only_then() {
     assert_eq!(get(&elsewhere.handle, &path).await.status, StatusCode::NOT_FOUND);
 }
 
-/// The name of a profile.
+/// The file name of a profile.
 fn name(span: &str, extension: &str) -> String {
     format!("20231114T221320.123Z-1-{span}-01010101010101010101010101010101.{extension}")
 }
 
-const SECRET: &str = "nobody must read this";
+const SECRET: &str = "this must stay unread";
 
-/// A folder of profiles with all that must not be handed out in it and around it.
+/// A profile directory with files inside and around it that must not be served.
 fn trapped(root: &Path) -> Setup {
     let folder = root.join("profiles");
     fs::create_dir(&folder).unwrap();
@@ -253,8 +253,8 @@ fn trapped(root: &Path) -> Setup {
     for secret in secrets {
         fs::write(secret, SECRET).unwrap();
     }
-    fs::create_dir(folder.join(name("folder", "svg"))).unwrap();
-    fs::write(folder.join(name("folder", "svg")).join("secret.txt"), SECRET).unwrap();
+    fs::create_dir(folder.join(name("subdirectory", "svg"))).unwrap();
+    fs::write(folder.join(name("subdirectory", "svg")).join("secret.txt"), SECRET).unwrap();
     for (age, span) in ["newest", "a..b", "oldest"].into_iter().enumerate() {
         let path = folder.join(name(span, "svg"));
         fs::write(&path, "<svg/>").unwrap();
@@ -265,7 +265,7 @@ fn trapped(root: &Path) -> Setup {
 }
 
 #[tokio::test]
-async fn only_what_is_listed_is_fetched() {
+async fn only_listed_files_can_be_fetched() {
     let root = tempfile::tempdir().unwrap();
     let setup = trapped(root.path());
     let list = get(&setup.handle, "/profiles").await.json();
@@ -301,9 +301,9 @@ async fn only_what_is_listed_is_fetched() {
         "",
         "notes.svg",
         &name("unfinished", "tmp"),
-        &name("folder", "svg"),
-        &format!("{}/secret.txt", name("folder", "svg")),
-        &format!("{}%2fsecret.txt", name("folder", "svg")),
+        &name("subdirectory", "svg"),
+        &format!("{}/secret.txt", name("subdirectory", "svg")),
+        &format!("{}%2fsecret.txt", name("subdirectory", "svg")),
         &format!("../{}", name("outside", "svg")),
         &format!("..%2f{}", name("outside", "svg")),
         &format!("{}%5c..%5cb", name("back", "svg")),
@@ -330,7 +330,7 @@ async fn only_what_is_listed_is_fetched() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn no_link_is_followed_and_nothing_but_files_is_opened() {
+async fn links_are_not_followed_and_only_regular_files_are_opened() {
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
@@ -342,10 +342,10 @@ async fn no_link_is_followed_and_nothing_but_files_is_opened() {
     symlink("notes.svg", folder.join(name("inside", "svg"))).unwrap();
     symlink(name("loop", "svg"), folder.join(name("loop", "svg"))).unwrap();
     symlink("..", folder.join(name("up", "svg"))).unwrap();
-    // Nobody writes to it: who opens it to read waits for ever.
+    // It has no writer: opening it for reading blocks forever.
     let pipe = folder.join(name("pipe", "svg"));
     assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
-    // The path of a socket may not be long.
+    // The path of a socket is limited in length.
     let short = tempfile::tempdir_in("/tmp").unwrap();
     let _listener = UnixListener::bind(short.path().join("s")).unwrap();
     fs::rename(short.path().join("s"), folder.join(name("socket", "svg"))).unwrap();
@@ -361,7 +361,7 @@ async fn no_link_is_followed_and_nothing_but_files_is_opened() {
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_read_is_said() {
+async fn an_unreadable_directory_is_reported() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let setup = in_folder(file.path(), "off");
     let answer = get(&setup.handle, "/profiles").await;
@@ -369,10 +369,10 @@ async fn a_folder_that_cannot_be_read_is_said() {
     assert!(answer.text().contains("directory"), "{}", answer.text());
 }
 
-/// What a browser says of a request beside its host: `(name, value)`.
-type Said = &'static [(&'static str, &'static str)];
+/// Headers that a browser sends beside the host: `(name, value)`.
+type Headers = &'static [(&'static str, &'static str)];
 
-/// Asks as over HTTP/1.1, where the host is a header.
+/// Sends a request as over HTTP/1.1, where the host is a header.
 async fn ask_as(handle: &Handle, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
     let app = Router::new().nest("/profiling", handle.router_for(["Shop.internal"]));
     let mut request = Request::builder().method(method).uri(format!("/profiling{path}"));
@@ -385,7 +385,7 @@ async fn ask_as(handle: &Handle, method: &str, path: &str, headers: &[(&str, &st
     Answer { status: parts.status, headers: parts.headers, body }
 }
 
-/// All that changes something.
+/// Every request that changes something.
 const CHANGES: [(&str, &str); 3] = [("PUT", "/rules"), ("POST", ""), ("DELETE", "")];
 const READS: [&str; 4] = ["", "/rules", "/profiles", "/profiles/nothing.svg"];
 
@@ -401,8 +401,8 @@ const SAFARI: (&str, &str) = (
 );
 const LOCAL: (&str, &str) = ("host", "127.0.0.1:9999");
 
-/// What browsers send of a page of ours that fetches, and of a form on it.
-const FROM_OUR_PAGE: [Said; 4] = [
+/// What browsers send for `fetch` and for a form on a page of the same origin.
+const FROM_SAME_ORIGIN: [Headers; 4] = [
     &[
         LOCAL,
         CHROME,
@@ -438,12 +438,13 @@ const FROM_OUR_PAGE: [Said; 4] = [
         ("sec-fetch-dest", "empty"),
         ("content-type", "text/plain;charset=UTF-8"),
     ],
-    // By a name that is no secure context there is no `Sec-Fetch-*`; and a proxy with TLS in between.
+    // A host name without TLS is not a secure context, so browsers send no `Sec-Fetch-*`. This is also what arrives
+    // behind a proxy that terminates TLS.
     &[("host", "shop.internal"), CHROME, ("origin", "https://shop.internal")],
 ];
 
-/// What browsers send for pages of others.
-const FROM_OTHER_PAGES: [(&str, Said); 12] = [
+/// What browsers send for pages of other origins.
+const FROM_OTHER_ORIGINS: [(&str, Headers); 12] = [
     (
         "Chrome, a form that posts",
         &[
@@ -520,7 +521,7 @@ const FROM_OTHER_PAGES: [(&str, Said); 12] = [
         ],
     ),
     (
-        "a frame in a sandbox, or after a redirection",
+        "a sandboxed frame, or after a redirect",
         &[LOCAL, CHROME, ("origin", "null"), ("content-type", "text/plain")],
     ),
     (
@@ -544,7 +545,7 @@ const FROM_OTHER_PAGES: [(&str, Said); 12] = [
         ],
     ),
     (
-        "an origin that only begins like ours",
+        "an origin with this one as a prefix",
         &[LOCAL, CHROME, ("origin", "http://127.0.0.1:9999.evil.example")],
     ),
     (
@@ -554,9 +555,9 @@ const FROM_OTHER_PAGES: [(&str, Said); 12] = [
 ];
 
 #[tokio::test]
-async fn a_page_of_ours_may_change_what_it_shows() {
+async fn a_same_origin_page_may_make_changes() {
     let setup = Setup::new("1h");
-    for headers in FROM_OUR_PAGE {
+    for headers in FROM_SAME_ORIGIN {
         for (method, path) in CHANGES {
             let answer = ask_as(&setup.handle, method, path, headers).await;
             assert_eq!(answer.status, StatusCode::OK, "{method} {headers:?}: {}", answer.text());
@@ -565,22 +566,22 @@ async fn a_page_of_ours_may_change_what_it_shows() {
 }
 
 #[tokio::test]
-async fn a_page_of_others_changes_nothing() {
+async fn a_cross_origin_page_changes_nothing() {
     let setup = Setup::new("1h");
-    for (who, headers) in FROM_OTHER_PAGES {
+    for (client, headers) in FROM_OTHER_ORIGINS {
         for (method, path) in CHANGES {
             let answer = ask_as(&setup.handle, method, path, headers).await;
-            assert_eq!(answer.status, StatusCode::FORBIDDEN, "{method}, {who}");
+            assert_eq!(answer.status, StatusCode::FORBIDDEN, "{method}, {client}");
             assert!(answer.text().contains("another origin"), "{}", answer.text());
             assert!(!answer.headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN));
         }
-        // Also of a method that nothing here has.
+        // Also for a method without a route.
         let answer = ask_as(&setup.handle, "PATCH", "", headers).await;
-        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{who}");
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{client}");
     }
     assert!(setup.handle.is_enabled());
     assert_eq!(setup.handle.rules().to_string(), "1h");
-    // What Chrome asks before it sends a `PUT` of another page: nobody says yes.
+    // Chrome's preflight for a cross-origin `PUT`: no answer allows it.
     let preflight = [
         LOCAL,
         ("origin", "https://evil.example"),
@@ -595,7 +596,7 @@ async fn a_page_of_others_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_link_on_another_page_leads_to_a_flame_graph() {
+async fn a_link_on_another_site_can_open_a_flame_graph() {
     let setup = Setup::new("1h");
     let navigation = [
         LOCAL,
@@ -608,12 +609,12 @@ async fn a_link_on_another_page_leads_to_a_flame_graph() {
     ];
     let answer = ask_as(&setup.handle, "GET", "/profiles", &navigation).await;
     assert_eq!(answer.status, StatusCode::OK);
-    // But none that shows it as a part of itself.
+    // Other sites cannot embed it.
     assert_eq!(answer.headers["cross-origin-resource-policy"], "same-origin");
 }
 
 #[tokio::test]
-async fn a_name_of_others_that_leads_here_reads_nothing() {
+async fn dns_rebinding_reads_nothing() {
     let setup = Setup::new("1h");
     for host in [
         "evil.example",
@@ -632,7 +633,7 @@ async fn a_name_of_others_that_leads_here_reads_nothing() {
         "",
     ] {
         let origin = format!("http://{host}");
-        // As a browser sends it that takes the page for one of this very origin.
+        // What a browser sends if it takes the page for same-origin.
         let headers =
             [("host", host), CHROME, ("origin", &origin), ("sec-fetch-site", "same-origin")];
         for path in READS {
@@ -656,7 +657,7 @@ async fn a_name_of_others_that_leads_here_reads_nothing() {
 }
 
 #[tokio::test]
-async fn loopback_and_the_hosts_that_are_named_are_answered() {
+async fn loopback_and_allowed_hosts_are_answered() {
     let setup = Setup::new("1h");
     for host in [
         "localhost",
@@ -672,17 +673,17 @@ async fn loopback_and_the_hosts_that_are_named_are_answered() {
             let answer = ask_as(&setup.handle, "GET", path, &[("host", host)]).await;
             assert_eq!(answer.status, StatusCode::OK, "{host} {path}");
         }
-        // As curl does: neither an origin nor a site.
+        // As curl sends it: neither `Origin` nor `Sec-Fetch-Site`.
         for (method, path) in CHANGES {
             let form = [("host", host), ("content-type", "application/x-www-form-urlencoded")];
             let answer = ask_as(&setup.handle, method, path, &form).await;
             assert_eq!(answer.status, StatusCode::OK, "{host} {method}");
         }
     }
-    // As typed into a browser.
+    // As typed into a browser's address bar.
     let typed = [("host", "localhost:9999"), FIREFOX, ("sec-fetch-site", "none")];
     assert_eq!(ask_as(&setup.handle, "GET", "", &typed).await.status, StatusCode::OK);
-    // Nobody has named it to this one.
+    // `router()` allows no host name but loopback.
     let app = Router::new().nest("/profiling", setup.handle.router());
     let request = Request::get("/profiling").header("host", "shop.internal").body(Body::empty());
     let answer = app.oneshot(request.unwrap()).await.unwrap();
@@ -690,7 +691,7 @@ async fn loopback_and_the_hosts_that_are_named_are_answered() {
 }
 
 #[tokio::test]
-async fn the_host_may_be_a_part_of_the_address_as_in_http_2() {
+async fn the_host_may_be_in_the_uri_as_in_http_2() {
     let setup = Setup::new("1h");
     let ask = async |method: &str, authority: &str, headers: &[(&str, &str)]| {
         let app = Router::new().nest("/profiling", setup.handle.router());
@@ -709,8 +710,8 @@ async fn the_host_may_be_a_part_of_the_address_as_in_http_2() {
     assert_eq!(ask("GET", "evil.example", &local).await, StatusCode::MISDIRECTED_REQUEST);
     let evil = [("host", "evil.example")];
     assert_eq!(ask("GET", "localhost", &evil).await, StatusCode::MISDIRECTED_REQUEST);
-    let ours = [("origin", "http://localhost:9999")];
-    assert_eq!(ask("POST", "localhost:9999", &ours).await, StatusCode::OK);
-    assert_eq!(ask("POST", "localhost:9998", &ours).await, StatusCode::FORBIDDEN);
-    assert_eq!(ask("POST", "127.0.0.1:9999", &ours).await, StatusCode::FORBIDDEN);
+    let same_origin = [("origin", "http://localhost:9999")];
+    assert_eq!(ask("POST", "localhost:9999", &same_origin).await, StatusCode::OK);
+    assert_eq!(ask("POST", "localhost:9998", &same_origin).await, StatusCode::FORBIDDEN);
+    assert_eq!(ask("POST", "127.0.0.1:9999", &same_origin).await, StatusCode::FORBIDDEN);
 }

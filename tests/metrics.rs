@@ -1,4 +1,4 @@
-//! What is counted, as metrics of OpenTelemetry.
+//! The layer's counters as OpenTelemetry metrics.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
@@ -19,13 +19,13 @@ struct Meters {
     provider: SdkMeterProvider,
 }
 
-/// By name: the unit, and the values by attribute.
+/// The unit of each metric, and its values by attributes.
 type Found = BTreeMap<String, (String, BTreeMap<String, f64>)>;
 
 impl Meters {
     fn of(handle: &Handle) -> Self {
         let exporter = InMemoryMetricExporter::default();
-        // What is asked for is collected at once, and nothing before.
+        // Metrics are collected only by `force_flush`.
         let reader = PeriodicReader::builder(exporter.clone()).with_interval(PLENTY * 60);
         let provider = SdkMeterProvider::builder().with_reader(reader.build()).build();
         handle.register_metrics(&provider.meter("test"));
@@ -73,7 +73,7 @@ fn values<T: Copy>(data: &MetricData<T>, value: impl Fn(T) -> f64) -> BTreeMap<S
 }
 
 #[test]
-fn what_was_counted_is_measured() {
+fn counters_are_exported_as_metrics() {
     let setup = Setup::new("0ms|error");
     let meters = Meters::of(&setup.handle);
     setup.run(|| {
@@ -87,7 +87,7 @@ fn what_was_counted_is_measured() {
     assert_eq!(one("samples.taken"), stats.samples.taken as f64);
     assert_eq!(one("profiles.exported"), stats.profiles.exported as f64);
     let cpu_s = one("collector.cpu_time");
-    // The collector goes on meanwhile.
+    // The collector continues in the meantime.
     assert!(cpu_s <= stats.sampling.collector_cpu_ns as f64 / 1e9, "{cpu_s}");
     assert_eq!(cpu_s > 0.0, HAS_STACKS);
     assert!(one("threads.sampled") <= 1.0);
@@ -117,7 +117,7 @@ fn what_was_counted_is_measured() {
 }
 
 #[test]
-fn every_loss_of_samples_has_its_cause() {
+fn every_lost_sample_has_a_cause() {
     let setup = Setup::with("0ms", |builder| builder.samples_per_profile(2).rate(1000));
     let meters = Meters::of(&setup.handle);
     setup.run(|| info_span!("long").in_scope(|| burn(Duration::from_millis(100))));
@@ -155,7 +155,7 @@ fn metrics_do_not_keep_the_layer_alive() {
     assert!(!meters.collect().is_empty());
     assert!(handle.is_enabled());
     drop(dispatch);
-    assert!(handle.set_rules("0ms".parse().unwrap()).is_err(), "it is gone");
+    assert!(handle.set_rules("0ms".parse().unwrap()).is_err(), "the layer is dropped");
     let found = meters.collect();
     assert!(found.values().all(|(_, values)| values.is_empty()), "{found:?}");
 }

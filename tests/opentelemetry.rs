@@ -1,4 +1,4 @@
-//! Beside `tracing-opentelemetry`: attributes on exported spans, and trace ids in profiles.
+//! Use together with `tracing-opentelemetry`: attributes on exported spans, and trace ids in profiles.
 
 #![cfg(feature = "opentelemetry-sdk")]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
@@ -31,7 +31,7 @@ const MS: Duration = Duration::from_millis(1);
 
 type Otel<S = Registry> = OpenTelemetryLayer<S, SdkTracer>;
 
-/// A subscriber with both layers, put together in the way that is tested.
+/// A subscriber with both layers, combined in the way that is tested.
 struct Scene {
     handle: Handle,
     dispatch: Dispatch,
@@ -44,7 +44,7 @@ struct Scene {
 #[derive(Clone, Copy, PartialEq)]
 enum Processor {
     Plain,
-    Ours,
+    Wrapping,
 }
 
 impl Scene {
@@ -63,16 +63,16 @@ impl Scene {
     ) -> Self {
         let profiles = Memory::new();
         let kept = Arc::new(Mutex::new(Vec::new()));
-        let sink = Arc::clone(&kept);
+        let received = Arc::clone(&kept);
         let builder = ProfilingLayer::builder()
             .rules(
                 "20ms|error,fast=1h,[failing]=error,[failed]=error,[fine]=error".parse().unwrap(),
             )
-            // A ring has room for more of the time than at 1,000: the collector may have to wait for a CPU.
+            // At this rate a ring covers more time than at 1,000, in case the collector has to wait for a CPU.
             .rate(200)
             .arm_after(Duration::ZERO)
             .exporter(profiles.clone())
-            .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
+            .on_kept(move |one| received.lock().unwrap().push(one.clone()));
         let layer = set(builder).build().unwrap();
         let handle = layer.handle();
         let spans = InMemorySpanExporter::default();
@@ -80,7 +80,7 @@ impl Scene {
         let provider = SdkTracerProvider::builder().with_sampler(sampler);
         let provider = match processor {
             Processor::Plain => provider.with_span_processor(exporting),
-            Processor::Ours => provider.with_span_processor(handle.span_processor(exporting)),
+            Processor::Wrapping => provider.with_span_processor(handle.span_processor(exporting)),
         };
         let provider = provider.build();
         let dispatch = combine(layer, provider.tracer("test"));
@@ -94,7 +94,7 @@ impl Scene {
         result
     }
 
-    /// Exported spans by name, and that there is one of each.
+    /// The exported spans by name, which must be unique.
     fn spans(&self) -> HashMap<String, SpanData> {
         let spans = self.spans.get_finished_spans().unwrap();
         let count = spans.len();
@@ -131,7 +131,7 @@ fn text(span: &SpanData, key: &str) -> Option<String> {
     attribute(span, key).map(|value| value.as_str().into_owned())
 }
 
-/// One slow request with a quick child in a task of its own, one fast request, one failed one.
+/// One slow request with a fast child and a child on another thread, one fast request, and one failed request.
 fn requests() {
     let request = info_span!("slow");
     request.in_scope(|| {
@@ -153,7 +153,7 @@ fn requests() {
     info_span!("failed").in_scope(|| tracing::error!("it failed"));
 }
 
-/// What must hold in whichever order the layers are.
+/// Asserts what must hold in any order of the layers.
 fn check_requests(scene: &Scene) {
     let spans = scene.spans();
     assert_eq!(spans.len(), 5, "{:?}", spans.keys());
@@ -164,13 +164,13 @@ fn check_requests(scene: &Scene) {
         Some(Value::I64(ns)) => Some(ns),
         _ => None,
     });
-    // Elsewhere nobody knows for how long a thread ran.
+    // On systems other than Linux, on-CPU time is unknown.
     assert_eq!(times.map(|time| time.is_some()), [HAS_STACKS, HAS_STACKS, true]);
     let sum: i64 = times.into_iter().flatten().sum();
     assert!(!HAS_STACKS || sum > 60_000_000, "{times:?}");
     for name in ["child", "elsewhere", "fine"] {
-        let ours = spans[name].attributes.iter().filter(|a| a.key.as_str().contains("profile."));
-        assert_eq!(ours.count(), 0, "{name}");
+        let added = spans[name].attributes.iter().filter(|a| a.key.as_str().contains("profile."));
+        assert_eq!(added.count(), 0, "{name}");
     }
     assert_eq!(text(&spans["failed"], "profile.reason").as_deref(), Some("error"));
 
@@ -180,7 +180,7 @@ fn check_requests(scene: &Scene) {
         assert_eq!(attribute(slow, "profile.id"), None);
         return;
     }
-    // Each id leads to a profile, and each profile has a span that leads to it.
+    // Each id belongs to a profile, and each profile is referenced by a span.
     let mut ids: Vec<_> = spans.values().filter_map(|span| text(span, "profile.id")).collect();
     let mut of_profiles: Vec<_> = profiles.iter().map(|p| p.id.to_string()).collect();
     ids.sort();
@@ -191,7 +191,7 @@ fn check_requests(scene: &Scene) {
     let grafana = text(slow, "pyroscope.profile.id").unwrap();
     assert_eq!(grafana, slow.span_context.span_id().to_string());
 
-    // Each sample names its own span of that trace.
+    // Each sample links to its own span of that trace.
     let mut named: Vec<&str> = Vec::new();
     for sample in profile.samples() {
         let link = sample.link.and_then(|link| profile.link(link));
@@ -207,12 +207,14 @@ fn check_requests(scene: &Scene) {
     }
 }
 
-/// Pyroscope selects samples by their link. Waits are samples, too, but one may become known only after
-/// its span has closed: of `empty` nothing is sure but that an id leads to something.
+/// Pyroscope selects samples by their link. Waits are samples too, but a wait may become known only after its span has
+/// closed. So `empty` may have an id or not, but if it has one, samples must link to it.
 #[test]
-fn only_a_span_with_samples_of_its_own_has_an_id_for_pyroscope() {
-    let scene = Scene::new(Processor::Plain, |ours, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(ours.with_opentelemetry(otel(tracer))))
+fn only_a_span_with_its_own_samples_has_an_id_for_pyroscope() {
+    let scene = Scene::new(Processor::Plain, |profiling, tracer| {
+        Dispatch::new(
+            tracing_subscriber::registry().with(profiling.with_opentelemetry(otel(tracer))),
+        )
     });
     scene.run(|| {
         info_span!("waits").in_scope(|| {
@@ -248,18 +250,20 @@ fn only_a_span_with_samples_of_its_own_has_an_id_for_pyroscope() {
 }
 
 #[test]
-fn before_the_layer_of_opentelemetry() {
-    let scene = Scene::new(Processor::Plain, |ours, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+fn before_the_opentelemetry_layer() {
+    let scene = Scene::new(Processor::Plain, |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
     });
     scene.run(requests);
     check_requests(&scene);
 }
 
 #[test]
-fn the_combinator_puts_them_in_order() {
-    let scene = Scene::new(Processor::Plain, |ours, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(ours.with_opentelemetry(otel(tracer))))
+fn with_opentelemetry_combines_them_in_order() {
+    let scene = Scene::new(Processor::Plain, |profiling, tracer| {
+        Dispatch::new(
+            tracing_subscriber::registry().with(profiling.with_opentelemetry(otel(tracer))),
+        )
     });
     scene.run(requests);
     check_requests(&scene);
@@ -267,9 +271,9 @@ fn the_combinator_puts_them_in_order() {
 
 #[test]
 fn boxed() {
-    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+    let scene = Scene::new(Processor::Plain, |profiling, tracer| {
         let layers: Vec<Box<dyn Layer<Registry> + Send + Sync>> =
-            vec![ours.boxed(), otel(tracer).boxed()];
+            vec![profiling.boxed(), otel(tracer).boxed()];
         Dispatch::new(tracing_subscriber::registry().with(layers))
     });
     scene.run(requests);
@@ -277,28 +281,28 @@ fn boxed() {
 }
 
 #[test]
-fn inside_a_layer_that_can_be_reloaded() {
-    let scene = Scene::new(Processor::Plain, |ours, tracer| {
-        let (ours, _) = reload::Layer::new(ours);
-        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+fn inside_a_reload_layer() {
+    let scene = Scene::new(Processor::Plain, |profiling, tracer| {
+        let (profiling, _) = reload::Layer::new(profiling);
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
     });
     scene.run(requests);
     check_requests(&scene);
 }
 
 #[test]
-fn under_filters_of_their_own() {
-    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+fn under_per_layer_filters() {
+    let scene = Scene::new(Processor::Plain, |profiling, tracer| {
         let quiet = FilterFn::new(|metadata| !metadata.target().starts_with("quiet"));
         Dispatch::new(
             tracing_subscriber::registry()
-                .with(ours.with_filter(LevelFilter::INFO))
+                .with(profiling.with_filter(LevelFilter::INFO))
                 .with(otel(tracer).with_filter(quiet)),
         )
     });
     scene.run(|| {
         requests();
-        // Hidden from OpenTelemetry: profiled all the same.
+        // Hidden from OpenTelemetry, but profiled.
         info_span!(target: "quiet", "hidden").in_scope(|| burn(30 * MS));
     });
     check_requests_beside_hidden(&scene);
@@ -314,32 +318,36 @@ fn check_requests_beside_hidden(scene: &Scene) {
 }
 
 #[test]
-fn a_processor_makes_up_for_the_order() {
+fn a_processor_works_in_any_order() {
     let combine: [fn(ProfilingLayer, SdkTracer) -> Dispatch; 4] = [
-        |ours, tracer| Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer))),
-        |ours, tracer| Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(ours)),
-        // Where the layer of OpenTelemetry cannot be reached.
-        |ours, tracer| {
-            let (otel, _) = reload::Layer::new(otel(tracer));
-            Dispatch::new(tracing_subscriber::registry().with(ours).with(otel))
+        |profiling, tracer| {
+            Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
         },
-        |ours, tracer| {
+        |profiling, tracer| {
+            Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(profiling))
+        },
+        // Where the OpenTelemetry layer cannot be reached.
+        |profiling, tracer| {
             let (otel, _) = reload::Layer::new(otel(tracer));
-            Dispatch::new(tracing_subscriber::registry().with(otel).with(ours))
+            Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel))
+        },
+        |profiling, tracer| {
+            let (otel, _) = reload::Layer::new(otel(tracer));
+            Dispatch::new(tracing_subscriber::registry().with(otel).with(profiling))
         },
     ];
     for (number, combine) in combine.into_iter().enumerate() {
         println!("combination {number}");
-        let scene = Scene::new(Processor::Ours, combine);
+        let scene = Scene::new(Processor::Wrapping, combine);
         scene.run(requests);
         check_requests(&scene);
     }
 }
 
 #[test]
-fn a_processor_forwards_at_once_what_is_none_of_ours() {
-    let scene = Scene::new(Processor::Ours, |ours, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(ours))
+fn a_processor_forwards_unprofiled_spans_at_once() {
+    let scene = Scene::new(Processor::Wrapping, |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(profiling))
     });
     let tracer = scene.provider.tracer("by hand");
     scene.run(|| {
@@ -352,14 +360,14 @@ fn a_processor_forwards_at_once_what_is_none_of_ours() {
     for name in ["by hand", "the last"] {
         assert!(spans[name].attributes.is_empty());
     }
-    // Also where nobody flushes.
+    // Also without a flush.
     scene.spans.reset();
     drop(tracer.start("at once"));
     assert_eq!(scene.spans.get_finished_spans().unwrap().len(), 1);
 }
 
 #[test]
-fn the_parent_of_a_span_can_be_set_as_long_as_without_us() {
+fn the_parent_of_a_span_can_be_set_as_late_as_without_the_layer() {
     let parent = SpanContext::new(
         TraceId::from(7_u128),
         SpanId::from(9_u64),
@@ -367,14 +375,14 @@ fn the_parent_of_a_span_can_be_set_as_long_as_without_us() {
         true,
         TraceState::NONE,
     );
-    for processor in [Processor::Plain, Processor::Ours] {
-        let scene = Scene::new(processor, |ours, tracer| {
+    for processor in [Processor::Plain, Processor::Wrapping] {
+        let scene = Scene::new(processor, |profiling, tracer| {
             let lazy = otel(tracer).with_context_activation(false);
-            Dispatch::new(tracing_subscriber::registry().with(ours).with(lazy))
+            Dispatch::new(tracing_subscriber::registry().with(profiling).with(lazy))
         });
         scene.run(|| {
             let span = info_span!("slow");
-            // Sampled, and left: the OpenTelemetry span has not been started.
+            // Sampled and exited: the OpenTelemetry span has not been started yet.
             span.in_scope(|| burn(40 * MS));
             let context = Context::new().with_remote_span_context(parent.clone());
             span.set_parent(context).unwrap();
@@ -387,14 +395,15 @@ fn the_parent_of_a_span_can_be_set_as_long_as_without_us() {
 }
 
 #[test]
-fn spans_of_unsampled_traces_are_kept_and_say_so_or_are_left_out() {
-    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch =
-        |ours, tracer| Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)));
+fn spans_of_unsampled_traces_are_marked_or_left_out() {
+    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch = |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
+    };
     let scenes = [
         (Processor::Plain, right),
-        (Processor::Ours, right),
-        (Processor::Ours, HARD[0]),
-        (Processor::Ours, HARD[1]),
+        (Processor::Wrapping, right),
+        (Processor::Wrapping, NEED_A_PROCESSOR[0]),
+        (Processor::Wrapping, NEED_A_PROCESSOR[1]),
     ];
     let scenes = scenes.into_iter().flat_map(|scene| [(scene, false), (scene, true)]);
     for ((processor, combine), only_sampled) in scenes {
@@ -411,14 +420,14 @@ fn spans_of_unsampled_traces_are_kept_and_say_so_or_are_left_out() {
         assert_eq!(kept[0].spans[0].trace_is_sampled(), Some(false));
         if HAS_STACKS {
             let profile = &scene.profiles()[0];
-            let said = profile.attributes.iter().find(|a| a.key == "profile.trace_sampled");
-            assert_eq!(said.unwrap().value, tracing_profiling::profile::Value::Bool(false));
+            let sampled = profile.attributes.iter().find(|a| a.key == "profile.trace_sampled");
+            assert_eq!(sampled.unwrap().value, tracing_profiling::profile::Value::Bool(false));
         }
     }
 }
 
 #[test]
-fn attributes_have_the_names_that_they_are_given() {
+fn attributes_can_be_renamed_and_removed() {
     let names = |builder: Builder| {
         builder.span_attributes(|name| match name {
             "profile.reason" => Some("why".to_owned()),
@@ -426,8 +435,8 @@ fn attributes_have_the_names_that_they_are_given() {
             _ => None,
         })
     };
-    let scene = Scene::with(Processor::Plain, names, Sampler::AlwaysOn, |ours, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+    let scene = Scene::with(Processor::Plain, names, Sampler::AlwaysOn, |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
     });
     scene.run(requests);
     let spans = scene.spans();
@@ -439,7 +448,7 @@ fn attributes_have_the_names_that_they_are_given() {
     }
 }
 
-/// An exporter with which something is wrong.
+/// An exporter that always fails.
 struct Broken;
 
 impl Exporter for Broken {
@@ -456,13 +465,13 @@ impl Exporter for Broken {
 fn without_a_profile_there_is_no_id() {
     let sets: [fn(Builder) -> Builder; 2] = [
         |builder| builder.exporter(Broken),
-        // Once a sample was lost.
+        // Memory is exhausted once a sample has been dropped.
         |builder| builder.memory_bytes(1).rate(1_000),
     ];
     for set in sets {
-        for processor in [Processor::Plain, Processor::Ours] {
-            let scene = Scene::with(processor, set, Sampler::AlwaysOn, |ours, tracer| {
-                let both = ours.with_opentelemetry(otel(tracer));
+        for processor in [Processor::Plain, Processor::Wrapping] {
+            let scene = Scene::with(processor, set, Sampler::AlwaysOn, |profiling, tracer| {
+                let both = profiling.with_opentelemetry(otel(tracer));
                 Dispatch::new(tracing_subscriber::registry().with(both))
             });
             scene.run(|| info_span!("first").in_scope(|| burn(300 * MS)));
@@ -480,8 +489,8 @@ fn without_a_profile_there_is_no_id() {
 #[test]
 fn over_the_rate_limit_there_is_no_id() {
     let one = |builder: Builder| builder.profiles_per_minute(1);
-    let scene = Scene::with(Processor::Plain, one, Sampler::AlwaysOn, |ours, tracer| {
-        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
+    let scene = Scene::with(Processor::Plain, one, Sampler::AlwaysOn, |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
     });
     scene.run(|| {
         for _ in 0..4 {
@@ -497,7 +506,7 @@ fn over_the_rate_limit_there_is_no_id() {
     assert!(spans.iter().all(|span| attribute(span, "profile.reason").is_some()));
 }
 
-/// Collects our own warnings.
+/// Collects the warnings of `tracing_profiling`.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -519,41 +528,44 @@ impl<S: tracing::Subscriber> Layer<S> for Warnings {
 }
 
 #[test]
-fn the_wrong_order_is_said_once_and_no_other() {
+fn only_the_wrong_order_is_logged_once() {
     type Combine = fn(ProfilingLayer, SdkTracer, Warnings) -> Dispatch;
     let wrong: [Combine; 3] = [
-        |ours, tracer, warnings| {
+        |profiling, tracer, warnings| {
             Dispatch::new(
-                tracing_subscriber::registry().with(warnings).with(otel(tracer)).with(ours),
+                tracing_subscriber::registry().with(warnings).with(otel(tracer)).with(profiling),
             )
         },
-        |ours, tracer, warnings| {
-            let both = otel(tracer).and_then(ours);
+        |profiling, tracer, warnings| {
+            let both = otel(tracer).and_then(profiling);
             Dispatch::new(tracing_subscriber::registry().with(warnings).with(both))
         },
-        |ours, tracer, warnings| {
+        |profiling, tracer, warnings| {
             let otel = otel(tracer).with_filter(LevelFilter::INFO).boxed();
-            Dispatch::new(tracing_subscriber::registry().with(warnings).with(otel).with(ours))
+            Dispatch::new(tracing_subscriber::registry().with(warnings).with(otel).with(profiling))
         },
     ];
     let right: [Combine; 3] = [
-        |ours, tracer, warnings| {
+        |profiling, tracer, warnings| {
             Dispatch::new(
-                tracing_subscriber::registry().with(warnings).with(ours).with(otel(tracer)),
+                tracing_subscriber::registry().with(warnings).with(profiling).with(otel(tracer)),
             )
         },
         // Without OpenTelemetry.
-        |ours, _, warnings| Dispatch::new(tracing_subscriber::registry().with(warnings).with(ours)),
-        // With a filter that hides what is kept.
-        |ours, tracer, warnings| {
+        |profiling, _, warnings| {
+            Dispatch::new(tracing_subscriber::registry().with(warnings).with(profiling))
+        },
+        // With a filter that hides a kept span from OpenTelemetry.
+        |profiling, tracer, warnings| {
             let otel =
                 otel(tracer).with_filter(FilterFn::new(|metadata| metadata.name() != "slow"));
-            Dispatch::new(tracing_subscriber::registry().with(warnings).with(ours).with(otel))
+            Dispatch::new(tracing_subscriber::registry().with(warnings).with(profiling).with(otel))
         },
     ];
-    let said = |processor, combine: Combine| {
+    let warnings_of = |processor, combine: Combine| {
         let warnings = Warnings::default();
-        let scene = Scene::new(processor, |ours, tracer| combine(ours, tracer, warnings.clone()));
+        let scene =
+            Scene::new(processor, |profiling, tracer| combine(profiling, tracer, warnings.clone()));
         for _ in 0..3 {
             scene.run(requests);
         }
@@ -561,20 +573,20 @@ fn the_wrong_order_is_said_once_and_no_other() {
         warnings.iter().filter(|warning| warning.contains(".with(profiling)")).count()
     };
     for (number, combine) in wrong.into_iter().enumerate() {
-        assert_eq!(said(Processor::Plain, combine), 1, "{number}");
-        assert_eq!(said(Processor::Ours, combine), 0, "{number}, with a processor");
+        assert_eq!(warnings_of(Processor::Plain, combine), 1, "{number}");
+        assert_eq!(warnings_of(Processor::Wrapping, combine), 0, "{number}, with a processor");
     }
     for (number, combine) in right.into_iter().enumerate() {
-        assert_eq!(said(Processor::Plain, combine), 0, "{number}");
+        assert_eq!(warnings_of(Processor::Plain, combine), 0, "{number}");
     }
 }
 
 #[test]
-fn closes_under_load_and_under_locks_end() {
-    // A layer that holds a span's extensions while it drops another span.
-    struct Keeps;
+fn closes_under_load_and_under_locks_do_not_deadlock() {
+    // A layer that borrows a span's extensions while it drops another span.
+    struct Borrows;
     struct Inner(Mutex<Option<tracing::Span>>);
-    impl<S> Layer<S> for Keeps
+    impl<S> Layer<S> for Borrows
     where
         S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
     {
@@ -603,15 +615,17 @@ fn closes_under_load_and_under_locks_end() {
             let span = context.span(id).unwrap();
             let extensions = span.extensions();
             if let Some(inner) = extensions.get::<Inner>() {
-                // The inner span closes while these extensions are held.
+                // The inner span closes while these extensions are borrowed.
                 drop(inner.0.lock().unwrap().take());
             }
         }
     }
-    for processor in [Processor::Plain, Processor::Ours] {
+    for processor in [Processor::Plain, Processor::Wrapping] {
         let all = |builder: Builder| builder.rules("0ms".parse().unwrap()).rate(1_000);
-        let scene = Scene::with(processor, all, Sampler::AlwaysOn, |ours, tracer| {
-            Dispatch::new(tracing_subscriber::registry().with(Keeps).with(ours).with(otel(tracer)))
+        let scene = Scene::with(processor, all, Sampler::AlwaysOn, |profiling, tracer| {
+            Dispatch::new(
+                tracing_subscriber::registry().with(Borrows).with(profiling).with(otel(tracer)),
+            )
         });
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -636,23 +650,25 @@ fn closes_under_load_and_under_locks_end() {
         });
         scene.run(|| ());
         let spans = scene.spans.get_finished_spans().unwrap();
-        // Each thread makes 50 of each, and an inner one for each enter of an outer one.
+        // Each thread makes 50 of each, and an inner span for each enter of an outer one.
         let count = |name: &str| spans.iter().filter(|span| span.name == name).count();
         assert_eq!((count("outer"), count("child")), (200, 200));
         assert!(spans.iter().all(|span| attribute(span, "profile.reason").is_some()));
     }
 }
 
-/// Where the layer of OpenTelemetry cannot be reached, or comes first: only a processor helps.
-const HARD: [fn(ProfilingLayer, SdkTracer) -> Dispatch; 2] = [
-    |ours, tracer| Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(ours)),
-    |ours, tracer| {
+/// Combinations in which the OpenTelemetry layer cannot be reached or comes first: attributes need a processor.
+const NEED_A_PROCESSOR: [fn(ProfilingLayer, SdkTracer) -> Dispatch; 2] = [
+    |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(profiling))
+    },
+    |profiling, tracer| {
         let (otel, _) = reload::Layer::new(otel(tracer));
-        Dispatch::new(tracing_subscriber::registry().with(ours).with(otel))
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel))
     },
 ];
 
-/// The reasons on the exported spans, in the order in which they ended.
+/// The reasons on the exported spans, in the order in which the spans ended.
 fn reasons(spans: &InMemorySpanExporter) -> Vec<(String, Option<String>)> {
     let spans = spans.get_finished_spans().unwrap();
     spans.iter().map(|span| (span.name.to_string(), text(span, "profile.reason"))).collect()
@@ -663,18 +679,19 @@ fn reason(name: &str, reason: &str) -> (String, Option<String>) {
 }
 
 #[test]
-fn spans_made_by_hand_and_hidden_spans_are_mistaken_for_no_other() {
-    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch =
-        |ours, tracer| Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)));
-    let hiding: fn(ProfilingLayer, SdkTracer) -> Dispatch = |ours, tracer| {
+fn manual_and_hidden_spans_are_paired_with_no_other() {
+    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch = |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
+    };
+    let hiding: fn(ProfilingLayer, SdkTracer) -> Dispatch = |profiling, tracer| {
         let quiet = FilterFn::new(|metadata| !metadata.target().starts_with("quiet"));
         Dispatch::new(
-            tracing_subscriber::registry().with(ours).with(otel(tracer).with_filter(quiet)),
+            tracing_subscriber::registry().with(profiling).with(otel(tracer).with_filter(quiet)),
         )
     };
-    for combine in HARD.into_iter().chain([right, hiding]) {
+    for combine in NEED_A_PROCESSOR.into_iter().chain([right, hiding]) {
         let hides = std::ptr::fn_addr_eq(combine, hiding);
-        let scene = Scene::new(Processor::Ours, combine);
+        let scene = Scene::new(Processor::Wrapping, combine);
         let tracer = scene.provider.tracer("by hand");
         scene.run(|| {
             for _ in 0..3 {
@@ -704,9 +721,10 @@ fn spans_made_by_hand_and_hidden_spans_are_mistaken_for_no_other() {
 }
 
 #[test]
-fn a_processor_forwards_after_the_end() {
+fn a_processor_forwards_after_the_layer_has_ended() {
     for by_handle in [false, true] {
-        let Scene { handle, dispatch, spans, provider, .. } = Scene::new(Processor::Ours, HARD[0]);
+        let Scene { handle, dispatch, spans, provider, .. } =
+            Scene::new(Processor::Wrapping, NEED_A_PROCESSOR[0]);
         if by_handle {
             assert!(handle.shutdown(PLENTY));
         } else {
@@ -718,9 +736,9 @@ fn a_processor_forwards_after_the_end() {
 }
 
 #[test]
-fn a_span_that_idles_after_its_last_exit_has_its_attributes() {
-    for combine in HARD {
-        let scene = Scene::new(Processor::Ours, combine);
+fn a_span_that_is_idle_after_its_last_exit_has_its_attributes() {
+    for combine in NEED_A_PROCESSOR {
+        let scene = Scene::new(Processor::Wrapping, combine);
         scene.run(|| {
             let slow = info_span!("slow");
             slow.in_scope(|| ());
@@ -739,8 +757,8 @@ fn below_a_remote_parent_spans_are_paired() {
         true,
         TraceState::NONE,
     );
-    for combine in HARD {
-        let scene = Scene::new(Processor::Ours, combine);
+    for combine in NEED_A_PROCESSOR {
+        let scene = Scene::new(Processor::Wrapping, combine);
         scene.run(|| {
             let _attached = Context::new().with_remote_span_context(parent.clone()).attach();
             info_span!("failing").in_scope(|| tracing::error!("failed"));
@@ -751,11 +769,12 @@ fn below_a_remote_parent_spans_are_paired() {
     }
 }
 
-/// What is active by hand around a span is current at its enter or at its exit, as the span may be.
+/// An OpenTelemetry span that is active around a span is the current one at its enter or exit, as the span's own may
+/// be.
 #[test]
-fn a_span_that_is_active_by_hand_is_mistaken_for_no_other() {
-    for (number, combine) in HARD.into_iter().enumerate() {
-        let scene = Scene::new(Processor::Ours, combine);
+fn a_manually_activated_span_is_paired_with_no_other() {
+    for (number, combine) in NEED_A_PROCESSOR.into_iter().enumerate() {
+        let scene = Scene::new(Processor::Wrapping, combine);
         let tracer = scene.provider.tracer("by hand");
         let failing = || info_span!("failing").in_scope(|| tracing::error!("failed"));
         scene.run(|| {
@@ -763,7 +782,7 @@ fn a_span_that_is_active_by_hand_is_mistaken_for_no_other() {
             failing();
             tracer.in_span("by hand", |_| failing());
         });
-        // Where the layer cannot be reached, its place is not clear from the first one.
+        // Where the layer cannot be reached, the first span does not yet show the order of the layers.
         let first = if number == 0 { "error" } else { "" };
         let expected = [
             reason("failing", first),
@@ -777,14 +796,14 @@ fn a_span_that_is_active_by_hand_is_mistaken_for_no_other() {
 }
 
 #[test]
-fn a_span_that_is_never_entered_is_exported_without_attributes_and_that_is_said_once() {
+fn a_span_that_is_never_entered_is_exported_without_attributes_and_one_warning() {
     for combine in
         [|tracer| otel(tracer).boxed(), |tracer| reload::Layer::new(otel(tracer)).0.boxed()]
     {
         let warnings = Warnings::default();
-        let scene = Scene::new(Processor::Ours, |ours, tracer| {
+        let scene = Scene::new(Processor::Wrapping, |profiling, tracer| {
             let registry = tracing_subscriber::registry().with(combine(tracer));
-            Dispatch::new(registry.with(ours).with(warnings.clone()))
+            Dispatch::new(registry.with(profiling).with(warnings.clone()))
         });
         scene.run(|| info_span!("failing").in_scope(|| tracing::error!("failed")));
         for _ in 0..2 {
@@ -797,15 +816,15 @@ fn a_span_that_is_never_entered_is_exported_without_attributes_and_that_is_said_
         assert_eq!(reasons(&scene.spans), [reason("failing", "error"), waiting.clone(), waiting]);
         assert_eq!(scene.stats().spans.kept, 3);
         let warnings = warnings.0.lock().unwrap();
-        let said = warnings.iter().filter(|warning| warning.contains("gets no attributes"));
-        assert_eq!(said.count(), 1, "{warnings:?}");
+        let found = warnings.iter().filter(|warning| warning.contains("gets no attributes"));
+        assert_eq!(found.count(), 1, "{warnings:?}");
     }
 }
 
 #[test]
-fn a_span_that_the_program_ends_itself_is_profiled_to_its_close() {
-    for combine in HARD {
-        let scene = Scene::new(Processor::Ours, combine);
+fn a_span_that_the_program_ends_early_is_profiled_until_its_close() {
+    for combine in NEED_A_PROCESSOR {
+        let scene = Scene::new(Processor::Wrapping, combine);
         scene.run(|| {
             for _ in 0..2 {
                 info_span!("slow").in_scope(|| {
@@ -823,8 +842,8 @@ fn a_span_that_the_program_ends_itself_is_profiled_to_its_close() {
 }
 
 #[test]
-fn each_of_two_processors_has_the_attributes() {
-    for combine in HARD {
+fn both_of_two_processors_get_the_attributes() {
+    for combine in NEED_A_PROCESSOR {
         let layer = ProfilingLayer::builder()
             .rules("error".parse().unwrap())
             .exporter(Memory::new())
@@ -851,16 +870,19 @@ fn each_of_two_processors_has_the_attributes() {
     }
 }
 
-/// Panics on every thread but those of the program.
+/// Panics on the layer's threads.
 #[derive(Debug)]
-struct Picky;
+struct OnlyProgramThreads;
 
-impl opentelemetry_sdk::trace::SpanProcessor for Picky {
+impl opentelemetry_sdk::trace::SpanProcessor for OnlyProgramThreads {
     fn on_start(&self, _: &mut opentelemetry_sdk::trace::Span, _: &Context) {}
 
     fn on_end(&self, _: SpanData) {
         let thread = std::thread::current();
-        assert!(!thread.name().unwrap_or_default().starts_with("profiling-"), "no runtime here");
+        assert!(
+            !thread.name().unwrap_or_default().starts_with("profiling-"),
+            "a thread of the layer"
+        );
     }
 
     fn force_flush(&self) -> opentelemetry_sdk::error::OTelSdkResult {
@@ -880,9 +902,9 @@ fn spans_are_forwarded_on_the_thread_that_ends_them() {
         .build()
         .unwrap();
     let handle = layer.handle();
-    let processor = handle.span_processor(Picky);
+    let processor = handle.span_processor(OnlyProgramThreads);
     let provider = SdkTracerProvider::builder().with_span_processor(processor).build();
-    let dispatch = HARD[0](layer, provider.tracer("test"));
+    let dispatch = NEED_A_PROCESSOR[0](layer, provider.tracer("test"));
     drop(provider.tracer("by hand").start("by hand"));
     tracing::dispatcher::with_default(&dispatch, || {
         info_span!("failing").in_scope(|| tracing::error!("failed"));
@@ -891,8 +913,8 @@ fn spans_are_forwarded_on_the_thread_that_ends_them() {
     assert_eq!(handle.stats().spans.kept, 1);
 }
 
-/// May not be entered twice by one thread, as the simple processor, which holds a lock, and makes a span of
-/// `tracing` meanwhile.
+/// Must not be entered twice by one thread, like the simple processor, which holds a lock. It makes a `tracing` span in
+/// the meantime.
 #[derive(Debug, Default, Clone)]
 struct Locks(Arc<Mutex<Vec<String>>>);
 
@@ -903,7 +925,7 @@ impl opentelemetry_sdk::trace::SpanProcessor for Locks {
         thread_local! {
             static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
         }
-        assert!(!IS_INSIDE.replace(true), "it would wait for itself");
+        assert!(!IS_INSIDE.replace(true), "it would deadlock");
         info_span!("exports").in_scope(|| tracing::error!("failed"));
         IS_INSIDE.set(false);
         self.0.lock().unwrap().push(span.name.into_owned());
@@ -934,27 +956,27 @@ fn no_span_is_forwarded_inside_another() {
             drop(tracer.start(name));
         }
     });
-    // Nobody flushes.
+    // Without a flush.
     assert_eq!(*locks.0.lock().unwrap(), names);
 }
 
 #[test]
-fn flushes_of_the_provider_cost_no_attributes() {
+fn flushes_of_the_provider_lose_no_attributes() {
     use std::sync::atomic::{AtomicBool, Ordering};
-    for combine in HARD {
+    for combine in NEED_A_PROCESSOR {
         let all = |builder: Builder| builder.rules("0ms".parse().unwrap());
-        let scene = Scene::with(Processor::Ours, all, Sampler::AlwaysOn, combine);
-        let is_over = AtomicBool::new(false);
+        let scene = Scene::with(Processor::Wrapping, all, Sampler::AlwaysOn, combine);
+        let has_ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
+                while !has_ended.load(Ordering::Relaxed) {
                     scene.provider.force_flush().unwrap();
                 }
             });
             tracing::dispatcher::with_default(&scene.dispatch, || {
                 (0..5_000).for_each(|_| info_span!("kept").in_scope(|| ()));
             });
-            is_over.store(true, Ordering::Relaxed);
+            has_ended.store(true, Ordering::Relaxed);
         });
         scene.provider.force_flush().unwrap();
         let seen = reasons(&scene.spans);
@@ -966,7 +988,7 @@ fn flushes_of_the_provider_cost_no_attributes() {
 }
 
 #[test]
-fn looking_for_the_order_starts_nothing() {
+fn detecting_the_order_does_not_start_spans() {
     let parent = SpanContext::new(
         TraceId::from(7_u128),
         SpanId::from(9_u64),
@@ -975,13 +997,13 @@ fn looking_for_the_order_starts_nothing() {
         TraceState::NONE,
     );
     let remote = || Context::new().with_remote_span_context(parent.clone());
-    let scene = Scene::new(Processor::Plain, |ours, tracer| {
+    let scene = Scene::new(Processor::Plain, |profiling, tracer| {
         let quiet = FilterFn::new(|metadata| !metadata.target().starts_with("quiet"));
         let lazy = otel(tracer).with_context_activation(false).with_filter(quiet);
-        Dispatch::new(tracing_subscriber::registry().with(ours).with(lazy))
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(lazy))
     });
     scene.run(|| {
-        // Has no OpenTelemetry span at its close.
+        // It has no OpenTelemetry span when it closes.
         info_span!(target: "quiet", "hidden").in_scope(|| tracing::error!("failed"));
         let _attached = remote().attach();
         info_span!("fine").in_scope(|| {

@@ -19,7 +19,7 @@ use tracing_profiling::Resource;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The OTLP file of a span with one inside it, and its bytes; `None` without perf.
+/// The OTLP data of a span with a child span, and the file's bytes; `None` without samples.
 fn written() -> Option<(proto::ProfilesData, Vec<u8>)> {
     let directory = tempfile::tempdir().unwrap();
     let resource = Resource::new().with("service.name", "shop");
@@ -43,7 +43,7 @@ fn profile(data: &proto::ProfilesData) -> &proto::Profile {
     &data.resource_profiles[0].scope_profiles[0].profiles[0]
 }
 
-/// Every index into each table, wherever it stands.
+/// All indices into each table.
 #[derive(Default)]
 struct References {
     strings: HashSet<i32>,
@@ -93,7 +93,7 @@ impl References {
     }
 }
 
-/// Whether all of a table but its first entry is used, and nothing beyond it.
+/// Asserts that each entry of a table except the first is used, and that no index is out of range.
 fn assert_used(name: &str, used: &HashSet<i32>, length: usize) {
     let mut used: Vec<_> = used.iter().copied().filter(|index| *index != 0).collect();
     used.sort_unstable();
@@ -155,7 +155,7 @@ fn samples_are_timestamps_inside_the_profile() {
         profile.samples.iter().map(|s| (s.stack_index, s.link_index, &s.attribute_indices)),
     );
     if !has_perf() {
-        // Of timers each sample may stand for another time.
+        // With timers, the samples may have different weights.
         let times = profile.samples.iter().flat_map(|sample| &sample.timestamps_unix_nano);
         assert!(times.into_iter().all(|time| range.contains(time)));
         return;
@@ -174,7 +174,7 @@ fn samples_are_timestamps_inside_the_profile() {
 }
 
 #[test]
-fn functions_lines_and_files_are_named() {
+fn functions_lines_and_files_have_names() {
     let Some((data, _)) = written() else { return };
     let dictionary = data.dictionary.as_ref().unwrap();
     let string = |index: i32| dictionary.string_table[index as usize].as_str();
@@ -192,7 +192,7 @@ fn functions_lines_and_files_are_named() {
     assert!(string(function.filename_strindex).ends_with("tests/support/mod.rs"));
     assert_ne!(string(function.system_name_strindex), string(function.name_strindex));
     let lines = dictionary.location_table.iter().flat_map(|location| &location.lines);
-    // The compiler gives line 0 to instructions that it says are of no line.
+    // The compiler assigns line 0 to instructions without a source line.
     let lines: Vec<_> =
         lines.filter(|line| line.function_index as usize == burn && line.line != 0).collect();
     assert!(!lines.is_empty());
@@ -221,7 +221,7 @@ fn functions_lines_and_files_are_named() {
 }
 
 #[test]
-fn the_file_is_also_a_request_and_says_whose_it_is() {
+fn the_file_is_also_a_request_and_has_a_resource() {
     let Some((data, bytes)) = written() else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Profiles sent by OTLP: what arrives, what does not and is counted, and that nobody waits for it.
+//! Profiles sent by OTLP: all arrive or are counted as lost, and no thread of the program waits for the delivery.
 
 #![allow(
     clippy::expect_used,
@@ -11,8 +11,8 @@
 
 #[path = "otlp_export/failures.rs"]
 mod failures;
-#[path = "otlp_export/promises.rs"]
-mod promises;
+#[path = "otlp_export/profile_ids.rs"]
+mod profile_ids;
 #[path = "support/receiver.rs"]
 mod receiver;
 mod support;
@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use receiver::{Does, Receiver, Speaks, free_address, resource_attribute};
+use receiver::{Behavior, Receiver, Speaks, free_address, resource_attribute};
 use support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
 use tracing::info_span;
 use tracing_profiling::Resource;
@@ -34,7 +34,7 @@ use tracing_subscriber::prelude::*;
 const BOTH: [Speaks; 2] = [Speaks::Http, Speaks::Grpc];
 const MS: Duration = Duration::from_millis(1);
 
-/// An exporter for what listens there.
+/// An exporter to that address.
 fn to(speaks: Speaks, address: SocketAddr) -> OtlpBuilder {
     let protocol = match speaks {
         Speaks::Http => Protocol::HttpProtobuf,
@@ -44,14 +44,14 @@ fn to(speaks: Speaks, address: SocketAddr) -> OtlpBuilder {
         .protocol(protocol)
         .endpoint(format!("http://{address}"))
         .timeout(PLENTY)
-        // A busy machine is no receiver that is away.
+        // A delay on a busy machine does not mean that the receiver is unavailable.
         .patience(Duration::MAX)
         .resource(Resource::new().with("service.name", "shop"))
 }
 
 fn setup(exporter: OtlpBuilder) -> Setup {
-    // A rate that is set is not lowered, however busy the machine is; and a ring has room for more than a
-    // quarter of a second: each span has samples.
+    // A rate that is set explicitly is not lowered on a busy machine, and a ring has room for more than a quarter of a
+    // second: each span has samples.
     setup_with(exporter, |builder| builder.rate(100).stack_bytes(8_192))
 }
 
@@ -61,7 +61,7 @@ fn setup_with(exporter: OtlpBuilder, set: impl FnOnce(Builder) -> Builder) -> Se
     })
 }
 
-/// Makes so many profiles, one after the other.
+/// Makes `profiles` profiles in turn.
 fn keep(setup: &Setup, profiles: usize) {
     tracing::dispatcher::with_default(&setup.dispatch, || {
         for _ in 0..profiles {
@@ -70,14 +70,14 @@ fn keep(setup: &Setup, profiles: usize) {
     });
 }
 
-/// The ids that spans were given.
-fn promised(setup: &Setup) -> BTreeSet<String> {
+/// The profile ids that spans were given.
+fn given_ids(setup: &Setup) -> BTreeSet<String> {
     let kept = setup.kept();
     let ids = kept.iter().flat_map(|kept| &kept.spans).filter_map(|span| span.profile().ok());
     ids.map(|id| id.to_string()).collect()
 }
 
-/// The ids of what has arrived, none of which is there twice.
+/// The ids of the profiles that have arrived, each of them once.
 fn arrived(receiver: &Receiver, setup: &Setup) -> BTreeSet<String> {
     let all = receiver.ids();
     let set: BTreeSet<_> = all.iter().collect();
@@ -85,23 +85,23 @@ fn arrived(receiver: &Receiver, setup: &Setup) -> BTreeSet<String> {
     arrived_at_least_once(receiver, setup)
 }
 
-/// The ids of what has arrived: where an answer can come too late, the same may come twice. Those of waits
-/// are left out: their last bit differs from one that is there.
+/// The ids of the profiles that have arrived. The same profile may arrive twice if an answer comes too late. Profiles
+/// of waits are left out; their ids differ from the span's in the last bit.
 fn arrived_at_least_once(receiver: &Receiver, setup: &Setup) -> BTreeSet<String> {
     assert_one_body(receiver);
     let all: BTreeSet<_> = receiver.ids().into_iter().collect();
-    all.intersection(&promised(setup)).cloned().collect()
+    all.intersection(&given_ids(setup)).cloned().collect()
 }
 
-/// However often a profile was sent, it was the same.
+/// Asserts that a profile that was sent several times was the same each time.
 fn assert_one_body(receiver: &Receiver) {
     for (id, bodies) in receiver.bodies() {
         assert_eq!(bodies.len(), 1, "{id}: {bodies:?}");
     }
 }
 
-/// How many spans were given an id, or are about to be: whatever is said of them later.
-fn given(stats: &Stats) -> u64 {
+/// The number of spans that have a profile id or are about to get one, whatever happens to the profile later.
+fn spans_with_ids(stats: &Stats) -> u64 {
     let without = stats.spans.kept_without_samples
         + stats.spans.kept_over_rate_limit
         + stats.spans.kept_exporter_busy
@@ -111,22 +111,22 @@ fn given(stats: &Stats) -> u64 {
     stats.spans.kept - without
 }
 
-/// Waits until the exporter was given what all spans until now were promised, one profile each.
+/// Waits until the exporter has taken the profile of every span that has an id, one profile each.
 fn wait_for_taken(setup: &Setup) {
     let start = Instant::now();
     let stats = || setup.handle.stats();
-    while stats().profiles.exported < given(&stats()) {
+    while stats().profiles.exported < spans_with_ids(&stats()) {
         assert!(start.elapsed() < PLENTY, "{:?}", stats());
         _ = setup.handle.flush(10 * MS);
     }
 }
 
-/// Every profile that was taken is accounted for, once nothing waits.
+/// Asserts that every profile that was taken is accounted for, and none is pending.
 fn assert_adds_up(stats: &Stats) {
     assert_eq!(waiting(stats), 0, "{stats:?}");
 }
 
-/// How many profiles were taken of which it is not said yet what became of them.
+/// The number of profiles that were taken and have no outcome yet.
 fn waiting(stats: &Stats) -> u64 {
     let ends = stats.profiles.delivered
         + stats.profiles.stored_as_fallback
@@ -147,10 +147,10 @@ fn every_profile_arrives_once() {
             let setup = setup(exporter);
             keep(&setup, 5);
             setup.flush();
-            assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+            assert_eq!(arrived(&receiver, &setup), given_ids(&setup), "{speaks:?}");
             let stats = setup.handle.stats();
-            assert_eq!(promised(&setup).len(), if HAS_STACKS { 5 } else { 0 });
-            assert_eq!(stats.profiles.delivered, promised(&setup).len() as u64);
+            assert_eq!(given_ids(&setup).len(), if HAS_STACKS { 5 } else { 0 });
+            assert_eq!(stats.profiles.delivered, given_ids(&setup).len() as u64);
             assert_eq!(stats.profiles.requests_retried, 0);
             assert_adds_up(&stats);
             for got in receiver.got() {
@@ -172,12 +172,12 @@ fn every_profile_arrives_once() {
     }
 }
 
-/// While the receiver does not answer, the program goes on: if a thread of it waited, this would not end.
+/// The program continues while the receiver does not answer: if one of its threads waited, this test would hang.
 #[test]
-fn nobody_waits_for_the_receiver_and_each_profile_is_a_request() {
+fn no_thread_waits_for_the_receiver_and_each_profile_is_a_request() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
-        receiver.will([Does::Wait]);
+        receiver.will([Behavior::Hold]);
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 1);
         if !HAS_STACKS {
@@ -185,7 +185,7 @@ fn nobody_waits_for_the_receiver_and_each_profile_is_a_request() {
         }
         receiver.wait_for(1);
         keep(&setup, 6);
-        assert!(!setup.handle.flush(50 * MS), "it has a deadline");
+        assert!(!setup.handle.flush(50 * MS), "the flush must time out");
         assert_eq!(receiver.got().len(), 1);
         let start = Instant::now();
         while setup.handle.stats().profiles.exported < 7 {
@@ -195,27 +195,27 @@ fn nobody_waits_for_the_receiver_and_each_profile_is_a_request() {
         receiver.release();
         setup.flush();
         assert_eq!(receiver.got().len(), 7);
-        assert_eq!(arrived(&receiver, &setup), promised(&setup));
+        assert_eq!(arrived(&receiver, &setup), given_ids(&setup));
         assert_adds_up(&setup.handle.stats());
     }
 }
 
 #[test]
-fn a_receiver_that_does_not_answer_is_asked_again() {
+fn a_request_without_an_answer_is_repeated() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
-        receiver.will([Does::Hang]);
+        receiver.will([Behavior::Hang]);
         let setup = setup(to(speaks, receiver.address).timeout(2000 * MS));
         keep(&setup, 1);
         setup.flush();
-        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+        assert_eq!(arrived(&receiver, &setup), given_ids(&setup), "{speaks:?}");
         assert_eq!(setup.handle.stats().profiles.requests_retried > 0, HAS_STACKS);
         assert_adds_up(&setup.handle.stats());
     }
 }
 
 #[test]
-fn a_receiver_that_is_restarted_gets_all_there_was() {
+fn a_restarted_receiver_gets_every_profile() {
     for speaks in BOTH {
         let mut receiver = Receiver::new(speaks);
         let setup = setup(to(speaks, receiver.address));
@@ -228,19 +228,19 @@ fn a_receiver_that_is_restarted_gets_all_there_was() {
             receiver.start();
             setup.flush();
         }
-        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
-        assert_eq!(promised(&setup).len(), if HAS_STACKS { 12 } else { 0 });
+        assert_eq!(arrived(&receiver, &setup), given_ids(&setup), "{speaks:?}");
+        assert_eq!(given_ids(&setup).len(), if HAS_STACKS { 12 } else { 0 });
         assert_adds_up(&setup.handle.stats());
     }
 }
 
-/// One that is wrong does not take the others with it.
+/// One invalid profile does not affect the others.
 #[test]
 fn a_refused_profile_is_lost_alone() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
-        // The first keeps it busy; of the four behind it, one is refused.
-        receiver.will([Does::Wait, Does::Refuse(413, None)]);
+        // The first request keeps the receiver busy; one of the four queued behind it is refused.
+        receiver.will([Behavior::Hold, Behavior::Refuse(413, None)]);
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 1);
         if !HAS_STACKS {
@@ -267,7 +267,7 @@ fn a_refused_profile_is_lost_alone() {
 fn profiles_refused_in_a_success_are_counted() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
-        receiver.will([Does::Accept(1)]);
+        receiver.will([Behavior::Accept(1)]);
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 1);
         let one = u64::from(HAS_STACKS);
@@ -280,8 +280,8 @@ fn profiles_refused_in_a_success_are_counted() {
     }
 }
 
-/// Keeps spans until one has no profile, for the exporter takes none.
-fn keep_until_away(setup: &Setup) {
+/// Keeps spans until one has no profile because the exporter fails.
+fn keep_until_exporter_fails(setup: &Setup) {
     let start = Instant::now();
     while setup.handle.stats().spans.kept_exporter_fails == 0 {
         assert!(start.elapsed() < PLENTY);
@@ -290,21 +290,21 @@ fn keep_until_away(setup: &Setup) {
 }
 
 #[test]
-fn a_receiver_that_is_away_costs_no_memory_and_gets_all_when_it_is_back() {
+fn an_unavailable_receiver_costs_bounded_memory_and_gets_every_profile_later() {
     for speaks in BOTH {
-        let mut receiver = Receiver::away(speaks, free_address());
+        let mut receiver = Receiver::offline(speaks, free_address());
         let setup = setup(to(speaks, receiver.address).patience(Duration::ZERO));
         if !HAS_STACKS {
             return;
         }
-        keep_until_away(&setup);
-        // As many as can be promised at once, and what was queued before the first request failed.
-        assert!(promised(&setup).len() <= 64);
+        keep_until_exporter_fails(&setup);
+        // The limit of permits in use, plus what was queued before the first request failed.
+        assert!(given_ids(&setup).len() <= 64);
         assert!(!setup.handle.flush(100 * MS));
         receiver.start();
         let start = Instant::now();
-        // What the worker holds, it gives when it finds the exporter well again.
-        while arrived(&receiver, &setup) != promised(&setup) || !setup.handle.flush(PLENTY) {
+        // The worker passes on what it holds once the exporter works again.
+        while arrived(&receiver, &setup) != given_ids(&setup) || !setup.handle.flush(PLENTY) {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(10 * MS);
         }
@@ -317,7 +317,7 @@ fn a_receiver_that_is_away_costs_no_memory_and_gets_all_when_it_is_back() {
 #[test]
 fn a_shutdown_has_a_deadline_and_counts_what_is_left() {
     for speaks in BOTH {
-        let receiver = Receiver::away(speaks, free_address());
+        let receiver = Receiver::offline(speaks, free_address());
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 3);
         let start = Instant::now();
@@ -330,7 +330,7 @@ fn a_shutdown_has_a_deadline_and_counts_what_is_left() {
             continue;
         }
         assert!(!is_done);
-        // It is told at the deadline; the numbers are there when the exporter has ended.
+        // The shutdown returns at the deadline; the counters follow when the exporter has ended.
         let start = Instant::now();
         while setup.handle.stats().profiles.dropped_at_shutdown == 0 {
             assert!(start.elapsed() < PLENTY);
@@ -341,24 +341,24 @@ fn a_shutdown_has_a_deadline_and_counts_what_is_left() {
     }
 }
 
-/// By number or by bytes: what is being sent counts, and what is taken when there is room may be larger than that.
+/// The queue is limited by number or bytes. The request in flight counts, and the last profile may exceed the limit.
 #[test]
 fn a_full_queue_takes_no_more() {
     for speaks in BOTH {
         for (profiles, bytes, taken) in [(2, usize::MAX, 2), (usize::MAX, 1, 1)] {
             let receiver = Receiver::new(speaks);
-            receiver.will([Does::Wait]);
+            receiver.will([Behavior::Hold]);
             let setup = setup(to(speaks, receiver.address).queue(profiles, bytes));
             if !HAS_STACKS {
                 return;
             }
-            keep_until_away(&setup);
+            keep_until_exporter_fails(&setup);
             receiver.wait_for(1);
             let exported = setup.handle.stats().profiles.exported;
-            assert_eq!(exported, taken, "the others wait with the worker");
+            assert_eq!(exported, taken, "the worker holds the others");
             receiver.release();
             let start = Instant::now();
-            while arrived(&receiver, &setup) != promised(&setup) || !setup.handle.flush(PLENTY) {
+            while arrived(&receiver, &setup) != given_ids(&setup) || !setup.handle.flush(PLENTY) {
                 assert!(start.elapsed() < PLENTY);
                 std::thread::sleep(10 * MS);
             }
@@ -371,7 +371,7 @@ fn a_full_queue_takes_no_more() {
 fn the_fallback_directory_takes_over_and_is_sent_later() {
     for speaks in BOTH {
         let folder = tempfile::tempdir().unwrap();
-        let mut receiver = Receiver::away(speaks, free_address());
+        let mut receiver = Receiver::offline(speaks, free_address());
         let exporter =
             to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(folder.path());
         let setup = setup(exporter);
@@ -383,7 +383,7 @@ fn the_fallback_directory_takes_over_and_is_sent_later() {
             assert!(start.elapsed() < PLENTY);
             keep(&setup, 1);
         }
-        assert_eq!(setup.handle.stats().spans.kept_exporter_fails, 0, "they all have profiles");
+        assert_eq!(setup.handle.stats().spans.kept_exporter_fails, 0, "all have profiles");
         let files = std::fs::read_dir(folder.path()).unwrap().count();
         assert!(files >= 9, "{files}");
         receiver.start();
@@ -394,13 +394,13 @@ fn the_fallback_directory_takes_over_and_is_sent_later() {
             assert!(start.elapsed() < PLENTY);
             std::thread::sleep(10 * MS);
         }
-        assert_eq!(arrived(&receiver, &setup), promised(&setup));
+        assert_eq!(arrived(&receiver, &setup), given_ids(&setup));
         assert_adds_up(&setup.handle.stats());
     }
 }
 
 #[test]
-fn what_is_left_at_the_end_goes_to_the_fallback_directory() {
+fn profiles_left_at_shutdown_go_to_the_fallback_directory() {
     let folder = tempfile::tempdir().unwrap();
     let address = free_address();
     let setup = setup(to(Speaks::Http, address).fallback_directory(folder.path()));
@@ -419,12 +419,12 @@ fn what_is_left_at_the_end_goes_to_the_fallback_directory() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    for id in promised(&setup) {
+    for id in given_ids(&setup) {
         assert!(names.iter().any(|name| name.ends_with(&format!("{id}.otlp"))), "{names:?}");
     }
 }
 
-/// Also where the runtime has one thread, which does nothing else meanwhile.
+/// Also in a runtime whose only thread is blocked by this test.
 #[tokio::test]
 async fn works_inside_a_runtime() {
     for speaks in BOTH {
@@ -432,18 +432,18 @@ async fn works_inside_a_runtime() {
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 2);
         setup.flush();
-        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+        assert_eq!(arrived(&receiver, &setup), given_ids(&setup), "{speaks:?}");
         assert!(setup.handle.shutdown(PLENTY));
         assert_adds_up(&setup.handle.stats());
-        // A runtime must not be dropped here.
+        // A runtime must not be dropped in an asynchronous context.
         tokio::task::spawn_blocking(move || drop(receiver)).await.unwrap();
     }
 }
 
-/// Hears of everything.
-struct Hears(Arc<Mutex<Vec<String>>>);
+/// Records the targets of all spans and events.
+struct Targets(Arc<Mutex<Vec<String>>>);
 
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Hears {
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Targets {
     fn on_new_span(
         &self,
         attributes: &tracing::span::Attributes<'_>,
@@ -458,13 +458,13 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Hears {
     }
 }
 
-const UNHEARD: &str = "what_the_sender_does_is_not_heard";
+const SUPPRESSED: &str = "spans_and_events_of_the_exporter_are_suppressed";
 
-/// As the global subscriber, which a thread has that says nothing else.
+/// The subscriber is global, so the exporter's threads use it as well.
 #[test]
-fn what_the_sender_does_is_not_heard() {
-    if is_child(UNHEARD) {
-        let heard = Arc::new(Mutex::new(Vec::new()));
+fn spans_and_events_of_the_exporter_are_suppressed() {
+    if is_child(SUPPRESSED) {
+        let targets = Arc::new(Mutex::new(Vec::new()));
         let address: SocketAddr = std::env::var("RECEIVER").unwrap().parse().unwrap();
         let layer = ProfilingLayer::builder()
             .rules("0ms".parse().unwrap())
@@ -472,20 +472,20 @@ fn what_the_sender_does_is_not_heard() {
             .build()
             .unwrap();
         let handle = layer.handle();
-        tracing_subscriber::registry().with(layer).with(Hears(Arc::clone(&heard))).init();
+        tracing_subscriber::registry().with(layer).with(Targets(Arc::clone(&targets))).init();
         for _ in 0..3 {
             info_span!("request").in_scope(|| burn(60 * MS));
             assert!(handle.flush(PLENTY));
         }
-        let heard = heard.lock().unwrap();
-        let ours = ["otlp_export", "tracing_profiling"];
-        assert!(heard.iter().all(|target| ours.contains(&target.as_str())), "{heard:?}");
+        let targets = targets.lock().unwrap();
+        let expected = ["otlp_export", "tracing_profiling"];
+        assert!(targets.iter().all(|target| expected.contains(&target.as_str())), "{targets:?}");
         let stats = handle.stats();
-        assert_eq!(stats.spans.kept, 3, "and nothing of the sender's");
+        assert_eq!(stats.spans.kept, 3, "none of the exporter's spans");
         return;
     }
     let receiver = Receiver::new(Speaks::Grpc);
-    let output = run_child(UNHEARD, &[("RECEIVER", &receiver.address.to_string())]);
+    let output = run_child(SUPPRESSED, &[("RECEIVER", &receiver.address.to_string())]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(receiver.ids().is_empty(), !HAS_STACKS);
 }
@@ -537,7 +537,7 @@ fn the_environment_alone_is_enough() {
     if HAS_STACKS {
         assert_eq!(receiver.got()[0].path, "/api/x/v1/profiles");
     }
-    // The switch has the last word.
+    // `OTEL_PROFILES_EXPORTER` takes precedence.
     let folder_path = folder.path().to_str().unwrap();
     for (switch, has_files) in [("none", false), ("directory", HAS_STACKS)] {
         let mut variables = of_http.to_vec();
@@ -552,7 +552,7 @@ fn the_environment_alone_is_enough() {
 }
 
 #[test]
-fn what_cannot_be_right_is_said_at_once() {
+fn invalid_settings_are_reported_by_build() {
     let folder = tempfile::tempdir().unwrap();
     let empty = folder.path().join("empty.pem");
     std::fs::write(&empty, "").unwrap();

@@ -1,15 +1,14 @@
-//! Crates outside the workspace that know only the README: they compile, run, and get a profile.
+//! Crates outside the workspace that follow only the README: they compile, run, and get a profile.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Builds and runs a crate of `tests/outside` in that folder.
+/// Builds a crate of `tests/outside` and runs it in that directory.
 fn run(package: &str, folder: &Path) -> Output {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // Debug builds, for the time they take; the folder is not the one of this build, which is
-    // locked.
+    // A debug build, which is faster to build. It has its own target directory, since this build's is locked.
     Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--locked", "--package", package, "--manifest-path"])
         .arg(root.join("tests/outside/Cargo.toml"))
@@ -17,7 +16,7 @@ fn run(package: &str, folder: &Path) -> Output {
         .arg(root.join("target/outside"))
         .current_dir(folder)
         .env_remove("TRACING_PROFILING")
-        // Whatever this build has: others build without it.
+        // The flags of this build do not apply.
         .env_remove("RUSTFLAGS")
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .output()
@@ -32,7 +31,7 @@ fn text(output: &Output) -> String {
 }
 
 #[test]
-fn what_the_readme_says_is_enough() {
+fn the_readme_is_sufficient() {
     let folder = tempfile::tempdir().unwrap();
     let text = text(&run("readme", folder.path()));
     assert!(text.contains("kept `checkout` (latency)"), "{text}");
@@ -41,13 +40,13 @@ fn what_the_readme_says_is_enough() {
     }
     let files = std::fs::read_dir(folder.path().join("profiles")).unwrap();
     let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
-    assert_eq!(files.len(), 2, "a picture, and for pprof: {files:?}");
-    let picture = files.iter().find(|file| file.extension().unwrap() == "svg").unwrap();
-    assert!(std::fs::read_to_string(picture).unwrap().contains("readme::work_it_out"));
+    assert_eq!(files.len(), 2, "an SVG and a pprof file: {files:?}");
+    let svg = files.iter().find(|file| file.extension().unwrap() == "svg").unwrap();
+    assert!(std::fs::read_to_string(svg).unwrap().contains("readme::work_it_out"));
 }
 
 #[test]
-fn under_another_name_and_without_any_feature() {
+fn a_renamed_dependency_without_features_works() {
     let folder = tempfile::tempdir().unwrap();
     let text = text(&run("renamed", folder.path()));
     assert!(text.contains("kept waits") && text.contains("kept works"), "{text}");
@@ -56,10 +55,9 @@ fn under_another_name_and_without_any_feature() {
     }
     let files = std::fs::read_dir(folder.path().join("profiles")).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    let pictures: Vec<_> = names.filter(|name| name.contains("works")).collect();
-    assert!(pictures.len() == 1 && pictures[0].ends_with(".svg"), "{pictures:?}");
-    let picture =
-        std::fs::read_to_string(folder.path().join("profiles").join(&pictures[0])).unwrap();
-    // The program and an address in it, and no function.
-    assert!(picture.contains("renamed+0x") && !picture.contains("renamed::works"), "{picture}");
+    let svgs: Vec<_> = names.filter(|name| name.contains("works")).collect();
+    assert!(svgs.len() == 1 && svgs[0].ends_with(".svg"), "{svgs:?}");
+    let svg = std::fs::read_to_string(folder.path().join("profiles").join(&svgs[0])).unwrap();
+    // The program and an address in it, without a function.
+    assert!(svg.contains("renamed+0x") && !svg.contains("renamed::works"), "{svg}");
 }

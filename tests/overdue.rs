@@ -23,7 +23,7 @@ fn with(rules: &str, source: Source) -> Setup {
     Setup::with(rules, |builder: Builder| builder.source(source))
 }
 
-/// Waits until so much was kept.
+/// Waits until `count` reports of kept spans have arrived.
 fn wait_for(setup: &Setup, count: usize) -> Vec<Kept> {
     let start = Instant::now();
     loop {
@@ -36,14 +36,14 @@ fn wait_for(setup: &Setup, count: usize) -> Vec<Kept> {
     }
 }
 
-/// The functions in which a profile shows waits.
+/// The functions on the stacks of waits in a profile.
 fn waiting_functions(profile: &Profile) -> Vec<&str> {
     let waits = profile.of_kind(SampleKind::OffCpu);
     let names = waits.flat_map(|sample| functions(profile, sample));
     names.filter_map(|name| name.rsplit("::").next()).collect()
 }
 
-/// Whether all that was promised is lost.
+/// Whether all samples that the profile should have are lost.
 fn is_empty(profile: &Profile) -> bool {
     profile.notes.join("").contains("lost before they were read")
 }
@@ -62,7 +62,7 @@ fn takes_prices_then_stock(stock: &Mutex<u32>, prices: &Mutex<u32>, both: &Barri
     *prices += *stock.lock().unwrap_or_else(|error| error.into_inner());
 }
 
-/// Two tasks block their worker threads for good: so this runs in a process of its own.
+/// Two tasks block their worker threads forever, so this runs in its own process.
 fn deadlock(source: Source) {
     let setup = with("[request]=100ms|hung>300ms", source);
     let locks = Arc::new((Mutex::new(0), Mutex::new(0), Barrier::new(2)));
@@ -79,7 +79,7 @@ fn deadlock(source: Source) {
         )
     };
     let tasks = [task(takes_stock_then_prices), task(takes_prices_then_stock)];
-    // While they hang: nobody will ever free them.
+    // Reported while they hang: nothing ends the deadlock.
     let kept = wait_for(&setup, 2);
     assert!(tasks.iter().all(|task| !task.is_finished()));
     for one in &kept {
@@ -96,7 +96,7 @@ fn deadlock(source: Source) {
         assert!(names.contains(&function), "{names:?}");
     }
     assert!(profiles.iter().all(|profile| profile.title == "request · kept: hung · still open"));
-    // Once, and not again as long as they hang.
+    // Reported once, and not again while they hang.
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(setup.kept().len(), 2);
     assert_eq!(setup.handle.stats().kept_for(Reason::Hung), 2);
@@ -104,8 +104,8 @@ fn deadlock(source: Source) {
 }
 
 #[test]
-fn a_deadlock_is_profiled_while_it_lasts_and_names_both() {
-    let test = "a_deadlock_is_profiled_while_it_lasts_and_names_both";
+fn a_deadlock_is_profiled_while_it_lasts_with_both_stacks() {
+    let test = "a_deadlock_is_profiled_while_it_lasts_with_both_stacks";
     if support::is_child(test) {
         let perf = std::env::var("SOURCE").unwrap() == "perf";
         deadlock(if perf { Source::Perf } else { Source::Timer });
@@ -125,7 +125,7 @@ fn a_deadlock_is_profiled_while_it_lasts_and_names_both() {
 #[test]
 fn a_hung_span_gets_its_final_verdict_with_all_its_samples() {
     for source in sources() {
-        // Time enough for a sample, also on a busy machine.
+        // Enough time for a sample, also on a busy machine.
         let setup = with("200ms|hung>800ms", source);
         let ran = setup.run(|| {
             let start = cpu_time::ThreadTime::now();
@@ -144,7 +144,7 @@ fn a_hung_span_gets_its_final_verdict_with_all_its_samples() {
         assert_eq!(last.reasons().to_string(), "latency");
         assert_eq!(last.earlier_profiles(), [hung.profile().unwrap()]);
         assert!(hung.account().wall_ns < last.account().wall_ns);
-        // What is known of a thread that runs is its CPU clock, from soon after it entered the span.
+        // The on-CPU time of a running thread comes from its CPU clock, starting soon after it entered the span.
         let account = hung.account();
         assert!(account.on_cpu_ns + account.on_cpu_error_ns > 0, "{account:?}");
         let parts = account.on_cpu_ns + account.off_cpu_ns + account.idle_ns;
@@ -158,12 +158,12 @@ fn a_hung_span_gets_its_final_verdict_with_all_its_samples() {
         assert!(weight > 1_000_000_000, "{weight}");
         assert!(before > 0 && before < weight, "{before} of {weight}");
         assert!(hung.samples() < last.samples(), "{kept:?}");
-        assert!(!profiles.iter().any(is_empty), "an id that leads nowhere");
+        assert!(!profiles.iter().any(is_empty), "an id of an empty profile");
     }
 }
 
 #[test]
-fn a_wait_that_goes_on_is_in_both_profiles_and_has_its_whole_length_in_the_last() {
+fn a_continuing_wait_is_in_both_profiles_with_its_whole_length_in_the_last() {
     for source in sources() {
         let setup = with("100ms|hung>200ms", source);
         setup.run(|| {
@@ -217,19 +217,19 @@ fn a_span_that_hangs_inside_another_is_kept_with_it() {
 }
 
 #[test]
-fn a_snapshot_takes_nothing_from_the_spans_inside_it() {
+fn a_snapshot_takes_no_samples_from_child_spans() {
     for source in sources() {
-        // Much longer than it takes to use so much CPU time, also on a busy machine.
+        // Much longer than it takes to use this much CPU time, also on a busy machine.
         let setup = with("[outer]=open>3s,[inner]=error", source);
         setup.run(|| {
             let outer = info_span!("outer").entered();
             let inner = info_span!("inner");
             inner.in_scope(|| burn(300 * MS));
             wait_for(&setup, 1);
-            // It fails, and all of it is in the snapshot already: it is not entered again.
+            // It fails when all of its samples are already in the snapshot, and is not entered again.
             tracing::error!(parent: &inner, "oh");
             drop(inner);
-            // And this one, of which nothing is.
+            // This one fails, and none of its samples are in the snapshot.
             let other = info_span!("inner").entered();
             burn(300 * MS);
             tracing::error!("oh");
@@ -245,12 +245,12 @@ fn a_snapshot_takes_nothing_from_the_spans_inside_it() {
             assert!(span.profile().is_ok() && span.samples() > 0, "{span:?}");
             assert!(span.earlier_profiles().is_empty(), "{span:?}");
         }
-        assert!(!setup.profiles().iter().any(is_empty), "an id that leads nowhere");
+        assert!(!setup.profiles().iter().any(is_empty), "an id of an empty profile");
     }
 }
 
 #[test]
-fn awaiting_is_not_hanging_but_open_for_long_where_a_rule_asks() {
+fn awaiting_is_not_hanging_but_counts_as_open() {
     let setup = Setup::new("[stream]=open>600ms,[request]=1h|hung>150ms");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     setup.run(|| {
@@ -282,7 +282,7 @@ fn awaiting_is_not_hanging_but_open_for_long_where_a_rule_asks() {
 }
 
 #[test]
-fn to_be_taken_to_hang_can_be_switched_off() {
+fn hang_detection_can_be_switched_off() {
     let hung = |rules: &str| {
         let setup = Setup::new(rules);
         setup.run(|| {

@@ -1,4 +1,4 @@
-//! What a span was told of its samples is what its profile has, wherever they fell.
+//! The reported number of samples of each span equals the number in its profile, wherever the samples fell.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
@@ -17,8 +17,8 @@ use tracing_profiling::{Kept, Profile, Source};
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const TIME: Duration = Duration::from_secs(10);
 
-/// A tree of spans in each other, each entered and left again all the time: nearly all samples fall in
-/// hooks, right at the end of one span or at the beginning of another.
+/// A chain of nested spans that are entered and exited continuously: nearly all samples fall in hooks, right at the end
+/// of one span or at the beginning of another.
 fn tree(rounds: u32) {
     let a = info_span!("a");
     let b = info_span!(parent: &a, "b");
@@ -27,14 +27,14 @@ fn tree(rounds: u32) {
     for round in 0..rounds {
         a.in_scope(|| {
             b.in_scope(|| c.in_scope(|| d.in_scope(|| black_box(round))));
-            // In the kernel, where samples are longer than others.
+            // In the kernel, where samples take longer.
             b.in_scope(|| (0..round % 8).for_each(|_| drop(std::fs::metadata("/proc/self/stat"))));
             c.in_scope(|| black_box(round));
         });
     }
 }
 
-/// The samples in that span itself.
+/// The number of samples in each span itself.
 fn counts(profile: &Profile) -> HashMap<&str, u64> {
     let mut counts = HashMap::new();
     for sample in taken_samples(profile) {
@@ -44,10 +44,10 @@ fn counts(profile: &Profile) -> HashMap<&str, u64> {
     counts
 }
 
-/// What was told of the spans of one tree, and what the profile has.
+/// Compares the reported numbers of samples of one tree's spans with its profile.
 fn compare(kept: &Kept, profile: &Profile) -> Option<String> {
-    // What fell in the spans inside belongs to those around them.
-    let told: HashMap<_, _> =
+    // Samples of a span also count for the spans around it.
+    let reported: HashMap<_, _> =
         kept.spans.iter().map(|span| (span.name(), (span.samples(), span.profile()))).collect();
     let found = counts(profile);
     let mut wrong = Vec::new();
@@ -55,9 +55,11 @@ fn compare(kept: &Kept, profile: &Profile) -> Option<String> {
     for name in NAMES.iter().rev() {
         let own = found.get(name).copied().unwrap_or(0);
         inside += own;
-        let (told, id) = told[name];
-        if told != inside || id.is_ok() != (inside > 0) {
-            wrong.push(format!("{name}: told {told} ({id:?}), found {inside}, {own} of it itself"));
+        let (reported, id) = reported[name];
+        if reported != inside || id.is_ok() != (inside > 0) {
+            wrong.push(format!(
+                "{name}: reported {reported} ({id:?}), found {inside}, {own} of them its own"
+            ));
         }
     }
     (!wrong.is_empty()).then(|| wrong.join("; "))
@@ -68,10 +70,10 @@ fn agree(source: Source, hertz: u32) {
         let builder = builder.rate(hertz).source(source).profiles_per_minute(1_000_000);
         if source == Source::Timer { builder.fine_timers() } else { builder }
     });
-    let is_over = AtomicBool::new(false);
+    let has_ended = AtomicBool::new(false);
     let is_lossless = || {
         let stats = setup.handle.stats();
-        // (Those for which the ring has no room are counted by nobody.)
+        // (Records for which the ring has no room are not counted here.)
         stats.samples.dropped_memory
             + stats.samples.dropped_intervals_full
             + stats.samples.dropped_span_events_full
@@ -80,10 +82,10 @@ fn agree(source: Source, hertz: u32) {
     let start = Instant::now();
     let (mut compared, mut samples, mut wrong) = (0, 0, Vec::new());
     std::thread::scope(|scope| {
-        // A machine that is loaded: a thread is preempted where it was sampled.
+        // Load, so that threads are preempted where they are sampled.
         for _ in 0..4 {
             scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
+                while !has_ended.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
             });
@@ -109,7 +111,7 @@ fn agree(source: Source, hertz: u32) {
                 wrong.extend(compare(&kept, profile));
             }
         }
-        is_over.store(true, Ordering::Relaxed);
+        has_ended.store(true, Ordering::Relaxed);
     });
     assert_eq!(wrong, [""; 0], "of {compared} profiles with {samples} samples");
     assert!(samples > 0);

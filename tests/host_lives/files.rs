@@ -1,5 +1,5 @@
-//! A program that closes all files, as one does that becomes a daemon: among them are ours. What it opens
-//! then under their numbers is its own.
+//! A program that closes all file descriptors, as a daemon does, including those of the layer. The descriptors
+//! that it opens afterwards reuse these numbers, and the layer must not touch them.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -12,14 +12,14 @@ use tracing_profiling::{Directory, Source};
 use super::{Host, MS, in_child};
 use crate::support::{PLENTY, burn};
 
-const CONTENT: &[u8] = b"of the program alone, from its first byte to its last";
+const CONTENT: &[u8] = b"written by the program alone, from the first byte to the last";
 
 fn close_all() {
-    // SAFETY: this is the point: whose files they are the program does not ask.
+    // SAFETY: closing descriptors that belong to others is what this test is about.
     assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0);
 }
 
-/// As many as there may be files of ours.
+/// At least as many as the layer can have open.
 fn open_files() -> Vec<File> {
     let open = |number| {
         let path = std::env::temp_dir().join(format!("host_lives-{}-{number}", std::process::id()));
@@ -33,18 +33,18 @@ fn open_files() -> Vec<File> {
     (0..64).map(open).collect()
 }
 
-fn must_be_untouched(files: &mut [File]) {
+fn assert_untouched(files: &mut [File]) {
     for file in files {
         let number = file.as_raw_fd();
-        assert_eq!(file.stream_position().unwrap(), 0, "somebody has read from {number}");
+        assert_eq!(file.stream_position().unwrap(), 0, "descriptor {number} has been read from");
         let mut content = Vec::new();
         file.read_to_end(&mut content).unwrap();
-        assert_eq!(content, CONTENT, "somebody has written to {number}");
+        assert_eq!(content, CONTENT, "descriptor {number} has been written to");
         file.rewind().unwrap();
     }
 }
 
-/// `idle` before spans are used again, and while nothing is sampled if that is long enough.
+/// `idle` is how long the program uses no span after the close; if long enough, sampling stops.
 fn closes_all(source: Source, writes: bool, threads: usize, idle: Duration) {
     let folder = tempfile::tempdir().unwrap();
     let host = match writes {
@@ -68,7 +68,7 @@ fn closes_all(source: Source, writes: bool, threads: usize, idle: Duration) {
     };
     host.span(|| _ = burn(20 * MS));
     rounds(2);
-    // Whoever is in the middle of reading or writing a file when it is closed cannot know.
+    // A thread that is reading or writing a file while it is closed cannot detect that.
     assert!(host.handle.flush(PLENTY));
     close_all();
     let mut files = open_files();
@@ -76,11 +76,11 @@ fn closes_all(source: Source, writes: bool, threads: usize, idle: Duration) {
     rounds(5);
     let start = Instant::now();
     while host.lines_with("profiling has ended").is_empty() {
-        assert!(start.elapsed() < PLENTY, "nothing says that it has ended");
+        assert!(start.elapsed() < PLENTY, "the end of profiling is not logged");
         host.span(|| _ = burn(MS));
         std::thread::sleep(MS);
     }
-    // Threads are armed no more, and those that were give their timers back at their next hook.
+    // No more threads are armed, and those that were armed delete their timers at their next hook.
     host.span(|| _ = burn(MS));
     let timers = || fs::read_to_string("/proc/self/timers").unwrap_or_default();
     while !timers().is_empty() {
@@ -91,12 +91,12 @@ fn closes_all(source: Source, writes: bool, threads: usize, idle: Duration) {
     host.handle.shutdown(MS);
     drop(host);
     std::thread::sleep(10 * MS);
-    must_be_untouched(&mut files);
+    assert_untouched(&mut files);
 }
 
 #[test]
-fn files_of_the_program_stay_its_own() {
-    in_child(module_path!(), "files_of_the_program_stay_its_own", &[], || {
+fn files_of_the_program_stay_untouched() {
+    in_child(module_path!(), "files_of_the_program_stay_untouched", &[], || {
         for source in [Source::Timer, Source::Perf, Source::None] {
             for writes in [false, true] {
                 closes_all(source, writes, 4, 50 * MS);
@@ -106,18 +106,18 @@ fn files_of_the_program_stay_its_own() {
 }
 
 #[test]
-fn also_while_nobody_is_in_a_span() {
-    in_child(module_path!(), "also_while_nobody_is_in_a_span", &[], || {
+fn files_stay_untouched_while_no_thread_is_in_a_span() {
+    in_child(module_path!(), "files_stay_untouched_while_no_thread_is_in_a_span", &[], || {
         for source in [Source::Timer, Source::Perf] {
             closes_all(source, true, 1, Duration::from_millis(1_500));
         }
     });
 }
 
-/// Two layers, of which one is gone.
+/// Closes all descriptors while two layers exist, then drops one and shuts down the other.
 #[test]
-fn what_is_dropped_later_closes_nothing() {
-    in_child(module_path!(), "what_is_dropped_later_closes_nothing", &[], || {
+fn dropping_a_layer_later_closes_nothing() {
+    in_child(module_path!(), "dropping_a_layer_later_closes_nothing", &[], || {
         for source in [Source::Timer, Source::Perf] {
             let hosts = [Host::new(source, Memory::new()), Host::new(source, Memory::new())];
             for host in &hosts {
@@ -131,7 +131,7 @@ fn what_is_dropped_later_closes_nothing() {
             second.handle.shutdown(PLENTY);
             drop(second);
             std::thread::sleep(100 * MS);
-            must_be_untouched(&mut files);
+            assert_untouched(&mut files);
         }
     });
 }

@@ -10,7 +10,7 @@ use tracing_profiling::{Directory, ProfilingLayer, Source};
 use super::{Host, MS, in_child};
 use crate::support::{PLENTY, burn};
 
-/// All that an ordinary service may do without, and some that are none of ours.
+/// All system calls of the layer that an ordinary service may forbid, and some that it does not make.
 const CALLS: &[(&str, libc::c_long)] = &[
     ("perf_event_open", libc::SYS_perf_event_open),
     ("timer_create", libc::SYS_timer_create),
@@ -46,13 +46,13 @@ fn program(calls: &[libc::c_long], action: SeccompAction) -> seccompiler::BpfPro
     filter.unwrap().try_into().unwrap()
 }
 
-/// A child of this process that does this and ends well.
+/// Runs `action` in a forked child, which must exit successfully.
 fn in_fork(what: &str, action: impl FnOnce()) {
     println!("{what}");
     super::alone(action);
 }
 
-/// Runs for so long, as clocks say that are read without a system call.
+/// Busy-waits on a clock that is read without a system call.
 fn spin(time: Duration) {
     let start = std::time::Instant::now();
     while start.elapsed() < time {
@@ -60,7 +60,7 @@ fn spin(time: Duration) {
     }
 }
 
-/// Spans that run and wait, one after the other.
+/// Spans that run and block in turn.
 fn work(host: &Host) {
     for _ in 0..2 {
         host.span(|| spin(10 * MS));
@@ -75,8 +75,8 @@ fn work(host: &Host) {
     assert!(kept.len() == 5 && kept.iter().all(|line| line.contains("wall ")), "{kept:?}");
 }
 
-/// Where it kills, that is said once, by name.
-fn must_be_said(host: &Host, name: &str, action: &SeccompAction) {
+/// If the filter kills, exactly one message names the system call.
+fn assert_logged(host: &Host, name: &str, action: &SeccompAction) {
     let lines = host.lines_with("a seccomp filter ends this process at ");
     let expected = usize::from(!matches!(action, SeccompAction::Errno(_)));
     assert_eq!(lines.len(), expected, "{lines:?}");
@@ -98,24 +98,24 @@ fn each(test: &str, body: impl Fn(&str, libc::c_long, &SeccompAction, Source)) {
 }
 
 #[test]
-fn that_is_there_first() {
-    each("that_is_there_first", |name, call, action, source| {
+fn a_filter_installed_before_the_layer() {
+    each("a_filter_installed_before_the_layer", |name, call, action, source| {
         apply_filter(&program(&[call], action.clone())).unwrap();
         let folder = std::env::temp_dir().join(format!("host_lives-{}", std::process::id()));
         let directory = Directory::new(&folder);
         let host = Host::with(source, directory, |builder| builder.symbols(false));
         work(&host);
-        must_be_said(&host, name, action);
+        assert_logged(&host, name, action);
         host.handle.shutdown(PLENTY);
         _ = std::fs::remove_dir_all(folder);
     });
 }
 
-/// For all threads, before any of them is in a span.
+/// The filter applies to all threads, before any of them is in a span.
 #[test]
-fn that_comes_when_the_layer_is_there() {
-    each("that_comes_when_the_layer_is_there", |name, call, action, source| {
-        // What ends a timer or reads a clock cannot be asked about each time.
+fn a_filter_installed_after_the_layer() {
+    each("a_filter_installed_after_the_layer", |name, call, action, source| {
+        // These two are not probed again before each call.
         if ["timer_delete", "clock_gettime"].contains(&name) {
             return;
         }
@@ -123,14 +123,14 @@ fn that_comes_when_the_layer_is_there() {
         std::thread::sleep(5 * MS);
         apply_filter_all_threads(&program(&[call], action.clone())).unwrap();
         work(&host);
-        must_be_said(&host, name, action);
+        assert_logged(&host, name, action);
         host.handle.shutdown(PLENTY);
     });
 }
 
 #[test]
-fn what_is_refused_and_never_called_is_not_noticed() {
-    in_child(module_path!(), "what_is_refused_and_never_called_is_not_noticed", &[], || {
+fn forbidden_calls_that_are_never_made_have_no_effect() {
+    in_child(module_path!(), "forbidden_calls_that_are_never_made_have_no_effect", &[], || {
         for source in SOURCES {
             in_fork(&format!("{source:?}"), || {
                 apply_filter(&program(NEVER_CALLED, SeccompAction::KillProcess)).unwrap();
@@ -142,18 +142,18 @@ fn what_is_refused_and_never_called_is_not_noticed() {
     });
 }
 
-/// Whatever else there is, all of it, in each way to end.
+/// All calls at once, with each action.
 #[test]
-fn that_refuses_all_of_them() {
-    in_child(module_path!(), "that_refuses_all_of_them", &[], || {
+fn a_filter_that_forbids_all_calls() {
+    in_child(module_path!(), "a_filter_that_forbids_all_calls", &[], || {
         let calls: Vec<_> = CALLS.iter().map(|(_, call)| *call).collect();
         for action in ACTIONS {
             in_fork(&format!("{action:?}"), || {
                 apply_filter(&program(&calls, action.clone())).unwrap();
                 let host = Host::new(Source::Auto, Memory::new());
                 work(&host);
-                must_be_said(&host, "perf_event_open", &action);
-                // Nobody knows it, so nobody says so.
+                assert_logged(&host, "perf_event_open", &action);
+                // The on-CPU time cannot be measured, and the log states that.
                 let unknown = host.lines_with("on-CPU unknown");
                 assert_eq!(unknown.len(), 5, "{unknown:?}");
             });
@@ -161,38 +161,48 @@ fn that_refuses_all_of_them() {
     });
 }
 
-/// A program that waits for its children, or is told of their end, knows nothing of ours.
+/// A program that waits for its children, or handles SIGCHLD, does not observe the layer's.
 #[test]
-fn the_child_that_tries_them_is_nobodys_business() {
-    in_child(module_path!(), "the_child_that_tries_them_is_nobodys_business", &[], || {
-        extern "C" fn handler(_: libc::c_int) {
-            // SAFETY: ends the process at once.
-            unsafe { libc::_exit(77) };
-        }
-        for disposition in [handler as extern "C" fn(_) as usize, libc::SIG_IGN, libc::SIG_DFL] {
-            in_fork("", || {
-                // SAFETY: a function that may be called at any time, or a constant.
-                unsafe { libc::signal(libc::SIGCHLD, disposition) };
-                let waiter = std::thread::spawn(|| {
-                    for _ in 0..200 {
-                        let mut status = 0;
-                        // SAFETY: an integer of ours.
-                        let child = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-                        assert_eq!(child, -1, "a child that is not the program's");
-                        std::thread::sleep(Duration::from_micros(200));
-                    }
-                });
-                apply_filter(&program(&[libc::SYS_perf_event_open], SeccompAction::KillProcess))
+fn the_child_that_probes_the_calls_is_invisible_to_the_program() {
+    in_child(
+        module_path!(),
+        "the_child_that_probes_the_calls_is_invisible_to_the_program",
+        &[],
+        || {
+            extern "C" fn handler(_: libc::c_int) {
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(77) };
+            }
+            for disposition in [handler as extern "C" fn(_) as usize, libc::SIG_IGN, libc::SIG_DFL]
+            {
+                in_fork("", || {
+                    // SAFETY: a function that may be called at any time, or a constant.
+                    unsafe { libc::signal(libc::SIGCHLD, disposition) };
+                    let waiter = std::thread::spawn(|| {
+                        for _ in 0..200 {
+                            let mut status = 0;
+                            // SAFETY: `status` is a local variable.
+                            let child =
+                                unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+                            assert_eq!(child, -1, "a child that is not the program's");
+                            std::thread::sleep(Duration::from_micros(200));
+                        }
+                    });
+                    apply_filter(&program(
+                        &[libc::SYS_perf_event_open],
+                        SeccompAction::KillProcess,
+                    ))
                     .unwrap();
-                for _ in 0..3 {
-                    let host = Host::new(Source::Auto, Memory::new());
-                    host.span(|| spin(5 * MS));
-                    host.handle.shutdown(PLENTY);
-                }
-                waiter.join().unwrap();
-            });
-        }
-    });
+                    for _ in 0..3 {
+                        let host = Host::new(Source::Auto, Memory::new());
+                        host.span(|| spin(5 * MS));
+                        host.handle.shutdown(PLENTY);
+                    }
+                    waiter.join().unwrap();
+                });
+            }
+        },
+    );
 }
 
 #[test]
@@ -216,7 +226,7 @@ fn waits_can_be_switched_off() {
     });
 }
 
-/// The same by the variable.
+/// The same with an environment variable.
 #[test]
 fn waits_can_be_switched_off_by_a_variable() {
     let test = "waits_can_be_switched_off_by_a_variable";

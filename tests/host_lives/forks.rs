@@ -1,5 +1,5 @@
-//! A program that becomes a daemon: it goes on in the child of a fork, and the process that made the layer
-//! ends.
+//! A program that becomes a daemon: it continues in the child of a fork, and the process that made the layer
+//! exits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,21 +11,21 @@ use tracing_profiling::{ProfilingLayer, Source};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
-use super::{Host, MS, alone, hang_no_longer, in_child};
+use super::{Host, MS, alone, end_if_hanging, in_child};
 use crate::support::{PLENTY, burn};
 
-/// Forks so many times, and ends each parent. `daemon` is what the last one does.
+/// Forks `forks` times and exits each parent. The last child runs `daemon`.
 fn become_daemon(forks: u32, file: &std::path::Path, daemon: impl FnOnce()) {
     for _ in 0..forks {
-        // SAFETY: the child uses spans, which is what this is about.
+        // SAFETY: using spans in the child is what this test is about.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child > 0 {
-            // SAFETY: this process is done.
+            // SAFETY: this process has nothing left to do.
             unsafe { libc::_exit(0) };
         }
     }
-    hang_no_longer();
+    end_if_hanging();
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(daemon));
     std::fs::write(file, if ended.is_ok() { "well" } else { "not well" }).unwrap();
     // SAFETY: as above.
@@ -33,8 +33,8 @@ fn become_daemon(forks: u32, file: &std::path::Path, daemon: impl FnOnce()) {
 }
 
 #[test]
-fn a_daemon_says_that_profiling_has_ended() {
-    in_child(module_path!(), "a_daemon_says_that_profiling_has_ended", &[], || {
+fn a_daemon_logs_that_profiling_has_ended() {
+    in_child(module_path!(), "a_daemon_logs_that_profiling_has_ended", &[], || {
         for source in [Source::Perf, Source::Timer, Source::None] {
             for forks in [1, 2] {
                 let folder = tempfile::tempdir().unwrap();
@@ -44,14 +44,14 @@ fn a_daemon_says_that_profiling_has_ended() {
                     let host = Host::new(source, Memory::new());
                     host.span(|| _ = burn(5 * MS));
                     become_daemon(forks, &daemon_file, || {
-                        let said = || host.lines_with("was forked from").len();
+                        let logged = || host.lines_with("was forked from").len();
                         let start = Instant::now();
-                        while said() == 0 {
-                            assert!(start.elapsed() < PLENTY, "nothing is said");
+                        while logged() == 0 {
+                            assert!(start.elapsed() < PLENTY, "nothing is logged");
                             host.span(|| {});
                         }
                         (0..100).for_each(|_| host.span(|| {}));
-                        assert_eq!(said(), 1);
+                        assert_eq!(logged(), 1);
                     });
                 });
                 let start = Instant::now();
@@ -65,10 +65,10 @@ fn a_daemon_says_that_profiling_has_ended() {
     });
 }
 
-/// Its parent goes on, and so does profiling.
+/// The parent continues, and so does its profiling.
 #[test]
-fn a_child_beside_its_parent_says_nothing() {
-    in_child(module_path!(), "a_child_beside_its_parent_says_nothing", &[], || {
+fn a_child_with_a_live_parent_logs_nothing() {
+    in_child(module_path!(), "a_child_with_a_live_parent_logs_nothing", &[], || {
         let host = Host::new(Source::Auto, Memory::new());
         host.span(|| _ = burn(5 * MS));
         alone(|| {
@@ -83,10 +83,10 @@ fn a_child_beside_its_parent_says_nothing() {
     });
 }
 
-/// The threads that log are ours, and its lock is the program's: the child finds it free.
+/// The layer's threads log, but the logger's lock belongs to the program: it must be free in the child.
 #[test]
 fn a_child_can_log_whenever_it_was_forked() {
-    /// A logger with a lock, as all have that write to one place.
+    /// A logger with a lock, as any logger that writes to one destination has.
     #[derive(Clone, Default)]
     struct Log(Arc<(Mutex<()>, AtomicBool)>);
 
@@ -109,10 +109,10 @@ fn a_child_can_log_whenever_it_was_forked() {
                 .unwrap();
             let dispatch =
                 Dispatch::new(tracing_subscriber::registry().with(log.clone()).with(layer));
-            // It says what it can see here.
+            // The layer logs which features are available.
             let start = Instant::now();
             while !log.0.1.load(Ordering::SeqCst) {
-                assert!(start.elapsed() < PLENTY, "nothing is said");
+                assert!(start.elapsed() < PLENTY, "nothing is logged");
                 std::thread::sleep(MS);
             }
             alone(|| {

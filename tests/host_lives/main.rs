@@ -1,4 +1,4 @@
-//! What must not end the host, or touch what is its own. Each test runs in a process of its own.
+//! What must neither end the host nor touch what it owns. Each test runs in its own process.
 
 #![cfg(all(target_os = "linux", not(tracing_profiling_unsupported)))]
 #![allow(
@@ -33,7 +33,7 @@ use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Runs `body` in a process of its own, which is this very program with that one test.
+/// Runs `body` in its own process: this test program, run again with only that test.
 fn in_child(module: &str, test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     let (_, module) = module.split_once("::").unwrap();
     let test = format!("{module}::{test}");
@@ -50,35 +50,35 @@ fn in_child(module: &str, test: &str, variables: &[(&str, &str)], body: impl FnO
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    let is_well = output.status.success() && text.contains("child is done");
-    assert!(is_well, "{}\n{text}\n{errors}", output.status);
+    let succeeded = output.status.success() && text.contains("child is done");
+    assert!(succeeded, "{}\n{text}\n{errors}", output.status);
 }
 
-/// The harness has a thread of its own, in which signals are not blocked. In the child of a fork there is
-/// none but the one that forks: this is the program's `main`.
+/// Runs `body` in a forked child, whose only thread stands in for the program's `main`. The test harness has another
+/// thread, in which signals are not blocked.
 fn alone(body: impl FnOnce()) {
-    // SAFETY: the only other thread waits for the end of this one, and holds no lock.
+    // SAFETY: the only other thread waits for this one to end and holds no lock.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        hang_no_longer();
+        end_if_hanging();
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-        // SAFETY: ends this process, and nothing that belongs to the parent.
+        // SAFETY: ends this process without touching the parent's state.
         unsafe { libc::_exit(i32::from(ended.is_err())) };
     }
     let mut status = 0;
-    // SAFETY: a child of ours; the status is of ours.
+    // SAFETY: `child` is our child, and `status` a local variable.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(std::process::ExitStatus::from_raw(status).code(), Some(0), "{status}");
 }
 
-/// What hangs ends this process: it would hold the output open, for which the test waits.
-fn hang_no_longer() {
-    // SAFETY: the signal is nobody else's here, and ends the process.
+/// Ends a process that hangs: it would hold the output open, and the test waits for that to close.
+fn end_if_hanging() {
+    // SAFETY: nothing else here uses this signal, which ends the process.
     unsafe { libc::alarm(300) };
 }
 
-/// A layer whose lines of log can be read.
+/// A layer whose log lines can be read.
 struct Host {
     handle: Handle,
     dispatch: Dispatch,
@@ -119,7 +119,7 @@ impl Host {
     }
 }
 
-/// A layer that collects the messages of our own events.
+/// A layer that collects the messages of `tracing_profiling`'s own events.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 

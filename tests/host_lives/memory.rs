@@ -1,4 +1,4 @@
-//! What a million open spans leave behind.
+//! The memory that a million open spans leave in use.
 
 use std::fs;
 
@@ -15,8 +15,7 @@ fn resident_bytes() -> usize {
     4096 * text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
 }
 
-/// What the process has more when a million spans were open at once, and none is any more; and when they
-/// were open.
+/// By how many bytes the process has grown after a million spans were open at once, and while they were open.
 fn left_by_many_spans(dispatch: &Dispatch) -> (usize, usize) {
     tracing::dispatcher::with_default(dispatch, || {
         info_span!("first").in_scope(|| {});
@@ -33,12 +32,12 @@ fn left_by_many_spans(dispatch: &Dispatch) -> (usize, usize) {
 #[test]
 fn a_million_open_spans_leave_little_behind() {
     in_child(module_path!(), "a_million_open_spans_leave_little_behind", &[], || {
-        let (mut bare, mut ours) = (0, 0);
+        let (mut bare, mut profiled) = (0, 0);
         let folder = tempfile::tempdir().unwrap();
-        for (name, left) in [("bare", &mut bare), ("ours", &mut ours)] {
+        for (name, left) in [("bare", &mut bare), ("profiled", &mut profiled)] {
             let file = folder.path().join(name);
             super::alone(|| {
-                let host = (name == "ours").then(|| {
+                let host = (name == "profiled").then(|| {
                     Host::with(Source::None, Memory::new(), |builder| {
                         builder.rules("1h".parse().unwrap())
                     })
@@ -53,9 +52,9 @@ fn a_million_open_spans_leave_little_behind() {
         }
         const ALLOWED: usize = 32 << 20;
         assert!(
-            ours < bare + ALLOWED,
-            "{} MiB, of which {} the registry's",
-            ours >> 20,
+            profiled < bare + ALLOWED,
+            "{} MiB, including {} MiB of the registry",
+            profiled >> 20,
             bare >> 20
         );
     });

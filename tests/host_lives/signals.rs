@@ -1,5 +1,4 @@
-//! Signals of the program, which our threads must leave to it, and the limits at which the kernel
-//! sends one.
+//! Signals of the program, which the layer's threads must leave to it, and limits that make the kernel send a signal.
 
 use std::ffi::c_int;
 use std::fs;
@@ -12,16 +11,16 @@ use tracing_profiling::{Directory, Source};
 use super::{Host, MS, in_child};
 use crate::support::{PLENTY, burn};
 
-const OF_THE_PROGRAM: [c_int; 5] =
+const PROGRAM_SIGNALS: [c_int; 5] =
     [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGHUP, libc::SIGCHLD];
-/// Those that what a thread does itself brings about.
+/// Signals that a thread causes itself.
 const FAULTS: [c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 const ROUNDS: usize = 20;
 
 fn set_of(signals: &[c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: fills a set of ours.
+    // SAFETY: `set` is a local variable, and `sigemptyset` initializes it.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for signal in signals {
@@ -31,27 +30,27 @@ fn set_of(signals: &[c_int]) -> libc::sigset_t {
     }
 }
 
-/// On the calling thread.
+/// Blocks the signals on the calling thread.
 fn block(signals: &[c_int]) {
     let set = set_of(signals);
-    // SAFETY: a set of ours.
+    // SAFETY: `set` is a local variable.
     let result =
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
     assert_eq!(result, 0);
 }
 
 fn send(signal: c_int) {
-    // SAFETY: to this process, which means to get it.
+    // SAFETY: the signal goes to this process, which handles it.
     assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
 }
 
-/// A program that waits for its signals begins with that after the layer was made.
+/// As in a program that blocks and waits for its signals only after it has made the layer.
 fn with_each_source(act: impl Fn(c_int)) {
     for source in [Source::Perf, Source::Timer] {
         let host = Host::new(source, Memory::new());
         host.span(|| _ = burn(20 * MS));
-        block(&OF_THE_PROGRAM);
-        for signal in OF_THE_PROGRAM {
+        block(&PROGRAM_SIGNALS);
+        for signal in PROGRAM_SIGNALS {
             for _ in 0..ROUNDS {
                 act(signal);
             }
@@ -62,12 +61,12 @@ fn with_each_source(act: impl Fn(c_int)) {
 }
 
 #[test]
-fn sigwait_has_them() {
-    in_child(module_path!(), "sigwait_has_them", &[], || {
+fn sigwait_receives_the_signals_of_the_program() {
+    in_child(module_path!(), "sigwait_receives_the_signals_of_the_program", &[], || {
         with_each_source(|signal| {
             let waiter = std::thread::spawn(move || {
                 let (set, limit) = (set_of(&[signal]), libc::timespec { tv_sec: 60, tv_nsec: 0 });
-                // SAFETY: all of them are of ours.
+                // SAFETY: both are local variables.
                 unsafe {
                     libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const limit)
                 }
@@ -80,38 +79,38 @@ fn sigwait_has_them() {
 }
 
 #[test]
-fn a_signalfd_has_them() {
-    in_child(module_path!(), "a_signalfd_has_them", &[], || {
+fn a_signalfd_receives_the_signals_of_the_program() {
+    in_child(module_path!(), "a_signalfd_receives_the_signals_of_the_program", &[], || {
         with_each_source(|signal| {
             let set = set_of(&[signal]);
-            // SAFETY: a set of ours.
+            // SAFETY: `set` is a local variable.
             let file = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
             assert!(file >= 0);
             send(signal);
             let mut poll = libc::pollfd { fd: file, events: libc::POLLIN, revents: 0 };
-            // SAFETY: one structure of ours.
-            assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 60_000) }, 1, "it is gone");
+            // SAFETY: `poll` is one local structure.
+            assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 60_000) }, 1, "the signal is lost");
             let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
             let size = size_of::<libc::signalfd_siginfo>();
-            // SAFETY: as much as the structure is long.
+            // SAFETY: `size` is the length of the structure.
             let read = unsafe { libc::read(file, info.as_mut_ptr().cast(), size) };
             assert_eq!(read, size as isize);
-            // SAFETY: it was filled.
+            // SAFETY: `read` has filled it.
             assert_eq!(unsafe { info.assume_init() }.ssi_signo, signal as u32);
-            // SAFETY: of ours.
+            // SAFETY: `file` was opened above and is not used again.
             unsafe { libc::close(file) };
         });
     });
 }
 
 #[test]
-fn those_that_are_blocked_stay_pending() {
-    in_child(module_path!(), "those_that_are_blocked_stay_pending", &[], || {
+fn blocked_signals_stay_pending() {
+    in_child(module_path!(), "blocked_signals_stay_pending", &[], || {
         with_each_source(|signal| {
             send(signal);
             std::thread::sleep(Duration::from_micros(100));
             let (mut set, mut taken) = (set_of(&[]), 0);
-            // SAFETY: all of them are of ours.
+            // SAFETY: all pointers are to local variables.
             unsafe {
                 assert_eq!(libc::sigpending(&raw mut set), 0);
                 assert_eq!(libc::sigismember(&raw const set, signal), 1);
@@ -123,10 +122,10 @@ fn those_that_are_blocked_stay_pending() {
     });
 }
 
-/// Whatever threads of ours there are in this build.
+/// Checks all threads that the layer has in this build.
 #[test]
-fn no_thread_of_ours_takes_any() {
-    in_child(module_path!(), "no_thread_of_ours_takes_any", &[], || {
+fn no_thread_of_the_layer_takes_a_signal() {
+    in_child(module_path!(), "no_thread_of_the_layer_takes_a_signal", &[], || {
         #[cfg(all(feature = "otlp-grpc", feature = "otlp-http"))]
         let exporter = tracing_profiling::OtlpExporter::builder()
             .endpoint("http://127.0.0.1:9")
@@ -153,7 +152,7 @@ fn no_thread_of_ours_takes_any() {
             }
             seen += 1;
             let blocked = u64::from_str_radix(&field("SigBlk:"), 16).unwrap();
-            // Those between are the C library's own.
+            // The numbers in between are reserved by the C library.
             for signal in (1..32).chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
                 let must_be =
                     !FAULTS.contains(&signal) && ![libc::SIGKILL, libc::SIGSTOP].contains(&signal);
@@ -165,13 +164,13 @@ fn no_thread_of_ours_takes_any() {
     });
 }
 
-/// As small as it goes: our threads do not take their stacks from that.
+/// `RUST_MIN_STACK` is as small as possible: the layer's threads must not use it for their stacks.
 #[test]
-fn threads_of_ours_have_the_stack_that_they_need() {
-    let test = "threads_of_ours_have_the_stack_that_they_need";
+fn threads_of_the_layer_set_their_own_stack_size() {
+    let test = "threads_of_the_layer_set_their_own_stack_size";
     for bytes in ["16384", "65536"] {
         in_child(module_path!(), test, &[("RUST_MIN_STACK", bytes)], || {
-            // That of the test is as small.
+            // The stack of the test thread is as small, so the work needs a thread with more.
             let thread = std::thread::Builder::new().stack_size(8 << 20);
             thread.spawn(one_profile_in_a_directory).unwrap().join().unwrap();
         });
@@ -198,8 +197,8 @@ fn deep(depth: u32) {
 }
 
 #[test]
-fn a_limit_on_the_size_of_files_ends_nothing() {
-    in_child(module_path!(), "a_limit_on_the_size_of_files_ends_nothing", &[], || {
+fn a_file_size_limit_does_not_end_the_process() {
+    in_child(module_path!(), "a_file_size_limit_does_not_end_the_process", &[], || {
         let limit = libc::rlimit { rlim_cur: 1_000, rlim_max: 1_000 };
         // SAFETY: a plain structure, read by the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
@@ -208,20 +207,20 @@ fn a_limit_on_the_size_of_files_ends_nothing() {
         let host = Host::new(Source::Auto, directory);
         for _ in 0..3 {
             host.span(|| _ = burn(50 * MS));
-            assert!(!host.handle.flush(500 * MS), "it is not stored");
+            assert!(!host.handle.flush(500 * MS), "nothing can be stored");
         }
         let warnings = host.lines_with("could not be exported");
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("ulimit -f"), "{warnings:?}");
         assert_eq!(host.handle.stats().spans.kept, 3);
         assert!(!host.handle.shutdown(500 * MS));
-        // Spans say their times all the same.
+        // The times of the spans are logged nonetheless.
         let start = std::time::Instant::now();
         while host.lines_with("kept `kept`").len() < 3 && start.elapsed() < PLENTY {
             std::thread::sleep(MS);
         }
         assert_eq!(host.lines_with("kept `kept`").len(), 3);
-        // Now that nothing is tried any more: while it is, there is a file that is being written.
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "halves of files");
+        // Checked only after the last retry, since a retry leaves an unfinished file while it runs.
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "incomplete files");
     });
 }

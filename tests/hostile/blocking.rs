@@ -1,5 +1,4 @@
-//! System calls that wait. A signal may interrupt them, and a program that never had a signal is
-//! not prepared for that.
+//! Blocking system calls. A signal may interrupt them, and a program that never had a signal is not prepared for that.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
@@ -23,14 +22,13 @@ use crate::support::burn;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Waits once, for about that long. All have a time limit, or another thread that wakes them.
+/// Blocks once for about the given time. Each has a time limit, or another thread that wakes it.
 type Wait = Box<dyn FnMut(Duration) -> io::Result<()> + Send>;
 
-/// How many waits of each kind ended in which way.
+/// The number of calls by name and result.
 type Ends = BTreeMap<(&'static str, &'static str), u64>;
 
-/// Every call waits thousands of times for a millisecond, after it has used the CPU for a moment,
-/// and once for seconds.
+/// Each call blocks thousands of times for a millisecond, after a short burst of CPU time, and once for seconds.
 pub(crate) fn all_calls(_: &Host) {
     wait_in_all_calls(2_000, Duration::from_secs(2));
 }
@@ -49,23 +47,23 @@ pub(crate) fn wait_in_all_calls(rounds: u32, long: Duration) {
     let ends = ends.into_inner().unwrap();
     let is_interrupted = |end: &(&(&str, &str), &u64)| end.0.1 == INTERRUPTED;
     let interrupted: Vec<_> = ends.iter().filter(is_interrupted).collect();
-    println!("how waits ended: {ends:?}");
+    println!("results: {ends:?}");
     assert!(interrupted.is_empty(), "{interrupted:?}");
 }
 
 const INTERRUPTED: &str = "EINTR";
 
 fn wait_often(name: &'static str, mut wait: Wait, rounds: u32, long: Duration) -> Ends {
-    // A child that ends while the thread that made it blocks all signals, as `posix_spawn` does, sends
-    // its SIGCHLD to any other thread, whose wait on a socket with a timeout then returns `EINTR`:
-    // with no handler in the program, and without us.
+    // `posix_spawn` blocks all signals on its thread. If its child ends in the meantime, the SIGCHLD goes to any other
+    // thread, and a receive or send with a timeout on that thread returns `EINTR`, even without a handler and without
+    // the layer.
     signals::block(libc::SIGCHLD);
     let mut ends = Ends::new();
     let mut wait_once = |limit| {
         let end = match wait(limit).map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => "done",
             Err((_, error)) if error.kind() == io::ErrorKind::Interrupted => INTERRUPTED,
-            // Its time limit was reached, or that for which it waits is there already.
+            // The time limit was reached, or the operation could not complete.
             Err((Some(libc::EAGAIN | libc::ETIMEDOUT | libc::EINPROGRESS), _)) => "not done",
             Err((_, error)) => panic!("{name}: {error}"),
         };
@@ -73,7 +71,7 @@ fn wait_often(name: &'static str, mut wait: Wait, rounds: u32, long: Duration) -
     };
     let _around = info_span!("waits often").entered();
     for round in 0..rounds {
-        // Half of the waits are within a span of their own, which begins when they do.
+        // Half of the calls are in a span of their own, which is entered just before the call.
         burn(Duration::from_micros(100));
         if round % 2 == 0 {
             info_span!("waits").in_scope(|| wait_once(MS));
@@ -88,8 +86,8 @@ fn wait_often(name: &'static str, mut wait: Wait, rounds: u32, long: Duration) -
     ends
 }
 
-/// A thread that wakes another one, some time after it was asked to. If that one was interrupted
-/// before, it may be gone by then.
+/// A thread that calls `wake` some time after each request. If the other thread was interrupted before, it may have
+/// ended by then.
 struct Waker(mpsc::Sender<Duration>);
 
 impl Waker {
@@ -141,10 +139,10 @@ fn waits() -> Vec<(&'static str, Wait)> {
     ]
 }
 
-/// What one can read from a moment after it was asked for.
+/// A socket that becomes readable some time after each request to the waker.
 fn readable() -> (OwnedFd, Waker) {
-    let (ours, mut other) = UnixStream::pair().unwrap();
-    (ours.into(), Waker::new(move || _ = other.write_all(&[1])))
+    let (near, mut far) = UnixStream::pair().unwrap();
+    (near.into(), Waker::new(move || _ = far.write_all(&[1])))
 }
 
 fn take_one(from: &OwnedFd) -> io::Result<()> {
@@ -188,7 +186,7 @@ fn select() -> Wait {
             tv_usec: time.subsec_micros().into(),
         };
         let none = std::ptr::null_mut();
-        // SAFETY: no files, and a structure of ours.
+        // SAFETY: there are no file sets, and `limit` is a local variable.
         match unsafe { libc::select(0, none, none, none, &raw mut limit) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -229,18 +227,18 @@ fn futex_until_woken() -> Wait {
     })
 }
 
-/// A semaphore of libc's, which may not move.
+/// A libc semaphore, which must not move.
 struct Semaphore(std::cell::UnsafeCell<libc::sem_t>);
 
-// SAFETY: it is made for use by many threads.
+// SAFETY: semaphores may be used by several threads.
 unsafe impl Sync for Semaphore {}
-// SAFETY: it is pinned, and belongs to no thread.
+// SAFETY: it is pinned, and not bound to a thread.
 unsafe impl Send for Semaphore {}
 
 fn semaphore(has_limit: bool) -> Wait {
-    // SAFETY: all bytes, and made by the call below before it is used.
+    // SAFETY: all zeros is a valid value, and the call below initializes it before it is used.
     let semaphore: Pin<Arc<Semaphore>> = Arc::pin(unsafe { std::mem::zeroed() });
-    // SAFETY: it is pinned, and lives as long as anybody who uses it.
+    // SAFETY: it is pinned, and both users hold an `Arc` of it.
     assert_eq!(unsafe { libc::sem_init(semaphore.0.get(), 0, 0) }, 0);
     let posted = Pin::clone(&semaphore);
     let waker = Waker::new(move || {
@@ -255,7 +253,7 @@ fn semaphore(has_limit: bool) -> Wait {
                 tv_sec: until.as_secs().try_into().unwrap(),
                 tv_nsec: until.subsec_nanos().into(),
             };
-            // SAFETY: as above; the time is ours.
+            // SAFETY: as above; `until` is a local variable.
             unsafe { libc::sem_timedwait(semaphore.0.get(), &raw const until) }
         } else {
             waker.wake_after(time);
@@ -276,29 +274,29 @@ fn read_pipe() -> Wait {
 }
 
 fn receive(has_limit: bool) -> Wait {
-    let (mut ours, mut other) = UnixStream::pair().unwrap();
-    let waker = Waker::new(move || _ = other.write_all(&[1]));
+    let (mut near, mut far) = UnixStream::pair().unwrap();
+    let waker = Waker::new(move || _ = far.write_all(&[1]));
     Box::new(move |time| {
         if has_limit {
-            ours.set_read_timeout(Some(time))?;
+            near.set_read_timeout(Some(time))?;
         } else {
             waker.wake_after(time);
         }
-        ours.read(&mut [0]).map(drop)
+        near.read(&mut [0]).map(drop)
     })
 }
 
-/// To somebody who reads nothing.
+/// Sends to a peer that never reads.
 fn send() -> Wait {
-    let (mut ours, other) = UnixStream::pair().unwrap();
+    let (mut near, far) = UnixStream::pair().unwrap();
     Box::new(move |time| {
-        _ = &other;
-        ours.set_write_timeout(Some(time))?;
-        ours.write(&[0; 64 * 1024]).map(drop)
+        _ = &far;
+        near.set_write_timeout(Some(time))?;
+        near.write(&[0; 64 * 1024]).map(drop)
     })
 }
 
-/// From nobody.
+/// Accepts on an address that no peer connects to.
 fn accept() -> Wait {
     let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
     // Binds it to a free abstract name.
@@ -311,7 +309,7 @@ fn accept() -> Wait {
     })
 }
 
-/// To somebody who never accepts, and for whom enough others are waiting already.
+/// Connects to a listener that never accepts and whose backlog is full.
 fn connect_locally() -> Wait {
     let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
     let nowhere = rustix::net::SocketAddrUnix::new_unnamed();
@@ -329,7 +327,7 @@ fn connect_locally() -> Wait {
     })
 }
 
-/// The same; the kernel drops what would be one too many, and the caller's kernel tries again.
+/// The same by TCP: the kernel drops connection attempts beyond the backlog, and retries them.
 fn connect_by_tcp() -> Wait {
     let listener = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&listener, &std::net::SocketAddrV4::new([127, 0, 0, 1].into(), 0)).unwrap();

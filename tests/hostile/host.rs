@@ -1,4 +1,4 @@
-//! The host program: a layer, and threads that are sampled all the while.
+//! The host program: a layer, and threads that are sampled throughout.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,8 +15,8 @@ pub(crate) struct Host {
     sampled_at_first: AtomicBool,
 }
 
-/// Makes a layer, runs `action` while other threads burn CPU time in spans, and holds that the
-/// layer comes to its end well.
+/// Makes a layer, runs `action` while other threads burn CPU time in spans, and asserts that the layer shuts down in
+/// time.
 pub(crate) fn sampled(action: impl FnOnce(&Host)) {
     sampled_at(1_000, "0ms", action);
 }
@@ -28,20 +28,20 @@ pub(crate) fn sampled_at(hertz: u32, rules: &str, action: impl FnOnce(&Host)) {
 }
 
 impl Host {
-    /// The subscriber is everybody's, as it is in a real program: all threads are then profiled.
+    /// The subscriber is the global default, as in a real program, so all threads are profiled.
     pub(crate) fn start(hertz: u32, rules: &str) -> Self {
         let setup = Setup::with(rules, |builder| builder.rate(hertz).with_env().unwrap());
         tracing::dispatcher::set_global_default(setup.dispatch.clone()).unwrap();
         Self { setup, sampled_at_first: AtomicBool::new(false) }
     }
 
-    /// Whether threads are sampled at present; where they are not, there is nothing to assert.
+    /// Whether threads are being sampled. If not, nothing is asserted about samples.
     pub(crate) fn is_sampling(&self) -> bool {
         self.setup.handle.stats().threads.sampled > 0
     }
 
     pub(crate) fn while_burning<R>(&self, action: impl FnOnce() -> R) -> R {
-        /// Also when `action` panics: else the scope would wait for ever.
+        /// Stops the threads also when `action` panics, since the scope would otherwise wait forever.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -55,7 +55,7 @@ impl Host {
             let _stop = Stop(&stop);
             for _ in 0..2 {
                 scope.spawn(|| {
-                    // Enough for some samples, whatever comes later.
+                    // Enough for some samples, whatever `action` does.
                     info_span!("burner begins").in_scope(|| burn(50 * MS));
                     begun.wait();
                     while !stop.load(Ordering::Relaxed) {
@@ -78,7 +78,7 @@ impl Host {
         assert!(stats.spans.kept > 0);
         assert_eq!(stats.sampling.records_malformed, 0);
         if std::env::var("TRACING_PROFILING_SOURCE").is_ok_and(|source| source == "perf") {
-            // Fails if CI says that there are perf events here, and they are refused.
+            // Fails if CI expects perf events and they are refused.
             has_perf();
         }
         if self.sampled_at_first.load(Ordering::Relaxed) {
@@ -86,12 +86,12 @@ impl Host {
             assert!(stats.profiles.exported > 0);
         }
         assert!(self.setup.handle.shutdown(PLENTY), "shut down in time");
-        // What is left of the program has spans too.
+        // The program continues to use spans after the shutdown.
         info_span!("after the shutdown").in_scope(|| burn(MS));
     }
 }
 
-/// Calls `action` until that much time has passed, and once at least.
+/// Calls `action` until `time` has passed, and at least once.
 pub(crate) fn repeat_for(time: Duration, mut action: impl FnMut()) {
     let start = Instant::now();
     loop {

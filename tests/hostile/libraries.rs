@@ -1,4 +1,4 @@
-//! Code that comes and goes.
+//! Code that is loaded and unloaded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use tracing::info_span;
 use crate::host::Host;
 use crate::support::burn;
 
-/// Loads and unloads libraries, and is sampled in their code. There are several, so that another
-/// one is found where one was before.
+/// Loads and unloads libraries and runs their code while it is sampled. With several libraries, one is often mapped
+/// where another was before.
 pub(crate) fn load_and_unload(_: &Host) {
-    // A static program can load none.
+    // A static program cannot load libraries.
     if cfg!(target_feature = "crt-static") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let libraries: Vec<_> = (1..=3).filter_map(|number| build(folder.path(), number)).collect();
     if libraries.is_empty() {
-        println!("there is no C compiler here: libm takes the place of libraries of ours");
+        println!("there is no C compiler: libm is used instead");
     }
     std::thread::scope(|scope| {
         for thread in 0..2 {
@@ -40,7 +40,7 @@ pub(crate) fn load_and_unload(_: &Host) {
 }
 
 fn call_into(path: &Path) {
-    // SAFETY: our own library, which does nothing when it is loaded or unloaded.
+    // SAFETY: the library was built below and has no initializers or finalizers.
     let library = unsafe { libloading::Library::new(path) }.unwrap();
     // SAFETY: the function has this signature, see below.
     let burn_there: libloading::Symbol<'_, unsafe extern "C" fn(u64, u64) -> u64> =
@@ -55,7 +55,7 @@ fn call_into(path: &Path) {
 }
 
 fn call_into_libm() {
-    // SAFETY: loaded already, for whoever needs it; it does nothing when it is loaded again.
+    // SAFETY: the program may have loaded libm already; loading it again does nothing.
     let library = unsafe { libloading::Library::new("libm.so.6") }.unwrap();
     // SAFETY: the function has this signature.
     let cos: libloading::Symbol<'_, unsafe extern "C" fn(f64) -> f64> =
@@ -67,7 +67,7 @@ fn call_into_libm() {
     library.close().unwrap();
 }
 
-/// Each has code of another size, so that their unwind tables differ.
+/// Builds a library. Each number gives code of a different size, so the unwind tables differ.
 fn build(folder: &Path, number: usize) -> Option<PathBuf> {
     let source = folder.join(format!("guest{number}.c"));
     let padding = "    x += x >> 3;\n".repeat(number * 50);

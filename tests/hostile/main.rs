@@ -1,10 +1,9 @@
-//! A host program that is hostile to a library that samples it: it forks, unloads code, switches
-//! stacks, comes near the end of them, has signals of its own, and blocks in every way there is.
+//! A host program that is hostile to a library that samples it: it forks, unloads code, switches stacks, nearly
+//! overflows them, uses signals itself, and blocks in many system calls.
 //!
-//! Each scenario runs in a process of its own, once with each source of samples. It must end well
-//! and in time, and what it asserts of itself must hold. Nothing is asserted of samples where the
-//! layer says that it samples no thread. No verdict depends on how long something takes, but for
-//! deadlines that only a hang exceeds.
+//! Each scenario runs in its own process, once with each source of samples. The process must exit successfully and in
+//! time, and the scenario's own assertions must hold. Samples are not checked where the layer reports that it samples
+//! no thread. No verdict depends on timing, except for deadlines that only a hang exceeds.
 
 #![cfg(target_os = "linux")]
 #![allow(
@@ -34,8 +33,7 @@ use host::{repeat_for, sampled, sampled_at};
 use runner::{DEADLINE, play, play_within};
 use tracing::info_span;
 
-/// Declares a test for each source: `NAME::perf` and `NAME::timer`. Attributes are those of the
-/// latter, where a signal can do what a perf event cannot.
+/// Declares a test of each scenario for each source: `NAME::perf` and `NAME::timer`.
 macro_rules! scenarios {
     ($($name:ident: $scenario:expr;)+) => {
         $(mod $name {
@@ -79,7 +77,7 @@ scenarios! {
     everything: sampled(everything);
 }
 
-/// Whether the library is there to see it or not, this is how the program means to end.
+/// The program aborts on purpose, and must end by SIGABRT with the layer in it as well.
 mod abort {
     use super::*;
 
@@ -88,7 +86,7 @@ mod abort {
             processes::abort_in_the_panic_hook();
         } else {
             let program = std::env::current_exe().unwrap();
-            runner::run(&program, test, source, DEADLINE).must_die_by(libc::SIGABRT);
+            runner::run(&program, test, source, DEADLINE).assert_killed_by(libc::SIGABRT);
         }
     }
 
@@ -103,7 +101,7 @@ mod abort {
     }
 }
 
-/// A program without symbols has profiles too.
+/// A program without symbols is profiled too.
 mod stripped {
     use super::*;
 
@@ -114,7 +112,7 @@ mod stripped {
         }
         let folder = tempfile::tempdir().unwrap();
         if let Some(copy) = runner::stripped_copy(folder.path()) {
-            runner::run(&copy, test, source, DEADLINE).must_be_well();
+            runner::run(&copy, test, source, DEADLINE).assert_success();
         }
     }
 
@@ -142,14 +140,14 @@ mod stripped {
     }
 }
 
-/// All that can be done in one process at once, several times.
+/// Most scenarios at once in one process, several times.
 fn everything(host: &host::Host) {
     const TIME: Duration = Duration::from_secs(5);
-    let deeds: &[fn(&host::Host)] = &[
+    let actions: &[fn(&host::Host)] = &[
         processes::fork_and_exec,
         processes::fork,
         libraries::load_and_unload,
-        |_| threads::eight_short_ones(),
+        |_| threads::eight_short_threads(),
         |_| threads::allocate(3, 20),
         threads::panics,
         stacks::near_the_guard_page,
@@ -161,17 +159,17 @@ fn everything(host: &host::Host) {
         |_| blocking::wait_in_all_calls(200, Duration::from_millis(100)),
     ];
     std::thread::scope(|scope| {
-        for deed in deeds {
-            scope.spawn(|| repeat_for(TIME, || deed(host)));
+        for action in actions {
+            scope.spawn(|| repeat_for(TIME, || action(host)));
         }
     });
 }
 
-/// At the highest rate, for as long as a variable says.
+/// At the highest rate, for the number of seconds in an environment variable.
 mod stress {
     use super::*;
 
-    fn for_as_long_as_said(test: &str, source: &str) {
+    fn for_the_given_time(test: &str, source: &str) {
         let seconds = std::env::var("TRACING_PROFILING_TEST_STRESS_SECONDS");
         let time = Duration::from_secs(seconds.map_or(3, |seconds| seconds.parse().unwrap()));
         play_within(DEADLINE + time, test, source, || {
@@ -181,11 +179,11 @@ mod stress {
 
     #[test]
     fn perf() {
-        for_as_long_as_said("stress::perf", "perf");
+        for_the_given_time("stress::perf", "perf");
     }
 
     #[test]
     fn timer() {
-        for_as_long_as_said("stress::timer", "timer");
+        for_the_given_time("stress::timer", "timer");
     }
 }

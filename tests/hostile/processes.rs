@@ -1,4 +1,4 @@
-//! Processes that are made, become others, and end, while they are sampled.
+//! Processes that fork, exec, and abort while they are sampled.
 
 use std::ffi::CString;
 use std::os::unix::process::CommandExt as _;
@@ -13,17 +13,17 @@ use crate::support::burn;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The lines of a thread's `status` that a program inherits when it is executed.
+/// The lines of a thread's `status` that survive an exec.
 fn inherited() -> Vec<String> {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let inherited = |line: &&str| line.starts_with("SigBlk:") || line.starts_with("SigPnd:");
     status.lines().filter(inherited).map(str::to_owned).collect()
 }
 
-/// Fork and exec in a loop, by the standard library and by hand.
+/// Fork and exec in a loop, with the standard library and by hand.
 pub(crate) fn fork_and_exec(_: &Host) {
-    // The child of the fork may not allocate, so all that it needs is made here. It becomes a
-    // program that finds what this one blocks to be blocked, and no more.
+    // The child of the fork may not allocate, so everything it needs is made here. The shell that it executes checks
+    // that it inherits the blocked signals of this thread and no others.
     let lines = inherited();
     let is_as_before = |line: &String| format!("grep -qx '{line}' /proc/self/status");
     let script: Vec<_> = lines.iter().map(is_as_before).collect();
@@ -37,7 +37,7 @@ pub(crate) fn fork_and_exec(_: &Host) {
         // SAFETY: the child calls nothing but `execv` and `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: strings and an array that end with a null, and live until the exec.
+            // SAFETY: the strings and the array are null-terminated, and live until the exec.
             unsafe {
                 libc::execv(pointers[0], pointers.as_ptr());
                 libc::_exit(127);
@@ -47,23 +47,23 @@ pub(crate) fn fork_and_exec(_: &Host) {
     }
 }
 
-/// Fork without exec: the child goes on with spans of a layer that is not there any more.
+/// Fork without exec: the child continues to use spans, without the layer's threads.
 pub(crate) fn fork(host: &Host) {
     fork_with(host, false);
 }
 
-/// The same with threads in the child. Only where no other thread of the parent starts or ends
-/// meanwhile: it could hold a lock of the registry's, which the child then waits for for ever.
+/// The same with threads in the child. No other thread of the parent may start or end at the same time: it could hold a
+/// lock of the registry, and the child would wait for that forever.
 pub(crate) fn fork_and_spawn(host: &Host) {
     fork_with(host, true);
 }
 
 fn fork_with(_: &Host, spawn: bool) {
     if cfg!(tracing_profiling_unsupported) {
-        println!("skipped: the stubs do not shut the layer in the child of a fork");
+        println!("skipped: the stubs do not disable the layer in the child of a fork");
         return;
     }
-    // Callsites register themselves behind a lock of `tracing`: before the fork, then.
+    // Callsites register behind a lock of `tracing`, so they do that before the fork.
     let use_spans = || {
         for _ in 0..20 {
             info_span!("in a process").in_scope(|| burn(Duration::from_micros(500)));
@@ -73,8 +73,8 @@ fn fork_with(_: &Host, spawn: bool) {
     for _ in 0..40 {
         let _span = info_span!("fork").entered();
         burn(MS);
-        // SAFETY: the child runs code of this test only, which touches no lock that another thread
-        // of the parent could hold but the allocator's, which glibc handles, and ends with `_exit`.
+        // SAFETY: the child runs only code of this test and ends with `_exit`. That code takes no lock that another
+        // thread of the parent could hold, except the allocator's, which glibc handles.
         let child = unsafe { libc::fork() };
         if child == 0 {
             use_spans();
@@ -86,17 +86,17 @@ fn fork_with(_: &Host, spawn: bool) {
     }
 }
 
-/// The status of a child that ended. That this is not interrupted is part of what is tested.
+/// Returns the wait status of a child. The assertion covers that `waitpid` is not interrupted.
 fn wait_for(child: i32) -> i32 {
     let mut status = 0;
-    // SAFETY: waits for our own child; the pointer is to our own integer.
+    // SAFETY: `child` is our child, and `status` a local variable.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(waited, child, "{}", std::io::Error::last_os_error());
     status
 }
 
-/// A process that becomes itself again and again while its threads are sampled. A signal that is
-/// on its way at that moment must not reach the new program, which has no handler for it.
+/// A process that executes itself repeatedly while its threads are sampled. A signal that is pending at that moment
+/// must not reach the new program, which has no handler for it.
 pub(crate) fn exec_in_place() {
     const ROUNDS: &str = "ROUNDS_LEFT";
     let left = std::env::var(ROUNDS).map_or(20, |left| left.parse::<u32>().unwrap());
@@ -115,7 +115,7 @@ pub(crate) fn exec_in_place() {
 
 /// Never returns.
 pub(crate) fn abort_in_the_panic_hook() {
-    // No file for the developer to find.
+    // Leave no core file behind.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(rustix::process::Resource::Core, none).unwrap();
     std::panic::set_hook(Box::new(|_| std::process::abort()));

@@ -1,4 +1,4 @@
-//! Runs one scenario in a process of its own, with one source of samples, and judges its end.
+//! Runs one scenario in its own process with one source of samples, and checks how it ends.
 
 use std::io::{Read as _, Seek as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -9,24 +9,24 @@ use std::{env, fs};
 
 use crate::support::{has_perf, is_child};
 
-/// Much longer than any scenario takes, also on a busy machine: whatever is not done by then hangs.
+/// Much longer than any scenario takes, also on a busy machine: a child that exceeds it hangs.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
-/// The one for which it does not matter whether the source that it asks for is there.
+/// The scenario that also runs where the requested source is unavailable.
 const WITHOUT_PERF: &str = "everything::perf";
 
-/// What the child says last: a test filter that matches nothing ends with 0 as well.
+/// The last line of a successful child. The exit status is not enough: a test filter without a match exits with 0 too.
 const DONE: &str = "child is done";
 
-/// How a child ended, and all that it printed.
+/// How a child ended, and its output.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// None if it was killed because it had not ended in time.
+    /// `None` if it was killed at the deadline.
     status: Option<ExitStatus>,
     text: String,
 }
 
-/// Runs the scenario if this is the child; else runs the child and holds that it ends well.
+/// Runs the scenario if this is the child. Otherwise runs the child and asserts that it succeeds.
 pub(crate) fn play(test: &str, source: &str, scenario: impl FnOnce()) {
     play_within(DEADLINE, test, source, scenario);
 }
@@ -36,15 +36,15 @@ pub(crate) fn play_within(deadline: Duration, test: &str, source: &str, scenario
         scenario();
         println!("{DONE}");
     } else if source == "perf" && !has_perf() && test != WITHOUT_PERF {
-        println!("skipped: perf events are refused here, which {WITHOUT_PERF} is about");
+        println!("skipped: perf events are refused here; {WITHOUT_PERF} covers that");
     } else {
-        run(&env::current_exe().unwrap(), test, source, deadline).must_be_well();
+        run(&env::current_exe().unwrap(), test, source, deadline).assert_success();
     }
 }
 
-/// Runs that test of that program as a child.
+/// Runs that test of that program as a child process.
 pub(crate) fn run(program: &Path, test: &str, source: &str, deadline: Duration) -> Ended {
-    // Files, not pipes: the child's own children may live on and hold a pipe open.
+    // Files instead of pipes: the child's own children may survive it and hold a pipe open.
     let mut output = tempfile::tempfile().unwrap();
     let mut command = Command::new(program);
     command
@@ -53,9 +53,9 @@ pub(crate) fn run(program: &Path, test: &str, source: &str, deadline: Duration) 
         .env("TRACING_PROFILING_SOURCE", source)
         .stdout(output.try_clone().unwrap())
         .stderr(output.try_clone().unwrap())
-        // Of its own, to be killed together with its children.
+        // Its own process group, so that it is killed together with its children.
         .process_group(0);
-    // What the developer has set is not what is tested.
+    // The developer's own settings must not affect the test.
     for name in ["", "_RATE", "_STACK_BYTES", "_MAX_DEPTH", "_DIR"] {
         command.env_remove(format!("TRACING_PROFILING{name}"));
     }
@@ -85,24 +85,24 @@ pub(crate) fn run(program: &Path, test: &str, source: &str, deadline: Duration) 
 }
 
 impl Ended {
-    pub(crate) fn must_be_well(&self) {
-        let status = self.must_end();
+    pub(crate) fn assert_success(&self) {
+        let status = self.assert_ended();
         assert!(status.success() && self.text.contains(DONE), "{status}");
     }
 
-    pub(crate) fn must_die_by(&self, signal: i32) {
-        assert_eq!(self.must_end().signal(), Some(signal));
+    pub(crate) fn assert_killed_by(&self, signal: i32) {
+        assert_eq!(self.assert_ended().signal(), Some(signal));
     }
 
-    /// `run` has printed what the child printed.
-    fn must_end(&self) -> ExitStatus {
+    /// Asserts that the child ended before the deadline. `run` has already printed the output.
+    fn assert_ended(&self) -> ExitStatus {
         assert!(self.status.is_some(), "hangs");
         assert!(!self.text.contains("thread 'profiling-"), "a thread of the library panicked");
         self.status.unwrap()
     }
 }
 
-/// What the kernel knows of each thread of a process that does not end, and of its children.
+/// The state of each thread of a hanging process and of its children, as the kernel reports it.
 fn threads_of(process: u32) -> String {
     let mut text = format!("--- {process} hangs:\n");
     let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return text };
@@ -122,7 +122,7 @@ fn threads_of(process: u32) -> String {
     text
 }
 
-/// A copy of this very program in which there are no symbols, if there is a `strip`.
+/// A copy of this test program without symbols, if `strip` is available.
 pub(crate) fn stripped_copy(folder: &Path) -> Option<PathBuf> {
     let copy = folder.join("stripped");
     fs::copy(env::current_exe().unwrap(), &copy).unwrap();

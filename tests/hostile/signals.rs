@@ -1,4 +1,4 @@
-//! A program with signals of its own, among them the one that profilers use.
+//! A program that uses signals itself, including the one that profilers use.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -14,32 +14,32 @@ use crate::support::{PLENTY, burn};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Calls of the program's handler, by who sent the signal.
+/// Calls of the program's handler, by the signal's sender.
 static BY_RAISE: AtomicU64 = AtomicU64::new(0);
 static BY_ITIMER: AtomicU64 = AtomicU64::new(0);
-static FOREIGN: AtomicU64 = AtomicU64::new(0);
+static UNEXPECTED: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn handler(_: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel gives a handler with SA_SIGINFO a whole one.
+    // SAFETY: with SA_SIGINFO, the kernel passes a valid `siginfo_t`.
     let counter = match unsafe { (*info).si_code } {
         libc::SI_TKILL | libc::SI_USER => &BY_RAISE,
         libc::SI_KERNEL => &BY_ITIMER,
-        _ => &FOREIGN,
+        _ => &UNEXPECTED,
     };
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What the program does with SIGPROF from now on.
-fn dispose(what: libc::sighandler_t) {
-    dispose_of(libc::SIGPROF, what);
+/// Sets the program's disposition of SIGPROF.
+fn set_disposition(disposition: libc::sighandler_t) {
+    set_disposition_of(libc::SIGPROF, disposition);
 }
 
-fn dispose_of(signal: c_int, what: libc::sighandler_t) {
-    // SAFETY: a handler that does nothing but count, or a constant; the rest of a `sigaction` may
-    // be 0.
+fn set_disposition_of(signal: c_int, disposition: libc::sighandler_t) {
+    // SAFETY: `disposition` is a constant, or a handler that only counts. The remaining fields of a `sigaction` may be
+    // 0.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = what;
+        action.sa_sigaction = disposition;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
         libc::sigemptyset(&raw mut action.sa_mask);
         assert_eq!(libc::sigaction(signal, &raw const action, ptr::null_mut()), 0);
@@ -48,31 +48,33 @@ fn dispose_of(signal: c_int, what: libc::sighandler_t) {
 
 fn install_handler() {
     let handler: extern "C" fn(_, _, _) = handler;
-    dispose(handler as libc::sighandler_t);
+    set_disposition(handler as libc::sighandler_t);
 }
 
-/// For each signal that a profiler could think of.
+/// For every signal that a profiler might use.
 fn install_all_handlers() {
     let handler: extern "C" fn(_, _, _) = handler;
     for signal in (libc::SIGRTMIN()..=libc::SIGRTMAX()).chain([libc::SIGPROF]) {
-        dispose_of(signal, handler as libc::sighandler_t);
+        set_disposition_of(signal, handler as libc::sighandler_t);
     }
 }
 
-/// Has the kernel send SIGPROF each so often of the process's CPU time; never if that is 0.
+/// Makes the kernel send SIGPROF once per `every` of the process's CPU time; never if that is 0.
 fn set_itimer(every: Duration) {
     let every = libc::timeval { tv_sec: 0, tv_usec: every.as_micros().try_into().unwrap() };
     let value = libc::itimerval { it_interval: every, it_value: every };
-    // SAFETY: a structure of ours, which the call reads.
+    // SAFETY: the call reads a local variable.
     assert_eq!(unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const value, ptr::null_mut()) }, 0);
 }
 
 fn print_counts(when: &str) {
-    println!("{when}: {BY_RAISE:?} by raise, {BY_ITIMER:?} by the itimer, {FOREIGN:?} foreign");
+    println!(
+        "{when}: {BY_RAISE:?} by raise, {BY_ITIMER:?} by the itimer, {UNEXPECTED:?} unexpected"
+    );
 }
 
-/// Raises signals on two threads, and holds that each of them arrives.
-fn none_is_lost() {
+/// Raises signals on two threads, and asserts that each of them arrives.
+fn assert_none_is_lost() {
     const EACH: u64 = 1_000;
     let before = BY_RAISE.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
@@ -92,12 +94,12 @@ fn none_is_lost() {
     assert_eq!(BY_RAISE.load(Ordering::Relaxed), before + 2 * EACH);
 }
 
-/// The program had SIGPROF before there was a layer: it is the program's.
+/// The program used SIGPROF before the layer was made, so the layer must not.
 pub(crate) fn handler_installed_first() {
     install_handler();
     sampled(|_| {
         set_itimer(10 * MS);
-        none_is_lost();
+        assert_none_is_lost();
         let count = || BY_ITIMER.load(Ordering::Relaxed);
         let before = count();
         while count() == before {
@@ -105,100 +107,100 @@ pub(crate) fn handler_installed_first() {
         }
         set_itimer(Duration::ZERO);
         print_counts("at the end");
-        assert_eq!(FOREIGN.load(Ordering::Relaxed), 0);
+        assert_eq!(UNEXPECTED.load(Ordering::Relaxed), 0);
     });
 }
 
-/// No signal is left: no thread is sampled by a timer, and the program's handler has all that are the program's.
+/// No signal is free: no thread is sampled by a timer, and the program's handler gets all signals of the program.
 pub(crate) fn every_handler_installed_first() {
     install_all_handlers();
     sampled(|_| {
         set_itimer(10 * MS);
-        none_is_lost();
+        assert_none_is_lost();
         set_itimer(Duration::ZERO);
         print_counts("at the end");
-        assert_eq!(FOREIGN.load(Ordering::Relaxed), 0);
+        assert_eq!(UNEXPECTED.load(Ordering::Relaxed), 0);
     });
 }
 
-/// The same, but the layer had a signal before: it is taken from it.
+/// The same, but the layer was using a signal before, which the program takes over.
 pub(crate) fn every_handler_installed_later() {
     sampled(|host| {
         install_all_handlers();
-        until_it_is_quiet();
+        wait_until_quiet();
         println!("threads are sampled: {}", host.is_sampling());
-        let quiet = FOREIGN.load(Ordering::Relaxed);
-        none_is_lost();
+        let quiet = UNEXPECTED.load(Ordering::Relaxed);
+        assert_none_is_lost();
         print_counts("at the end");
-        assert_eq!(FOREIGN.load(Ordering::Relaxed), quiet);
+        assert_eq!(UNEXPECTED.load(Ordering::Relaxed), quiet);
     });
 }
 
-/// Until the program's handler is called for nothing that is not its own.
-fn until_it_is_quiet() {
+/// Waits until the program's handler is no longer called for signals that are not the program's.
+fn wait_until_quiet() {
     let start = Instant::now();
-    let foreign = || FOREIGN.load(Ordering::Relaxed);
-    // Of the program's CPU time: a busy machine makes it longer, and nothing else. And long enough
-    // for one second to pass, in which the layer looks.
+    let unexpected = || UNEXPECTED.load(Ordering::Relaxed);
+    // Measured in CPU time, so that a busy machine only prolongs it. It is long enough that the layer's check, once per
+    // second, has run.
     loop {
-        let before = foreign();
+        let before = unexpected();
         info_span!("is it quiet").in_scope(|| burn(300 * MS));
-        if foreign() == before {
+        if unexpected() == before {
             break;
         }
-        assert!(start.elapsed() < PLENTY, "{} foreign signals so far", foreign());
+        assert!(start.elapsed() < PLENTY, "{} unexpected signals so far", unexpected());
     }
     print_counts(&format!("quiet after {:?}", start.elapsed()));
 }
 
-/// The program takes SIGPROF when the layer may be using it. The layer must see that and go: the
-/// handler is called for signals that are not its own for some time, and then never again.
+/// The program installs a SIGPROF handler while the layer may be using the signal. The layer must detect that and stop
+/// using it: the handler is called for the layer's signals for some time, and then never again.
 pub(crate) fn handler_installed_later() {
     sampled(|host| {
         install_handler();
-        let foreign = || FOREIGN.load(Ordering::Relaxed);
-        until_it_is_quiet();
+        let unexpected = || UNEXPECTED.load(Ordering::Relaxed);
+        wait_until_quiet();
         println!("threads are sampled: {}", host.is_sampling());
-        let quiet = foreign();
+        let quiet = unexpected();
         set_itimer(10 * MS);
-        none_is_lost();
+        assert_none_is_lost();
         set_itimer(Duration::ZERO);
         info_span!("still quiet").in_scope(|| burn(100 * MS));
         print_counts("at the end");
-        assert_eq!(foreign(), quiet);
+        assert_eq!(unexpected(), quiet);
     });
 }
 
-/// A signal that comes now ends the process.
+/// From then on, a signal would end the process.
 pub(crate) fn reset_to_default() {
     sampled(|_| {
-        dispose(libc::SIG_DFL);
+        set_disposition(libc::SIG_DFL);
         info_span!("without a handler").in_scope(|| burn(500 * MS));
     });
 }
 
 pub(crate) fn ignored() {
     sampled(|host| {
-        dispose(libc::SIG_IGN);
+        set_disposition(libc::SIG_IGN);
         info_span!("ignores").in_scope(|| burn(500 * MS));
         println!("threads are sampled: {}", host.is_sampling());
     });
 }
 
-/// Blocks every signal on the calling thread, as a program does that has a thread for signals.
+/// Blocks or unblocks every signal on the calling thread, as in a program with a dedicated signal thread.
 fn block_all(how: c_int) {
     let mut all = MaybeUninit::uninit();
-    // SAFETY: the first call makes the set that the second one reads.
+    // SAFETY: the first call initializes the set that the second one reads.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         assert_eq!(libc::pthread_sigmask(how, all.as_ptr(), ptr::null_mut()), 0);
     }
 }
 
-/// Blocks one on the calling thread.
+/// Blocks one signal on the calling thread.
 pub(crate) fn block(signal: c_int) {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the first call makes the set that the others change and read.
+    // SAFETY: the first call initializes the set that the others change and read.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
@@ -206,18 +208,18 @@ pub(crate) fn block(signal: c_int) {
     }
 }
 
-/// Signals that wait for this thread, which blocks all of them.
-fn waiting_signals() -> Vec<c_int> {
+/// The signals that are pending for this thread, which blocks all of them.
+fn pending_signals() -> Vec<c_int> {
     let mut all = MaybeUninit::uninit();
     let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let mut found = Vec::new();
     loop {
-        // SAFETY: the first call makes the set that the second one reads.
+        // SAFETY: the first call initializes the set that the second one reads.
         let signal = unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::sigtimedwait(all.as_ptr(), ptr::null_mut(), &raw const no_time)
         };
-        // Where there are ever more of them, some are enough.
+        // Signals may keep coming, so some are enough.
         if signal < 0 || found.len() == 10 {
             return found;
         }
@@ -225,8 +227,8 @@ fn waiting_signals() -> Vec<c_int> {
     }
 }
 
-/// Threads that block all signals, before they are first sampled or after that. What then waits for
-/// them is only printed: it does no harm to a program that does not ask for it.
+/// Threads that block all signals, before or after they are first sampled. The signals that are then pending are only
+/// printed: they do not harm a program that does not ask for them.
 pub(crate) fn all_blocked(_: &Host) {
     let thread = |first: bool| {
         move || {
@@ -237,7 +239,7 @@ pub(crate) fn all_blocked(_: &Host) {
                 info_span!("blocks").in_scope(|| burn(5 * MS));
                 block_all(libc::SIG_BLOCK);
             }
-            println!("blocked first: {first}; waiting signals: {:?}", waiting_signals());
+            println!("blocked first: {first}; pending signals: {:?}", pending_signals());
             info_span!("unblocks").in_scope(|| {
                 burn(20 * MS);
                 block_all(libc::SIG_UNBLOCK);
@@ -250,7 +252,7 @@ pub(crate) fn all_blocked(_: &Host) {
     }
 }
 
-/// The process may have no more signals in a queue, of which each timer needs one.
+/// The limit of pending signals is 0, and each timer needs one.
 pub(crate) fn no_room_for_signals() {
     setrlimit(Resource::Sigpending, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
     sampled(|_| {

@@ -1,4 +1,4 @@
-//! Stacks that end soon, have another shape than usual, or are none of the system's.
+//! Unusual stacks: nearly exhausted, of an uncommon layout, or not allocated by the system.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -15,7 +15,7 @@ use crate::support::burn;
 const MS: Duration = Duration::from_millis(1);
 const KIB: usize = 1024;
 
-/// The lowest address of the stack that the caller runs on, above the guard page.
+/// The lowest address of the caller's stack, above the guard page.
 fn lowest_address() -> usize {
     let here = 0_u8;
     let here = (&raw const here).addr();
@@ -27,8 +27,7 @@ fn lowest_address() -> usize {
     bounds.into_iter().find(|(from, to)| (*from..*to).contains(&here)).unwrap().0
 }
 
-/// Recurses until no more than `left` bytes are left above the address `lowest`, and runs `action`
-/// there.
+/// Recurses until at most `left` bytes are left above the address `lowest`, and runs `action` there.
 #[inline(never)]
 fn descend(lowest: usize, left: usize, action: &mut dyn FnMut()) {
     let mut frame = [0_u8; 256];
@@ -44,7 +43,7 @@ fn descend(lowest: usize, left: usize, action: &mut dyn FnMut()) {
 fn burn_near_the_end(left: usize) {
     let lowest = lowest_address();
     let _span = info_span!("near the guard page").entered();
-    // The thread is armed before it gets there.
+    // Arms the thread before it gets there.
     burn(MS);
     descend(lowest, left, &mut || {
         burn(200 * MS);
@@ -52,7 +51,7 @@ fn burn_near_the_end(left: usize) {
     burn(MS);
 }
 
-/// Rust's threads have an alternate stack for signals. Spans are opened down there too.
+/// Rust's threads have an alternate signal stack. Spans are also opened near the end of the stack.
 pub(crate) fn near_the_guard_page(_: &Host) {
     for stack in [128 * KIB, 2 * KIB * KIB] {
         let builder = std::thread::Builder::new().stack_size(stack);
@@ -70,10 +69,10 @@ pub(crate) fn near_the_guard_page(_: &Host) {
     builder.spawn(opens_spans).unwrap().join().unwrap();
 }
 
-/// A thread that was not made by Rust: without an alternate stack for signals.
+/// A thread that was not made by Rust, and has no alternate signal stack.
 pub(crate) fn near_the_guard_page_of_a_raw_thread(_: &Host) {
     on_raw_thread(128 * KIB, || burn_near_the_end(24 * KIB));
-    // And with so little on its stack that there is less than is copied of a deeper one.
+    // Also with a stack that is smaller than the copy that a sample takes of deeper ones.
     on_raw_thread(128 * KIB, || {
         info_span!("shallow").in_scope(|| burn(100 * MS));
     });
@@ -81,15 +80,15 @@ pub(crate) fn near_the_guard_page_of_a_raw_thread(_: &Host) {
 
 fn on_raw_thread(stack: usize, action: fn()) {
     extern "C" fn begin(action: *mut c_void) -> *mut c_void {
-        // SAFETY: what is given below.
+        // SAFETY: `action` is the pointer that is passed below.
         let action = unsafe { *action.cast::<fn()>() };
         action();
         ptr::null_mut()
     }
 
     let mut action = action;
-    // SAFETY: an attribute is all bytes, and is made by the first call, as the thread is. It ends before
-    // what it is given does.
+    // SAFETY: all zeros is valid for both structures, and the calls initialize them. `action` outlives the thread,
+    // which is joined here.
     unsafe {
         let mut attribute: libc::pthread_attr_t = std::mem::zeroed();
         assert_eq!(libc::pthread_attr_init(&raw mut attribute), 0);
@@ -102,7 +101,7 @@ fn on_raw_thread(stack: usize, action: fn()) {
     }
 }
 
-/// A stack that goes on elsewhere, several times.
+/// Stacks that grow into new segments, several times.
 pub(crate) fn growing(_: &Host) {
     fn recurse(depth: u32) {
         stacker::maybe_grow(64 * KIB, 128 * KIB, || {
@@ -127,7 +126,7 @@ pub(crate) fn growing(_: &Host) {
     }
 }
 
-/// A stack with nothing on either side of it: whoever reads beyond it, dies.
+/// A stack between two guard pages: reading beyond it is a crash.
 struct Island {
     lowest: *mut c_void,
     size: usize,
@@ -139,11 +138,11 @@ impl Island {
     fn new(size: usize) -> Self {
         use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
         let size = size + 2 * PAGE;
-        // SAFETY: a mapping of our own, wherever there is room.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let lowest = unsafe {
             mmap_anonymous(ptr::null_mut(), size, ProtFlags::empty(), MapFlags::PRIVATE).unwrap()
         };
-        // SAFETY: within that mapping; nobody uses it yet.
+        // SAFETY: within the new mapping, which is not in use yet.
         unsafe {
             let inside = lowest.byte_add(PAGE);
             mprotect(inside, size - 2 * PAGE, MprotectFlags::READ | MprotectFlags::WRITE).unwrap();
@@ -154,13 +153,12 @@ impl Island {
 
 impl Drop for Island {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, on which nothing runs any more.
+        // SAFETY: the mapping from `new`, which no code runs on any more.
         unsafe { rustix::mm::munmap(self.lowest, self.size) }.unwrap();
     }
 }
 
-// SAFETY: there is a guard page below the stack, and `size` is much more than the least that is
-// needed.
+// SAFETY: there is a guard page below the stack, and `size` is far above the required minimum.
 unsafe impl Stack for Island {
     fn base(&self) -> StackPointer {
         StackPointer::new(self.lowest.addr() + self.size - PAGE).unwrap()
@@ -171,18 +169,18 @@ unsafe impl Stack for Island {
     }
 }
 
-/// Coroutines that switch stacks, with spans that are entered in one and left while others are
-/// entered, and samples on each of their stacks.
+/// Coroutines that switch stacks: spans are entered in one and exited while spans of others are entered, and each stack
+/// is sampled.
 pub(crate) fn coroutines(_: &Host) {
     for _ in 0..10 {
         let _around = info_span!("around coroutines").entered();
         let mut coroutines: Vec<_> = (0..4).map(|_| coroutine()).collect();
-        // In turns, so that spans are left in another order than they were entered in.
+        // Resumed in turns, so that spans are exited in another order than they were entered.
         while !coroutines.is_empty() {
             coroutines.retain_mut(|one| matches!(one.resume(()), CoroutineResult::Yield(())));
             burn(Duration::from_micros(200));
         }
-        // One that is dropped in the middle: it is unwound.
+        // A coroutine that is dropped while suspended is unwound.
         let mut dropped = coroutine();
         dropped.resume(());
     }
@@ -199,10 +197,10 @@ fn coroutine() -> Coroutine<(), (), (), Island> {
     })
 }
 
-/// Signal handlers of the program's own, which are sampled while they run on a stack of theirs.
+/// Signal handlers of the program, sampled while they run on an alternate stack.
 pub(crate) fn in_a_handler_on_its_own_stack(_: &Host) {
     extern "C" fn handler(_: i32) {
-        // Reads a clock and computes, which handlers may.
+        // Only reads a clock and computes, which is async-signal-safe.
         burn(20 * MS);
     }
     let handler: extern "C" fn(_) = handler;
@@ -214,7 +212,7 @@ pub(crate) fn in_a_handler_on_its_own_stack(_: &Host) {
         ss_flags: 0,
         ss_size: island.size - 2 * PAGE,
     };
-    // SAFETY: the stack is there until this thread has another one again, below; the rest of a
+    // SAFETY: the stack outlives its use, since this thread gets its former one back below. The remaining fields of a
     // `sigaction` may be 0.
     let before = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -232,6 +230,6 @@ pub(crate) fn in_a_handler_on_its_own_stack(_: &Host) {
             burn(MS);
         });
     }
-    // SAFETY: what this thread had.
+    // SAFETY: this is the thread's former stack.
     assert_eq!(unsafe { libc::sigaltstack(&raw const before, ptr::null_mut()) }, 0);
 }

@@ -1,4 +1,4 @@
-//! Threads that come and go, panic, allocate, and do it all at once.
+//! Threads that start and end, panic, and allocate.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +13,9 @@ const MS: Duration = Duration::from_millis(1);
 
 pub(crate) fn ten_thousand(host: &Host) {
     for _ in 0..1_250 {
-        eight_short_ones();
+        eight_short_threads();
     }
-    // Their timers, if they had any, go with them. A thread that is joined may not be gone yet.
+    // Timers of threads that have ended are deleted. A thread that is joined may not have ended yet.
     let start = Instant::now();
     while let Ok(timers) = std::fs::read_to_string("/proc/self/timers") {
         let timers = timers.lines().filter(|line| line.starts_with("ID:")).count();
@@ -29,7 +29,7 @@ pub(crate) fn ten_thousand(host: &Host) {
     }
 }
 
-pub(crate) fn eight_short_ones() {
+pub(crate) fn eight_short_threads() {
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| info_span!("short").in_scope(|| burn(Duration::from_micros(20))));
@@ -37,8 +37,8 @@ pub(crate) fn eight_short_ones() {
     });
 }
 
-/// No more than this much is said of panics, and only of those that are not meant.
-fn hush_panics_on_purpose() {
+/// Silences panics with the payload `OnPurpose`.
+fn silence_panics_on_purpose() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if !panic.payload().is::<OnPurpose>() {
@@ -49,10 +49,10 @@ fn hush_panics_on_purpose() {
 
 struct OnPurpose;
 
-/// Panics inside spans, and samples while they unwind.
+/// Panics inside spans, and is sampled during unwinding.
 pub(crate) fn panics(_: &Host) {
     static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(hush_panics_on_purpose);
+    ONCE.call_once(silence_panics_on_purpose);
 
     struct BurnsWhenDropped;
     impl Drop for BurnsWhenDropped {
@@ -89,7 +89,7 @@ pub(crate) fn allocate(threads: usize, rounds: usize) {
         (0..threads).map(|_| std::sync::mpsc::sync_channel::<Vec<Vec<u8>>>(4)).unzip();
     std::thread::scope(|scope| {
         let mut senders = senders;
-        // Each gives to the next.
+        // Each thread sends to the next.
         senders.rotate_left(1);
         for (sender, receiver) in senders.into_iter().zip(receivers) {
             scope.spawn(move || {
@@ -98,7 +98,7 @@ pub(crate) fn allocate(threads: usize, rounds: usize) {
                     let size = |n: usize| (n * 37 + round * 101) % 5_000 + n % 7 * 10_000;
                     let mut blocks: Vec<_> = (0..200).map(|n| vec![1_u8; size(n)]).collect();
                     blocks.truncate(100);
-                    // The other may be gone, or have enough.
+                    // The other thread may have ended, or its channel may be full.
                     _ = sender.try_send(black_box(blocks));
                     drop(receiver.try_recv());
                 }
@@ -107,7 +107,7 @@ pub(crate) fn allocate(threads: usize, rounds: usize) {
     });
 }
 
-/// As much as there can be of everything, with all threads sampled at the highest rate.
+/// As much load as possible, with all threads sampled at the highest rate.
 pub(crate) fn stress(_: &Host, time: Duration) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -123,7 +123,7 @@ pub(crate) fn stress(_: &Host, time: Duration) {
             });
         }
         repeat_for(time, || {
-            eight_short_ones();
+            eight_short_threads();
             allocate(2, 5);
         });
         stop.store(true, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Receivers and networks that fail, each in its own way. In all of them spans close while nothing is
-//! delivered, on the thread that ends the failure only afterwards: if it waited, these tests would not end.
+//! Receivers and networks that fail, each in a different way. In each test, spans close while nothing can be delivered,
+//! on the same thread that ends the failure afterwards: if that thread waited for the delivery, the test would hang.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -21,23 +21,23 @@ use tracing_profiling::profile::ProfileId;
 use tracing_profiling::{NoProfile, OtlpBuilder, ProfilingLayer, Protocol};
 use tracing_subscriber::prelude::*;
 
-use crate::receiver::{Certified, Does, Receiver, Speaks, certify, free_address, unused_ip};
+use crate::receiver::{Behavior, Certified, Receiver, Speaks, certify, free_address, unused_ip};
 use crate::support::{HAS_STACKS, PLENTY, Setup, burn, is_child, run_child};
 use crate::{
-    BOTH, MS, arrived, arrived_at_least_once, assert_adds_up, assert_one_body, keep,
-    keep_until_away, promised, setup, setup_with, to, wait_for_taken, waiting,
+    BOTH, MS, arrived, arrived_at_least_once, assert_adds_up, assert_one_body, given_ids, keep,
+    keep_until_exporter_fails, setup, setup_with, to, wait_for_taken, waiting,
 };
 
-/// A setup whose log is heard.
+/// A setup whose warnings are recorded.
 fn setup_with_log(exporter: OtlpBuilder) -> (Setup, Arc<Mutex<Vec<String>>>) {
     let kept = Arc::new(Mutex::new(Vec::new()));
-    let sink = Arc::clone(&kept);
+    let received = Arc::clone(&kept);
     let layer = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
         .rate(1000)
         .profiles_per_minute(1000)
         .exporter(exporter.build().unwrap())
-        .on_kept(move |one| sink.lock().unwrap().push(one.clone()))
+        .on_kept(move |one| received.lock().unwrap().push(one.clone()))
         .build()
         .unwrap();
     let handle = layer.handle();
@@ -47,7 +47,7 @@ fn setup_with_log(exporter: OtlpBuilder) -> (Setup, Arc<Mutex<Vec<String>>>) {
     (Setup { handle, dispatch, memory: Memory::new(), kept }, lines)
 }
 
-/// Remembers warnings.
+/// Records warnings.
 #[derive(Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -69,7 +69,7 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
     }
 }
 
-/// Waits until so many requests were sent again. (Who flushes wants no pause between them.)
+/// Waits until `repeats` requests were repeated. (A flush skips the pause between them.)
 fn wait_for_repeats(setup: &Setup, repeats: u64) {
     let start = Instant::now();
     while setup.handle.stats().profiles.requests_retried < repeats {
@@ -78,7 +78,7 @@ fn wait_for_repeats(setup: &Setup, repeats: u64) {
     }
 }
 
-/// Waits until the exporter has taken so many profiles.
+/// Waits until the exporter has taken `profiles` profiles.
 fn wait_for_exported(setup: &Setup, profiles: u64) {
     let start = Instant::now();
     while setup.handle.stats().profiles.exported < profiles {
@@ -87,8 +87,8 @@ fn wait_for_exported(setup: &Setup, profiles: u64) {
     }
 }
 
-/// Waits until nothing waits to be delivered.
-fn settle(setup: &Setup) {
+/// Waits until no delivery is pending.
+fn wait_until_idle(setup: &Setup) {
     let start = Instant::now();
     while !setup.handle.flush(PLENTY) || waiting(&setup.handle.stats()) > 0 {
         assert!(start.elapsed() < PLENTY, "{:?}", setup.handle.stats());
@@ -96,9 +96,9 @@ fn settle(setup: &Setup) {
     }
 }
 
-/// Spans are kept while nothing can be delivered, which `ends` then ends with a receiver at that address: all
-/// of them arrive.
-fn gets_through<T>(
+/// Keeps spans while nothing can be delivered. Then `end` ends the trouble and returns a receiver at that address, and
+/// all profiles arrive.
+fn assert_recovers<T>(
     speaks: Speaks,
     timeout: Duration,
     trouble: T,
@@ -116,8 +116,8 @@ fn gets_through<T>(
     let stats = setup.handle.stats();
     assert_eq!((stats.profiles.delivered, waiting(&stats)), (0, 4), "{speaks:?}");
     let receiver = end(trouble);
-    settle(&setup);
-    assert_eq!(arrived_at_least_once(&receiver, &setup), promised(&setup), "{speaks:?}");
+    wait_until_idle(&setup);
+    assert_eq!(arrived_at_least_once(&receiver, &setup), given_ids(&setup), "{speaks:?}");
     assert_eq!(setup.handle.stats().profiles.delivered, 4);
     assert_adds_up(&setup.handle.stats());
 }
@@ -126,14 +126,14 @@ fn gets_through<T>(
 fn connections_that_are_refused() {
     for speaks in BOTH {
         let address = free_address();
-        gets_through(speaks, PLENTY, (), address, |()| Receiver::at(speaks, address));
+        assert_recovers(speaks, PLENTY, (), address, |()| Receiver::at(speaks, address));
     }
 }
 
-/// Takes connections on a thread, and does something with each.
+/// Accepts connections on a thread and calls `each` for every one.
 struct Listener {
     address: SocketAddr,
-    is_over: Arc<AtomicBool>,
+    has_ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -141,8 +141,8 @@ impl Listener {
     fn new(mut each: impl FnMut(TcpStream) + Send + 'static) -> Self {
         let listener = TcpListener::bind((unused_ip(), 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        let is_over = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&is_over);
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&has_ended);
         let thread = thread::spawn(move || {
             for connection in listener.incoming() {
                 if ends.load(Ordering::SeqCst) {
@@ -151,12 +151,12 @@ impl Listener {
                 each(connection.unwrap());
             }
         });
-        Self { address, is_over, thread: Some(thread) }
+        Self { address, has_ended, thread: Some(thread) }
     }
 
-    /// Nobody listens there any more.
+    /// Stops listening.
     fn end(mut self) {
-        self.is_over.store(true, Ordering::SeqCst);
+        self.has_ended.store(true, Ordering::SeqCst);
         _ = TcpStream::connect(self.address).unwrap();
         self.thread.take().unwrap().join().unwrap();
     }
@@ -168,11 +168,11 @@ fn connections_that_are_reset() {
     for speaks in BOTH {
         let listener = Listener::new(|mut connection| {
             _ = connection.read(&mut [0; 16]);
-            // Then to close it is to reset it.
+            // Without lingering, closing the connection resets it.
             rustix::net::sockopt::set_socket_linger(&connection, Some(Duration::ZERO)).unwrap();
         });
         let address = listener.address;
-        gets_through(speaks, PLENTY, listener, address, |listener| {
+        assert_recovers(speaks, PLENTY, listener, address, |listener| {
             listener.end();
             Receiver::at(speaks, address)
         });
@@ -180,19 +180,19 @@ fn connections_that_are_reset() {
 }
 
 #[test]
-fn connections_on_which_nothing_is_ever_said() {
+fn connections_without_any_answer() {
     for speaks in BOTH {
         let mut held = Vec::new();
         let listener = Listener::new(move |connection| held.push(connection));
         let address = listener.address;
-        gets_through(speaks, 300 * MS, listener, address, |listener| {
+        assert_recovers(speaks, 300 * MS, listener, address, |listener| {
             listener.end();
             Receiver::at(speaks, address)
         });
     }
 }
 
-/// Something listens there that speaks another protocol: HTTP to a client of gRPC, and the other way round.
+/// The listener speaks another protocol: HTTP to a gRPC client, and the other way round.
 #[test]
 fn answers_in_another_protocol() {
     for speaks in BOTH {
@@ -204,17 +204,17 @@ fn answers_in_another_protocol() {
             });
         });
         let address = listener.address;
-        gets_through(speaks, PLENTY, listener, address, |listener| {
+        assert_recovers(speaks, PLENTY, listener, address, |listener| {
             listener.end();
             Receiver::at(speaks, address)
         });
     }
 }
 
-/// A network on which packets vanish: where too many wait to be accepted, the kernel drops what comes.
+/// A network that drops packets: the kernel drops connection attempts while the listener's backlog is full.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_network_that_swallows_everything() {
+fn a_network_that_drops_all_packets() {
     use rustix::net::{
         AddressFamily, Shutdown, SocketFlags, SocketType, bind, listen, shutdown, socket_with,
     };
@@ -230,8 +230,9 @@ fn a_network_that_swallows_everything() {
             fillers.push(filler);
         }
         let timeout = 300 * MS;
-        gets_through(speaks, timeout, (listener, fillers), address, |(listener, fillers)| {
-            // A program that another test starts may hold it too for a moment: nobody listens there from now on.
+        assert_recovers(speaks, timeout, (listener, fillers), address, |(listener, fillers)| {
+            // A process that another test spawns may briefly hold the socket too. After a shutdown it no longer
+            // listens.
             shutdown(&listener, Shutdown::Both).unwrap();
             drop((listener, fillers));
             Receiver::at(speaks, address)
@@ -239,14 +240,18 @@ fn a_network_that_swallows_everything() {
     }
 }
 
-/// What the receiver says if it has no time.
+/// Answers that ask the client to retry later.
 #[test]
-fn answers_that_ask_for_patience() {
+fn answers_that_ask_for_a_retry() {
     for speaks in BOTH {
         for (status, after) in [(429, Some(1)), (503, Some(0)), (502, None)] {
             let receiver = Receiver::new(speaks);
             let after = after.map(Duration::from_secs);
-            receiver.will([Does::Refuse(status, after), Does::Refuse(status, after), Does::Wait]);
+            receiver.will([
+                Behavior::Refuse(status, after),
+                Behavior::Refuse(status, after),
+                Behavior::Hold,
+            ]);
             let setup = setup(to(speaks, receiver.address));
             keep(&setup, 1);
             if !HAS_STACKS {
@@ -254,17 +259,17 @@ fn answers_that_ask_for_patience() {
             }
             receiver.wait_for(3);
             for pair in receiver.got().windows(2) {
-                // Also not at once if it says so each time.
+                // A pause is kept even if the receiver asks for none.
                 let least = after.unwrap_or(500 * MS).max(500 * MS);
-                // (Between the two there is the way of the answer, too.)
+                // (The time of the answer's transfer is included.)
                 assert!(pair[1].at - pair[0].at >= least, "{speaks:?} {status} {after:?}");
             }
             keep(&setup, 3);
             wait_for_exported(&setup, 4);
             assert_eq!(waiting(&setup.handle.stats()), 4);
             receiver.release();
-            settle(&setup);
-            assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?} {status}");
+            wait_until_idle(&setup);
+            assert_eq!(arrived(&receiver, &setup), given_ids(&setup), "{speaks:?} {status}");
             let stats = setup.handle.stats();
             assert_eq!((stats.profiles.requests_retried, stats.profiles.delivered), (2, 4));
             assert_adds_up(&stats);
@@ -272,14 +277,15 @@ fn answers_that_ask_for_patience() {
     }
 }
 
-/// It has the profile and is killed before it says so: it gets the same one again, and can tell.
+/// The receiver is killed after it has accepted a profile and before it answers. It gets the same profile again, and
+/// can recognize it.
 #[test]
 fn a_receiver_that_is_killed_in_the_middle_of_a_request() {
     for speaks in BOTH {
         let mut receiver = Receiver::new(speaks);
         let setup = setup(to(speaks, receiver.address));
         for round in 1..=3 {
-            receiver.will([Does::Wait]);
+            receiver.will([Behavior::Hold]);
             let before = receiver.got().len();
             keep(&setup, 1);
             if !HAS_STACKS {
@@ -290,13 +296,13 @@ fn a_receiver_that_is_killed_in_the_middle_of_a_request() {
             keep(&setup, 2);
             wait_for_exported(&setup, round * 3);
             receiver.start();
-            settle(&setup);
+            wait_until_idle(&setup);
         }
         let all = receiver.ids();
         let set: BTreeSet<_> = all.iter().cloned().collect();
-        assert!(all.len() >= set.len() + 3, "those three came twice: {all:?}");
-        assert!(promised(&setup).is_subset(&set), "{speaks:?}");
-        assert_eq!(promised(&setup).len(), 9);
+        assert!(all.len() >= set.len() + 3, "three profiles came twice: {all:?}");
+        assert!(given_ids(&setup).is_subset(&set), "{speaks:?}");
+        assert_eq!(given_ids(&setup).len(), 9);
         assert_one_body(&receiver);
         assert_eq!(setup.handle.stats().profiles.delivered, 9);
         assert_adds_up(&setup.handle.stats());
@@ -308,7 +314,7 @@ fn answers_that_refuse_a_profile() {
     for speaks in BOTH {
         for status in [400, 413] {
             let receiver = Receiver::new(speaks);
-            receiver.will([Does::Refuse(status, None)]);
+            receiver.will([Behavior::Refuse(status, None)]);
             let setup = setup(to(speaks, receiver.address));
             for is_taken in [false, true, true] {
                 keep(&setup, 1);
@@ -326,7 +332,7 @@ fn answers_that_refuse_a_profile() {
     }
 }
 
-/// Keeps a span that is told at once, as all are that no profile waits for.
+/// Keeps a span and waits for its report, which does not depend on the delivery of a profile.
 fn keep_one_more(setup: &Setup) -> Result<ProfileId, NoProfile> {
     let (start, before) = (Instant::now(), setup.kept().len());
     keep(setup, 1);
@@ -337,19 +343,19 @@ fn keep_one_more(setup: &Setup) -> Result<ProfileId, NoProfile> {
     setup.kept().last().unwrap().spans[0].profile()
 }
 
-/// It is asked again without a profile, so that none is promised and then lost.
+/// The exporter probes the receiver with empty requests, so no span gets the id of a profile that is then lost.
 #[test]
-fn a_receiver_that_wants_nothing_costs_no_more_profiles_and_gets_them_when_it_does() {
+fn a_receiver_that_refuses_everything_costs_no_further_profiles_until_it_recovers() {
     for speaks in BOTH {
         for status in [401, 404] {
             let receiver = Receiver::new(speaks);
-            receiver.will(std::iter::repeat_n(Does::Refuse(status, None), 1000));
+            receiver.will(std::iter::repeat_n(Behavior::Refuse(status, None), 1000));
             let setup = setup(to(speaks, receiver.address));
             if !HAS_STACKS {
                 return;
             }
-            keep_until_away(&setup);
-            // What it had taken before the first answer came is refused by now, and no more is taken.
+            keep_until_exporter_fails(&setup);
+            // Profiles taken before the first answer are refused by now, and no more are taken.
             let start = Instant::now();
             assert_eq!(keep_one_more(&setup), Err(NoProfile::ExporterFails));
             while setup.handle.flush(100 * MS) || waiting(&setup.handle.stats()) > 0 {
@@ -359,7 +365,7 @@ fn a_receiver_that_wants_nothing_costs_no_more_profiles_and_gets_them_when_it_do
             let refused = stats.profiles.dropped_refused;
             assert_eq!((stats.profiles.exported, waiting(&stats)), (refused, 0));
             assert!(refused > 0);
-            // Each of these asks, until it has an answer that is another.
+            // Each flush sends a probe until one is answered differently.
             for _ in 0..5 {
                 let asked = receiver.got().len();
                 while receiver.got().len() == asked {
@@ -371,32 +377,36 @@ fn a_receiver_that_wants_nothing_costs_no_more_profiles_and_gets_them_when_it_do
             let asked = receiver.got();
             assert!(asked.iter().rev().take(5).all(|got| got.message.dictionary.is_none()));
             assert_eq!(setup.handle.stats().profiles.exported, refused, "nothing more is lost");
-            receiver.will_no_more();
+            receiver.accept_all();
             let start = Instant::now();
             while !setup.handle.flush(PLENTY) {
                 assert!(start.elapsed() < PLENTY);
             }
             keep(&setup, 2);
-            settle(&setup);
+            wait_until_idle(&setup);
             let stats = setup.handle.stats();
             assert_eq!(stats.profiles.dropped_refused, refused, "{speaks:?} {status}");
             assert!(stats.profiles.delivered >= 2);
             assert_eq!(arrived(&receiver, &setup).len() as u64, stats.profiles.delivered);
-            assert_eq!(promised(&setup).len() as u64, stats.profiles.delivered + refused);
+            assert_eq!(given_ids(&setup).len() as u64, stats.profiles.delivered + refused);
             assert_eq!(stats.profiles.dropped_export_failed, 0);
             assert_adds_up(&stats);
         }
     }
 }
 
-/// Its answer can be anything; and what it says is one line of the log.
+/// Answers with success and an arbitrary body. It is accepted, and fits in one log line.
 #[test]
-fn successes_that_make_no_sense() {
+fn successes_with_an_invalid_body() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
-        // More than is read, also by gRPC's own measure.
+        // More than is read, and more than gRPC's own limit.
         let long: &'static [u8] = vec![b'x'; 5 << 20].leak();
-        receiver.will([Does::Say(b"\xff\xff\r\nWARN forged"), Does::Say(long), Does::Say(b"")]);
+        receiver.will([
+            Behavior::Respond(b"\xff\xff\r\nWARN forged"),
+            Behavior::Respond(long),
+            Behavior::Respond(b""),
+        ]);
         let (setup, log) = setup_with_log(to(speaks, receiver.address));
         for _ in 0..3 {
             keep(&setup, 1);
@@ -405,7 +415,7 @@ fn successes_that_make_no_sense() {
         if !HAS_STACKS {
             return;
         }
-        assert_eq!(arrived(&receiver, &setup), promised(&setup));
+        assert_eq!(arrived(&receiver, &setup), given_ids(&setup));
         let stats = setup.handle.stats();
         assert_eq!(
             (stats.profiles.delivered, stats.profiles.requests_retried),
@@ -418,22 +428,22 @@ fn successes_that_make_no_sense() {
     }
 }
 
-/// What it says with a success is one line of the log, whatever is in it.
+/// The text that comes with a success is one log line, whatever it contains.
 #[test]
-fn a_success_that_would_forge_the_log() {
+fn a_success_with_a_line_break_cannot_forge_a_log_line() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
         let text = "\r\nWARN forged";
-        receiver.will([Does::Say(match speaks {
+        receiver.will([Behavior::Respond(match speaks {
             Speaks::Http => {
-                let said = ExportProfilesPartialSuccess {
+                let partial = ExportProfilesPartialSuccess {
                     rejected_profiles: 0,
                     error_message: text.to_owned(),
                 };
-                let said = ExportProfilesServiceResponse { partial_success: Some(said) };
-                said.encode_to_vec().leak()
+                let partial = ExportProfilesServiceResponse { partial_success: Some(partial) };
+                partial.encode_to_vec().leak()
             }
-            // Which makes such a message of it.
+            // The receiver wraps this text in such a message.
             Speaks::Grpc => text.as_bytes(),
         })]);
         let (setup, log) = setup_with_log(to(speaks, receiver.address));
@@ -442,13 +452,13 @@ fn a_success_that_would_forge_the_log() {
         if !HAS_STACKS {
             return;
         }
-        // It is said on another thread.
+        // Another thread logs it.
         let start = Instant::now();
         while log.lock().unwrap().is_empty() {
             assert!(start.elapsed() < PLENTY);
             thread::sleep(MS);
         }
-        // (A thread that logs must not find this poisoned.)
+        // (Cloned, so that a failing assertion does not poison the lock for threads that log.)
         let log = log.lock().unwrap().clone();
         let [line] = &log[..] else { panic!("{speaks:?}: {log:?}") };
         assert!(line.contains("replied: WARN forged") && !line.contains(['\r', '\n']), "{line:?}");
@@ -456,7 +466,7 @@ fn a_success_that_would_forge_the_log() {
     }
 }
 
-/// It has said that it has them: what it wanted to say besides does not come.
+/// The status line already means success; the rest of the body never arrives.
 #[test]
 fn a_success_that_stalls() {
     let (sent, requests) = std::sync::mpsc::channel();
@@ -481,13 +491,13 @@ fn a_success_that_stalls() {
     assert_eq!(requests.try_iter().count(), 2);
 }
 
-/// Of which it has said that it is not about what is in it.
+/// 500 does not mean that the profile itself is at fault, but it is not sent again.
 #[test]
-fn a_server_that_is_broken_is_sent_each_profile_once() {
+fn a_server_error_is_not_retried() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
-        receiver.will([Does::Wait]);
-        receiver.will([500; 4].map(|status| Does::Refuse(status, None)));
+        receiver.will([Behavior::Hold]);
+        receiver.will([500; 4].map(|status| Behavior::Refuse(status, None)));
         let setup = setup(to(speaks, receiver.address));
         keep(&setup, 1);
         if !HAS_STACKS {
@@ -497,7 +507,7 @@ fn a_server_that_is_broken_is_sent_each_profile_once() {
         keep(&setup, 4);
         wait_for_exported(&setup, 5);
         receiver.release();
-        settle(&setup);
+        wait_until_idle(&setup);
         let stats = setup.handle.stats();
         assert_eq!((stats.profiles.dropped_refused, stats.profiles.delivered), (4, 1));
         assert_eq!(receiver.got().len(), 5, "{speaks:?}");
@@ -506,18 +516,18 @@ fn a_server_that_is_broken_is_sent_each_profile_once() {
 }
 
 #[test]
-fn a_receiver_that_is_busy_now_and_then_is_one_warning_a_minute() {
+fn an_occasionally_busy_receiver_causes_one_warning_per_minute() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
         let start = Instant::now();
         let (setup, log) = setup_with_log(to(speaks, receiver.address));
         for profiles in 1..=4 {
-            receiver.will([Does::Refuse(503, None), Does::Accept(0)]);
+            receiver.will([Behavior::Refuse(503, None), Behavior::Accept(0)]);
             keep(&setup, 1);
             if !HAS_STACKS {
                 return;
             }
-            settle(&setup);
+            wait_until_idle(&setup);
             let stats = setup.handle.stats();
             assert_eq!(
                 (stats.profiles.delivered, stats.profiles.requests_retried),
@@ -530,19 +540,19 @@ fn a_receiver_that_is_busy_now_and_then_is_one_warning_a_minute() {
     }
 }
 
-/// The file is there, and will not be sent: that is what is counted.
+/// The file stays in the directory and is not sent: it counts as refused.
 #[test]
-fn what_is_refused_is_refused_also_with_a_fallback_directory() {
+fn a_refused_profile_counts_as_refused_also_with_a_fallback_directory() {
     for speaks in BOTH {
         let folder = tempfile::tempdir().unwrap();
         let receiver = Receiver::new(speaks);
-        receiver.will([Does::Refuse(400, None)]);
+        receiver.will([Behavior::Refuse(400, None)]);
         let setup = setup(to(speaks, receiver.address).fallback_directory(folder.path()));
         keep(&setup, 1);
         if !HAS_STACKS {
             return;
         }
-        settle(&setup);
+        wait_until_idle(&setup);
         let stats = setup.handle.stats();
         assert_eq!((stats.profiles.dropped_refused, stats.profiles.stored_as_fallback), (1, 0));
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
@@ -550,12 +560,12 @@ fn what_is_refused_is_refused_also_with_a_fallback_directory() {
     }
 }
 
-/// It wants nothing for a while: what is stored is kept until it does.
+/// The receiver refuses everything for a while: stored profiles are kept until it accepts them.
 #[test]
-fn what_is_stored_outlives_a_refusal() {
+fn stored_profiles_survive_a_refusal_of_everything() {
     for speaks in BOTH {
         let folder = tempfile::tempdir().unwrap();
-        let mut receiver = Receiver::away(speaks, free_address());
+        let mut receiver = Receiver::offline(speaks, free_address());
         let exporter =
             to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(folder.path());
         let setup = setup(exporter);
@@ -569,12 +579,12 @@ fn what_is_stored_outlives_a_refusal() {
         }
         wait_for_taken(&setup);
         assert!(!setup.handle.flush(10 * MS));
-        // What was taken before the first failure waits in the queue, and comes first.
+        // Profiles taken before the first failure are in the queue and are sent first.
         let stats = setup.handle.stats();
         let stored = stats.profiles.stored_as_fallback;
         let queued = usize::try_from(stats.profiles.exported - stored).unwrap();
-        receiver.will(std::iter::repeat_n(Does::Accept(0), queued));
-        receiver.will([Does::Refuse(401, None), Does::Refuse(404, None)]);
+        receiver.will(std::iter::repeat_n(Behavior::Accept(0), queued));
+        receiver.will([Behavior::Refuse(401, None), Behavior::Refuse(404, None)]);
         receiver.start();
         let start = Instant::now();
         while setup.handle.stats().profiles.resent_from_fallback < stored {
@@ -587,18 +597,18 @@ fn what_is_stored_outlives_a_refusal() {
             (stats.profiles.delivered, stats.profiles.dropped_refused),
             (stats.profiles.exported, 0)
         );
-        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+        assert_eq!(arrived(&receiver, &setup), given_ids(&setup), "{speaks:?}");
         assert_adds_up(&stats);
     }
 }
 
-/// A name that nobody knows; and what was taken goes to the fallback directory at the end, if there is one.
+/// The host name does not resolve. At shutdown, queued profiles go to the fallback directory if there is one.
 #[test]
-fn a_name_that_is_not_there() {
+fn a_host_name_that_does_not_resolve() {
     for speaks in BOTH {
         for has_directory in [false, true] {
             let folder = tempfile::tempdir().unwrap();
-            let exporter = to(speaks, free_address()).endpoint("http://nobody.invalid:4318");
+            let exporter = to(speaks, free_address()).endpoint("http://missing.invalid:4318");
             let (setup, log) = setup_with_log(if has_directory {
                 exporter.fallback_directory(folder.path())
             } else {
@@ -621,17 +631,17 @@ fn a_name_that_is_not_there() {
             assert_eq!(stats.profiles.stored_as_fallback, stored);
             assert_eq!(stats.profiles.dropped_at_shutdown, lost);
             assert_eq!(std::fs::read_dir(&folder).unwrap().count() as u64, stored);
-            assert!(log.lock().unwrap().iter().all(|line| line.contains("nobody.invalid")));
+            assert!(log.lock().unwrap().iter().all(|line| line.contains("missing.invalid")));
         }
     }
 }
 
-/// What is stored while the receiver is away is sent when it is back, and can be refused then, too.
+/// Profiles stored while the receiver is unavailable are sent when it is back, and can still be refused then.
 #[test]
-fn what_was_stored_is_counted_wherever_it_ends() {
+fn every_stored_profile_has_an_outcome() {
     for speaks in BOTH {
         let folder = tempfile::tempdir().unwrap();
-        let mut receiver = Receiver::away(speaks, free_address());
+        let mut receiver = Receiver::offline(speaks, free_address());
         let exporter =
             to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(folder.path());
         let setup = setup(exporter);
@@ -647,13 +657,13 @@ fn what_was_stored_is_counted_wherever_it_ends() {
         assert!(!setup.handle.flush(10 * MS));
         let stats = setup.handle.stats();
         let taken = waiting(&stats);
-        // One is gone, and one is refused; the first request is what was taken before.
+        // One stored file is deleted, and one is refused. The first request has a profile that was taken before.
         let mut files: Vec<_> =
             std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.retain(|path| path.extension().is_some_and(|extension| extension == "otlp"));
         files.sort();
         std::fs::remove_file(files.last().unwrap()).unwrap();
-        receiver.will([Does::Accept(0), Does::Refuse(400, None)]);
+        receiver.will([Behavior::Accept(0), Behavior::Refuse(400, None)]);
         receiver.start();
         let start = Instant::now();
         while setup.handle.stats().profiles.resent_from_fallback < stats.profiles.stored_as_fallback
@@ -673,13 +683,13 @@ fn what_was_stored_is_counted_wherever_it_ends() {
     }
 }
 
-/// Those that wait are not sent one after the other to a server that has just said that it wants none.
+/// Queued profiles are not sent in turn to a server that has just refused everything.
 #[test]
-fn what_waits_behind_a_refusal_of_everything_is_not_sent() {
+fn queued_profiles_are_not_sent_after_a_refusal_of_everything() {
     for speaks in BOTH {
         let receiver = Receiver::new(speaks);
-        receiver.will([Does::Accept(0), Does::Wait]);
-        receiver.will(std::iter::repeat_n(Does::Refuse(401, None), 1000));
+        receiver.will([Behavior::Accept(0), Behavior::Hold]);
+        receiver.will(std::iter::repeat_n(Behavior::Refuse(401, None), 1000));
         let setup = setup(to(speaks, receiver.address));
         if !HAS_STACKS {
             return;
@@ -698,25 +708,25 @@ fn what_waits_behind_a_refusal_of_everything_is_not_sent() {
         }
         let stats = setup.handle.stats();
         assert_eq!((stats.profiles.delivered, stats.profiles.dropped_refused), (2, 4));
-        // The one that was refused; what comes after it asks without a profile.
+        // The third is the refused one. Later requests are probes without a profile.
         let sent = receiver.got().iter().filter(|got| got.message.dictionary.is_some()).count();
         assert_eq!(sent, 3, "{speaks:?}");
         assert_adds_up(&stats);
     }
 }
 
-/// One that was too large when it was stored is no larger than any other when it is sent.
+/// A profile that was too large when it was stored is downsampled to fit into a request.
 #[test]
-fn what_was_stored_fits_into_a_request() {
+fn a_stored_profile_fits_into_a_request() {
     const MOST: usize = 3000;
     for speaks in BOTH {
         let folder = tempfile::tempdir().unwrap();
-        let mut receiver = Receiver::away(speaks, free_address());
+        let mut receiver = Receiver::offline(speaks, free_address());
         let exporter = to(speaks, receiver.address)
             .patience(Duration::ZERO)
             .request_bytes(MOST)
             .fallback_directory(folder.path());
-        // Large ones.
+        // A high rate, for large profiles.
         let setup = setup_with(exporter, |builder| builder.rate(1000));
         if !HAS_STACKS {
             return;
@@ -730,7 +740,7 @@ fn what_was_stored_fits_into_a_request() {
         assert!(!setup.handle.flush(10 * MS));
         let stored = setup.handle.stats().profiles.stored_as_fallback;
         receiver.start();
-        settle(&setup);
+        wait_until_idle(&setup);
         let start = Instant::now();
         while setup.handle.stats().profiles.resent_from_fallback < stored {
             assert!(start.elapsed() < PLENTY);
@@ -739,14 +749,14 @@ fn what_was_stored_fits_into_a_request() {
         let is_thinned = |body: &String| body.contains("profile.thinned_to_fit");
         let bodies = receiver.bodies();
         assert!(bodies.values().flatten().all(is_thinned), "{bodies:?}");
-        assert_eq!(arrived(&receiver, &setup), promised(&setup));
+        assert_eq!(arrived(&receiver, &setup), given_ids(&setup));
         assert_adds_up(&setup.handle.stats());
     }
 }
 
 const SOCKETS: &str = "failures::requests_that_hang_leave_no_connections";
 
-/// Each timeout is the end of a connection; in a process of its own, whose files can be counted.
+/// Each timeout closes a connection. The test runs in its own process, whose sockets can be counted.
 #[test]
 #[cfg(target_os = "linux")]
 fn requests_that_hang_leave_no_connections() {
@@ -775,17 +785,21 @@ fn requests_that_hang_leave_no_connections() {
     }
 }
 
-const GONE: &str = "failures::a_network_that_is_gone";
+const INTERFACE_DOWN: &str = "failures::a_network_interface_that_goes_down";
 
-/// In a network of its own, whose one device is taken down and up again.
+/// Runs in its own network namespace, whose only device is taken down and up again.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_network_that_is_gone() {
+fn a_network_interface_that_goes_down() {
     let set = |state: &str| Command::new("ip").args(["link", "set", "lo", state]).status().unwrap();
-    if !is_child(GONE) {
+    if !is_child(INTERFACE_DOWN) {
         let test = std::env::current_exe().unwrap();
         let mut child = Command::new("unshare");
-        child.args(["--map-root-user", "--net"]).arg(test).args(["--exact", GONE, "--nocapture"]);
+        child.args(["--map-root-user", "--net"]).arg(test).args([
+            "--exact",
+            INTERFACE_DOWN,
+            "--nocapture",
+        ]);
         let can = |program: &mut Command| program.output().is_ok_and(|out| out.status.success());
         let may = can(Command::new("unshare").args([
             "--map-root-user",
@@ -797,10 +811,10 @@ fn a_network_that_is_gone() {
             "up",
         ]));
         if !may {
-            println!("left out: no network of our own may be made here, or there is no `ip`");
+            println!("left out: network namespaces are not permitted, or there is no `ip`");
             return;
         }
-        let output = child.env("CHILD", GONE).output().unwrap();
+        let output = child.env("CHILD", INTERFACE_DOWN).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         return;
     }
@@ -812,9 +826,9 @@ fn a_network_that_is_gone() {
         if !HAS_STACKS {
             return;
         }
-        settle(&setup);
+        wait_until_idle(&setup);
         for round in 1..=2 {
-            // What is sent on the connection that there is goes nowhere, and none can be made.
+            // The open connection loses all packets, and no new one can be made.
             assert!(set("down").success());
             let repeats = setup.handle.stats().profiles.requests_retried;
             keep(&setup, 2);
@@ -823,17 +837,17 @@ fn a_network_that_is_gone() {
             wait_for_exported(&setup, 1 + round * 4);
             assert_eq!(waiting(&setup.handle.stats()), 4);
             assert!(set("up").success());
-            settle(&setup);
+            wait_until_idle(&setup);
         }
         let ids: BTreeSet<_> = receiver.ids().into_iter().collect();
-        assert!(promised(&setup).is_subset(&ids), "{speaks:?}");
+        assert!(given_ids(&setup).is_subset(&ids), "{speaks:?}");
         assert_one_body(&receiver);
         assert_eq!(setup.handle.stats().profiles.delivered, 9);
         assert_adds_up(&setup.handle.stats());
     }
 }
 
-/// A receiver that answers over TLS, and asks who we are.
+/// A receiver that uses TLS and requires a client certificate.
 struct Secure {
     folder: tempfile::TempDir,
     certified: Certified,
@@ -856,7 +870,7 @@ impl Secure {
         path
     }
 
-    /// An exporter that trusts that authority.
+    /// An exporter that trusts `authority`.
     fn exporter(&self, speaks: Speaks, authority: &str) -> OtlpBuilder {
         to(speaks, self.receiver.address)
             .endpoint(format!("https://{}", self.receiver.address))
@@ -875,20 +889,21 @@ fn tls_with_certificates_of_both_sides() {
         let setup = setup(known);
         keep(&setup, 2);
         setup.flush();
-        assert_eq!(arrived(&secure.receiver, &setup), promised(&setup), "{speaks:?}");
-        assert_eq!(promised(&setup).len(), if HAS_STACKS { 2 } else { 0 });
+        assert_eq!(arrived(&secure.receiver, &setup), given_ids(&setup), "{speaks:?}");
+        assert_eq!(given_ids(&setup).len(), if HAS_STACKS { 2 } else { 0 });
         assert_adds_up(&setup.handle.stats());
     }
 }
 
 #[test]
-fn tls_between_strangers_is_one_warning() {
+fn untrusted_certificates_cause_one_warning() {
     for speaks in BOTH {
         let secure = Secure::new(speaks);
         let other = certify();
         for (authority, expected) in [
             (&other.authority, "invalid peer certificate"),
-            // We know it, and it does not know us: which it says late, so that HTTP/2 only sees it hang up.
+            // The client trusts the server, and not the other way round. The server rejects it late, so that an HTTP/2
+            // client only observes a closed connection.
             (
                 &secure.certified.authority,
                 if speaks == Speaks::Http { "CertificateRequired" } else { "connection" },
@@ -920,9 +935,9 @@ fn tls_between_strangers_is_one_warning() {
     }
 }
 
-/// Ever so long is no number of gRPC's.
+/// gRPC's timeout header cannot represent every duration.
 #[test]
-fn a_timeout_can_be_as_long_as_one_likes() {
+fn a_timeout_of_any_length_works() {
     for (speaks, protocol) in
         [(Speaks::Http, Protocol::HttpProtobuf), (Speaks::Grpc, Protocol::Grpc)]
     {
@@ -933,6 +948,6 @@ fn a_timeout_can_be_as_long_as_one_likes() {
             info_span!("request").in_scope(|| burn(60 * MS));
         });
         setup.flush();
-        assert_eq!(arrived(&receiver, &setup), promised(&setup), "{speaks:?}");
+        assert_eq!(arrived(&receiver, &setup), given_ids(&setup), "{speaks:?}");
     }
 }

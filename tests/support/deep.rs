@@ -1,17 +1,17 @@
-//! Stacks that are deep, and deeper with what is inlined, and each another.
+//! Deep stacks with inlined frames, each different from the others.
 
 use std::hint::black_box;
 use std::time::Duration;
 
-/// The way down a stack.
+/// The state of a recursive walk.
 pub(crate) struct Walk<'a> {
     frames_left: u32,
     random: u64,
     bottom: &'a mut dyn FnMut(),
 }
 
-/// Calls `bottom` below so many frames of three functions in an order that `seed` gives, each with 8 functions
-/// inlined into it, or 24.
+/// Calls `bottom` below `frames` frames of three functions, in an order given by `seed`. Each frame has 8 or 24
+/// functions inlined into it.
 pub(crate) fn walk(frames: u32, seed: u64, inlined: Inlined, bottom: &mut dyn FnMut()) {
     let mut walk = Walk { frames_left: frames, random: seed.wrapping_mul(2) + 1, bottom };
     match inlined {
@@ -20,8 +20,8 @@ pub(crate) fn walk(frames: u32, seed: u64, inlined: Inlined, bottom: &mut dyn Fn
     }
 }
 
-/// How many functions are inlined into each.
-#[allow(dead_code, reason = "not everybody needs both")]
+/// How many functions are inlined into each frame.
+#[allow(dead_code, reason = "not every user needs both")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Inlined {
     /// 8
@@ -38,7 +38,7 @@ impl Walk<'_> {
     }
 }
 
-/// Functions that each call the next, and are all part of the one that calls the first.
+/// A chain of functions that each call the next, all inlined into the caller of the first.
 macro_rules! inlined {
     ($last:ident) => {
         #[inline(always)]
@@ -92,14 +92,14 @@ macro_rules! functions {
     };
 }
 
-// One less than there are: the function that chooses the next is inlined too.
+// One fewer than stated: the function that chooses the next frame is inlined too.
 functions!(eight i1 i2 i3 i4 i5 i6 i7);
 functions!(
     twenty_four
     i1 i2 i3 i4 i5 i6 i7 i8 i9 i10 i11 i12 i13 i14 i15 i16 i17 i18 i19 i20 i21 i22 i23
 );
 
-/// So many of them, each some time at its bottom.
+/// Walks `stacks` different stacks, and spends `each` at the bottom of each.
 pub(crate) fn walk_often(stacks: u64, frames: u32, inlined: Inlined, each: Duration) {
     for seed in 0..stacks {
         walk(frames, seed, inlined, &mut || {

@@ -1,6 +1,6 @@
-//! What the tests share.
+//! Helpers shared by the tests.
 
-#![allow(dead_code, reason = "not every test needs all of it")]
+#![allow(dead_code, reason = "not every test needs everything")]
 
 pub(crate) mod tasks;
 mod tick;
@@ -14,10 +14,10 @@ use tracing_profiling::profile::{FrameKind, Profile, Sample, SampleKind};
 use tracing_profiling::{Builder, Handle, Kept, ProfilingLayer};
 use tracing_subscriber::prelude::*;
 
-/// Long enough for anything that will happen at all.
+/// A timeout that only a hang exceeds.
 pub(crate) const PLENTY: Duration = Duration::from_secs(60);
 
-/// A layer that keeps profiles in memory, on a subscriber of its own.
+/// A layer that exports to memory, with its own subscriber.
 pub(crate) struct Setup {
     pub(crate) handle: Handle,
     pub(crate) dispatch: Dispatch,
@@ -31,34 +31,34 @@ impl Setup {
     }
 
     pub(crate) fn with(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
-        // A ring has room for so many of 30 ms, and a collector on a busy machine gets no CPU for as long.
+        // At this rate a ring holds 30 ms of samples. On a busy machine the collector can be off-CPU for that long.
         Self::at_the_usual_rate(rules, |builder| set(builder.rate(200)))
     }
 
-    /// The same at the rates that there are by default.
+    /// The same with the default sampling rates.
     pub(crate) fn at_the_usual_rate(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
-        // Of what lasts for a few milliseconds there are samples; tests/late.rs is about the default.
+        // Sample from the enter, so that spans of a few milliseconds have samples. tests/late.rs tests the default.
         Self::of_rules(rules, |builder| set(builder.arm_after(Duration::ZERO)))
     }
 
-    /// The same, and they say when spans are old.
+    /// The same with the default `arm_after`.
     pub(crate) fn of_rules(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         let memory = Memory::new();
         let kept = Arc::new(Mutex::new(Vec::new()));
-        let sink = Arc::clone(&kept);
+        let received = Arc::clone(&kept);
         let builder = ProfilingLayer::builder()
             .rules(rules.parse().unwrap())
             .exporter(memory.clone())
-            // Debug builds on a busy machine would be sampled less and less often.
+            // Debug builds on a busy machine exceed the budget, which would lower the sampling rate.
             .cpu_budget(0)
-            .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
+            .on_kept(move |one| received.lock().unwrap().push(one.clone()));
         let layer = set(builder).build().unwrap();
         let handle = layer.handle();
         let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
         Self { handle, dispatch, memory, kept }
     }
 
-    /// Runs `action` with this subscriber, and waits until everything is exported.
+    /// Runs `action` with this subscriber and waits until everything is exported.
     pub(crate) fn run<R>(&self, action: impl FnOnce() -> R) -> R {
         let result = tracing::dispatcher::with_default(&self.dispatch, action);
         self.flush();
@@ -73,7 +73,7 @@ impl Setup {
         self.kept.lock().unwrap().clone()
     }
 
-    /// The names of what was kept, one list for each local root.
+    /// The names of the kept spans, one list per local root.
     pub(crate) fn kept_names(&self) -> Vec<Vec<&'static str>> {
         let names = |kept: &Kept| kept.spans.iter().map(|span| span.name()).collect();
         self.kept().iter().map(names).collect()
@@ -84,10 +84,10 @@ impl Setup {
     }
 }
 
-/// Whether there are stacks here: by perf or by timers everywhere but on systems other than Linux.
+/// Whether stacks are sampled, by perf or timers: everywhere on Linux.
 pub(crate) const HAS_STACKS: bool = cfg!(not(tracing_profiling_unsupported));
 
-/// What the parts of a span's wall time add up to, as far as they are known.
+/// The sum of the parts of a span's wall time, as far as they are known.
 pub(crate) fn sum_of_parts_ns(account: &tracing_profiling::Account) -> u64 {
     assert_eq!(account.is_cpu_time_unknown, !HAS_STACKS, "{account:?}");
     match account.is_cpu_time_unknown {
@@ -96,7 +96,7 @@ pub(crate) fn sum_of_parts_ns(account: &tracing_profiling::Account) -> u64 {
     }
 }
 
-/// Whether perf events are allowed here. CI says where it knows that they are.
+/// Whether perf events are allowed. CI sets a variable where it expects them.
 pub(crate) fn has_perf() -> bool {
     use perf_event::events::Software;
     let opened = perf_event::Builder::new().kind(Software::CPU_CLOCK).build();
@@ -108,19 +108,19 @@ pub(crate) fn has_perf() -> bool {
     is_allowed
 }
 
-/// These are about signals themselves.
+/// These tests are about signals themselves.
 const WITHOUT_TICKS: bool =
     matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"hostile" | b"hostile_allocator" | b"handler");
 
-/// Keeps the CPU busy, in a function that a profile can name. If that is for 20 ms or more the thread is
-/// sampled meanwhile, by whatever it is: where it must be that takes longer.
+/// Keeps the CPU busy in a function that a profile can name. With 20 ms or more, the thread is sampled at least once by
+/// any source; where that takes longer, this continues until then.
 #[inline(never)]
 pub(crate) fn burn(cpu: Duration) -> u64 {
     let burning = Burning::new(cpu);
     let mut x = 1_u64;
     while burning.goes_on() {
         let mut i = 0;
-        // The clock is a system call, and this is to be about user code.
+        // Reading the clock is a system call, and the samples are meant to be in user code.
         while i < 5_000 {
             x = (x ^ i) * 3 % 1_000_003;
             i += 1;
@@ -129,7 +129,7 @@ pub(crate) fn burn(cpu: Duration) -> u64 {
     x
 }
 
-/// For how long to keep the CPU busy.
+/// A busy loop's end condition.
 pub(crate) struct Burning {
     start: cpu_time::ThreadTime,
     cpu: Duration,
@@ -146,13 +146,13 @@ impl Burning {
     }
 
     pub(crate) fn goes_on(&self) -> bool {
-        assert!(self.start.elapsed() < PLENTY, "the kernel has looked at timers");
+        assert!(self.start.elapsed() < PLENTY, "the kernel has checked its timers");
         let is_awaited = || self.tick.as_ref().is_some_and(|tick| !tick.has_come());
         self.start.elapsed() < self.cpu || is_awaited()
     }
 }
 
-/// The functions of a sample, the innermost first, inlined ones too.
+/// The functions of a sample, innermost first, including inlined ones.
 pub(crate) fn functions<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
     profile
         .stack(sample.stack)
@@ -162,8 +162,8 @@ pub(crate) fn functions<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a st
         .collect()
 }
 
-/// The samples that were taken while the thread ran: without what is known to have been spent in the
-/// kernel where samples are taken in user code only.
+/// The on-CPU samples that were taken, without the remainder that is attributed to the kernel where only user code is
+/// sampled.
 pub(crate) fn taken_samples(profile: &Profile) -> impl Iterator<Item = &Sample> {
     let is_remainder = |sample: &Sample| {
         profile.stack(sample.stack).map(|location| location.kind).eq([FrameKind::Kernel])
@@ -171,20 +171,20 @@ pub(crate) fn taken_samples(profile: &Profile) -> impl Iterator<Item = &Sample> 
     profile.of_kind(SampleKind::OnCpu).filter(move |sample| !is_remainder(sample))
 }
 
-/// The number of those samples, and their CPU time.
+/// The number of those samples and their CPU time.
 pub(crate) fn taken(profile: &Profile) -> (u64, u64) {
     let points = taken_samples(profile).flat_map(|sample| &sample.points);
     points.fold((0, 0), |(count, ns), point| (count + 1, ns + point.weight_ns))
 }
 
-/// How many points have a function of that name, by its last part.
+/// The number of points with a function of that name (its last path segment) in their stack.
 pub(crate) fn points_in(profile: &Profile, function: &str) -> usize {
     let is_it = |name: &&str| name.rsplit("::").next() == Some(function);
     let with_it = |sample: &&Sample| functions(profile, sample).iter().any(is_it);
     profile.samples().iter().filter(with_it).map(|sample| sample.points.len()).sum()
 }
 
-/// How many points have a remark of ours in their stack.
+/// The number of points with a `Remark` frame in their stack.
 pub(crate) fn points_with_remark(profile: &Profile) -> usize {
     let has_remark = |sample: &&Sample| {
         profile.stack(sample.stack).any(|location| location.kind == FrameKind::Remark)
@@ -192,8 +192,7 @@ pub(crate) fn points_with_remark(profile: &Profile) -> usize {
     profile.samples().iter().filter(has_remark).map(|sample| sample.points.len()).sum()
 }
 
-/// Runs one test of this very program in a process of its own, with the variable `CHILD` set, and
-/// returns its output.
+/// Runs one test of this test program in its own process, with the variable `CHILD` set, and returns its output.
 pub(crate) fn run_child(test: &str, variables: &[(&str, &str)]) -> std::process::Output {
     std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--include-ignored"])

@@ -1,4 +1,4 @@
-//! A receiver of profiles, by either protocol, that does what it is told.
+//! An OTLP receiver of profiles, over HTTP or gRPC, with scripted behavior.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Read;
@@ -26,22 +26,22 @@ use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-/// What it does with one request.
+/// How it treats one request.
 #[derive(Clone, Debug)]
-pub(crate) enum Does {
-    /// Takes it, and says that so many profiles of it were refused.
+pub(crate) enum Behavior {
+    /// Accepts it, and reports this number of its profiles as rejected.
     Accept(i64),
-    /// Answers with this status of HTTP, or the one of gRPC that is like it, and when to come again.
+    /// Answers with this HTTP status, or the corresponding gRPC status, and a retry delay.
     Refuse(u16, Option<Duration>),
-    /// Does not take it, and never answers.
+    /// Discards it and never answers.
     Hang,
-    /// Answers with success and these bytes.
-    Say(&'static [u8]),
-    /// Takes it, and answers when [`Receiver::release`] is called.
-    Wait,
+    /// Accepts it and answers with these bytes.
+    Respond(&'static [u8]),
+    /// Accepts it, and answers when [`Receiver::release`] is called.
+    Hold,
 }
 
-/// One request that came.
+/// One request that arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Got {
     pub(crate) at: Instant,
@@ -55,9 +55,9 @@ pub(crate) struct Got {
 #[derive(Default)]
 struct Shared {
     got: Mutex<Vec<Got>>,
-    script: Mutex<VecDeque<Does>>,
-    /// What it does after all that; it takes requests if nobody has said anything.
-    then: Mutex<Option<Does>>,
+    script: Mutex<VecDeque<Behavior>>,
+    /// How it treats requests after the script; it accepts them if this is not set.
+    then: Mutex<Option<Behavior>>,
     came: Condvar,
     released: tokio::sync::Notify,
 }
@@ -79,13 +79,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-/// A port on which nobody listens.
+/// An address without a listener.
 pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind((unused_ip(), 0)).unwrap().local_addr().unwrap()
 }
 
-/// One of the many that lead to this machine, each time another: connections go out from 127.0.0.1, and one of
-/// them could have taken the port until somebody listens at it.
+/// A loopback address that is different each time. Outgoing connections use 127.0.0.1, so one of them could take a free
+/// port of that address before the receiver listens.
 pub(crate) fn unused_ip() -> Ipv4Addr {
     static USED: AtomicU8 = AtomicU8::new(0);
     if cfg!(not(target_os = "linux")) {
@@ -102,22 +102,22 @@ impl Receiver {
     }
 
     pub(crate) fn at(speaks: Speaks, address: SocketAddr) -> Self {
-        let mut receiver = Self::away(speaks, address);
+        let mut receiver = Self::offline(speaks, address);
         receiver.start();
         receiver
     }
 
-    /// One that does not listen yet.
-    pub(crate) fn away(speaks: Speaks, address: SocketAddr) -> Self {
+    /// A receiver that does not listen yet.
+    pub(crate) fn offline(speaks: Speaks, address: SocketAddr) -> Self {
         Self { address, speaks, shared: Arc::default(), runtime: None }
     }
 
     pub(crate) fn with_tls(speaks: Speaks, tls: ServerTlsConfig) -> Self {
-        // The certificate is for this one.
+        // The certificate is for this address.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        let mut receiver = Self::away(speaks, address);
+        let mut receiver = Self::offline(speaks, address);
         receiver.start_with(Some(tls));
         receiver
     }
@@ -163,27 +163,27 @@ impl Receiver {
         self.runtime = Some(runtime);
     }
 
-    /// All connections are gone, and nobody listens any more.
+    /// Closes all connections and stops listening.
     pub(crate) fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_secs(10));
         }
     }
 
-    /// What it does with the next requests; it takes all that come after these.
-    pub(crate) fn will(&self, script: impl IntoIterator<Item = Does>) -> &Self {
+    /// Appends to the script. Requests after its end are accepted unless [`Self::always`] is set.
+    pub(crate) fn will(&self, script: impl IntoIterator<Item = Behavior>) -> &Self {
         lock(&self.shared.script).extend(script);
         self
     }
 
-    /// The same with all requests after these.
-    pub(crate) fn always(&self, does: Does) -> &Self {
-        *lock(&self.shared.then) = Some(does);
+    /// Sets how requests after the script are treated.
+    pub(crate) fn always(&self, behavior: Behavior) -> &Self {
+        *lock(&self.shared.then) = Some(behavior);
         self
     }
 
-    /// It takes all from now on.
-    pub(crate) fn will_no_more(&self) {
+    /// Accepts all requests from now on.
+    pub(crate) fn accept_all(&self) {
         lock(&self.shared.script).clear();
         *lock(&self.shared.then) = None;
     }
@@ -196,7 +196,7 @@ impl Receiver {
         lock(&self.shared.got).clone()
     }
 
-    /// Waits until so many requests have come.
+    /// Waits until this number of requests has arrived.
     pub(crate) fn wait_for(&self, requests: usize) {
         let got = lock(&self.shared.got);
         let patience = super::support::PLENTY;
@@ -209,24 +209,25 @@ impl Receiver {
         format!("http://{}", self.address)
     }
 
-    /// The profiles that it has taken.
+    /// The accepted profiles.
     pub(crate) fn profiles(&self) -> Vec<Profile> {
         let got = self.got().into_iter().filter(|got| got.is_accepted);
         got.flat_map(|got| got.message.resource_profiles)
-            .flat_map(|of_resource| of_resource.scope_profiles)
-            .flat_map(|of_scope| of_scope.profiles)
+            .flat_map(|resource_profiles| resource_profiles.scope_profiles)
+            .flat_map(|scope_profiles| scope_profiles.profiles)
             .collect()
     }
 
-    /// What was said of each profile that came, taken or not: of one that came several times it must be the
-    /// same each time.
+    /// The distinct contents of each profile that arrived, accepted or not. A profile that arrives several times must
+    /// have the same content each time.
     pub(crate) fn bodies(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut bodies: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         for got in self.got() {
             let tables = got.message.dictionary.unwrap_or_default();
-            for of_resource in got.message.resource_profiles {
-                for profile in of_resource.scope_profiles.iter().flat_map(|s| &s.profiles) {
-                    let body = format!("{:?} {}", of_resource.resource, body(profile, &tables));
+            for resource_profiles in got.message.resource_profiles {
+                for profile in resource_profiles.scope_profiles.iter().flat_map(|s| &s.profiles) {
+                    let body =
+                        format!("{:?} {}", resource_profiles.resource, body(profile, &tables));
                     bodies.entry(hex(&profile.profile_id)).or_default().insert(body);
                 }
             }
@@ -234,7 +235,7 @@ impl Receiver {
         bodies
     }
 
-    /// The ids of all profiles that it has taken, in order, those of waits apart.
+    /// The ids of all accepted profiles, in order. Those of waits are separate.
     pub(crate) fn ids(&self) -> Vec<String> {
         self.profiles().into_iter().map(|profile| hex(&profile.profile_id)).collect()
     }
@@ -250,7 +251,7 @@ fn hex(id: &[u8]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// All that a profile says, wherever that stands in the dictionary.
+/// The content of a profile, with all dictionary references resolved.
 fn body(profile: &Profile, tables: &ProfilesDictionary) -> String {
     let string = |index: i32| tables.string_table[index as usize].as_str();
     let kind = |kind: &Option<ValueType>| {
@@ -307,18 +308,24 @@ pub(crate) fn resource_attribute(got: &Got, key: &str) -> Option<String> {
 }
 
 impl Shared {
-    fn take(&self, path: &str, headers: &HeaderMap, message: ExportProfilesServiceRequest) -> Does {
-        let then = || lock(&self.then).clone().unwrap_or(Does::Accept(0));
-        let does = lock(&self.script).pop_front().unwrap_or_else(then);
+    fn take(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        message: ExportProfilesServiceRequest,
+    ) -> Behavior {
+        let then = || lock(&self.then).clone().unwrap_or(Behavior::Accept(0));
+        let behavior = lock(&self.script).pop_front().unwrap_or_else(then);
         let headers = headers
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
             .collect();
-        let is_accepted = matches!(does, Does::Accept(_) | Does::Wait | Does::Say(_));
+        let is_accepted =
+            matches!(behavior, Behavior::Accept(_) | Behavior::Hold | Behavior::Respond(_));
         let at = Instant::now();
         lock(&self.got).push(Got { at, path: path.to_owned(), headers, message, is_accepted });
         self.came.notify_all();
-        does
+        behavior
     }
 }
 
@@ -344,8 +351,8 @@ async fn by_http(
     }
     let message = ExportProfilesServiceRequest::decode(&bytes[..]).unwrap();
     match shared.take(uri.path(), &headers, message) {
-        Does::Accept(rejected) => accepted(rejected).encode_to_vec().into_response(),
-        Does::Refuse(status, after) => {
+        Behavior::Accept(rejected) => accepted(rejected).encode_to_vec().into_response(),
+        Behavior::Refuse(status, after) => {
             let after = after.map(|after| [("retry-after", after.as_secs().to_string())]);
             (
                 StatusCode::from_u16(status).unwrap(),
@@ -354,9 +361,9 @@ async fn by_http(
             )
                 .into_response()
         }
-        Does::Hang => std::future::pending().await,
-        Does::Say(bytes) => bytes.into_response(),
-        Does::Wait => {
+        Behavior::Hang => std::future::pending().await,
+        Behavior::Respond(bytes) => bytes.into_response(),
+        Behavior::Hold => {
             shared.released.notified().await;
             accepted(0).encode_to_vec().into_response()
         }
@@ -373,8 +380,8 @@ impl ProfilesService for ByGrpc {
     ) -> Result<tonic::Response<ExportProfilesServiceResponse>, Status> {
         let (metadata, _, message) = request.into_parts();
         match self.0.take("/", &metadata.into_headers(), message) {
-            Does::Accept(rejected) => Ok(tonic::Response::new(accepted(rejected))),
-            Does::Refuse(status, after) => {
+            Behavior::Accept(rejected) => Ok(tonic::Response::new(accepted(rejected))),
+            Behavior::Refuse(status, after) => {
                 let code = match status {
                     400 | 413 => Code::InvalidArgument,
                     401 => Code::Unauthenticated,
@@ -391,16 +398,16 @@ impl ProfilesService for ByGrpc {
                     }
                 })
             }
-            Does::Hang => std::future::pending().await,
-            Does::Say(bytes) => {
+            Behavior::Hang => std::future::pending().await,
+            Behavior::Respond(bytes) => {
                 let message = String::from_utf8_lossy(bytes).into_owned();
-                let said =
+                let partial =
                     ExportProfilesPartialSuccess { error_message: message, ..Default::default() };
                 Ok(tonic::Response::new(ExportProfilesServiceResponse {
-                    partial_success: Some(said),
+                    partial_success: Some(partial),
                 }))
             }
-            Does::Wait => {
+            Behavior::Hold => {
                 self.0.released.notified().await;
                 Ok(tonic::Response::new(accepted(0)))
             }
@@ -408,14 +415,14 @@ impl ProfilesService for ByGrpc {
     }
 }
 
-/// A certificate, and what it was signed by, as PEM.
+/// Certificates and their authority, as PEM.
 pub(crate) struct Certified {
     pub(crate) authority: String,
     pub(crate) server: Identity,
     pub(crate) client: (String, String),
 }
 
-/// Certificates of one authority, for a server at 127.0.0.1 and for a client.
+/// Creates certificates of one authority for a server at 127.0.0.1 and for a client.
 pub(crate) fn certify() -> Certified {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();

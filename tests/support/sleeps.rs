@@ -1,4 +1,4 @@
-//! Threads that sleep again and again, and what profiles say of that.
+//! Threads that sleep repeatedly, and the waits that their profiles report.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use cpu_time::ThreadTime;
 use tracing::info_span;
 use tracing_profiling::profile::{Profile, SampleKind};
 
-/// So many sleeps in one segment of a span, with so much work before each and after the last.
+/// `count` sleeps in one segment of a span, with `work` before each and after the last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sleeps {
     pub(crate) count: u32,
@@ -32,14 +32,14 @@ pub(crate) const ALL: &[Sleeps] = &[
     sleeps(4, 300, 1_000),
 ];
 
-/// A stretch of time, in nanoseconds since the Unix epoch.
+/// A time interval, in nanoseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct Interval {
     pub(crate) from_ns: u64,
     pub(crate) to_ns: u64,
 }
 
-impl Stretch {
+impl Interval {
     pub(crate) fn len_ns(self) -> u64 {
         self.to_ns.saturating_sub(self.from_ns)
     }
@@ -49,7 +49,7 @@ impl Stretch {
     }
 }
 
-/// By the clock of profiles at first, and then by one that nobody sets.
+/// The time of day, which profiles use, at the start, and then a monotonic clock.
 struct Unix {
     start: Instant,
     start_ns: u64,
@@ -66,17 +66,17 @@ impl Unix {
     }
 }
 
-/// What the thread saw itself.
+/// What the thread measured itself.
 #[derive(Debug)]
 pub(crate) struct Slept {
-    /// Of the span `sleeper`, and a little more.
-    pub(crate) span: Stretch,
-    pub(crate) sleeps: Vec<Stretch>,
+    /// The span `sleeper`, plus the time to create and close it.
+    pub(crate) span: Interval,
+    pub(crate) sleeps: Vec<Interval>,
 }
 
 impl Slept {
-    /// Whether the wait lies in the span, as well as that can be known: profiles have the time of day, which may be set
-    /// or slewed meanwhile.
+    /// Whether the wait lies in the span, within 1 ms: profiles use the time of day, which may be set or slewed in the
+    /// meantime.
     pub(crate) fn holds(&self, wait: &Wait) -> bool {
         wait.when.from_ns + 1_000_000 >= self.span.from_ns
             && wait.when.to_ns <= self.span.to_ns + 1_000_000
@@ -93,11 +93,11 @@ impl Sleeps {
                 work(self.work);
                 let from_ns = unix.ns();
                 std::thread::sleep(self.sleep);
-                sleeps.push(Stretch { from_ns, to_ns: unix.ns() });
+                sleeps.push(Interval { from_ns, to_ns: unix.ns() });
             }
             work(self.work);
         });
-        Slept { span: Stretch { from_ns, to_ns: unix.ns() }, sleeps }
+        Slept { span: Interval { from_ns, to_ns: unix.ns() }, sleeps }
     }
 }
 
@@ -111,8 +111,8 @@ fn work(cpu: Duration) {
 /// A wait in a profile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    pub(crate) when: Stretch,
-    /// It holds shorter ones before it.
+    pub(crate) when: Interval,
+    /// It includes the shorter waits before it.
     pub(crate) is_marked: bool,
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn waits(profile: &Profile) -> Vec<Wait> {
     let waits = samples.flat_map(|sample| {
         let is_marked = is_marked(sample.stack);
         sample.points.iter().map(move |point| Wait {
-            when: Stretch {
+            when: Interval {
                 from_ns: point.time_unix_ns,
                 to_ns: point.time_unix_ns + point.weight_ns,
             },
@@ -136,25 +136,27 @@ pub(crate) fn waits(profile: &Profile) -> Vec<Wait> {
     waits.collect()
 }
 
-/// What is said of each sleep that begins so long after the span: how long it was by its thread, and by the waits that lie in it for the most part. Those that
-/// are marked say nothing of each of the sleeps in them, which are left out.
+/// For each sleep that begins `after` or later into the span, its length as the thread measured it, and the length of
+/// the waits that lie mostly in it. Sleeps inside marked waits are omitted, since a marked wait does not report each
+/// one.
 pub(crate) fn told(slept: &Slept, waits: &[Wait], after: Duration) -> Vec<(u64, Option<u64>)> {
-    let most_in = |wait: &Wait| {
-        let shared = |sleep: &Stretch| sleep.shared_ns(wait.when);
-        let places = (0..slept.sleeps.len()).filter(|at| shared(&slept.sleeps[*at]) > 0);
-        places.max_by_key(|at| shared(&slept.sleeps[*at]))
+    let best_match = |wait: &Wait| {
+        let shared = |sleep: &Interval| sleep.shared_ns(wait.when);
+        let matches = (0..slept.sleeps.len()).filter(|at| shared(&slept.sleeps[*at]) > 0);
+        matches.max_by_key(|at| shared(&slept.sleeps[*at]))
     };
     let marked: Vec<_> = waits.iter().filter(|wait| wait.is_marked).collect();
     let mut told: Vec<_> = slept.sleeps.iter().map(|sleep| (sleep.len_ns(), None)).collect();
     for wait in waits.iter().filter(|wait| !wait.is_marked) {
-        if let Some(at) = most_in(wait) {
+        if let Some(at) = best_match(wait) {
             *told[at].1.get_or_insert(0) += wait.when.len_ns();
         }
     }
-    let is_in_marked =
-        |sleep: &Stretch| marked.iter().any(|wait| sleep.shared_ns(wait.when) > sleep.len_ns() / 2);
+    let is_in_marked = |sleep: &Interval| {
+        marked.iter().any(|wait| sleep.shared_ns(wait.when) > sleep.len_ns() / 2)
+    };
     let from_ns = slept.span.from_ns + after.as_nanos() as u64;
-    let is_meant = |sleep: &Stretch| sleep.from_ns >= from_ns && !is_in_marked(sleep);
-    let all = slept.sleeps.iter().zip(told).filter(|(sleep, _)| is_meant(sleep));
+    let is_covered = |sleep: &Interval| sleep.from_ns >= from_ns && !is_in_marked(sleep);
+    let all = slept.sleeps.iter().zip(told).filter(|(sleep, _)| is_covered(sleep));
     all.map(|(_, told)| told).collect()
 }

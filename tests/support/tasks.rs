@@ -1,4 +1,4 @@
-//! Tasks that each burn CPU in a function of their own, inside a span of its name.
+//! Tasks that each burn CPU in their own function, inside a span of the same name.
 
 use std::hint::black_box;
 
@@ -7,13 +7,13 @@ use tracing_profiling::profile::{Profile, Sample};
 
 pub(crate) type Task = (&'static str, fn(u64) -> u64, fn() -> Span);
 
-/// For each name a function that burns CPU, and a span.
+/// Defines, for each name, a function that burns CPU and a span.
 macro_rules! tasks {
     ($($name:ident)*) => {
         $(
             #[inline(never)]
             fn $name(rounds: u64) -> u64 {
-                // Its own name, so that the compiler does not make one function of all.
+                // The name keeps the compiler from merging the functions.
                 let mut x = rounds + black_box(stringify!($name)).len() as u64;
                 let mut i = 0;
                 while i < rounds {
@@ -45,7 +45,7 @@ fn task_of<'a>(profile: &'a Profile, sample: &Sample) -> Option<&'a str> {
         .find(|name| TASKS.iter().any(|(task, ..)| task == name))
 }
 
-/// The samples of tasks that are under their own span, and those that are not with where they are.
+/// The number of task samples under their own span, and a description of each that is not.
 pub(crate) fn check(profile: &Profile) -> (usize, Vec<String>) {
     let (mut right, mut wrong) = (0, Vec::new());
     for sample in profile.samples() {

@@ -1,5 +1,5 @@
-//! When the kernel looks at timers of CPU time: at its tick, and only at the thread that the tick finds
-//! running. On a busy machine that can be so seldom that a thread burns 60 ms of CPU time in between.
+//! Waits until the kernel has checked CPU-time timers. It does so in its tick, and only for the thread that is running
+//! then. On a busy machine this can be so rare that a thread burns 60 ms of CPU time in between.
 
 #![allow(unsafe_code, reason = "timers and signals")]
 
@@ -12,10 +12,10 @@ thread_local! {
     static HAS_COME: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A timer on the calling thread's CPU time, as those by which it may be sampled.
+/// A timer on the calling thread's CPU time, like the one that may sample it.
 pub(super) struct Tick(libc::timer_t);
 
-/// Longer than the time between two samples, if no test asks for less than 91 a second.
+/// Longer than a sampling period, as long as no test asks for fewer than 91 samples per second.
 const A_PERIOD: Duration = Duration::from_millis(11);
 
 extern "C" fn note(_: libc::c_int) {
@@ -23,11 +23,11 @@ extern "C" fn note(_: libc::c_int) {
 }
 
 impl Tick {
-    /// Waits for the tick at which this thread is sampled, too, if it is sampled by a timer. None where
-    /// signals are blocked: then no timer samples it.
+    /// Starts waiting for the next tick that also samples this thread, if a timer samples it. `None` where signals are
+    /// blocked, since no timer samples such a thread.
     pub(super) fn await_next() -> Option<Self> {
-        // SAFETY: structures of ours, of which all zeros is valid, and a handler that only sets a flag of the
-        // thread that it runs on.
+        // SAFETY: all structures are local and all zeros is a valid value of each. The handler only sets a thread-local
+        // flag of the thread that it runs on.
         unsafe {
             let signal = libc::SIGRTMIN() + 5;
             let mut blocked: libc::sigset_t = MaybeUninit::zeroed().assume_init();
@@ -39,7 +39,7 @@ impl Tick {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = handler as libc::sighandler_t;
             action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
-            // The signal that comes with this one must find the program where it was, and not in here.
+            // The sampling signal that arrives together with this one must interrupt the program, not this handler.
             libc::sigfillset(&raw mut action.sa_mask);
             assert_eq!(libc::sigaction(signal, &raw const action, ptr::null_mut()), 0);
             let mut event: libc::sigevent = MaybeUninit::zeroed().assume_init();
@@ -65,7 +65,7 @@ impl Tick {
 
 impl Drop for Tick {
     fn drop(&mut self) {
-        // SAFETY: made by `timer_create`, and deleted only here.
+        // SAFETY: `timer_create` has made it, and only this call deletes it.
         unsafe { libc::timer_delete(self.0) };
     }
 }

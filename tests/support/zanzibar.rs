@@ -1,4 +1,4 @@
-//! Functions that nobody may hear of.
+//! Functions whose names must not appear in any output.
 
 use std::time::Duration;
 

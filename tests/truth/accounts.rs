@@ -1,5 +1,5 @@
-//! On-CPU time of spans on one thread, against the thread's own CPU clock: between what that says inside of the span and
-//! around it, and near the middle of these, whatever the thread did.
+//! Compares the on-CPU time of spans on one thread with the thread's CPU clock. It must lie between what the clock
+//! measures inside and around the span, and near the middle of these bounds.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -18,10 +18,10 @@ use crate::times::{Known, Log, Segment, judge, work};
 
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
-/// The median of so many counts.
-const TIMES: usize = 5;
+/// The number of runs whose median is checked.
+const RUNS: usize = 5;
 
-/// A span that knows the clocks around each of its segments and inside.
+/// A span, with clock readings around and inside each of its segments.
 struct Measured {
     span: Option<Span>,
     log: Log,
@@ -39,7 +39,7 @@ impl Measured {
         self.segment(action, false);
     }
 
-    /// Enters it for the last time.
+    /// Enters the span for the last time and closes it.
     fn close(mut self, action: impl FnOnce()) -> Known {
         self.segment(action, true);
         self.log.known()
@@ -57,9 +57,9 @@ impl Measured {
     }
 }
 
-/// Spins on the processor that this thread is bound to, if it may be.
-fn beside_a_hog(action: impl FnOnce()) {
-    /// Also when `action` panics: else the scope would wait for ever.
+/// Runs `action` while another thread spins on the same CPU, if the affinity may be set.
+fn on_a_shared_cpu(action: impl FnOnce()) {
+    /// Stops the thread also when `action` panics, since the scope would otherwise wait forever.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -71,14 +71,14 @@ fn beside_a_hog(action: impl FnOnce()) {
     let first = (0..CpuSet::MAX_CPU).find(|number| allowed.is_set(*number)).unwrap();
     let mut one = CpuSet::new();
     one.set(first);
-    let (is_over, has_begun) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (has_ended, has_begun) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         _ = sched_setaffinity(None, &one);
-        let stop = Stop(&is_over);
-        // It inherits the processor.
+        let stop = Stop(&has_ended);
+        // The thread inherits the affinity.
         scope.spawn(|| {
             has_begun.store(true, Ordering::Relaxed);
-            while !is_over.load(Ordering::Relaxed) {
+            while !has_ended.load(Ordering::Relaxed) {
                 work(10_000);
             }
         });
@@ -95,7 +95,7 @@ type Spans = Vec<(&'static str, Known)>;
 
 type Shape = (&'static str, fn() -> Spans);
 
-/// What a thread does in a span, or in two.
+/// What a thread does in one or two spans.
 const SHAPES: &[Shape] = &[
     ("works", || {
         vec![("works", Measured::new(|| info_span!("works")).close(|| _ = burn(300 * MS)))]
@@ -116,7 +116,7 @@ const SHAPES: &[Shape] = &[
     }),
     ("shares its CPU", || {
         let mut spans = Vec::new();
-        beside_a_hog(|| {
+        on_a_shared_cpu(|| {
             let span = Measured::new(|| info_span!("shares its CPU"));
             spans.push(("shares its CPU", span.close(|| _ = burn(60 * MS))));
         });
@@ -140,7 +140,7 @@ const SHAPES: &[Shape] = &[
         let inner = inner.close(|| work(300_000));
         vec![("inner", inner), ("outer", outer.close(|| std::thread::sleep(5 * MS)))]
     }),
-    // As a task is polled, beside others.
+    // As a task that is polled among others.
     ("polled", || {
         let mut span = Measured::new(|| info_span!("polled"));
         for n in 0..2_000_u64 {
@@ -164,7 +164,7 @@ pub(crate) fn scenario(sampled: Sampled) {
         for (name, play) in SHAPES {
             let mut errors: HashMap<&str, Vec<f64>> = HashMap::new();
             let mut bounds = Vec::new();
-            for _ in 0..TIMES {
+            for _ in 0..RUNS {
                 let spans = setup.run(play);
                 let kept = std::mem::take(&mut *setup.kept.lock().unwrap());
                 for (name, known) in spans {
@@ -172,10 +172,10 @@ pub(crate) fn scenario(sampled: Sampled) {
                     let span = all.find(|span| span.name() == name).unwrap();
                     let account: &Account = span.account();
                     judge(account, &known, &(name, sampled, is_early, account));
-                    // The hooks themselves lie between the two readings.
+                    // The hooks lie between the inner and the outer readings.
                     let off_ns = known.on_cpu_ns.miss(account.on_cpu_ns).unsigned_abs();
                     let error = off_ns as f64 / known.on_cpu_ns.middle() * 100.0;
-                    // Where others want the CPU, the bounds are wide, and they have been judged by those.
+                    // Where other threads compete for the CPU, the bounds are wide, and `judge` has checked them.
                     let truth_ns = known.on_cpu_ns.middle();
                     if account.on_cpu_error_ns as f64 * 100.0 <= truth_ns {
                         errors.entry(name).or_default().push(error);
@@ -183,7 +183,7 @@ pub(crate) fn scenario(sampled: Sampled) {
                     bounds.push(account.on_cpu_error_ns as f64 / account.wall_ns as f64 * 100.0);
                 }
             }
-            // How near the bounds are depends on who else wants a CPU: a figure, `split.bound_mixed`.
+            // The width of the bounds depends on the load of the machine, so it is only a figure: `split.bound_mixed`.
             println!(
                 "{sampled:?}, early {is_early}, {name}: {errors:.3?} %, bounds {bounds:.3?} %"
             );

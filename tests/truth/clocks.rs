@@ -1,4 +1,4 @@
-//! What the kernel says of the calling thread, and bounds made of it.
+//! Clock readings of the calling thread, and bounds computed from them.
 
 use std::ops::Sub;
 
@@ -9,7 +9,7 @@ fn read(clock: ClockId) -> u64 {
     (time.tv_sec() * 1_000_000_000 + time.tv_nsec()).cast_unsigned()
 }
 
-/// Of the clock that nobody sets or slews, in nanoseconds.
+/// `CLOCK_MONOTONIC_RAW`, which is neither set nor slewed, in nanoseconds.
 pub(crate) fn wall_ns() -> u64 {
     read(ClockId::CLOCK_MONOTONIC_RAW)
 }
@@ -19,7 +19,7 @@ pub(crate) fn cpu_ns() -> u64 {
     read(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// The calling thread at one moment, or rather at two right after each other.
+/// Both clocks of the calling thread, read in immediate succession.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     pub(crate) wall_ns: u64,
@@ -27,8 +27,8 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// At the outer end of something: between two of these, first this one and then
-    /// [`wall_last`](Self::wall_last), there is all that the CPU clock saw.
+    /// Reads the wall clock first. The wall time from such a reading to one by [`wall_last`](Self::wall_last) covers
+    /// all of the CPU time between them.
     pub(crate) fn wall_first() -> Self {
         let wall_ns = wall_ns();
         Self { wall_ns, cpu_ns: cpu_ns() }
@@ -40,7 +40,7 @@ impl Reading {
     }
 }
 
-/// A value that is not known any better.
+/// The bounds of a value that is not known exactly.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bounds {
     pub(crate) least: u64,
@@ -53,7 +53,7 @@ impl Bounds {
         self.most += most;
     }
 
-    /// By how much a value is outside.
+    /// How far a value is outside the bounds, negative if it is below.
     pub(crate) fn miss(self, value: u64) -> i64 {
         let [below, above] = [self.least.saturating_sub(value), value.saturating_sub(self.most)];
         above.cast_signed() - below.cast_signed()
@@ -68,7 +68,7 @@ impl Bounds {
     }
 }
 
-/// What passed between two readings.
+/// The time between two readings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Passed {
     pub(crate) wall_ns: u64,

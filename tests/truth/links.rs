@@ -1,5 +1,5 @@
-//! Samples of each function are on the span that the function ran in, of 100,000, while tasks migrate
-//! between threads.
+//! Checks that 100,000 samples of functions are on the spans in which the functions ran, while tasks migrate between
+//! threads.
 
 use std::collections::{HashMap, HashSet};
 use std::hint::black_box;
@@ -13,7 +13,7 @@ use crate::Sampled;
 use crate::support::{Setup, functions};
 
 const WANTED: usize = 100_000;
-/// Where CI runs it again for another user, and says so by short runs under stress.
+/// The number where CI repeats the test for another user, which it requests by a short stress time.
 const WANTED_AGAIN: usize = 20_000;
 
 fn wanted() -> usize {
@@ -24,7 +24,7 @@ fn wanted() -> usize {
     }
 }
 
-/// The least and most rounds of a segment, which takes from a tenth of a sampling period to several.
+/// The minimum and maximum rounds of a segment, which takes from a tenth of a sampling period to several.
 const ROUNDS: (u64, u64) = (200, 20_000);
 const SEGMENTS: usize = 60;
 
@@ -32,7 +32,7 @@ const SEGMENTS: usize = 60;
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
-    /// Calls the other one in the middle.
+    /// Calls the closure in the middle.
     work: fn(u64, &dyn Fn()),
     span: fn() -> Span,
     span_under: fn(Option<Id>) -> Span,
@@ -43,7 +43,7 @@ macro_rules! kinds {
         $($(
             #[inline(never)]
             fn $name(rounds: u64, then: &dyn Fn()) {
-                // Its own name, so that the compiler does not make one function of all.
+                // The name keeps the compiler from merging the functions.
                 let mut x = black_box(stringify!($name)).len() as u64;
                 let mut i = 0;
                 while i < rounds {
@@ -77,8 +77,8 @@ kinds! {
     FOLLOWER: follower0 follower1 follower2 follower3 follower4 follower5 follower6 follower7;
 }
 
-/// On the way from one span's function to another's, a thread is in the one span and then in the
-/// other, and the stack does not say which.
+/// Between the functions of two spans, the thread is first in the one span and then in the other. The stack does not
+/// show which, so samples with this function are ignored.
 #[inline(never)]
 fn between(then: &dyn Fn()) {
     then();
@@ -87,24 +87,24 @@ fn between(then: &dyn Fn()) {
 
 fn nothing() {}
 
-/// The spans in which the function of that name runs, from the outermost.
+/// The spans in which the function of that name runs, outermost first.
 fn path_of(name: &str) -> Vec<String> {
     let (group, number) = name.split_at(name.len() - 1);
     let path: &[&str] = match group {
         "polled" | "explicit" | "outer" | "spawner" | "follower" => &["root", group],
         "scoped" | "awaited" => &["root", "outer", group],
         "child" => &["root", "spawner", group],
-        // It has no span of its own.
+        // Runs in the span of its spawner.
         "current" => &["root", "spawner"],
         "detached" => &[group],
-        _ => panic!("no function of ours: {name}"),
+        _ => panic!("unknown function: {name}"),
     };
     let numbered =
         |part: &&str| if *part == "root" { (*part).to_owned() } else { format!("{part}{number}") };
     path.iter().map(numbered).collect()
 }
 
-/// On which threads each task has been.
+/// The threads that each task has run on.
 static THREADS: Mutex<Option<HashMap<&str, HashSet<ThreadId>>>> = Mutex::new(None);
 
 fn note_thread(task: &'static str) {
@@ -113,10 +113,10 @@ fn note_thread(task: &'static str) {
     threads.get_or_insert_default().entry(task).or_default().insert(here);
 }
 
-/// Works in segments of different lengths, and lets others run after each.
+/// Works in segments of different lengths, and yields after each.
 async fn work(kind: Kind, then: impl Fn()) {
     let (least, most) = ROUNDS;
-    // A congruential generator: other lengths for each task, the same in each run.
+    // A congruential generator: different lengths for each task, the same in each run.
     let mut random = kind.name.bytes().fold(0, |sum, byte| sum * 31 + u64::from(byte));
     for _ in 0..SEGMENTS {
         random =
@@ -131,10 +131,10 @@ fn in_scope(span: &Span, kind: Kind) {
     span.in_scope(|| (kind.work)(ROUNDS.1 / 4, &nothing));
 }
 
-/// A task of each kind.
+/// Runs a task of each kind.
 async fn tasks(root: Span, number: usize) {
     let all: [fn(&Span, usize) -> tokio::task::JoinHandle<()>; 4] = [
-        // A span below another one than the current.
+        // A span with an explicit parent that is not the current span.
         |root, number| {
             let root_id = root.id();
             let explicit = move || {
@@ -144,7 +144,7 @@ async fn tasks(root: Span, number: usize) {
             let polled = POLLED[number];
             tokio::spawn(work(polled, explicit).instrument(root.in_scope(polled.span)))
         },
-        // Spans inside a task's span: within a poll, and over several.
+        // Spans inside a task's span: within a poll, and across several polls.
         |root, number| {
             let outer = OUTER[number];
             let task = async move {
@@ -155,7 +155,7 @@ async fn tasks(root: Span, number: usize) {
             };
             tokio::spawn(task.instrument(root.in_scope(outer.span)))
         },
-        // A task that starts others: with a span, with its own, and with one that is not inside any.
+        // A task that spawns others: with a child span, with its own span, and with a root span.
         |root, number| {
             let spawner = SPAWNER[number];
             let task = async move {
@@ -172,7 +172,7 @@ async fn tasks(root: Span, number: usize) {
             };
             tokio::spawn(task.instrument(root.in_scope(spawner.span)))
         },
-        // To follow from a span is not to be inside it.
+        // A span that follows from another is not inside it.
         |root, number| {
             let follower = FOLLOWER[number];
             let leader = root.in_scope(|| info_span!("leader"));
@@ -190,7 +190,7 @@ async fn tasks(root: Span, number: usize) {
     }
 }
 
-/// Counts the samples of each function that are on its span, and collects those that are not.
+/// Counts the samples of each function on its span, and collects those on a wrong span.
 fn check(profile: &Profile, right: &mut HashMap<String, usize>, wrong: &mut Vec<String>) {
     let names: Vec<&str> =
         [POLLED, EXPLICIT, OUTER, SCOPED, AWAITED, SPAWNER, CHILD, CURRENT, DETACHED, FOLLOWER]
@@ -201,11 +201,11 @@ fn check(profile: &Profile, right: &mut HashMap<String, usize>, wrong: &mut Vec<
     for sample in profile.of_kind(SampleKind::OnCpu) {
         let mut functions = functions(profile, sample).into_iter();
         let last_part = |name: &str| name.rsplit("::").next().unwrap_or_default().to_owned();
-        let of_ours = functions
+        let innermost = functions
             .by_ref()
             .map(last_part)
             .find(|name| names.contains(&name.as_str()) || name == "between");
-        let Some(name) = of_ours.filter(|name| name != "between") else { continue };
+        let Some(name) = innermost.filter(|name| name != "between") else { continue };
         let path = profile.span_path(sample.link);
         if path == path_of(&name) {
             *right.entry(name).or_default() += sample.points.len();
@@ -218,7 +218,7 @@ fn check(profile: &Profile, right: &mut HashMap<String, usize>, wrong: &mut Vec<
 pub(crate) fn scenario(sampled: Sampled) {
     let detached: Vec<_> = DETACHED.iter().map(|kind| format!(",[{}]=0ms", kind.name)).collect();
     let rules = format!("1h,[root]=0ms{}", detached.concat());
-    // A small stack and a high rate: this is about where samples go, and the more the better.
+    // A small stack and a high rate: only the attribution matters, so the more samples the better.
     let setup = Setup::with(&rules, |builder| {
         sampled
             .set(builder)
@@ -227,7 +227,7 @@ pub(crate) fn scenario(sampled: Sampled) {
             .samples_per_profile(WANTED * 4)
             .profiles_per_minute(1_000_000)
     });
-    // Global: a span's parent is closed on the default subscriber of whichever thread drops it.
+    // Global: a span's parent is closed on the default subscriber of the thread that drops it.
     tracing::dispatcher::set_global_default(setup.dispatch.clone()).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
     let (mut right, mut wrong) = (HashMap::new(), Vec::new());
@@ -265,5 +265,5 @@ pub(crate) fn scenario(sampled: Sampled) {
     );
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(right.len(), 80, "each function was sampled");
-    assert!(migrated > 0, "a test of migrating tasks needs some that migrate");
+    assert!(migrated > 0, "no task has migrated");
 }

@@ -1,10 +1,9 @@
-//! What profiles and accounts say, against what the tests measure themselves, on tokio's runtime with
-//! real samples: which span a sample is on, how large the share of each function is, and where the
-//! time of each span went.
+//! Compares profiles and accounts with what the tests measure themselves, on a tokio runtime with real samples: which
+//! span a sample is on, the share of each function, and the time breakdown of each span.
 //!
-//! Each runs in a process of its own, once with each source of samples. No verdict depends on how
-//! long something takes: what is compared are two measurements of the same, of which one is between
-//! two bounds that are read just inside and just outside of what the other measures.
+//! Each scenario runs in its own process, once with each source of samples. No verdict depends on how long something
+//! takes. Each value is compared with two bounds, which are read just inside and just outside of what the layer
+//! measures.
 
 #![cfg(all(target_os = "linux", not(tracing_profiling_unsupported)))]
 #![allow(
@@ -27,15 +26,15 @@ mod times;
 use support::{has_perf, is_child, run_child};
 use tracing_profiling::{Builder, Source};
 
-/// What takes the samples.
+/// The source of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sampled {
     Perf,
-    /// As often as the kernel ticks.
+    /// At most once per kernel tick.
     Timer,
-    /// As often as asked for.
+    /// At the requested rate.
     FineTimer,
-    /// There are times and no samples.
+    /// No samples, only times.
     Nothing,
 }
 
@@ -50,10 +49,10 @@ impl Sampled {
     }
 }
 
-/// What the child says last: a test filter that matches nothing ends with 0 as well.
+/// The last line of a successful child. The exit status is not enough: a test filter without a match exits with 0 too.
 const DONE: &str = "child is done";
 
-/// Runs the scenario if this is the child; else runs the child, and holds that it ends well.
+/// Runs the scenario if this is the child. Otherwise runs the child and asserts that it succeeds.
 fn play(test: &str, sampled: Sampled, scenario: impl FnOnce(Sampled)) {
     if sampled == Sampled::Perf && !has_perf() {
         println!("skipped: perf events are refused here");
@@ -65,9 +64,10 @@ fn play(test: &str, sampled: Sampled, scenario: impl FnOnce(Sampled)) {
         return;
     }
     let output = run_child(test, &[]);
-    let [said, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    println!("{said}{errors}");
-    assert!(output.status.success() && said.contains(DONE), "{}", output.status);
+    let [text, errors] =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    println!("{text}{errors}");
+    assert!(output.status.success() && text.contains(DONE), "{}", output.status);
 }
 
 /// Declares a test for each source: `NAME::perf`, `NAME::timer` and so on.
@@ -86,11 +86,11 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    // Timers that follow the kernel's tick would take minutes.
+    // Timers that are bound to the kernel's tick would take minutes.
     no_sample_is_on_a_wrong_span: links::scenario, perf Perf, fine_timer FineTimer;
-    // Fine timers follow the wall's clock: where threads wait or share a CPU, a sample can come after the
-    // wait and stand for what ran before it.
+    // Fine timers follow the wall clock: where threads block or share a CPU, a sample can come after the wait and
+    // represent what ran before it.
     shares_are_within_their_bounds: shares::scenario, perf Perf, timer Timer;
-    times_are_what_clocks_say: times::scenario, perf Perf, timer Timer, nothing Nothing;
-    accounts_are_the_threads_own: accounts::scenario, perf Perf, timer Timer, nothing Nothing;
+    times_agree_with_the_clocks: times::scenario, perf Perf, timer Timer, nothing Nothing;
+    accounts_agree_with_the_thread_clock: accounts::scenario, perf Perf, timer Timer, nothing Nothing;
 }

@@ -1,4 +1,4 @@
-//! The share of the samples that each function has, against the share of the CPU time that it used.
+//! Compares each function's share of the samples with its share of the CPU time.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -11,8 +11,8 @@ use crate::Sampled;
 use crate::clocks::cpu_ns;
 use crate::support::{Setup, functions};
 
-/// As many samples of equal weight as there must be: fewer would have bounds so wide that they say
-/// nothing. Of timers they are rarer, and the more unequal the busier the machine is.
+/// The required number of samples of equal weight: with fewer, the bounds would be too wide to be useful. Samples by
+/// timers are rarer, and their weights are the more unequal the busier the machine is.
 fn wanted(sampled: Sampled) -> f64 {
     if sampled == Sampled::Perf { 6_000.0 } else { 1_000.0 }
 }
@@ -22,15 +22,15 @@ const ROUND_NS: u64 = 2_000_000_000;
 const RATE: u32 = 1_000;
 const TASKS: usize = 6;
 
-/// How far a share may be off, in standard errors: once in two million times by chance.
+/// How far a share may be off, in standard errors: exceeded by chance once in two million times.
 const STANDARD_ERRORS: f64 = 5.0;
 
-/// A function, and about how many rounds a call of it has.
+/// A function, and the approximate number of rounds per call.
 struct Part {
     name: &'static str,
     work: fn(u64),
     rounds: u64,
-    /// The CPU time that was used in it.
+    /// The CPU time spent in it.
     used_ns: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ macro_rules! mix {
     ($($name:ident $rounds:literal,)+) => {
         $(#[inline(never)]
         fn $name(rounds: u64) {
-            // Its own name, so that the compiler does not make one function of all.
+            // The name keeps the compiler from merging the functions.
             let mut x = black_box(stringify!($name)).len() as u64;
             let mut i = 0;
             while i < rounds {
@@ -64,7 +64,7 @@ mix! {
     hardly_any 2_000,
 }
 
-/// Numbers that are in step with nothing, the same in each run.
+/// A pseudorandom generator, with the same sequence in each run.
 struct Random(u64);
 
 impl Random {
@@ -76,7 +76,7 @@ impl Random {
 }
 
 impl Part {
-    /// Some work of a length that is another each time.
+    /// Does work of a random length.
     fn run(&self, random: &mut Random) {
         let rounds = self.rounds / 4 + random.below(self.rounds * 3 / 2);
         let before_ns = cpu_ns();
@@ -97,7 +97,7 @@ struct Samples {
     squares: f64,
 }
 
-/// Adds the samples of a profile to those of each function.
+/// Adds a profile's samples to those of each function.
 fn add_samples(profile: &Profile, of_parts: &mut HashMap<&'static str, Samples>) {
     for sample in profile.of_kind(SampleKind::OnCpu) {
         let functions = functions(profile, sample);
@@ -113,7 +113,7 @@ fn add_samples(profile: &Profile, of_parts: &mut HashMap<&'static str, Samples>)
     }
 }
 
-/// Their weight in all, and as many samples of equal weight as would say as much.
+/// The total weight, and the effective sample size: the number of samples of equal weight with the same variance.
 fn in_all(of_parts: &HashMap<&'static str, Samples>) -> (f64, f64) {
     let sum = |of: fn(&Samples) -> f64| of_parts.values().map(of).sum::<f64>();
     let (weight, squares) = (sum(|samples| samples.weight), sum(|samples| samples.squares));
@@ -123,7 +123,7 @@ fn in_all(of_parts: &HashMap<&'static str, Samples>) -> (f64, f64) {
 async fn task(seed: u64, until_ns: u64) {
     let mut random = Random(seed);
     while used_ns() < until_ns {
-        // Each call in a span of its own or in that of the task, as it happens.
+        // Each call is in its own span or in that of the task, at random.
         let part = &MIX[random.below(MIX.len() as u64) as usize];
         if random.below(2) == 0 {
             info_span!("part").in_scope(|| part.run(&mut random));

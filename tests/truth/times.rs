@@ -1,5 +1,5 @@
-//! Where the time of each span went, against the kernel's clocks read just inside and just outside of
-//! each of its segments.
+//! Compares the time breakdown of each span with the kernel's clocks, read just inside and just outside of each of its
+//! segments.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -19,18 +19,18 @@ use crate::support::Setup;
 
 const ROUNDS: usize = 3;
 
-/// What is known of one span.
+/// The bounds of one span's times.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Known {
     wall_ns: Bounds,
-    /// By the thread's CPU clock.
+    /// From the thread's CPU clock.
     pub(crate) on_cpu_ns: Bounds,
     off_cpu_ns: Bounds,
     idle_ns: Bounds,
     segments: u64,
 }
 
-/// The readings of one segment, in their order.
+/// The readings of one segment, in order.
 #[derive(Clone, Copy)]
 pub(crate) struct Segment {
     pub(crate) before: Reading,
@@ -41,23 +41,23 @@ pub(crate) struct Segment {
 
 /// All readings of one span.
 pub(crate) struct Log {
-    /// Right before and after it was made.
+    /// The wall time right before and after the span was made.
     pub(crate) made: [u64; 2],
     pub(crate) segments: Vec<Segment>,
 }
 
 impl Log {
-    /// The last segment is the one at whose end the span closes.
+    /// Computes the bounds. The span closes at the end of the last segment.
     pub(crate) fn known(&self) -> Known {
         let [before, after] = self.made;
         let mut known = Known { segments: self.segments.len() as u64, ..Known::default() };
-        // When it was left last, or made.
+        // When the span was last exited, or made.
         let mut left = Bounds { least: before, most: after };
         for Segment { before, begun, ended, after } in &self.segments {
             let (outer, inner) = (*after - *before, *ended - *begun);
             known.on_cpu_ns.add(inner.cpu_ns, outer.cpu_ns);
-            // What was read of the wall's clock lies inside the rest of an inner pair of readings, and
-            // outside that of an outer one.
+            // The wall interval of an inner pair of readings lies inside its CPU interval, and that of an outer pair
+            // around it, so the differences are bounds of the off-CPU time.
             let [least, most] =
                 [inner, outer].map(|passed| passed.wall_ns.saturating_sub(passed.cpu_ns));
             known.off_cpu_ns.add(least, most);
@@ -70,13 +70,13 @@ impl Log {
     }
 }
 
-/// What is known of each span by its name.
+/// The bounds of each span, by name.
 type All = Mutex<HashMap<&'static str, Known>>;
 
 /// Reads the clocks inside the span.
 struct Inside<F> {
     future: Pin<Box<F>>,
-    /// Of the current segment.
+    /// The readings of the current segment.
     readings: Arc<Mutex<[Option<Reading>; 2]>>,
 }
 
@@ -92,7 +92,7 @@ impl<F: Future> Future for Inside<F> {
     }
 }
 
-/// Reads them outside.
+/// Reads the clocks outside the span.
 struct Outside<F> {
     future: Option<Pin<Box<Instrumented<Inside<F>>>>>,
     readings: Arc<Mutex<[Option<Reading>; 2]>>,
@@ -109,7 +109,7 @@ impl<F: Future> Future for Outside<F> {
         let before = Reading::wall_first();
         let result = this.future.as_mut().unwrap().as_mut().poll(context);
         if result.is_ready() {
-            // The span is entered once more in this, and closes.
+            // Dropping the future enters the span once more, and closes it.
             this.future = None;
         }
         let after = Reading::wall_last();
@@ -121,7 +121,7 @@ impl<F: Future> Future for Outside<F> {
     }
 }
 
-/// A future in a span, both of that name.
+/// A future in a span of that name.
 macro_rules! measured {
     ($all:expr, $name:literal, $future:expr) => {
         measure($all, $name, || info_span!($name), $future)
@@ -154,10 +154,10 @@ pub(crate) fn work(rounds: u64) {
     }
 }
 
-/// So many times: work in the span, then others on the thread.
+/// Alternates `count` times between work in the span and other tasks on the thread.
 async fn segments(count: u64, rounds: u64) {
     for n in 0..count {
-        // In step with nothing.
+        // Irregular, to avoid any fixed rhythm.
         work(rounds / 2 + rounds * (n * 37 % 101) / 101);
         tokio::task::yield_now().await;
     }
@@ -165,14 +165,14 @@ async fn segments(count: u64, rounds: u64) {
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Everything that a task can do with its time, in a span for each.
+/// Spends time in every way a task can, with a span for each.
 async fn tasks(all: &Arc<All>) {
     let lock = Arc::new(Mutex::new(()));
     let (locked, next_locked) = (Arc::clone(&lock), Arc::clone(&lock));
     let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
     let inner = Arc::clone(all);
     let all_tasks = [
-        // As a task is polled: shorter than the least time between two looks at a CPU clock.
+        // As a task that is polled: shorter than the minimum interval between two reads of the CPU clock.
         tokio::spawn(measured!(all, "short segments", segments(1_000, 2_000))),
         tokio::spawn(measured!(all, "long segments", segments(20, 1_000_000))),
         tokio::spawn(measured!(all, "some of each", async {
@@ -204,7 +204,7 @@ async fn tasks(all: &Arc<All>) {
                 tokio::task::yield_now().await;
             }
         })),
-        // Not on any thread.
+        // Idle, on no thread.
         tokio::spawn(measured!(all, "awaits time", async {
             for n in 1..=10 {
                 tokio::time::sleep(MS * n * 2).await;
@@ -241,15 +241,15 @@ async fn tasks(all: &Arc<All>) {
     }
 }
 
-/// What each clock may be off by beside the bounds. The rate of the clock that spans are measured by is
-/// known to 50 parts in a million at first, and the thread can be switched or interrupted between two readings of one
-/// moment: by 5 µs each without being read again, at the beginning and at the end.
+/// The permitted error beyond the bounds. The rate of the clock for wall time is initially known to 50 ppm. The thread
+/// can be switched or interrupted between the two readings of one moment: by up to 5 µs each without being read again,
+/// at the beginning and at the end.
 fn slack_ns(account: &Account, known: &Known) -> u64 {
     account.wall_ns / 10_000 + 1_000 * (known.segments + account.involuntary_switches) + 10_000
 }
 
-/// Holds that what the account has is within what the clocks say, widened by the slack.
-fn must_be(what: &str, value: u64, bounds: Bounds, slack_ns: u64, of: &dyn Debug) {
+/// Asserts that a value of the account is within the bounds, widened by the slack.
+fn assert_within(what: &str, value: u64, bounds: Bounds, slack_ns: u64, of: &dyn Debug) {
     assert_eq!(
         bounds.widened(slack_ns).miss(value),
         0,
@@ -257,17 +257,17 @@ fn must_be(what: &str, value: u64, bounds: Bounds, slack_ns: u64, of: &dyn Debug
     );
 }
 
-/// On-CPU time is known between bounds, which must hold, whatever the source.
+/// On-CPU time has bounds in the account, which must hold with every source.
 pub(crate) fn judge(account: &Account, known: &Known, of: &dyn Debug) {
     let slack_ns = slack_ns(account, known);
-    must_be("wall", account.wall_ns, known.wall_ns, slack_ns, of);
-    must_be("idle", account.idle_ns, known.idle_ns, slack_ns, of);
+    assert_within("wall", account.wall_ns, known.wall_ns, slack_ns, of);
+    assert_within("idle", account.idle_ns, known.idle_ns, slack_ns, of);
     let Account { wall_ns, on_cpu_ns, off_cpu_ns, idle_ns, .. } = *account;
     let sum = on_cpu_ns + off_cpu_ns + idle_ns;
-    must_be("sum", sum, Bounds { least: wall_ns, most: wall_ns }, slack_ns, of);
+    assert_within("sum", sum, Bounds { least: wall_ns, most: wall_ns }, slack_ns, of);
     let slack_ns = slack_ns + account.on_cpu_error_ns;
-    must_be("on-CPU", on_cpu_ns, known.on_cpu_ns, slack_ns, of);
-    must_be("off-CPU", off_cpu_ns, known.off_cpu_ns, slack_ns, of);
+    assert_within("on-CPU", on_cpu_ns, known.on_cpu_ns, slack_ns, of);
+    assert_within("off-CPU", off_cpu_ns, known.off_cpu_ns, slack_ns, of);
 }
 
 pub(crate) fn scenario(sampled: Sampled) {
@@ -292,8 +292,8 @@ pub(crate) fn scenario(sampled: Sampled) {
             let of = (span.name(), account, known);
             println!("{of:?}");
             judge(account, known, &of);
-            // The CPU clock is read every 100 µs, if there is a hook: what is unsure is less than that for each
-            // read, of which there are two a segment and one more, and the error is half of it.
+            // Hooks read the CPU clock every 100 µs at most. The uncertain time is less than that per read, with two
+            // reads per segment plus one, and the error is half of it.
             let most_ns = 150_000 * known.segments;
             assert!(account.on_cpu_error_ns <= most_ns, "the bounds are too wide: {of:?}");
         }

@@ -1,15 +1,15 @@
-//! No span has the id of a profile that nobody will find.
+//! A span has a profile id only if the profile is exported, except for at most three while the receiver fails.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tracing_profiling::{KeptSpan, NoProfile, OtlpBuilder};
 
-use crate::receiver::{Does, Receiver, Speaks, free_address};
+use crate::receiver::{Behavior, Receiver, Speaks, free_address};
 use crate::support::{HAS_STACKS, PLENTY, Setup};
-use crate::{BOTH, MS, arrived_at_least_once, given, keep, promised, setup, to};
+use crate::{BOTH, MS, arrived_at_least_once, given_ids, keep, setup, spans_with_ids, to};
 
-/// As it is without a word about patience.
+/// The default of `patience`.
 const USUAL_PATIENCE: Duration = Duration::from_secs(10);
 
 fn impatient(speaks: Speaks, receiver: &Receiver) -> OtlpBuilder {
@@ -20,12 +20,12 @@ fn spans(setup: &Setup) -> Vec<KeptSpan> {
     setup.kept().into_iter().flat_map(|kept| kept.spans).collect()
 }
 
-/// Spans are kept while the receiver does so from the beginning, and after that.
-fn costs_three_ids(speaks: Speaks, does: Option<Does>) {
-    let what = format!("{speaks:?} {does:?}");
-    let mut receiver = Receiver::away(speaks, free_address());
-    if let Some(does) = does.clone() {
-        receiver.always(does);
+/// Keeps spans while the receiver fails from the start, and again once it has recovered.
+fn assert_costs_at_most_three_ids(speaks: Speaks, behavior: Option<Behavior>) {
+    let what = format!("{speaks:?} {behavior:?}");
+    let mut receiver = Receiver::offline(speaks, free_address());
+    if let Some(behavior) = behavior.clone() {
+        receiver.always(behavior);
         receiver.start();
     }
     let setup = setup(impatient(speaks, &receiver));
@@ -39,7 +39,7 @@ fn costs_three_ids(speaks: Speaks, does: Option<Does>) {
         return;
     }
     let stats = || setup.handle.stats();
-    let early = given(&stats());
+    let early = spans_with_ids(&stats());
     assert!((1..=3).contains(&early), "{what}: {:?}", stats());
     let start = Instant::now();
     let without = || spans(&setup).into_iter().filter(|span| span.profile().is_err());
@@ -53,43 +53,43 @@ fn costs_three_ids(speaks: Speaks, does: Option<Does>) {
         let expected = [NoProfile::ExporterFails, NoProfile::ExporterBusy];
         assert!(expected.map(Err).contains(&span.profile()), "{what}: {:?}", span.profile());
     }
-    // It is well again.
-    match does {
-        Some(_) => receiver.will_no_more(),
+    // The receiver recovers.
+    match behavior {
+        Some(_) => receiver.accept_all(),
         None => receiver.start(),
     }
     let start = Instant::now();
-    while given(&stats()) == early {
+    while spans_with_ids(&stats()) == early {
         assert!(start.elapsed() < 2 * PLENTY, "{what}: {:?}", stats());
         keep(&setup, 1);
         _ = setup.handle.flush(300 * MS);
     }
-    // What was lost before is said once.
+    // The first flush after a loss reports it.
     while !setup.handle.flush(PLENTY) {
         assert!(start.elapsed() < 4 * PLENTY, "{what}: {:?}", stats());
     }
-    let before = promised(&setup);
+    let before = given_ids(&setup);
     keep(&setup, 4);
     assert!(setup.handle.flush(PLENTY), "{what}");
-    let later: BTreeSet<_> = promised(&setup).difference(&before).cloned().collect();
+    let later: BTreeSet<_> = given_ids(&setup).difference(&before).cloned().collect();
     assert_eq!(later.len(), 4, "{what}: {:?}", stats());
     assert!(later.is_subset(&arrived_at_least_once(&receiver, &setup)), "{what}");
 }
 
 #[test]
-fn a_receiver_that_refuses_all_gets_three() {
+fn a_receiver_that_refuses_everything_costs_at_most_three_profiles() {
     for speaks in BOTH {
         for status in [400, 413, 500, 404, 401] {
-            costs_three_ids(speaks, Some(Does::Refuse(status, None)));
+            assert_costs_at_most_three_ids(speaks, Some(Behavior::Refuse(status, None)));
         }
     }
 }
 
 #[test]
-fn a_receiver_that_never_takes_any_gets_three() {
+fn a_receiver_that_accepts_nothing_costs_at_most_three_profiles() {
     for speaks in BOTH {
-        for does in [Some(Does::Refuse(503, None)), Some(Does::Hang), None] {
-            costs_three_ids(speaks, does);
+        for behavior in [Some(Behavior::Refuse(503, None)), Some(Behavior::Hang), None] {
+            assert_costs_at_most_three_ids(speaks, behavior);
         }
     }
 }
