@@ -1,4 +1,4 @@
-//! Two requests that wait for each other's lock, for ever: each leaves a profile while it hangs.
+//! Two requests that wait for each other's lock forever: each leaves a profile while it hangs.
 //!
 //! `cargo run --release --example deadlock`
 
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let shop = Arc::clone(&shop);
         runtime.spawn(async move { work(&shop) }.instrument(info_span!("request")));
     }
-    // They will never end; their profiles come all the same.
+    // The requests never end, but their profiles are exported.
     for _ in 0..2 {
         told.recv_timeout(Duration::from_secs(60))?;
     }
