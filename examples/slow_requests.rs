@@ -41,11 +41,13 @@ fn main() -> Result<(), AnyError> {
         builder = builder.directory(directory);
     }
     let kept = Arc::new(Mutex::new(Vec::new()));
-    let sink = Arc::clone(&kept);
+    let reports = Arc::clone(&kept);
     let resource = Resource::builder().with_service_name("shop").build();
     let profiling = builder
         .resource(resource.clone())
-        .on_kept(move |one| sink.lock().unwrap_or_else(PoisonError::into_inner).push(one.clone()))
+        .on_kept(move |one| {
+            reports.lock().unwrap_or_else(PoisonError::into_inner).push(one.clone())
+        })
         .build()?;
     let handle = profiling.handle();
     // The shop runs on it, and the gRPC span exporter must be built inside a runtime.
@@ -142,7 +144,7 @@ fn print_files(kept: &[Kept]) {
     } else {
         println!("\nFlame graphs, to be opened in a browser:");
         files.iter().for_each(|file| println!("  {}", file.display()));
-        println!("\nBeside each lie the same as .pb.gz (`go tool pprof -http=: FILE`) and .otlp.");
+        println!("\nEach is also there as .pb.gz (`go tool pprof -http=: FILE`) and .otlp.");
     }
 }
 

@@ -14,8 +14,8 @@ use crate::rivals::{self, Pprof, Recorder};
 /// Units of work per round, of some 100 to 250 µs each.
 const UNITS: u32 = 700;
 const ROUNDS: usize = 11;
-/// Frames of over a kilobyte each between the work and where its thread begins. What a sample costs
-/// depends on the stack that is copied or unwound, and a service has one.
+/// Frames of over a kilobyte each between the work and the start of its thread. The cost of a sample depends on the
+/// stack that is copied or unwound, and stacks of services are deep.
 const FRAMES: u32 = 32;
 /// The CPU time of a round's work on a thread of its own, in nanoseconds, with `around` it.
 pub(crate) fn cpu_of_work(around: impl FnOnce(&mut dyn FnMut()) + Send) -> f64 {

@@ -127,7 +127,8 @@ impl Told {
             (Some(_), None) => self.lost += 1,
             (None, None) => {}
             (promised, profile) => {
-                self.wrong.push(format!("{promised:?} was reserved, but the profile is {profile:?}"));
+                self.wrong
+                    .push(format!("{promised:?} was reserved, but the profile is {profile:?}"));
             }
         }
     }
