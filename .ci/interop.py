@@ -162,7 +162,7 @@ class Collector:
             sys.exit(f"the Collector ends with {self.process.returncode}:\n{self.log.read_text()}")
 
 
-def run_shop(program, directory, protocol, target, variables, meanwhile=lambda: None):
+def run_shop(program, directory, protocol, target, variables, during=lambda: None):
     """Runs the shop with the variables that a user would set."""
     port = target.grpc_port if protocol == "grpc" else target.http_port
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "TRACING_PROFILING"))}
@@ -174,7 +174,7 @@ def run_shop(program, directory, protocol, target, variables, meanwhile=lambda: 
     with (directory / "shop.log").open("wb") as log:
         process = subprocess.Popen([program], env=variables, cwd=directory, stdout=log, stderr=log)
         try:
-            meanwhile()
+            during()
             code = process.wait(PATIENCE_S)
         finally:
             process.kill()

@@ -30,11 +30,11 @@ fn discount(shop: &Shop) {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (tell, told) = mpsc::channel();
+    let (sender, reports) = mpsc::channel();
     let profiling = ProfilingLayer::builder()
         .rules("250ms|hung>2s".parse()?)
         .with_env()?
-        .on_kept(move |_| _ = tell.send(()))
+        .on_kept(move |_| _ = sender.send(()))
         .build()?;
     tracing_subscriber::registry().with(tracing_subscriber::fmt::layer()).with(profiling).init();
 
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     // The requests never end, but their profiles are exported.
     for _ in 0..2 {
-        told.recv_timeout(Duration::from_secs(60))?;
+        reports.recv_timeout(Duration::from_secs(60))?;
     }
     runtime.shutdown_background();
     Ok(())

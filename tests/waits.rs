@@ -348,11 +348,11 @@ fn kernel_time_is_part_of_the_total() {
                     read_zeros(|| until(400 * MS));
                 });
             });
-            // On a busy machine timers find a thread rarely: what came after the last sample is not there.
+            // On a busy machine timers rarely hit a thread: the time after the last sample is missing.
             let profile = &setup.profiles()[0];
             let account = *setup.kept()[0].spans[0].account();
             let by_time = match of_user_code_alone(profile) {
-                // The rest is the kernel's, to the end of the span.
+                // The remaining time up to the end of the span is kernel time.
                 true => Some([account.on_cpu_ns; 2]),
                 false => {
                     let on_cpu = profile.of_kind(SampleKind::OnCpu);

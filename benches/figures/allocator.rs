@@ -27,7 +27,7 @@ pub(crate) fn peak<R>(action: impl FnOnce() -> R) -> (usize, R) {
     PEAK.store(0, Ordering::SeqCst);
     let mut result = None;
     allocations(|| result = Some(action()));
-    (PEAK.load(Ordering::SeqCst).unsigned_abs(), result.expect("it was called"))
+    (PEAK.load(Ordering::SeqCst).unsigned_abs(), result.expect("the action returned"))
 }
 
 fn count(more: usize, less: usize) {

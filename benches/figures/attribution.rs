@@ -19,7 +19,7 @@ pub(crate) fn counted() {
         builder.rate(10_000).stack_bytes(2_048).samples_per_profile(WANTED * 4)
     });
     // A parent is closed through the default dispatcher of the thread on which its last child closes.
-    dispatcher::set_global_default(setup.dispatch.clone()).expect("the only one");
+    dispatcher::set_global_default(setup.dispatch.clone()).expect("no other global default");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().expect("a runtime");
     let (mut right, mut wrong) = (0, Vec::new());

@@ -301,7 +301,7 @@ impl Server {
         Self { process, questions, answers, address: format!("127.0.0.1:{port}") }
     }
 
-    fn tell(&self, what: &str) {
+    fn send(&self, what: &str) {
         let mut questions = self.questions.as_ref().expect("it is running");
         writeln!(questions, "{what}").expect("a pipe");
     }
@@ -309,7 +309,7 @@ impl Server {
     /// Sends requests until files are read, threads are started and symbols are loaded.
     fn warm_up(&self, load: &Load) {
         for kind in ["without", "with"] {
-            self.tell(kind);
+            self.send(kind);
             let mut stream = TcpStream::connect(&self.address).expect("it listens");
             let mut answers = BufReader::new(stream.try_clone().expect("a file"));
             for number in 0..WARM_UP {
@@ -345,9 +345,9 @@ impl Server {
     }
 
     fn measure(&mut self, load: &Load) -> (Measured, [f64; 2]) {
-        self.tell("begin");
+        self.send("begin");
         let latencies = self.load(load, load.seconds);
-        self.tell("end");
+        self.send("end");
         let answer = self.answers.next().expect("an answer").expect("a pipe");
         (serde_json::from_str(&answer).expect("JSON"), latencies)
     }
@@ -363,7 +363,7 @@ fn read_answer(answers: &mut BufReader<TcpStream>) {
             length = number.trim().parse().expect("a number");
         }
     }
-    answers.read_exact(&mut vec![0; length]).expect("all of it");
+    answers.read_exact(&mut vec![0; length]).expect("the whole body");
 }
 
 impl Drop for Server {

@@ -27,7 +27,7 @@ fn layer(set: impl FnOnce(Builder) -> Builder) -> Dispatch {
 fn on_first_core() {
     let mut cores = CpuSet::new();
     cores.set(0);
-    sched_setaffinity(None, &cores).expect("there is a first core");
+    sched_setaffinity(None, &cores).expect("core 0 exists");
 }
 
 /// Nanoseconds per wait of a thread in a span for another thread on the same core.

@@ -47,7 +47,7 @@ pub(crate) fn child() {
 
 fn deny_everything() {
     let allowed = BTreeMap::from([(libc::SYS_rt_sigreturn, Vec::new())]);
-    let architecture = std::env::consts::ARCH.try_into().expect("a known machine");
+    let architecture = std::env::consts::ARCH.try_into().expect("a supported architecture");
     let filter =
         SeccompFilter::new(allowed, SeccompAction::Trap, SeccompAction::Allow, architecture);
     let program: BpfProgram = filter.expect("a filter").try_into().expect("a program");

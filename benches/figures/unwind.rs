@@ -15,7 +15,8 @@ pub(crate) fn run() {
         builder.rate(999).profiles_per_minute(10_000).samples_per_profile(100_000)
     });
     // The service's own tasks and threads use the global default.
-    tracing::dispatcher::set_global_default(setup.dispatch.clone()).expect("the only one");
+    tracing::dispatcher::set_global_default(setup.dispatch.clone())
+        .expect("no other global default");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(shop::run()).expect("requests");
     setup.flush();

@@ -47,7 +47,8 @@ const WAIT: Duration = Duration::from_millis(20);
 
 impl Point {
     pub(crate) fn to_arguments(self) -> [String; 4] {
-        let (name, _) = AXES.iter().find(|(_, axis)| *axis == self.axis).expect("all are there");
+        let (name, _) =
+            AXES.iter().find(|(_, axis)| *axis == self.axis).expect("every axis is listed");
         let time = self.time.as_millis().to_string();
         [(*name).to_owned(), self.number.to_string(), self.has_layer.to_string(), time]
     }
@@ -141,7 +142,7 @@ pub(crate) fn run(point: &Point) {
     std::thread::scope(|scope| {
         match point.axis {
             Axis::Threads => {
-                let count = u32::try_from(point.number).expect("not that many");
+                let count = u32::try_from(point.number).expect("fits in 32 bits");
                 for number in 0..count {
                     let shared = &shared;
                     let dispatch = &setup.dispatch;

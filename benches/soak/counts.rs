@@ -100,7 +100,7 @@ const WITHOUT: [&str; 7] = [
 ];
 
 impl Told {
-    pub(crate) fn hear(&mut self, kept: &Kept) {
+    pub(crate) fn record(&mut self, kept: &Kept) {
         let mut promised = None;
         for span in &kept.spans {
             let (name, reasons) = (span.name(), span.reasons().to_string());

@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     if wanted.is_empty() {
         wanted = PHASES.iter().collect();
     }
-    let phases = u32::try_from(wanted.len()).expect("not that many");
+    let phases = u32::try_from(wanted.len()).expect("fits in 32 bits");
     let phase = (whole / (CYCLES * (phases + 1))).min(LONGEST_PHASE);
     process::allow_many_files();
     let stage = Stage::new(phase, !is_named("no-symbols"));

@@ -73,7 +73,7 @@ impl Stage {
             .symbols(symbols)
             // Every profile must be admitted.
             .profiles_per_minute(1_000_000)
-            .on_kept(move |kept| reports.lock().expect("no panic").hear(kept))
+            .on_kept(move |kept| reports.lock().expect("no panic").record(kept))
             .build()
             .expect("threads");
         let handle = layer.handle();
@@ -203,7 +203,7 @@ impl Stage {
         self.flood_for(self.phase, 2);
     }
 
-    /// As many spans as these threads can make.
+    /// Creates spans as fast as these threads can.
     fn flood_for(&self, time: Duration, threads: u64) {
         let start = Instant::now();
         self.together(threads, |_| {
@@ -397,25 +397,25 @@ impl Stage {
             self.on_thread(|| {
                 let (start, mut made) = (Instant::now(), 0);
                 while start.elapsed() < time {
-                    self.handle.set_rules(rules("off")).expect("it is there");
+                    self.handle.set_rules(rules("off")).expect("the layer exists");
                     let unmatched = info_span!("toggled").entered();
                     error!("before the rule");
-                    self.handle.set_rules(rules("error")).expect("it is there");
+                    self.handle.set_rules(rules("error")).expect("the layer exists");
                     let matched = info_span!("toggled").entered();
-                    self.handle.set_rules(rules("off")).expect("it is there");
+                    self.handle.set_rules(rules("off")).expect("the layer exists");
                     error!("in both");
                     drop((matched, unmatched));
                     made += 1;
                     std::thread::sleep(5 * MS);
                 }
-                self.handle.set_rules(rules("error")).expect("it is there");
+                self.handle.set_rules(rules("error")).expect("the layer exists");
                 self.truth.note("toggled", made, made);
             });
         });
         resident.quietly(|| {
             self.handle.disable();
             self.on_thread(|| error!(parent: &info_span!("toggled"), "disabled"));
-            self.handle.enable().expect("it is there");
+            self.handle.enable().expect("the layer exists");
         });
     }
 

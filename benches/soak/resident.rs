@@ -30,8 +30,8 @@ impl Resident {
     pub(crate) fn start<'a>(scope: &'a Scope<'a, '_>, stage: &'a Stage) -> Self {
         // Each order is acknowledged.
         let (orders, to_follow) = sync_channel(1);
-        let (say_done, done) = sync_channel(1);
-        scope.spawn(move || stage.on_thread(|| live(stage, &to_follow, &say_done)));
+        let (send_done, done) = sync_channel(1);
+        scope.spawn(move || stage.on_thread(|| live(stage, &to_follow, &send_done)));
         Self { orders, done }
     }
 
@@ -55,17 +55,17 @@ impl Resident {
 }
 
 fn live(stage: &Stage, orders: &Receiver<Order>, done: &SyncSender<()>) {
-    let say_done = || done.send(()).expect("the receiver waits");
+    let send_done = || done.send(()).expect("the receiver waits");
     while let Ok(Order::Begin) = orders.recv() {
-        say_done();
+        send_done();
         let long = info_span!("long").entered();
         let mut parts = 0;
         loop {
             match orders.recv_timeout(PAUSE) {
                 Ok(Order::BeQuiet) => {
-                    say_done();
+                    send_done();
                     assert_eq!(orders.recv(), Ok(Order::GoOn));
-                    say_done();
+                    send_done();
                 }
                 Ok(_) => break,
                 Err(_) => {
@@ -79,6 +79,6 @@ fn live(stage: &Stage, orders: &Receiver<Order>, done: &SyncSender<()>) {
         drop(long);
         stage.truth.note("long", 1, 0);
         stage.truth.note("part", parts, parts);
-        say_done();
+        send_done();
     }
 }

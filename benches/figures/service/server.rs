@@ -152,7 +152,7 @@ fn serve(profiling: ProfilingLayer, phases: Phases) {
             }
             _ => {
                 let (before, is_over, thread, start, own_before_ns) =
-                    measuring.take().expect("it was begun");
+                    measuring.take().expect("a measurement in progress");
                 is_over.store(true, Ordering::SeqCst);
                 let quads = thread.join().expect("no panic");
                 assert!(handle.flush(Duration::from_secs(60)), "flushed");
@@ -184,7 +184,7 @@ impl Meter {
     fn measure(self) -> Vec<[(u64, u64); 2]> {
         let start = ProcessTime::now();
         let reading = || {
-            let ns = u64::try_from(start.elapsed().as_nanos()).expect("less than centuries");
+            let ns = u64::try_from(start.elapsed().as_nanos()).expect("fits in 64 bits");
             (ns, self.counts.ended.load(Ordering::SeqCst))
         };
         let mut quads = Vec::new();
