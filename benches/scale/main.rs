@@ -246,7 +246,7 @@ fn print_lengths(rows: &[Row]) {
         figure(&format!("{name}.waits_in_profile"), row.layer["waits_kept"], "count");
     }
     println!(
-        "\n| length of a span | slower by, % | memory added, MiB | samples | in its profile | their weight, % |"
+        "\n| length of a span | slower by, % | memory added, MiB | samples | in its profile | their weight |"
     );
     println!("|---|---|---|---|---|---|");
     for row in rows {
