@@ -1,5 +1,5 @@
-"""interop.py COLLECTOR SHOP FOLDER PROFCHECK: runs the shop once for each way that what it exports can take, keeps all
-requests that arrive in the folder, and has interop_check.py look at them, and profcheck, if that is there."""
+"""interop.py COLLECTOR SHOP DIRECTORY PROFCHECK: runs the shop once for each way by which it can export, stores all
+requests that arrive in the directory, and checks them with interop_check.py and, if available, profcheck."""
 
 import gzip
 import itertools
@@ -36,15 +36,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 import interop_check
 
-# Only for what never ends: nothing is judged by how long it takes.
+# A limit for runs that never end; no result depends on how long something takes.
 PATIENCE_S = 300
 
 
 class Backend:
-    """Takes profiles and traces by gRPC and by HTTP, and writes each request into a folder."""
+    """Receives profiles and traces by gRPC and by HTTP, and writes each request to a directory."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, directory):
+        self.directory = directory
         self.numbers = itertools.count()
         self.pool = ThreadPoolExecutor(8)
         self.grpc = grpc.server(self.pool)
@@ -68,8 +68,8 @@ class Backend:
 
     def keep(self, way, signal_name, message):
         name = f"{way}-{signal_name}-{next(self.numbers):04}.pb"
-        # Under its name only when it is whole.
-        whole = self.folder / name
+        # Renamed only once it is complete.
+        whole = self.directory / name
         whole.with_suffix(".part").write_bytes(message.SerializeToString())
         whole.with_suffix(".part").rename(whole)
 
@@ -117,13 +117,13 @@ class Backend:
 
 
 class Collector:
-    """The Collector with the configuration that users have, in front of the backend."""
+    """The Collector with the configuration for users, in front of the backend."""
 
     def __init__(self, program, backend, name="collector", grpc_port=0, http_port=0):
-        self.log = backend.folder / f"{name}.log"
+        self.log = backend.directory / f"{name}.log"
         config = Path(__file__).parent.parent / "examples/collector/collector.yaml"
         variables = {
-            # It says in its log which ports it was given.
+            # The Collector logs the ports that it was given.
             "OTLP_GRPC_PORT": str(grpc_port),
             "OTLP_HTTP_PORT": str(http_port),
             "BACKEND_GRPC": f"127.0.0.1:{backend.grpc_port}",
@@ -146,9 +146,9 @@ class Collector:
         except BaseException:
             self.process.kill()
             raise
-        said = self.log.read_text()
-        of = {p: re.search(rf'Starting {p} server.*"127\.0\.0\.1:(\d+)"', said) for p in ("GRPC", "HTTP")}
-        assert all(of.values()), said
+        text = self.log.read_text()
+        of = {p: re.search(rf'Starting {p} server.*"127\.0\.0\.1:(\d+)"', text) for p in ("GRPC", "HTTP")}
+        assert all(of.values()), text
         self.grpc_port, self.http_port = int(of["GRPC"][1]), int(of["HTTP"][1])
         return self
 
@@ -156,14 +156,14 @@ class Collector:
         if failed:
             self.process.kill()
             return
-        # It passes on what it has before it ends: then all has arrived that ever will.
+        # The Collector forwards what it has before it exits, so everything has arrived by then.
         self.process.terminate()
         if self.process.wait(PATIENCE_S) != 0:
             sys.exit(f"the Collector ends with {self.process.returncode}:\n{self.log.read_text()}")
 
 
-def run_shop(program, folder, protocol, target, variables, meanwhile=lambda: None):
-    """The shop with the variables that a user would set."""
+def run_shop(program, directory, protocol, target, variables, during=lambda: None):
+    """Runs the shop with the variables that a user would set."""
     port = target.grpc_port if protocol == "grpc" else target.http_port
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "TRACING_PROFILING"))}
     variables = inherited | variables | {
@@ -171,22 +171,22 @@ def run_shop(program, folder, protocol, target, variables, meanwhile=lambda: Non
         "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
         "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=interop,service.version=1.2.3",
     }
-    with (folder / "shop.log").open("wb") as log:
-        process = subprocess.Popen([program], env=variables, cwd=folder, stdout=log, stderr=log)
+    with (directory / "shop.log").open("wb") as log:
+        process = subprocess.Popen([program], env=variables, cwd=directory, stdout=log, stderr=log)
         try:
-            meanwhile()
+            during()
             code = process.wait(PATIENCE_S)
         finally:
             process.kill()
     if code != 0:
-        sys.exit(f"the shop ends with {code}:\n{(folder / 'shop.log').read_text()}")
+        sys.exit(f"the shop ends with {code}:\n{(directory / 'shop.log').read_text()}")
 
 
-def restarted(collector, shop, folder, protocol):
-    """The Collector goes away while the shop runs, and comes back: what was kept meanwhile arrives all the same.
-    (Spans do not: the exporter of opentelemetry-otlp gives them up.)"""
-    folder.mkdir(parents=True)
-    log = folder / "shop.log"
+def restarted(collector, shop, directory, protocol):
+    """Restarts the Collector while the shop runs: profiles kept in the meantime arrive nevertheless. (Spans do not: the
+    exporter of opentelemetry-otlp drops them.)"""
+    directory.mkdir(parents=True)
+    log = directory / "shop.log"
 
     def until(kept):
         deadline = time.monotonic() + PATIENCE_S
@@ -195,7 +195,7 @@ def restarted(collector, shop, folder, protocol):
                 sys.exit(f"the shop does not keep {kept} spans:\n{log.read_text()}")
             time.sleep(0.05)
 
-    with Backend(folder) as backend, ExitStack() as collectors:
+    with Backend(directory) as backend, ExitStack() as collectors:
         first = collectors.enter_context(Collector(collector, backend))
 
         def restart():
@@ -205,41 +205,41 @@ def restarted(collector, shop, folder, protocol):
             again = Collector(collector, backend, "collector-again", first.grpc_port, first.http_port)
             collectors.enter_context(again)
 
-        run_shop(shop, folder, protocol, first, {}, restart)
+        run_shop(shop, directory, protocol, first, {}, restart)
     promised = set(re.findall(r"profile\.id=([0-9a-f]{32})", log.read_text()))
     arrived = {}
-    for path in folder.glob("*-profiles-*.pb"):
+    for path in directory.glob("*-profiles-*.pb"):
         data = ExportProfilesServiceRequest.FromString(path.read_bytes())
         for resource in data.resource_profiles:
             for scope in resource.scope_profiles:
                 for profile in scope.profiles:
                     arrived.setdefault(profile.profile_id.hex(), []).append(path.name.split("-")[0])
     if len(promised) < 4 or not promised <= arrived.keys():
-        sys.exit(f"promised {promised}, arrived {arrived}\nWhat arrived is in {folder}")
-    # Twice at most by each way: if the first Collector had it and could not say so.
-    print(f"{folder.name}: all {len(promised)} profiles arrived, as {sum(map(len, arrived.values()))}")
+        sys.exit(f"promised {promised}, arrived {arrived}\nWhat arrived is in {directory}")
+    # At most twice per way: if the first Collector had received it and could not acknowledge it.
+    print(f"{directory.name}: all {len(promised)} profiles arrived, as {sum(map(len, arrived.values()))}")
 
 
-def profcheck(program, folder):
-    """What we send and write, and what the Collector passes on by gRPC. By HTTP it turns the keys of
-    resources into references (v0.162), which profcheck does not count as such."""
-    files = [*folder.glob("*/grpc-profiles-*.pb"), *folder.glob("direct-http/*-profiles-*.pb")]
-    files += folder.glob("files/profiles/*.otlp")
+def profcheck(program, directory):
+    """Checks what the layer sends and writes, and what the Collector forwards by gRPC. By HTTP the Collector (v0.162)
+    turns the keys of resources into references, which profcheck does not count as such."""
+    files = [*directory.glob("*/grpc-profiles-*.pb"), *directory.glob("direct-http/*-profiles-*.pb")]
+    files += directory.glob("files/profiles/*.otlp")
     assert len(files) >= 16, files
     for file in files:
         checked = subprocess.run(
             [program, "-check-dupes", "-check-orphans", file], capture_output=True, text=True
         )
         if checked.returncode != 0:
-            sys.exit(f"profcheck does not like {file}:\n{checked.stdout}{checked.stderr}")
-    print(f"profcheck finds nothing wrong in {len(files)} files")
+            sys.exit(f"profcheck rejects {file}:\n{checked.stdout}{checked.stderr}")
+    print(f"profcheck accepts {len(files)} files")
 
 
 def main():
-    # So that what was started is ended also then.
+    # With a handler, so that the child processes are ended as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    collector, shop, folder, checker = (Path(argument).absolute() for argument in sys.argv[1:])
-    shutil.rmtree(folder, ignore_errors=True)
+    collector, shop, directory, checker = (Path(argument).absolute() for argument in sys.argv[1:])
+    shutil.rmtree(directory, ignore_errors=True)
     gzipped = {"OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}
     to_files = {"OTEL_PROFILES_EXPORTER": "directory", "TRACING_PROFILING_DIR": "profiles"}
     for name, protocol, variables in [
@@ -250,7 +250,7 @@ def main():
         ("files", "http/protobuf", to_files),
     ]:
         print(f"{name}: the shop runs", flush=True)
-        of_run = folder / name
+        of_run = directory / name
         of_run.mkdir(parents=True)
         with Backend(of_run) as backend:
             if name.startswith("collector"):
@@ -258,12 +258,12 @@ def main():
                     run_shop(shop, of_run, protocol, target, variables)
             else:
                 run_shop(shop, of_run, protocol, backend, variables)
-    interop_check.main(folder)
+    interop_check.main(directory)
     for protocol in ("grpc", "http/protobuf"):
         print(f"collector restarted, {protocol}: the shop runs", flush=True)
-        restarted(collector, shop, folder / f"restarted-{protocol[:4]}", protocol)
+        restarted(collector, shop, directory / f"restarted-{protocol[:4]}", protocol)
     if checker.exists():
-        profcheck(checker, folder)
+        profcheck(checker, directory)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""interop_check.py FOLDER: looks at what interop.py has kept. Everything is checked as it arrived, with the official
-stubs. At last it breaks what arrived in each way that it knows, and must notice every time."""
-
+"""interop_check.py DIRECTORY: checks what interop.py has stored, as it arrived, with the official stubs. Then breaks the
+data in each way of `BROKEN`, each of which must be detected."""
 import copy
 import re
 import sys
@@ -14,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from read_otlp import kind, time_with
 
 SHOP = Path(__file__).parent.parent / "examples/shop/mod.rs"
-# The requests that must leave a profile: in which function most of their time is, and in which file.
+# The requests that must leave a profile: the function in which most of the time is, and its file.
 GUILTY = {
     "GET /bundles": ("count_cheap_bundles", "shop/mod.rs"),
     "GET /similar": ("sqlite3VdbeExec", "sqlite3.c"),
@@ -35,12 +34,12 @@ def check(condition, message):
 
 @dataclass
 class Arrived:
-    """What came by one way: the profiles that were kept, and the traces that lead to them."""
+    """What arrived by one way: the kept profiles, and the traces that refer to them."""
 
     name: str
     profiles: list
     traces: list
-    # What the Collector printed, if it was on the way.
+    # The Collector's log, if it was on the way.
     log: str | None = None
 
 
@@ -62,7 +61,7 @@ class Found:
 
 
 def attributes(entity, strings=()):
-    """As the Collector sends them again, keys and texts are references into the string table."""
+    """In what the Collector sends, keys and texts are references into the string table."""
     found = {}
     for attribute in entity.attributes:
         check(not (attribute.key and attribute.key_strindex), f"a key and a reference: {attribute}")
@@ -123,7 +122,7 @@ def ids_on(spans):
 
 
 def root_of(profile_id, spans):
-    """The outermost span with that id: spans that are kept inside it share its profile."""
+    """The outermost span with that id: kept spans inside it share its profile."""
     with_id = {i: span for i, span in spans.items() if attributes(span).get("profile.id") == profile_id}
     outermost = [span for span in with_id.values() if span.parent_span_id not in with_id]
     check(len(outermost) == 1, f"{profile_id} is on {[span.name for span in outermost]}, not one inside the other")
@@ -131,18 +130,18 @@ def root_of(profile_id, spans):
 
 
 def check_ids(found, spans):
-    """Those on spans are those of profiles, each once."""
+    """The profile ids on spans are those of the arrived profiles, each once."""
     counts = Counter(one.id for one in found)
     twice = [profile_id for profile_id, count in counts.items() if count > 1]
     check(not twice, f"arrived more than once: {twice}")
     on_cpu = {one.id for one in found if not one.is_waits}
-    # The waits beside an on-CPU profile have its id, but for the last bit.
+    # The off-CPU profile that accompanies an on-CPU profile has the same id except for the last bit.
     arrived = {one.id for one in found if not (one.is_waits and with_last_bit_turned(one.id) in on_cpu)}
     ids = ids_on(spans)
     check(ids <= arrived, f"spans name profiles that did not arrive: {ids - arrived}")
     check(arrived <= ids, f"no span names these profiles: {arrived - ids}")
     reasons = [a for a in map(attributes, spans.values()) if "profile.reason" in a]
-    check(len(reasons) >= 6, f"{len(reasons)} spans were kept, and not the six that are slow or fail")
+    check(len(reasons) >= 6, f"{len(reasons)} spans were kept, expected the six that are slow or fail")
 
 
 def check_resources(found, resources):
@@ -150,7 +149,7 @@ def check_resources(found, resources):
         check(RESOURCE.items() <= resource.items(), f"the resource of spans is {resource}")
         check(resource == resources[0], f"spans have different resources: {resource} and {resources[0]}")
     for one in found:
-        check(one.resource == resources[0], f"profiles have {one.resource}, and spans {resources[0]}")
+        check(one.resource == resources[0], f"profiles have {one.resource}, but spans {resources[0]}")
 
 
 def check_links(found, root, spans):
@@ -168,7 +167,7 @@ def check_links(found, root, spans):
                 check(span.parent_span_id in spans, f"{what} a span outside of it, {spans[link.span_id].name}")
                 span = spans[span.parent_span_id]
             linked.add(spans[link.span_id].name)
-    # All the time of these goes by in the handler's span inside that of the request.
+    # All the time of these requests is spent in the handler's span, inside the span of the request.
     if root.name in GUILTY:
         handler = root.name.removeprefix("GET /")
         check(handler in linked, f"{root.name}: no sample is linked to {handler}, only to {linked}")
@@ -197,14 +196,14 @@ def check_guilty(found, root):
 
 
 def check_printed(found, log):
-    """A line of the Collector's `debug` exporter for each."""
+    """The `debug` exporter of the Collector prints a line for each."""
     printed = {i: int(samples) for i, samples in re.findall(r"\b([0-9a-f]{32}) samples=(\d+)", log)}
     expected = {one.id: len(one.profile.samples) for one in found}
-    check(printed == expected, f"the Collector printed {printed}, and {expected} arrived")
+    check(printed == expected, f"the Collector printed {printed}, but {expected} arrived")
 
 
 def check_rules(data):
-    """What the messages' comments ask for, and that nothing in the dictionary is there twice or unused."""
+    """The rules of the comments in the proto files; and no dictionary entry is duplicate or unused."""
     dictionary = data.dictionary
     strings = dictionary.string_table
     tables = {
@@ -220,16 +219,16 @@ def check_rules(data):
 
     def use_attributes(entity, where):
         keys = [strings[use("attribute", i, where).key_strindex] for i in entity.attribute_indices]
-        check(len(keys) == len(set(keys)), f"{where}: an attribute twice in {keys}")
+        check(len(keys) == len(set(keys)), f"{where}: duplicate attribute in {keys}")
 
     for name, table in tables.items():
         check(len(table) > 0, f"{name}_table is empty")
         zero = type(table[0])()
-        # The Collector writes a value that is none: that is as good as no value.
+        # The Collector writes an empty value, which is equivalent to no value.
         is_zero = table[0] == zero or name == "attribute" and table[0] == type(zero)(value={})
         check(is_zero, f"{name}_table[0] is not zero: {table[0]}")
         unique = {entry if name == "string" else entry.SerializeToString(deterministic=True) for entry in table}
-        check(len(unique) == len(table), f"{name}_table: an entry is there twice")
+        check(len(unique) == len(table), f"{name}_table: duplicate entry")
     for of_resource in data.resource_profiles:
         entities = [of_resource.resource, *(of_scope.scope for of_scope in of_resource.scope_profiles)]
         for attribute in (attribute for entity in entities for attribute in entity.attributes):
@@ -260,7 +259,7 @@ def check_rules(data):
         use("string", attribute.key_strindex, f"attribute {i}")
         use("string", attribute.unit_strindex, f"attribute {i}")
     for i, link in enumerate(dictionary.link_table[1:], 1):
-        check((len(link.trace_id), len(link.span_id)) == (16, 8), f"link {i} has ids of another length")
+        check((len(link.trace_id), len(link.span_id)) == (16, 8), f"link {i} has ids of the wrong length")
     for name, table in tables.items():
         unused = [table[i] for i in range(len(table)) if i not in used[name]]
         check(not unused, f"{name}_table: nothing refers to {unused}")
@@ -284,12 +283,12 @@ def check_profile(profile, use, use_attributes):
               f"{where}: a sample with {len(times)} times and {len(values)} values")
         shapes.add((len(times) > 0, len(values) > 0))
         end = profile.time_unix_nano + profile.duration_nano
-        check(all(profile.time_unix_nano <= t < end for t in times), f"{where}: a sample outside of its time")
+        check(all(profile.time_unix_nano <= t < end for t in times), f"{where}: a sample outside the time of its profile")
     check(len(shapes) == 1 and (False, False) not in shapes, f"{where}: samples of the shapes {shapes}")
-    check(len(identities) == len(set(identities)), f"{where}: two samples could be one")
+    check(len(identities) == len(set(identities)), f"{where}: two samples could be merged")
 
 
-# Ways in which what arrived could be wrong, and what is said then.
+# Ways in which the received data could be wrong, and the message that must result.
 
 
 def profiles_in(arrived):
@@ -377,7 +376,7 @@ def a_link_to_an_unknown_span(arrived):
 
 @broken("a span outside of it")
 def a_link_to_a_span_outside(arrived):
-    # What ran inside the kept span has lost its parent.
+    # The spans inside the kept span have lost their parent.
     kept = {span.span_id for span in spans_in(arrived) if "profile.id" in attributes(span)}
     for span in spans_in(arrived):
         if span.parent_span_id in kept:
@@ -444,7 +443,7 @@ def no_zero_entry(arrived):
     first(arrived, "link", 0).span_id = b"\0" * 8
 
 
-@broken("is there twice")
+@broken("duplicate entry")
 def an_entry_twice(arrived):
     arrived.profiles[0].dictionary.mapping_table.append(first(arrived, "mapping"))
 
@@ -459,7 +458,7 @@ def an_index_out_of_range(arrived):
     first(arrived, "location").mapping_index = 1_000_000
 
 
-@broken("outside of its time")
+@broken("outside the time of its profile")
 def a_profile_too_short(arrived):
     profiles_in(arrived)[0].duration_nano = 1
 
@@ -469,7 +468,7 @@ def a_sample_of_nothing(arrived):
     profiles_in(arrived)[0].samples.add(stack_index=1, link_index=1)
 
 
-@broken("two samples could be one")
+@broken("two samples could be merged")
 def a_sample_twice(arrived):
     samples = profiles_in(arrived)[0].samples
     samples.append(samples[0])
@@ -480,7 +479,7 @@ def nothing_printed(arrived):
     arrived.log = ""
 
 
-def notices_what_is_broken(arrived):
+def detects_broken_data(arrived):
     for name, (message, breaks) in BROKEN.items():
         changed = copy.deepcopy(arrived)
         breaks(changed)
@@ -490,49 +489,49 @@ def notices_what_is_broken(arrived):
             check(message in str(wrong), f"{name}: expected `{message}`, and not `{wrong}`")
         else:
             raise Wrong(f"{name}: not noticed")
-    print(f"{len(BROKEN)} ways to break it, all noticed")
+    print(f"{len(BROKEN)} ways to break the data, all detected")
 
 
-def read(folder):
-    """All ways that there are in the folder."""
+def read(directory):
+    """Checks all ways that are in the directory."""
 
     def messages(kind, pattern):
-        return [kind.FromString(path.read_bytes()) for path in sorted(folder.glob(pattern))]
+        return [kind.FromString(path.read_bytes()) for path in sorted(directory.glob(pattern))]
 
-    name, log = folder.name, None
-    # By which of the server's two doors what must have come, and by no other.
-    doors = {
+    name, log = directory.name, None
+    # Which endpoint of the server the requests must have used.
+    endpoints = {
         "collector-grpc": ["grpc", "http-gzip"],
         "collector-http": ["grpc", "http-gzip"],
         "direct-grpc": ["grpc"],
         "direct-http": ["http-gzip"],
         "files": ["http-plain"],
     }[name]
-    came = {re.match(r"(.*)-(profiles|traces)-", path.name)[1] for path in folder.glob("*.pb")}
-    check(came == set(doors), f"{name}: requests came by {came}, expected {doors}")
+    arrived_by = {re.match(r"(.*)-(profiles|traces)-", path.name)[1] for path in directory.glob("*.pb")}
+    check(arrived_by == set(endpoints), f"{name}: requests arrived by {arrived_by}, expected {endpoints}")
     if name.startswith("collector"):
-        log = (folder / "collector.log").read_text()
-    for door in doors:
-        profiles = f"{door}-profiles-*.pb"
+        log = (directory / "collector.log").read_text()
+    for endpoint in endpoints:
+        profiles = f"{endpoint}-profiles-*.pb"
         if name == "files":
-            check(messages(ProfilesData, profiles) == [], "profiles came, not only files")
+            check(messages(ProfilesData, profiles) == [], "profiles were sent, not only written to files")
             profiles = "profiles/*.otlp"
-        traces = messages(TracesData, f"{door}-traces-*.pb")
-        yield Arrived(f"{name}, {door}", messages(ProfilesData, profiles), traces, log)
+        traces = messages(TracesData, f"{endpoint}-traces-*.pb")
+        yield Arrived(f"{name}, {endpoint}", messages(ProfilesData, profiles), traces, log)
 
 
-def main(folder):
+def main(directory):
     try:
-        everything = [arrived for run in sorted(folder.iterdir()) for arrived in read(run)]
+        everything = [arrived for run in sorted(directory.iterdir()) for arrived in read(run)]
         for arrived in everything:
             try:
                 found, spans = check_arrived(arrived)
             except Wrong as wrong:
                 raise Wrong(f"{arrived.name}: {wrong}") from wrong
             print(f"{arrived.name}: {len(found)} profiles in {len(arrived.profiles)} messages, {len(spans)} spans")
-        notices_what_is_broken(everything[0])
+        detects_broken_data(everything[0])
     except Wrong as wrong:
-        sys.exit(f"{wrong}\nWhat arrived is in {folder}")
+        sys.exit(f"{wrong}\nWhat arrived is in {directory}")
 
 
 if __name__ == "__main__":

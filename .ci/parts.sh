@@ -1,12 +1,12 @@
-# For .ci/run and .ci/nightly: parts that are timed, and what was left out, said at the end. Sourced.
+# For .ci/run and .ci/nightly, which source it: runs parts, times them, and reports at the end what was skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# What the parts, which run in shells of their own, leave for the end.
+# Notes for the final report. Parts run in subshells, so they cannot set variables.
 notes=$(mktemp -d)
 touch "$notes/times" "$notes/skipped" "$notes/failed"
 
-# What runs beside the parts, in a process group of its own; of the lowest priority.
+# beside LOG COMMAND...: runs a command in the background, in its own process group, at the lowest priority.
 beside() { # LOG COMMAND [ARGUMENT...]
     local log=$1
     shift
@@ -17,7 +17,7 @@ beside() { # LOG COMMAND [ARGUMENT...]
 }
 helper=
 
-say() {
+report() {
     local status=$?
     [[ -z $helper || " $(jobs -rp | tr '\n' ' ')" != *" $helper "* ]] || kill -TERM -- "-$helper" || true
     printf '\n=== how long it took\n'
@@ -34,27 +34,27 @@ say() {
         cat "$notes/failed"
         status=1
     elif [ "$status" = 0 ]; then
-        printf '\n=== all is well%s\n' "$([ ! -s "$notes/skipped" ] || echo ", but for what was skipped")"
+        printf '\n=== passed%s\n' "$([ ! -s "$notes/skipped" ] || echo ", except for what was skipped")"
     fi
     rm -rf "$notes"
     exit "$status"
 }
-trap say EXIT
-# A signal ends it as a failure does, and not as success.
+trap report EXIT
+# A signal counts as a failure, not as success.
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# part NAME COMMAND [ARGUMENT...]: in a shell of its own, where a failure of any line is one of all. The first
-# that fails ends the script, unless GO_ON is set.
+# part NAME COMMAND [ARGUMENT...]: runs the command in a subshell, in which any failing line fails the part. The first
+# failing part ends the script, unless GO_ON is set.
 part() {
     local name=$1 start=$SECONDS status=0
     shift
     printf '\n=== %s (%d s)\n' "$name" "$SECONDS"
-    # Not as part of a condition, in which `set -e` would mean nothing.
+    # Not in a condition, where `set -e` has no effect.
     set +e
     (
-        # What ends the script says what there is to say.
+        # Only the outer shell reports.
         trap - EXIT
         set -e
         "$@"
@@ -68,7 +68,7 @@ part() {
     fi
 }
 
-# skip WHAT WHY: nothing is left out without a word.
+# skip WHAT WHY: reports what is left out.
 skip() {
     echo "$1: $2" | tee -a "$notes/skipped"
 }
@@ -77,7 +77,7 @@ as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
 
-# install COMMAND=PACKAGE...: the Debian packages of those commands that are not there.
+# install COMMAND=PACKAGE...: installs the Debian packages of the commands that are missing.
 install_missing() {
     local missing=() pair
     for pair in "$@"; do
@@ -100,9 +100,10 @@ install_rust() {
 }
 export PATH="$HOME/.cargo/bin:$PATH"
 
-# The one of the distribution can be older than those that fetch a newer one by themselves: the newer one is a module.
+# The Go of the distribution can be too old to fetch a newer toolchain by itself: the newer one is then fetched as a
+# module.
 go_version=v0.0.1-go1.26.0.linux-amd64
-go_folder=$PWD/target/go/golang.org/toolchain@$go_version
+go_dir=$PWD/target/go/golang.org/toolchain@$go_version
 install_go() {
     install_missing go=golang-go
     if printf '1.21\n%s\n' "$(go env GOVERSION | sed 's/^go//')" | sort -VC; then
@@ -111,27 +112,27 @@ install_go() {
     [ "$(uname -m)" = x86_64 ] || { echo "Go 1.21 or later must be installed on this machine" >&2 && return 1; }
     GOMODCACHE=$PWD/target/go GOFLAGS=-modcacherw GONOSUMDB='*' \
         go mod download "golang.org/toolchain@$go_version"
-    chmod -R u+x "$go_folder/bin" "$go_folder/pkg/tool"
+    chmod -R u+x "$go_dir/bin" "$go_dir/pkg/tool"
 }
-export PATH="$go_folder/bin:$PATH"
+export PATH="$go_dir/bin:$PATH"
 
-# The disk of a clean machine can be small, and most of what is written there is debug information: line tables
-# are all that a stack shows of it.
+# The disk of a clean machine can be small, and most build output is debug information. Line tables are all that stacks
+# need.
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=line-tables-only
 
-# Tests that need perf events fail where they are refused, if this is set, instead of passing by.
-look_for_perf() {
+# With this variable set, tests that need perf events fail where these are refused, instead of passing without them.
+check_perf() {
     if python3 .ci/perf_allowed.py; then
         export TRACING_PROFILING_TEST_PERF=1
     else
         unset TRACING_PROFILING_TEST_PERF
-        skip "all that needs perf events: the source perf, instructions, figures" "they are refused here"
+        skip "everything that needs perf events: the source perf, instructions, figures" "they are refused here"
     fi
 }
 
-# Tests that need these pass by where there are none.
-look_for_tools() {
+# Tests that need these tools pass without them.
+check_tools() {
     command -v objcopy >/dev/null || skip "separate debug files" "there is no objcopy"
-    command -v prlimit >/dev/null || skip "tight limits of memory" "there is no prlimit"
-    unshare --mount true 2>/dev/null || skip "a full file system" "nobody may mount here"
+    command -v prlimit >/dev/null || skip "tight memory limits" "there is no prlimit"
+    unshare --mount true 2>/dev/null || skip "a full file system" "mounting is not permitted here"
 }

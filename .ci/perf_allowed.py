@@ -1,4 +1,4 @@
-"""Ends with 0 if the kernel lets this process open a software perf event on itself."""
+"""Exits with 0 if the kernel allows this process to open a software perf event on itself."""
 
 import ctypes
 import platform

@@ -1,5 +1,5 @@
-"""read_otlp.py FOLDER SPAN=FUNCTION...: the official stubs read each .otlp file of the folder;
-more than half of each span's time, on-CPU and off-CPU together, is in the function."""
+"""read_otlp.py DIRECTORY SPAN=FUNCTION...: reads each .otlp file of the directory with the official stubs, and checks
+that more than half of each span's time, on-CPU and off-CPU together, is in the function."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
 
 
 def frames(dictionary, stack_index):
-    """Function, file and line of the frames in a stack, innermost first."""
+    """Function, file and line of the frames of a stack, innermost first."""
     strings = dictionary.string_table
     for location in dictionary.stack_table[stack_index].location_indices:
         for line in dictionary.location_table[location].lines:
@@ -42,7 +42,7 @@ def kind(dictionary, profile):
 
 
 def nanoseconds(dictionary, profile, sample):
-    """The time that a sample stands for."""
+    """The time that a sample represents."""
     if kind(dictionary, profile) == "samples":
         return len(sample.timestamps_unix_nano) * profile.period
     assert kind(dictionary, profile) in ("cpu", "off_cpu"), kind(dictionary, profile)
@@ -52,7 +52,7 @@ def nanoseconds(dictionary, profile, sample):
 
 
 def time_with(dictionary, profiles, is_meant):
-    """Of the profiles' time, how much has such a frame in its stack; and all of it."""
+    """The time of the profiles' samples that have such a frame in their stack, and the time of all samples."""
     times = [
         (nanoseconds(dictionary, p, s), any(is_meant(*f) for f in frames(dictionary, s.stack_index)))
         for p in profiles
@@ -62,8 +62,8 @@ def time_with(dictionary, profiles, is_meant):
 
 
 def main():
-    folder, wanted = Path(sys.argv[1]), dict(pair.split("=") for pair in sys.argv[2:])
-    files = sorted(folder.glob("*.otlp"))
+    directory, wanted = Path(sys.argv[1]), dict(pair.split("=") for pair in sys.argv[2:])
+    files = sorted(directory.glob("*.otlp"))
     found = set()
     for path in files:
         dictionary, profiles = read(path)

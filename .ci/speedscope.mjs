@@ -1,6 +1,6 @@
-// speedscope.mjs FOLDER OUT SPAN=FUNCTION...: opens each span's .pb.gz of the folder in the speedscope of
-// OUT/node_modules with the Chromium of this machine, and checks what the page shows: more than half of the
-// time is in the function or what it calls. Screenshots go to OUT.
+// speedscope.mjs DIRECTORY OUT SPAN=FUNCTION...: opens each span's .pb.gz of the directory in the speedscope of
+// OUT/node_modules with the installed Chromium, and checks that the page shows more than half of the time in the
+// function or its callees. Screenshots go to OUT.
 
 import fs from "node:fs";
 import http from "node:http";
@@ -8,7 +8,7 @@ import os from "node:os";
 import path from "node:path";
 import { createRequire } from "node:module";
 
-const [folder, out, ...wanted] = process.argv.slice(2);
+const [directory, out, ...wanted] = process.argv.slice(2);
 const require = createRequire(path.resolve(out, "package.json"));
 const { chromium } = require("playwright-core");
 const speedscope = path.resolve(out, "node_modules/speedscope/dist/release");
@@ -39,11 +39,11 @@ async function shareOf(page, wanted) {
 }
 
 async function check(context, span, wanted) {
-    const files = fs.readdirSync(folder).filter((name) => name.includes(`-${span}-`) && name.endsWith(".pb.gz"));
+    const files = fs.readdirSync(directory).filter((name) => name.includes(`-${span}-`) && name.endsWith(".pb.gz"));
     if (files.length !== 1) {
         throw new Error(`${files.length} files of ${span}`);
     }
-    const server = await serve(path.join(folder, files[0]));
+    const server = await serve(path.join(directory, files[0]));
     const page = await context.newPage();
     const errors = [];
     page.on("pageerror", (error) => errors.push(`${error}`));
@@ -62,7 +62,7 @@ async function check(context, span, wanted) {
         const { share, rows } = await shareOf(page, wanted);
         await page.screenshot({ path: path.join(out, `${span}-functions.png`) });
         await page.getByText("Left Heavy").click();
-        // Until it is drawn: nothing in the page says so.
+        // Nothing in the page shows when the drawing is complete.
         await page.waitForTimeout(1000);
         await page.screenshot({ path: path.join(out, `${span}.png`) });
         console.log(`${span}: speedscope shows ${share} % in ${wanted}`);
@@ -80,12 +80,12 @@ async function check(context, span, wanted) {
     }
 }
 
-// Nothing of an earlier run, and nothing for a later one.
+// A new directory for the browser's data, so that runs do not affect each other.
 const data = fs.mkdtempSync(path.join(os.tmpdir(), "speedscope-"));
 const context = await chromium.launchPersistentContext(data, {
     executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
     headless: true,
-    // High enough for all rows: those out of sight are not in the page.
+    // High enough for all rows: rows outside the viewport are not in the DOM.
     viewport: { width: 1400, height: 2400 },
     args: [
         "--no-sandbox",

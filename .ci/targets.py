@@ -1,5 +1,5 @@
-"""Prints the test programs that a package has without optional features, from `cargo metadata --no-deps`: `lib` for
-its unit tests, and the names of the others."""
+"""Prints the test targets that a package has without optional features, from `cargo metadata --no-deps`: `lib` for
+the unit tests, and the names of the others."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Prints the paths of the test programs that `cargo test --no-run --message-format=json` made."""
+"""Prints the paths of the test programs that `cargo test --no-run --message-format=json` built."""
 
 import json
 import sys

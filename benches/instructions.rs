@@ -1,8 +1,8 @@
-//! How many instructions each hook takes, over those of a bare registry: unlike times they repeat, so
-//! a limit on them is a test.
+//! Instructions per hook, beyond those of a bare registry. Unlike times, instruction counts are repeatable, so this
+//! benchmark enforces limits on them.
 //!
-//! `cargo bench --bench instructions` needs valgrind, perf events and
-//! `cargo install gungraun-runner --version 0.20.0`. It fails if a limit is passed.
+//! `cargo bench --bench instructions` needs valgrind, perf events and `cargo install gungraun-runner --version
+//! 0.20.0`. It fails if a count exceeds its limit.
 
 #![allow(missing_docs, clippy::expect_used, reason = "a bench")]
 
@@ -17,8 +17,7 @@ use tracing_profiling::ProfilingLayer;
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
 
-/// So often in each count: a switch of the thread in between, which takes some thousand instructions, is
-/// nothing then.
+/// Iterations per count: enough that a context switch of some thousand instructions does not matter.
 const ROUNDS: u64 = 10_000;
 
 fn matched() -> Span {
@@ -29,7 +28,7 @@ fn unmatched() -> Span {
     tracing::info_span!(target: "unmatched", "hot")
 }
 
-/// Which spans there are, and in which subscriber.
+/// Which spans are created, and in which subscriber.
 #[derive(Clone, Copy)]
 enum Kind {
     Bare,
@@ -39,12 +38,12 @@ enum Kind {
 
 type New = fn() -> Span;
 
-/// What makes spans of that kind, on a thread that has had some. Each count is of a process of its own.
+/// Creates spans of that kind on a thread that has already had some. Each count has a process of its own.
 fn new(kind: Kind) -> New {
     let new = if let Kind::Unmatched = kind { unmatched } else { matched };
     let dispatch = if let Kind::Bare = kind { bare() } else { ours() };
     tracing::dispatcher::set_global_default(dispatch).expect("the first");
-    // Arms the thread, and makes what is made once.
+    // Arms the thread and runs all one-time initialization.
     for _ in 0..1_000 {
         new().in_scope(|| ());
     }
@@ -56,21 +55,20 @@ fn made(kind: Kind) -> Span {
 }
 
 fn bare() -> Dispatch {
-    // A registry without any layer never closes a span; with one that does nothing it does.
+    // A registry closes spans only if it has a layer.
     Dispatch::new(tracing_subscriber::registry().with(Identity::new()))
 }
 
 fn ours() -> Dispatch {
     let rules = "matched=10s|error".parse().expect("rules of this bench");
-    // Rarely enough that no sample falls into a count; and spans stay young, however slow valgrind is.
+    // So low a rate that no sample falls into a count; and spans stay young, however slow valgrind is.
     let builder =
         ProfilingLayer::builder().rules(rules).rate(1).arm_after(Duration::from_secs(3600));
     let layer = builder.build().expect("threads");
     Dispatch::new(tracing_subscriber::registry().with(layer))
 }
 
-/// A fiftieth more than there were when this was written, in each round: another compiler lays some code out
-/// in another way.
+/// Two percent more than was measured when the limit was set, since another compiler lays out some code differently.
 fn at_most(instructions: u64) -> LibraryBenchmarkConfig {
     let mut config = LibraryBenchmarkConfig::default();
     let limit = (EventKind::Ir, instructions * ROUNDS);

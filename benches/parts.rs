@@ -1,7 +1,7 @@
-//! What each part of the way of a sample takes: `cargo bench --features _parts --bench parts`.
+//! The cost of each stage that a sample passes through: `cargo bench --features _parts --bench parts`.
 //!
-//! Parts of the collector's work are measured on samples of this program, some thirty in a ring.
-//! `figures` has the whole, with what it is compared to.
+//! The stages of the collector run on samples of this program, some thirty in a ring. The bench `figures` measures the
+//! whole, and compares it with other profilers.
 
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, reason = "a bench")]
 
@@ -18,7 +18,7 @@ use tracing_profiling::{Profile, ProfilingLayer, encode};
 use tracing_subscriber::prelude::*;
 
 fn main() {
-    // Global: spans of all threads of a bench go to it.
+    // Global, so that spans of all threads of a bench go to it.
     let rules = "matched=10s|error".parse().expect("rules of this bench");
     let layer = ProfilingLayer::builder().rules(rules).build().expect("threads");
     tracing_subscriber::registry().with(layer).init();
@@ -56,7 +56,7 @@ mod hooks {
     }
 }
 
-/// Work under some thirty frames.
+/// Works under some thirty frames.
 #[inline(never)]
 fn under(frames: u32) -> u64 {
     if frames > 0 {
@@ -102,7 +102,7 @@ mod collector {
             .bench_local(|| samples.unwind(&mut stacks));
     }
 
-    /// Nothing of the program is known.
+    /// No unwind tables of the program are cached.
     #[divan::bench]
     fn unwind_for_the_first_time(bencher: Bencher<'_, '_>) {
         let samples = samples();
@@ -112,7 +112,7 @@ mod collector {
             .bench_local_refs(|stacks| samples.unwind(stacks));
     }
 
-    /// What is loaded, from the list of the dynamic linker.
+    /// The loaded modules, from the list of the dynamic linker.
     #[divan::bench]
     fn modules() -> Stacks {
         Stacks::new()

@@ -1,4 +1,4 @@
-//! Two requests that wait for each other's lock, for ever: each leaves a profile while it hangs.
+//! Two requests that wait for each other's lock forever: each leaves a profile while it hangs.
 //!
 //! `cargo run --release --example deadlock`
 
@@ -30,11 +30,11 @@ fn discount(shop: &Shop) {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (tell, told) = mpsc::channel();
+    let (sender, reports) = mpsc::channel();
     let profiling = ProfilingLayer::builder()
         .rules("250ms|hung>2s".parse()?)
         .with_env()?
-        .on_kept(move |_| _ = tell.send(()))
+        .on_kept(move |_| _ = sender.send(()))
         .build()?;
     tracing_subscriber::registry().with(tracing_subscriber::fmt::layer()).with(profiling).init();
 
@@ -45,9 +45,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let shop = Arc::clone(&shop);
         runtime.spawn(async move { work(&shop) }.instrument(info_span!("request")));
     }
-    // They will never end; their profiles come all the same.
+    // The requests never end, but their profiles are exported.
     for _ in 0..2 {
-        told.recv_timeout(Duration::from_secs(60))?;
+        reports.recv_timeout(Duration::from_secs(60))?;
     }
     runtime.shutdown_background();
     Ok(())

@@ -1,11 +1,11 @@
-//! A small shop whose profiling is controlled while it runs: it begins switched off.
+//! A small shop whose profiling is controlled at run time: it starts disabled.
 //!
 //! ```sh
 //! cargo run --release --features axum --example live_control
 //! ```
 //!
-//! prints the commands to try on it. The shop and the port for operators are two listeners, of which
-//! only the first would be reachable by users.
+//! prints commands to try. The shop and the operators' endpoint are two listeners; only the first would be reachable
+//! by users.
 #![allow(clippy::print_stdout, reason = "an example, run by hand")]
 
 use std::error::Error;
@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let shop = Router::new().route("/", get(page));
     let admin = Router::new().nest("/profiling", handle.router());
     let shop_listener = TcpListener::bind("127.0.0.1:0").await?;
-    // No authentication: on a port that nobody outside of this machine reaches.
+    // No authentication: the port is reachable only from this machine.
     let admin_listener = TcpListener::bind("127.0.0.1:0").await?;
     let (shop_at, admin_at) = (shop_listener.local_addr()?, admin_listener.local_addr()?);
     println!(

@@ -1,5 +1,5 @@
-//! From a slow span to its profile: what OpenTelemetry exports of one trace, and the profile that
-//! its attributes name.
+//! From a slow span to its profile: the exported OpenTelemetry spans of one trace, and the profile that their
+//! attributes name.
 //!
 //! ```sh
 //! cargo run --release --example opentelemetry
@@ -19,9 +19,9 @@ use tracing_profiling::export::Memory;
 use tracing_subscriber::prelude::*;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // The same resource for both, so that a backend finds them together.
+    // The same resource for both, so that a backend can correlate them.
     let resource = Resource::builder().with_service_name("shop").build();
-    // In a service an exporter of `opentelemetry-otlp`, and the profiles go to a folder.
+    // A service uses an exporter of `opentelemetry-otlp` and writes profiles to a directory.
     let (spans, profiles) = (InMemorySpanExporter::default(), Memory::new());
 
     let profiling = ProfilingLayer::builder()

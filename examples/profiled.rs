@@ -1,4 +1,4 @@
-//! One function that is a profiled span; no server.
+//! A function as a profiled span, without a server.
 //!
 //! ```sh
 //! cargo run --release --example profiled
@@ -19,7 +19,7 @@ fn main() -> Result<(), tracing_profiling::Error> {
     Ok(())
 }
 
-/// Only the call that takes longer than this leaves a profile.
+/// Only a call that takes longer than this leaves a profile.
 #[profiled(threshold = "50ms")]
 fn count_primes(limit: u64) -> usize {
     (2..limit).filter(|n| is_prime(*n)).count()

@@ -1,12 +1,11 @@
-//! A web shop that is mostly fast, and a client that drives it over loopback for some seconds.
-//! Among several hundred requests a few are slow, each for another reason; those, and only those,
-//! leave a profile.
+//! A web shop that is mostly fast, and a client that sends it requests over loopback for some seconds. Among several
+//! hundred requests a few are slow, each for another reason. Only those leave a profile.
 //!
 //! ```sh
 //! cargo run --release --example slow_requests -- --out /tmp/profiles
 //! ```
 //!
-//! Profiles and spans go to a collector where the usual variables say where that is:
+//! Profiles and spans go to a collector if the usual variables name one:
 //!
 //! ```sh
 //! OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 \
@@ -33,7 +32,7 @@ mod shop;
 
 use shop::AnyError;
 
-/// How long the end may take: until all is written or sent.
+/// The longest that the end may take: until everything is written or sent.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> Result<(), AnyError> {
@@ -42,23 +41,25 @@ fn main() -> Result<(), AnyError> {
         builder = builder.directory(directory);
     }
     let kept = Arc::new(Mutex::new(Vec::new()));
-    let sink = Arc::clone(&kept);
+    let reports = Arc::clone(&kept);
     let resource = Resource::builder().with_service_name("shop").build();
     let profiling = builder
         .resource(resource.clone())
-        .on_kept(move |one| sink.lock().unwrap_or_else(PoisonError::into_inner).push(one.clone()))
+        .on_kept(move |one| {
+            reports.lock().unwrap_or_else(PoisonError::into_inner).push(one.clone())
+        })
         .build()?;
     let handle = profiling.handle();
-    // The shop runs here, and what sends spans by gRPC must be made inside a runtime.
+    // The shop runs on it, and the gRPC span exporter must be built inside a runtime.
     let runtime = tokio::runtime::Runtime::new()?;
     let _inside = runtime.enter();
-    // A service has no exporter into memory: that is for what is printed at the end.
+    // Only for what is printed at the end: a service has no exporter into memory.
     let spans = InMemorySpanExporter::default();
     let mut provider = SdkTracerProvider::builder()
         .with_resource(resource)
         .with_span_processor(SimpleSpanProcessor::new(spans.clone()));
     if std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
-        // It reads the same variables as the profiling layer does.
+        // It reads the same variables as the profiling layer.
         provider = provider.with_batch_exporter(SpanExporter::builder().build()?);
     }
     let provider = provider.build();
@@ -70,8 +71,8 @@ fn main() -> Result<(), AnyError> {
                 .with_filter(Targets::new().with_target("tracing_profiling", LevelFilter::INFO)),
         )
         .with(profiling.with_filter(LevelFilter::INFO))
-        // After the profiling layer: it says on a span what was kept of it before that ends.
-        // Both at INFO: what clients of HTTP and gRPC say of themselves is below that.
+        // After the profiling layer, which sets attributes on a span before it ends. Both at INFO: the HTTP and gRPC
+        // clients' own spans are below that.
         .with(
             tracing_opentelemetry::layer()
                 .with_tracer(provider.tracer("shop"))
@@ -105,10 +106,10 @@ fn out_directory() -> Result<Option<PathBuf>, AnyError> {
     Ok(directory)
 }
 
-// What came of it.
+// The results.
 
 fn print_table(requests: usize, kept: &[Kept]) {
-    println!("\n{requests} requests, of which {} were kept:\n", kept.len());
+    println!("\n{requests} requests, {} of them kept:\n", kept.len());
     let row = |cells: [&str; 8]| {
         let [name, reason, wall, on_cpu, off_cpu, idle, samples, function] = cells;
         println!(
@@ -143,11 +144,11 @@ fn print_files(kept: &[Kept]) {
     } else {
         println!("\nFlame graphs, to be opened in a browser:");
         files.iter().for_each(|file| println!("  {}", file.display()));
-        println!("\nBeside each lie the same as .pb.gz (`go tool pprof -http=: FILE`) and .otlp.");
+        println!("\nEach is also there as .pb.gz (`go tool pprof -http=: FILE`) and .otlp.");
     }
 }
 
-/// Where the larger part of a request's time went.
+/// The function with the larger part of a request's time.
 fn guilty(kept: &Kept) -> String {
     let waits = kept.waits.longest.as_ref();
     let on_cpu_ns = kept.spans.first().map_or(0, |span| span.account().on_cpu_ns);
@@ -160,7 +161,7 @@ fn guilty(kept: &Kept) -> String {
     }
 }
 
-/// What OpenTelemetry exports of those spans that lead to a profile.
+/// The exported OpenTelemetry spans that refer to a profile.
 fn print_spans(spans: &[SpanData]) {
     let of = |span: &SpanData, key: &str| {
         let found = span.attributes.iter().find(|attribute| attribute.key.as_str() == key);

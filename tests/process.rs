@@ -1,5 +1,5 @@
-//! What the layer does to the process that it is in. Each test that changes or counts something of
-//! the process runs in one of its own.
+//! What the layer does to its process. Each test that changes or counts resources of the process runs in a process of
+//! its own.
 
 #![cfg(target_os = "linux")]
 #![allow(
@@ -56,7 +56,7 @@ macro_rules! in_child {
     };
 }
 
-/// Threads, files, mappings and caught signals of this process.
+/// Threads, files and caught signals of this process.
 #[derive(Debug, PartialEq, Eq)]
 struct Belongings {
     threads: usize,
@@ -76,14 +76,14 @@ impl Belongings {
     }
 }
 
-/// The mappings of perf rings.
+/// The number of mapped perf rings.
 fn ring_mappings() -> usize {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains("[perf_event]")).count()
 }
 
 in_child! {
-    fn off_means_that_nothing_of_ours_exists() {
+    fn off_creates_no_threads_files_or_signal_handlers() {
         // SAFETY: the child has no other thread that could read the environment.
         unsafe { std::env::set_var("TRACING_PROFILING", "off") };
         let before = Belongings::now();
@@ -116,7 +116,7 @@ in_child! {
 }
 
 in_child! {
-    fn shutdown_gives_everything_back() {
+    fn shutdown_releases_everything() {
         prime_timers();
         let before = Belongings::now();
         let setup = Setup::new("0ms");
@@ -126,12 +126,12 @@ in_child! {
     }
 }
 
-/// One thing stays for good where a thread was ever sampled by a timer: the handler of its signal.
+/// The handler of the timer signal stays installed once a timer was used, so this installs it first.
 fn prime_timers() {
     let setup = Setup::with("0ms", |builder| builder.source(Source::Timer));
     setup.run(|| info_span!("a span").in_scope(|| burn(10 * MS)));
     assert!(setup.handle.shutdown(PLENTY));
-    // Our threads end a moment later.
+    // The layer's threads end shortly after the shutdown.
     wait_until(|| fs::read_dir("/proc/self/task").unwrap().count() <= 2);
 }
 
@@ -144,7 +144,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
 }
 
 in_child! {
-    fn ten_thousand_short_threads_leave_nothing() {
+    fn ten_thousand_short_threads_leak_nothing() {
         prime_timers();
         let setup = Setup::new("1h");
         let before = Belongings::now();
@@ -158,7 +158,7 @@ in_child! {
                 }
             });
         }
-        // Of timers nothing is to be seen from outside but that.
+        // Timers are visible from outside only through the statistics.
         let is_sampled = || setup.handle.stats().threads.sampled > 0;
         wait_until(|| Belongings::now() == before && ring_mappings() == 0 && !is_sampled());
         assert_eq!(setup.handle.stats().sampling.records_malformed, 0);
@@ -168,7 +168,7 @@ in_child! {
 in_child! {
     fn more_threads_than_may_be_sampled_are_counted_and_timed() {
         let setup = Setup::new("0ms");
-        // Room for files of ours for few threads only.
+        // File descriptors for only a few sampled threads.
         let limit = libc::rlimit { rlim_cur: 256, rlim_max: 256 };
         // SAFETY: a plain structure, read by the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
@@ -198,7 +198,7 @@ in_child! {
     }
 }
 
-/// A layer of its own that says what it says into `lines`.
+/// A layer whose log messages go to `lines`.
 fn with_lines(source: Source, lines: &Lines, memory: &Memory) -> (Handle, Dispatch) {
     let layer = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
@@ -213,12 +213,12 @@ fn with_lines(source: Source, lines: &Lines, memory: &Memory) -> (Handle, Dispat
 
 in_child! {
     #[cfg_attr(tracing_profiling_unsupported, ignore = "there is no perf to refuse")]
-    fn where_perf_is_refused_there_are_timers_and_it_is_said_once() {
+    fn where_perf_is_refused_timers_are_used_and_it_is_logged_once() {
         refuse_perf();
         let lines = Lines::default();
         let memory = Memory::new();
         let (handle, dispatch) = with_lines(Source::Auto, &lines, &memory);
-        // Read while a span is open: afterwards the thread is let go of.
+        // Read while the span is open, because the thread is disarmed afterwards.
         let mut open = handle.stats();
         for _ in 0..3 {
             tracing::dispatcher::with_default(&dispatch, || {
@@ -238,17 +238,17 @@ in_child! {
         assert_eq!(memory.profiles().len(), 3);
         assert!(memory.profiles().iter().all(|profile| points_in(profile, "burn") > 0));
         let lines = lines.0.lock().unwrap();
-        let said: Vec<_> = lines.iter().filter(|line| line.contains("source ")).collect();
-        assert_eq!(said.len(), 1, "{lines:#?}");
+        let logged: Vec<_> = lines.iter().filter(|line| line.contains("source ")).collect();
+        assert_eq!(logged.len(), 1, "{lines:#?}");
         for part in ["source timer: ", "in the kernel", "hardware counters", "CAP_PERFMON"] {
-            let says = said[0].contains(part) || part == "CAP_PERFMON" && said[0].contains("PERFMON");
-            assert!(says, "{part}: {}", said[0]);
+            let found = logged[0].contains(part) || part == "CAP_PERFMON" && logged[0].contains("PERFMON");
+            assert!(found, "{part}: {}", logged[0]);
         }
         let stats = handle.stats();
         let covered = stats.share_covered();
         assert!(covered > 0.0 && covered <= 1.0, "{covered}: {stats:?}");
 
-        // What the thread's own clock says, read inside each span and around it.
+        // The thread's own CPU clock, read inside each span and around it.
         let setup = Setup::new("0ms");
         let mut inside = Vec::new();
         let mut around = Vec::new();
@@ -281,7 +281,7 @@ in_child! {
     #[cfg_attr(tracing_profiling_unsupported, ignore = "there is no perf to refuse")]
     fn without_any_source_there_are_times_and_no_profiles() {
         refuse_perf();
-        for (source, says) in [
+        for (source, text) in [
             (Source::Perf, "perf_event_open is refused"),
             (Source::None, "source none, as configured"),
         ] {
@@ -293,8 +293,8 @@ in_child! {
             assert!(handle.flush(PLENTY));
             assert!(memory.profiles().is_empty());
             let lines = lines.0.lock().unwrap();
-            let said = lines.iter().filter(|line| line.contains(says)).count();
-            assert_eq!(said, 1, "{lines:#?}");
+            let count = lines.iter().filter(|line| line.contains(text)).count();
+            assert_eq!(count, 1, "{lines:#?}");
             let no_profile = "no profile: sampling is unavailable";
             assert!(lines.iter().any(|line| line.contains(no_profile)), "{lines:#?}");
             let stats = handle.stats();
@@ -305,12 +305,12 @@ in_child! {
 
 fn thread_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a structure of ours, which the call fills.
+    // SAFETY: the pointer is to a local variable, which the call fills.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What a container's default filter does: `perf_event_open` fails with `EPERM`.
+/// Makes `perf_event_open` fail with `EPERM`, as the default filter of containers does.
 fn refuse_perf() {
     use seccompiler::{SeccompAction, SeccompFilter, apply_filter};
     let rules = BTreeMap::from([(libc::SYS_perf_event_open, Vec::new())]);
@@ -324,7 +324,7 @@ fn refuse_perf() {
     apply_filter(&program).unwrap();
 }
 
-/// A layer that collects the messages of our own events.
+/// A layer that collects the messages of the layer's own events.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -345,7 +345,7 @@ impl<S: tracing::Subscriber> Layer<S> for Lines {
 }
 
 in_child! {
-    fn a_store_that_cannot_be_written_is_one_warning() {
+    fn a_store_that_cannot_be_written_logs_one_warning() {
         let lines = Lines::default();
         let file = tempfile::NamedTempFile::new().unwrap();
         let layer = ProfilingLayer::builder()
@@ -376,16 +376,15 @@ in_child! {
 }
 
 in_child! {
-    fn a_forked_child_uses_spans_and_comes_to_no_harm() {
+    fn a_forked_child_can_use_spans() {
         let setup = Setup::new("0ms");
         let mut statuses = Vec::new();
         setup.run(|| {
             let _outer = info_span!("outer").entered();
             burn(20 * MS);
             for _ in 0..20 {
-                // SAFETY: the child runs code of this test only, which touches no lock that
-                // another thread of the parent could hold but the allocator's, which glibc
-                // handles, and ends with `_exit`.
+                // SAFETY: the child runs only code of this test. It uses no lock that another thread of the parent
+                // could hold except the allocator's, which glibc handles, and ends with `_exit`.
                 match unsafe { libc::fork() } {
                     0 => {
                         for _ in 0..100 {
@@ -393,15 +392,15 @@ in_child! {
                             tracing::error!("an error there");
                             drop(span);
                         }
-                        // On a new thread too.
+                        // Also on a new thread.
                         let other = std::thread::spawn(|| info_span!("other").in_scope(|| ()));
                         let status = i32::from(other.join().is_err());
-                        // SAFETY: ends the process at once.
+                        // SAFETY: ends the process immediately.
                         unsafe { libc::_exit(status) };
                     }
                     child => {
                         let mut status = 0;
-                        // SAFETY: waits for our own child; the pointer is to our own integer.
+                        // SAFETY: waits for a child of this process; the pointer is to a local variable.
                         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
                         statuses.push(status);
                     }
@@ -422,7 +421,7 @@ in_child! {
         let status = outer.run(|| {
             let _outer = info_span!("outer").entered();
             burn(20 * MS);
-            // SAFETY: as above; the locks of the layer's threads are what is tested.
+            // SAFETY: as above. The test checks that the locks of the layer's threads do no harm.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let works = std::panic::catch_unwind(|| {
@@ -433,11 +432,11 @@ in_child! {
                         assert!(points_in(&setup.profiles()[0], "burn") > 0);
                     }
                 });
-                // SAFETY: ends the process at once.
+                // SAFETY: ends the process immediately.
                 unsafe { libc::_exit(i32::from(works.is_err())) };
             }
             let mut status = 0;
-            // SAFETY: waits for our own child; the pointer is to our own integer.
+            // SAFETY: waits for a child of this process; the pointer is to a local variable.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             status
         });
@@ -449,11 +448,11 @@ in_child! {
 in_child! {
     fn a_library_that_is_loaded_later_is_found() {
         let setup = Setup::new("0ms");
-        // Before: what is loaded now is known from here on.
+        // A first profile, so that the layer has already read the list of modules.
         setup.run(|| info_span!("before").in_scope(|| burn(30 * MS)));
         let directory = tempfile::tempdir().unwrap();
         let library = build_library(directory.path());
-        // SAFETY: our own library, which does nothing when it is loaded.
+        // SAFETY: built by this test; it runs no code when it is loaded.
         let library = unsafe { libloading::Library::new(library) }.unwrap();
         // SAFETY: the function has this signature, see below.
         let burn_there: libloading::Symbol<'_, unsafe extern "C" fn(u64) -> u64> =
@@ -472,11 +471,11 @@ in_child! {
         }
         let profile = &setup.profiles()[1];
         assert!(points_in(profile, "burn_in_the_library") > 0);
-        assert_eq!(support::points_with_remark(profile), 0, "all stacks are whole");
+        assert_eq!(support::points_with_remark(profile), 0, "all stacks are complete");
     }
 }
 
-/// With the C compiler that links Rust programs too, and that every user may run.
+/// Uses the C compiler, which linking Rust programs needs anyway.
 fn build_library(directory: &Path) -> PathBuf {
     let source = directory.join("late.c");
     let code = "unsigned long burn_in_the_library(unsigned long rounds) {
@@ -495,8 +494,8 @@ fn build_library(directory: &Path) -> PathBuf {
     library
 }
 
-/// What becomes of a span that is kept in the last moments: for each way to end, the child writes
-/// to a directory. Returns the child's exit code and the files' names.
+/// Tests a span that is kept right before the process ends: for each way to end, the child writes to a directory.
+/// Returns the child's exit code and the names of the files.
 fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<String>)> {
     if is_child(test) {
         let directory = std::env::var_os("DIRECTORY").unwrap();
@@ -516,14 +515,14 @@ fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<St
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let output = run_child(test, &[("DIRECTORY", path)]);
-    let says = String::from_utf8_lossy(&output.stderr);
-    assert!(!says.contains("tracing_profiling::"), "nothing of ours panicked: {says}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!stderr.contains("tracing_profiling::"), "no code of the layer panicked: {stderr}");
     let mut names = Vec::new();
     for entry in fs::read_dir(path).unwrap() {
         let path = entry.unwrap().path();
         let bytes = fs::read(&path).unwrap();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        // Under its own name a file is whole.
+        // A file under its final name is complete.
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("otlp") => {
                 let data = ProfilesData::decode(&*bytes).unwrap();
@@ -535,7 +534,7 @@ fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<St
                 assert!(!text.is_empty());
             }
             Some("svg") => assert!(bytes.ends_with(b"</svg>\n")),
-            // Not yet under its own name.
+            // A temporary file, not yet renamed.
             extension => assert_eq!(extension, Some("tmp"), "{name}"),
         }
         names.push(name);
@@ -544,8 +543,8 @@ fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<St
 }
 
 #[test]
-fn the_guard_writes_at_the_return_from_main() {
-    let ended = end_of_process("the_guard_writes_at_the_return_from_main", || ());
+fn the_guard_flushes_when_main_returns() {
+    let ended = end_of_process("the_guard_flushes_when_main_returns", || ());
     if let Some((code, files)) = ended {
         assert_eq!(code, Some(0));
         assert_eq!(files.len(), if HAS_STACKS { 3 } else { 0 }, "{files:?}");
@@ -553,24 +552,24 @@ fn the_guard_writes_at_the_return_from_main() {
 }
 
 #[test]
-fn the_guard_writes_when_main_panics() {
+fn the_guard_flushes_when_main_panics() {
     let panic = || panic!("on purpose");
-    if let Some((code, files)) = end_of_process("the_guard_writes_when_main_panics", panic) {
-        assert_eq!(code, Some(101), "as the test program ends when a test panics");
+    if let Some((code, files)) = end_of_process("the_guard_flushes_when_main_panics", panic) {
+        assert_eq!(code, Some(101), "the exit code of a test program with a failed test");
         assert_eq!(files.len(), if HAS_STACKS { 3 } else { 0 }, "{files:?}");
     }
 }
 
 #[test]
-fn exit_drops_no_guard_so_whole_files_or_none() {
+fn after_exit_each_file_is_complete_or_absent() {
     let exit = || std::process::exit(7);
-    // The exporting thread races with the end: what has a name of its own is whole.
-    if let Some((code, _)) = end_of_process("exit_drops_no_guard_so_whole_files_or_none", exit) {
+    // The exporting thread races with the exit: files under their final names are complete.
+    if let Some((code, _)) = end_of_process("after_exit_each_file_is_complete_or_absent", exit) {
         assert_eq!(code, Some(7));
     }
 }
 
-/// Remembers each span and event it is shown.
+/// Records each span and event that it receives.
 #[derive(Clone, Default)]
 struct Witness(Arc<Mutex<Vec<&'static str>>>);
 
@@ -592,7 +591,7 @@ impl<S: tracing::Subscriber> Layer<S> for Witness {
 }
 
 #[test]
-fn no_callsite_is_switched_off_for_another_layer() {
+fn no_callsite_is_disabled_for_another_layer() {
     for rules in ["250ms|error", "off", "nothing=1s", "witnessed=off"] {
         let ours = || ProfilingLayer::builder().rules(rules.parse().unwrap()).build().unwrap();
         let witness = Witness::default();
@@ -623,7 +622,7 @@ impl Drop for EntersAtTheEnd {
 }
 
 in_child! {
-    /// A connection of a pool, say, that is closed with its thread: a panic there ends the process.
+    /// Such as a connection of a pool that is closed with its thread: a panic there aborts the process.
     fn destructors_of_thread_locals_may_enter_spans() {
         thread_local! {
             static BETWEEN: EntersAtTheEnd = const { EntersAtTheEnd };
@@ -634,7 +633,7 @@ in_child! {
         let in_a_thread = || {
             let dispatch = &setup.dispatch;
             let body = || tracing::dispatcher::with_default(dispatch, || {
-                // From here on the registry works until the thread-locals below are gone.
+                // From here on the registry works until the thread-locals below are destroyed.
                 info_span!("first").in_scope(|| ());
                 BETWEEN.with(|_| ());
                 info_span!("second").in_scope(|| ());
@@ -644,7 +643,7 @@ in_child! {
         };
         tracing::dispatcher::set_global_default(setup.dispatch.clone()).unwrap();
         in_a_thread();
-        // From now on it is looked for a span of OpenTelemetry at each enter, for a while.
+        // For a while from now on, each enter searches for an OpenTelemetry span.
         span();
         in_a_thread();
         for _ in 0..300 {
@@ -656,8 +655,8 @@ in_child! {
 }
 
 in_child! {
-    /// What is promised is made all the same, and the collector does not turn in circles.
-    fn a_collector_whose_files_were_closed_ends() {
+    /// Reserved profiles are still built, and the collector does not spin.
+    fn a_collector_whose_pipe_was_closed_stops() {
         if !HAS_STACKS {
             return;
         }
@@ -675,7 +674,7 @@ in_child! {
         let [ours] = ours[..] else { panic!("{ours:?}") };
         tracing::dispatcher::with_default(&setup.dispatch, || {
             info_span!("second").in_scope(|| burn(60 * MS));
-            // SAFETY: that this is nobody's business but the collector's is what is tested.
+            // SAFETY: only the collector uses this file, and the test checks that it handles the error.
             assert_eq!(unsafe { libc::close(ours) }, 0);
             let start = Instant::now();
             while setup.handle.is_enabled() {

@@ -128,14 +128,14 @@ impl Store for Shop {
 }
 
 mod beside_a_module_of_that_name {
-    /// Where programs set up their log.
+    /// As programs do that set up their log in such a module.
     mod tracing {}
 
     #[tracing_profiling::profiled(threshold = "0ms")]
     pub(crate) fn beside() {}
 }
 
-/// The names of what was kept, in order.
+/// The names of the kept spans, in order.
 fn kept(rules: &str, action: impl FnOnce()) -> Vec<&'static str> {
     let setup = Setup::new(rules);
     setup.run(action);
@@ -154,7 +154,7 @@ fn functions_of_every_kind_are_spans_with_a_threshold_of_their_own() {
         assert_eq!(block_on(asynchronous(3)), 3);
         assert_eq!(block_on(future("value")), "value");
         assert_eq!(generic(&[1, 2]), [1, 2]);
-        // SAFETY: it needs nothing.
+        // SAFETY: it has no preconditions.
         assert_eq!(unsafe { not_safe() }, 1);
         assert_eq!(for_c(5), 5);
         let mut shop = Shop { price: 6 };
@@ -201,21 +201,21 @@ fn a_returned_error_keeps_the_span_and_success_does_not() {
 }
 
 #[test]
-fn without_settings_the_rules_decide_and_off_is_off() {
+fn without_settings_the_rules_apply_and_off_disables_the_span() {
     let all = || {
         never();
         as_the_rules_say();
         named_by_a_directive();
     };
     assert_eq!(kept("0ms", all), ["as_the_rules_say"]);
-    // A directive that names it beats the attribute.
+    // A directive with its name overrides the attribute.
     assert_eq!(
         kept("0ms,profiled=0ms", all),
         ["never", "as_the_rules_say", "named_by_a_directive"]
     );
     assert_eq!(kept("1h,[never]=0ms", all), ["never"]);
     assert_eq!(kept("profiled=1h", all), [""; 0]);
-    // Without a rule for all, only those are profiled that say so.
+    // Without a rule for all spans, only those with a setting are profiled.
     assert_eq!(kept("other=0ms", || _ = sync(1)), ["sync"]);
     assert_eq!(kept("other=0ms", as_the_rules_say), [""; 0]);
 }

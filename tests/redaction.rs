@@ -1,10 +1,9 @@
-//! Real profiles, written by the directory store: nothing of what was to be left out is in any byte of
-//! their files, nor in the log.
+//! Real profiles, written by the directory store: no hidden name is in any byte of the files or of the log.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
 #[cfg(all(feature = "otlp-grpc", feature = "otlp-http", feature = "otlp-tls"))]
-#[allow(dead_code, reason = "not all of it is for here")]
+#[allow(dead_code, reason = "not every test needs all of it")]
 #[path = "support/receiver.rs"]
 mod receiver;
 mod support;
@@ -24,17 +23,16 @@ use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Whoever finds this anywhere has found a secret: it is in the name of a module, so of functions and of
-/// a file, and in those of spans.
+/// The secret: in the name of a module, and so of functions and of a file, and in the names of spans.
 const SECRET: &str = "zanzibar";
-/// In values of fields alone.
+/// Only in values of fields.
 const VALUE: &str = "quetzalcoatl";
 
 #[path = "support/zanzibar.rs"]
 mod zanzibar_module;
 
-/// Where this was built.
-const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
+/// The directory in which this was built.
+const PACKAGE: &str = env!("CARGO_MANIFEST_DIR");
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -50,11 +48,11 @@ impl Write for Log {
     }
 }
 
-/// What has left the process.
+/// Everything that was exported.
 struct Left {
-    /// Names and bytes of all files, what is gzipped also as it was before.
+    /// Names and bytes of all files; gzipped files also uncompressed.
     files: Vec<(String, Vec<u8>)>,
-    /// Without the names of the files, which are in a folder of our own.
+    /// Without the path of the temporary directory, which the log names.
     log: String,
     kept: Vec<Kept>,
 }
@@ -65,8 +63,9 @@ impl Left {
         let files = self.files.iter().filter(|(name, bytes)| name.contains(text) || is_in(bytes));
         let mut found: Vec<_> = files.map(|(name, _)| name.as_str()).collect();
         found.extend(self.log.contains(text).then_some("the log"));
-        let told = self.kept.iter().map(|kept| format!("{:?} {:?}", kept.top_function, kept.waits));
-        found.extend(told.into_iter().any(|told| told.contains(text)).then_some("what is told"));
+        let reported =
+            self.kept.iter().map(|kept| format!("{:?} {:?}", kept.top_function, kept.waits));
+        found.extend(reported.into_iter().any(|one| one.contains(text)).then_some("the reports"));
         found
     }
 
@@ -76,9 +75,9 @@ impl Left {
     }
 }
 
-/// A span with secrets wherever there can be one, as `set` says that it is exported.
+/// Exports a span with secrets in all kinds of places, with the settings of `set`.
 fn leave(set: impl Fn(Builder) -> Builder) -> Left {
-    // A short wait may be missed on a busy machine, one of seconds is not.
+    // A short wait can be missed on a busy machine, a wait of seconds is not.
     let all = [60, 240, 960, 3_840].map(|time| MS * time).into_iter();
     let mut all = all.map(|time| leave_with_wait(&set, time));
     let found = all.find(|(_, stats)| !HAS_STACKS || stats.waits.captured > 0);
@@ -104,11 +103,11 @@ fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, S
     let resource = Resource::new().with("service.name", "shop");
     let log = Log::default();
     let kept = Arc::new(Mutex::new(Vec::new()));
-    let sink = Arc::clone(&kept);
+    let reports = Arc::clone(&kept);
     let builder = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
         .exporter(Directory::new(directory.path()).with_resource(resource))
-        .on_kept(move |one| sink.lock().unwrap().push(one.clone()));
+        .on_kept(move |one| reports.lock().unwrap().push(one.clone()));
     let layer = set(builder).build().unwrap();
     let handle = layer.handle();
     let writer = log.clone();
@@ -138,39 +137,38 @@ fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, S
     (Left { files, log, kept }, handle.stats())
 }
 
-/// Each of the three formats, and the log: so that what is looked for below is not missed for another
-/// reason.
+/// Asserts that all three formats and the log have the text, so that a missing secret has no other reason.
 fn assert_is_everywhere(left: &Left, text: &str) {
     let found = left.has(text);
-    for place in [".svg", "un-gzipped", ".otlp", "the log"] {
-        assert!(found.iter().any(|found| found.contains(place)), "{text} in {place}: {found:?}");
+    for part in [".svg", "un-gzipped", ".otlp", "the log"] {
+        assert!(found.iter().any(|found| found.contains(part)), "{text} in {part}: {found:?}");
     }
 }
 
 #[test]
-fn nothing_of_what_is_hidden_is_in_any_byte_that_left() {
+fn no_hidden_name_is_in_any_exported_byte() {
     let hide = Redaction::new().hide(r"(?i)\w*zanzibar\w*").unwrap();
-    // Of this the linker has `7support4burn`.
+    // The mangled name contains `7support4burn`.
     let hide = hide.hide("support::burn$").unwrap();
     let left = leave(|builder| builder.redact(hide.clone()));
     if !HAS_STACKS {
         return;
     }
-    assert_eq!(left.files.len(), 4, "three files, and what was gzipped");
+    assert_eq!(left.files.len(), 4, "three files, and the uncompressed pprof file");
     assert_eq!(left.has(SECRET), Vec::<&str>::new());
     assert_is_everywhere(&left, "[redacted]");
-    // What is not hidden is there, and where is who waited.
+    // Names that are not hidden are there.
     assert!(!left.has("redaction::leave").is_empty());
     assert_eq!(left.has("support::burn"), Vec::<&str>::new());
     assert_eq!(left.has("7support4burn"), Vec::<&str>::new());
     let open = leave(|builder| builder);
     assert!(!open.has("support::burn").is_empty() && !open.has("7support4burn").is_empty());
     assert_is_everywhere(&open, SECRET);
-    assert!(open.has(SECRET).contains(&"what is told"));
+    assert!(open.has(SECRET).contains(&"the reports"));
 }
 
 #[test]
-fn no_name_ends_a_line_or_turns_its_order_wherever_it_goes() {
+fn names_cannot_break_lines_or_change_the_text_direction() {
     for full_paths in [false, true] {
         let left = leave_by(
             |builder| builder.redact(Redaction::new().full_paths(full_paths)),
@@ -184,7 +182,7 @@ fn no_name_ends_a_line_or_turns_its_order_wherever_it_goes() {
             },
         )
         .0;
-        // Long enough not to be in what is compressed by chance.
+        // Long enough not to occur in compressed data by chance.
         for part in [
             "outer\n",
             "\nkept `forged`",
@@ -211,21 +209,21 @@ fn no_name_ends_a_line_or_turns_its_order_wherever_it_goes() {
 }
 
 #[test]
-fn no_value_of_a_field_is_in_any_byte_that_left() {
+fn no_field_value_is_in_any_exported_byte() {
     let left = leave(|builder| builder.redact(Redaction::new().full_paths(true)));
-    // The log has its own layer, which could show them; ours says nothing of them either.
+    // The log has a layer of its own, which could show them; but the messages of this crate do not have them either.
     assert_eq!(left.has(VALUE), Vec::<&str>::new());
     assert!(left.log.contains("GET /zanzibar/7"), "{}", left.log);
 }
 
 #[test]
-fn paths_name_no_folder_above_the_package_unless_they_shall() {
+fn paths_start_at_the_package_unless_full_paths_are_set() {
     let short = leave(|builder| builder);
     if !HAS_STACKS {
         return;
     }
-    assert_eq!(short.has(FOLDER), Vec::<&str>::new());
-    let above = FOLDER.rsplit_once('/').unwrap().0;
+    assert_eq!(short.has(PACKAGE), Vec::<&str>::new());
+    let above = PACKAGE.rsplit_once('/').unwrap().0;
     let data = short.otlp();
     let strings = &data.dictionary.as_ref().unwrap().string_table;
     let lead_home: Vec<_> = strings
@@ -239,12 +237,12 @@ fn paths_name_no_folder_above_the_package_unless_they_shall() {
     assert!(strings.iter().any(|text| text.ends_with("/tests/support/zanzibar.rs")));
     assert!(strings.iter().any(|text| text.starts_with("/rustc/library/")));
     let full = leave(|builder| builder.redact(Redaction::new().full_paths(true)));
-    assert!(full.has(FOLDER).iter().any(|place| place.ends_with(".otlp")));
+    assert!(full.has(PACKAGE).iter().any(|place| place.ends_with(".otlp")));
 }
 
 #[test]
-fn the_environment_hides_whatever_the_code_says_and_when() {
-    let test = "the_environment_hides_whatever_the_code_says_and_when";
+fn patterns_of_the_environment_and_the_code_both_apply() {
+    let test = "patterns_of_the_environment_and_the_code_both_apply";
     if !is_child(test) {
         let pattern = [("TRACING_PROFILING_REDACT", r"(?i)\w*zanzibar\w*")];
         let output = run_child(test, &pattern);
@@ -268,7 +266,7 @@ fn the_environment_hides_whatever_the_code_says_and_when() {
 
 #[cfg(all(feature = "otlp-grpc", feature = "otlp-http", feature = "otlp-tls"))]
 #[test]
-fn nothing_of_what_is_hidden_is_in_any_byte_that_is_sent() {
+fn no_hidden_name_is_in_any_sent_byte() {
     use receiver::{Receiver, Speaks};
 
     let sent = |redaction: Redaction| {
@@ -293,20 +291,20 @@ fn nothing_of_what_is_hidden_is_in_any_byte_that_is_sent() {
     if HAS_STACKS {
         let hidden = sent(Redaction::new().hide(r"(?i)\w*zanzibar\w*").unwrap());
         assert!(hidden("[redacted]") && hidden("redaction::leave"));
-        assert!(!hidden(SECRET) && !hidden(VALUE) && !hidden(FOLDER));
+        assert!(!hidden(SECRET) && !hidden(VALUE) && !hidden(PACKAGE));
         assert!(sent(Redaction::new())(SECRET));
     }
 }
 
-/// With addresses alone: see also `tests/symbols.rs`.
+/// Only with addresses: see also `tests/symbols.rs`.
 #[test]
-fn without_symbols_no_function_is_in_any_byte_that_left() {
+fn without_symbols_no_function_name_is_in_any_exported_byte() {
     let left = leave(|builder| builder.symbols(false));
     if !HAS_STACKS {
         return;
     }
-    assert_eq!(left.files.len(), 4, "three files, and what was gzipped");
-    // Of ours, of the standard library, of C's and of the kernel. The spans are called as they are.
+    assert_eq!(left.files.len(), 4, "three files, and the uncompressed pprof file");
+    // Functions of this test, of std, of the C library and of the kernel. Names of spans remain.
     let functions = [
         "burn_zanzibar",
         "sleep_zanzibar",

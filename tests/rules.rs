@@ -1,4 +1,4 @@
-//! Each condition of the rules, through a real subscriber.
+//! Each condition of the rules, with a real subscriber.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -14,7 +14,7 @@ use tracing_profiling::{KeptSpan, Reason, Reasons, Source};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// What was kept, each with its reasons, in the order in which it was told.
+/// The kept spans with their reasons, in the order of the reports.
 fn kept(setup: &Setup) -> Vec<(&'static str, String)> {
     let all = setup.kept();
     let spans = all.iter().flat_map(|kept| &kept.spans);
@@ -49,7 +49,7 @@ fn latency_to_the_last_exit_leaves_out_the_wait_for_children() {
             to_last_exit
         });
         assert!(start.elapsed() < PLENTY, "{to_last_exit:?}");
-        // Else it was late, too.
+        // Otherwise it was late, too.
         if to_last_exit < 20 * MS {
             assert_eq!(kept(&setup), [("late", "last_exit".to_owned())]);
             break;
@@ -69,13 +69,13 @@ fn latency_to_the_last_exit_leaves_out_the_wait_for_children() {
 }
 
 #[test]
-fn an_error_inside_is_not_one_of_its_own() {
+fn an_error_of_a_child_is_not_an_own_error() {
     let setup = Setup::new("[outer]=error=self,[outermost]=error,[inner]=error=self");
     setup.run(|| {
         let _outermost = info_span!("outermost").entered();
         let _outer = info_span!("outer").entered();
         let _inner = info_span!("inner").entered();
-        // Of a span that no rule matches, it is that of the one around it.
+        // An error in a span that no rule matches belongs to the enclosing span.
         info_span!("innermost").in_scope(|| error!("oh"));
     });
     let mut names = names(&setup);
@@ -84,11 +84,11 @@ fn an_error_inside_is_not_one_of_its_own() {
 }
 
 #[test]
-fn where_the_time_went_decides() {
+fn on_cpu_off_cpu_and_idle_time_decide() {
     let rules = "[a]=on_cpu>30ms,[b]=off_cpu>30ms,[c]=idle>30ms,[d]=on_cpu>60%,[e]=off_cpu>60%,[f]=idle>60%";
     let setup = Setup::with(rules, |builder| builder.profiles_per_minute(1_000));
     setup.run(|| {
-        // Each rule sees CPU time, blocked time and idle time, and keeps one of them.
+        // Each rule sees spans with CPU time, off-CPU time and idle time, and keeps one of them.
         for which in ["a", "b", "c", "d", "e", "f"] {
             let span = || match which {
                 "a" => info_span!("a"),
@@ -99,7 +99,7 @@ fn where_the_time_went_decides() {
                 _ => info_span!("f"),
             };
             span().in_scope(|| burn(100 * MS));
-            // Short enough that on a busy machine, too, some of them keep the CPU.
+            // Short enough that some of them are not preempted even on a busy machine.
             for _ in 0..50 {
                 span().in_scope(|| burn(2 * MS));
             }
@@ -112,7 +112,7 @@ fn where_the_time_went_decides() {
     let reasons = ["on_cpu", "off_cpu", "idle"];
     for (number, name) in ["a", "b", "c", "d", "e", "f"].into_iter().enumerate() {
         let part = number % 3;
-        // Elsewhere nobody knows for how long a thread ran.
+        // On other systems the CPU time of a thread is unknown.
         if !HAS_STACKS && part != 2 {
             continue;
         }
@@ -123,7 +123,7 @@ fn where_the_time_went_decides() {
             let account = span.account();
             [account.on_cpu_ns, account.off_cpu_ns, account.idle_ns][part]
         };
-        // The one that is meant. On a busy machine the others may be blocked for as long.
+        // The span that must be kept. On a busy machine the others may be blocked for as long.
         let meant = if name == "d" { 1_900_000 } else { 95_000_000 };
         assert!(spans.iter().any(|span| parts(span) >= meant), "{name}: {spans:?}");
         for span in spans {
@@ -133,13 +133,13 @@ fn where_the_time_went_decides() {
         }
     }
     let of = |name| kept(&setup).iter().filter(|(kept, _)| *kept == name).count();
-    assert!(!HAS_STACKS || of("a") == 1, "CPU time does not depend on others");
+    assert!(!HAS_STACKS || of("a") == 1, "CPU time does not depend on other load");
 }
 
 const SEGMENTS: u32 = 5;
 
-/// A span with many segments, between which the thread does as much outside of them. Returns between what the time lies
-/// that counts: what its thread's own clocks say inside and around.
+/// Runs a span with many segments; the thread does the same work between them. Returns bounds of the time that counts,
+/// from the thread's own clocks inside and around the segments.
 fn of_segments(rule: &str, segment: Duration, work: fn(Duration)) -> (Duration, Duration) {
     let (mut inside, mut around) = (Duration::ZERO, Duration::ZERO);
     let since = |start: (Instant, ThreadTime)| {
@@ -161,7 +161,7 @@ fn of_segments(rule: &str, segment: Duration, work: fn(Duration)) -> (Duration, 
     (inside, around)
 }
 
-/// The same of what lies between segments, where `work` is done.
+/// The same for the time between segments, in which `work` is done.
 fn of_gaps(_: &str, gap: Duration, work: fn(Duration)) -> (Duration, Duration) {
     let (mut inside, mut around) = (Duration::ZERO, Duration::ZERO);
     let mut left_inside = Instant::now();
@@ -183,7 +183,7 @@ fn of_gaps(_: &str, gap: Duration, work: fn(Duration)) -> (Duration, Duration) {
 
 type Played = fn(&str, Duration, fn(Duration)) -> (Duration, Duration);
 
-/// Of spans a little over and a little under the limit.
+/// Spans around the limit, from below to above.
 fn verdicts_hold(
     source: Source,
     rule: &str,
@@ -201,7 +201,7 @@ fn verdicts_hold(
     let slack = Duration::from_micros(50);
     let must = spans.iter().filter(|(inside, _)| *inside > limit + slack).count();
     let must_not = spans.iter().filter(|(_, around)| *around + slack < limit).count();
-    // Sleeps, and what is between segments, can all be late on a busy machine.
+    // On a busy machine sleeps and gaps can all be late.
     assert!(must > 0 && (must_not > 0 || rule != "on_cpu"), "{spans:?}");
     assert!(
         kept.len() >= must && kept.len() <= spans.len() - must_not,
@@ -233,12 +233,12 @@ fn verdicts_are_right_within_50_microseconds() {
 }
 
 #[test]
-fn a_percentile_keeps_what_is_rare_and_long_enough() {
+fn a_percentile_keeps_rare_spans_over_its_minimum() {
     let start = Instant::now();
     let (setup, longest) = loop {
         let (setup, longest) = usual_and_rare_spans();
-        assert!(start.elapsed() < PLENTY, "a machine on which nothing takes less than {longest:?}");
-        // Else one of the usual ones was rare, as they all are timed from outside.
+        assert!(start.elapsed() < PLENTY, "every round has a usual span of {longest:?}");
+        // Otherwise one of the usual spans was rare: this time includes all that the layer sees.
         if longest < 10 * MS {
             break (setup, longest);
         }
@@ -247,7 +247,7 @@ fn a_percentile_keeps_what_is_rare_and_long_enough() {
     assert_eq!(setup.handle.stats().kept_for(Reason::Percentile), 1);
 }
 
-/// Returns how long the longest of the usual ones took.
+/// Returns the time of the longest usual span.
 fn usual_and_rare_spans() -> (Setup, Duration) {
     let setup = Setup::new("p90>10ms");
     let longest = setup.run(|| {
@@ -260,7 +260,7 @@ fn usual_and_rare_spans() -> (Setup, Duration) {
             longest = longest.max(start.elapsed());
         };
         (0..200).for_each(|_| usual(Duration::ZERO));
-        // Another name has a percentile of its own: for this one nothing is known.
+        // Another name has its own percentile, which is still unknown.
         let unknown = info_span!("unknown");
         sleep(12 * MS);
         drop(unknown);
@@ -274,7 +274,7 @@ fn usual_and_rare_spans() -> (Setup, Duration) {
 }
 
 #[test]
-fn one_in_so_many_healthy_spans_is_kept() {
+fn one_in_n_keeps_that_share_of_healthy_spans() {
     let setup = Setup::new("1h|one_in=100");
     setup.run(|| {
         for _ in 0..1_000 {
@@ -298,7 +298,7 @@ fn always_keeps_every_span_and_off_none() {
 }
 
 #[test]
-fn values_of_fields_decide_be_they_recorded_at_once_or_later() {
+fn field_values_decide_when_set_at_creation_or_later() {
     let setup = Setup::new("[checkout{tenant=acme}]=always,[checkout{tenant=test}]=off,1h");
     let at_once = |tenant: &str| info_span!("checkout", tenant);
     let later = |tenant: &str| {
@@ -319,7 +319,7 @@ fn values_of_fields_decide_be_they_recorded_at_once_or_later() {
 }
 
 #[test]
-fn a_span_that_only_a_value_can_keep_has_its_samples_from_the_beginning() {
+fn a_span_that_a_later_value_keeps_has_samples_from_the_beginning() {
     let setup = Setup::new("[checkout{tenant=acme}]=always");
     let run = |tenant: &str| {
         let span = info_span!("checkout", tenant = Empty).entered();
@@ -337,7 +337,7 @@ fn a_span_that_only_a_value_can_keep_has_its_samples_from_the_beginning() {
 }
 
 #[test]
-fn the_current_span_is_kept_if_the_program_says_so() {
+fn keep_current_keeps_the_current_span() {
     let setup = Setup::with("1h", |builder| builder.profiles_per_minute(1));
     setup.run(|| {
         assert!(!setup.handle.keep_current(), "no span is entered");
@@ -352,12 +352,12 @@ fn the_current_span_is_kept_if_the_program_says_so() {
     });
     assert_eq!(kept(&setup), vec![("asked for", "forced".to_owned()); 3]);
     if HAS_STACKS {
-        assert_eq!(setup.profiles().len(), 3, "its rule's limit does not count");
+        assert_eq!(setup.profiles().len(), 3, "the rate limit of its rule does not apply");
     }
 }
 
 #[test]
-fn all_reasons_of_a_span_are_told() {
+fn all_reasons_of_a_span_are_reported() {
     let setup = Setup::new("10ms|error|idle>1ms|always");
     setup.run(|| {
         let span = info_span!("span");
@@ -373,7 +373,7 @@ fn all_reasons_of_a_span_are_told() {
 }
 
 #[test]
-fn spans_that_were_seen_are_counted_also_those_of_threads_that_ended() {
+fn seen_spans_are_counted_including_those_of_ended_threads() {
     let setup = Setup::new("1h,[noise]=off");
     let run = || {
         for _ in 0..1_000 {

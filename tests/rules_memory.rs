@@ -1,4 +1,4 @@
-//! Rules that are replaced leave no memory behind.
+//! Replaced rules leak no memory.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
@@ -13,7 +13,7 @@ use tracing::info_span;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// As many directives as a set may have, in 64 KiB.
+/// The maximum number of directives of a set, in 64 KiB.
 fn rules(set: usize) -> String {
     let value = "v".repeat(206);
     let rule =
@@ -27,7 +27,7 @@ fn spans() {
 }
 
 #[test]
-fn sets_of_rules_that_come_and_go_leave_nothing_behind() {
+fn replaced_rule_sets_leak_nothing() {
     let setup = Setup::new("1h");
     let open = setup.run(|| info_span!("open all the time", tenant = 7));
     let mut after_some = 0;
@@ -42,9 +42,9 @@ fn sets_of_rules_that_come_and_go_leave_nothing_behind() {
             after_some = live;
         }
         let grown = live - after_some;
-        assert!(set < 15 || grown < 512 * 1024, "{grown} bytes after {set} sets more");
+        assert!(set < 15 || grown < 512 * 1024, "grew by {grown} bytes after {set} more sets");
     }
-    // And what is in force is what was said last.
+    // The last set is in force.
     setup.handle.set_rules("[list]=0ms".parse().unwrap()).unwrap();
     setup.run(spans);
     drop(open);

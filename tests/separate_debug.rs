@@ -1,5 +1,5 @@
-//! Debug information in a file of its own, or in a form that is not read: the program goes on whatever happens to
-//! that file.
+//! Debug information in a separate file, or in a form that cannot be read: whatever happens to that file, the program
+//! continues.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
@@ -16,7 +16,7 @@ use tracing::info_span;
 const MODE: &str = "SEPARATE_DEBUG_MODE";
 const DEBUG_FILE: &str = "SEPARATE_DEBUG_FILE";
 
-/// Makes a profile of `action`; returns whether it names that function, and its lines.
+/// Makes a profile of `action`; returns whether it has the name of that function, and its lines.
 fn profile(setup: &Setup, action: fn(), function: &str) -> (bool, bool) {
     setup.run(|| info_span!("busy").in_scope(action));
     let profile = setup.memory.take().pop().unwrap();
@@ -32,7 +32,7 @@ fn burn_a_while() {
     burn(Duration::from_millis(60));
 }
 
-/// Runs in a copy of this program, with its debug information elsewhere.
+/// Runs in a copy of this program whose debug information is in another file.
 #[test]
 fn child() {
     let Ok(mode) = std::env::var(MODE) else { return };
@@ -42,7 +42,7 @@ fn child() {
     let Some(debug) = debug else { return };
     let whole = fs::read(&debug).unwrap();
     let overwrite = |bytes: &[u8]| {
-        // In place, as a copy does that does not know better.
+        // In place, which also changes an existing mapping of the file.
         let file = File::options().write(true).open(&debug).unwrap();
         std::io::Write::write_all(&mut &file, bytes).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
@@ -54,7 +54,7 @@ fn child() {
         "removed" => fs::remove_file(&debug).unwrap(),
         _ => {}
     }
-    // Of other functions too, which nobody has looked up before.
+    // Another function, whose debug information was not read yet.
     for _ in 0..3 {
         println!("then {:?}", profile(&setup, sort_something, "::sort_something"));
     }
@@ -87,10 +87,10 @@ fn run(program: &Path, mode: &str, debug: Option<&Path>) -> String {
     text
 }
 
-/// A copy of this program without debug information, and the file that has it.
-fn separated(folder: &Path) -> Option<(PathBuf, PathBuf)> {
+/// A copy of this program without debug information, and the file with it.
+fn separated(directory: &Path) -> Option<(PathBuf, PathBuf)> {
     let this = std::env::current_exe().unwrap();
-    let (program, debug) = (folder.join("program"), folder.join("program.debug"));
+    let (program, debug) = (directory.join("program"), directory.join("program.debug"));
     let link = format!("--add-gnu-debuglink={}", debug.display());
     let is_made = objcopy(&["--only-keep-debug"], &[&this, &debug])
         && objcopy(&["--strip-all", &link], &[&this, &program]);
@@ -98,12 +98,12 @@ fn separated(folder: &Path) -> Option<(PathBuf, PathBuf)> {
 }
 
 #[test]
-fn whatever_happens_to_a_separate_file_the_program_goes_on() {
-    let folder = tempfile::tempdir().unwrap();
+fn a_damaged_or_removed_debug_file_does_no_harm() {
+    let directory = tempfile::tempdir().unwrap();
     if !HAS_STACKS {
         return;
     }
-    let Some((program, debug)) = separated(folder.path()) else { return };
+    let Some((program, debug)) = separated(directory.path()) else { return };
     let whole = fs::read(&debug).unwrap();
     for mode in ["left", "truncated", "shortened", "scrambled", "removed"] {
         fs::write(&debug, &whole).unwrap();
@@ -111,20 +111,20 @@ fn whatever_happens_to_a_separate_file_the_program_goes_on() {
         assert!(text.contains("first (true, true)"), "{mode}: {text}");
         assert_eq!(text.matches("then (true, true)").count(), 3, "{mode}: {text}");
     }
-    // And one that is damaged before.
+    // A file that was damaged before the start.
     fs::write(&debug, &whole[..whole.len() / 2]).unwrap();
     assert!(run(&program, "left", Some(&debug)).contains("first (false, false)"));
 }
 
 #[test]
-fn functions_have_names_whatever_their_lines_are_compressed_with() {
+fn functions_have_names_with_any_compression_of_debug_sections() {
     if !HAS_STACKS {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let this = std::env::current_exe().unwrap();
     for (how, expected) in [("zlib", "first (true, true)"), ("zstd", "first (true, false)")] {
-        let program = folder.path().join(how);
+        let program = directory.path().join(how);
         if !objcopy(&[&format!("--compress-debug-sections={how}")], &[&this, &program]) {
             continue;
         }

@@ -1,5 +1,5 @@
-//! The shop of the example beside OpenTelemetry: every exported id leads to a file, and every file
-//! is led to, in whichever order the layers are.
+//! The shop of the example together with OpenTelemetry: every exported id has a file, and every file has an exported
+//! id, in both orders of the layers.
 
 #![cfg(feature = "opentelemetry-sdk")]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
@@ -30,15 +30,15 @@ fn text(span: &SpanData, key: &str) -> Option<String> {
 }
 
 fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatch) {
-    let folder = tempfile::tempdir().unwrap();
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let directory = tempfile::tempdir().unwrap();
+    let reports = Arc::new(Mutex::new(Vec::new()));
     let resource = Resource::builder().with_service_name("shop").build();
     let profiling = ProfilingLayer::builder()
         .resource(resource.clone())
-        .directory(folder.path())
+        .directory(directory.path())
         .on_kept({
-            let told = Arc::clone(&told);
-            move |kept| told.lock().unwrap().push(kept.clone())
+            let reports = Arc::clone(&reports);
+            move |kept| reports.lock().unwrap().push(kept.clone())
         })
         .build()
         .unwrap();
@@ -53,13 +53,13 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
     let provider = provider.build();
     let dispatch = combine(profiling, provider.tracer("shop"));
 
-    // The shop closes spans on every thread of its runtime, through their default subscriber.
+    // The shop closes spans on every thread of its runtime, through the default subscriber of that thread.
     let for_threads = dispatch.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .on_thread_start(move || {
-            // For as long as the thread lives.
+            // For the lifetime of the thread.
             std::mem::forget(tracing::dispatcher::set_default(&for_threads));
         })
         .build()
@@ -77,12 +77,12 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
         assert!(names.contains(name), "{names:?}");
     }
 
-    check_guilty(&told.lock().unwrap());
+    check_guilty(&reports.lock().unwrap());
 
-    // The ids on spans are those of the files, and the other way round.
+    // The ids on spans are exactly those of the files.
     let ids: BTreeSet<_> = spans.iter().filter_map(|span| text(span, "profile.id")).collect();
     let mut files = BTreeMap::new();
-    for entry in fs::read_dir(folder.path()).unwrap() {
+    for entry in fs::read_dir(directory.path()).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "otlp") {
             let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
@@ -92,10 +92,13 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
     }
     assert_eq!(ids, files.keys().cloned().collect());
     if HAS_STACKS {
-        assert!(ids.len() >= 4, "all but the one that awaits and the one that fails at once");
+        assert!(
+            ids.len() >= 4,
+            "all except the span that awaits and the span that fails immediately"
+        );
     }
 
-    // Every sample points at a span of the trace that leads to its profile.
+    // Every sample links to a span of the trace whose span refers to the profile.
     let by_id: HashMap<_, _> =
         spans.iter().map(|span| (span.span_context.span_id().to_bytes().to_vec(), span)).collect();
     for (id, data) in &files {
@@ -113,11 +116,10 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
     }
 }
 
-/// Whatever the source and the privileges: the same requests are kept for the same reasons, and the
-/// same functions are named.
-fn check_guilty(told: &[Kept]) {
+/// With any source and any privileges, the same requests are kept for the same reasons, with the same functions.
+fn check_guilty(reports: &[Kept]) {
     let of = |name: &str| {
-        let mut found = told.iter().filter(|kept| kept.spans[0].name() == name);
+        let mut found = reports.iter().filter(|kept| kept.spans[0].name() == name);
         found.next().expect(name)
     };
     for (name, reason) in [
@@ -147,7 +149,7 @@ fn check_guilty(told: &[Kept]) {
         let longest = waits.longest.clone().unwrap();
         assert!(longest.function.ends_with(guilty), "{name}: {waits:?}");
         assert!(longest.call.starts_with(call), "{name}: {waits:?}");
-        // Both are async functions, which should not have blocked.
+        // Both functions are async, so their blocking is reported.
         assert!(waits.in_async_ns > 1_000_000_000, "{name}: {waits:?}");
         let account = of(name).spans[0].account();
         let difference = account.off_cpu_ns.abs_diff(waits.total_ns);
@@ -163,14 +165,14 @@ where
 }
 
 #[test]
-fn ids_and_files_belong_together() {
+fn exported_ids_match_the_files() {
     check(false, |ours, tracer| {
         Dispatch::new(tracing_subscriber::registry().with(ours).with(otel(tracer)))
     });
 }
 
 #[test]
-fn ids_and_files_belong_together_in_the_other_order() {
+fn exported_ids_match_the_files_in_the_other_layer_order() {
     check(true, |ours, tracer| {
         Dispatch::new(tracing_subscriber::registry().with(otel(tracer)).with(ours))
     });

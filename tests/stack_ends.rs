@@ -1,12 +1,12 @@
-//! Where stacks end: every one is unwound to the first function of its thread, whatever made that thread, and
-//! the main thread is sampled however far its stack has grown. Without the harness, which runs no test on the
-//! main thread.
+//! Where stacks end: every stack is unwound to the first function of its thread, whatever created that thread, and the
+//! main thread is sampled however far its stack has grown. Without the test harness, which runs no test on the main
+//! thread.
 
 #![allow(
     unsafe_code,
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "a test; threads of the C library, and its calls back"
+    reason = "a test; threads and callbacks of the C library"
 )]
 
 mod support;
@@ -34,29 +34,31 @@ fn main() {
         sources.push(Source::Perf);
     }
     for source in sources {
-        // In this order: what a stack has once grown to it keeps.
+        // In this order, because a stack never shrinks.
         grows_after_the_first_span(source);
         grows_before_the_first_span(source);
 
-        whole(source, "main", || {
+        assert_complete(source, "main", || {
             main_is_busy();
         });
-        // Of a thread that waits an emulator shows its own stack.
+        // For a blocked thread an emulator shows its own stack.
         if std::env::var_os("TRACING_PROFILING_TEST_EMULATED").is_none() {
-            whole(source, "waits", || {
+            assert_complete(source, "waits", || {
                 waits();
                 std::thread::scope(|scope| {
                     scope.spawn(with_this_subscriber(waits));
                 });
             });
         }
-        whole(source, "of_rust", || {
+        assert_complete(source, "of_rust", || {
             std::thread::scope(|scope| {
                 scope.spawn(with_this_subscriber(of_rust));
             });
         });
         for is_explicit in [false, true] {
-            whole(source, "of_c", || in_thread_of_c(is_explicit, &mut with_this_subscriber(of_c)));
+            assert_complete(source, "of_c", || {
+                in_thread_of_c(is_explicit, &mut with_this_subscriber(of_c))
+            });
         }
         called_back(source);
     }
@@ -70,7 +72,7 @@ fn only_profile(setup: &Setup) -> Profile {
     setup.profiles().into_iter().next().unwrap()
 }
 
-/// Takes that much of the stack, and is busy at the bottom of it.
+/// Uses that much stack, and is busy at the bottom of it.
 #[inline(never)]
 fn deep(bytes: usize) {
     let mut taken = [0_u8; 16 * 1024];
@@ -131,7 +133,7 @@ fn main_is_busy() {
     burn(A_WHILE);
 }
 
-/// By three ways into the kernel.
+/// Blocks in three different system calls.
 #[inline(never)]
 fn waits() {
     let _span = info_span!("waits").entered();
@@ -162,9 +164,9 @@ fn with_this_subscriber(action: fn()) -> impl FnMut() + Send {
     move || tracing::dispatcher::with_default(&dispatch, action)
 }
 
-/// Every stack of what runs in there has that function, and no remark that callers are missing.
+/// Asserts that every stack of the action has that function, and no remark that callers are missing.
 #[track_caller]
-fn whole(source: Source, function: &str, action: impl FnOnce()) {
+fn assert_complete(source: Source, function: &str, action: impl FnOnce()) {
     let setup = setup(source);
     setup.run(action);
     let profile = only_profile(&setup);
@@ -172,7 +174,7 @@ fn whole(source: Source, function: &str, action: impl FnOnce()) {
     let all = profile.samples().iter().map(|sample| sample.points.len()).sum::<usize>();
     assert!(all > 0, "{source:?}, {function}: {stats:?}");
     let incomplete = points_with_remark(&profile);
-    assert_eq!(incomplete, 0, "{source:?}, {function}: of {all} stacks are not whole; {stats:?}");
+    assert_eq!(incomplete, 0, "{source:?}, {function}: of {all} stacks are incomplete; {stats:?}");
     for sample in taken_samples(&profile).chain(profile.of_kind(SampleKind::OffCpu)) {
         let names = functions(&profile, sample);
         assert!(names.iter().any(|name| name.ends_with(function)), "{names:#?}");
@@ -181,10 +183,11 @@ fn whole(source: Source, function: &str, action: impl FnOnce()) {
 
 type Action<'a> = &'a mut (dyn FnMut() + Send);
 
-/// On a thread that the C library starts in the plain way, or with a policy of its own for the scheduler.
+/// Runs on a thread of the C library, with default attributes or with an explicit scheduling policy.
 fn in_thread_of_c(is_explicit: bool, mut action: Action<'_>) {
     extern "C" fn start(action: *mut c_void) -> *mut c_void {
-        // SAFETY: the pointer that `pthread_create` was given below, which is joined before it ends.
+        // SAFETY: the pointer that was passed to `pthread_create` below; the thread is joined before it becomes
+        // invalid.
         unsafe { (*action.cast::<Action<'_>>())() };
         action
     }
@@ -194,7 +197,7 @@ fn in_thread_of_c(is_explicit: bool, mut action: Action<'_>) {
     unsafe {
         assert_eq!(libc::pthread_attr_init(attributes.as_mut_ptr()), 0);
         if is_explicit {
-            // Not declared by the crate libc for every C library.
+            // The crate libc does not declare it for every C library.
             unsafe extern "C" {
                 fn pthread_attr_setinheritsched(
                     attributes: *mut libc::pthread_attr_t,
@@ -212,8 +215,8 @@ fn in_thread_of_c(is_explicit: bool, mut action: Action<'_>) {
     }
 }
 
-/// What the C library calls back is not taken for the first function of its thread: who called the library is
-/// there, or it is said that it is not.
+/// A callback of the C library is not mistaken for the first function of its thread: the stack has the caller of the
+/// library, or a remark that it is missing.
 fn called_back(source: Source) {
     unsafe extern "C" {
         fn qsort(
@@ -225,7 +228,7 @@ fn called_back(source: Source) {
     }
     unsafe extern "C" fn compare(one: *const c_void, other: *const c_void) -> c_int {
         compares();
-        // SAFETY: pointers to elements of the array.
+        // SAFETY: the pointers are to elements of the array.
         unsafe { *one.cast::<c_int>() - *other.cast::<c_int>() }
     }
     #[inline(never)]
@@ -237,7 +240,7 @@ fn called_back(source: Source) {
     fn sorts() {
         let _span = info_span!("sorts").entered();
         let mut numbers: [c_int; 8] = [8, 3, 5, 1, 7, 2, 6, 4];
-        // SAFETY: eight elements of that size.
+        // SAFETY: the array has eight elements of that size.
         unsafe { qsort(numbers.as_mut_ptr().cast(), 8, size_of::<c_int>(), compare) };
         assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
@@ -247,5 +250,5 @@ fn called_back(source: Source) {
     let compared = points_in(&profile, "compares");
     let (sorted, without) = (points_in(&profile, "sorts"), points_with_remark(&profile));
     assert!(compared > 0, "{:?}", setup.handle.stats());
-    assert!(sorted + without >= compared, "{sorted} of {compared}, and {without} that say so");
+    assert!(sorted + without >= compared, "{sorted} of {compared}, and {without} with a remark");
 }

@@ -1,4 +1,4 @@
-//! How much stack is copied with each sample.
+//! How much of the stack is copied with each sample.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
@@ -14,7 +14,7 @@ use tracing_profiling::profile::{FrameKind, Profile, Sample};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// These take more than 17 KiB of stack, and less than 31.
+/// These frames take more than 17 KiB of stack, and less than 31.
 const FRAMES: u32 = 17;
 
 #[inline(never)]
@@ -36,7 +36,7 @@ fn at_the_bottom(time: Duration) {
     black_box(());
 }
 
-/// Of the samples of `at_the_bottom`, those whose stack is whole, and those that are cut.
+/// The number of samples of `at_the_bottom` with a complete stack, and with a cut one.
 fn deep_samples(profile: &Profile) -> [usize; 2] {
     let is_deep = |sample: &&Sample| {
         functions(profile, sample).iter().any(|name| name.ends_with("::at_the_bottom"))
@@ -51,7 +51,7 @@ fn deep_samples(profile: &Profile) -> [usize; 2] {
 }
 
 #[test]
-fn a_deep_stack_after_many_shallow_ones_is_whole() {
+fn a_deep_stack_after_many_shallow_ones_is_complete() {
     if !has_perf() {
         return;
     }
@@ -61,7 +61,7 @@ fn a_deep_stack_after_many_shallow_ones_is_whole() {
     setup.run(|| {
         let _span = info_span!("one").entered();
         burn(200 * MS);
-        // On a busy machine many find the ring full.
+        // On a busy machine many samples are lost to a full ring.
         let (before, start) = (setup.handle.stats().samples.taken, std::time::Instant::now());
         while setup.handle.stats().samples.taken < before + 100 {
             deep(FRAMES, 100 * MS);
@@ -71,9 +71,9 @@ fn a_deep_stack_after_many_shallow_ones_is_whole() {
 
     let [profile] = &setup.profiles()[..] else { panic!("one profile") };
     let [whole, cut] = deep_samples(profile);
-    assert!(whole > 50 && cut == 0, "{whole} whole, {cut} cut");
+    assert!(whole > 50 && cut == 0, "{whole} complete, {cut} cut");
 
-    // Counted one by one, also those in the kernel, which are a little longer.
+    // Counted one by one, including samples in the kernel, which have slightly more weight.
     let counted = setup.kept()[0].spans[0].samples();
     let (taken, _) = taken(profile);
     let stats = setup.handle.stats();

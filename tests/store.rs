@@ -1,4 +1,4 @@
-//! The directory store where there is no room, or no directory.
+//! The directory store without disk space, or without a directory.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
@@ -33,36 +33,36 @@ fn files(path: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_profile_over_the_quota_costs_no_other_and_is_lost() {
-    let folder = tempfile::tempdir().unwrap();
-    let many = setup(folder.path(), u64::MAX);
+fn a_profile_over_the_quota_is_lost_and_evicts_no_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let many = setup(directory.path(), u64::MAX);
     for _ in 0..3 {
         keep(&many);
     }
     many.flush();
-    let before = files(folder.path());
+    let before = files(directory.path());
     assert_eq!(before.len(), if HAS_STACKS { 9 } else { 0 });
-    let few = setup(folder.path(), 1000);
+    let few = setup(directory.path(), 1000);
     for lost in 1..=2 {
         keep(&few);
-        assert_eq!(few.handle.flush(PLENTY), !HAS_STACKS, "it is lost");
-        assert!(few.handle.flush(PLENTY), "which is said once");
+        assert_eq!(few.handle.flush(PLENTY), !HAS_STACKS, "the profile is lost");
+        assert!(few.handle.flush(PLENTY), "the loss is reported once");
         let stats = few.handle.stats();
         let expected = if HAS_STACKS { lost } else { 0 };
-        assert_eq!(stats.profiles.dropped_export_failed, expected, "and not tried again");
-        assert_eq!(stats.spans.kept_exporter_fails, 0, "another one may fit");
-        assert_eq!(files(folder.path()).len(), before.len());
+        assert_eq!(stats.profiles.dropped_export_failed, expected, "the profile is not retried");
+        assert_eq!(stats.spans.kept_exporter_fails, 0, "another profile may fit");
+        assert_eq!(files(directory.path()).len(), before.len());
     }
 }
 
-/// In a file system of its own, which is full long before the quota is.
+/// Runs on a file system of its own, which is full long before the quota.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_full_file_system_loses_the_oldest() {
-    const NAME: &str = "a_full_file_system_loses_the_oldest";
+fn a_full_file_system_evicts_the_oldest_profiles() {
+    const NAME: &str = "a_full_file_system_evicts_the_oldest_profiles";
     if support::is_child(NAME) {
-        let folder = PathBuf::from(std::env::var_os("FOLDER").unwrap()).join("profiles");
-        let setup = setup(&folder, u64::MAX);
+        let directory = PathBuf::from(std::env::var_os("DIRECTORY").unwrap()).join("profiles");
+        let setup = setup(&directory, u64::MAX);
         let (mut written, start) = (0, Instant::now());
         let mut removed = false;
         while !removed {
@@ -73,25 +73,25 @@ fn a_full_file_system_loses_the_oldest() {
             let stats = setup.handle.stats();
             assert_eq!((stats.profiles.exported, stats.spans.kept_exporter_fails), (written, 0));
             let newest = setup.kept().last().unwrap().profile.unwrap().to_string();
-            let files = files(&folder);
+            let files = files(&directory);
             let is_newest = |path: &&PathBuf| path.to_string_lossy().contains(&newest);
             assert_eq!(files.iter().filter(is_newest).count(), 3);
             removed = (files.len() as u64) < 3 * written;
         }
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let script = "mount -t tmpfs -o size=1500k none \"$FOLDER\" || exit 77; exec \"$0\" \"$@\"";
+    let directory = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs -o size=1500k none \"$DIRECTORY\" || exit 77; exec \"$0\" \"$@\"";
     let output = std::process::Command::new("unshare")
         .args(["--mount", "sh", "-c", script])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", NAME, "--nocapture"])
         .env("CHILD", NAME)
-        .env("FOLDER", folder.path())
+        .env("DIRECTORY", directory.path())
         .output();
     let Ok(output) = output else { return };
     let errors = String::from_utf8_lossy(&output.stderr);
-    // Only who may mount can have one.
+    // Only a user who may mount has such a file system.
     if !HAS_STACKS || output.status.code() == Some(77) || errors.starts_with("unshare:") {
         return;
     }
@@ -99,10 +99,10 @@ fn a_full_file_system_loses_the_oldest() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_promised_nothing_until_it_can() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("file");
-    fs::write(&file, "in its place").unwrap();
+fn no_profile_is_reserved_until_the_directory_can_be_created() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "not a directory").unwrap();
     for path in [PathBuf::from("/proc/nope"), file.join("profiles"), file.clone()] {
         if path.starts_with("/proc") && !cfg!(target_os = "linux") {
             continue;

@@ -1,4 +1,4 @@
-//! Profiles with fewer symbols: none if they are not asked for, and not more than may be held.
+//! Profiles with fewer symbols: none if they are disabled, and at most as many as the limit allows.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
 
@@ -15,7 +15,7 @@ use tracing_profiling::profile::{FrameKind, Location, Profile};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Two profiles of a function that runs and then sleeps, and what became of them.
+/// Two profiles of a function that runs and then sleeps, and their setup.
 fn profile(set: impl FnOnce(Builder) -> Builder) -> Option<(Profile, Setup)> {
     let setup = Setup::with("0ms", set);
     for _ in 0..2 {
@@ -28,7 +28,7 @@ fn profile(set: impl FnOnce(Builder) -> Builder) -> Option<(Profile, Setup)> {
     HAS_STACKS.then(|| (setup.profiles()[0].clone(), setup))
 }
 
-/// Of code, each once.
+/// The distinct locations in code.
 fn locations(profile: &Profile) -> Vec<&Location> {
     let stacks = profile.samples().iter().map(|sample| sample.stack);
     let ids: HashSet<_> = stacks.flat_map(|stack| profile.location_ids(stack)).collect();
@@ -38,7 +38,7 @@ fn locations(profile: &Profile) -> Vec<&Location> {
     locations.filter(is_code).collect()
 }
 
-/// How many places in the program have a function, and how many a line.
+/// The number of functions of the program's locations, and how many of them have a line.
 fn named(profile: &Profile) -> (usize, usize) {
     let is_of_program = |location: &&Location| {
         let mapping = location.mapping.and_then(|id| profile.mapping(id));
@@ -63,7 +63,7 @@ fn without_symbols_there_are_addresses_mappings_and_build_ids() {
     }
     let kept = &setup.kept()[0];
     let is_place = |name: &str| name.starts_with("symbols-") && name.contains("+0x");
-    // One address alone: where it waits for the kernel's clock, that is in a library.
+    // The top function is a single address, which may be in a library, such as in a clock read.
     let (top, _) = kept.top_function.as_ref().unwrap();
     assert!(top.contains("+0x") || top == "[kernel]", "{top}");
     if let Some(longest) = &kept.waits.longest {
@@ -75,11 +75,11 @@ fn without_symbols_there_are_addresses_mappings_and_build_ids() {
 }
 
 #[test]
-fn what_does_not_fit_has_functions_without_lines() {
+fn debug_information_over_the_limit_leaves_functions_without_lines() {
     let Some((profile, setup)) = profile(|builder| builder.symbol_bytes(24 << 20)) else { return };
     let (functions, lines) = named(&profile);
     assert!(functions > 0);
-    // Of other files all may fit; the program has more than that.
+    // Other files may fit; the program's debug information is larger.
     assert_eq!(lines, 0);
     assert!(support::points_in(&profile, "burn") > 0);
     assert_eq!(setup.handle.stats().profiles.symbols_over_limit, 1, "once for both profiles");
@@ -88,7 +88,7 @@ fn what_does_not_fit_has_functions_without_lines() {
 }
 
 #[test]
-fn where_nothing_fits_nothing_has_a_name() {
+fn with_a_limit_of_zero_no_function_has_a_name() {
     let Some((profile, setup)) = profile(|builder| builder.symbol_bytes(0)) else { return };
     let ours = locations(&profile).into_iter().filter(|location| {
         let mapping = location.mapping.and_then(|id| profile.mapping(id));

@@ -1,4 +1,4 @@
-//! A process that may not have more memory than it needs without us.
+//! A process that may not use more memory than it needs without the layer.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
@@ -14,17 +14,17 @@ use tracing_subscriber::prelude::*;
 
 const MODE: &str = "TIGHT_MEMORY_MODE";
 
-/// Runs with a limit.
+/// The child, which runs with a limit.
 #[test]
 fn child() {
     let Ok(mode) = std::env::var(MODE) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let builder = ProfilingLayer::builder().directory(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let builder = ProfilingLayer::builder().directory(directory.path());
     let builder = match mode.as_str() {
         "off" => builder.rules("off".parse().unwrap()),
         source => builder.rules("0ms".parse().unwrap()).source(source.parse().unwrap()),
     };
-    // Without it is as without stacks: what the program does is done.
+    // If the layer cannot be built, the program still does its work.
     match builder.build() {
         Ok(layer) => {
             let handle = layer.handle();
@@ -57,14 +57,14 @@ fn run(mode: &str, limit: Option<(&str, u64)>) -> Option<Output> {
         }
         None => Command::new(this),
     };
-    // The standard library waits for itself where there is no memory for a backtrace.
+    // The standard library deadlocks if it has no memory for a backtrace.
     command.args(["--exact", "child", "--nocapture", "--test-threads=1"]);
     command.env(MODE, mode).env("RUST_BACKTRACE", "0");
     command.output().ok()
 }
 
 #[test]
-fn where_the_program_lives_without_us_it_lives_with_us() {
+fn with_tight_memory_the_layer_does_not_end_the_program() {
     let text = String::from_utf8(run("off", None).unwrap().stdout).unwrap();
     let field = |name: &str| {
         let line = text.lines().find(|line| line.starts_with(name)).unwrap();
@@ -94,6 +94,6 @@ fn where_the_program_lives_without_us_it_lives_with_us() {
             }
         }
     }
-    assert!(!refused.is_empty() || !support::HAS_STACKS, "too little memory is said to be that");
+    assert!(!refused.is_empty() || !support::HAS_STACKS, "too little memory is reported as such");
     assert!(refused.iter().all(|(_, more)| *more < 64), "{refused:?}");
 }

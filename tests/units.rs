@@ -1,4 +1,4 @@
-//! What belongs to a kept span: its children wherever they run, and nothing else.
+//! What belongs to a kept span: its child spans on any thread, and nothing else.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -17,7 +17,7 @@ use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// On a busy machine timers find a thread rarely: up to 100 ms of its CPU time lie between two samples.
+/// On a busy machine timers rarely hit a thread: two samples can be up to 100 ms of its CPU time apart.
 const LONG: Duration = Duration::from_millis(300);
 
 #[inline(never)]
@@ -30,15 +30,15 @@ fn work_outside() {
     burn(LONG);
 }
 
-/// How far the account of a span may be off: the kernel's accounts of a thread and of its events part by
-/// some microseconds at each switch.
+/// The error of a span's account: the kernel's accounting of a thread and of its events differ by some microseconds
+/// per switch.
 fn error_of(account: &Account) -> Duration {
     let switches = account.voluntary_switches + account.involuntary_switches;
     Duration::from_nanos(account.on_cpu_error_ns + 50_000 * switches) + 2 * MS
 }
 
-/// The paths of spans that samples of [`burn`] are linked to. (Others may fall between two spans, or be
-/// what is known of the kernel's part.)
+/// The span paths that samples of [`burn`] are linked to. (Other samples can fall between two spans, or represent
+/// known kernel time.)
 fn paths(profile: &Profile) -> BTreeSet<Vec<&str>> {
     let is_burning = |sample: &&Sample| {
         functions(profile, sample).iter().any(|name| name.ends_with("support::burn"))
@@ -53,14 +53,14 @@ fn span_of(setup: &Setup, name: &str) -> KeptSpan {
 }
 
 #[test]
-fn children_in_spawned_tasks_are_inside_and_those_that_follow_are_not() {
+fn child_spans_in_tasks_are_included_and_following_spans_are_not() {
     let setup = Setup::new("[request]=0ms,[followed]=1h,1h");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .on_thread_start({
             let dispatch = setup.dispatch.clone();
             move || {
-                // For as long as the thread lives.
+                // For the lifetime of the thread.
                 std::mem::forget(tracing::dispatcher::set_default(&dispatch));
             }
         })
@@ -86,7 +86,7 @@ fn children_in_spawned_tasks_are_inside_and_those_that_follow_are_not() {
         });
     });
     let request = span_of(&setup, "request");
-    // It was never entered on this thread but to spawn, and once on another.
+    // On this thread it was entered only to spawn, and on another thread once.
     let on_cpu = Duration::from_nanos(request.account().on_cpu_ns);
     assert!(!HAS_STACKS || on_cpu + error_of(request.account()) >= LONG, "{request:?}");
     if !HAS_STACKS {
@@ -126,8 +126,8 @@ fn a_span_on_two_threads_at_once_counts_both() {
     let on_cpu = Duration::from_nanos(account.on_cpu_ns);
     let error = error_of(&account);
     assert!(!HAS_STACKS || on_cpu + error >= 2 * LONG, "{account:?}");
-    // To events, what a host takes away from its guest is time that the thread ran. (And elsewhere nobody
-    // knows for how long it ran.)
+    // Perf events count time stolen by the hypervisor as run time. (On other systems the CPU time of a thread is
+    // unknown.)
     assert!(!HAS_STACKS || on_cpu <= ran + ran / 5 + error, "{account:?}, {ran:?}");
     assert!(Duration::from_nanos(account.wall_ns) <= wall);
     let parts = support::sum_of_parts_ns(&account);
@@ -143,7 +143,7 @@ fn a_span_that_is_dropped_on_another_thread_is_judged_there() {
     setup.run(|| {
         let span = info_span!("moved");
         span.in_scope(|| burn(LONG));
-        // Nothing of ours runs on that thread before.
+        // The layer has not run on that thread before.
         std::thread::spawn(move || drop(span)).join().unwrap();
     });
     let span = span_of(&setup, "moved");
@@ -153,7 +153,7 @@ fn a_span_that_is_dropped_on_another_thread_is_judged_there() {
 }
 
 #[test]
-fn a_parent_closes_with_its_last_child_and_says_how_long_that_took() {
+fn a_parent_closes_with_its_last_child_and_reports_the_delay() {
     let setup = Setup::new("[parent]=0ms,[child]=1h");
     setup.run(|| {
         let parent = info_span!("parent");
@@ -161,19 +161,22 @@ fn a_parent_closes_with_its_last_child_and_says_how_long_that_took() {
         drop(parent);
         std::thread::sleep(50 * MS);
         child.in_scope(work_inside);
-        assert!(setup.kept().is_empty(), "it is open as long as its child is");
+        assert!(setup.kept().is_empty(), "a span stays open while its child is open");
         drop(child);
     });
     let account = *span_of(&setup, "parent").account();
     assert!(account.after_last_exit_ns >= 100_000_000, "{account:?}");
-    assert!(account.on_cpu_ns < 50_000_000, "its child's time is not its own: {account:?}");
+    assert!(account.on_cpu_ns < 50_000_000, "the time of the child is not its own: {account:?}");
     if HAS_STACKS {
-        assert!(points_in(&setup.profiles()[0], "work_inside") > 0, "but in its profile");
+        assert!(
+            points_in(&setup.profiles()[0], "work_inside") > 0,
+            "the profile has the samples of the child"
+        );
     }
 }
 
 #[test]
-fn filters_of_other_layers_hide_no_span_from_us_and_ours_hides_only_from_us() {
+fn filters_apply_only_to_their_own_layer() {
     let memory = tracing_profiling::export::Memory::new();
     let layer = ProfilingLayer::builder()
         .rules("0ms".parse().unwrap())
@@ -201,7 +204,7 @@ fn filters_of_other_layers_hide_no_span_from_us_and_ours_hides_only_from_us() {
     }
 }
 
-/// Remembers the names of spans.
+/// Records the names of spans.
 struct Names(std::sync::Arc<std::sync::Mutex<Vec<&'static str>>>);
 
 impl<S: tracing::Subscriber> Layer<S> for Names {
@@ -228,7 +231,7 @@ fn two_subscribers_in_one_process_do_not_see_each_others_spans() {
             });
         }
     });
-    // On one thread, inside each other: ids are the same numbers in both.
+    // Nested on one thread: both have the same numeric ids.
     tracing::dispatcher::with_default(&setups[0].dispatch, || {
         let _outer = info_span!("outer of first").entered();
         burn(30 * MS);
@@ -261,7 +264,7 @@ fn a_hundred_thousand_spans_open_at_once_are_all_judged() {
             spans.push(span);
         }
         burn(20 * MS);
-        // Not in the order in which they were made, and on two threads.
+        // In another order than they were created, and on two threads.
         let rest = spans.split_off(SPANS / 2);
         std::thread::scope(|scope| {
             scope.spawn(|| rest.into_iter().rev().for_each(drop));
@@ -274,7 +277,7 @@ fn a_hundred_thousand_spans_open_at_once_are_all_judged() {
 }
 
 #[test]
-fn ids_that_are_used_again_belong_to_the_span_that_has_them() {
+fn reused_ids_belong_to_their_current_span() {
     let setup = Setup::with("[slow]=20ms,[fast]=1h", |builder| builder.profiles_per_minute(1_000));
     let mut ids = BTreeSet::new();
     let mut made = 0;
@@ -287,13 +290,13 @@ fn ids_that_are_used_again_belong_to_the_span_that_has_them() {
             span.in_scope(|| burn(if slow { 30 * MS } else { MS }));
         }
     });
-    assert!(ids.len() < made / 10, "they are used again: {ids:?}");
+    assert!(ids.len() < made / 10, "ids are reused: {ids:?}");
     let kept = setup.kept();
     assert_eq!(kept.len(), 10);
     for profile in setup.profiles() {
         assert_eq!(paths(&profile), [vec!["slow"]].into_iter().collect());
-        // As many as the span took by its own account, and none of those that had its id before. (What
-        // each of them stands for says less: with timers that is what a busy machine's ticks left out.)
+        // At most as many samples as the span's own account allows, and none of earlier spans with its id. (Their
+        // weights are a weaker check: with timers they include the ticks that a busy machine left out.)
         let span = kept.iter().find(|kept| kept.profile == Some(profile.id)).unwrap();
         let [span] = span.spans.as_slice() else { panic!("{span:?}") };
         let points: usize = profile.samples().iter().map(|sample| sample.points.len()).sum();

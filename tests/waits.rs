@@ -17,7 +17,7 @@ use tracing_profiling::{Builder, Source};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Perf where it is allowed, and timers everywhere.
+/// Perf where it is allowed, and timers always.
 fn sources() -> Vec<Source> {
     let perf = has_perf().then_some(Source::Perf);
     perf.into_iter().chain([Source::Timer]).collect()
@@ -27,16 +27,15 @@ fn with(source: Source) -> Setup {
     Setup::with("0ms", |builder: Builder| builder.source(source))
 }
 
-/// On a loaded machine the collector may get no CPU during a wait, and miss it. So what needs a wait to be
-/// seen is tried again with longer ones: `action` is given a time, and returns nothing if a wait is
-/// missing that should be there.
+/// On a loaded machine the collector may get no CPU during a wait and miss it. This retries with longer waits:
+/// `action` gets a time, and returns nothing if an expected wait is missing.
 #[track_caller]
 fn with_longer_waits<R>(mut action: impl FnMut(Duration) -> Option<R>) -> R {
     let times = [100, 400, 1_600, 6_400].map(|times| MS * times);
-    times.into_iter().find_map(&mut action).expect("a wait of seconds is seen")
+    times.into_iter().find_map(&mut action).expect("a wait of seconds is captured")
 }
 
-/// Names of the last parts of functions, the innermost first.
+/// The last path components of the functions, the innermost first.
 fn names<'a>(profile: &'a Profile, sample: &Sample) -> Vec<&'a str> {
     functions(profile, sample).iter().map(|name| name.rsplit("::").next().unwrap()).collect()
 }
@@ -60,7 +59,7 @@ fn reserve(stock: &Mutex<u32>) -> Duration {
     waited
 }
 
-/// Holds the lock from before this returns, and for so long.
+/// Takes the lock before this returns, and holds it for that long.
 fn hold(stock: &Arc<Mutex<u32>>, time: Duration) -> std::thread::JoinHandle<()> {
     let stock = Arc::clone(stock);
     let (locked, wait) = mpsc::channel();
@@ -96,7 +95,7 @@ fn a_wait_for_a_lock_has_its_length_its_function_and_the_address_of_the_lock() {
             assert_eq!(summary.in_async, None);
             let kinds = profile.stack(sample.stack).map(|location| location.kind);
             assert_eq!(kinds.filter(|kind| *kind == FrameKind::Wait).count(), 1);
-            // The account knows the same.
+            // The account agrees.
             let account = *setup.kept().last().unwrap().spans[0].account();
             let off_cpu_ns = account.off_cpu_ns + account.on_cpu_error_ns;
             assert!(off_cpu_ns + 1_000_000 >= *waited_ns, "{account:?} {waited_ns}");
@@ -106,10 +105,10 @@ fn a_wait_for_a_lock_has_its_length_its_function_and_the_address_of_the_lock() {
                     / limit.as_secs_f64(),
             );
         }
-        // Where the thread has to share its CPU, what it measures is more than its wait: so the best of
-        // some rounds says how exact the length is.
+        // If the thread has to share its CPU, its own measurement includes more than the wait, so the best of several
+        // rounds shows the error.
         errors.sort_by(f64::total_cmp);
-        assert!(!errors.is_empty(), "{source:?}: none of eight was seen");
+        assert!(!errors.is_empty(), "{source:?}: none of eight was captured");
         assert!(errors[0] < 1.0, "{source:?}: in units of 1 ms or 1 %: {errors:?}");
     }
 }
@@ -141,7 +140,7 @@ fn many_waits_of_one_segment_are_together_no_longer_than_its_off_cpu_time() {
 }
 
 #[test]
-fn waits_for_one_lock_add_up_wherever_they_are() {
+fn waits_for_one_lock_have_one_address_at_all_call_sites() {
     #[inline(never)]
     fn here(stock: &Mutex<u32>) {
         reserve(stock);
@@ -173,13 +172,13 @@ fn waits_for_one_lock_add_up_wherever_they_are() {
             counts.sort_unstable();
             (counts.len() == 3).then_some(counts)
         });
-        // Two places wait for one lock, and one for the other.
+        // Two call sites wait for one lock, and one for the other.
         assert_eq!(counts, [1, 2, 2], "{source:?}");
     }
 }
 
 #[test]
-fn a_task_that_blocks_its_executor_is_called_out() {
+fn a_task_that_blocks_its_executor_is_reported() {
     #[inline(never)]
     fn nap(time: Duration) {
         std::thread::sleep(time);
@@ -218,7 +217,7 @@ fn a_task_that_blocks_its_executor_is_called_out() {
             };
             Some((of("legacy")?, of("polite")?))
         });
-        // That one waits, too, but where that is allowed.
+        // This one waits, too, but where blocking is allowed.
         assert!(polite.waits().longest.unwrap().function.ends_with("nap"));
         assert_eq!(polite.waits().in_async_ns, 0);
         let found = profile.waits();
@@ -232,7 +231,7 @@ fn a_task_that_blocks_its_executor_is_called_out() {
 }
 
 #[test]
-fn each_wait_is_in_the_span_that_waited_and_ends_when_the_thread_goes_on() {
+fn each_wait_is_in_its_span_and_ends_when_the_thread_continues() {
     for source in sources() {
         let (in_query, in_request) = with_longer_waits(|time| {
             let setup = with(source);
@@ -248,13 +247,13 @@ fn each_wait_is_in_the_span_that_waited_and_ends_when_the_thread_goes_on() {
             let of = |path: &[&str]| -> (usize, u64) {
                 let found = waits(&profile).into_iter();
                 let found = found.filter(|(sample, ..)| profile.span_path(sample.link) == path);
-                // A loaded machine makes others of what is read from a disk.
+                // A loaded machine adds waits for file reads.
                 let sleeps = found.filter(|(_, names, _)| names[0] == "[sleep]");
                 sleeps
                     .fold((0, 0), |(n, ns), (sample, _, more)| (n + sample.points.len(), ns + more))
             };
             let account = *setup.kept()[0].spans[0].account();
-            // The kernel's record of a switch and its account of the thread are some microseconds apart.
+            // The kernel's switch records and its thread accounting differ by some microseconds.
             let of_switches = if source == Source::Perf { 4 * 50_000 } else { 1_000_000 };
             let slack = account.on_cpu_error_ns + of_switches;
             assert!(profile.waited_ns() <= account.off_cpu_ns + slack, "{account:?}");
@@ -269,7 +268,7 @@ fn each_wait_is_in_the_span_that_waited_and_ends_when_the_thread_goes_on() {
 }
 
 #[test]
-fn a_wait_alone_is_a_profile() {
+fn a_wait_alone_makes_a_profile() {
     for source in sources() {
         let (kept, profile) = with_longer_waits(|time| {
             let setup = with(source);
@@ -283,38 +282,38 @@ fn a_wait_alone_is_a_profile() {
     }
 }
 
-/// A program that was started with privileges may not be looked at, and neither may its threads, not
-/// even by itself.
+/// The kernel restricts `/proc` and `process_vm_readv` for threads of a process that is not dumpable, such as one that
+/// was started with privileges, even for the process itself.
 #[test]
-fn where_the_system_does_not_let_us_look_the_length_is_there_all_the_same() {
-    const TEST: &str = "where_the_system_does_not_let_us_look_the_length_is_there_all_the_same";
+fn without_permission_to_inspect_threads_a_wait_has_its_length() {
+    const TEST: &str = "without_permission_to_inspect_threads_a_wait_has_its_length";
     if !is_child(TEST) {
         let output = run_child(TEST, &[]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         return;
     }
-    // As root there is nothing that one may not read.
+    // Root may read everything.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable).unwrap();
-    let may_look = std::fs::read_to_string("/proc/thread-self/syscall").is_ok();
+    let is_readable = std::fs::read_to_string("/proc/thread-self/syscall").is_ok();
     for source in sources() {
         let (stats, profile) = with_longer_waits(|time| {
             let setup = with(source);
             setup.run(|| info_span!("sleepy").in_scope(|| std::thread::sleep(time)));
-            // To get no CPU for a while is a wait, too, where one may not look.
+            // Being preempted for a while also is a wait if the thread cannot be inspected.
             let profile = setup.profiles().pop().filter(|profile| profile.wait_count() == 1)?;
             Some((setup.handle.stats(), profile))
         });
         let found = waits(&profile);
         assert!(found[0].2 >= 50_000_000, "{source:?}");
-        let expected = if may_look { "[sleep]" } else { "[waiting: location unknown]" };
+        let expected = if is_readable { "[sleep]" } else { "[waiting: location unknown]" };
         assert_eq!(found[0].1[0], expected, "{source:?}");
-        assert_eq!(stats.waits.without_stack, u64::from(!may_look));
+        assert_eq!(stats.waits.without_stack, u64::from(!is_readable));
     }
 }
 
-/// All that a span ran for is in its profile, also what the kernel did for it.
+/// All CPU time of a span is in its profile, including the time in the kernel.
 #[test]
-fn time_in_the_kernel_is_in_the_sum() {
+fn kernel_time_is_part_of_the_total() {
     use std::io::Read as _;
     #[inline(never)]
     fn read_zeros(mut goes_on: impl FnMut() -> bool) {
@@ -324,13 +323,13 @@ fn time_in_the_kernel_is_in_the_sum() {
             zeros.read_exact(&mut buffer).unwrap();
         }
     }
-    /// Then the rest of the span's time is one sample without a place.
+    /// Then the rest of the span's time is one sample without a stack.
     fn of_user_code_alone(profile: &Profile) -> bool {
         profile.of_kind(SampleKind::OnCpu).any(|sample| names(profile, sample) == ["[kernel]"])
     }
     for source in sources() {
         let mut tries = 0..5;
-        // How much CPU time the span had by which moment.
+        // The CPU time of the span by time of day.
         let mut had = Vec::new();
         let (setup, [least_ns, most_ns]) = loop {
             let setup = with(source);
@@ -349,11 +348,11 @@ fn time_in_the_kernel_is_in_the_sum() {
                     read_zeros(|| until(400 * MS));
                 });
             });
-            // On a busy machine timers find a thread rarely: what came after the last sample is not there.
+            // On a busy machine timers rarely hit a thread: the time after the last sample is missing.
             let profile = &setup.profiles()[0];
             let account = *setup.kept()[0].spans[0].account();
             let by_time = match of_user_code_alone(profile) {
-                // The rest is the kernel's, to the end of the span.
+                // The remaining time up to the end of the span is kernel time.
                 true => Some([account.on_cpu_ns; 2]),
                 false => {
                     let on_cpu = profile.of_kind(SampleKind::OnCpu);
@@ -362,24 +361,27 @@ fn time_in_the_kernel_is_in_the_sum() {
                     let next = had.partition_point(|(time_ns, _)| *time_ns < last_ns);
                     let next = next.min(had.len() - 1);
                     let by_time = [next.saturating_sub(1), next].map(|at: usize| had[at].1);
-                    // Most of the time in the kernel comes before.
+                    // Most of the time in the kernel is before that.
                     Some(by_time).filter(|[least_ns, _]| *least_ns >= 250_000_000)
                 }
             };
             let lost = setup.handle.stats().samples.dropped_ring_full;
-            // What is lost is not in the sum.
+            // Lost samples are not in the total.
             if let Some(by_time) = by_time.filter(|_| lost == 0) {
                 break (setup, by_time);
             }
-            assert!(tries.next().is_some(), "{source:?}: {lost} lost again, or the last one early");
+            assert!(
+                tries.next().is_some(),
+                "{source:?}: {lost} samples lost again, or the last one was early"
+            );
         };
         let profile = &setup.profiles()[0];
         let account = *setup.kept()[0].spans[0].account();
         let sampled_ns = profile.weight_ns();
-        // Nor is what the thread ran for while no tick of the kernel found it for long; that is counted.
+        // Nor is the time in which no kernel tick hit the thread for long; it is counted.
         let usual_ns = profile.period_ns.max(4_000_000);
         let late_ns = setup.handle.stats().samples.dropped_late * usual_ns;
-        // As far as samples can tell: one more or less at each end.
+        // Up to one sample more or less at each end.
         let slack_ns = 2 * usual_ns + account.on_cpu_ns / 50;
         assert!(
             sampled_ns + late_ns + slack_ns >= least_ns && sampled_ns <= most_ns + slack_ns,
@@ -387,8 +389,8 @@ fn time_in_the_kernel_is_in_the_sum() {
             profile.notes,
             setup.handle.stats(),
         );
-        // The kernel's part is at the user's call, with the kernel's frames or without; or, where
-        // perf sees only user code, on its own.
+        // The kernel's part is at the user's call, with or without kernel frames; or separate where perf sees only
+        // user code.
         let on_cpu = profile.of_kind(SampleKind::OnCpu);
         let in_kernel_ns: u64 = on_cpu
             .filter(|sample| {
@@ -408,9 +410,9 @@ fn time_in_the_kernel_is_in_the_sum() {
     }
 }
 
-/// A ring of switch records that no hook empties says nothing of what comes later.
+/// If no hook empties the ring of switch records and it is full, it lacks the later waits.
 #[test]
-fn short_waits_in_great_number_are_no_long_one() {
+fn many_short_waits_are_not_merged_into_a_long_one() {
     for source in sources() {
         let setup = with(source);
         let round = || {
@@ -433,7 +435,7 @@ fn short_waits_in_great_number_are_no_long_one() {
 }
 
 #[test]
-fn the_waits_of_threads_that_end_are_whole() {
+fn waits_of_ended_threads_are_complete() {
     for source in sources() {
         let setup = Setup::with("0ms", |builder: Builder| {
             builder.source(source).profiles_per_minute(1_000_000)
@@ -456,7 +458,7 @@ fn the_waits_of_threads_that_end_are_whole() {
         assert_eq!(accounts.len(), 360);
         let profiles = setup.profiles();
         for profile in profiles {
-            // What was promised for a wait has it, unless a sample fell in it, too.
+            // A profile that was reserved for a wait has it, unless a sample fell in it, too.
             let is_there = profile.wait_count() > 0 || profile.sample_count() > 0;
             assert!(
                 is_there && !profile.notes.join("").contains("lost before"),
@@ -470,9 +472,9 @@ fn the_waits_of_threads_that_end_are_whole() {
     }
 }
 
-/// Of waits for which there is no room, their time is left, and it lies inside the span.
+/// For waits beyond the limit, the time is kept, and lies inside the span.
 #[test]
-fn more_waits_than_a_profile_may_have_keep_their_time() {
+fn waits_beyond_the_limit_of_a_profile_keep_their_time() {
     for source in sources() {
         let (setup, time) = with_longer_waits(|time| {
             let setup = Setup::with("0ms|hung=off", |builder: Builder| {
@@ -488,7 +490,7 @@ fn more_waits_than_a_profile_may_have_keep_their_time() {
         let range = profile.start_unix_ns..profile.start_unix_ns + profile.duration_ns;
         let points = profile.samples().iter().flat_map(|sample| &sample.points);
         assert!(points.into_iter().all(|point| range.contains(&point.time_unix_ns)));
-        // On a loaded machine one or two may have been missed.
+        // On a loaded machine one or two may be missed.
         let (kept, dropped) = (2, setup.handle.stats().waits.dropped_memory);
         let each_ns = time.as_nanos() as u64 / 10 * 9;
         assert!(profile.waited_ns() >= (kept + dropped) * each_ns, "{:?}", profile.notes);
@@ -496,9 +498,9 @@ fn more_waits_than_a_profile_may_have_keep_their_time() {
     }
 }
 
-/// CPU time of a thread that had blocked the timer's signal is nobody's.
+/// CPU time in which a thread has blocked the timer signal is attributed to no span.
 #[test]
-fn time_in_which_signals_were_blocked_is_given_to_nobody() {
+fn time_with_blocked_signals_is_attributed_to_no_span() {
     let setup = with(Source::Timer);
     setup.run(|| {
         let _outer = info_span!("outer").entered();
@@ -532,9 +534,9 @@ fn block_all_signals() -> impl FnOnce() {
     }
 }
 
-/// Children that were exported before are not the kernel's, and neither is what was not sampled.
+/// Time of children that were exported before, and time without samples, is not kernel time.
 #[test]
-fn what_an_earlier_profile_has_is_not_taken_for_the_kernels() {
+fn time_in_an_earlier_profile_is_not_kernel_time() {
     for source in sources() {
         let setup = with(source);
         setup.run(|| {
@@ -556,10 +558,10 @@ fn what_an_earlier_profile_has_is_not_taken_for_the_kernels() {
     }
 }
 
-/// Nobody is looked at often who does nothing.
+/// The collector rarely polls threads that stay blocked.
 #[test]
-fn threads_that_wait_are_looked_at_seldom() {
-    const TEST: &str = "threads_that_wait_are_looked_at_seldom";
+fn blocked_threads_are_polled_rarely() {
+    const TEST: &str = "blocked_threads_are_polled_rarely";
     if !is_child(TEST) {
         let output = run_child(TEST, &[]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -585,7 +587,7 @@ fn threads_that_wait_are_looked_at_seldom() {
             let before = wakeups();
             std::thread::sleep(2_000 * MS);
             let count = wakeups() - before;
-            // By the clock every 6 ms.
+            // With timers, the CPU clock is read every 6 ms.
             let most = if source == Source::Timer { 350 } else { 60 };
             assert!(count <= most, "{source:?}: {count} in two seconds");
         });
@@ -594,13 +596,13 @@ fn threads_that_wait_are_looked_at_seldom() {
 }
 
 #[test]
-fn a_long_wait_behind_many_short_ones_is_seen() {
+fn a_long_wait_after_many_short_ones_is_captured() {
     for source in sources() {
         let (waited_ns, time) = with_longer_waits(|time| {
             let setup = with(source);
             setup.run(|| {
                 info_span!("job").in_scope(|| {
-                    // More than the ring of switch records holds, and no hook that empties it.
+                    // More than the ring of switch records holds, without a hook that empties it.
                     (0..400).for_each(|_| std::thread::sleep(MS / 10));
                     std::thread::sleep(time);
                 });
@@ -617,10 +619,10 @@ fn a_long_wait_behind_many_short_ones_is_seen() {
     }
 }
 
-/// One to forty sleeps in a segment, sampled from the enter and when it is old. How exact their lengths are on a quiet
-/// machine is a figure (`split.wait_error`); these hold on any.
+/// One to forty sleeps in a segment, sampled from the enter and from when the span is old. The error of their lengths
+/// on a quiet machine is a figure (`split.wait_error`); these assertions hold on any machine.
 #[test]
-fn waits_lie_in_their_span_and_in_what_it_waited() {
+fn waits_lie_in_their_span_and_within_its_off_cpu_time() {
     for source in sources() {
         for (arm_after, sleeps) in [Duration::ZERO, 12 * MS]
             .into_iter()
@@ -639,14 +641,14 @@ fn waits_lie_in_their_span_and_in_what_it_waited() {
             assert!(waited_ns <= most_ns, "{waited_ns} of {account:?}: {of}");
             for wait in &waits {
                 assert!(slept.holds(wait), "{wait:?} is not in its span: {of}");
-                // By a timer nobody has looked before the first look.
+                // With timers, the first check does not know when the wait began.
                 let may_be_marked = !arm_after.is_zero() || source == Source::Timer;
                 assert!(may_be_marked || !wait.is_marked, "sampled from the enter: {of}");
             }
             assert!(waits.iter().filter(|wait| wait.is_marked).count() <= 1, "{of}");
             for (slept_ns, told_ns) in sleeps::told(&slept, &waits, arm_after) {
                 let Some(told_ns) = told_ns else { continue };
-                // By a timer it is measured from the CPU clock: off by a preemption right before or after it.
+                // With timers the length is measured from the CPU clock: off by a preemption right before or after.
                 if source == Source::Perf {
                     let slack_ns = 1_000_000 + slept_ns / 100;
                     let least_ns = u64::try_from(sleeps.sleep.as_nanos()).unwrap();

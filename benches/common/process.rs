@@ -1,4 +1,4 @@
-//! What the system says of this process.
+//! Resource usage of this process, from procfs.
 
 #![allow(dead_code, reason = "not every bench needs all of it")]
 
@@ -6,7 +6,7 @@ use std::{fmt, fs};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Resident memory in KiB, and that of perf rings, which the kernel does not count as resident.
+/// Resident memory in KiB, plus perf rings, which the kernel does not count as resident.
 pub(crate) fn resident_kib() -> f64 {
     let status = fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
     let rss = status.lines().find_map(|line| line.strip_prefix("Rss:")).expect("a field");
@@ -25,13 +25,13 @@ fn ring_bytes() -> Vec<u64> {
     rings.collect()
 }
 
-/// How many files are open.
+/// The number of open files.
 pub(crate) fn open_files() -> usize {
-    // But the one by which that is found.
+    // Minus the one that lists them.
     fs::read_dir("/proc/self/fd").expect("procfs").count() - 1
 }
 
-/// How many of them are perf events.
+/// The number of open perf events.
 fn perf_events() -> usize {
     let files = fs::read_dir("/proc/self/fd").expect("procfs").flatten();
     let is_event = |file: &fs::DirEntry| {
@@ -41,13 +41,13 @@ fn perf_events() -> usize {
     files.filter(is_event).count()
 }
 
-/// What this process has at a moment.
+/// The resources that this process uses at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
-    /// Resident, with perf rings.
+    /// Resident memory, with perf rings.
     pub(crate) mib: f64,
     pub(crate) files: usize,
-    /// Of the files, perf events.
+    /// How many of the files are perf events.
     pub(crate) events: usize,
     pub(crate) mappings: usize,
     pub(crate) rings: usize,
@@ -77,9 +77,9 @@ impl fmt::Display for Usage {
     }
 }
 
-/// As many as the system lets this user have: what a server has, and a shell does not.
+/// Raises the limit of open files to the hard limit, which servers usually do and shells do not.
 pub(crate) fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     let all = Rlimit { current: limit.maximum, ..limit };
-    setrlimit(Resource::Nofile, all).expect("as many as are allowed");
+    setrlimit(Resource::Nofile, all).expect("the hard limit");
 }

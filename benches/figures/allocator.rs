@@ -1,12 +1,12 @@
-//! The system's allocator, which counts while it is asked to: how often it is asked, and how much is live. Elsewhere that must cost nothing: the service
-//! under load runs on it.
+//! The system's allocator with counters for calls and live bytes. They are updated only during a measurement, so the
+//! service under load, which also uses this allocator, pays nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
 
 static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-/// Since counting began; below 0 if more was given back.
+/// Live bytes since counting began; negative if more was freed than allocated.
 static LIVE: AtomicIsize = AtomicIsize::new(0);
 static PEAK: AtomicIsize = AtomicIsize::new(0);
 
@@ -21,13 +21,13 @@ pub(crate) fn allocations(action: impl FnOnce()) -> usize {
     ALLOCATIONS.load(Ordering::SeqCst) - before
 }
 
-/// By how many bytes what is live was more during `action` than before, at most.
+/// The peak of live bytes during `action`, relative to the start.
 pub(crate) fn peak<R>(action: impl FnOnce() -> R) -> (usize, R) {
     LIVE.store(0, Ordering::SeqCst);
     PEAK.store(0, Ordering::SeqCst);
     let mut result = None;
     allocations(|| result = Some(action()));
-    (PEAK.load(Ordering::SeqCst).unsigned_abs(), result.expect("it was called"))
+    (PEAK.load(Ordering::SeqCst).unsigned_abs(), result.expect("the action returned"))
 }
 
 fn count(more: usize, less: usize) {
@@ -39,30 +39,30 @@ fn count(more: usize, less: usize) {
     }
 }
 
-// SAFETY: hands everything on to the system's allocator.
+// SAFETY: forwards all calls to the system's allocator.
 #[allow(unsafe_code, reason = "a global allocator")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 0);
-        // SAFETY: the caller's.
+        // SAFETY: the contract is the caller's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 0);
-        // SAFETY: the caller's.
+        // SAFETY: the contract is the caller's.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size, layout.size());
-        // SAFETY: the caller's.
+        // SAFETY: the contract is the caller's.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(0, layout.size());
-        // SAFETY: the caller's.
+        // SAFETY: the contract is the caller's.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

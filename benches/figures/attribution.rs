@@ -1,4 +1,4 @@
-//! Samples on a wrong span, of 100,000, while tasks migrate between threads.
+//! Samples on a wrong span, out of 100,000, while tasks migrate between threads.
 
 use std::hint::black_box;
 
@@ -14,12 +14,12 @@ pub(crate) fn run() {
 }
 
 pub(crate) fn counted() {
-    // A small stack and a high rate: this is about where samples go, and the more the better.
+    // A small stack copy and a high rate, to get many samples.
     let setup = Setup::new("root=0ms,1h", |builder| {
         builder.rate(10_000).stack_bytes(2_048).samples_per_profile(WANTED * 4)
     });
-    // A parent is closed through the default of the thread on which its last child closes.
-    dispatcher::set_global_default(setup.dispatch.clone()).expect("the only one");
+    // A parent is closed through the default dispatcher of the thread on which its last child closes.
+    dispatcher::set_global_default(setup.dispatch.clone()).expect("no other global default");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().expect("a runtime");
     let (mut right, mut wrong) = (0, Vec::new());

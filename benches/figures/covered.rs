@@ -1,4 +1,4 @@
-//! How much of what ran has samples, where spans are sampled as they are by default.
+//! How much of the on-CPU time is sampled with the default settings.
 
 use std::time::{Duration, Instant};
 
@@ -20,14 +20,14 @@ fn weight_ns(setup: &Setup) -> f64 {
     setup.memory.take().iter().map(|profile| profile.weight_ns() as f64).sum()
 }
 
-/// The share of its on-CPU time that the samples of a busy span stand for, which is kept at 1.2 times its threshold;
-/// in percent.
+/// The share of its on-CPU time that the samples of a busy span represent, in percent. The span is kept at 1.2 times
+/// its threshold.
 fn of_busy_spans(threshold_ms: u64, source: Source) -> f64 {
     let setup = late(&format!("{threshold_ms}ms"), |builder| builder.source(source));
     let length = Duration::from_millis(threshold_ms) * 6 / 5;
     let shares: Vec<f64> = (0..SPANS)
         .map(|_| {
-            // On a thread that was not armed for the one before.
+            // On a thread that was not armed for the previous span.
             let busy = || {
                 dispatcher::with_default(&setup.dispatch, || {
                     info_span!("busy").in_scope(|| {
@@ -46,7 +46,7 @@ fn of_busy_spans(threshold_ms: u64, source: Source) -> f64 {
     median(&shares)
 }
 
-/// The same of threads that each work for so long below one root, in a span of their own.
+/// The same for threads that each work for that long below one root, in a span of their own.
 fn of_short_threads(work_ms: u64, source: Source, hertz: Option<u32>) -> f64 {
     let setup = late("250ms", |builder| {
         let builder = builder.source(source);

@@ -1,4 +1,4 @@
-//! From the close of a kept span to its profile on disk.
+//! The time from the close of a kept span to its profile on disk.
 
 use std::sync::mpsc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What the export of deep stacks takes.
+//! Memory use of exporting deep stacks.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(crate) fn run() {
     figure("export.memory_peak_deep_10000", peak_mib(10_000), "MiB");
 }
 
-/// The peak over what there was before the span closed, of stacks that all differ.
+/// The peak of live memory relative to the moment before the span closes, with stacks that all differ.
 fn peak_mib(stacks: u64) -> f64 {
     let directory = tempfile::tempdir().expect("a directory");
     let store = Directory::new(directory.path());

@@ -1,4 +1,4 @@
-//! What a profiled span costs that is not kept, and one that no rule matches.
+//! The cost of a profiled span that is not kept, and of a span that no rule matches.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ fn with_source(source: Source) -> ProfilingLayer {
     ProfilingLayer::builder().rules(rules).source(source).build().expect("threads")
 }
 
-/// Its spans are sampled from their enter, and are such as may be kept after 16 µs.
+/// Spans are sampled from their first enter, and may be kept after 16 µs.
 fn of_old_spans(source: Source) -> Dispatch {
     let rules = "matched=1ms".parse().expect("rules of this bench");
     let builder = ProfilingLayer::builder().rules(rules).source(source).exporter(Memory::new());
@@ -65,7 +65,7 @@ fn whole_life(dispatch: &Dispatch, is_matched: bool) -> f64 {
     })
 }
 
-/// One enter and exit every 200 µs, in between which other memory is used.
+/// One enter and exit every 200 µs, with accesses to other memory in between.
 fn enter_exit_cold(dispatch: &Dispatch, is_matched: bool) -> f64 {
     let mut other = vec![0_u8; 256 * 1024];
     dispatcher::with_default(dispatch, || {
@@ -92,7 +92,7 @@ fn allocations(dispatch: &Dispatch) -> usize {
 }
 
 pub(crate) fn run() {
-    // A registry without any layer never closes a span; with one that does nothing it does.
+    // A registry closes spans only if it has a layer.
     let bare = Dispatch::new(tracing_subscriber::registry().with(Identity::new()));
     let with_ours = Dispatch::new(tracing_subscriber::registry().with(ours()));
     let provider = SdkTracerProvider::builder().build();
@@ -105,7 +105,7 @@ pub(crate) fn run() {
             .with(ours())
             .with(tracing_opentelemetry::layer().with_tracer(tracer())),
     );
-    // Its lines go nowhere.
+    // The output is discarded.
     let flame = FlameLayer::new(std::io::sink());
     let by_source =
         |source| Dispatch::new(tracing_subscriber::registry().with(with_source(source)));
@@ -171,7 +171,7 @@ pub(crate) fn run() {
     clock();
 }
 
-/// The floor: an enter and exit reads the time stamp counter twice, the life of a span four times.
+/// The lower bound: an enter and exit reads the time stamp counter twice, the life of a span four times.
 fn clock() {
     let clock = quanta::Clock::new();
     let times = interleave(11, &mut [&mut || time_each(200_000, || _ = black_box(clock.raw()))]);

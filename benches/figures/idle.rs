@@ -1,4 +1,4 @@
-//! That nothing of ours wakes up while no profiled span is open.
+//! Checks that the layer's threads do not wake up while no profiled span is open.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -11,22 +11,22 @@ use tracing_profiling::{Builder, Source};
 
 use crate::measure::{Setup, figure, work};
 
-/// After the last span. Threads are sampled for up to 20 seconds without one, and what was read of symbols is
-/// held for 30.
-const SETTLES: Duration = Duration::from_secs(40);
+/// From the last span until nothing more happens. Threads are sampled for up to 20 seconds without a span, and symbols
+/// are cached for 30.
+const QUIET_AFTER: Duration = Duration::from_secs(40);
 const WATCHED: Duration = Duration::from_secs(10);
 const THREADS: usize = 3;
-/// Of spans that are kept.
+/// The length of kept spans.
 const SLOW: Duration = Duration::from_millis(30);
-/// What says that nothing is left to do but to wait.
+/// Printed when the spans are over.
 const BEGUN: &str = "begun";
 
-/// Processes that sleep while other figures are measured: this takes nearly a minute.
+/// Processes that sleep while other figures are measured, since this takes nearly a minute.
 #[derive(Debug)]
 pub(crate) struct Idle(Vec<(Child, BufReader<ChildStdout>)>);
 
 impl Idle {
-    /// Returns when they have had all their spans. With `all`, also that which takes minutes.
+    /// Returns once they have had all their spans. With `all`, also starts the process that takes minutes.
     pub(crate) fn begin(all: bool) -> Self {
         let mut children = Vec::new();
         let slow = (all && cfg!(feature = "otlp-http")).then_some("idle_otlp");
@@ -46,7 +46,7 @@ impl Idle {
         Self(children)
     }
 
-    /// Waits for them, and prints what they found.
+    /// Waits for the processes and prints their results.
     pub(crate) fn end(self) {
         for (mut child, mut lines) in self.0 {
             let mut found = String::new();
@@ -58,14 +58,14 @@ impl Idle {
 }
 
 pub(crate) fn by_perf() {
-    idle("idle", SETTLES, |builder| builder.source(Source::Perf));
+    idle("idle", QUIET_AFTER, |builder| builder.source(Source::Perf));
 }
 
 pub(crate) fn by_timer() {
-    idle("idle.timer", SETTLES, |builder| builder.source(Source::Timer));
+    idle("idle.timer", QUIET_AFTER, |builder| builder.source(Source::Timer));
 }
 
-/// A connection that nobody uses is given up after 90 seconds, or at the next look 90 seconds later.
+/// An unused connection is closed after 90 seconds, or at the next check 90 seconds later.
 #[cfg(feature = "otlp-http")]
 pub(crate) fn with_otlp() {
     use tracing_profiling::{OtlpExporter, Protocol};
@@ -77,15 +77,15 @@ pub(crate) fn with_otlp() {
         .endpoint(format!("http://{address}"))
         .build()
         .expect("an exporter");
-    let settles = Duration::from_secs(200);
-    idle("idle.otlp", settles, |builder| {
+    let quiet_after = Duration::from_secs(200);
+    idle("idle.otlp", quiet_after, |builder| {
         #[cfg(feature = "sighup")]
         let builder = builder.reload_on_sighup();
         builder.exporter(exporter)
     });
 }
 
-/// Takes everything.
+/// Accepts every request.
 #[cfg(feature = "otlp-http")]
 fn serve(listener: &std::net::TcpListener) {
     use std::io::Write;
@@ -106,9 +106,9 @@ fn serve(listener: &std::net::TcpListener) {
     }
 }
 
-/// A process that was busy once: threads with profiled spans, kept and not, of which some have ended and some
-/// live on without one.
-fn idle(name: &str, settles: Duration, set: impl FnOnce(Builder) -> Builder) {
+/// A process that was busy once: threads with profiled spans, kept and not. Some threads have ended, others live on
+/// without a span.
+fn idle(name: &str, quiet_after: Duration, set: impl FnOnce(Builder) -> Builder) {
     let setup = Setup::new("20ms|hung>1s", set);
     some_spans(&setup);
     let (are_done, may_end) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
@@ -125,8 +125,8 @@ fn idle(name: &str, settles: Duration, set: impl FnOnce(Builder) -> Builder) {
         let last_span = Instant::now();
         println!("{BEGUN}");
         assert!(setup.handle.stats().threads.sampled > 0, "{:?}", setup.handle.stats());
-        let settled = last_change(last_span, settles);
-        // None of it was measured where there was nothing to settle.
+        let last_wakeup = last_change(last_span, quiet_after);
+        // The measurement is void unless there was work to finish.
         let stats = setup.handle.stats();
         assert!(stats.spans.kept > 0 && stats.profiles.exported > 0, "{stats:?}");
         assert_eq!(stats.threads.sampled, 0, "{stats:?}");
@@ -141,7 +141,7 @@ fn idle(name: &str, settles: Duration, set: impl FnOnce(Builder) -> Builder) {
             }
         }
         let woken = after.values().sum::<u64>() - before.values().sum::<u64>();
-        figure(&format!("{name}.settled_after"), settled.as_secs_f64(), "s");
+        figure(&format!("{name}.settled_after"), last_wakeup.as_secs_f64(), "s");
         figure(&format!("{name}.wakeups"), woken as f64, "count");
         may_end.wait();
     });
@@ -170,10 +170,10 @@ fn some_spans(setup: &Setup) {
     });
 }
 
-/// Waits for so long, and returns how long after `start` a thread of ours last woke up.
-fn last_change(start: Instant, settles: Duration) -> Duration {
+/// Waits that long, and returns when a thread of the layer last woke up, relative to `start`.
+fn last_change(start: Instant, quiet_after: Duration) -> Duration {
     let (mut last, mut seen) = (Duration::ZERO, switches());
-    while start.elapsed() < settles {
+    while start.elapsed() < quiet_after {
         std::thread::sleep(Duration::from_secs(1));
         let now = switches();
         if now != seen {
@@ -184,7 +184,7 @@ fn last_change(start: Instant, settles: Duration) -> Duration {
     last
 }
 
-/// How often each thread of ours, by its number and name, was switched from a CPU.
+/// The number of context switches of each thread of the layer, by thread id and name.
 fn switches() -> BTreeMap<(u32, String), u64> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
     let of_task = |task: std::fs::DirEntry| {

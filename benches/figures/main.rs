@@ -1,7 +1,7 @@
-//! Every figure of `docs/performance.md`, one a line: `figure NAME VALUE UNIT`.
+//! Every figure of `docs/performance.md`, one per line: `figure NAME VALUE UNIT`.
 //!
-//! `cargo bench --bench figures` prints them all; `-- hot split` prints those whose names begin
-//! so. Differences and ratios are medians over interleaved rounds of one run.
+//! `cargo bench --bench figures` prints them all; `-- hot split` prints those whose names begin with these words.
+//! Differences and ratios are medians over interleaved rounds of one run.
 
 #![allow(
     clippy::expect_used,
@@ -69,7 +69,7 @@ const PARTS: &[Part] = &[
     ("service", service::run),
 ];
 
-/// What must run in a process of its own.
+/// Parts that must run in a process of their own.
 const CHILDREN: &[Part] = &[
     ("syscalls", syscalls::child),
     ("attribution", attribution::counted),
@@ -102,7 +102,7 @@ fn main() {
         return run();
     }
     let wanted: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with("--")).collect();
-    // What is asked of a service are parts of that part.
+    // The loads of the service are parts of that part.
     let is_of = |name: &str, wanted: &str| {
         name.starts_with(wanted) || name == "service" && wanted.starts_with("service.")
     };

@@ -1,4 +1,4 @@
-//! Measuring, and printing what was measured.
+//! Measuring, and printing the results.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-/// Nanoseconds for each of `count` runs of `action`.
+/// Nanoseconds per run of `action`, over `count` runs.
 pub(crate) fn time_each(count: u32, mut action: impl FnMut()) -> f64 {
     let start = Instant::now();
     for _ in 0..count {
@@ -34,7 +34,7 @@ pub(crate) fn time_each(count: u32, mut action: impl FnMut()) -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(count)
 }
 
-/// Runs the variants in turn, `rounds` times, and returns for each its values.
+/// Runs the variants in turn, `rounds` times, and returns the values of each.
 pub(crate) fn interleave(rounds: usize, variants: &mut [&mut dyn FnMut() -> f64]) -> Vec<Vec<f64>> {
     let mut values = vec![Vec::with_capacity(rounds); variants.len()];
     for round in 0..=rounds {
@@ -69,12 +69,12 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Spans are sampled from the enter.
+    /// Spans are sampled from their first enter.
     pub(crate) fn new(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         Self::late(rules, |builder| set(builder.arm_after(Duration::ZERO)))
     }
 
-    /// They are sampled when they are old.
+    /// Spans are sampled once they are old.
     pub(crate) fn late(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         let memory = Memory::new();
         let builder = ProfilingLayer::builder()
@@ -106,8 +106,8 @@ pub(crate) fn work_for(rounds: u64) -> u64 {
     x
 }
 
-/// Runs a part of this bench in a process of its own, and returns what it printed. `prefix` is
-/// what the process is started by.
+/// Runs a part of this bench in a process of its own, and returns its output. `prefix` is the command that starts the
+/// process.
 pub(crate) fn child(part: &str, prefix: &[&str]) -> String {
     let this = std::env::current_exe().expect("the path of this program");
     let this = this.to_str().expect("a path in UTF-8");
@@ -122,7 +122,7 @@ pub(crate) fn child(part: &str, prefix: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("figures")
 }
 
-/// What starts a process as a user without any privilege.
+/// The command that starts a process as an unprivileged user.
 pub(crate) fn unprivileged() -> &'static [&'static str] {
     let is_root = std::fs::read_to_string("/proc/self/status")
         .is_ok_and(|status| status.lines().any(|line| line.starts_with("Uid:\t0")));

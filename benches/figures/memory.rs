@@ -1,4 +1,5 @@
-//! Resident memory that the layer adds. Each in a process of its own, against one without it.
+//! Resident memory that the layer adds. Each case runs in a process of its own, and is compared with one without the
+//! layer.
 
 use std::sync::Barrier;
 
@@ -32,7 +33,7 @@ pub(crate) fn layer() {
     println!("{}", resident_kib() - before);
 }
 
-/// What each of many threads takes that do `action` and then wait.
+/// The memory of each of many threads that run `action` and then wait.
 fn each_thread(dispatch: &Dispatch, action: impl Fn() + Sync) -> f64 {
     dispatcher::with_default(dispatch, &action);
     let before = resident_kib();
@@ -57,7 +58,7 @@ pub(crate) fn threads_bare() {
     println!("{}", each_thread(&bare_dispatch(), || info_span!("one").in_scope(|| ())));
 }
 
-/// Threads that have a profiled span and have not entered one: no sample can fall.
+/// Threads that have a profiled span and have not entered one, so that no sample can fall.
 pub(crate) fn threads() {
     let setup = Setup::new("1h", |builder| builder);
     println!("{}", each_thread(&setup.dispatch, || drop(info_span!("one"))));

@@ -1,4 +1,4 @@
-//! Waits: how right their measured durations are, and what looking for them costs.
+//! Waits: the error of their measured durations, and the cost of detecting them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
@@ -20,7 +20,7 @@ pub(crate) fn run() {
     for (name, source) in [("perf", Source::Perf), ("timer", Source::Timer)] {
         let errors = wait_errors(source);
         let seen: Vec<f64> = errors.iter().copied().flatten().collect();
-        assert!(!seen.is_empty(), "no wait was seen of {}", errors.len());
+        assert!(!seen.is_empty(), "no wait was captured of {}", errors.len());
         let most = seen.iter().copied().fold(0.0, f64::max);
         figure(&format!("off_cpu.{name}.wait_error"), most, "ms");
         figure(&format!("off_cpu.{name}.wait_error_median"), median(&seen), "ms");
@@ -31,8 +31,8 @@ pub(crate) fn run() {
     print!("{}", child("watch_timer", &[]));
 }
 
-/// How far a wait for a lock, as a profile has it, is off what the waiter's clock says; none where no
-/// profile has it.
+/// The difference between the length of a wait for a lock in the profile and by the clock of the blocked thread; none
+/// if the profile does not have the wait.
 fn wait_errors(source: Source) -> Vec<Option<f64>> {
     let setup = Setup::new("0ms", |builder| builder.source(source).profiles_per_minute(10_000));
     (0..WAITS)
@@ -41,7 +41,7 @@ fn wait_errors(source: Source) -> Vec<Option<f64>> {
             setup.flush();
             let seen: u64 = setup.memory.take().iter().map(Profile::waited_ns).sum();
             if seen == 0 {
-                eprintln!("{source:?} has missed wait {number} of {waited:?}");
+                eprintln!("{source:?} missed wait {number} of {waited:?}");
             }
             (seen > 0).then(|| (seen as f64 - waited.as_nanos() as f64).abs() / 1e6)
         })
@@ -69,7 +69,7 @@ fn wait_for_a_lock(setup: &Setup) -> Duration {
     })
 }
 
-/// About a millisecond, so that the wait is neither the first nor the last of the span.
+/// About a millisecond, so that the wait is neither the first nor the last activity of the span.
 fn some_work() {
     for _ in 0..10 {
         work();
@@ -84,15 +84,15 @@ pub(crate) fn watch_by_timer() {
     watch("timer", Source::Timer);
 }
 
-/// What the collector does about threads that are in profiled spans, as a share of one core.
+/// The cost of the collector for threads in profiled spans, as a share of one core.
 fn watch(name: &str, source: Source) {
-    // This is not about samples.
+    // Samples do not matter here.
     let setup = Setup::new("1h", |builder| builder.source(source).rate(1));
     let lock = Mutex::new(());
     let held = lock.lock().expect("no panic");
     let blocked = in_spans(&setup, || drop(lock.lock().expect("no panic")), || drop(held));
     figure(&format!("off_cpu.{name}.watch_cost"), blocked.collector, "%");
-    // Of blocked threads nothing else runs: what is more is waking up and going back to sleep.
+    // Blocked threads run nothing else, so the difference is the cost of waking up and going back to sleep.
     figure(&format!("off_cpu.{name}.watch_cost_with_wakeups"), blocked.process, "%");
     let is_over = AtomicBool::new(false);
     let spin = || {
@@ -110,7 +110,7 @@ struct Shares {
     process: f64,
 }
 
-/// Watches threads that do `action` in a span each until `end`.
+/// Polls threads that each do `action` in a span, until `end` returns.
 fn in_spans(setup: &Setup, action: impl Fn() + Sync, end: impl FnOnce()) -> Shares {
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
@@ -118,7 +118,7 @@ fn in_spans(setup: &Setup, action: impl Fn() + Sync, end: impl FnOnce()) -> Shar
                 dispatcher::with_default(&setup.dispatch, || info_span!("in").in_scope(&action));
             });
         }
-        // Until all are there; the collector learns of them when it has something else to do.
+        // Until all threads have started; the collector finds them when it next wakes up.
         std::thread::sleep(Duration::from_millis(100));
         setup.flush();
         std::thread::sleep(Duration::from_millis(200));

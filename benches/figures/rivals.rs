@@ -1,4 +1,4 @@
-//! What ours is measured against: bare events and timers, pprof-rs, and `perf record`.
+//! The alternatives for comparison: bare events and timers, pprof-rs, and `perf record`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ use crate::sampling::{cpu_of_work, keep_busy};
 
 const PERIOD: Duration = Duration::from_nanos(1_000_000_000 / 999);
 
-/// A perf event that interrupts 999 times a second and records nothing.
+/// A perf event that interrupts 999 times per second and records nothing.
 pub(crate) fn perf_floor() -> f64 {
     cpu_of_work(|run| {
         let mut event = PerfBuilder::new().kind(Software::CPU_CLOCK);
@@ -52,7 +52,7 @@ fn bare_timer(clock: ClockId) -> f64 {
         timer.set(expiration, TimerSetTimeFlags::empty()).expect("a timer");
         run();
         drop(timer);
-        // Its own handler stays, and does nothing then.
+        // The handler of signal-hook remains installed, without effect.
         signal_hook::low_level::unregister(handler);
     })
 }
@@ -60,7 +60,7 @@ fn bare_timer(clock: ClockId) -> f64 {
 /// pprof-rs with the unwinder that needs no frame pointers.
 pub(crate) struct Pprof {
     hertz: u32,
-    /// That it has taken.
+    /// Samples taken so far.
     pub(crate) samples: u64,
 }
 
@@ -69,7 +69,7 @@ impl Pprof {
         Self { hertz, samples: 0 }
     }
 
-    /// It samples the whole process; so nobody else may run meanwhile.
+    /// pprof-rs samples the whole process, so no other thread may run in the meantime.
     pub(crate) fn cpu_of_work(&mut self) -> f64 {
         self.sample(|| cpu_of_work(|run| run()))
     }
@@ -94,18 +94,18 @@ pub(crate) fn delivered_by_pprof() {
     }
 }
 
-/// The busy work alone, for [`Recorder`].
+/// Only the busy work, for [`Recorder`].
 pub(crate) fn busy() {
     println!("{}", cpu_of_work(|run| run()));
 }
 
-/// `perf record` of a child that does the busy work.
+/// Runs `perf record` on a child that does the busy work.
 pub(crate) struct Recorder {
     directory: TempDir,
 }
 
 impl Recorder {
-    /// None where it is not installed or refused, which is said.
+    /// Returns none, and prints why, if `perf` is not installed or refused.
     pub(crate) fn find() -> Option<Self> {
         let recorder = Self { directory: tempfile::tempdir().expect("a directory") };
         let result = recorder.try_cpu_of_work(Some(99));
@@ -115,7 +115,7 @@ impl Recorder {
         result.is_ok().then_some(recorder)
     }
 
-    /// Of the child, which is not recorded without a rate.
+    /// CPU time of the child. Without a rate it is not recorded.
     pub(crate) fn cpu_of_work(&self, hertz: Option<u32>) -> f64 {
         self.try_cpu_of_work(hertz).expect("it worked before")
     }

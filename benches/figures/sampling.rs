@@ -1,4 +1,5 @@
-//! What sampling costs the sampled thread, and how much of it arrives: each source, and rivals.
+//! The cost of sampling for the sampled thread, and the share of samples that arrive, for each source and its
+//! alternatives.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -10,11 +11,11 @@ use tracing_profiling::{Builder, Source};
 use crate::measure::{Setup, added, child, figure, interleave, median, ratio, unprivileged, work};
 use crate::rivals::{self, Pprof, Recorder};
 
-/// Of work in a round, of some 100 to 250 µs each.
+/// Units of work per round, of some 100 to 250 µs each.
 const UNITS: u32 = 700;
 const ROUNDS: usize = 11;
-/// Frames of over a kilobyte each between the work and where its thread begins. What a sample costs
-/// depends on the stack that is copied or unwound, and a service has one.
+/// Frames of over a kilobyte each between the work and the start of its thread. The cost of a sample depends on the
+/// stack that is copied or unwound, and stacks of services are deep.
 const FRAMES: u32 = 32;
 /// The CPU time of a round's work on a thread of its own, in nanoseconds, with `around` it.
 pub(crate) fn cpu_of_work(around: impl FnOnce(&mut dyn FnMut()) + Send) -> f64 {
@@ -31,7 +32,7 @@ pub(crate) fn cpu_of_work(around: impl FnOnce(&mut dyn FnMut()) + Send) -> f64 {
     ns
 }
 
-/// Runs something that many frames away from here.
+/// Runs something below that many frames.
 #[inline(never)]
 pub(crate) fn deep(frames: u32, run: &mut dyn FnMut()) {
     let room = black_box([0_u8; 1024]);
@@ -42,7 +43,7 @@ pub(crate) fn deep(frames: u32, run: &mut dyn FnMut()) {
     black_box(&room);
 }
 
-/// One of ours at a rate.
+/// The layer with a source and a rate.
 fn ours(set: fn(Builder) -> Builder, hertz: u32) -> Setup {
     Setup::new("1h", |builder| set(builder).rate(hertz))
 }
@@ -65,7 +66,7 @@ fn sampled(setup: &Setup) -> f64 {
     })
 }
 
-/// The samples of each round so far; the first warmed up.
+/// The average number of samples per round so far; the first round is the warm-up.
 fn samples_a_round(setup: &Setup) -> f64 {
     setup.flush();
     let stats = setup.handle.stats();
@@ -93,7 +94,7 @@ pub(crate) fn run() {
             &mut || sampled(&timer_low),
             &mut || sampled(&timer_high),
             &mut rivals::timer_floor,
-            // Once more in the middle, since the machine does not stay the same through a round.
+            // The baseline again in the middle, since the machine drifts during a round.
             &mut || cpu_of_work(|run| run()),
             &mut || sampled(&fine_low),
             &mut || sampled(&fine_high),
@@ -108,7 +109,7 @@ pub(crate) fn run() {
     let percent = |base: &[f64], with: &[f64]| (ratio(base, with) - 1.0) * 100.0;
     let (first, second) = (&times[0], &times[7]);
     let bare: Vec<f64> = first.iter().zip(second).map(|(a, b)| (a + b) / 2.0).collect();
-    // What is smaller than this, in either direction, is nothing.
+    // The noise: smaller differences, in either direction, are not significant.
     figure("sampling.slowdown_by_nothing", percent(first, second), "%");
     let slowdowns = |name: &str, base: &[f64], [low, high]: [&[f64]; 2]| {
         figure(&format!("{name}.slowdown_99hz"), percent(base, low), "%");
@@ -136,7 +137,7 @@ pub(crate) fn run() {
     print!("{}", child("delivered_pprof_rs", unprivileged()));
 }
 
-/// Seconds of CPU time that as many busy threads as cores use in a while, with `around` each.
+/// Keeps as many threads busy as there are cores, with `around` each. Returns the CPU time used, in seconds.
 pub(crate) fn keep_busy(seconds: u64, around: impl Fn(&mut dyn FnMut()) + Sync) -> f64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let busy = || {
@@ -157,7 +158,7 @@ pub(crate) fn keep_busy(seconds: u64, around: impl Fn(&mut dyn FnMut()) + Sync) 
     })
 }
 
-/// All cores busy in a span each, which is kept, and sampled 999 times a second.
+/// Keeps all cores busy in a span each, which is kept, and sampled 999 times per second.
 fn deliver(set: fn(Builder) -> Builder, seconds: u64) -> (Setup, f64) {
     let setup = Setup::new("0ms", |builder| set(builder).rate(999).samples_per_profile(1_000_000));
     let cpu_s = keep_busy(seconds, |run| {
@@ -167,7 +168,7 @@ fn deliver(set: fn(Builder) -> Builder, seconds: u64) -> (Setup, f64) {
     (setup, cpu_s)
 }
 
-/// With nothing set.
+/// With the default settings.
 pub(crate) fn delivered_by_perf() {
     let (setup, cpu_s) = deliver(perf, 5);
     let stats = setup.handle.stats();
@@ -185,7 +186,7 @@ pub(crate) fn delivered_by_fine_timer() {
     delivered_by_weight("sampling.fine_timer", fine_timer);
 }
 
-/// Where the kernel's tick leaves fewer samples than were asked for, each stands for more CPU time.
+/// Where the kernel's tick yields fewer samples than requested, each has more weight.
 fn delivered_by_weight(name: &str, set: fn(Builder) -> Builder) {
     let (setup, cpu_s) = deliver(set, 2);
     let weight_ns: u64 = setup.memory.profiles().iter().map(|profile| profile.weight_ns()).sum();

@@ -1,5 +1,5 @@
-//! What the layer costs a service under load: CPU time of a request, with its confidence interval, and what
-//! its clients see.
+//! The cost of the layer in a service under load: CPU time per request, with its confidence interval, and the
+//! latencies of its clients.
 
 pub(crate) mod server;
 
@@ -11,30 +11,30 @@ use std::time::{Duration, Instant};
 use crate::measure::{figure, median};
 use server::{Measured, ORDERS, Phases};
 
-/// What is asked of the service.
+/// A load on the service.
 struct Load {
-    /// In the names of its figures.
+    /// The prefix of its figures.
     name: &'static str,
     path: &'static str,
     clients: u32,
     seconds: u32,
     phases: Phases,
-    /// With which settings, and by how much those may make a request dearer, in percent.
+    /// The settings, and the most that each may add to the CPU time of a request, in percent.
     kinds: &'static [(&'static str, f64)],
-    /// How long all of it may take where it is asked for; it ends sooner if one percent can be told from none.
+    /// How long the load may take if it is asked for by name; it ends sooner once the interval is narrow enough.
     most: Duration,
 }
 
-/// So short that what else the machine does is the same in all four that are compared.
-const SHORT: Phases = Phases { ms: 50, settle_ms: 5, connection_s: 0 };
+/// So short that other activity of the machine is the same in the four phases that are compared.
+const SHORT: Phases = Phases { ms: 50, pause_ms: 5, connection_s: 0 };
 
-/// Where requests take so long, and threads may be sampled.
-const fn long(settle_ms: u64) -> Phases {
-    Phases { ms: 500, settle_ms, connection_s: 0 }
+/// For requests that take long, and in which threads may be sampled.
+const fn long(pause_ms: u64) -> Phases {
+    Phases { ms: 500, pause_ms, connection_s: 0 }
 }
 
 const fn with_connections(connection_s: u64) -> Phases {
-    Phases { ms: 200, settle_ms: 20, connection_s }
+    Phases { ms: 200, pause_ms: 20, connection_s }
 }
 
 const ORDERS_AT_ONCE: Load = Load {
@@ -46,7 +46,7 @@ const ORDERS_AT_ONCE: Load = Load {
     kinds: &[
         ("defaults", 1.0),
         ("timer", 1.0),
-        // Only where there is time for them: times alone, and what sampling from the first enter costs.
+        // Only in the long run: times alone, and the cost of sampling from the first enter.
         ("none", 1.0),
         ("early", 100.0),
         ("early_timer", 100.0),
@@ -91,8 +91,8 @@ const OTHERS: [Load; 10] = [
     },
 ];
 
-const fn awaiting(name: &'static str, path: &'static str, clients: u32, settle_ms: u64) -> Load {
-    let phases = Phases { ms: 2 * settle_ms, ..long(settle_ms) };
+const fn awaiting(name: &'static str, path: &'static str, clients: u32, pause_ms: u64) -> Load {
+    let phases = Phases { ms: 2 * pause_ms, ..long(pause_ms) };
     Load { name, path, clients, phases, seconds: 10, ..few(BOTH) }
 }
 
@@ -100,12 +100,12 @@ const fn few(kinds: &'static [(&'static str, f64)]) -> Load {
     Load { kinds, most: Duration::from_secs(300), ..ORDERS_AT_ONCE }
 }
 
-/// Of the kinds of the first load, and how long it may take, among all figures.
+/// In the run of all figures: the number of kinds of the first load, and its duration.
 const AMONG_ALL: (usize, Duration) = (3, Duration::from_secs(40));
-/// Half of the interval, in percent.
+/// Half of the confidence interval, in percent.
 const NARROW: f64 = 0.5;
 const LEAST_TURNS: usize = 12;
-/// What becomes of kept spans.
+/// The counters to print.
 const OF_INTEREST: [&str; 8] = [
     "spans.seen",
     "spans.kept",
@@ -116,18 +116,18 @@ const OF_INTEREST: [&str; 8] = [
     "samples.taken",
     "sampling.rate_reduced",
 ];
-/// Before the first round of a process.
+/// Requests before the first round of a process.
 const WARM_UP: u32 = 1_000;
 const REQUESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/figures/service/requests.lua");
 
 pub(crate) fn run() {
     if Command::new("wrk").arg("-v").output().is_err() {
-        println!("no figures of a service: there is no `wrk` (apt-get install wrk)");
+        println!("no figures of a service: `wrk` is not installed (apt-get install wrk)");
         return;
     }
     let asked: Vec<_> =
         std::env::args().filter(|argument| argument.starts_with("service")).collect();
-    // `service` alone is the first one, and what has a dot all whose names begin so.
+    // `service` alone means the first load; a name with a dot means all loads whose names begin with it.
     let is_asked = |load: &&Load| {
         let is_it = |asked: &String| {
             load.name == asked || asked.contains('.') && load.name.starts_with(asked.as_str())
@@ -151,7 +151,7 @@ fn measure(load: &Load, kinds: &[(&'static str, f64)], most: Duration) {
     let mut of_kinds: Vec<OfKind> = kinds.iter().map(|_| OfKind::default()).collect();
     for turn in 0_usize.. {
         let is_narrow = |of_kind: &OfKind| half_interval(&of_kind.log_ratios) <= NARROW;
-        // The rest is printed with the interval that it has by then.
+        // The remaining kinds are printed with the interval that they have by then.
         let is_enough = turn >= LEAST_TURNS && of_kinds.iter().take(2).all(is_narrow);
         if turn > 0 && start.elapsed() > most || is_enough {
             break;
@@ -163,7 +163,7 @@ fn measure(load: &Load, kinds: &[(&'static str, f64)], most: Duration) {
     for ((kind, goal), of_kind) in kinds.iter().zip(&of_kinds) {
         let name = match *kind {
             "defaults" => format!("{}.cpu_per_request_added", load.name),
-            // As it is the only one there.
+            // The figure's name, since there is only this kind.
             "all_kept" => "service.cpu_per_request_added_all_kept".to_owned(),
             kind => format!("{}.{kind}.cpu_per_request_added", load.name),
         };
@@ -175,17 +175,17 @@ fn measure(load: &Load, kinds: &[(&'static str, f64)], most: Duration) {
     }
 }
 
-/// What came of the turns of one kind.
+/// The results of one kind.
 #[derive(Default)]
 struct OfKind {
-    /// The logarithms of how much dearer a request is with the layer, process by process.
+    /// The logarithms of the ratio of CPU time per request, with the layer to without, one per process.
     log_ratios: Vec<f64>,
-    /// What each said, and how long half of the requests took, and 99 of a hundred, in microseconds.
+    /// The measurements of each process, and the median and 99th percentile of latency in microseconds.
     measured: Vec<(Measured, [f64; 2])>,
 }
 
 impl OfKind {
-    /// One process, since how memory lies makes two of one kind differ.
+    /// Runs one process, since memory layout makes two processes of one kind differ.
     fn add(&mut self, load: &Load, kind: &str) {
         let mut server = Server::start(kind, load.phases);
         server.warm_up(load);
@@ -216,7 +216,7 @@ impl OfKind {
         let sampled =
             in_all("spans.kept_sampled_ns") as f64 / in_all("spans.kept_on_cpu_ns").max(1) as f64;
         figure(&format!("{name}.covered"), sampled * 100.0, "%");
-        // Of the whole time, with all that is left out of the above: until others have the requests, and while they do.
+        // Over the whole time, including the pauses that the figures above leave out.
         let own_ms_a_second = |(measured, _): &(Measured, _)| {
             measured.own_cpu_ns as f64 / measured.took_ns as f64 * 1e3
         };
@@ -228,12 +228,12 @@ impl OfKind {
     }
 }
 
-/// CPU time in nanoseconds.
+/// CPU time per request in nanoseconds.
 fn per_request((cpu_ns, requests): (u64, u64)) -> f64 {
     cpu_ns as f64 / requests.max(1) as f64
 }
 
-/// Each is first and last as often as the others, and forwards as often as backwards.
+/// The order of the kinds in a turn: each is first and last as often as the others, in both directions.
 fn in_turn(turn: usize, kinds: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..kinds).collect();
     order.rotate_left(turn / 2 % kinds);
@@ -243,17 +243,17 @@ fn in_turn(turn: usize, kinds: usize) -> Vec<usize> {
     order
 }
 
-/// Half of the interval, in percent.
+/// Half of the confidence interval, in percent.
 fn half_interval(log_ratios: &[f64]) -> f64 {
     let [low, _, high] = estimate(log_ratios).map(|log_ratio| log_ratio.exp_m1() * 100.0);
     (high - low) / 2.0
 }
 
-/// Prints what is added, or that it is not known well enough to be held against its goal.
+/// Prints the added cost, or that it is not known precisely enough to compare it with its goal.
 fn added(name: &str, goal: f64, log_ratios: &[f64]) {
     let percent = |log_ratio: f64| log_ratio.exp_m1() * 100.0;
     let [low, middle, high] = estimate(log_ratios).map(percent);
-    // The interval of fewer is narrower than it says.
+    // With fewer values the interval is too narrow.
     if log_ratios.len() < 6 || (high - low) / 2.0 > goal {
         println!("figure {name} unresolved %");
     } else {
@@ -263,8 +263,8 @@ fn added(name: &str, goal: f64, log_ratios: &[f64]) {
     figure(&format!("{name}.ci_high"), high, "%");
 }
 
-/// Where the middle of what these were taken from is, and the interval that has it 95 times of 100. By Hodges
-/// and Lehmann, with the ranks of Wilcoxon's test: a few rounds beside other work do not move it.
+/// The location of the values and its 95 % confidence interval, by the Hodges-Lehmann estimator with the ranks of
+/// Wilcoxon's test. It is robust against a few rounds disturbed by other load.
 fn estimate(values: &[f64]) -> [f64; 3] {
     let mut means: Vec<f64> = Vec::new();
     for (number, first) in values.iter().enumerate() {
@@ -273,12 +273,12 @@ fn estimate(values: &[f64]) -> [f64; 3] {
     means.sort_by(f64::total_cmp);
     let n = values.len() as f64;
     let outside = n * (n + 1.0) / 4.0 - 1.96 * (n * (n + 1.0) * (2.0 * n + 1.0) / 24.0).sqrt();
-    // So many are below the interval.
+    // The number of means below the interval.
     let outside = (outside.floor() as usize).saturating_sub(1);
     [means[outside], median(&means), means[means.len() - 1 - outside]]
 }
 
-/// One that is running, and does nothing unless it has requests.
+/// A running server, which is idle unless it has requests.
 struct Server {
     process: Child,
     questions: Option<ChildStdin>,
@@ -292,7 +292,7 @@ impl Server {
         let mut command = Command::new(this);
         let phases = serde_json::to_string(&phases).expect("JSON");
         command.args(["--child", "service", kind, &phases]);
-        // Whether memory is given back after a request, and taken again by the next, is otherwise chance.
+        // Otherwise it would be chance whether memory is returned after a request and requested again by the next.
         command.env("MALLOC_TRIM_THRESHOLD_", (256 << 20).to_string());
         let mut process =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a process");
@@ -302,15 +302,15 @@ impl Server {
         Self { process, questions, answers, address: format!("127.0.0.1:{port}") }
     }
 
-    fn tell(&self, what: &str) {
+    fn send(&self, what: &str) {
         let mut questions = self.questions.as_ref().expect("it is running");
         writeln!(questions, "{what}").expect("a pipe");
     }
 
-    /// Until files are read, threads are there and symbols are.
+    /// Sends requests until files are read, threads are started and symbols are loaded.
     fn warm_up(&self, load: &Load) {
         for kind in ["without", "with"] {
-            self.tell(kind);
+            self.send(kind);
             let mut stream = TcpStream::connect(&self.address).expect("it listens");
             let mut answers = BufReader::new(stream.try_clone().expect("a file"));
             for number in 0..WARM_UP {
@@ -320,19 +320,19 @@ impl Server {
                 read_answer(&mut answers);
             }
         }
-        // And what is dear at first alone, as the first profiles.
+        // Includes one-time costs of this load, such as the first profiles.
         if load.path != ORDERS_AT_ONCE.path {
             self.load(load, 1);
         }
     }
 
-    /// How long half of the requests took, and 99 of a hundred, in microseconds.
+    /// Runs the load; returns the median and 99th percentile of latency in microseconds.
     fn load(&self, load: &Load, seconds: u32) -> [f64; 2] {
         let clients = format!("-c{}", load.clients);
         let seconds = format!("-d{seconds}s");
         let url = format!("http://{}{}", self.address, load.path);
         let wrk = Command::new("wrk")
-            // A request of many at once takes seconds.
+            // With many concurrent requests, one takes seconds.
             .args(["-t1", &clients, &seconds, "--timeout", "20s", "-s", REQUESTS, &url])
             .output()
             .expect("wrk");
@@ -346,9 +346,9 @@ impl Server {
     }
 
     fn measure(&mut self, load: &Load) -> (Measured, [f64; 2]) {
-        self.tell("begin");
+        self.send("begin");
         let latencies = self.load(load, load.seconds);
-        self.tell("end");
+        self.send("end");
         let answer = self.answers.next().expect("an answer").expect("a pipe");
         (serde_json::from_str(&answer).expect("JSON"), latencies)
     }
@@ -364,12 +364,12 @@ fn read_answer(answers: &mut BufReader<TcpStream>) {
             length = number.trim().parse().expect("a number");
         }
     }
-    answers.read_exact(&mut vec![0; length]).expect("all of it");
+    answers.read_exact(&mut vec![0; length]).expect("the whole body");
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Nobody asks any more: it ends.
+        // The server exits at the end of its input.
         self.questions = None;
         _ = self.process.wait();
     }

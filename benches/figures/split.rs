@@ -1,4 +1,4 @@
-//! Where the wall time went, against what the kernel says and what is known.
+//! The time breakdown of spans, compared with the kernel's counters and with known times.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,24 +10,24 @@ use tracing_profiling::{Account, Source};
 use crate::measure::{Setup, figure, median, work_for};
 use crate::sleeps::{ALL, told, waits};
 
-/// What was measured of one span beside its account.
+/// What was measured for one span independently of its account.
 #[derive(Default)]
 struct Known {
-    /// Of the thread, from just after each enter to just before the exit.
+    /// CPU time of the thread, from just after each enter to just before the exit.
     on_cpu: Duration,
-    /// Of the thread, from just before each enter to just after the exit.
+    /// CPU time of the thread, from just before each enter to just after the exit.
     on_cpu_around: Duration,
-    /// Of one sleep.
+    /// The length of the sleep.
     asleep: Duration,
 }
 
 const SPANS: usize = 40;
-/// How much later than it is old a span is sampled, at most.
+/// The maximum delay between a span becoming old and being sampled.
 const LATE: Duration = Duration::from_millis(8);
-/// Spans that sleep a thousand times.
+/// The number of spans that sleep a thousand times.
 const SLEEPERS: usize = 5;
 
-/// Does something in `span`, and adds the thread's CPU time to what is known.
+/// Runs the action in `span`, and adds the thread's CPU time.
 fn segment(span: &Span, known: &mut Known, action: impl FnOnce()) {
     let around = ThreadTime::now();
     let entered = span.enter();
@@ -38,12 +38,11 @@ fn segment(span: &Span, known: &mut Known, action: impl FnOnce()) {
     known.on_cpu_around += around.elapsed();
 }
 
-/// Short segments and a long one, and a sleep.
+/// Short segments, a long one, and a sleep.
 fn mixed() -> Known {
     let mut known = Known::default();
     let span = info_span!("span");
-    // As a task is polled: shorter than the least time between two readings of a CPU clock, with other
-    // work between.
+    // Like polls of a task: shorter than the interval between two reads of the CPU clock, with other work in between.
     for _ in 0..400 {
         segment(&span, &mut known, || _ = work_for(10_000));
         work_for(5_000);
@@ -82,16 +81,16 @@ fn switching() -> Known {
 
 fn accounts(source: Source, count: usize, span: fn() -> Known) -> Vec<(Account, Known)> {
     let accounts = Arc::new(Mutex::new(Vec::new()));
-    let sink = Arc::clone(&accounts);
+    let reports = Arc::clone(&accounts);
     let setup = Setup::new("0ms", |builder| {
         builder.source(source).profiles_per_minute(10_000).on_kept(move |kept| {
-            sink.lock().expect("no panic").push(*kept.spans[0].account());
+            reports.lock().expect("no panic").push(*kept.spans[0].account());
         })
     });
     let known: Vec<Known> = dispatcher::with_default(&setup.dispatch, || {
         let one = |_| {
             let known = span();
-            // One epoch a span, so that the reports come in order.
+            // One epoch per span, so that the reports come in order.
             setup.flush();
             known
         };
@@ -117,7 +116,7 @@ fn off_cpu_error(accounts: &[(Account, Known)]) -> f64 {
     let errors: Vec<f64> = accounts
         .iter()
         .map(|(account, known)| {
-            // Beside the sleep the thread may have been preempted: that is not wrong.
+            // The thread may also have been preempted, which is no error.
             let least = known.asleep.as_nanos() as f64;
             let entered = account.wall_ns - account.idle_ns;
             let most = entered as f64 - known.on_cpu.as_nanos() as f64;
@@ -128,7 +127,7 @@ fn off_cpu_error(accounts: &[(Account, Known)]) -> f64 {
     median(&errors)
 }
 
-/// How much they say that they may be off by, in percent of wall time.
+/// The error bound that the accounts state, in percent of wall time.
 fn bound(accounts: &[(Account, Known)]) -> f64 {
     let of_wall = |(account, _): &(Account, Known)| {
         account.on_cpu_error_ns as f64 / account.wall_ns as f64 * 100.0
@@ -136,11 +135,11 @@ fn bound(accounts: &[(Account, Known)]) -> f64 {
     median(&accounts.iter().map(of_wall).collect::<Vec<_>>())
 }
 
-/// Accounts that were off by more than they said.
+/// The number of accounts whose error exceeds their bound.
 fn broken(accounts: &[(Account, Known)]) -> usize {
     let is_broken = |(account, known): &&(Account, Known)| {
         let Account { on_cpu_ns, on_cpu_error_ns, .. } = *account;
-        // The rate of the clock that spans are measured by is known to 50 parts in a million.
+        // The rate of the clock for spans is known to 50 ppm.
         let slack_ns = account.wall_ns / 10_000 + 1_000;
         known.on_cpu.as_nanos() > u128::from(on_cpu_ns + on_cpu_error_ns + slack_ns)
             || known.on_cpu_around.as_nanos() + u128::from(slack_ns)
@@ -149,13 +148,13 @@ fn broken(accounts: &[(Account, Known)]) -> usize {
     accounts.iter().filter(is_broken).count()
 }
 
-/// What profiles say of waits, of all shapes of them, sampled from the enter and when a span is old.
+/// The waits in profiles, for all patterns of sleeps, sampled from the enter and from when a span is old.
 struct OfWaits {
-    /// By which they are together longer than their span was off the CPU, in percent of that, at most.
+    /// The largest excess of a span's waits over its off-CPU time, in percent of the latter.
     over_off_cpu: f64,
-    /// Of the longest error of a sleep's length, in milliseconds beyond a hundredth of it.
+    /// The largest error of a sleep's length beyond 1 %, in milliseconds.
     error_ms: f64,
-    /// Sleeps of 15 ms and more that no wait tells of.
+    /// Sleeps of 15 ms and more that no wait covers.
     missed: usize,
     told: usize,
     /// Waits that do not lie in their span.
@@ -167,10 +166,10 @@ fn of_waits(source: Source) -> OfWaits {
     for arm_after in [Duration::ZERO, Duration::from_millis(12)] {
         for sleeps in ALL {
             let accounts = Arc::new(Mutex::new(Vec::new()));
-            let sink = Arc::clone(&accounts);
+            let reports = Arc::clone(&accounts);
             let setup = Setup::late("0ms", |builder| {
                 builder.source(source).arm_after(arm_after).on_kept(move |kept| {
-                    sink.lock().expect("no panic").push(*kept.spans[0].account());
+                    reports.lock().expect("no panic").push(*kept.spans[0].account());
                 })
             });
             let slept = dispatcher::with_default(&setup.dispatch, || sleeps.sleep());
@@ -182,7 +181,7 @@ fn of_waits(source: Source) -> OfWaits {
             let over_ns = waited_ns.saturating_sub(account.off_cpu_ns + account.on_cpu_error_ns);
             let over = over_ns as f64 / account.off_cpu_ns as f64 * 100.0;
             found.over_off_cpu = found.over_off_cpu.max(over);
-            // Those that begin when the thread is sampled: some milliseconds after the span is old.
+            // Sleeps that begin once the thread is sampled: some milliseconds after the span is old.
             let sampled = if arm_after.is_zero() { arm_after } else { arm_after + LATE };
             for (slept_ns, told_ns) in told(&slept, &waits, sampled) {
                 if let Some(told_ns) = told_ns {

@@ -1,4 +1,4 @@
-//! What a context switch of a thread costs that is in spans which are not kept.
+//! The cost of a context switch of a thread in spans that are not kept.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use tracing_subscriber::prelude::*;
 
 use crate::measure::{added, figure, interleave, median};
 
-/// Long enough for all spans here to be young, but for the one that is sampled from its enter.
+/// Long enough that all spans here stay young, except the one that is sampled from its enter.
 const RULES: &str = "10s";
 const SPANS: u32 = 40;
 const SWITCHES: u32 = 50;
@@ -27,10 +27,10 @@ fn layer(set: impl FnOnce(Builder) -> Builder) -> Dispatch {
 fn on_first_core() {
     let mut cores = CpuSet::new();
     cores.set(0);
-    sched_setaffinity(None, &cores).expect("there is a first core");
+    sched_setaffinity(None, &cores).expect("core 0 exists");
 }
 
-/// Nanoseconds for each time that a thread in a span waits for another one on the same core.
+/// Nanoseconds per wait of a thread in a span for another thread on the same core.
 fn ping_pong(dispatch: &Dispatch) -> f64 {
     let (mut here, mut there) = UnixStream::pair().expect("two sockets");
     let mut ns = 0.0;
@@ -82,7 +82,7 @@ pub(crate) fn run() {
         ],
     );
     figure("switch.bare", median(&times[0]), "ns");
-    // What is smaller than this, in either direction, is nothing.
+    // The noise: smaller differences, in either direction, are not significant.
     figure("switch.added_by_nothing", added(&times[0], &times[5]), "ns");
     figure("switch.added_young", added(&times[0], &times[1]), "ns");
     figure("switch.timer.added_young", added(&times[0], &times[2]), "ns");

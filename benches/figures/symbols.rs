@@ -1,9 +1,9 @@
-//! Names and lines of a program with more than 100 MiB of debug information: how long they take, and what
-//! memory. Such a program is a library here that a child process loads: one Rust file, compiled with full
-//! debug information and linked [`UNITS`] times, so that it has as many compilation units, each with its own
-//! functions, inlined functions and lines.
+//! Symbolization of a program with more than 100 MiB of debug information: how long it takes, and how much memory. The
+//! program is a library that a child process loads: one Rust file, compiled with full debug information and linked
+//! [`UNITS`] times, so that it has that number of compilation units, each with its own functions, inlined functions
+//! and lines.
 
-#![allow(unsafe_code, reason = "loads a library of our own and calls it")]
+#![allow(unsafe_code, reason = "loads and calls a library built for this bench")]
 
 use std::collections::HashSet;
 use std::ffi::c_ulong;
@@ -19,17 +19,17 @@ use tracing::{dispatcher, info_span};
 use crate::measure::{Setup, figure, median, work};
 
 const UNITS: usize = 900;
-/// As in the unit's source.
+/// The same as in the source of the unit.
 const STEPS_OF_UNIT: usize = 8;
-/// Of the program, in each profile: each in a unit of its own.
+/// Frames of the program in each profile, each in a unit of its own.
 const FRAMES: usize = 300;
-/// After so long the layer gives back what it has read of debug information.
+/// The layer frees cached debug information after this time.
 const GIVEN_BACK_AFTER: Duration = Duration::from_secs(31);
 
 const UNIT: &str = include_str!("program/unit.rs");
 const STEPS: &str = include_str!("program/steps.c");
 
-/// Beside the programs that cargo builds, to be found again by the next run.
+/// In cargo's target directory, so that the next run finds it again.
 fn program() -> PathBuf {
     let this = std::env::current_exe().expect("the path of this program");
     let target = this.ancestors().nth(2).expect("a target directory");
@@ -42,7 +42,7 @@ fn run_command(command: &mut Command) -> Vec<u8> {
     output.stdout
 }
 
-/// Compiles and links it, unless it is there.
+/// Compiles and links it, unless it exists.
 fn build(directory: &Path) {
     let version = run_command(Command::new("rustc").arg("-vV"));
     let stamp = format!("{UNITS}\n{}\n{UNIT}\n{STEPS}", String::from_utf8_lossy(&version));
@@ -64,7 +64,7 @@ fn build(directory: &Path) {
     write("stamp", &stamp);
 }
 
-/// What a step is given; the first two fields are those that the unit knows.
+/// The argument of a step; the unit knows only the first two fields.
 #[repr(C)]
 struct Walk<'a> {
     next: extern "C" fn(&mut Walk<'_>) -> u64,
@@ -74,7 +74,7 @@ struct Walk<'a> {
 
 type Step = extern "C" fn(&mut Walk<'_>) -> u64;
 
-/// The next function of the program, and at the end some work.
+/// Calls the next function of the program, and works at the end.
 extern "C" fn next(walk: &mut Walk<'_>) -> u64 {
     match walk.left.split_first() {
         Some((step, left)) => {
@@ -85,14 +85,14 @@ extern "C" fn next(walk: &mut Walk<'_>) -> u64 {
     }
 }
 
-/// Those of a process, in MiB.
+/// Memory of a process, in MiB.
 #[derive(Clone, Copy)]
 struct Resident {
-    /// What is allocated; the allocator keeps more of what is anonymous.
+    /// Allocated memory; the anonymous memory also includes what the allocator retains.
     heap: f64,
     anonymous: f64,
     of_files: f64,
-    /// Of both together, since [`forget_peak`].
+    /// The peak of both together, since [`forget_peak`].
     peak: f64,
 }
 
@@ -103,7 +103,7 @@ fn resident() -> Resident {
         let kib = value.trim().trim_end_matches(" kB").parse::<f64>().expect("a number");
         kib / 1024.0
     };
-    // SAFETY: asks the C library for numbers.
+    // SAFETY: only reads statistics of the C library.
     let heap = unsafe { libc::mallinfo2() };
     Resident {
         heap: (heap.uordblks + heap.hblkhd) as f64 / 1048576.0,
@@ -124,9 +124,8 @@ struct Profiler {
 }
 
 impl Profiler {
-    /// From the close of a span in which functions of the program called each other until it has its
-    /// profile, in milliseconds; and the memory right before the close. `unit` is the first of the units,
-    /// and `step` which of its functions.
+    /// Runs a span in which functions of the program call each other. Returns the time from its close to its profile,
+    /// in milliseconds, and the memory right before the close. `unit` is the first unit, `step` the function in each.
     fn profile(&self, unit: usize, step: usize) -> (f64, Resident) {
         let units = (unit..UNITS).step_by(UNITS / FRAMES).take(FRAMES);
         let steps: Vec<Step> =
@@ -144,7 +143,7 @@ impl Profiler {
         (written.duration_since(closed).as_secs_f64() * 1e3, before)
     }
 
-    /// Of how many different places of the program the last profile has a line.
+    /// The number of distinct locations of the program with lines in the last profile.
     fn frames(&self) -> usize {
         let profiles = self.setup.memory.take();
         let profile = profiles.last().expect("a profile");
@@ -153,7 +152,7 @@ impl Profiler {
         let locations = known.into_iter().filter_map(|id| profile.location(id));
         let has_place = |location: &&tracing_profiling::profile::Location| {
             let mapping = location.mapping.and_then(|id| profile.mapping(id));
-            // The function, and what the call stands in.
+            // The function, and the functions it was inlined into.
             mapping.is_some_and(|mapping| mapping.file.ends_with("program.so"))
                 && location.lines.len() > 2
                 && location.lines.iter().all(|line| line.line > 0)
@@ -166,21 +165,21 @@ pub(crate) fn child() {
     measure(true);
 }
 
-/// The same without names and lines, for what memory is not of symbols.
+/// The same without symbols, for memory that is not of symbols.
 pub(crate) fn child_without() {
     measure(false);
 }
 
-/// Prints what it measures, one value a line, in two parts; they are named in [`run`] and [`given_back`].
+/// Prints the results, one value per line, in two parts; [`run`] and [`given_back`] name them.
 fn measure(symbols: bool) {
-    // SAFETY: our own library, which does nothing when it is loaded.
+    // SAFETY: built for this bench; it runs no code when it is loaded.
     let library = unsafe { libloading::Library::new(program().join("program.so")) };
     let library = library.expect("a library");
     // SAFETY: the function has this signature, see `program/steps.c`.
     let steps: libloading::Symbol<'_, unsafe extern "C" fn(&mut c_ulong) -> *const Step> =
         unsafe { library.get(b"program_steps") }.expect("its function");
     let mut count = 0;
-    // SAFETY: so many functions are there, and stay there as long as the library.
+    // SAFETY: the array has `count` functions, and lives as long as the library.
     let steps = unsafe {
         let steps = steps(&mut count);
         std::slice::from_raw_parts(steps, count as usize).to_vec()
@@ -201,7 +200,7 @@ fn measure(symbols: bool) {
     let again: Vec<f64> = (0..5).map(|_| profiler.profile(0, 0).0).collect();
     // Other functions of the same units.
     let warm: Vec<f64> = (1..6).map(|step| profiler.profile(0, step).0).collect();
-    // Units in which there was nothing yet.
+    // Units that were not used yet.
     let elsewhere: Vec<f64> = (1..3).map(|unit| profiler.profile(unit, 0).0).collect();
     println!("{}\n{}\n{}", median(&again), median(&warm), median(&elsewhere));
     assert!(!symbols || profiler.frames() >= FRAMES);
@@ -215,7 +214,7 @@ fn measure(symbols: bool) {
     drop(library);
 }
 
-/// A child process, which waits until memory is given back.
+/// A child process, which waits until memory is freed.
 struct Waiting {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -231,7 +230,7 @@ impl Waiting {
         Self { child, lines }
     }
 
-    /// The values up to an empty line, or the last.
+    /// The values up to an empty line or the end.
     fn values(&mut self) -> Vec<f64> {
         let lines = self.lines.by_ref().lines().map(|line| line.expect("a value"));
         let values = lines.take_while(|line| !line.is_empty());
@@ -279,7 +278,7 @@ pub(crate) fn run() {
         Some(children.map(|(child, _)| child));
 }
 
-/// The rest of it, after the other parts, so that they need not wait.
+/// The second part, after the other benches, so that they need not wait.
 pub(crate) fn given_back() {
     let waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner).take();
     let [with, without] = waiting.expect("`run` before").map(|mut waiting| {

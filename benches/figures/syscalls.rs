@@ -1,4 +1,4 @@
-//! System calls in a segment during which no sample fell and the thread was not switched out.
+//! System calls in a segment without a sample or a context switch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use tracing::{dispatcher, info_span};
 
 use crate::measure::{Setup, figure};
 
-/// Under a filter that lets no system call of the measuring thread pass: each raises a signal that
-/// is counted. The layer samples once a second, so that next to no sample falls.
+/// Runs under a filter that refuses all system calls of the measuring thread: each raises a signal that is counted.
+/// The layer samples once per second, so that hardly any sample falls.
 pub(crate) fn child() {
     const SEGMENTS: u64 = 200_000;
     let trapped = Arc::new(AtomicBool::new(false));
@@ -30,7 +30,7 @@ pub(crate) fn child() {
                 with_calls += u64::from(trapped.swap(false, Ordering::SeqCst));
             }
             result.store(with_calls, Ordering::SeqCst);
-            // This thread cannot even end.
+            // This thread cannot exit, which would be a system call.
             loop {
                 std::hint::spin_loop();
             }
@@ -47,9 +47,9 @@ pub(crate) fn child() {
 
 fn deny_everything() {
     let allowed = BTreeMap::from([(libc::SYS_rt_sigreturn, Vec::new())]);
-    let architecture = std::env::consts::ARCH.try_into().expect("a known machine");
+    let architecture = std::env::consts::ARCH.try_into().expect("a supported architecture");
     let filter =
         SeccompFilter::new(allowed, SeccompAction::Trap, SeccompAction::Allow, architecture);
     let program: BpfProgram = filter.expect("a filter").try_into().expect("a program");
-    apply_filter(&program).expect("the kernel takes it");
+    apply_filter(&program).expect("the kernel accepts the filter");
 }

@@ -1,4 +1,4 @@
-//! Unwinding stacks of a service: tokio, hyper, and SQLite's frames of C.
+//! Unwinding stacks of a service: tokio, hyper, and C frames of SQLite.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,9 @@ pub(crate) fn run() {
     let setup = Setup::new("0ms", |builder| {
         builder.rate(999).profiles_per_minute(10_000).samples_per_profile(100_000)
     });
-    // Its own tasks and threads use the global default.
-    tracing::dispatcher::set_global_default(setup.dispatch.clone()).expect("the only one");
+    // The service's own tasks and threads use the global default.
+    tracing::dispatcher::set_global_default(setup.dispatch.clone())
+        .expect("no other global default");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(shop::run()).expect("requests");
     setup.flush();
@@ -40,7 +41,7 @@ pub(crate) fn run() {
     }
 }
 
-/// Counts the stacks that end where threads begin, and how the others end.
+/// Counts the stacks that end where threads begin, and the ends of the others.
 fn count_ends(profile: &Profile, whole: &mut u64, ends: &mut HashMap<String, u64>) {
     for sample in profile.samples() {
         let points = sample.points.len() as u64;

@@ -1,4 +1,4 @@
-//! What a profile is on the wire and in a file: its size, and the time to encode it.
+//! A profile on the wire and in a file: its size, and the time to encode it.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -34,7 +34,7 @@ pub(crate) fn run() {
     sending::run(&profile);
 }
 
-/// A second of one thread in SQLite, JSON and regular expressions: most samples have a stack of their own.
+/// A second of one thread in SQLite, JSON and regular expressions: most samples have distinct stacks.
 fn profile() -> Profile {
     let setup = Setup::new("0ms", |builder| builder.rate(999).samples_per_profile(100_000));
     dispatcher::with_default(&setup.dispatch, || {
@@ -54,7 +54,7 @@ fn profile() -> Profile {
 #[inline(never)]
 fn within(calls: u32, action: &dyn Fn() -> usize) -> usize {
     let result = if calls == 0 { action() } else { within(calls - 1, action) };
-    // Something to come back for, so that each call has a frame.
+    // Prevents a tail call, so that each call has a frame.
     std::hint::black_box(result)
 }
 
@@ -104,7 +104,7 @@ fn kib(bytes: usize) -> f64 {
     bytes as f64 / 1024.0
 }
 
-/// Microseconds.
+/// Time in microseconds.
 fn time(mut action: impl FnMut() -> usize) -> f64 {
     let run = |_| time_each(5, || _ = std::hint::black_box(action())) / 1e3;
     median(&(0..7).map(run).collect::<Vec<_>>())
@@ -116,7 +116,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("memory")
 }
 
-/// What the sending thread does for a profile.
+/// The work of the sending thread per profile.
 #[cfg(feature = "otlp-http")]
 mod sending {
     use std::fs;
@@ -142,10 +142,10 @@ mod sending {
             .build()
             .expect("an exporter");
         let mut each_us = Vec::new();
-        // The first makes the connection.
+        // The first export opens the connection.
         let mut before = None;
         for _ in 0..PROFILES {
-            _ = exporter.export(profile).expect("it is well");
+            _ = exporter.export(profile).expect("accepted");
             bodies.recv().expect("a request");
             let now = thread_cpu_us();
             each_us.extend(before.replace(now).map(|before| now - before));
@@ -153,7 +153,7 @@ mod sending {
         figure("wire.otlp.send", median(&each_us), "us");
     }
 
-    /// Answers each request, and tells that it came.
+    /// Answers each request, and reports it.
     fn serve(listener: &TcpListener, came: &Sender<()>) {
         let (stream, _) = listener.accept().expect("a connection");
         let mut writer = stream.try_clone().expect("a file");
@@ -179,14 +179,14 @@ mod sending {
         }
     }
 
-    /// CPU time of the thread that sends.
+    /// CPU time of the sending thread.
     fn thread_cpu_us() -> f64 {
         for task in fs::read_dir("/proc/self/task").expect("threads").flatten() {
             let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
             if read("comm").trim() == "profiling-otlp" {
                 let times = read("schedstat");
                 let ns = times.split(' ').next().and_then(|ns| ns.parse::<f64>().ok());
-                return ns.expect("the kernel says") / 1e3;
+                return ns.expect("schedstat") / 1e3;
             }
         }
         panic!("no such thread");

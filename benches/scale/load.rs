@@ -1,4 +1,4 @@
-//! What a process of its own does for one point.
+//! The load of one point, in a process of its own.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -15,15 +15,14 @@ use tracing_subscriber::prelude::*;
 
 use crate::process::{open_files, resident_kib};
 
-/// What grows.
+/// The quantity that grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Axis {
-    /// So many threads, which together have [`SPANS_OF_THREADS`] spans a second.
+    /// The number of threads, which together create [`SPANS_OF_THREADS`] spans per second.
     Threads,
-    /// So many spans a second on two threads, with nothing in them.
+    /// The number of empty spans per second, on two threads.
     Rate,
-    /// Spans of so many milliseconds, one on a thread that is busy and one on a thread that waits again and
-    /// again.
+    /// The length of spans in milliseconds, on one busy thread and on one that blocks repeatedly.
     Length,
 }
 
@@ -33,7 +32,7 @@ pub(crate) struct Point {
     pub(crate) axis: Axis,
     pub(crate) number: u64,
     pub(crate) has_layer: bool,
-    /// For how long to measure.
+    /// How long to measure.
     pub(crate) time: Duration,
 }
 
@@ -41,14 +40,15 @@ const AXES: [(&str, Axis); 3] =
     [("threads", Axis::Threads), ("rate", Axis::Rate), ("length", Axis::Length)];
 const SPANS_OF_THREADS: u32 = 500;
 const THREADS_OF_RATE: u32 = 2;
-/// Until all threads are there, and are sampled.
+/// Until all threads have started and are sampled.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// How long a thread that waits does so each time.
+/// How long the blocking thread sleeps each time.
 const WAIT: Duration = Duration::from_millis(20);
 
 impl Point {
     pub(crate) fn to_arguments(self) -> [String; 4] {
-        let (name, _) = AXES.iter().find(|(_, axis)| *axis == self.axis).expect("all are there");
+        let (name, _) =
+            AXES.iter().find(|(_, axis)| *axis == self.axis).expect("every axis is listed");
         let time = self.time.as_millis().to_string();
         [(*name).to_owned(), self.number.to_string(), self.has_layer.to_string(), time]
     }
@@ -65,17 +65,17 @@ impl Point {
 }
 
 impl Point {
-    /// Whether there is one span, which is as long as the measurement.
+    /// Whether a single span lasts for the whole measurement.
     fn is_one_span(self) -> bool {
         self.axis == Axis::Length && u128::from(self.number) >= self.time.as_millis()
     }
 }
 
-/// Under what the load runs.
+/// The layer or its absence, and what it exports.
 struct Setup {
     dispatch: Dispatch,
     layer: Option<(Handle, Memory)>,
-    /// Samples in the span that was kept and was busy.
+    /// Samples of the kept span of the busy thread.
     samples: Arc<AtomicU64>,
 }
 
@@ -86,8 +86,8 @@ impl Setup {
             let dispatch = Dispatch::new(tracing_subscriber::registry().with(Identity::new()));
             return Self { dispatch, layer: None, samples };
         }
-        let (memory, sink) = (Memory::new(), Arc::clone(&samples));
-        // As by default, but that nothing is kept because it is slow: this is not about profiles.
+        let (memory, reports) = (Memory::new(), Arc::clone(&samples));
+        // The defaults, except that no span is kept for being slow: profiles are not measured here.
         let layer = ProfilingLayer::builder()
             .rules("24h|error|hung=off".parse().expect("rules"))
             .rate(200)
@@ -95,7 +95,7 @@ impl Setup {
             .exporter(memory.clone())
             .on_kept(move |kept| {
                 let busy = kept.spans.iter().find(|span| span.name() == "busy");
-                sink.fetch_add(busy.map_or(0, |span| span.samples()), Ordering::Relaxed);
+                reports.fetch_add(busy.map_or(0, |span| span.samples()), Ordering::Relaxed);
             })
             .build()
             .expect("threads");
@@ -108,7 +108,7 @@ impl Setup {
         self.layer.as_ref().map(|(handle, _)| handle.stats()).unwrap_or_default()
     }
 
-    /// All that was kept.
+    /// All profiles.
     fn profiles(&self) -> Vec<Profile> {
         let Some((handle, memory)) = &self.layer else { return Vec::new() };
         assert!(handle.flush(Duration::from_secs(60)), "flushed");
@@ -116,7 +116,7 @@ impl Setup {
     }
 }
 
-/// What the threads of a load share.
+/// State shared by the threads of a load.
 struct Shared {
     is_over: AtomicBool,
     /// Spans, or units of work.
@@ -125,7 +125,7 @@ struct Shared {
     busy_ns: AtomicU64,
 }
 
-/// Does it, and prints what it found.
+/// Runs the load and prints the results.
 pub(crate) fn run(point: &Point) {
     let before_kib = resident_kib();
     let files_before = open_files();
@@ -136,13 +136,13 @@ pub(crate) fn run(point: &Point) {
         busy_ns: AtomicU64::new(0),
     };
     let each = point.number as f64 / f64::from(THREADS_OF_RATE);
-    // A long one is open until it is over.
+    // A long span is open until the end.
     let length = Duration::from_millis(point.number);
     let length = if point.is_one_span() { Duration::MAX } else { length };
     std::thread::scope(|scope| {
         match point.axis {
             Axis::Threads => {
-                let count = u32::try_from(point.number).expect("not that many");
+                let count = u32::try_from(point.number).expect("fits in 32 bits");
                 for number in 0..count {
                     let shared = &shared;
                     let dispatch = &setup.dispatch;
@@ -169,7 +169,7 @@ pub(crate) fn run(point: &Point) {
         }
         std::thread::sleep(WARM_UP);
         let (start, cpu, done) = (Instant::now(), ProcessTime::now(), shared.done());
-        // Of a long span the beginning is part of it.
+        // The warm-up is part of a long span.
         let begun = if point.is_one_span() { WARM_UP } else { Duration::ZERO };
         std::thread::sleep(point.time - begun);
         let (cpu, done) = (cpu.elapsed(), shared.done() - done);
@@ -198,13 +198,13 @@ impl Shared {
     }
 }
 
-/// A span of a millisecond every now and then: some work, and a wait.
+/// Spans of a millisecond at a fixed interval: some work, and a sleep.
 fn one_of_many(shared: &Shared, number: u32, count: u32) {
     let pause = Duration::from_secs(1) * count / SPANS_OF_THREADS;
     let start = Instant::now();
-    // In turn.
+    // Threads start in turn.
     let mut due = Duration::from_secs(1) * number / SPANS_OF_THREADS;
-    // All are sampled from the beginning.
+    // All threads are sampled from the beginning.
     info_span!("first").in_scope(|| ());
     while shared.goes_on() {
         std::thread::sleep(due.saturating_sub(start.elapsed()));
@@ -217,9 +217,9 @@ fn one_of_many(shared: &Shared, number: u32, count: u32) {
     }
 }
 
-/// Spans with nothing in them, so many a second.
+/// Empty spans at this rate.
 fn at_a_rate(shared: &Shared, rate: f64) {
-    /// No clock is read more often.
+    /// The number of spans between two clock reads.
     const AT_ONCE: u64 = 256;
     let (start, mut made) = (Instant::now(), 0_u64);
     while shared.goes_on() {
@@ -239,8 +239,8 @@ fn at_a_rate(shared: &Shared, rate: f64) {
     }
 }
 
-/// Spans of that length in which the thread runs all the time, nearly every sample in another stack. The last
-/// one fails.
+/// Spans of that length in which the thread always runs, with nearly every sample in another stack. The last one
+/// fails.
 fn busy(shared: &Shared, length: Duration) {
     let mut random = 1_u64;
     while shared.goes_on() {
@@ -258,7 +258,7 @@ fn busy(shared: &Shared, length: Duration) {
     }
 }
 
-/// Spans of that length in which the thread waits again and again. The last one fails.
+/// Spans of that length in which the thread blocks repeatedly. The last one fails.
 fn waiting(shared: &Shared, length: Duration) {
     while shared.goes_on() {
         let span = info_span!("waiting").entered();
@@ -272,7 +272,7 @@ fn waiting(shared: &Shared, length: Duration) {
     }
 }
 
-/// Calls one of two functions so many times deep, and works.
+/// Calls one of two functions, recursively down to this depth, and works.
 fn descend(way: u64, depth: u32) -> u64 {
     match (depth, way & 1) {
         (0, _) => work(3_000),
@@ -302,7 +302,7 @@ fn work(rounds: u64) -> u64 {
     x
 }
 
-/// Of the last span on each thread: its samples, how many of them are in its profile, and what those stand for.
+/// For the last span of each thread: its samples, how many of them are in its profile, and their total weight.
 fn print_profile(setup: &Setup, shared: &Shared) {
     let profiles = setup.profiles();
     let (mut points, mut weight_ns, mut waits) = (0, 0, 0);
@@ -320,7 +320,7 @@ fn print_profile(setup: &Setup, shared: &Shared) {
     println!("waits_kept {waits}");
 }
 
-/// Whether the sample is of the busy span; but for what is only a remark of ours.
+/// Whether the sample is of the busy span and has a real stack, not only a remark of the layer.
 fn is_of(profile: &Profile, sample: &Sample) -> bool {
     let mut locations = profile.stack(sample.stack);
     profile.span_path(sample.link).first() == Some(&"busy")

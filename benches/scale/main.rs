@@ -1,8 +1,8 @@
-//! How cost and memory grow with threads, with the rate of spans, and with their length.
+//! How cost and memory grow with the number of threads, the rate of spans, and their length.
 //!
-//! `cargo bench --bench scale` measures each point in processes of its own, in turn with a bare registry and with
-//! our layer, and prints figures and a table. `-- --plot FILE.svg` draws them, and `-- --long` adds spans of a
-//! minute and of ten, all at the same time, which takes as long.
+//! `cargo bench --bench scale` measures each point in processes of its own, alternating between a bare registry and
+//! the layer, and prints figures and a table. `-- --plot FILE.svg` draws them. `-- --long` adds spans of one and of
+//! ten minutes, all measured at the same time, so this takes ten minutes.
 
 #![allow(
     clippy::expect_used,
@@ -36,14 +36,14 @@ const LENGTHS: [Duration; 5] = [
 ];
 const LONG_LENGTHS: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
 
-/// Of points that take so long each. Longer ones are measured once.
+/// Rounds per point. Longer points are measured once.
 const ROUNDS: usize = 3;
 const MEASURED: Duration = Duration::from_secs(2);
 
-/// What a process has found, by name.
+/// Results of one process, by name.
 type Found = BTreeMap<String, f64>;
 
-/// What the processes of one point have found: medians.
+/// Medians of the results of the processes of one point.
 #[derive(Debug)]
 struct Row {
     number: f64,
@@ -57,7 +57,7 @@ impl Row {
         self.layer[name] - self.bare[name]
     }
 
-    /// By how much more CPU time a unit of work takes, in percent.
+    /// How much more CPU time a unit of work takes, in percent.
     fn slowdown(&self) -> f64 {
         let each = |found: &Found| found["cpu_ms"] / found["done"];
         (each(&self.layer) / each(&self.bare) - 1.0) * 100.0
@@ -78,7 +78,7 @@ fn main() {
             "--child" => return load::run(&Point::read(&mut arguments)),
             "--plot" => plot = Some(PathBuf::from(arguments.next().expect("a file"))),
             "--long" => is_long = true,
-            // What cargo says.
+            // Passed by cargo.
             "--bench" => {}
             other => panic!("{other}: not known"),
         }
@@ -95,11 +95,11 @@ fn main() {
     print_lengths(&lengths);
     if let Some(path) = plot {
         plot::draw(&path, &threads, &rates, &lengths).expect("a plot");
-        eprintln!("{} is drawn", path.display());
+        eprintln!("wrote {}", path.display());
     }
 }
 
-/// All at once, for it takes so long: this is about memory.
+/// Measures all long points at once, since each takes so long; only their memory is of interest.
 fn measure_long() -> Vec<Row> {
     let start_both = |length: &Duration| {
         let start_one = |has_layer| {
@@ -218,7 +218,7 @@ fn print_rates(rows: &[Row]) {
         figure(&format!("{name}.memory_added"), row.added("memory_mib"), "MiB");
     }
     println!(
-        "\n| spans a second | reached | CPU bare, ms/s | added, ms/s | a span, ns | memory added, MiB |"
+        "\n| spans per second | reached | CPU bare, ms/s | added, ms/s | per span, ns | memory added, MiB |"
     );
     println!("|---|---|---|---|---|---|");
     for row in rows {
@@ -246,7 +246,7 @@ fn print_lengths(rows: &[Row]) {
         figure(&format!("{name}.waits_in_profile"), row.layer["waits_kept"], "count");
     }
     println!(
-        "\n| length of a span | slower by, % | memory added, MiB | samples | in its profile | these stand for |"
+        "\n| length of a span | slower by, % | memory added, MiB | samples | in its profile | their weight |"
     );
     println!("|---|---|---|---|---|---|");
     for row in rows {

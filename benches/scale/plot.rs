@@ -1,4 +1,4 @@
-//! The plot.
+//! Draws the plot.
 
 use std::error::Error;
 use std::path::Path;
@@ -56,14 +56,14 @@ pub(crate) fn draw(
     let count = |value: &f64| with_thousands(*value);
     panel(
         &cpu_threads,
-        "CPU time, 500 spans a second in all",
-        ("threads", "ms a second"),
+        "CPU time, 500 spans per second in total",
+        ("threads", "ms per second"),
         cpu(threads),
         &count,
     )?;
     panel(&memory_threads, "Resident memory", ("threads", "MiB"), memory(threads), &count)?;
     let title = "CPU time, empty spans on two threads";
-    panel(&cpu_rates, title, ("spans a second", "ms a second"), cpu(rates), &count)?;
+    panel(&cpu_rates, title, ("spans per second", "ms per second"), cpu(rates), &count)?;
     let title = "Resident memory, a span of that length, sampled all the time";
     panel(&memory_lengths, title, ("length", "MiB"), memory(lengths), &|ms| length(*ms))?;
     root.present()?;
@@ -81,7 +81,7 @@ fn panel(
     let least = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MAX, f64::min);
     let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MIN, f64::max);
     let (first, last) = (least(&mut all().map(|at| at.0)), most(&mut all().map(|at| at.0)));
-    // On a scale of powers, as it is about growing. What is not more than nothing cannot be on it.
+    // A logarithmic scale, to show growth. Values of zero or below cannot be drawn on it.
     let low = least(&mut all().map(|at| at.1)).max(0.1);
     let high = most(&mut all().map(|at| at.1)).max(1.0);
     let mut chart = ChartBuilder::on(area)

@@ -1,4 +1,4 @@
-//! What must be kept, what was told to be kept, and what the layer counts.
+//! The verdicts that must result, those that `on_kept` reported, and the counters of the layer.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use tracing_profiling::export::{ExportError, Exported, Exporter};
 use tracing_profiling::profile::{FrameKind, Profile, SampleKind};
 use tracing_profiling::{Kept, NoProfile, ProfileId, Stats};
 
-/// Spans of one name.
+/// Verdicts on the spans of one name.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Verdicts {
     pub(crate) made: u64,
-    /// That must be kept.
+    /// Spans that must be kept.
     pub(crate) least: u64,
-    /// That may be kept: more, where only the layer's own clock could tell.
+    /// Spans that may be kept: more than `least` where only the layer's own clock decides.
     pub(crate) most: u64,
 }
 
-/// By name.
+/// Verdicts by name.
 #[derive(Debug, Default)]
 pub(crate) struct Truth(Mutex<BTreeMap<&'static str, Verdicts>>);
 
 impl Truth {
-    /// So many spans were made, and so many of them must be kept.
+    /// Adds spans that were made, and how many of them must be kept.
     pub(crate) fn note(&self, name: &'static str, made: u64, kept: u64) {
         self.note_unsure(name, Verdicts { made, least: kept, most: kept });
     }
@@ -42,23 +42,23 @@ impl Truth {
     }
 }
 
-/// What `on_kept` was told.
+/// What `on_kept` reported.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     /// By name.
     kept: BTreeMap<&'static str, u64>,
-    /// Those with reasons that their rule does not give, and other things that cannot be.
+    /// Spans with reasons that their rule does not give, and other impossible reports.
     pub(crate) wrong: Vec<String>,
     spans: u64,
     profiles: u64,
-    /// Profiles that were promised, and of which it was told that they are lost.
+    /// Profiles that were reserved, and later reported as lost.
     lost: u64,
     without: BTreeMap<&'static str, u64>,
-    /// Of this cycle.
+    /// Profile ids of this cycle.
     ids: HashSet<ProfileId>,
 }
 
-/// For what spans of a name are kept.
+/// The reasons for which spans of each name are kept.
 const REASONS: &[(&str, &str)] = &[
     ("request", "error"),
     ("query", "error"),
@@ -75,7 +75,7 @@ const REASONS: &[(&str, &str)] = &[
     ("part", "error"),
 ];
 
-/// Why there is no profile, and the number that says how often.
+/// Why a span has no profile, and the counter of that reason.
 fn number_of(why: NoProfile) -> &'static str {
     match why {
         NoProfile::NoSamples | NoProfile::NoStacksHere => "spans.kept_without_samples",
@@ -100,7 +100,7 @@ const WITHOUT: [&str; 7] = [
 ];
 
 impl Told {
-    pub(crate) fn hear(&mut self, kept: &Kept) {
+    pub(crate) fn record(&mut self, kept: &Kept) {
         let mut promised = None;
         for span in &kept.spans {
             let (name, reasons) = (span.name(), span.reasons().to_string());
@@ -121,13 +121,14 @@ impl Told {
             (Some(promised), Some(id)) if promised == id => {
                 self.profiles += 1;
                 if !self.ids.insert(id) {
-                    self.wrong.push(format!("profile {id} was told of twice"));
+                    self.wrong.push(format!("profile {id} was reported twice"));
                 }
             }
             (Some(_), None) => self.lost += 1,
             (None, None) => {}
             (promised, profile) => {
-                self.wrong.push(format!("{promised:?} was promised, and there is {profile:?}"));
+                self.wrong
+                    .push(format!("{promised:?} was reserved, but the profile is {profile:?}"));
             }
         }
     }
@@ -144,7 +145,7 @@ impl Told {
         self.profiles
     }
 
-    /// Everything that does not fit, after a flush.
+    /// Returns all inconsistencies, after a flush.
     pub(crate) fn check(
         &mut self,
         truth: &Truth,
@@ -177,7 +178,7 @@ impl Told {
             }
         }
         if self.ids != exported.ids {
-            wrong.push("what was told of is not what was exported".to_owned());
+            wrong.push("the reported profiles are not the exported ones".to_owned());
         }
         self.ids.clear();
         exported.ids.clear();
@@ -185,24 +186,24 @@ impl Told {
     }
 }
 
-/// What the exporter has had.
+/// What the exporter has received.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     profiles: u64,
-    /// Of this cycle.
+    /// Profile ids of this cycle.
     ids: HashSet<ProfileId>,
     /// Samples with a stack, in all profiles.
     pub(crate) samples: u64,
 }
 
-/// An exporter that does what it is told, and keeps nothing.
+/// An exporter whose behaviour can be switched, and that stores nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Switched {
     does: Arc<AtomicU8>,
     pub(crate) taken: Arc<Mutex<Taken>>,
 }
 
-/// What it does.
+/// The behaviour of the exporter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Does {
     Take,
@@ -244,7 +245,7 @@ impl Exporter for Switched {
     }
 }
 
-/// Those that were taken: not what stands for lost ones, nor what is known to have been spent in the kernel.
+/// The recorded samples: without placeholders for lost samples and for time known to have been spent in the kernel.
 fn samples(profile: &Profile) -> u64 {
     let is_taken = |stack| {
         let kinds: Vec<_> = profile.stack(stack).map(|location| location.kind).collect();

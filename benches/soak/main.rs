@@ -1,8 +1,8 @@
-//! The layer under a load that changes all the time, with every verdict known and every number checked.
+//! The layer under a changing load, with every verdict known in advance and every counter checked.
 //!
-//! `cargo bench --bench soak -- 600` runs for so many seconds: cycles of the same phases, a line for each, then
-//! figures. To find out what it is that goes wrong, `-- 60 flood rules no-symbols` has only those phases. It fails if a verdict was wrong, if something was lost that no number says, or if memory, files,
-//! mappings or threads grow from cycle to cycle.
+//! `cargo bench --bench soak -- 600` runs for 600 seconds: cycles of the same phases, with a line for each cycle, then
+//! figures. To narrow down a failure, `-- 60 flood rules no-symbols` runs only those phases. Fails if a verdict is
+//! wrong, if a loss is not counted, or if mappings or threads grow from cycle to cycle.
 
 #![allow(
     clippy::expect_used,
@@ -31,20 +31,20 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// If nobody says how long.
+/// The default duration.
 const SECONDS: u64 = 20;
-/// What a phase takes at most; less where that makes for more cycles.
+/// The longest that a phase takes; shorter if that allows more cycles.
 const LONGEST_PHASE: Duration = Duration::from_secs(2);
 const CYCLES: u32 = 3;
-/// Before so many cycles nothing is said of memory.
+/// With fewer cycles than this, memory growth is not judged.
 const CYCLES_FOR_A_TREND: usize = 7;
-/// After so many, everything rests until no thread is sampled any more, if there is time for that.
+/// After this many cycles everything rests until no thread is sampled any more, if time allows.
 const CYCLES_UNTIL_REST: u32 = 4;
 const REST: Duration = Duration::from_secs(40);
 const MOST_GROWTH_MIB: f64 = 4.0;
-/// Of what is allocated and not freed: without what the allocator keeps.
+/// Growth of what is allocated and not freed: excludes what the allocator retains.
 const MOST_HEAP_GROWTH_MIB: f64 = 1.0;
-/// Lines of `/proc/self/maps`: those of the allocator come and go.
+/// Lines of `/proc/self/maps`: those of the allocator vary.
 const MOST_GROWTH_MAPPINGS: f64 = 16.0;
 
 fn main() -> ExitCode {
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     if wanted.is_empty() {
         wanted = PHASES.iter().collect();
     }
-    let phases = u32::try_from(wanted.len()).expect("not that many");
+    let phases = u32::try_from(wanted.len()).expect("fits in 32 bits");
     let phase = (whole / (CYCLES * (phases + 1))).min(LONGEST_PHASE);
     process::allow_many_files();
     let stage = Stage::new(phase, !is_named("no-symbols"));
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
         let resident = Resident::start(scope, &stage);
         let threads = Usage::now().threads;
         let mut cycle = 0;
-        // Not one that would take much longer than is wanted.
+        // No cycle that would far exceed the duration.
         while cycle < CYCLES || start.elapsed() + phase * phases <= whole {
             cycle += 1;
             if cycle % CYCLES_UNTIL_REST == 0 && start.elapsed() + REST + phase * phases <= whole {
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
                 }
             }
             resident_ends();
-            let (told, usage) = stage.settle(threads, &mut wrong);
+            let (told, usage) = stage.end_cycle(threads, &mut wrong);
             let (time, heap) = (start.elapsed(), heap_mib());
             println!("cycle {cycle}, {time:.0?}: {told}; {usage}, {heap:.2} MiB allocated");
             usages.push(usage);
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Long enough for every thread to be disarmed, and for symbols to be given back.
+/// Sleeps for long enough that every thread is disarmed and symbols are freed.
 fn rest(stage: &Stage, wrong: &mut Vec<String>) {
     std::thread::sleep(REST);
     let stats = stage.handle().stats();
@@ -110,14 +110,14 @@ fn rest(stage: &Stage, wrong: &mut Vec<String>) {
     println!("rested for {REST:?}: {}, {:.2} MiB of them allocated", Usage::now(), heap_mib());
 }
 
-/// What is allocated and not freed.
+/// Bytes allocated and not freed, in MiB.
 fn heap_mib() -> f64 {
     let stats = ALLOCATOR.stats();
-    // What `realloc` added is among the allocated, what it took away among the freed.
+    // Growth by `realloc` counts as allocated, shrinkage as freed.
     stats.bytes_allocated.wrapping_sub(stats.bytes_deallocated) as f64 / (1 << 20) as f64
 }
 
-/// The last third of the cycles against the first one, without the very first cycle.
+/// Compares the last third of the cycles with the first third; the very first cycle is left out.
 fn judge_growth(usages: &[Usage], heaps: &[f64], wrong: &mut Vec<String>) {
     let Some(rest @ [second, ..]) = usages.get(1..) else { return };
     for (number, usage) in rest.iter().enumerate() {
@@ -149,7 +149,7 @@ fn judge_growth(usages: &[Usage], heaps: &[f64], wrong: &mut Vec<String>) {
         wrong.push(format!("memory has grown by {mib:.1} MiB"));
     }
     if heap_mib > MOST_HEAP_GROWTH_MIB {
-        wrong.push(format!("what is allocated has grown by {heap_mib:.1} MiB"));
+        wrong.push(format!("allocated memory has grown by {heap_mib:.1} MiB"));
     }
     if mappings > MOST_GROWTH_MAPPINGS {
         wrong.push(format!("mappings have grown by {mappings:.0}"));

@@ -1,4 +1,4 @@
-//! What the program does.
+//! The phases of the load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,25 +30,25 @@ pub(crate) const PHASES: &[Phase] = &[
     ("burst", |stage, _| stage.a_burst()),
 ];
 
-/// Above which `late` is kept.
+/// The threshold of `late`.
 pub(crate) const LATE_NS: u64 = 20_000_000;
-/// By how much clocks may differ, of that.
+/// How much the two clocks may differ at that threshold.
 const CLOCKS_NS: u64 = LATE_NS / 500;
-/// Longer than anything takes that happens at all.
+/// A limit that nothing exceeds unless it never happens.
 const PLENTY: Duration = Duration::from_secs(120);
 const MS: Duration = Duration::from_millis(1);
-/// Of the burst.
+/// Threads of the burst.
 const THREADS: usize = 512;
-/// That are open at once.
+/// Tasks that are open at once.
 const TASKS: u64 = 64;
-/// One of so many spans fails in the flood.
+/// One in this many spans fails in the flood.
 const FLOOD_FAILS: u64 = 20_000;
 
 const RULES: &str = "[request]=1h|error,[query]=1h|error=self,[late]=20ms|hung=off,[forced]=1h,\
     [visitor]=1h|error,[task]=1h|error,[step]=1h,[exported]=error,[always]=always|hung=off,\
     [hangs]=1h|hung>200ms,[stays]=1h|open>200ms,[burst]=1h|error,[long]=1h|hung=off,[part]=error";
 
-/// All of it.
+/// The state that all phases share.
 pub(crate) struct Stage {
     pub(crate) phase: Duration,
     pub(crate) dispatch: Dispatch,
@@ -66,14 +66,14 @@ fn rules(toggled: &str) -> tracing_profiling::Rules {
 impl Stage {
     pub(crate) fn new(phase: Duration, symbols: bool) -> Self {
         let (exporter, told) = (Switched::default(), Arc::<Mutex<Told>>::default());
-        let sink = Arc::clone(&told);
+        let reports = Arc::clone(&told);
         let layer = ProfilingLayer::builder()
             .rules(rules("error"))
             .exporter(exporter.clone())
             .symbols(symbols)
-            // Everything must be told.
+            // Every profile must be admitted.
             .profiles_per_minute(1_000_000)
-            .on_kept(move |kept| sink.lock().expect("no panic").hear(kept))
+            .on_kept(move |kept| reports.lock().expect("no panic").record(kept))
             .build()
             .expect("threads");
         let handle = layer.handle();
@@ -101,11 +101,11 @@ impl Stage {
 
     fn flush(&self) {
         if !self.handle.flush(PLENTY) {
-            self.problem("what was kept was not exported in time".to_owned());
+            self.problem("kept spans were not exported in time".to_owned());
         }
     }
 
-    /// Runs on a thread of its own, for as long as a phase takes.
+    /// Runs the action on the current thread, with the layer.
     pub(crate) fn on_thread(&self, action: impl FnOnce()) {
         dispatcher::with_default(&self.dispatch, action);
     }
@@ -119,10 +119,10 @@ impl Stage {
         });
     }
 
-    /// At the end of a cycle, when all that it has begun is over: then there are so many threads again.
-    pub(crate) fn settle(&self, threads: usize, wrong: &mut Vec<String>) -> (String, Usage) {
+    /// At the end of a cycle, when all its work is over, waits until the number of threads is as before.
+    pub(crate) fn end_cycle(&self, threads: usize, wrong: &mut Vec<String>) -> (String, Usage) {
         let start = Instant::now();
-        // Rings of threads that have ended are given back in the next rounds; the resident has its own.
+        // Rings of ended threads are released in the next rounds; the resident thread keeps its own.
         loop {
             self.flush();
             let stats = self.handle.stats();
@@ -141,14 +141,14 @@ impl Stage {
         }
         wrong.extend(found);
         let lost: u64 = losses(&stats).iter().map(|(_, count)| count).sum();
-        let said = format!(
+        let summary = format!(
             "{} spans, {} kept, {} profiles, {} samples, {lost} lost and counted",
             self.truth.made(),
             told.spans(),
             told.profiles(),
             stats.samples.taken,
         );
-        (said, Usage::now())
+        (summary, Usage::now())
     }
 
     pub(crate) fn print_figures(&self) {
@@ -163,8 +163,8 @@ impl Stage {
         }
     }
 
-    /// Spans of which some are slower than their rule allows: those only by the layer's clock are neither
-    /// demanded nor refused.
+    /// Some of these spans are slower than their rule allows. Spans that only the layer's clock sees as slow may or
+    /// may not be kept.
     fn some_slow_spans(&self) {
         let start = Instant::now();
         self.together(3, |thread| {
@@ -203,7 +203,7 @@ impl Stage {
         self.flood_for(self.phase, 2);
     }
 
-    /// As many spans as these threads can make.
+    /// Creates spans as fast as these threads can.
     fn flood_for(&self, time: Duration, threads: u64) {
         let start = Instant::now();
         self.together(threads, |_| {
@@ -212,7 +212,7 @@ impl Stage {
                 for _ in 0..1_000 {
                     made += 1;
                     let fails = made % FLOOD_FAILS == 0;
-                    // In turn in the inner one, too: then both failed.
+                    // In turn in the inner span, too: then both have failed.
                     let fails_inside = fails && (made / FLOOD_FAILS).is_multiple_of(2);
                     failed += u64::from(fails);
                     inside += u64::from(fails_inside);
@@ -251,7 +251,7 @@ impl Stage {
         }
     }
 
-    /// That go on now on this thread and now on that.
+    /// Tasks that migrate between threads.
     fn tasks(&self) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -303,20 +303,20 @@ impl Stage {
             self.truth.note("exported", made, made);
         });
         self.exporter.set(Does::Take);
-        // What was promised before it failed is given to it again.
+        // Profiles that were reserved before the failure are delivered again.
         self.flush();
         let lost = || self.handle.stats().profiles.dropped_export_failed;
         let before = lost();
         self.exporter.set(Does::PanicOnce);
         self.together(1, |_| failing(50 * MS));
         self.truth.note("exported", 1, 1);
-        // At a rate that is lowered there can be no sample, and so no profile.
+        // At a reduced rate there may be no sample, and so no profile.
         let (is_delivered, has_panicked) =
             (self.handle.flush(PLENTY), !self.exporter.is_to(Does::PanicOnce));
         let lost = lost() - before;
         if lost != u64::from(has_panicked) || is_delivered == has_panicked {
             self.problem(format!(
-                "the exporter has panicked: {has_panicked}, {lost} profiles were lost by it, and a \
+                "the exporter panicked: {has_panicked}, {lost} profiles were lost by that, and a \
                  flush returned {is_delivered}"
             ));
         }
@@ -324,13 +324,13 @@ impl Stage {
         self.wait_for_trust();
     }
 
-    /// One that has failed is tried again only after a pause, and until then nothing is promised.
+    /// A failed exporter is tried again only after a pause; until then no profile is admitted.
     fn wait_for_trust(&self) {
         let exported = || self.handle.stats().profiles.exported;
         let (start, before) = (Instant::now(), exported());
         while exported() == before {
             if start.elapsed() > PLENTY {
-                return self.problem("an exporter that is well again is not trusted".to_owned());
+                return self.problem("an exporter that works again gets no profiles".to_owned());
             }
             self.together(1, |_| failing(50 * MS));
             self.truth.note("exported", 1, 1);
@@ -338,7 +338,7 @@ impl Stage {
         }
     }
 
-    /// And so each sample is in a profile, or counted. Nobody else has spans meanwhile.
+    /// All spans are kept, so each sample is in a profile or counted. No other thread has spans in the meantime.
     fn all_are_kept(&self, resident: &Resident) {
         resident.quietly(|| {
             std::thread::sleep(20 * MS);
@@ -349,7 +349,7 @@ impl Stage {
             self.together(4, |number| {
                 let mut made = 0;
                 while start.elapsed() < self.phase {
-                    // No more at once than there are promises.
+                    // At most as many at once as there are permits.
                     let place = goal.fetch_add(1, Ordering::Relaxed);
                     self.wait_for("always", place.saturating_sub(12));
                     info_span!("always").in_scope(|| burn((5 + number as u32 * 5) * MS));
@@ -378,7 +378,7 @@ impl Stage {
         });
     }
 
-    /// Until so many spans of that name were told to be kept.
+    /// Waits until this many spans of that name were reported as kept.
     fn wait_for(&self, name: &str, count: u64) {
         let start = Instant::now();
         while self.told.lock().expect("no panic").kept_of(name) < count {
@@ -389,7 +389,7 @@ impl Stage {
         }
     }
 
-    /// Spans are judged by the rules that they were made under, while others go on.
+    /// Spans are judged by the rules under which they were created, while other spans continue.
     fn rules_that_change(&self, resident: &Resident) {
         let (time, other) = (self.phase / 2, self.phase);
         std::thread::scope(|scope| {
@@ -397,25 +397,25 @@ impl Stage {
             self.on_thread(|| {
                 let (start, mut made) = (Instant::now(), 0);
                 while start.elapsed() < time {
-                    self.handle.set_rules(rules("off")).expect("it is there");
+                    self.handle.set_rules(rules("off")).expect("the layer exists");
                     let unmatched = info_span!("toggled").entered();
-                    error!("not looked at");
-                    self.handle.set_rules(rules("error")).expect("it is there");
+                    error!("before the rule");
+                    self.handle.set_rules(rules("error")).expect("the layer exists");
                     let matched = info_span!("toggled").entered();
-                    self.handle.set_rules(rules("off")).expect("it is there");
+                    self.handle.set_rules(rules("off")).expect("the layer exists");
                     error!("in both");
                     drop((matched, unmatched));
                     made += 1;
                     std::thread::sleep(5 * MS);
                 }
-                self.handle.set_rules(rules("error")).expect("it is there");
+                self.handle.set_rules(rules("error")).expect("the layer exists");
                 self.truth.note("toggled", made, made);
             });
         });
         resident.quietly(|| {
             self.handle.disable();
-            self.on_thread(|| error!(parent: &info_span!("toggled"), "nobody looks"));
-            self.handle.enable().expect("it is there");
+            self.on_thread(|| error!(parent: &info_span!("toggled"), "disabled"));
+            self.handle.enable().expect("the layer exists");
         });
     }
 
@@ -446,7 +446,8 @@ impl Stage {
                 let run = move || {
                     self.on_thread(|| {
                         let _span = info_span!("burst").entered();
-                        // Whoever has the thread's number later needs no more memory for its spans.
+                        // These slots are reused later, so spans of a later thread with the same number need no more
+                        // memory.
                         let open: Vec<_> = (0..TASKS).map(|_| info_span!("step")).collect();
                         all_are_there.wait();
                         drop(open);
@@ -465,7 +466,7 @@ impl Stage {
     }
 }
 
-/// Counters of losses and of reduced sampling.
+/// The counters of losses and of downsampling.
 fn losses(stats: &Stats) -> Vec<(&'static str, u64)> {
     const PREFIXES: [&str; 10] = [
         "samples.dropped_",
@@ -485,7 +486,7 @@ fn losses(stats: &Stats) -> Vec<(&'static str, u64)> {
     stats.iter().filter(|(name, count)| *count > 0 && is_loss(name)).collect()
 }
 
-/// Of each task.
+/// Steps per task.
 const STEPS: u64 = 3;
 
 async fn one_task(fails: bool) {
@@ -506,7 +507,7 @@ fn failing(busy: Duration) {
     error!("oh");
 }
 
-/// Keeps the CPU busy.
+/// Uses that much CPU time.
 pub(crate) fn burn(cpu: Duration) {
     let start = ThreadTime::now();
     while start.elapsed() < cpu {

@@ -1,4 +1,4 @@
-//! A thread that is there all the time, in a span that takes as long as a cycle.
+//! A thread that exists all the time, in a span that lasts for a whole cycle.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::Scope;
@@ -11,7 +11,7 @@ use crate::phases::{Stage, burn};
 const PAUSE: Duration = Duration::from_millis(50);
 const BUSY: Duration = Duration::from_millis(2);
 
-/// Tells it what to do. It is heard when the last part is done.
+/// Controls that thread. An order is answered once the current part is done.
 #[derive(Debug)]
 pub(crate) struct Resident {
     orders: SyncSender<Order>,
@@ -28,20 +28,20 @@ enum Order {
 
 impl Resident {
     pub(crate) fn start<'a>(scope: &'a Scope<'a, '_>, stage: &'a Stage) -> Self {
-        // Each order is waited for.
+        // Each order is acknowledged.
         let (orders, to_follow) = sync_channel(1);
-        let (say_done, done) = sync_channel(1);
-        scope.spawn(move || stage.on_thread(|| live(stage, &to_follow, &say_done)));
+        let (send_done, done) = sync_channel(1);
+        scope.spawn(move || stage.on_thread(|| live(stage, &to_follow, &send_done)));
         Self { orders, done }
     }
 
-    /// It is in its span until what this returns is called.
+    /// The thread enters its span, and leaves it when the returned function is called.
     pub(crate) fn begin(&self) -> impl FnOnce() {
         self.order(Order::Begin);
         move || self.order(Order::End)
     }
 
-    /// It does nothing at all meanwhile.
+    /// The thread does nothing during the action.
     pub(crate) fn quietly(&self, action: impl FnOnce()) {
         self.order(Order::BeQuiet);
         action();
@@ -55,17 +55,17 @@ impl Resident {
 }
 
 fn live(stage: &Stage, orders: &Receiver<Order>, done: &SyncSender<()>) {
-    let say_done = || done.send(()).expect("somebody waits for it");
+    let send_done = || done.send(()).expect("the receiver waits");
     while let Ok(Order::Begin) = orders.recv() {
-        say_done();
+        send_done();
         let long = info_span!("long").entered();
         let mut parts = 0;
         loop {
             match orders.recv_timeout(PAUSE) {
                 Ok(Order::BeQuiet) => {
-                    say_done();
+                    send_done();
                     assert_eq!(orders.recv(), Ok(Order::GoOn));
-                    say_done();
+                    send_done();
                 }
                 Ok(_) => break,
                 Err(_) => {
@@ -79,6 +79,6 @@ fn live(stage: &Stage, orders: &Receiver<Order>, done: &SyncSender<()>) {
         drop(long);
         stage.truth.note("long", 1, 0);
         stage.truth.note("part", parts, parts);
-        say_done();
+        send_done();
     }
 }

@@ -1,4 +1,4 @@
-//! The shop of `slow_requests`, and the client that drives it.
+//! The shop of `slow_requests`, and the client that sends it requests.
 
 #![allow(clippy::indexing_slicing, reason = "an example, run by hand")]
 
@@ -87,7 +87,7 @@ impl Shop {
     }
 }
 
-/// A span's name is fixed at compile time: one for each route.
+/// A span's name is fixed at compile time, so each route has its own span.
 fn span_of(request: &Request<Body>) -> Span {
     macro_rules! by_route {
         ($($path:literal => $name:literal,)+) => {
@@ -110,7 +110,7 @@ fn span_of(request: &Request<Body>) -> Span {
     }
 }
 
-// Three routes that are fast.
+// Three fast routes.
 
 #[tracing::instrument(skip_all)]
 async fn orders(State(shop): State<Shop>, body: Bytes) -> Result<Json<Order>, StatusCode> {
@@ -139,16 +139,16 @@ async fn products(State(shop): State<Shop>) -> Result<String, StatusCode> {
     Ok(format!("{count} products at {price:.2} on average"))
 }
 
-// Six that are not, each for its own reason.
+// Six routes that are slow or fail, each for another reason.
 
-/// The CPU, in one function of Rust.
+/// CPU time in one Rust function.
 #[tracing::instrument(skip_all)]
 async fn bundles() -> String {
     let prices: Vec<u32> = (0..400).map(|i| (i * 7919) % 10_000).collect();
     format!("{} bundles cost less than 100", count_cheap_bundles(&prices, SLOW))
 }
 
-/// Tries all triples; it should have sorted the prices first.
+/// Tries all triples; sorting the prices first would be faster.
 #[inline(never)]
 fn count_cheap_bundles(prices: &[u32], at_least: Duration) -> u64 {
     let start = Instant::now();
@@ -173,7 +173,7 @@ fn count_cheap_bundles(prices: &[u32], at_least: Duration) -> u64 {
     cheap
 }
 
-/// The CPU, in C: a join that no index helps with, so SQLite's interpreter is busy.
+/// CPU time in C: a join without an index, which keeps SQLite's interpreter busy.
 #[tracing::instrument(skip_all)]
 async fn similar(State(shop): State<Shop>) -> Result<String, StatusCode> {
     let database = shop.database.lock().unwrap_or_else(PoisonError::into_inner);
@@ -221,14 +221,14 @@ fn ask_the_old_system() -> &'static str {
     "the old system answered"
 }
 
-/// Plain waiting.
+/// An asynchronous sleep.
 #[tracing::instrument(skip_all)]
 async fn upstream() -> &'static str {
     tokio::time::sleep(SLOW).await;
     "upstream answered"
 }
 
-/// Fast, but an error.
+/// Fast, but fails.
 #[tracing::instrument(skip_all)]
 async fn broken() -> StatusCode {
     tracing::error!("the payment provider is not configured");
@@ -242,7 +242,7 @@ struct Driver {
     address: SocketAddr,
 }
 
-/// Runs the shop and sends it its requests. Returns how many they were.
+/// Runs the shop and sends its requests. Returns their number.
 pub(crate) async fn run() -> Result<usize, AnyError> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;

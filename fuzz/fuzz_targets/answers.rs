@@ -1,4 +1,4 @@
-//! What a receiver of OTLP answers, by HTTP and by gRPC.
+//! Responses of an OTLP receiver, by HTTP and by gRPC.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

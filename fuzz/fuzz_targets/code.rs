@@ -1,4 +1,4 @@
-//! Code, with every byte made up.
+//! Machine code of arbitrary bytes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

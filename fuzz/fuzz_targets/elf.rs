@@ -1,4 +1,4 @@
-//! Files of code, with every byte made up.
+//! ELF files of arbitrary bytes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! What `/proc` says of threads: where they are blocked, and which filters they have.
+//! The `/proc` files about threads: where they are blocked, and which seccomp filters they have.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|text: &str| {

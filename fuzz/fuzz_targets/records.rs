@@ -1,4 +1,4 @@
-//! The kernel's records, with every byte made up.
+//! Perf records of arbitrary bytes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

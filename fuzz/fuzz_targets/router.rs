@@ -1,4 +1,4 @@
-//! Requests to the router, with method, path, host, origin, site and body made up, a line for each.
+//! Requests to the router with arbitrary method, path, host, origin, site and body, one per line.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
 use tracing_profiling::{Handle, ProfilingLayer};
 
-/// Off until some request turns it on.
+/// Disabled until a request enables it.
 static LAYER: LazyLock<ProfilingLayer> = LazyLock::new(|| {
     let rules = "off".parse().expect("rules");
     ProfilingLayer::builder().rules(rules).directory("/nowhere/profiles").build().expect("a layer")

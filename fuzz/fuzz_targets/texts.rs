@@ -1,4 +1,4 @@
-//! Texts of the kernel's, and names of the linker's, with every byte made up.
+//! Kernel texts and linker names of arbitrary bytes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

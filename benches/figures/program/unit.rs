@@ -1,5 +1,5 @@
-//! One compilation unit of the program that `symbols.rs` links: its functions call each other through a
-//! list, from inside of what is inlined into them. Compiled by that bench alone.
+//! One compilation unit of the program that `symbols.rs` links: its functions call each other through a list, from
+//! inside inlined functions. Compiled only by that bench.
 
 #![no_std]
 

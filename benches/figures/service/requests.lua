@@ -1,4 +1,4 @@
--- The same orders in the same sequence each time, and what came of it as one line.
+-- The same orders in the same sequence each time; prints the result as one line.
 
 local next_order = 0
 

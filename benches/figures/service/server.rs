@@ -1,5 +1,5 @@
-//! The service: axum on tokio, SQLite and JSON. Its process says at which port it listens; then each line that it
-//! reads is whether connections from now on have the layer, and is answered by where it stands.
+//! The service: axum on tokio, SQLite and JSON. Its process prints the port that it listens on. Each input line then
+//! selects whether requests have the layer, or begins or ends a measurement, whose results are printed.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -32,49 +32,50 @@ use tracing_subscriber::prelude::*;
 
 use crate::process::resident_kib;
 
-/// Few rows that lie together: for each page SQLite takes a lock that all its connections share, and
-/// threads that wait for each other are another measurement.
+/// Few rows that share pages: SQLite takes a lock per page that all connections share, and lock contention is not
+/// measured here.
 const PRODUCTS: u32 = 2_000;
 pub(super) const ORDERS: u32 = 500;
 const ITEMS: u32 = 60;
-/// How long a request takes that is slow, for a rule of 250 ms.
+/// How long a slow request takes, for a rule of 250 ms.
 const SLOW: Duration = Duration::from_millis(300);
-/// Which of them is.
+/// One in this many requests is slow.
 const SLOW_EACH: u64 = 100;
-/// How many orders a request reads that takes a thread of its own.
+/// How many orders a request reads that runs on a blocking thread.
 const ORDERS_OF_A_LIST: u32 = 20;
 
 /// How a server measures itself.
 #[derive(Clone, Copy, Deserialize, Serialize)]
 pub(super) struct Phases {
-    /// How long one is.
+    /// The length of a phase.
     pub(super) ms: u64,
-    /// What is not measured of the first after a change: until requests of the other kind are answered, and threads
-    /// that were sampled are not any more.
-    pub(super) settle_ms: u64,
-    /// How long a connection lives that is a span; 0 if it is none.
+    /// The pause after a change, which is not measured: until requests of the other kind are answered, and threads are
+    /// no longer sampled.
+    pub(super) pause_ms: u64,
+    /// The lifetime of connections that have a span; 0 if they have none.
     pub(super) connection_s: u64,
 }
 
-/// What a server says of a while in which it had requests.
+/// The results of a server for one measurement.
 #[derive(Deserialize, Serialize)]
 pub(super) struct Measured {
-    /// Of four phases each, which had no layer, had it, had it, and had none: CPU time and requests, without and with.
+    /// For each group of four phases (without the layer, with, with, without): CPU time and requests, without and
+    /// with.
     pub(super) quads: Vec<[(u64, u64); 2]>,
     pub(super) resident_kib: f64,
-    /// CPU time of threads of ours, and how long all of it took.
+    /// CPU time of the layer's threads, and the duration of the measurement.
     pub(super) own_cpu_ns: u64,
     pub(super) took_ns: u64,
-    /// How much each counter has grown.
+    /// The increase of each counter.
     pub(super) stats: BTreeMap<String, u64>,
 }
 
-/// The process of that kind, which measures itself so; the last two arguments say both.
+/// The process of a server; its last two arguments are the kind and the phases.
 pub(crate) fn child() {
     let arguments: Vec<String> = std::env::args().collect();
     let [.., kind, phases] = &arguments[..] else { panic!("{arguments:?}") };
     let directory = tempfile::tempdir().expect("a directory");
-    // So that other settings can be tried; none is set where the figures of the page are measured.
+    // For experiments; no variables are set when the published figures are measured.
     let builder = ProfilingLayer::builder().with_env().expect("settings");
     let profiling = set(builder, kind).directory(directory.path()).build().expect("threads");
     serve(profiling, serde_json::from_str(phases).expect("JSON"));
@@ -88,7 +89,7 @@ fn set(builder: Builder, kind: &str) -> Builder {
         // Every span is sampled from its first enter.
         "early" => builder.arm_after(Duration::ZERO),
         "early_timer" => builder.source(Source::Timer).arm_after(Duration::ZERO),
-        // Each kept span is reported, and has a profile if it has a sample and the exporter can take it.
+        // Each kept span is reported, and has a profile if it has a sample and the exporter has capacity.
         "all_kept" => {
             builder.rules("always".parse().expect("a rule")).profiles_per_minute(u32::MAX)
         }
@@ -96,7 +97,7 @@ fn set(builder: Builder, kind: &str) -> Builder {
     }
 }
 
-/// CPU time of the threads of this process that are the layer's.
+/// CPU time of the layer's threads in this process.
 fn own_cpu_ns() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
     let of_task = |path: std::path::PathBuf| {
@@ -108,11 +109,11 @@ fn own_cpu_ns() -> u64 {
     tasks.filter_map(|task| of_task(task.ok()?.path())).sum()
 }
 
-/// Until nobody asks any more.
+/// Serves until the end of the input.
 fn serve(profiling: ProfilingLayer, phases: Phases) {
     let handle = profiling.handle();
     let with = Dispatch::new(tracing_subscriber::registry().with(profiling));
-    // The spans are there, and nobody looks at them. (A registry without any layer never closes one.)
+    // The spans exist, but no layer uses them. (A registry without any layer never closes a span.)
     let without = Dispatch::new(tracing_subscriber::registry().with(Identity::new()));
     let directory = tempfile::tempdir().expect("a directory");
     let shop = Shop::new(&directory.path().join("shop.db")).expect("SQLite");
@@ -151,7 +152,7 @@ fn serve(profiling: ProfilingLayer, phases: Phases) {
             }
             _ => {
                 let (before, is_over, thread, start, own_before_ns) =
-                    measuring.take().expect("it was begun");
+                    measuring.take().expect("a measurement in progress");
                 is_over.store(true, Ordering::SeqCst);
                 let quads = thread.join().expect("no panic");
                 assert!(handle.flush(Duration::from_secs(60)), "flushed");
@@ -170,7 +171,7 @@ fn serve(profiling: ProfilingLayer, phases: Phases) {
     }
 }
 
-/// Changes between the layer and none, and measures both.
+/// Alternates between the layer and none, and measures both.
 struct Meter {
     counts: Arc<Counts>,
     has_layer: Arc<AtomicBool>,
@@ -183,7 +184,7 @@ impl Meter {
     fn measure(self) -> Vec<[(u64, u64); 2]> {
         let start = ProcessTime::now();
         let reading = || {
-            let ns = u64::try_from(start.elapsed().as_nanos()).expect("less than centuries");
+            let ns = u64::try_from(start.elapsed().as_nanos()).expect("fits in 64 bits");
             (ns, self.counts.ended.load(Ordering::SeqCst))
         };
         let mut quads = Vec::new();
@@ -191,7 +192,7 @@ impl Meter {
             let mut of_kinds = [(0, 0); 2];
             for has_layer in [false, true, true, false] {
                 if self.has_layer.swap(has_layer, Ordering::SeqCst) != has_layer {
-                    self.settle(has_layer);
+                    self.pause(has_layer);
                 }
                 let (cpu_before_ns, requests_before) = reading();
                 std::thread::sleep(Duration::from_millis(self.phases.ms));
@@ -207,10 +208,10 @@ impl Meter {
         }
     }
 
-    /// What is still to do for requests of the other kind is not measured.
-    fn settle(&self, has_layer: bool) {
+    /// Leaves out the remaining work of requests of the other kind.
+    fn pause(&self, has_layer: bool) {
         let start = Instant::now();
-        std::thread::sleep(Duration::from_millis(self.phases.settle_ms));
+        std::thread::sleep(Duration::from_millis(self.phases.pause_ms));
         if has_layer {
             return;
         }
@@ -222,15 +223,15 @@ impl Meter {
     }
 }
 
-/// What requests have: the layer or none.
+/// The subscriber of a request: with the layer or without.
 #[derive(Clone)]
 struct Kind {
     dispatch: Dispatch,
-    /// The span of their connection, and since when; of all copies of the connection's service.
+    /// The span of the connection and its start, shared by all clones of the connection's service.
     connection: Arc<Mutex<Option<(Span, Instant)>>>,
 }
 
-/// What answers the requests of a connection.
+/// Answers the requests of a connection.
 #[derive(Clone)]
 struct Served {
     router: Router,
@@ -271,11 +272,11 @@ struct Counts {
     ended: AtomicU64,
 }
 
-/// A request that is being answered; ends also if its client has gone.
+/// A request in progress; it also ends if its client disconnects.
 struct Answering(Arc<Counts>);
 
 impl Answering {
-    /// Also returns how many there were before.
+    /// Also returns the number of earlier requests.
     fn begin(counts: &Arc<Counts>) -> (Self, u64) {
         let number = counts.begun.fetch_add(1, Ordering::SeqCst);
         (Self(Arc::clone(counts)), number)
@@ -295,7 +296,7 @@ struct Shop {
     counts: Arc<Counts>,
 }
 
-/// As it is stored beside the order, in JSON.
+/// Stored as JSON with the order.
 #[derive(Deserialize, Serialize)]
 struct Customer {
     name: String,
@@ -317,7 +318,7 @@ struct Item {
     price: f64,
 }
 
-/// Of an order, as it is in the database.
+/// An order, as in the database.
 struct Stored {
     customer: String,
     items: Vec<Item>,
@@ -397,7 +398,7 @@ fn load(connection: &Connection, id: u32) -> rusqlite::Result<Stored> {
         Ok(Item { product, about, quantity: row.get(2)?, price: row.get(3)? })
     })?;
     let items: Vec<Item> = items.collect::<Result<_, _>>()?;
-    // Somebody has forgotten an index.
+    // A query without an index.
     let mut others = connection.prepare_cached(
         "SELECT name FROM product WHERE price BETWEEN ?1 AND ?1 + 1 AND stock > 0 ORDER BY price LIMIT 10",
     )?;
@@ -419,14 +420,14 @@ impl Customer {
 
 type Answer = Result<Response, StatusCode>;
 
-/// One handler and what it calls, each with its span, inside that of tower-http.
+/// A handler and its callees, each with its span, inside the span of tower-http.
 #[tracing::instrument(skip(shop))]
 async fn order(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
     let (_answering, _) = Answering::begin(&shop.counts);
     answer(&shop, id)
 }
 
-/// One that has to wait for something before.
+/// A handler that first waits asynchronously.
 #[tracing::instrument(skip(shop))]
 async fn awaits(State(shop): State<Shop>, Path((ms, id)): Path<(u64, u32)>) -> Answer {
     let (_answering, _) = Answering::begin(&shop.counts);
@@ -434,7 +435,7 @@ async fn awaits(State(shop): State<Shop>, Path((ms, id)): Path<(u64, u32)>) -> A
     answer(&shop, id)
 }
 
-/// One of a hundred is blocked on a thread, in a span of its own.
+/// One in a hundred blocks its thread, in a span of its own.
 #[tracing::instrument(skip(shop))]
 async fn one_sleeps(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
     let (_answering, number) = Answering::begin(&shop.counts);
@@ -446,7 +447,7 @@ async fn one_sleeps(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
     answer(&shop, id)
 }
 
-/// One of a hundred reads what it should not have to.
+/// One in a hundred reads more than it should.
 #[tracing::instrument(skip(shop))]
 async fn one_works(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
     let (_answering, number) = Answering::begin(&shop.counts);
@@ -461,7 +462,7 @@ async fn one_works(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
     answer(&shop, id)
 }
 
-/// On a thread beside the runtime's, of which there are as many as requests.
+/// On a blocking thread, of which there is one per request.
 #[tracing::instrument(skip(shop))]
 async fn list(State(shop): State<Shop>, Path(id): Path<u32>) -> Answer {
     let (answering, _) = Answering::begin(&shop.counts);
@@ -486,7 +487,7 @@ fn answer(shop: &Shop, id: u32) -> Answer {
     Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// What its client reads.
+/// The response body.
 #[tracing::instrument(skip_all)]
 fn render(id: u32, stored: Stored) -> serde_json::Result<String> {
     let Stored { customer, items, others } = stored;

@@ -1,7 +1,7 @@
-//! The hooks beside the tracing layer of dial9, in turn and in one run, as `cargo bench --bench figures -- hot`
-//! does it with other rivals.
+//! The hooks compared with the tracing layer of dial9, interleaved in one run, as `cargo bench --bench figures -- hot`
+//! does with other rivals.
 
-#![allow(dead_code, reason = "what it shares with that bench has more in it")]
+#![allow(dead_code, reason = "the shared module has more than this needs")]
 
 #[path = "../../figures/measure.rs"]
 mod measure;
@@ -30,7 +30,7 @@ fn whole_life() -> f64 {
 }
 
 fn main() {
-    // It takes note only of threads of a runtime of its own. What it notes goes nowhere.
+    // dial9 records only threads of its own runtime. Its output is discarded.
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all();
     let (runtime, _guard) =

@@ -1,5 +1,5 @@
-//! One process that does, one after the other, all that has ended, swollen or deceived a host before. It
-//! ends with 0 if the profiler survives, and the program does.
+//! Does everything in turn, in one process, that has once crashed, bloated or misled a host program. Exits with 0 if
+//! both the profiler and the program survive.
 
 mod deep;
 
@@ -18,29 +18,29 @@ use tracing_subscriber::prelude::*;
 const MS: Duration = Duration::from_millis(1);
 const MIB: u64 = 1024 * 1024;
 const PLENTY: Duration = Duration::from_secs(120);
-/// Set in the copy that has its debug information in a file of its own.
+/// Set in the copy whose debug information is in a separate file.
 const COPY: &str = "GAUNTLET_COPY";
 
 fn main() {
     let Some(copy) = std::env::var_os(COPY).map(PathBuf::from) else {
-        let folder = tempfile::tempdir().unwrap();
-        let copy = separate_debug_file(folder.path());
-        let status = Command::new(&copy).env(COPY, &copy).current_dir(&folder).status().unwrap();
-        drop(folder);
-        assert!(status.success(), "the host has ended: {status}");
-        println!("the host lives");
+        let directory = tempfile::tempdir().unwrap();
+        let copy = separate_debug_file(directory.path());
+        let status = Command::new(&copy).env(COPY, &copy).current_dir(&directory).status().unwrap();
+        drop(directory);
+        assert!(status.success(), "the host was terminated: {status}");
+        println!("the host survived");
         return;
     };
     let profiles = copy.with_file_name("profiles");
     let host = Host::new(|builder| builder.directory(&profiles));
     step("a recursion 1,000 deep, with 24 inlined functions in each frame", || recursion(&host));
-    step("SIGTERM, taken by sigwait in a thread made after the layer", sigterm);
+    step("SIGTERM, received by sigwait in a thread created after the layer", sigterm);
     step("20,000 samples of different deep stacks", || different_stacks(&host));
-    step("its debug file is truncated while profiles are made", || truncated(&host, &copy));
+    step("the debug file is truncated while profiles are built", || truncated(&host, &copy));
     step("RLIMIT_FSIZE of 1,000 bytes", || limited_files(&host));
     step("a C++ symbol that demangles to gigabytes", || demangled(&host));
     step("a store over its quota", || over_quota(&profiles.with_file_name("small")));
-    assert!(host.handle.shutdown(PLENTY), "all is delivered in the end");
+    assert!(host.handle.shutdown(PLENTY), "everything is delivered in the end");
     println!("{:#?}", host.handle.stats());
 }
 
@@ -52,12 +52,12 @@ fn step(name: &str, action: impl FnOnce()) {
 }
 
 /// A copy of this program without debug information, which is in a file beside it.
-fn separate_debug_file(folder: &Path) -> PathBuf {
+fn separate_debug_file(directory: &Path) -> PathBuf {
     let program = std::env::current_exe().unwrap();
-    let (copy, debug) = (folder.join("gauntlet"), folder.join("gauntlet.debug"));
+    let (copy, debug) = (directory.join("gauntlet"), directory.join("gauntlet.debug"));
     let run = |arguments: &[&std::ffi::OsStr]| {
         let status = Command::new("objcopy").args(arguments).status();
-        assert!(status.expect("objcopy of binutils is there").success());
+        assert!(status.expect("objcopy of binutils is installed").success());
     };
     run(&["--only-keep-debug".as_ref(), program.as_ref(), debug.as_ref()]);
     let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
@@ -66,7 +66,7 @@ fn separate_debug_file(folder: &Path) -> PathBuf {
     copy
 }
 
-/// A layer, and a subscriber with it.
+/// A layer and its subscriber.
 struct Host {
     handle: Handle,
     dispatch: Dispatch,
@@ -87,7 +87,7 @@ impl Host {
         Self { handle, dispatch }
     }
 
-    /// Runs that in a span that is kept, and waits until its profile is stored.
+    /// Runs the action in a span that is kept, and waits until its profile is stored.
     fn keep(&self, name: &'static str, action: impl FnOnce()) -> bool {
         tracing::dispatcher::with_default(&self.dispatch, || {
             info_span!("step", otel.name = name).in_scope(action);
@@ -119,22 +119,22 @@ fn sigterm() {
         assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut()), 0);
         signals
     };
-    let waiter = std::thread::spawn(move || {
+    let receiver = std::thread::spawn(move || {
         let mut taken = 0;
         assert_eq!(unsafe { libc::sigwait(&signals, &mut taken) }, 0);
         taken
     });
     for _ in 0..20 {
         std::thread::sleep(5 * MS);
-        if waiter.is_finished() {
+        if receiver.is_finished() {
             break;
         }
         assert_eq!(unsafe { libc::kill(libc::getpid(), libc::SIGTERM) }, 0);
     }
-    assert_eq!(waiter.join().unwrap(), libc::SIGTERM);
+    assert_eq!(receiver.join().unwrap(), libc::SIGTERM);
 }
 
-/// What the process holds now, and has held at most since the last call, in bytes.
+/// The resident memory of the process, and its peak since the last call, in bytes.
 fn resident() -> (u64, u64) {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let field = |name: &str| {
@@ -148,18 +148,18 @@ fn resident() -> (u64, u64) {
 }
 
 fn different_stacks(_: &Host) {
-    let folder = PathBuf::from("deep");
+    let directory = PathBuf::from("deep");
     let host = Host::new(|builder| {
-        builder.directory(&folder).rate(10_000).cpu_budget(0).samples_per_profile(100_000)
+        builder.directory(&directory).rate(10_000).cpu_budget(0).samples_per_profile(100_000)
     });
-    // So that what every profile needs is there.
+    // Warms up the memory that every profile needs.
     assert!(host.keep("warm", || _ = deep::spin(100 * MS)));
     let (before, _) = resident();
     let taken = || host.stats().samples.taken;
     let (first, mut number) = (taken(), 0_u64);
     let kept = host.keep("stacks", || {
         let start = Instant::now();
-        // Timers tick less often than perf is asked to.
+        // Timers tick less often than perf samples.
         while taken() - first < 20_000 && start.elapsed() < 100_000 * MS {
             number = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
             deep::path(number, 0, 250);
@@ -168,7 +168,7 @@ fn different_stacks(_: &Host) {
     assert!(kept);
     let (_, peak) = resident();
     let (samples, added) = (taken() - first, peak.saturating_sub(before));
-    println!("    {samples} samples, {} MiB more than before at most", added / MIB);
+    println!("    {samples} samples, at most {} MiB more than before", added / MIB);
     assert!(added <= 96 * MIB, "{} MiB", added / MIB);
     assert!(host.handle.shutdown(PLENTY));
 }
@@ -204,11 +204,11 @@ fn limited_files(host: &Host) {
     tracing::dispatcher::with_default(&host.dispatch, || {
         info_span!("limited").in_scope(|| _ = deep::spin(200 * MS));
     });
-    // It has nowhere to go yet, and says so.
+    // No file can be written, so the flush fails.
     let is_stored = host.handle.flush(2_000 * MS);
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &before) }, 0);
     assert!(!is_stored, "no file could be written");
-    assert!(host.handle.flush(PLENTY), "it is stored when that is possible again");
+    assert!(host.handle.flush(PLENTY), "the profile is stored once that is possible again");
 }
 
 fn demangled(host: &Host) {
@@ -216,23 +216,23 @@ fn demangled(host: &Host) {
     assert!(kept);
 }
 
-fn over_quota(folder: &Path) {
+fn over_quota(directory: &Path) {
     const QUOTA: u64 = 300 * 1024;
     let used = || -> (usize, u64) {
-        let files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap()).collect();
+        let files: Vec<_> = fs::read_dir(directory).unwrap().map(|file| file.unwrap()).collect();
         (files.len(), files.iter().map(|file| file.metadata().unwrap().len()).sum())
     };
     let resource = tracing_profiling::Resource::from_env();
     let host = Host::new(|builder| {
         let week = Duration::from_secs(7 * 24 * 60 * 60);
-        builder.exporter(Directory::new(folder).with_resource(resource).with_quota(QUOTA, week))
+        builder.exporter(Directory::new(directory).with_resource(resource).with_quota(QUOTA, week))
     });
     for _ in 0..30 {
         assert!(host.keep("small", || _ = deep::spin(60 * MS)));
     }
     let (files, bytes) = used();
     assert!(files >= 3 && bytes <= QUOTA, "{files} files, {bytes} bytes");
-    // One that is larger than all that may be there: the others stay.
+    // A profile larger than the quota: the others stay.
     host.keep("large", || {
         let start = Instant::now();
         let mut number = 1_u64;

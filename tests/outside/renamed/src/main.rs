@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::prelude::*;
 
-/// As a company's own crate of utilities would.
+/// Re-exports the macro, as a utility crate might.
 mod prelude {
     pub use why_slow::profiled as watched;
 }
