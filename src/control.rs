@@ -38,7 +38,7 @@ pub(crate) struct Control {
     dispatch: Mutex<Option<WeakDispatch>>,
     /// The directory of profile files.
     #[cfg(feature = "axum")]
-    folder: Option<PathBuf>,
+    dir: Option<PathBuf>,
     #[cfg(feature = "sighup")]
     hangups: Mutex<Option<EndHangups>>,
 }
@@ -63,10 +63,10 @@ impl Control {
     /// If the system refuses to start two threads.
     pub(crate) fn new(builder: Builder) -> Result<Arc<Self>, Error> {
         // Before any lock that a child process could find held.
-        Engine::shut_in_children();
+        Engine::disable_in_children();
         let rules = builder.get_rules().clone();
         #[cfg(feature = "axum")]
-        let folder = builder.folder();
+        let dir = builder.dir();
         let control = Arc::new(Self {
             gate: Gate::new(),
             pairing: Arc::default(),
@@ -82,7 +82,7 @@ impl Control {
             }),
             dispatch: Mutex::new(None),
             #[cfg(feature = "axum")]
-            folder,
+            dir,
             #[cfg(feature = "sighup")]
             hangups: Mutex::new(None),
         });
@@ -105,7 +105,7 @@ impl Control {
             switch: Mutex::new(switch),
             dispatch: Mutex::new(None),
             #[cfg(feature = "axum")]
-            folder: None,
+            dir: None,
             #[cfg(feature = "sighup")]
             hangups: Mutex::new(None),
         })
@@ -120,7 +120,7 @@ impl Control {
     /// this process continues in its place, as a daemon does. (Logging in other children could block on a lock of the
     /// program that is held forever.) Takes no lock of this crate.
     #[cold]
-    pub(crate) fn say_if_forked(&self) {
+    pub(crate) fn warn_if_forked(&self) {
         if !sys::has_ended(self.made_by) || !self.gate.take_forked() {
             return;
         }
@@ -159,10 +159,10 @@ impl Control {
 
     /// Puts these rules in force.
     pub(crate) fn set_rules(&self, rules: Rules) -> Result<(), Error> {
-        self.put_in_force(&mut self.switch.lock(), rules)
+        self.install_rules(&mut self.switch.lock(), rules)
     }
 
-    fn put_in_force(&self, switch: &mut Switch, rules: Rules) -> Result<(), Error> {
+    fn install_rules(&self, switch: &mut Switch, rules: Rules) -> Result<(), Error> {
         if rules.is_off() {
             self.switch_off();
         } else {
@@ -182,7 +182,7 @@ impl Control {
             switch.rules = rules;
             return Ok(());
         }
-        self.put_in_force(&mut switch, rules)
+        self.install_rules(&mut switch, rules)
     }
 
     /// Puts the last rules in force again, or the default rules if those keep nothing.
@@ -190,7 +190,7 @@ impl Control {
         let mut switch = self.switch.lock();
         let is_off = switch.rules.is_off();
         let rules = if is_off { Rules::default() } else { switch.rules.clone() };
-        self.put_in_force(&mut switch, rules)
+        self.install_rules(&mut switch, rules)
     }
 
     /// Stops profiling new spans.
@@ -252,8 +252,8 @@ impl Control {
 
     /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
-    pub(crate) fn folder(&self) -> Option<&Path> {
-        self.folder.as_deref()
+    pub(crate) fn dir(&self) -> Option<&Path> {
+        self.dir.as_deref()
     }
 
     /// Waits for SIGHUP until `hangups` is dropped.
@@ -276,7 +276,7 @@ impl Control {
     #[cfg(feature = "opentelemetry-sdk")]
     pub(crate) fn expect_processor(&self) {
         self.pairing.expect_processor();
-        self.gate.set_look(true);
+        self.gate.set_observe_exits(true);
     }
 }
 

@@ -133,7 +133,7 @@ impl Handle {
         #[cfg(feature = "sighup")]
         control.set_hangups(None);
         let ended = control.end(|engine| engine.shutdown(until(deadline)));
-        ended.unwrap_or_else(|| has_lost_none(&control))
+        ended.unwrap_or_else(|| lost_none(&control))
     }
 
     /// The settings of the source, while it is running.
@@ -146,14 +146,14 @@ impl Handle {
         let Some(control) = self.0.upgrade() else { return true };
         match control.running() {
             Some(engine) => action(engine),
-            None => has_lost_none(&control),
+            None => lost_none(&control),
         }
     }
 
     /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
-    pub(crate) fn folder(&self) -> Option<PathBuf> {
-        self.0.upgrade()?.folder().map(PathBuf::from)
+    pub(crate) fn dir(&self) -> Option<PathBuf> {
+        self.0.upgrade()?.dir().map(PathBuf::from)
     }
 
     /// Whether the layer still exists, even if it is off.
@@ -221,8 +221,8 @@ impl Handle {
 }
 
 /// Whether a layer that has ended, or never started, has delivered every profile that it gave a permit.
-fn has_lost_none(control: &Control) -> bool {
-    !control.is_here() || control.engine().is_none_or(|engine| engine.has_lost_none())
+fn lost_none(control: &Control) -> bool {
+    !control.is_here() || control.engine().is_none_or(|engine| engine.lost_none())
 }
 
 /// Deadlines that overflow an `Instant` are limited to a century.

@@ -140,8 +140,8 @@ async fn set_rules(State(handle): State<Handle>, body: Bytes) -> Result<String, 
 
 async fn profiles(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
     let list = move || {
-        let folder = handle.folder();
-        let files = folder.map(|folder| list_stored(&folder)).transpose().map_err(unreadable)?;
+        let dir = handle.dir();
+        let files = dir.map(|dir| list_stored(&dir)).transpose().map_err(unreadable)?;
         let files = files.unwrap_or_default().into_iter();
         Ok(Json(files.map(describe_file).collect()))
     };
@@ -154,8 +154,8 @@ async fn profile(
 ) -> Result<Response, Failure> {
     let read = move || {
         let content_type = content_type(&name);
-        let folder = handle.folder();
-        let read = folder.map(|folder| read_stored(&folder, &name)).transpose();
+        let dir = handle.dir();
+        let read = dir.map(|dir| read_stored(&dir, &name)).transpose();
         let found = read.map_err(unreadable)?.flatten();
         let bytes = found.ok_or((StatusCode::NOT_FOUND, "no such profile".to_owned()))?;
         Ok(([(header::CONTENT_TYPE, content_type)], bytes).into_response())

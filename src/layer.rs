@@ -117,30 +117,30 @@ impl ProfilingLayer {
 
     /// The engine, if a hook has nothing to do besides calling it.
     #[inline(always)]
-    fn usual_engine(&self) -> Option<&Engine> {
+    fn fast_engine(&self) -> Option<&Engine> {
         self.engine.get().filter(|_| self.gate.is_only_open()).map(Arc::as_ref)
     }
 
     #[cold]
     #[inline(never)]
-    fn enter_otherwise(&self, id: &span::Id) {
+    fn enter_slow(&self, id: &span::Id) {
         if let Some(engine) = self.engine() {
             engine.spans.enter(number(id));
-            if self.gate.must_look() {
+            if self.gate.must_observe_exits() {
                 engine.pairing.enter(number(id));
             }
-        } else if self.gate.must_ask_of_fork() {
-            self.control.say_if_forked();
+        } else if self.gate.must_check_fork() {
+            self.control.warn_if_forked();
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn exit_otherwise(&self, id: &span::Id) {
+    fn exit_slow(&self, id: &span::Id) {
         if let Some(engine) = self.engine() {
             engine.spans.exit(number(id));
-            if self.gate.must_look() {
-                engine.look_at_exit(number(id), || Some(self.otel_span(engine, id)?.ids()));
+            if self.gate.must_observe_exits() {
+                engine.observe_exit(number(id), || Some(self.otel_span(engine, id)?.ids()));
             }
         }
     }
@@ -196,7 +196,7 @@ where
     }
 
     fn on_layer(&mut self, _: &mut S) {
-        self.control.pairing().see_subscriber::<S>();
+        self.control.pairing().note_subscriber::<S>();
     }
 
     #[inline]
@@ -208,7 +208,7 @@ where
         let (mut plan, mut matched) = (plan, 0);
         if plan.flags & HAS_FIELDS != 0 {
             let record = |visit: &mut dyn Visit| attributes.record(visit);
-            let Some(chosen) = engine.by_values(plan, record) else { return };
+            let Some(chosen) = engine.plan_by_values(plan, record) else { return };
             (plan, matched) = chosen;
         }
         let parent = match attributes.parent() {
@@ -218,9 +218,9 @@ where
         };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
         if engine.spans.open(number(id), &plan, matched, parent, &ask) {
-            engine.begin_to_watch();
+            engine.start_watchdog();
         }
-        if plan.flags & ONE_IN != 0 && engine.is_the_one(&plan) {
+        if plan.flags & ONE_IN != 0 && engine.is_chosen(&plan) {
             engine.spans.choose(number(id));
         }
         if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
@@ -230,17 +230,17 @@ where
 
     #[inline]
     fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
-        match self.usual_engine() {
+        match self.fast_engine() {
             Some(engine) => engine.spans.enter(number(id)),
-            None => self.enter_otherwise(id),
+            None => self.enter_slow(id),
         }
     }
 
     #[inline]
     fn on_exit(&self, id: &span::Id, _: Context<'_, S>) {
-        match self.usual_engine() {
+        match self.fast_engine() {
             Some(engine) => engine.spans.exit(number(id)),
-            None => self.exit_otherwise(id),
+            None => self.exit_slow(id),
         }
     }
 

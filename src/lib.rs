@@ -242,7 +242,9 @@ pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 pub use export::{Directory, ExportError, Exported, Exporter};
 pub use handle::{FlushGuard, Handle};
 pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
-pub use keep::{Amount, Condition, Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules};
+pub use keep::{
+    Condition, Keep, Kept, KeptSpan, NoProfile, Reason, Reasons, Rule, Rules, TimeOrShare,
+};
 pub use layer::ProfilingLayer;
 #[cfg(feature = "opentelemetry-sdk")]
 pub use otel::ProfilingSpanProcessor;

@@ -93,14 +93,14 @@ async fn mix(seed: u64) {
 #[test]
 #[ignore = "run by .ci/compare_perf, which sets the output directory"]
 fn known_mix() {
-    let folder = std::env::var_os("MIX_DIR").unwrap();
+    let dir = std::env::var_os("MIX_DIR").unwrap();
     let layer = ProfilingLayer::builder()
         .with_env()
         .unwrap()
         .rules("0ms".parse().unwrap())
         .rate(RATE)
         .samples_per_profile(1_000_000)
-        .exporter(ToFiles(Directory::new(folder)))
+        .exporter(ToFiles(Directory::new(dir)))
         .build()
         .unwrap();
     let handle = layer.handle();

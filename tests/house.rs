@@ -39,12 +39,12 @@ struct Source {
 fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
-    let mut folders = vec![root.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
+    let mut dirs = vec![root.clone()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path);
+                dirs.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs")
                 && path.file_name().is_some_and(|name| name != "tests.rs")
             {
@@ -202,7 +202,7 @@ fn is_checked(source: &Source) -> bool {
     let path = source.path.to_string_lossy();
     let others = [
         "collector/model",
-        "there_and_back",
+        "roundtrip",
         "scripted.rs",
         "unsupported.rs",
         "/no_",

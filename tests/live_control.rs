@@ -55,8 +55,8 @@ async fn put_rules(handle: &Handle, rules: impl Into<Body>) -> Answer {
     ask(handle, "PUT", "/rules", rules).await
 }
 
-fn in_folder(folder: &Path, rules: &str) -> Setup {
-    let directory = Directory::new(folder);
+fn in_dir(dir: &Path, rules: &str) -> Setup {
+    let directory = Directory::new(dir);
     Setup::with(rules, |builder| builder.exporter(directory))
 }
 
@@ -180,8 +180,8 @@ async fn an_ended_layer_is_reported() {
 #[tokio::test]
 async fn profiles_are_listed_and_fetched() {
     let temporary = tempfile::tempdir().unwrap();
-    let folder = temporary.path().join("profiles");
-    let setup = in_folder(&folder, "0ms");
+    let dir = temporary.path().join("profiles");
+    let setup = in_dir(&dir, "0ms");
     assert_eq!(get(&setup.handle, "/profiles").await.json(), Value::Array(Vec::new()));
     setup.run(|| info_span!("GET /a b").in_scope(|| burn(60 * MS)));
     if !HAS_STACKS {
@@ -194,7 +194,7 @@ async fn profiles_are_listed_and_fetched() {
         let name = file["name"].as_str().unwrap();
         let answer = get(&setup.handle, &format!("/profiles/{name}")).await;
         assert_eq!(answer.status, StatusCode::OK, "{name}");
-        assert_eq!(answer.body, fs::read(folder.join(name)).unwrap());
+        assert_eq!(answer.body, fs::read(dir.join(name)).unwrap());
         assert_eq!(file["bytes"], answer.body.len());
         humantime::parse_rfc3339(file["time"].as_str().unwrap()).unwrap();
         let expected = match name.split_once('-').unwrap().1.rsplit_once('.').unwrap().1 {
@@ -241,27 +241,27 @@ const SECRET: &str = "this must stay unread";
 
 /// A profile directory with files inside and around it that must not be served.
 fn trapped(root: &Path) -> Setup {
-    let folder = root.join("profiles");
-    fs::create_dir(&folder).unwrap();
+    let dir = root.join("profiles");
+    fs::create_dir(&dir).unwrap();
     let secrets = [
         root.join("secret.txt"),
         root.join(name("outside", "svg")),
-        folder.join("notes.svg"),
-        folder.join(name("unfinished", "tmp")),
-        folder.join(format!("{}\\..\\b", name("back", "svg"))),
+        dir.join("notes.svg"),
+        dir.join(name("unfinished", "tmp")),
+        dir.join(format!("{}\\..\\b", name("back", "svg"))),
     ];
     for secret in secrets {
         fs::write(secret, SECRET).unwrap();
     }
-    fs::create_dir(folder.join(name("subdirectory", "svg"))).unwrap();
-    fs::write(folder.join(name("subdirectory", "svg")).join("secret.txt"), SECRET).unwrap();
+    fs::create_dir(dir.join(name("subdirectory", "svg"))).unwrap();
+    fs::write(dir.join(name("subdirectory", "svg")).join("secret.txt"), SECRET).unwrap();
     for (age, span) in ["newest", "a..b", "oldest"].into_iter().enumerate() {
-        let path = folder.join(name(span, "svg"));
+        let path = dir.join(name(span, "svg"));
         fs::write(&path, "<svg/>").unwrap();
         let time = SystemTime::now() - Duration::from_secs(60 * age as u64);
         fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
     }
-    in_folder(&folder, "off")
+    in_dir(&dir, "off")
 }
 
 #[tokio::test]
@@ -336,19 +336,19 @@ async fn links_are_not_followed_and_only_regular_files_are_opened() {
 
     let root = tempfile::tempdir().unwrap();
     let setup = trapped(root.path());
-    let folder = root.path().join("profiles");
-    symlink("../secret.txt", folder.join(name("relative", "svg"))).unwrap();
-    symlink(root.path().join("secret.txt"), folder.join(name("absolute", "svg"))).unwrap();
-    symlink("notes.svg", folder.join(name("inside", "svg"))).unwrap();
-    symlink(name("loop", "svg"), folder.join(name("loop", "svg"))).unwrap();
-    symlink("..", folder.join(name("up", "svg"))).unwrap();
+    let dir = root.path().join("profiles");
+    symlink("../secret.txt", dir.join(name("relative", "svg"))).unwrap();
+    symlink(root.path().join("secret.txt"), dir.join(name("absolute", "svg"))).unwrap();
+    symlink("notes.svg", dir.join(name("inside", "svg"))).unwrap();
+    symlink(name("loop", "svg"), dir.join(name("loop", "svg"))).unwrap();
+    symlink("..", dir.join(name("up", "svg"))).unwrap();
     // It has no writer: opening it for reading blocks forever.
-    let pipe = folder.join(name("pipe", "svg"));
+    let pipe = dir.join(name("pipe", "svg"));
     assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
     // The path of a socket is limited in length.
     let short = tempfile::tempdir_in("/tmp").unwrap();
     let _listener = UnixListener::bind(short.path().join("s")).unwrap();
-    fs::rename(short.path().join("s"), folder.join(name("socket", "svg"))).unwrap();
+    fs::rename(short.path().join("s"), dir.join(name("socket", "svg"))).unwrap();
 
     let list = get(&setup.handle, "/profiles").await;
     assert_eq!(list.json().as_array().unwrap().len(), 3, "{}", list.text());
@@ -363,7 +363,7 @@ async fn links_are_not_followed_and_only_regular_files_are_opened() {
 #[tokio::test]
 async fn an_unreadable_directory_is_reported() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let setup = in_folder(file.path(), "off");
+    let setup = in_dir(file.path(), "off");
     let answer = get(&setup.handle, "/profiles").await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(answer.text().contains("directory"), "{}", answer.text());

@@ -134,7 +134,7 @@ fn every_lost_sample_has_a_cause() {
         let count = lost[&format!("cause={cause}")];
         assert!((least as f64..=most as f64).contains(&count), "{cause}: {count}");
     }
-    assert_eq!(lost["cause=thinned"], stats.samples.downsampled as f64);
+    assert_eq!(lost["cause=downsampled"], stats.samples.downsampled as f64);
     assert_eq!(stats.samples.downsampled > 0, HAS_STACKS);
 }
 

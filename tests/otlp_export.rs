@@ -370,10 +370,10 @@ fn a_full_queue_takes_no_more() {
 #[test]
 fn the_fallback_directory_takes_over_and_is_sent_later() {
     for speaks in BOTH {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let mut receiver = Receiver::offline(speaks, free_address());
         let exporter =
-            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(folder.path());
+            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(dir.path());
         let setup = setup(exporter);
         if !HAS_STACKS {
             return;
@@ -384,7 +384,7 @@ fn the_fallback_directory_takes_over_and_is_sent_later() {
             keep(&setup, 1);
         }
         assert_eq!(setup.handle.stats().spans.kept_exporter_fails, 0, "all have profiles");
-        let files = std::fs::read_dir(folder.path()).unwrap().count();
+        let files = std::fs::read_dir(dir.path()).unwrap().count();
         assert!(files >= 9, "{files}");
         receiver.start();
         let start = Instant::now();
@@ -401,9 +401,9 @@ fn the_fallback_directory_takes_over_and_is_sent_later() {
 
 #[test]
 fn profiles_left_at_shutdown_go_to_the_fallback_directory() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let address = free_address();
-    let setup = setup(to(Speaks::Http, address).fallback_directory(folder.path()));
+    let setup = setup(to(Speaks::Http, address).fallback_directory(dir.path()));
     keep(&setup, 2);
     _ = setup.handle.shutdown(200 * MS);
     if !HAS_STACKS {
@@ -415,7 +415,7 @@ fn profiles_left_at_shutdown_go_to_the_fallback_directory() {
         std::thread::sleep(MS);
     }
     assert_eq!(setup.handle.stats().profiles.dropped_at_shutdown, 0);
-    let names: Vec<_> = std::fs::read_dir(folder.path())
+    let names: Vec<_> = std::fs::read_dir(dir.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
@@ -506,7 +506,7 @@ fn the_environment_alone_is_enough() {
     let receiver = Receiver::new(Speaks::Http);
     let whole = format!("{}/api/x/v1/profiles", receiver.endpoint());
     let grpc = Receiver::new(Speaks::Grpc);
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let of_all = [
         ("TRACING_PROFILING", "0ms"),
         ("OTEL_SERVICE_NAME", "of-the-variable"),
@@ -538,23 +538,22 @@ fn the_environment_alone_is_enough() {
         assert_eq!(receiver.got()[0].path, "/api/x/v1/profiles");
     }
     // `OTEL_PROFILES_EXPORTER` takes precedence.
-    let folder_path = folder.path().to_str().unwrap();
+    let dir_path = dir.path().to_str().unwrap();
     for (switch, has_files) in [("none", false), ("directory", HAS_STACKS)] {
         let mut variables = of_http.to_vec();
         variables.extend(of_all);
-        variables
-            .extend([("OTEL_PROFILES_EXPORTER", switch), ("TRACING_PROFILING_DIR", folder_path)]);
+        variables.extend([("OTEL_PROFILES_EXPORTER", switch), ("TRACING_PROFILING_DIR", dir_path)]);
         let output = run_child(BY_ENVIRONMENT, &variables);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count() > 0, has_files, "{switch}");
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count() > 0, has_files, "{switch}");
     }
     assert_eq!(receiver.got().len(), usize::from(HAS_STACKS));
 }
 
 #[test]
 fn invalid_settings_are_reported_by_build() {
-    let folder = tempfile::tempdir().unwrap();
-    let empty = folder.path().join("empty.pem");
+    let dir = tempfile::tempdir().unwrap();
+    let empty = dir.path().join("empty.pem");
     std::fs::write(&empty, "").unwrap();
     let builder = OtlpExporter::builder;
     for (builder, expected) in [

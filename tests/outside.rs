@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// Builds a crate of `tests/outside` and runs it in that directory.
-fn run(package: &str, folder: &Path) -> Output {
+fn run(package: &str, dir: &Path) -> Output {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     // A debug build, which is faster to build. It has its own target directory, since this build's is locked.
     Command::new(env!("CARGO"))
@@ -14,7 +14,7 @@ fn run(package: &str, folder: &Path) -> Output {
         .arg(root.join("tests/outside/Cargo.toml"))
         .arg("--target-dir")
         .arg(root.join("target/outside"))
-        .current_dir(folder)
+        .current_dir(dir)
         .env_remove("TRACING_PROFILING")
         // The flags of this build do not apply.
         .env_remove("RUSTFLAGS")
@@ -32,13 +32,13 @@ fn text(output: &Output) -> String {
 
 #[test]
 fn the_readme_is_sufficient() {
-    let folder = tempfile::tempdir().unwrap();
-    let text = text(&run("readme", folder.path()));
+    let dir = tempfile::tempdir().unwrap();
+    let text = text(&run("readme", dir.path()));
     assert!(text.contains("kept `checkout` (latency)"), "{text}");
     if cfg!(tracing_profiling_unsupported) {
         return;
     }
-    let files = std::fs::read_dir(folder.path().join("profiles")).unwrap();
+    let files = std::fs::read_dir(dir.path().join("profiles")).unwrap();
     let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     assert_eq!(files.len(), 2, "an SVG and a pprof file: {files:?}");
     let svg = files.iter().find(|file| file.extension().unwrap() == "svg").unwrap();
@@ -47,17 +47,17 @@ fn the_readme_is_sufficient() {
 
 #[test]
 fn a_renamed_dependency_without_features_works() {
-    let folder = tempfile::tempdir().unwrap();
-    let text = text(&run("renamed", folder.path()));
+    let dir = tempfile::tempdir().unwrap();
+    let text = text(&run("renamed", dir.path()));
     assert!(text.contains("kept waits") && text.contains("kept works"), "{text}");
     if cfg!(tracing_profiling_unsupported) {
         return;
     }
-    let files = std::fs::read_dir(folder.path().join("profiles")).unwrap();
+    let files = std::fs::read_dir(dir.path().join("profiles")).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
     let svgs: Vec<_> = names.filter(|name| name.contains("works")).collect();
     assert!(svgs.len() == 1 && svgs[0].ends_with(".svg"), "{svgs:?}");
-    let svg = std::fs::read_to_string(folder.path().join("profiles").join(&svgs[0])).unwrap();
+    let svg = std::fs::read_to_string(dir.path().join("profiles").join(&svgs[0])).unwrap();
     // The program and an address in it, without a function.
     assert!(svg.contains("renamed+0x") && !svg.contains("renamed::works"), "{svg}");
 }

@@ -112,7 +112,8 @@ fn no_profile_is_reserved_until_the_directory_can_be_created() {
             keep(&setup);
             setup.flush();
         }
-        let fails = if HAS_STACKS { NoProfile::ExporterFails } else { NoProfile::NoStacksHere };
+        let fails =
+            if HAS_STACKS { NoProfile::ExporterFails } else { NoProfile::SamplingUnavailable };
         for kept in setup.kept() {
             assert_eq!(kept.spans[0].profile(), Err(fails), "{}", path.display());
         }

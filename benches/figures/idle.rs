@@ -141,7 +141,7 @@ fn idle(name: &str, quiet_after: Duration, set: impl FnOnce(Builder) -> Builder)
             }
         }
         let woken = after.values().sum::<u64>() - before.values().sum::<u64>();
-        figure(&format!("{name}.settled_after"), last_wakeup.as_secs_f64(), "s");
+        figure(&format!("{name}.quiet_after"), last_wakeup.as_secs_f64(), "s");
         figure(&format!("{name}.wakeups"), woken as f64, "count");
         may_end.wait();
     });

@@ -8,7 +8,7 @@ use tracing::{Span, dispatcher, info_span};
 use tracing_profiling::{Account, Source};
 
 use crate::measure::{Setup, figure, median, work_for};
-use crate::sleeps::{ALL, told, waits};
+use crate::sleeps::{ALL, reported, waits};
 
 /// What was measured for one span independently of its account.
 #[derive(Default)]
@@ -156,13 +156,14 @@ struct OfWaits {
     error_ms: f64,
     /// Sleeps of 15 ms and more that no wait covers.
     missed: usize,
-    told: usize,
+    reported: usize,
     /// Waits that do not lie in their span.
     outside: usize,
 }
 
 fn of_waits(source: Source) -> OfWaits {
-    let mut found = OfWaits { over_off_cpu: 0.0, error_ms: 0.0, missed: 0, told: 0, outside: 0 };
+    let mut found =
+        OfWaits { over_off_cpu: 0.0, error_ms: 0.0, missed: 0, reported: 0, outside: 0 };
     for arm_after in [Duration::ZERO, Duration::from_millis(12)] {
         for sleeps in ALL {
             let accounts = Arc::new(Mutex::new(Vec::new()));
@@ -183,11 +184,11 @@ fn of_waits(source: Source) -> OfWaits {
             found.over_off_cpu = found.over_off_cpu.max(over);
             // Sleeps that begin once the thread is sampled: some milliseconds after the span is old.
             let sampled = if arm_after.is_zero() { arm_after } else { arm_after + LATE };
-            for (slept_ns, told_ns) in told(&slept, &waits, sampled) {
-                if let Some(told_ns) = told_ns {
-                    let error_ns = told_ns.abs_diff(slept_ns).saturating_sub(slept_ns / 100);
+            for (slept_ns, reported_ns) in reported(&slept, &waits, sampled) {
+                if let Some(reported_ns) = reported_ns {
+                    let error_ns = reported_ns.abs_diff(slept_ns).saturating_sub(slept_ns / 100);
                     found.error_ms = found.error_ms.max(error_ns as f64 / 1e6);
-                    found.told += 1;
+                    found.reported += 1;
                 } else if slept_ns >= 15_000_000 {
                     found.missed += 1;
                 }
@@ -203,7 +204,7 @@ pub(crate) fn run() {
         let found = of_waits(source);
         figure(&format!("{name}.wait_error"), found.error_ms, "ms");
         figure(&format!("{name}.waits_missed"), found.missed as f64, "count");
-        figure(&format!("{name}.waits_told"), found.told as f64, "count");
+        figure(&format!("{name}.waits_reported"), found.reported as f64, "count");
         over_off_cpu = over_off_cpu.max(found.over_off_cpu);
         outside += found.outside;
     }

@@ -242,7 +242,7 @@ fn print_lengths(rows: &[Row]) {
         figure(&format!("{name}.memory_added"), row.added("memory_mib"), "MiB");
         figure(&format!("{name}.samples"), row.layer["samples"], "count");
         figure(&format!("{name}.samples_in_profile"), row.layer["samples_kept"], "count");
-        figure(&format!("{name}.samples_stand_for"), row.layer["weight_percent"], "%");
+        figure(&format!("{name}.samples_represent"), row.layer["weight_percent"], "%");
         figure(&format!("{name}.waits_in_profile"), row.layer["waits_kept"], "count");
     }
     println!(

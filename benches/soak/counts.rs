@@ -44,7 +44,7 @@ impl Truth {
 
 /// What `on_kept` reported.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct ReportedKept {
     /// By name.
     kept: BTreeMap<&'static str, u64>,
     /// Spans with reasons that their rule does not give, and other impossible reports.
@@ -78,7 +78,7 @@ const REASONS: &[(&str, &str)] = &[
 /// Why a span has no profile, and the counter of that reason.
 fn number_of(why: NoProfile) -> &'static str {
     match why {
-        NoProfile::NoSamples | NoProfile::NoStacksHere => "spans.kept_without_samples",
+        NoProfile::NoSamples | NoProfile::SamplingUnavailable => "spans.kept_without_samples",
         NoProfile::RateLimit => "spans.kept_over_rate_limit",
         NoProfile::ExporterBusy => "spans.kept_exporter_busy",
         NoProfile::TreeFull => "spans.kept_tree_full",
@@ -99,7 +99,7 @@ const WITHOUT: [&str; 7] = [
     "spans.kept_without_id",
 ];
 
-impl Told {
+impl ReportedKept {
     pub(crate) fn record(&mut self, kept: &Kept) {
         let mut promised = None;
         for span in &kept.spans {

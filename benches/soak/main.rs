@@ -81,9 +81,9 @@ fn main() -> ExitCode {
                 }
             }
             resident_ends();
-            let (told, usage) = stage.end_cycle(threads, &mut wrong);
+            let (reported, usage) = stage.end_cycle(threads, &mut wrong);
             let (time, heap) = (start.elapsed(), heap_mib());
-            println!("cycle {cycle}, {time:.0?}: {told}; {usage}, {heap:.2} MiB allocated");
+            println!("cycle {cycle}, {time:.0?}: {reported}; {usage}, {heap:.2} MiB allocated");
             usages.push(usage);
             heaps.push(heap);
         }

@@ -11,7 +11,7 @@ use tracing::{Dispatch, Instrument, dispatcher, error, info_span};
 use tracing_profiling::{Handle, ProfilingLayer, Stats};
 use tracing_subscriber::prelude::*;
 
-use crate::counts::{Does, Switched, Told, Truth, Verdicts};
+use crate::counts::{Does, ReportedKept, Switched, Truth, Verdicts};
 use crate::process::Usage;
 use crate::resident::Resident;
 
@@ -55,7 +55,7 @@ pub(crate) struct Stage {
     pub(crate) truth: Truth,
     handle: Handle,
     exporter: Switched,
-    told: Arc<Mutex<Told>>,
+    reported: Arc<Mutex<ReportedKept>>,
     problems: Mutex<Vec<String>>,
 }
 
@@ -65,8 +65,8 @@ fn rules(toggled: &str) -> tracing_profiling::Rules {
 
 impl Stage {
     pub(crate) fn new(phase: Duration, symbols: bool) -> Self {
-        let (exporter, told) = (Switched::default(), Arc::<Mutex<Told>>::default());
-        let reports = Arc::clone(&told);
+        let (exporter, reported) = (Switched::default(), Arc::<Mutex<ReportedKept>>::default());
+        let reports = Arc::clone(&reported);
         let layer = ProfilingLayer::builder()
             .rules(rules("error"))
             .exporter(exporter.clone())
@@ -79,7 +79,7 @@ impl Stage {
         let handle = layer.handle();
         let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
         let (truth, problems) = (Truth::default(), Mutex::default());
-        Self { phase, dispatch, truth, handle, exporter, told, problems }
+        Self { phase, dispatch, truth, handle, exporter, reported, problems }
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -133,9 +133,9 @@ impl Stage {
             std::thread::sleep(50 * MS);
         }
         let stats = self.handle.stats();
-        let mut told = self.told.lock().expect("no panic");
+        let mut reported = self.reported.lock().expect("no panic");
         let mut taken = self.exporter.taken.lock();
-        let found = told.check(&self.truth, &stats, &mut taken);
+        let found = reported.check(&self.truth, &stats, &mut taken);
         for what in &found {
             eprintln!("{what}");
         }
@@ -144,8 +144,8 @@ impl Stage {
         let summary = format!(
             "{} spans, {} kept, {} profiles, {} samples, {lost} lost and counted",
             self.truth.made(),
-            told.spans(),
-            told.profiles(),
+            reported.spans(),
+            reported.profiles(),
             stats.samples.taken,
         );
         (summary, Usage::now())
@@ -153,10 +153,10 @@ impl Stage {
 
     pub(crate) fn print_figures(&self) {
         let stats = self.handle.stats();
-        let told = self.told.lock().expect("no panic");
+        let reported = self.reported.lock().expect("no panic");
         println!("figure soak.spans {} count", self.truth.made());
-        println!("figure soak.kept {} count", told.spans());
-        println!("figure soak.profiles {} count", told.profiles());
+        println!("figure soak.kept {} count", reported.spans());
+        println!("figure soak.profiles {} count", reported.profiles());
         println!("figure soak.samples {} count", stats.samples.taken);
         for (name, count) in losses(&stats) {
             println!("figure soak.{name} {count} count");
@@ -345,7 +345,7 @@ impl Stage {
             self.flush();
             let (before, had) = (self.handle.stats(), self.exporter.taken.lock().samples);
             let start = Instant::now();
-            let goal = AtomicU64::new(self.told.lock().expect("no panic").kept_of("always"));
+            let goal = AtomicU64::new(self.reported.lock().expect("no panic").kept_of("always"));
             self.together(4, |number| {
                 let mut made = 0;
                 while start.elapsed() < self.phase {
@@ -381,7 +381,7 @@ impl Stage {
     /// Waits until this many spans of that name were reported as kept.
     fn wait_for(&self, name: &str, count: u64) {
         let start = Instant::now();
-        while self.told.lock().expect("no panic").kept_of(name) < count {
+        while self.reported.lock().expect("no panic").kept_of(name) < count {
             if start.elapsed() > PLENTY {
                 return self.problem(format!("fewer than {count} `{name}` were kept"));
             }
@@ -421,8 +421,8 @@ impl Stage {
 
     /// Spans that are kept while they are open, and not again when they close.
     fn spans_that_hang(&self) {
-        let goals =
-            ["hangs", "stays"].map(|name| self.told.lock().expect("no panic").kept_of(name) + 2);
+        let goals = ["hangs", "stays"]
+            .map(|name| self.reported.lock().expect("no panic").kept_of(name) + 2);
         self.together(2, |number| {
             let stays = info_span!("stays");
             let hangs = info_span!("hangs").entered();

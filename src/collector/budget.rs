@@ -17,7 +17,7 @@ impl Share {
     }
 
     /// Whether any budget is left at `now_ns`.
-    pub(super) fn has_some(&mut self, now_ns: u64) -> bool {
+    pub(super) fn has_budget(&mut self, now_ns: u64) -> bool {
         let more_ns = now_ns.saturating_sub(self.refilled_ns).saturating_mul(self.percent) / 100;
         if more_ns > 0 {
             self.refilled_ns = now_ns;
@@ -40,16 +40,16 @@ mod tests {
     #[test]
     fn a_budget_refills_by_its_share_up_to_its_limit() {
         let mut share = Share::new(2, 1_000);
-        assert!(share.has_some(SECOND));
+        assert!(share.has_budget(SECOND));
         share.spend(5_000);
-        assert!(!share.has_some(SECOND + 200_000), "overspending is paid back first");
-        assert!(share.has_some(SECOND + 200_050), "2 % of the elapsed time");
+        assert!(!share.has_budget(SECOND + 200_000), "overspending is paid back first");
+        assert!(share.has_budget(SECOND + 200_050), "2 % of the elapsed time");
         share.spend(2);
-        assert!(!share.has_some(SECOND + 200_149));
-        assert!(share.has_some(2 * SECOND));
+        assert!(!share.has_budget(SECOND + 200_149));
+        assert!(share.has_budget(2 * SECOND));
         share.spend(999);
-        assert!(share.has_some(2 * SECOND));
+        assert!(share.has_budget(2 * SECOND));
         share.spend(1);
-        assert!(!share.has_some(2 * SECOND));
+        assert!(!share.has_budget(2 * SECOND));
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct Built {
     /// The spans whose samples it contains.
     pub(super) spans: Vec<SpanKey>,
     /// Samples that were merged into others here.
-    pub(super) thinned: u64,
+    pub(super) downsampled: u64,
 }
 
 /// Marks a wait during which its span grew old. Its start is known, but not whether it contains shorter waits.
@@ -63,7 +63,7 @@ impl ProfileAssembler<'_> {
         let waits = pending().map(|span| span.waits.len()).sum::<usize>();
         let waits = waits + self.waiting_in(&inside).count();
         let mut every = samples.div_ceil(self.most_samples).max(1);
-        let Filled { tables, mut losses, thinned } = loop {
+        let Filled { tables, mut losses, downsampled } = loop {
             // At least one sample is taken, whatever its size.
             let most_bytes = if every < samples.max(waits) { self.most_bytes } else { usize::MAX };
             let of_kind = [Downsampling::new(every, samples), Downsampling::new(every, waits)];
@@ -74,7 +74,7 @@ impl ProfileAssembler<'_> {
             }
         };
         let mut tables = tables;
-        losses.thinned += thinned;
+        losses.downsampled += downsampled;
         let topmost = self.topmost(epoch);
         if let Some(off_cpu_ns) = self.off_cpu_of_waits(epoch, &topmost, tables.profile.waited_ns())
         {
@@ -89,7 +89,7 @@ impl ProfileAssembler<'_> {
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
         report::describe(&mut profile, epoch, &topmost, &losses, self.redaction);
-        Built { profile, modules, spans, thinned }
+        Built { profile, modules, spans, downsampled }
     }
 
     /// Returns `None` if the profile would exceed `most_bytes`.
@@ -156,7 +156,7 @@ impl ProfileAssembler<'_> {
                 tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, stack, link);
             }
         }
-        Some(Filled { tables, losses, thinned: samples.thinned + waits.thinned })
+        Some(Filled { tables, losses, downsampled: samples.downsampled + waits.downsampled })
     }
 
     fn waiting_in(&self, inside: &HashSet<SpanKey>) -> impl Iterator<Item = &WaitingThread> {
@@ -238,7 +238,7 @@ struct Tables<'a> {
 struct Filled<'a> {
     tables: Tables<'a>,
     losses: report::Losses,
-    thinned: u64,
+    downsampled: u64,
 }
 
 /// Chooses which samples, or which waits, are kept.
@@ -248,12 +248,12 @@ struct Downsampling {
     number: usize,
     /// The weight of the skipped samples, which goes to the next one that is kept.
     skipped_ns: u64,
-    thinned: u64,
+    downsampled: u64,
 }
 
 impl Downsampling {
     fn new(every: usize, total: usize) -> Self {
-        Self { every, total, number: 0, skipped_ns: 0, thinned: 0 }
+        Self { every, total, number: 0, skipped_ns: 0, downsampled: 0 }
     }
 
     /// The total weight for the next sample, if it is kept. The last one is always kept, so that the profile has all
@@ -262,7 +262,7 @@ impl Downsampling {
         self.number += 1;
         self.skipped_ns += weight_ns;
         let is_taken = self.number.is_multiple_of(self.every) || self.number == self.total;
-        self.thinned += u64::from(!is_taken);
+        self.downsampled += u64::from(!is_taken);
         is_taken.then(|| std::mem::take(&mut self.skipped_ns))
     }
 }

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
 use super::engine::Engine;
-use super::outbox::{Content, DeliveryOutcome, Outbox, Outgoing, Request, Trouble};
+use super::outbox::{Content, DeliveryOutcome, Outage, Outbox, Outgoing, Request};
 use super::report;
 use super::room::TakenRoom;
-use crate::export::{Answer, ExportError, Exported, Exporter, Hopeless};
+use crate::export::{Answer, ExportError, Exported, Exporter, Unexportable};
 use crate::keep::{Kept, OnKept};
 use crate::profile::Profile;
 use crate::stats::Counters;
@@ -43,7 +43,7 @@ pub(super) struct Delivery {
     /// The outbox of an exporter that sends over a network.
     pub(super) outbox: Option<Outbox>,
     /// Set while the last attempt has failed.
-    pub(super) trouble: Option<Trouble>,
+    pub(super) trouble: Option<Outage>,
     /// Whether the exporter did not accept the last profile, for a reason that may pass.
     pub(super) takes_none: bool,
     /// The number of lost profiles at the last flush.
@@ -65,7 +65,7 @@ pub(super) struct HeldProfile {
 
 impl HeldProfile {
     /// Whether a span refers to this profile. If not, it is only a trial.
-    fn is_promised(&self) -> bool {
+    fn is_reserved(&self) -> bool {
         self.report.spans.iter().any(|span| span.profile.is_ok())
     }
 }
@@ -119,7 +119,7 @@ impl Delivery {
 
     /// Whether the program has closed files that the exporter keeps using.
     pub(super) fn has_lost_exporter(&self) -> bool {
-        !self.files.are_ours() && self.exporter.keeps_files()
+        !self.files.still_owned() && self.exporter.keeps_files()
     }
 
     /// When to try again, if there is anything to try.
@@ -152,7 +152,7 @@ impl Delivery {
 
     /// Gives a profile to the exporter. Returns it if it must be tried again.
     fn hand_over(&mut self, held: HeldProfile) -> Option<HeldProfile> {
-        let keeper = &Arc::clone(&self.engine).keeper;
+        let admission = &Arc::clone(&self.engine).admission;
         // An exporter is foreign code and may panic.
         match catch_unwind(AssertUnwindSafe(|| self.export(&held.profile))) {
             Ok(Ok(Exported { files, .. })) => {
@@ -161,17 +161,17 @@ impl Delivery {
                     self.trouble = None;
                 }
                 Counters::add(&self.engine.counters.profiles.exported, 1);
-                keeper.set_exporter_fails(false);
+                admission.set_exporter_fails(false);
                 // A remote has only queued it, unless it was written to files.
-                if !keeper.demands_proof() || !files.is_empty() {
-                    keeper.note_delivered();
+                if !admission.requires_delivery() || !files.is_empty() {
+                    admission.note_delivered();
                 }
-                keeper.redeem();
-                let profile = held.is_promised().then_some(held.profile.id);
+                admission.release_permit();
+                let profile = held.is_reserved().then_some(held.profile.id);
                 self.report(&Kept { profile, files, ..held.report });
                 None
             }
-            Ok(Err(error)) if error.is::<Hopeless>() => {
+            Ok(Err(error)) if error.is::<Unexportable>() => {
                 if !std::mem::replace(&mut self.has_logged_loss, true) {
                     self.log(true, &format!("a profile is lost: {error} (logged once)"));
                 }
@@ -179,17 +179,17 @@ impl Delivery {
                 None
             }
             Ok(Err(error)) => {
-                self.note_takes_none(&error.to_string());
-                if held.is_promised() {
+                self.note_refuses_all(&error.to_string());
+                if held.is_reserved() {
                     return Some(held);
                 }
                 // The trial has served its purpose.
-                keeper.redeem();
+                admission.release_permit();
                 self.report(&held.report);
                 None
             }
             Err(_) => {
-                self.note_takes_none("the exporter panicked");
+                self.note_refuses_all("the exporter panicked");
                 self.lose(held.report);
                 None
             }
@@ -241,8 +241,8 @@ impl Delivery {
         }
     }
 
-    fn note_takes_none(&mut self, problem: &str) {
-        self.engine.keeper.note_exporter_fails();
+    fn note_refuses_all(&mut self, problem: &str) {
+        self.engine.admission.note_exporter_fails();
         if self.outbox.is_none() {
             self.fail(None, problem.to_owned(), false);
         }
@@ -284,12 +284,12 @@ impl Delivery {
     pub(super) fn retry_held(&mut self) {
         let checked = catch_unwind(AssertUnwindSafe(|| self.check()));
         if !matches!(checked, Ok(Ok(()))) {
-            return self.engine.keeper.set_exporter_fails(true);
+            return self.engine.admission.set_exporter_fails(true);
         }
         if self.held.is_empty() {
             // Only a profile can show whether the exporter works. The next kept span gets one, if only as a trial,
             // and the exporter is trusted again once that is exported.
-            return self.engine.keeper.set_exporter_fails(false);
+            return self.engine.admission.set_exporter_fails(false);
         }
         for _ in 0..self.held.len() {
             let Some(held) = self.held.pop_front() else { return };
@@ -315,7 +315,7 @@ impl Delivery {
         }
         let (mut pause, mut hurries_at) = (FIRST_PAUSE_OF_FLUSH, Instant::now());
         // Asks a receiver that has failed before reporting that nothing is left.
-        let is_known = |trouble: &Trouble| trouble.is_requested || trouble.is_over;
+        let is_known = |trouble: &Outage| trouble.is_requested || trouble.is_over;
         let mut has_asked = self.trouble.as_ref().is_none_or(is_known) || self.outbox.is_none();
         loop {
             let now = Instant::now();
@@ -343,7 +343,7 @@ impl Delivery {
             outbox.is_empty() && !outbox.has_stored() && !is_away
         });
         let is_done = self.held.is_empty() && is_sent;
-        self.has_lost_none() && is_done && !self.engine.keeper.is_distrusted()
+        self.lost_none() && is_done && !self.engine.admission.is_distrusted()
     }
 
     /// Whether there is nothing to wait for. Profiles in the fallback directory count only while the receiver
@@ -356,7 +356,7 @@ impl Delivery {
     }
 
     /// Whether no profile was lost since the last call.
-    fn has_lost_none(&mut self) -> bool {
+    fn lost_none(&mut self) -> bool {
         let lost = self.engine.counters.profiles_lost();
         std::mem::replace(&mut self.lost, lost) == lost
     }
@@ -373,9 +373,9 @@ impl Delivery {
             };
             let sending = sending.filter(|outgoing| outgoing.message().is_some());
             let left: Vec<_> = sending.into_iter().chain(outbox.waiting).collect();
-            self.give_up(&left, DeliveryOutcome::AtShutdown);
+            self.abandon(&left, DeliveryOutcome::AtShutdown);
         }
-        let is_done = self.has_lost_none();
+        let is_done = self.lost_none();
         _ = catch_unwind(AssertUnwindSafe(|| drop(self)));
         is_done
     }
@@ -383,8 +383,8 @@ impl Delivery {
     /// Counts a promised profile as lost.
     pub(super) fn lose(&self, report: Kept) {
         Counters::add(&self.engine.counters.profiles.dropped_export_failed, 1);
-        self.engine.keeper.redeem();
-        self.engine.keeper.note_refused();
+        self.engine.admission.release_permit();
+        self.engine.admission.note_refused();
         self.report(&Kept { profile: None, ..report });
     }
 
@@ -393,9 +393,9 @@ impl Delivery {
         self.log(false, &report::line(kept, &self.engine.redaction));
         if let Some(on_kept) = &self.on_kept {
             // The callback is foreign code and may panic.
-            let told = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
+            let reported = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));
             let panicked = &self.engine.counters.spans.on_kept_panics;
-            if told.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
+            if reported.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
                 let line = "the `on_kept` callback panicked; further panics are only counted";
                 self.log(true, line);
             }
@@ -420,7 +420,7 @@ mod tests {
     use super::*;
     use crate::collector::model;
     use crate::collector::room::Room;
-    use crate::export::{Directory, Encoded, Never, QueueLimits, Remote};
+    use crate::export::{Directory, Encoded, QueueLimits, RefusedScope, Remote};
     use crate::keep::KeptSpan;
     use crate::profile::ProfileId;
     use crate::span::SpanKey;
@@ -531,8 +531,8 @@ mod tests {
         Answer::NotNow { after, problem: "busy".to_owned() }
     }
 
-    fn never(what: Never) -> Answer {
-        Answer::Never { what, problem: "no".to_owned() }
+    fn never(what: RefusedScope) -> Answer {
+        Answer::Refused { what, problem: "no".to_owned() }
     }
 
     /// Passes on an answer, and does what is due.
@@ -561,7 +561,7 @@ mod tests {
 
     #[test]
     fn a_receiver_that_was_away_is_asked_again_without_a_profile() {
-        for answer in [accepted(), never(Never::Request)] {
+        for answer in [accepted(), never(RefusedScope::Request)] {
             let (mut delivery, line) = delivery_to(Duration::ZERO, None);
             delivery.age = Duration::ZERO;
             deliver(&mut delivery);
@@ -606,8 +606,8 @@ mod tests {
     }
 
     /// A delivery with a fallback directory whose receiver is away.
-    fn away(folder: &tempfile::TempDir) -> (Delivery, Line) {
-        let (mut delivery, line) = delivery_to(Duration::ZERO, Some(Directory::new(folder.path())));
+    fn away(dir: &tempfile::TempDir) -> (Delivery, Line) {
+        let (mut delivery, line) = delivery_to(Duration::ZERO, Some(Directory::new(dir.path())));
         deliver(&mut delivery);
         receive(&mut delivery, busy(None));
         assert_eq!(line.sent(), [1, 1]);
@@ -616,8 +616,8 @@ mod tests {
 
     #[test]
     fn a_flush_waits_for_stored_profiles_while_the_receiver_answers() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut delivery, line) = away(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let (mut delivery, line) = away(&dir);
         (0..2).for_each(|_| deliver(&mut delivery));
         assert_eq!(stats(&delivery).profiles.stored_as_fallback, 2);
         receive(&mut delivery, accepted());
@@ -635,10 +635,10 @@ mod tests {
 
     #[test]
     fn stored_profiles_wait_while_the_receiver_refuses_all() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut delivery, line) = away(&folder);
+        let dir = tempfile::tempdir().unwrap();
+        let (mut delivery, line) = away(&dir);
         deliver(&mut delivery);
-        receive(&mut delivery, never(Never::All));
+        receive(&mut delivery, never(RefusedScope::All));
         deliver(&mut delivery);
         assert_eq!(line.sent(), [0], "only a probe");
         for answer in [accepted(), accepted(), accepted()] {
@@ -651,11 +651,11 @@ mod tests {
 
     #[test]
     fn while_the_receiver_is_away_the_check_covers_the_fallback_directory() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         for (path, expected) in [
             (None, Some("busy")),
-            (Some(folder.path().to_owned()), None),
+            (Some(dir.path().to_owned()), None),
             (Some(file.path().join("below")), Some("cannot write to")),
         ] {
             let (mut delivery, _line) = delivery_to(Duration::ZERO, path.map(Directory::new));

@@ -29,10 +29,10 @@ impl Sampled {
     /// Reads everything in the ring. Returns the span that the thread is in.
     pub(super) fn drain(&mut self, drain: &mut Drain<'_>) -> Option<SpanKey> {
         self.follow();
-        let Some(ring) = self.arming.ring.clone() else { return self.recording.span() };
+        let Some(ring) = self.arming.ring.clone() else { return self.sampled_thread.span() };
         // The order matters: see `SampledThread::open_interval`.
         let head = ring.head();
-        let open = self.recording.open_interval(&self.arming);
+        let open = self.sampled_thread.open_interval(&self.arming);
         while let Some(interval) = self.arming.take_interval() {
             self.intervals.push_back(interval);
         }
@@ -40,7 +40,7 @@ impl Sampled {
             (self.counted_from, self.counted) = (open.from, 0);
         }
         // The ring of a thread that is over is read for the last time.
-        let is_over = self.recording.is_over();
+        let is_over = self.sampled_thread.is_over();
         let mut end = head;
         for record in Records::between(&**ring, ring.tail(), head) {
             if let Ok(Record::Sample(place) | Record::Lost { place, .. }) = record
@@ -61,7 +61,7 @@ impl Sampled {
                     match owner(&mut self.intervals, open, position) {
                         Some(span) => {
                             let period_ns = self.arming.period_ns();
-                            drain.sample(&ring, self.recording.tid, place, span, period_ns);
+                            drain.sample(&ring, self.sampled_thread.tid, place, span, period_ns);
                         }
                         None => count(&drain.counters.samples.outside_spans, 1),
                     }
@@ -170,7 +170,7 @@ impl Drain<'_> {
         count(&self.counters.samples.taken, 1);
         match self.pending.add(span, sample.time_ns, period_ns, self.stack, self.round) {
             Added::Kept => {}
-            Added::Thinned(samples) => count(&self.counters.samples.downsampled, samples),
+            Added::Downsampled(samples) => count(&self.counters.samples.downsampled, samples),
             Added::Lost => count(&self.counters.samples.dropped_memory, 1),
             Added::Refused => count(&self.counters.samples.dropped_pending_spans_full, 1),
         }

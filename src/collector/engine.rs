@@ -18,7 +18,9 @@ use super::shed::ShedLimits;
 use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
 use crate::export::Exporter;
-use crate::keep::{Callsite, Callsites, Keeper, KeptSpan, NoProfile, OnKept, Reasons, Rules};
+use crate::keep::{
+    Callsite, Callsites, KeptSpan, NoProfile, OnKept, ProfileAdmission, Reasons, Rules,
+};
 use crate::otel::{AttributeNames, OtelSpan, Pairing};
 use crate::profile::ProfileId;
 use crate::redact::Redaction;
@@ -55,7 +57,7 @@ pub(crate) struct Limits {
 pub(crate) struct Parts {
     pub(crate) spans: Spans,
     pub(crate) callsites: Callsites,
-    pub(crate) keeper: Keeper,
+    pub(crate) admission: ProfileAdmission,
     pub(crate) counters: Arc<Counters>,
     pub(crate) source: Sampler,
     pub(crate) poller: Poller,
@@ -79,7 +81,7 @@ pub(crate) struct Parts {
 pub(crate) struct Engine {
     pub(crate) spans: Spans,
     pub(crate) callsites: Callsites,
-    pub(super) keeper: Keeper,
+    pub(super) admission: ProfileAdmission,
     pub(super) counters: Arc<Counters>,
     pub(super) waker: Waker,
     /// The reason given for a span without samples.
@@ -131,11 +133,11 @@ impl Engine {
         let engine = Arc::new(Self {
             spans: parts.spans,
             callsites: parts.callsites,
-            keeper: parts.keeper,
+            admission: parts.admission,
             counters: parts.counters,
             waker: parts.poller.waker(),
             without_samples: match parts.source.is_refused() {
-                true => NoProfile::NoStacksHere,
+                true => NoProfile::SamplingUnavailable,
                 false => NoProfile::NoSamples,
             },
             only_sampled_traces: parts.only_sampled_traces,
@@ -170,7 +172,7 @@ impl Engine {
     }
 
     /// From now on, forked children close the gates of all layers.
-    pub(crate) fn shut_in_children() {
+    pub(crate) fn disable_in_children() {
         sys::on_fork(|| {
             forget_this_thread();
             Gate::close_all();
@@ -189,7 +191,7 @@ impl Engine {
     }
 
     /// Whether every promised profile was delivered or is still in flight.
-    pub(crate) fn has_lost_none(&self) -> bool {
+    pub(crate) fn lost_none(&self) -> bool {
         self.counters.profiles_lost() == 0
     }
 
@@ -208,13 +210,13 @@ impl Engine {
     /// Wakes the collector for an open span whose open time is limited: it may be asleep, and no other event may wake
     /// it.
     #[cold]
-    pub(crate) fn begin_to_watch(&self) {
+    pub(crate) fn start_watchdog(&self) {
         self.waker.wake();
     }
 
     /// The plan of a new span by its field values, if the callsite's rules depend on them.
     #[cold]
-    pub(crate) fn by_values(
+    pub(crate) fn plan_by_values(
         &self,
         plan: Plan,
         record: impl FnOnce(&mut dyn Visit),
@@ -225,8 +227,8 @@ impl Engine {
 
     /// Whether a new span with this plan is the one in *n* that is kept.
     #[cold]
-    pub(crate) fn is_the_one(&self, plan: &Plan) -> bool {
-        self.callsites.get(plan.number).is_some_and(|callsite| callsite.is_the_one())
+    pub(crate) fn is_chosen(&self, plan: &Plan) -> bool {
+        self.callsites.get(plan.number).is_some_and(|callsite| callsite.is_chosen())
     }
 
     /// Chooses the plan of an open span again, because values were recorded.
@@ -234,13 +236,13 @@ impl Engine {
     pub(crate) fn record_values(&self, id: RegistryId, record: impl FnOnce(&mut dyn Visit)) {
         let mut is_chosen = false;
         let is_first = self.spans.replan(id, |plan, bits| {
-            let choice = self.callsites.get(plan)?.fields.as_ref()?.choose_anew(bits, record);
+            let choice = self.callsites.get(plan)?.fields.as_ref()?.choose_again(bits, record);
             let callsite = self.callsites.get(choice.number)?;
-            is_chosen = choice.number != plan && callsite.is_the_one();
+            is_chosen = choice.number != plan && callsite.is_chosen();
             Some((callsite.plan, choice.bits))
         });
         if is_first {
-            self.begin_to_watch();
+            self.start_watchdog();
         }
         if is_chosen {
             self.spans.choose(id);
@@ -276,17 +278,17 @@ impl Engine {
     /// A span is exited while the layer order is being determined or spans are being paired. `reach` finds its
     /// OpenTelemetry span.
     #[cold]
-    pub(crate) fn look_at_exit(&self, id: RegistryId, reach: impl FnOnce() -> Option<TraceIds>) {
+    pub(crate) fn observe_exit(&self, id: RegistryId, reach: impl FnOnce() -> Option<TraceIds>) {
         let is_profiled = self.spans.is_entered(id).is_some();
         if !self.pairing.exit(id, is_profiled, reach) {
-            self.gate.set_look(false);
+            self.gate.set_observe_exits(false);
         }
     }
 
     /// A span has closed. `reach` finds the OpenTelemetry span that it is exported as.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
-        let paired = if self.gate.must_look() { self.pairing.take(id) } else { None };
+        let paired = if self.gate.must_observe_exits() { self.pairing.take(id) } else { None };
         self.close_with(id, &mut || self.find_otel(reach, paired));
     }
 
@@ -294,7 +296,7 @@ impl Engine {
     /// judged now.
     #[cfg(feature = "opentelemetry-sdk")]
     pub(crate) fn ended(&self, ids: TraceIds) {
-        if !self.gate.must_look() {
+        if !self.gate.must_observe_exits() {
             return;
         }
         let paired = self.pairing.paired_with(ids.span);
@@ -306,19 +308,19 @@ impl Engine {
 
     #[inline]
     fn close_with(&self, id: RegistryId, otel: FindOtel<'_>) {
-        let mut must_know = false;
+        let mut must_notify = false;
         let is_judged = self.spans.close(id, |closing| {
             let verdict = self.judge(closing, otel);
-            must_know = verdict.must_know;
+            must_notify = verdict.must_notify;
             verdict
         });
         if !is_judged {
             return;
         }
         // After the collector has been notified.
-        if self.spans.has_many_notices() {
+        if self.spans.has_many_span_events() {
             self.waker.wake();
-        } else if must_know {
+        } else if must_notify {
             self.waker.wake_soon();
         }
     }
@@ -326,13 +328,13 @@ impl Engine {
     /// The OpenTelemetry span of a closing span: the one that `reach` finds, otherwise the paired one.
     fn find_otel(&self, reach: FindOtel<'_>, paired: Option<TraceIds>) -> Option<OtelSpan> {
         let reached = reach();
-        if reached.is_some() && self.gate.must_look() {
+        if reached.is_some() && self.gate.must_observe_exits() {
             self.pairing.note_direct();
-            self.gate.set_look(false);
+            self.gate.set_observe_exits(false);
         }
         let otel = reached.or(paired.map(OtelSpan::Paired));
         if otel.is_none() && self.pairing.suspect() {
-            self.gate.set_look(true);
+            self.gate.set_observe_exits(true);
         }
         otel
     }
@@ -349,7 +351,7 @@ impl Engine {
         };
         let is_rare = |wall_ns| self.callsites.is_rare(&callsite, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
-        if reasons.is_empty() && !closing.announced {
+        if reasons.is_empty() && !closing.is_registered {
             return Verdict::default();
         }
         // The profile of an enclosing span may have samples of this span, and links them to these ids.
@@ -363,8 +365,8 @@ impl Engine {
             Counters::add(&self.counters.spans.dropped_unsampled_trace, 1);
             return verdict;
         }
-        let (span, must_know) = self.keep(closing, &callsite, reasons, ids, false);
-        verdict.must_know = must_know;
+        let (span, must_notify) = self.keep(closing, &callsite, reasons, ids, false);
+        verdict.must_notify = must_notify;
         match otel {
             Some(otel) => otel.set_attributes(self.attributes.of(&span)),
             None => self.pairing.note_unpaired(),
@@ -397,7 +399,7 @@ impl Engine {
             trace,
             is_open,
         };
-        let is_due = self.keeper.keep(&mut span, || ProfileId::random().ok());
+        let is_due = self.admission.keep(&mut span, || ProfileId::random().ok());
         self.count(&span);
         (span, is_due)
     }
@@ -420,7 +422,7 @@ impl Engine {
         }
         let without = match span.profile {
             Ok(_) => return,
-            Err(NoProfile::NoSamples | NoProfile::NoStacksHere) => {
+            Err(NoProfile::NoSamples | NoProfile::SamplingUnavailable) => {
                 &counters.spans.kept_without_samples
             }
             Err(NoProfile::RateLimit) => &counters.spans.kept_over_rate_limit,

@@ -49,7 +49,7 @@ impl Gate {
     /// Called by a hook that finds the gate closed. Whether it should check if this forked process has taken over
     /// from its parent, as a daemon does. True only for some calls (those whose number is a power of two).
     #[inline(always)]
-    pub(crate) fn must_ask_of_fork(&self) -> bool {
+    pub(crate) fn must_check_fork(&self) -> bool {
         self.state.load(Ordering::Relaxed) & FORKED != 0 && self.count_hook()
     }
 
@@ -76,12 +76,12 @@ impl Gate {
     }
 
     #[inline(always)]
-    pub(crate) fn must_look(&self) -> bool {
+    pub(crate) fn must_observe_exits(&self) -> bool {
         self.state.load(Ordering::Relaxed) & LOOK != 0
     }
 
-    pub(crate) fn set_look(&self, look: bool) {
-        if look {
+    pub(crate) fn set_observe_exits(&self, scan: bool) {
+        if scan {
             self.state.fetch_or(LOOK, Ordering::Relaxed);
         } else {
             self.state.fetch_and(!LOOK, Ordering::Relaxed);

@@ -10,11 +10,9 @@ mod delivery;
 mod drain;
 mod engine;
 mod gate;
-mod look;
 #[cfg(test)]
 mod model;
 mod outbox;
-mod overdue;
 #[cfg(feature = "_parts")]
 pub mod parts;
 mod pending;
@@ -22,9 +20,11 @@ mod report;
 mod room;
 mod run;
 mod sampled;
+mod scan;
 mod shed;
 mod stack;
 mod waits;
+mod watchdog;
 mod worker;
 
 #[cfg(feature = "sighup")]

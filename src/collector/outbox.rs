@@ -9,7 +9,7 @@ use crossbeam::channel::{self, Receiver, RecvError};
 
 use super::delivery::Delivery;
 use super::engine::Engine;
-use crate::export::{Answer, Never, QueueLimits};
+use crate::export::{Answer, QueueLimits, RefusedScope};
 use crate::stats::Counters;
 
 /// The pause before a retry, at first and at most. A random part, up to the pause itself, is added so that processes
@@ -50,7 +50,7 @@ pub(super) enum Request {
 }
 
 /// The state since an attempt failed.
-pub(super) struct Trouble {
+pub(super) struct Outage {
     pub(super) since: Instant,
     /// When to try again.
     pub(super) until: Instant,
@@ -64,7 +64,7 @@ pub(super) struct Trouble {
     pub(super) is_over: bool,
 }
 
-impl Trouble {
+impl Outage {
     /// Doubles the pause, up to the longest one, and starts it anew.
     pub(super) fn postpone(&mut self, now: Instant) {
         self.pause = (2 * self.pause).min(LAST_PAUSE);
@@ -89,7 +89,7 @@ pub(super) enum DeliveryOutcome {
 
 impl Outbox {
     /// Why no profile can be accepted now, if that is so.
-    pub(super) fn problem(&self, trouble: Option<&Trouble>) -> Option<String> {
+    pub(super) fn problem(&self, trouble: Option<&Outage>) -> Option<String> {
         if self.broken.is_some() {
             return self.broken.clone();
         }
@@ -206,7 +206,7 @@ impl Delivery {
                 ));
                 (None, false)
             }
-            Answer::Never { what: Never::All, problem } => {
+            Answer::Refused { what: RefusedScope::All, problem } => {
                 self.fail(None, problem.clone(), true);
                 self.owes_all_clear |= self.warn(&format!("refuses profiles: {problem}"));
                 (Some(DeliveryOutcome::Refused), true)
@@ -220,7 +220,7 @@ impl Delivery {
                 }
                 (None, false)
             }
-            Answer::Never { what: Never::Request, problem } => {
+            Answer::Refused { what: RefusedScope::Request, problem } => {
                 self.trouble = None;
                 self.warn(&format!("refuses profiles: {problem}"));
                 (Some(DeliveryOutcome::Refused), false)
@@ -274,7 +274,7 @@ impl Delivery {
                 let (mut gone, stays): (Vec<_>, Vec<_>) = waiting.into_iter().partition(goes);
                 outbox.waiting = stays.into();
                 gone.push(outgoing);
-                self.give_up(&gone, outcome);
+                self.abandon(&gone, outcome);
             }
         }
     }
@@ -286,7 +286,7 @@ impl Delivery {
     }
 
     /// These profiles will not be delivered. They go to the fallback directory, if there is one.
-    pub(super) fn give_up(&mut self, gone: &[Outgoing], outcome: DeliveryOutcome) {
+    pub(super) fn abandon(&mut self, gone: &[Outgoing], outcome: DeliveryOutcome) {
         let fallback = self.exporter.remote().and_then(|remote| remote.fallback());
         let is_stored = |outgoing: &&Outgoing| match (&outgoing.content, fallback) {
             (Content::Encoded { stem, message }, Some(fallback)) => {
@@ -305,7 +305,7 @@ impl Delivery {
         if profiles == 0 {
             return;
         }
-        let Engine { counters, keeper, .. } = &*self.engine;
+        let Engine { counters, admission, .. } = &*self.engine;
         let counter = match outcome {
             DeliveryOutcome::Delivered => &counters.profiles.delivered,
             DeliveryOutcome::Stored => &counters.profiles.stored_as_fallback,
@@ -315,8 +315,8 @@ impl Delivery {
         };
         Counters::add(counter, profiles as u64);
         match outcome {
-            DeliveryOutcome::Delivered => keeper.note_delivered(),
-            DeliveryOutcome::Refused | DeliveryOutcome::TooOld => keeper.note_refused(),
+            DeliveryOutcome::Delivered => admission.note_delivered(),
+            DeliveryOutcome::Refused | DeliveryOutcome::TooOld => admission.note_refused(),
             DeliveryOutcome::Stored | DeliveryOutcome::AtShutdown => {}
         }
     }
@@ -336,8 +336,8 @@ impl Delivery {
             || pause + pause.mul_f64(share),
             |after| after.clamp(FIRST_PAUSE, LONGEST_PAUSE),
         );
-        let still_refuses = |before: &Trouble| before.refuses && !before.is_over;
-        self.trouble = Some(Trouble {
+        let still_refuses = |before: &Outage| before.refuses && !before.is_over;
+        self.trouble = Some(Outage {
             since: before
                 .as_ref()
                 .filter(|before| !before.refuses)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::report::Losses;
 use super::stack::Stack;
-use crate::span::{KnownSpan, SpanKey, TraceIds};
+use crate::span::{SpanInfo, SpanKey, TraceIds};
 
 /// A sample of a span that is still open, or whose root is: 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ struct Stacks {
 /// The samples and waits of one span.
 #[derive(Debug, Default)]
 pub(super) struct PendingSpan {
-    pub(super) known: Option<KnownSpan>,
+    pub(super) known: Option<SpanInfo>,
     /// The ids under which the span is exported; known once it has closed.
     pub(super) ids: Option<TraceIds>,
     pub(super) samples: Vec<PendingSample>,
@@ -81,7 +81,7 @@ pub(super) struct Pending {
 pub(super) enum Added {
     Kept,
     /// The sample was merged into others, or others into it.
-    Thinned(u64),
+    Downsampled(u64),
     /// Out of memory: only its CPU time is kept.
     Lost,
     /// Too many spans: its CPU time goes to the root of its span.
@@ -91,7 +91,7 @@ pub(super) enum Added {
 /// A span beyond the limit of pending spans.
 #[derive(Debug, Default)]
 struct Refused {
-    known: Option<KnownSpan>,
+    known: Option<SpanInfo>,
     /// The round in which the span was first refused.
     round: u64,
     lost: u64,
@@ -145,8 +145,8 @@ impl Pending {
         pending.skipped += 1;
         pending.skipped_ns = pending.skipped_ns.saturating_add(weight_ns);
         if pending.skipped < pending.keep_every {
-            pending.losses.thinned += 1;
-            return Added::Thinned(1);
+            pending.losses.downsampled += 1;
+            return Added::Downsampled(1);
         }
         pending.skipped = 0;
         let weight_ns = std::mem::take(&mut pending.skipped_ns);
@@ -166,10 +166,10 @@ impl Pending {
         }
         let before = pending.samples.len();
         pending.downsample();
-        let thinned = before - pending.samples.len();
-        pending.losses.thinned += thinned as u64;
-        self.bytes -= thinned * size_of::<PendingSample>();
-        Added::Thinned(thinned as u64)
+        let downsampled = before - pending.samples.len();
+        pending.losses.downsampled += downsampled as u64;
+        self.bytes -= downsampled * size_of::<PendingSample>();
+        Added::Downsampled(downsampled as u64)
     }
 
     /// Adds a wait to a span. `round` is the current one. Returns false if there is no memory for it; then only its
@@ -227,7 +227,7 @@ impl Pending {
     }
 
     /// Registers a span. Several threads may register the same one.
-    pub(super) fn register(&mut self, span: SpanKey, known: KnownSpan, round: u64) {
+    pub(super) fn register(&mut self, span: SpanKey, known: SpanInfo, round: u64) {
         // A root is never refused: it holds the losses of the spans inside it.
         if !self.has_place(span) && span != known.root {
             if let Some(refused) = self.refuse(span, round) {
@@ -246,7 +246,7 @@ impl Pending {
     }
 
     /// Whether a sample was lost and memory has been short since.
-    pub(super) fn is_short(&mut self) -> bool {
+    pub(super) fn is_memory_short(&mut self) -> bool {
         let has_room = self.bytes + SOME_STACKS <= self.budget_bytes;
         self.has_lost &= !has_room || self.spans.len() >= self.most_spans;
         self.has_lost
@@ -340,18 +340,18 @@ impl Pending {
 
     /// If memory or spans run short, drops closed spans of long-lived roots (a connection, `main`) until half of both
     /// is free. Those that were sampled longest ago go first. Their CPU time goes to the root as lost. Spares roots
-    /// for which `is_promised` returns true. Returns how many samples were dropped, and whether memory was the
+    /// for which `is_reserved` returns true. Returns how many samples were dropped, and whether memory was the
     /// reason.
-    pub(super) fn give_up_closed(&mut self, is_promised: impl Fn(SpanKey) -> bool) -> (u64, bool) {
-        let is_short = self.bytes > self.budget_bytes / 4 * 3;
+    pub(super) fn evict_closed(&mut self, is_reserved: impl Fn(SpanKey) -> bool) -> (u64, bool) {
+        let is_memory_short = self.bytes > self.budget_bytes / 4 * 3;
         if !self.is_over(3) {
-            return (0, is_short);
+            return (0, is_memory_short);
         }
         // A span goes with all spans inside it, so that none loses its parent.
         let mut trees: HashMap<SpanKey, ClosedTree> = HashMap::new();
         for (span, pending) in self.spans.iter().filter(|(_, pending)| pending.is_closed) {
             let Some(root) = pending.known.map(|known| known.root) else { continue };
-            if root != *span && !is_promised(root) {
+            if root != *span && !is_reserved(root) {
                 let is_closed =
                     |above: &SpanKey| self.spans.get(above).is_some_and(|above| above.is_closed);
                 let outermost = self.ancestors(*span).take_while(is_closed).last();
@@ -368,12 +368,12 @@ impl Pending {
                 break;
             }
             for (span, root) in tree.spans {
-                samples += self.give_up(span, root);
+                samples += self.evict(span, root);
             }
         }
         let spans = &self.spans;
         self.roots.values_mut().for_each(|root| root.retain(|span| spans.contains_key(span)));
-        (samples, is_short)
+        (samples, is_memory_short)
     }
 
     /// Whether more than `quarters` quarters of the memory or of the span limit are used.
@@ -382,7 +382,7 @@ impl Pending {
             || self.spans.len() > self.most_spans / 4 * quarters
     }
 
-    fn give_up(&mut self, span: SpanKey, root: SpanKey) -> u64 {
+    fn evict(&mut self, span: SpanKey, root: SpanKey) -> u64 {
         let Some(pending) = self.spans.remove(&span) else { return 0 };
         self.bytes -= pending.bytes();
         let weights = pending.samples.iter().map(|sample| sample.weight_ns);
@@ -414,7 +414,7 @@ impl Pending {
     }
 
     /// All registered spans, so that the caller can check whether they are still open.
-    pub(super) fn known_spans(&self) -> Vec<(SpanKey, KnownSpan)> {
+    pub(super) fn registered_spans(&self) -> Vec<(SpanKey, SpanInfo)> {
         let pending = self.spans.iter().map(|(span, pending)| (*span, pending.known));
         let refused = self.refused.iter().map(|(span, refused)| (*span, refused.known));
         pending.chain(refused).filter_map(|(span, known)| Some((span, known?))).collect()
@@ -474,7 +474,7 @@ impl PendingSpan {
     /// The number of samples and waits of the span, including those that were dropped or downsampled.
     pub(super) fn count(&self) -> u64 {
         let there = self.samples.len() + self.waits.len();
-        there as u64 + self.losses.lost + self.losses.thinned
+        there as u64 + self.losses.lost + self.losses.downsampled
     }
 
     /// Whether a profile would show nothing of the span.
@@ -547,9 +547,9 @@ mod tests {
         SpanKey::new(number).unwrap()
     }
 
-    fn known(root: u64, parent: Option<u64>) -> KnownSpan {
+    fn known(root: u64, parent: Option<u64>) -> SpanInfo {
         let id = RegistryId::MIN;
-        KnownSpan { parent: parent.map(key), root: key(root), id, plan: 0 }
+        SpanInfo { parent: parent.map(key), root: key(root), id, plan: 0 }
     }
 
     #[test]
@@ -558,7 +558,7 @@ mod tests {
         let root = SpanKey::new(1).unwrap();
         let known = |parent| {
             let id = RegistryId::new(1).unwrap();
-            KnownSpan { parent, root, id, plan: 0 }
+            SpanInfo { parent, root, id, plan: 0 }
         };
         pending.register(root, known(None), 1);
         let stack = Stack { frames: vec![ModuleAddress::new(None, 7)], ..Stack::new() };
@@ -573,8 +573,8 @@ mod tests {
                 weight_ns += 3;
                 pending.close(span);
             }
-            assert_eq!(pending.give_up_closed(|_| true).0, 0, "promised samples stay");
-            given_up += pending.give_up_closed(|_| false).0;
+            assert_eq!(pending.evict_closed(|_| true).0, 0, "promised samples stay");
+            given_up += pending.evict_closed(|_| false).0;
             assert!(pending.bytes <= pending.budget_bytes);
         }
         let spans = pending.of_root(root).to_vec();
@@ -608,10 +608,10 @@ mod tests {
     #[test]
     fn too_many_samples_are_downsampled_and_keep_their_total_weight() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
-        let mut thinned = 0;
+        let mut downsampled = 0;
         for time in 0..1_000 {
-            if let Added::Thinned(count) = pending.add(SPAN, time, 3, &stack(7), 0) {
-                thinned += count;
+            if let Added::Downsampled(count) = pending.add(SPAN, time, 3, &stack(7), 0) {
+                downsampled += count;
             }
         }
         let span = pending.get(SPAN).unwrap();
@@ -620,7 +620,7 @@ mod tests {
         assert_eq!(weight + span.skipped_ns, 3_000);
         let uniform = 3 * u64::from(span.keep_every);
         assert!(span.samples.iter().all(|sample| sample.weight_ns == uniform));
-        assert_eq!(thinned + span.samples.len() as u64, 1_000);
+        assert_eq!(downsampled + span.samples.len() as u64, 1_000);
         // They are spread evenly.
         let half = span.samples.iter().filter(|s| s.time_ns < 500).count();
         assert!(half.abs_diff(span.samples.len() / 2) <= 2);

@@ -5,10 +5,10 @@ use std::fmt::{self, Display, Write};
 
 use super::engine::Engine;
 use crate::keep::{Epoch, Kept, KeptSpan, NoProfile};
-use crate::profile::{Attribute, Profile, Symbolized, Value, Waiter, Waits, capped};
+use crate::profile::{Attribute, Profile, Symbolized, Value, WaitSite, Waits, capped};
 use crate::redact::Redaction;
 use crate::span::{Account, SpanKey};
-use crate::sys::{self, Unusual};
+use crate::sys::{self, UnusualCall};
 
 /// What a profile lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) struct Losses {
     /// Samples that were lost to a full ring, in the profile's spans or before them.
     pub(super) ring_full: u64,
     /// Samples that were merged into others.
-    pub(super) thinned: u64,
+    pub(super) downsampled: u64,
     /// Stacks whose outermost frames were not copied.
     pub(super) cut: u64,
     /// Stacks that could not be unwound to their end.
@@ -36,7 +36,7 @@ impl std::ops::AddAssign for Losses {
         self.lost += more.lost;
         self.missing += more.missing;
         self.ring_full += more.ring_full;
-        self.thinned += more.thinned;
+        self.downsampled += more.downsampled;
         self.cut += more.cut;
         self.incomplete += more.incomplete;
         self.lowered += more.lowered;
@@ -100,9 +100,9 @@ pub(super) fn describe(
 
 /// Adds what was lost in symbolization.
 pub(super) fn describe_symbolized(symbolized: &mut Symbolized) {
-    let Symbolized { profile, thinned, shortened } = symbolized;
+    let Symbolized { profile, downsampled, shortened } = symbolized;
     for (key, count, what) in [
-        ("profile.samples.downsampled", *thinned, "samples downsampled to fit into memory"),
+        ("profile.samples_downsampled", *downsampled, "samples downsampled to fit into memory"),
         ("profile.stacks_shortened", *shortened, "stacks without their deeper callers"),
     ] {
         if count == 0 {
@@ -130,26 +130,26 @@ pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     if waits.total_ns <= off_cpu_ns {
         _ = write!(note, " of {} off-CPU", Ns(off_cpu_ns));
     }
-    if let Some(waiter) = &waits.longest {
-        _ = write!(note, "; {} in {}", Ns(waiter.waited_ns), AtSite(waiter));
+    if let Some(wait_site) = &waits.longest {
+        _ = write!(note, "; {} in {}", Ns(wait_site.waited_ns), AtSite(wait_site));
     }
     profile.notes.push(note);
     let ns = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
     profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total_ns) });
-    if let Some(waiter) = &waits.in_async {
+    if let Some(wait_site) = &waits.in_async {
         let blocked = Ns(waits.in_async_ns);
-        profile.notes.push(format!("blocks an async executor: {blocked} in {}", AtSite(waiter)));
+        profile.notes.push(format!("blocks an async executor: {blocked} in {}", AtSite(wait_site)));
         let (key, value) = ("profile.blocked_in_async_ns", ns(waits.in_async_ns));
         profile.attributes.push(Attribute { key, value });
     }
 }
 
 /// Displays where a thread waited, and for what.
-struct AtSite<'a>(&'a Waiter);
+struct AtSite<'a>(&'a WaitSite);
 
 impl Display for AtSite<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Waiter { function, place, call, .. } = self.0;
+        let WaitSite { function, place, call, .. } = self.0;
         write!(f, "{function}")?;
         if !place.is_empty() {
             write!(f, " ({place})")?;
@@ -200,7 +200,7 @@ fn losses_in_words(losses: &Losses) -> String {
         (losses.lost, "stacks dropped for lack of memory"),
         (losses.missing, "samples lost before they were read"),
         (losses.ring_full, "samples lost to a full ring in or before the span"),
-        (losses.thinned, "samples downsampled"),
+        (losses.downsampled, "samples downsampled"),
         (losses.cut, "stacks cut short"),
         (losses.incomplete, "stacks not unwound to their end"),
         (losses.lowered, "samples at a lowered rate"),
@@ -242,9 +242,9 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         ("profile.samples_lost_memory", losses.lost),
         ("profile.samples_lost", losses.missing),
         ("profile.samples_lost_ring_full", losses.ring_full),
-        ("profile.samples.downsampled", losses.thinned),
-        ("profile.stacks.truncated", losses.cut),
-        ("profile.stacks.incomplete", losses.incomplete),
+        ("profile.samples_downsampled", losses.downsampled),
+        ("profile.stacks_truncated", losses.cut),
+        ("profile.stacks_incomplete", losses.incomplete),
         ("profile.samples_at_lowered_rate", losses.lowered),
         ("profile.samples_lost_late", losses.late),
     ] {
@@ -311,16 +311,16 @@ pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
     if let Some((function, share)) = &kept.top_function {
         _ = write!(line, ", {:.0} % in {function}", share * 100.0);
     }
-    if let Some(waiter) = &kept.waits.longest {
+    if let Some(wait_site) = &kept.waits.longest {
         let Waits { count, total_ns, .. } = kept.waits;
         let (waits, total) = (plural_waits(count), Ns(total_ns));
-        _ = write!(line, ", {waits} of {total}, longest in {}", AtSite(waiter));
+        _ = write!(line, ", {waits} of {total}, longest in {}", AtSite(wait_site));
     }
-    if let Some(waiter) = &kept.waits.in_async {
+    if let Some(wait_site) = &kept.waits.in_async {
         let blocked = Ns(kept.waits.in_async_ns);
         _ = write!(line, "; blocks an async executor for {blocked}");
-        if kept.waits.longest.as_ref() != Some(waiter) {
-            _ = write!(line, " in {}", AtSite(waiter));
+        if kept.waits.longest.as_ref() != Some(wait_site) {
+            _ = write!(line, " in {}", AtSite(wait_site));
         }
     }
     if let Some((trace, span)) = first.trace_ids() {
@@ -359,12 +359,12 @@ pub(super) fn shed(over: &str) -> String {
 
 /// The number of system calls that were reported because a seccomp filter kills the process at them.
 #[derive(Debug, Default)]
-pub(super) struct DeadlyCalls(usize);
+pub(super) struct ForbiddenCalls(usize);
 
-impl DeadlyCalls {
+impl ForbiddenCalls {
     /// The log line, if there are more than before.
     pub(super) fn line(&mut self) -> Option<String> {
-        let calls: Vec<_> = sys::deadly().collect();
+        let calls: Vec<_> = sys::forbidden_calls().collect();
         if std::mem::replace(&mut self.0, calls.len()) >= calls.len() {
             return None;
         }
@@ -383,14 +383,14 @@ impl DeadlyCalls {
 /// The log lines that are due, and whether each is a warning. None as long as there is no subscriber.
 pub(super) fn due(
     engine: &Engine,
-    deadly: &mut DeadlyCalls,
+    forbidden_calls: &mut ForbiddenCalls,
     introduced: &mut bool,
 ) -> Vec<(String, bool)> {
     let mut lines = Vec::new();
     if !engine.has_dispatch() {
         return lines;
     }
-    lines.extend(deadly.line().map(|line| (line, true)));
+    lines.extend(forbidden_calls.line().map(|line| (line, true)));
     lines.extend(engine.pairing.take_warning().map(|line| (line.to_owned(), true)));
     if !std::mem::replace(introduced, true) {
         lines.push(engine.source_line.clone());
@@ -400,15 +400,17 @@ pub(super) fn due(
 }
 
 /// What is missing without a system call.
-fn without(call: Unusual) -> &'static str {
+fn without(call: UnusualCall) -> &'static str {
     match call {
-        Unusual::PerfEventOpen => "the perf source",
-        Unusual::TimerCreate | Unusual::TimerSettime | Unusual::TimerDelete => "the timer source",
-        Unusual::ProcessVmReadv => "the stacks of waits, unless /proc/self/mem can be read",
-        Unusual::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
-        Unusual::Getrusage => "page faults and context switches",
-        Unusual::MemfdCreate => "separate files of debug information",
-        Unusual::Statfs | Unusual::Faccessat => "the check of the output directory",
+        UnusualCall::PerfEventOpen => "the perf source",
+        UnusualCall::TimerCreate | UnusualCall::TimerSettime | UnusualCall::TimerDelete => {
+            "the timer source"
+        }
+        UnusualCall::ProcessVmReadv => "the stacks of waits, unless /proc/self/mem can be read",
+        UnusualCall::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
+        UnusualCall::Getrusage => "page faults and context switches",
+        UnusualCall::MemfdCreate => "separate files of debug information",
+        UnusualCall::Statfs | UnusualCall::Faccessat => "the check of the output directory",
     }
 }
 
@@ -568,9 +570,9 @@ mod tests {
         assert_eq!(text(250_000_000, &none), "250 ms of 264 ms on-CPU (95 %); nothing lost");
         assert_eq!(text(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
         assert_eq!(coverage(84_700_000, None, 0, &none), "84.7 ms on-CPU; nothing lost");
-        let thinned = Losses { thinned: 3, ..none };
+        let downsampled = Losses { downsampled: 3, ..none };
         assert_eq!(
-            text(84_700_000, &thinned),
+            text(84_700_000, &downsampled),
             "84.7 ms of 264 ms on-CPU (32 %); 3 samples downsampled"
         );
         let young = coverage(250_000_000, Some(264_000_000), 12_500_000, &none);

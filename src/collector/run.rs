@@ -13,20 +13,20 @@ use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
 use super::engine::{Engine, Limits};
-use super::look::passed;
-use super::overdue::Overdue;
 use super::pending::Pending;
-use super::report::{self, DeadlyCalls};
+use super::report::{self, ForbiddenCalls};
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
+use super::scan::passed;
 use super::shed::Shed;
 use super::stack::Stack;
 use super::waits::{Captures, SCAN_INTERVAL};
+use super::watchdog::Watchdog;
 use crate::keep::Epoch;
 use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
 use crate::sampler::{Arming, SampledThread};
-use crate::span::{KnownSpan, Notice, SpanKey};
+use crate::span::{SpanEvent, SpanInfo, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -61,7 +61,7 @@ pub(super) struct Collector {
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
     has_logged_signal: bool,
-    deadly: DeadlyCalls,
+    forbidden_calls: ForbiddenCalls,
     pub(super) captures: Captures,
     pub(super) arming: Share,
     /// The allowance of samples and context switches of all threads together.
@@ -84,7 +84,7 @@ pub(super) struct Collector {
     pub(super) idle: Duration,
     /// Whether the last scan found a thread in a profiled span.
     pub(super) is_in_span: bool,
-    pub(super) overdue: Overdue,
+    pub(super) watchdog: Watchdog,
     pub(super) budget: SamplingBudget,
     /// CPU time of reading samples, which falls with the sampling rate.
     reading_ns: u64,
@@ -99,7 +99,7 @@ pub(super) struct Collector {
 
 /// The commands that a round has received.
 #[derive(Default)]
-struct Asked {
+struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
     everything: bool,
     end: bool,
@@ -146,7 +146,7 @@ impl Collector {
             stack: Stack::new(),
             stack_bytes: Vec::new(),
             has_logged_signal: false,
-            deadly: DeadlyCalls::default(),
+            forbidden_calls: ForbiddenCalls::default(),
             captures: Captures::new(),
             arming: limits.pace.arming,
             allowance: Allowance::of_all(processors(), Instant::now()),
@@ -160,7 +160,7 @@ impl Collector {
             woken: None,
             idle: IDLE,
             is_in_span: false,
-            overdue: Overdue::new(),
+            watchdog: Watchdog::new(),
         }
     }
 
@@ -173,7 +173,7 @@ impl Collector {
             let mut is_broken = false;
             while self.step() {
                 // The program has closed the layer's files: makes the profiles that are due, then stops.
-                if !self.poller.files().are_ours() && !std::mem::replace(&mut is_broken, true) {
+                if !self.poller.files().still_owned() && !std::mem::replace(&mut is_broken, true) {
                     self.engine.shutdown_later();
                 }
             }
@@ -181,15 +181,15 @@ impl Collector {
         // Nothing here should panic. If it does, the program loses its profiles and nothing else.
         let panicked = catch_unwind(AssertUnwindSafe(run)).is_err();
         self.engine.stop();
-        let is_broken = !self.poller.files().are_ours();
+        let is_broken = !self.poller.files().still_owned();
         // First: no thread is armed from here on.
         self.source.end();
         let new = self.source.take_new();
-        self.take_in(new);
+        self.adopt(new);
         for sampled in &mut self.sampled {
-            sampled.recording.end();
-            let last = sampled.recording.last();
-            self.source.give_back(&sampled.recording, &last, last.from(), 0);
+            sampled.sampled_thread.end();
+            let last = sampled.sampled_thread.last();
+            self.source.give_back(&sampled.sampled_thread, &last, last.from(), 0);
         }
         let why = match (panicked, is_broken) {
             (true, _) => {
@@ -217,7 +217,7 @@ impl Collector {
                 (!self.sampled.is_empty()).then(|| self.until_scan().min(fill_time(&self.sampled)));
             let is_woken = self.poller.wait(left.into_iter().chain(next).min());
             let is_over = is_woken || sleep.is_some_and(|sleep| start.elapsed() >= sleep);
-            let is_over = is_over || !self.poller.files().are_ours();
+            let is_over = is_over || !self.poller.files().still_owned();
             if is_over || self.sampled.iter().any(Sampled::is_half_full) {
                 break;
             }
@@ -225,9 +225,9 @@ impl Collector {
                 continue;
             }
             self.scan_threads();
-            let is_overdue =
-                self.is_in_span && self.until_overdue().is_some_and(|left| left.is_zero());
-            if is_overdue || self.can_close {
+            let is_check_due =
+                self.is_in_span && self.until_next_check().is_some_and(|left| left.is_zero());
+            if is_check_due || self.can_close {
                 break;
             }
         }
@@ -252,38 +252,38 @@ impl Collector {
     }
 
     /// Adds newly sampled threads.
-    fn take_in(&mut self, new: Vec<Arc<SampledThread>>) {
+    fn adopt(&mut self, new: Vec<Arc<SampledThread>>) {
         let pace = self.limits.pace;
-        let begin = |recording| Sampled::new(recording, pace);
+        let begin = |sampled_thread| Sampled::new(sampled_thread, pace);
         self.sampled.extend(new.into_iter().map(begin));
     }
 
     /// How long to sleep, or `None` to sleep until woken. A process without an open profiled span has no wake-ups
     /// once its threads are disarmed.
     pub(super) fn sleep(&self) -> Option<Duration> {
-        let linger = self.engine.keeper.next_ripe(LINGER);
+        let linger = self.engine.admission.until_next_expiry(LINGER);
         let idle = (!self.sampled.is_empty()).then_some(self.idle);
         // The signal of the timers must be checked regularly: the program may replace its handler.
         let signal = self.source.has_timers().then_some(REFINE_INTERVAL);
         // Open spans are checked only while a thread is in a span or a span is watched.
-        let is_open = self.is_in_span || self.watches_spans();
-        let overdue = self.until_overdue().filter(|_| is_open);
+        let is_open = self.is_in_span || self.must_check_spans();
+        let watchdog = self.until_next_check().filter(|_| is_open);
         let soonest = linger.into_iter().chain(idle).chain(signal);
-        soonest.chain(overdue).min()
+        soonest.chain(watchdog).min()
     }
 
     /// Runs one round. Returns the commands, and whether another round must follow at once.
     ///
     /// A span that closes before a round begins is complete when it ends: all its intervals and samples have been
     /// written. Profiles are therefore made only of epochs that are ended at the beginning of the round.
-    fn do_round(&mut self) -> (Asked, bool) {
+    fn do_round(&mut self) -> (RoundRequests, bool) {
         self.round += 1;
         let asked = self.take_commands();
         let new = self.source.take_new();
         let has_new = !new.is_empty();
-        self.take_in(new);
+        self.adopt(new);
         let mut closed = std::mem::take(&mut self.closed);
-        closed.extend(self.take_notices());
+        closed.extend(self.register_spans());
         self.sweep_plans();
         let epochs = self.end_epochs(&closed, asked.everything);
 
@@ -294,7 +294,7 @@ impl Collector {
         }
         // A span is registered before its first interval is written, so these events include the spans of all
         // intervals that were just read.
-        let closed_since = self.take_notices();
+        let closed_since = self.register_spans();
         self.closed.extend(closed_since);
 
         self.pending.charge_refused();
@@ -302,35 +302,35 @@ impl Collector {
             self.export(epoch);
         }
         for span in closed {
-            self.engine.keeper.forget(span);
-            self.overdue.forget(span);
+            self.engine.admission.forget(span);
+            self.watchdog.forget(span);
             self.pending.remove_root(span);
             self.pending.close(span);
         }
-        let keeper = &self.engine.keeper;
-        let (given_up, by_memory) = self.pending.give_up_closed(|root| keeper.has_epoch(root));
+        let admission = &self.engine.admission;
+        let (given_up, by_memory) = self.pending.evict_closed(|root| admission.has_epoch(root));
         let counters = &self.engine.counters;
         let counter = match by_memory {
             true => &counters.samples.dropped_memory,
             false => &counters.samples.dropped_pending_spans_full,
         };
         Counters::add(counter, given_up);
-        keeper.set_memory_is_short(self.pending.is_short());
-        self.housekeep(&entered);
+        admission.set_memory_is_short(self.pending.is_memory_short());
+        self.maintain(&entered);
         self.check_open_spans();
-        let again = self.closed.iter().any(|span| self.engine.keeper.has_epoch(*span));
+        let again = self.closed.iter().any(|span| self.engine.admission.has_epoch(*span));
         (asked, again)
     }
 
-    fn take_commands(&self) -> Asked {
-        let mut asked = Asked::default();
+    fn take_commands(&self) -> RoundRequests {
+        let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
             asked.everything = true;
             match command {
                 Command::Flush(waiting) => asked.acknowledge.push(waiting),
                 Command::Shutdown(waiting) => {
                     // A profile that is promised from here on could not be made.
-                    self.engine.keeper.end();
+                    self.engine.admission.end();
                     asked.acknowledge.extend(waiting);
                     asked.end = true;
                 }
@@ -340,20 +340,20 @@ impl Collector {
     }
 
     /// Registers spans. Returns those that have closed.
-    fn take_notices(&mut self) -> impl Iterator<Item = SpanKey> + use<> {
+    fn register_spans(&mut self) -> impl Iterator<Item = SpanKey> + use<> {
         let mut closed = Vec::new();
-        while let Some(notice) = self.engine.spans.take_notice() {
-            match notice {
-                Notice::Opened(key, known) => self.pending.register(key, known, self.round),
-                Notice::Closed { key, ids } => {
+        while let Some(event) = self.engine.spans.take_span_event() {
+            match event {
+                SpanEvent::Opened(key, known) => self.pending.register(key, known, self.round),
+                SpanEvent::Closed { key, ids } => {
                     self.pending.note(key, |pending| pending.ids = ids);
                     closed.push(key);
                 }
             }
         }
-        if self.engine.spans.lost_notice() {
-            let is_open = |known: &KnownSpan, key| self.engine.spans.is_open(known.id, key);
-            let spans = self.pending.known_spans();
+        if self.engine.spans.take_lost_event() {
+            let is_open = |known: &SpanInfo, key| self.engine.spans.is_open(known.id, key);
+            let spans = self.pending.registered_spans();
             closed.extend(
                 spans.iter().filter(|(key, known)| !is_open(known, *key)).map(|(key, _)| *key),
             );
@@ -363,13 +363,13 @@ impl Collector {
 
     fn end_epochs(&mut self, closed: &[SpanKey], everything: bool) -> Vec<Epoch> {
         let linger = if everything { Duration::ZERO } else { LINGER };
-        let expired = self.engine.keeper.ripe(linger);
+        let expired = self.engine.admission.expired_epochs(linger);
         let roots = closed.iter().copied().chain(expired);
         let engine = Arc::clone(&self.engine);
         let end = |root| {
-            engine.keeper.end_epoch(root, |epoch| {
+            engine.admission.end_epoch(root, |epoch| {
                 // Registers all spans of the epoch first.
-                let closed_since = self.take_notices();
+                let closed_since = self.register_spans();
                 self.closed.extend(closed_since);
                 self.taken(epoch)
             })
@@ -399,7 +399,7 @@ impl Collector {
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
         let over: Vec<bool> =
-            self.sampled.iter().map(|sampled| sampled.recording.is_over()).collect();
+            self.sampled.iter().map(|sampled| sampled.sampled_thread.is_over()).collect();
         self.scan_threads();
         self.can_close = false;
         let mut over = over.into_iter();
@@ -420,9 +420,9 @@ impl Collector {
             sampled.drop_counted();
             if is_over {
                 self.unspent.add(sampled.unspent());
-                let last = sampled.recording.last();
+                let last = sampled.sampled_thread.last();
                 let (from, samples) = sampled.left_of(&last);
-                self.source.give_back(&sampled.recording, &last, from, samples);
+                self.source.give_back(&sampled.sampled_thread, &last, from, samples);
                 self.closed_armings.push(last);
             }
             !is_over
@@ -469,10 +469,10 @@ impl Collector {
             hides_kernel: self.source.hides_kernel_alone(),
             redaction: &self.engine.redaction,
         };
-        let Built { profile, modules, spans, thinned } = builder.build(id, &epoch);
+        let Built { profile, modules, spans, downsampled } = builder.build(id, &epoch);
         // A snapshot takes nothing from the profile that is made when the span closes.
         if !is_snapshot {
-            Counters::add(&self.engine.counters.samples.downsampled, thinned);
+            Counters::add(&self.engine.counters.samples.downsampled, downsampled);
             spans.into_iter().for_each(|span| self.pending.clear(span));
         }
         let profile = Box::new(profile);
@@ -487,7 +487,7 @@ impl Collector {
             if let Some(timer) = timer.filter(|timer| timer.has_lost_signal()) {
                 timer.stop();
                 sampled.pause();
-                sampled.recording.end();
+                sampled.sampled_thread.end();
                 is_lost = true;
             }
         }
@@ -503,7 +503,7 @@ impl Collector {
 
     fn check_budget(&mut self, now: Instant) {
         let before = self.budget.times();
-        let Some(times) = self.budget.look(now, self.reading_ns) else { return };
+        let Some(times) = self.budget.update(now, self.reading_ns) else { return };
         self.source.slow_down(times);
         let is_first = self.rate_logged.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
         if times < before {
@@ -533,14 +533,14 @@ impl Collector {
         }
     }
 
-    fn housekeep(&mut self, entered: &HashSet<SpanKey>) {
+    fn maintain(&mut self, entered: &HashSet<SpanKey>) {
         let now = Instant::now();
         if now.duration_since(self.refined) >= REFINE_INTERVAL {
             self.engine.spans.clock().refine();
             self.refined = now;
             self.check_signals();
             self.check_budget(now);
-            sys::look_at_filters();
+            sys::read_filters();
         }
         for sampled in &mut self.sampled {
             // Its ring is drained once more, in the next round, before it is given back.
@@ -551,7 +551,8 @@ impl Collector {
         // A span is registered when its first interval ends, or never.
         let unknown = self.pending.remove_unregistered(self.round.saturating_sub(1), entered);
         Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
-        for (line, is_warning) in report::due(&self.engine, &mut self.deadly, &mut self.introduced)
+        for (line, is_warning) in
+            report::due(&self.engine, &mut self.forbidden_calls, &mut self.introduced)
         {
             _ = self.jobs.send(Job::Log { line, is_warning });
         }

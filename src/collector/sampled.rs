@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::budget::Share;
-use super::overdue::CpuTimes;
-use super::waits::{Looker, ScanResult, WaitingThread, Watch};
+use super::waits::{ScanResult, Scanner, WaitingThread, Watch};
+use super::watchdog::CpuTimes;
 use crate::sampler::{Allowance, Level, Sampler, Spent, switched_out, switches_between};
 use crate::sampler::{ArmThreads as _, Arming, Rate, SampledThread, SpanInterval};
 use crate::sys::{self, PerfRing, TimerRing};
@@ -14,7 +14,7 @@ use crate::sys::{self, PerfRing, TimerRing};
 /// A sampled thread.
 #[derive(Debug)]
 pub(super) struct Sampled {
-    pub(super) recording: Arc<SampledThread>,
+    pub(super) sampled_thread: Arc<SampledThread>,
     /// The oldest of its armings that has not been drained completely.
     pub(super) arming: Arc<Arming>,
     /// Span intervals beyond the last sample that was read.
@@ -140,12 +140,15 @@ pub(super) fn fill_time(sampled: &[Sampled]) -> Duration {
 }
 
 impl Sampled {
-    pub(super) fn new(recording: Arc<SampledThread>, Pace { hold, own_hold, .. }: Pace) -> Self {
-        let arming = recording.last();
+    pub(super) fn new(
+        sampled_thread: Arc<SampledThread>,
+        Pace { hold, own_hold, .. }: Pace,
+    ) -> Self {
+        let arming = sampled_thread.last();
         Self {
             armed: arming.ring.is_some().then(Instant::now),
             arming,
-            recording,
+            sampled_thread,
             intervals: VecDeque::new(),
             unused_since: None,
             watch: Watch::default(),
@@ -195,15 +198,15 @@ impl Sampled {
     }
 
     /// Checks whether the thread is blocked.
-    pub(super) fn scan(&mut self, looker: &mut Looker<'_>) -> ScanResult {
-        if self.recording.is_over() {
-            self.watch.end(&self.recording, &self.arming, looker);
+    pub(super) fn scan(&mut self, scanner: &mut Scanner<'_>) -> ScanResult {
+        if self.sampled_thread.is_over() {
+            self.watch.end(&self.sampled_thread, &self.arming, scanner);
             return ScanResult::OutsideSpans;
         }
         if !self.is_old && self.watch.waiting().is_none() {
-            return self.watch.pass(&self.recording, &self.arming, looker);
+            return self.watch.pass(&self.sampled_thread, &self.arming, scanner);
         }
-        self.watch.scan(&self.recording, &self.arming, looker)
+        self.watch.scan(&self.sampled_thread, &self.arming, scanner)
     }
 
     /// Arms the thread if it is in an old span, and begins to disarm it if it was in none for a while. Returns
@@ -214,8 +217,8 @@ impl Sampled {
         // The thread may have armed itself.
         self.follow();
         let rate = self.wanted_rate(check);
-        self.recording.set_rate(rate);
-        self.is_old = self.recording.old_at() <= check.now;
+        self.sampled_thread.set_rate(rate);
+        self.is_old = self.sampled_thread.old_at() <= check.now;
         if self.is_old {
             self.old = Some(at);
             let goes_on = match self.closing {
@@ -229,15 +232,15 @@ impl Sampled {
             };
             if goes_on {
                 self.closing = None;
-                source.start_again(&self.recording, &self.arming);
-                self.watch.skip_records(&self.recording, &self.arming, check.now_ns);
+                source.start_again(&self.sampled_thread, &self.arming);
+                self.watch.skip_records(&self.sampled_thread, &self.arming, check.now_ns);
             }
             if check.may_change && self.has_other_rate(rate) {
-                self.begin_to_close(DisarmReason::OtherRate);
+                self.start_closing(DisarmReason::OtherRate);
             }
             let is_due = since(self.tried).is_none_or(|since| since >= RETRY);
             if check.may_arm && self.is_unarmed() && is_due {
-                source.arm(&self.recording);
+                source.arm(&self.sampled_thread);
                 self.follow();
                 if self.is_unarmed() {
                     self.tried = Some(at);
@@ -248,9 +251,9 @@ impl Sampled {
         } else if self.is_unarmed() {
             self.is_rearmed = false;
         } else {
-            let hold = if self.recording.arms_itself() { self.own_hold } else { self.hold };
+            let hold = if self.sampled_thread.arms_itself() { self.own_hold } else { self.hold };
             if since(self.old.max(self.armed)).is_none_or(|last| last > hold) {
-                self.begin_to_close(DisarmReason::Unused);
+                self.start_closing(DisarmReason::Unused);
             }
         }
         self.closing.is_some()
@@ -262,8 +265,8 @@ impl Sampled {
     }
 
     /// Whether it is newly found in an old span and is not sampled only because no thread may be armed.
-    pub(super) fn note_left_out(&mut self, may_not_be_armed: bool) -> bool {
-        let could_be = self.is_old && self.is_unarmed() && !self.recording.is_refused();
+    pub(super) fn is_newly_shed(&mut self, may_not_be_armed: bool) -> bool {
+        let could_be = self.is_old && self.is_unarmed() && !self.sampled_thread.is_refused();
         let is_left_out = may_not_be_armed && could_be;
         !std::mem::replace(&mut self.is_left_out, is_left_out) && is_left_out
     }
@@ -295,7 +298,7 @@ impl Sampled {
         Rate { by_timer, ..rate.slowed(check.times) }
     }
 
-    fn begin_to_close(&mut self, why: DisarmReason) {
+    fn start_closing(&mut self, why: DisarmReason) {
         if self.closing.is_some() {
             return;
         }
@@ -310,7 +313,7 @@ impl Sampled {
 
     /// Stops sampling the thread for now.
     pub(super) fn pause(&self) {
-        self.arming.pause(sys::cpu_ns_of(self.recording.tid).unwrap_or(0));
+        self.arming.pause(sys::cpu_ns_of(self.sampled_thread.tid).unwrap_or(0));
     }
 
     /// Where the open interval of the last arming begins, and how many samples from there on hooks have not counted.
@@ -339,13 +342,13 @@ impl Sampled {
         let may_be_uncounted =
             self.closing != Some(DisarmReason::Unused) && self.uncounted.len() < MOST_UNCOUNTED;
         (is_counted || may_be_uncounted)
-            && !self.recording.is_in_hook()
+            && !self.sampled_thread.is_in_hook()
             && self.watch.waiting().is_none()
     }
 
     /// Whether hooks have counted all samples of the arming.
     fn is_counted(&self) -> bool {
-        self.arming.has_seen_all() || self.recording.span().is_none()
+        self.arming.has_seen_all() || self.sampled_thread.span().is_none()
     }
 
     pub(super) fn is_unarmed(&self) -> bool {
@@ -366,10 +369,10 @@ impl Sampled {
         }
         let is_counted = self.is_counted();
         let (from, samples) = self.left_of(&self.arming);
-        let none = self.recording.follow(|_| Some(Arming::none()))?;
+        let none = self.sampled_thread.follow(|_| Some(Arming::none()))?;
         self.is_rearmed = self.closing.take() == Some(DisarmReason::OtherRate);
         if self.is_rearmed {
-            self.watch.begin_by_clock(&self.recording, now_ns);
+            self.watch.begin_by_clock(&self.sampled_thread, now_ns);
         }
         let closed = self.begin(none);
         source.retire(&closed, from, samples);
@@ -415,7 +418,7 @@ impl Sampled {
 
     /// Whether checking it takes a system call.
     pub(super) fn is_checked_by_clock(&self) -> bool {
-        self.is_old && !self.arming.has_switch_records() && self.recording.span().is_some()
+        self.is_old && !self.arming.has_switch_records() && self.sampled_thread.span().is_some()
     }
 
     /// Moves on to the next arming if the present one has no ring.
@@ -451,18 +454,18 @@ impl Sampled {
     /// Ends the sampling of a thread that was in no profiled span for a while, since its ring takes memory. Returns
     /// whether it was ended.
     pub(super) fn end_if_idle(&mut self, now: Instant, idle: std::time::Duration) -> bool {
-        if self.recording.span().is_some() {
+        if self.sampled_thread.span().is_some() {
             self.unused_since = None;
             return false;
         }
         match self.unused_since {
             Some(since) if now.duration_since(since) >= idle => {
                 self.unused_since = None;
-                self.recording.end_if_unused()
+                self.sampled_thread.end_if_unused()
             }
             Some(_) => false,
             None => {
-                self.recording.note_unused();
+                self.sampled_thread.note_unused();
                 self.unused_since = Some(now);
                 false
             }

@@ -77,7 +77,7 @@ impl Captures {
 }
 
 /// What a scan reads and fills.
-pub(super) struct Looker<'a> {
+pub(super) struct Scanner<'a> {
     pub(super) unwinder: &'a mut Unwinder,
     pub(super) pending: &'a mut Pending,
     pub(super) counters: &'a Counters,
@@ -93,20 +93,20 @@ pub(super) struct Looker<'a> {
     pub(super) waits: bool,
 }
 
-impl Looker<'_> {
+impl Scanner<'_> {
     /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn hooked_ns(&self, recording: &SampledThread) -> u64 {
-        self.clock.raw_ns(recording.hooked_at())
+    fn hooked_ns(&self, sampled_thread: &SampledThread) -> u64 {
+        self.clock.raw_ns(sampled_thread.hooked_at())
     }
 
     /// The time since the thread's last hook.
-    pub(super) fn since_hook_ns(&self, recording: &SampledThread) -> u64 {
-        self.now_ns.saturating_sub(self.hooked_ns(recording))
+    pub(super) fn since_hook_ns(&self, sampled_thread: &SampledThread) -> u64 {
+        self.now_ns.saturating_sub(self.hooked_ns(sampled_thread))
     }
 
     /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn counted_ns(&self, recording: &SampledThread) -> u64 {
-        self.clock.raw_ns(recording.heard_at())
+    fn counted_ns(&self, sampled_thread: &SampledThread) -> u64 {
+        self.clock.raw_ns(sampled_thread.heard_at())
     }
 }
 
@@ -170,53 +170,58 @@ impl Watch {
     /// Scans the thread.
     pub(super) fn scan(
         &mut self,
-        recording: &SampledThread,
+        sampled_thread: &SampledThread,
         arming: &Arming,
-        looker: &mut Looker<'_>,
+        scanner: &mut Scanner<'_>,
     ) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {
-            match waiting.end(recording, arming, looker.counted_ns(recording), looker.now_ns) {
+            match waiting.end(
+                sampled_thread,
+                arming,
+                scanner.counted_ns(sampled_thread),
+                scanner.now_ns,
+            ) {
                 None => {
-                    waiting.lasted_until_ns = looker.now_ns;
+                    waiting.lasted_until_ns = scanner.now_ns;
                     return ScanResult::StillWaiting { waited_ns: waiting.waited_ns() };
                 }
-                Some(ended) => self.finish(ended, looker),
+                Some(ended) => self.finish(ended, scanner),
             }
         }
-        if !looker.waits {
+        if !scanner.waits {
             // The records are not needed.
             arming.switches.iter().for_each(|ring| ring.release_to(ring.head()));
         }
-        let Some(span) = recording.span() else {
+        let Some(span) = sampled_thread.span() else {
             if let Some(ring) = &arming.switches {
-                self.make_room(ring, looker.counters);
+                self.make_room(ring, scanner.counters);
             }
             self.last = None;
             return ScanResult::OutsideSpans;
         };
         // A wait inside a hook belongs to neither the previous nor the next span.
-        if recording.is_in_hook() || !looker.waits {
+        if sampled_thread.is_in_hook() || !scanner.waits {
             return ScanResult::Busy;
         }
-        let since = self.waits_since(recording, arming, looker);
+        let since = self.waits_since(sampled_thread, arming, scanner);
         self.was_young = false;
         if let Some((since_ns, proof, holds_others)) = since {
-            let waited_ns = looker.now_ns.saturating_sub(since_ns);
+            let waited_ns = scanner.now_ns.saturating_sub(since_ns);
             let is_long = u128::from(waited_ns) >= SHORTEST.as_nanos();
             if !is_long {
                 return ScanResult::Busy;
             }
-            if looker.captures.left.has_some(looker.now_ns) {
+            if scanner.captures.left.has_budget(scanner.now_ns) {
                 let start = sys::thread_cpu_ns();
-                self.waiting = capture(recording, arming, span, since_ns, proof, looker);
+                self.waiting = capture(sampled_thread, arming, span, since_ns, proof, scanner);
                 let took =
                     sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
-                looker.captures.left.spend(took.unwrap_or(A_CAPTURE_NS));
+                scanner.captures.left.spend(took.unwrap_or(A_CAPTURE_NS));
                 self.waiting
                     .iter_mut()
                     .for_each(|waiting| waiting.stack.holds_others = holds_others);
             } else if self.left_out_since_ns.replace(since_ns) != Some(since_ns) {
-                Counters::add(&looker.counters.waits.dropped_over_budget, 1);
+                Counters::add(&scanner.counters.waits.dropped_over_budget, 1);
             }
         }
         ScanResult::Busy
@@ -225,27 +230,32 @@ impl Watch {
     /// The same for a thread in no old span, whose waits are not captured.
     pub(super) fn pass(
         &mut self,
-        recording: &SampledThread,
+        sampled_thread: &SampledThread,
         arming: &Arming,
-        looker: &Looker<'_>,
+        scanner: &Scanner<'_>,
     ) -> ScanResult {
         if let Some(ring) = &arming.switches {
-            self.make_room(ring, looker.counters);
+            self.make_room(ring, scanner.counters);
         }
         self.last = None;
         self.was_young = true;
-        if recording.span().is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans }
+        if sampled_thread.span().is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans }
     }
 
     /// Sampling was paused, so the newest switch record is not the last switch.
-    pub(super) fn skip_records(&mut self, recording: &SampledThread, arming: &Arming, now_ns: u64) {
+    pub(super) fn skip_records(
+        &mut self,
+        sampled_thread: &SampledThread,
+        arming: &Arming,
+        now_ns: u64,
+    ) {
         self.full_at = arming.switches.as_ref().map(|ring| ring.head());
-        self.begin_by_clock(recording, now_ns);
+        self.begin_by_clock(sampled_thread, now_ns);
     }
 
     /// Switches to the CPU clock: from now on there are no switch records. All waits until now have been scanned.
-    pub(super) fn begin_by_clock(&mut self, recording: &SampledThread, now_ns: u64) {
-        self.last = sys::cpu_ns_of(recording.tid).map(|cpu_ns| CpuReading {
+    pub(super) fn begin_by_clock(&mut self, sampled_thread: &SampledThread, now_ns: u64) {
+        self.last = sys::cpu_ns_of(sampled_thread.tid).map(|cpu_ns| CpuReading {
             time_ns: now_ns,
             cpu_ns,
             idle_since_ns: now_ns,
@@ -261,25 +271,30 @@ impl Watch {
     /// Ends scanning: the thread has ended or is not sampled any more.
     pub(super) fn end(
         &mut self,
-        recording: &SampledThread,
+        sampled_thread: &SampledThread,
         arming: &Arming,
-        looker: &mut Looker<'_>,
+        scanner: &mut Scanner<'_>,
     ) {
         if let Some(waiting) = &self.waiting {
-            let ended = waiting.end(recording, arming, looker.counted_ns(recording), looker.now_ns);
-            self.finish(ended.unwrap_or(EndedWait::at(waiting.lasted_until_ns)), looker);
+            let ended = waiting.end(
+                sampled_thread,
+                arming,
+                scanner.counted_ns(sampled_thread),
+                scanner.now_ns,
+            );
+            self.finish(ended.unwrap_or(EndedWait::at(waiting.lasted_until_ns)), scanner);
         }
     }
 
-    fn finish(&mut self, ended: EndedWait, looker: &mut Looker<'_>) {
+    fn finish(&mut self, ended: EndedWait, scanner: &mut Scanner<'_>) {
         let Some(waiting) = self.waiting.take() else { return };
         self.last = ended.clock;
         let duration_ns = ended.at_ns.saturating_sub(waiting.since_ns);
         let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0 };
-        let is_kept = looker.pending.add_wait(waiting.span, wait, &waiting.stack, looker.round);
+        let is_kept = scanner.pending.add_wait(waiting.span, wait, &waiting.stack, scanner.round);
         let counter = match is_kept {
-            true => &looker.counters.waits.captured,
-            false => &looker.counters.waits.dropped_memory,
+            true => &scanner.counters.waits.captured,
+            false => &scanner.counters.waits.dropped_memory,
         };
         Counters::add(counter, 1);
     }
@@ -296,13 +311,13 @@ impl Watch {
     /// If the thread is blocked: since when, the proof of that, and whether the time may include shorter waits.
     fn waits_since(
         &mut self,
-        recording: &SampledThread,
+        sampled_thread: &SampledThread,
         arming: &Arming,
-        looker: &Looker<'_>,
+        scanner: &Scanner<'_>,
     ) -> Option<(u64, Proof, bool)> {
-        let (now_ns, counters) = (looker.now_ns, looker.counters);
+        let (now_ns, counters) = (scanner.now_ns, scanner.counters);
         // A wait lies within its span.
-        let hooked_ns = looker.hooked_ns(recording);
+        let hooked_ns = scanner.hooked_ns(sampled_thread);
         // A thread that was already blocked when it was armed has no record.
         if let Some(ring) = arming.switches.as_ref().filter(|ring| ring.head() > 0) {
             let out = switched_out(ring);
@@ -315,8 +330,8 @@ impl Watch {
             }
             // There were more switches between two scans than the ring holds: uses the clock.
         }
-        let cpu_ns = sys::cpu_ns_of(recording.tid)?;
-        let hook = recording.synced();
+        let cpu_ns = sys::cpu_ns_of(sampled_thread.tid)?;
+        let hook = sampled_thread.synced();
         let last = self.last.filter(|last| last.time_ns >= hook.map_or(0, |(time_ns, _)| time_ns));
         let base = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook);
         let (base_ns, base_cpu_ns) = base.unwrap_or((now_ns, cpu_ns));
@@ -358,7 +373,7 @@ impl WaitingThread {
     /// When the thread ran again, if it did. `counted_ns` is when a hook last counted a wait.
     fn end(
         &self,
-        recording: &SampledThread,
+        sampled_thread: &SampledThread,
         arming: &Arming,
         counted_ns: u64,
         now_ns: u64,
@@ -371,7 +386,7 @@ impl WaitingThread {
                     .map(EndedWait::at)
             }
             Proof::Cpu(before, position) => {
-                let now = sys::cpu_ns_of(recording.tid).map(|cpu_ns| (now_ns, cpu_ns));
+                let now = sys::cpu_ns_of(sampled_thread.tid).map(|cpu_ns| (now_ns, cpu_ns));
                 if now.is_some_and(|(_, cpu_ns)| cpu_ns == before) {
                     return None;
                 }
@@ -383,7 +398,7 @@ impl WaitingThread {
                 }
                 // The wait is the off-CPU time since it was last known to continue, up to the last known hook.
                 let hook =
-                    recording.synced().filter(|(time_ns, _)| *time_ns > self.lasted_until_ns);
+                    sampled_thread.synced().filter(|(time_ns, _)| *time_ns > self.lasted_until_ns);
                 let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
                     return Some(EndedWait::at(self.lasted_until_ns));
                 };
@@ -392,7 +407,7 @@ impl WaitingThread {
                 // All off-CPU time up to this reading belongs to this wait, unless the thread is blocked again. When
                 // it ran in between is not known then, so each wait gets half.
                 let waits_again =
-                    hook.is_none() && matches!(sys::blocked(recording.tid), Ok(Some(_)));
+                    hook.is_none() && matches!(sys::blocked(sampled_thread.tid), Ok(Some(_)));
                 let next_ns = if waits_again { off_ns / 2 } else { 0 };
                 let off_ns = off_ns - next_ns;
                 let reading = CpuReading {
@@ -415,66 +430,66 @@ fn has_not_moved(ring: &RingMemory, position: u64) -> bool {
     ring.head() == position
 }
 
-fn still_holds(recording: &SampledThread, arming: &Arming, proof: Proof) -> bool {
+fn still_holds(sampled_thread: &SampledThread, arming: &Arming, proof: Proof) -> bool {
     match proof {
         Proof::Switches(position) => {
             arming.switches.as_deref().is_some_and(|ring| has_not_moved(ring, position))
         }
-        Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(recording.tid) == Some(cpu_ns),
+        Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(sampled_thread.tid) == Some(cpu_ns),
     }
 }
 
 /// Announces the wait to the thread's next hook, which will count it, and then checks whether the thread is still
 /// blocked. Returns whether it is; `None` if it has continued and no hook has counted the wait.
 fn note_waited(
-    recording: &SampledThread,
+    sampled_thread: &SampledThread,
     arming: &Arming,
     span: SpanKey,
     proof: Proof,
 ) -> Option<bool> {
-    let before = recording.note_waited(span);
-    let holds = still_holds(recording, arming, proof);
-    (holds || !recording.take_back_waited(span, before)).then_some(holds)
+    let before = sampled_thread.note_waited(span);
+    let holds = still_holds(sampled_thread, arming, proof);
+    (holds || !sampled_thread.take_back_waited(span, before)).then_some(holds)
 }
 
 /// Captures where a thread is blocked. `None` if it has run again or waits only for a CPU.
 fn capture(
-    recording: &SampledThread,
+    sampled_thread: &SampledThread,
     arming: &Arming,
     span: SpanKey,
     since_ns: u64,
     proof: Proof,
-    looker: &mut Looker<'_>,
+    scanner: &mut Scanner<'_>,
 ) -> Option<WaitingThread> {
     let mut stack = Stack { end: UnwindEnd::Lost, ..Stack::new() };
     // The following system calls are unusual, and this thread may have a filter by now.
-    if looker.captures.filters_are_due(looker.now_ns) {
-        sys::look_at_filters();
+    if scanner.captures.filters_are_due(scanner.now_ns) {
+        sys::read_filters();
     }
-    match sys::blocked(recording.tid) {
+    match sys::blocked(sampled_thread.tid) {
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(Waited::In(call));
-            let read = sys::read_own_stack(sp, looker.stack_bytes, looker.bytes);
-            let holds = note_waited(recording, arming, span, proof)?;
+            let read = sys::read_own_stack(sp, scanner.stack_bytes, scanner.bytes);
+            let holds = note_waited(sampled_thread, arming, span, proof)?;
             if holds && read.is_ok() {
                 // The thread may be blocked in a library that was loaded since the last round.
-                looker.unwinder.refresh();
-                let bytes = &*looker.bytes;
+                scanner.unwinder.refresh();
+                let bytes = &*scanner.bytes;
                 let word = |offset: u64| {
                     let rest = bytes.get(usize::try_from(offset).ok()?..)?;
                     rest.first_chunk().map(|word| u64::from_ne_bytes(*word))
                 };
                 let frames = &mut stack.frames;
                 (stack.end, stack.inferred_from) =
-                    looker.unwinder.unwind_blocked(pc, sp, word, looker.most_frames, frames);
+                    scanner.unwinder.unwind_blocked(pc, sp, word, scanner.most_frames, frames);
             }
         }
         Ok(None) => return None,
         Err(_) => {
-            note_waited(recording, arming, span, proof)?;
+            note_waited(sampled_thread, arming, span, proof)?;
             stack.waited = Some(Waited::Unknown);
-            Counters::add(&looker.counters.waits.without_stack, 1);
+            Counters::add(&scanner.counters.waits.without_stack, 1);
         }
     }
-    Some(WaitingThread { span, since_ns, lasted_until_ns: looker.now_ns, proof, stack })
+    Some(WaitingThread { span, since_ns, lasted_until_ns: scanner.now_ns, proof, stack })
 }

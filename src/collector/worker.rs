@@ -49,7 +49,7 @@ pub(super) struct Worker {
     symbolizer: Option<Owning<Symbolizer>>,
     /// When the symbolizer was last used.
     symbolized: Instant,
-    told: HashSet<Missing>,
+    reported: HashSet<Missing>,
 }
 
 impl Worker {
@@ -57,8 +57,8 @@ impl Worker {
         let WorkerParts { engine, jobs, exporter, files, on_kept, symbols, problem } = parts;
         let delivery =
             Delivery::new(Arc::clone(&engine), exporter, Arc::clone(&files), on_kept, problem);
-        let (symbolized, told) = (Instant::now(), HashSet::new());
-        Self { engine, jobs, files, delivery, symbols, symbolizer: None, symbolized, told }
+        let (symbolized, reported) = (Instant::now(), HashSet::new());
+        Self { engine, jobs, files, delivery, symbols, symbolizer: None, symbolized, reported }
     }
 
     pub(super) fn run(mut self) {
@@ -119,9 +119,9 @@ impl Worker {
         kept: &[KeptSpan],
         mut room: TakenRoom,
     ) {
-        crate::sys::look_at_filters();
+        crate::sys::read_filters();
         let mut report = Kept { samples: profile.sample_count(), ..unexported(kept) };
-        if !self.files.are_ours() {
+        if !self.files.still_owned() {
             // [`Owning`] leaks it if its files were closed. A new one opens its own files.
             self.symbolizer = None;
             if self.delivery.has_lost_exporter() {
@@ -160,14 +160,14 @@ impl Worker {
         let mut symbolized = symbolizer.symbolize(&profile, modules, names, most_bytes);
         drop(profile);
         report::describe_symbolized(&mut symbolized);
-        let Symbolized { profile, thinned, .. } = symbolized;
-        Counters::add(&self.engine.counters.samples.downsampled, thinned as u64);
+        let Symbolized { profile, downsampled, .. } = symbolized;
+        Counters::add(&self.engine.counters.samples.downsampled, downsampled as u64);
         self.symbolized = Instant::now();
         for missing in symbolizer.take_missing() {
             if matches!(missing, Missing::TooLarge(..)) {
                 Counters::add(&self.engine.counters.profiles.symbols_over_limit, 1);
             }
-            if self.told.insert(missing.clone()) {
+            if self.reported.insert(missing.clone()) {
                 let text = missing_in_words(&missing, names);
                 self.delivery.log(true, &text);
             }

@@ -11,7 +11,9 @@ use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
 use crate::export::{Directory, Exporter, Remote};
-use crate::keep::{Callsites, Condition, Keep, Keeper, Kept, MOST_PROMISED, OnKept, Rules};
+use crate::keep::{
+    Callsites, Condition, Keep, Kept, MAX_RESERVED, OnKept, ProfileAdmission, Rules,
+};
 use crate::otel::{AttributeNames, Pairing};
 use crate::profile::Resource;
 use crate::redact::Redaction;
@@ -111,7 +113,7 @@ impl Builder {
             profiles_per_minute: DEFAULT_PROFILES_PER_MINUTE,
             samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
             pending_spans: DEFAULT_PENDING_SPANS,
-            pending_profiles: MOST_PROMISED,
+            pending_profiles: MAX_RESERVED,
             memory_bytes: DEFAULT_MEMORY_BYTES,
             cpu_percent: None,
             shed: ShedLimits::default(),
@@ -367,7 +369,7 @@ impl Builder {
     }
 
     /// Adds to the redaction set in code: the environment can hide more, but not less.
-    pub(super) fn redact_too(self, env_redaction: Redaction) -> Self {
+    pub(super) fn also_redact(self, env_redaction: Redaction) -> Self {
         Self { env_redaction, ..self }
     }
 
@@ -402,7 +404,7 @@ impl Builder {
 
     /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
-    pub(crate) fn folder(&self) -> Option<PathBuf> {
+    pub(crate) fn dir(&self) -> Option<PathBuf> {
         match &self.exporter {
             Some(exporter) => exporter.directory().map(PathBuf::from),
             #[cfg(feature = "_otlp")]
@@ -446,7 +448,8 @@ impl Builder {
         };
         let callsites = Callsites::new(self.rules.clone(), Box::new(plan), Arc::clone(&counters));
         let most_pending = self.pending_profiles.min(waiting_profiles(self.export_bytes));
-        let keeper = Keeper::new(self.profiles_per_minute).with_most_promised(most_pending);
+        let admission =
+            ProfileAdmission::new(self.profiles_per_minute).with_max_reserved(most_pending);
         let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
         let resource = self.resource.unwrap_or_else(Resource::from_env);
         #[cfg(feature = "_otlp")]
@@ -466,18 +469,18 @@ impl Builder {
             Ok(checked) => checked.err().map(|error| error.to_string()),
             Err(_) => Some("it panicked".to_owned()),
         };
-        keeper.set_exporter_fails(problem.is_some());
+        admission.set_exporter_fails(problem.is_some());
         // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
         let must_prove = |remote: &mut dyn Remote| {
             remote.fallback().is_none() && remote.limits().patience < Duration::MAX
         };
         if exporter.remote().is_some_and(must_prove) {
-            keeper.demand_proof();
+            admission.require_delivery();
         }
         Engine::start(Parts {
             spans,
             callsites,
-            keeper,
+            admission,
             counters,
             source,
             poller,

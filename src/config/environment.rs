@@ -60,7 +60,7 @@ impl Builder {
             redaction = redaction.full_paths(is_full);
         }
         let rules = get(RULES)?.map(|text| rules_in(&text)).transpose()?;
-        let mut builder = rules.into_iter().fold(self.redact_too(redaction), Self::rules);
+        let mut builder = rules.into_iter().fold(self.also_redact(redaction), Self::rules);
         builder = directory.iter().fold(builder, Self::directory);
         let is_on = second_of(["off", "on"]);
         let source = "auto, perf, timer or none";

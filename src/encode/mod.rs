@@ -11,10 +11,10 @@ mod otlp;
 mod pprof;
 #[cfg(feature = "pprof")]
 mod pprof_messages;
-mod svg;
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
-mod there_and_back;
+mod roundtrip;
+mod svg;
 
 pub use folded::folded;
 #[cfg(feature = "otlp")]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-use super::{ExportError, Exported, Exporter, Hopeless};
+use super::{ExportError, Exported, Exporter, Unexportable};
 use crate::encode;
 use crate::profile::{Profile, ProfileId, Resource};
 use crate::sys;
@@ -105,7 +105,7 @@ impl Directory {
         self.write(profile, otlp).map_err(|error| {
             let problem = self.problem(&error);
             // The same files would be too large again.
-            if is_over_quota(&error) { Hopeless(problem).into() } else { problem.into() }
+            if is_over_quota(&error) { Unexportable(problem).into() } else { problem.into() }
         })
     }
 
@@ -496,7 +496,7 @@ mod tests {
 
         let error = directory(path).with_quota(size / 2, day).export(&profile(4)).unwrap_err();
         assert!(error.to_string().contains("raise the quota"), "{error}");
-        assert!(error.is::<Hopeless>());
+        assert!(error.is::<Unexportable>());
         assert_eq!(names(path).len(), 7, "no other profile was removed");
     }
 

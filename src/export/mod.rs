@@ -24,7 +24,7 @@ pub(crate) use otlp::has_endpoint;
 pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use remote::Encoded;
-pub(crate) use remote::{Answer, Never, QueueLimits, Remote};
+pub(crate) use remote::{Answer, QueueLimits, RefusedScope, Remote};
 #[cfg(feature = "axum")]
 pub(crate) use stored::{StoredFile, list_stored, read_stored};
 
@@ -91,11 +91,11 @@ impl Exported {
 
 /// This profile can never be exported, but others may be.
 #[derive(Debug)]
-pub(crate) struct Hopeless(pub(crate) String);
+pub(crate) struct Unexportable(pub(crate) String);
 
-impl std::error::Error for Hopeless {}
+impl std::error::Error for Unexportable {}
 
-impl fmt::Display for Hopeless {
+impl fmt::Display for Unexportable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

@@ -76,9 +76,9 @@ pub enum Answer {
         problem: String,
     },
     /// The receiver will not accept the profiles.
-    Never {
+    Refused {
         /// What it refuses.
-        what: Never,
+        what: RefusedScope,
         /// The reason.
         problem: String,
     },
@@ -86,7 +86,7 @@ pub enum Answer {
 
 /// What a receiver refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Never {
+pub enum RefusedScope {
     /// All requests.
     All,
     /// This request.

@@ -17,8 +17,8 @@ pub(crate) struct StoredFile {
 }
 
 /// The profiles in that directory, the newest first. Empty if there is no such directory.
-pub(crate) fn list_stored(folder: &Path) -> io::Result<Vec<StoredFile>> {
-    let entries = match fs::read_dir(folder) {
+pub(crate) fn list_stored(dir: &Path) -> io::Result<Vec<StoredFile>> {
+    let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
@@ -38,11 +38,11 @@ pub(crate) fn list_stored(folder: &Path) -> io::Result<Vec<StoredFile>> {
 }
 
 /// Reads the profile with that name, if it would be listed.
-pub(crate) fn read_stored(folder: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+pub(crate) fn read_stored(dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     if !is_profile(name) {
         return Ok(None);
     }
-    let Some(mut file) = sys::open_regular(&folder.join(name))? else { return Ok(None) };
+    let Some(mut file) = sys::open_regular(&dir.join(name))? else { return Ok(None) };
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok(Some(bytes))

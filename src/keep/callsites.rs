@@ -207,13 +207,13 @@ impl Callsites {
     fn plan(&self, metadata: &'static Metadata<'static>, known: &mut Known) -> Option<Plan> {
         let Known { rules, cohorts, next, .. } = known;
         let candidates = candidates(metadata, rules);
-        let (sure, by_values) = match candidates.split_last() {
+        let (sure, plan_by_values) = match candidates.split_last() {
             Some((last, rest)) if !last.rule.needs_values() => (Some(last), rest),
             _ => (None, candidates.as_slice()),
         };
         let keeps = |candidate: &&Candidate<'_>| !candidate.keep.is_never();
         let sure = sure.filter(keeps);
-        if rules.is_off() || (sure.is_none() && !by_values.iter().any(|one| keeps(&one))) {
+        if rules.is_off() || (sure.is_none() && !plan_by_values.iter().any(|one| keeps(&one))) {
             return None;
         }
         let first = *next;
@@ -223,7 +223,7 @@ impl Callsites {
             *next += 1;
             *next - 1
         };
-        let tests: Vec<_> = by_values
+        let tests: Vec<_> = plan_by_values
             .iter()
             .map(|one| (one.rule, Some(one).filter(keeps).map(|one| number(Some(one)))))
             .collect();
@@ -449,19 +449,19 @@ mod tests {
             let find = || callsites.get(callsites.find(span)?.number);
             let chosen: Vec<_> = (1..7)
                 .map(|ns| {
-                    let is_chosen = find().unwrap().is_the_one();
+                    let is_chosen = find().unwrap().is_chosen();
                     callsites.replace(with(ns));
                     is_chosen
                 })
                 .collect();
             assert_eq!(chosen, [false, false, true, false, false, true]);
             let id = find().unwrap().rule;
-            assert!(!find().unwrap().is_the_one());
+            assert!(!find().unwrap().is_chosen());
             callsites.replace(Rules::new([]));
             assert!(find().is_none());
             callsites.replace(with(0));
             assert_eq!(find().unwrap().rule, id);
-            assert!(!find().unwrap().is_the_one() && !find().unwrap().is_the_one());
+            assert!(!find().unwrap().is_chosen() && !find().unwrap().is_chosen());
         });
     }
 

@@ -35,12 +35,12 @@ pub enum Condition {
     ErrorSelf,
     /// Its on-CPU time, while its threads ran in it, is longer than this. To judge this and [`OffCpu`](Self::OffCpu),
     /// the thread's CPU clock is read at each enter and exit, which takes 1 µs for both.
-    OnCpu(Amount),
+    OnCpu(TimeOrShare),
     /// Its off-CPU time, while it was entered and its thread did not run (blocked or preempted), is longer than this.
-    OffCpu(Amount),
+    OffCpu(TimeOrShare),
     /// Its idle time, while it was open but not entered, is longer than this. This is `time.idle` of
     /// `tracing-subscriber`; on-CPU and off-CPU time together are `time.busy`.
-    Idle(Amount),
+    Idle(TimeOrShare),
     /// It took longer than this percentile of the spans with its name and rule in the last five to ten minutes, and
     /// longer than `floor`. The condition takes effect once enough spans were counted that ten are expected above the
     /// percentile, and not before 100 spans.
@@ -70,7 +70,7 @@ pub enum Condition {
 /// A time, or a share of a span's wall time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Amount {
+pub enum TimeOrShare {
     /// An absolute time.
     Time(Duration),
     /// A percentage of the wall time. Applies only to spans of at least 1 ms; the share of a shorter one means little.
@@ -85,9 +85,9 @@ const SHORTEST_FOR_SHARES: Duration = Duration::from_millis(1);
 const HUNG_TIMES: u32 = 10;
 const SHORTEST_HUNG: Duration = Duration::from_secs(10);
 
-impl Amount {
+impl TimeOrShare {
     /// Whether `ns`, of a wall time of `wall_ns`, exceeds it.
-    pub(crate) fn is_passed_by(self, ns: u64, wall_ns: u64) -> bool {
+    pub(crate) fn is_exceeded_by(self, ns: u64, wall_ns: u64) -> bool {
         match self {
             Self::Time(time) => u128::from(ns) > time.as_nanos(),
             Self::Percent(percent) => {
@@ -115,7 +115,7 @@ pub struct Keep([Option<Condition>; SLOTS]);
 /// The number of conditions that a [`Keep`] can have: one of each kind, and both a time and a share where both exist.
 const SLOTS: usize = 14;
 
-/// The slots of [`Amount::Percent`] conditions. Each follows the slot for a time of the same kind.
+/// The slots of [`TimeOrShare::Percent`] conditions. Each follows the slot for a time of the same kind.
 const SHARES: u16 = 1 << 4 | 1 << 6 | 1 << 8;
 
 impl Condition {
@@ -125,12 +125,12 @@ impl Condition {
             Self::Latency(_) => 0,
             Self::LastExit(_) => 1,
             Self::Error | Self::ErrorSelf => 2,
-            Self::OnCpu(Amount::Time(_)) => 3,
-            Self::OnCpu(Amount::Percent(_)) => 4,
-            Self::OffCpu(Amount::Time(_)) => 5,
-            Self::OffCpu(Amount::Percent(_)) => 6,
-            Self::Idle(Amount::Time(_)) => 7,
-            Self::Idle(Amount::Percent(_)) => 8,
+            Self::OnCpu(TimeOrShare::Time(_)) => 3,
+            Self::OnCpu(TimeOrShare::Percent(_)) => 4,
+            Self::OffCpu(TimeOrShare::Time(_)) => 5,
+            Self::OffCpu(TimeOrShare::Percent(_)) => 6,
+            Self::Idle(TimeOrShare::Time(_)) => 7,
+            Self::Idle(TimeOrShare::Percent(_)) => 8,
             Self::Percentile { .. } => 9,
             Self::Always => 10,
             Self::OneIn(_) => 11,
@@ -140,9 +140,9 @@ impl Condition {
     }
 
     /// Its limit, if it judges how long a span was or where its time went.
-    const fn amount(self) -> Option<Amount> {
+    const fn amount(self) -> Option<TimeOrShare> {
         match self {
-            Self::Latency(time) | Self::LastExit(time) => Some(Amount::Time(time)),
+            Self::Latency(time) | Self::LastExit(time) => Some(TimeOrShare::Time(time)),
             Self::OnCpu(amount) | Self::OffCpu(amount) | Self::Idle(amount) => Some(amount),
             _ => None,
         }
@@ -151,7 +151,7 @@ impl Condition {
     /// The time that it contains.
     fn time(self) -> Option<Duration> {
         match (self, self.amount()) {
-            (_, Some(Amount::Time(time))) => Some(time),
+            (_, Some(TimeOrShare::Time(time))) => Some(time),
             (Self::Percentile { floor, .. }, _) if !floor.is_zero() => Some(floor),
             _ => None,
         }
@@ -164,10 +164,12 @@ impl Condition {
             (Self::OneIn(number), Self::OneIn(other)) => number.get() <= other.get(),
             (Self::Open(time), Self::Open(other)) => time.as_nanos() <= other.as_nanos(),
             _ => match (self.amount(), other.amount()) {
-                (Some(Amount::Time(time)), Some(Amount::Time(other))) => {
+                (Some(TimeOrShare::Time(time)), Some(TimeOrShare::Time(other))) => {
                     time.as_nanos() <= other.as_nanos()
                 }
-                (Some(Amount::Percent(share)), Some(Amount::Percent(other))) => share <= other,
+                (Some(TimeOrShare::Percent(share)), Some(TimeOrShare::Percent(other))) => {
+                    share <= other
+                }
                 _ => true,
             },
         }
@@ -263,7 +265,7 @@ impl Keep {
     /// The wall time above which a span may be kept because of its length or because of where its time went. `None` if
     /// neither can keep it.
     pub(crate) fn shortest(&self) -> Option<Duration> {
-        self.conditions().filter_map(Condition::amount).map(Amount::shortest).min()
+        self.conditions().filter_map(Condition::amount).map(TimeOrShare::shortest).min()
     }
 
     /// How long a span is entered before it is sampled, unless the configuration sets it.
@@ -299,7 +301,7 @@ impl fmt::Debug for Keep {
     }
 }
 
-impl fmt::Display for Amount {
+impl fmt::Display for TimeOrShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Time(time) => write!(f, "{}", Time(*time)),
@@ -384,9 +386,9 @@ mod tests {
         assert_eq!(keep, Keep::slower_than(2 * MS));
         let keep = Keep::when(Condition::ErrorSelf).or_failed().or(Condition::ErrorSelf);
         assert_eq!(keep, Keep::failed());
-        let both = Keep::when(Condition::OnCpu(Amount::Percent(80)))
-            .or(Condition::OnCpu(Amount::Time(MS)))
-            .or(Condition::OnCpu(Amount::Percent(90)));
+        let both = Keep::when(Condition::OnCpu(TimeOrShare::Percent(80)))
+            .or(Condition::OnCpu(TimeOrShare::Time(MS)))
+            .or(Condition::OnCpu(TimeOrShare::Percent(90)));
         assert_eq!(both.to_string(), "on_cpu>1ms|on_cpu>80%");
     }
 
@@ -396,7 +398,7 @@ mod tests {
         let limit = |keep: Keep| keep.hung_limit();
         assert_eq!(limit(Keep::slower_than(250 * MS)), Some(10 * second));
         assert_eq!(limit(Keep::slower_than(3 * second)), Some(30 * second));
-        let both = Keep::slower_than(3 * second).or(Condition::Idle(Amount::Time(2 * second)));
+        let both = Keep::slower_than(3 * second).or(Condition::Idle(TimeOrShare::Time(2 * second)));
         assert_eq!(limit(both), Some(20 * second));
         assert_eq!(limit(Keep::failed()), None);
         assert_eq!(limit(Keep::when(Condition::Hung(MS))), Some(MS));
@@ -405,12 +407,12 @@ mod tests {
 
     #[test]
     fn shares_apply_only_to_spans_of_at_least_a_millisecond() {
-        let most = Amount::Percent(80);
-        assert!(!most.is_passed_by(801, 1_000));
-        assert!(most.is_passed_by(800_001, 1_000_000));
-        assert!(!most.is_passed_by(800_000, 1_000_000));
-        assert!(Amount::Time(MS).is_passed_by(1_000_001, 0));
-        assert!(!Amount::Time(MS).is_passed_by(1_000_000, 0));
+        let most = TimeOrShare::Percent(80);
+        assert!(!most.is_exceeded_by(801, 1_000));
+        assert!(most.is_exceeded_by(800_001, 1_000_000));
+        assert!(!most.is_exceeded_by(800_000, 1_000_000));
+        assert!(TimeOrShare::Time(MS).is_exceeded_by(1_000_001, 0));
+        assert!(!TimeOrShare::Time(MS).is_exceeded_by(1_000_000, 0));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use winnow::prelude::*;
 use winnow::token::take_while;
 
 use super::rules::FieldMatch;
-use super::{Amount, Condition, Keep, Rule, Rules};
+use super::{Condition, Keep, Rule, Rules, TimeOrShare};
 use crate::error::Error;
 
 /// Directives in a set of rules. Each new callsite is compared with all of them.
@@ -62,7 +62,7 @@ impl FromStr for Rules {
         // `250ms,error` would keep only failed spans, which is almost certainly not intended.
         let is_split = |(number, directive): &(usize, &Directive)| {
             let mut before = directives.iter().take(*number);
-            before.any(|other| directive.rule.forgets(&other.rule))
+            before.any(|other| directive.rule.drops_conditions_of(&other.rule))
         };
         if let Some((_, directive)) = directives.iter().enumerate().find(is_split) {
             return wrong(directive, JOINED.to_owned());
@@ -193,10 +193,10 @@ fn limit(input: &mut &str) -> ModalResult<Duration> {
     cut_err(duration.context(expect(DURATION))).parse_next(input)
 }
 
-fn amount(input: &mut &str) -> ModalResult<Amount> {
+fn amount(input: &mut &str) -> ModalResult<TimeOrShare> {
     let percent = terminated(digit1, '%').parse_to().verify(|percent| *percent <= 100);
-    let percent = percent.map(Amount::Percent);
-    let amount = alt((percent, duration.map(Amount::Time)));
+    let percent = percent.map(TimeOrShare::Percent);
+    let amount = alt((percent, duration.map(TimeOrShare::Time)));
     cut_err(amount.context(expect(AMOUNT))).parse_next(input)
 }
 

@@ -85,9 +85,9 @@ impl FieldRules {
     /// Selects the plan for a new span. `None` if no rule keeps it, whatever values are recorded later in fields that
     /// have none yet.
     pub(crate) fn choose(&self, record: impl FnOnce(&mut dyn Visit)) -> Option<Choice> {
-        let mut look = Look { tests: &self.tests, bits: 0, seen: 0 };
-        record(&mut look);
-        let Look { bits, seen, .. } = look;
+        let mut scan = Look { tests: &self.tests, bits: 0, seen: 0 };
+        record(&mut scan);
+        let Look { bits, seen, .. } = scan;
         let number = self.number(bits).or_else(|| {
             let may_match = |(wanted, number): &(u64, Option<u64>)| {
                 number.is_some() && wanted & !bits & seen == 0
@@ -98,10 +98,10 @@ impl FieldRules {
     }
 
     /// Selects the plan anew for a span whose state is `bits` when more values are recorded.
-    pub(crate) fn choose_anew(&self, bits: u64, record: impl FnOnce(&mut dyn Visit)) -> Choice {
-        let mut look = Look { tests: &self.tests, bits, seen: 0 };
-        record(&mut look);
-        let bits = look.bits;
+    pub(crate) fn choose_again(&self, bits: u64, record: impl FnOnce(&mut dyn Visit)) -> Choice {
+        let mut scan = Look { tests: &self.tests, bits, seen: 0 };
+        record(&mut scan);
+        let bits = scan.bits;
         Choice { number: self.number(bits).unwrap_or(self.waiting), bits }
     }
 
@@ -208,10 +208,10 @@ mod tests {
         assert_eq!(fields.choose(values("other")), None);
         let waiting = fields.choose(|_| {}).unwrap();
         assert_eq!(waiting, Choice { number: WAITING, bits: 0 });
-        let matched = fields.choose_anew(waiting.bits, values("acme"));
+        let matched = fields.choose_again(waiting.bits, values("acme"));
         assert_eq!(matched.number, 1);
-        assert_eq!(fields.choose_anew(matched.bits, |_| {}).number, 1);
-        assert_eq!(fields.choose_anew(matched.bits, values("other")).number, WAITING);
+        assert_eq!(fields.choose_again(matched.bits, |_| {}).number, 1);
+        assert_eq!(fields.choose_again(matched.bits, values("other")).number, WAITING);
     }
 
     #[test]

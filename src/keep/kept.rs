@@ -119,7 +119,7 @@ pub enum NoProfile {
     /// No sample fell in it: it was blocked, it was too short, or its thread could not be sampled.
     NoSamples,
     /// The system does not allow sampling; the first log line states why.
-    NoStacksHere,
+    SamplingUnavailable,
     /// Its rule has reached its limit of profiles per minute.
     RateLimit,
     /// Too many profiles wait for export.
@@ -139,7 +139,7 @@ impl std::fmt::Display for NoProfile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::NoSamples => "no sample fell in it",
-            Self::NoStacksHere => "sampling is unavailable",
+            Self::SamplingUnavailable => "sampling is unavailable",
             Self::RateLimit => "over the rate limit of its rule",
             Self::TreeFull => "too many spans of its tree were kept already",
             Self::ExporterBusy => "too many profiles wait to be exported",

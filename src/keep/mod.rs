@@ -1,12 +1,12 @@
 //! Decides which spans are kept. Pure, except for the callsite cache and the lock around the permits.
 
+mod admission;
 mod attribute;
 mod bucket;
 mod callsites;
 mod condition;
 mod directive;
 mod fields;
-mod keeper;
 mod kept;
 mod percentile;
 mod plans;
@@ -14,9 +14,9 @@ mod reasons;
 mod rules;
 mod trust;
 
+pub(crate) use admission::{Epoch, MAX_RESERVED, ProfileAdmission};
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
-pub use condition::{Amount, Condition, Keep};
-pub(crate) use keeper::{Epoch, Keeper, MOST_PROMISED};
+pub use condition::{Condition, Keep, TimeOrShare};
 pub(crate) use kept::OnKept;
 pub use kept::{Kept, KeptSpan, NoProfile};
 pub(crate) use plans::Callsite;

@@ -36,7 +36,7 @@ pub(crate) struct Callsite {
 
 impl Callsite {
     /// Whether this span is the one that `one_in` keeps.
-    pub(crate) fn is_the_one(&self) -> bool {
+    pub(crate) fn is_chosen(&self) -> bool {
         let Some((cohort, number)) = self.cohort.as_ref().zip(self.keep.one_in()) else {
             return false;
         };

@@ -151,12 +151,12 @@ impl Reasons {
                 Condition::Error => (closing.has(FAILED), Reason::Error),
                 Condition::ErrorSelf => (closing.has(FAILED_ITSELF), Reason::Error),
                 Condition::OnCpu(limit) => {
-                    (is_known && limit.is_passed_by(on_cpu_ns, wall_ns), Reason::OnCpu)
+                    (is_known && limit.is_exceeded_by(on_cpu_ns, wall_ns), Reason::OnCpu)
                 }
                 Condition::OffCpu(limit) => {
-                    (is_known && limit.is_passed_by(off_cpu_ns, wall_ns), Reason::OffCpu)
+                    (is_known && limit.is_exceeded_by(off_cpu_ns, wall_ns), Reason::OffCpu)
                 }
-                Condition::Idle(limit) => (limit.is_passed_by(idle_ns, wall_ns), Reason::Idle),
+                Condition::Idle(limit) => (limit.is_exceeded_by(idle_ns, wall_ns), Reason::Idle),
                 // Evaluated for every span, because the percentile is computed from all of them.
                 Condition::Percentile { floor, .. } => {
                     (is_rare(wall_ns) && longer(wall_ns, floor), Reason::Percentile)
@@ -201,7 +201,7 @@ impl fmt::Debug for Reasons {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Amount;
+    use super::super::TimeOrShare;
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
@@ -264,13 +264,13 @@ mod tests {
         closing.account.idle_ns = 6_900_000;
         closing.account.after_last_exit_ns = 3_000_000;
         for (condition, reason) in [
-            (Condition::OnCpu(Amount::Time(MS)), "on_cpu"),
-            (Condition::OnCpu(Amount::Time(2 * MS)), ""),
-            (Condition::OffCpu(Amount::Time(2 * MS)), "off_cpu"),
-            (Condition::OffCpu(Amount::Percent(20)), "off_cpu"),
-            (Condition::OffCpu(Amount::Percent(21)), ""),
-            (Condition::Idle(Amount::Percent(68)), "idle"),
-            (Condition::Idle(Amount::Percent(69)), ""),
+            (Condition::OnCpu(TimeOrShare::Time(MS)), "on_cpu"),
+            (Condition::OnCpu(TimeOrShare::Time(2 * MS)), ""),
+            (Condition::OffCpu(TimeOrShare::Time(2 * MS)), "off_cpu"),
+            (Condition::OffCpu(TimeOrShare::Percent(20)), "off_cpu"),
+            (Condition::OffCpu(TimeOrShare::Percent(21)), ""),
+            (Condition::Idle(TimeOrShare::Percent(68)), "idle"),
+            (Condition::Idle(TimeOrShare::Percent(69)), ""),
             (Condition::LastExit(6 * MS), "last_exit"),
             (Condition::LastExit(7 * MS), ""),
         ] {

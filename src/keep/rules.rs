@@ -79,7 +79,7 @@ impl Rule {
 
     /// Whether this rule overrides `other`, which is for the same spans, in a way that is almost certainly not
     /// intended: both are for all spans, or they have no kind of condition in common.
-    pub(crate) fn forgets(&self, other: &Self) -> bool {
+    pub(crate) fn drops_conditions_of(&self, other: &Self) -> bool {
         #[cfg(test)]
         COMPARED.set(COMPARED.get() + 1);
         let is_same =

@@ -43,7 +43,7 @@ impl Trust {
     }
 
     /// Why no permit may be given, if none may.
-    pub(super) fn doubt(&self) -> Option<NoProfile> {
+    pub(super) fn refusal_reason(&self) -> Option<NoProfile> {
         match self.state {
             TrustState::Untried { left: 0 } => Some(NoProfile::ExporterBusy),
             TrustState::Bad => Some(NoProfile::ExporterFails),
@@ -117,24 +117,24 @@ mod tests {
     fn an_unknown_receiver_gets_few_permits() {
         let mut trust = Trust::none();
         for _ in 0..ON_TRIAL {
-            assert_eq!(trust.doubt(), None);
+            assert_eq!(trust.refusal_reason(), None);
             trust.note_permit();
         }
-        assert_eq!(trust.doubt(), Some(NoProfile::ExporterBusy));
+        assert_eq!(trust.refusal_reason(), Some(NoProfile::ExporterBusy));
         trust.note_delivered();
         (0..100).for_each(|_| trust.note_permit());
-        assert_eq!(trust.doubt(), None);
+        assert_eq!(trust.refusal_reason(), None);
     }
 
     #[test]
     fn one_refusal_is_decisive_only_before_a_delivery() {
         let mut unknown = Trust::none();
         unknown.note_refused(0);
-        assert_eq!(unknown.doubt(), Some(NoProfile::ExporterFails));
+        assert_eq!(unknown.refusal_reason(), Some(NoProfile::ExporterFails));
         let mut good = Trust::new();
         for _ in 0..10 {
             (1..MOST_REFUSED).for_each(|_| good.note_refused(0));
-            assert_eq!(good.doubt(), None);
+            assert_eq!(good.refusal_reason(), None);
             good.note_delivered();
         }
         (0..MOST_REFUSED).for_each(|_| good.note_refused(0));
@@ -157,6 +157,6 @@ mod tests {
         }
         assert_eq!(trust.pause, LAST_PAUSE);
         trust.note_delivered();
-        assert_eq!((trust.doubt(), trust.pause), (None, FIRST_PAUSE));
+        assert_eq!((trust.refusal_reason(), trust.pause), (None, FIRST_PAUSE));
     }
 }

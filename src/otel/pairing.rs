@@ -154,7 +154,7 @@ impl Pairing {
     }
 
     /// The layer was added to that subscriber.
-    pub(crate) fn see_subscriber<S>(&self) {
+    pub(crate) fn note_subscriber<S>(&self) {
         if std::any::type_name::<S>().contains("tracing_opentelemetry::layer::OpenTelemetryLayer<")
         {
             self.set_order(OTEL_FIRST);
@@ -407,13 +407,13 @@ mod tests {
     #[test]
     fn checks_end_if_nothing_changes_and_restart_at_a_span_that_is_not_found() {
         let pairing = with_processor();
-        let look = || {
+        let scan = || {
             pairing.enter(id(1));
             pairing.exit(id(1), true, || None)
         };
-        assert_eq!((0..1_000).take_while(|_| look()).count(), MOST_CHECKS as usize - 1);
+        assert_eq!((0..1_000).take_while(|_| scan()).count(), MOST_CHECKS as usize - 1);
         assert!(pairing.suspect());
-        assert!(look());
+        assert!(scan());
     }
 
     #[test]

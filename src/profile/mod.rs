@@ -18,7 +18,7 @@ pub(crate) use names::{LONGEST_NAME, capped};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub(crate) use table::TableId;
-pub use waits::{Waiter, Waits};
+pub use waits::{WaitSite, Waits};
 
 /// Replaces the frames of a stack beyond what was copied of it.
 pub(crate) const CALLERS_NOT_COPIED: &str = "[callers not copied]";

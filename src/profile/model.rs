@@ -553,7 +553,7 @@ impl Profile {
 
     /// One in `every` points of each kind, with its sample. Each has the weight of those that are left out, so the sums
     /// do not change.
-    pub(super) fn thinned_points(&self, every: usize) -> Vec<(&Sample, Point)> {
+    pub(super) fn downsampled_points(&self, every: usize) -> Vec<(&Sample, Point)> {
         let mut taken = Vec::new();
         for kind in [SampleKind::OnCpu, SampleKind::OffCpu] {
             let total = self.points(kind).count();
@@ -572,13 +572,13 @@ impl Profile {
 
     /// A copy with one in `every` points of each kind.
     #[cfg(feature = "_otlp")]
-    pub(crate) fn thinned(&self, every: usize) -> Self {
-        let mut thinned = self.clone();
-        (thinned.samples, thinned.places) = (Vec::new(), HashMap::new());
-        for (sample, point) in self.thinned_points(every) {
-            thinned.add_sample(sample.kind, sample.stack, sample.link, point);
+    pub(crate) fn downsampled(&self, every: usize) -> Self {
+        let mut downsampled = self.clone();
+        (downsampled.samples, downsampled.places) = (Vec::new(), HashMap::new());
+        for (sample, point) in self.downsampled_points(every) {
+            downsampled.add_sample(sample.kind, sample.stack, sample.link, point);
         }
-        thinned
+        downsampled
     }
 }
 

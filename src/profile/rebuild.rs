@@ -36,7 +36,7 @@ const MOST_INLINED: usize = 256;
 pub(crate) struct Symbolized {
     pub(crate) profile: Profile,
     /// Samples and waits that were downsampled so that the profile fits. Others have their weight.
-    pub(crate) thinned: usize,
+    pub(crate) downsampled: usize,
     /// Samples and waits whose outer callers were left out.
     pub(crate) shortened: usize,
 }
@@ -85,8 +85,8 @@ impl Profile {
         if let Some(program) = self.first_mapping() {
             rebuilding.mapping(program);
         }
-        let points = self.thinned_points(every);
-        let thinned = self.sample_count() + self.wait_count() - points.len();
+        let points = self.downsampled_points(every);
+        let downsampled = self.sample_count() + self.wait_count() - points.len();
         let mut shortened = 0;
         for (sample, point) in points {
             let (stack, is_short) = rebuilding.stack(sample.stack);
@@ -97,7 +97,7 @@ impl Profile {
                 return None;
             }
         }
-        Some(Symbolized { profile: rebuilding.to, thinned, shortened })
+        Some(Symbolized { profile: rebuilding.to, downsampled, shortened })
     }
 }
 
@@ -349,8 +349,8 @@ mod tests {
         let remark = profile.add_remark("[cut]");
         let stack = profile.add_stack(vec![inner, outer, remark]);
         profile.add_sample(SampleKind::OnCpu, stack, None, point(1));
-        let Symbolized { profile, thinned, shortened } = symbolized(&profile, usize::MAX);
-        assert_eq!((thinned, shortened), (0, 0));
+        let Symbolized { profile, downsampled, shortened } = symbolized(&profile, usize::MAX);
+        assert_eq!((downsampled, shortened), (0, 0));
         let sample = &profile.samples()[0];
         assert_eq!(names(&profile, sample.stack), ["f16", "f32", "[cut]"]);
         let first = profile.stack(sample.stack).next().unwrap();
@@ -404,13 +404,13 @@ mod tests {
             profile.add_sample(SampleKind::OffCpu, stack, None, point(number));
         }
         let whole = symbolized(&profile, usize::MAX);
-        assert_eq!((whole.thinned, whole.profile.sample_count()), (0, 1_000));
+        assert_eq!((whole.downsampled, whole.profile.sample_count()), (0, 1_000));
         let most_bytes = 1 << 20;
         assert!(whole.profile.bytes() > most_bytes);
-        let Symbolized { profile, thinned, .. } = symbolized(&profile, most_bytes);
+        let Symbolized { profile, downsampled, .. } = symbolized(&profile, most_bytes);
         assert!(profile.bytes() <= most_bytes, "{}", profile.bytes());
         assert!(profile.sample_count() > 0 && profile.wait_count() > 0);
-        assert_eq!(thinned, 2_000 - profile.sample_count() - profile.wait_count());
+        assert_eq!(downsampled, 2_000 - profile.sample_count() - profile.wait_count());
         assert_eq!((profile.weight_ns(), profile.waited_ns()), (10_000, 10_000));
         // A single sample is never too large.
         let least = symbolized(&profile, 0).profile;
@@ -428,7 +428,7 @@ mod tests {
             whole.add_sample(SampleKind::OnCpu, stack, None, point(time));
         }
         whole.add_sample(SampleKind::OffCpu, stack, None, point(9));
-        let mut fewer = whole.thinned(3);
+        let mut fewer = whole.downsampled(3);
         assert_eq!((fewer.weight_ns(), fewer.waited_ns()), (70, 10));
         assert_eq!((fewer.sample_count(), fewer.wait_count()), (3, 1));
         let stack = fewer.samples()[0].stack;

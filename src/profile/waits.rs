@@ -13,10 +13,10 @@ pub struct Waits {
     /// Their total duration, in nanoseconds.
     pub total_ns: u64,
     /// The function with the longest total wait.
-    pub longest: Option<Waiter>,
+    pub longest: Option<WaitSite>,
     /// The function with the longest total wait while an async task was polled, which blocked a thread of the executor.
     /// (Waits in `spawn_blocking` and `block_in_place` do not count.)
-    pub in_async: Option<Waiter>,
+    pub in_async: Option<WaitSite>,
     /// The total duration of all such waits, in nanoseconds.
     pub in_async_ns: u64,
 }
@@ -24,7 +24,7 @@ pub struct Waits {
 /// A function that waited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Waiter {
+pub struct WaitSite {
     /// Its name: the innermost function outside the standard library, runtimes and other dependencies.
     pub function: String,
     /// The location in it: the last two parts of the file's path, and the line; empty if unknown.
@@ -49,11 +49,11 @@ impl Profile {
             if call.is_empty() {
                 continue;
             }
-            let waiter = waiter(&frames);
-            all.add(waiter, call, waited_ns);
+            let wait_site = wait_site(&frames);
+            all.add(wait_site, call, waited_ns);
             if blocks_a_task(&frames) {
                 waits.in_async_ns += waited_ns;
-                in_async.add(waiter, call, waited_ns);
+                in_async.add(wait_site, call, waited_ns);
             }
         }
         waits.longest = all.longest(self);
@@ -135,7 +135,7 @@ impl SourceFunction<'_> {
 /// Whether a source file belongs to a dependency. The path is complete, or shortened to begin at the package.
 fn is_of_dependency(file: &str) -> bool {
     // Where cargo puts sources, whatever its home directory is, and `cargo vendor`.
-    let folders = [
+    let dirs = [
         "/rustc/",
         "/rust/deps/",
         "/registry/src/",
@@ -143,7 +143,7 @@ fn is_of_dependency(file: &str) -> bool {
         "/vendor/",
         "/library/std/",
     ];
-    if folders.iter().any(|folder| file.contains(folder)) || file.starts_with("vendor/") {
+    if dirs.iter().any(|dir| file.contains(dir)) || file.starts_with("vendor/") {
         return true;
     }
     let mut parts = file.split('/');
@@ -165,16 +165,16 @@ struct Sums<'a>(HashMap<Whose<'a>, HashMap<(&'a str, SourceFunction<'a>), u64>>)
 type Whose<'a> = (&'a str, Option<LocationId>);
 
 impl<'a> Sums<'a> {
-    fn add(&mut self, waiter: SourceFunction<'a>, call: &'a str, waited_ns: u64) {
+    fn add(&mut self, wait_site: SourceFunction<'a>, call: &'a str, waited_ns: u64) {
         *self
             .0
-            .entry((waiter.name, waiter.unnamed))
+            .entry((wait_site.name, wait_site.unnamed))
             .or_default()
-            .entry((call, waiter))
+            .entry((call, wait_site))
             .or_default() += waited_ns;
     }
 
-    fn longest(self, profile: &Profile) -> Option<Waiter> {
+    fn longest(self, profile: &Profile) -> Option<WaitSite> {
         let longest =
             self.0.into_iter().max_by_key(|(whose, calls)| (calls.values().sum::<u64>(), *whose));
         let ((function, unnamed), calls) = longest?;
@@ -186,7 +186,7 @@ impl<'a> Sums<'a> {
         };
         let waited_ns = calls.values().sum();
         let ((call, frame), _) = calls.into_iter().max_by_key(|(call, ns)| (*ns, *call))?;
-        Some(Waiter { function, place: frame.place(), call: call.to_owned(), waited_ns })
+        Some(WaitSite { function, place: frame.place(), call: call.to_owned(), waited_ns })
     }
 }
 
@@ -216,7 +216,7 @@ const UNKNOWN: &str = "an unknown function";
 
 /// The innermost function of the program itself, judging by names, or otherwise by mapped files, because functions of
 /// the C library may have names, too. If there is none, the innermost function.
-fn waiter<'a>(frames: &[SourceFunction<'a>]) -> SourceFunction<'a> {
+fn wait_site<'a>(frames: &[SourceFunction<'a>]) -> SourceFunction<'a> {
     let own = frames.iter().find(|frame| frame.is_own());
     let of_program = || frames.iter().filter(|frame| !frame.in_library);
     own.or_else(|| of_program().find(|frame| !frame.is_plumbing()))
@@ -235,7 +235,7 @@ fn crate_of(name: &str) -> Option<&str> {
     is_name.then_some(first)
 }
 
-/// Whether an executor was polling a task that had not announced that it would block.
+/// Whether an executor was polling a task that had not registered that it would block.
 fn blocks_a_task(frames: &[SourceFunction<'_>]) -> bool {
     for SourceFunction { name, .. } in frames {
         if name.contains("BlockingTask") || name.contains("block_in_place") {
@@ -375,7 +375,7 @@ mod tests {
             "tokio::runtime::task::raw::poll",
         ];
         assert!(blocks_a_task(&frames(&task)));
-        assert_eq!(waiter(&frames(&task)).name, "shop::legacy::{{closure}}");
+        assert_eq!(wait_site(&frames(&task)).name, "shop::legacy::{{closure}}");
         let pool = [
             "clock_nanosleep",
             "shop::export",
@@ -407,7 +407,7 @@ mod tests {
             frame("{async_fn#0}", "/home/me/shop/src/legacy.rs", 21),
             frame("<F as core::future::future::Future>::poll", "", 0),
         ];
-        let found = waiter(&stack);
+        let found = wait_site(&stack);
         assert_eq!((found.name, found.place().as_str()), ("{async_fn#0}", "src/legacy.rs:21"));
     }
 

@@ -100,9 +100,9 @@ fn of_toolchain<'a, 'b>(parts: &'b [&'a str]) -> Option<&'b [&'a str]> {
 }
 
 /// The part after the last occurrence of these directories.
-fn after<'a, 'b>(parts: &'b [&'a str], folders: &[&str]) -> Option<&'b [&'a str]> {
-    let at = parts.windows(folders.len()).rposition(|window| window == folders)?;
-    parts.get(at + folders.len()..).filter(|rest| !rest.is_empty())
+fn after<'a, 'b>(parts: &'b [&'a str], dirs: &[&str]) -> Option<&'b [&'a str]> {
+    let at = parts.windows(dirs.len()).rposition(|window| window == dirs)?;
+    parts.get(at + dirs.len()..).filter(|rest| !rest.is_empty())
 }
 
 fn from_package<'a, 'b>(parts: &'b [&'a str]) -> &'b [&'a str] {
@@ -126,8 +126,8 @@ fn personal(parts: &[&str]) -> usize {
     let drive = usize::from(parts.first().is_some_and(|part| part.ends_with(':')));
     // Also in mounted directories: `/mnt/c/Users/alice/`.
     let is_home = |two: &[&str]| matches!(two, ["home" | "Users", name] if !SOURCES.contains(name));
-    let folders = parts.get(..parts.len().saturating_sub(1)).unwrap_or_default();
-    match folders.windows(2).position(is_home) {
+    let dirs = parts.get(..parts.len().saturating_sub(1)).unwrap_or_default();
+    match dirs.windows(2).position(is_home) {
         Some(home) => home + 2,
         None if matches!(parts, ["root", _, ..]) => 1,
         None => drive,
@@ -145,11 +145,11 @@ fn package(parts: &[&str]) -> usize {
     if let Some(build) = out {
         return build + 1;
     }
-    let folders = parts.get(..parts.len().saturating_sub(1)).unwrap_or_default();
+    let dirs = parts.get(..parts.len().saturating_sub(1)).unwrap_or_default();
     let is_sources = |part: &&str| SOURCES.contains(part);
-    match folders.iter().rposition(is_sources) {
+    match dirs.iter().rposition(is_sources) {
         // `src/tests/` is a module.
-        Some(at) if at > 0 && folders.get(at - 1) == Some(&"src") => at.saturating_sub(2),
+        Some(at) if at > 0 && dirs.get(at - 1) == Some(&"src") => at.saturating_sub(2),
         Some(at) => at.saturating_sub(1),
         None => parts.len().saturating_sub(2),
     }

@@ -43,7 +43,7 @@ impl Perf {
             probed = probe(request);
         }
         let refused = match probed {
-            Err(why) if why.is_for_good() => Some(why),
+            Err(why) if why.is_permanent() => Some(why),
             // Other reasons may no longer apply when the first thread is armed.
             _ => None,
         };

@@ -215,7 +215,7 @@ impl SamplingBudget {
     }
 
     /// Returns the new factor on the time between samples, if it changes. `used_ns` is the CPU time used so far.
-    pub(crate) fn look(&mut self, now: Instant, used_ns: u64) -> Option<f64> {
+    pub(crate) fn update(&mut self, now: Instant, used_ns: u64) -> Option<f64> {
         let window = now.saturating_duration_since(self.since);
         if window < WINDOW {
             return None;
@@ -388,7 +388,7 @@ mod tests {
         let (start, mut total) = (budget.since, 0);
         let times = used.iter().zip(1_u32..).map(|(used, number)| {
             total += used * SECOND / 1_000;
-            budget.look(start + number * WINDOW, total);
+            budget.update(start + number * WINDOW, total);
             budget.times
         });
         times.collect()
@@ -422,7 +422,7 @@ mod tests {
     #[test]
     fn less_than_a_second_is_not_measured() {
         let mut budget = SamplingBudget::new(Some(1));
-        assert_eq!(budget.look(budget.since + WINDOW / 2, SECOND), None);
+        assert_eq!(budget.update(budget.since + WINDOW / 2, SECOND), None);
         assert!(!budget.is_lowered());
     }
 }

@@ -93,7 +93,7 @@ impl Sampler {
         waker: &Waker,
         counters: Arc<Counters>,
     ) -> Self {
-        sys::look_at_filters();
+        sys::read_filters();
         let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request));
         let timers = matches!(source, Source::Auto | Source::Timer)
             .then(|| Timers::new(request, timer_clock));
@@ -102,7 +102,7 @@ impl Sampler {
         let timers_refused =
             timers.as_ref().filter(|_| needs_timers).and_then(|timers| timers.probe().err());
         // Other reasons may no longer apply when the first thread is armed.
-        let timers_refused = timers_refused.filter(|why| why.is_for_good());
+        let timers_refused = timers_refused.filter(|why| why.is_permanent());
         // A timer on the monotonic clock interrupts a blocking system call at each expiration.
         let interrupts = needs_timers && timer_clock == TimerClock::Monotonic;
         let usual = if interrupts { Periods::INTERRUPTING } else { Periods::USUAL };
@@ -365,7 +365,7 @@ impl Sampler {
         }
         let counters = &self.0.counters;
         let counter = match why {
-            why if why.is_for_good() => &counters.threads.refused_perf,
+            why if why.is_permanent() => &counters.threads.refused_perf,
             WhyRefused::NoLockedMemory => &counters.threads.refused_locked_memory,
             WhyRefused::NoFiles => &counters.threads.refused_open_files,
             WhyRefused::NoTimers => &counters.threads.refused_timers,
@@ -442,7 +442,7 @@ fn describe_refusal(why: WhyRefused) -> &'static str {
 impl ArmThreads for Sampler {
     fn begin(&self) -> Begun {
         // The thread's seccomp filters may differ from those of the thread that built the layer.
-        sys::look_at_filters();
+        sys::read_filters();
         let counters = &self.0.counters;
         let is_refused = self.is_refused();
         if is_refused {
@@ -488,7 +488,7 @@ impl ArmThreads for Sampler {
         if self.0.sheds.load(Ordering::Relaxed) {
             return;
         }
-        sys::look_at_filters();
+        sys::read_filters();
         let armed = thread.follow(|last| {
             // `end` first sets the flag and then takes the last arming, whose lock is held here.
             if last.ring.is_some() || *self.0.is_over.lock() || thread.is_over() {
@@ -548,7 +548,7 @@ impl ThreadSource for ThreadSampler {
             _ = sys::unblock_timers();
         }
         if self.has_hardware && arming.has_switch_records() {
-            sys::look_at_filters();
+            sys::read_filters();
             let mut hardware = arming.hardware.lock();
             // The collector marks the arming as retired before it takes the lock.
             if !arming.is_retired() {

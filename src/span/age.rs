@@ -2,7 +2,7 @@
 
 use super::account::Sure;
 use super::local::{ThreadState, put, take};
-use super::segment::APART;
+use super::segment::DETACHED;
 use super::slot::{FORCED, SUSPECT, Slot};
 use super::{RegistryId, Spans};
 
@@ -35,14 +35,14 @@ impl Spans {
 
     /// Whether a span that this thread enters has a parent that is not entered on this thread.
     #[cold]
-    pub(super) fn is_apart(&self, state: &ThreadState, slot: &Slot) -> bool {
+    pub(super) fn is_detached(&self, state: &ThreadState, slot: &Slot) -> bool {
         slot.parent().is_some_and(|parent| !state.is_in(parent))
     }
 
     /// When such a span, or one of its ancestors that the thread is not in, becomes old. Ancestors that the thread is
     /// in are accounted for by their own segments.
     #[cold]
-    pub(super) fn old_at_apart(
+    pub(super) fn old_at_detached(
         &self,
         state: &ThreadState,
         slot: &Slot,
@@ -51,26 +51,26 @@ impl Spans {
     ) -> u64 {
         let mut old_at = old_at;
         self.for_ancestors(slot, |ancestor| {
-            let is_apart = ancestor.id().is_some_and(|id| !state.is_in(id));
-            if is_apart {
+            let is_detached = ancestor.id().is_some_and(|id| !state.is_in(id));
+            if is_detached {
                 old_at = old_at.min(ancestor.old_at(now));
             }
-            is_apart
+            is_detached
         });
         old_at
     }
 
     /// Adds an ended segment of such a span to its ancestors: its length, and what is known of its CPU time.
-    pub(super) fn tell_apart(&self, state: &ThreadState, slot: &Slot, ticks: u64, sure: Sure) {
+    pub(super) fn pass_up(&self, state: &ThreadState, slot: &Slot, ticks: u64, sure: Sure) {
         let segment_ns = self.clock.ns(ticks);
         self.for_ancestors(slot, |ancestor| {
             // An ancestor of another segment on this thread gets this time from that segment.
-            let is_apart = ancestor.id().is_some_and(|id| !self.is_around(state, id));
-            if is_apart {
+            let is_detached = ancestor.id().is_some_and(|id| !self.is_around(state, id));
+            if is_detached {
                 ancestor.grow_older(ticks);
                 ancestor.count_inside(segment_ns, sure);
             }
-            is_apart
+            is_detached
         });
     }
 
@@ -88,7 +88,7 @@ impl Spans {
             };
             // The parent of any other segment is entered on this thread too, and is checked itself.
             segment.id == id.get()
-                || segment.has(APART) && slot().is_some_and(|slot| is_inside(&slot))
+                || segment.has(DETACHED) && slot().is_some_and(|slot| is_inside(&slot))
         })
     }
 
@@ -100,11 +100,11 @@ impl Spans {
         &self,
         state: &mut ThreadState,
         slot: &Slot,
-        is_apart: bool,
+        is_detached: bool,
         now: u64,
     ) -> u64 {
         let mut arms_at_enter = slot.arms_at_enter();
-        if is_apart {
+        if is_detached {
             self.for_ancestors(slot, |ancestor| {
                 arms_at_enter |= ancestor.arms_at_enter();
                 !arms_at_enter

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::account::Account;
 use super::local::{put, take};
-use super::slot::{ANNOUNCED, Slot, WATCHED};
-use super::spans::Notice;
+use super::slot::{REGISTERED, Slot, WATCHED};
+use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 
 /// A span that has closed and must be judged, or an open one in the state it would close in now.
@@ -22,7 +22,7 @@ pub(crate) struct Closing {
     pub(crate) opened_ns: u64,
     pub(crate) account: Account,
     /// The collector knows the span, because a sample fell in it or in a descendant.
-    pub(crate) announced: bool,
+    pub(crate) is_registered: bool,
 }
 
 impl Closing {
@@ -36,7 +36,7 @@ impl Closing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// Whether the close must be reported to the collector, even if it does not know the span.
-    pub(crate) must_know: bool,
+    pub(crate) must_notify: bool,
     pub(crate) ids: Option<TraceIds>,
 }
 
@@ -48,9 +48,9 @@ impl Spans {
         match self.table.get_in_table(id) {
             Some(slot) => {
                 let closing = self.close_slot(slot);
-                let told = closing.map(|closing| self.told(&closing, judge(&closing)));
+                let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
                 slot.release();
-                self.note_told(told)
+                self.note_reported(reported)
             }
             None => self.table.has_overflow() && self.close_overflow(id, judge),
         }
@@ -60,18 +60,18 @@ impl Spans {
     fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
         let Some(slot) = self.table.get_overflow(id) else { return false };
         let closing = self.close_slot(&slot);
-        let told = closing.map(|closing| self.told(&closing, judge(&closing)));
+        let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
         self.table.release_overflow(id, &slot);
-        self.note_told(told)
+        self.note_reported(reported)
     }
 
     #[inline(always)]
-    fn note_told(&self, told: Option<bool>) -> bool {
-        if told == Some(false) {
+    fn note_reported(&self, reported: Option<bool>) -> bool {
+        if reported == Some(false) {
             // Release: a thread that reads true finds the slot released.
-            self.notice_lost.store(true, Ordering::Release);
+            self.event_lost.store(true, Ordering::Release);
         }
-        told.is_some()
+        reported.is_some()
     }
 
     #[inline(always)]
@@ -108,15 +108,15 @@ impl Spans {
             samples: slot.samples(),
             opened_ns: self.clock.raw_ns(slot.opened()),
             account: slot.account(&self.clock, now),
-            announced: flags & ANNOUNCED != 0,
+            is_registered: flags & REGISTERED != 0,
         })
     }
 
     /// Reports the close to the collector if it knows the span or must know it. Returns false if the queue was full.
-    fn told(&self, closing: &Closing, verdict: Verdict) -> bool {
-        let is_of_interest = closing.announced || verdict.must_know;
-        let notice = Notice::Closed { key: closing.key, ids: verdict.ids };
-        !is_of_interest || self.notices.push(notice).is_ok()
+    fn reported(&self, closing: &Closing, verdict: Verdict) -> bool {
+        let is_of_interest = closing.is_registered || verdict.must_notify;
+        let event = SpanEvent::Closed { key: closing.key, ids: verdict.ids };
+        !is_of_interest || self.span_events.push(event).is_ok()
     }
 }
 
@@ -131,7 +131,7 @@ impl Closing {
             samples: 0,
             opened_ns: 0,
             account: Account { wall_ns, ..Account::default() },
-            announced: false,
+            is_registered: false,
         }
     }
 }

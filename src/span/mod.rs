@@ -1,13 +1,13 @@
 //! Open spans: which thread is in which span, since when, and where their time goes.
 //!
-//! This module is independent of rules, perf and profiles. It reports to the collector through [`Notice`]s and
+//! This module is independent of rules, perf and profiles. It reports to the collector through [`SpanEvent`]s and
 //! [`SampledThread`](crate::sampler::SampledThread).
 
 mod account;
 mod age;
 mod close;
 mod local;
-mod overdue;
+mod open_spans;
 mod segment;
 mod slot;
 mod spans;
@@ -28,12 +28,12 @@ pub(crate) use close::{Closing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{forget_this_thread, is_ignored, spawn_ignored};
-pub(crate) use overdue::OpenSpan;
+pub(crate) use open_spans::OpenSpan;
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, KEEP_ON_ERROR,
     ONE_IN, SAMPLED_ITSELF, SUSPECT, WATCHED,
 };
-pub(crate) use spans::{GivenParent, KnownSpan, Notice, Spans};
+pub(crate) use spans::{GivenParent, SpanEvent, SpanInfo, Spans};
 
 /// The registry's id of a span. The registry reuses ids.
 pub(crate) type RegistryId = NonZeroU64;

@@ -27,7 +27,7 @@ pub(super) const UNWINDING: u32 = 1 << 1;
 /// The span may be kept, so the CPU clock is read more often.
 pub(super) const READS_CPU: u32 = 1 << 2;
 /// The thread is not in the span's parent, so this segment's time must be passed up to the ancestors.
-pub(super) const APART: u32 = 1 << 3;
+pub(super) const DETACHED: u32 = 1 << 3;
 /// `tally` is in use; otherwise it holds data of an earlier segment.
 const TALLIED: u32 = 1 << 4;
 /// The thread's CPU clock cannot be read.

@@ -13,7 +13,7 @@ const AGED_SHARE: u64 = 64;
 /// The span or a descendant failed.
 pub(crate) const FAILED: u32 = 1;
 /// The collector knows the span: a sample fell in it or in a descendant.
-pub(crate) const ANNOUNCED: u32 = 1 << 1;
+pub(crate) const REGISTERED: u32 = 1 << 1;
 /// `counts` is not all zero.
 const COUNTED: u32 = 1 << 2;
 /// Keep the span if it failed.
@@ -299,7 +299,7 @@ impl Slot {
 
     /// The id, for a thread for which the span may close concurrently. Later reads of the slot return values of that
     /// span or of a later one.
-    pub(crate) fn id_to_look(&self) -> Option<RegistryId> {
+    pub(crate) fn peek_id(&self) -> Option<RegistryId> {
         RegistryId::new(self.id.load(Ordering::Acquire))
     }
 
@@ -399,7 +399,7 @@ impl Slot {
         let failed = flags & (FAILED | KEEP_ON_ERROR) == FAILED | KEEP_ON_ERROR;
         let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
         failed
-            || flags & (ANNOUNCED | SUSPECT) != 0
+            || flags & (REGISTERED | SUSPECT) != 0
             || wall > self.suspect_after.load(Ordering::Relaxed)
     }
 
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn suspect_when_slow_failed_or_announced() {
+    fn suspect_when_slow_failed_or_registered() {
         let slot = open();
         assert!(!slot.is_suspect(1_100));
         assert!(slot.is_suspect(1_101));
@@ -537,7 +537,7 @@ mod tests {
         assert!(slot.is_suspect(100));
 
         let slot = open();
-        slot.set(ANNOUNCED);
+        slot.set(REGISTERED);
         assert!(slot.is_suspect(100));
     }
 

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::account::Sure;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
-use super::segment::{APART, NESTED, PendingSegment, READS_CPU};
+use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU};
 use super::slot::{
     AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, Parent,
     SUSPECT, Slot, WATCHED,
@@ -26,13 +26,13 @@ pub(crate) struct Spans {
     pub(super) layer: u32,
     pub(super) clock: Clock,
     pub(super) table: SlotTable,
-    pub(super) notices: ArrayQueue<Notice>,
+    pub(super) span_events: ArrayQueue<SpanEvent>,
     /// Set if a close could not be reported. The collector must then scan for closed spans.
-    pub(super) notice_lost: AtomicBool,
+    pub(super) event_lost: AtomicBool,
     pub(super) next_key: AtomicU64,
     pub(super) source: Box<dyn ArmThreads>,
-    /// See [`set_looks_late`](Self::set_looks_late).
-    looks_late: AtomicBool,
+    /// See [`set_scans_rarely`](Self::set_scans_rarely).
+    scans_rarely: AtomicBool,
     pub(super) counters: Arc<Counters>,
     /// Lets thread states detect that the layer is gone.
     pub(super) life: Arc<()>,
@@ -68,7 +68,7 @@ impl SpanCounts {
 
 /// What the collector knows of an open span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KnownSpan {
+pub(crate) struct SpanInfo {
     pub(crate) parent: Option<SpanKey>,
     pub(crate) root: SpanKey,
     pub(crate) id: RegistryId,
@@ -77,9 +77,9 @@ pub(crate) struct KnownSpan {
 
 /// The reports to the collector on spans in which samples fell, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Notice {
+pub(crate) enum SpanEvent {
     /// The first sample fell in the span or in a descendant.
-    Opened(SpanKey, KnownSpan),
+    Opened(SpanKey, SpanInfo),
     /// A span that was reported as `Opened`, or that is kept, has closed.
     Closed { key: SpanKey, ids: Option<TraceIds> },
 }
@@ -93,7 +93,7 @@ const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Keys that a thread reserves at a time, so that threads do not share a counter's cache line.
 const KEY_BLOCK: u64 = 1 << 16;
-const NOTICES: usize = 4096;
+const SPAN_EVENTS: usize = 4096;
 
 impl Spans {
     pub(crate) fn new(clock: Clock, source: Box<dyn ArmThreads>, counters: Arc<Counters>) -> Self {
@@ -104,11 +104,11 @@ impl Spans {
             seen: Mutex::default(),
             watched: AtomicUsize::new(0),
             table: SlotTable::new(),
-            notices: ArrayQueue::new(NOTICES),
-            notice_lost: AtomicBool::new(false),
+            span_events: ArrayQueue::new(SPAN_EVENTS),
+            event_lost: AtomicBool::new(false),
             next_key: AtomicU64::new(1),
             source,
-            looks_late: AtomicBool::new(false),
+            scans_rarely: AtomicBool::new(false),
             counters,
             cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
             cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
@@ -130,37 +130,38 @@ impl Spans {
     }
 
     /// Whether the collector is to be woken, and no thread has woken it yet.
-    pub(crate) fn looks_late(&self) -> bool {
-        self.looks_late.load(Ordering::Relaxed)
+    pub(crate) fn scans_rarely(&self) -> bool {
+        self.scans_rarely.load(Ordering::Relaxed)
     }
 
     /// Sets whether a thread that enters an old span wakes the collector, because its next scan is much later.
-    pub(crate) fn set_looks_late(&self, looks_late: bool) {
-        self.looks_late.store(looks_late, Ordering::Relaxed);
+    pub(crate) fn set_scans_rarely(&self, scans_rarely: bool) {
+        self.scans_rarely.store(scans_rarely, Ordering::Relaxed);
     }
 
     /// Wakes the collector if needed: this thread is in an old span and not sampled.
     #[cold]
     #[inline(never)]
-    fn look_sooner(&self, state: &ThreadState) {
-        if self.looks_late.load(Ordering::Relaxed) && self.looks_late.swap(false, Ordering::Relaxed)
+    fn request_scan(&self, state: &ThreadState) {
+        if self.scans_rarely.load(Ordering::Relaxed)
+            && self.scans_rarely.swap(false, Ordering::Relaxed)
         {
             state.source.iter().for_each(|source| source.wake_collector());
         }
     }
 
-    pub(crate) fn take_notice(&self) -> Option<Notice> {
-        self.notices.pop()
+    pub(crate) fn take_span_event(&self) -> Option<SpanEvent> {
+        self.span_events.pop()
     }
 
     /// Whether the queue is filling up although the collector was not woken.
-    pub(crate) fn has_many_notices(&self) -> bool {
-        self.notices.len() > NOTICES / 2
+    pub(crate) fn has_many_span_events(&self) -> bool {
+        self.span_events.len() > SPAN_EVENTS / 2
     }
 
     /// Whether a close was not reported since the last call.
-    pub(crate) fn lost_notice(&self) -> bool {
-        self.notice_lost.swap(false, Ordering::Acquire)
+    pub(crate) fn take_lost_event(&self) -> bool {
+        self.event_lost.swap(false, Ordering::Acquire)
     }
 
     /// Whether the span with that id and key is still open.
@@ -192,7 +193,7 @@ impl Spans {
                 top.as_parent()
             }
             (GivenParent::None, _) => None,
-            _ => self.ask_for_parent(given, ancestry),
+            _ => self.find_parent(given, ancestry),
         };
         let key = self.take_key(&mut state);
         let is_first =
@@ -251,7 +252,7 @@ impl Spans {
     }
 
     /// Asks the registry for the nearest profiled ancestor, where the slots do not show it.
-    fn ask_for_parent(&self, given: GivenParent, ancestry: Ancestry<'_>) -> Option<Parent> {
+    fn find_parent(&self, given: GivenParent, ancestry: Ancestry<'_>) -> Option<Parent> {
         let from = match given {
             GivenParent::Contextual => AncestryFrom::Current,
             GivenParent::Span(parent) => AncestryFrom::Span(parent),
@@ -331,14 +332,14 @@ impl Spans {
         let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
         let mut flags = if reads_cpu == 0 { 0 } else { READS_CPU };
         let mut old_at = slot.old_at(now).min(old_below);
-        let is_apart = slot.raw_parent() != below && self.is_apart(&state, slot);
-        if is_apart {
-            flags |= APART;
-            old_at = self.old_at_apart(&state, slot, now, old_at);
+        let is_detached = slot.raw_parent() != below && self.is_detached(&state, slot);
+        if is_detached {
+            flags |= DETACHED;
+            old_at = self.old_at_detached(&state, slot, now, old_at);
         }
         let mut is_unsampled = false;
         if old_at <= now && !state.is_armed {
-            now = self.enter_old(&mut state, slot, is_apart, now);
+            now = self.enter_old(&mut state, slot, is_detached, now);
             let could_be = |sampled: &Arc<crate::sampler::SampledThread>| !sampled.is_refused();
             is_unsampled = !state.is_armed && state.sampled.as_ref().is_some_and(could_be);
         }
@@ -351,7 +352,7 @@ impl Spans {
         state.end_hook(now);
         // Only after the collector can see the enter.
         if is_unsampled {
-            self.look_sooner(&state);
+            self.request_scan(&state);
         }
         put(state);
     }
@@ -423,7 +424,8 @@ impl Spans {
         let reads_cpu = slot.flags() & JUDGES_CPU | if reads_cpu { AGED } else { 0 };
         let is_due = is_pair || now >= state.deadline || self.must_read_cpu(state, reads_cpu, now);
         // The ancestors get the segment's time only once, so it must be known exactly.
-        let is_due = is_due || state.top().is_some_and(|top| top.has(APART) && top.old_at <= now);
+        let is_due =
+            is_due || state.top().is_some_and(|top| top.has(DETACHED) && top.old_at <= now);
         if must_sync || is_due || !state.pending.has_room(id, slot.raw_key()) {
             self.sync_accounts(state, now);
             now = now.max(state.synced);
@@ -438,7 +440,7 @@ impl Spans {
         };
         let entered = segment.entered;
         let (is_nested, unmatched_below) = (segment.has(NESTED), segment.unmatched_below);
-        let is_apart = segment.has(APART);
+        let is_detached = segment.has(DETACHED);
         let tally = segment.counted();
         let sure = tally.map_or(Sure::default(), |tally| tally.sure);
         if let Some(tally) = tally.filter(|_| !is_nested) {
@@ -461,8 +463,8 @@ impl Spans {
                 _ = ticks > 0 && state.pending.add(part);
             }
             slot.exit(now, now.saturating_sub(entered), thread);
-            if is_apart {
-                self.tell_apart(state, slot, now.saturating_sub(entered), sure);
+            if is_detached {
+                self.pass_up(state, slot, now.saturating_sub(entered), sure);
             }
         }
         state.is_new = false;

@@ -5,8 +5,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::account::Tally;
 use super::local::ThreadState;
-use super::slot::{ANNOUNCED, SAMPLED_ITSELF, Slot};
-use super::spans::{KnownSpan, Notice};
+use super::slot::{REGISTERED, SAMPLED_ITSELF, Slot};
+use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
 use crate::sampler::{Arming, Begun, ThreadSource, Usage};
 use crate::stats::Counters;
@@ -24,7 +24,7 @@ impl Spans {
     #[inline(never)]
     pub(super) fn sync_accounts(&self, state: &mut ThreadState, now: u64) {
         // First: on a new thread, or one that was disarmed, there is nothing to update.
-        if now >= state.deadline && self.look(state, now) {
+        if now >= state.deadline && self.scan(state, now) {
             return;
         }
         self.sync_samples(state, now);
@@ -40,7 +40,7 @@ impl Spans {
         // If the span is no longer entered, no profile has the wait.
         let span = state.entered().iter().find(|segment| segment.key == key.get());
         if let Some(id) = span.and_then(|segment| RegistryId::new(segment.id)) {
-            self.announce(id, 1);
+            self.register_with_collector(id, 1);
         }
     }
 
@@ -137,7 +137,9 @@ impl Spans {
         if span.is_some() && !arming.has_room() {
             Counters::add(&self.counters.samples.dropped_intervals_full, samples);
             span = None;
-        } else if span.is_some() && !top.is_some_and(|top| self.announce(top, samples)) {
+        } else if span.is_some()
+            && !top.is_some_and(|top| self.register_with_collector(top, samples))
+        {
             Counters::add(&self.counters.samples.dropped_span_events_full, samples);
             span = None;
         }
@@ -147,9 +149,9 @@ impl Spans {
     }
 
     /// Reports a span and its ancestors to the collector, and adds `samples` to each of them.
-    fn announce(&self, id: RegistryId, samples: u64) -> bool {
+    fn register_with_collector(&self, id: RegistryId, samples: u64) -> bool {
         let Some(slot) = self.table.get(id) else { return false };
-        if slot.flags() & ANNOUNCED == 0 && !self.tell_opened_from_outside(&slot) {
+        if slot.flags() & REGISTERED == 0 && !self.report_opened_with_ancestors(&slot) {
             return false;
         }
         slot.add_samples(samples);
@@ -162,36 +164,38 @@ impl Spans {
     }
 
     /// Reports `Opened` for a span and its unreported ancestors, the outermost first, so that all ancestors of an
-    /// announced span are announced.
-    fn tell_opened_from_outside(&self, slot: &Slot) -> bool {
-        let mut untold = Vec::new();
-        untold.extend(slot.id());
+    /// registered span are registered.
+    fn report_opened_with_ancestors(&self, slot: &Slot) -> bool {
+        let mut unreported = Vec::new();
+        unreported.extend(slot.id());
         self.for_ancestors(slot, |ancestor| {
-            let is_untold = ancestor.flags() & ANNOUNCED == 0;
-            untold.extend(ancestor.id().filter(|_| is_untold));
-            is_untold
+            let is_unreported = ancestor.flags() & REGISTERED == 0;
+            unreported.extend(ancestor.id().filter(|_| is_unreported));
+            is_unreported
         });
-        untold.into_iter().rev().all(|id| {
+        unreported.into_iter().rev().all(|id| {
             self.table.get(id).is_some_and(|slot| {
-                let told = self.tell_opened(&slot);
+                let reported = self.report_opened(&slot);
                 // Set after the report is queued: a thread that reads the flag relies on that.
-                if told {
-                    slot.set(ANNOUNCED);
+                if reported {
+                    slot.set(REGISTERED);
                 }
-                told
+                reported
             })
         })
     }
 
-    fn tell_opened(&self, slot: &Slot) -> bool {
+    fn report_opened(&self, slot: &Slot) -> bool {
         let known = self.known(slot);
-        known.is_some_and(|(key, known)| self.notices.push(Notice::Opened(key, known)).is_ok())
+        known.is_some_and(|(key, known)| {
+            self.span_events.push(SpanEvent::Opened(key, known)).is_ok()
+        })
     }
 
-    pub(super) fn known(&self, slot: &Slot) -> Option<(SpanKey, KnownSpan)> {
+    pub(super) fn known(&self, slot: &Slot) -> Option<(SpanKey, SpanInfo)> {
         let parent = slot.parent().and_then(|parent| self.table.get(parent)?.key());
         let (id, root, plan) = (slot.id()?, slot.root()?, slot.plan());
-        Some((slot.key()?, KnownSpan { parent, root, id, plan }))
+        Some((slot.key()?, SpanInfo { parent, root, id, plan }))
     }
 
     /// Visits the ancestors from the inside out until `visit` returns false. They are open, since the registry keeps a
@@ -260,7 +264,7 @@ impl Spans {
     }
 
     /// The periodic checks, in which a thread detects that it was disarmed. Returns whether it was set up anew.
-    fn look(&self, state: &mut ThreadState, now: u64) -> bool {
+    fn scan(&self, state: &mut ThreadState, now: u64) -> bool {
         self.set_deadline(state, now);
         match &state.sampled {
             Some(sampled) if sampled.is_used() => false,

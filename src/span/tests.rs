@@ -150,21 +150,21 @@ impl Scene {
         std::iter::from_fn(|| arming.take_interval()).map(|m| (m.span, m.from, m.to)).collect()
     }
 
-    fn notices(&self) -> Vec<Notice> {
-        std::iter::from_fn(|| self.spans.take_notice()).collect()
+    fn span_events(&self) -> Vec<SpanEvent> {
+        std::iter::from_fn(|| self.spans.take_span_event()).collect()
     }
 
     fn close(&self, id: RegistryId) -> Closing {
         self.close_judged(id, false)
     }
 
-    fn close_judged(&self, id: RegistryId, must_know: bool) -> Closing {
+    fn close_judged(&self, id: RegistryId, must_notify: bool) -> Closing {
         self.wait(1);
         let mut closed = None;
         self.spans.close(id, |closing| {
             assert!(self.spans.is_open(id, closing.key), "while it is judged");
             closed = Some(closing.clone());
-            Verdict { must_know, ..Verdict::default() }
+            Verdict { must_notify, ..Verdict::default() }
         });
         assert!(self.spans.key_of(id).is_none());
         closed.unwrap()
@@ -201,7 +201,7 @@ fn segments_without_a_sample_write_no_interval() {
         scene.exit(span);
     }
     assert_eq!(scene.marks(), []);
-    assert_eq!(scene.notices(), []);
+    assert_eq!(scene.span_events(), []);
 }
 
 #[test]
@@ -228,14 +228,14 @@ fn a_sampled_span_and_its_ancestors_are_reported_once() {
     let keys = [outer, middle, inner].map(|id| scene.key(id));
     let known = |n: usize, id: RegistryId| {
         let parent = n.checked_sub(1).map(|n| keys[n]);
-        Notice::Opened(keys[n], KnownSpan { parent, root: keys[0], id, plan: 7 })
+        SpanEvent::Opened(keys[n], SpanInfo { parent, root: keys[0], id, plan: 7 })
     };
-    assert_eq!(scene.notices(), [known(0, outer), known(1, middle), known(2, inner)]);
+    assert_eq!(scene.span_events(), [known(0, outer), known(1, middle), known(2, inner)]);
     scene.sample(1);
     scene.exit(middle);
-    assert_eq!(scene.notices(), []);
+    assert_eq!(scene.span_events(), []);
     scene.close(inner);
-    assert_eq!(scene.notices(), [Notice::Closed { key: keys[2], ids: None }]);
+    assert_eq!(scene.span_events(), [SpanEvent::Closed { key: keys[2], ids: None }]);
 }
 
 #[test]
@@ -245,20 +245,20 @@ fn a_queue_that_fills_up_leaves_the_outer_spans_reported() {
     scene.enter(outer);
     let inner = scene.open();
     scene.enter(inner);
-    let place = scene.spans.notices.capacity() - 1;
-    let filler = Notice::Closed { key: SpanKey::MIN, ids: None };
-    (0..place).for_each(|_| scene.spans.notices.push(filler).unwrap());
+    let place = scene.spans.span_events.capacity() - 1;
+    let filler = SpanEvent::Closed { key: SpanKey::MIN, ids: None };
+    (0..place).for_each(|_| scene.spans.span_events.push(filler).unwrap());
     scene.sample(1);
     scene.exit(inner);
     let key = scene.key(outer);
-    let of_outer = Notice::Opened(key, KnownSpan { parent: None, root: key, id: outer, plan: 7 });
-    assert_eq!(scene.notices().split_off(place), [of_outer]);
+    let of_outer = SpanEvent::Opened(key, SpanInfo { parent: None, root: key, id: outer, plan: 7 });
+    assert_eq!(scene.span_events().split_off(place), [of_outer]);
     let closing = scene.close(inner);
     assert_eq!(closing.samples, 0, "its samples are lost");
-    assert_eq!(scene.notices(), [], "it was not reported");
+    assert_eq!(scene.span_events(), [], "it was not reported");
     scene.exit(outer);
     let closing = scene.close(outer);
-    assert_eq!(scene.notices(), [Notice::Closed { key: closing.key, ids: None }]);
+    assert_eq!(scene.span_events(), [SpanEvent::Closed { key: closing.key, ids: None }]);
 }
 
 #[test]
@@ -266,10 +266,10 @@ fn the_close_of_an_unreported_span_is_reported_only_if_it_is_kept() {
     let mut scene = Scene::new();
     let span = scene.open();
     scene.close(span);
-    assert_eq!(scene.notices(), []);
+    assert_eq!(scene.span_events(), []);
     let span = scene.open();
     let closing = scene.close_judged(span, true);
-    assert_eq!(scene.notices(), [Notice::Closed { key: closing.key, ids: None }]);
+    assert_eq!(scene.span_events(), [SpanEvent::Closed { key: closing.key, ids: None }]);
 }
 
 #[test]
@@ -551,7 +551,7 @@ fn an_unsampled_enter_of_an_old_span_wakes_an_idle_collector() {
         scene.wait(ns);
         scene.exit(span);
     };
-    scene.spans.set_looks_late(true);
+    scene.spans.set_scans_rarely(true);
     enter_for(&scene, 6 * MS);
     enter_for(&scene, 6 * MS);
     assert!(wakes.lock().is_empty(), "it was young at each enter");
@@ -561,13 +561,13 @@ fn an_unsampled_enter_of_an_old_span_wakes_an_idle_collector() {
     assert!(wakes.lock()[0] <= now, "the collector finds it old");
     enter_for(&scene, MS);
     assert_eq!(wakes.lock().len(), 1, "no scan since");
-    scene.spans.set_looks_late(true);
+    scene.spans.set_scans_rarely(true);
     enter_for(&scene, MS);
     assert_eq!(wakes.lock().len(), 2);
-    scene.spans.set_looks_late(false);
+    scene.spans.set_scans_rarely(false);
     enter_for(&scene, MS);
     assert_eq!(wakes.lock().len(), 2, "the next scan is soon anyway");
-    scene.spans.set_looks_late(true);
+    scene.spans.set_scans_rarely(true);
     scene.script.refuses.store(false, Ordering::Relaxed);
     scene.script.arm(&scene.sampled());
     enter_for(&scene, MS);

@@ -139,16 +139,16 @@ fn copy(file: &File, sections: &Sections, most: u64, checksum: Option<u32>) -> i
 /// Where the separate debug file of a module can be.
 fn candidates(module: &Module, name: &str) -> Vec<PathBuf> {
     let path = module.path().canonicalize().unwrap_or_else(|_| module.path().to_owned());
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let below = folder.strip_prefix("/").unwrap_or(folder);
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    let below = dir.strip_prefix("/").unwrap_or(dir);
     let id = module.build_id.as_deref().map(hex).unwrap_or_default();
     let mut files = Vec::new();
     let everywhere = ["/usr/lib/debug", "/lib/debug"].map(Path::new);
     if let Some((first, rest)) = id.split_at_checked(2) {
         let by_id = everywhere.iter().map(|debug| debug.join(".build-id").join(first));
-        files.extend(by_id.map(|folder| folder.join(format!("{rest}.debug"))));
+        files.extend(by_id.map(|dir| dir.join(format!("{rest}.debug"))));
     }
-    files.extend([folder.join(name), folder.join(".debug").join(name)]);
+    files.extend([dir.join(name), dir.join(".debug").join(name)]);
     files.extend(
         everywhere.iter().flat_map(|debug| [debug.join(below).join(name), debug.join(name)]),
     );

@@ -37,7 +37,7 @@ impl<T> DerefMut for Owning<T> {
 
 impl<T> Drop for Owning<T> {
     fn drop(&mut self) {
-        if self.files.are_ours() {
+        if self.files.still_owned() {
             // SAFETY: the value is dropped here alone, and not used after it.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }

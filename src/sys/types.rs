@@ -57,7 +57,7 @@ pub(crate) enum WhyRefused {
 
 impl WhyRefused {
     /// Whether the refusal is permanent and applies to all threads.
-    pub(crate) fn is_for_good(self) -> bool {
+    pub(crate) fn is_permanent(self) -> bool {
         matches!(self, Self::NotAllowed | Self::NotSupported | Self::Deadly | Self::OtherSystem)
     }
 }
@@ -65,7 +65,7 @@ impl WhyRefused {
 /// System calls that an ordinary service does not need, so a seccomp filter may kill the process for making them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "only Linux has such filters")]
-pub(crate) enum Unusual {
+pub(crate) enum UnusualCall {
     /// Including the `ioctl`s of its events.
     PerfEventOpen,
     TimerCreate,
@@ -80,7 +80,7 @@ pub(crate) enum Unusual {
     MemfdCreate,
 }
 
-impl Unusual {
+impl UnusualCall {
     #[allow(dead_code, reason = "only Linux has such filters")]
     pub(crate) const ALL: [Self; 10] = [
         Self::PerfEventOpen,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, FileIdentity, Load, ModuleList, SampleRequest, ThreadUsage, TimerClock, Unusual,
+    Blocked, FileIdentity, Load, ModuleList, SampleRequest, ThreadUsage, TimerClock, UnusualCall,
     WhyRefused,
 };
 
@@ -66,7 +66,7 @@ pub(crate) fn read_proc_texts(_text: &str) -> (bool, bool) {
     (false, false)
 }
 
-pub(crate) fn deadly() -> impl Iterator<Item = Unusual> {
+pub(crate) fn forbidden_calls() -> impl Iterator<Item = UnusualCall> {
     std::iter::empty()
 }
 
@@ -99,7 +99,7 @@ stubs! {
     fn address_space_left() -> Option<u64> = None;
     fn stack_bounds() -> Option<Range<u64>> = None;
     /// There are no seccomp filters here.
-    fn look_at_filters() = ();
+    fn read_filters() = ();
     fn unblock_timers() -> Result<(), WhyRefused> = refused();
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_switch_ring(_: usize, _: u32) -> Result<PerfRing, WhyRefused> = refused();
@@ -235,7 +235,7 @@ pub(crate) struct Files;
 
 impl Files {
     #[expect(clippy::unused_self, reason = "the same signature as on Linux")]
-    pub(crate) fn are_ours(&self) -> bool {
+    pub(crate) fn still_owned(&self) -> bool {
         true
     }
 }

@@ -46,10 +46,10 @@ fn assert_untouched(files: &mut [File]) {
 
 /// `idle` is how long the program uses no span after the close; if long enough, sampling stops.
 fn closes_all(source: Source, writes: bool, threads: usize, idle: Duration) {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let host = match writes {
         true => {
-            let directory = Directory::new(folder.path());
+            let directory = Directory::new(dir.path());
             Host::new(source, directory)
         }
         false => Host::new(source, Memory::new()),

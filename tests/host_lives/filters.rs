@@ -101,13 +101,13 @@ fn each(test: &str, body: impl Fn(&str, libc::c_long, &SeccompAction, Source)) {
 fn a_filter_installed_before_the_layer() {
     each("a_filter_installed_before_the_layer", |name, call, action, source| {
         apply_filter(&program(&[call], action.clone())).unwrap();
-        let folder = std::env::temp_dir().join(format!("host_lives-{}", std::process::id()));
-        let directory = Directory::new(&folder);
+        let dir = std::env::temp_dir().join(format!("host_lives-{}", std::process::id()));
+        let directory = Directory::new(&dir);
         let host = Host::with(source, directory, |builder| builder.symbols(false));
         work(&host);
         assert_logged(&host, name, action);
         host.handle.shutdown(PLENTY);
-        _ = std::fs::remove_dir_all(folder);
+        _ = std::fs::remove_dir_all(dir);
     });
 }
 
@@ -178,7 +178,7 @@ fn the_child_that_probes_the_calls_is_invisible_to_the_program() {
                 in_fork("", || {
                     // SAFETY: a function that may be called at any time, or a constant.
                     unsafe { libc::signal(libc::SIGCHLD, disposition) };
-                    let waiter = std::thread::spawn(|| {
+                    let wait_site = std::thread::spawn(|| {
                         for _ in 0..200 {
                             let mut status = 0;
                             // SAFETY: `status` is a local variable.
@@ -198,7 +198,7 @@ fn the_child_that_probes_the_calls_is_invisible_to_the_program() {
                         host.span(|| spin(5 * MS));
                         host.handle.shutdown(PLENTY);
                     }
-                    waiter.join().unwrap();
+                    wait_site.join().unwrap();
                 });
             }
         },

@@ -37,8 +37,8 @@ fn a_daemon_logs_that_profiling_has_ended() {
     in_child(module_path!(), "a_daemon_logs_that_profiling_has_ended", &[], || {
         for source in [Source::Perf, Source::Timer, Source::None] {
             for forks in [1, 2] {
-                let folder = tempfile::tempdir().unwrap();
-                let file = folder.path().join("ended");
+                let dir = tempfile::tempdir().unwrap();
+                let file = dir.path().join("ended");
                 let daemon_file = file.clone();
                 alone(move || {
                     let host = Host::new(source, Memory::new());

@@ -33,9 +33,9 @@ fn left_by_many_spans(dispatch: &Dispatch) -> (usize, usize) {
 fn a_million_open_spans_leave_little_behind() {
     in_child(module_path!(), "a_million_open_spans_leave_little_behind", &[], || {
         let (mut bare, mut profiled) = (0, 0);
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         for (name, left) in [("bare", &mut bare), ("profiled", &mut profiled)] {
-            let file = folder.path().join(name);
+            let file = dir.path().join(name);
             super::alone(|| {
                 let host = (name == "profiled").then(|| {
                     Host::with(Source::None, Memory::new(), |builder| {

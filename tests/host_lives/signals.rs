@@ -64,7 +64,7 @@ fn with_each_source(act: impl Fn(c_int)) {
 fn sigwait_receives_the_signals_of_the_program() {
     in_child(module_path!(), "sigwait_receives_the_signals_of_the_program", &[], || {
         with_each_source(|signal| {
-            let waiter = std::thread::spawn(move || {
+            let wait_site = std::thread::spawn(move || {
                 let (set, limit) = (set_of(&[signal]), libc::timespec { tv_sec: 60, tv_nsec: 0 });
                 // SAFETY: both are local variables.
                 unsafe {
@@ -73,7 +73,7 @@ fn sigwait_receives_the_signals_of_the_program() {
             });
             std::thread::sleep(MS);
             send(signal);
-            assert_eq!(waiter.join().unwrap(), signal);
+            assert_eq!(wait_site.join().unwrap(), signal);
         });
     });
 }
@@ -178,12 +178,12 @@ fn threads_of_the_layer_set_their_own_stack_size() {
 }
 
 fn one_profile_in_a_directory() {
-    let folder = tempfile::tempdir().unwrap();
-    let directory = Directory::new(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let directory = Directory::new(dir.path());
     let host = Host::new(Source::Auto, directory);
     host.span(|| deep(100));
     assert!(host.handle.flush(PLENTY));
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
 }
 
 #[inline(never)]
@@ -202,8 +202,8 @@ fn a_file_size_limit_does_not_end_the_process() {
         let limit = libc::rlimit { rlim_cur: 1_000, rlim_max: 1_000 };
         // SAFETY: a plain structure, read by the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        let folder = tempfile::tempdir().unwrap();
-        let directory = Directory::new(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::new(dir.path());
         let host = Host::new(Source::Auto, directory);
         for _ in 0..3 {
             host.span(|| _ = burn(50 * MS));
@@ -221,6 +221,6 @@ fn a_file_size_limit_does_not_end_the_process() {
         }
         assert_eq!(host.lines_with("kept `kept`").len(), 3);
         // Checked only after the last retry, since a retry leaves an unfinished file while it runs.
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "incomplete files");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "incomplete files");
     });
 }

@@ -17,8 +17,8 @@ pub(crate) fn load_and_unload(_: &Host) {
     if cfg!(target_feature = "crt-static") {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let libraries: Vec<_> = (1..=3).filter_map(|number| build(folder.path(), number)).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let libraries: Vec<_> = (1..=3).filter_map(|number| build(dir.path(), number)).collect();
     if libraries.is_empty() {
         println!("there is no C compiler: libm is used instead");
     }
@@ -68,8 +68,8 @@ fn call_into_libm() {
 }
 
 /// Builds a library. Each number gives code of a different size, so the unwind tables differ.
-fn build(folder: &Path, number: usize) -> Option<PathBuf> {
-    let source = folder.join(format!("guest{number}.c"));
+fn build(dir: &Path, number: usize) -> Option<PathBuf> {
+    let source = dir.join(format!("guest{number}.c"));
     let padding = "    x += x >> 3;\n".repeat(number * 50);
     let code = format!(
         "static unsigned long padding(volatile unsigned long x) {{\n{padding}    return x;\n}}
@@ -82,7 +82,7 @@ fn build(folder: &Path, number: usize) -> Option<PathBuf> {
          }}"
     );
     fs::write(&source, code).unwrap();
-    let library = folder.join(format!("libguest{number}.so"));
+    let library = dir.join(format!("libguest{number}.so"));
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-O1", "-fomit-frame-pointer", "-o"]).args([&library, &source]);
     let status = cc.status().ok()?;

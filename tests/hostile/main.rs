@@ -110,8 +110,8 @@ mod stripped {
             play(test, source, scenario);
             return;
         }
-        let folder = tempfile::tempdir().unwrap();
-        if let Some(copy) = runner::stripped_copy(folder.path()) {
+        let dir = tempfile::tempdir().unwrap();
+        if let Some(copy) = runner::stripped_copy(dir.path()) {
             runner::run(&copy, test, source, DEADLINE).assert_success();
         }
     }

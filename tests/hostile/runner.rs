@@ -123,8 +123,8 @@ fn threads_of(process: u32) -> String {
 }
 
 /// A copy of this test program without symbols, if `strip` is available.
-pub(crate) fn stripped_copy(folder: &Path) -> Option<PathBuf> {
-    let copy = folder.join("stripped");
+pub(crate) fn stripped_copy(dir: &Path) -> Option<PathBuf> {
+    let copy = dir.join("stripped");
     fs::copy(env::current_exe().unwrap(), &copy).unwrap();
     match Command::new("strip").arg("-s").arg(&copy).status() {
         Ok(status) => {

@@ -544,10 +544,10 @@ fn an_occasionally_busy_receiver_causes_one_warning_per_minute() {
 #[test]
 fn a_refused_profile_counts_as_refused_also_with_a_fallback_directory() {
     for speaks in BOTH {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let receiver = Receiver::new(speaks);
         receiver.will([Behavior::Refuse(400, None)]);
-        let setup = setup(to(speaks, receiver.address).fallback_directory(folder.path()));
+        let setup = setup(to(speaks, receiver.address).fallback_directory(dir.path()));
         keep(&setup, 1);
         if !HAS_STACKS {
             return;
@@ -555,7 +555,7 @@ fn a_refused_profile_counts_as_refused_also_with_a_fallback_directory() {
         wait_until_idle(&setup);
         let stats = setup.handle.stats();
         assert_eq!((stats.profiles.dropped_refused, stats.profiles.stored_as_fallback), (1, 0));
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
         assert_adds_up(&stats);
     }
 }
@@ -564,10 +564,10 @@ fn a_refused_profile_counts_as_refused_also_with_a_fallback_directory() {
 #[test]
 fn stored_profiles_survive_a_refusal_of_everything() {
     for speaks in BOTH {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let mut receiver = Receiver::offline(speaks, free_address());
         let exporter =
-            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(folder.path());
+            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(dir.path());
         let setup = setup(exporter);
         if !HAS_STACKS {
             return;
@@ -607,10 +607,10 @@ fn stored_profiles_survive_a_refusal_of_everything() {
 fn a_host_name_that_does_not_resolve() {
     for speaks in BOTH {
         for has_directory in [false, true] {
-            let folder = tempfile::tempdir().unwrap();
+            let dir = tempfile::tempdir().unwrap();
             let exporter = to(speaks, free_address()).endpoint("http://missing.invalid:4318");
             let (setup, log) = setup_with_log(if has_directory {
-                exporter.fallback_directory(folder.path())
+                exporter.fallback_directory(dir.path())
             } else {
                 exporter
             });
@@ -630,7 +630,7 @@ fn a_host_name_that_does_not_resolve() {
             let (stored, lost) = if has_directory { (3, 0) } else { (0, 3) };
             assert_eq!(stats.profiles.stored_as_fallback, stored);
             assert_eq!(stats.profiles.dropped_at_shutdown, lost);
-            assert_eq!(std::fs::read_dir(&folder).unwrap().count() as u64, stored);
+            assert_eq!(std::fs::read_dir(&dir).unwrap().count() as u64, stored);
             assert!(log.lock().unwrap().iter().all(|line| line.contains("missing.invalid")));
         }
     }
@@ -640,10 +640,10 @@ fn a_host_name_that_does_not_resolve() {
 #[test]
 fn every_stored_profile_has_an_outcome() {
     for speaks in BOTH {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let mut receiver = Receiver::offline(speaks, free_address());
         let exporter =
-            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(folder.path());
+            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(dir.path());
         let setup = setup(exporter);
         if !HAS_STACKS {
             return;
@@ -659,7 +659,7 @@ fn every_stored_profile_has_an_outcome() {
         let taken = waiting(&stats);
         // One stored file is deleted, and one is refused. The first request has a profile that was taken before.
         let mut files: Vec<_> =
-            std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+            std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.retain(|path| path.extension().is_some_and(|extension| extension == "otlp"));
         files.sort();
         std::fs::remove_file(files.last().unwrap()).unwrap();
@@ -720,12 +720,12 @@ fn queued_profiles_are_not_sent_after_a_refusal_of_everything() {
 fn a_stored_profile_fits_into_a_request() {
     const MOST: usize = 3000;
     for speaks in BOTH {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let mut receiver = Receiver::offline(speaks, free_address());
         let exporter = to(speaks, receiver.address)
             .patience(Duration::ZERO)
             .request_bytes(MOST)
-            .fallback_directory(folder.path());
+            .fallback_directory(dir.path());
         // A high rate, for large profiles.
         let setup = setup_with(exporter, |builder| builder.rate(1000));
         if !HAS_STACKS {
@@ -746,9 +746,9 @@ fn a_stored_profile_fits_into_a_request() {
             assert!(start.elapsed() < PLENTY);
             thread::sleep(MS);
         }
-        let is_thinned = |body: &String| body.contains("profile.thinned_to_fit");
+        let is_downsampled = |body: &String| body.contains("profile.downsampled_to_fit");
         let bodies = receiver.bodies();
-        assert!(bodies.values().flatten().all(is_thinned), "{bodies:?}");
+        assert!(bodies.values().flatten().all(is_downsampled), "{bodies:?}");
         assert_eq!(arrived(&receiver, &setup), given_ids(&setup));
         assert_adds_up(&setup.handle.stats());
     }
@@ -849,7 +849,7 @@ fn a_network_interface_that_goes_down() {
 
 /// A receiver that uses TLS and requires a client certificate.
 struct Secure {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     certified: Certified,
     receiver: Receiver,
 }
@@ -861,11 +861,11 @@ impl Secure {
             .identity(certified.server.clone())
             .client_ca_root(Certificate::from_pem(&certified.authority));
         let receiver = Receiver::with_tls(speaks, tls);
-        Self { folder: tempfile::tempdir().unwrap(), certified, receiver }
+        Self { dir: tempfile::tempdir().unwrap(), certified, receiver }
     }
 
     fn file(&self, name: &str, text: &str) -> std::path::PathBuf {
-        let path = self.folder.path().join(name);
+        let path = self.dir.path().join(name);
         std::fs::write(&path, text).unwrap();
         path
     }

@@ -139,17 +139,17 @@ pub(crate) fn waits(profile: &Profile) -> Vec<Wait> {
 /// For each sleep that begins `after` or later into the span, its length as the thread measured it, and the length of
 /// the waits that lie mostly in it. Sleeps inside marked waits are omitted, since a marked wait does not report each
 /// one.
-pub(crate) fn told(slept: &Slept, waits: &[Wait], after: Duration) -> Vec<(u64, Option<u64>)> {
+pub(crate) fn reported(slept: &Slept, waits: &[Wait], after: Duration) -> Vec<(u64, Option<u64>)> {
     let best_match = |wait: &Wait| {
         let shared = |sleep: &Interval| sleep.shared_ns(wait.when);
         let matches = (0..slept.sleeps.len()).filter(|at| shared(&slept.sleeps[*at]) > 0);
         matches.max_by_key(|at| shared(&slept.sleeps[*at]))
     };
     let marked: Vec<_> = waits.iter().filter(|wait| wait.is_marked).collect();
-    let mut told: Vec<_> = slept.sleeps.iter().map(|sleep| (sleep.len_ns(), None)).collect();
+    let mut reported: Vec<_> = slept.sleeps.iter().map(|sleep| (sleep.len_ns(), None)).collect();
     for wait in waits.iter().filter(|wait| !wait.is_marked) {
         if let Some(at) = best_match(wait) {
-            *told[at].1.get_or_insert(0) += wait.when.len_ns();
+            *reported[at].1.get_or_insert(0) += wait.when.len_ns();
         }
     }
     let is_in_marked = |sleep: &Interval| {
@@ -157,6 +157,6 @@ pub(crate) fn told(slept: &Slept, waits: &[Wait], after: Duration) -> Vec<(u64, 
     };
     let from_ns = slept.span.from_ns + after.as_nanos() as u64;
     let is_covered = |sleep: &Interval| sleep.from_ns >= from_ns && !is_in_marked(sleep);
-    let all = slept.sleeps.iter().zip(told).filter(|(sleep, _)| is_covered(sleep));
-    all.map(|(_, told)| told).collect()
+    let all = slept.sleeps.iter().zip(reported).filter(|(sleep, _)| is_covered(sleep));
+    all.map(|(_, reported)| reported).collect()
 }

@@ -10,13 +10,13 @@ use super::script::{Kind, Step, THREADS, Under};
 pub(super) struct Reported {
     pub(super) root: usize,
     /// In the order in which they closed.
-    pub(super) kept: Vec<ToldSpan>,
-    pub(super) profile: Option<ToldProfile>,
+    pub(super) kept: Vec<ReportedSpan>,
+    pub(super) profile: Option<ReportedProfile>,
 }
 
 /// A kept span. A profile has the number of the first span that was promised it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ToldSpan {
+pub(super) struct ReportedSpan {
     pub(super) span: usize,
     pub(super) reasons: String,
     pub(super) opened_ns: u64,
@@ -48,7 +48,7 @@ impl Times {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ToldProfile {
+pub(super) struct ReportedProfile {
     pub(super) number: usize,
     pub(super) duration_ns: u64,
     /// By sample number.
@@ -144,7 +144,7 @@ struct Out {
 struct Epoch {
     root: usize,
     since_ns: u64,
-    kept: Vec<ToldSpan>,
+    kept: Vec<ReportedSpan>,
 }
 
 #[derive(Debug)]
@@ -422,8 +422,8 @@ impl Oracle {
         let promised = self.epochs[at].kept.iter().find_map(|kept| kept.profile);
         let profile = (samples > 0).then(|| promised.unwrap_or(span));
         let reasons = reasons.to_owned();
-        let told = ToldSpan { span, reasons, opened_ns, times, samples, profile, earlier };
-        self.epochs[at].kept.push(told);
+        let reported = ReportedSpan { span, reasons, opened_ns, times, samples, profile, earlier };
+        self.epochs[at].kept.push(reported);
     }
 
     /// These spans are registered with the collector, for any reason.
@@ -484,7 +484,7 @@ impl Oracle {
     }
 
     fn round(&mut self, flush: bool) -> Vec<Reported> {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for epoch in std::mem::take(&mut self.epochs) {
             let is_expired = self.now_ns - epoch.since_ns >= LINGER_NS;
             // If a root has no samples, is not kept and was not in a snapshot, the collector is not notified when it
@@ -494,7 +494,7 @@ impl Oracle {
             let Span { is_open, is_known, .. } = self.spans[epoch.root];
             let is_closed = !is_open && (sampled || is_kept || is_known);
             if is_expired || is_closed || flush {
-                told.push(self.report(epoch));
+                reported.push(self.report(epoch));
             } else {
                 self.epochs.push(epoch);
             }
@@ -508,7 +508,7 @@ impl Oracle {
                 out.was_seen |= is_long && is_inside && !out.preempted && out.is_recorded;
             }
         }
-        told
+        reported
     }
 
     fn report(&mut self, epoch: Epoch) -> Reported {
@@ -547,7 +547,11 @@ impl Oracle {
         }
         let duration_ns = end_ns.max(last_ns) - begin_ns;
         self.made.push(number);
-        Reported { root, kept, profile: Some(ToldProfile { number, duration_ns, samples, waits }) }
+        Reported {
+            root,
+            kept,
+            profile: Some(ReportedProfile { number, duration_ns, samples, waits }),
+        }
     }
 
     fn made_at(&self, profile: usize) -> Option<usize> {

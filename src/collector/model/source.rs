@@ -51,7 +51,7 @@ struct Thread {
     off_ns: u64,
     /// Since when the thread is switched out.
     out_ns: Option<u64>,
-    recording: Option<Arc<SampledThread>>,
+    sampled_thread: Option<Arc<SampledThread>>,
     armed: Option<Rings>,
     armings: u64,
 }
@@ -87,7 +87,7 @@ impl Scripted {
         let thread = &mut threads[thread];
         thread.samples += 1;
         let rings = thread.armed.as_ref().unwrap();
-        let tid = thread.recording.as_ref().unwrap().tid;
+        let tid = thread.sampled_thread.as_ref().unwrap().tid;
         let mut words = vec![
             0,
             u64::from(tid) << 32 | u64::from(std::process::id()),
@@ -138,7 +138,7 @@ impl Scripted {
     pub(super) fn let_go(&self) {
         for thread in self.0.threads.lock().iter_mut() {
             let is_sampled = |one: &Arc<SampledThread>| !one.is_over() && one.last().ring.is_some();
-            thread.armed.take_if(|_| !thread.recording.as_ref().is_some_and(is_sampled));
+            thread.armed.take_if(|_| !thread.sampled_thread.as_ref().is_some_and(is_sampled));
         }
     }
 
@@ -162,20 +162,20 @@ impl ArmThreads for Scripted {
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let first = Arc::new(Arming::none());
         let rate = Rate::of(Periods::USUAL.first());
-        let recording = Arc::new(SampledThread::new(tid, None, rate, Arc::clone(&first)));
+        let sampled_thread = Arc::new(SampledThread::new(tid, None, rate, Arc::clone(&first)));
         let number = THREAD.get();
-        shared.threads.lock()[number].recording = Some(Arc::clone(&recording));
-        shared.sampler.add_scripted(Arc::clone(&recording));
+        shared.threads.lock()[number].sampled_thread = Some(Arc::clone(&sampled_thread));
+        shared.sampler.add_scripted(Arc::clone(&sampled_thread));
         let source = Box::new(ScriptedThread { number, scripted: self.clone() });
-        Begun { sampled: Some((recording, first)), source }
+        Begun { sampled: Some((sampled_thread, first)), source }
     }
 
-    fn arm(&self, recording: &SampledThread) {
+    fn arm(&self, sampled_thread: &SampledThread) {
         let shared = &*self.0;
         let is_thread = |thread: &&mut Thread| {
-            thread.recording.as_ref().is_some_and(|one| one.tid == recording.tid)
+            thread.sampled_thread.as_ref().is_some_and(|one| one.tid == sampled_thread.tid)
         };
-        recording.follow(|last| {
+        sampled_thread.follow(|last| {
             let samples = Arc::new(SampleRing::scripted(RING_BYTES, STEP).unwrap());
             let switches = || Arc::new(PerfRing::scripted(RING_BYTES).unwrap());
             let switches = shared.has_switches.then(switches);
@@ -184,7 +184,8 @@ impl ArmThreads for Scripted {
             assert!(last.ring.is_none(), "armed twice");
             thread.armings += 1;
             let is_wanted = thread.armings % 2 == 1;
-            let period_ns = if is_wanted { recording.rate().period_ns } else { OTHER_PERIOD_NS };
+            let period_ns =
+                if is_wanted { sampled_thread.rate().period_ns } else { OTHER_PERIOD_NS };
             thread.armed = Some(Rings {
                 samples: Arc::clone(&samples),
                 switches: switches.clone(),

@@ -23,11 +23,11 @@ use super::super::gate::Gate;
 use super::super::run::Collector;
 use super::super::sampled::Pace;
 use super::super::shed::ShedLimits;
-use super::oracle::{Place, Reported, START_NS, Times, ToldProfile, ToldSpan, name};
+use super::oracle::{Place, Reported, ReportedProfile, ReportedSpan, START_NS, Times, name};
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::export::{ExportError, Exported, Exporter};
-use crate::keep::{Callsites, Condition, Keep, Keeper, KeptSpan, Rule, Rules};
+use crate::keep::{Callsites, Condition, Keep, KeptSpan, ProfileAdmission, Rule, Rules};
 use crate::otel::AttributeNames;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::sampler::{Sampler, Source, SourceSettings};
@@ -37,7 +37,7 @@ use crate::sys::{Clock, Poller, SampleRequest, TimerClock};
 
 const STATUS: &str = "otel.status_code";
 /// Open spans get a snapshot after this time.
-const OVERDUE: Duration = Duration::from_millis(50);
+const OPEN_LIMIT: Duration = Duration::from_millis(50);
 
 struct Site;
 
@@ -89,8 +89,8 @@ fn rules() -> Rules {
         // Snapshots of open spans must not change what is reported when they close.
         if kind.is_profiled() {
             let is_open_for_long = kind.is_kept_on_error();
-            let overdue = if is_open_for_long { Condition::Open } else { Condition::Hung };
-            keep = keep.or(overdue(OVERDUE));
+            let watchdog = if is_open_for_long { Condition::Open } else { Condition::Hung };
+            keep = keep.or(watchdog(OPEN_LIMIT));
         }
         Rule::for_target(kind.name(), keep)
     };
@@ -226,7 +226,7 @@ impl Stage {
                 Box::new(move |keep| plan(keep, is_late)),
                 Arc::clone(&counters),
             ),
-            keeper: Keeper::by_hand(many, Arc::clone(&now)),
+            admission: ProfileAdmission::by_hand(many, Arc::clone(&now)),
             counters,
             source: sampler,
             poller,
@@ -361,11 +361,11 @@ impl Stage {
                 self.collector.idle = if disarm { Duration::ZERO } else { Duration::MAX };
                 // Open spans are checked in each round, regardless of the real clock.
                 if let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(600)) {
-                    self.collector.overdue.checked = long_ago;
+                    self.collector.watchdog.checked = long_ago;
                 }
                 assert!(self.collector.do_rounds());
                 self.scripted.let_go();
-                return self.told();
+                return self.reported();
             }
             Step::EndThread { thread } => {
                 self.workers[thread].take().unwrap().end();
@@ -406,29 +406,29 @@ impl Stage {
         self.held.push(Some(handle));
     }
 
-    fn told(&mut self) -> Vec<Reported> {
-        let mut told = Vec::new();
+    fn reported(&mut self) -> Vec<Reported> {
+        let mut reported = Vec::new();
         while let Ok(job) = self.jobs.try_recv() {
             match job {
                 Job::Export { profile, kept, .. } => {
                     // The profile would be given to the exporter now.
-                    self.engine.keeper.redeem();
+                    self.engine.admission.release_permit();
                     if kept[0].is_open {
                         assert!(kept.iter().all(|span| span.is_open), "closed spans in a snapshot");
                         self.snapshot_ids.insert(profile.id);
                         let spans = kept.iter().map(|span| self.keys[&span.key]).collect();
-                        let samples = told_profile(&profile, 0).samples.into_keys().collect();
+                        let samples = reported_profile(&profile, 0).samples.into_keys().collect();
                         self.snapshots.push(Snapshot { spans, samples });
                         continue;
                     }
-                    told.push(self.kept(&kept, Some(&profile)));
+                    reported.push(self.kept(&kept, Some(&profile)));
                 }
                 Job::Report(kept) if kept[0].is_open => {}
-                Job::Report(kept) => told.push(self.kept(&kept, None)),
+                Job::Report(kept) => reported.push(self.kept(&kept, None)),
                 _ => {}
             }
         }
-        told
+        reported
     }
 
     fn kept(&mut self, kept: &[KeptSpan], profile: Option<&Profile>) -> Reported {
@@ -439,7 +439,7 @@ impl Stage {
         }
         let (unknown, snapshots) = (usize::MAX, &self.snapshot_ids);
         let number_of = |id: &ProfileId| self.profiles.get(id).copied().unwrap_or(unknown);
-        let told = |span: &KeptSpan| ToldSpan {
+        let reported = |span: &KeptSpan| ReportedSpan {
             span: self.keys.get(&span.key).copied().unwrap_or(unknown),
             reasons: span.reasons.to_string(),
             opened_ns: span.opened_ns,
@@ -457,8 +457,8 @@ impl Stage {
         assert!(kept.iter().all(|span| span.root == root), "spans of two roots in one profile");
         Reported {
             root: self.keys.get(&root).copied().unwrap_or(unknown),
-            kept: kept.iter().map(told).collect(),
-            profile: profile.map(|profile| told_profile(profile, number_of(&profile.id))),
+            kept: kept.iter().map(reported).collect(),
+            profile: profile.map(|profile| reported_profile(profile, number_of(&profile.id))),
         }
     }
 
@@ -497,7 +497,7 @@ fn times(span: &KeptSpan) -> Times {
     }
 }
 
-fn told_profile(profile: &Profile, number: usize) -> ToldProfile {
+fn reported_profile(profile: &Profile, number: usize) -> ReportedProfile {
     let place = |sample: &Sample, point: &Point| Place {
         path: profile.span_path(sample.link).into_iter().map(str::to_owned).collect(),
         at_ns: point.time_unix_ns - profile.start_unix_ns,
@@ -518,5 +518,5 @@ fn told_profile(profile: &Profile, number: usize) -> ToldProfile {
             assert!(is_new, "something is in a profile twice");
         }
     }
-    ToldProfile { number, duration_ns: profile.duration_ns, samples, waits }
+    ReportedProfile { number, duration_ns: profile.duration_ns, samples, waits }
 }

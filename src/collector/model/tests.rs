@@ -8,7 +8,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 use tracing::Dispatch;
 use tracing_subscriber::layer::SubscriberExt;
 
-use super::oracle::{Oracle, Place, Reported, Times, ToldSpan};
+use super::oracle::{Oracle, Place, Reported, ReportedSpan, Times};
 use super::script::{Kind, Op, Step, THREADS, Under, Ways, script};
 use super::stage::{Snapshot, Stage};
 use crate::control::Control;
@@ -25,14 +25,14 @@ const MOST_SPANS: usize = 40;
 struct Reached(BTreeMap<&'static str, u32>);
 
 impl Reached {
-    fn note(&mut self, told: &Reported, is_root_open: bool) {
-        let any = |is: fn(&ToldSpan) -> bool| told.kept.iter().any(is);
-        let profile = told.profile.as_ref();
+    fn note(&mut self, reported: &Reported, is_root_open: bool) {
+        let any = |is: fn(&ReportedSpan) -> bool| reported.kept.iter().any(is);
+        let profile = reported.profile.as_ref();
         let is_deep = |place: &Place| place.path.len() > 2;
         for (what, is_so) in [
             ("a profile", profile.is_some()),
             ("no profile", profile.is_none()),
-            ("a profile of several spans", profile.is_some() && told.kept.len() > 1),
+            ("a profile of several spans", profile.is_some() && reported.kept.len() > 1),
             ("a profile while the root is open", profile.is_some() && is_root_open),
             ("an earlier profile", any(|span| !span.earlier.is_empty())),
             ("two earlier profiles", any(|span| span.earlier.len() > 1)),
@@ -209,10 +209,10 @@ impl Play {
             _ => 0,
         };
         let mut expected = self.oracle.play(step, period_ns);
-        for told in &expected {
-            self.reached.note(told, self.oracle.is_open(told.root));
+        for reported in &expected {
+            self.reached.note(reported, self.oracle.is_open(reported.root));
         }
-        let mut told = self.stage.play(step);
+        let mut reported = self.stage.play(step);
         self.oracle.note_known(&self.stage.known());
         for Snapshot { spans, samples } in self.stage.take_snapshots() {
             self.reached.note_snapshot(samples.len());
@@ -223,16 +223,18 @@ impl Play {
                 ));
             }
         }
-        let first = |told: &Reported| told.kept.first().map(|kept| kept.span);
+        let first = |reported: &Reported| reported.kept.first().map(|kept| kept.span);
         expected.sort_by_key(first);
-        told.sort_by_key(first);
-        for (told, expected) in told.iter_mut().zip(&expected) {
-            for (told, expected) in told.kept.iter_mut().zip(&expected.kept) {
-                told.times = without_bounds(told.times, &expected.times);
+        reported.sort_by_key(first);
+        for (reported, expected) in reported.iter_mut().zip(&expected) {
+            for (reported, expected) in reported.kept.iter_mut().zip(&expected.kept) {
+                reported.times = without_bounds(reported.times, &expected.times);
             }
         }
-        let is_same = told == expected;
-        is_same.then_some(()).ok_or_else(|| format!("reported {told:#?}\nexpected {expected:#?}"))
+        let is_same = reported == expected;
+        is_same
+            .then_some(())
+            .ok_or_else(|| format!("reported {reported:#?}\nexpected {expected:#?}"))
     }
 
     /// Leaves and drops all spans, and flushes.
@@ -275,16 +277,17 @@ impl Play {
 
 /// Replaces the reported times by the true ones if those lie within the reported error bounds. When exactly switches
 /// happened is not known to the stage.
-fn without_bounds(told: Times, truth: &Times) -> Times {
-    let is_within = told.on_cpu_ns.abs_diff(truth.on_cpu_ns) <= told.error_ns;
-    let is_sum_right = told.on_cpu_ns + told.off_cpu_ns == truth.on_cpu_ns + truth.off_cpu_ns;
+fn without_bounds(reported: Times, truth: &Times) -> Times {
+    let is_within = reported.on_cpu_ns.abs_diff(truth.on_cpu_ns) <= reported.error_ns;
+    let is_sum_right =
+        reported.on_cpu_ns + reported.off_cpu_ns == truth.on_cpu_ns + truth.off_cpu_ns;
     let (voluntary, involuntary) = (truth.voluntary, truth.involuntary);
-    let told = Times { voluntary, involuntary, ..told };
+    let reported = Times { voluntary, involuntary, ..reported };
     if is_within && is_sum_right {
         let Times { on_cpu_ns, off_cpu_ns, .. } = *truth;
-        return Times { on_cpu_ns, off_cpu_ns, error_ns: 0, ..told };
+        return Times { on_cpu_ns, off_cpu_ns, error_ns: 0, ..reported };
     }
-    told
+    reported
 }
 
 fn play(ops: &[Op], ways: Ways) -> Result<Reached, String> {
@@ -404,8 +407,12 @@ fn a_thousand_kept_spans_close_while_the_collector_stands_still() {
         stage.play(&Step::Drop { thread, span });
     }
     assert_eq!(stage.stats().spans.kept, SPANS as u64);
-    let told = stage.play(&Step::Round { flush: true, disarm: false });
-    assert_eq!(told.iter().map(|told| told.kept.len()).sum::<usize>(), SPANS, "no span is lost");
+    let reported = stage.play(&Step::Round { flush: true, disarm: false });
+    assert_eq!(
+        reported.iter().map(|reported| reported.kept.len()).sum::<usize>(),
+        SPANS,
+        "no span is lost"
+    );
     stage.end();
 }
 

@@ -15,7 +15,8 @@ use super::transport::Transport;
 use crate::encode;
 use crate::export::directory::{self, Directory};
 use crate::export::{
-    Answer, Encoded, ExportError, Exported, Exporter, Hopeless, Never, QueueLimits, Remote,
+    Answer, Encoded, ExportError, Exported, Exporter, QueueLimits, RefusedScope, Remote,
+    Unexportable,
 };
 use crate::profile::{Attribute, Profile, Resource, Value};
 use crate::span::{ignore_this_thread, spawn_ignored};
@@ -77,7 +78,7 @@ impl OtlpExporter {
         let mut bytes = message.encoded_len();
         let mut every = bytes.div_ceil(most.max(1)).max(2);
         while bytes > most && every <= THINNEST {
-            message = encode::otlp_message(&thinned(profile, every), resource);
+            message = encode::otlp_message(&downsampled(profile, every), resource);
             bytes = message.encoded_len();
             every *= 2;
         }
@@ -86,12 +87,12 @@ impl OtlpExporter {
 }
 
 /// One in `every` samples, and one in `every` waits.
-fn thinned(whole: &Profile, every: usize) -> Profile {
+fn downsampled(whole: &Profile, every: usize) -> Profile {
     let count = |profile: &Profile| profile.sample_count() + profile.wait_count();
-    let mut profile = whole.clone().thinned(every);
+    let mut profile = whole.clone().downsampled(every);
     let left_out = count(whole) - count(&profile);
     let value = Value::Int(i64::try_from(left_out).unwrap_or(i64::MAX));
-    profile.attributes.push(Attribute { key: "profile.thinned_to_fit", value });
+    profile.attributes.push(Attribute { key: "profile.downsampled_to_fit", value });
     profile
 }
 
@@ -108,11 +109,12 @@ impl Exporter for OtlpExporter {
         match self.answers.as_ref().map(Receiver::recv) {
             Some(Ok(Answer::Accepted { rejected: 0, .. })) => Ok(Exported::default()),
             Some(Ok(
-                Answer::NotNow { problem, .. } | Answer::Never { what: Never::All, problem },
+                Answer::NotNow { problem, .. }
+                | Answer::Refused { what: RefusedScope::All, problem },
             )) => Err(problem.into()),
-            Some(Ok(Answer::Accepted { message: problem, .. } | Answer::Never { problem, .. })) => {
-                Err(Hopeless(problem).into())
-            }
+            Some(Ok(
+                Answer::Accepted { message: problem, .. } | Answer::Refused { problem, .. },
+            )) => Err(Unexportable(problem).into()),
             _ => Err("the thread that sends profiles has ended".into()),
         }
     }
@@ -220,13 +222,13 @@ mod tests {
         assert!(item.len() <= most && item.len() > most / 10, "{} of {most}", item.len());
         let message = read(&item);
         let tables = message.dictionary.unwrap();
-        assert!(tables.string_table.iter().any(|string| string == "profile.thinned_to_fit"));
+        assert!(tables.string_table.iter().any(|string| string == "profile.downsampled_to_fit"));
         assert!(
             !read(&alone)
                 .dictionary
                 .unwrap()
                 .string_table
-                .contains(&"profile.thinned_to_fit".to_owned())
+                .contains(&"profile.downsampled_to_fit".to_owned())
         );
         // The sums are unchanged.
         let profiles = &message.resource_profiles[0].scope_profiles[0].profiles;

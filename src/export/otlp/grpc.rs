@@ -23,7 +23,7 @@ use tonic_types::StatusExt;
 
 use super::settings::{Compression, Settings};
 use super::transport::{Connector, client, whole};
-use crate::export::{Answer, Never};
+use crate::export::{Answer, RefusedScope};
 
 const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 
@@ -196,12 +196,12 @@ fn answer(status: &Status) -> Answer {
     };
     // The error is local, not the server's.
     if let Some(source) = status.source() {
-        return Answer::unheard(whole(source));
+        return Answer::no_answer(whole(source));
     }
     let info = status.get_details_retry_info();
     match status.code() {
         Code::ResourceExhausted if info.is_none() => {
-            Answer::Never { what: Never::Request, problem: problem() }
+            Answer::Refused { what: RefusedScope::Request, problem: problem() }
         }
         Code::Cancelled
         | Code::DeadlineExceeded
@@ -214,9 +214,9 @@ fn answer(status: &Status) -> Answer {
             Answer::NotNow { after, problem: problem() }
         }
         Code::NotFound | Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented => {
-            Answer::Never { what: Never::All, problem: problem() }
+            Answer::Refused { what: RefusedScope::All, problem: problem() }
         }
-        _ => Answer::Never { what: Never::Request, problem: problem() },
+        _ => Answer::Refused { what: RefusedScope::Request, problem: problem() },
     }
 }
 
@@ -225,8 +225,8 @@ pub(super) fn fuzz(status: u8, header: &[u8], body: &[u8]) {
     let message = String::from_utf8_lossy(header).into_owned();
     let details = Bytes::copy_from_slice(body);
     let status = Status::with_details(Code::from(i32::from(status)), message, details);
-    answer(&status).in_a_line().check();
-    Answer::accepted(read(body)).in_a_line().check();
+    answer(&status).single_line().check();
+    Answer::accepted(read(body)).single_line().check();
 }
 
 #[cfg(test)]
@@ -257,7 +257,7 @@ mod tests {
         ] {
             let answer = answer(&Status::new(code, "why"));
             assert_eq!(matches!(answer, Answer::NotNow { after: None, .. }), is_retried, "{code}");
-            let Answer::Never { what, .. } = answer else { continue };
+            let Answer::Refused { what, .. } = answer else { continue };
             let wants_nothing = matches!(
                 code,
                 Code::NotFound
@@ -265,7 +265,7 @@ mod tests {
                     | Code::Unauthenticated
                     | Code::Unimplemented
             );
-            assert_eq!(what == Never::All, wants_nothing, "{code}");
+            assert_eq!(what == RefusedScope::All, wants_nothing, "{code}");
         }
     }
 

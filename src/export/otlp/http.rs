@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::settings::{Compression, Settings};
 use super::transport::{Connector, client, whole};
-use crate::export::{Answer, Never};
+use crate::export::{Answer, RefusedScope};
 
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
 /// The maximum number of bytes that are read of an answer.
@@ -67,7 +67,7 @@ impl Http {
         *request.headers_mut() = self.headers.clone();
         let response = match timeout_at(deadline, self.client.request(request)).await.ok()? {
             Ok(response) => response,
-            Err(error) => return Some(Answer::unheard(whole(&error))),
+            Err(error) => return Some(Answer::no_answer(whole(&error))),
         };
         let (head, body) = response.into_parts();
         let body = Limited::new(body, MOST_ANSWER_BYTES).collect();
@@ -111,9 +111,9 @@ fn answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
         | StatusCode::PROXY_AUTHENTICATION_REQUIRED
         | StatusCode::GONE
         | StatusCode::UNSUPPORTED_MEDIA_TYPE
-        | StatusCode::NOT_IMPLEMENTED => Answer::Never { what: Never::All, problem },
-        status if status.is_redirection() => Answer::Never { what: Never::All, problem },
-        _ => Answer::Never { what: Never::Request, problem },
+        | StatusCode::NOT_IMPLEMENTED => Answer::Refused { what: RefusedScope::All, problem },
+        status if status.is_redirection() => Answer::Refused { what: RefusedScope::All, problem },
+        _ => Answer::Refused { what: RefusedScope::Request, problem },
     }
 }
 
@@ -150,9 +150,9 @@ pub(super) fn fuzz(status: u8, header: &[u8], body: &[u8]) {
         headers.insert(RETRY_AFTER, value.clone());
         headers.insert(CONTENT_TYPE, if header.is_empty() { PROTOBUF } else { value });
     }
-    answer(status, &headers, body).in_a_line().check();
+    answer(status, &headers, body).single_line().check();
     let response = ExportProfilesServiceResponse::decode(body).unwrap_or_default();
-    Answer::accepted(response).in_a_line().check();
+    Answer::accepted(response).single_line().check();
 }
 
 #[cfg(test)]
@@ -176,11 +176,13 @@ mod tests {
             assert!(problem.ends_with(": why"), "{problem}");
         }
         for (expected, statuses) in [
-            (Never::All, [302, 401, 404, 407, 410, 501].as_slice()),
-            (Never::Request, &[400, 409, 413, 422, 500, 505]),
+            (RefusedScope::All, [302, 401, 404, 407, 410, 501].as_slice()),
+            (RefusedScope::Request, &[400, 409, 413, 422, 500, 505]),
         ] {
             for status in statuses {
-                let Answer::Never { what, .. } = of(*status, Some("1")) else { panic!("{status}") };
+                let Answer::Refused { what, .. } = of(*status, Some("1")) else {
+                    panic!("{status}")
+                };
                 assert_eq!(what, expected, "{status}");
             }
         }

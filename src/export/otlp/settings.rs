@@ -810,11 +810,11 @@ mod tests {
     #[cfg(feature = "otlp-tls")]
     #[test]
     fn only_regular_files_of_limited_size_are_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let large = folder.path().join("large.pem");
+        let dir = tempfile::tempdir().unwrap();
+        let large = dir.path().join("large.pem");
         std::fs::File::create(&large).unwrap().set_len(2 * 1024 * 1024).unwrap();
         let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
-        let files = [(path(&large), "larger than"), (path(folder.path()), "not a regular file")];
+        let files = [(path(&large), "larger than"), (path(dir.path()), "not a regular file")];
         let endless = [("/dev/zero".to_owned(), "not a regular file")];
         for (file, expected) in files.into_iter().chain(endless) {
             for names in [CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY] {

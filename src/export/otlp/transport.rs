@@ -25,18 +25,18 @@ const MOST_SHOWN_CHARS: usize = 400;
 
 impl Answer {
     /// No answer was received.
-    pub(super) fn unheard(problem: String) -> Self {
+    pub(super) fn no_answer(problem: String) -> Self {
         Self::NotNow { after: None, problem }
     }
 
     /// Makes the texts safe for a log, because a server can return anything.
-    pub(super) fn in_a_line(self) -> Self {
+    pub(super) fn single_line(self) -> Self {
         match self {
             Self::Accepted { rejected, message } => {
                 Self::Accepted { rejected, message: shown(&message) }
             }
             Self::NotNow { after, problem } => Self::NotNow { after, problem: shown(&problem) },
-            Self::Never { what, problem } => Self::Never { what, problem: shown(&problem) },
+            Self::Refused { what, problem } => Self::Refused { what, problem: shown(&problem) },
         }
     }
 
@@ -45,7 +45,7 @@ impl Answer {
     pub(super) fn check(&self) {
         let (Self::Accepted { message: text, .. }
         | Self::NotNow { problem: text, .. }
-        | Self::Never { problem: text, .. }) = self;
+        | Self::Refused { problem: text, .. }) = self;
         assert!(!text.contains(disturbs) && text.chars().count() <= MOST_SHOWN_CHARS);
     }
 
@@ -103,9 +103,9 @@ impl Transport {
         let answer = sent.unwrap_or_else(|| {
             // The connection may be dead without an error.
             self.reconnect();
-            Answer::unheard(format!("no answer in {:?}", self.timeout))
+            Answer::no_answer(format!("no answer in {:?}", self.timeout))
         });
-        answer.in_a_line()
+        answer.single_line()
     }
 
     fn reconnect(&mut self) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::signal::with_signals_blocked;
-use crate::sys::types::Unusual;
+use crate::sys::types::UnusualCall;
 
 /// The deadly calls, on any thread that was probed.
 static DEADLY: AtomicU32 = AtomicU32::new(0);
@@ -14,24 +14,24 @@ static DEADLY: AtomicU32 = AtomicU32::new(0);
 /// The filter counts that have been probed. Threads with the same number of filters very likely have the same filters.
 static PROBED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether a call may be made, according to [`look_at_filters`].
+/// Whether a call may be made, according to [`read_filters`].
 #[inline]
-pub(crate) fn may(call: Unusual) -> bool {
+pub(crate) fn may(call: UnusualCall) -> bool {
     DEADLY.load(Ordering::Relaxed) & bit(call) == 0
 }
 
 /// The calls that may not be made.
-pub(crate) fn deadly() -> impl Iterator<Item = Unusual> {
-    Unusual::ALL.into_iter().filter(|call| !may(*call))
+pub(crate) fn forbidden_calls() -> impl Iterator<Item = UnusualCall> {
+    UnusualCall::ALL.into_iter().filter(|call| !may(*call))
 }
 
-fn bit(call: Unusual) -> u32 {
+fn bit(call: UnusualCall) -> u32 {
     1 << call as u32
 }
 
 /// Checks whether the calling thread has new seccomp filters, and probes them. Called before a thread makes unusual
 /// calls for the first time: filters are per thread, and can be installed at any time.
-pub(crate) fn look_at_filters() {
+pub(crate) fn read_filters() {
     // The file of this thread, since that of the process describes its first thread. Without `/proc`, as in a sandbox,
     // a probe does no harm.
     let filters = match std::fs::read_to_string("/proc/thread-self/status") {
@@ -69,22 +69,22 @@ pub(super) fn filters_of(status: &str) -> Option<u32> {
 /// Makes all calls in a child. If it is killed, the next child continues after that call.
 fn probe() {
     let (mut next, mut is_quiet) = (0, true);
-    while let Some(call) = Unusual::ALL.get(next) {
-        let rest = next..Unusual::ALL.len();
+    while let Some(call) = UnusualCall::ALL.get(next) {
+        let rest = next..UnusualCall::ALL.len();
         let ended_at = with_signals_blocked(|| child(rest, is_quiet));
         match ended_at.filter(|at| is_quiet || *at != BEGINNING) {
             Some(BEGINNING) => is_quiet = false,
-            Some(done) if done >= Unusual::ALL.len() => return,
+            Some(done) if done >= UnusualCall::ALL.len() => return,
             Some(ended_at) => {
                 let ended_at = ended_at.max(next);
-                if let Some(call) = Unusual::ALL.get(ended_at) {
+                if let Some(call) = UnusualCall::ALL.get(ended_at) {
                     DEADLY.fetch_or(bit(*call), Ordering::Relaxed);
                 }
                 next = ended_at + 1;
             }
             // No child can be created, so the result is unknown: `call` and all later ones are avoided.
             None => {
-                let rest = Unusual::ALL.iter().skip(*call as usize);
+                let rest = UnusualCall::ALL.iter().skip(*call as usize);
                 DEADLY.fetch_or(rest.map(|call| bit(*call)).sum(), Ordering::Relaxed);
                 return;
             }
@@ -156,7 +156,7 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
     // SAFETY: the mapping created above, which is no longer used.
     _ = unsafe { rustix::mm::munmap(shared, size_of::<AtomicU32>()) };
     let is_whole = ended == Some(child) && child > 0;
-    is_whole.then(|| if libc::WIFEXITED(status) { Unusual::ALL.len() } else { reached })
+    is_whole.then(|| if libc::WIFEXITED(status) { UnusualCall::ALL.len() } else { reached })
 }
 
 /// In the child: avoids a core dump, and the program's handler of `SIGSYS`.
@@ -173,10 +173,10 @@ fn suppress_core_dump() {
 
 /// In the child.
 fn make(calls: std::ops::Range<usize>, reached: &AtomicU32) -> ! {
-    for (number, call) in Unusual::ALL.into_iter().enumerate() {
+    for (number, call) in UnusualCall::ALL.into_iter().enumerate() {
         if calls.contains(&number) {
             reached.store(number as u32, Ordering::Relaxed);
-            make_one(call);
+            try_call(call);
         }
     }
     loop {
@@ -186,7 +186,7 @@ fn make(calls: std::ops::Range<usize>, reached: &AtomicU32) -> ! {
 }
 
 /// Makes one call, with arguments that do nothing. The kernel rejects most of them.
-fn make_one(call: Unusual) {
+fn try_call(call: UnusualCall) {
     use perf_event_open_sys::bindings;
     const NO_FILE: c_int = -1;
     let none: c_long = 0;
@@ -195,41 +195,41 @@ fn make_one(call: Unusual) {
     // SAFETY: each call reads or writes at most the words above, which are larger than any of its structures.
     unsafe {
         match call {
-            Unusual::PerfEventOpen => {
+            UnusualCall::PerfEventOpen => {
                 libc::syscall(libc::SYS_perf_event_open, none, none, -1_i64, NO_FILE, none);
                 for request in [bindings::ENABLE, bindings::DISABLE, bindings::PERIOD, bindings::ID]
                 {
                     libc::syscall(libc::SYS_ioctl, NO_FILE, request as c_long, none);
                 }
             }
-            Unusual::TimerCreate => {
+            UnusualCall::TimerCreate => {
                 libc::syscall(libc::SYS_timer_create, libc::CLOCK_THREAD_CPUTIME_ID, none, pointer);
             }
             // No such timer exists: the one just created has the id 0.
-            Unusual::TimerSettime => {
+            UnusualCall::TimerSettime => {
                 libc::syscall(libc::SYS_timer_settime, c_int::MAX, 0, pointer, none);
             }
-            Unusual::TimerDelete => {
+            UnusualCall::TimerDelete => {
                 libc::syscall(libc::SYS_timer_delete, c_int::MAX);
             }
-            Unusual::ProcessVmReadv => {
+            UnusualCall::ProcessVmReadv => {
                 let process = libc::syscall(libc::SYS_getpid);
                 libc::syscall(libc::SYS_process_vm_readv, process, none, none, none, none, none);
             }
-            Unusual::ClockGettime => {
+            UnusualCall::ClockGettime => {
                 libc::syscall(libc::SYS_clock_gettime, libc::CLOCK_THREAD_CPUTIME_ID, pointer);
             }
-            Unusual::Getrusage => {
+            UnusualCall::Getrusage => {
                 libc::syscall(libc::SYS_getrusage, libc::RUSAGE_THREAD, pointer);
             }
-            Unusual::Statfs => {
+            UnusualCall::Statfs => {
                 libc::syscall(libc::SYS_statfs, c"/".as_ptr(), pointer);
             }
-            Unusual::Faccessat => {
+            UnusualCall::Faccessat => {
                 libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, c"/".as_ptr(), libc::R_OK);
             }
             // The file is closed when the process ends.
-            Unusual::MemfdCreate => {
+            UnusualCall::MemfdCreate => {
                 libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC);
             }
         }
@@ -260,10 +260,10 @@ mod tests {
     #[test]
     fn without_a_filter_a_child_makes_all_calls() {
         for is_quiet in [true, false] {
-            assert_eq!(child(0..Unusual::ALL.len(), is_quiet), Some(Unusual::ALL.len()));
+            assert_eq!(child(0..UnusualCall::ALL.len(), is_quiet), Some(UnusualCall::ALL.len()));
         }
         // The numbers of the calls are their indices in the table.
-        for (number, call) in Unusual::ALL.into_iter().enumerate() {
+        for (number, call) in UnusualCall::ALL.into_iter().enumerate() {
             assert_eq!(call as usize, number);
         }
     }

@@ -6,7 +6,7 @@
 )]
 
 use super::calls::may;
-use crate::sys::types::Unusual;
+use crate::sys::types::UnusualCall;
 
 /// The source of [`read_ticks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub(crate) fn thread_cpu_ns() -> Option<u64> {
 
 /// Reads a CPU clock, which takes a system call.
 pub(super) fn read_cpu(clock: libc::clockid_t) -> Option<u64> {
-    may(Unusual::ClockGettime).then(|| read(clock)).flatten()
+    may(UnusualCall::ClockGettime).then(|| read(clock)).flatten()
 }
 
 /// The kernel's tick, if known. Timers on CPU time expire at ticks.

@@ -8,7 +8,7 @@ use perf_event::{Builder, Counter, Group};
 
 use super::calls::may;
 use super::perf::{event_id, read_words};
-use crate::sys::types::Unusual;
+use crate::sys::types::UnusualCall;
 
 /// Cycles, instructions and cache misses of the calling thread, as one `perf_event` group.
 pub(crate) struct HardwareCounters {
@@ -36,7 +36,7 @@ impl HardwareCounters {
     }
 
     fn of<E: Into<Event>>(events: [E; 3]) -> io::Result<Self> {
-        if !may(Unusual::PerfEventOpen) {
+        if !may(UnusualCall::PerfEventOpen) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let mut group = Group::new()?;

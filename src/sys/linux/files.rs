@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::calls::may;
-use crate::sys::types::{FileIdentity, Unusual};
+use crate::sys::types::{FileIdentity, UnusualCall};
 
 /// Creates a file of mode 0600. Fails if the path exists: it could be a link to another file.
 pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
@@ -22,10 +22,10 @@ pub(crate) fn check_writable(directory: &Path) -> io::Result<()> {
     use rustix::fs::{Access, AtFlags, CWD, accessat, statvfs};
     // With the trailing dot, a file that is not a directory is an error.
     let inside = directory.join(".");
-    if may(Unusual::Faccessat) {
+    if may(UnusualCall::Faccessat) {
         accessat(CWD, &inside, Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty())?;
     }
-    if !may(Unusual::Statfs) {
+    if !may(UnusualCall::Statfs) {
         return Ok(());
     }
     let file_system = statvfs(&inside)?;
@@ -60,7 +60,7 @@ pub(crate) fn identity(file: &File) -> io::Result<FileIdentity> {
 /// An unnamed file in memory.
 pub(crate) fn memory_file() -> io::Result<File> {
     use rustix::fs::{MemfdFlags, memfd_create};
-    if !may(Unusual::MemfdCreate) {
+    if !may(UnusualCall::MemfdCreate) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok(memfd_create("tracing-profiling", MemfdFlags::CLOEXEC)?.into())

@@ -27,7 +27,7 @@ pub(crate) fn read_proc_texts(text: &str) -> (bool, bool) {
 }
 
 pub(crate) use blocked::{blocked, cpu_ns_of, read_own_stack};
-pub(crate) use calls::{deadly, look_at_filters};
+pub(crate) use calls::{forbidden_calls, read_filters};
 pub(crate) use clock::{
     TickSource, monotonic_raw_ns, read_ticks, thread_cpu_ns, tick_ns, tick_source,
 };

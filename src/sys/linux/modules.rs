@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use super::calls::may;
 use super::fork::{ForkSafe, ForkSafeGuard};
-use crate::sys::types::{CodeSegment, LoadedModule, ModuleList, Unusual};
+use crate::sys::types::{CodeSegment, LoadedModule, ModuleList, UnusualCall};
 
 /// A number that changes whenever a library is loaded or unloaded.
 pub(crate) fn module_generation() -> u64 {
@@ -84,7 +84,7 @@ pub(crate) fn read_own_memory(addresses: Range<u64>) -> io::Result<Vec<u8>> {
 /// Copies pieces of this process's memory to `into`, until the first that is not mapped. The kernel copies each piece
 /// completely or not at all.
 pub(super) fn read_by_system_call(from: &[libc::iovec], into: &mut [u8]) -> io::Result<usize> {
-    if !may(Unusual::ProcessVmReadv) {
+    if !may(UnusualCall::ProcessVmReadv) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };

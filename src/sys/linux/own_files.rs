@@ -27,14 +27,14 @@ impl Files {
     }
 
     /// Takes one system call.
-    pub(crate) fn are_ours(&self) -> bool {
+    pub(crate) fn still_owned(&self) -> bool {
         self.canary.as_ref().and_then(identity) == Some(self.identity)
     }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
-        if !self.are_ours() {
+        if !self.still_owned() {
             // The number belongs to another file.
             std::mem::forget(self.canary.take());
         }

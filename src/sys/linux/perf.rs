@@ -15,7 +15,7 @@ use perf_event_open_sys::bindings::{
 use super::calls::may;
 use super::ring::RingMemory;
 use super::thread::current_tid;
-use crate::sys::types::{SampleRequest, Unusual, WhyRefused};
+use crate::sys::types::{SampleRequest, UnusualCall, WhyRefused};
 
 impl WhyRefused {
     fn of_open(error: &io::Error) -> Self {
@@ -140,7 +140,7 @@ fn software(config: u32) -> perf_event_attr {
 }
 
 fn open(attr: &mut perf_event_attr, tid: u32) -> Result<Event, WhyRefused> {
-    if !may(Unusual::PerfEventOpen) {
+    if !may(UnusualCall::PerfEventOpen) {
         return Err(WhyRefused::Deadly);
     }
     const ANY_CPU: i32 = -1;
@@ -266,7 +266,7 @@ pub(super) fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
 
 /// Fails if the system calls of perf events are not allowed.
 fn may_change() -> io::Result<()> {
-    if may(Unusual::PerfEventOpen) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+    if may(UnusualCall::PerfEventOpen) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 fn enable_event(event: BorrowedFd<'_>) -> io::Result<()> {

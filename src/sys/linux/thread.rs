@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::gettid;
 
 use super::calls::may;
-use crate::sys::types::{ThreadUsage, Unusual};
+use crate::sys::types::{ThreadUsage, UnusualCall};
 
 /// The kernel's id of the calling thread.
 pub(crate) fn current_tid() -> u32 {
@@ -28,7 +28,7 @@ pub(crate) fn has_ended(process: u32) -> bool {
 
 /// The calling thread's resource usage; `None` if it cannot be read.
 pub(crate) fn thread_usage() -> Option<ThreadUsage> {
-    if !may(Unusual::Getrusage) {
+    if !may(UnusualCall::Getrusage) {
         return None;
     }
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();

@@ -22,7 +22,7 @@ use super::clock::{monotonic_raw_ns, thread_cpu_ns, tick_ns};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::ring::RingMemory;
 use super::signal::{handled_by, last_error, signal_for, unblock};
-use crate::sys::types::{SampleRequest, TimerClock, Unusual, WhyRefused};
+use crate::sys::types::{SampleRequest, TimerClock, UnusualCall, WhyRefused};
 
 /// The thread that a signal is for, found by the number that its timer sends.
 ///
@@ -141,7 +141,7 @@ pub(crate) fn unblock_timers() -> Result<(), WhyRefused> {
 
 /// The signal that timers send. Choosing it creates a timer.
 fn signal_of_timers() -> Result<c_int, WhyRefused> {
-    let calls = [Unusual::TimerCreate, Unusual::TimerSettime, Unusual::TimerDelete];
+    let calls = [UnusualCall::TimerCreate, UnusualCall::TimerSettime, UnusualCall::TimerDelete];
     if calls.into_iter().all(may) { signal_for(handle) } else { Err(WhyRefused::Deadly) }
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn open_timer_ring(
     stack: Range<u64>,
 ) -> Result<TimerRing, WhyRefused> {
     // For such a timer, the handler reads the thread's CPU clock at each signal.
-    if clock == TimerClock::Monotonic && !may(Unusual::ClockGettime) {
+    if clock == TimerClock::Monotonic && !may(UnusualCall::ClockGettime) {
         return Err(WhyRefused::Deadly);
     }
     let signal = signal_of_timers()?;
@@ -206,7 +206,7 @@ fn create(
 impl Timer {
     /// Sets the time to the first signal, 0 to disarm the timer, and between signals. The error is an errno.
     fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), i32> {
-        if !may(Unusual::TimerSettime) {
+        if !may(UnusualCall::TimerSettime) {
             return Err(libc::EPERM);
         }
         let time = |ns: u64| libc::timespec {
@@ -235,7 +235,7 @@ impl Timer {
     /// Deletes the timer, and waits for a running handler. Returns false if the handler does not return, because its
     /// thread was stopped in it.
     fn end(self) -> bool {
-        let may_delete = may(Unusual::TimerDelete);
+        let may_delete = may(UnusualCall::TimerDelete);
         if may_delete {
             // SAFETY: created by `timer_create`, and deleted only here.
             unsafe { libc::timer_delete(self.id) };

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::close::Closing;
 use super::slot::Slot;
-use super::spans::KnownSpan;
+use super::spans::SpanInfo;
 use super::{RegistryId, SpanKey, Spans};
 
 /// An open profiled span at the moment of the scan. Its thread keeps running.
@@ -22,11 +22,11 @@ pub(crate) struct OpenSpan {
 
 impl Spans {
     /// Visits all open profiled spans. This scans all slots, at some nanoseconds each.
-    pub(crate) fn look_at_open(&self, mut visit: impl FnMut(&OpenSpan)) {
+    pub(crate) fn for_each_open(&self, mut visit: impl FnMut(&OpenSpan)) {
         let now = self.clock.now();
         let since = |then: u64| self.clock.ns(now.saturating_sub(then));
         self.table.for_each(|slot| {
-            let (Some(id), Some(key)) = (slot.id_to_look(), slot.key()) else { return };
+            let (Some(id), Some(key)) = (slot.peek_id(), slot.key()) else { return };
             let open = OpenSpan {
                 id,
                 key,
@@ -47,7 +47,7 @@ impl Spans {
         &self,
         id: RegistryId,
         key: SpanKey,
-    ) -> Option<Vec<(SpanKey, KnownSpan)>> {
+    ) -> Option<Vec<(SpanKey, SpanInfo)>> {
         let mut around = Vec::new();
         let mut next = Some(id);
         while let Some(slot) = next.and_then(|id| self.table.get(id)) {

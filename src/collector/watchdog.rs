@@ -4,10 +4,10 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::look::passed;
 use super::pending::PendingSpan;
 use super::run::Collector;
 use super::sampled::Sampled;
+use super::scan::passed;
 use super::waits::WaitingThread;
 use crate::keep::{Reason, Reasons};
 use crate::span::{OpenSpan, RegistryId, SpanKey};
@@ -22,7 +22,7 @@ const MOST_AT_ONCE: usize = 64;
 
 /// What is known of open spans from one check to the next.
 #[derive(Debug)]
-pub(super) struct Overdue {
+pub(super) struct Watchdog {
     pub(super) checked: Instant,
     /// The reasons for which open spans were kept: once for each reason.
     kept: HashMap<SpanKey, Reasons>,
@@ -87,7 +87,7 @@ impl CpuTimes {
     }
 }
 
-impl Overdue {
+impl Watchdog {
     pub(super) fn new() -> Self {
         Self {
             checked: Instant::now(),
@@ -107,30 +107,30 @@ impl Overdue {
 
 impl Collector {
     /// How long until the next check of open spans; `None` if no rule needs one.
-    pub(super) fn until_overdue(&self) -> Option<Duration> {
+    pub(super) fn until_next_check(&self) -> Option<Duration> {
         let limit = self.engine.callsites.least_limit()?;
-        let every = (limit / 8).clamp(SOONEST, LATEST).max(self.overdue.cost * PAUSE_TIMES);
-        Some(every.saturating_sub(self.overdue.checked.elapsed()))
+        let every = (limit / 8).clamp(SOONEST, LATEST).max(self.watchdog.cost * PAUSE_TIMES);
+        Some(every.saturating_sub(self.watchdog.checked.elapsed()))
     }
 
     /// Whether an open span must be polled.
-    pub(super) fn watches_spans(&self) -> bool {
-        !self.overdue.polled.is_empty() || self.engine.spans.has_watched()
+    pub(super) fn must_check_spans(&self) -> bool {
+        !self.watchdog.polled.is_empty() || self.engine.spans.has_watched()
     }
 
     /// Finds open spans that must be kept and makes their snapshots. Call after draining.
     pub(super) fn check_open_spans(&mut self) {
-        if self.until_overdue().is_none_or(|left| !left.is_zero()) {
+        if self.until_next_check().is_none_or(|left| !left.is_zero()) {
             return;
         }
         let start = sys::thread_cpu_ns();
         self.keep_open_spans();
         if let Some(took) = passed(start, sys::thread_cpu_ns()) {
             Counters::add(&self.engine.counters.sampling.collector_cpu_ns, took);
-            self.overdue.cost = Duration::from_nanos(took);
+            self.watchdog.cost = Duration::from_nanos(took);
         }
-        self.overdue.checked = Instant::now();
-        for snapshot in self.engine.keeper.take_snapshots() {
+        self.watchdog.checked = Instant::now();
+        for snapshot in self.engine.admission.take_snapshots() {
             self.export(snapshot);
         }
     }
@@ -139,7 +139,7 @@ impl Collector {
         let closed = |(key, id): (&SpanKey, &RegistryId)| {
             (!self.engine.spans.is_open(*id, *key)).then_some(*key)
         };
-        self.closed.extend(self.overdue.polled.iter().filter_map(closed));
+        self.closed.extend(self.watchdog.polled.iter().filter_map(closed));
         let clock = self.engine.spans.clock();
         let now_ns = clock.raw_ns(clock.now());
         // Read before the slots, so that the slot of a span in which a thread is found shows it as entered.
@@ -147,8 +147,8 @@ impl Collector {
             .sampled
             .iter_mut()
             .filter_map(|sampled| {
-                let span = sampled.recording.span()?;
-                if let Some(cpu_ns) = sys::cpu_ns_of(sampled.recording.tid) {
+                let span = sampled.sampled_thread.span()?;
+                if let Some(cpu_ns) = sys::cpu_ns_of(sampled.sampled_thread.tid) {
                     let sampled_ns = sampled.sampled_ns(cpu_ns);
                     sampled.cpu_times.note(CpuTime { time_ns: now_ns, cpu_ns, sampled_ns });
                 }
@@ -158,7 +158,7 @@ impl Collector {
         if innermost.is_empty() && !self.engine.spans.has_watched() {
             return;
         }
-        let (ids, mut found) = self.find_overdue(&innermost);
+        let (ids, mut found) = self.find_over_limit(&innermost);
         if found.is_empty() {
             return;
         }
@@ -183,32 +183,32 @@ impl Collector {
     /// Drops the plans of replaced rules, at most once in [`LATEST`] unless the rules have changed.
     pub(super) fn sweep_plans(&mut self) {
         let callsites = &self.engine.callsites;
-        let (generation, when) = self.overdue.swept;
+        let (generation, when) = self.watchdog.swept;
         let is_due = generation != callsites.generation() || when.elapsed() >= LATEST;
         if !callsites.has_replaced() || !is_due {
             return;
         }
-        let known = self.pending.known_spans();
+        let known = self.pending.registered_spans();
         let mut in_use: HashSet<_> = known.into_iter().map(|(_, known)| known.plan).collect();
-        self.engine.spans.look_at_open(|span| {
+        self.engine.spans.for_each_open(|span| {
             in_use.insert(span.plan);
         });
-        self.overdue.swept = (callsites.generation(), Instant::now());
+        self.watchdog.swept = (callsites.generation(), Instant::now());
         callsites.sweep(&in_use);
     }
 
     /// The ids of the spans that threads are in, and the spans over a limit for which they have not been kept yet.
-    fn find_overdue(
+    fn find_over_limit(
         &self,
         innermost: &HashSet<SpanKey>,
     ) -> (HashMap<SpanKey, RegistryId>, Vec<(OpenSpan, Reasons)>) {
         let (mut ids, mut found) = (HashMap::new(), Vec::new());
-        self.engine.spans.look_at_open(|open| {
+        self.engine.spans.for_each_open(|open| {
             if innermost.contains(&open.key) {
                 ids.insert(open.key, open.id);
             }
             let Some(site) = self.engine.callsites.get(open.plan) else { return };
-            let before = self.overdue.kept.get(&open.key).copied().unwrap_or_default();
+            let before = self.watchdog.kept.get(&open.key).copied().unwrap_or_default();
             let over = [
                 (open.entered_ns, site.hung_ns, Reason::Hung),
                 (Some(open.open_ns), site.open_ns, Reason::Open),
@@ -229,7 +229,7 @@ impl Collector {
         let around = self.engine.spans.describe(id, key).unwrap_or_default();
         for (key, known) in around {
             if self.pending.get(key).is_none_or(|pending| pending.known.is_none()) {
-                self.overdue.polled.insert(key, known.id);
+                self.watchdog.polled.insert(key, known.id);
             }
             self.pending.register(key, known, self.round);
         }
@@ -239,7 +239,7 @@ impl Collector {
         let OpenSpan { id, key, entered_ns, .. } = *open;
         self.register(id, key);
         let Some((mut open, segment_ns)) = self.engine.spans.as_closing(id, key) else { return };
-        let before = self.overdue.kept.entry(key).or_default();
+        let before = self.watchdog.kept.entry(key).or_default();
         *before = before.and(reasons);
         // The thread that is still in the span has not added its open segment to the account. If several threads are
         // in it, the first one that has any time is taken for the one that entered it.
@@ -266,7 +266,7 @@ impl Collector {
     }
 
     fn is_inside(&self, sampled: &Sampled, span: SpanKey) -> bool {
-        let innermost = sampled.recording.span();
+        let innermost = sampled.sampled_thread.span();
         innermost.is_some_and(|innermost| {
             innermost == span || self.pending.ancestors(innermost).any(|around| around == span)
         })

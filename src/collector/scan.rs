@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::run::Collector;
 use super::sampled::{AgeCheck, Sampled};
-use super::waits::{IDLE_SCAN_INTERVAL, Looker, SCAN_INTERVAL, ScanResult, next_scan};
+use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -37,7 +37,7 @@ impl Collector {
     /// Scans threads in profiled spans: whether the spans are old by now, and whether the threads are blocked.
     pub(super) fn scan_threads(&mut self) {
         self.scanned = Instant::now();
-        if std::mem::take(&mut self.hooks_wake) && !self.engine.spans.looks_late() {
+        if std::mem::take(&mut self.hooks_wake) && !self.engine.spans.scans_rarely() {
             self.woken = Some(self.scanned);
         }
         self.check_load(self.scanned);
@@ -46,7 +46,7 @@ impl Collector {
         let now_ns = clock.raw_ns(now);
         let mut until_old = Duration::MAX;
         let sheds = self.shed.is_over();
-        let may_arm = !sheds && self.arming.has_some(now_ns);
+        let may_arm = !sheds && self.arming.has_budget(now_ns);
         let start = sys::thread_cpu_ns();
         let mut has_armed = false;
         let mut spent = std::mem::take(&mut self.unspent);
@@ -74,14 +74,14 @@ impl Collector {
             self.can_close |= sampled.check_age(&check);
             has_armed |= was_unarmed && !sampled.is_unarmed();
             changing += usize::from(sampled.changes_rate());
-            if sampled.note_left_out(!check.may_arm) {
+            if sampled.is_newly_shed(!check.may_arm) {
                 let counters = &self.engine.counters;
                 let counter =
                     if sheds { &counters.threads.shed } else { &counters.threads.arming_deferred };
                 Counters::add(counter, 1);
             }
             if sampled.is_unarmed() {
-                let left = sampled.recording.old_at().saturating_sub(now);
+                let left = sampled.sampled_thread.old_at().saturating_sub(now);
                 // An old thread that could not be armed is checked again at the usual interval, or at once if only
                 // this scan ran out of time.
                 let is_known = left == 0 && (check.may_arm || !may_arm);
@@ -101,14 +101,14 @@ impl Collector {
         let least_age = self.engine.callsites.least_age();
         let young_scan =
             Duration::from_nanos(clock.ns(least_age)).clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
-        let (next, is_in_span) = self.with_looker(now_ns, |looker, threads| {
+        let (next, is_in_span) = self.with_scanner(now_ns, |scanner, threads| {
             let (later, sooner) = threads.split_at_mut(first);
             let (mut soonest, mut is_in_span) = (None, false);
             for sampled in sooner.iter_mut().chain(later) {
-                let result = sampled.scan(looker);
+                let result = sampled.scan(scanner);
                 let soonest_scan = if sampled.is_young() { young_scan } else { SCAN_INTERVAL };
                 let unchanged_ns = match result {
-                    ScanResult::OutsideSpans => looker.since_hook_ns(&sampled.recording),
+                    ScanResult::OutsideSpans => scanner.since_hook_ns(&sampled.sampled_thread),
                     ScanResult::Busy => 0,
                     ScanResult::StillWaiting { waited_ns } => waited_ns,
                 };
@@ -142,16 +142,16 @@ impl Collector {
             self.scan_interval = SCAN_INTERVAL;
         }
         self.hooks_wake = is_late && !is_soon;
-        self.engine.spans.set_looks_late(self.hooks_wake);
+        self.engine.spans.set_scans_rarely(self.hooks_wake);
     }
 
-    /// Runs `action` with a [`Looker`] that borrows from the collector.
-    fn with_looker<R>(
+    /// Runs `action` with a [`Scanner`] that borrows from the collector.
+    fn with_scanner<R>(
         &mut self,
         now_ns: u64,
-        action: impl FnOnce(&mut Looker<'_>, &mut [Sampled]) -> R,
+        action: impl FnOnce(&mut Scanner<'_>, &mut [Sampled]) -> R,
     ) -> R {
-        let mut looker = Looker {
+        let mut scanner = Scanner {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
@@ -164,6 +164,6 @@ impl Collector {
             captures: &mut self.captures,
             waits: self.engine.source_settings.waits,
         };
-        action(&mut looker, &mut self.sampled)
+        action(&mut scanner, &mut self.sampled)
     }
 }

@@ -118,7 +118,7 @@ fn as_in_pprof(key: &mut Key) {
     key.span = key.span.take().filter(|span| !span.is_empty());
 }
 
-fn there_and_back_by_otlp(profile: &Profile) -> Profile {
+fn roundtrip_by_otlp(profile: &Profile) -> Profile {
     read_otlp::read(&otlp(profile, &Resource::new()))
 }
 
@@ -131,7 +131,7 @@ proptest! {
 
     #[test]
     fn by_otlp(profile in any_profile()) {
-        let back = there_and_back_by_otlp(&profile);
+        let back = roundtrip_by_otlp(&profile);
         let (before, after) = (samples(&profile, without_span), samples(&back, without_span));
         if profile.unit_weight_ns().is_some() {
             prop_assert_eq!(before, after);
@@ -161,7 +161,7 @@ proptest! {
 
     #[test]
     fn by_otlp_and_then_by_pprof(profile in any_profile()) {
-        let back = read_pprof::read(&pprof(&there_and_back_by_otlp(&profile)));
+        let back = read_pprof::read(&pprof(&roundtrip_by_otlp(&profile)));
         let forget = |key: &mut Key| {
             as_in_pprof(key);
             without_span(key);
@@ -178,7 +178,7 @@ fn the_profiles_of_the_other_tests() {
     use super::tests::{checkout, deep, mixed_rates, waiting};
     for mut profile in [checkout(), waiting(), mixed_rates(), deep(60)] {
         profile.duration_ns = 100;
-        let back = there_and_back_by_otlp(&profile);
+        let back = roundtrip_by_otlp(&profile);
         let all = |profile: &Profile| sums(samples(profile, without_span), |_| true);
         assert_eq!(all(&profile), all(&back));
         let back = read_pprof::read(&pprof(&profile));

@@ -75,7 +75,7 @@ struct State {
 /// The threads that close spans and the collector call it, only for spans that are kept. A lock is cheap enough for
 /// that.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
     full: Buckets,
     /// Profiles that have a permit and are not yet exported.
@@ -93,7 +93,7 @@ pub(crate) struct Keeper {
 }
 
 /// Default for the permits in use at once. It bounds the samples that wait for export to those of this many roots.
-pub(crate) const MOST_PROMISED: usize = 32;
+pub(crate) const MAX_RESERVED: usize = 32;
 /// Open epochs.
 const MOST_EPOCHS: usize = 1024;
 /// Kept spans in one epoch, besides the root.
@@ -103,14 +103,14 @@ const MOST_BUCKETS: usize = 1024;
 /// Earlier profiles that a span lists, so that one that never closes does not list ever more.
 const MOST_EARLIER: usize = 16;
 
-impl Keeper {
+impl ProfileAdmission {
     pub(crate) fn new(profiles_per_minute: u32) -> Self {
         let bucket = TokenBucket::new(profiles_per_minute);
         Self {
             state: Mutex::default(),
             full: Buckets { profiles: bucket, reports: bucket },
             permits: AtomicUsize::new(0),
-            most_permits: MOST_PROMISED,
+            most_permits: MAX_RESERVED,
             exporter_fails: AtomicBool::new(false),
             memory_is_short: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -122,7 +122,7 @@ impl Keeper {
     }
 
     /// Sets how many permits may be in use at once.
-    pub(crate) fn with_most_promised(self, profiles: usize) -> Self {
+    pub(crate) fn with_max_reserved(self, profiles: usize) -> Self {
         Self { most_permits: profiles, ..self }
     }
 
@@ -143,7 +143,7 @@ impl Keeper {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn has_lingered_for(&self, epoch: &Epoch) -> Duration {
+    fn open_for(&self, epoch: &Epoch) -> Duration {
         Duration::from_nanos(self.now_ns().saturating_sub(epoch.opened_ns))
     }
 
@@ -238,8 +238,8 @@ impl Keeper {
         if self.memory_is_short.load(Ordering::Relaxed) {
             return Err(NoProfile::NoMemory);
         }
-        if let Some(doubt) = trust.doubt() {
-            return Err(doubt);
+        if let Some(refusal_reason) = trust.refusal_reason() {
+            return Err(refusal_reason);
         }
         // Under the lock of the state, so two threads cannot both take the last permit.
         if self.permits.load(Ordering::Relaxed) >= self.most_permits {
@@ -312,16 +312,16 @@ impl Keeper {
     }
 
     /// The roots whose epochs have been open for `linger`.
-    pub(crate) fn ripe(&self, linger: Duration) -> Vec<SpanKey> {
+    pub(crate) fn expired_epochs(&self, linger: Duration) -> Vec<SpanKey> {
         let state = self.state.lock();
-        let expired = state.epochs.values().filter(|epoch| self.has_lingered_for(epoch) >= linger);
+        let expired = state.epochs.values().filter(|epoch| self.open_for(epoch) >= linger);
         expired.map(|epoch| epoch.root).collect()
     }
 
     /// How long until the next epoch has been open for `linger`.
-    pub(crate) fn next_ripe(&self, linger: Duration) -> Option<Duration> {
+    pub(crate) fn until_next_expiry(&self, linger: Duration) -> Option<Duration> {
         let state = self.state.lock();
-        let left = |epoch| linger.saturating_sub(self.has_lingered_for(epoch));
+        let left = |epoch| linger.saturating_sub(self.open_for(epoch));
         state.epochs.values().map(left).min()
     }
 
@@ -336,13 +336,13 @@ impl Keeper {
     }
 
     /// The exporter reports outcomes later. Until it has delivered a profile, only a few permits are given.
-    pub(crate) fn demand_proof(&self) {
+    pub(crate) fn require_delivery(&self) {
         self.must_prove.store(true, Ordering::Relaxed);
         self.state.lock().trust = Trust::none();
     }
 
     /// Whether the exporter reports outcomes later.
-    pub(crate) fn demands_proof(&self) -> bool {
+    pub(crate) fn requires_delivery(&self) -> bool {
         self.must_prove.load(Ordering::Relaxed)
     }
 
@@ -354,7 +354,7 @@ impl Keeper {
 
     /// A profile that the exporter had accepted was refused by the receiver.
     pub(crate) fn note_refused(&self) {
-        if self.demands_proof() {
+        if self.requires_delivery() {
             self.state.lock().trust.note_refused(self.now_ns());
         }
     }
@@ -362,7 +362,7 @@ impl Keeper {
     /// The exporter accepts no profile.
     pub(crate) fn note_exporter_fails(&self) {
         self.set_exporter_fails(true);
-        if self.demands_proof() {
+        if self.requires_delivery() {
             self.state.lock().trust.note_failure(self.now_ns());
         }
     }
@@ -383,7 +383,7 @@ impl Keeper {
     }
 
     /// Releases a permit: the profile was exported, or its export failed.
-    pub(crate) fn redeem(&self) {
+    pub(crate) fn release_permit(&self) {
         self.permits.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -399,43 +399,49 @@ mod tests {
         SpanKey::new(number).unwrap()
     }
 
-    fn keep(keeper: &Keeper, span: u64, root: u64, samples: u64, id: ProfileId) -> KeptSpan {
+    fn keep(
+        admission: &ProfileAdmission,
+        span: u64,
+        root: u64,
+        samples: u64,
+        id: ProfileId,
+    ) -> KeptSpan {
         let mut span = KeptSpan::for_test(key(span), key(root), samples);
-        keeper.keep(&mut span, || Some(id));
+        admission.keep(&mut span, || Some(id));
         span
     }
 
     #[test]
     fn spans_kept_in_one_epoch_share_a_profile() {
-        let keeper = Keeper::new(60);
-        assert_eq!(keep(&keeper, 2, 1, 5, ID).profile, Ok(ID));
-        assert_eq!(keep(&keeper, 1, 1, 9, OTHER).profile, Ok(ID));
-        assert_eq!(keep(&keeper, 7, 7, 9, OTHER).profile, Ok(OTHER));
-        let epoch = keeper.end_epoch(key(1), |_| HashMap::new()).unwrap();
+        let admission = ProfileAdmission::new(60);
+        assert_eq!(keep(&admission, 2, 1, 5, ID).profile, Ok(ID));
+        assert_eq!(keep(&admission, 1, 1, 9, OTHER).profile, Ok(ID));
+        assert_eq!(keep(&admission, 7, 7, 9, OTHER).profile, Ok(OTHER));
+        let epoch = admission.end_epoch(key(1), |_| HashMap::new()).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(ID), 2));
-        assert!(!keeper.has_epoch(key(1)));
-        assert!(keeper.has_epoch(key(7)));
+        assert!(!admission.has_epoch(key(1)));
+        assert!(admission.has_epoch(key(7)));
     }
 
     #[test]
     fn a_span_without_samples_is_reported_without_a_profile() {
-        let keeper = Keeper::new(60);
-        assert_eq!(keep(&keeper, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
-        let epoch = keeper.end_epoch(key(1), |_| HashMap::from([(key(8), 1)])).unwrap();
+        let admission = ProfileAdmission::new(60);
+        assert_eq!(keep(&admission, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
+        let epoch = admission.end_epoch(key(1), |_| HashMap::from([(key(8), 1)])).unwrap();
         assert_eq!(epoch.id, None);
-        assert!(keeper.state.lock().exported.is_empty(), "nothing was exported");
+        assert!(admission.state.lock().exported.is_empty(), "nothing was exported");
         // A span without samples has no profile, even in an epoch that has one.
-        assert_eq!(keep(&keeper, 3, 3, 1, ID).profile, Ok(ID));
-        assert_eq!(keep(&keeper, 4, 3, 0, ID).profile, Err(NoProfile::NoSamples));
+        assert_eq!(keep(&admission, 3, 3, 1, ID).profile, Ok(ID));
+        assert_eq!(keep(&admission, 4, 3, 0, ID).profile, Err(NoProfile::NoSamples));
     }
 
     #[test]
     fn an_enclosing_span_has_the_remaining_samples_and_lists_earlier_profiles() {
-        let keeper = Keeper::new(60);
-        keep(&keeper, 2, 1, 3, ID);
-        keep(&keeper, 3, 1, 2, ID);
-        keeper.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
-        let outer = keep(&keeper, 1, 1, 8, OTHER);
+        let admission = ProfileAdmission::new(60);
+        keep(&admission, 2, 1, 3, ID);
+        keep(&admission, 3, 1, 2, ID);
+        admission.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
+        let outer = keep(&admission, 1, 1, 8, OTHER);
         assert_eq!(outer.profile, Ok(OTHER));
         assert_eq!(outer.samples, 3);
         assert_eq!(outer.earlier, [ID]);
@@ -443,126 +449,132 @@ mod tests {
 
     #[test]
     fn an_enclosing_span_without_remaining_samples_lists_only_earlier_profiles() {
-        let keeper = Keeper::new(60);
-        keep(&keeper, 2, 1, 5, ID);
-        keeper.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
-        let outer = keep(&keeper, 1, 1, 5, OTHER);
+        let admission = ProfileAdmission::new(60);
+        keep(&admission, 2, 1, 5, ID);
+        admission.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
+        let outer = keep(&admission, 1, 1, 5, OTHER);
         assert_eq!(outer.profile, Err(NoProfile::NoSamples));
         assert_eq!(outer.earlier, [ID]);
-        keeper.forget(key(1));
-        assert!(keep(&keeper, 1, 1, 5, OTHER).earlier.is_empty());
+        admission.forget(key(1));
+        assert!(keep(&admission, 1, 1, 5, OTHER).earlier.is_empty());
     }
 
     #[test]
     fn a_snapshot_of_an_open_span_takes_no_samples_from_its_last_profile() {
-        let keeper = Keeper::new(60);
-        keep(&keeper, 2, 1, 3, ID);
+        let admission = ProfileAdmission::new(60);
+        keep(&admission, 2, 1, 3, ID);
         for span in [1, 3] {
             let mut open = KeptSpan { is_open: true, ..KeptSpan::for_test(key(span), key(1), 7) };
-            assert!(keeper.keep(&mut open, || Some(OTHER)));
+            assert!(admission.keep(&mut open, || Some(OTHER)));
             assert_eq!((open.profile, open.samples), (Ok(OTHER), 7));
         }
-        let snapshots = keeper.take_snapshots();
+        let snapshots = admission.take_snapshots();
         assert_eq!((snapshots.len(), snapshots[0].kept.len()), (1, 2));
-        assert!(keeper.take_snapshots().is_empty());
-        assert!(keeper.has_epoch(key(1)), "the epoch of the closed span");
-        keeper.end_epoch(key(1), |_| HashMap::from([(key(1), 3)]));
-        let inner = keep(&keeper, 3, 1, 9, ID);
+        assert!(admission.take_snapshots().is_empty());
+        assert!(admission.has_epoch(key(1)), "the epoch of the closed span");
+        admission.end_epoch(key(1), |_| HashMap::from([(key(1), 3)]));
+        let inner = keep(&admission, 3, 1, 9, ID);
         assert_eq!((inner.samples, inner.earlier.as_slice()), (9, [OTHER].as_slice()));
-        let outer = keep(&keeper, 1, 1, 12, ID);
+        let outer = keep(&admission, 1, 1, 12, ID);
         assert_eq!((outer.samples, outer.earlier.as_slice()), (9, [OTHER, ID].as_slice()));
     }
 
     #[test]
     fn a_rule_has_a_rate_limit() {
-        let keeper = Keeper::new(3);
-        let kept: Vec<_> = (1..=5).map(|n| keep(&keeper, n, n, 1, ID).profile).collect();
+        let admission = ProfileAdmission::new(3);
+        let kept: Vec<_> = (1..=5).map(|n| keep(&admission, n, n, 1, ID).profile).collect();
         let dry = Err(NoProfile::RateLimit);
         assert_eq!(kept, [Ok(ID), Ok(ID), Ok(ID), dry, dry]);
         // Reports of epochs without a profile are limited too.
         let mut span = KeptSpan::for_test(key(9), key(9), 0);
-        assert!(keeper.keep(&mut span, || None));
+        assert!(admission.keep(&mut span, || None));
         let mut span = KeptSpan::for_test(key(10), key(10), 0);
-        assert!(!keeper.keep(&mut span, || None));
+        assert!(!admission.keep(&mut span, || None));
     }
 
     #[test]
     fn permits_are_limited() {
-        for most in [1, MOST_PROMISED as u64, 100] {
-            let keeper = Keeper::new(10_000).with_most_promised(most as usize);
+        for most in [1, MAX_RESERVED as u64, 100] {
+            let admission = ProfileAdmission::new(10_000).with_max_reserved(most as usize);
             for n in 1..=most {
-                assert!(keep(&keeper, n, n, 1, ID).profile.is_ok());
+                assert!(keep(&admission, n, n, 1, ID).profile.is_ok());
             }
             let busy = Err(NoProfile::ExporterBusy);
-            assert_eq!(keep(&keeper, most + 1, most + 1, 1, ID).profile, busy);
-            keeper.redeem();
-            assert!(keep(&keeper, most + 2, most + 2, 1, ID).profile.is_ok());
+            assert_eq!(keep(&admission, most + 1, most + 1, 1, ID).profile, busy);
+            admission.release_permit();
+            assert!(keep(&admission, most + 2, most + 2, 1, ID).profile.is_ok());
         }
     }
 
     #[test]
     fn no_permit_is_given_while_profiles_cannot_be_exported() {
-        let keeper = Keeper::new(60);
-        assert_eq!(keep(&keeper, 1, 1, 1, ID).profile, Ok(ID));
-        keeper.set_exporter_fails(true);
-        assert_eq!(keep(&keeper, 2, 2, 1, ID).profile, Err(NoProfile::ExporterFails));
-        assert_eq!(keep(&keeper, 3, 1, 1, OTHER).profile, Ok(ID), "a permit was given before");
-        keeper.set_exporter_fails(false);
-        keeper.set_memory_is_short(true);
-        assert_eq!(keep(&keeper, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
-        keeper.set_memory_is_short(false);
-        assert_eq!(keep(&keeper, 5, 5, 1, OTHER).profile, Ok(OTHER));
-        keeper.end();
+        let admission = ProfileAdmission::new(60);
+        assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
+        admission.set_exporter_fails(true);
+        assert_eq!(keep(&admission, 2, 2, 1, ID).profile, Err(NoProfile::ExporterFails));
+        assert_eq!(keep(&admission, 3, 1, 1, OTHER).profile, Ok(ID), "a permit was given before");
+        admission.set_exporter_fails(false);
+        admission.set_memory_is_short(true);
+        assert_eq!(keep(&admission, 4, 4, 1, ID).profile, Err(NoProfile::NoMemory));
+        admission.set_memory_is_short(false);
+        assert_eq!(keep(&admission, 5, 5, 1, OTHER).profile, Ok(OTHER));
+        admission.end();
         // The last profile is exported in the meantime.
-        keeper.set_exporter_fails(false);
-        assert_eq!(keep(&keeper, 6, 6, 1, ID).profile, Err(NoProfile::ExporterFails));
+        admission.set_exporter_fails(false);
+        assert_eq!(keep(&admission, 6, 6, 1, ID).profile, Err(NoProfile::ExporterFails));
     }
 
     #[test]
     fn an_exporter_that_refuses_is_tested_with_trial_profiles() {
         let now = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
-        let keeper = Keeper::by_hand(60, std::sync::Arc::clone(&now));
-        keeper.demand_proof();
-        let profiles: Vec<_> = (1..=5).map(|n| keep(&keeper, n, n, 1, ID).profile).collect();
+        let admission = ProfileAdmission::by_hand(60, std::sync::Arc::clone(&now));
+        admission.require_delivery();
+        let profiles: Vec<_> = (1..=5).map(|n| keep(&admission, n, n, 1, ID).profile).collect();
         let busy = Err(NoProfile::ExporterBusy);
         assert_eq!(profiles, [Ok(ID), Ok(ID), Ok(ID), busy, busy]);
-        (0..3).for_each(|_| keeper.redeem());
-        keeper.note_refused();
-        assert!(keeper.is_distrusted());
+        (0..3).for_each(|_| admission.release_permit());
+        admission.note_refused();
+        assert!(admission.is_distrusted());
         let fails = Err(NoProfile::ExporterFails);
-        assert_eq!(keep(&keeper, 6, 6, 1, OTHER).profile, fails);
-        assert_eq!(keeper.end_epoch(key(6), |_| HashMap::new()).unwrap().id, None);
+        assert_eq!(keep(&admission, 6, 6, 1, OTHER).profile, fails);
+        assert_eq!(admission.end_epoch(key(6), |_| HashMap::new()).unwrap().id, None);
         now.store(1_000_000_000, Ordering::Relaxed);
         // The spans of a trial do not learn the id of its profile.
-        assert_eq!(keep(&keeper, 8, 7, 1, OTHER).profile, fails);
-        keeper.note_delivered();
-        assert_eq!(keep(&keeper, 7, 7, 2, ID).profile, fails);
-        let epoch = keeper.end_epoch(key(7), |_| HashMap::from([(key(9), 1)])).unwrap();
+        assert_eq!(keep(&admission, 8, 7, 1, OTHER).profile, fails);
+        admission.note_delivered();
+        assert_eq!(keep(&admission, 7, 7, 2, ID).profile, fails);
+        let epoch = admission.end_epoch(key(7), |_| HashMap::from([(key(9), 1)])).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(OTHER), 2));
-        let outer = keep(&keeper, 9, 7, 3, ID);
+        let outer = keep(&admission, 9, 7, 3, ID);
         assert_eq!((outer.profile, outer.samples, outer.earlier.len()), (Ok(ID), 2, 0));
     }
 
     #[test]
     fn the_spans_of_an_epoch_are_limited() {
-        let keeper = Keeper::new(60);
+        let admission = ProfileAdmission::new(60);
         let most = MOST_KEPT as u64;
         for n in 2..=most + 1 {
-            assert_eq!(keep(&keeper, n, 1, 1, ID).profile, Ok(ID));
+            assert_eq!(keep(&admission, n, 1, 1, ID).profile, Ok(ID));
         }
-        assert_eq!(keep(&keeper, most + 2, 1, 1, ID).profile, Err(NoProfile::TreeFull));
-        assert_eq!(keep(&keeper, 1, 1, 1, ID).profile, Ok(ID));
-        assert_eq!(keeper.end_epoch(key(1), |_| HashMap::new()).unwrap().kept.len(), MOST_KEPT + 1);
-        assert_eq!(keep(&keeper, most + 3, 1, 1, OTHER).profile, Ok(OTHER));
+        assert_eq!(keep(&admission, most + 2, 1, 1, ID).profile, Err(NoProfile::TreeFull));
+        assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
+        assert_eq!(
+            admission.end_epoch(key(1), |_| HashMap::new()).unwrap().kept.len(),
+            MOST_KEPT + 1
+        );
+        assert_eq!(keep(&admission, most + 3, 1, 1, OTHER).profile, Ok(OTHER));
     }
 
     #[test]
     fn an_epoch_expires_after_it_has_lingered() {
-        let keeper = Keeper::new(60);
-        assert_eq!(keeper.next_ripe(Duration::from_secs(60)), None);
-        keep(&keeper, 2, 1, 5, ID);
-        assert!(keeper.ripe(Duration::from_secs(3600)).is_empty());
-        assert!(keeper.next_ripe(Duration::from_secs(3600)) > Some(Duration::from_secs(3000)));
-        assert_eq!(keeper.ripe(Duration::ZERO), [key(1)]);
+        let admission = ProfileAdmission::new(60);
+        assert_eq!(admission.until_next_expiry(Duration::from_secs(60)), None);
+        keep(&admission, 2, 1, 5, ID);
+        assert!(admission.expired_epochs(Duration::from_secs(3600)).is_empty());
+        assert!(
+            admission.until_next_expiry(Duration::from_secs(3600))
+                > Some(Duration::from_secs(3000))
+        );
+        assert_eq!(admission.expired_epochs(Duration::ZERO), [key(1)]);
     }
 }
