@@ -24,7 +24,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
     InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor, SpanData,
 };
-use tracing_profiling::{Account, Kept, ProfilingLayer};
+use tracing_profiling::{Kept, ProfilingLayer};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
@@ -122,15 +122,15 @@ fn print_table(requests: usize, kept: &[Kept]) {
         let Some(span) = one.spans.first() else {
             continue;
         };
-        let Account { wall_ns, on_cpu_ns, off_cpu_ns, idle_ns, .. } = *span.account();
+        let times = span.times();
         let function = guilty(one);
         row([
             span.name(),
             &span.reasons().to_string(),
-            &milliseconds(wall_ns),
-            &milliseconds(on_cpu_ns),
-            &milliseconds(off_cpu_ns),
-            &milliseconds(idle_ns),
+            &milliseconds(times.wall()),
+            &milliseconds(times.on_cpu()),
+            &milliseconds(times.off_cpu()),
+            &milliseconds(times.idle()),
             &one.samples.to_string(),
             &function,
         ]);
@@ -151,9 +151,9 @@ fn print_files(kept: &[Kept]) {
 /// The function with the larger part of a request's time.
 fn guilty(kept: &Kept) -> String {
     let waits = kept.waits.longest.as_ref();
-    let on_cpu_ns = kept.spans.first().map_or(0, |span| span.account().on_cpu_ns);
+    let on_cpu = kept.spans.first().map_or(Duration::ZERO, |span| span.times().on_cpu());
     match (&kept.top_function, waits) {
-        (Some((name, share)), waits) if waits.is_none_or(|w| w.waited_ns < on_cpu_ns) => {
+        (Some((name, share)), waits) if waits.is_none_or(|w| w.waited < on_cpu) => {
             format!("{name} ({:.0} %)", share * 100.0)
         }
         (_, Some(waits)) => format!("{} {}", waits.function, waits.call),
@@ -178,6 +178,6 @@ fn print_spans(spans: &[SpanData]) {
     }
 }
 
-fn milliseconds(ns: u64) -> String {
-    format!("{:.1} ms", ns as f64 / 1e6)
+fn milliseconds(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1e3)
 }

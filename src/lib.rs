@@ -32,7 +32,7 @@
 //!
 //! - For each kept span, its wall time split into on-CPU, off-CPU (entered, but its thread did not run) and idle (not
 //!   entered), and its context switches and page faults. Idle is tracing-subscriber's `time.idle`, and on-CPU + off-CPU
-//!   its `time.busy`. See [`Account`].
+//!   its `time.busy`. See [`TimeBreakdown`].
 //! - A profile of everything that ran inside the span: its own segments and its child spans, including those on other
 //!   threads and tasks. Spans of one tree that are kept together share a profile.
 //! - In the profile, waits of 10 ms and more, each with its stack, its measured length, and what the thread waited for
@@ -253,7 +253,7 @@ pub use profile::{Profile, Resource};
 pub use redact::Redaction;
 pub use sampler::Source;
 pub use self_test::SelfTest;
-pub use span::{Account, Hardware};
+pub use span::{Hardware, TimeBreakdown};
 pub use stats::{
     ProfileStats, RuleStats, SampleStats, SamplingStats, SpanStats, StackStats, Stats, ThreadStats,
     WaitStats,

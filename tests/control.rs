@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use support::Nanos as _;
 use support::{HAS_STACKS, Setup, burn, is_child, run_child};
 use tracing::{error, info_span};
 use tracing_profiling::profile::SampleKind;
@@ -204,25 +205,25 @@ fn a_thread_that_has_many_samples_is_sampled_less_often() {
                 });
             });
             let kept = setup.kept();
-            let account = kept[0].spans[0].account();
+            let account = kept[0].spans[0].times();
             let profile = setup.profiles().remove(0);
             let samples = profile.of_kind(SampleKind::OnCpu).flat_map(|sample| &sample.points);
-            let weights: Vec<_> = samples.map(|sample| sample.weight_ns).collect();
+            let weights: Vec<_> = samples.map(|sample| sample.weight().ns()).collect();
             let of =
                 |period_ns| weights.iter().filter(|weight_ns| **weight_ns == period_ns).count();
             let (full, reduced) = (of(997_000), of(4_985_000) + of(9_970_000));
             // The limit is 1,000 samples, and context switches count as samples.
-            let switches = (account.voluntary_switches + account.involuntary_switches) as usize;
+            let switches = (account.voluntary_switches() + account.involuntary_switches()) as usize;
             assert!(full + switches > 900, "{full}, {reduced}, {account:?}");
             let weight_ns: u64 = weights.iter().sum();
-            let is_about = weight_ns.abs_diff(account.on_cpu_ns) < account.on_cpu_ns / 10;
+            let is_about = weight_ns.abs_diff(account.on_cpu().ns()) < account.on_cpu().ns() / 10;
             // Other samples are dropped when the ring is full, and counted.
             let is_whole = setup.handle.stats().samples.dropped_ring_full == 0;
             assert!(is_about || !is_whole, "{weight_ns}: {full}, {reduced}, {account:?}");
             // Time that was sampled at another rate does not count as unsampled. The rate changes in a hook.
-            let unsampled_ns = account.on_cpu_ns.saturating_sub(account.sampled_ns);
-            assert!(unsampled_ns < account.on_cpu_ns / 10, "{account:?}");
-            assert!(account.sampled_ns <= account.on_cpu_ns + account.on_cpu_error_ns);
+            let unsampled_ns = account.on_cpu().ns().saturating_sub(account.sampled().ns());
+            assert!(unsampled_ns < account.on_cpu().ns() / 10, "{account:?}");
+            assert!(account.sampled().ns() <= account.on_cpu().ns() + account.on_cpu_error().ns());
             reduced > 50
         })
     };
@@ -275,7 +276,7 @@ fn the_rate_is_lowered_to_stay_within_the_cpu_budget_and_that_is_logged() {
         assert!(rate < 5_000.0, "{rate} a second instead of 10,000");
     });
     let lines = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-    assert_eq!(lines.matches("threads are sampled less often").count(), 1, "{lines}");
+    assert_eq!(lines.matches("the sampling rate is reduced").count(), 1, "{lines}");
 }
 
 #[derive(Clone)]
@@ -319,7 +320,7 @@ fn a_profile_at_a_lowered_rate_is_marked_and_has_all_of_its_time() {
         profile.attributes.iter().map(|attribute| (attribute.key, &attribute.value)).collect();
     assert!(attributes.contains_key("profile.samples_at_lowered_rate"), "{attributes:?}");
     assert!(profile.title.contains("samples at a lowered rate"), "{}", profile.title);
-    let weight = u128::from(profile.weight_ns());
+    let weight = u128::from(profile.weight().ns());
     assert!(weight < ran.as_nanos() / 4 * 5, "{weight} of {ran:?}");
     // On a busy machine the ring may overflow, and then the profile states that.
     if !attributes.contains_key("profile.samples_lost_ring_full") {

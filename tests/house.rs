@@ -16,7 +16,6 @@ const MOST_FILES: usize = 2;
 /// Types above these limits: their fields and files, 0 where the limit holds. A type may shrink; then its entry must,
 /// too.
 const LARGER: &[(&str, usize, usize)] = &[
-    ("Account", 16, 0),
     ("Builder", 23, 3),
     ("Collector", 38, 3),
     ("Engine", 16, 0),
@@ -27,6 +26,7 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Slot", 22, 0),
     ("Spans", 16, 5),
     ("ThreadState", 25, 0),
+    ("TimeBreakdown", 16, 0),
     ("Unwinder", 0, 3),
 ];
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY, Setup, burn, functions, has_perf, points_in, taken};
 use tracing::{Level, info_span};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
@@ -30,13 +31,13 @@ fn a_span_over_its_threshold_is_kept_and_no_other() {
     let span = &kept.spans[0];
     assert!(span.reasons().contains(Reason::Latency));
     assert!(!span.reasons().contains(Reason::Error));
-    let account = span.account();
-    assert!(account.wall_ns >= 100_000_000);
+    let account = span.times();
+    assert!(account.wall().ns() >= 100_000_000);
     let parts = support::sum_of_parts_ns(account);
     // The parts are measured independently, and the kernel's clocks differ slightly at each context switch.
-    let switches = account.voluntary_switches + account.involuntary_switches;
-    let slack = 100_000 * (switches + 1) + account.wall_ns / 1000;
-    assert!(parts.abs_diff(account.wall_ns) <= slack, "{account:?}");
+    let switches = account.voluntary_switches() + account.involuntary_switches();
+    let slack = 100_000 * (switches + 1) + account.wall().ns() / 1000;
+    assert!(parts.abs_diff(account.wall().ns()) <= slack, "{account:?}");
     if HAS_STACKS {
         let profiles = setup.profiles();
         assert_eq!(profiles.len(), 1);
@@ -394,7 +395,7 @@ fn a_memory_shortage_after_the_verdict_is_noted_in_the_profile() {
 /// Asserts that the profile has the CPU time of `samples` samples. A timer's sample can represent more than one period.
 #[track_caller]
 fn assert_weight(profile: &Profile, samples: u64) {
-    let least = samples * profile.period_ns;
+    let least = samples * profile.period().ns();
     let (_, weight_ns) = taken(profile);
     if has_perf() {
         assert_eq!(weight_ns, least);
@@ -416,7 +417,7 @@ fn too_many_samples_are_downsampled_evenly() {
     assert_weight(profile, stats.samples.taken);
     assert_eq!(taken(profile).0 + stats.samples.downsampled, stats.samples.taken);
     let points = profile.samples().iter().flat_map(|sample| &sample.points);
-    let whole = points.filter(|point| point.weight_ns > profile.period_ns).count();
+    let whole = points.filter(|point| point.weight().ns() > profile.period().ns()).count();
     assert!(whole as u64 + 1 >= taken(profile).0, "each but the last has the same weight");
 }
 
@@ -757,7 +758,7 @@ fn no_two_profiles_share_samples() {
     // Samples of roots that were kept while the exporter was busy are in no profile.
     if has_perf() {
         assert!(
-            weight <= stats.samples.taken * profiles[0].period_ns,
+            weight <= stats.samples.taken * profiles[0].period().ns(),
             "no sample is in two: {stats:?}"
         );
     }

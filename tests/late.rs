@@ -10,10 +10,11 @@ use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
+use support::Nanos as _;
 use support::{PLENTY, Setup, burn, functions, has_perf, is_child, run_child, taken};
 use tracing::{Span, info_span};
 use tracing_profiling::profile::{Profile, Sample, SampleKind};
-use tracing_profiling::{Account, Builder, Source};
+use tracing_profiling::{Builder, Source, TimeBreakdown};
 
 const MS: Duration = Duration::from_millis(1);
 const AGE: Duration = Duration::from_millis(20);
@@ -46,10 +47,10 @@ fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-fn account(setup: &Setup, name: &str) -> Account {
+fn account(setup: &Setup, name: &str) -> TimeBreakdown {
     let kept = setup.kept();
     let mut spans = kept.iter().flat_map(|kept| &kept.spans);
-    spans.find(|span| span.name() == name).map(|span| *span.account()).expect("the span is kept")
+    spans.find(|span| span.name() == name).map(|span| *span.times()).expect("the span is kept")
 }
 
 fn profile_of(setup: &Setup, name: &str) -> Profile {
@@ -102,7 +103,7 @@ fn young_spans_use_no_resources() {
         setup.flush();
         assert_eq!(setup.handle.stats().samples.taken, 0, "{source:?}");
         let young = account(&setup, "young");
-        assert!(young.sampled_ns == 0 && young.on_cpu_ns > 0, "{young:?}");
+        assert!(young.sampled().ns() == 0 && young.on_cpu().ns() > 0, "{young:?}");
     }
 }
 
@@ -126,15 +127,15 @@ fn an_old_span_reports_when_sampling_began() {
             });
         });
         let old = account(&setup, "old");
-        let unsampled_ns = old.on_cpu_ns + old.on_cpu_error_ns - old.sampled_ns;
+        let unsampled_ns = old.on_cpu().ns() + old.on_cpu_error().ns() - old.sampled().ns();
         assert!(
-            old.sampled_ns > 0 && u128::from(unsampled_ns) >= young.as_nanos(),
+            old.sampled().ns() > 0 && u128::from(unsampled_ns) >= young.as_nanos(),
             "{old:?} {young:?}"
         );
         let profile = profile_of(&setup, "old");
         let note_text = "of it not sampled";
         let is_noted = profile.notes.iter().any(|note| note.contains(note_text));
-        let sure_ns = old.on_cpu_ns - old.on_cpu_error_ns - old.sampled_ns;
+        let sure_ns = old.on_cpu().ns() - old.on_cpu_error().ns() - old.sampled().ns();
         assert_eq!(is_noted, sure_ns >= 1_000_000, "{:?}", profile.notes);
         assert_eq!(profile.title.contains("sampled after"), is_noted, "{}", profile.title);
     }
@@ -250,9 +251,9 @@ fn short_threads_below_an_old_root_are_sampled() {
         assert_eq!(setup.handle.stats().samples.dropped_unknown_span, 0, "{source:?}");
         // The root itself has no on-CPU and no off-CPU time.
         let root = account(&setup, "root");
-        assert_eq!((root.on_cpu_ns, root.off_cpu_ns), (0, 0), "{source:?}");
-        let wrong_ns = u128::from(root.subtree_on_cpu_ns).abs_diff(ran.as_nanos());
-        let may_be_ns = u128::from(root.subtree_on_cpu_error_ns) + ran.as_nanos() / 20;
+        assert_eq!((root.on_cpu().ns(), root.off_cpu().ns()), (0, 0), "{source:?}");
+        let wrong_ns = u128::from(root.subtree_on_cpu().ns()).abs_diff(ran.as_nanos());
+        let may_be_ns = u128::from(root.subtree_on_cpu_error().ns()) + ran.as_nanos() / 20;
         assert!(wrong_ns <= may_be_ns, "{source:?}: {ran:?}, {root:?}");
     }
 }
@@ -292,14 +293,12 @@ fn a_span_counts_time_of_child_spans_on_other_threads_once() {
             ("task", there, there),
         ] {
             let account = account(&setup, name);
-            let is_about = |ns: u64, error_ns: u64, time: Duration| {
-                let may_be_ns = u128::from(error_ns) + time.as_nanos() / 20 + 100_000;
-                u128::from(ns).abs_diff(time.as_nanos()) <= may_be_ns
+            let is_about = |measured: Duration, error: Duration, time: Duration| {
+                measured.abs_diff(time) <= error + time / 20 + Duration::from_micros(100)
             };
-            let Account { on_cpu_ns, on_cpu_error_ns, .. } = account;
-            let Account { subtree_on_cpu_ns, subtree_on_cpu_error_ns, .. } = account;
-            assert!(is_about(on_cpu_ns, on_cpu_error_ns, own), "{name}: {own:?} {account:?}");
-            let is_right = is_about(subtree_on_cpu_ns, subtree_on_cpu_error_ns, all);
+            let is_right = is_about(account.on_cpu(), account.on_cpu_error(), own);
+            assert!(is_right, "{name}: {own:?} {account:?}");
+            let is_right = is_about(account.subtree_on_cpu(), account.subtree_on_cpu_error(), all);
             assert!(is_right, "{name}: {all:?} {account:?}");
         }
     });
@@ -368,12 +367,12 @@ fn the_wait_during_which_a_span_becomes_old_is_captured() {
                     };
                     let samples = samples.filter(|sample| is_marked(sample) == marked);
                     let points = samples.flat_map(|sample| &sample.points);
-                    points.map(|point| point.weight_ns).sum::<u64>()
+                    points.map(|point| point.weight().ns()).sum::<u64>()
                 };
                 let (first_ns, second_ns) = (of(true), of(false));
                 let context = format!("{source:?}: {first_ns} and {second_ns} ns, {waits:?}");
                 // The clocks have different units, so values are rounded.
-                let most_ns = waits.off_cpu_ns + waits.on_cpu_error_ns + 10;
+                let most_ns = waits.off_cpu().ns() + waits.on_cpu_error().ns() + 10;
                 assert!(first_ns + second_ns <= most_ns, "{context}");
                 // The collector may get no CPU for a while, so longer waits are tried.
                 let is_seen = |ns| u128::from(ns) * 10 > length.as_nanos() * 9;
@@ -441,7 +440,10 @@ fn no_thread_is_sampled_above_the_load_limit() {
             }
         });
         assert_eq!(setup.kept().len(), 2, "{source:?}");
-        assert!(setup.profiles().is_empty() && account(&setup, "kept").on_cpu_ns > 0, "{source:?}");
+        assert!(
+            setup.profiles().is_empty() && account(&setup, "kept").on_cpu().ns() > 0,
+            "{source:?}"
+        );
         // Limits that are never reached.
         let setup = Setup::of_rules("always", |builder| {
             builder.source(source).shed_above_memory(u64::MAX).shed_above_cpu(100)

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use prost::Message as _;
+use support::Nanos as _;
 use support::{Burning, HAS_STACKS, PLENTY, Setup, burn, has_perf, is_child, points_in, run_child};
 use tracing::{Dispatch, info_span};
 use tracing_profiling::export::Memory;
@@ -193,7 +194,7 @@ in_child! {
         }
         assert_eq!(stats.spans.kept, 64);
         for kept in limited.kept() {
-            assert_eq!(kept.spans[0].account().on_cpu_ns > 0, HAS_STACKS);
+            assert_eq!(kept.spans[0].times().on_cpu().ns() > 0, HAS_STACKS);
         }
     }
 }
@@ -266,14 +267,14 @@ in_child! {
         let kept = setup.kept();
         assert_eq!(kept.len(), 2);
         for (n, kept) in kept.iter().enumerate() {
-            let account = *kept.spans[0].account();
-            assert!(account.on_cpu_ns + account.on_cpu_error_ns >= inside[n], "{account:?}");
-            assert!(account.on_cpu_ns <= around[n] + account.on_cpu_error_ns, "{account:?}");
-            let parts = account.on_cpu_ns + account.off_cpu_ns + account.idle_ns;
-            assert!(parts.abs_diff(account.wall_ns) < 1_000, "{account:?}");
+            let account = *kept.spans[0].times();
+            assert!(account.on_cpu().ns() + account.on_cpu_error().ns() >= inside[n], "{account:?}");
+            assert!(account.on_cpu().ns() <= around[n] + account.on_cpu_error().ns(), "{account:?}");
+            let parts = account.on_cpu().ns() + account.off_cpu().ns() + account.idle().ns();
+            assert!(parts.abs_diff(account.wall().ns()) < 1_000, "{account:?}");
         }
-        let asleep = *kept[1].spans[0].account();
-        assert!(asleep.on_cpu_error_ns < asleep.wall_ns / 10, "{asleep:?}");
+        let asleep = *kept[1].spans[0].times();
+        assert!(asleep.on_cpu_error().ns() < asleep.wall().ns() / 10, "{asleep:?}");
     }
 }
 

@@ -7,6 +7,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
+use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY, Setup, burn};
 use tracing::field::Empty;
 use tracing::{Span, error, info_span};
@@ -63,9 +64,9 @@ fn latency_to_the_last_exit_leaves_out_the_wait_for_children() {
         sleep(60 * MS);
         drop(child);
     });
-    let account = *setup.kept()[0].spans[0].account();
-    assert!(account.after_last_exit_ns >= 60_000_000, "{account:?}");
-    assert!(account.idle_ns >= account.after_last_exit_ns, "{account:?}");
+    let account = *setup.kept()[0].spans[0].times();
+    assert!(account.after_last_exit().ns() >= 60_000_000, "{account:?}");
+    assert!(account.idle().ns() >= account.after_last_exit().ns(), "{account:?}");
 }
 
 #[test]
@@ -120,15 +121,15 @@ fn on_cpu_off_cpu_and_idle_time_decide() {
         let spans = kept.iter().flat_map(|kept| &kept.spans).filter(|span| span.name() == name);
         let spans: Vec<_> = spans.collect();
         let parts = |span: &KeptSpan| {
-            let account = span.account();
-            [account.on_cpu_ns, account.off_cpu_ns, account.idle_ns][part]
+            let account = span.times();
+            [account.on_cpu().ns(), account.off_cpu().ns(), account.idle().ns()][part]
         };
         // The span that must be kept. On a busy machine the others may be blocked for as long.
         let meant = if name == "d" { 1_900_000 } else { 95_000_000 };
         assert!(spans.iter().any(|span| parts(span) >= meant), "{name}: {spans:?}");
         for span in spans {
             assert_eq!(span.reasons().to_string(), reasons[part]);
-            let least = if number < 3 { 30_000_000 } else { span.account().wall_ns / 10 * 6 };
+            let least = if number < 3 { 30_000_000 } else { span.times().wall().ns() / 10 * 6 };
             assert!(parts(span) > least, "{name}: {span:?}");
         }
     }
@@ -209,9 +210,9 @@ fn verdicts_hold(
         kept.len()
     );
     let account = |span: &&KeptSpan| match rule {
-        "off_cpu" => span.account().off_cpu_ns,
-        "idle" => span.account().idle_ns,
-        _ => span.account().on_cpu_ns,
+        "off_cpu" => span.times().off_cpu().ns(),
+        "idle" => span.times().idle().ns(),
+        _ => span.times().on_cpu().ns(),
     };
     let least = kept.iter().map(account).min().unwrap();
     assert!(u128::from(least) > limit.as_nanos(), "{least}");

@@ -19,6 +19,7 @@ use opentelemetry_sdk::trace::{
     InMemorySpanExporter, SdkTracer, SdkTracerProvider, SimpleSpanProcessor, SpanData,
 };
 use prost::Message as _;
+use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY};
 use tracing::Dispatch;
 use tracing_profiling::{Kept, ProfilingLayer};
@@ -150,10 +151,10 @@ fn check_guilty(reports: &[Kept]) {
         assert!(longest.function.ends_with(guilty), "{name}: {waits:?}");
         assert!(longest.call.starts_with(call), "{name}: {waits:?}");
         // Both functions are async, so their blocking is reported.
-        assert!(waits.in_async_ns > 1_000_000_000, "{name}: {waits:?}");
-        let account = of(name).spans[0].account();
-        let difference = account.off_cpu_ns.abs_diff(waits.total_ns);
-        assert!(difference < account.off_cpu_ns / 20, "{name}: {waits:?} {account:?}");
+        assert!(waits.in_async_total.ns() > 1_000_000_000, "{name}: {waits:?}");
+        let account = of(name).spans[0].times();
+        let difference = account.off_cpu().ns().abs_diff(waits.total.ns());
+        assert!(difference < account.off_cpu().ns() / 20, "{name}: {waits:?} {account:?}");
     }
 }
 

@@ -7,10 +7,11 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use support::Nanos as _;
 use support::{HAS_STACKS, Setup, burn, functions, points_in};
 use tracing::{Instrument, Span, info_span};
 use tracing_profiling::profile::{Profile, Sample};
-use tracing_profiling::{Account, KeptSpan, ProfilingLayer};
+use tracing_profiling::{KeptSpan, ProfilingLayer, TimeBreakdown};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::prelude::*;
@@ -32,9 +33,9 @@ fn work_outside() {
 
 /// The error of a span's account: the kernel's accounting of a thread and of its events differ by some microseconds
 /// per switch.
-fn error_of(account: &Account) -> Duration {
-    let switches = account.voluntary_switches + account.involuntary_switches;
-    Duration::from_nanos(account.on_cpu_error_ns + 50_000 * switches) + 2 * MS
+fn error_of(account: &TimeBreakdown) -> Duration {
+    let switches = account.voluntary_switches() + account.involuntary_switches();
+    Duration::from_nanos(account.on_cpu_error().ns() + 50_000 * switches) + 2 * MS
 }
 
 /// The span paths that samples of [`burn`] are linked to. (Other samples can fall between two spans, or represent
@@ -87,8 +88,8 @@ fn child_spans_in_tasks_are_included_and_following_spans_are_not() {
     });
     let request = span_of(&setup, "request");
     // On this thread it was entered only to spawn, and on another thread once.
-    let on_cpu = Duration::from_nanos(request.account().on_cpu_ns);
-    assert!(!HAS_STACKS || on_cpu + error_of(request.account()) >= LONG, "{request:?}");
+    let on_cpu = Duration::from_nanos(request.times().on_cpu().ns());
+    assert!(!HAS_STACKS || on_cpu + error_of(request.times()) >= LONG, "{request:?}");
     if !HAS_STACKS {
         return;
     }
@@ -122,16 +123,16 @@ fn a_span_on_two_threads_at_once_counts_both() {
         drop(span);
         (ran, start.elapsed())
     });
-    let account = *span_of(&setup, "shared").account();
-    let on_cpu = Duration::from_nanos(account.on_cpu_ns);
+    let account = *span_of(&setup, "shared").times();
+    let on_cpu = Duration::from_nanos(account.on_cpu().ns());
     let error = error_of(&account);
     assert!(!HAS_STACKS || on_cpu + error >= 2 * LONG, "{account:?}");
     // Perf events count time stolen by the hypervisor as run time. (On other systems the CPU time of a thread is
     // unknown.)
     assert!(!HAS_STACKS || on_cpu <= ran + ran / 5 + error, "{account:?}, {ran:?}");
-    assert!(Duration::from_nanos(account.wall_ns) <= wall);
+    assert!(Duration::from_nanos(account.wall().ns()) <= wall);
     let parts = support::sum_of_parts_ns(&account);
-    assert!(parts + 1_000_000 >= account.wall_ns, "{account:?}");
+    assert!(parts + 1_000_000 >= account.wall().ns(), "{account:?}");
     if HAS_STACKS {
         assert_eq!(paths(&setup.profiles()[0]), [vec!["shared"]].into_iter().collect());
     }
@@ -147,8 +148,8 @@ fn a_span_that_is_dropped_on_another_thread_is_judged_there() {
         std::thread::spawn(move || drop(span)).join().unwrap();
     });
     let span = span_of(&setup, "moved");
-    let on_cpu = Duration::from_nanos(span.account().on_cpu_ns);
-    assert!(!HAS_STACKS || on_cpu + error_of(span.account()) >= LONG, "{span:?}");
+    let on_cpu = Duration::from_nanos(span.times().on_cpu().ns());
+    assert!(!HAS_STACKS || on_cpu + error_of(span.times()) >= LONG, "{span:?}");
     assert_eq!(span.profile().is_ok(), HAS_STACKS);
 }
 
@@ -164,9 +165,12 @@ fn a_parent_closes_with_its_last_child_and_reports_the_delay() {
         assert!(setup.kept().is_empty(), "a span stays open while its child is open");
         drop(child);
     });
-    let account = *span_of(&setup, "parent").account();
-    assert!(account.after_last_exit_ns >= 100_000_000, "{account:?}");
-    assert!(account.on_cpu_ns < 50_000_000, "the time of the child is not its own: {account:?}");
+    let account = *span_of(&setup, "parent").times();
+    assert!(account.after_last_exit().ns() >= 100_000_000, "{account:?}");
+    assert!(
+        account.on_cpu().ns() < 50_000_000,
+        "the time of the child is not its own: {account:?}"
+    );
     if HAS_STACKS {
         assert!(
             points_in(&setup.profiles()[0], "work_inside") > 0,
@@ -300,7 +304,7 @@ fn reused_ids_belong_to_their_current_span() {
         let span = kept.iter().find(|kept| kept.profile == Some(profile.id)).unwrap();
         let [span] = span.spans.as_slice() else { panic!("{span:?}") };
         let points: usize = profile.samples().iter().map(|sample| sample.points.len()).sum();
-        let most = span.account().on_cpu_ns / 990_000 + 3;
+        let most = span.times().on_cpu().ns() / 990_000 + 3;
         assert!(points as u64 <= most, "{points} of {most}: {span:?}");
     }
 }

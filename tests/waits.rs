@@ -10,6 +10,7 @@ mod support;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use support::Nanos as _;
 use support::{Setup, burn, functions, has_perf, is_child, run_child};
 use tracing::info_span;
 use tracing_profiling::profile::{FrameKind, Profile, Sample, SampleKind, Value};
@@ -44,7 +45,7 @@ fn waits(profile: &Profile) -> Vec<(&Sample, Vec<&str>, u64)> {
     profile
         .of_kind(SampleKind::OffCpu)
         .map(|sample| {
-            let waited_ns = sample.points.iter().map(|point| point.weight_ns).sum();
+            let waited_ns = sample.points.iter().map(|point| point.weight().ns()).sum();
             (sample, names(profile, sample), waited_ns)
         })
         .collect()
@@ -91,13 +92,13 @@ fn a_wait_for_a_lock_has_its_length_its_function_and_the_address_of_the_lock() {
             let summary = profile.waits();
             let longest = summary.longest.unwrap();
             assert!(longest.function.ends_with("reserve"), "{longest:?}");
-            assert!(longest.place.starts_with("tests/waits.rs:"), "{longest:?}");
+            assert!(longest.location.starts_with("tests/waits.rs:"), "{longest:?}");
             assert_eq!(summary.in_async, None);
             let kinds = profile.stack(sample.stack).map(|location| location.kind);
             assert_eq!(kinds.filter(|kind| *kind == FrameKind::Wait).count(), 1);
             // The account agrees.
-            let account = *setup.kept().last().unwrap().spans[0].account();
-            let off_cpu_ns = account.off_cpu_ns + account.on_cpu_error_ns;
+            let account = *setup.kept().last().unwrap().spans[0].times();
+            let off_cpu_ns = account.off_cpu().ns() + account.on_cpu_error().ns();
             assert!(off_cpu_ns + 1_000_000 >= *waited_ns, "{account:?} {waited_ns}");
             let limit = MS.max(waited / 100);
             errors.push(
@@ -127,10 +128,10 @@ fn many_waits_of_one_segment_are_together_no_longer_than_its_off_cpu_time() {
                     burn(MS * work);
                 }
             });
-            let account = *setup.kept().last().unwrap().spans[0].account();
+            let account = *setup.kept().last().unwrap().spans[0].times();
             let Some(profile) = setup.profiles().pop() else { continue };
-            let waited_ns = profile.waited_ns();
-            let most_ns = account.off_cpu_ns + account.on_cpu_error_ns + 1_000_000;
+            let waited_ns = profile.waited().ns();
+            let most_ns = account.off_cpu().ns() + account.on_cpu_error().ns() + 1_000_000;
             assert!(
                 waited_ns <= most_ns,
                 "{source:?}, {count} of {sleep} ms: {waited_ns} of {account:?}"
@@ -213,19 +214,19 @@ fn a_task_that_blocks_its_executor_is_reported() {
             let profiles = setup.profiles();
             let of = |name: &str| {
                 let mut found = profiles.iter().filter(|profile| profile.name == name);
-                found.find(|profile| profile.waited_ns() > 50_000_000).cloned()
+                found.find(|profile| profile.waited().ns() > 50_000_000).cloned()
             };
             Some((of("legacy")?, of("polite")?))
         });
         // This one waits, too, but where blocking is allowed.
         assert!(polite.waits().longest.unwrap().function.ends_with("nap"));
-        assert_eq!(polite.waits().in_async_ns, 0);
+        assert_eq!(polite.waits().in_async_total.ns(), 0);
         let found = profile.waits();
-        assert_eq!(found.in_async_ns, found.total_ns, "{source:?}: {found:?}");
+        assert_eq!(found.in_async_total.ns(), found.total.ns(), "{source:?}: {found:?}");
         assert!(found.in_async.unwrap().function.ends_with("nap"));
         let attribute =
             profile.attributes.iter().find(|a| a.key == "profile.blocked_in_async_ns").unwrap();
-        assert_eq!(attribute.value, Value::Int(found.in_async_ns.try_into().unwrap()));
+        assert_eq!(attribute.value, Value::Int(found.in_async_total.ns().try_into().unwrap()));
         assert!(profile.notes.iter().any(|note| note.contains("blocks an async executor")));
     }
 }
@@ -252,11 +253,11 @@ fn each_wait_is_in_its_span_and_ends_when_the_thread_continues() {
                 sleeps
                     .fold((0, 0), |(n, ns), (sample, _, more)| (n + sample.points.len(), ns + more))
             };
-            let account = *setup.kept()[0].spans[0].account();
+            let account = *setup.kept()[0].spans[0].times();
             // The kernel's switch records and its thread accounting differ by some microseconds.
             let of_switches = if source == Source::Perf { 4 * 50_000 } else { 1_000_000 };
-            let slack = account.on_cpu_error_ns + of_switches;
-            assert!(profile.waited_ns() <= account.off_cpu_ns + slack, "{account:?}");
+            let slack = account.on_cpu_error().ns() + of_switches;
+            assert!(profile.waited().ns() <= account.off_cpu().ns() + slack, "{account:?}");
             let (queries, request) = (of(&["request", "query"]), of(&["request"]));
             (queries.0 + request.0 == 4).then_some(((queries, 3 * time), (request, time)))
         });
@@ -350,14 +351,14 @@ fn kernel_time_is_part_of_the_total() {
             });
             // On a busy machine timers rarely hit a thread: the time after the last sample is missing.
             let profile = &setup.profiles()[0];
-            let account = *setup.kept()[0].spans[0].account();
+            let account = *setup.kept()[0].spans[0].times();
             let by_time = match of_user_code_alone(profile) {
                 // The remaining time up to the end of the span is kernel time.
-                true => Some([account.on_cpu_ns; 2]),
+                true => Some([account.on_cpu().ns(); 2]),
                 false => {
                     let on_cpu = profile.of_kind(SampleKind::OnCpu);
                     let points = on_cpu.flat_map(|sample| &sample.points);
-                    let last_ns = points.map(|point| point.time_unix_ns).max().unwrap();
+                    let last_ns = points.map(|point| point.time().ns()).max().unwrap();
                     let next = had.partition_point(|(time_ns, _)| *time_ns < last_ns);
                     let next = next.min(had.len() - 1);
                     let by_time = [next.saturating_sub(1), next].map(|at: usize| had[at].1);
@@ -376,13 +377,13 @@ fn kernel_time_is_part_of_the_total() {
             );
         };
         let profile = &setup.profiles()[0];
-        let account = *setup.kept()[0].spans[0].account();
-        let sampled_ns = profile.weight_ns();
+        let account = *setup.kept()[0].spans[0].times();
+        let sampled_ns = profile.weight().ns();
         // Nor is the time in which no kernel tick hit the thread for long; it is counted.
-        let usual_ns = profile.period_ns.max(4_000_000);
+        let usual_ns = profile.period().ns().max(4_000_000);
         let late_ns = setup.handle.stats().samples.dropped_late * usual_ns;
         // Up to one sample more or less at each end.
-        let slack_ns = 2 * usual_ns + account.on_cpu_ns / 50;
+        let slack_ns = 2 * usual_ns + account.on_cpu().ns() / 50;
         assert!(
             sampled_ns + late_ns + slack_ns >= least_ns && sampled_ns <= most_ns + slack_ns,
             "{source:?}: {sampled_ns} of {least_ns} to {most_ns}, {account:?} {:?}, {:?}",
@@ -398,7 +399,7 @@ fn kernel_time_is_part_of_the_total() {
                 names.contains(&"read_zeros") || names.contains(&"[kernel]")
             })
             .flat_map(|sample| &sample.points)
-            .map(|point| point.weight_ns)
+            .map(|point| point.weight().ns())
             .sum();
         // The first 100 ms were in user code.
         let least_in_kernel_ns = least_ns.saturating_sub(150_000_000 + late_ns) / 2;
@@ -423,12 +424,12 @@ fn many_short_waits_are_not_merged_into_a_long_one() {
         };
         let longest_round =
             setup.run(|| info_span!("job").in_scope(|| (0..400).map(|_| round()).max().unwrap()));
-        let account = *setup.kept()[0].spans[0].account();
+        let account = *setup.kept()[0].spans[0].times();
         let profile = &setup.profiles()[0];
-        let slack = account.on_cpu_error_ns + 1_000_000;
-        assert!(profile.waited_ns() <= account.off_cpu_ns + slack, "{:?}", profile.notes);
+        let slack = account.on_cpu_error().ns() + 1_000_000;
+        assert!(profile.waited().ns() <= account.off_cpu().ns() + slack, "{:?}", profile.notes);
         let longest = profile.of_kind(SampleKind::OffCpu).flat_map(|sample| &sample.points);
-        let longest = longest.map(|point| point.weight_ns).max().unwrap_or(0);
+        let longest = longest.map(|point| point.weight().ns()).max().unwrap_or(0);
         let most = longest_round.as_nanos() as u64 + 1_000_000;
         assert!(longest <= most, "{source:?}: {longest} {longest_round:?} {account:?}");
     }
@@ -454,7 +455,7 @@ fn waits_of_ended_threads_are_complete() {
             });
         }
         setup.flush();
-        let accounts: Vec<_> = setup.kept().iter().map(|kept| *kept.spans[0].account()).collect();
+        let accounts: Vec<_> = setup.kept().iter().map(|kept| *kept.spans[0].times()).collect();
         assert_eq!(accounts.len(), 360);
         let profiles = setup.profiles();
         for profile in profiles {
@@ -466,7 +467,7 @@ fn waits_of_ended_threads_are_complete() {
                 profile.notes
             );
             if source == Source::Perf && profile.wait_count() > 0 {
-                assert!(profile.waited_ns() >= 10_000_000, "{:?}", profile.notes);
+                assert!(profile.waited().ns() >= 10_000_000, "{:?}", profile.notes);
             }
         }
     }
@@ -486,14 +487,14 @@ fn waits_beyond_the_limit_of_a_profile_keep_their_time() {
             (setup.handle.stats().waits.dropped_memory > 0).then_some((setup, time))
         });
         let profile = &setup.profiles()[0];
-        assert!(profile.duration_ns < 60_000_000_000, "{}", profile.duration_ns);
-        let range = profile.start_unix_ns..profile.start_unix_ns + profile.duration_ns;
+        assert!(profile.duration().ns() < 60_000_000_000, "{}", profile.duration().ns());
+        let range = profile.start().ns()..profile.start().ns() + profile.duration().ns();
         let points = profile.samples().iter().flat_map(|sample| &sample.points);
-        assert!(points.into_iter().all(|point| range.contains(&point.time_unix_ns)));
+        assert!(points.into_iter().all(|point| range.contains(&point.time().ns())));
         // On a loaded machine one or two may be missed.
         let (kept, dropped) = (2, setup.handle.stats().waits.dropped_memory);
         let each_ns = time.as_nanos() as u64 / 10 * 9;
-        assert!(profile.waited_ns() >= (kept + dropped) * each_ns, "{:?}", profile.notes);
+        assert!(profile.waited().ns() >= (kept + dropped) * each_ns, "{:?}", profile.notes);
         assert!(profile.waits().longest.unwrap().call.contains("sleep"));
     }
 }
@@ -513,7 +514,7 @@ fn time_with_blocked_signals_is_attributed_to_no_span() {
         });
     });
     let profile = &setup.profiles()[0];
-    assert!(profile.weight_ns() < 300_000_000, "{:?}", profile.notes);
+    assert!(profile.weight().ns() < 300_000_000, "{:?}", profile.notes);
     assert!(setup.handle.stats().samples.dropped_late > 0);
     assert!(
         profile.attributes.iter().any(|attribute| attribute.key == "profile.samples_lost_late")
@@ -552,7 +553,7 @@ fn time_in_an_earlier_profile_is_not_kernel_time() {
                 .of_kind(SampleKind::OnCpu)
                 .filter(|sample| functions(&profile, sample) == ["[kernel]"]);
             let kernel_ns: u64 =
-                kernel.flat_map(|sample| &sample.points).map(|p| p.weight_ns).sum();
+                kernel.flat_map(|sample| &sample.points).map(|p| p.weight().ns()).sum();
             assert!(kernel_ns < 50_000_000, "{source:?}: {kernel_ns} {:?}", profile.notes);
         }
     }
@@ -632,12 +633,12 @@ fn waits_lie_in_their_span_and_within_its_off_cpu_time() {
                 builder.source(source).profiles_per_minute(10_000).arm_after(arm_after)
             });
             let slept = setup.run(|| sleeps.sleep());
-            let account = *setup.kept().last().unwrap().spans[0].account();
+            let account = *setup.kept().last().unwrap().spans[0].times();
             let profiles = setup.profiles();
             let waits: Vec<_> = profiles.iter().flat_map(sleeps::waits).collect();
             let of = format!("{source:?}, {arm_after:?}, {sleeps:?}: {waits:?} of {slept:?}");
             let waited_ns: u64 = waits.iter().map(|wait| wait.when.len_ns()).sum();
-            let most_ns = account.off_cpu_ns + account.on_cpu_error_ns;
+            let most_ns = account.off_cpu().ns() + account.on_cpu_error().ns();
             assert!(waited_ns <= most_ns, "{waited_ns} of {account:?}: {of}");
             for wait in &waits {
                 assert!(slept.holds(wait), "{wait:?} is not in its span: {of}");

@@ -7,6 +7,7 @@ mod support;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
+use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY, Setup, burn, functions, has_perf};
 use tracing::{Instrument, info_span};
 use tracing_profiling::profile::{Profile, Sample, SampleKind, Value};
@@ -87,8 +88,8 @@ fn deadlock(source: Source) {
         assert_eq!((span.name(), span.reasons().to_string().as_str()), ("request", "hung"));
         assert!(span.is_open());
         assert!(one.profile.is_some(), "{one:?}");
-        let account = span.account();
-        assert!(account.off_cpu_ns > account.wall_ns / 2, "{account:?}");
+        let account = span.times();
+        assert!(account.off_cpu().ns() > account.wall().ns() / 2, "{account:?}");
     }
     let profiles = setup.profiles();
     let names: Vec<_> = profiles.iter().flat_map(waiting_functions).collect();
@@ -143,16 +144,16 @@ fn a_hung_span_gets_its_final_verdict_with_all_its_samples() {
         assert!(hung.is_open() && !last.is_open());
         assert_eq!(last.reasons().to_string(), "latency");
         assert_eq!(last.earlier_profiles(), [hung.profile().unwrap()]);
-        assert!(hung.account().wall_ns < last.account().wall_ns);
+        assert!(hung.times().wall().ns() < last.times().wall().ns());
         // The on-CPU time of a running thread comes from its CPU clock, starting soon after it entered the span.
-        let account = hung.account();
-        assert!(account.on_cpu_ns + account.on_cpu_error_ns > 0, "{account:?}");
-        let parts = account.on_cpu_ns + account.off_cpu_ns + account.idle_ns;
-        assert!(parts.abs_diff(account.wall_ns) < 1_000_000, "{account:?}");
+        let account = hung.times();
+        assert!(account.on_cpu().ns() + account.on_cpu_error().ns() > 0, "{account:?}");
+        let parts = account.on_cpu().ns() + account.off_cpu().ns() + account.idle().ns();
+        assert!(parts.abs_diff(account.wall().ns()) < 1_000_000, "{account:?}");
         let profiles = setup.profiles();
         let [before, weight] = [hung, last].map(|span| {
             let id = span.profile().unwrap();
-            profiles.iter().find(|profile| profile.id == id).unwrap().weight_ns()
+            profiles.iter().find(|profile| profile.id == id).unwrap().weight().ns()
         });
         assert!(u128::from(weight) <= ran.as_nanos() + ran.as_nanos() / 10, "{weight} of {ran:?}");
         assert!(weight > 1_000_000_000, "{weight}");
@@ -182,9 +183,9 @@ fn a_continuing_wait_is_in_both_profiles_with_its_whole_length_in_the_last() {
         let [hung, last] = &kept[..] else { panic!("{kept:?}") };
         assert_eq!((hung.waits.count, last.waits.count), (1, 1));
         assert!(hung.profile.is_some() && last.profile.is_some(), "{kept:?}");
-        let waited = last.waits.total_ns;
-        assert!(hung.waits.total_ns > 100_000_000 && hung.waits.total_ns < waited, "{kept:?}");
-        let off_cpu_ns = last.spans[0].account().off_cpu_ns;
+        let waited = last.waits.total.ns();
+        assert!(hung.waits.total.ns() > 100_000_000 && hung.waits.total.ns() < waited, "{kept:?}");
+        let off_cpu_ns = last.spans[0].times().off_cpu().ns();
         assert!(
             waited <= off_cpu_ns + 2_000_000 && waited > off_cpu_ns / 2,
             "{waited} of {off_cpu_ns}"
@@ -271,7 +272,7 @@ fn awaiting_is_not_hanging_but_counts_as_open() {
     assert_eq!(kept.len(), 1, "{kept:?}");
     let span = &kept[0].spans[0];
     assert_eq!((span.name(), span.reasons().to_string().as_str()), ("stream", "open"));
-    assert!(span.account().idle_ns > span.account().wall_ns / 4, "{:?}", span.account());
+    assert!(span.times().idle().ns() > span.times().wall().ns() / 4, "{:?}", span.times());
     if HAS_STACKS {
         let is_open = |(key, value): (&str, &Value)| {
             key == "profile.span.open" && *value == Value::Bool(true)

@@ -17,7 +17,7 @@ fn late(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Setup {
 
 fn weight_ns(setup: &Setup) -> f64 {
     setup.flush();
-    setup.memory.take().iter().map(|profile| profile.weight_ns() as f64).sum()
+    setup.memory.take().iter().map(|profile| profile.weight().as_nanos() as f64).sum()
 }
 
 /// The share of its on-CPU time that the samples of a busy span represent, in percent. The span is kept at 1.2 times

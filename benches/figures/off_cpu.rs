@@ -39,11 +39,11 @@ fn wait_errors(source: Source) -> Vec<Option<f64>> {
         .map(|number| {
             let waited = wait_for_a_lock(&setup);
             setup.flush();
-            let seen: u64 = setup.memory.take().iter().map(Profile::waited_ns).sum();
-            if seen == 0 {
+            let seen: Duration = setup.memory.take().iter().map(Profile::waited).sum();
+            if seen.is_zero() {
                 eprintln!("{source:?} missed wait {number} of {waited:?}");
             }
-            (seen > 0).then(|| (seen as f64 - waited.as_nanos() as f64).abs() / 1e6)
+            (!seen.is_zero()).then(|| seen.abs_diff(waited).as_secs_f64() * 1e3)
         })
         .collect()
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
 use tracing::{dispatcher, info_span};
+use tracing_profiling::profile::Profile;
 use tracing_profiling::{Builder, Source};
 
 use crate::measure::{Setup, added, child, figure, interleave, median, ratio, unprivileged, work};
@@ -189,8 +190,8 @@ pub(crate) fn delivered_by_fine_timer() {
 /// Where the kernel's tick yields fewer samples than requested, each has more weight.
 fn delivered_by_weight(name: &str, set: fn(Builder) -> Builder) {
     let (setup, cpu_s) = deliver(set, 2);
-    let weight_ns: u64 = setup.memory.profiles().iter().map(|profile| profile.weight_ns()).sum();
-    figure(&format!("{name}.delivered_999hz"), weight_ns as f64 / 1e9 / cpu_s * 100.0, "%");
+    let weight: Duration = setup.memory.profiles().iter().map(Profile::weight).sum();
+    figure(&format!("{name}.delivered_999hz"), weight.as_secs_f64() / cpu_s * 100.0, "%");
     let samples = setup.handle.stats().samples.taken as f64;
     figure(&format!("{name}.samples_999hz"), samples / cpu_s, "1/s");
 }

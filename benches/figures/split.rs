@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
 use tracing::{Span, dispatcher, info_span};
-use tracing_profiling::{Account, Source};
+use tracing_profiling::{Source, TimeBreakdown};
 
 use crate::measure::{Setup, figure, median, work_for};
 use crate::sleeps::{ALL, reported, waits};
@@ -79,12 +79,12 @@ fn switching() -> Known {
     known
 }
 
-fn accounts(source: Source, count: usize, span: fn() -> Known) -> Vec<(Account, Known)> {
+fn accounts(source: Source, count: usize, span: fn() -> Known) -> Vec<(TimeBreakdown, Known)> {
     let accounts = Arc::new(Mutex::new(Vec::new()));
     let reports = Arc::clone(&accounts);
     let setup = Setup::new("0ms", |builder| {
         builder.source(source).profiles_per_minute(10_000).on_kept(move |kept| {
-            reports.lock().expect("no panic").push(*kept.spans[0].account());
+            reports.lock().expect("no panic").push(*kept.spans[0].times());
         })
     });
     let known: Vec<Known> = dispatcher::with_default(&setup.dispatch, || {
@@ -101,26 +101,26 @@ fn accounts(source: Source, count: usize, span: fn() -> Known) -> Vec<(Account, 
     accounts.into_iter().zip(known).collect()
 }
 
-fn on_cpu_error(accounts: &[(Account, Known)]) -> f64 {
+fn on_cpu_error(accounts: &[(TimeBreakdown, Known)]) -> f64 {
     let errors: Vec<f64> = accounts
         .iter()
         .map(|(account, known)| {
             let truth = known.on_cpu.as_nanos() as f64;
-            (account.on_cpu_ns as f64 - truth).abs() / truth * 100.0
+            (account.on_cpu().as_nanos() as f64 - truth).abs() / truth * 100.0
         })
         .collect();
     median(&errors)
 }
 
-fn off_cpu_error(accounts: &[(Account, Known)]) -> f64 {
+fn off_cpu_error(accounts: &[(TimeBreakdown, Known)]) -> f64 {
     let errors: Vec<f64> = accounts
         .iter()
         .map(|(account, known)| {
             // The thread may also have been preempted, which is no error.
             let least = known.asleep.as_nanos() as f64;
-            let entered = account.wall_ns - account.idle_ns;
+            let entered = account.wall().as_nanos() - account.idle().as_nanos();
             let most = entered as f64 - known.on_cpu.as_nanos() as f64;
-            let off = account.off_cpu_ns as f64;
+            let off = account.off_cpu().as_nanos() as f64;
             (least - off).max(off - most).max(0.0) / 1e6
         })
         .collect();
@@ -128,22 +128,22 @@ fn off_cpu_error(accounts: &[(Account, Known)]) -> f64 {
 }
 
 /// The error bound that the accounts state, in percent of wall time.
-fn bound(accounts: &[(Account, Known)]) -> f64 {
-    let of_wall = |(account, _): &(Account, Known)| {
-        account.on_cpu_error_ns as f64 / account.wall_ns as f64 * 100.0
+fn bound(accounts: &[(TimeBreakdown, Known)]) -> f64 {
+    let of_wall = |(account, _): &(TimeBreakdown, Known)| {
+        account.on_cpu_error().as_nanos() as f64 / account.wall().as_nanos() as f64 * 100.0
     };
     median(&accounts.iter().map(of_wall).collect::<Vec<_>>())
 }
 
 /// The number of accounts whose error exceeds their bound.
-fn broken(accounts: &[(Account, Known)]) -> usize {
-    let is_broken = |(account, known): &&(Account, Known)| {
-        let Account { on_cpu_ns, on_cpu_error_ns, .. } = *account;
+fn broken(accounts: &[(TimeBreakdown, Known)]) -> usize {
+    let is_broken = |(account, known): &&(TimeBreakdown, Known)| {
+        let (on_cpu_ns, on_cpu_error_ns) =
+            (account.on_cpu().as_nanos(), account.on_cpu_error().as_nanos());
         // The rate of the clock for spans is known to 50 ppm.
-        let slack_ns = account.wall_ns / 10_000 + 1_000;
-        known.on_cpu.as_nanos() > u128::from(on_cpu_ns + on_cpu_error_ns + slack_ns)
-            || known.on_cpu_around.as_nanos() + u128::from(slack_ns)
-                < u128::from(on_cpu_ns - on_cpu_error_ns)
+        let slack_ns = account.wall().as_nanos() / 10_000 + 1_000;
+        known.on_cpu.as_nanos() > on_cpu_ns + on_cpu_error_ns + slack_ns
+            || known.on_cpu_around.as_nanos() + slack_ns < on_cpu_ns - on_cpu_error_ns
     };
     accounts.iter().filter(is_broken).count()
 }
@@ -170,7 +170,7 @@ fn of_waits(source: Source) -> OfWaits {
             let reports = Arc::clone(&accounts);
             let setup = Setup::late("0ms", |builder| {
                 builder.source(source).arm_after(arm_after).on_kept(move |kept| {
-                    reports.lock().expect("no panic").push(*kept.spans[0].account());
+                    reports.lock().expect("no panic").push(*kept.spans[0].times());
                 })
             });
             let slept = dispatcher::with_default(&setup.dispatch, || sleeps.sleep());
@@ -179,8 +179,9 @@ fn of_waits(source: Source) -> OfWaits {
             let waits: Vec<_> = setup.memory.take().iter().flat_map(waits).collect();
             found.outside += waits.iter().filter(|wait| !slept.holds(wait)).count();
             let waited_ns: u64 = waits.iter().map(|wait| wait.when.len_ns()).sum();
-            let over_ns = waited_ns.saturating_sub(account.off_cpu_ns + account.on_cpu_error_ns);
-            let over = over_ns as f64 / account.off_cpu_ns as f64 * 100.0;
+            let over_ns = u128::from(waited_ns)
+                .saturating_sub((account.off_cpu() + account.on_cpu_error()).as_nanos());
+            let over = over_ns as f64 / account.off_cpu().as_nanos() as f64 * 100.0;
             found.over_off_cpu = found.over_off_cpu.max(over);
             // Sleeps that begin once the thread is sampled: some milliseconds after the span is old.
             let sampled = if arm_after.is_zero() { arm_after } else { arm_after + LATE };

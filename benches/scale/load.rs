@@ -305,18 +305,18 @@ fn work(rounds: u64) -> u64 {
 /// For the last span of each thread: its samples, how many of them are in its profile, and their total weight.
 fn print_profile(setup: &Setup, shared: &Shared) {
     let profiles = setup.profiles();
-    let (mut points, mut weight_ns, mut waits) = (0, 0, 0);
+    let (mut points, mut weight, mut waits) = (0, Duration::ZERO, 0);
     for profile in &profiles {
         waits += profile.wait_count();
         for sample in profile.of_kind(SampleKind::OnCpu).filter(|sample| is_of(profile, sample)) {
             points += sample.points.len();
-            weight_ns += sample.points.iter().map(|point| point.weight_ns).sum::<u64>();
+            weight += sample.points.iter().map(|point| point.weight()).sum::<Duration>();
         }
     }
     let busy_ns = shared.busy_ns.load(Ordering::Relaxed).max(1);
     println!("samples {}", setup.samples.load(Ordering::Relaxed));
     println!("samples_kept {points}");
-    println!("weight_percent {}", weight_ns as f64 / busy_ns as f64 * 100.0);
+    println!("weight_percent {}", weight.as_nanos() as f64 / busy_ns as f64 * 100.0);
     println!("waits_kept {waits}");
 }
 

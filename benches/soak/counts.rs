@@ -113,8 +113,8 @@ impl ReportedKept {
                 Ok(id) => promised = Some(id),
                 Err(why) => *self.without.entry(number_of(why)).or_default() += 1,
             }
-            if name == "late" && span.account().wall_ns <= super::phases::LATE_NS {
-                self.wrong.push(format!("`late` was kept with {:?}", span.account()));
+            if name == "late" && span.times().wall().as_nanos() <= super::phases::LATE_NS.into() {
+                self.wrong.push(format!("`late` was kept with {:?}", span.times()));
             }
         }
         match (promised, kept.profile) {

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
+use std::time::Duration;
 
 use super::engine::Engine;
 use crate::keep::{Epoch, Kept, KeptSpan, NoProfile};
 use crate::profile::{Attribute, Profile, Symbolized, Value, WaitSite, Waits, capped};
 use crate::redact::Redaction;
-use crate::span::{Account, SpanKey};
+use crate::span::{SpanKey, TimeBreakdown};
 use crate::sys::{self, UnusualCall};
 
 /// What a profile lacks.
@@ -124,22 +125,22 @@ pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     if waits.count == 0 {
         return;
     }
-    let off_cpu_ns = kept.spans.first().map_or(0, |span| span.account.off_cpu_ns);
-    let mut note = format!("{} seen: {}", plural_waits(waits.count), Ns(waits.total_ns));
+    let off_cpu = kept.spans.first().map_or(Duration::ZERO, |span| span.account.off_cpu());
+    let mut note = format!("{} seen: {}", plural_waits(waits.count), Short(waits.total));
     // The account does not include waits on other threads.
-    if waits.total_ns <= off_cpu_ns {
-        _ = write!(note, " of {} off-CPU", Ns(off_cpu_ns));
+    if waits.total <= off_cpu {
+        _ = write!(note, " of {} off-CPU", Short(off_cpu));
     }
     if let Some(wait_site) = &waits.longest {
-        _ = write!(note, "; {} in {}", Ns(wait_site.waited_ns), AtSite(wait_site));
+        _ = write!(note, "; {} in {}", Short(wait_site.waited), AtSite(wait_site));
     }
     profile.notes.push(note);
-    let ns = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
-    profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total_ns) });
+    let ns = |time: Duration| Value::Int(i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
+    profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total) });
     if let Some(wait_site) = &waits.in_async {
-        let blocked = Ns(waits.in_async_ns);
+        let blocked = Short(waits.in_async_total);
         profile.notes.push(format!("blocks an async executor: {blocked} in {}", AtSite(wait_site)));
-        let (key, value) = ("profile.blocked_in_async_ns", ns(waits.in_async_ns));
+        let (key, value) = ("profile.blocked_in_async_ns", ns(waits.in_async_total));
         profile.attributes.push(Attribute { key, value });
     }
 }
@@ -149,7 +150,7 @@ struct AtSite<'a>(&'a WaitSite);
 
 impl Display for AtSite<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let WaitSite { function, place, call, .. } = self.0;
+        let WaitSite { function, location: place, call, .. } = self.0;
         write!(f, "{function}")?;
         if !place.is_empty() {
             write!(f, " ({place})")?;
@@ -298,7 +299,7 @@ pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
         }
         None => {
             let why = kept.spans.iter().find_map(|span| span.profile().err());
-            let Account { wall_ns, idle_ns, .. } = *first.account();
+            let TimeBreakdown { wall_ns, idle_ns, .. } = *first.times();
             _ = match why {
                 Some(NoProfile::NoSamples) if idle_ns > wall_ns / 2 => {
                     write!(line, "; no profile: it was awaiting, in no thread, for {}", Ns(idle_ns))
@@ -312,12 +313,12 @@ pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
         _ = write!(line, ", {:.0} % in {function}", share * 100.0);
     }
     if let Some(wait_site) = &kept.waits.longest {
-        let Waits { count, total_ns, .. } = kept.waits;
-        let (waits, total) = (plural_waits(count), Ns(total_ns));
+        let Waits { count, total, .. } = kept.waits;
+        let (waits, total) = (plural_waits(count), Short(total));
         _ = write!(line, ", {waits} of {total}, longest in {}", AtSite(wait_site));
     }
     if let Some(wait_site) = &kept.waits.in_async {
-        let blocked = Ns(kept.waits.in_async_ns);
+        let blocked = Short(kept.waits.in_async_total);
         _ = write!(line, "; blocks an async executor for {blocked}");
         if kept.waits.longest.as_ref() != Some(wait_site) {
             _ = write!(line, " in {}", AtSite(wait_site));
@@ -415,11 +416,11 @@ fn without(call: UnusualCall) -> &'static str {
 }
 
 /// Displays wall time and its parts.
-struct Split<'a>(&'a Account);
+struct Split<'a>(&'a TimeBreakdown);
 
 impl Display for Split<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Account {
+        let TimeBreakdown {
             wall_ns,
             on_cpu_ns,
             on_cpu_error_ns,
@@ -463,7 +464,16 @@ pub(super) struct Ns(pub(super) u64);
 
 impl Display for Ns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ns = self.0;
+        Short(Duration::from_nanos(self.0)).fmt(f)
+    }
+}
+
+/// The same for a `Duration`.
+struct Short(Duration);
+
+impl Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ns = self.0.as_nanos();
         let (value, unit) = match ns {
             0..1_000 => return write!(f, "{ns} ns"),
             1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
@@ -542,17 +552,18 @@ mod tests {
 
     #[test]
     fn the_error_of_on_cpu_time_is_stated() {
-        let account = Account { on_cpu_ns: 100, on_cpu_error_ns: 7, ..Account::default() };
+        let account =
+            TimeBreakdown { on_cpu_ns: 100, on_cpu_error_ns: 7, ..TimeBreakdown::default() };
         assert!(Split(&account).to_string().contains("on-CPU 100 ns (± 7 ns) +"));
     }
 
     #[test]
     fn on_cpu_time_of_spans_on_other_threads_is_stated() {
         let on_cpu_ns = 1_000_000;
-        let account = |more_ns| Account {
+        let account = |more_ns| TimeBreakdown {
             on_cpu_ns,
             subtree_on_cpu_ns: on_cpu_ns + more_ns,
-            ..Account::default()
+            ..TimeBreakdown::default()
         };
         let text = Split(&account(150_000_000)).to_string();
         assert!(text.contains("on-CPU 1.00 ms (and 150 ms in spans inside it on other threads) +"));
@@ -582,8 +593,9 @@ mod tests {
 
     #[test]
     fn unknown_cpu_time_is_neither_zero_nor_all() {
-        let account = Account { wall_ns: 400_000_000, idle_ns: 1_000, ..Account::default() };
-        let account = Account { on_cpu_ns: 400_000_000, ..account }.without_cpu_time();
+        let account =
+            TimeBreakdown { wall_ns: 400_000_000, idle_ns: 1_000, ..TimeBreakdown::default() };
+        let account = TimeBreakdown { on_cpu_ns: 400_000_000, ..account }.without_cpu_time();
         let text = "wall 400 ms = busy 400 ms + idle 1.00 µs; on-CPU unknown";
         assert_eq!(Split(&account).to_string(), text);
     }

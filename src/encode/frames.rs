@@ -84,7 +84,7 @@ impl<'a> Frames<'a> {
         let links = || profile.links().map(|(_, link)| Cow::from(&link.span));
         let locations = || {
             profile.locations().map(|(_, location)| match location.lines[..] {
-                [] => Cow::from(profile.place_in_code(location)),
+                [] => Cow::from(profile.module_offset(location)),
                 _ => Cow::default(),
             })
         };

@@ -8,7 +8,7 @@ use tracing::Metadata;
 use super::Reasons;
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{ProfileId, Waits};
-use crate::span::{Account, SpanKey, TraceIds};
+use crate::span::{SpanKey, TimeBreakdown, TraceIds};
 
 /// Spans of one local root that were kept together, and their profile.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub struct KeptSpan {
     pub(crate) metadata: &'static Metadata<'static>,
     pub(crate) rule: u64,
     pub(crate) reasons: Reasons,
-    pub(crate) account: Account,
+    pub(crate) account: TimeBreakdown,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
     pub(crate) opened: SystemTime,
@@ -76,7 +76,7 @@ impl KeptSpan {
     }
 
     /// Where its time went.
-    pub fn account(&self) -> &Account {
+    pub fn times(&self) -> &TimeBreakdown {
         &self.account
     }
 
@@ -163,7 +163,7 @@ impl KeptSpan {
             metadata,
             rule: 0,
             reasons: Reasons::default(),
-            account: Account::default(),
+            account: TimeBreakdown::default(),
             opened_ns: 0,
             opened: SystemTime::UNIX_EPOCH,
             samples,

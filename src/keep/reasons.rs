@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::{Condition, Keep};
-use crate::span::{Account, CHOSEN, Closing, FAILED, FAILED_ITSELF, FORCED};
+use crate::span::{CHOSEN, Closing, FAILED, FAILED_ITSELF, FORCED, TimeBreakdown};
 use crate::stats::{Counters, Stats};
 
 /// Why a span was kept.
@@ -141,7 +141,7 @@ impl Reasons {
         // If the CPU time is unknown, no limit on it is exceeded.
         let is_known = !closing.account.is_cpu_time_unknown;
         let is_met = |condition| {
-            let Account { on_cpu_ns, off_cpu_ns, idle_ns, after_last_exit_ns, .. } =
+            let TimeBreakdown { on_cpu_ns, off_cpu_ns, idle_ns, after_last_exit_ns, .. } =
                 closing.account;
             match condition {
                 Condition::Latency(limit) => (longer(wall_ns, limit), Reason::Latency),

@@ -22,7 +22,7 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// |---|---|---|
 /// | `profile.id` | if there is a profile | its id, 32 hexadecimal digits |
 /// | `profile.reason` | always | `latency`, `error` and so on: the names of [`Reason`](crate::Reason)s, joined by `\|` |
-/// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always; the first two if [CPU time is known](crate::Account::is_cpu_time_unknown) | its time breakdown; see [`Account`](crate::Account) |
+/// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always; the first two if [CPU time is known](crate::TimeBreakdown::is_cpu_time_unknown) | its time breakdown; see [`TimeBreakdown`](crate::TimeBreakdown) |
 /// | `profile.on_cpu_error_ns` | if it is not 0 | the maximum error of on-CPU time |
 /// | `profile.subtree_on_cpu_ns` | if child spans ran on threads that were not in the span | on-CPU time including these |
 /// | `profile.after_last_exit_ns` | if it is 1 ms or more | the idle time after the last exit, during which the span stayed open only because of a child or another reference to it |

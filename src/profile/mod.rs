@@ -1,5 +1,6 @@
 //! The profile in memory: tables and samples. Independent of formats, spans and threads.
 
+mod attribute;
 mod builder;
 mod model;
 mod names;
@@ -9,10 +10,11 @@ mod table;
 mod waits;
 
 pub use crate::ids::ProfileId;
+pub use attribute::{Attribute, Value};
 pub use builder::ProfileBuilder;
 pub use model::{
-    Attribute, FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping,
-    MappingId, Point, Profile, Sample, SampleKind, StackId, Value,
+    FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping, MappingId,
+    Point, Profile, Sample, SampleKind, StackId,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};

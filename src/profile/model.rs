@@ -1,9 +1,10 @@
 //! The tables and samples of a profile.
 
 use std::collections::HashMap;
-use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::ProfileBuilder;
+use super::attribute::Attribute;
+use super::builder::ProfileBuilder;
 use super::rebuild::SourceLine;
 use super::table::{Table, handle};
 use crate::ids::{ProfileId, SpanId, TraceId};
@@ -145,12 +146,21 @@ pub enum SampleKind {
 
 /// One sample of a running thread, or one wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Point {
-    /// Nanoseconds since the Unix epoch; for a wait, its beginning.
-    pub time_unix_ns: u64,
-    /// Nanoseconds: on-CPU, the CPU time that the sample represents; off-CPU, the duration of the wait.
-    pub weight_ns: u64,
+    pub(crate) time_unix_ns: u64,
+    pub(crate) weight_ns: u64,
+}
+
+impl Point {
+    /// When the sample was taken, or the wait began.
+    pub fn time(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(self.time_unix_ns)
+    }
+
+    /// On-CPU, the CPU time that the sample represents; off-CPU, the duration of the wait.
+    pub fn weight(&self) -> Duration {
+        Duration::from_nanos(self.weight_ns)
+    }
 }
 
 /// All samples with the same stack and span.
@@ -167,70 +177,6 @@ pub struct Sample {
     pub points: Vec<Point>,
 }
 
-/// A value of an [`Attribute`], or of an attribute of a [`Resource`](super::Resource).
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Value {
-    /// Text.
-    String(String),
-    /// An integer.
-    Int(i64),
-    /// A floating-point number.
-    Double(f64),
-    /// A boolean.
-    Bool(bool),
-    /// Several values of one kind.
-    Array(Vec<Self>),
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::String(text) => f.write_str(text),
-            Self::Int(number) => write!(f, "{number}"),
-            Self::Double(number) => write!(f, "{number}"),
-            Self::Bool(truth) => write!(f, "{truth}"),
-            Self::Array(values) => {
-                f.write_str("[")?;
-                for (number, value) in values.iter().enumerate() {
-                    write!(f, "{}{value}", if number == 0 { "" } else { ", " })?;
-                }
-                f.write_str("]")
-            }
-        }
-    }
-}
-
-macro_rules! value_from {
-    ($($from:ty => $kind:ident),+) => {
-        $(
-            impl From<$from> for Value {
-                fn from(value: $from) -> Self {
-                    Self::$kind(value.into())
-                }
-            }
-        )+
-    };
-}
-
-impl<T: Into<Self>> From<Vec<T>> for Value {
-    fn from(values: Vec<T>) -> Self {
-        Self::Array(values.into_iter().map(Into::into).collect())
-    }
-}
-
-value_from! { &str => String, String => String, i32 => Int, u32 => Int, i64 => Int, f64 => Double, bool => Bool }
-
-/// An attribute of the whole profile.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Attribute {
-    /// Its name.
-    pub key: &'static str,
-    /// Its value.
-    pub value: Value,
-}
-
 /// Samples of one kept span, or of several that share a local root.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -242,12 +188,9 @@ pub struct Profile {
     pub title: String,
     /// Further lines to show above a picture of it.
     pub notes: Vec<String>,
-    /// Its start, in nanoseconds since the Unix epoch.
-    pub start_unix_ns: u64,
-    /// Its duration. Every sample's time is at least the start and less than the end.
-    pub duration_ns: u64,
-    /// The CPU time between two samples at the requested rate.
-    pub period_ns: u64,
+    pub(crate) start_unix_ns: u64,
+    pub(crate) duration_ns: u64,
+    pub(crate) period_ns: u64,
     /// Attributes of the whole profile.
     pub attributes: Vec<Attribute>,
     samples: Vec<Sample>,
@@ -415,6 +358,21 @@ impl Profile {
         self.of_kind(kind).flat_map(|sample| &sample.points)
     }
 
+    /// When it starts.
+    pub fn start(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(self.start_unix_ns)
+    }
+
+    /// Its duration. Every sample's time is at least the start and less than the end.
+    pub fn duration(&self) -> Duration {
+        Duration::from_nanos(self.duration_ns)
+    }
+
+    /// The CPU time between two samples at the requested rate.
+    pub fn period(&self) -> Duration {
+        Duration::from_nanos(self.period_ns)
+    }
+
     /// The number of samples of running threads.
     pub fn sample_count(&self) -> usize {
         self.points(SampleKind::OnCpu).count()
@@ -425,13 +383,21 @@ impl Profile {
         self.points(SampleKind::OffCpu).count()
     }
 
-    /// The CPU time that all samples represent, in nanoseconds.
-    pub fn weight_ns(&self) -> u64 {
+    /// The CPU time that all samples represent.
+    pub fn weight(&self) -> Duration {
+        Duration::from_nanos(self.weight_ns())
+    }
+
+    /// The total duration of all waits.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited_ns())
+    }
+
+    pub(crate) fn weight_ns(&self) -> u64 {
         self.points(SampleKind::OnCpu).map(|point| point.weight_ns).sum()
     }
 
-    /// The total duration of all waits, in nanoseconds.
-    pub fn waited_ns(&self) -> u64 {
+    pub(crate) fn waited_ns(&self) -> u64 {
         self.points(SampleKind::OffCpu).map(|point| point.weight_ns).sum()
     }
 
@@ -446,7 +412,7 @@ impl Profile {
     }
 
     /// The CPU time that each sample represents, in nanoseconds, if it is the same for all.
-    pub fn uniform_weight_ns(&self) -> Option<u64> {
+    pub(crate) fn uniform_weight_ns(&self) -> Option<u64> {
         let mut weights = self.points(SampleKind::OnCpu).map(|point| point.weight_ns);
         let first = weights.next()?;
         weights.all(|weight| weight == first).then_some(first)
@@ -522,7 +488,7 @@ impl Profile {
     }
 
     /// The name of a location without lines: the file and the address in it, as in `shop+0x1a2b`.
-    pub fn place_in_code(&self, location: &Location) -> String {
+    pub fn module_offset(&self, location: &Location) -> String {
         let file = location.mapping.and_then(|id| self.mapping(id));
         let address = location.address;
         match file.and_then(|mapping| mapping.file.rsplit('/').next()) {
@@ -546,7 +512,7 @@ impl Profile {
         let (top, weight) = own.into_iter().max_by_key(|(top, weight)| (*weight, *top))?;
         let name = match top {
             Ok(name) => name.to_owned(),
-            Err(place) => self.place_in_code(self.location(place)?),
+            Err(place) => self.module_offset(self.location(place)?),
         };
         Some((name, weight as f64 / self.weight_ns().max(1) as f64))
     }

@@ -1,6 +1,7 @@
 //! Sums up the waits of a profile.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::model::{FrameKind, Function, Location, LocationId, Profile, Sample, SampleKind};
 
@@ -10,15 +11,15 @@ use super::model::{FrameKind, Function, Location, LocationId, Profile, Sample, S
 pub struct Waits {
     /// The number of waits.
     pub count: usize,
-    /// Their total duration, in nanoseconds.
-    pub total_ns: u64,
+    /// Their total duration.
+    pub total: Duration,
     /// The function with the longest total wait.
     pub longest: Option<WaitSite>,
     /// The function with the longest total wait while an async task was polled, which blocked a thread of the executor.
     /// (Waits in `spawn_blocking` and `block_in_place` do not count.)
     pub in_async: Option<WaitSite>,
-    /// The total duration of all such waits, in nanoseconds.
-    pub in_async_ns: u64,
+    /// The total duration of all such waits.
+    pub in_async_total: Duration,
 }
 
 /// A function that waited.
@@ -28,19 +29,19 @@ pub struct WaitSite {
     /// Its name: the innermost function outside the standard library, runtimes and other dependencies.
     pub function: String,
     /// The location in it: the last two parts of the file's path, and the line; empty if unknown.
-    pub place: String,
+    pub location: String,
     /// What it waited for: `[futex 0x7f…]` with the address of the lock, `[sleep]`, `[read]`. The longest one, if there
     /// are several.
     pub call: String,
-    /// The total duration, in nanoseconds.
-    pub waited_ns: u64,
+    /// The total duration.
+    pub waited: Duration,
 }
 
 impl Profile {
     /// Sums up the waits. Function names are known only after symbolization.
     pub fn waits(&self) -> Waits {
         let mut waits =
-            Waits { count: self.wait_count(), total_ns: self.waited_ns(), ..Waits::default() };
+            Waits { count: self.wait_count(), total: self.waited(), ..Waits::default() };
         let (mut all, mut in_async) = (Sums::default(), Sums::default());
         for sample in self.of_kind(SampleKind::OffCpu) {
             let waited_ns = sample.points.iter().map(|point| point.weight_ns).sum();
@@ -52,7 +53,7 @@ impl Profile {
             let wait_site = wait_site(&frames);
             all.add(wait_site, call, waited_ns);
             if blocks_a_task(&frames) {
-                waits.in_async_ns += waited_ns;
+                waits.in_async_total += Duration::from_nanos(waited_ns);
                 in_async.add(wait_site, call, waited_ns);
             }
         }
@@ -180,13 +181,18 @@ impl<'a> Sums<'a> {
         let ((function, unnamed), calls) = longest?;
         let place = unnamed.and_then(|id| profile.location(id));
         let function = match place {
-            Some(location) => profile.place_in_code(location),
+            Some(location) => profile.module_offset(location),
             None if function.is_empty() => UNKNOWN.to_owned(),
             None => function.to_owned(),
         };
         let waited_ns = calls.values().sum();
         let ((call, frame), _) = calls.into_iter().max_by_key(|(call, ns)| (*ns, *call))?;
-        Some(WaitSite { function, place: frame.place(), call: call.to_owned(), waited_ns })
+        Some(WaitSite {
+            function,
+            location: frame.place(),
+            call: call.to_owned(),
+            waited: Duration::from_nanos(waited_ns),
+        })
     }
 }
 
@@ -284,11 +290,14 @@ mod tests {
         wait(&mut profile, "[futex 0x20]", &lock, 40);
         wait(&mut profile, "[sleep]", &["nanosleep", "shop::nap", "shop::main"], 60);
         let waits = profile.waits();
-        assert_eq!((waits.count, waits.total_ns), (3, 130));
+        assert_eq!((waits.count, waits.total), (3, Duration::from_nanos(130)));
         let longest = waits.longest.unwrap();
         assert_eq!(longest.function, "shop::reserve");
-        assert_eq!((longest.call.as_str(), longest.waited_ns), ("[futex 0x20]", 70));
-        assert_eq!((waits.in_async, waits.in_async_ns), (None, 0));
+        assert_eq!(
+            (longest.call.as_str(), longest.waited),
+            ("[futex 0x20]", Duration::from_nanos(70))
+        );
+        assert_eq!((waits.in_async, waits.in_async_total), (None, Duration::ZERO));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The time breakdown of a span.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::SpanKey;
 use crate::sampler::{Usage, UsageCounts};
@@ -11,7 +12,7 @@ use crate::sys::Clock;
 /// On-CPU time is measured with the threads' CPU clocks (`CLOCK_THREAD_CPUTIME_ID`). A clock is read at most once per
 /// millisecond of a thread's wall time, every 100 µs in a span that has been entered for 1/64 of its rule's threshold,
 /// and at each enter and exit if the rule judges `on_cpu` or `off_cpu`. The on-CPU time of a segment that begins or
-/// ends between two reads is only known within bounds. The account is the middle of these bounds, and `on_cpu_error_ns`
+/// ends between two reads is only known within bounds. The account is the middle of these bounds, and `on_cpu_error`
 /// is the possible error. Off-CPU time is the rest of the time in which the span was entered, and idle time is the rest
 /// of its wall time, so the three add up exactly. `tracing-subscriber` calls on-CPU plus off-CPU time `time.busy`, and
 /// idle time `time.idle`.
@@ -20,48 +21,111 @@ use crate::sys::Clock;
 /// time. Idle is the time in which it is entered on neither. A span that is entered twice on one thread counts once. If
 /// the CPU clock cannot be read, [the CPU times are unknown](Self::is_cpu_time_unknown).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Account {
-    /// From the span's creation to its close, in nanoseconds.
-    pub wall_ns: u64,
-    /// Time in which threads ran on a CPU inside the span, in nanoseconds, including child spans on the same thread.
-    pub on_cpu_ns: u64,
-    /// The possible error of `on_cpu_ns` and `off_cpu_ns`, in nanoseconds.
-    pub on_cpu_error_ns: u64,
-    /// The part of `on_cpu_ns` that certainly ran on sampled threads, in nanoseconds. A span is sampled only after it
-    /// has been entered for [`Builder::arm_after`](crate::Builder::arm_after).
-    pub sampled_ns: u64,
-    /// `on_cpu_ns` plus the on-CPU time of descendants on threads that were not in this span, in nanoseconds. Compare
-    /// the samples of a profile with this figure.
-    pub subtree_on_cpu_ns: u64,
-    /// The possible error of `subtree_on_cpu_ns`, in nanoseconds.
-    pub subtree_on_cpu_error_ns: u64,
-    /// The part of `subtree_on_cpu_ns` that certainly ran on sampled threads, in nanoseconds.
-    pub subtree_sampled_ns: u64,
-    /// Time in which the span was entered while its thread did not run (blocked or preempted), in nanoseconds.
-    pub off_cpu_ns: u64,
-    /// Time in which the span was open and not entered (awaiting), in nanoseconds.
-    pub idle_ns: u64,
-    /// The last part of `idle_ns`, from the last exit to the close, in nanoseconds. A span stays open while a child is
-    /// open or a handle to it exists.
-    pub after_last_exit_ns: u64,
-    /// Voluntary context switches inside the span. This count and the next three are read when a sample falls, and
-    /// otherwise at most once per millisecond.
-    pub voluntary_switches: u64,
-    /// Involuntary context switches (preemptions) inside the span.
-    pub involuntary_switches: u64,
-    /// Minor page faults: without disk I/O.
-    pub minor_faults: u64,
-    /// Major page faults: with disk I/O.
-    pub major_faults: u64,
-    /// Hardware counts while the span was sampled, on machines with hardware counters.
-    pub hardware: Option<Hardware>,
-    /// The CPU times are unknown, because the system has no per-thread CPU clock or does not allow reading it.
-    /// `on_cpu_ns`, `on_cpu_error_ns` and `off_cpu_ns` are then 0 and meaningless.
-    pub is_cpu_time_unknown: bool,
+pub struct TimeBreakdown {
+    pub(crate) wall_ns: u64,
+    pub(crate) on_cpu_ns: u64,
+    pub(crate) on_cpu_error_ns: u64,
+    pub(crate) sampled_ns: u64,
+    pub(crate) subtree_on_cpu_ns: u64,
+    pub(crate) subtree_on_cpu_error_ns: u64,
+    pub(crate) subtree_sampled_ns: u64,
+    pub(crate) off_cpu_ns: u64,
+    pub(crate) idle_ns: u64,
+    pub(crate) after_last_exit_ns: u64,
+    pub(crate) voluntary_switches: u64,
+    pub(crate) involuntary_switches: u64,
+    pub(crate) minor_faults: u64,
+    pub(crate) major_faults: u64,
+    pub(crate) hardware: Option<Hardware>,
+    pub(crate) is_cpu_time_unknown: bool,
 }
 
-impl Account {
+impl TimeBreakdown {
+    /// From the span's creation to its close.
+    pub fn wall(&self) -> Duration {
+        Duration::from_nanos(self.wall_ns)
+    }
+
+    /// Time in which threads ran on a CPU inside the span, including child spans on the same thread.
+    pub fn on_cpu(&self) -> Duration {
+        Duration::from_nanos(self.on_cpu_ns)
+    }
+
+    /// The possible error of `on_cpu` and `off_cpu`.
+    pub fn on_cpu_error(&self) -> Duration {
+        Duration::from_nanos(self.on_cpu_error_ns)
+    }
+
+    /// The part of `on_cpu` that certainly ran on sampled threads. A span is sampled only after it
+    /// has been entered for [`Builder::arm_after`](crate::Builder::arm_after).
+    pub fn sampled(&self) -> Duration {
+        Duration::from_nanos(self.sampled_ns)
+    }
+
+    /// `on_cpu` plus the on-CPU time of descendants on threads that were not in this span. Compare
+    /// the samples of a profile with this figure.
+    pub fn subtree_on_cpu(&self) -> Duration {
+        Duration::from_nanos(self.subtree_on_cpu_ns)
+    }
+
+    /// The possible error of `subtree_on_cpu`.
+    pub fn subtree_on_cpu_error(&self) -> Duration {
+        Duration::from_nanos(self.subtree_on_cpu_error_ns)
+    }
+
+    /// The part of `subtree_on_cpu` that certainly ran on sampled threads.
+    pub fn subtree_sampled(&self) -> Duration {
+        Duration::from_nanos(self.subtree_sampled_ns)
+    }
+
+    /// Time in which the span was entered while its thread did not run (blocked or preempted).
+    pub fn off_cpu(&self) -> Duration {
+        Duration::from_nanos(self.off_cpu_ns)
+    }
+
+    /// Time in which the span was open and not entered (awaiting).
+    pub fn idle(&self) -> Duration {
+        Duration::from_nanos(self.idle_ns)
+    }
+
+    /// The last part of `idle`, from the last exit to the close. A span stays open while a child is
+    /// open or a handle to it exists.
+    pub fn after_last_exit(&self) -> Duration {
+        Duration::from_nanos(self.after_last_exit_ns)
+    }
+
+    /// Voluntary context switches inside the span. This count and the next three are read when a sample falls, and
+    /// otherwise at most once per millisecond.
+    pub fn voluntary_switches(&self) -> u64 {
+        self.voluntary_switches
+    }
+
+    /// Involuntary context switches (preemptions) inside the span.
+    pub fn involuntary_switches(&self) -> u64 {
+        self.involuntary_switches
+    }
+
+    /// Minor page faults: without disk I/O.
+    pub fn minor_faults(&self) -> u64 {
+        self.minor_faults
+    }
+
+    /// Major page faults: with disk I/O.
+    pub fn major_faults(&self) -> u64 {
+        self.major_faults
+    }
+
+    /// Hardware counts while the span was sampled, on machines with hardware counters.
+    pub fn hardware(&self) -> Option<Hardware> {
+        self.hardware
+    }
+
+    /// The CPU times are unknown, because the system has no per-thread CPU clock or does not allow reading it.
+    /// `on_cpu`, `on_cpu_error` and `off_cpu` are then 0 and meaningless.
+    pub fn is_cpu_time_unknown(&self) -> bool {
+        self.is_cpu_time_unknown
+    }
+
     /// The account with its CPU times marked as unknown.
     pub(crate) fn without_cpu_time(self) -> Self {
         Self {
@@ -224,7 +288,7 @@ impl Counts {
         wall: u64,
         entered: u64,
         idle: u64,
-    ) -> Account {
+    ) -> TimeBreakdown {
         let entered_ns = clock.ns(entered);
         let sure_on_ns = self.sure_on_ns.get(key).min(entered_ns);
         let sure_off_ns = self.sure_off_ns.get(key).min(entered_ns - sure_on_ns);
@@ -237,7 +301,7 @@ impl Counts {
         let usage = Usage::from_counts(self.usage.each_ref().map(get));
         let Usage { cycles, instructions, cache_misses, .. } = usage;
         let hardware = Hardware { cycles, instructions, cache_misses };
-        Account {
+        TimeBreakdown {
             wall_ns: clock.ns(wall),
             on_cpu_ns,
             on_cpu_error_ns: error_ns,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::account::Account;
+use super::account::TimeBreakdown;
 use super::local::{put, take};
 use super::slot::{REGISTERED, Slot, WATCHED};
 use super::spans::SpanEvent;
@@ -20,7 +20,7 @@ pub(crate) struct Closing {
     pub(crate) samples: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
-    pub(crate) account: Account,
+    pub(crate) account: TimeBreakdown,
     /// The collector knows the span, because a sample fell in it or in a descendant.
     pub(crate) is_registered: bool,
 }
@@ -130,7 +130,7 @@ impl Closing {
             flags,
             samples: 0,
             opened_ns: 0,
-            account: Account { wall_ns, ..Account::default() },
+            account: TimeBreakdown { wall_ns, ..TimeBreakdown::default() },
             is_registered: false,
         }
     }

@@ -23,7 +23,7 @@ use tracing_subscriber::registry;
 pub(crate) use crate::ids::SpanKey;
 use crate::ids::{SpanId, TraceId};
 
-pub use account::{Account, Hardware};
+pub use account::{Hardware, TimeBreakdown};
 pub(crate) use close::{Closing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{Account, Counts, Sure, Tally};
+use super::account::{Counts, Sure, Tally, TimeBreakdown};
 use super::{Plan, RegistryId, SpanKey};
 use crate::sys::Clock;
 
@@ -404,7 +404,7 @@ impl Slot {
     }
 
     /// The account of a span that closes at `now`.
-    pub(crate) fn account(&self, clock: &Clock, now: u64) -> Account {
+    pub(crate) fn account(&self, clock: &Clock, now: u64) -> TimeBreakdown {
         let opened = self.opened.load(Ordering::Relaxed);
         let last_exit = self.last_exit.load(Ordering::Relaxed);
         let entered = self.owner_entered.load(Ordering::Acquire)
@@ -418,7 +418,7 @@ impl Slot {
         let idle = idle.min(wall.saturating_sub(owner));
         let key = self.key().unwrap_or(SpanKey::MIN);
         let account = self.counts.account(clock, key, wall, owner + others, idle);
-        let account = Account { after_last_exit_ns: clock.ns(last_gap), ..account };
+        let account = TimeBreakdown { after_last_exit_ns: clock.ns(last_gap), ..account };
         match self.flags() & CPU_UNKNOWN {
             0 => account,
             _ => account.without_cpu_time(),
@@ -521,7 +521,7 @@ mod tests {
                     slot.exit(200, 1, thread(number));
                 }
                 assert_eq!(slot.entered_since(), None);
-                let Account { on_cpu_ns, off_cpu_ns, .. } =
+                let TimeBreakdown { on_cpu_ns, off_cpu_ns, .. } =
                     slot.account(&Clock::nanoseconds(), 200);
                 assert_eq!(on_cpu_ns + off_cpu_ns, u64::from(times));
             }

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "not every test needs everything")]
 
+mod nanos;
 pub(crate) mod tasks;
 mod tick;
 
@@ -13,6 +14,8 @@ use tracing_profiling::export::Memory;
 use tracing_profiling::profile::{FrameKind, Profile, Sample, SampleKind};
 use tracing_profiling::{Builder, Handle, Kept, ProfilingLayer};
 use tracing_subscriber::prelude::*;
+
+pub(crate) use nanos::Nanos;
 
 /// A timeout that only a hang exceeds.
 pub(crate) const PLENTY: Duration = Duration::from_secs(60);
@@ -88,11 +91,11 @@ impl Setup {
 pub(crate) const HAS_STACKS: bool = cfg!(not(tracing_profiling_unsupported));
 
 /// The sum of the parts of a span's wall time, as far as they are known.
-pub(crate) fn sum_of_parts_ns(account: &tracing_profiling::Account) -> u64 {
-    assert_eq!(account.is_cpu_time_unknown, !HAS_STACKS, "{account:?}");
-    match account.is_cpu_time_unknown {
-        true => account.wall_ns.max(account.idle_ns),
-        false => account.on_cpu_ns + account.off_cpu_ns + account.idle_ns,
+pub(crate) fn sum_of_parts_ns(account: &tracing_profiling::TimeBreakdown) -> u64 {
+    assert_eq!(account.is_cpu_time_unknown(), !HAS_STACKS, "{account:?}");
+    match account.is_cpu_time_unknown() {
+        true => account.wall().ns().max(account.idle().ns()),
+        false => account.on_cpu().ns() + account.off_cpu().ns() + account.idle().ns(),
     }
 }
 
@@ -174,7 +177,7 @@ pub(crate) fn taken_samples(profile: &Profile) -> impl Iterator<Item = &Sample> 
 /// The number of those samples and their CPU time.
 pub(crate) fn taken(profile: &Profile) -> (u64, u64) {
     let points = taken_samples(profile).flat_map(|sample| &sample.points);
-    points.fold((0, 0), |(count, ns), point| (count + 1, ns + point.weight_ns))
+    points.fold((0, 0), |(count, ns), point| (count + 1, ns + point.weight().ns()))
 }
 
 /// The number of points with a function of that name (its last path segment) in their stack.

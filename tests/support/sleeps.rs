@@ -40,6 +40,14 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
+    fn since(start: SystemTime, length: Duration) -> Self {
+        let unix_ns = |time: SystemTime| {
+            let since_epoch = time.duration_since(UNIX_EPOCH).expect("a time after 1970");
+            u64::try_from(since_epoch.as_nanos()).expect("a time before 2554")
+        };
+        Self { from_ns: unix_ns(start), to_ns: unix_ns(start + length) }
+    }
+
     pub(crate) fn len_ns(self) -> u64 {
         self.to_ns.saturating_sub(self.from_ns)
     }
@@ -126,10 +134,7 @@ pub(crate) fn waits(profile: &Profile) -> Vec<Wait> {
     let waits = samples.flat_map(|sample| {
         let is_marked = is_marked(sample.stack);
         sample.points.iter().map(move |point| Wait {
-            when: Interval {
-                from_ns: point.time_unix_ns,
-                to_ns: point.time_unix_ns + point.weight_ns,
-            },
+            when: Interval::since(point.time(), point.weight()),
             is_marked,
         })
     });

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::{Span, info_span};
-use tracing_profiling::Account;
+use tracing_profiling::TimeBreakdown;
 
 use crate::Sampled;
 use crate::clocks::{Reading, wall_ns};
+use crate::support::Nanos as _;
 use crate::support::{Setup, burn};
 use crate::times::{Known, Log, Segment, judge, work};
 
@@ -170,17 +171,19 @@ pub(crate) fn scenario(sampled: Sampled) {
                 for (name, known) in spans {
                     let mut all = kept.iter().flat_map(|kept| &kept.spans);
                     let span = all.find(|span| span.name() == name).unwrap();
-                    let account: &Account = span.account();
+                    let account: &TimeBreakdown = span.times();
                     judge(account, &known, &(name, sampled, is_early, account));
                     // The hooks lie between the inner and the outer readings.
-                    let off_ns = known.on_cpu_ns.miss(account.on_cpu_ns).unsigned_abs();
+                    let off_ns = known.on_cpu_ns.miss(account.on_cpu().ns()).unsigned_abs();
                     let error = off_ns as f64 / known.on_cpu_ns.middle() * 100.0;
                     // Where other threads compete for the CPU, the bounds are wide, and `judge` has checked them.
                     let truth_ns = known.on_cpu_ns.middle();
-                    if account.on_cpu_error_ns as f64 * 100.0 <= truth_ns {
+                    if account.on_cpu_error().ns() as f64 * 100.0 <= truth_ns {
                         errors.entry(name).or_default().push(error);
                     }
-                    bounds.push(account.on_cpu_error_ns as f64 / account.wall_ns as f64 * 100.0);
+                    bounds.push(
+                        account.on_cpu_error().ns() as f64 / account.wall().ns() as f64 * 100.0,
+                    );
                 }
             }
             // The width of the bounds depends on the load of the machine, so it is only a figure: `split.bound_mixed`.

@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use tracing::instrument::Instrumented;
 use tracing::{Instrument, Span, info_span};
-use tracing_profiling::Account;
+use tracing_profiling::TimeBreakdown;
 
 use crate::Sampled;
 use crate::clocks::{Bounds, Reading, wall_ns};
+use crate::support::Nanos as _;
 use crate::support::Setup;
 
 const ROUNDS: usize = 3;
@@ -244,8 +245,10 @@ async fn tasks(all: &Arc<All>) {
 /// The permitted error beyond the bounds. The rate of the clock for wall time is initially known to 50 ppm. The thread
 /// can be switched or interrupted between the two readings of one moment: by up to 5 µs each without being read again,
 /// at the beginning and at the end.
-fn slack_ns(account: &Account, known: &Known) -> u64 {
-    account.wall_ns / 10_000 + 1_000 * (known.segments + account.involuntary_switches) + 10_000
+fn slack_ns(account: &TimeBreakdown, known: &Known) -> u64 {
+    account.wall().ns() / 10_000
+        + 1_000 * (known.segments + account.involuntary_switches())
+        + 10_000
 }
 
 /// Asserts that a value of the account is within the bounds, widened by the slack.
@@ -258,14 +261,15 @@ fn assert_within(what: &str, value: u64, bounds: Bounds, slack_ns: u64, of: &dyn
 }
 
 /// On-CPU time has bounds in the account, which must hold with every source.
-pub(crate) fn judge(account: &Account, known: &Known, of: &dyn Debug) {
+pub(crate) fn judge(account: &TimeBreakdown, known: &Known, of: &dyn Debug) {
     let slack_ns = slack_ns(account, known);
-    assert_within("wall", account.wall_ns, known.wall_ns, slack_ns, of);
-    assert_within("idle", account.idle_ns, known.idle_ns, slack_ns, of);
-    let Account { wall_ns, on_cpu_ns, off_cpu_ns, idle_ns, .. } = *account;
-    let sum = on_cpu_ns + off_cpu_ns + idle_ns;
+    assert_within("wall", account.wall().ns(), known.wall_ns, slack_ns, of);
+    assert_within("idle", account.idle().ns(), known.idle_ns, slack_ns, of);
+    let wall_ns = account.wall().ns();
+    let (on_cpu_ns, off_cpu_ns) = (account.on_cpu().ns(), account.off_cpu().ns());
+    let sum = on_cpu_ns + off_cpu_ns + account.idle().ns();
     assert_within("sum", sum, Bounds { least: wall_ns, most: wall_ns }, slack_ns, of);
-    let slack_ns = slack_ns + account.on_cpu_error_ns;
+    let slack_ns = slack_ns + account.on_cpu_error().ns();
     assert_within("on-CPU", on_cpu_ns, known.on_cpu_ns, slack_ns, of);
     assert_within("off-CPU", off_cpu_ns, known.off_cpu_ns, slack_ns, of);
 }
@@ -288,14 +292,14 @@ pub(crate) fn scenario(sampled: Sampled) {
         let all = all.lock().unwrap();
         assert_eq!(spans.len(), all.len());
         for span in spans {
-            let (account, known) = (span.account(), &all[span.name()]);
+            let (account, known) = (span.times(), &all[span.name()]);
             let of = (span.name(), account, known);
             println!("{of:?}");
             judge(account, known, &of);
             // Hooks read the CPU clock every 100 µs at most. The uncertain time is less than that per read, with two
             // reads per segment plus one, and the error is half of it.
             let most_ns = 150_000 * known.segments;
-            assert!(account.on_cpu_error_ns <= most_ns, "the bounds are too wide: {of:?}");
+            assert!(account.on_cpu_error().ns() <= most_ns, "the bounds are too wide: {of:?}");
         }
     }
 }
