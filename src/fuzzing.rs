@@ -48,8 +48,11 @@ pub fn rules_and_patterns(text: &str) {
         match redaction {
             Ok(redaction) => {
                 for name in ["shop::cart::total", "/home/me/shop/src/main.rs", "GET /a\nb"] {
-                    let names =
-                        [redaction.function(name), redaction.source(name), redaction.span(name)];
+                    let names = [
+                        redaction.redact_function(name),
+                        redaction.redact_source(name),
+                        redaction.redact_span(name),
+                    ];
                     assert!(names.iter().all(|name| !name.contains(disturbs)));
                 }
             }
@@ -57,7 +60,12 @@ pub fn rules_and_patterns(text: &str) {
         }
     }
     let plain = Redaction::new();
-    for name in [plain.function(text), plain.source(text), plain.code(text), plain.span(text)] {
+    for name in [
+        plain.redact_function(text),
+        plain.redact_source(text),
+        plain.redact_module(text),
+        plain.redact_span(text),
+    ] {
         assert!(!name.contains(disturbs));
     }
 }

@@ -45,7 +45,7 @@ fn to(speaks: Speaks, address: SocketAddr) -> OtlpBuilder {
         .endpoint(format!("http://{address}"))
         .timeout(PLENTY)
         // A delay on a busy machine does not mean that the receiver is unavailable.
-        .patience(Duration::MAX)
+        .grace_period(Duration::MAX)
         .resource(Resource::new().with("service.name", "shop"))
 }
 
@@ -293,7 +293,7 @@ fn keep_until_exporter_fails(setup: &Setup) {
 fn an_unavailable_receiver_costs_bounded_memory_and_gets_every_profile_later() {
     for speaks in BOTH {
         let mut receiver = Receiver::offline(speaks, free_address());
-        let setup = setup(to(speaks, receiver.address).patience(Duration::ZERO));
+        let setup = setup(to(speaks, receiver.address).grace_period(Duration::ZERO));
         if !HAS_STACKS {
             return;
         }
@@ -372,8 +372,9 @@ fn the_fallback_directory_takes_over_and_is_sent_later() {
     for speaks in BOTH {
         let dir = tempfile::tempdir().unwrap();
         let mut receiver = Receiver::offline(speaks, free_address());
-        let exporter =
-            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(dir.path());
+        let exporter = to(speaks, receiver.address)
+            .grace_period(Duration::ZERO)
+            .fallback_directory(dir.path());
         let setup = setup(exporter);
         if !HAS_STACKS {
             return;

@@ -339,7 +339,8 @@ impl Delivery {
         }
         let is_sent = self.outbox.as_ref().is_none_or(|outbox| {
             let trouble = self.trouble.as_ref();
-            let is_away = trouble.is_some_and(|trouble| trouble.is_away(outbox.limits.patience));
+            let is_away =
+                trouble.is_some_and(|trouble| trouble.is_away(outbox.limits.grace_period));
             outbox.is_empty() && !outbox.has_stored() && !is_away
         });
         let is_done = self.held.is_empty() && is_sent;
@@ -450,7 +451,7 @@ mod tests {
 
     struct Sends {
         line: Line,
-        patience: Duration,
+        grace_period: Duration,
         fallback: Option<Directory>,
     }
 
@@ -466,7 +467,7 @@ mod tests {
 
     impl Remote for Sends {
         fn limits(&self) -> QueueLimits {
-            QueueLimits { profiles: 9, bytes: 9, patience: self.patience }
+            QueueLimits { profiles: 9, bytes: 9, grace_period: self.grace_period }
         }
 
         fn start(&mut self, answers: Sender<Answer>) -> io::Result<()> {
@@ -491,10 +492,10 @@ mod tests {
         }
     }
 
-    fn delivery_to(patience: Duration, fallback: Option<Directory>) -> (Delivery, Line) {
+    fn delivery_to(grace_period: Duration, fallback: Option<Directory>) -> (Delivery, Line) {
         let files = Arc::clone(Poller::new().unwrap().files());
         let (engine, line) = (model::engine(), Line::default());
-        let sends = Sends { line: line.clone(), patience, fallback };
+        let sends = Sends { line: line.clone(), grace_period, fallback };
         let exporter = Owning::new(Box::new(sends) as Box<dyn Exporter>, &files);
         let mut delivery = Delivery::new(engine, exporter, files, None, None);
         delivery.start();

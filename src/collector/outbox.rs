@@ -71,9 +71,9 @@ impl Outage {
         self.until = now + self.pause;
     }
 
-    /// Whether the trouble is not known to be over and has lasted for longer than `patience`.
-    pub(super) fn is_away(&self, patience: Duration) -> bool {
-        !self.is_over && (self.refuses || self.since.elapsed() >= patience)
+    /// Whether the trouble is not known to be over and has lasted for longer than `grace_period`.
+    pub(super) fn is_away(&self, grace_period: Duration) -> bool {
+        !self.is_over && (self.refuses || self.since.elapsed() >= grace_period)
     }
 }
 
@@ -93,7 +93,7 @@ impl Outbox {
         if self.broken.is_some() {
             return self.broken.clone();
         }
-        if let Some(trouble) = trouble.filter(|trouble| trouble.is_away(self.limits.patience)) {
+        if let Some(trouble) = trouble.filter(|trouble| trouble.is_away(self.limits.grace_period)) {
             return Some(trouble.problem.clone());
         }
         let sending = self.sending.as_ref().and_then(Request::message);
@@ -107,12 +107,12 @@ impl Outbox {
         })
     }
 
-    pub(super) fn sends_stored(&self) -> bool {
+    pub(super) fn is_sending_stored(&self) -> bool {
         matches!(&self.sending, Some(request @ Request::Profile(_)) if request.message().is_none())
     }
 
     pub(super) fn has_stored(&self) -> bool {
-        !self.stored.is_empty() || self.sends_stored()
+        !self.stored.is_empty() || self.is_sending_stored()
     }
 
     /// Whether all profiles that wait are in the fallback directory.

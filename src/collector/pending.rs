@@ -134,7 +134,7 @@ impl Pending {
         round: u64,
     ) -> Added {
         if !self.has_place(span) {
-            if let Some(refused) = self.refuse(span, round) {
+            if let Some(refused) = self.refused_entry(span, round) {
                 refused.lost += 1;
                 refused.lost_ns += weight_ns;
             }
@@ -201,7 +201,7 @@ impl Pending {
         self.spans.len() < self.most_spans || self.spans.contains_key(&span)
     }
 
-    fn refuse(&mut self, span: SpanKey, round: u64) -> Option<&mut Refused> {
+    fn refused_entry(&mut self, span: SpanKey, round: u64) -> Option<&mut Refused> {
         self.has_lost = true;
         let has_room = self.refused.len() < self.most_spans.saturating_mul(REFUSED_TIMES);
         if !has_room && !self.refused.contains_key(&span) {
@@ -230,7 +230,7 @@ impl Pending {
     pub(super) fn register(&mut self, span: SpanKey, known: SpanInfo, round: u64) {
         // A root is never refused: it holds the losses of the spans inside it.
         if !self.has_place(span) && span != known.root {
-            if let Some(refused) = self.refuse(span, round) {
+            if let Some(refused) = self.refused_entry(span, round) {
                 refused.known = Some(known);
             }
             return;

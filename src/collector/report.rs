@@ -60,7 +60,7 @@ pub(super) fn describe(
 ) {
     let kept = outermost_first(&epoch.kept);
     let Some(first) = kept.first() else { return };
-    profile.name = capped(&names.span(first.name())).into_owned();
+    profile.name = capped(&names.redact_span(first.name())).into_owned();
     profile.title = match topmost.len().saturating_sub(1) {
         0 => format!("{} · kept: {}", profile.name, first.reasons()),
         beside => format!("{} and {beside} more · kept: {}", profile.name, first.reasons()),
@@ -79,7 +79,7 @@ pub(super) fn describe(
     let is_known = of_topmost.clone().all(|span| !span.account.is_cpu_time_unknown);
     let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_on_cpu_ns).sum();
     for span in kept.iter().take(MOST_NOTED) {
-        let name = names.span(span.name());
+        let name = names.redact_span(span.name());
         profile.notes.push(format!("{}: {}", capped(&name), Split(&span.account)));
     }
     if kept.len() > MOST_NOTED {
@@ -280,8 +280,9 @@ pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
         return String::new();
     };
     let open = if first.is_open() { ", still open" } else { "" };
-    let mut line = format!("kept `{}` ({}{open}", names.span(first.name()), first.reasons());
-    let others: Vec<_> = kept.spans.iter().skip(1).map(|span| names.span(span.name())).collect();
+    let mut line = format!("kept `{}` ({}{open}", names.redact_span(first.name()), first.reasons());
+    let others: Vec<_> =
+        kept.spans.iter().skip(1).map(|span| names.redact_span(span.name())).collect();
     if let Some((name, others)) = others.split_first() {
         _ = write!(line, "; with `{name}`");
         if !others.is_empty() {

@@ -208,10 +208,10 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
         Missing::Replaced(file) => format!(
             "{} is not the file that was loaded, so its functions have no names; restart to \
              get them",
-            names.code(file)
+            names.redact_module(file)
         ),
         Missing::Unreadable(file, error) => {
-            let shown = names.code(file);
+            let shown = names.redact_module(file);
             let error = error.replace(file, &shown);
             format!("{shown} cannot be read, so its functions have no names: {error}")
         }
@@ -219,10 +219,10 @@ fn missing_in_words(missing: &Missing, names: &Redaction) -> String {
             "the debug information of {} is compressed with zstd, which is not supported, so profiles show \
              its functions but no lines and no inlined functions; compress it with zlib \
              (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all",
-            names.code(file)
+            names.redact_module(file)
         ),
         Missing::TooLarge(file, bytes) => {
-            let (file, mib) = (names.code(file), bytes.div_ceil(1024 * 1024));
+            let (file, mib) = (names.redact_module(file), bytes.div_ceil(1024 * 1024));
             format!(
                 "{file} has {mib} MiB of symbols, which is more than the limit, so profiles show its \
                  functions at most, and no lines; raise TRACING_PROFILING_SYMBOL_BYTES, or build it with \

@@ -472,7 +472,7 @@ impl Builder {
         admission.set_exporter_fails(problem.is_some());
         // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
         let must_prove = |remote: &mut dyn Remote| {
-            remote.fallback().is_none() && remote.limits().patience < Duration::MAX
+            remote.fallback().is_none() && remote.limits().grace_period < Duration::MAX
         };
         if exporter.remote().is_some_and(must_prove) {
             admission.require_delivery();

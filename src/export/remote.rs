@@ -47,7 +47,7 @@ pub struct QueueLimits {
     pub(crate) profiles: usize,
     pub(crate) bytes: usize,
     /// How long requests may fail before the receiver is considered unavailable.
-    pub(crate) patience: Duration,
+    pub(crate) grace_period: Duration,
 }
 
 /// An encoded profile: it takes a fraction of the memory of the model.

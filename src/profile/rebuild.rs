@@ -175,14 +175,17 @@ impl Rebuilding<'_> {
             return *known;
         }
         let Function { name, system_name, file } = &function;
-        let new = self.redaction.function(name);
+        let new = self.redaction.redact_function(name);
         // A mangled name contains the same information in a form that no pattern matches.
-        let linkers =
-            if new == *name { self.redaction.function(system_name) } else { Cow::Borrowed(&*new) };
+        let linkers = if new == *name {
+            self.redaction.redact_function(system_name)
+        } else {
+            Cow::Borrowed(&*new)
+        };
         let public = Function {
             name: capped(&new).into_owned(),
             system_name: capped(&linkers).into_owned(),
-            file: capped(&self.redaction.source(file)).into_owned(),
+            file: capped(&self.redaction.redact_source(file)).into_owned(),
         };
         let place = self.to.add_function(public);
         self.functions.insert(function, place);
@@ -195,7 +198,7 @@ impl Rebuilding<'_> {
         }
         let mut mapping = self.from.mapping(id)?.clone();
         mapping.build_ids.extend(self.symbols.build_ids(id));
-        mapping.file = capped(&self.redaction.code(&mapping.file)).into_owned();
+        mapping.file = capped(&self.redaction.redact_module(&mapping.file)).into_owned();
         let place = self.to.add_mapping(mapping);
         self.mappings.insert(id, place);
         Some(place)
@@ -206,7 +209,7 @@ impl Rebuilding<'_> {
         let unknown: Vec<_> = around.take_while(|id| !self.links.contains_key(id)).collect();
         for id in unknown.into_iter().rev() {
             let Link { span, parent, ids } = self.from.link(id)?;
-            let span = capped(&self.redaction.span(span)).into_owned();
+            let span = capped(&self.redaction.redact_span(span)).into_owned();
             let parent = parent.and_then(|parent| self.links.get(&parent).copied());
             let place = self.to.add_link(Link { span, parent, ids: *ids });
             self.links.insert(id, place);

@@ -159,22 +159,22 @@ fn replaced((pattern, with): &(Regex, String), name: &str) -> Option<String> {
 /// Names for use outside the process.
 impl Redaction {
     /// A function's name or linker name.
-    pub(crate) fn function<'a>(&self, name: &'a str) -> Cow<'a, str> {
+    pub(crate) fn redact_function<'a>(&self, name: &'a str) -> Cow<'a, str> {
         legible(self.apply(name))
     }
 
     /// The path of a source file.
-    pub(crate) fn source<'a>(&self, path: &'a str) -> Cow<'a, str> {
+    pub(crate) fn redact_source<'a>(&self, path: &'a str) -> Cow<'a, str> {
         legible(self.path(path, paths::short_source))
     }
 
     /// The path of a mapped file.
-    pub(crate) fn code<'a>(&self, path: &'a str) -> Cow<'a, str> {
+    pub(crate) fn redact_module<'a>(&self, path: &'a str) -> Cow<'a, str> {
         legible(self.path(path, paths::short_code))
     }
 
     /// The name of a span.
-    pub(crate) fn span<'a>(&self, name: &'a str) -> Cow<'a, str> {
+    pub(crate) fn redact_span<'a>(&self, name: &'a str) -> Cow<'a, str> {
         legible(self.apply(name))
     }
 }
@@ -216,49 +216,52 @@ mod tests {
     fn matches_are_replaced_everywhere() {
         let redaction =
             Redaction::new().hide(r"acme_\w+").unwrap().replace(r"/users/(\d)\d*", "/$1").unwrap();
-        assert_eq!(redaction.function("shop::acme_x::acme_y"), "shop::[redacted]::[redacted]");
-        assert_eq!(redaction.span("GET /users/123"), "GET /1");
-        assert_eq!(redaction.source("/home/a/acme_shop/src/x.rs"), "[redacted]/src/x.rs");
-        assert_eq!(redaction.code("/srv/acme_shop"), "[redacted]");
-        assert_eq!(redaction.function("shop::cart"), "shop::cart");
+        assert_eq!(
+            redaction.redact_function("shop::acme_x::acme_y"),
+            "shop::[redacted]::[redacted]"
+        );
+        assert_eq!(redaction.redact_span("GET /users/123"), "GET /1");
+        assert_eq!(redaction.redact_source("/home/a/acme_shop/src/x.rs"), "[redacted]/src/x.rs");
+        assert_eq!(redaction.redact_module("/srv/acme_shop"), "[redacted]");
+        assert_eq!(redaction.redact_function("shop::cart"), "shop::cart");
     }
 
     #[test]
     fn patterns_apply_to_complete_and_shortened_paths() {
         let shown = Redaction::new().hide("^cart/").unwrap();
-        assert_eq!(shown.source("/srv/cart/src/x.rs"), "[redacted]src/x.rs");
+        assert_eq!(shown.redact_source("/srv/cart/src/x.rs"), "[redacted]src/x.rs");
         let whole = Redaction::new().hide("^/srv/cart/.*").unwrap();
-        assert_eq!(whole.source("/srv/cart/src/x.rs"), "[redacted]");
+        assert_eq!(whole.redact_source("/srv/cart/src/x.rs"), "[redacted]");
     }
 
     #[test]
     fn a_replacement_that_matches_its_pattern_is_applied_once() {
         let redaction = Redaction::new().replace("cart", "cart-svc").unwrap();
-        assert_eq!(redaction.source("/srv/cart/src/x.rs"), "cart-svc/src/x.rs");
-        assert_eq!(redaction.source("cart/src/x.rs"), "cart-svc/src/x.rs");
-        assert_eq!(redaction.code("/srv/cart"), "cart-svc");
-        assert_eq!(redaction.clone().full_paths(true).code("/srv/cart"), "/srv/cart-svc");
+        assert_eq!(redaction.redact_source("/srv/cart/src/x.rs"), "cart-svc/src/x.rs");
+        assert_eq!(redaction.redact_source("cart/src/x.rs"), "cart-svc/src/x.rs");
+        assert_eq!(redaction.redact_module("/srv/cart"), "cart-svc");
+        assert_eq!(redaction.clone().full_paths(true).redact_module("/srv/cart"), "/srv/cart-svc");
         let hidden = Redaction::new().hide("^shop|red").unwrap();
-        assert_eq!(hidden.source("/redis/shop/src/red.rs"), "[redacted]/src/[redacted].rs");
+        assert_eq!(hidden.redact_source("/redis/shop/src/red.rs"), "[redacted]/src/[redacted].rs");
         let twice = Redaction::new().hide("acme").unwrap().hide("act").unwrap();
-        assert_eq!(twice.function("acme::fact"), "[redacted]::f[redacted]");
+        assert_eq!(twice.redact_function("acme::fact"), "[redacted]::f[redacted]");
     }
 
     #[test]
     fn paths_are_shortened_unless_they_are_to_be_complete() {
         let path = "/home/alice/shop/src/x.rs";
-        assert_eq!(Redaction::new().source(path), "shop/src/x.rs");
+        assert_eq!(Redaction::new().redact_source(path), "shop/src/x.rs");
         let full = Redaction::new().full_paths(true);
-        assert_eq!(full.source(path), path);
-        assert_eq!(full.code(path), path);
+        assert_eq!(full.redact_source(path), path);
+        assert_eq!(full.redact_module(path), path);
     }
 
     #[test]
     fn a_pattern_that_matches_the_empty_string_replaces_only_text() {
         let redaction = Redaction::new().hide("x*").unwrap();
-        assert_eq!(redaction.function("axxb"), "a[redacted]b");
-        assert_eq!(Redaction::new().hide(".*").unwrap().function("ab"), "[redacted]");
-        assert_eq!(Redaction::new().hide(".*").unwrap().function(""), "");
+        assert_eq!(redaction.redact_function("axxb"), "a[redacted]b");
+        assert_eq!(Redaction::new().hide(".*").unwrap().redact_function("ab"), "[redacted]");
+        assert_eq!(Redaction::new().hide(".*").unwrap().redact_function(""), "");
     }
 
     #[test]
@@ -267,7 +270,7 @@ mod tests {
         assert_eq!(split(r"a\\;b"), [(0, r"a\\"), (4, "b")]);
         assert!(split(" ; ").is_empty());
         let redaction = Redaction::new().hide_all("X", r"a\d;\[u8\; 4\]").unwrap();
-        assert_eq!(redaction.function("a1<[u8; 4]>"), "[redacted]<[redacted]>");
+        assert_eq!(redaction.redact_function("a1<[u8; 4]>"), "[redacted]<[redacted]>");
     }
 
     #[test]

@@ -254,7 +254,7 @@ impl Sampler {
         self.0.new.lock().push(thread);
     }
 
-    pub(crate) fn count_sampled(&self, arming: &Arming) {
+    pub(crate) fn note_thread_sampled(&self, arming: &Arming) {
         let counters = &self.0.counters;
         Counters::add(&counters.threads.armed, 1);
         Counters::add(&counters.threads.sampled, 1);
@@ -507,7 +507,7 @@ impl ArmThreads for Sampler {
                 }
             }
             let arming = arming?;
-            self.count_sampled(&arming);
+            self.note_thread_sampled(&arming);
             arming.note_since(sys::cpu_ns_of(thread.tid).unwrap_or(u64::MAX));
             Some(arming)
         });

@@ -131,7 +131,7 @@ impl Segment {
 
     /// What a span that opens inside this one needs to know.
     #[inline(always)]
-    pub(super) fn as_parent(&self) -> Option<Parent> {
+    pub(super) fn to_parent(&self) -> Option<Parent> {
         Some(Parent { id: RegistryId::new(self.id)?, root: SpanKey::new(self.root)? })
     }
 

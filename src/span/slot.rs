@@ -378,7 +378,7 @@ impl Slot {
 
     /// What a span that opens inside this one needs to know.
     #[inline(always)]
-    pub(crate) fn as_parent(&self) -> Option<Parent> {
+    pub(crate) fn to_parent(&self) -> Option<Parent> {
         Some(Parent { id: self.id()?, root: self.root()? })
     }
 
@@ -453,7 +453,7 @@ mod tests {
         assert!(slot.holds(RegistryId::new(9).unwrap()));
         assert_eq!(slot.parent(), None);
         assert_eq!(slot.root(), SpanKey::new(77));
-        assert_eq!(slot.as_parent().unwrap().root, SpanKey::new(77).unwrap());
+        assert_eq!(slot.to_parent().unwrap().root, SpanKey::new(77).unwrap());
     }
 
     #[test]

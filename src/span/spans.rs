@@ -190,7 +190,7 @@ impl Spans {
         let parent = match (given, state.top()) {
             // If the innermost segment is a re-entry on this thread, the registry's current span is another one.
             (GivenParent::Contextual, Some(top)) if unmatched() == 0 && !top.has(NESTED) => {
-                top.as_parent()
+                top.to_parent()
             }
             (GivenParent::None, _) => None,
             _ => self.find_parent(given, ancestry),
@@ -260,7 +260,7 @@ impl Spans {
         };
         let mut found = None;
         ancestry(from, &mut |id| {
-            found = self.table.get(id).and_then(|slot| slot.as_parent());
+            found = self.table.get(id).and_then(|slot| slot.to_parent());
             found.is_some()
         });
         found

@@ -107,7 +107,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     ) -> Option<UnwindEnd> {
         let known = frames.len();
         let callee = self.modules.function_start(frame.address.address_for_lookup());
-        if let Some(frame_pointer) = callee.and_then(|callee| self.predict(frame, callee)) {
+        if let Some(frame_pointer) =
+            callee.and_then(|callee| self.predict_frame_pointer(frame, callee))
+        {
             let at = frame_pointer.wrapping_add_signed(distance);
             let call = stack.word_at(at).and_then(|word| self.call_before(word, callee));
             // If the code determines both the frame pointer and the call, all that follows is accepted.
@@ -126,7 +128,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// Predicts the frame pointer from the function's prologue. The function may change the stack pointer later, so the
     /// result must be checked.
-    fn predict(&self, frame: FrameToUnwind, function: u64) -> Option<u64> {
+    fn predict_frame_pointer(&self, frame: FrameToUnwind, function: u64) -> Option<u64> {
         frame.sp.checked_add(M::frame_size(self.code(function)?)?)
     }
 

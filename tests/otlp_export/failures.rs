@@ -566,8 +566,9 @@ fn stored_profiles_survive_a_refusal_of_everything() {
     for speaks in BOTH {
         let dir = tempfile::tempdir().unwrap();
         let mut receiver = Receiver::offline(speaks, free_address());
-        let exporter =
-            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(dir.path());
+        let exporter = to(speaks, receiver.address)
+            .grace_period(Duration::ZERO)
+            .fallback_directory(dir.path());
         let setup = setup(exporter);
         if !HAS_STACKS {
             return;
@@ -642,8 +643,9 @@ fn every_stored_profile_has_an_outcome() {
     for speaks in BOTH {
         let dir = tempfile::tempdir().unwrap();
         let mut receiver = Receiver::offline(speaks, free_address());
-        let exporter =
-            to(speaks, receiver.address).patience(Duration::ZERO).fallback_directory(dir.path());
+        let exporter = to(speaks, receiver.address)
+            .grace_period(Duration::ZERO)
+            .fallback_directory(dir.path());
         let setup = setup(exporter);
         if !HAS_STACKS {
             return;
@@ -723,7 +725,7 @@ fn a_stored_profile_fits_into_a_request() {
         let dir = tempfile::tempdir().unwrap();
         let mut receiver = Receiver::offline(speaks, free_address());
         let exporter = to(speaks, receiver.address)
-            .patience(Duration::ZERO)
+            .grace_period(Duration::ZERO)
             .request_bytes(MOST)
             .fallback_directory(dir.path());
         // A high rate, for large profiles.

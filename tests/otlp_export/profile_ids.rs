@@ -10,11 +10,11 @@ use crate::support::Nanos as _;
 use crate::support::{HAS_STACKS, PLENTY, Setup};
 use crate::{BOTH, MS, arrived_at_least_once, given_ids, keep, setup, spans_with_ids, to};
 
-/// The default of `patience`.
-const USUAL_PATIENCE: Duration = Duration::from_secs(10);
+/// The default of `grace_period`.
+const USUAL_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 fn impatient(speaks: Speaks, receiver: &Receiver) -> OtlpBuilder {
-    to(speaks, receiver.address).patience(USUAL_PATIENCE).timeout(1000 * MS)
+    to(speaks, receiver.address).grace_period(USUAL_GRACE_PERIOD).timeout(1000 * MS)
 }
 
 fn spans(setup: &Setup) -> Vec<KeptSpan> {

@@ -193,7 +193,7 @@ impl ArmThreads for Scripted {
             });
             let arming = Arming::new(samples, period_ns, STEP, SAMPLE_BYTES);
             let arming = arming.with_switches(switches);
-            shared.sampler.count_sampled(&arming);
+            shared.sampler.note_thread_sampled(&arming);
             Some(arming)
         });
     }

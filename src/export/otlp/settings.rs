@@ -105,7 +105,7 @@ const OURS: [HeaderName; 8] = [
 ];
 const DEFAULT_QUEUE_PROFILES: usize = 512;
 const DEFAULT_QUEUE_BYTES: usize = 16 * 1024 * 1024;
-const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
+const DEFAULT_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Builds an [`OtlpExporter`].
 ///
@@ -143,7 +143,7 @@ pub struct OtlpBuilder {
     client_identity: Option<(PathBuf, PathBuf)>,
     resource: Option<Resource>,
     fallback: Option<PathBuf>,
-    patience: Option<Duration>,
+    grace_period: Option<Duration>,
     queue: Option<(usize, usize)>,
     request_bytes: Option<usize>,
 }
@@ -226,8 +226,8 @@ impl OtlpBuilder {
 
     /// How long requests may fail before the receiver is considered unavailable. The default is 10 seconds. Until then,
     /// profiles are queued.
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = Some(patience);
+    pub fn grace_period(mut self, grace_period: Duration) -> Self {
+        self.grace_period = Some(grace_period);
         self
     }
 
@@ -263,9 +263,9 @@ impl OtlpBuilder {
     pub(crate) fn build_with(self, variables: &Variables<'_>) -> Result<OtlpExporter, Error> {
         let transport = Transport::new(self.resolve(variables)?)?;
         let (profiles, bytes) = self.queue.unwrap_or((DEFAULT_QUEUE_PROFILES, DEFAULT_QUEUE_BYTES));
-        let patience = self.patience.unwrap_or(DEFAULT_PATIENCE);
+        let grace_period = self.grace_period.unwrap_or(DEFAULT_GRACE_PERIOD);
         Ok(OtlpExporter {
-            limits: QueueLimits { profiles: profiles.max(1), bytes, patience },
+            limits: QueueLimits { profiles: profiles.max(1), bytes, grace_period },
             request_bytes: self.request_bytes.unwrap_or(MOST_REQUEST_BYTES),
             resource: self.resource,
             fallback: self.fallback.map(Directory::new),

@@ -44,9 +44,9 @@ pub(crate) fn on_fork(in_child: fn()) {
 
 /// The process in which something was created that its children do not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HomeProcess(u32);
+pub(super) struct OwnerProcess(u32);
 
-impl HomeProcess {
+impl OwnerProcess {
     pub(super) fn current() -> Self {
         Self(process_id())
     }

@@ -8,7 +8,7 @@ use crate::sys::types::{CpuUse, Load};
 /// The current load, from `proc_stat(5)`, `proc_meminfo(5)` and control groups version 2. Unreadable values are `None`.
 pub(crate) fn load() -> Load {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let group = group_in(&read("/proc/self/cgroup"));
+    let group = parse_cgroup_path(&read("/proc/self/cgroup"));
     let of_group = |name: &str| {
         let path = group.as_ref()?.join(name);
         fs::read_to_string(path).ok()
@@ -24,7 +24,7 @@ pub(crate) fn load() -> Load {
 }
 
 /// The directory of the process's control group.
-fn group_in(text: &str) -> Option<PathBuf> {
+fn parse_cgroup_path(text: &str) -> Option<PathBuf> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
     Some(Path::new("/sys/fs/cgroup").join(path))
 }
@@ -70,8 +70,8 @@ mod tests {
         assert_eq!(cores_in("150000 100000\n"), Some(1.5));
         assert_eq!(cores_in("max 100000\n"), None);
         assert_eq!(number_after("usage_usec 12345\nuser_usec 1\n", "usage_usec"), Some(12_345));
-        assert_eq!(group_in("0::/a/b\n"), Some(PathBuf::from("/sys/fs/cgroup/a/b")));
-        assert_eq!(group_in("1:cpu:/a\n"), None);
+        assert_eq!(parse_cgroup_path("0::/a/b\n"), Some(PathBuf::from("/sys/fs/cgroup/a/b")));
+        assert_eq!(parse_cgroup_path("1:cpu:/a\n"), None);
     }
 
     #[test]

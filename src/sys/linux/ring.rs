@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::fork::HomeProcess;
+use super::fork::OwnerProcess;
 
 /// A page of counters and a power of two of pages of records, in perf's layout.
 ///
@@ -26,7 +26,7 @@ pub(crate) struct RingMemory {
     /// The size of the inaccessible memory on each side.
     guard_size: usize,
     /// The process that mapped it: the kernel does not copy a perf mapping into a forked child.
-    home: HomeProcess,
+    home: OwnerProcess,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and stays mapped until `drop`, which has exclusive
@@ -55,7 +55,7 @@ impl RingMemory {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, page_size, data_size, guard_size: 0, home: HomeProcess::current() })
+        Ok(Self { base, page_size, data_size, guard_size: 0, home: OwnerProcess::current() })
     }
 
     /// Private memory of the same layout, between two guard pages.
@@ -78,7 +78,7 @@ impl RingMemory {
             page_size,
             data_size,
             guard_size: page_size,
-            home: HomeProcess::current(),
+            home: OwnerProcess::current(),
         };
         // SAFETY: a part of the mapping just created.
         unsafe {
@@ -89,7 +89,7 @@ impl RingMemory {
     }
 
     /// The process that mapped it. Only that process may stop its writer or unmap it.
-    pub(super) fn home(&self) -> HomeProcess {
+    pub(super) fn home(&self) -> OwnerProcess {
         self.home
     }
 
