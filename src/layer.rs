@@ -156,8 +156,7 @@ impl Builder {
     /// Builds the layer.
     ///
     /// With rules that never keep anything, the layer does nothing: it creates no threads, files or signal handlers
-    /// until
-    /// [`Handle::set_rules`] or [`Handle::enable`] is called.
+    /// until [`Handle::set_rules`] or [`Handle::enable`] is called.
     ///
     /// # Errors
     ///

@@ -153,7 +153,7 @@ counters! {
         /// Exported profiles that the receiver acknowledged.
         delivered,
         /// Exported profiles that were written to the fallback directory because the receiver was
-        /// unavailable or refused them.
+        /// unavailable. Refused ones, which are also written there, count as `dropped_refused`.
         stored_as_fallback,
         /// Profiles in the fallback directory that were due to be sent again. They count a second
         /// time as delivered, refused or too old.

@@ -822,6 +822,33 @@ fn a_span_that_is_never_entered_is_exported_without_attributes_and_one_warning()
     }
 }
 
+/// Ends the OpenTelemetry span between two enters.
+#[test]
+fn a_span_that_the_program_ends_while_it_is_idle_is_kept_once() {
+    for (before, after, reason_of_span) in [(0, 40, ""), (40, 0, "latency"), (40, 40, "latency")] {
+        for combine in NEED_A_PROCESSOR {
+            let scene = Scene::new(Processor::Wrapping, combine);
+            scene.run(|| {
+                for _ in 0..2 {
+                    let span = info_span!("slow");
+                    let context = span.in_scope(|| {
+                        burn(before * MS);
+                        Context::current()
+                    });
+                    context.span().end();
+                    span.in_scope(|| burn(after * MS));
+                }
+            });
+            let kept = scene.kept.lock().unwrap();
+            let kept: Vec<_> = kept.iter().flat_map(|kept| &kept.spans).collect();
+            assert_eq!(kept.len(), 2, "{before} {after}");
+            // The first one ends before the order of the layers is known.
+            let reasons = reasons(&scene.spans);
+            assert_eq!(reasons.last(), Some(&reason("slow", reason_of_span)), "{before} {after}");
+        }
+    }
+}
+
 #[test]
 fn a_span_that_the_program_ends_early_is_profiled_until_its_close() {
     for combine in NEED_A_PROCESSOR {

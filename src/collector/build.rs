@@ -321,7 +321,7 @@ impl Tables<'_> {
     ) {
         let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
         let is_incomplete = losses.ring_full > 0 || losses.missing > 0;
-        if is_incomplete || of_topmost.clone().any(|span| !span.earlier.is_empty()) {
+        if is_incomplete || of_topmost.clone().any(|span| span.earlier_samples > 0) {
             return;
         }
         // The lower bound.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
 use super::engine::Engine;
-use super::outbox::{Content, DeliveryOutcome, Outage, Outbox, Outgoing, Request};
+use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoing, Request};
 use super::report;
 use super::room::TakenRoom;
 use crate::export::{Answer, ExportError, Exported, Exporter, Unexportable};
@@ -46,6 +46,8 @@ pub(super) struct Delivery {
     pub(super) trouble: Option<Outage>,
     /// Whether the exporter did not accept the last profile, for a reason that may pass.
     pub(super) takes_none: bool,
+    /// When to retry after that if no answer of a remote is expected, which would be the time otherwise.
+    pub(super) retry_at: Instant,
     /// The number of lost profiles at the last flush.
     pub(super) lost: u64,
     pub(super) age: Duration,
@@ -87,6 +89,7 @@ impl Delivery {
             outbox: None,
             trouble: None,
             takes_none: problem.is_some(),
+            retry_at: Instant::now(),
             lost: 0,
             age: MOST_AGE,
             has_logged_loss: false,
@@ -137,7 +140,14 @@ impl Delivery {
                 is_idle && (has_any || trouble.is_some())
             }
         };
-        waits.then(|| trouble.map_or_else(Instant::now, |trouble| trouble.until))
+        let next = waits.then(|| trouble.map_or_else(Instant::now, |trouble| trouble.until));
+        next.or(self.retries_without_answer().then_some(self.retry_at))
+    }
+
+    /// Whether a remote has accepted no profile for a reason of its own, and no answer will cause a retry.
+    fn retries_without_answer(&self) -> bool {
+        let is_quiet = |outbox: &Outbox| outbox.sending.is_none();
+        self.takes_none && self.outbox.as_ref().is_some_and(is_quiet)
     }
 
     /// Gives a profile to the exporter, and holds it if the exporter does not accept it now.
@@ -154,7 +164,7 @@ impl Delivery {
     fn hand_over(&mut self, held: HeldProfile) -> Option<HeldProfile> {
         let admission = &Arc::clone(&self.engine).admission;
         // An exporter is foreign code and may panic.
-        match catch_unwind(AssertUnwindSafe(|| self.export(&held.profile))) {
+        match catch_unwind(AssertUnwindSafe(|| self.export(&held.profile, held.since))) {
             Ok(Ok(Exported { files, .. })) => {
                 self.takes_none = false;
                 if self.outbox.is_none() {
@@ -196,7 +206,7 @@ impl Delivery {
         }
     }
 
-    fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
+    fn export(&mut self, profile: &Profile, since: Instant) -> Result<Exported, ExportError> {
         let problem = match &self.outbox {
             None => return self.exporter.export(profile),
             Some(outbox) => outbox.problem(self.trouble.as_ref()),
@@ -204,7 +214,7 @@ impl Delivery {
         let (Some(remote), Some(outbox)) = (self.exporter.remote(), &mut self.outbox) else {
             return Ok(Exported::default());
         };
-        let (since, is_repeated) = (Instant::now(), false);
+        let is_repeated = false;
         let Some(problem) = problem else {
             let encoded = remote.encoded(profile);
             let content = Content::Encoded { stem: encoded.stem, message: encoded.message.into() };
@@ -243,6 +253,7 @@ impl Delivery {
 
     fn note_refuses_all(&mut self, problem: &str) {
         self.engine.admission.note_exporter_fails();
+        self.retry_at = Instant::now() + LAST_PAUSE;
         if self.outbox.is_none() {
             self.fail(None, problem.to_owned(), false);
         }
@@ -275,6 +286,10 @@ impl Delivery {
         }
         if self.outbox.is_some() {
             self.send_next();
+            if self.retries_without_answer() && (is_hurried || self.retry_at <= now) {
+                self.retry_at = now + LAST_PAUSE;
+                self.retry_held();
+            }
         } else if self.takes_none || !self.held.is_empty() {
             self.retry_held();
         }
@@ -282,8 +297,17 @@ impl Delivery {
 
     /// Tries the held profiles again if the exporter may work again.
     pub(super) fn retry_held(&mut self) {
+        let age = self.age;
+        let is_old = |held: &HeldProfile| held.since.elapsed() > age;
+        while let Some(oldest) = self.held.iter().position(is_old) {
+            self.held.remove(oldest).into_iter().for_each(|held| self.lose(held.report));
+        }
         let checked = catch_unwind(AssertUnwindSafe(|| self.check()));
         if !matches!(checked, Ok(Ok(()))) {
+            if self.outbox.is_none() && self.trouble.is_none() {
+                // Another profile was exported since the last failure.
+                self.fail(None, "it cannot be checked".to_owned(), false);
+            }
             return self.engine.admission.set_exporter_fails(true);
         }
         if self.held.is_empty() {
@@ -294,12 +318,8 @@ impl Delivery {
         for _ in 0..self.held.len() {
             let Some(held) = self.held.pop_front() else { return };
             if let Some(held) = self.hand_over(held) {
-                if held.since.elapsed() > self.age {
-                    self.lose(held.report);
-                } else {
-                    // To the back: if this profile is at fault, others get their turn.
-                    self.held.push_back(held);
-                }
+                // To the back: if this profile is at fault, others get their turn.
+                self.held.push_back(held);
                 if self.takes_none {
                     return;
                 }
@@ -414,6 +434,7 @@ impl Delivery {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::sync::atomic::AtomicBool;
 
     use crossbeam::channel::Sender;
     use parking_lot::Mutex;
@@ -436,6 +457,8 @@ mod tests {
     struct Line {
         sent: Arc<Mutex<Vec<Arc<[u8]>>>>,
         answers: Arc<Mutex<Option<Sender<Answer>>>>,
+        /// The next profile makes the exporter panic.
+        panics: Arc<AtomicBool>,
     }
 
     impl Line {
@@ -476,6 +499,7 @@ mod tests {
         }
 
         fn encoded(&mut self, profile: &Profile) -> Encoded {
+            assert!(!self.line.panics.swap(false, Ordering::Relaxed), "as the test wants");
             Encoded { stem: profile.id.to_string(), message: vec![7] }
         }
 
@@ -492,14 +516,17 @@ mod tests {
         }
     }
 
-    fn delivery_to(grace_period: Duration, fallback: Option<Directory>) -> (Delivery, Line) {
+    fn delivery_by(exporter: impl Exporter + 'static) -> Delivery {
         let files = Arc::clone(Poller::new().unwrap().files());
-        let (engine, line) = (model::engine(), Line::default());
-        let sends = Sends { line: line.clone(), grace_period, fallback };
-        let exporter = Owning::new(Box::new(sends) as Box<dyn Exporter>, &files);
-        let mut delivery = Delivery::new(engine, exporter, files, None, None);
+        let exporter = Owning::new(Box::new(exporter) as Box<dyn Exporter>, &files);
+        let mut delivery = Delivery::new(model::engine(), exporter, files, None, None);
         delivery.start();
-        (delivery, line)
+        delivery
+    }
+
+    fn delivery_to(grace_period: Duration, fallback: Option<Directory>) -> (Delivery, Line) {
+        let line = Line::default();
+        (delivery_by(Sends { line: line.clone(), grace_period, fallback }), line)
     }
 
     fn stats(delivery: &Delivery) -> Stats {
@@ -681,7 +708,9 @@ mod tests {
         assert!(start.elapsed() < PLENTY);
         assert!(delivery.check().unwrap_err().to_string().contains("panicked"));
         deliver(&mut delivery);
-        assert_eq!((delivery.held.len(), delivery.next_attempt()), (1, None));
+        // It is retried, which is also when it expires.
+        assert_eq!(delivery.held.len(), 1);
+        assert!(delivery.next_attempt().unwrap() > Instant::now());
         let engine = Arc::clone(&delivery.engine);
         assert!(!delivery.end(), "the losses are counted");
         let stats = engine.stats();
@@ -689,5 +718,57 @@ mod tests {
             (stats.profiles.dropped_at_shutdown, stats.profiles.dropped_export_failed),
             (1, 1)
         );
+    }
+
+    /// Exports all profiles but the first, and cannot be checked.
+    struct FailsFirst {
+        exports: usize,
+    }
+
+    impl Exporter for FailsFirst {
+        fn export(&mut self, _: &Profile) -> Result<Exported, ExportError> {
+            self.exports += 1;
+            if self.exports == 1 { Err("the first".into()) } else { Ok(Exported::default()) }
+        }
+
+        fn check(&mut self) -> Result<(), ExportError> {
+            Err("not now".into())
+        }
+    }
+
+    #[test]
+    fn a_check_that_fails_after_a_success_is_repeated_after_a_pause() {
+        let mut delivery = delivery_by(FailsFirst { exports: 0 });
+        deliver(&mut delivery);
+        deliver(&mut delivery);
+        assert_eq!((delivery.held.len(), stats(&delivery).profiles.exported), (1, 1));
+        delivery.advance(true);
+        assert!(delivery.next_attempt().unwrap() > Instant::now());
+    }
+
+    #[test]
+    fn a_remote_that_panicked_once_gets_profiles_again() {
+        let (mut delivery, line) = delivery_to(Duration::MAX, None);
+        line.panics.store(true, Ordering::Relaxed);
+        deliver(&mut delivery);
+        assert_eq!(stats(&delivery).profiles.dropped_export_failed, 1);
+        let admission = &Arc::clone(&delivery.engine).admission;
+        assert!(admission.is_distrusted() && delivery.next_attempt().is_some());
+        delivery.advance(true);
+        assert!(!admission.is_distrusted());
+        deliver(&mut delivery);
+        assert_eq!(line.sent(), [1]);
+    }
+
+    #[test]
+    fn a_flush_does_not_wait_for_a_sending_thread_that_ended_during_an_outage() {
+        let (mut delivery, line) = delivery_to(Duration::MAX, None);
+        deliver(&mut delivery);
+        receive(&mut delivery, busy(Some(PLENTY)));
+        *line.answers.lock() = None;
+        delivery.note_answer(Err(RecvError));
+        let start = Instant::now();
+        assert!(!delivery.flush(start + PLENTY));
+        assert!(start.elapsed() < PLENTY);
     }
 }

@@ -21,7 +21,7 @@ use crate::export::Exporter;
 use crate::keep::{
     Callsite, Callsites, KeptSpan, NoProfile, OnKept, ProfileAdmission, Reasons, Rules,
 };
-use crate::otel::{AttributeNames, OtelSpan, Pairing};
+use crate::otel::{AttributeNames, EarlyVerdict, OtelSpan, Pairing};
 use crate::profile::ProfileId;
 use crate::redact::Redaction;
 use crate::sampler::{Sampler, SourceSettings};
@@ -288,29 +288,20 @@ impl Engine {
     /// A span has closed. `reach` finds the OpenTelemetry span that it is exported as.
     #[inline]
     pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
-        let paired = if self.gate.must_observe_exits() { self.pairing.take(id) } else { None };
-        self.close_with(id, &mut || self.find_otel(reach, paired));
-    }
-
-    /// OpenTelemetry has ended a span. If it is paired with a profiled span, that span is about to close and is
-    /// judged now.
-    #[cfg(feature = "opentelemetry-sdk")]
-    pub(crate) fn ended(&self, ids: TraceIds) {
-        if !self.gate.must_observe_exits() {
-            return;
-        }
-        let paired = self.pairing.paired_with(ids.span);
-        // A program can end the OpenTelemetry span itself while it is still in the `tracing` span.
-        if let Some(id) = paired.filter(|id| self.spans.is_entered(*id) == Some(false)) {
-            self.close_with(id, &mut || Some(OtelSpan::Paired(ids)));
-        }
-    }
-
-    #[inline]
-    fn close_with(&self, id: RegistryId, otel: FindOtel<'_>) {
+        let must_take = self.gate.must_observe_exits() && self.spans.is_entered(id).is_some();
+        let paired = if must_take { self.pairing.take(id) } else { None };
         let mut must_notify = false;
         let is_judged = self.spans.close(id, |closing| {
-            let verdict = self.judge(closing, otel);
+            let busy_ns = closing.account.busy_ns();
+            let early = paired.and_then(|paired| paired.early);
+            let holds = |early: &EarlyVerdict| early.verdict.is_decided || early.busy_ns == busy_ns;
+            let verdict = match early.filter(holds) {
+                Some(early) => early.verdict,
+                None => {
+                    let ids = paired.map(|paired| paired.ids);
+                    self.judge(closing, &mut || self.find_otel(reach, ids))
+                }
+            };
             must_notify = verdict.must_notify;
             verdict
         });
@@ -322,6 +313,25 @@ impl Engine {
             self.waker.wake();
         } else if must_notify {
             self.waker.wake_soon();
+        }
+    }
+
+    /// OpenTelemetry has ended a span. If it is paired with a profiled span, that span is usually about to close, and is
+    /// judged now, while attributes can still be added.
+    #[cfg(feature = "opentelemetry-sdk")]
+    pub(crate) fn ended(&self, ids: TraceIds) {
+        if !self.gate.must_observe_exits() {
+            return;
+        }
+        let paired = self.pairing.paired_with(ids.span);
+        // A program can end the OpenTelemetry span itself while it is still in the `tracing` span, or before it enters
+        // that again: then the verdict at the close counts, unless the span is kept already.
+        if let Some(id) = paired.filter(|id| self.spans.is_entered(*id) == Some(false)) {
+            self.spans.judge_open(id, |closing| {
+                let verdict = self.judge(closing, &mut || Some(OtelSpan::Paired(ids)));
+                let busy_ns = closing.account.busy_ns();
+                self.pairing.note_judged(id, EarlyVerdict { verdict, busy_ns });
+            });
         }
     }
 
@@ -361,6 +371,7 @@ impl Engine {
         if reasons.is_empty() {
             return verdict;
         }
+        verdict.is_decided = true;
         if self.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
             Counters::add(&self.counters.spans.dropped_unsampled_trace, 1);
             return verdict;
@@ -395,6 +406,7 @@ impl Engine {
             is_sampled_itself: closing.has(SAMPLED_ITSELF),
             profile: Err(self.without_samples),
             earlier: Vec::new(),
+            earlier_samples: 0,
             account: closing.account,
             trace,
             is_open,

@@ -17,7 +17,7 @@ pub(crate) struct Gate {
 /// The layer's threads run in this process.
 const OPEN: u32 = 1;
 /// The order of the layers is in doubt, or spans are being paired with those of OpenTelemetry.
-const LOOK: u32 = 1 << 1;
+const OBSERVES_EXITS: u32 = 1 << 1;
 /// The gate was open in the process that this one was forked from, and this process has not taken over yet.
 const FORKED: u32 = 1 << 2;
 /// Counts hook calls since the fork.
@@ -77,14 +77,14 @@ impl Gate {
 
     #[inline(always)]
     pub(crate) fn must_observe_exits(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & LOOK != 0
+        self.state.load(Ordering::Relaxed) & OBSERVES_EXITS != 0
     }
 
-    pub(crate) fn set_observe_exits(&self, scan: bool) {
-        if scan {
-            self.state.fetch_or(LOOK, Ordering::Relaxed);
+    pub(crate) fn set_observe_exits(&self, observe: bool) {
+        if observe {
+            self.state.fetch_or(OBSERVES_EXITS, Ordering::Relaxed);
         } else {
-            self.state.fetch_and(!LOOK, Ordering::Relaxed);
+            self.state.fetch_and(!OBSERVES_EXITS, Ordering::Relaxed);
         }
     }
 

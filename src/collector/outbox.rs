@@ -15,7 +15,7 @@ use crate::stats::Counters;
 /// The pause before a retry, at first and at most. A random part, up to the pause itself, is added so that processes
 /// do not retry in step.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LAST_PAUSE: Duration = Duration::from_secs(30);
+pub(super) const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause that a receiver can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -357,6 +357,7 @@ impl Delivery {
         outbox.broken = Some(problem);
         outbox.answers = channel::never();
         outbox.stored.clear();
+        self.trouble = None;
         if let Some(Request::Profile(outgoing)) = outbox.sending.take() {
             outbox.waiting.extend(Some(outgoing).filter(|outgoing| outgoing.message().is_some()));
         }

@@ -165,6 +165,7 @@ impl ProfileAdmission {
                 span.samples = span.samples.saturating_sub(exported.samples);
             }
             span.earlier.clone_from(&exported.profiles);
+            span.earlier_samples = exported.samples;
         }
         let epochs = if span.is_open { &mut state.snapshots } else { &mut state.epochs };
         let open = epochs.get(&span.root);

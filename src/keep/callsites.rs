@@ -2,11 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam::atomic::AtomicCell;
 use parking_lot::Mutex;
 use tracing::Metadata;
 
@@ -44,9 +43,51 @@ struct Site {
     metadata: &'static Metadata<'static>,
     /// The last generation of the rules in which no rule matched; 0 means none.
     unmatched: AtomicU64,
-    /// The last generation in which a rule matched, and the plan.
-    matched: AtomicCell<Option<(u64, Plan)>>,
+    matched: MatchedPlan,
     next: Chain,
+}
+
+/// The last plan of a callsite, as a sequence lock. The locks of crossbeam's `AtomicCell` are shared by the whole
+/// process: a child forked while one is held would wait for it forever.
+#[derive(Debug, Default)]
+struct MatchedPlan {
+    /// The generation of the rules for which the plan was made; 0 while there is none, or while it is replaced.
+    generation: AtomicU64,
+    number: AtomicU64,
+    flags: AtomicU32,
+    suspect_after: AtomicU64,
+    arm_after: AtomicU64,
+    long_after: AtomicU64,
+}
+
+impl MatchedPlan {
+    #[inline(always)]
+    fn load(&self, generation: u64) -> Option<Plan> {
+        if self.generation.load(Ordering::Acquire) != generation {
+            return None;
+        }
+        let plan = Plan {
+            number: self.number.load(Ordering::Relaxed),
+            flags: self.flags.load(Ordering::Relaxed),
+            suspect_after: self.suspect_after.load(Ordering::Relaxed),
+            arm_after: self.arm_after.load(Ordering::Relaxed),
+            long_after: self.long_after.load(Ordering::Relaxed),
+        };
+        fence(Ordering::Acquire);
+        (self.generation.load(Ordering::Relaxed) == generation).then_some(plan)
+    }
+
+    /// Only under the lock of the rules, and once per generation.
+    fn store(&self, generation: u64, plan: Plan) {
+        self.generation.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.number.store(plan.number, Ordering::Relaxed);
+        self.flags.store(plan.flags, Ordering::Relaxed);
+        self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
+        self.arm_after.store(plan.arm_after, Ordering::Relaxed);
+        self.long_after.store(plan.long_after, Ordering::Relaxed);
+        self.generation.store(generation, Ordering::Release);
+    }
 }
 
 /// The state that is changed only under the lock.
@@ -197,7 +238,7 @@ impl Callsites {
         }
         let plan = self.plan(site.metadata, &mut known);
         match plan {
-            Some(plan) => site.matched.store(Some((generation, plan))),
+            Some(plan) => site.matched.store(generation, plan),
             None => site.unmatched.store(generation, Ordering::Relaxed),
         }
         plan
@@ -285,7 +326,7 @@ impl Callsites {
 
 impl Site {
     fn new(metadata: &'static Metadata<'static>) -> Self {
-        let (unmatched, matched) = (AtomicU64::new(0), AtomicCell::new(None));
+        let (unmatched, matched) = (AtomicU64::new(0), MatchedPlan::default());
         Self { metadata, unmatched, matched, next: Chain::new() }
     }
 
@@ -296,8 +337,7 @@ impl Site {
         if self.unmatched.load(Ordering::Relaxed) == generation {
             return Some(None);
         }
-        let (decided, plan) = self.matched.load()?;
-        (decided == generation).then_some(Some(plan))
+        self.matched.load(generation).map(Some)
     }
 }
 

@@ -102,6 +102,9 @@ fn directive(input: &mut &str) -> ModalResult<Directive> {
     let for_all = terminated(keep, peek((multispace0, alt((",", eof))))).map(Rule::for_all);
     let selected = (opt(terminated(selector, equals())), cut_err(keep))
         .map(|(selector, keep)| Rule { keep, ..selector.unwrap_or(Rule::for_all(keep)) });
+    // `hung=off` alone is no condition, and not the rule `off` for a crate `hung`.
+    let hung_off = ("hung", equals(), "off", multispace0, alt((",", eof)));
+    cut_err(not(hung_off)).context(expect(KEEP)).parse_next(input)?;
     let rule = alt((for_all, selected)).parse_next(input)?;
     Ok(Directive { rule, rest })
 }
@@ -388,6 +391,8 @@ mod tests {
             ("p100", 0),
             ("p99.99999", 0),
             ("shop=hung=off", 5),
+            ("hung=off", 0),
+            ("250ms|error,hung = off", 12),
             ("one_in=0", 7),
             ("error=me", 6),
             ("[x{}]=1s", 3),

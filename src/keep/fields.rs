@@ -85,9 +85,9 @@ impl FieldRules {
     /// Selects the plan for a new span. `None` if no rule keeps it, whatever values are recorded later in fields that
     /// have none yet.
     pub(crate) fn choose(&self, record: impl FnOnce(&mut dyn Visit)) -> Option<Choice> {
-        let mut scan = Look { tests: &self.tests, bits: 0, seen: 0 };
-        record(&mut scan);
-        let Look { bits, seen, .. } = scan;
+        let mut matcher = ValueMatcher { tests: &self.tests, bits: 0, seen: 0 };
+        record(&mut matcher);
+        let ValueMatcher { bits, seen, .. } = matcher;
         let number = self.number(bits).or_else(|| {
             let may_match = |(wanted, number): &(u64, Option<u64>)| {
                 number.is_some() && wanted & !bits & seen == 0
@@ -99,9 +99,9 @@ impl FieldRules {
 
     /// Selects the plan anew for a span whose state is `bits` when more values are recorded.
     pub(crate) fn choose_again(&self, bits: u64, record: impl FnOnce(&mut dyn Visit)) -> Choice {
-        let mut scan = Look { tests: &self.tests, bits, seen: 0 };
-        record(&mut scan);
-        let bits = scan.bits;
+        let mut matcher = ValueMatcher { tests: &self.tests, bits, seen: 0 };
+        record(&mut matcher);
+        let bits = matcher.bits;
         Choice { number: self.number(bits).unwrap_or(self.waiting), bits }
     }
 
@@ -112,13 +112,13 @@ impl FieldRules {
 }
 
 /// Compares values with the wanted ones.
-struct Look<'a> {
+struct ValueMatcher<'a> {
     tests: &'a [Test],
     bits: u64,
     seen: u64,
 }
 
-impl Look<'_> {
+impl ValueMatcher<'_> {
     fn see(&mut self, field: &Field, is_wanted: impl Fn(&str) -> bool) {
         for (bit, test) in self.tests.iter().enumerate().take(u64::BITS as usize) {
             if test.field == *field {
@@ -133,7 +133,7 @@ impl Look<'_> {
     }
 }
 
-impl Visit for Look<'_> {
+impl Visit for ValueMatcher<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.see(field, |wanted| wanted == value);
     }

@@ -48,6 +48,8 @@ pub struct KeptSpan {
     pub(crate) is_sampled_itself: bool,
     pub(crate) profile: Result<ProfileId, NoProfile>,
     pub(crate) earlier: Vec<ProfileId>,
+    /// How many of its samples are in earlier profiles; those of snapshots do not count.
+    pub(crate) earlier_samples: u64,
     pub(crate) trace: Option<TraceIds>,
     pub(crate) is_open: bool,
 }
@@ -170,6 +172,7 @@ impl KeptSpan {
             is_sampled_itself: samples > 0,
             profile: Err(NoProfile::NoSamples),
             earlier: Vec::new(),
+            earlier_samples: 0,
             trace: None,
             is_open: false,
         }

@@ -189,7 +189,8 @@ impl Rules {
     }
 }
 
-/// Prints the text form that can be parsed.
+/// Prints the text form. It can be parsed if the rules can be written as text: quotes in values, and any of `[]{},=` in
+/// the name of a span, cannot.
 impl fmt::Display for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {

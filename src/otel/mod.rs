@@ -17,7 +17,7 @@ use crate::span::TraceIds;
 
 pub use attributes::SPAN_ATTRIBUTES;
 pub(crate) use attributes::{AttributeNames, SpanAttributes};
-pub(crate) use pairing::Pairing;
+pub(crate) use pairing::{EarlyVerdict, Pairing};
 #[cfg(feature = "opentelemetry-sdk")]
 pub use processor::ProfilingSpanProcessor;
 #[cfg(feature = "opentelemetry-sdk")]

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::SpanAttributes;
 use crate::ids::SpanId;
-use crate::span::{RegistryId, TraceIds, is_ignored};
+use crate::span::{RegistryId, TraceIds, Verdict, is_ignored};
 
 /// The order of this layer and the one of `tracing-opentelemetry`, as far as it is known, and the OpenTelemetry spans
 /// of open spans if the order requires them.
@@ -34,9 +34,27 @@ pub(crate) struct Pairing {
 /// Open spans whose OpenTelemetry spans are known.
 #[derive(Debug, Default)]
 struct PairedSpans {
-    ids: HashMap<RegistryId, TraceIds>,
+    paired: HashMap<RegistryId, Paired>,
     by_span_id: HashMap<SpanId, RegistryId>,
 }
+
+/// The OpenTelemetry span of an open span.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Paired {
+    pub(crate) ids: TraceIds,
+    pub(crate) early: Option<EarlyVerdict>,
+}
+
+/// The verdict on a span when its OpenTelemetry span ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EarlyVerdict {
+    pub(crate) verdict: Verdict,
+    /// For how long the span had been entered. If it is entered again, the verdict is out of date.
+    pub(crate) busy_ns: u64,
+}
+
+/// Counts the periods in which enters and exits are checked: those in between were not recorded.
+static PERIOD: AtomicU32 = AtomicU32::new(0);
 
 const UNKNOWN: u8 = 0;
 /// OpenTelemetry spans can be accessed at close: no pairing is needed.
@@ -66,11 +84,12 @@ thread_local! {
     /// Whether the context was available at first use; `None` before that.
     static HAS_CONTEXT: Cell<Option<bool>> = const { Cell::new(None) };
 
-    /// The entered spans from the outermost, and the current OpenTelemetry span when this layer handled the enter.
+    /// The entered spans from the outermost, and the current OpenTelemetry span when this layer handled the enter; and
+    /// the period in which they were recorded.
     ///
     /// This is dropped before the thread's context. After that, the context must not be accessed, because that panics,
     /// even in the destructor of a thread-local that enters a span.
-    static ENTERED: RefCell<Vec<(RegistryId, Current)>> = const { RefCell::new(Vec::new()) };
+    static ENTERED: RefCell<(u32, Vec<(RegistryId, Current)>)> = const { RefCell::new((0, Vec::new())) };
 
     /// Attributes for the OpenTelemetry span that ends next on this thread.
     static ATTRIBUTES: Cell<Option<(SpanId, SpanAttributes)>> = const { Cell::new(None) };
@@ -106,7 +125,16 @@ fn with_thread<R>(action: impl FnOnce(&mut Vec<(RegistryId, Current)>, Current) 
     if HAS_CONTEXT.get() == Some(false) {
         return None;
     }
-    ENTERED.try_with(|entered| action(&mut entered.borrow_mut(), current())).ok()
+    ENTERED
+        .try_with(|entered| {
+            let (of_period, entered) = &mut *entered.borrow_mut();
+            let period = PERIOD.load(Ordering::Relaxed);
+            if std::mem::replace(of_period, period) != period {
+                entered.clear();
+            }
+            action(entered, current())
+        })
+        .ok()
 }
 
 /// The OpenTelemetry spans that were current at the enter and at the exit of a span, which differ.
@@ -136,7 +164,8 @@ impl Change {
             OTEL_FIRST
         } else if self.before.is_none() || was_around(None) {
             // The current span at the enter was not the span's own. Or it was none at the enter of the enclosing span,
-            // which means the same.
+            // which means the same, unless that one is hidden from the other layer and a span was activated manually
+            // inside it.
             PROFILING_FIRST
         } else {
             UNKNOWN
@@ -151,6 +180,9 @@ impl Pairing {
 
     fn set_order(&self, order: u8) {
         self.order.store(order, Ordering::Relaxed);
+        if let (UNKNOWN | DIRECT, Some(spans)) = (order, self.spans.get()) {
+            *spans.lock() = PairedSpans::default();
+        }
     }
 
     /// The layer was added to that subscriber.
@@ -183,9 +215,7 @@ impl Pairing {
     /// The OpenTelemetry span of a closing span was accessible.
     pub(crate) fn note_direct(&self) {
         self.set_order(DIRECT);
-        if let Some(spans) = self.spans.get() {
-            *spans.lock() = PairedSpans::default();
-        }
+        PERIOD.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A span was kept whose OpenTelemetry span is unknown.
@@ -218,15 +248,21 @@ impl Pairing {
         let ids = Change::at_exit(id).and_then(|change| self.changed(&change, reach));
         if let (Some(ids), Some(spans), true) = (ids, self.spans.get(), is_profiled) {
             let mut spans = spans.lock();
-            if spans.ids.insert(id, ids) != Some(ids) {
+            if spans.paired.get(&id).is_none_or(|paired| paired.ids != ids) {
+                let old = spans.paired.insert(id, Paired { ids, early: None });
+                old.map(|old| spans.by_span_id.remove(&old.ids.span));
                 spans.by_span_id.insert(ids.span, id);
             }
         }
-        match self.order() {
+        let continues = match self.order() {
             UNKNOWN => self.checks_left.fetch_sub(1, Ordering::Relaxed) > 1,
             DIRECT => false,
             _ => self.spans.get().is_some(),
+        };
+        if !continues {
+            PERIOD.fetch_add(1, Ordering::Relaxed);
         }
+        continues
     }
 
     /// Updates the order from a change. Returns the OpenTelemetry span of the exited span.
@@ -259,11 +295,20 @@ impl Pairing {
 
     /// Takes the OpenTelemetry span that a closing span was paired with.
     #[cold]
-    pub(crate) fn take(&self, id: RegistryId) -> Option<TraceIds> {
+    pub(crate) fn take(&self, id: RegistryId) -> Option<Paired> {
         let mut spans = self.spans.get()?.lock();
-        let ids = spans.ids.remove(&id)?;
-        spans.by_span_id.remove(&ids.span);
-        Some(ids)
+        let paired = spans.paired.remove(&id)?;
+        spans.by_span_id.remove(&paired.ids.span);
+        Some(paired)
+    }
+
+    /// The span was judged when its OpenTelemetry span ended.
+    #[cfg(feature = "opentelemetry-sdk")]
+    pub(crate) fn note_judged(&self, id: RegistryId, early: EarlyVerdict) {
+        let Some(spans) = self.spans.get() else { return };
+        if let Some(paired) = spans.lock().paired.get_mut(&id) {
+            paired.early = Some(early);
+        }
     }
 
     /// The open span that is paired with that OpenTelemetry span.
@@ -292,8 +337,13 @@ pub(super) fn leave_attributes(span: SpanId, attributes: SpanAttributes) {
 /// Takes the attributes that were stored for that span.
 #[cfg(feature = "opentelemetry-sdk")]
 pub(super) fn take_attributes(span: SpanId) -> Option<SpanAttributes> {
-    let left = ATTRIBUTES.try_with(Cell::take).ok().flatten();
-    left.filter(|(of, _)| *of == span).map(|(_, attributes)| attributes)
+    let (of, attributes) = ATTRIBUTES.try_with(Cell::take).ok().flatten()?;
+    if of != span {
+        // Another span ends in between.
+        leave_attributes(of, attributes);
+        return None;
+    }
+    Some(attributes)
 }
 
 #[cfg(test)]
@@ -338,7 +388,7 @@ mod tests {
     fn paired(pairing: &Pairing, number: u64) -> bool {
         let span = SpanId::from_bytes(number.to_be_bytes());
         let open = pairing.paired_with(span);
-        let taken = pairing.take(id(number)).map(|ids| ids.span);
+        let taken = pairing.take(id(number)).map(|paired| paired.ids.span);
         assert_eq!(open, taken.map(|_| id(number)));
         assert!(taken.is_none_or(|taken| taken == span), "no other");
         assert_eq!(pairing.paired_with(span), None);
@@ -362,6 +412,22 @@ mod tests {
                 assert!(!paired(&pairing, 3));
             }
         }
+    }
+
+    #[test]
+    fn a_span_that_is_paired_again_leaves_nothing_behind() {
+        let pairing = with_processor();
+        in_span(&pairing, true, 1, || ());
+        pairing.enter(id(1));
+        let context = attach(2, false);
+        exit(&pairing, 1);
+        drop(context);
+        assert_eq!(
+            pairing.take(id(1)).map(|paired| paired.ids.span),
+            SpanId::from_bytes(2_u64.to_be_bytes()).into()
+        );
+        let spans = pairing.spans.get().unwrap().lock();
+        assert!(spans.paired.is_empty() && spans.by_span_id.is_empty());
     }
 
     #[test]

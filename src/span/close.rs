@@ -37,6 +37,8 @@ impl Closing {
 pub(crate) struct Verdict {
     /// Whether the close must be reported to the collector, even if it does not know the span.
     pub(crate) must_notify: bool,
+    /// Whether its rule was met. It must not be judged again then.
+    pub(crate) is_decided: bool,
     pub(crate) ids: Option<TraceIds>,
 }
 
@@ -80,9 +82,18 @@ impl Spans {
         if slot.is_suspect(now) { self.close_suspect(slot, now) } else { None }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
+    /// Judges a span that is about to close, and whose slot stays in use until then.
+    #[cfg(feature = "opentelemetry-sdk")]
+    pub(crate) fn judge_open(&self, id: RegistryId, judge: impl FnOnce(&Closing)) {
+        let Some(slot) = self.table.get(id) else { return };
+        let now = self.clock.now();
+        if slot.is_suspect(now) {
+            self.sync_this_thread(now);
+            self.closing(&slot, now).as_ref().map(judge);
+        }
+    }
+
+    fn sync_this_thread(&self, now: u64) {
         if let Some(mut state) = take(self.layer) {
             if !state.pending.is_empty() {
                 self.sync_accounts(&mut state, now);
@@ -91,6 +102,12 @@ impl Spans {
             }
             put(state);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn close_suspect(&self, slot: &Slot, now: u64) -> Option<Closing> {
+        self.sync_this_thread(now);
         if slot.flags() & WATCHED != 0 {
             self.watched.fetch_sub(1, Ordering::Relaxed);
         }

@@ -163,7 +163,7 @@ impl Spans {
         true
     }
 
-    /// Reports `Opened` for a span and its unreported ancestors, the outermost first, so that all ancestors of an
+    /// Reports `Opened` for a span and its unreported ancestors, the outermost first, so that all ancestors of a
     /// registered span are registered.
     fn report_opened_with_ancestors(&self, slot: &Slot) -> bool {
         let mut unreported = Vec::new();

@@ -145,7 +145,7 @@ impl Scene {
     }
 
     /// The span intervals so far: span, from, to.
-    fn marks(&self) -> Vec<(SpanKey, u64, u64)> {
+    fn intervals(&self) -> Vec<(SpanKey, u64, u64)> {
         let arming = self.sampled().last();
         std::iter::from_fn(|| arming.take_interval()).map(|m| (m.span, m.from, m.to)).collect()
     }
@@ -185,7 +185,7 @@ fn a_sample_belongs_to_the_innermost_span() {
     scene.exit(outer);
     scene.sample(4);
     let (outer_key, inner_key) = (scene.key(outer), scene.key(inner));
-    assert_eq!(scene.marks(), [(outer_key, 0, 10), (inner_key, 10, 30), (outer_key, 30, 60)]);
+    assert_eq!(scene.intervals(), [(outer_key, 0, 10), (inner_key, 10, 30), (outer_key, 30, 60)]);
     assert_eq!(scene.sampled().span(), None);
     assert_eq!(scene.close(inner).samples, 2);
     assert_eq!(scene.close(outer).samples, 6);
@@ -200,7 +200,7 @@ fn segments_without_a_sample_write_no_interval() {
         scene.wait(1_000);
         scene.exit(span);
     }
-    assert_eq!(scene.marks(), []);
+    assert_eq!(scene.intervals(), []);
     assert_eq!(scene.span_events(), []);
 }
 
@@ -350,7 +350,7 @@ fn spans_may_be_left_in_any_order() {
     scene.sample(1);
     scene.wait(10);
     scene.exit(b);
-    assert_eq!(scene.marks(), [(scene.key(b), 0, 10)]);
+    assert_eq!(scene.intervals(), [(scene.key(b), 0, 10)]);
     assert_eq!(scene.sampled().span(), None);
     assert_eq!(scene.close(a).account.on_cpu_ns, 20);
     assert_eq!(scene.close(b).account.on_cpu_ns, 20);
@@ -442,7 +442,7 @@ fn a_disarmed_thread_is_armed_again() {
     scene.sample(1);
     scene.exit(span);
     assert_eq!(scene.script.threads.lock().len(), 2);
-    assert_eq!(scene.marks(), [(scene.key(span), 0, 10)]);
+    assert_eq!(scene.intervals(), [(scene.key(span), 0, 10)]);
 }
 
 #[test]
@@ -501,8 +501,8 @@ fn two_subscribers_have_separate_layers() {
     other.sample(2);
     other.exit(b);
     one.exit(a);
-    assert_eq!(one.marks(), [(one.key(a), 0, 10)]);
-    assert_eq!(other.marks(), [(other.key(b), 0, 20)]);
+    assert_eq!(one.intervals(), [(one.key(a), 0, 10)]);
+    assert_eq!(other.intervals(), [(other.key(b), 0, 20)]);
 }
 
 #[test]

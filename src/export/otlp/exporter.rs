@@ -28,6 +28,9 @@ use crate::sys;
 /// the one before. While the receiver is unavailable, kept spans get no profile and no `profile.id`. With a
 /// [fallback directory](OtlpBuilder::fallback_directory), profiles are written there instead and sent later.
 ///
+/// Without a layer, [`export`](Exporter::export) sends one request and waits for the answer. That is also what an exporter
+/// of your own does that calls it: the queue and the fallback directory are not used then.
+///
 /// Needs the feature `otlp-http` or `otlp-grpc`. The receiver must support
 /// `opentelemetry.proto.profiles.v1development`, which is not stable yet.
 #[derive(Debug)]

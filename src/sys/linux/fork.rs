@@ -77,8 +77,11 @@ impl<T> ForkSafe<T> {
 /// Read-locked by the layer's threads while they log, and write-locked by forks. The program's logger has locks; a
 /// child that finds one held by a thread that does not exist there would block forever when it logs.
 static LOGGING: RwLock<()> = RwLock::new(());
-/// Set after a fork has timed out waiting for a thread that still logs: further forks do not wait.
+/// Set after a fork has timed out waiting for a thread that still logs: further forks do not wait. In the child of such
+/// a fork it stays set, as the lock stays held.
 static HAS_TIMED_OUT: AtomicBool = AtomicBool::new(false);
+/// Set in a child if a thread of the parent held `LOGGING` during the fork.
+static IS_LOST: AtomicBool = AtomicBool::new(false);
 const MAX_WAIT: Duration = Duration::from_millis(200);
 
 thread_local! {
@@ -107,7 +110,9 @@ pub(crate) fn log_between_forks(log: impl FnOnce()) {
     impl Drop for Logging {
         fn drop(&mut self) {
             LOGS.set(false);
-            HAS_TIMED_OUT.store(false, Ordering::Relaxed);
+            if !IS_LOST.load(Ordering::Relaxed) {
+                HAS_TIMED_OUT.store(false, Ordering::Relaxed);
+            }
         }
     }
 
@@ -123,7 +128,9 @@ fn wait_for_logs() -> Option<RwLockWriteGuard<'static, ()>> {
         return None;
     }
     let guard = wait_for(|| LOGGING.try_write().ok());
-    HAS_TIMED_OUT.store(guard.is_none(), Ordering::Relaxed);
+    // If another fork held the lock, no thread still logs.
+    let is_logging = guard.is_none() && LOGGING.try_read().is_ok();
+    HAS_TIMED_OUT.store(is_logging, Ordering::Relaxed);
     guard
 }
 
@@ -178,6 +185,10 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     parent();
+    if LOGGING.try_write().is_err() {
+        IS_LOST.store(true, Ordering::Relaxed);
+        HAS_TIMED_OUT.store(true, Ordering::Relaxed);
+    }
     GENERATION.fetch_add(1, Ordering::Relaxed);
     if let Some(handler) = HANDLER.get() {
         handler();
