@@ -753,9 +753,9 @@ mod tests {
         deliver(&mut delivery);
         assert_eq!(stats(&delivery).profiles.dropped_export_failed, 1);
         let admission = &Arc::clone(&delivery.engine).admission;
-        assert!(admission.is_distrusted() && delivery.next_attempt().is_some());
+        assert!(admission.exporter_fails() && delivery.next_attempt().is_some());
         delivery.advance(true);
-        assert!(!admission.is_distrusted());
+        assert!(!admission.exporter_fails());
         deliver(&mut delivery);
         assert_eq!(line.sent(), [1]);
     }

@@ -105,8 +105,7 @@ impl Directory {
         self.write(profile, otlp).map_err(|error| {
             let problem = self.problem(&error);
             // The same files would be too large again.
-            let is_too_large = is_over_quota(&error) || error.kind() == io::ErrorKind::FileTooLarge;
-            if is_too_large { Unexportable(problem).into() } else { problem.into() }
+            if is_over_quota(&error) { Unexportable(problem).into() } else { problem.into() }
         })
     }
 

@@ -336,6 +336,11 @@ impl ProfileAdmission {
         self.exporter_fails.store(fails, Ordering::Relaxed);
     }
 
+    #[cfg(test)]
+    pub(crate) fn exporter_fails(&self) -> bool {
+        self.exporter_fails.load(Ordering::Relaxed)
+    }
+
     /// The exporter reports outcomes later. Until it has delivered a profile, only a few permits are given.
     pub(crate) fn require_delivery(&self) {
         self.must_prove.store(true, Ordering::Relaxed);
