@@ -21,8 +21,9 @@ use crate::measure::{Setup, figure, median, work};
 const UNITS: usize = 900;
 /// The same as in the source of the unit.
 const STEPS_OF_UNIT: usize = 8;
-/// Frames of the program in each profile, each in a unit of its own.
-const FRAMES: usize = 300;
+/// Frames of the program in each profile, each in a unit of its own. With some four inlined functions in each,
+/// they fit in the 1,024 levels that a stack may have.
+const FRAMES: usize = 180;
 /// The layer frees cached debug information after this time.
 const GIVEN_BACK_AFTER: Duration = Duration::from_secs(31);
 
