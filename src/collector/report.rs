@@ -179,7 +179,7 @@ fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &
     let share = 100.0 * weight_ns as f64 / on_cpu_ns.max(1) as f64;
     let missing_ns = on_cpu_ns.saturating_sub(weight_ns).saturating_sub(unsampled_ns);
     let losses = match losses_in_words(losses) {
-        none if none == NOTHING_LOST && missing_ns > on_cpu_ns / 10 => {
+        none if none == NOTHING_LOST && missing_ns > WORTH_REPORTING.max(on_cpu_ns / 10) => {
             format!("no sample lost, and none was taken in the other {}", Ns(missing_ns))
         }
         losses => losses,
@@ -581,6 +581,9 @@ mod tests {
         );
         assert_eq!(text(250_000_000, &none), "250 ms of 264 ms on-CPU (95 %); nothing lost");
         assert_eq!(text(300_000_000, &none), "300 ms of 264 ms on-CPU; nothing lost");
+        // Too little for a sample.
+        let mostly_waiting = coverage(0, Some(301_000), 0, &none);
+        assert_eq!(mostly_waiting, "0 ns of 301 µs on-CPU (0 %); nothing lost");
         assert_eq!(coverage(84_700_000, None, 0, &none), "84.7 ms on-CPU; nothing lost");
         let downsampled = Losses { downsampled: 3, ..none };
         assert_eq!(
