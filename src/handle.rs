@@ -34,8 +34,7 @@ impl Handle {
     /// were created, so none is lost. Each span is judged by one set of rules.
     ///
     /// Rules that keep something start a layer that was [off](crate::ProfilingLayer::from_env). Rules that keep nothing
-    /// act as [`disable`](Self::disable). The sampling rate follows the rules unless it was set; threads adopt it
-    /// within a second.
+    /// act as [`disable`](Self::disable).
     ///
     /// ```
     /// # use tracing_profiling::{ProfilingLayer, Rules};

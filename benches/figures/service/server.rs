@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::ready;
 use std::path::Path as FilePath;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use axum::body::{Body, to_bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -24,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tower::{Service, service_fn};
 use tower_http::trace::TraceLayer;
-use tracing::instrument::{Instrument, Instrumented, WithDispatch, WithSubscriber};
+use tracing::instrument::{WithDispatch, WithSubscriber};
 use tracing::{Dispatch, Span, dispatcher, info_span};
 use tracing_profiling::{Builder, Handle, ProfilingLayer, Source};
 use tracing_subscriber::layer::Identity;
@@ -243,7 +245,7 @@ struct Served {
 impl Service<Request> for Served {
     type Response = Response;
     type Error = Infallible;
-    type Future = WithDispatch<Instrumented<RouteFuture<Infallible>>>;
+    type Future = WithDispatch<InSpan>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Service::<Request>::poll_ready(&mut self.router, context)
@@ -260,9 +262,33 @@ impl Service<Request> for Served {
             }
             let span = connection.as_ref().map_or_else(Span::none, |(span, _)| span.clone());
             drop(connection);
-            span.in_scope(|| self.router.call(request)).instrument(span.clone())
+            let response = span.in_scope(|| self.router.call(request));
+            InSpan { span, response: Box::pin(with_body(response)) }
         });
         answer.with_subscriber(kind.dispatch.clone())
+    }
+}
+
+/// A response in the span of its connection, with all of its body. The spans of a request must be left and closed here:
+/// the registry closes a parent, and a span that is exited, through the thread's subscriber, and [`WithDispatch`] sets
+/// that only while a future is polled. The span of the connection would stay open forever.
+struct InSpan {
+    span: Span,
+    response: Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>,
+}
+
+async fn with_body(response: RouteFuture<Infallible>) -> Result<Response, Infallible> {
+    let (parts, body) = response.await?.into_parts();
+    let body = to_bytes(body, usize::MAX).await.expect("a body in memory");
+    Ok(Response::from_parts(parts, Body::from(body)))
+}
+
+impl Future for InSpan {
+    type Output = Result<Response, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { span, response } = self.get_mut();
+        span.in_scope(|| response.as_mut().poll(context))
     }
 }
 
