@@ -23,6 +23,7 @@ pub(crate) struct Pairing {
     order: AtomicU8,
     /// How many further exits may be checked for the order while it is unknown.
     checks_left: AtomicU32,
+    period: Period,
     was_suspected: AtomicBool,
     /// A span was kept whose OpenTelemetry span is unknown.
     has_unpaired: AtomicBool,
@@ -53,8 +54,32 @@ pub(crate) struct EarlyVerdict {
     pub(crate) busy_ns: u64,
 }
 
-/// Counts the periods in which enters and exits are checked: those in between were not recorded.
-static PERIOD: AtomicU32 = AtomicU32::new(0);
+/// Identifies a period in which a layer checks enters and exits. Those in between are not recorded, and layers do not use
+/// each other's.
+#[derive(Debug)]
+struct Period(AtomicU32);
+
+static PERIODS: AtomicU32 = AtomicU32::new(0);
+
+impl Period {
+    fn next() -> u32 {
+        PERIODS.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn current(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn end(&self) {
+        self.0.store(Self::next(), Ordering::Relaxed);
+    }
+}
+
+impl Default for Period {
+    fn default() -> Self {
+        Self(AtomicU32::new(Self::next()))
+    }
+}
 
 const UNKNOWN: u8 = 0;
 /// OpenTelemetry spans can be accessed at close: no pairing is needed.
@@ -80,16 +105,22 @@ const UNPAIRED: &str = "the OpenTelemetry span of a kept span is unknown and get
 /// The current OpenTelemetry span of a thread, unless it is remote.
 type Current = Option<TraceIds>;
 
+/// An entered span, and the OpenTelemetry span that was current when its layer handled the enter.
+struct Entered {
+    period: u32,
+    id: RegistryId,
+    current: Current,
+}
+
 thread_local! {
     /// Whether the context was available at first use; `None` before that.
     static HAS_CONTEXT: Cell<Option<bool>> = const { Cell::new(None) };
 
-    /// The entered spans from the outermost, and the current OpenTelemetry span when this layer handled the enter; and
-    /// the period in which they were recorded.
+    /// The entered spans from the outermost.
     ///
     /// This is dropped before the thread's context. After that, the context must not be accessed, because that panics,
     /// even in the destructor of a thread-local that enters a span.
-    static ENTERED: RefCell<(u32, Vec<(RegistryId, Current)>)> = const { RefCell::new((0, Vec::new())) };
+    static ENTERED: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
 
     /// Attributes for the OpenTelemetry span that ends next on this thread.
     static ATTRIBUTES: Cell<Option<(SpanId, SpanAttributes)>> = const { Cell::new(None) };
@@ -113,7 +144,7 @@ fn current() -> Current {
 
 /// Calls `action` with the entered spans of this thread and the current OpenTelemetry span, if the context is
 /// available.
-fn with_thread<R>(action: impl FnOnce(&mut Vec<(RegistryId, Current)>, Current) -> R) -> Option<R> {
+fn with_thread<R>(action: impl FnOnce(&mut Vec<Entered>, Current) -> R) -> Option<R> {
     if is_ignored() {
         return None;
     }
@@ -125,16 +156,7 @@ fn with_thread<R>(action: impl FnOnce(&mut Vec<(RegistryId, Current)>, Current) 
     if HAS_CONTEXT.get() == Some(false) {
         return None;
     }
-    ENTERED
-        .try_with(|entered| {
-            let (of_period, entered) = &mut *entered.borrow_mut();
-            let period = PERIOD.load(Ordering::Relaxed);
-            if std::mem::replace(of_period, period) != period {
-                entered.clear();
-            }
-            action(entered, current())
-        })
-        .ok()
+    ENTERED.try_with(|entered| action(&mut entered.borrow_mut(), current())).ok()
 }
 
 /// The OpenTelemetry spans that were current at the enter and at the exit of a span, which differ.
@@ -147,12 +169,13 @@ struct Change {
 
 impl Change {
     /// Called at an exit. `None` if nothing has changed, or if spans are not exited in reverse order of their enters.
-    fn at_exit(id: RegistryId) -> Option<Self> {
+    fn at_exit(period: u32, id: RegistryId) -> Option<Self> {
         with_thread(|entered, after| {
-            let index = entered.iter().rposition(|(entered, _)| *entered == id)?;
-            let (_, before) = entered.remove(index);
-            let around = entered.last().map(|(_, current)| *current);
-            (index == entered.len() && before != after).then_some(Self { before, after, around })
+            let index = entered.iter().rposition(|e| (e.period, e.id) == (period, id))?;
+            let before = entered.remove(index).current;
+            let is_innermost = entered.iter().skip(index).all(|e| e.period != period);
+            let around = entered.iter().rfind(|e| e.period == period).map(|e| e.current);
+            (is_innermost && before != after).then_some(Self { before, after, around })
         })?
     }
 
@@ -215,7 +238,7 @@ impl Pairing {
     /// The OpenTelemetry span of a closing span was accessible.
     pub(crate) fn note_direct(&self) {
         self.set_order(DIRECT);
-        PERIOD.fetch_add(1, Ordering::Relaxed);
+        self.period.end();
     }
 
     /// A span was kept whose OpenTelemetry span is unknown.
@@ -232,7 +255,7 @@ impl Pairing {
             if entered.len() == DEEPEST {
                 entered.remove(0);
             }
-            entered.push((id, current));
+            entered.push(Entered { period: self.period.current(), id, current });
         });
     }
 
@@ -245,7 +268,8 @@ impl Pairing {
         is_profiled: bool,
         reach: impl FnOnce() -> Option<TraceIds>,
     ) -> bool {
-        let ids = Change::at_exit(id).and_then(|change| self.changed(&change, reach));
+        let ids = Change::at_exit(self.period.current(), id)
+            .and_then(|change| self.changed(&change, reach));
         if let (Some(ids), Some(spans), true) = (ids, self.spans.get(), is_profiled) {
             let mut spans = spans.lock();
             if spans.paired.get(&id).is_none_or(|paired| paired.ids != ids) {
@@ -260,7 +284,7 @@ impl Pairing {
             _ => self.spans.get().is_some(),
         };
         if !continues {
-            PERIOD.fetch_add(1, Ordering::Relaxed);
+            self.period.end();
         }
         continues
     }
@@ -468,6 +492,19 @@ mod tests {
         assert!(!pairing.exit(id(1), true, current));
         assert!(!paired(&pairing, 1));
         assert!(!pairing.suspect());
+    }
+
+    #[test]
+    fn another_layer_does_not_end_the_checks() {
+        let (pairing, other) = (with_processor(), with_processor());
+        in_span(&pairing, true, 1, || {
+            in_span(&other, true, 1, || ());
+            other.note_direct();
+            in_span(&pairing, true, 2, || ());
+            // Never exited.
+            other.enter(id(2));
+        });
+        assert!(paired(&pairing, 1) && paired(&pairing, 2) && !paired(&other, 1));
     }
 
     #[test]
