@@ -1,6 +1,8 @@
 //! An end-to-end test of attribution: samples of each function are on the span that the function ran in, also while the
 //! collector arms and disarms threads as fast as possible.
 
+#![cfg(not(tracing_profiling_unsupported))]
+
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::Mutex;
