@@ -262,8 +262,19 @@ impl Control {
         *self.hangups.lock() = hangups;
     }
 
+    /// Logs that the rules were changed, or profiling disabled, from outside the program.
+    #[cfg(any(feature = "axum", feature = "sighup"))]
+    pub(crate) fn log_rules(&self, by: &str) {
+        let line = match self.is_enabled() {
+            true => format!("{by}: the rules are now `{}`", self.rules()),
+            false => format!("{by}: profiling is disabled"),
+        };
+        let log = || tracing::info!(target: "tracing_profiling", "{line}");
+        crate::sys::log_between_forks(|| self.with_dispatch(log));
+    }
+
     /// Runs `action` with the layer's subscriber as the default.
-    #[cfg(feature = "sighup")]
+    #[cfg(any(feature = "axum", feature = "sighup"))]
     pub(crate) fn with_dispatch(&self, action: impl FnOnce()) {
         let dispatch = self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade);
         match dispatch {

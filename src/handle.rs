@@ -107,6 +107,14 @@ impl Handle {
         engine.is_some_and(|engine| engine.spans.force_current())
     }
 
+    /// Logs that the rules were changed, or profiling disabled, from outside the program.
+    #[cfg(feature = "axum")]
+    pub(crate) fn log_rules(&self, by: &str) {
+        if let Some(control) = self.find() {
+            control.log_rules(by);
+        }
+    }
+
     fn control(&self) -> Result<Arc<Control>, Error> {
         self.find().ok_or_else(Error::ended)
     }
@@ -128,10 +136,15 @@ impl Handle {
 
     /// Flushes as [`flush`](Self::flush) does, and ends profiling permanently: rings, threads and files are released.
     pub fn shutdown(&self, deadline: Duration) -> bool {
+        let deadline = until(deadline);
+        self.end(deadline, deadline)
+    }
+
+    fn end(&self, deadline: Instant, return_by: Instant) -> bool {
         let Some(control) = self.find() else { return true };
         #[cfg(feature = "sighup")]
         control.set_hangups(None);
-        let ended = control.end(|engine| engine.shutdown(until(deadline)));
+        let ended = control.end(|engine| engine.shutdown(deadline, return_by));
         ended.unwrap_or_else(|| lost_none(&control))
     }
 
@@ -209,7 +222,8 @@ impl Handle {
     }
 
     /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for at most 5
-    /// seconds.
+    /// seconds. If something could not be exported by then, it ends profiling as [`shutdown`](Self::shutdown) does, so
+    /// that the log states what is lost.
     ///
     /// Without it, and without [`flush`](Self::flush), spans that were kept just before the process ends are lost: at
     /// the return from `main`, at `std::process::exit` (which does not drop the guard either), and at an abort.
@@ -237,8 +251,14 @@ pub struct FlushGuard(Handle);
 
 const GUARD_DEADLINE: Duration = Duration::from_secs(5);
 
+/// How long to wait for the log lines of what is lost.
+const LAST_REPORTS: Duration = Duration::from_secs(1);
+
 impl Drop for FlushGuard {
     fn drop(&mut self) {
-        self.0.flush(GUARD_DEADLINE);
+        if !self.0.flush(GUARD_DEADLINE) {
+            let now = Instant::now();
+            self.0.end(now, now + LAST_REPORTS);
+        }
     }
 }

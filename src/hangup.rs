@@ -29,17 +29,12 @@ pub(crate) fn reload_on_hangup(control: &Arc<Control>) -> Result<(), Error> {
 }
 
 fn reload(control: &Arc<Control>) {
-    let handle = Handle::new(control);
-    let reloaded = handle.reload_env();
-    let log = || match reloaded {
-        Ok(()) => {
-            let rules = handle.rules();
-            tracing::info!(target: "tracing_profiling", "SIGHUP: the rules are now `{rules}`");
-        }
-        Err(error) => tracing::warn!(
+    let Err(error) = Handle::new(control).reload_env() else { return control.log_rules("SIGHUP") };
+    let log = || {
+        tracing::warn!(
             target: "tracing_profiling",
             "SIGHUP: the rules stay as they are: {error}"
-        ),
+        );
     };
     crate::sys::log_between_forks(|| control.with_dispatch(log));
 }

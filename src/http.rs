@@ -106,6 +106,7 @@ async fn state(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
 async fn enable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
     let enable = move || {
         handle.enable().map_err(not_now)?;
+        handle.log_rules("HTTP");
         Ok(Json(describe(&handle)))
     };
     blocking(enable).await
@@ -114,6 +115,7 @@ async fn enable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
 async fn disable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
     let disable = move || {
         handle.disable();
+        handle.log_rules("HTTP");
         Ok(Json(describe(&handle)))
     };
     blocking(disable).await
@@ -133,6 +135,7 @@ async fn set_rules(State(handle): State<Handle>, body: Bytes) -> Result<String, 
         }
         let rules: Rules = text.trim().parse().map_err(|error: Error| bad(error.to_string()))?;
         handle.set_rules(rules).map_err(not_now)?;
+        handle.log_rules("HTTP");
         Ok(handle.rules().to_string())
     };
     blocking(set).await

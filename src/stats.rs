@@ -138,6 +138,10 @@ counters! {
         kept_no_memory,
         /// Kept spans without a profile because the system returned no random bytes for its id.
         kept_without_id,
+        /// Kept spans of which neither the log nor [`Builder::on_kept`](crate::Builder::on_kept) reports
+        /// anything: a rule has as many reports per minute of spans without a profile as it has
+        /// profiles, and 1,024 spans of a local root are reported.
+        kept_unreported,
         /// Spans that met their rule and were not kept because their trace is not exported; see
         /// [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).
         dropped_unsampled_trace,

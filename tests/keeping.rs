@@ -637,6 +637,20 @@ fn an_exporter_that_always_fails_gets_no_further_profiles_for_a_while() {
 }
 
 #[test]
+fn the_guard_of_main_reports_what_is_lost() {
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let setup = Setup::with("0ms", |builder| builder.exporter(AlwaysFailing(&CALLS)));
+    let guard = setup.handle.flush_on_drop();
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        info_span!("busy").in_scope(|| burn(30 * MS));
+    });
+    drop(guard);
+    assert_eq!(setup.kept_names(), [["busy"]]);
+    let lost = setup.handle.stats().profiles.dropped_export_failed;
+    assert_eq!(lost, u64::from(HAS_STACKS));
+}
+
+#[test]
 fn spans_get_no_profile_if_the_exporter_fails_from_the_start() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     let (is_full, memory) = (Arc::new(AtomicBool::new(true)), Memory::new());

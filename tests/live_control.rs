@@ -6,6 +6,7 @@ mod support;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::Router;
@@ -16,7 +17,9 @@ use serde_json::Value;
 use support::{HAS_STACKS, PLENTY, Setup, burn};
 use tower::ServiceExt;
 use tracing::info_span;
+use tracing_profiling::export::Memory;
 use tracing_profiling::{Directory, Handle, ProfilingLayer, Reason};
+use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -130,6 +133,29 @@ async fn delete_stops_and_post_resumes() {
     assert_eq!((&state["enabled"], &state["rules"]), (&true.into(), &"0s".into()));
     setup.run(|| info_span!("after").in_scope(|| ()));
     assert_eq!(setup.kept_names(), [["before"], ["after"]]);
+}
+
+#[tokio::test]
+async fn changes_are_logged() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let log = Arc::new(file.reopen().unwrap());
+    let rules = "0ms".parse().unwrap();
+    let profiling = ProfilingLayer::builder().rules(rules).exporter(Memory::new()).build().unwrap();
+    let handle = profiling.handle();
+    let subscriber = tracing_subscriber::registry()
+        .with(tracing_subscriber::fmt::layer().with_ansi(false).with_writer(log))
+        .with(profiling);
+    let dispatch = tracing::Dispatch::new(subscriber);
+    tracing::dispatcher::with_default(&dispatch, || info_span!("any").in_scope(|| ()));
+    assert_eq!(ask(&handle, "DELETE", "", "").await.status, StatusCode::OK);
+    assert_eq!(put_rules(&handle, "7ms").await.status, StatusCode::OK);
+    assert_eq!(put_rules(&handle, "fast").await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(ask(&handle, "POST", "", "").await.status, StatusCode::OK);
+    let lines = fs::read_to_string(file.path()).unwrap();
+    let texts = lines.lines().filter_map(|line| line.split_once("HTTP: ")).map(|(_, text)| text);
+    let disabled = "profiling is disabled";
+    let enabled = "the rules are now `7ms`";
+    assert_eq!(texts.collect::<Vec<_>>(), [disabled, enabled, enabled], "{lines}");
 }
 
 #[tokio::test]

@@ -212,6 +212,30 @@ fn with_lines(source: Source, lines: &Lines, memory: &Memory) -> (Handle, Dispat
     (handle, dispatch)
 }
 
+#[test]
+fn kept_spans_without_a_log_line_are_counted_and_logged_together() {
+    let lines = Lines::default();
+    let layer = ProfilingLayer::builder()
+        .rules("error".parse().unwrap())
+        .profiles_per_minute(3)
+        .exporter(Memory::new())
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(lines.clone()).with(layer));
+    tracing::dispatcher::with_default(&dispatch, || {
+        for _ in 0..10 {
+            info_span!("failing").in_scope(|| tracing::error!("an error"));
+        }
+    });
+    assert!(handle.flush(PLENTY));
+    let stats = handle.stats();
+    assert_eq!((stats.spans.kept, stats.spans.kept_unreported), (10, 7));
+    let lines = lines.0.lock().unwrap();
+    let count = |text| lines.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((count("kept `failing`"), count("kept 7 more spans")), (3, 1), "{lines:?}");
+}
+
 in_child! {
     #[cfg_attr(tracing_profiling_unsupported, ignore = "there is no perf to refuse")]
     fn where_perf_is_refused_timers_are_used_and_it_is_logged_once() {

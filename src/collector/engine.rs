@@ -413,6 +413,9 @@ impl Engine {
         };
         let is_due = self.admission.keep(&mut span, || ProfileId::random().ok());
         self.count(&span);
+        if !is_due {
+            Counters::add(&self.counters.spans.kept_unreported, 1);
+        }
         (span, is_due)
     }
 
@@ -454,11 +457,12 @@ impl Engine {
         self.ask(Command::Flush(waiting)) && wait.recv_deadline(deadline) == Ok(true)
     }
 
-    /// The same as [`flush`](Self::flush), then stops everything.
-    pub(crate) fn shutdown(&self, deadline: Instant) -> bool {
+    /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
+    /// that until `return_by`.
+    pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> bool {
         let (done, wait) = channel::bounded(1);
         let waiting = FlushRequest { done, deadline };
-        self.ask(Command::Shutdown(Some(waiting))) && wait.recv_deadline(deadline) == Ok(true)
+        self.ask(Command::Shutdown(Some(waiting))) && wait.recv_deadline(return_by) == Ok(true)
     }
 
     /// Stops everything once the kept spans are exported, without waiting for that.

@@ -201,9 +201,8 @@ impl Delivery {
                 let outbox = self.outbox.as_ref();
                 let waiting = outbox.map_or(0, |outbox| outbox.waiting.len() + outbox.stored.len());
                 let waiting = waiting + usize::from(!is_probe);
-                self.owes_all_clear |= self.warn(&format!(
-                    "takes no profiles at present: {problem} ({waiting} are waiting)"
-                ));
+                self.owes_all_clear |= self
+                    .warn(&format!("takes no profiles at present: {problem} ({waiting} waiting)"));
                 (None, false)
             }
             Answer::Refused { what: RefusedScope::All, problem } => {

@@ -47,6 +47,8 @@ impl std::ops::AddAssign for Losses {
 
 /// Shorter times are left out of texts.
 const WORTH_REPORTING: u64 = 1_000_000;
+/// All waits of this length are captured, and some shorter ones.
+const WAIT_NS: u64 = 10_000_000;
 /// How many spans have a note of their own above the picture.
 const MOST_NOTED: usize = 4;
 
@@ -290,6 +292,10 @@ pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
         }
     }
     _ = write!(line, "): {}", Split(&first.account));
+    let TimeBreakdown {
+        wall_ns, subtree_on_cpu_ns, off_cpu_ns, idle_ns, is_cpu_time_unknown, ..
+    } = *first.times();
+    let is_mostly = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
     match &kept.profile {
         Some(_) => {
             _ = write!(line, "; {}", plural(kept.samples));
@@ -300,23 +306,32 @@ pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
         }
         None => {
             let why = kept.spans.iter().find_map(|span| span.profile().err());
-            let TimeBreakdown { wall_ns, idle_ns, .. } = *first.times();
             _ = match why {
-                Some(NoProfile::NoSamples) if idle_ns > wall_ns / 2 => {
+                Some(NoProfile::NoSamples) if is_mostly(idle_ns) => {
                     write!(line, "; no profile: it was awaiting, in no thread, for {}", Ns(idle_ns))
+                }
+                Some(NoProfile::NoSamples) if is_mostly(off_cpu_ns) => {
+                    let off_cpu = Ns(off_cpu_ns);
+                    write!(
+                        line,
+                        "; no profile: it was off-CPU for {off_cpu}, but in no wait of 10 ms"
+                    )
                 }
                 Some(why) => write!(line, "; no profile: {why}"),
                 None => write!(line, "; no profile: it could not be exported"),
             };
         }
     }
-    if let Some((function, share)) = &kept.top_function {
+    // A few samples of a span that mostly waited would explain nothing.
+    let is_explained = is_cpu_time_unknown || subtree_on_cpu_ns > wall_ns / 10;
+    if let Some((function, share)) = kept.top_function.as_ref().filter(|_| is_explained) {
         _ = write!(line, ", {:.0} % in {function}", share * 100.0);
     }
     if let Some(wait_site) = &kept.waits.longest {
         let Waits { count, total, .. } = kept.waits;
         let (waits, total) = (plural_waits(count), Short(total));
-        _ = write!(line, ", {waits} of {total}, longest in {}", AtSite(wait_site));
+        let total = if count == 1 { format!("of {total}") } else { format!("of {total} in total") };
+        _ = write!(line, ", {waits} {total}, longest in {}", AtSite(wait_site));
     }
     if let Some(wait_site) = &kept.waits.in_async {
         let blocked = Short(kept.waits.in_async_total);
@@ -336,6 +351,15 @@ pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
 
 fn plural(samples: usize) -> String {
     if samples == 1 { "1 sample".to_owned() } else { format!("{samples} samples") }
+}
+
+/// The log line of kept spans that have none of their own.
+pub(super) fn unreported(count: u64) -> String {
+    let (spans, have) = if count == 1 { ("span", "has") } else { ("spans", "have") };
+    format!(
+        "kept {count} more {spans} without a profile, which {have} no log line: too many at once (see \
+         `stats.spans.kept_unreported`)"
+    )
 }
 
 pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of the profiler's \
@@ -435,7 +459,7 @@ impl Display for Split<'_> {
             write!(f, "wall {} = busy {}", Ns(wall_ns), Ns(self.0.busy_ns()))?;
         } else {
             write!(f, "wall {} = on-CPU {}", Ns(wall_ns), Ns(on_cpu_ns))?;
-            if on_cpu_error_ns > 0 {
+            if on_cpu_error_ns >= 1_000 {
                 write!(f, " (± {})", Ns(on_cpu_error_ns))?;
             }
             let inside_ns = self.0.inside_on_cpu_ns();
@@ -549,13 +573,34 @@ mod tests {
             text.ends_with("; no profile: it was awaiting, in no thread, for 1.31 s"),
             "{text}"
         );
+        let account = &mut kept.spans[0].account;
+        (account.off_cpu_ns, account.idle_ns) = (account.idle_ns, 0);
+        let text = line(&kept, &Redaction::new());
+        assert!(
+            text.ends_with("; no profile: it was off-CPU for 1.31 s, but in no wait of 10 ms"),
+            "{text}"
+        );
+        // Before its first enter.
+        let account = &mut kept.spans[0].account;
+        (account.wall_ns, account.off_cpu_ns, account.idle_ns) = (1_600_000, 0, 1_500_000);
+        assert!(line(&kept, &Redaction::new()).ends_with("; no profile: no sample fell in it"));
+    }
+
+    #[test]
+    fn a_log_line_names_no_function_of_a_span_that_mostly_waited() {
+        let mut kept = kept();
+        kept.samples = 1;
+        kept.spans[0].account.subtree_on_cpu_ns = 1_000_000;
+        assert!(!line(&kept, &Redaction::new()).contains("shop::render"));
     }
 
     #[test]
     fn the_error_of_on_cpu_time_is_stated() {
         let account =
-            TimeBreakdown { on_cpu_ns: 100, on_cpu_error_ns: 7, ..TimeBreakdown::default() };
-        assert!(Split(&account).to_string().contains("on-CPU 100 ns (± 7 ns) +"));
+            TimeBreakdown { on_cpu_ns: 9_000, on_cpu_error_ns: 7_000, ..TimeBreakdown::default() };
+        assert!(Split(&account).to_string().contains("on-CPU 9.00 µs (± 7.00 µs) +"));
+        let account = TimeBreakdown { on_cpu_error_ns: 700, ..account };
+        assert!(Split(&account).to_string().contains("on-CPU 9.00 µs +"));
     }
 
     #[test]

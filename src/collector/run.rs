@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
@@ -38,6 +39,8 @@ const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 /// How often the clock's rate is measured again.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
+/// Kept spans that are not reported are counted for this long, and then logged together.
+const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The collector's state.
 pub(super) struct Collector {
@@ -92,6 +95,8 @@ pub(super) struct Collector {
     room: Room,
     /// When the lowered rate was last logged.
     rate_logged: Option<Instant>,
+    /// Kept spans that were not reported and that the log has counted, and when the first one after them was noticed.
+    unreported: (u64, Option<Instant>),
     pub(super) shed: Shed,
     /// When load shedding was last logged.
     shed_logged: Option<Instant>,
@@ -135,6 +140,7 @@ impl Collector {
             reading_ns: 0,
             room: Room::new(limits.export_bytes),
             rate_logged: None,
+            unreported: (0, None),
             shed: Shed::new(limits.shed),
             shed_logged: None,
             sampled: Vec::new(),
@@ -268,7 +274,9 @@ impl Collector {
         // Open spans are checked only while a thread is in a span or a span is watched.
         let is_open = self.is_in_span || self.must_check_spans();
         let watchdog = self.until_next_check().filter(|_| is_open);
-        let soonest = linger.into_iter().chain(idle).chain(signal);
+        let unreported =
+            self.unreported.1.map(|since| UNREPORTED_INTERVAL.saturating_sub(since.elapsed()));
+        let soonest = linger.into_iter().chain(idle).chain(signal).chain(unreported);
         soonest.chain(watchdog).min()
     }
 
@@ -317,6 +325,7 @@ impl Collector {
         Counters::add(counter, given_up);
         admission.set_memory_is_short(self.pending.is_memory_short());
         self.maintain(&entered);
+        self.check_unreported(asked.everything);
         self.check_open_spans();
         let again = self.closed.iter().any(|span| self.engine.admission.has_epoch(*span));
         (asked, again)
@@ -499,6 +508,20 @@ impl Collector {
         }
         let line = report::LOST_SIGNAL;
         _ = self.jobs.send(Job::Log { line: line.to_owned(), is_warning: true });
+    }
+
+    /// Logs how many kept spans have no log line of their own.
+    fn check_unreported(&mut self, is_flush: bool) {
+        let total = self.engine.counters.spans.kept_unreported.load(Ordering::Relaxed);
+        let (logged, since) = &mut self.unreported;
+        let more = total - *logged;
+        if more == 0
+            || !is_flush && since.get_or_insert_with(Instant::now).elapsed() < UNREPORTED_INTERVAL
+        {
+            return;
+        }
+        (*logged, *since) = (total, None);
+        _ = self.jobs.send(Job::Log { line: report::unreported(more), is_warning: false });
     }
 
     fn check_budget(&mut self, now: Instant) {
