@@ -63,7 +63,6 @@ pub(super) struct Collector {
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
-    has_logged_signal: bool,
     forbidden_calls: ForbiddenCalls,
     pub(super) captures: Captures,
     pub(super) arming: Share,
@@ -93,13 +92,19 @@ pub(super) struct Collector {
     reading_ns: u64,
     /// Memory for profiles that have not been exported yet.
     room: Room,
-    /// When the lowered rate was last logged.
-    rate_logged: Option<Instant>,
-    /// Kept spans that were not reported and that the log has counted, and when the first one after them was noticed.
-    unreported: (u64, Option<Instant>),
+    logged: Logged,
     pub(super) shed: Shed,
-    /// When load shedding was last logged.
-    shed_logged: Option<Instant>,
+}
+
+/// What was logged, and when.
+#[derive(Debug, Default)]
+struct Logged {
+    lowered_rate: Option<Instant>,
+    shed: Option<Instant>,
+    lost_signal: bool,
+    /// The kept spans without a report that were counted in the log, and when the first one since then was noticed.
+    unreported: u64,
+    unreported_since: Option<Instant>,
 }
 
 /// The commands that a round has received.
@@ -139,10 +144,8 @@ impl Collector {
             budget: SamplingBudget::new(limits.cpu_percent),
             reading_ns: 0,
             room: Room::new(limits.export_bytes),
-            rate_logged: None,
-            unreported: (0, None),
+            logged: Logged::default(),
             shed: Shed::new(limits.shed),
-            shed_logged: None,
             sampled: Vec::new(),
             round: 0,
             closed: Vec::new(),
@@ -151,7 +154,6 @@ impl Collector {
             at_end: Vec::new(),
             stack: Stack::new(),
             stack_bytes: Vec::new(),
-            has_logged_signal: false,
             forbidden_calls: ForbiddenCalls::default(),
             captures: Captures::new(),
             arming: limits.pace.arming,
@@ -274,8 +276,9 @@ impl Collector {
         // Open spans are checked only while a thread is in a span or a span is watched.
         let is_open = self.is_in_span || self.must_check_spans();
         let watchdog = self.until_next_check().filter(|_| is_open);
+        let unreported = self.logged.unreported_since;
         let unreported =
-            self.unreported.1.map(|since| UNREPORTED_INTERVAL.saturating_sub(since.elapsed()));
+            unreported.map(|since| UNREPORTED_INTERVAL.saturating_sub(since.elapsed()));
         let soonest = linger.into_iter().chain(idle).chain(signal).chain(unreported);
         soonest.chain(watchdog).min()
     }
@@ -503,7 +506,7 @@ impl Collector {
         if is_lost {
             self.engine.waker.wake();
         }
-        if !is_lost || std::mem::replace(&mut self.has_logged_signal, true) {
+        if !is_lost || std::mem::replace(&mut self.logged.lost_signal, true) {
             return;
         }
         let line = report::LOST_SIGNAL;
@@ -513,14 +516,14 @@ impl Collector {
     /// Logs how many kept spans have no log line of their own.
     fn check_unreported(&mut self, is_flush: bool) {
         let total = self.engine.counters.spans.kept_unreported.load(Ordering::Relaxed);
-        let (logged, since) = &mut self.unreported;
-        let more = total - *logged;
+        let Logged { unreported, unreported_since: since, .. } = &mut self.logged;
+        let more = total - *unreported;
         if more == 0
             || !is_flush && since.get_or_insert_with(Instant::now).elapsed() < UNREPORTED_INTERVAL
         {
             return;
         }
-        (*logged, *since) = (total, None);
+        (*unreported, *since) = (total, None);
         _ = self.jobs.send(Job::Log { line: report::unreported(more), is_warning: false });
     }
 
@@ -528,13 +531,14 @@ impl Collector {
         let before = self.budget.times();
         let Some(times) = self.budget.update(now, self.reading_ns) else { return };
         self.source.slow_down(times);
-        let is_first = self.rate_logged.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
+        let is_first =
+            self.logged.lowered_rate.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
         if times < before {
             return;
         }
         Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
         if is_first {
-            self.rate_logged = Some(now);
+            self.logged.lowered_rate = Some(now);
             let percent = self.limits.cpu_percent.unwrap_or_default();
             let line = report::lowered_rate(percent, times);
             _ = self.jobs.send(Job::Log { line, is_warning: true });
@@ -548,9 +552,9 @@ impl Collector {
         }
         let begins = self.shed.check(now, sys::load());
         self.source.set_sheds(self.shed.is_over());
-        let is_first = self.shed_logged.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
+        let is_first = self.logged.shed.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
         if let Some(over) = begins.filter(|_| is_first) {
-            self.shed_logged = Some(now);
+            self.logged.shed = Some(now);
             let line = report::shed(&over);
             _ = self.jobs.send(Job::Log { line, is_warning: true });
         }
