@@ -6,20 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 notes=$(mktemp -d)
 touch "$notes/times" "$notes/skipped" "$notes/failed"
 
-# beside LOG COMMAND...: runs a command in the background, in its own process group, at the lowest priority.
-beside() { # LOG COMMAND [ARGUMENT...]
-    local log=$1
-    shift
-    set -m
-    nice -n 19 "$@" >"$log" 2>&1 &
-    set +m
-    helper=$!
-}
-helper=
-
 report() {
     local status=$?
-    [[ -z $helper || " $(jobs -rp | tr '\n' ' ')" != *" $helper "* ]] || kill -TERM -- "-$helper" || true
     printf '\n=== how long it took\n'
     cat "$notes/times"
     printf '%6d s  all\n' "$SECONDS"
@@ -123,9 +111,9 @@ export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=line-tables-only
 # With this variable set, tests that need perf events fail where these are refused, instead of passing without them.
 check_perf() {
     if python3 .ci/perf_allowed.py; then
-        export TRACING_PROFILING_TEST_PERF=1
+        export PROFILING_TEST_PERF=1
     else
-        unset TRACING_PROFILING_TEST_PERF
+        unset PROFILING_TEST_PERF
         skip "everything that needs perf events: the source perf, instructions, figures" "they are refused here"
     fi
 }

@@ -125,7 +125,7 @@ fn check(profile: &Profile) -> (usize, Vec<String>) {
 }
 
 fn wanted() -> usize {
-    let seconds = std::env::var("TRACING_PROFILING_TEST_STRESS_SECONDS");
+    let seconds = std::env::var("PROFILING_TEST_STRESS_SECONDS");
     match seconds.ok().and_then(|seconds| seconds.parse().ok()) {
         Some(0..10) => WANTED_AGAIN,
         Some(10_u64..) | None => WANTED,

@@ -37,7 +37,7 @@ fn a_flood_of_spans_on_two_threads() {
         );
         return;
     }
-    let seconds = std::env::var("TRACING_PROFILING_TEST_STRESS_SECONDS");
+    let seconds = std::env::var("PROFILING_TEST_STRESS_SECONDS");
     let seconds = seconds.map_or(2, |seconds| seconds.parse().unwrap());
     let budget_mib = 8;
     let setup = Setup::with("[request]=1h|error|hung=off,[query]=1h|error=self", |builder| {

@@ -42,7 +42,7 @@ fn main() {
             main_is_busy();
         });
         // For a blocked thread an emulator shows its own stack.
-        if std::env::var_os("TRACING_PROFILING_TEST_EMULATED").is_none() {
+        if std::env::var_os("PROFILING_TEST_EMULATED").is_none() {
             assert_complete(source, "waits", || {
                 waits();
                 std::thread::scope(|scope| {

@@ -170,7 +170,7 @@ mod stress {
     use super::*;
 
     fn for_the_given_time(test: &str, source: &str) {
-        let seconds = std::env::var("TRACING_PROFILING_TEST_STRESS_SECONDS");
+        let seconds = std::env::var("PROFILING_TEST_STRESS_SECONDS");
         let time = Duration::from_secs(seconds.map_or(3, |seconds| seconds.parse().unwrap()));
         play_within(DEADLINE + time, test, source, || {
             sampled_at(10_000, "1ms|error", |host| threads::stress(host, time));

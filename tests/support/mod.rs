@@ -105,7 +105,7 @@ pub(crate) fn has_perf() -> bool {
     let opened = perf_event::Builder::new().kind(Software::CPU_CLOCK).build();
     let is_allowed = HAS_STACKS && opened.is_ok();
     assert!(
-        is_allowed || std::env::var_os("TRACING_PROFILING_TEST_PERF").is_none(),
+        is_allowed || std::env::var_os("PROFILING_TEST_PERF").is_none(),
         "perf was expected to be allowed"
     );
     is_allowed
