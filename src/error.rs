@@ -56,8 +56,8 @@ enum Problem {
 }
 
 impl Error {
-    pub(crate) fn rules(text: &str, at: usize, expected: String) -> Self {
-        Self::text("the profiling rules", text, at, format!("expected {expected}"))
+    pub(crate) fn rules(text: &str, at: usize, problem: String) -> Self {
+        Self::text("the profiling rules", text, at, problem)
     }
 
     /// `what` cannot be parsed because of the text at that position.

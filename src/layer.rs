@@ -16,7 +16,7 @@ use crate::handle::Handle;
 use crate::keep::STATUS_FIELD;
 use crate::otel::OtelSpan;
 use crate::span::{
-    AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, ancestry,
+    AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, SHOWS_FIELDS, ancestry,
 };
 
 /// A `tracing-subscriber` layer that keeps CPU profiles of the spans that its rules select: slow, failed or hung ones.
@@ -222,6 +222,12 @@ where
         if plan.flags & ONE_IN != 0 && engine.is_chosen(&plan) {
             engine.spans.choose(number(id));
         }
+        if plan.flags & SHOWS_FIELDS != 0
+            && let Some(span) = ctx.span(id)
+        {
+            let record = |visit: &mut dyn Visit| attributes.record(visit);
+            engine.callsites.shown_fields().record_new(&mut span.extensions_mut(), record);
+        }
         if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
             engine.spans.fail(number(id));
         }
@@ -244,10 +250,17 @@ where
     }
 
     #[inline]
-    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, _: Context<'_, S>) {
+    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, ctx: Context<'_, S>) {
         let Some(engine) = self.engine() else { return };
+        let flags = engine.spans.flags(number(id));
+        if flags & SHOWS_FIELDS != 0
+            && let Some(span) = ctx.span(id)
+        {
+            let record = |visit: &mut dyn Visit| values.record(visit);
+            engine.callsites.shown_fields().record_later(&mut span.extensions_mut(), record);
+        }
         let id = number(id);
-        if engine.spans.has_status(id) && Status::is_error(|status| values.record(status)) {
+        if flags & HAS_STATUS != 0 && Status::is_error(|status| values.record(status)) {
             engine.spans.fail(id);
         }
         engine.record_values(id, |visit| values.record(visit));

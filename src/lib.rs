@@ -37,11 +37,11 @@
 //!   threads and tasks. Spans of one tree that are kept together share a profile.
 //! - In the profile, waits of 10 ms and more, each with its stack, its measured length, and what the thread waited for
 //!   (for a lock, its address). A wait that blocks an async executor is flagged.
-//! - One log line (target `tracing_profiling`) that states what was kept, why, and where the profile is. In code,
+//! - One log event (target `tracing_profiling`) that states what was kept, why, and where the profile is. In code,
 //!   [`Builder::on_kept`] is called.
 //! - With `tracing-opentelemetry`, attributes on the exported span that link to the profile ([`SPAN_ATTRIBUTES`]), and
 //!   the trace and span ids on every sample.
-//! - Names of functions, files and spans, but no field values. [`Redaction`] removes more from names.
+//! - Names of functions, files and spans, and the values of the fields in [`Builder::fields`]. [`Redaction`] removes more.
 //! - [`Stats`], with a separate counter for each way to lose data.
 //!
 //! A sample belongs to the innermost profiled span that its thread was in. It is attributed by its position in the ring
@@ -108,6 +108,7 @@
 //! | `TRACING_PROFILING_PENDING_PROFILES` | maximum number of profiles waiting to be exported, 1 to 100000 | 32 |
 //! | `TRACING_PROFILING_DIR` | directory for profiles | `profiles` |
 //! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` if a feature for it is on and its endpoint is set, else `directory` |
+//! | `TRACING_PROFILING_FIELDS` | names of fields, separated by commas, whose values are shown with a span's name; or `none`; see [`Builder::fields`] | `otel.name`, `http.route`, `http.request.method`, `method` and others |
 //! | `TRACING_PROFILING_REDACT` | regular expressions separated by `;` (`\;` inside a pattern): matches in the names of functions, files and spans become `[redacted]`; see [`Redaction`] | none |
 //! | `TRACING_PROFILING_PATHS` | `short`, or `full` to include the directories that the program was built in | `short` |
 //! | `TRACING_PROFILING_SYMBOLS` | `on`, or `off` for addresses and build ids only; see [`Builder::symbols`] | `on` |

@@ -65,6 +65,15 @@ fn whole_life(dispatch: &Dispatch, is_matched: bool) -> f64 {
     })
 }
 
+/// The same for a span with two fields whose values are shown, and one whose value is not.
+fn named_life(dispatch: &Dispatch) -> f64 {
+    let new = || {
+        let method = tracing::field::display("GET");
+        tracing::info_span!(target: "matched", "hot", method, http.route = "/cart/{id}", user = 7)
+    };
+    dispatcher::with_default(dispatch, || time_each(20_000, || new().in_scope(|| black_box(()))))
+}
+
 /// One enter and exit every 200 µs, with accesses to other memory in between.
 fn enter_exit_cold(dispatch: &Dispatch, is_matched: bool) -> f64 {
     let mut other = vec![0_u8; 256 * 1024];
@@ -168,6 +177,8 @@ pub(crate) fn run() {
     figure("hot.unmatched.span.added", added(&times[0], &times[2]), "ns");
     let more = allocations(&with_ours).saturating_sub(allocations(&bare));
     figure("hot.span.allocations", more as f64 / 20_000.0, "count");
+    let named = interleave(21, &mut [&mut || named_life(&bare), &mut || named_life(&with_ours)]);
+    figure("hot.named.span.added", added(&named[0], &named[1]), "ns");
     clock();
 }
 

@@ -1,11 +1,14 @@
 //! The `#[profiled]` attribute of `tracing-profiling`, which re-exports and documents it.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{Attribute, Error, Expr, Ident, LitStr, Signature, Token, Visibility, parenthesized};
+use syn::{
+    Attribute, Error, Expr, Ident, LitStr, ReturnType, Signature, Token, Type, Visibility,
+    parenthesized,
+};
 
 /// See `tracing_profiling::profiled`.
 #[proc_macro_attribute]
@@ -20,10 +23,12 @@ pub fn profiled(
 /// then part of the callsite's metadata, where the layer reads them once and other layers see no value.
 fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let checked = syn::parse2::<Arguments>(arguments)
-        .and_then(|arguments| syn::parse2::<Function>(item.clone()).map(|_| arguments));
+        .and_then(|arguments| Ok((arguments, syn::parse2::<Function>(item.clone())?)));
     match checked {
-        Ok(arguments) => {
-            let Arguments { settings, fields, others } = arguments;
+        Ok((arguments, function)) => {
+            let Arguments { settings, fields, others, has_err } = arguments;
+            let needs_err = settings.on_error && function.returns_result && !has_err;
+            let item = if needs_err { warn_of_missing_err(item) } else { item };
             let marker = settings.marker().map(|name| quote!({#name} = ::tracing::field::Empty));
             let fields = fields.iter().flatten().cloned().chain(marker);
             let fields = quote!(fields(#(#fields),*));
@@ -38,6 +43,34 @@ fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
             quote!(#error #item)
         }
     }
+}
+
+/// Adds to the function's body what makes the compiler warn. Macros can emit no warnings themselves.
+fn warn_of_missing_err(item: TokenStream) -> TokenStream {
+    let mut tokens: Vec<_> = item.into_iter().collect();
+    let Some(TokenTree::Group(body)) = tokens.pop() else {
+        return tokens.into_iter().collect();
+    };
+    let statements = body.stream();
+    let has_attributes = statements.clone().into_iter().nth(1);
+    let has_attributes = has_attributes.is_some_and(|second| second.to_string() == "!");
+    let statements = match has_attributes {
+        // Inner attributes must come first.
+        true => statements,
+        false => quote! {
+            const _: () = {
+                #[deprecated(note = "`on_error` does not keep a function that returns `Err` without `err`, which \
+                    records the error: write `#[profiled(on_error, err)]`")]
+                const ON_ERROR_WITHOUT_ERR: () = ();
+                ON_ERROR_WITHOUT_ERR
+            };
+            #statements
+        },
+    };
+    let mut body_with_warning = Group::new(Delimiter::Brace, statements);
+    body_with_warning.set_span(body.span());
+    tokens.push(TokenTree::Group(body_with_warning));
+    tokens.into_iter().collect()
 }
 
 /// The settings of `#[profiled]` that `instrument` does not have.
@@ -67,6 +100,8 @@ struct Arguments {
     fields: Option<Vec<TokenStream>>,
     /// All other arguments of `instrument`.
     others: Vec<TokenStream>,
+    /// Whether `err` is among them.
+    has_err: bool,
 }
 
 /// The arguments of `instrument` in tracing 0.1, which only warns about others.
@@ -134,6 +169,7 @@ impl Arguments {
                 self.fields = Some(fields.into_iter().map(|field| field.0).collect());
             }
             known if FOR_INSTRUMENT.contains(&known) => {
+                self.has_err |= known == "err";
                 self.others.push(for_instrument(name, input)?);
             }
             _ => return Err(Error::new(name.span(), EXPECTED)),
@@ -171,12 +207,12 @@ impl Parse for Field {
                 tokens.extend(input.parse::<Token![=]>()?.into_token_stream());
                 for sigil in [input.peek(Token![%]), input.peek(Token![?])] {
                     if sigil {
-                        tokens.extend(input.parse::<proc_macro2::TokenTree>()?.into_token_stream());
+                        tokens.extend(input.parse::<TokenTree>()?.into_token_stream());
                     }
                 }
                 tokens.extend(input.parse::<Expr>()?.into_token_stream());
             } else {
-                tokens.extend(input.parse::<proc_macro2::TokenTree>()?.into_token_stream());
+                tokens.extend(input.parse::<TokenTree>()?.into_token_stream());
             }
         }
         Ok(Self(tokens))
@@ -193,7 +229,9 @@ fn threshold(input: ParseStream<'_>) -> syn::Result<u64> {
 }
 
 /// The annotated item, parsed as far as needed here.
-struct Function;
+struct Function {
+    returns_result: bool,
+}
 
 impl Parse for Function {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
@@ -219,6 +257,15 @@ impl Parse for Function {
             ));
         }
         input.parse::<TokenStream>()?;
-        Ok(Self)
+        let returns_result = match &signature.output {
+            ReturnType::Type(_, returned) => match &**returned {
+                Type::Path(path) => {
+                    path.path.segments.last().is_some_and(|last| last.ident == "Result")
+                }
+                _ => false,
+            },
+            ReturnType::Default => false,
+        };
+        Ok(Self { returns_result })
     }
 }

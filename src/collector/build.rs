@@ -45,6 +45,7 @@ pub(super) struct Built {
     pub(super) spans: Vec<SpanKey>,
     /// Samples that were merged into others here.
     pub(super) downsampled: u64,
+    pub(super) losses: report::Losses,
 }
 
 /// Marks a wait during which its span grew old. Its start is known, but not whether it contains shorter waits.
@@ -89,7 +90,7 @@ impl ProfileAssembler<'_> {
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
         report::describe(&mut profile, epoch, &topmost, &losses, self.redaction);
-        Built { profile, modules, spans, downsampled }
+        Built { profile, modules, spans, downsampled, losses }
     }
 
     /// Returns `None` if the profile would exceed `most_bytes`.
@@ -321,7 +322,7 @@ impl Tables<'_> {
     ) {
         let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
         let is_incomplete = losses.ring_full > 0 || losses.missing > 0;
-        if is_incomplete || of_topmost.clone().any(|span| span.earlier_samples > 0) {
+        if is_incomplete || of_topmost.clone().any(|span| span.earlier.samples > 0) {
             return;
         }
         // The lower bound.

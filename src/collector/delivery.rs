@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
 use super::engine::Engine;
+use super::kept_event::{self, NameHint};
 use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoing, Request};
-use super::report;
 use super::room::TakenRoom;
 use crate::export::{Answer, ExportError, Exported, Exporter, Unexportable};
 use crate::keep::{Kept, OnKept};
@@ -52,6 +52,7 @@ pub(super) struct Delivery {
     pub(super) lost: u64,
     pub(super) age: Duration,
     pub(super) has_logged_loss: bool,
+    name_hint: NameHint,
     /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
     pub(super) warned: Option<Instant>,
     pub(super) owes_all_clear: bool,
@@ -93,6 +94,7 @@ impl Delivery {
             lost: 0,
             age: MOST_AGE,
             has_logged_loss: false,
+            name_hint: NameHint::default(),
             warned: None,
             owes_all_clear: false,
         };
@@ -402,7 +404,7 @@ impl Delivery {
     }
 
     /// Counts a promised profile as lost.
-    pub(super) fn lose(&self, report: Kept) {
+    pub(super) fn lose(&mut self, report: Kept) {
         Counters::add(&self.engine.counters.profiles.dropped_export_failed, 1);
         self.engine.admission.release_permit();
         self.engine.admission.note_refused();
@@ -410,8 +412,11 @@ impl Delivery {
     }
 
     /// Logs what was kept, and calls `on_kept`.
-    pub(super) fn report(&self, kept: &Kept) {
-        self.log(false, &report::line(kept, &self.engine.redaction));
+    pub(super) fn report(&mut self, kept: &Kept) {
+        self.engine.log(|| kept_event::log(kept, &self.engine.redaction));
+        if let Some(line) = self.name_hint.line(kept, &self.engine.redaction) {
+            self.log(false, &line);
+        }
         if let Some(on_kept) = &self.on_kept {
             // The callback is foreign code and may panic.
             let reported = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));

@@ -19,15 +19,16 @@ use super::worker::{Worker, WorkerParts};
 use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{
-    Callsite, Callsites, KeptSpan, NoProfile, OnKept, ProfileAdmission, Reasons, Rules,
+    Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, NoProfile, OnKept,
+    ProfileAdmission, Reasons, Rules,
 };
 use crate::otel::{AttributeNames, EarlyVerdict, OtelSpan, Pairing};
 use crate::profile::ProfileId;
 use crate::redact::Redaction;
 use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
-    Closing, Plan, RegistryId, SAMPLED_ITSELF, Spans, TraceIds, Verdict, forget_this_thread,
-    is_ignored, spawn_ignored,
+    Closing, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, Spans, TraceIds, Verdict,
+    forget_this_thread, is_ignored, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::symbols::SymbolSettings;
@@ -69,6 +70,8 @@ pub(crate) struct Parts {
     pub(crate) exporter: Box<dyn Exporter>,
     /// An error of the exporter, if it has one.
     pub(crate) problem: Option<String>,
+    /// What is wrong with the settings.
+    pub(crate) warnings: Vec<String>,
     pub(crate) on_kept: Option<OnKept>,
     pub(crate) only_sampled_traces: bool,
     pub(crate) attributes: AttributeNames,
@@ -93,8 +96,8 @@ pub(crate) struct Engine {
     pub(super) attributes: AttributeNames,
     pub(super) redaction: Redaction,
     pub(crate) pairing: Arc<Pairing>,
-    /// An error that the exporter had from the start, until it is logged.
-    problem: Mutex<Option<String>>,
+    /// What is wrong with the settings or the exporter from the start, until it is logged.
+    warnings: Mutex<Vec<String>>,
     pub(super) commands: Sender<Command>,
     pub(crate) gate: &'static Gate,
     dispatch: RwLock<Option<WeakDispatch>>,
@@ -145,7 +148,7 @@ impl Engine {
             source_line,
             attributes: parts.attributes,
             redaction: parts.redaction,
-            problem: Mutex::new(parts.problem),
+            warnings: Mutex::new(parts.warnings.into_iter().chain(parts.problem).collect()),
             pairing: parts.pairing,
             commands,
             gate,
@@ -349,8 +352,8 @@ impl Engine {
         otel
     }
 
-    pub(super) fn take_problem(&self) -> Option<String> {
-        self.problem.lock().take()
+    pub(super) fn take_warnings(&self) -> Vec<String> {
+        std::mem::take(&mut self.warnings.lock())
     }
 
     /// The verdict on a span that has closed.
@@ -359,7 +362,8 @@ impl Engine {
         let Some(callsite) = self.callsites.get(closing.plan) else {
             return Verdict::default();
         };
-        let is_rare = |wall_ns| self.callsites.is_rare(&callsite, wall_ns);
+        let values = || self.shown_values(closing);
+        let is_rare = |wall_ns| self.callsites.is_rare(&callsite, values, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
         if reasons.is_empty() && !closing.is_registered {
             return Verdict::default();
@@ -398,6 +402,9 @@ impl Engine {
             key: closing.key,
             root: closing.root,
             metadata: callsite.metadata,
+            values: self
+                .shown_values(closing)
+                .map(|value| self.redaction.redact_span(value).into()),
             rule: callsite.rule,
             reasons,
             opened_ns: closing.opened_ns,
@@ -405,8 +412,7 @@ impl Engine {
             samples: closing.samples,
             is_sampled_itself: closing.has(SAMPLED_ITSELF),
             profile: Err(self.without_samples),
-            earlier: Vec::new(),
-            earlier_samples: 0,
+            earlier: ExportedWhileOpen::default(),
             account: closing.account,
             trace,
             is_open,
@@ -417,6 +423,20 @@ impl Engine {
             Counters::add(&self.counters.spans.kept_unreported, 1);
         }
         (span, is_due)
+    }
+
+    /// The values of the span's fields that are shown.
+    fn shown_values(&self, closing: &Closing) -> FieldValues {
+        if !closing.has(SHOWS_FIELDS) {
+            return FieldValues::default();
+        }
+        match self.dispatch() {
+            Some(dispatch) => FieldValues::of(closing.id, &dispatch),
+            // Some combinations of layers do not pass on their subscriber.
+            None => {
+                tracing::dispatcher::get_default(|dispatch| FieldValues::of(closing.id, dispatch))
+            }
+        }
     }
 
     /// Keeps a span while it is open.

@@ -10,6 +10,8 @@ mod delivery;
 mod drain;
 mod engine;
 mod gate;
+mod kept_event;
+mod logged;
 #[cfg(test)]
 mod model;
 mod outbox;

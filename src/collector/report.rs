@@ -1,12 +1,11 @@
-//! Describes kept spans: the title, notes and attributes of a profile, and the log line.
+//! Describes kept spans in the title, notes and attributes of a profile, and the layer's own log lines.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
-use super::engine::Engine;
-use crate::keep::{Epoch, Kept, KeptSpan, NoProfile};
-use crate::profile::{Attribute, Profile, Symbolized, Value, WaitSite, Waits, capped};
+use crate::keep::{Epoch, Kept, KeptSpan};
+use crate::profile::{Attribute, Profile, Symbolized, Value, WaitSite, capped};
 use crate::redact::Redaction;
 use crate::span::{SpanKey, TimeBreakdown};
 use crate::sys::{self, UnusualCall};
@@ -46,9 +45,9 @@ impl std::ops::AddAssign for Losses {
 }
 
 /// Shorter times are left out of texts.
-const WORTH_REPORTING: u64 = 1_000_000;
+pub(super) const WORTH_REPORTING: u64 = 1_000_000;
 /// All waits of this length are captured, and some shorter ones.
-const WAIT_NS: u64 = 10_000_000;
+pub(super) const WAIT_NS: u64 = 10_000_000;
 /// How many spans have a note of their own above the picture.
 const MOST_NOTED: usize = 4;
 
@@ -62,7 +61,7 @@ pub(super) fn describe(
 ) {
     let kept = outermost_first(&epoch.kept);
     let Some(first) = kept.first() else { return };
-    profile.name = capped(&names.redact_span(first.name())).into_owned();
+    profile.name = capped(&full_name(first, names)).into_owned();
     profile.title = match topmost.len().saturating_sub(1) {
         0 => format!("{} · kept: {}", profile.name, first.reasons()),
         beside => format!("{} and {beside} more · kept: {}", profile.name, first.reasons()),
@@ -81,7 +80,7 @@ pub(super) fn describe(
     let is_known = of_topmost.clone().all(|span| !span.account.is_cpu_time_unknown);
     let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_on_cpu_ns).sum();
     for span in kept.iter().take(MOST_NOTED) {
-        let name = names.redact_span(span.name());
+        let name = full_name(span, names);
         profile.notes.push(format!("{}: {}", capped(&name), Split(&span.account)));
     }
     if kept.len() > MOST_NOTED {
@@ -98,7 +97,8 @@ pub(super) fn describe(
     let unsampled_ns = of_topmost.map(unsampled_of).sum();
     _ = write!(samples, ": {}", coverage(profile.weight_ns(), known_ns, unsampled_ns, losses));
     profile.notes.push(samples);
-    profile.attributes = attributes(first, &profile.name, losses);
+    let name = names.redact_span(first.name());
+    profile.attributes = attributes(first, &capped(&name), losses);
 }
 
 /// Adds what was lost in symbolization.
@@ -148,7 +148,7 @@ pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
 }
 
 /// Displays where a thread waited, and for what.
-struct AtSite<'a>(&'a WaitSite);
+pub(super) struct AtSite<'a>(pub(super) &'a WaitSite);
 
 impl Display for AtSite<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -161,13 +161,13 @@ impl Display for AtSite<'_> {
     }
 }
 
-fn plural_waits(waits: usize) -> String {
+pub(super) fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
 /// On-CPU time that was certainly not sampled. Unknown for an open span, as its threads have not reported their
 /// present segments.
-fn unsampled_of(span: &KeptSpan) -> u64 {
+pub(super) fn unsampled_of(span: &KeptSpan) -> u64 {
     if span.is_open() { 0 } else { span.account.unsampled_ns() }
 }
 
@@ -241,6 +241,10 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         }
     }
     attributes.push(Attribute { key: "profile.idle_ns", value: int(account.idle_ns) });
+    attributes.extend(span.values.iter().map(|(key, value)| {
+        let value = Value::String(value.to_owned());
+        Attribute { key, value }
+    }));
     for (key, count) in [
         ("profile.samples_lost_memory", losses.lost),
         ("profile.samples_lost", losses.missing),
@@ -269,84 +273,18 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
     attributes
 }
 
-/// Sorts spans by start, and the longest first.
+/// Sorts spans by start, and the longest first. Those about which the profile says nothing come last: a span that fails
+/// at once and a slow one can have the same profile.
 pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
     let mut kept = kept.to_vec();
-    kept.sort_by_key(|span| (span.opened_ns, u64::MAX - span.account.wall_ns));
+    let is_explained = |span: &KeptSpan| span.samples > 0 || span.account.off_cpu_ns >= WAIT_NS;
+    kept.sort_by_key(|span| (!is_explained(span), span.opened_ns, u64::MAX - span.account.wall_ns));
     kept
 }
 
-/// The log line of kept spans.
-pub(super) fn line(kept: &Kept, names: &Redaction) -> String {
-    let Some(first) = kept.spans.first() else {
-        return String::new();
-    };
-    let open = if first.is_open() { ", still open" } else { "" };
-    let mut line = format!("kept `{}` ({}{open}", names.redact_span(first.name()), first.reasons());
-    let others: Vec<_> =
-        kept.spans.iter().skip(1).map(|span| names.redact_span(span.name())).collect();
-    if let Some((name, others)) = others.split_first() {
-        _ = write!(line, "; with `{name}`");
-        if !others.is_empty() {
-            _ = write!(line, " and {} more", others.len());
-        }
-    }
-    _ = write!(line, "): {}", Split(&first.account));
-    let TimeBreakdown {
-        wall_ns, subtree_on_cpu_ns, off_cpu_ns, idle_ns, is_cpu_time_unknown, ..
-    } = *first.times();
-    let is_mostly = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
-    match &kept.profile {
-        Some(_) => {
-            _ = write!(line, "; {}", plural(kept.samples));
-            let unsampled_ns = unsampled_of(first);
-            if unsampled_ns >= WORTH_REPORTING {
-                _ = write!(line, " after {} on-CPU", Ns(unsampled_ns));
-            }
-        }
-        None => {
-            let why = kept.spans.iter().find_map(|span| span.profile().err());
-            _ = match why {
-                Some(NoProfile::NoSamples) if is_mostly(idle_ns) => {
-                    write!(line, "; no profile: it was awaiting, in no thread, for {}", Ns(idle_ns))
-                }
-                Some(NoProfile::NoSamples) if is_mostly(off_cpu_ns) => {
-                    let off_cpu = Ns(off_cpu_ns);
-                    write!(
-                        line,
-                        "; no profile: it was off-CPU for {off_cpu}, but in no wait of 10 ms"
-                    )
-                }
-                Some(why) => write!(line, "; no profile: {why}"),
-                None => write!(line, "; no profile: it could not be exported"),
-            };
-        }
-    }
-    // A few samples of a span that mostly waited would explain nothing.
-    let is_explained = is_cpu_time_unknown || subtree_on_cpu_ns > wall_ns / 10;
-    if let Some((function, share)) = kept.top_function.as_ref().filter(|_| is_explained) {
-        _ = write!(line, ", {:.0} % in {function}", share * 100.0);
-    }
-    if let Some(wait_site) = &kept.waits.longest {
-        let Waits { count, total, .. } = kept.waits;
-        let (waits, total) = (plural_waits(count), Short(total));
-        let total = if count == 1 { format!("of {total}") } else { format!("of {total} in total") };
-        _ = write!(line, ", {waits} {total}, longest in {}", AtSite(wait_site));
-    }
-    if let Some(wait_site) = &kept.waits.in_async {
-        let blocked = Short(kept.waits.in_async_total);
-        _ = write!(line, "; blocks an async executor for {blocked}");
-        if kept.waits.longest.as_ref() != Some(wait_site) {
-            _ = write!(line, " in {}", AtSite(wait_site));
-        }
-    }
-    if let Some((trace, span)) = first.trace_ids() {
-        _ = write!(line, "; trace {trace}, span {span}");
-    }
-    if let Some(file) = kept.files.first() {
-        _ = write!(line, "; {}", file.display());
-    }
-    line
+/// A span's name with the values that identify it: `request{method=GET}`.
+pub(super) fn full_name(span: &KeptSpan, names: &Redaction) -> String {
+    format!("{}{}", names.redact_span(span.name()), span.values)
 }
 
 fn plural(samples: usize) -> String {
@@ -362,6 +300,11 @@ pub(super) fn unreported(count: u64) -> String {
     )
 }
 
+pub(super) const NOTHING_SEEN: &str = "no span that a rule matches has been created yet. If there were requests: an \
+    `EnvFilter` that is not attached to the layer that prints hides spans from all layers (tower-http's `TraceLayer` \
+    creates its spans at level DEBUG: `RUST_LOG=info,tower_http::trace::make_span=debug`), or TRACING_PROFILING names \
+    other targets";
+
 pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of the profiler's \
     timers: they use another signal from now on";
 
@@ -373,6 +316,25 @@ pub(super) fn lowered_rate(percent: u32, times: f64) -> String {
          (TRACING_PROFILING_CPU_BUDGET sets the percentage)",
         (100.0 / times).max(1.0)
     )
+}
+
+/// The log line of a profile with many stacks that are not complete, because only a part of the memory was copied.
+pub(super) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) -> Option<String> {
+    const FEW: usize = 10;
+    let is_usual = losses.cut >= FEW as u64 && losses.cut > samples as u64 / 2;
+    let what_to_do = match cfg!(debug_assertions) {
+        true => {
+            ", or build with optimizations (`opt-level = 1` in [profile.dev]), without which frames are large"
+        }
+        false => "",
+    };
+    is_usual.then(|| {
+        format!(
+            "{} of {samples} stacks were longer than the {stack_bytes} bytes that are copied of each, so their outermost \
+             callers are missing: set TRACING_PROFILING_STACK_BYTES, which can be up to 65448{what_to_do}",
+            losses.cut
+        )
+    })
 }
 
 /// The log line of load shedding.
@@ -404,25 +366,6 @@ impl ForbiddenCalls {
             missing.join(", "),
         ))
     }
-}
-
-/// The log lines that are due, and whether each is a warning. None as long as there is no subscriber.
-pub(super) fn due(
-    engine: &Engine,
-    forbidden_calls: &mut ForbiddenCalls,
-    introduced: &mut bool,
-) -> Vec<(String, bool)> {
-    let mut lines = Vec::new();
-    if !engine.has_dispatch() {
-        return lines;
-    }
-    lines.extend(forbidden_calls.line().map(|line| (line, true)));
-    lines.extend(engine.pairing.take_warning().map(|line| (line.to_owned(), true)));
-    if !std::mem::replace(introduced, true) {
-        lines.push(engine.source_line.clone());
-        lines.extend(engine.take_problem().map(|line| (line, true)));
-    }
-    lines
 }
 
 /// What is missing without a system call.
@@ -494,7 +437,7 @@ impl Display for Ns {
 }
 
 /// The same for a `Duration`.
-struct Short(Duration);
+pub(super) struct Short(pub(super) Duration);
 
 impl Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -519,79 +462,12 @@ impl Display for Short {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::ProfileId;
-
-    fn kept() -> Kept {
-        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);
-        span.account.wall_ns = 1_312_000_000;
-        span.account.on_cpu_ns = 1_290_000_000;
-        span.account.off_cpu_ns = 12_000_000;
-        span.account.idle_ns = 10_000_000;
-        span.account.sampled_ns = span.account.on_cpu_ns - 12_500_000;
-        span.account.subtree_on_cpu_ns = span.account.on_cpu_ns;
-        span.account.subtree_sampled_ns = span.account.sampled_ns;
-        span.reasons = [crate::keep::Reason::Latency].into_iter().collect();
-        span.profile = Ok(ProfileId::for_test(1));
-        Kept {
-            spans: vec![span],
-            profile: Some(ProfileId::for_test(1)),
-            samples: 258,
-            top_function: Some(("shop::render".to_owned(), 0.97)),
-            waits: Waits::default(),
-            files: vec!["profiles/x.svg".into()],
-        }
-    }
 
     #[test]
     fn lengths_have_three_digits() {
         let lengths = [0, 999, 1_000, 12_345, 999_900, 1_312_000_000, 250_000_000];
         let texts: Vec<_> = lengths.into_iter().map(|ns| Ns(ns).to_string()).collect();
         assert_eq!(texts, ["0 ns", "999 ns", "1.00 µs", "12.3 µs", "1000 µs", "1.31 s", "250 ms"]);
-    }
-
-    #[test]
-    fn a_log_line_states_what_was_kept_and_why() {
-        assert_eq!(
-            line(&kept(), &Redaction::new()),
-            "kept `test` (latency): wall 1.31 s = on-CPU 1.29 s + off-CPU 12.0 ms + idle 10.0 ms; \
-             258 samples after 12.5 ms on-CPU, 97 % in shop::render; profiles/x.svg"
-        );
-    }
-
-    #[test]
-    fn a_log_line_without_a_profile_states_the_reason() {
-        let mut kept = kept();
-        kept.profile = None;
-        kept.top_function = None;
-        kept.files.clear();
-        kept.spans[0].profile = Err(NoProfile::NoSamples);
-        assert!(line(&kept, &Redaction::new()).ends_with("; no profile: no sample fell in it"));
-        let account = &mut kept.spans[0].account;
-        (account.on_cpu_ns, account.idle_ns) = (1_000, account.wall_ns - 1_000);
-        let text = line(&kept, &Redaction::new());
-        assert!(
-            text.ends_with("; no profile: it was awaiting, in no thread, for 1.31 s"),
-            "{text}"
-        );
-        let account = &mut kept.spans[0].account;
-        (account.off_cpu_ns, account.idle_ns) = (account.idle_ns, 0);
-        let text = line(&kept, &Redaction::new());
-        assert!(
-            text.ends_with("; no profile: it was off-CPU for 1.31 s, but in no wait of 10 ms"),
-            "{text}"
-        );
-        // Before its first enter.
-        let account = &mut kept.spans[0].account;
-        (account.wall_ns, account.off_cpu_ns, account.idle_ns) = (1_600_000, 0, 1_500_000);
-        assert!(line(&kept, &Redaction::new()).ends_with("; no profile: no sample fell in it"));
-    }
-
-    #[test]
-    fn a_log_line_names_no_function_of_a_span_that_mostly_waited() {
-        let mut kept = kept();
-        kept.samples = 1;
-        kept.spans[0].account.subtree_on_cpu_ns = 1_000_000;
-        assert!(!line(&kept, &Redaction::new()).contains("shop::render"));
     }
 
     #[test]
@@ -647,6 +523,15 @@ mod tests {
         let account = TimeBreakdown { on_cpu_ns: 400_000_000, ..account }.without_cpu_time();
         let text = "wall 400 ms = busy 400 ms + idle 1.00 µs; on-CPU unknown";
         assert_eq!(Split(&account).to_string(), text);
+    }
+
+    #[test]
+    fn a_warning_says_what_to_do_about_cut_stacks() {
+        let line = |cut, samples| cut_stacks(&Losses { cut, ..Losses::default() }, samples, 32_768);
+        assert_eq!([line(0, 400), line(200, 400), line(9, 9)], [const { None }; 3]);
+        let text = line(201, 400).unwrap();
+        assert!(text.starts_with("201 of 400 stacks were longer than the 32768 bytes"), "{text}");
+        assert!(text.contains("TRACING_PROFILING_STACK_BYTES"), "{text}");
     }
 
     #[test]

@@ -14,8 +14,8 @@ use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
 use super::engine::{Engine, Limits};
+use super::logged::Logged;
 use super::pending::Pending;
-use super::report::{self, ForbiddenCalls};
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
 use super::scan::passed;
@@ -36,11 +36,8 @@ use crate::unwind::Unwinder;
 const LINGER: Duration = Duration::from_secs(2);
 /// A thread that was in no profiled span for this long is disarmed and forgotten.
 const IDLE: Duration = Duration::from_secs(10);
-const MINUTE: Duration = Duration::from_secs(60);
 /// How often the clock's rate is measured again.
 const REFINE_INTERVAL: Duration = Duration::from_secs(1);
-/// Kept spans that are not reported are counted for this long, and then logged together.
-const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The collector's state.
 pub(super) struct Collector {
@@ -57,13 +54,11 @@ pub(super) struct Collector {
     /// Spans that closed after the last round began.
     pub(super) closed: Vec<SpanKey>,
     refined: Instant,
-    introduced: bool,
     /// Callers that wait for the end.
     at_end: Vec<FlushRequest>,
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
-    forbidden_calls: ForbiddenCalls,
     pub(super) captures: Captures,
     pub(super) arming: Share,
     /// The allowance of samples and context switches of all threads together.
@@ -94,17 +89,6 @@ pub(super) struct Collector {
     room: Room,
     logged: Logged,
     pub(super) shed: Shed,
-}
-
-/// What was logged, and when.
-#[derive(Debug, Default)]
-struct Logged {
-    lowered_rate: Option<Instant>,
-    shed: Option<Instant>,
-    lost_signal: bool,
-    /// The kept spans without a report that were counted in the log, and when the first one since then was noticed.
-    unreported: u64,
-    unreported_since: Option<Instant>,
 }
 
 /// The commands that a round has received.
@@ -144,17 +128,15 @@ impl Collector {
             budget: SamplingBudget::new(limits.cpu_percent),
             reading_ns: 0,
             room: Room::new(limits.export_bytes),
-            logged: Logged::default(),
+            logged: Logged::new(limits.pace.first_look),
             shed: Shed::new(limits.shed),
             sampled: Vec::new(),
             round: 0,
             closed: Vec::new(),
             refined: Instant::now(),
-            introduced: false,
             at_end: Vec::new(),
             stack: Stack::new(),
             stack_bytes: Vec::new(),
-            forbidden_calls: ForbiddenCalls::default(),
             captures: Captures::new(),
             arming: limits.pace.arming,
             allowance: Allowance::of_all(processors(), Instant::now()),
@@ -276,10 +258,7 @@ impl Collector {
         // Open spans are checked only while a thread is in a span or a span is watched.
         let is_open = self.is_in_span || self.must_check_spans();
         let watchdog = self.until_next_check().filter(|_| is_open);
-        let unreported = self.logged.unreported_since;
-        let unreported =
-            unreported.map(|since| UNREPORTED_INTERVAL.saturating_sub(since.elapsed()));
-        let soonest = linger.into_iter().chain(idle).chain(signal).chain(unreported);
+        let soonest = linger.into_iter().chain(idle).chain(signal).chain(self.logged.until_next());
         soonest.chain(watchdog).min()
     }
 
@@ -328,7 +307,9 @@ impl Collector {
         Counters::add(counter, given_up);
         admission.set_memory_is_short(self.pending.is_memory_short());
         self.maintain(&entered);
-        self.check_unreported(asked.everything);
+        let unreported = self.engine.counters.spans.kept_unreported.load(Ordering::Relaxed);
+        let line = self.logged.unreported(unreported, asked.everything);
+        self.log(line, false);
         self.check_open_spans();
         let again = self.closed.iter().any(|span| self.engine.admission.has_epoch(*span));
         (asked, again)
@@ -481,7 +462,10 @@ impl Collector {
             hides_kernel: self.source.hides_kernel_alone(),
             redaction: &self.engine.redaction,
         };
-        let Built { profile, modules, spans, downsampled } = builder.build(id, &epoch);
+        let Built { profile, modules, spans, downsampled, losses } = builder.build(id, &epoch);
+        let (samples, stack_bytes) = (profile.sample_count(), self.limits.stack_bytes);
+        let cut = self.logged.cut_stacks(&losses, samples, stack_bytes);
+        self.log(cut, true);
         // A snapshot takes nothing from the profile that is made when the span closes.
         if !is_snapshot {
             Counters::add(&self.engine.counters.samples.downsampled, downsampled);
@@ -489,6 +473,13 @@ impl Collector {
         }
         let profile = Box::new(profile);
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
+    }
+
+    /// Asks the worker to log a line, if there is one.
+    fn log(&self, line: Option<String>, is_warning: bool) {
+        if let Some(line) = line {
+            _ = self.jobs.send(Job::Log { line, is_warning });
+        }
     }
 
     /// Rearms threads whose timer's signal handler was replaced by the program, with another signal.
@@ -505,44 +496,22 @@ impl Collector {
         }
         if is_lost {
             self.engine.waker.wake();
+            let line = self.logged.lost_signal();
+            self.log(line, true);
         }
-        if !is_lost || std::mem::replace(&mut self.logged.lost_signal, true) {
-            return;
-        }
-        let line = report::LOST_SIGNAL;
-        _ = self.jobs.send(Job::Log { line: line.to_owned(), is_warning: true });
-    }
-
-    /// Logs how many kept spans have no log line of their own.
-    fn check_unreported(&mut self, is_flush: bool) {
-        let total = self.engine.counters.spans.kept_unreported.load(Ordering::Relaxed);
-        let Logged { unreported, unreported_since: since, .. } = &mut self.logged;
-        let more = total - *unreported;
-        if more == 0
-            || !is_flush && since.get_or_insert_with(Instant::now).elapsed() < UNREPORTED_INTERVAL
-        {
-            return;
-        }
-        (*unreported, *since) = (total, None);
-        _ = self.jobs.send(Job::Log { line: report::unreported(more), is_warning: false });
     }
 
     fn check_budget(&mut self, now: Instant) {
         let before = self.budget.times();
         let Some(times) = self.budget.update(now, self.reading_ns) else { return };
         self.source.slow_down(times);
-        let is_first =
-            self.logged.lowered_rate.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
         if times < before {
             return;
         }
         Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
-        if is_first {
-            self.logged.lowered_rate = Some(now);
-            let percent = self.limits.cpu_percent.unwrap_or_default();
-            let line = report::lowered_rate(percent, times);
-            _ = self.jobs.send(Job::Log { line, is_warning: true });
-        }
+        let percent = self.limits.cpu_percent.unwrap_or_default();
+        let line = self.logged.lowered_rate(now, percent, times);
+        self.log(line, true);
     }
 
     /// Checks whether the machine is too busy for any thread to be sampled.
@@ -552,12 +521,8 @@ impl Collector {
         }
         let begins = self.shed.check(now, sys::load());
         self.source.set_sheds(self.shed.is_over());
-        let is_first = self.logged.shed.is_none_or(|logged| now.duration_since(logged) >= MINUTE);
-        if let Some(over) = begins.filter(|_| is_first) {
-            self.logged.shed = Some(now);
-            let line = report::shed(&over);
-            _ = self.jobs.send(Job::Log { line, is_warning: true });
-        }
+        let line = begins.and_then(|over| self.logged.shed(now, &over));
+        self.log(line, true);
     }
 
     fn maintain(&mut self, entered: &HashSet<SpanKey>) {
@@ -578,10 +543,8 @@ impl Collector {
         // A span is registered when its first interval ends, or never.
         let unknown = self.pending.remove_unregistered(self.round.saturating_sub(1), entered);
         Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
-        for (line, is_warning) in
-            report::due(&self.engine, &mut self.forbidden_calls, &mut self.introduced)
-        {
-            _ = self.jobs.send(Job::Log { line, is_warning });
+        for (line, is_warning) in self.logged.due(&self.engine) {
+            self.log(Some(line), is_warning);
         }
     }
 }

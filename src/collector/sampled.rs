@@ -102,6 +102,8 @@ pub(crate) struct Pace {
     pub(super) arming: Share,
     /// The longest interval between scans while a thread is in a span.
     pub(super) longest_scan_interval: Duration,
+    /// When to say that there was no span.
+    pub(super) first_look: Duration,
 }
 
 impl Pace {
@@ -112,6 +114,7 @@ impl Pace {
         own_hold: MOST_HOLD,
         arming: Share::new(2, 50_000_000),
         longest_scan_interval: Duration::MAX,
+        first_look: Duration::from_secs(30),
     };
 
     /// As fast as possible: only threads that arm themselves stay armed.
@@ -121,6 +124,7 @@ impl Pace {
         own_hold: Duration::MAX,
         arming: Share::new(100, i64::MAX),
         longest_scan_interval: Duration::from_micros(100),
+        first_look: Duration::ZERO,
     };
 }
 

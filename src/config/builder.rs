@@ -6,19 +6,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::plan::plan;
 use crate::collector::{Engine, Gate, Limits, Pace, Parts, ShedLimits, waiting_profiles};
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
 use crate::export::{Directory, Exporter, Remote};
 use crate::keep::{
-    Callsites, Condition, Keep, Kept, MAX_RESERVED, OnKept, ProfileAdmission, Rules,
+    Callsites, Keep, Kept, MAX_RESERVED, OnKept, ProfileAdmission, Rules, ShownFields,
 };
 use crate::otel::{AttributeNames, Pairing};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{Periods, Sampler, Source, SourceSettings};
-use crate::span::{JUDGES_CPU, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, Spans, WATCHED};
+use crate::span::Spans;
 use crate::stats::Counters;
 use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
@@ -61,12 +62,18 @@ pub struct Builder {
     on_kept: Option<OnKept>,
     only_sampled_traces: bool,
     attributes: AttributeNames,
+    shown_fields: ShownFields,
     redaction: Redaction,
     /// The redaction that the environment sets. It adds to `redaction`, whichever was set first.
     env_redaction: Redaction,
     symbols: SymbolSettings,
     #[cfg(feature = "sighup")]
     reloads_on_sighup: bool,
+    /// What is wrong with the settings, although the layer can start with them.
+    pub(super) warnings: Vec<String>,
+    /// A variable that sets an OTLP endpoint, although no feature for OTLP is on.
+    #[cfg(not(feature = "_otlp"))]
+    pub(super) unused_endpoint: Option<&'static str>,
 }
 
 /// Deep enough for an async service in a release build; see `docs/design.md` for the figures.
@@ -121,6 +128,7 @@ impl Builder {
             on_kept: None,
             only_sampled_traces: false,
             attributes: AttributeNames::default(),
+            shown_fields: ShownFields::default(),
             redaction: Redaction::new(),
             env_redaction: Redaction::new(),
             export_bytes: DEFAULT_EXPORT_BYTES,
@@ -130,7 +138,29 @@ impl Builder {
             },
             #[cfg(feature = "sighup")]
             reloads_on_sighup: false,
+            warnings: Vec::new(),
+            #[cfg(not(feature = "_otlp"))]
+            unused_endpoint: None,
         }
+    }
+
+    /// Adds a warning, which is logged once the layer has a subscriber.
+    pub(super) fn warn(&mut self, warning: String) {
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
+    }
+
+    /// The value of `setting`, clamped to its range with a warning.
+    fn clamped(&mut self, setting: &str, value: u32, range: &RangeInclusive<u32>) -> u32 {
+        let clamped = value.clamp(*range.start(), *range.end());
+        if clamped != value {
+            let (least, most) = range.clone().into_inner();
+            self.warn(format!(
+                "{setting}({value}) is not from {least} to {most}: it is {clamped} now"
+            ));
+        }
+        clamped
     }
 
     /// Which spans are profiled, and when they are kept. The default is `250ms|error` for all spans.
@@ -181,7 +211,7 @@ impl Builder {
     /// continues for long to 100.
     #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
-        self.source.periods = Some(Periods::of_rate(hertz.clamp(*RATES.start(), *RATES.end())));
+        self.source.periods = Some(Periods::of_rate(self.clamped("rate", hertz, &RATES)));
         self
     }
 
@@ -225,14 +255,15 @@ impl Builder {
     #[must_use]
     pub fn stack_bytes(mut self, bytes: u32) -> Self {
         // The kernel requires a multiple of 8.
-        self.source.stack_bytes = bytes.clamp(*STACK_BYTES.start(), *STACK_BYTES.end()) & !7;
+        self.source.stack_bytes = self.clamped("stack_bytes", bytes, &STACK_BYTES) & !7;
         self
     }
 
     /// The maximum number of frames per stack, from 1 to 1,024. The default is 256.
     #[must_use]
-    pub fn max_depth(self, frames: u32) -> Self {
-        Self { max_depth: frames.clamp(*DEPTHS.start(), *DEPTHS.end()), ..self }
+    pub fn max_depth(mut self, frames: u32) -> Self {
+        self.max_depth = self.clamped("max_depth", frames, &DEPTHS);
+        self
     }
 
     /// The directory to which profiles are written if no exporter is set. The default is `profiles` in the working
@@ -331,6 +362,18 @@ impl Builder {
     #[must_use]
     pub fn span_attributes(self, name: impl Fn(&'static str) -> Option<String>) -> Self {
         Self { attributes: AttributeNames::new(name), ..self }
+    }
+
+    /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, so that requests
+    /// to different routes have different names. Percentiles, too, compare only spans with the same values.
+    ///
+    /// By default these are the fields for which few different values are expected: `otel.name`, `http.route`,
+    /// `http.request.method`, `method`, `rpc.service`, `rpc.method` and `messaging.destination.name`. The values of all
+    /// other fields stay in the process. Values are cut after 100 characters, and [`redact`](Self::redact) applies to
+    /// them. A span with such fields costs some 200 ns more, as it does with other layers that store values.
+    #[must_use]
+    pub fn fields(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self { shown_fields: ShownFields::new(names), ..self }
     }
 
     /// What is removed from names before they leave the process. By default absolute paths are shortened. What the
@@ -446,7 +489,8 @@ impl Builder {
         let plan = move |keep: &Keep| {
             plan(keep, ticks_a_second, arm_after.unwrap_or_else(|| keep.arm_after()))
         };
-        let callsites = Callsites::new(self.rules.clone(), Box::new(plan), Arc::clone(&counters));
+        let (rules, fields) = (self.rules.clone(), self.shown_fields);
+        let callsites = Callsites::new(rules, Box::new(plan), fields, Arc::clone(&counters));
         let most_pending = self.pending_profiles.min(waiting_profiles(self.export_bytes));
         let admission =
             ProfileAdmission::new(self.profiles_per_minute).with_max_reserved(most_pending);
@@ -459,6 +503,16 @@ impl Builder {
         };
         #[cfg(not(feature = "_otlp"))]
         let from_env = |_: &Resource| None;
+        #[cfg_attr(feature = "_otlp", expect(unused_mut, reason = "one is added below"))]
+        let mut warnings = self.warnings;
+        #[cfg(not(feature = "_otlp"))]
+        if let (Some(name), None) = (self.unused_endpoint, &self.exporter) {
+            warnings.push(format!(
+                "{name} is set, but profiles are written to {}: the feature `otlp-grpc` or `otlp-http` of \
+                 tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",
+                self.directory.display()
+            ));
+        }
         let mut exporter = self
             .exporter
             .or_else(|| from_env(&resource))
@@ -503,6 +557,7 @@ impl Builder {
             source_settings: self.source,
             exporter,
             problem,
+            warnings,
             on_kept: self.on_kept,
             only_sampled_traces: self.only_sampled_traces,
             attributes: self.attributes,
@@ -528,77 +583,32 @@ impl std::fmt::Debug for Builder {
             .field("cpu_percent", &self.cpu_percent)
             .field("shed", &self.shed)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))
+            .field("shown_fields", &self.shown_fields)
             .field("symbols", &self.symbols)
+            .field("warnings", &self.warnings)
             .finish_non_exhaustive()
     }
-}
-
-/// What the hooks must know about spans with that `Keep` that are sampled after `arm_after`.
-fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Plan {
-    let in_ticks = |duration| in_ticks(duration, ticks_a_second);
-    let suspect_after = keep.shortest().map_or(u64::MAX, |shortest| {
-        let ticks = in_ticks(shortest);
-        // The estimate of the clock's rate improves over time. Every span that may be over the limit by a later
-        // estimate must be judged.
-        ticks - ticks / 1024
-    });
-    // A rule that keeps spans for other reasons, or keeps all, is treated as if one second were too long.
-    let slow = keep.shortest().filter(|shortest| !shortest.is_zero());
-    let slow = slow.unwrap_or(Duration::from_secs(1)).max(arm_after.saturating_mul(20));
-    let flags = keep.conditions().map(|condition| match condition {
-        Condition::Error | Condition::ErrorSelf => KEEP_ON_ERROR,
-        // Every span is judged when it closes, however short it was.
-        Condition::Always | Condition::Percentile { .. } => SUSPECT,
-        Condition::OneIn(_) => ONE_IN,
-        Condition::OnCpu(_) | Condition::OffCpu(_) => JUDGES_CPU,
-        // Its close must be observed, so that the layer knows when no such span is left.
-        Condition::Open(_) => WATCHED | SUSPECT,
-        _ => 0,
-    });
-    let flags = flags.fold(0, |all, flags| all | flags);
-    Plan {
-        number: 0,
-        flags,
-        suspect_after,
-        arm_after: in_ticks(arm_after),
-        long_after: in_ticks(slow.saturating_mul(LONG_TIMES)),
-    }
-}
-
-/// A span that is open for this multiple of what is too slow is a long one, which contains others.
-const LONG_TIMES: u32 = 10;
-
-fn in_ticks(duration: Duration, ticks_a_second: u64) -> u64 {
-    let ticks = duration.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
-    u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Ticks are nanoseconds here.
-    const SECOND: u64 = 1_000_000_000;
+    use crate::keep::Condition;
 
     #[test]
-    fn values_out_of_range_are_clamped() {
+    fn values_out_of_range_are_clamped_with_a_warning() {
         let builder = Builder::new().rate(0).stack_bytes(70_000).max_depth(0);
         assert_eq!(builder.source.periods, Some(Periods::of_rate(1)));
         assert_eq!(builder.source.stack_bytes, 65_448);
         assert_eq!(builder.max_depth, 1);
-        assert_eq!(Builder::new().stack_bytes(5_003).source.stack_bytes, 5_000);
-    }
-
-    #[test]
-    fn a_span_is_long_after_ten_times_what_is_slow() {
-        let ms = Duration::from_millis;
-        let long_after = |keep: &Keep, arm_after| plan(keep, SECOND, arm_after).long_after;
-        assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 2_500_000_000);
-        assert_eq!(long_after(&Keep::failed(), ms(1)), 10 * SECOND);
-        assert_eq!(long_after(&Keep::slower_than(ms(0)), ms(0)), 10 * SECOND);
-        // Twenty times `arm_after`.
-        assert_eq!(long_after(&Keep::slower_than(ms(5)), ms(20)), 4 * SECOND);
-        assert_eq!(long_after(&Keep::failed(), Duration::MAX), u64::MAX);
+        let expected = [
+            "rate(0) is not from 1 to 10000: it is 1 now",
+            "stack_bytes(70000) is not from 1024 to 65448: it is 65448 now",
+            "max_depth(0) is not from 1 to 1024: it is 1 now",
+        ];
+        assert_eq!(builder.warnings, expected);
+        let builder = Builder::new().rate(10_000).stack_bytes(5_003).max_depth(1);
+        assert_eq!((builder.source.stack_bytes, builder.warnings.len()), (5_000, 0));
     }
 
     #[test]
@@ -607,12 +617,5 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(all.or_slower_than(3 * second).hung_limit(), Some(30 * second));
         assert_eq!(all.hung_limit(), None);
-    }
-
-    #[test]
-    fn suspicion_begins_a_little_before_the_threshold() {
-        let keep = Keep::slower_than(Duration::from_millis(250));
-        let after = plan(&keep, SECOND, Duration::ZERO).suspect_after;
-        assert!(after < 250_000_000 && after > 249_000_000);
     }
 }

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::export::OtlpExporter;
 use crate::keep::Rules;
 use crate::redact::Redaction;
+use crate::text::shortened;
 
 const RULES: &str = "TRACING_PROFILING";
 const SOURCE: &str = "TRACING_PROFILING_SOURCE";
@@ -27,21 +28,68 @@ const CPU_BUDGET: &str = "TRACING_PROFILING_CPU_BUDGET";
 const PENDING_PROFILES: &str = "TRACING_PROFILING_PENDING_PROFILES";
 const DIR: &str = "TRACING_PROFILING_DIR";
 const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
+#[cfg(not(feature = "_otlp"))]
+const ENDPOINTS: [&str; 2] =
+    ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"];
 const SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
+const FIELDS: &str = "TRACING_PROFILING_FIELDS";
 const REDACT: &str = "TRACING_PROFILING_REDACT";
 const PATHS: &str = "TRACING_PROFILING_PATHS";
 const SYMBOLS: &str = "TRACING_PROFILING_SYMBOLS";
 const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
 const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
 
+/// All variables whose names begin like that of the rules.
+const KNOWN: [&str; 18] = [
+    RULES,
+    SOURCE,
+    WAITS,
+    TIMER_CLOCK,
+    ARM_AFTER,
+    RATE,
+    STACK_BYTES,
+    MAX_DEPTH,
+    SHED,
+    CPU_BUDGET,
+    PENDING_PROFILES,
+    DIR,
+    FIELDS,
+    REDACT,
+    PATHS,
+    SYMBOLS,
+    EXPORT_BYTES,
+    SYMBOL_BYTES,
+];
+
 impl Builder {
-    /// Applies the settings in environment variables. Variables that are unset or empty change nothing.
+    /// Applies the settings in environment variables. Variables that are unset or empty change nothing. One whose name
+    /// begins with `TRACING_PROFILING_` and is not known is logged as a warning.
     ///
     /// # Errors
     ///
     /// If the value of a variable is malformed. The error shows where and why.
     pub fn with_env(self) -> Result<Self, Error> {
-        self.with_variables(of_process)
+        let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        self.warn_of_unknown(names).with_variables(of_process)
+    }
+
+    fn warn_of_unknown(mut self, names: impl Iterator<Item = String>) -> Self {
+        let is_ours = |name: &String| {
+            name.strip_prefix(RULES).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        };
+        let mut unknown: Vec<_> =
+            names.filter(is_ours).filter(|name| !KNOWN.contains(&name.as_str())).collect();
+        unknown.sort();
+        for name in unknown {
+            let rest = KNOWN.iter().filter_map(|known| known.strip_prefix(RULES));
+            let known: Vec<_> = rest.filter(|rest| !rest.is_empty()).collect();
+            self.warn(format!(
+                "{} is not a known variable and has no effect; known are {RULES} and, with the same beginning, {}",
+                shortened(&name),
+                known.join(", ")
+            ));
+        }
+        self
     }
 
     /// Like [`with_env`](Self::with_env), from any source of variables. An error is a value that is not valid Unicode.
@@ -91,6 +139,8 @@ impl Builder {
             within(1..=100_000),
             |builder, profiles| builder.pending_profiles(profiles as usize),
         )?;
+        let names = "names of fields, as http.route,method, or none";
+        builder = builder.set(&get, FIELDS, names, field_names, Self::fields)?;
         let symbols = get(SYMBOLS)?;
         if symbols.is_some_and(|text| text.trim() == "on") && cfg!(not(feature = "symbols")) {
             let expected = "off: the feature `symbols` of tracing-profiling is not on";
@@ -110,7 +160,13 @@ impl Builder {
         let is_disabled = disabled.is_some_and(|text| text.trim().eq_ignore_ascii_case("true"));
         let exporter = get(EXPORTER)?;
         let is_otlp = match exporter.as_deref().map(str::trim) {
-            None => has_otlp_endpoint(&variable)?,
+            None => {
+                #[cfg(not(feature = "_otlp"))]
+                for name in ENDPOINTS.into_iter().filter(|_| !is_disabled) {
+                    builder.unused_endpoint = get(name)?.map(|_| name).or(builder.unused_endpoint);
+                }
+                has_otlp_endpoint(&variable)?
+            }
             Some("otlp") if is_disabled || cfg!(feature = "_otlp") => true,
             Some("otlp") => {
                 let expected =
@@ -240,6 +296,18 @@ fn time(text: &str) -> Option<Duration> {
     if text == "0" { Some(Duration::ZERO) } else { humantime::parse_duration(text).ok() }
 }
 
+/// Parses names of fields, separated by commas. `none` alone is no name.
+fn field_names(text: &str) -> Option<Vec<String>> {
+    if text == "none" {
+        return Some(Vec::new());
+    }
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let is_name = |name: &str| {
+        name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-' | ':'))
+    };
+    names.map(|name| is_name(name).then(|| name.to_owned())).collect()
+}
+
 /// Parses limits such as `cpu>90%|memory>2GB`; each may occur at most once.
 fn shed(text: &str) -> Option<(Option<u32>, Option<u64>)> {
     let (mut cpu, mut memory) = (None, None);
@@ -307,6 +375,7 @@ mod tests {
             "_SHED",
             "_PENDING_PROFILES",
             "_DIR",
+            "_FIELDS",
             "_REDACT",
             "_PATHS",
             "_SYMBOLS",
@@ -319,6 +388,42 @@ mod tests {
             let builder = read(variables).unwrap();
             assert_eq!(format!("{builder:?}"), format!("{:?}", Builder::new()));
         }
+    }
+
+    #[test]
+    fn unknown_variables_are_named_in_a_warning() {
+        let names = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned());
+            Builder::new().warn_of_unknown(names).warnings
+        };
+        assert!(names(&KNOWN).is_empty());
+        assert!(names(&["TRACING_PROFILINGS", "TRACING", "PATH"]).is_empty());
+        let warnings = names(&[
+            "TRACING_PROFILING_TRESHOLD",
+            "TRACING_PROFILING_RATE",
+            "TRACING_PROFILING_A\nb",
+        ]);
+        let [first, second] = warnings.as_slice() else { panic!("{warnings:?}") };
+        assert!(first.starts_with("TRACING_PROFILING_A\\nb is not a known variable"), "{first}");
+        assert!(
+            second.starts_with("TRACING_PROFILING_TRESHOLD is not a known variable"),
+            "{second}"
+        );
+        assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _ARM_AFTER, _RATE, _STACK_BYTES, \
+            _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FIELDS, _REDACT, _PATHS, _SYMBOLS, \
+            _EXPORT_BYTES, _SYMBOL_BYTES"), "{second}");
+    }
+
+    #[cfg(not(feature = "_otlp"))]
+    #[test]
+    fn an_endpoint_without_the_feature_for_it_is_noted() {
+        let unused = |variables: &[(&str, &str)]| read(variables).unwrap().unused_endpoint;
+        let (all, profiles) = (ENDPOINTS[0], ENDPOINTS[1]);
+        assert_eq!(unused(&[]), None);
+        assert_eq!(unused(&[(all, "http://a")]), Some(all));
+        assert_eq!(unused(&[(all, "http://a"), (profiles, "http://b")]), Some(profiles));
+        assert_eq!(unused(&[(all, "http://a"), (EXPORTER, "directory")]), None);
+        assert_eq!(unused(&[(all, "http://a"), (SDK_DISABLED, "true")]), None);
     }
 
     #[test]
@@ -335,6 +440,7 @@ mod tests {
             ("TRACING_PROFILING_SHED", "cpu>90% | memory > 2GiB"),
             ("TRACING_PROFILING_PENDING_PROFILES", "8"),
             ("TRACING_PROFILING_DIR", "/var/profiles"),
+            ("TRACING_PROFILING_FIELDS", "http.route, tenant,"),
             ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
             ("TRACING_PROFILING_PATHS", "full"),
             ("TRACING_PROFILING_SYMBOLS", "off"),
@@ -356,6 +462,7 @@ mod tests {
             .shed_above_memory(2 << 30)
             .pending_profiles(8)
             .directory("/var/profiles")
+            .fields(["http.route", "tenant"])
             .redact(redaction)
             .symbols(false)
             .symbol_bytes(1000)

@@ -2,6 +2,7 @@
 
 mod builder;
 mod environment;
+mod plan;
 
 pub use builder::Builder;
 pub(crate) use environment::rules_of_env;

@@ -24,11 +24,11 @@ pub(crate) struct Epoch {
     opened_ns: u64,
 }
 
-/// What was exported of a span while it was open.
-#[derive(Debug, Default)]
-struct ExportedWhileOpen {
-    samples: u64,
-    profiles: Vec<ProfileId>,
+/// What was exported of a span while it was open. Snapshots of it have no samples here.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ExportedWhileOpen {
+    pub(crate) samples: u64,
+    pub(crate) profiles: Vec<ProfileId>,
 }
 
 impl ExportedWhileOpen {
@@ -164,8 +164,7 @@ impl ProfileAdmission {
             if !span.is_open {
                 span.samples = span.samples.saturating_sub(exported.samples);
             }
-            span.earlier.clone_from(&exported.profiles);
-            span.earlier_samples = exported.samples;
+            span.earlier.clone_from(exported);
         }
         let epochs = if span.is_open { &mut state.snapshots } else { &mut state.epochs };
         let open = epochs.get(&span.root);
@@ -450,7 +449,7 @@ mod tests {
         let outer = keep(&admission, 1, 1, 8, OTHER);
         assert_eq!(outer.profile, Ok(OTHER));
         assert_eq!(outer.samples, 3);
-        assert_eq!(outer.earlier, [ID]);
+        assert_eq!(outer.earlier.profiles, [ID]);
     }
 
     #[test]
@@ -460,9 +459,9 @@ mod tests {
         admission.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
         let outer = keep(&admission, 1, 1, 5, OTHER);
         assert_eq!(outer.profile, Err(NoProfile::NoSamples));
-        assert_eq!(outer.earlier, [ID]);
+        assert_eq!(outer.earlier.profiles, [ID]);
         admission.forget(key(1));
-        assert!(keep(&admission, 1, 1, 5, OTHER).earlier.is_empty());
+        assert!(keep(&admission, 1, 1, 5, OTHER).earlier.profiles.is_empty());
     }
 
     #[test]
@@ -480,9 +479,9 @@ mod tests {
         assert!(admission.has_epoch(key(1)), "the epoch of the closed span");
         admission.end_epoch(key(1), |_| HashMap::from([(key(1), 3)]));
         let inner = keep(&admission, 3, 1, 9, ID);
-        assert_eq!((inner.samples, inner.earlier.as_slice()), (9, [OTHER].as_slice()));
+        assert_eq!((inner.samples, inner.earlier.profiles.as_slice()), (9, [OTHER].as_slice()));
         let outer = keep(&admission, 1, 1, 12, ID);
-        assert_eq!((outer.samples, outer.earlier.as_slice()), (9, [OTHER, ID].as_slice()));
+        assert_eq!((outer.samples, outer.earlier.profiles.as_slice()), (9, [OTHER, ID].as_slice()));
     }
 
     #[test]
@@ -552,7 +551,7 @@ mod tests {
         let epoch = admission.end_epoch(key(7), |_| HashMap::from([(key(9), 1)])).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(OTHER), 2));
         let outer = keep(&admission, 9, 7, 3, ID);
-        assert_eq!((outer.profile, outer.samples, outer.earlier.len()), (Ok(ID), 2, 0));
+        assert_eq!((outer.profile, outer.samples, outer.earlier.profiles.len()), (Ok(ID), 2, 0));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,11 @@ use tracing::Metadata;
 
 use super::attribute;
 use super::fields::FieldRules;
-use super::percentile::{MOST_SKETCHES, Sketch};
+use super::percentile::{MOST_SKETCHES, Sketches};
 use super::plans::{Callsite, Cohort, Plans};
+use super::shown_fields::{FieldValues, ShownFields};
 use super::{Keep, Rule, Rules};
-use crate::span::{HAS_FIELDS, HAS_STATUS, Plan};
+use crate::span::{HAS_FIELDS, HAS_STATUS, Plan, SHOWS_FIELDS};
 use crate::stats::Counters;
 
 /// Caches what the rules decide for each callsite.
@@ -23,6 +24,7 @@ use crate::stats::Counters;
 #[derive(Debug)]
 pub(crate) struct Callsites {
     planner: Planner,
+    shown_fields: ShownFields,
     /// Chains of callsites that share a hash. Metadata live forever, so nothing is removed.
     sites: Box<[Chain]>,
     /// Starts at 1 and grows whenever the rules are replaced.
@@ -31,6 +33,8 @@ pub(crate) struct Callsites {
     /// Some plans belong to rules that were replaced.
     has_replaced: AtomicBool,
     known: Mutex<Known>,
+    /// See [`Sketches`].
+    sketches_for_values: Arc<AtomicUsize>,
     started: Instant,
     counters: Arc<Counters>,
 }
@@ -127,14 +131,21 @@ pub(crate) const STATUS_FIELD: &str = "otel.status_code";
 const CHAINS: usize = 2048;
 
 impl Callsites {
-    pub(crate) fn new(rules: Rules, planner: MakePlan, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(
+        rules: Rules,
+        planner: MakePlan,
+        shown_fields: ShownFields,
+        counters: Arc<Counters>,
+    ) -> Self {
         Self {
             planner: Planner(planner),
+            shown_fields,
             sites: (0..CHAINS).map(|_| Chain::new()).collect(),
             generation: AtomicU64::new(1),
             plans: Plans::new(),
             has_replaced: AtomicBool::new(false),
             known: Mutex::new(Known { rules, cohorts: HashMap::new(), next: 0, current: 0 }),
+            sketches_for_values: Arc::default(),
             started: Instant::now(),
             counters,
         }
@@ -163,6 +174,10 @@ impl Callsites {
         }
     }
 
+    pub(crate) fn shown_fields(&self) -> &ShownFields {
+        &self.shown_fields
+    }
+
     /// The callsite and rule behind a plan's number.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Callsite>> {
         self.plans.get(number)
@@ -186,7 +201,7 @@ impl Callsites {
         known.cohorts.retain(|(rule, _), cohort| {
             let stays = in_force.contains(rule);
             if !stays {
-                cohort.sketch.iter().for_each(Sketch::forget);
+                cohort.sketches.iter().for_each(Sketches::forget);
             }
             stays
         });
@@ -218,10 +233,16 @@ impl Callsites {
         self.has_replaced.store(has_replaced, Ordering::Relaxed);
     }
 
-    /// Whether a span with that wall time took longer than the percentile of its rule.
-    pub(crate) fn is_rare(&self, callsite: &Callsite, wall_ns: u64) -> bool {
-        let sketch = callsite.cohort.as_ref().and_then(|cohort| cohort.sketch.as_ref());
-        sketch.is_some_and(|sketch| sketch.add(wall_ns, self.now_ns()))
+    /// Whether a span with that wall time took longer than the percentile of its rule, among the spans with the same
+    /// values.
+    pub(crate) fn is_rare(
+        &self,
+        callsite: &Callsite,
+        values: impl FnOnce() -> FieldValues,
+        wall_ns: u64,
+    ) -> bool {
+        let sketches = callsite.cohort.as_ref().and_then(|cohort| cohort.sketches.as_ref());
+        sketches.is_some_and(|sketches| sketches.add(values(), wall_ns, self.now_ns()))
     }
 
     fn now_ns(&self) -> u64 {
@@ -276,8 +297,9 @@ impl Callsites {
             Counters::add(&self.counters.rules.skipped, fields.left_out());
             Arc::new(fields)
         });
-        let sketches = cohorts.values().filter_map(|cohort| cohort.sketch.as_ref());
-        let has_room = sketches.filter(|sketch| sketch.is_in_use()).count() < MOST_SKETCHES;
+        let sketches = cohorts.values().filter_map(|cohort| cohort.sketches.as_ref());
+        let has_room = sketches.filter(|sketches| sketches.is_in_use()).count() < MOST_SKETCHES;
+        let shows_fields = self.shown_fields.is_any_of(metadata);
         for (number, candidate) in (first..).zip(planned) {
             let keep = candidate.map_or(Keep::never(), |candidate| candidate.keep);
             let id = candidate.map_or(0, |candidate| candidate.id);
@@ -285,7 +307,8 @@ impl Callsites {
             let has_status = metadata.fields().field(STATUS_FIELD).is_some();
             let status = if has_status { HAS_STATUS } else { 0 };
             let values = if fields.is_some() { HAS_FIELDS } else { 0 };
-            let plan = Plan { number, flags: plan.flags | status | values, ..plan };
+            let shown = if shows_fields { SHOWS_FIELDS } else { 0 };
+            let plan = Plan { number, flags: plan.flags | status | values | shown, ..plan };
             let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
             self.plans.insert(Callsite {
                 metadata,
@@ -313,13 +336,14 @@ impl Callsites {
         if let Some(known) = cohorts.get(&key) {
             return Some(Arc::clone(known));
         }
-        let sketch = keep.percentile().map(Sketch::new);
-        if sketch.is_some() && !has_room {
+        let total = &self.sketches_for_values;
+        let sketches = keep.percentile().map(|millionths| Sketches::new(millionths, total));
+        if sketches.is_some() && !has_room {
             Counters::add(&self.counters.rules.percentiles_dropped, 1);
             return Some(Arc::default());
         }
-        let is_needed = sketch.is_some() || keep.one_in().is_some();
-        let new = Cohort { sketch, ..Cohort::default() };
+        let is_needed = sketches.is_some() || keep.one_in().is_some();
+        let new = Cohort { sketches, ..Cohort::default() };
         is_needed.then(|| Arc::clone(cohorts.entry(key).or_insert(Arc::new(new))))
     }
 }
@@ -379,7 +403,7 @@ mod tests {
             arm_after: 0,
             long_after: 0,
         };
-        Callsites::new(rules, Box::new(plan), Arc::default())
+        Callsites::new(rules, Box::new(plan), ShownFields::default(), Arc::default())
     }
 
     fn metadata_of(span: &tracing::Span) -> &'static Metadata<'static> {

@@ -28,6 +28,7 @@ use winnow::error::{ContextError, ErrMode, StrContext, StrContextValue};
 use winnow::prelude::*;
 use winnow::token::take_while;
 
+use super::hint::likely_fix;
 use super::rules::FieldMatch;
 use super::{Condition, Keep, Rule, Rules, TimeOrShare};
 use crate::error::Error;
@@ -51,10 +52,16 @@ impl FromStr for Rules {
     /// If the text is malformed; the error shows where.
     fn from_str(text: &str) -> Result<Self, Error> {
         let parsed = rules.parse(text);
-        let directives =
-            parsed.map_err(|error| Error::rules(text, error.offset(), expected(error.inner())))?;
+        let directives = parsed.map_err(|error| {
+            let at = error.offset();
+            let problem = likely_fix(text, at);
+            let problem =
+                problem.unwrap_or_else(|| format!("expected {}", expected(error.inner())));
+            Error::rules(text, at, problem)
+        })?;
         let wrong = |directive: &Directive, expected| {
-            Err(Error::rules(text, text.len().saturating_sub(directive.rest), expected))
+            let at = text.len().saturating_sub(directive.rest);
+            Err(Error::rules(text, at, format!("expected {expected}")))
         };
         if let Some(over) = directives.get(MOST_DIRECTIVES) {
             return wrong(over, format!("at most {MOST_DIRECTIVES} directives"));

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use tracing::Metadata;
 
-use super::Reasons;
+use super::{ExportedWhileOpen, FieldValues, Reasons};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{ProfileId, Waits};
 use crate::span::{SpanKey, TimeBreakdown, TraceIds};
@@ -37,6 +37,8 @@ pub struct KeptSpan {
     pub(crate) key: SpanKey,
     pub(crate) root: SpanKey,
     pub(crate) metadata: &'static Metadata<'static>,
+    /// After redaction.
+    pub(crate) values: FieldValues,
     pub(crate) rule: u64,
     pub(crate) reasons: Reasons,
     pub(crate) account: TimeBreakdown,
@@ -47,9 +49,7 @@ pub struct KeptSpan {
     /// Some of its samples are in none of the spans inside it; they link to its own id.
     pub(crate) is_sampled_itself: bool,
     pub(crate) profile: Result<ProfileId, NoProfile>,
-    pub(crate) earlier: Vec<ProfileId>,
-    /// How many of its samples are in earlier profiles; those of snapshots do not count.
-    pub(crate) earlier_samples: u64,
+    pub(crate) earlier: ExportedWhileOpen,
     pub(crate) trace: Option<TraceIds>,
     pub(crate) is_open: bool,
 }
@@ -63,6 +63,12 @@ impl KeptSpan {
     /// The span's target.
     pub fn target(&self) -> &'static str {
         self.metadata.target()
+    }
+
+    /// The values of its fields that identify it, after redaction: those of
+    /// [`Builder::fields`](crate::Builder::fields), as they were when it closed.
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.values.iter()
     }
 
     /// Why it was kept.
@@ -110,7 +116,7 @@ impl KeptSpan {
 
     /// Profiles that were exported before it closed: those of spans inside it, and its own from while it was open.
     pub fn earlier_profiles(&self) -> &[ProfileId] {
-        &self.earlier
+        &self.earlier.profiles
     }
 }
 
@@ -163,6 +169,7 @@ impl KeptSpan {
             key,
             root,
             metadata,
+            values: FieldValues::default(),
             rule: 0,
             reasons: Reasons::default(),
             account: TimeBreakdown::default(),
@@ -171,8 +178,7 @@ impl KeptSpan {
             samples,
             is_sampled_itself: samples > 0,
             profile: Err(NoProfile::NoSamples),
-            earlier: Vec::new(),
-            earlier_samples: 0,
+            earlier: ExportedWhileOpen::default(),
             trace: None,
             is_open: false,
         }

@@ -7,14 +7,16 @@ mod callsites;
 mod condition;
 mod directive;
 mod fields;
+mod hint;
 mod kept;
 mod percentile;
 mod plans;
 mod reasons;
 mod rules;
+mod shown_fields;
 mod trust;
 
-pub(crate) use admission::{Epoch, MAX_RESERVED, ProfileAdmission};
+pub(crate) use admission::{Epoch, ExportedWhileOpen, MAX_RESERVED, ProfileAdmission};
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
 pub use condition::{Condition, Keep, TimeOrShare};
 pub(crate) use kept::OnKept;
@@ -24,3 +26,4 @@ pub use reasons::{Reason, Reasons};
 #[cfg(test)]
 pub(crate) use rules::COMPARED;
 pub use rules::{Rule, Rules};
+pub(crate) use shown_fields::{FieldValues, ShownFields};

@@ -1,14 +1,81 @@
 //! How long spans of one name usually take.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use hdrhistogram::Histogram;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+
+use super::shown_fields::FieldValues;
+
+/// The sketches for the spans of one name and rule: one for each combination of values of their shown fields, so that the
+/// requests of a route are compared with each other.
+#[derive(Debug)]
+pub(super) struct Sketches {
+    /// For spans without shown fields, and for those for which there was no room.
+    others: Sketch,
+    by_values: RwLock<HashMap<FieldValues, Arc<Sketch>>>,
+    /// How many sketches for values there are in the layer.
+    total: Arc<AtomicUsize>,
+}
+
+impl Sketches {
+    pub(super) fn new(millionths: u32, total: &Arc<AtomicUsize>) -> Self {
+        let (others, by_values) = (Sketch::new(millionths), RwLock::default());
+        Self { others, by_values, total: Arc::clone(total) }
+    }
+
+    /// Frees the memory, because the rule is no longer in force. If the rule comes back, all begins anew.
+    pub(super) fn forget(&self) {
+        self.others.forget();
+        let forgotten = std::mem::take(&mut *self.by_values.write());
+        self.total.fetch_sub(forgotten.len(), Ordering::Relaxed);
+    }
+
+    /// Whether the sketch for spans without values holds memory.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.others.is_in_use()
+    }
+
+    /// Adds a span. Returns whether it took longer than the percentile of the spans before it with the same values.
+    pub(super) fn add(&self, values: FieldValues, wall_ns: u64, now_ns: u64) -> bool {
+        if values.is_empty() {
+            return self.others.add(wall_ns, now_ns);
+        }
+        let known = self.by_values.read().get(&values).cloned();
+        match known.or_else(|| self.sketch_of(values)) {
+            Some(sketch) => sketch.add(wall_ns, now_ns),
+            None => self.others.add(wall_ns, now_ns),
+        }
+    }
+
+    #[cold]
+    fn sketch_of(&self, values: FieldValues) -> Option<Arc<Sketch>> {
+        let mut by_values = self.by_values.write();
+        if let Some(known) = by_values.get(&values) {
+            return Some(Arc::clone(known));
+        }
+        let one_more = |total| (total < MOST_SKETCHES).then_some(total + 1);
+        self.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        let new = Arc::new(Sketch::new(self.others.millionths));
+        by_values.insert(values, Arc::clone(&new));
+        Some(new)
+    }
+}
+
+impl Drop for Sketches {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.by_values.get_mut().len(), Ordering::Relaxed);
+    }
+}
 
 /// How long spans of one name and rule took in the last five to ten minutes.
 ///
 /// There are two windows, and one of them fills. Old spans are forgotten a window at a time, and once a window has
 /// passed, the limit always covers at least a whole one.
 #[derive(Debug)]
-pub(crate) struct Sketch {
+struct Sketch {
     /// In parts of a million.
     millionths: u32,
     /// Spans that must be counted before the limit applies.
@@ -29,7 +96,7 @@ struct Windows {
 }
 
 const WINDOW_NS: u64 = 5 * 60 * 1_000_000_000;
-/// Sketches of a layer; each takes up to some 20 KiB.
+/// Sketches of a layer, and as many again for values of fields; each takes up to some 20 KiB.
 pub(super) const MOST_SKETCHES: usize = 256;
 /// The expected number of spans above the percentile before it is meaningful.
 const EXPECTED_ABOVE: u64 = 10;
@@ -44,24 +111,24 @@ const LONGEST: u64 = 24 * 60 * 60 * 1_000_000;
 
 impl Sketch {
     /// A sketch of that percentile, in parts of a million.
-    pub(crate) fn new(millionths: u32) -> Self {
+    fn new(millionths: u32) -> Self {
         let above = MILLION.saturating_sub(u64::from(millionths)).max(1);
         let warm_up = (EXPECTED_ABOVE * MILLION / above).max(LEAST_WARM_UP);
         Self { millionths, warm_up, windows: Mutex::new(None) }
     }
 
     /// Frees the memory, because the rule is no longer in force. If the rule comes back, the sketch starts anew.
-    pub(crate) fn forget(&self) {
+    fn forget(&self) {
         *self.windows.lock() = None;
     }
 
     /// Whether it holds memory.
-    pub(crate) fn is_in_use(&self) -> bool {
+    fn is_in_use(&self) -> bool {
         self.windows.lock().is_some()
     }
 
     /// Adds a span that took `wall_ns`. Returns whether it took longer than the percentile of the spans before it.
-    pub(crate) fn add(&self, wall_ns: u64, now_ns: u64) -> bool {
+    fn add(&self, wall_ns: u64, now_ns: u64) -> bool {
         let mut windows = self.windows.lock();
         if windows.is_none() {
             *windows = Windows::new(now_ns);
@@ -144,6 +211,40 @@ mod tests {
             // The histogram rounds by up to 1 %.
             assert!(above <= expected && above + expected / 10 + 5 >= expected, "{above}");
         }
+    }
+
+    fn values(method: &str) -> FieldValues {
+        FieldValues::for_test(&[("method", method)])
+    }
+
+    #[test]
+    fn spans_are_compared_with_those_of_the_same_values() {
+        let total = Arc::default();
+        let sketches = Sketches::new(990_000, &total);
+        let none = FieldValues::default;
+        lengths().for_each(|wall_ns| _ = sketches.add(values("GET"), wall_ns, 0));
+        lengths().for_each(|wall_ns| _ = sketches.add(values("PUT"), wall_ns / 1_000, 0));
+        lengths().for_each(|wall_ns| _ = sketches.add(none(), wall_ns * 10, 0));
+        let is_rare = |values, ms| sketches.add(values, ms * MS, 0);
+        assert_eq!([is_rare(values("GET"), 900), is_rare(values("GET"), 1_100)], [false, true]);
+        assert_eq!([is_rare(values("PUT"), 2), is_rare(none(), 5_000)], [true, false]);
+        assert_eq!(total.load(Ordering::Relaxed), 2);
+        sketches.forget();
+        assert_eq!(total.load(Ordering::Relaxed), 0);
+        assert!(!sketches.is_in_use() && !is_rare(values("GET"), 100_000));
+        drop(sketches);
+        assert_eq!(total.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_number_of_sketches_is_limited() {
+        let total = Arc::default();
+        let sketches = Sketches::new(990_000, &total);
+        for number in 0..MOST_SKETCHES + 100 {
+            sketches.add(values(&number.to_string()), MS, 0);
+        }
+        assert_eq!(total.load(Ordering::Relaxed), MOST_SKETCHES);
+        assert!(sketches.is_in_use(), "the last ones are compared with each other");
     }
 
     #[test]

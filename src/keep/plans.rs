@@ -9,7 +9,7 @@ use tracing::Metadata;
 
 use super::Keep;
 use super::fields::FieldRules;
-use super::percentile::Sketch;
+use super::percentile::Sketches;
 use crate::span::Plan;
 
 /// What a rule means for the spans of a callsite.
@@ -51,7 +51,7 @@ pub(super) struct Cohort {
     /// Spans so far, for `one_in`.
     pub(super) spans: AtomicU32,
     /// Present if the rule has a percentile.
-    pub(super) sketch: Option<Sketch>,
+    pub(super) sketches: Option<Sketches>,
 }
 
 /// All plans in use, by number. The lock is taken only for spans that may be kept or depend on values.

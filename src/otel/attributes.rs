@@ -86,8 +86,8 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
         AFTER_LAST_EXIT => {
             ns(account.after_last_exit_ns).filter(|_| account.after_last_exit_ns >= WORTH_SAYING_NS)
         }
-        EARLIER if !span.earlier.is_empty() => {
-            let ids = span.earlier.iter().map(|id| Value::from(id.to_string()));
+        EARLIER if !span.earlier.profiles.is_empty() => {
+            let ids = span.earlier.profiles.iter().map(|id| Value::from(id.to_string()));
             Some(Value::Array(ids.collect()))
         }
         // Pyroscope finds samples by their link, which is the innermost span.

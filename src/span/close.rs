@@ -11,6 +11,7 @@ use super::{RegistryId, SpanKey, Spans, TraceIds};
 /// A span that has closed and must be judged, or an open one in the state it would close in now.
 #[derive(Clone, Debug)]
 pub(crate) struct Closing {
+    pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
     pub(crate) root: SpanKey,
     pub(crate) plan: u64,
@@ -118,6 +119,7 @@ impl Spans {
     pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<Closing> {
         let flags = slot.flags();
         Some(Closing {
+            id: slot.id()?,
             key: slot.key()?,
             root: slot.root()?,
             plan: slot.plan(),
@@ -141,6 +143,7 @@ impl Spans {
 impl Closing {
     pub(crate) fn for_test(wall_ns: u64, flags: u32) -> Self {
         Self {
+            id: RegistryId::MIN,
             key: SpanKey::MIN,
             root: SpanKey::MIN,
             plan: 0,

@@ -42,9 +42,17 @@ pub(crate) const SAMPLED_ITSELF: u32 = 1 << 13;
 pub(crate) const CPU_UNKNOWN: u32 = 1 << 14;
 /// The span's rule judges CPU times, so its threads' CPU clocks are read at each enter and exit.
 pub(crate) const JUDGES_CPU: u32 = 1 << 15;
+/// The span has fields whose values are shown.
+pub(crate) const SHOWS_FIELDS: u32 = 1 << 16;
 /// The flags that come from the span's plan.
-const OF_PLAN: u32 =
-    KEEP_ON_ERROR | HAS_STATUS | SUSPECT | HAS_FIELDS | WATCHED | ONE_IN | JUDGES_CPU;
+const OF_PLAN: u32 = KEEP_ON_ERROR
+    | HAS_STATUS
+    | SUSPECT
+    | HAS_FIELDS
+    | WATCHED
+    | ONE_IN
+    | JUDGES_CPU
+    | SHOWS_FIELDS;
 
 /// Written by the hooks of all threads that the span is on. A slot belongs to one span from [`open`](Self::open) to
 /// [`release`](Self::release). The registry separates these uses: it reuses an id only after every layer has seen the

@@ -11,8 +11,8 @@ use super::account::Sure;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU};
 use super::slot::{
-    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, Parent,
-    SUSPECT, Slot, WATCHED,
+    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, JUDGES_CPU, Parent, SUSPECT,
+    Slot, WATCHED,
 };
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, Plan, RegistryId, SpanKey, TraceIds};
@@ -470,10 +470,10 @@ impl Spans {
         state.is_new = false;
     }
 
-    /// Whether the span with that id has the field that sets its OpenTelemetry status.
+    /// The flags of the span with that id; 0 if it is not profiled.
     #[inline]
-    pub(crate) fn has_status(&self, id: RegistryId) -> bool {
-        self.table.get(id).is_some_and(|slot| slot.flags() & HAS_STATUS != 0)
+    pub(crate) fn flags(&self, id: RegistryId) -> u32 {
+        self.table.get(id).map_or(0, |slot| slot.flags())
     }
 
     /// An error occurred in the span with that id.

@@ -119,7 +119,7 @@ impl Host {
     }
 }
 
-/// A layer that collects the messages of `tracing_profiling`'s own events.
+/// A layer that collects the messages and fields of `tracing_profiling`'s own events.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -127,8 +127,11 @@ impl<S: tracing::Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         struct Message(String);
         impl tracing::field::Visit for Message {
-            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0 = format!("{value:?}");
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                match field.name() {
+                    "message" => self.0.insert_str(0, &format!("{value:?}")),
+                    name => self.0.push_str(&format!(" {name}={value:?}")),
+                }
             }
         }
         if event.metadata().target() == "tracing_profiling" {

@@ -27,7 +27,9 @@ use super::oracle::{Place, Reported, ReportedProfile, ReportedSpan, START_NS, Ti
 use super::script::{Kind, Step, THREADS, Under};
 use super::source::{OTHER_PERIOD_NS, Scripted, begin_thread};
 use crate::export::{ExportError, Exported, Exporter};
-use crate::keep::{Callsites, Condition, Keep, KeptSpan, ProfileAdmission, Rule, Rules};
+use crate::keep::{
+    Callsites, Condition, Keep, KeptSpan, ProfileAdmission, Rule, Rules, ShownFields,
+};
 use crate::otel::AttributeNames;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::sampler::{Sampler, Source, SourceSettings};
@@ -224,6 +226,7 @@ impl Stage {
             callsites: Callsites::new(
                 rules(),
                 Box::new(move |keep| plan(keep, is_late)),
+                ShownFields::default(),
                 Arc::clone(&counters),
             ),
             admission: ProfileAdmission::by_hand(many, Arc::clone(&now)),
@@ -247,6 +250,7 @@ impl Stage {
             source_settings: settings,
             exporter: Box::new(Nowhere),
             problem: None,
+            warnings: Vec::new(),
             on_kept: None,
             only_sampled_traces: false,
             attributes: AttributeNames::default(),
@@ -448,6 +452,7 @@ impl Stage {
             profile: span.profile.ok().as_ref().map(number_of),
             earlier: span
                 .earlier
+                .profiles
                 .iter()
                 .filter(|id| !snapshots.contains(id))
                 .map(number_of)

@@ -1,0 +1,353 @@
+//! The log events of kept spans.
+
+use std::fmt::{self, Display, Write};
+
+use super::report::{
+    AtSite, Ns, Short, WAIT_NS, WORTH_REPORTING, full_name, plural_waits, unsampled_of,
+};
+use crate::keep::{Kept, KeptSpan, NoProfile};
+use crate::profile::Waits;
+use crate::redact::Redaction;
+use crate::span::TimeBreakdown;
+
+/// The kept spans of one profile that have events of their own.
+const MOST_EVENTS: usize = 8;
+
+/// Logs what was kept: an event for each span, whose fields have everything.
+pub(super) fn log(kept: &Kept, names: &Redaction) {
+    let Some((first, others)) = kept.spans.split_first() else { return };
+    log_span(first, kept, names, &message(first, kept, names), true);
+    let of = full_name(first, names);
+    for span in others.iter().take(MOST_EVENTS - 1) {
+        let is_in = match span.profile {
+            Ok(_) if kept.profile.is_some() => format!(": in the profile of `{of}`"),
+            Ok(_) => String::new(),
+            Err(why) => format!(": no profile: {}", Without(why, span)),
+        };
+        log_span(span, kept, names, &format!("{}{is_in}", head(span, names)), false);
+    }
+    let left_out = others.len().saturating_sub(MOST_EVENTS - 1);
+    if left_out > 0 {
+        tracing::info!(
+            target: "tracing_profiling",
+            spans = left_out,
+            profile_id = kept.profile.map(display),
+            "kept {left_out} more spans together with `{of}`"
+        );
+    }
+}
+
+/// Detects that the names of kept spans do not tell requests apart, although a field could.
+#[derive(Debug, Default)]
+pub(super) struct NameHint {
+    /// The only name so far, and how many spans had it.
+    name: Option<String>,
+    spans: usize,
+    is_over: bool,
+}
+
+impl NameHint {
+    /// The kept spans after which the log says so.
+    const SPANS: usize = 5;
+    /// Fields that differ between requests.
+    const TELLING: [&str; 8] = [
+        "http.route",
+        "route",
+        "matched_path",
+        "otel.name",
+        "url.path",
+        "http.target",
+        "path",
+        "uri",
+    ];
+
+    /// The log line, once, when it is due.
+    pub(super) fn line(&mut self, kept: &Kept, names: &Redaction) -> Option<String> {
+        if self.is_over {
+            return None;
+        }
+        for span in &kept.spans {
+            let name = full_name(span, names);
+            self.spans += 1;
+            self.is_over |= *self.name.get_or_insert_with(|| name.clone()) != name;
+        }
+        let span = kept.spans.first().filter(|_| !self.is_over && self.spans >= Self::SPANS)?;
+        self.is_over = true;
+        let fields = span.metadata.fields();
+        let is_shown = |name: &&&str| span.fields().any(|(shown, _)| shown == **name);
+        let mut unshown = Self::TELLING.iter().filter(|name| !is_shown(name));
+        let field = unshown.find(|name| fields.field(**name).is_some())?;
+        let mut shown: Vec<_> = span.fields().map(|(name, _)| name).collect();
+        shown.push(field);
+        Some(format!(
+            "all {} kept spans are named `{}`: TRACING_PROFILING_FIELDS={} also shows the values of their field \
+             `{field}`, in the log and in profiles",
+            self.spans,
+            full_name(span, names),
+            shown.join(",")
+        ))
+    }
+}
+
+/// `has_profile` adds what the profile shows.
+fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_profile: bool) {
+    let account = span.times();
+    let is_known = !account.is_cpu_time_unknown;
+    let known = |ns: u64| is_known.then(|| ms(ns));
+    let worth = |ns: u64| (ns >= WORTH_REPORTING).then(|| ms(ns));
+    let value = |name| span.fields().find(|(field, _)| *field == name).map(|(_, value)| value);
+    let others = others(span);
+    let waits = Some(&kept.waits).filter(|waits| has_profile && waits.count > 0);
+    let in_async = waits.filter(|waits| waits.in_async.is_some());
+    let top = kept.top_function.as_ref().filter(|_| has_profile);
+    tracing::info!(
+        target: "tracing_profiling",
+        span = display(names.redact_span(span.name())),
+        otel.name = value("otel.name"),
+        http.route = value("http.route"),
+        http.request.method = value("http.request.method"),
+        method = value("method"),
+        rpc.service = value("rpc.service"),
+        rpc.method = value("rpc.method"),
+        messaging.destination.name = value("messaging.destination.name"),
+        fields = (!others.is_empty()).then_some(others.as_str()),
+        reason = display(span.reasons()),
+        open = span.is_open().then_some(true),
+        wall_ms = ms(account.wall_ns),
+        on_cpu_ms = known(account.on_cpu_ns),
+        on_cpu_error_ms = known(account.on_cpu_error_ns).filter(|_| account.on_cpu_error_ns >= 1_000),
+        subtree_on_cpu_ms =
+            known(account.subtree_on_cpu_ns).filter(|_| account.inside_on_cpu_ns() >= WORTH_REPORTING),
+        off_cpu_ms = known(account.off_cpu_ns),
+        busy_ms = (!is_known).then(|| ms(account.busy_ns())),
+        idle_ms = ms(account.idle_ns),
+        after_last_exit_ms = worth(account.after_last_exit_ns),
+        samples = (has_profile && kept.profile.is_some()).then_some(kept.samples),
+        unsampled_ms = worth(unsampled_of(span)).filter(|_| has_profile && kept.profile.is_some()),
+        top = top.map(|(function, _)| function.as_str()),
+        top_share = top.map(|(_, share)| (share * 1_000.0).round() / 1_000.0),
+        waits = waits.map(|waits| waits.count),
+        waits_ms = waits.map(|waits| duration_ms(waits.total)),
+        longest_wait_ms =
+            waits.and_then(|waits| waits.longest.as_ref()).map(|site| duration_ms(site.waited)),
+        longest_wait = waits.and_then(|waits| waits.longest.as_ref()).map(|site| display(AtSite(site))),
+        blocked_in_async_ms = in_async.map(|waits| duration_ms(waits.in_async_total)),
+        trace_id = span.trace_ids().map(|(trace, _)| display(trace)),
+        span_id = span.trace_ids().map(|(_, span)| display(span)),
+        profile_id = span.profile().ok().or(kept.profile).map(display),
+        file = kept.files.first().map(|file| display(file.display())),
+        "{message}"
+    );
+}
+
+/// The values of shown fields that have no field of their own in the event.
+fn others(span: &KeptSpan) -> String {
+    const OWN: [&str; 7] = [
+        "otel.name",
+        "http.route",
+        "http.request.method",
+        "method",
+        "rpc.service",
+        "rpc.method",
+        "messaging.destination.name",
+    ];
+    let others = span.fields().filter(|(name, _)| !OWN.contains(name));
+    others.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+}
+
+fn ms(ns: u64) -> f64 {
+    (ns as f64 / 1_000.0).round() / 1_000.0
+}
+
+fn duration_ms(time: std::time::Duration) -> f64 {
+    ms(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// What was kept, why, and how long it took.
+fn head(span: &KeptSpan, names: &Redaction) -> String {
+    let open = if span.is_open() { ", still open" } else { "" };
+    let (name, reasons) = (full_name(span, names), span.reasons());
+    format!("kept `{name}` ({reasons}{open}) after {}", Ns(span.times().wall_ns))
+}
+
+/// What was kept and why, and what explains most of its time.
+fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
+    let mut message = head(first, names);
+    let TimeBreakdown { wall_ns, subtree_on_cpu_ns, is_cpu_time_unknown, .. } = *first.times();
+    if is_cpu_time_unknown {
+        message.push_str(" (on-CPU unknown)");
+    }
+    let mut reasons = Vec::new();
+    // A few samples of a span that mostly waited would explain nothing.
+    let is_explained = is_cpu_time_unknown || subtree_on_cpu_ns > wall_ns / 10;
+    if let Some((function, share)) = kept.top_function.as_ref().filter(|_| is_explained) {
+        reasons.push(match is_cpu_time_unknown {
+            true => format!("{:.0} % in {function}", share * 100.0),
+            false => {
+                format!(
+                    "{} on-CPU, {:.0} % of it in {function}",
+                    Ns(subtree_on_cpu_ns),
+                    share * 100.0
+                )
+            }
+        });
+    }
+    let Waits { count, total, longest, in_async, in_async_total, .. } = &kept.waits;
+    if let Some(site) = longest {
+        let waits = plural_waits(*count);
+        let of = if *count == 1 { "of" } else { "for" };
+        reasons.push(format!("{waits} {of} {}, longest in {}", Short(*total), AtSite(site)));
+    }
+    if let Some(site) = in_async {
+        let blocked = Short(*in_async_total);
+        let place = match longest.as_ref() == Some(site) {
+            true => String::new(),
+            false => format!(" in {}", AtSite(site)),
+        };
+        reasons.push(format!("blocks an async executor for {blocked}{place}"));
+    }
+    if kept.profile.is_none() {
+        let why = kept.spans.iter().find_map(|span| span.profile().err());
+        reasons.push(match why {
+            Some(why) => format!("no profile: {}", Without(why, first)),
+            None => "no profile: it could not be exported".to_owned(),
+        });
+    }
+    if !reasons.is_empty() {
+        _ = write!(message, ": {}", reasons.join("; "));
+    }
+    message
+}
+
+/// Displays why a span has no profile.
+struct Without<'a>(NoProfile, &'a KeptSpan);
+
+impl Display for Without<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TimeBreakdown { wall_ns, off_cpu_ns, idle_ns, .. } = *self.1.times();
+        let is_mostly = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
+        match self.0 {
+            NoProfile::NoSamples if is_mostly(idle_ns) => {
+                write!(f, "it was awaiting, in no thread, for {}", Ns(idle_ns))
+            }
+            NoProfile::NoSamples if is_mostly(off_cpu_ns) => {
+                write!(f, "it was off-CPU for {}, but in no wait of 10 ms", Ns(off_cpu_ns))
+            }
+            why => why.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keep::FieldValues;
+    use crate::profile::ProfileId;
+    use crate::span::SpanKey;
+
+    fn kept() -> Kept {
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 258);
+        span.account.wall_ns = 1_312_000_000;
+        span.account.on_cpu_ns = 1_290_000_000;
+        span.account.off_cpu_ns = 12_000_000;
+        span.account.idle_ns = 10_000_000;
+        span.account.sampled_ns = span.account.on_cpu_ns - 12_500_000;
+        span.account.subtree_on_cpu_ns = span.account.on_cpu_ns;
+        span.account.subtree_sampled_ns = span.account.sampled_ns;
+        span.reasons = [crate::keep::Reason::Latency].into_iter().collect();
+        span.profile = Ok(ProfileId::for_test(1));
+        Kept {
+            spans: vec![span],
+            profile: Some(ProfileId::for_test(1)),
+            samples: 258,
+            top_function: Some(("shop::render".to_owned(), 0.97)),
+            waits: Waits::default(),
+            files: vec!["profiles/x.svg".into()],
+        }
+    }
+
+    fn line(kept: &Kept) -> String {
+        message(&kept.spans[0], kept, &Redaction::new())
+    }
+
+    #[test]
+    fn a_message_states_what_was_kept_and_why() {
+        let mut kept = kept();
+        let expected =
+            "kept `test` (latency) after 1.31 s: 1.29 s on-CPU, 97 % of it in shop::render";
+        assert_eq!(line(&kept), expected);
+        kept.spans[0].values = FieldValues::for_test(&[("method", "GET"), ("http.route", "/a")]);
+        let expected = "kept `test{method=GET http.route=/a}` (latency) after 1.31 s: ";
+        assert!(line(&kept).starts_with(expected), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_message_without_a_profile_states_the_reason() {
+        let mut kept = kept();
+        kept.profile = None;
+        kept.top_function = None;
+        kept.files.clear();
+        kept.spans[0].profile = Err(NoProfile::NoSamples);
+        assert!(line(&kept).ends_with(": no profile: no sample fell in it"), "{}", line(&kept));
+        let account = &mut kept.spans[0].account;
+        (account.on_cpu_ns, account.idle_ns) = (1_000, account.wall_ns - 1_000);
+        let text = line(&kept);
+        assert!(
+            text.ends_with(": no profile: it was awaiting, in no thread, for 1.31 s"),
+            "{text}"
+        );
+        let account = &mut kept.spans[0].account;
+        (account.off_cpu_ns, account.idle_ns) = (account.idle_ns, 0);
+        let text = line(&kept);
+        assert!(
+            text.ends_with(": no profile: it was off-CPU for 1.31 s, but in no wait of 10 ms"),
+            "{text}"
+        );
+        // Before its first enter.
+        let account = &mut kept.spans[0].account;
+        (account.wall_ns, account.off_cpu_ns, account.idle_ns) = (1_600_000, 0, 1_500_000);
+        assert!(line(&kept).ends_with(": no profile: no sample fell in it"));
+    }
+
+    #[test]
+    fn spans_of_one_name_that_a_field_could_tell_apart_are_noted_once() {
+        let metadata = |span: fn() -> tracing::Span| {
+            let subscriber = tracing_subscriber::registry();
+            tracing::subscriber::with_default(subscriber, || span().metadata().unwrap())
+        };
+        let request = metadata(|| tracing::info_span!("request", method = "GET", uri = "/a"));
+        let plain = metadata(|| tracing::info_span!("request", method = "GET"));
+        let other = metadata(|| tracing::info_span!("other", uri = "/a"));
+        let line_after = |metadata: &[&'static tracing::Metadata<'static>]| {
+            let mut hint = NameHint::default();
+            let lines = metadata.iter().filter_map(|metadata| {
+                let mut kept = kept();
+                kept.spans[0].metadata = metadata;
+                kept.spans[0].values = FieldValues::for_test(&[("method", "GET")]);
+                hint.line(&kept, &Redaction::new())
+            });
+            lines.collect::<Vec<_>>()
+        };
+        assert!(line_after(&[request; 4]).is_empty());
+        let lines = line_after(&[request; 20]);
+        let [line] = lines.as_slice() else { panic!("{lines:?}") };
+        assert_eq!(
+            line,
+            "all 5 kept spans are named `request{method=GET}`: TRACING_PROFILING_FIELDS=method,uri also shows the \
+             values of their field `uri`, in the log and in profiles"
+        );
+        assert!(line_after(&[plain; 20]).is_empty(), "nothing could tell them apart");
+        let mut mixed = vec![request; 3];
+        mixed.push(other);
+        mixed.extend([request; 20]);
+        assert!(line_after(&mixed).is_empty());
+    }
+
+    #[test]
+    fn a_message_names_no_function_of_a_span_that_mostly_waited() {
+        let mut kept = kept();
+        kept.samples = 1;
+        kept.spans[0].account.subtree_on_cpu_ns = 1_000_000;
+        assert!(!line(&kept).contains("shop::render"));
+    }
+}

@@ -1,0 +1,176 @@
+//! Which of its own log lines the collector has logged, and when.
+
+use std::time::{Duration, Instant};
+
+use super::engine::Engine;
+use super::report::{self, ForbiddenCalls, Losses};
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// At most one line in this time states how many kept spans have none.
+const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(super) struct Logged {
+    forbidden_calls: ForbiddenCalls,
+    /// The source and the problems that were found at the start.
+    introduction: bool,
+    lowered_rate: Option<Instant>,
+    shed: Option<Instant>,
+    lost_signal: bool,
+    cut_stacks: bool,
+    /// The kept spans without a report that were counted in the log, and when the first one since then was noticed.
+    unreported: u64,
+    unreported_since: Option<Instant>,
+    /// When to check whether any span was created.
+    first_look: Option<Instant>,
+}
+
+impl Logged {
+    pub(super) fn new(first_look: Duration) -> Self {
+        Self {
+            forbidden_calls: ForbiddenCalls::default(),
+            introduction: false,
+            lowered_rate: None,
+            shed: None,
+            lost_signal: false,
+            cut_stacks: false,
+            unreported: 0,
+            unreported_since: None,
+            first_look: Instant::now().checked_add(first_look),
+        }
+    }
+
+    /// How long until a line may be due that nothing else wakes the collector for.
+    pub(super) fn until_next(&self) -> Option<Duration> {
+        let unreported = self.unreported_since.map(|since| since + UNREPORTED_INTERVAL);
+        let next = unreported.into_iter().chain(self.first_look).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// The lines that are due, and whether each is a warning. None as long as there is no subscriber.
+    pub(super) fn due(&mut self, engine: &Engine) -> Vec<(String, bool)> {
+        let mut lines = Vec::new();
+        let is_first_look = self.first_look.take_if(|due| *due <= Instant::now()).is_some();
+        if !engine.has_dispatch() {
+            return lines;
+        }
+        lines.extend(self.forbidden_calls.line().map(|line| (line, true)));
+        lines.extend(engine.pairing.take_warning().map(|line| (line.to_owned(), true)));
+        if !std::mem::replace(&mut self.introduction, true) {
+            lines.push(engine.source_line.clone());
+            lines.extend(engine.take_warnings().into_iter().map(|line| (line, true)));
+        }
+        if is_first_look && engine.spans.seen() == 0 {
+            lines.push((report::NOTHING_SEEN.to_owned(), false));
+        }
+        lines
+    }
+
+    /// How many kept spans have no line of their own, if that is due. `total` counts all of them.
+    pub(super) fn unreported(&mut self, total: u64, is_flush: bool) -> Option<String> {
+        let more = total - self.unreported;
+        if more == 0 {
+            return None;
+        }
+        let since = self.unreported_since.get_or_insert_with(Instant::now);
+        if !is_flush && since.elapsed() < UNREPORTED_INTERVAL {
+            return None;
+        }
+        (self.unreported, self.unreported_since) = (total, None);
+        Some(report::unreported(more))
+    }
+
+    /// Once, that the outermost callers of most stacks are missing.
+    pub(super) fn cut_stacks(
+        &mut self,
+        losses: &Losses,
+        samples: usize,
+        stack_bytes: usize,
+    ) -> Option<String> {
+        let line = report::cut_stacks(losses, samples, stack_bytes)?;
+        (!std::mem::replace(&mut self.cut_stacks, true)).then_some(line)
+    }
+
+    /// Once, that the program has taken the signal of the timers.
+    pub(super) fn lost_signal(&mut self) -> Option<String> {
+        let is_first = !std::mem::replace(&mut self.lost_signal, true);
+        is_first.then(|| report::LOST_SIGNAL.to_owned())
+    }
+
+    /// At most once a minute, that the sampling rate was lowered.
+    pub(super) fn lowered_rate(
+        &mut self,
+        now: Instant,
+        percent: u32,
+        times: f64,
+    ) -> Option<String> {
+        is_due(&mut self.lowered_rate, now).then(|| report::lowered_rate(percent, times))
+    }
+
+    /// At most once a minute, that no more threads are sampled.
+    pub(super) fn shed(&mut self, now: Instant, over: &str) -> Option<String> {
+        is_due(&mut self.shed, now).then(|| report::shed(over))
+    }
+}
+
+fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
+    let is_due = last.is_none_or(|last| now.duration_since(last) >= MINUTE);
+    if is_due {
+        *last = Some(now);
+    }
+    is_due
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use std::sync::Arc;
+
+    use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+    use super::super::sampled::Pace;
+    use crate::layer::ProfilingLayer;
+
+    use super::*;
+
+    /// Collects messages.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<String>>>);
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Lines {
+        fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+            event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                if field.name() == "message" {
+                    self.0.lock().push(format!("{value:?}"));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_line_says_that_there_was_no_span() {
+        for has_span in [false, true] {
+            let lines = Lines::default();
+            let mut builder = ProfilingLayer::builder();
+            let first_look = Duration::from_millis(50);
+            builder.pace = Pace { first_look, ..Pace::USUAL };
+            let subscriber =
+                tracing_subscriber::registry().with(lines.clone()).with(builder.build().unwrap());
+            tracing::subscriber::with_default(subscriber, || {
+                if has_span {
+                    tracing::info_span!("a span").in_scope(|| {});
+                }
+                let count = || {
+                    let lines = lines.0.lock();
+                    lines.iter().filter(|line| line.contains("no span that a rule matches")).count()
+                };
+                let start = Instant::now();
+                let longest = if has_span { first_look * 10 } else { MINUTE };
+                while count() == 0 && start.elapsed() < longest {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                assert_eq!(count(), usize::from(!has_span));
+            });
+        }
+    }
+}

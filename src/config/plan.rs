@@ -1,0 +1,73 @@
+//! What the rules mean for the hooks.
+
+use std::time::Duration;
+
+use crate::keep::{Condition, Keep};
+use crate::span::{JUDGES_CPU, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, WATCHED};
+
+/// What the hooks must know about spans with that `Keep` that are sampled after `arm_after`.
+pub(super) fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Plan {
+    let in_ticks = |duration| in_ticks(duration, ticks_a_second);
+    let suspect_after = keep.shortest().map_or(u64::MAX, |shortest| {
+        let ticks = in_ticks(shortest);
+        // The estimate of the clock's rate improves over time. Every span that may be over the limit by a later
+        // estimate must be judged.
+        ticks - ticks / 1024
+    });
+    // A rule that keeps spans for other reasons, or keeps all, is treated as if one second were too long.
+    let slow = keep.shortest().filter(|shortest| !shortest.is_zero());
+    let slow = slow.unwrap_or(Duration::from_secs(1)).max(arm_after.saturating_mul(20));
+    let flags = keep.conditions().map(|condition| match condition {
+        Condition::Error | Condition::ErrorSelf => KEEP_ON_ERROR,
+        // Every span is judged when it closes, however short it was.
+        Condition::Always | Condition::Percentile { .. } => SUSPECT,
+        Condition::OneIn(_) => ONE_IN,
+        Condition::OnCpu(_) | Condition::OffCpu(_) => JUDGES_CPU,
+        // Its close must be observed, so that the layer knows when no such span is left.
+        Condition::Open(_) => WATCHED | SUSPECT,
+        _ => 0,
+    });
+    let flags = flags.fold(0, |all, flags| all | flags);
+    Plan {
+        number: 0,
+        flags,
+        suspect_after,
+        arm_after: in_ticks(arm_after),
+        long_after: in_ticks(slow.saturating_mul(LONG_TIMES)),
+    }
+}
+
+/// A span that is open for this multiple of what is too slow is a long one, which contains others.
+const LONG_TIMES: u32 = 10;
+
+fn in_ticks(duration: Duration, ticks_a_second: u64) -> u64 {
+    let ticks = duration.as_nanos().saturating_mul(ticks_a_second.into()) / 1_000_000_000;
+    u64::try_from(ticks).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ticks are nanoseconds here.
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_span_is_long_after_ten_times_what_is_slow() {
+        let ms = Duration::from_millis;
+        let long_after = |keep: &Keep, arm_after| plan(keep, SECOND, arm_after).long_after;
+        assert_eq!(long_after(&Keep::slower_than(ms(250)), ms(12)), 2_500_000_000);
+        assert_eq!(long_after(&Keep::failed(), ms(1)), 10 * SECOND);
+        assert_eq!(long_after(&Keep::slower_than(ms(0)), ms(0)), 10 * SECOND);
+        // Twenty times `arm_after`.
+        assert_eq!(long_after(&Keep::slower_than(ms(5)), ms(20)), 4 * SECOND);
+        assert_eq!(long_after(&Keep::failed(), Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn suspicion_begins_a_little_before_the_threshold() {
+        let keep = Keep::slower_than(Duration::from_millis(250));
+        let after = plan(&keep, SECOND, Duration::ZERO).suspect_after;
+        assert!(after < 250_000_000 && after > 249_000_000);
+    }
+}

@@ -1,0 +1,135 @@
+//! What was probably meant by a condition that does not parse.
+
+use std::time::Duration;
+
+/// Other words for conditions, and the condition to write.
+const WORDS: [(&[&str], &str); 3] = [
+    (&["errors", "err", "fail", "failed", "failure"], "error"),
+    (&["never", "none", "disabled", "false", "no"], "off"),
+    (&["all", "true", "on", "yes"], "always"),
+];
+
+/// Other words for what a condition judges, and the condition's own.
+const JUDGED: [(&[&str], &str); 4] = [
+    (&["cpu", "on-cpu", "oncpu", "cpu_time"], "on_cpu>"),
+    (&["off-cpu", "offcpu", "blocked", "wait", "waits"], "off_cpu>"),
+    (&["await", "idle_time"], "idle>"),
+    (&["", "latency", "wall", "wall_time", "duration", "elapsed", "time"], ""),
+];
+
+/// Says how to write the condition at byte `at` of the rules, if its meaning can be guessed.
+pub(super) fn likely_fix(text: &str, at: usize) -> Option<String> {
+    let (before, _) = text.split_at_checked(at)?;
+    // The `=` of `>=` belongs to the condition.
+    let starts = |(at, character): &(usize, char)| match character {
+        ',' | '|' => true,
+        '=' => !before.get(..*at).is_some_and(|before| before.ends_with('>')),
+        _ => false,
+    };
+    let start = before.char_indices().rev().find(starts).map_or(0, |(at, _)| at + 1);
+    let condition = text.get(start..)?.split([',', '|']).next()?.trim();
+    fix(condition)
+}
+
+fn fix(condition: &str) -> Option<String> {
+    let lower = condition.to_ascii_lowercase();
+    if let Some((_, word)) = WORDS.iter().find(|(others, _)| others.contains(&lower.as_str())) {
+        return Some(format!("unknown condition `{lower}`: write `{word}`"));
+    }
+    let Some((judged, limit)) = condition.split_once('>') else {
+        let (problem, limit) = fixed_limit(condition)?;
+        return Some(format!("{problem}: write `{limit}`"));
+    };
+    let (judged, lower) = (judged.trim(), judged.trim().to_ascii_lowercase());
+    let (limit, has_equals) = match limit.trim().strip_prefix('=') {
+        Some(limit) => (limit.trim(), true),
+        None => (limit.trim(), false),
+    };
+    let known = JUDGED.iter().find(|(others, _)| others.contains(&lower.as_str()));
+    let name = known.map_or_else(|| format!("{lower}>"), |(_, name)| (*name).to_owned());
+    let wrong_limit = fixed_limit(limit);
+    let problem = match (known, &wrong_limit) {
+        (Some((_, "")), _) => "the limit of wall time has no name",
+        (Some(_), _) => "unknown condition",
+        (None, Some((problem, _))) => problem,
+        (None, None) if has_equals => "`>=` is not supported",
+        (None, None) if lower != judged => "conditions are in lower case",
+        (None, None) => return None,
+    };
+    let limit = wrong_limit.map_or_else(|| limit.to_owned(), |(_, limit)| limit);
+    Some(format!("{problem}: write `{name}{limit}`"))
+}
+
+/// What is wrong with a limit, and how to write it.
+fn fixed_limit(limit: &str) -> Option<(&'static str, String)> {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    if is_number(limit) {
+        return Some(("missing unit", format!("{limit}ms")));
+    }
+    let unit = limit.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let number = limit.strip_suffix(unit)?;
+    if let Some((whole, part)) = number.split_once('.')
+        && is_number(part)
+        && (whole.is_empty() || is_number(whole))
+    {
+        let unit = humantime::parse_duration(&format!("1{}", unit.trim())).ok()?;
+        let time = Duration::try_from_secs_f64(unit.as_secs_f64() * number.parse::<f64>().ok()?);
+        // Without the rounding error.
+        let nanos = u64::try_from((time.ok()?.as_nanos() + 500) / 1_000 * 1_000).ok()?;
+        let time = humantime::format_duration(Duration::from_nanos(nanos)).to_string();
+        return Some(("durations are whole numbers", time.replace(' ', "")));
+    }
+    let lower = limit.to_ascii_lowercase();
+    let is_meant = lower != limit && humantime::parse_duration(&lower).is_ok();
+    is_meant.then_some(("units are in lower case", lower))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::keep::Rules;
+
+    /// The first line of the error, without its beginning.
+    fn problem(text: &str) -> String {
+        let error = text.parse::<Rules>().unwrap_err().to_string();
+        let line = error.lines().next().unwrap();
+        line.strip_prefix("cannot read the profiling rules: ").unwrap().to_owned()
+    }
+
+    #[test]
+    fn an_error_says_what_to_write_instead() {
+        for (text, expected) in [
+            ("250", "missing unit: write `250ms`"),
+            ("error|250", "missing unit: write `250ms`"),
+            ("shop=250, hyper=off", "missing unit: write `250ms`"),
+            ("shop::cart[checkout{tenant=acme}]=250", "missing unit: write `250ms`"),
+            ("p99>20", "missing unit: write `p99>20ms`"),
+            ("on_cpu>100", "missing unit: write `on_cpu>100ms`"),
+            ("0.5s", "durations are whole numbers: write `500ms`"),
+            ("error|1.5m", "durations are whole numbers: write `1m30s`"),
+            (".1ms", "durations are whole numbers: write `100us`"),
+            ("hung>2.5s", "durations are whole numbers: write `hung>2s500ms`"),
+            ("250MS", "units are in lower case: write `250ms`"),
+            ("latency>250ms", "the limit of wall time has no name: write `250ms`"),
+            (">250ms", "the limit of wall time has no name: write `250ms`"),
+            ("latency>=250", "the limit of wall time has no name: write `250ms`"),
+            ("cpu>100ms", "unknown condition: write `on_cpu>100ms`"),
+            ("ON_CPU>80%", "conditions are in lower case: write `on_cpu>80%`"),
+            ("on_cpu>=100ms", "`>=` is not supported: write `on_cpu>100ms`"),
+            ("250ms|errors", "unknown condition `errors`: write `error`"),
+            ("shop=never", "unknown condition `never`: write `off`"),
+        ] {
+            assert_eq!(problem(text), expected, "{text}");
+            let written = expected.rsplit('`').nth(1).unwrap();
+            assert!(written.parse::<Rules>().is_ok(), "{written}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_guessed_is_not() {
+        for text in
+            ["fast", "shop=", "250ms|", "on_cpu>fast", "p100", "1..5s", "1.5x", "[x{a=1]=1s"]
+        {
+            assert!(problem(text).starts_with("expected "), "{text}: {}", problem(text));
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Fields whose values say which request a span is.
+
+use std::fmt::{self, Debug, Display};
+use std::sync::Arc;
+
+use tracing::field::{Field, Visit};
+use tracing::{Dispatch, Metadata};
+use tracing_subscriber::Registry;
+use tracing_subscriber::registry::{Extensions, ExtensionsMut, LookupSpan as _};
+
+use crate::span::RegistryId;
+use crate::text::shortened;
+
+/// Fields that the semantic conventions of OpenTelemetry define to have few different values, and the field of
+/// tower-http's `TraceLayer`. All other values may be secret, or different for each span.
+const DEFAULT: [&str; 7] = [
+    "otel.name",
+    "http.route",
+    "http.request.method",
+    "method",
+    "rpc.service",
+    "rpc.method",
+    "messaging.destination.name",
+];
+
+/// The names of the fields whose values are shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ShownFields(Arc<[String]>);
+
+impl Default for ShownFields {
+    fn default() -> Self {
+        Self::new(DEFAULT)
+    }
+}
+
+impl ShownFields {
+    pub(crate) fn new(names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self(names.into_iter().map(Into::into).collect())
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.0.iter().any(|shown| shown == name)
+    }
+
+    /// Whether spans of that callsite can have such a field.
+    pub(super) fn is_any_of(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.fields().iter().any(|field| self.contains(field.name()))
+    }
+
+    /// Records the values of a new span. The registry stores them with the span.
+    pub(crate) fn record_new(
+        &self,
+        extensions: &mut ExtensionsMut<'_>,
+        record: impl FnOnce(&mut dyn Visit),
+    ) {
+        let mut values = FieldValues::default();
+        record(&mut Recorder { shown: self, values: &mut values });
+        if !values.0.is_empty() {
+            // A second layer may have inserted its values.
+            extensions.replace(values);
+        }
+    }
+
+    /// Records values that are set after the span was created.
+    pub(crate) fn record_later(
+        &self,
+        extensions: &mut ExtensionsMut<'_>,
+        record: impl FnOnce(&mut dyn Visit),
+    ) {
+        match extensions.get_mut::<FieldValues>() {
+            Some(values) => record(&mut Recorder { shown: self, values }),
+            None => self.record_new(extensions, record),
+        }
+    }
+}
+
+/// The values of a span's fields that are shown. `Display` prints them as `tracing` does: `{method=GET}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct FieldValues(Vec<(&'static str, String)>);
+
+impl FieldValues {
+    /// The values of an open span. Empty if the subscriber is not based on the registry.
+    pub(crate) fn of(id: RegistryId, subscriber: &Dispatch) -> Self {
+        let id = tracing::span::Id::from_non_zero_u64(id);
+        let span = subscriber.downcast_ref::<Registry>().and_then(|registry| registry.span(&id));
+        span.map_or_else(Self::default, |span| Self::in_extensions(&span.extensions()))
+    }
+
+    fn in_extensions(extensions: &Extensions<'_>) -> Self {
+        extensions.get::<Self>().cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.0.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The same fields, with changed values.
+    pub(crate) fn map(self, change: impl Fn(&str) -> String) -> Self {
+        Self(self.0.into_iter().map(|(name, value)| (name, change(&value))).collect())
+    }
+
+    fn set(&mut self, name: &'static str, value: &str) {
+        let value = shortened(value);
+        match self.0.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            None => self.0.push((name, value)),
+        }
+    }
+}
+
+impl Display for FieldValues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (name, value)) in self.0.iter().enumerate() {
+            write!(f, "{}{name}={value}", if number == 0 { "{" } else { " " })?;
+        }
+        f.write_str(if self.0.is_empty() { "" } else { "}" })
+    }
+}
+
+struct Recorder<'a> {
+    shown: &'a ShownFields,
+    values: &'a mut FieldValues,
+}
+
+impl Visit for Recorder<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if self.shown.contains(field.name()) {
+            self.values.set(field.name(), value);
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if self.shown.contains(field.name()) {
+            self.values.set(field.name(), &format!("{value:?}"));
+        }
+    }
+}
+
+#[cfg(test)]
+impl FieldValues {
+    pub(crate) fn for_test(values: &[(&'static str, &str)]) -> Self {
+        Self(values.iter().map(|(name, value)| (*name, (*value).to_owned())).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::field::Empty;
+    use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+    use super::*;
+
+    /// Records the fields of all spans.
+    struct Recording(ShownFields);
+
+    impl tracing_subscriber::Layer<Registry> for Recording {
+        fn on_new_span(
+            &self,
+            attributes: &tracing::span::Attributes<'_>,
+            id: &tracing::span::Id,
+            ctx: Context<'_, Registry>,
+        ) {
+            let span = ctx.span(id).unwrap();
+            self.0.record_new(&mut span.extensions_mut(), |visit| attributes.record(visit));
+        }
+
+        fn on_record(
+            &self,
+            id: &tracing::span::Id,
+            values: &tracing::span::Record<'_>,
+            ctx: Context<'_, Registry>,
+        ) {
+            let span = ctx.span(id).unwrap();
+            self.0.record_later(&mut span.extensions_mut(), |visit| values.record(visit));
+        }
+    }
+
+    fn shown(names: &[&str], span: impl FnOnce() -> tracing::Span) -> String {
+        let recording = Recording(ShownFields::new(names.iter().copied()));
+        let subscriber = Dispatch::new(tracing_subscriber::registry().with(recording));
+        tracing::dispatcher::with_default(&subscriber, || {
+            let span = span();
+            let id = span.id().unwrap().into_non_zero_u64();
+            FieldValues::of(id, &subscriber).to_string()
+        })
+    }
+
+    #[test]
+    fn only_listed_fields_are_shown_with_their_last_values() {
+        let span = || {
+            let span = tracing::info_span!(
+                "request", method = %"GET", secret = "x", http.route = Empty, status = 200, path = ?"/a"
+            );
+            span.record("http.route", "/wrong").record("http.route", "/cart/{id}");
+            span.record("secret", "y");
+            span
+        };
+        assert_eq!(shown(&["http.route", "method"], span), "{method=GET http.route=/cart/{id}}");
+        assert_eq!(shown(&["status", "path"], span), "{status=200 path=\"/a\"}");
+        assert_eq!(shown(&["http.route"], span), "{http.route=/cart/{id}}");
+        assert_eq!(shown(&["other"], span), "");
+    }
+
+    #[test]
+    fn values_are_short_and_on_one_line() {
+        let long = "x".repeat(10_000);
+        let text = shown(&["a"], || tracing::info_span!("request", a = long.as_str()));
+        assert!(text.len() < 300, "{}", text.len());
+        let text = shown(&["a"], || tracing::info_span!("request", a = "b\nc"));
+        assert_eq!(text, "{a=b\\nc}");
+    }
+}

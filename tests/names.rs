@@ -1,0 +1,264 @@
+//! Kept spans are named so that a person knows which request each was.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request};
+use axum::routing::get;
+use serde_json::Value;
+use support::{HAS_STACKS, PLENTY, Setup, burn};
+use tower::ServiceExt as _;
+use tower_http::trace::{DefaultMakeSpan, TraceLayer};
+use tracing::field::Empty;
+use tracing::{Dispatch, info_span};
+use tracing_profiling::{Directory, Kept, ProfilingLayer, Redaction};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::prelude::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The fields of the log events of kept spans.
+fn events(log: &Log) -> Vec<Value> {
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let events = events.filter(|event| event["target"] == "tracing_profiling");
+    let fields = events.map(|event| {
+        assert!(event.get("span").is_none(), "inside no span: {event}");
+        event["fields"].clone()
+    });
+    fields.filter(|fields| fields["message"].as_str().unwrap().starts_with("kept `")).collect()
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1_000.0
+}
+
+fn of_kept(kept: &Kept) -> Vec<(&'static str, String)> {
+    kept.spans[0].fields().map(|(name, value)| (name, value.to_owned())).collect()
+}
+
+/// A service, with a subscriber that logs JSON as with `RUST_LOG=info`. Returns its log, its files and what was kept.
+fn serve(app: &Router, paths: &[&str]) -> (Log, Vec<String>, Vec<Kept>) {
+    let directory = tempfile::tempdir().unwrap();
+    let (log, kept) = (Log::default(), Arc::new(Mutex::new(Vec::new())));
+    let layer = ProfilingLayer::builder()
+        .rules("20ms".parse().unwrap())
+        .arm_after(Duration::ZERO)
+        .cpu_budget(0)
+        .exporter(Directory::new(directory.path()))
+        .on_kept({
+            let kept = Arc::clone(&kept);
+            move |one| kept.lock().unwrap().push(one.clone())
+        })
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let writer = log.clone();
+    let json = tracing_subscriber::fmt::layer().json().with_writer(move || writer.clone());
+    let dispatch = Dispatch::new(
+        tracing_subscriber::registry().with(json.with_filter(EnvFilter::new("info"))).with(layer),
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tracing::dispatcher::with_default(&dispatch, || {
+        for path in paths {
+            let request = Request::get(*path).body(Body::empty()).unwrap();
+            assert!(runtime.block_on(app.clone().oneshot(request)).unwrap().status().is_success());
+        }
+        drop(runtime);
+    });
+    assert!(handle.flush(PLENTY));
+    let files = std::fs::read_dir(directory.path()).unwrap();
+    let files = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    let kept = std::mem::take(&mut *kept.lock().unwrap());
+    (log, files, kept)
+}
+
+fn routes() -> Router {
+    Router::new()
+        .route("/cart/{id}", get(|| async { _ = burn(30 * MS) }))
+        .route("/search", get(|| async { _ = burn(60 * MS) }))
+        .route("/report", get(|| async { _ = burn(120 * MS) }))
+        .route("/users/{id}/orders", get(|| async { std::thread::sleep(30 * MS) }))
+}
+
+#[test]
+fn each_slow_route_has_its_name_in_log_and_files() {
+    let app = routes().layer(TraceLayer::new_for_http().make_span_with(|request: &Request| {
+        let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+        info_span!("request", method = %request.method(), uri = %request.uri(), http.route = route)
+    }));
+    let paths = ["/cart/secret7", "/search?q=secret7", "/report", "/users/secret7/orders"];
+    let (log, files, kept) = serve(&app, &paths);
+    let events = events(&log);
+    let text = |event: &Value, name: &str| event[name].as_str().unwrap().to_owned();
+    let routes: Vec<_> = events.iter().map(|event| text(event, "http.route")).collect();
+    assert_eq!(routes, ["/cart/{id}", "/search", "/report", "/users/{id}/orders"]);
+    for (event, kept) in events.iter().zip(&kept) {
+        let route = text(event, "http.route");
+        let name = format!("request{{method=GET http.route={route}}}");
+        assert!(text(event, "message").starts_with(&format!("kept `{name}` (latency) after ")));
+        assert_eq!(
+            (text(event, "span"), text(event, "reason")),
+            ("request".into(), "latency".into())
+        );
+        let times = kept.spans[0].times();
+        assert!((event["wall_ms"].as_f64().unwrap() - ms(times.wall())).abs() < 0.001);
+        assert!((event["idle_ms"].as_f64().unwrap() - ms(times.idle())).abs() < 0.001);
+        assert_eq!(of_kept(kept), [("method", "GET".to_owned()), ("http.route", route)]);
+        if !HAS_STACKS {
+            continue;
+        }
+        assert!((event["on_cpu_ms"].as_f64().unwrap() - ms(times.on_cpu())).abs() < 0.001);
+        assert!((event["off_cpu_ms"].as_f64().unwrap() - ms(times.off_cpu())).abs() < 0.001);
+        assert_eq!(event["samples"].as_u64().unwrap(), kept.samples as u64);
+        assert_eq!(text(event, "profile_id"), kept.profile.unwrap().to_string());
+        assert_eq!(text(event, "file"), kept.files[0].display().to_string());
+        if let Some((function, _)) = &kept.top_function {
+            assert_eq!(text(event, "top"), *function);
+        }
+        assert_eq!(event["waits"].as_u64().unwrap_or(0), kept.waits.count as u64);
+    }
+    // What `jq` would find.
+    let slowest = |values: Vec<f64>| {
+        let numbered = values.into_iter().enumerate();
+        numbered.max_by(|one, other| one.1.total_cmp(&other.1)).map(|(number, _)| number)
+    };
+    assert_eq!(
+        slowest(events.iter().map(|event| event["wall_ms"].as_f64().unwrap()).collect()),
+        slowest(kept.iter().map(|kept| ms(kept.spans[0].times().wall())).collect())
+    );
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(!log.contains("secret7") && !files.iter().any(|file| file.contains("secret7")));
+    if HAS_STACKS {
+        let is_there =
+            |part: &str| files.iter().any(|file| file.contains(part) && file.ends_with(".svg"));
+        assert!(is_there("cart") && is_there("search") && is_there("report"), "{files:?}");
+    }
+}
+
+/// `uri` is shown only if it is asked for, and one log line says how.
+#[test]
+fn without_a_route_one_line_says_what_to_set() {
+    let spans = DefaultMakeSpan::new().level(tracing::Level::INFO);
+    let app = routes().layer(TraceLayer::new_for_http().make_span_with(spans));
+    let (log, _, kept) = serve(&app, &["/report"; 7]);
+    assert_eq!(kept.len(), 7);
+    assert!(kept.iter().all(|kept| of_kept(kept) == [("method", "GET".to_owned())]));
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let hint = "TRACING_PROFILING_FIELDS=method,uri also shows";
+    assert_eq!(log.matches(hint).count(), 1, "{log}");
+    assert!(
+        !log.lines().any(|line| line.contains("tracing_profiling") && line.contains("/report"))
+    );
+}
+
+#[test]
+fn values_are_those_at_the_close_after_redaction() {
+    let setup = Setup::with("0ms,open=open>50ms", |builder| {
+        let redaction = Redaction::new().hide(r"acme\w*").unwrap();
+        builder.fields(["tenant", "http.route", "size"]).redact(redaction)
+    });
+    setup.run(|| {
+        let span =
+            info_span!("request", tenant = "acme7", http.route = Empty, size = 1, method = "GET");
+        span.in_scope(|| burn(20 * MS));
+        span.record("http.route", "/a");
+        span.record("size", 2).record("method", "PUT");
+    });
+    let expected = [("tenant", "[redacted]"), ("size", "2"), ("http.route", "/a")];
+    assert_eq!(of_kept(&setup.kept()[0]), expected.map(|(name, value)| (name, value.to_owned())));
+    if HAS_STACKS {
+        let profile = &setup.profiles()[0];
+        assert_eq!(profile.name, "request{tenant=[redacted] size=2 http.route=/a}");
+        assert!(profile.title.starts_with(&profile.name), "{}", profile.title);
+        let attributes: BTreeMap<_, _> =
+            profile.attributes.iter().map(|one| (one.key, format!("{:?}", one.value))).collect();
+        assert_eq!(attributes["http.route"], "String(\"/a\")");
+        assert_eq!(attributes["profile.span.name"], "String(\"request\")");
+    }
+}
+
+/// The values of an open span are read by the thread that finds it open.
+#[test]
+fn an_open_span_has_its_values() {
+    let setup = Setup::of_rules("open>50ms", |builder| builder);
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        let _span = info_span!("stream", http.route = "/events").entered();
+        let start = std::time::Instant::now();
+        while setup.kept().is_empty() {
+            assert!(start.elapsed() < PLENTY, "it was not kept");
+            burn(10 * MS);
+        }
+        let kept = &setup.kept()[0];
+        assert!(kept.spans[0].is_open());
+        assert_eq!(of_kept(kept), [("http.route", "/events".to_owned())]);
+    });
+}
+
+/// Two requests in one open connection share a profile: one fails at once, the other is slow.
+#[test]
+fn each_of_two_requests_in_a_connection_has_its_own_times() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::default();
+    let layer = ProfilingLayer::builder()
+        .rules("50ms|error,connection=hung=off|1h".parse().unwrap())
+        .exporter(Directory::new(directory.path()))
+        .cpu_budget(0)
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let writer = log.clone();
+    let json = tracing_subscriber::fmt::layer().json().with_writer(move || writer.clone());
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(json).with(layer));
+    tracing::dispatcher::with_default(&dispatch, || {
+        let _connection = info_span!(target: "connection", "connection").entered();
+        info_span!("request", http.route = "/bad").in_scope(|| tracing::error!("no such item"));
+        info_span!("request", http.route = "/slow").in_scope(|| burn(200 * MS));
+        assert!(handle.flush(PLENTY));
+    });
+    let events = events(&log);
+    let of = |route: &str| events.iter().find(|event| event["http.route"] == route).unwrap();
+    assert_eq!(events.len(), 2);
+    let (bad, slow) = (of("/bad"), of("/slow"));
+    assert!(slow["wall_ms"].as_f64().unwrap() >= 200.0, "{slow}");
+    assert_eq!([&bad["reason"], &slow["reason"]], ["error", "latency"]);
+    if !HAS_STACKS {
+        return;
+    }
+    assert!(slow["samples"].as_u64().unwrap() > 0 && bad["samples"].is_null(), "{bad} {slow}");
+    assert!(slow["top"].as_str().unwrap().ends_with("burn"), "{slow}");
+    assert!(
+        bad["top"].is_null()
+            && bad["message"].as_str().unwrap().starts_with("kept `request{http.route=/bad}`")
+    );
+    // The profile, its title and its file are named by the request that it explains.
+    let files: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path()).collect();
+    let svg = files.iter().find(|file| file.extension().is_some_and(|name| name == "svg")).unwrap();
+    assert!(svg.to_str().unwrap().contains("slow") && !svg.to_str().unwrap().contains("bad"));
+    assert!(
+        std::fs::read_to_string(svg).unwrap().contains("request{http.route=/slow} · kept: latency")
+    );
+}
