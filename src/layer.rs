@@ -225,8 +225,8 @@ where
         if plan.flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)
         {
-            let record = |visit: &mut dyn Visit| attributes.record(visit);
-            engine.callsites.shown_fields().record_new(&mut span.extensions_mut(), record);
+            let values = engine.callsites.shown_fields().read(|visit| attributes.record(visit));
+            values.store(&mut span.extensions_mut());
         }
         if plan.flags & HAS_STATUS != 0 && Status::is_error(|status| attributes.record(status)) {
             engine.spans.fail(number(id));
@@ -256,8 +256,8 @@ where
         if flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)
         {
-            let record = |visit: &mut dyn Visit| values.record(visit);
-            engine.callsites.shown_fields().record_later(&mut span.extensions_mut(), record);
+            let values = engine.callsites.shown_fields().read(|visit| values.record(visit));
+            values.store(&mut span.extensions_mut());
         }
         let id = number(id);
         if flags & HAS_STATUS != 0 && Status::is_error(|status| values.record(status)) {

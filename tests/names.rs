@@ -200,6 +200,51 @@ fn values_are_those_at_the_close_after_redaction() {
     }
 }
 
+/// A value whose `Display` logs, in the span that it is recorded in.
+struct Chatty;
+
+impl std::fmt::Display for Chatty {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        tracing::info!("a value is printed");
+        f.write_str("chatty")
+    }
+}
+
+/// Another layer reads the extensions of the current span at each event, as `fmt` does.
+struct Reading;
+
+impl<S> tracing_subscriber::Layer<S> for Reading
+where
+    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
+{
+    fn on_event(&self, _: &tracing::Event<'_>, ctx: tracing_subscriber::layer::Context<'_, S>) {
+        let current = ctx.lookup_current();
+        assert!(current.is_none_or(|span| span.extensions().get::<Chatty>().is_none()));
+    }
+}
+
+#[test]
+fn a_value_may_log_while_it_is_printed() {
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let received = Arc::clone(&kept);
+    let layer = ProfilingLayer::builder()
+        .exporter(tracing_profiling::export::Memory::new())
+        .rules("0ms".parse().unwrap())
+        .on_kept(move |one| received.lock().unwrap().push(of_kept(one)))
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(Reading).with(layer));
+    tracing::dispatcher::with_default(&dispatch, || {
+        let span = info_span!("request", method = %Chatty, http.route = Empty);
+        span.in_scope(|| _ = span.record("http.route", tracing::field::display(Chatty)));
+        drop(span);
+        assert!(handle.flush(PLENTY));
+    });
+    let expected = [("method", "chatty"), ("http.route", "chatty")];
+    assert_eq!(*kept.lock().unwrap(), [expected.map(|(name, value)| (name, value.to_owned()))]);
+}
+
 /// The values of an open span are read by the thread that finds it open.
 #[test]
 fn an_open_span_has_its_values() {

@@ -47,30 +47,12 @@ impl ShownFields {
         metadata.fields().iter().any(|field| self.contains(field.name()))
     }
 
-    /// Records the values of a new span. The registry stores them with the span.
-    pub(crate) fn record_new(
-        &self,
-        extensions: &mut ExtensionsMut<'_>,
-        record: impl FnOnce(&mut dyn Visit),
-    ) {
+    /// The values that are recorded. They must be read before the span's extensions are locked: a value's `Display` is
+    /// code of the program, which may log in this span.
+    pub(crate) fn read(&self, record: impl FnOnce(&mut dyn Visit)) -> FieldValues {
         let mut values = FieldValues::default();
         record(&mut Recorder { shown: self, values: &mut values });
-        if !values.0.is_empty() {
-            // A second layer may have inserted its values.
-            extensions.replace(values);
-        }
-    }
-
-    /// Records values that are set after the span was created.
-    pub(crate) fn record_later(
-        &self,
-        extensions: &mut ExtensionsMut<'_>,
-        record: impl FnOnce(&mut dyn Visit),
-    ) {
-        match extensions.get_mut::<FieldValues>() {
-            Some(values) => record(&mut Recorder { shown: self, values }),
-            None => self.record_new(extensions, record),
-        }
+        values
     }
 }
 
@@ -90,6 +72,17 @@ impl FieldValues {
         extensions.get::<Self>().cloned().unwrap_or_default()
     }
 
+    /// Stores the values with their span, in place of earlier ones of the same fields.
+    pub(crate) fn store(self, extensions: &mut ExtensionsMut<'_>) {
+        if self.is_empty() {
+            return;
+        }
+        match extensions.get_mut::<Self>() {
+            Some(known) => self.0.into_iter().for_each(|(name, value)| known.set(name, value)),
+            None => extensions.insert(self),
+        }
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
@@ -103,8 +96,7 @@ impl FieldValues {
         Self(self.0.into_iter().map(|(name, value)| (name, change(&value))).collect())
     }
 
-    fn set(&mut self, name: &'static str, value: &str) {
-        let value = shortened(value);
+    fn set(&mut self, name: &'static str, value: String) {
         match self.0.iter_mut().find(|(known, _)| *known == name) {
             Some((_, known)) => *known = value,
             None => self.0.push((name, value)),
@@ -129,13 +121,13 @@ struct Recorder<'a> {
 impl Visit for Recorder<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         if self.shown.contains(field.name()) {
-            self.values.set(field.name(), value);
+            self.values.set(field.name(), shortened(value));
         }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         if self.shown.contains(field.name()) {
-            self.values.set(field.name(), &format!("{value:?}"));
+            self.values.set(field.name(), shortened(&format!("{value:?}")));
         }
     }
 }
@@ -155,9 +147,9 @@ mod tests {
     use super::*;
 
     /// Records the fields of all spans.
-    struct Recording(ShownFields);
+    struct Storing(ShownFields);
 
-    impl tracing_subscriber::Layer<Registry> for Recording {
+    impl tracing_subscriber::Layer<Registry> for Storing {
         fn on_new_span(
             &self,
             attributes: &tracing::span::Attributes<'_>,
@@ -165,7 +157,7 @@ mod tests {
             ctx: Context<'_, Registry>,
         ) {
             let span = ctx.span(id).unwrap();
-            self.0.record_new(&mut span.extensions_mut(), |visit| attributes.record(visit));
+            self.0.read(|visit| attributes.record(visit)).store(&mut span.extensions_mut());
         }
 
         fn on_record(
@@ -175,13 +167,13 @@ mod tests {
             ctx: Context<'_, Registry>,
         ) {
             let span = ctx.span(id).unwrap();
-            self.0.record_later(&mut span.extensions_mut(), |visit| values.record(visit));
+            self.0.read(|visit| values.record(visit)).store(&mut span.extensions_mut());
         }
     }
 
     fn shown(names: &[&str], span: impl FnOnce() -> tracing::Span) -> String {
-        let recording = Recording(ShownFields::new(names.iter().copied()));
-        let subscriber = Dispatch::new(tracing_subscriber::registry().with(recording));
+        let layer = Storing(ShownFields::new(names.iter().copied()));
+        let subscriber = Dispatch::new(tracing_subscriber::registry().with(layer));
         tracing::dispatcher::with_default(&subscriber, || {
             let span = span();
             let id = span.id().unwrap().into_non_zero_u64();
