@@ -5,7 +5,6 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use axum::body::Body;
 use axum::extract::{MatchedPath, Request};
 use axum::routing::get;
 use serde_json::Value;
-use support::{HAS_STACKS, PLENTY, Setup, burn};
+use support::{HAS_STACKS, Log, PLENTY, Setup, burn};
 use tower::ServiceExt as _;
 use tower_http::trace::{DefaultMakeSpan, TraceLayer};
 use tracing::field::Empty;
@@ -24,20 +23,6 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 /// The fields of the log events of kept spans.
 fn events(log: &Log) -> Vec<Value> {

@@ -8,14 +8,14 @@
 mod receiver;
 mod support;
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use flate2::read::GzDecoder;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use prost::Message;
-use support::{HAS_STACKS, PLENTY, burn, is_child, run_child};
+use support::{HAS_STACKS, Log, PLENTY, burn, is_child, run_child};
 use tracing::{Dispatch, info_span};
 use tracing_profiling::Resource;
 use tracing_profiling::{Builder, Directory, Kept, ProfilingLayer, Redaction, Stats};
@@ -33,20 +33,6 @@ mod zanzibar_module;
 
 /// The directory in which this was built.
 const PACKAGE: &str = env!("CARGO_MANIFEST_DIR");
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Everything that was exported.
 struct Left {

@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Write};
 use super::report::{
     AtSite, Ns, Short, WAIT_NS, WORTH_REPORTING, full_name, plural_waits, unsampled_of,
 };
-use crate::keep::{Kept, KeptSpan, NoProfile};
+use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan, NoProfile};
 use crate::profile::Waits;
 use crate::redact::Redaction;
 use crate::span::TimeBreakdown;
@@ -142,16 +142,7 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
 
 /// The values of shown fields that have no field of their own in the event.
 fn others(span: &KeptSpan) -> String {
-    const OWN: [&str; 7] = [
-        "otel.name",
-        "http.route",
-        "http.request.method",
-        "method",
-        "rpc.service",
-        "rpc.method",
-        "messaging.destination.name",
-    ];
-    let others = span.fields().filter(|(name, _)| !OWN.contains(name));
+    let others = span.fields().filter(|(name, _)| !DEFAULT_FIELDS.contains(name));
     others.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
 }
 

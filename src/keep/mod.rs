@@ -26,4 +26,4 @@ pub use reasons::{Reason, Reasons};
 #[cfg(test)]
 pub(crate) use rules::COMPARED;
 pub use rules::{Rule, Rules};
-pub(crate) use shown_fields::{FieldValues, ShownFields};
+pub(crate) use shown_fields::{DEFAULT_FIELDS, FieldValues, ShownFields};

@@ -12,8 +12,9 @@ use crate::span::RegistryId;
 use crate::text::shortened;
 
 /// Fields that the semantic conventions of OpenTelemetry define to have few different values, and the field of
-/// tower-http's `TraceLayer`. All other values may be secret, or different for each span.
-const DEFAULT: [&str; 7] = [
+/// tower-http's `TraceLayer`. All other values may be secret, or different for each span. The log
+/// event of a kept span has a field for each.
+pub(crate) const DEFAULT_FIELDS: [&str; 7] = [
     "otel.name",
     "http.route",
     "http.request.method",
@@ -29,7 +30,7 @@ pub(crate) struct ShownFields(Arc<[String]>);
 
 impl Default for ShownFields {
     fn default() -> Self {
-        Self::new(DEFAULT)
+        Self::new(DEFAULT_FIELDS)
     }
 }
 

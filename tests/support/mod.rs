@@ -87,6 +87,21 @@ impl Setup {
     }
 }
 
+/// Collects what a `fmt` layer writes.
+#[derive(Clone, Default)]
+pub(crate) struct Log(pub(crate) Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Whether stacks are sampled, by perf or timers: everywhere on Linux.
 pub(crate) const HAS_STACKS: bool = cfg!(not(tracing_profiling_unsupported));
 
