@@ -9,7 +9,7 @@ use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 
 use crate::collector::{Engine, Gate};
-use crate::config::Builder;
+use crate::config::{Builder, start};
 use crate::error::Error;
 use crate::keep::Rules;
 use crate::otel::Pairing;
@@ -39,6 +39,8 @@ pub(crate) struct Control {
     /// The directory of profile files.
     #[cfg(feature = "axum")]
     dir: Option<PathBuf>,
+    #[cfg(feature = "axum")]
+    trace_url: String,
     #[cfg(feature = "sighup")]
     hangups: Mutex<Option<EndHangups>>,
 }
@@ -66,7 +68,7 @@ impl Control {
         Engine::disable_in_children();
         let rules = builder.get_rules().clone();
         #[cfg(feature = "axum")]
-        let dir = builder.dir();
+        let (dir, trace_url) = (builder.dir(), builder.get_trace_url());
         let control = Arc::new(Self {
             gate: Gate::new(),
             pairing: Arc::default(),
@@ -83,6 +85,8 @@ impl Control {
             dispatch: Mutex::new(None),
             #[cfg(feature = "axum")]
             dir,
+            #[cfg(feature = "axum")]
+            trace_url,
             #[cfg(feature = "sighup")]
             hangups: Mutex::new(None),
         });
@@ -106,6 +110,8 @@ impl Control {
             dispatch: Mutex::new(None),
             #[cfg(feature = "axum")]
             dir: None,
+            #[cfg(feature = "axum")]
+            trace_url: String::new(),
             #[cfg(feature = "sighup")]
             hangups: Mutex::new(None),
         })
@@ -216,7 +222,7 @@ impl Control {
             }
             (None, Some(builder)) => {
                 let builder = builder.rules(rules.clone());
-                let engine = builder.start(self.gate, Arc::clone(&self.pairing));
+                let engine = start(builder, self.gate, Arc::clone(&self.pairing));
                 let engine = engine.inspect_err(|error| switch.failed = Some(error.clone()))?;
                 // Locked until the engine is visible, so that a concurrent `set_dispatch` is not missed.
                 let dispatch = self.dispatch.lock();
@@ -254,6 +260,12 @@ impl Control {
     #[cfg(feature = "axum")]
     pub(crate) fn dir(&self) -> Option<&Path> {
         self.dir.as_deref()
+    }
+
+    /// The template of links to traces; empty if there is none.
+    #[cfg(feature = "axum")]
+    pub(crate) fn trace_url(&self) -> &str {
+        &self.trace_url
     }
 
     /// Waits for SIGHUP until `hangups` is dropped.

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use opentelemetry_sdk::trace::SpanProcessor;
 
 use crate::collector::Engine;
+#[cfg(feature = "axum")]
+use crate::collector::RecentlyKept;
 use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
@@ -160,6 +162,20 @@ impl Handle {
             Some(engine) => action(engine),
             None => lost_none(&control),
         }
+    }
+
+    /// The template of links to traces; empty if there is none.
+    #[cfg(feature = "axum")]
+    pub(crate) fn trace_url(&self) -> String {
+        self.find().map_or_else(String::new, |control| control.trace_url().to_owned())
+    }
+
+    /// What was kept recently, the newest first.
+    #[cfg(feature = "axum")]
+    pub(crate) fn recently_kept(&self) -> Vec<RecentlyKept> {
+        let control = self.find();
+        let engine = control.as_ref().and_then(|control| control.engine());
+        engine.map_or_else(Vec::new, |engine| engine.recent.list())
     }
 
     /// The directory in which profiles can be found, if they are written to files.

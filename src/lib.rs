@@ -240,7 +240,7 @@ pub use error::{Error, ErrorKind};
 #[cfg(feature = "_otlp")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};
-pub use export::{Directory, ExportError, Exported, Exporter};
+pub use export::{Directory, ExportError, Exported, Exporter, Format};
 pub use handle::{FlushGuard, Handle};
 pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
 pub use keep::{

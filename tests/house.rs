@@ -21,7 +21,7 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Engine", 16, 0),
     ("Handle", 0, 4),
     ("Parts", 18, 0),
-    ("Profile", 16, 3),
+    ("Profile", 0, 3),
     ("Sampled", 27, 0),
     ("Slot", 22, 0),
     ("Spans", 16, 5),

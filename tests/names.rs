@@ -138,7 +138,7 @@ fn each_slow_route_has_its_name_in_log_and_files() {
     assert!(!log.contains("secret7") && !files.iter().any(|file| file.contains("secret7")));
     if HAS_STACKS {
         let is_there =
-            |part: &str| files.iter().any(|file| file.contains(part) && file.ends_with(".svg"));
+            |part: &str| files.iter().any(|file| file.contains(part) && file.ends_with(".html"));
         assert!(is_there("cart") && is_there("search") && is_there("report"), "{files:?}");
     }
 }
@@ -286,9 +286,12 @@ fn each_of_two_requests_in_a_connection_has_its_own_times() {
     // The profile, its title and its file are named by the request that it explains.
     let files: Vec<_> =
         std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path()).collect();
-    let svg = files.iter().find(|file| file.extension().is_some_and(|name| name == "svg")).unwrap();
-    assert!(svg.to_str().unwrap().contains("slow") && !svg.to_str().unwrap().contains("bad"));
+    let report = files.iter().find(|file| file.extension().is_some_and(|name| name == "html"));
+    let report = report.unwrap();
+    assert!(report.to_str().unwrap().contains("slow") && !report.to_str().unwrap().contains("bad"));
     assert!(
-        std::fs::read_to_string(svg).unwrap().contains("request{http.route=/slow} · kept: latency")
+        std::fs::read_to_string(report)
+            .unwrap()
+            .contains("request{http.route=/slow} · kept: latency")
     );
 }

@@ -40,9 +40,9 @@ fn the_readme_is_sufficient() {
     }
     let files = std::fs::read_dir(dir.path().join("profiles")).unwrap();
     let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
-    assert_eq!(files.len(), 2, "an SVG and a pprof file: {files:?}");
-    let svg = files.iter().find(|file| file.extension().unwrap() == "svg").unwrap();
-    assert!(std::fs::read_to_string(svg).unwrap().contains("readme::work_it_out"));
+    assert_eq!(files.len(), 2, "a report and a pprof file: {files:?}");
+    let report = files.iter().find(|file| file.extension().unwrap() == "html").unwrap();
+    assert!(std::fs::read_to_string(report).unwrap().contains("readme::work_it_out"));
 }
 
 #[test]
@@ -55,9 +55,9 @@ fn a_renamed_dependency_without_features_works() {
     }
     let files = std::fs::read_dir(dir.path().join("profiles")).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    let svgs: Vec<_> = names.filter(|name| name.contains("works")).collect();
-    assert!(svgs.len() == 1 && svgs[0].ends_with(".svg"), "{svgs:?}");
-    let svg = std::fs::read_to_string(dir.path().join("profiles").join(&svgs[0])).unwrap();
+    let reports: Vec<_> = names.filter(|name| name.contains("works")).collect();
+    assert!(reports.len() == 1 && reports[0].ends_with(".html"), "{reports:?}");
+    let report = std::fs::read_to_string(dir.path().join("profiles").join(&reports[0])).unwrap();
     // The program and an address in it, without a function.
-    assert!(svg.contains("renamed+0x") && !svg.contains("renamed::works"), "{svg}");
+    assert!(report.contains("renamed+0x") && !report.contains("renamed::works"), "{report}");
 }

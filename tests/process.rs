@@ -560,7 +560,7 @@ fn end_of_process(test: &str, end: impl FnOnce()) -> Option<(Option<i32>, Vec<St
                 flate2::read::GzDecoder::new(&*bytes).read_to_end(&mut text).unwrap();
                 assert!(!text.is_empty());
             }
-            Some("svg") => assert!(bytes.ends_with(b"</svg>\n")),
+            Some("html") => assert!(bytes.ends_with(b"</html>\n")),
             // A temporary file, not yet renamed.
             extension => assert_eq!(extension, Some("tmp"), "{name}"),
         }

@@ -110,6 +110,10 @@ fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, S
         let entry = entry.unwrap();
         let name = entry.file_name().into_string().unwrap();
         let bytes = std::fs::read(entry.path()).unwrap();
+        if name.ends_with(".html") {
+            let data = support::data_of_report(&bytes).replace(r"\\", r"\");
+            files.push((format!("{name}, unpacked"), data.into_bytes()));
+        }
         if name.ends_with(".gz") {
             let mut plain = Vec::new();
             GzDecoder::new(bytes.as_slice()).read_to_end(&mut plain).unwrap();
@@ -126,7 +130,7 @@ fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, S
 /// Asserts that all three formats and the log have the text, so that a missing secret has no other reason.
 fn assert_is_everywhere(left: &Left, text: &str) {
     let found = left.has(text);
-    for part in [".svg", "un-gzipped", ".otlp", "the log"] {
+    for part in ["unpacked", "un-gzipped", ".otlp", "the log"] {
         assert!(found.iter().any(|found| found.contains(part)), "{text} in {part}: {found:?}");
     }
 }
@@ -140,7 +144,7 @@ fn no_hidden_name_is_in_any_exported_byte() {
     if !HAS_STACKS {
         return;
     }
-    assert_eq!(left.files.len(), 4, "three files, and the uncompressed pprof file");
+    assert_eq!(left.files.len(), 5, "three files, and two unpacked");
     assert_eq!(left.has(SECRET), Vec::<&str>::new());
     assert_is_everywhere(&left, "[redacted]");
     // Names that are not hidden are there.
@@ -289,7 +293,7 @@ fn without_symbols_no_function_name_is_in_any_exported_byte() {
     if !HAS_STACKS {
         return;
     }
-    assert_eq!(left.files.len(), 4, "three files, and the uncompressed pprof file");
+    assert_eq!(left.files.len(), 5, "three files, and two unpacked");
     // Functions of this test, of std, of the C library and of the kernel. Names of spans remain.
     let functions = [
         "burn_zanzibar",

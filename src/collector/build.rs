@@ -8,15 +8,15 @@ use super::report;
 use super::stack::{Stack, Waited};
 use super::waits::WaitingThread;
 use crate::ids::{SpanId, TraceId};
-use crate::keep::{Callsites, Epoch};
+use crate::keep::{Callsites, Epoch, KeptSpan};
 use crate::profile::{
     CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
-    Profile, ProfileId, SampleKind, StackId, capped,
+    Profile, ProfileId, ProfiledSpan, ProfiledThread, SampleKind, StackId, ThreadId, capped,
 };
 use crate::redact::Redaction;
 use crate::span::SpanKey;
 use crate::symbols::hex;
-use crate::sys::Call;
+use crate::sys::{Call, OsThread};
 use crate::unwind::{Module, ModuleAddress, Modules, UnwindEnd};
 
 /// The inputs of a profile.
@@ -48,6 +48,8 @@ pub(super) struct Built {
     pub(super) losses: report::Losses,
 }
 
+/// How many kept spans a profile lists.
+const MOST_LISTED: usize = 64;
 /// Marks a wait during which its span grew old. Its start is known, but not whether it contains shorter waits.
 const HOLDS_OTHERS: &str = "[and shorter waits before it]";
 
@@ -68,7 +70,7 @@ impl ProfileAssembler<'_> {
             // At least one sample is taken, whatever its size.
             let most_bytes = if every < samples.max(waits) { self.most_bytes } else { usize::MAX };
             let of_kind = [Downsampling::new(every, samples), Downsampling::new(every, waits)];
-            match self.fill(id, &inside, &spans, of_kind, most_bytes) {
+            match self.fill(id, epoch, &inside, &spans, of_kind, most_bytes) {
                 Some(filled) => break filled,
                 // Each attempt delays draining.
                 None => every = every.saturating_mul(4),
@@ -90,23 +92,27 @@ impl ProfileAssembler<'_> {
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
         report::describe(&mut profile, epoch, &topmost, &losses, self.redaction);
+        profile.spans = self.profiled_spans(epoch);
         Built { profile, modules, spans, downsampled, losses }
     }
 
     /// Returns `None` if the profile would exceed `most_bytes`.
-    fn fill(
-        &self,
+    fn fill<'a>(
+        &'a self,
         id: ProfileId,
+        epoch: &'a Epoch,
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
         [mut samples, mut waits]: [Downsampling; 2],
         most_bytes: usize,
-    ) -> Option<Filled<'_>> {
+    ) -> Option<Filled<'a>> {
         let mut tables = Tables {
             profile: Profile::new(id, self.period_ns),
             modules: HashMap::new(),
             mappings: HashMap::new(),
             links: HashMap::new(),
+            threads: HashMap::new(),
+            kept: epoch.kept.iter().map(|span| (span.key, span)).collect(),
             builder: self,
         };
         if let Some(program) = self.modules.program() {
@@ -131,7 +137,8 @@ impl ProfileAssembler<'_> {
                     && let Some(stack) = stack
                 {
                     let stack = *stacks.entry(sample.stack).or_insert_with(|| tables.stack(stack));
-                    tables.add(SampleKind::OnCpu, sample.time_ns, weight_ns, stack, link);
+                    let thread = pending.thread(sample.thread);
+                    tables.add(SampleKind::OnCpu, sample.time_ns, weight_ns, thread, stack, link);
                 }
                 if tables.profile.bytes() > most_bytes {
                     return None;
@@ -142,7 +149,8 @@ impl ProfileAssembler<'_> {
                     && let Some(stack) = pending.stack(wait.stack)
                 {
                     let stack = *stacks.entry(wait.stack).or_insert_with(|| tables.stack(stack));
-                    tables.add(SampleKind::OffCpu, wait.time_ns, weight_ns, stack, link);
+                    let thread = pending.thread(wait.thread);
+                    tables.add(SampleKind::OffCpu, wait.time_ns, weight_ns, thread, stack, link);
                 }
                 if tables.profile.bytes() > most_bytes {
                     return None;
@@ -154,7 +162,8 @@ impl ProfileAssembler<'_> {
             let link = tables.link(wait.span, inside);
             if let Some(weight_ns) = waits.take(wait.waited_ns()) {
                 let stack = tables.stack(&wait.stack);
-                tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, stack, link);
+                let thread = Some(wait.thread);
+                tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, thread, stack, link);
             }
         }
         Some(Filled { tables, losses, downsampled: samples.downsampled + waits.downsampled })
@@ -195,6 +204,27 @@ impl ProfileAssembler<'_> {
         self.pending.topmost(&kept)
     }
 
+    fn profiled_spans(&self, epoch: &Epoch) -> Vec<ProfiledSpan> {
+        let kept = report::outermost_first(&epoch.kept).into_iter().take(MOST_LISTED);
+        let profiled = kept.map(|span| {
+            let known = self.pending.get(span.key).and_then(|pending| pending.known);
+            let rule = known.and_then(|known| self.callsites.get(known.plan));
+            ProfiledSpan {
+                name: report::full_name(&span, self.redaction),
+                span: self.redaction.redact_span(span.name()).into_owned(),
+                target: span.target().to_owned(),
+                fields: span.values.to_vec(),
+                reasons: span.reasons.to_string(),
+                rule: rule.map_or_else(String::new, |callsite| callsite.keep.to_string()),
+                is_open: span.is_open,
+                times: span.account,
+                ids: span.trace_ids(),
+                start_unix_ns: self.unix_ns(span.opened_ns),
+            }
+        });
+        profiled.collect()
+    }
+
     fn unix_ns(&self, raw_ns: u64) -> u64 {
         u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
     }
@@ -232,6 +262,8 @@ struct Tables<'a> {
     modules: HashMap<MappingId, Arc<Module>>,
     mappings: HashMap<crate::unwind::ModuleId, MappingId>,
     links: HashMap<SpanKey, LinkId>,
+    threads: HashMap<OsThread, ThreadId>,
+    kept: HashMap<SpanKey, &'a KeptSpan>,
     builder: &'a ProfileAssembler<'a>,
 }
 
@@ -274,11 +306,19 @@ impl Tables<'_> {
         kind: SampleKind,
         time_ns: u64,
         weight_ns: u64,
+        thread: Option<OsThread>,
         stack: StackId,
         link: Option<LinkId>,
     ) {
         let time_unix_ns = self.builder.unix_ns(time_ns);
-        self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns });
+        let thread = thread.map(|thread| self.thread(thread));
+        self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns, thread });
+    }
+
+    fn thread(&mut self, thread: OsThread) -> ThreadId {
+        *self.threads.entry(thread).or_insert_with(|| {
+            self.profile.add_thread(ProfiledThread { name: thread.name(), tid: thread.tid })
+        })
     }
 
     /// Adds a placeholder if all samples were lost (and counted) after the profile was promised: the span already
@@ -290,7 +330,12 @@ impl Tables<'_> {
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
         let weight_ns = span.samples * self.builder.period_ns;
-        self.profile.add_sample(SampleKind::OnCpu, stack, link, Point { time_unix_ns, weight_ns });
+        self.profile.add_sample(
+            SampleKind::OnCpu,
+            stack,
+            link,
+            Point { time_unix_ns, weight_ns, thread: None },
+        );
         span.samples
     }
 
@@ -307,7 +352,12 @@ impl Tables<'_> {
             let remark = self.profile.add_remark(remark);
             let stack = self.profile.add_stack(vec![remark]);
             let time_unix_ns = self.builder.unix_ns(pending.last_ns);
-            self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns });
+            self.profile.add_sample(
+                kind,
+                stack,
+                link,
+                Point { time_unix_ns, weight_ns, thread: None },
+            );
         }
     }
 
@@ -340,7 +390,7 @@ impl Tables<'_> {
         let link = self.link(span.key, inside);
         // A multiple of the period, like the other weights. When the time was spent is not known.
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
-        let point = Point { time_unix_ns, weight_ns: periods * period_ns };
+        let point = Point { time_unix_ns, weight_ns: periods * period_ns, thread: None };
         self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
     }
 
@@ -395,6 +445,21 @@ impl Tables<'_> {
         Some((ids.trace, ids.span))
     }
 
+    /// The link of a span, without its parent.
+    fn new_link(&self, span: SpanKey) -> Option<Link> {
+        let pending = self.builder.pending.get(span)?;
+        let known = pending.known?;
+        let callsite = self.builder.callsites.get(known.plan)?;
+        let fields = self.kept.get(&span).map(|kept| kept.values.to_vec());
+        Some(Link {
+            ids: self.ids_of(span),
+            fields: fields.unwrap_or_default(),
+            start_unix_ns: self.builder.unix_ns(known.opened_ns),
+            end_unix_ns: pending.closed_ns.map_or(0, |closed_ns| self.builder.unix_ns(closed_ns)),
+            ..Link::named(capped(callsite.metadata.name()), None)
+        })
+    }
+
     /// The link of a span, including its ancestors up to [`DEEPEST`] levels: span trees can be thousands of levels
     /// deep.
     fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
@@ -413,11 +478,8 @@ impl Tables<'_> {
             let link = match self.links.get(&span) {
                 Some(link) => *link,
                 None => {
-                    let known = self.builder.pending.get(span)?.known?;
-                    let callsite = self.builder.callsites.get(known.plan)?;
-                    let name = capped(callsite.metadata.name()).into_owned();
-                    let ids = self.ids_of(span);
-                    let link = self.profile.add_link(Link { span: name, parent, ids });
+                    let new = Link { parent, ..self.new_link(span)? };
+                    let link = self.profile.add_link(new);
                     // In a cut path the inner spans have other parents than in full paths.
                     if left_out == 0 || parent.is_none() {
                         self.links.insert(span, link);

@@ -417,6 +417,8 @@ impl Delivery {
         if let Some(line) = self.name_hint.line(kept, &self.engine.redaction) {
             self.log(false, &line);
         }
+        #[cfg(feature = "axum")]
+        self.engine.recent.add(kept, &self.engine.redaction);
         if let Some(on_kept) = &self.on_kept {
             // The callback is foreign code and may panic.
             let reported = catch_unwind(AssertUnwindSafe(|| on_kept(kept)));

@@ -10,7 +10,7 @@ use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, 
 use crate::sampler::{OpenInterval, SpanInterval};
 use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, SampleRing, TimerRing};
+use crate::sys::{self, OsThread, SampleRing, TimerRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// What draining reads and fills.
@@ -61,7 +61,7 @@ impl Sampled {
                     match owner(&mut self.intervals, open, position) {
                         Some(span) => {
                             let period_ns = self.arming.period_ns();
-                            drain.sample(&ring, self.sampled_thread.tid, place, span, period_ns);
+                            drain.sample(&ring, self.sampled_thread.thread, place, span, period_ns);
                         }
                         None => count(&drain.counters.samples.outside_spans, 1),
                     }
@@ -137,13 +137,13 @@ impl Drain<'_> {
     fn sample(
         &mut self,
         ring: &SampleRing,
-        tid: u32,
+        thread: OsThread,
         place: RecordPlace,
         span: SpanKey,
         period_ns: u64,
     ) {
         let read = read_sample(&**ring, place, Layout::of(ring));
-        let Some(sample) = read.ok().filter(|sample| sample.tid == tid) else {
+        let Some(sample) = read.ok().filter(|sample| sample.tid == thread.tid) else {
             count(&self.counters.sampling.records_malformed, 1);
             return;
         };
@@ -168,7 +168,7 @@ impl Drain<'_> {
             UnwindEnd::Lost => count(&self.counters.stacks.incomplete, 1),
         }
         count(&self.counters.samples.taken, 1);
-        match self.pending.add(span, sample.time_ns, period_ns, self.stack, self.round) {
+        match self.pending.add(span, sample.time_ns, period_ns, thread, self.stack, self.round) {
             Added::Kept => {}
             Added::Downsampled(samples) => count(&self.counters.samples.downsampled, samples),
             Added::Lost => count(&self.counters.samples.dropped_memory, 1),

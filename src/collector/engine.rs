@@ -12,6 +12,8 @@ use tracing::field::Visit;
 
 use super::command::{Command, FlushRequest};
 use super::gate::Gate;
+#[cfg(feature = "axum")]
+use super::recent::Recent;
 use super::run::Collector;
 use super::sampled::Pace;
 use super::shed::ShedLimits;
@@ -95,6 +97,8 @@ pub(crate) struct Engine {
     pub(crate) source_line: (String, bool),
     pub(super) attributes: AttributeNames,
     pub(super) redaction: Redaction,
+    #[cfg(feature = "axum")]
+    pub(crate) recent: Recent,
     pub(crate) pairing: Arc<Pairing>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
     warnings: Mutex<Vec<String>>,
@@ -148,6 +152,8 @@ impl Engine {
             source_line,
             attributes: parts.attributes,
             redaction: parts.redaction,
+            #[cfg(feature = "axum")]
+            recent: Recent::default(),
             warnings: Mutex::new(parts.warnings.into_iter().chain(parts.problem).collect()),
             pairing: parts.pairing,
             commands,

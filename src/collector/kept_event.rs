@@ -211,7 +211,7 @@ fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
 }
 
 /// Displays why a span has no profile.
-struct Without<'a>(NoProfile, &'a KeptSpan);
+pub(super) struct Without<'a>(pub(super) NoProfile, pub(super) &'a KeptSpan);
 
 impl Display for Without<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,6 +18,8 @@ mod outbox;
 #[cfg(feature = "_parts")]
 pub mod parts;
 mod pending;
+#[cfg(feature = "axum")]
+mod recent;
 mod report;
 mod room;
 mod run;
@@ -33,6 +35,8 @@ mod worker;
 pub(crate) use engine::spawn;
 pub(crate) use engine::{Engine, Limits, Parts};
 pub(crate) use gate::Gate;
+#[cfg(feature = "axum")]
+pub(crate) use recent::RecentlyKept;
 pub(crate) use room::waiting_profiles;
 pub(crate) use sampled::Pace;
 pub(crate) use shed::ShedLimits;

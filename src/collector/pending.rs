@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::report::Losses;
 use super::stack::Stack;
 use crate::span::{SpanInfo, SpanKey, TraceIds};
+use crate::sys::OsThread;
 
 /// A sample of a span that is still open, or whose root is: 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +14,7 @@ pub(super) struct PendingSample {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) time_ns: u64,
     pub(super) stack: u32,
+    pub(super) thread: u32,
     /// The CPU time that the sample represents.
     pub(super) weight_ns: u64,
 }
@@ -24,13 +26,16 @@ pub(super) struct PendingWait {
     pub(super) time_ns: u64,
     pub(super) duration_ns: u64,
     pub(super) stack: u32,
+    pub(super) thread: u32,
 }
 
-/// The distinct stacks of a span.
+/// The distinct stacks of a span, and the threads with samples or waits of it.
 #[derive(Debug, Default)]
 struct Stacks {
     by_number: Vec<Arc<Stack>>,
     numbers: HashMap<Arc<Stack>, u32>,
+    threads: Vec<OsThread>,
+    thread_numbers: HashMap<OsThread, u32>,
 }
 
 /// The samples and waits of one span.
@@ -39,6 +44,8 @@ pub(super) struct PendingSpan {
     pub(super) known: Option<SpanInfo>,
     /// The ids under which the span is exported; known once it has closed.
     pub(super) ids: Option<TraceIds>,
+    /// When it closed: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(super) closed_ns: Option<u64>,
     pub(super) samples: Vec<PendingSample>,
     pub(super) waits: Vec<PendingWait>,
     /// The time of waits that did not fit into memory.
@@ -130,6 +137,7 @@ impl Pending {
         span: SpanKey,
         time_ns: u64,
         weight_ns: u64,
+        thread: OsThread,
         stack: &Stack,
         round: u64,
     ) -> Added {
@@ -150,7 +158,9 @@ impl Pending {
         }
         pending.skipped = 0;
         let weight_ns = std::mem::take(&mut pending.skipped_ns);
-        let needed = size_of::<PendingSample>() + pending.stacks.cost(stack);
+        let needed = size_of::<PendingSample>()
+            + pending.stacks.cost(stack)
+            + pending.stacks.thread_cost(thread);
         if self.bytes + needed > self.budget_bytes {
             // The samples that were merged into it are already counted as downsampled.
             pending.losses.lost += 1;
@@ -159,8 +169,8 @@ impl Pending {
             return Added::Lost;
         }
         self.bytes += needed;
-        let stack = pending.stacks.add(stack);
-        pending.samples.push(PendingSample { time_ns, stack, weight_ns });
+        let (stack, thread) = (pending.stacks.add(stack), pending.stacks.add_thread(thread));
+        pending.samples.push(PendingSample { time_ns, stack, thread, weight_ns });
         if pending.samples.len() <= self.most_samples {
             return Added::Kept;
         }
@@ -178,6 +188,7 @@ impl Pending {
         &mut self,
         span: SpanKey,
         wait: PendingWait,
+        thread: OsThread,
         stack: &Stack,
         round: u64,
     ) -> bool {
@@ -186,14 +197,16 @@ impl Pending {
         }
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
         pending.last_ns = pending.last_ns.max(wait.time_ns);
-        let needed = size_of::<PendingWait>() + pending.stacks.cost(stack);
+        let needed = size_of::<PendingWait>()
+            + pending.stacks.cost(stack)
+            + pending.stacks.thread_cost(thread);
         if self.bytes + needed > self.budget_bytes || pending.waits.len() >= self.most_samples {
             pending.lost_waits_ns += wait.duration_ns;
             return false;
         }
         self.bytes += needed;
-        let stack = pending.stacks.add(stack);
-        pending.waits.push(PendingWait { stack, ..wait });
+        let (stack, thread) = (pending.stacks.add(stack), pending.stacks.add_thread(thread));
+        pending.waits.push(PendingWait { stack, thread, ..wait });
         true
     }
 
@@ -323,6 +336,7 @@ impl Pending {
             *pending = PendingSpan {
                 known: pending.known,
                 ids: pending.ids,
+                closed_ns: pending.closed_ns,
                 last_ns: pending.last_ns,
                 is_closed: pending.is_closed,
                 ..PendingSpan::new(pending.first_round)
@@ -471,6 +485,10 @@ impl PendingSpan {
         self.stacks.by_number.get(number as usize).map(AsRef::as_ref)
     }
 
+    pub(super) fn thread(&self, number: u32) -> Option<OsThread> {
+        self.stacks.threads.get(number as usize).copied()
+    }
+
     /// The number of samples and waits of the span, including those that were dropped or downsampled.
     pub(super) fn count(&self) -> u64 {
         let there = self.samples.len() + self.waits.len();
@@ -508,13 +526,28 @@ impl PendingSpan {
     fn bytes(&self) -> usize {
         let stacks = self.stacks.by_number.iter().map(|stack| stack.bytes()).sum::<usize>();
         let samples = self.samples.len() * size_of::<PendingSample>();
-        BYTES_A_SPAN + samples + self.waits.len() * size_of::<PendingWait>() + stacks
+        let threads = self.stacks.threads.len() * BYTES_A_THREAD;
+        BYTES_A_SPAN + samples + self.waits.len() * size_of::<PendingWait>() + stacks + threads
     }
 }
+
+/// The memory of a thread in a list and in a map.
+const BYTES_A_THREAD: usize = 2 * size_of::<OsThread>() + 16;
 
 impl Stacks {
     fn cost(&self, stack: &Stack) -> usize {
         if self.numbers.contains_key(stack) { 0 } else { stack.bytes() }
+    }
+
+    fn thread_cost(&self, thread: OsThread) -> usize {
+        if self.thread_numbers.contains_key(&thread) { 0 } else { BYTES_A_THREAD }
+    }
+
+    fn add_thread(&mut self, thread: OsThread) -> u32 {
+        *self.thread_numbers.entry(thread).or_insert_with(|| {
+            self.threads.push(thread);
+            self.threads.len() as u32 - 1
+        })
     }
 
     fn add(&mut self, stack: &Stack) -> u32 {
@@ -535,6 +568,7 @@ mod tests {
     use crate::span::RegistryId;
     use crate::unwind::ModuleAddress;
 
+    const THREAD: OsThread = OsThread::unnamed(1);
     const SPAN: SpanKey = SpanKey::new(5).unwrap();
     const PLENTY: usize = 1 << 20;
     const SPANS: usize = 10_000;
@@ -549,7 +583,7 @@ mod tests {
 
     fn known(root: u64, parent: Option<u64>) -> SpanInfo {
         let id = RegistryId::MIN;
-        SpanInfo { parent: parent.map(key), root: key(root), id, plan: 0 }
+        SpanInfo { parent: parent.map(key), root: key(root), id, plan: 0, opened_ns: 0 }
     }
 
     #[test]
@@ -558,7 +592,7 @@ mod tests {
         let root = SpanKey::new(1).unwrap();
         let known = |parent| {
             let id = RegistryId::new(1).unwrap();
-            SpanInfo { parent, root, id, plan: 0 }
+            SpanInfo { parent, root, id, plan: 0, opened_ns: 0 }
         };
         pending.register(root, known(None), 1);
         let stack = Stack { frames: vec![ModuleAddress::new(None, 7)], ..Stack::new() };
@@ -569,7 +603,7 @@ mod tests {
             pending.register(child, known(Some(root)), 1);
             pending.register(grandchild, known(Some(child)), 1);
             for span in [child, grandchild] {
-                assert_eq!(pending.add(span, number, 3, &stack, 1), Added::Kept);
+                assert_eq!(pending.add(span, number, 3, THREAD, &stack, 1), Added::Kept);
                 weight_ns += 3;
                 pending.close(span);
             }
@@ -596,9 +630,9 @@ mod tests {
     fn equal_stacks_are_held_once() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         for time in 0..10 {
-            pending.add(SPAN, time, 1, &stack(7), 0);
+            pending.add(SPAN, time, 1, THREAD, &stack(7), 0);
         }
-        pending.add(SPAN, 11, 1, &stack(8), 0);
+        pending.add(SPAN, 11, 1, THREAD, &stack(8), 0);
         let span = pending.get(SPAN).unwrap();
         assert_eq!(span.samples.len(), 11);
         assert_eq!(span.stacks.by_number.len(), 2);
@@ -610,7 +644,7 @@ mod tests {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         let mut downsampled = 0;
         for time in 0..1_000 {
-            if let Added::Downsampled(count) = pending.add(SPAN, time, 3, &stack(7), 0) {
+            if let Added::Downsampled(count) = pending.add(SPAN, time, 3, THREAD, &stack(7), 0) {
                 downsampled += count;
             }
         }
@@ -630,7 +664,8 @@ mod tests {
     #[test]
     fn without_memory_the_cpu_time_is_kept() {
         let mut pending = Pending::new(1_000, 100, SPANS);
-        let lost = (0..100).filter(|i| pending.add(SPAN, *i, 3, &stack(*i), 0) == Added::Lost);
+        let lost =
+            (0..100).filter(|i| pending.add(SPAN, *i, 3, THREAD, &stack(*i), 0) == Added::Lost);
         let lost = lost.count() as u64;
         assert!(lost > 50);
         let span = pending.get(SPAN).unwrap();
@@ -645,10 +680,10 @@ mod tests {
         for span in 2..10 {
             // The sample may be drained before or after the span is registered.
             if span % 2 == 0 {
-                pending.add(key(span), 0, 3, &stack(1), 0);
+                pending.add(key(span), 0, 3, THREAD, &stack(1), 0);
             }
             pending.register(key(span), known(1, Some(1)), 0);
-            pending.add(key(span), 0, 3, &stack(1), 0);
+            pending.add(key(span), 0, 3, THREAD, &stack(1), 0);
         }
         pending.charge_refused();
         assert_eq!(pending.spans.len(), 4);
@@ -662,10 +697,10 @@ mod tests {
         assert_eq!(left + root.lost_ns, 12 * 3);
         // A span that is registered later keeps its earlier losses.
         pending.most_spans = 5;
-        pending.add(key(30), 0, 3, &stack(1), 0);
+        pending.add(key(30), 0, 3, THREAD, &stack(1), 0);
         pending.register(key(30), known(1, Some(1)), 0);
         assert_eq!(pending.get(key(30)).unwrap().samples.len(), 1);
-        assert_eq!(pending.add(key(31), 0, 3, &stack(1), 0), Added::Refused);
+        assert_eq!(pending.add(key(31), 0, 3, THREAD, &stack(1), 0), Added::Refused);
         pending.most_spans = 6;
         pending.register(key(31), known(1, Some(1)), 0);
         assert_eq!(pending.get(key(31)).unwrap().lost_ns, 3);
@@ -683,7 +718,7 @@ mod tests {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         for (span, parent) in [(1, None), (2, Some(1)), (3, Some(2))] {
             pending.register(key(span), known(1, parent), 0);
-            pending.add(key(span), 0, 1, &stack(span), 0);
+            pending.add(key(span), 0, 1, THREAD, &stack(span), 0);
         }
         pending.register(key(9), known(9, None), 0);
         assert_eq!(pending.of_root(key(1)), [key(1), key(2), key(3)]);
@@ -724,8 +759,8 @@ mod tests {
     #[test]
     fn unregistered_spans_are_forgotten_in_the_next_round() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
-        pending.add(key(1), 0, 1, &stack(1), 5);
-        pending.add(key(2), 0, 1, &stack(1), 5);
+        pending.add(key(1), 0, 1, THREAD, &stack(1), 5);
+        pending.add(key(2), 0, 1, THREAD, &stack(1), 5);
         let entered = HashSet::from([key(2)]);
         assert_eq!(pending.remove_unregistered(5, &entered), 0);
         assert_eq!(pending.remove_unregistered(6, &entered), 1);
@@ -737,7 +772,7 @@ mod tests {
     fn exported_samples_are_cleared_and_the_span_stays() {
         let mut pending = Pending::new(PLENTY, 100, SPANS);
         pending.register(SPAN, known(5, None), 0);
-        pending.add(SPAN, 0, 1, &stack(1), 0);
+        pending.add(SPAN, 0, 1, THREAD, &stack(1), 0);
         pending.clear(SPAN);
         assert!(pending.get(SPAN).unwrap().samples.is_empty());
         assert_eq!(pending.bytes, BYTES_A_SPAN);

@@ -98,6 +98,7 @@ pub(super) fn describe(
     _ = write!(samples, ": {}", coverage(profile.weight_ns(), known_ns, unsampled_ns, losses));
     profile.notes.push(samples);
     let name = names.redact_span(first.name());
+    profile.losses = list_of_losses(losses);
     profile.attributes = attributes(first, &capped(&name), losses);
 }
 
@@ -112,6 +113,7 @@ pub(super) fn describe_symbolized(symbolized: &mut Symbolized) {
             continue;
         }
         _ = write!(profile.title, " · {count} {what}");
+        profile.losses.push(format!("{count} {what}"));
         let more = i64::try_from(count).unwrap_or(i64::MAX);
         let known = profile.attributes.iter_mut().find(|attribute| attribute.key == key);
         match known.map(|attribute| &mut attribute.value) {
@@ -198,6 +200,11 @@ fn coverage(weight_ns: u64, on_cpu_ns: Option<u64>, unsampled_ns: u64, losses: &
 const NOTHING_LOST: &str = "nothing lost";
 
 fn losses_in_words(losses: &Losses) -> String {
+    let words = list_of_losses(losses);
+    if words.is_empty() { NOTHING_LOST.to_owned() } else { words.join(", ") }
+}
+
+fn list_of_losses(losses: &Losses) -> Vec<String> {
     let mut words = Vec::new();
     for (count, what) in [
         (losses.lost, "stacks dropped for lack of memory"),
@@ -213,7 +220,7 @@ fn losses_in_words(losses: &Losses) -> String {
             words.push(format!("{count} {what}"));
         }
     }
-    if words.is_empty() { NOTHING_LOST.to_owned() } else { words.join(", ") }
+    words
 }
 
 fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {

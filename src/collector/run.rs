@@ -338,8 +338,10 @@ impl Collector {
         while let Some(event) = self.engine.spans.take_span_event() {
             match event {
                 SpanEvent::Opened(key, known) => self.pending.register(key, known, self.round),
-                SpanEvent::Closed { key, ids } => {
-                    self.pending.note(key, |pending| pending.ids = ids);
+                SpanEvent::Closed { key, ids, closed_ns } => {
+                    self.pending.note(key, |pending| {
+                        (pending.ids, pending.closed_ns) = (ids, Some(closed_ns));
+                    });
                     closed.push(key);
                 }
             }

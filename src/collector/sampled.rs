@@ -317,7 +317,7 @@ impl Sampled {
 
     /// Stops sampling the thread for now.
     pub(super) fn pause(&self) {
-        self.arming.pause(sys::cpu_ns_of(self.sampled_thread.tid).unwrap_or(0));
+        self.arming.pause(sys::cpu_ns_of(self.sampled_thread.tid()).unwrap_or(0));
     }
 
     /// Where the open interval of the last arming begins, and how many samples from there on hooks have not counted.

@@ -13,7 +13,7 @@ use crate::sampler::{Arming, SampledThread};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
 use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, Blocked, Clock, RingMemory};
+use crate::sys::{self, Blocked, Clock, OsThread, RingMemory};
 use crate::unwind::{UnwindEnd, Unwinder};
 
 /// Shorter waits are not captured. With a scan every [`SCAN_INTERVAL`], all waits longer than the sum of both are
@@ -144,6 +144,7 @@ pub(super) struct WaitingThread {
     /// When it was last known to continue.
     lasted_until_ns: u64,
     proof: Proof,
+    pub(super) thread: OsThread,
     pub(super) stack: Stack,
 }
 
@@ -255,7 +256,7 @@ impl Watch {
 
     /// Switches to the CPU clock: from now on there are no switch records. All waits until now have been scanned.
     pub(super) fn begin_by_clock(&mut self, sampled_thread: &SampledThread, now_ns: u64) {
-        self.last = sys::cpu_ns_of(sampled_thread.tid).map(|cpu_ns| CpuReading {
+        self.last = sys::cpu_ns_of(sampled_thread.tid()).map(|cpu_ns| CpuReading {
             time_ns: now_ns,
             cpu_ns,
             idle_since_ns: now_ns,
@@ -290,8 +291,14 @@ impl Watch {
         let Some(waiting) = self.waiting.take() else { return };
         self.last = ended.clock;
         let duration_ns = ended.at_ns.saturating_sub(waiting.since_ns);
-        let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0 };
-        let is_kept = scanner.pending.add_wait(waiting.span, wait, &waiting.stack, scanner.round);
+        let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0, thread: 0 };
+        let is_kept = scanner.pending.add_wait(
+            waiting.span,
+            wait,
+            waiting.thread,
+            &waiting.stack,
+            scanner.round,
+        );
         let counter = match is_kept {
             true => &scanner.counters.waits.captured,
             false => &scanner.counters.waits.dropped_memory,
@@ -330,7 +337,7 @@ impl Watch {
             }
             // There were more switches between two scans than the ring holds: uses the clock.
         }
-        let cpu_ns = sys::cpu_ns_of(sampled_thread.tid)?;
+        let cpu_ns = sys::cpu_ns_of(sampled_thread.tid())?;
         let hook = sampled_thread.synced();
         let last = self.last.filter(|last| last.time_ns >= hook.map_or(0, |(time_ns, _)| time_ns));
         let base = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook);
@@ -386,7 +393,7 @@ impl WaitingThread {
                     .map(EndedWait::at)
             }
             Proof::Cpu(before, position) => {
-                let now = sys::cpu_ns_of(sampled_thread.tid).map(|cpu_ns| (now_ns, cpu_ns));
+                let now = sys::cpu_ns_of(sampled_thread.tid()).map(|cpu_ns| (now_ns, cpu_ns));
                 if now.is_some_and(|(_, cpu_ns)| cpu_ns == before) {
                     return None;
                 }
@@ -407,7 +414,7 @@ impl WaitingThread {
                 // All off-CPU time up to this reading belongs to this wait, unless the thread is blocked again. When
                 // it ran in between is not known then, so each wait gets half.
                 let waits_again =
-                    hook.is_none() && matches!(sys::blocked(sampled_thread.tid), Ok(Some(_)));
+                    hook.is_none() && matches!(sys::blocked(sampled_thread.tid()), Ok(Some(_)));
                 let next_ns = if waits_again { off_ns / 2 } else { 0 };
                 let off_ns = off_ns - next_ns;
                 let reading = CpuReading {
@@ -435,7 +442,7 @@ fn still_holds(sampled_thread: &SampledThread, arming: &Arming, proof: Proof) ->
         Proof::Switches(position) => {
             arming.switches.as_deref().is_some_and(|ring| has_not_moved(ring, position))
         }
-        Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(sampled_thread.tid) == Some(cpu_ns),
+        Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(sampled_thread.tid()) == Some(cpu_ns),
     }
 }
 
@@ -466,7 +473,7 @@ fn capture(
     if scanner.captures.filters_are_due(scanner.now_ns) {
         sys::read_filters();
     }
-    match sys::blocked(sampled_thread.tid) {
+    match sys::blocked(sampled_thread.tid()) {
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(Waited::In(call));
             let read = sys::read_own_stack(sp, scanner.stack_bytes, scanner.bytes);
@@ -491,5 +498,6 @@ fn capture(
             Counters::add(&scanner.counters.waits.without_stack, 1);
         }
     }
-    Some(WaitingThread { span, since_ns, lasted_until_ns: scanner.now_ns, proof, stack })
+    let (thread, lasted_until_ns) = (sampled_thread.thread, scanner.now_ns);
+    Some(WaitingThread { span, since_ns, lasted_until_ns, proof, thread, stack })
 }

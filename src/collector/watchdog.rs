@@ -148,7 +148,7 @@ impl Collector {
             .iter_mut()
             .filter_map(|sampled| {
                 let span = sampled.sampled_thread.span()?;
-                if let Some(cpu_ns) = sys::cpu_ns_of(sampled.sampled_thread.tid) {
+                if let Some(cpu_ns) = sys::cpu_ns_of(sampled.sampled_thread.tid()) {
                     let sampled_ns = sampled.sampled_ns(cpu_ns);
                     sampled.cpu_times.note(CpuTime { time_ns: now_ns, cpu_ns, sampled_ns });
                 }

@@ -1,28 +1,22 @@
 //! Settings in code.
 
 use std::ops::RangeInclusive;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::plan::plan;
-use crate::collector::{Engine, Gate, Limits, Pace, Parts, ShedLimits, waiting_profiles};
-use crate::error::Error;
+use super::files::{self, FileSettings};
+use crate::collector::{Pace, ShedLimits};
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
-use crate::export::{Directory, Exporter, Remote};
-use crate::keep::{
-    Callsites, Keep, Kept, MAX_RESERVED, OnKept, ProfileAdmission, Rules, ShownFields,
-};
-use crate::otel::{AttributeNames, Pairing};
+use crate::export::{Exporter, Format};
+use crate::keep::{Kept, MAX_RESERVED, OnKept, Rules, ShownFields};
+use crate::otel::AttributeNames;
 use crate::profile::Resource;
 use crate::redact::Redaction;
-use crate::sampler::{Periods, Sampler, Source, SourceSettings};
-use crate::span::Spans;
-use crate::stats::Counters;
+use crate::sampler::{Periods, Source, SourceSettings};
 use crate::symbols::SymbolSettings;
-use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
+use crate::sys::TimerClock;
+use crate::text::shortened;
 
 /// Builds a [`ProfilingLayer`](crate::ProfilingLayer) with settings other than the defaults.
 ///
@@ -41,34 +35,34 @@ use crate::sys::{self, Clock, Poller, SampleRequest, TimerClock};
 /// # }
 /// ```
 pub struct Builder {
-    rules: Rules,
-    source: SourceSettings,
-    max_depth: u32,
-    directory: PathBuf,
-    exporter: Option<Box<dyn Exporter>>,
+    pub(super) rules: Rules,
+    pub(super) source: SourceSettings,
+    pub(super) max_depth: u32,
+    pub(super) exporter: Option<Box<dyn Exporter>>,
     /// The OTLP exporter that the environment configures, if it configures one.
     #[cfg(feature = "_otlp")]
-    otlp: Option<OtlpExporter>,
-    resource: Option<Resource>,
-    profiles_per_minute: u32,
-    samples_per_profile: usize,
-    pending_spans: usize,
-    pending_profiles: usize,
-    memory_bytes: usize,
-    export_bytes: usize,
-    cpu_percent: Option<u32>,
-    shed: ShedLimits,
+    pub(super) otlp: Option<OtlpExporter>,
+    pub(super) resource: Option<Resource>,
+    pub(super) files: FileSettings,
+    pub(super) profiles_per_minute: u32,
+    pub(super) samples_per_profile: usize,
+    pub(super) pending_spans: usize,
+    pub(super) pending_profiles: usize,
+    pub(super) memory_bytes: usize,
+    pub(super) export_bytes: usize,
+    pub(super) cpu_percent: Option<u32>,
+    pub(super) shed: ShedLimits,
     pub(crate) pace: Pace,
-    on_kept: Option<OnKept>,
-    only_sampled_traces: bool,
-    attributes: AttributeNames,
-    shown_fields: ShownFields,
-    redaction: Redaction,
+    pub(super) on_kept: Option<OnKept>,
+    pub(super) only_sampled_traces: bool,
+    pub(super) attributes: AttributeNames,
+    pub(super) shown_fields: ShownFields,
+    pub(super) redaction: Redaction,
     /// The redaction that the environment sets. It adds to `redaction`, whichever was set first.
-    env_redaction: Redaction,
-    symbols: SymbolSettings,
+    pub(super) env_redaction: Redaction,
+    pub(super) symbols: SymbolSettings,
     #[cfg(feature = "sighup")]
-    reloads_on_sighup: bool,
+    pub(super) reloads_on_sighup: bool,
     /// What is wrong with the settings, although the layer can start with them.
     pub(super) warnings: Vec<String>,
     /// A variable that sets an OTLP endpoint, although no feature for OTLP is on.
@@ -88,16 +82,10 @@ const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
 /// The default limit of Pyroscope.
 const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
 const DEFAULT_PENDING_SPANS: usize = 16_384;
-/// Percent of one core.
-const DEFAULT_CPU_PERCENT: u32 = 1;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
-/// Address space that must be left: two thread stacks and the initial allocations of a layer.
-const LEAST_MIB: u64 = 8;
 const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
 /// The line tables of a large service take a tenth of that; its full debug information can be larger.
 const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
-
-const RING_BYTES: usize = 256 * 1024;
 
 impl Builder {
     pub(crate) fn new() -> Self {
@@ -112,11 +100,11 @@ impl Builder {
                 arm_after: None,
             },
             max_depth: DEFAULT_DEPTH,
-            directory: PathBuf::from("profiles"),
             exporter: None,
             #[cfg(feature = "_otlp")]
             otlp: None,
             resource: None,
+            files: FileSettings::default(),
             profiles_per_minute: DEFAULT_PROFILES_PER_MINUTE,
             samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
             pending_spans: DEFAULT_PENDING_SPANS,
@@ -270,7 +258,8 @@ impl Builder {
     /// directory. See [`Directory`].
     #[must_use]
     pub fn directory(self, path: impl Into<PathBuf>) -> Self {
-        Self { directory: path.into(), ..self }
+        let files = FileSettings { directory: path.into(), ..self.files };
+        Self { files, ..self }
     }
 
     /// Exports by OTLP, as the environment configures it, unless another exporter is set.
@@ -295,6 +284,46 @@ impl Builder {
     #[must_use]
     pub fn resource(self, resource: impl Into<Resource>) -> Self {
         Self { resource: Some(resource.into()), ..self }
+    }
+
+    /// The formats of the files of each profile. The default is [`Html`](Format::Html), [`Pprof`](Format::Pprof) and
+    /// [`Otlp`](Format::Otlp), as far as their features are on. An [`exporter`](Self::exporter) has its own settings,
+    /// also for the next two.
+    #[must_use]
+    pub fn formats(mut self, formats: impl IntoIterator<Item = Format>) -> Self {
+        self.files.formats = Some(formats.into_iter().collect());
+        self
+    }
+
+    /// Makes each trace id in a report a link to the trace, with `{trace_id}` and `{span_id}` in the URL replaced:
+    /// `https://tempo.internal/trace/{trace_id}`. Ignored, with a warning, if it is no `http` or `https` URL with
+    /// `{trace_id}`.
+    #[must_use]
+    pub fn trace_url(mut self, template: &str) -> Self {
+        self.files.trace_url = files::trace_url(template);
+        if self.files.trace_url.is_none() {
+            self.warn(format!(
+                "trace_url: `{}` is not {}",
+                shortened(template),
+                files::A_TRACE_URL
+            ));
+        }
+        self
+    }
+
+    /// Makes each source line in a report a link, with `{file}` and `{line}` in the URL replaced:
+    /// `vscode://file/{file}:{line}`. Ignored, with a warning, if it is no such URL, or one that runs a script.
+    #[must_use]
+    pub fn source_url(mut self, template: &str) -> Self {
+        self.files.source_url = files::source_url(template);
+        if self.files.source_url.is_none() {
+            self.warn(format!(
+                "source_url: `{}` is not {}",
+                shortened(template),
+                files::A_SOURCE_URL
+            ));
+        }
+        self
     }
 
     /// The number of profiles per minute for each rule, and its maximum burst. The default is 60. Spans over the limit
@@ -437,7 +466,10 @@ impl Builder {
 
     /// The program may change its working directory before anything is written.
     pub(crate) fn with_absolute_directory(self) -> Self {
-        Self { directory: std::path::absolute(&self.directory).unwrap_or(self.directory), ..self }
+        match std::path::absolute(&self.files.directory) {
+            Ok(path) => self.directory(path),
+            Err(_) => self,
+        }
     }
 
     #[cfg(feature = "sighup")]
@@ -454,116 +486,17 @@ impl Builder {
             None if self.otlp.is_some() => {
                 self.otlp.as_ref().and_then(Exporter::directory).map(PathBuf::from)
             }
-            None => Some(self.directory.clone()),
+            None => Some(self.files.directory.clone()),
         }
+    }
+
+    #[cfg(feature = "axum")]
+    pub(crate) fn get_trace_url(&self) -> String {
+        self.files.trace_url.clone().unwrap_or_default()
     }
 
     pub(crate) fn get_rules(&self) -> &Rules {
         &self.rules
-    }
-
-    /// Starts the threads.
-    pub(crate) fn start(
-        self,
-        gate: &'static Gate,
-        pairing: Arc<Pairing>,
-    ) -> Result<Arc<Engine>, Error> {
-        // The first allocations, thread stacks among them, fail with less. Later ones are optional. 0 means that the
-        // system does not report how much is left.
-        if sys::address_space_left().is_some_and(|left| (1..LEAST_MIB << 20).contains(&left)) {
-            return Err(Error::no_memory(LEAST_MIB));
-        }
-        let clock = Clock::new();
-        let counters = Arc::new(Counters::default());
-        let poller = Poller::new().map_err(Error::thread)?;
-        let request = SampleRequest {
-            period_ns: self.source.periods.unwrap_or(Periods::USUAL).first(),
-            stack_bytes: self.source.stack_bytes,
-            ring_bytes: RING_BYTES,
-            in_kernel: true,
-            position_step: 0,
-        };
-        let source = Sampler::new(self.source, request, &poller.waker(), Arc::clone(&counters));
-        let ticks_a_second = clock.ticks(Duration::from_secs(1));
-        let arm_after = self.source.arm_after;
-        let plan = move |keep: &Keep| {
-            plan(keep, ticks_a_second, arm_after.unwrap_or_else(|| keep.arm_after()))
-        };
-        let (rules, fields) = (self.rules.clone(), self.shown_fields);
-        let callsites = Callsites::new(rules, Box::new(plan), fields, Arc::clone(&counters));
-        let most_pending = self.pending_profiles.min(waiting_profiles(self.export_bytes));
-        let admission =
-            ProfileAdmission::new(self.profiles_per_minute).with_max_reserved(most_pending);
-        let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
-        let resource = self.resource.unwrap_or_else(Resource::from_env);
-        #[cfg(feature = "_otlp")]
-        let from_env = |resource: &Resource| {
-            let exporter = self.otlp.map(|otlp| otlp.with_default_resource(resource.clone()));
-            exporter.map(|exporter| Box::new(exporter) as Box<dyn Exporter>)
-        };
-        #[cfg(not(feature = "_otlp"))]
-        let from_env = |_: &Resource| None;
-        #[cfg_attr(feature = "_otlp", expect(unused_mut, reason = "one is added below"))]
-        let mut warnings = self.warnings;
-        #[cfg(not(feature = "_otlp"))]
-        if let (Some(name), None) = (self.unused_endpoint, &self.exporter) {
-            warnings.push(format!(
-                "{name} is set, but profiles are written to {}: the feature `otlp-grpc` or `otlp-http` of \
-                 tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",
-                self.directory.display()
-            ));
-        }
-        let mut exporter = self
-            .exporter
-            .or_else(|| from_env(&resource))
-            .unwrap_or_else(|| Box::new(Directory::new(self.directory).with_resource(resource)));
-        // The exporter may be user code.
-        let checked = catch_unwind(AssertUnwindSafe(|| exporter.check()));
-        let problem = match checked {
-            Ok(checked) => checked.err().map(|error| error.to_string()),
-            Err(_) => Some("it panicked".to_owned()),
-        };
-        admission.set_exporter_fails(problem.is_some());
-        // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
-        let must_prove = |remote: &mut dyn Remote| {
-            remote.fallback().is_none() && remote.limits().grace_period < Duration::MAX
-        };
-        if exporter.remote().is_some_and(must_prove) {
-            admission.require_delivery();
-        }
-        Engine::start(Parts {
-            spans,
-            callsites,
-            admission,
-            counters,
-            source,
-            poller,
-            limits: Limits {
-                memory_bytes: self.memory_bytes,
-                samples_per_profile: self.samples_per_profile,
-                pending_spans: self.pending_spans,
-                export_bytes: self.export_bytes,
-                cpu_percent: match (self.cpu_percent, self.source.periods) {
-                    (None, None) => Some(DEFAULT_CPU_PERCENT),
-                    (percent, _) => percent.filter(|percent| *percent > 0),
-                },
-                frames_per_stack: self.max_depth as usize,
-                stack_bytes: self.source.stack_bytes as usize,
-                shed: self.shed,
-                pace: self.pace,
-            },
-            gate,
-            pairing,
-            source_settings: self.source,
-            exporter,
-            problem,
-            warnings,
-            on_kept: self.on_kept,
-            only_sampled_traces: self.only_sampled_traces,
-            attributes: self.attributes,
-            redaction: self.redaction.and(self.env_redaction),
-            symbols: self.symbols,
-        })
     }
 }
 
@@ -573,7 +506,7 @@ impl std::fmt::Debug for Builder {
             .field("rules", &self.rules)
             .field("source", &self.source)
             .field("max_depth", &self.max_depth)
-            .field("directory", &self.directory)
+            .field("files", &self.files)
             .field("profiles_per_minute", &self.profiles_per_minute)
             .field("samples_per_profile", &self.samples_per_profile)
             .field("pending_spans", &self.pending_spans)
@@ -593,7 +526,7 @@ impl std::fmt::Debug for Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keep::Condition;
+    use crate::keep::{Condition, Keep};
 
     #[test]
     fn values_out_of_range_are_clamped_with_a_warning() {

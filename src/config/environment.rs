@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::Builder;
 use super::builder::{self, DEPTHS, RATES};
+use super::files;
 use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
@@ -32,6 +33,9 @@ const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
 const ENDPOINTS: [&str; 2] =
     ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"];
 const SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
+const FORMATS: &str = "TRACING_PROFILING_FORMATS";
+const TRACE_URL: &str = "TRACING_PROFILING_TRACE_URL";
+const SOURCE_URL: &str = "TRACING_PROFILING_SOURCE_URL";
 const FIELDS: &str = "TRACING_PROFILING_FIELDS";
 const REDACT: &str = "TRACING_PROFILING_REDACT";
 const PATHS: &str = "TRACING_PROFILING_PATHS";
@@ -40,7 +44,7 @@ const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
 const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
 
 /// All variables whose names begin like that of the rules.
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 21] = [
     RULES,
     SOURCE,
     WAITS,
@@ -53,6 +57,9 @@ const KNOWN: [&str; 18] = [
     CPU_BUDGET,
     PENDING_PROFILES,
     DIR,
+    FORMATS,
+    TRACE_URL,
+    SOURCE_URL,
     FIELDS,
     REDACT,
     PATHS,
@@ -139,6 +146,16 @@ impl Builder {
             within(1..=100_000),
             |builder, profiles| builder.pending_profiles(profiles as usize),
         )?;
+        let of_files = "formats separated by commas: html, svg, folded, and with their features pprof, otlp, firefox";
+        builder = builder.set(&get, FORMATS, of_files, files::formats, Self::formats)?;
+        let link = files::trace_url;
+        builder = builder.set(&get, TRACE_URL, files::A_TRACE_URL, link, |builder, url| {
+            builder.trace_url(&url)
+        })?;
+        let link = files::source_url;
+        builder = builder.set(&get, SOURCE_URL, files::A_SOURCE_URL, link, |builder, url| {
+            builder.source_url(&url)
+        })?;
         let names = "names of fields, as http.route,method, or none";
         builder = builder.set(&get, FIELDS, names, field_names, Self::fields)?;
         let symbols = get(SYMBOLS)?;
@@ -375,6 +392,9 @@ mod tests {
             "_SHED",
             "_PENDING_PROFILES",
             "_DIR",
+            "_FORMATS",
+            "_TRACE_URL",
+            "_SOURCE_URL",
             "_FIELDS",
             "_REDACT",
             "_PATHS",
@@ -410,7 +430,7 @@ mod tests {
             "{second}"
         );
         assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _ARM_AFTER, _RATE, _STACK_BYTES, \
-            _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FIELDS, _REDACT, _PATHS, _SYMBOLS, \
+            _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _FIELDS, _REDACT, _PATHS, _SYMBOLS, \
             _EXPORT_BYTES, _SYMBOL_BYTES"), "{second}");
     }
 

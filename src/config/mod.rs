@@ -2,7 +2,10 @@
 
 mod builder;
 mod environment;
+mod files;
 mod plan;
+mod start;
 
 pub use builder::Builder;
 pub(crate) use environment::rules_of_env;
+pub(crate) use start::start;

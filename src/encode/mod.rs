@@ -3,8 +3,11 @@
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod deep;
+#[cfg(feature = "firefox")]
+mod firefox;
 mod folded;
 mod frames;
+mod html;
 #[cfg(feature = "otlp")]
 mod otlp;
 #[cfg(feature = "pprof")]
@@ -16,7 +19,12 @@ mod pprof_messages;
 mod roundtrip;
 mod svg;
 
+#[cfg(feature = "firefox")]
+pub use firefox::firefox;
 pub use folded::folded;
+#[cfg(feature = "axum")]
+pub(crate) use html::policy as report_policy;
+pub use html::{HtmlContext, html};
 #[cfg(feature = "otlp")]
 pub use otlp::otlp;
 #[cfg(feature = "_otlp")]
@@ -60,7 +68,7 @@ mod tests {
     }
 
     fn link(profile: &mut Profile, span: &str, parent: Option<LinkId>) -> LinkId {
-        profile.add_link(Link { span: span.into(), parent, ids: None })
+        profile.add_link(Link::named(span, parent))
     }
 
     /// A request with an inner span: one sample in `main`, and three in `price`, two of them in the inner span.
@@ -82,7 +90,7 @@ mod tests {
             (inner_stack, request, 1_030),
             (outer_stack, request, 1_099),
         ] {
-            let point = Point { time_unix_ns, weight_ns: PERIOD };
+            let point = Point { time_unix_ns, weight_ns: PERIOD, thread: None };
             profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
         }
         profile
@@ -98,7 +106,7 @@ mod tests {
         let stack = profile.add_stack(vec![wait, reserve]);
         let request = link(&mut profile, "GET /checkout", None);
         for (time_unix_ns, weight_ns) in [(1_005, 300_000_000), (1_050, 20_000_000)] {
-            let point = Point { time_unix_ns, weight_ns };
+            let point = Point { time_unix_ns, weight_ns, thread: None };
             profile.add_sample(SampleKind::OffCpu, stack, Some(request), point);
         }
         profile
@@ -113,7 +121,7 @@ mod tests {
         stack.reverse();
         let stack = profile.add_stack(stack);
         let link = link(&mut profile, "request", None);
-        let point = Point { time_unix_ns: 1, weight_ns: PERIOD };
+        let point = Point { time_unix_ns: 1, weight_ns: PERIOD, thread: None };
         profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
         profile
     }
@@ -124,7 +132,12 @@ mod tests {
         let main = function(&mut profile, 0x1020, "shop::main", "/shop/src/main.rs", 3);
         let stack = profile.add_stack(vec![main]);
         for (time_unix_ns, weight_ns) in [(1, PERIOD), (2, 1_300_000)] {
-            profile.add_sample(SampleKind::OnCpu, stack, None, Point { time_unix_ns, weight_ns });
+            profile.add_sample(
+                SampleKind::OnCpu,
+                stack,
+                None,
+                Point { time_unix_ns, weight_ns, thread: None },
+            );
         }
         profile
     }

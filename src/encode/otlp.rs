@@ -421,7 +421,7 @@ mod tests {
     fn a_sample_with_a_multiple_weight_is_repeated() {
         let mut profile = checkout();
         let sample = profile.samples()[0].clone();
-        let point = Point { time_unix_ns: 1_040, weight_ns: 3 * profile.period_ns };
+        let point = Point { time_unix_ns: 1_040, weight_ns: 3 * profile.period_ns, thread: None };
         profile.add_sample(SampleKind::OnCpu, sample.stack, sample.link, point);
         let data = decode(&profile);
         let encoded = only_profile(&data);

@@ -12,8 +12,8 @@ use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKi
 
 /// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, and the time of
 /// waits in nanoseconds (`-sample_index=off_cpu`, the default if there are only waits). Each sample has its span's name
-/// as the label `span_name`, and `trace_id` and `span_id` if the span has them. The profile's attributes and notes are
-/// comments.
+/// as the label `span_name`, and `trace_id` and `span_id` if the span has them. The fields that identify the nearest kept span
+/// around it are labels, too. The profile's attributes and notes are comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
     let bytes = Encoder::new(profile).encode().encode_to_vec();
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
@@ -120,6 +120,7 @@ impl<'a> Encoder<'a> {
             labels.push(("trace_id", trace_id.to_string()));
             labels.push(("span_id", span_id.to_string()));
         }
+        labels.extend(self.profile.fields_around(link).iter().cloned());
         let label = |(key, value): (&str, String)| proto::Label {
             key: self.string(key),
             str: self.string(&value),
@@ -287,7 +288,7 @@ mod tests {
             is_inferred: false,
         });
         let stack = profile.add_stack(vec![location]);
-        let point = Point { time_unix_ns: 1_001, weight_ns: 5 };
+        let point = Point { time_unix_ns: 1_001, weight_ns: 5, thread: None };
         profile.add_sample(SampleKind::OffCpu, stack, None, point);
         let message = decode(&profile);
         let files: Vec<_> = message
@@ -321,7 +322,7 @@ mod tests {
             is_inferred: false,
         });
         let stack = profile.add_stack(vec![location]);
-        let point = Point { time_unix_ns: 1_001, weight_ns: 5 };
+        let point = Point { time_unix_ns: 1_001, weight_ns: 5, thread: None };
         profile.add_sample(SampleKind::OnCpu, stack, None, point);
         let message = decode(&profile);
         let string = |index: i64| message.string_table[index as usize].as_str();

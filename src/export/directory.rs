@@ -10,12 +10,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
+use super::format::Format;
 use super::{ExportError, Exported, Exporter, Unexportable};
-use crate::encode;
+use crate::encode::HtmlContext;
 use crate::profile::{Profile, ProfileId, Resource};
 use crate::sys;
 
-/// Writes each profile as a flame graph (`.svg`), as pprof (`.pb.gz`, feature `pprof`) and as OTLP (`.otlp`, feature
+/// Writes each profile as a report (`.html`), as pprof (`.pb.gz`, feature `pprof`) and as OTLP (`.otlp`, feature
 /// `otlp`), and removes old profiles.
 ///
 /// The files of a profile are named `<time>-<pid>-<span>-<profile id>`. Only their owner can read them, and each file
@@ -23,8 +24,10 @@ use crate::sys;
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "used only by OTLP"))]
-    resource: Option<Resource>,
+    context: HtmlContext,
+    /// Whether the resource was set, or read from the environment.
+    has_resource: bool,
+    formats: Vec<Format>,
     quota_bytes: u64,
     quota_age: Duration,
     inventory: Mutex<Inventory>,
@@ -45,17 +48,46 @@ impl Directory {
             // The program may change its working directory. This fails for an empty path or without a working
             // directory; the path then stays relative.
             path: std::path::absolute(&path).unwrap_or(path),
-            resource: None,
+            context: HtmlContext::default(),
+            has_resource: false,
+            formats: Format::defaults(),
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,
             inventory: Mutex::default(),
         }
     }
 
-    /// Sets the resource in OTLP files. The default is [`Resource::from_env`].
+    /// Sets the resource in reports and OTLP files. The default is [`Resource::from_env`].
     #[must_use]
     pub fn with_resource(self, resource: impl Into<Resource>) -> Self {
-        Self { resource: Some(resource.into()), ..self }
+        Self { context: self.context.with_resource(resource), has_resource: true, ..self }
+    }
+
+    /// Sets the formats, each of which is a file. The first one is the best to start with: it is in the log.
+    ///
+    /// The default is [`Html`](Format::Html), [`Pprof`](Format::Pprof) and [`Otlp`](Format::Otlp). Formats whose
+    /// features are off are ignored.
+    #[must_use]
+    pub fn with_formats(self, formats: impl IntoIterator<Item = Format>) -> Self {
+        let mut unique = Vec::new();
+        for format in formats {
+            if !unique.contains(&format) {
+                unique.push(format);
+            }
+        }
+        Self { formats: unique, ..self }
+    }
+
+    /// Makes trace ids in reports links; see [`HtmlContext::trace_url`].
+    #[must_use]
+    pub fn with_trace_url(self, template: impl Into<String>) -> Self {
+        Self { context: self.context.trace_url(template), ..self }
+    }
+
+    /// Makes source locations in reports links; see [`HtmlContext::source_url`].
+    #[must_use]
+    pub fn with_source_url(self, template: impl Into<String>) -> Self {
+        Self { context: self.context.source_url(template), ..self }
     }
 
     /// Sets the quota: the oldest profiles are removed when all of them exceed `bytes`, and so are profiles older than
@@ -68,17 +100,23 @@ impl Directory {
     fn write(&self, profile: &Profile, otlp: Option<Vec<u8>>) -> io::Result<Vec<PathBuf>> {
         sys::create_private_directory(&self.path)?;
         let stem = stem(profile);
-        #[cfg(feature = "pprof")]
-        let pprof = Some(encode::pprof(profile));
-        #[cfg(not(feature = "pprof"))]
-        let pprof = None;
-        let contents = [Some(encode::svg(profile).into_bytes()), pprof, otlp, None];
-        let lengths = contents.each_ref().map(|bytes| Some(bytes.as_ref()?.len() as u64));
+        let mut contents = Vec::new();
+        let mut lengths = Lengths::default();
+        // A message that is to be sent later is written in any case.
+        let unlisted = otlp.is_some() && !self.formats.contains(&Format::Otlp);
+        let formats = self.formats.iter().copied().chain(unlisted.then_some(Format::Otlp));
+        for format in formats {
+            let known = otlp.clone().filter(|_| format == Format::Otlp);
+            let Some(bytes) = known.or_else(|| format.encode(profile, &self.context)) else {
+                continue;
+            };
+            set_length(&mut lengths, format.extension(), bytes.len());
+            contents.push((format.extension(), bytes));
+        }
         let new = lengths.iter().flatten().sum();
         let written = self.write_in_room(new, || {
             let mut written = Vec::new();
-            for (extension, bytes) in EXTENSIONS.iter().zip(&contents) {
-                let Some(bytes) = bytes else { continue };
+            for (extension, bytes) in &contents {
                 let path = self.path.join(format!("{stem}{extension}"));
                 let temporary = self.path.join(format!("{stem}.tmp"));
                 if let Err(error) = write_whole(&path, &temporary, bytes) {
@@ -96,7 +134,7 @@ impl Directory {
         Ok(written)
     }
 
-    /// Writes all formats of a profile and returns the paths. The OTLP file is already encoded.
+    /// Writes all formats of a profile and returns the paths. The OTLP file may be encoded already.
     pub(crate) fn store(
         &self,
         profile: &Profile,
@@ -146,7 +184,9 @@ impl Directory {
         let temporary = self.path.join(format!("{stem}.tmp"));
         let path = self.path.join(format!("{stem}.otlp"));
         self.write_in_room(bytes.len() as u64, || write_whole(&path, &temporary, bytes))?;
-        self.note_written(stem, [None, None, Some(bytes.len() as u64), None]);
+        let mut lengths = Lengths::default();
+        set_length(&mut lengths, Format::Otlp.extension(), bytes.len());
+        self.note_written(stem, lengths);
         Ok(())
     }
 
@@ -277,6 +317,13 @@ struct Stored {
 /// Lengths of a profile's files, in the order of [`EXTENSIONS`].
 type Lengths = [Option<u64>; EXTENSIONS.len()];
 
+fn set_length(lengths: &mut Lengths, extension: &str, length: usize) {
+    let mut lengths = EXTENSIONS.iter().zip(lengths);
+    if let Some((_, known)) = lengths.find(|(other, _)| **other == extension) {
+        *known = Some(length as u64);
+    }
+}
+
 fn changed(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
 }
@@ -352,13 +399,10 @@ impl Exporter for Directory {
     }
 
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
-        #[cfg(feature = "otlp")]
-        let resource = self.resource.get_or_insert_with(Resource::from_env);
-        #[cfg(feature = "otlp")]
-        let otlp = Some(encode::otlp(profile, resource));
-        #[cfg(not(feature = "otlp"))]
-        let otlp = None;
-        Ok(Exported::to_files(self.store(profile, otlp)?))
+        if !std::mem::replace(&mut self.has_resource, true) {
+            self.context = std::mem::take(&mut self.context).with_resource(Resource::from_env());
+        }
+        Ok(Exported::to_files(self.store(profile, None)?))
     }
 
     fn check(&mut self) -> Result<(), ExportError> {
@@ -393,7 +437,15 @@ fn file_name(span: &str) -> String {
 }
 
 /// Extensions of a profile's files, and of a file that is not complete yet.
-const EXTENSIONS: [&str; 4] = [".svg", ".pb.gz", ".otlp", ".tmp"];
+const EXTENSIONS: [&str; 1 + Format::ALL.len()] = [
+    Format::Html.extension(),
+    Format::Svg.extension(),
+    Format::Pprof.extension(),
+    Format::Otlp.extension(),
+    Format::Folded.extension(),
+    Format::Firefox.extension(),
+    ".tmp",
+];
 
 /// Splits a file name that `stem` could have made into the stem and the index of its extension.
 pub(super) fn stem_of(name: &str) -> Option<(&str, usize)> {
@@ -456,9 +508,9 @@ mod tests {
             format!("20231114T221320.123Z-{}-GET__a_b-{}", std::process::id(), "07".repeat(16));
         assert_eq!(
             names(&path),
-            [format!("{stem}.otlp"), format!("{stem}.pb.gz"), format!("{stem}.svg")]
+            [format!("{stem}.html"), format!("{stem}.otlp"), format!("{stem}.pb.gz")]
         );
-        assert_eq!(exported.files[0], path.join(format!("{stem}.svg")));
+        assert_eq!(exported.files[0], path.join(format!("{stem}.html")));
         assert!(names(&path).iter().all(|name| stem_of(name).unwrap().0 == stem));
     }
 

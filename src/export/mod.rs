@@ -1,6 +1,7 @@
 //! Exporters.
 
 mod directory;
+mod format;
 mod memory;
 #[cfg(feature = "_otlp")]
 mod otlp;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use crate::profile::Profile;
 
 pub use directory::Directory;
+pub use format::{Format, UnknownFormat};
 pub use memory::Memory;
 #[cfg(all(fuzzing, feature = "otlp-grpc", feature = "otlp-http"))]
 pub use otlp::fuzz_answers;
@@ -26,7 +28,7 @@ pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 pub(crate) use remote::Encoded;
 pub(crate) use remote::{Answer, QueueLimits, RefusedScope, Remote};
 #[cfg(feature = "axum")]
-pub(crate) use stored::{StoredFile, list_stored, read_stored};
+pub(crate) use stored::{StoredFile, list_stored, profile_id_of, read_stored, summary_of};
 
 /// Exports the profiles of kept spans.
 ///

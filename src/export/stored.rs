@@ -48,6 +48,24 @@ pub(crate) fn read_stored(dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>>
     Ok(Some(bytes))
 }
 
+/// The id of the profile that a file with that name belongs to.
+pub(crate) fn profile_id_of(name: &str) -> Option<&str> {
+    stem_of(name)?.0.rsplit('-').next()
+}
+
+/// The summary in a report, as JSON; `None` if the file cannot be read or has none.
+pub(crate) fn summary_of(dir: &Path, name: &str) -> Option<String> {
+    /// More than what precedes a summary, and the longest summary.
+    const MOST: u64 = 32 * 1024;
+    let file = sys::open_regular(&dir.join(name)).ok()??;
+    let mut head = Vec::new();
+    file.take(MOST).read_to_end(&mut head).ok()?;
+    let head = String::from_utf8_lossy(&head);
+    let (_, rest) = head.split_once("id=\"summary\">")?;
+    let (summary, _) = rest.split_once("</script>")?;
+    Some(summary.to_owned())
+}
+
 /// Whether a `Directory` could have given a complete file that name. Such a name contains nothing that leads out of the
 /// directory, on any system.
 fn is_profile(name: &str) -> bool {
@@ -63,7 +81,7 @@ mod tests {
 
     #[test]
     fn only_complete_profiles_have_valid_names() {
-        for extension in ["svg", "pb.gz", "otlp"] {
+        for extension in ["html", "svg", "pb.gz", "otlp", "folded", "firefox.json.gz"] {
             assert!(is_profile(&format!("{STEM}.{extension}")));
         }
         assert!(is_profile(&format!("{}.svg", STEM.replace("GET__a", "a..b"))));

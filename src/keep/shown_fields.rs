@@ -88,6 +88,10 @@ impl FieldValues {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
 
+    pub(crate) fn to_vec(&self) -> Vec<(&'static str, String)> {
+        self.0.clone()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

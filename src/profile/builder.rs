@@ -83,7 +83,7 @@ impl ProfileBuilder {
         let profile = &mut self.profile;
         let mut link: Option<LinkId> = None;
         for span in spans {
-            let span = Link { span: (*span).to_owned(), parent: link, ids: None };
+            let span = Link::named(*span, link);
             link = Some(profile.add_link(span));
         }
         let locations = functions.iter().map(|function| {
@@ -100,7 +100,12 @@ impl ProfileBuilder {
         let locations = locations.collect();
         let stack = profile.add_stack(locations);
         let time_unix_ns = profile.start_unix_ns.saturating_add(ns(at));
-        profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns: ns(weight) });
+        profile.add_sample(
+            kind,
+            stack,
+            link,
+            Point { time_unix_ns, weight_ns: ns(weight), thread: None },
+        );
         self
     }
 

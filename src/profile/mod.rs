@@ -6,6 +6,7 @@ mod model;
 mod names;
 mod rebuild;
 mod resource;
+mod spans;
 mod table;
 mod waits;
 
@@ -13,12 +14,13 @@ pub use crate::ids::ProfileId;
 pub use attribute::{Attribute, Value};
 pub use builder::ProfileBuilder;
 pub use model::{
-    FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, Mapping, MappingId,
-    Point, Profile, Sample, SampleKind, StackId,
+    FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Point,
+    Profile, Sample, SampleKind, StackId,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
+pub use spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
 pub(crate) use table::TableId;
 pub use waits::{WaitSite, Waits};
 

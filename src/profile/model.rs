@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::attribute::Attribute;
 use super::builder::ProfileBuilder;
 use super::rebuild::SourceLine;
+use super::spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
 use super::table::{Table, handle};
-use crate::ids::{ProfileId, SpanId, TraceId};
+use crate::ids::ProfileId;
 
 handle! {
     /// The index of a [`Function`].
@@ -24,10 +25,6 @@ handle! {
 handle! {
     /// A stack: the index of its innermost call.
     StackId
-}
-handle! {
-    /// The index of a [`Link`].
-    LinkId
 }
 
 /// A function in the source code.
@@ -122,18 +119,6 @@ impl StackId {
     const EMPTY: Self = Self(u32::MAX);
 }
 
-/// The span that a sample belongs to.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct Link {
-    /// The span's name.
-    pub span: String,
-    /// The enclosing span in this profile.
-    pub parent: Option<LinkId>,
-    /// The ids under which the span is exported, if it is exported.
-    pub ids: Option<(TraceId, SpanId)>,
-}
-
 /// What a sample shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -149,6 +134,7 @@ pub enum SampleKind {
 pub struct Point {
     pub(crate) time_unix_ns: u64,
     pub(crate) weight_ns: u64,
+    pub(crate) thread: Option<ThreadId>,
 }
 
 impl Point {
@@ -160,6 +146,11 @@ impl Point {
     /// On-CPU, the CPU time that the sample represents; off-CPU, the duration of the wait.
     pub fn weight(&self) -> Duration {
         Duration::from_nanos(self.weight_ns)
+    }
+
+    /// The thread; `None` if unknown.
+    pub fn thread(&self) -> Option<ThreadId> {
+        self.thread
     }
 }
 
@@ -177,6 +168,17 @@ pub struct Sample {
     pub points: Vec<Point>,
 }
 
+/// What samples refer to.
+#[derive(Clone, Debug, Default)]
+struct ProfileTables {
+    functions: Table<FunctionId, Function>,
+    mappings: Table<MappingId, Mapping>,
+    locations: Table<LocationId, Location>,
+    stacks: Table<StackId, StackNode>,
+    links: Table<LinkId, Link>,
+    threads: Table<ThreadId, ProfiledThread>,
+}
+
 /// Samples of one kept span, or of several that share a local root.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -188,6 +190,10 @@ pub struct Profile {
     pub title: String,
     /// Further lines to show above a picture of it.
     pub notes: Vec<String>,
+    /// The kept spans that it explains, the outermost first.
+    pub spans: Vec<ProfiledSpan>,
+    /// What it lacks, in words: lost samples, incomplete stacks.
+    pub losses: Vec<String>,
     pub(crate) start_unix_ns: u64,
     pub(crate) duration_ns: u64,
     pub(crate) period_ns: u64,
@@ -195,11 +201,7 @@ pub struct Profile {
     pub attributes: Vec<Attribute>,
     samples: Vec<Sample>,
     places: HashMap<(StackId, Option<LinkId>, SampleKind), usize>,
-    functions: Table<FunctionId, Function>,
-    mappings: Table<MappingId, Mapping>,
-    locations: Table<LocationId, Location>,
-    stacks: Table<StackId, StackNode>,
-    links: Table<LinkId, Link>,
+    tables: ProfileTables,
     /// The memory that the samples take.
     bytes: usize,
 }
@@ -221,17 +223,15 @@ impl Profile {
             name: String::new(),
             title: String::new(),
             notes: Vec::new(),
+            spans: Vec::new(),
+            losses: Vec::new(),
             start_unix_ns: 0,
             duration_ns: 0,
             period_ns,
             attributes: Vec::new(),
             samples: Vec::new(),
             places: HashMap::new(),
-            functions: Table::default(),
-            mappings: Table::default(),
-            locations: Table::default(),
-            stacks: Table::default(),
-            links: Table::default(),
+            tables: ProfileTables::default(),
             bytes: 0,
         }
     }
@@ -242,6 +242,8 @@ impl Profile {
             name: self.name.clone(),
             title: self.title.clone(),
             notes: self.notes.clone(),
+            spans: self.spans.clone(),
+            losses: self.losses.clone(),
             start_unix_ns: self.start_unix_ns,
             duration_ns: self.duration_ns,
             attributes: self.attributes.clone(),
@@ -251,29 +253,30 @@ impl Profile {
 
     /// Its approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
-        let tables = self.functions.bytes() + self.mappings.bytes() + self.locations.bytes();
-        self.bytes + tables + self.stacks.bytes() + self.links.bytes()
+        let ProfileTables { functions, mappings, locations, stacks, links, threads } = &self.tables;
+        let code = functions.bytes() + mappings.bytes() + locations.bytes() + stacks.bytes();
+        self.bytes + code + links.bytes() + threads.bytes()
     }
 
     pub(crate) fn add_function(&mut self, function: Function) -> FunctionId {
         let Function { name, system_name, file } = &function;
         let bytes = name.len() + system_name.len() + file.len();
-        self.functions.add(function, bytes)
+        self.tables.functions.add(function, bytes)
     }
 
     pub(crate) fn add_mapping(&mut self, mapping: Mapping) -> MappingId {
         let bytes = mapping.file.len();
-        self.mappings.add(mapping, bytes)
+        self.tables.mappings.add(mapping, bytes)
     }
 
     /// The mapping that was added first. This is the executable, even if no sample fell in it.
     pub(crate) fn first_mapping(&self) -> Option<MappingId> {
-        self.mappings.iter().next().map(|(id, _)| id)
+        self.tables.mappings.iter().next().map(|(id, _)| id)
     }
 
     pub(crate) fn add_location(&mut self, location: Location) -> LocationId {
         let bytes = size_of_val(location.lines.as_slice());
-        self.locations.add(location, bytes)
+        self.tables.locations.add(location, bytes)
     }
 
     /// Adds a frame that is not code but a note.
@@ -295,13 +298,24 @@ impl Profile {
     /// Adds a stack, with the innermost location first.
     pub(crate) fn add_stack(&mut self, stack: Vec<LocationId>) -> StackId {
         stack.into_iter().rev().fold(StackId::EMPTY, |caller, location| {
-            self.stacks.add(StackNode { caller, location }, 0)
+            self.tables.stacks.add(StackNode { caller, location }, 0)
         })
     }
 
+    /// The caller of each stack, if it has one, and its innermost location, in order of the ids. Callers come first.
+    pub(crate) fn stack_nodes(&self) -> impl Iterator<Item = (Option<StackId>, LocationId)> {
+        let caller = |node: &StackNode| (node.caller != StackId::EMPTY).then_some(node.caller);
+        self.tables.stacks.iter().map(move |(_, node)| (caller(node), node.location))
+    }
+
     pub(crate) fn add_link(&mut self, link: Link) -> LinkId {
-        let bytes = link.span.len();
-        self.links.add(link, bytes)
+        let bytes = link.bytes();
+        self.tables.links.add(link, bytes)
+    }
+
+    pub(crate) fn add_thread(&mut self, thread: ProfiledThread) -> ThreadId {
+        let bytes = thread.name.len();
+        self.tables.threads.add(thread, bytes)
     }
 
     /// Adds a sample. Samples with the same stack and span become one, with a point each.
@@ -331,17 +345,28 @@ impl Profile {
 
     /// All locations, in order of their ids.
     pub(crate) fn locations(&self) -> impl Iterator<Item = (LocationId, &Location)> {
-        self.locations.iter()
+        self.tables.locations.iter()
     }
 
     /// All functions, in order of their ids.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (FunctionId, &Function)> {
-        self.functions.iter()
+        self.tables.functions.iter()
     }
 
     /// All links, in order of their ids.
     pub(crate) fn links(&self) -> impl Iterator<Item = (LinkId, &Link)> {
-        self.links.iter()
+        self.tables.links.iter()
+    }
+
+    /// All threads, in order of their ids.
+    pub(crate) fn threads(&self) -> impl Iterator<Item = (ThreadId, &ProfiledThread)> {
+        self.tables.threads.iter()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_thread_of_all(&mut self, thread: ThreadId) {
+        let points = self.samples.iter_mut().flat_map(|sample| &mut sample.points);
+        points.for_each(|point| point.thread = Some(thread));
     }
 
     #[cfg(test)]
@@ -439,17 +464,17 @@ impl Profile {
 
     /// The function with this id. Ids are valid only in their own profile.
     pub fn function(&self, id: FunctionId) -> Option<&Function> {
-        self.functions.get(id)
+        self.tables.functions.get(id)
     }
 
     /// The mapping with this id. Ids are valid only in their own profile.
     pub fn mapping(&self, id: MappingId) -> Option<&Mapping> {
-        self.mappings.get(id)
+        self.tables.mappings.get(id)
     }
 
     /// The location with this id. Ids are valid only in their own profile.
     pub fn location(&self, id: LocationId) -> Option<&Location> {
-        self.locations.get(id)
+        self.tables.locations.get(id)
     }
 
     /// The locations of a stack, with the innermost first. Empty if there is no such stack.
@@ -459,8 +484,8 @@ impl Profile {
 
     /// The ids of a stack's locations, with the innermost first.
     pub fn location_ids(&self, stack: StackId) -> impl Iterator<Item = LocationId> {
-        let next = |node: &&StackNode| self.stacks.get(node.caller);
-        std::iter::successors(self.stacks.get(stack), next).map(|node| node.location)
+        let next = |node: &&StackNode| self.tables.stacks.get(node.caller);
+        std::iter::successors(self.tables.stacks.get(stack), next).map(|node| node.location)
     }
 
     /// The lines of a location, with their functions.
@@ -474,7 +499,19 @@ impl Profile {
 
     /// The link with this id. Ids are valid only in their own profile.
     pub fn link(&self, id: LinkId) -> Option<&Link> {
-        self.links.get(id)
+        self.tables.links.get(id)
+    }
+
+    /// The thread with this id. Ids are valid only in their own profile.
+    pub fn thread(&self, id: ThreadId) -> Option<&ProfiledThread> {
+        self.tables.threads.get(id)
+    }
+
+    /// The fields that identify the nearest kept span: that of the link, or one around it.
+    pub(crate) fn fields_around<'a>(&'a self, link: &'a Link) -> &'a [(&'static str, String)] {
+        let around = |link: &&'a Link| link.parent.and_then(|parent| self.link(parent));
+        let mut links = std::iter::successors(Some(link), around);
+        links.find(|link| !link.fields.is_empty()).map_or(&[], |link| &link.fields)
     }
 
     /// The names of a link's spans, with the outermost first.
@@ -525,11 +562,11 @@ impl Profile {
             let total = self.points(kind).count();
             let points = self.of_kind(kind).flat_map(|s| s.points.iter().map(move |p| (s, p)));
             let mut skipped_ns = 0;
-            for (number, (sample, Point { time_unix_ns, weight_ns })) in (1..).zip(points) {
-                skipped_ns += weight_ns;
+            for (number, (sample, point)) in (1..).zip(points) {
+                skipped_ns += point.weight_ns;
                 if number % every.max(1) == 0 || number == total {
                     let weight_ns = std::mem::take(&mut skipped_ns);
-                    taken.push((sample, Point { time_unix_ns: *time_unix_ns, weight_ns }));
+                    taken.push((sample, Point { weight_ns, ..*point }));
                 }
             }
         }
@@ -557,7 +594,7 @@ mod tests {
     }
 
     fn point(time_unix_ns: u64) -> Point {
-        Point { time_unix_ns, weight_ns: 10 }
+        Point { time_unix_ns, weight_ns: 10, thread: None }
     }
 
     fn named(profile: &mut Profile, name: &str) -> Line {
@@ -570,7 +607,7 @@ mod tests {
         let mut profile = profile();
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
-        let link = profile.add_link(Link { span: "a".into(), parent: None, ids: None });
+        let link = profile.add_link(Link::named("a", None));
         for time in [30, 10, 20] {
             profile.add_sample(SampleKind::OnCpu, stack, Some(link), point(time));
         }
@@ -598,7 +635,7 @@ mod tests {
             SampleKind::OnCpu,
             stack,
             None,
-            Point { time_unix_ns: 3, weight_ns: 11 },
+            Point { time_unix_ns: 3, weight_ns: 11, thread: None },
         );
         assert_eq!(profile.uniform_weight_ns(), None);
     }
@@ -633,8 +670,8 @@ mod tests {
     #[test]
     fn a_span_path_begins_with_the_outermost_span() {
         let mut profile = profile();
-        let outer = profile.add_link(Link { span: "request".into(), parent: None, ids: None });
-        let inner = profile.add_link(Link { span: "query".into(), parent: Some(outer), ids: None });
+        let outer = profile.add_link(Link::named("request", None));
+        let inner = profile.add_link(Link::named("query", Some(outer)));
         assert_eq!(profile.span_path(Some(inner)), ["request", "query"]);
         assert!(profile.span_path(None).is_empty());
     }

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::model::{
-    FrameKind, Function, FunctionId, Line, Link, LinkId, Location, LocationId, MappingId, Profile,
-    StackId,
+    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Point, Profile, StackId,
 };
 use super::names::capped;
+use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
 use crate::redact::Redaction;
 
 /// A source of symbols.
@@ -81,6 +81,7 @@ impl Profile {
             locations: HashMap::new(),
             stacks: HashMap::new(),
             links: HashMap::new(),
+            threads: HashMap::new(),
         };
         if let Some(program) = self.first_mapping() {
             rebuilding.mapping(program);
@@ -91,6 +92,8 @@ impl Profile {
         for (sample, point) in points {
             let (stack, is_short) = rebuilding.stack(sample.stack);
             let link = sample.link.and_then(|link| rebuilding.link(link));
+            let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
+            let point = Point { thread, ..point };
             rebuilding.to.add_sample(sample.kind, stack, link, point);
             shortened += usize::from(is_short);
             if rebuilding.to.bytes() > most_bytes {
@@ -114,6 +117,7 @@ struct Rebuilding<'a> {
     /// And whether the stack was shortened.
     stacks: HashMap<StackId, (StackId, bool)>,
     links: HashMap<LinkId, LinkId>,
+    threads: HashMap<ThreadId, ThreadId>,
 }
 
 impl Rebuilding<'_> {
@@ -208,13 +212,24 @@ impl Rebuilding<'_> {
         let around = std::iter::successors(Some(id), |id| self.from.link(*id)?.parent);
         let unknown: Vec<_> = around.take_while(|id| !self.links.contains_key(id)).collect();
         for id in unknown.into_iter().rev() {
-            let Link { span, parent, ids } = self.from.link(id)?;
-            let span = capped(&self.redaction.redact_span(span)).into_owned();
-            let parent = parent.and_then(|parent| self.links.get(&parent).copied());
-            let place = self.to.add_link(Link { span, parent, ids: *ids });
+            let link = self.from.link(id)?;
+            let span = capped(&self.redaction.redact_span(&link.span)).into_owned();
+            let parent = link.parent.and_then(|parent| self.links.get(&parent).copied());
+            let place = self.to.add_link(Link { span, parent, ..link.clone() });
             self.links.insert(id, place);
         }
         self.links.get(&id).copied()
+    }
+
+    fn thread(&mut self, id: ThreadId) -> Option<ThreadId> {
+        if let Some(known) = self.threads.get(&id) {
+            return Some(*known);
+        }
+        let ProfiledThread { name, tid } = self.from.thread(id)?;
+        let name = self.redaction.redact_span(name).into_owned();
+        let place = self.to.add_thread(ProfiledThread { name, tid: *tid });
+        self.threads.insert(id, place);
+        Some(place)
     }
 }
 
@@ -270,10 +285,10 @@ mod tests {
         });
         let wait = profile.add_wait("[secret wait]");
         let stack = profile.add_stack(vec![wait, location]);
-        let outer = profile.add_link(Link { span: "a".into(), parent: None, ids: None });
+        let outer = profile.add_link(Link::named("a", None));
         let span = format!("secret {name}");
-        let link = profile.add_link(Link { span, parent: Some(outer), ids: None });
-        let point = Point { time_unix_ns: 100 - address, weight_ns: 5 };
+        let link = profile.add_link(Link::named(span, Some(outer)));
+        let point = Point { time_unix_ns: 100 - address, weight_ns: 5, thread: None };
         profile.add_sample(SampleKind::OffCpu, stack, Some(link), point);
     }
 
@@ -302,7 +317,7 @@ mod tests {
     }
 
     fn point(time_unix_ns: u64) -> Point {
-        Point { time_unix_ns, weight_ns: 10 }
+        Point { time_unix_ns, weight_ns: 10, thread: None }
     }
 
     fn location(profile: &mut Profile, mapping: MappingId, address: u64) -> LocationId {

@@ -62,6 +62,17 @@ impl Profile {
         waits
     }
 
+    /// What a wait was for, and in which function; `None` for a sample that is not a wait.
+    #[cfg(feature = "firefox")]
+    pub(crate) fn wait_site(&self, sample: &Sample) -> Option<(&str, String)> {
+        let (call, frames) = self.call_and_frames(sample);
+        let mut sums = Sums::default();
+        sums.add(wait_site(&frames), call, 0);
+        let WaitSite { function, location, .. } = sums.longest(self)?;
+        let place = if location.is_empty() { String::new() } else { format!(" ({location})") };
+        (!call.is_empty()).then(|| (call, format!("{function}{place}")))
+    }
+
     /// Whether code is in a shared library, or in no file.
     fn is_in_library(&self, location: &Location) -> bool {
         let mapping = location.mapping.and_then(|mapping| self.mapping(mapping));
@@ -278,7 +289,7 @@ mod tests {
             }));
         }
         let stack = profile.add_stack(stack);
-        let point = Point { time_unix_ns: 1, weight_ns: waited_ns };
+        let point = Point { time_unix_ns: 1, weight_ns: waited_ns, thread: None };
         profile.add_sample(SampleKind::OffCpu, stack, None, point);
     }
 
@@ -318,7 +329,7 @@ mod tests {
         }
         let (waits, runs) =
             (profile.add_stack(stack.clone()), profile.add_stack(stack[2..].to_vec()));
-        let point = Point { time_unix_ns: 1, weight_ns: 7 };
+        let point = Point { time_unix_ns: 1, weight_ns: 7, thread: None };
         profile.add_sample(SampleKind::OffCpu, waits, None, point);
         profile.add_sample(SampleKind::OnCpu, runs, None, point);
         assert_eq!(profile.waits().longest.unwrap().function, "shop+0x20");
@@ -367,7 +378,7 @@ mod tests {
                 }));
             }
             let stack = profile.add_stack(stack);
-            let point = Point { time_unix_ns: 1, weight_ns: 7 };
+            let point = Point { time_unix_ns: 1, weight_ns: 7, thread: None };
             profile.add_sample(SampleKind::OffCpu, stack, None, point);
             profile.waits().longest.unwrap().function
         };

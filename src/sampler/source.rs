@@ -265,7 +265,7 @@ impl Sampler {
 
     /// Resumes the sampling of a paused thread that is in an old span again.
     pub(crate) fn start_again(&self, thread: &SampledThread, arming: &Arming) {
-        arming.note_since(sys::cpu_ns_of(thread.tid).unwrap_or(u64::MAX));
+        arming.note_since(sys::cpu_ns_of(thread.tid()).unwrap_or(u64::MAX));
         if let Err(why) = arming.start() {
             self.note_refusal(why);
         }
@@ -313,12 +313,12 @@ impl Sampler {
         let Rate { period_ns, by_timer } = thread.rate();
         if by_timer && let Some(timers) = &shared.timers {
             // Without a timer, perf is used.
-            let by_timer = timers.open(thread.tid, thread.stack.as_ref(), period_ns);
+            let by_timer = timers.open(thread.tid(), thread.stack.as_ref(), period_ns);
             if let Ok(arming) = by_timer {
                 return Ok(arming);
             }
         }
-        let by_perf = shared.perf.as_ref().map(|perf| perf.open(thread.tid, period_ns));
+        let by_perf = shared.perf.as_ref().map(|perf| perf.open(thread.tid(), period_ns));
         let refused = match by_perf {
             Some(Ok(arming)) => return Ok(arming),
             // The thread ends while it is being armed: this is not a refusal.
@@ -340,7 +340,7 @@ impl Sampler {
             return Err(refused.or(shared.timers_refused).unwrap_or(WhyRefused::NotAsked));
         };
         timers
-            .open(thread.tid, thread.stack.as_ref(), period_ns)
+            .open(thread.tid(), thread.stack.as_ref(), period_ns)
             .inspect_err(|why| self.note_refusal(*why))
     }
 
@@ -461,10 +461,9 @@ impl ArmThreads for Sampler {
                 _ = sys::unblock_timers();
             }
             let first = Arc::new(Arming::none());
-            let tid = sys::current_tid();
-            let period_ns = self.0.first_period_ns.load(Ordering::Relaxed);
-            let thread = SampledThread::new(tid, stack, Rate::of(period_ns), Arc::clone(&first));
-            let thread = Arc::new(thread);
+            let rate = Rate::of(self.0.first_period_ns.load(Ordering::Relaxed));
+            let current = sys::current_thread();
+            let thread = Arc::new(SampledThread::new(current, stack, rate, Arc::clone(&first)));
             let is_over = self.0.is_over.lock();
             if *is_over {
                 thread.end();
@@ -508,7 +507,7 @@ impl ArmThreads for Sampler {
             }
             let arming = arming?;
             self.note_thread_sampled(&arming);
-            arming.note_since(sys::cpu_ns_of(thread.tid).unwrap_or(u64::MAX));
+            arming.note_since(sys::cpu_ns_of(thread.tid()).unwrap_or(u64::MAX));
             Some(arming)
         });
         // Only now can the thread find the ring of its samples.

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::arming::Arming;
 use super::rate::Rate;
 use crate::ids::SpanKey;
+use crate::sys::OsThread;
 
 /// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,16 +54,21 @@ pub(crate) struct SampledThread {
     heard_at: AtomicU64,
     is_refused: AtomicBool,
     arms_itself: AtomicBool,
-    pub(crate) tid: u32,
+    pub(crate) thread: OsThread,
     /// The bounds of the thread's stack, if a timer may have to copy it.
     pub(crate) stack: Option<Range<u64>>,
     last: Mutex<Arc<Arming>>,
 }
 
 impl SampledThread {
-    /// The state of thread `tid`. `rate` applies when it is armed. `stack` is needed if a timer may have to copy the
+    /// The state of `thread`. `rate` applies when it is armed. `stack` is needed if a timer may have to copy the
     /// stack.
-    pub(crate) fn new(tid: u32, stack: Option<Range<u64>>, rate: Rate, first: Arc<Arming>) -> Self {
+    pub(crate) fn new(
+        thread: OsThread,
+        stack: Option<Range<u64>>,
+        rate: Rate,
+        first: Arc<Arming>,
+    ) -> Self {
         Self {
             // A hook creates this.
             span: AtomicU64::new(IN_HOOK),
@@ -77,10 +83,15 @@ impl SampledThread {
             heard_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
             arms_itself: AtomicBool::new(false),
-            tid,
+            thread,
             stack,
             last: Mutex::new(first),
         }
+    }
+
+    /// The kernel's id of the thread.
+    pub(crate) fn tid(&self) -> u32 {
+        self.thread.tid
     }
 
     /// The latest arming.
@@ -306,7 +317,7 @@ mod tests {
 
     fn thread() -> (SampledThread, Arc<Arming>) {
         let arming = Arc::new(Arming::none());
-        (SampledThread::new(1, None, Rate::of(1), Arc::clone(&arming)), arming)
+        (SampledThread::new(OsThread::unnamed(1), None, Rate::of(1), Arc::clone(&arming)), arming)
     }
 
     fn interval(span: Option<SpanKey>, from: u64) -> OpenInterval {

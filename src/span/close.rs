@@ -134,7 +134,8 @@ impl Spans {
     /// Reports the close to the collector if it knows the span or must know it. Returns false if the queue was full.
     fn reported(&self, closing: &Closing, verdict: Verdict) -> bool {
         let is_of_interest = closing.is_registered || verdict.must_notify;
-        let event = SpanEvent::Closed { key: closing.key, ids: verdict.ids };
+        let closed_ns = closing.opened_ns + closing.account.wall_ns;
+        let event = SpanEvent::Closed { key: closing.key, ids: verdict.ids, closed_ns };
         !is_of_interest || self.span_events.push(event).is_ok()
     }
 }

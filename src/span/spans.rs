@@ -73,6 +73,8 @@ pub(crate) struct SpanInfo {
     pub(crate) root: SpanKey,
     pub(crate) id: RegistryId,
     pub(crate) plan: u64,
+    /// When it was created: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) opened_ns: u64,
 }
 
 /// The reports to the collector on spans in which samples fell, in order.
@@ -81,7 +83,12 @@ pub(crate) enum SpanEvent {
     /// The first sample fell in the span or in a descendant.
     Opened(SpanKey, SpanInfo),
     /// A span that was reported as `Opened`, or that is kept, has closed.
-    Closed { key: SpanKey, ids: Option<TraceIds> },
+    Closed {
+        key: SpanKey,
+        ids: Option<TraceIds>,
+        /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+        closed_ns: u64,
+    },
 }
 
 /// A read of the CPU clock takes half a microsecond, so the reads take at most 0.05 % of a thread's time, or at most 1 %

@@ -195,7 +195,8 @@ impl Spans {
     pub(super) fn known(&self, slot: &Slot) -> Option<(SpanKey, SpanInfo)> {
         let parent = slot.parent().and_then(|parent| self.table.get(parent)?.key());
         let (id, root, plan) = (slot.id()?, slot.root()?, slot.plan());
-        Some((slot.key()?, SpanInfo { parent, root, id, plan }))
+        let opened_ns = self.clock.raw_ns(slot.opened());
+        Some((slot.key()?, SpanInfo { parent, root, id, plan, opened_ns }))
     }
 
     /// Visits the ancestors from the inside out until `visit` returns false. They are open, since the registry keeps a

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::{Clock, SampleRing};
+use crate::sys::{Clock, OsThread, SampleRing};
 
 const SAMPLE: u64 = 10;
 const BASE_PERIOD: u64 = 5_000;
@@ -35,8 +35,12 @@ struct Script {
 impl ArmThreads for Script {
     fn begin(&self) -> Begun {
         let first = Arc::new(Arming::none());
-        let sampled =
-            Arc::new(SampledThread::new(1, None, Rate::of(BASE_PERIOD), Arc::clone(&first)));
+        let sampled = Arc::new(SampledThread::new(
+            OsThread::unnamed(1),
+            None,
+            Rate::of(BASE_PERIOD),
+            Arc::clone(&first),
+        ));
         self.threads.lock().push(Arc::clone(&sampled));
         Begun { sampled: Some((sampled, first)), source: Box::new(self.clone()) }
     }
@@ -150,7 +154,19 @@ impl Scene {
         std::iter::from_fn(|| arming.take_interval()).map(|m| (m.span, m.from, m.to)).collect()
     }
 
+    /// The reports to the collector, without times.
     fn span_events(&self) -> Vec<SpanEvent> {
+        let mut events = self.timed_span_events();
+        for event in &mut events {
+            match event {
+                SpanEvent::Opened(_, known) => known.opened_ns = 0,
+                SpanEvent::Closed { closed_ns, .. } => *closed_ns = 0,
+            }
+        }
+        events
+    }
+
+    fn timed_span_events(&self) -> Vec<SpanEvent> {
         std::iter::from_fn(|| self.spans.take_span_event()).collect()
     }
 
@@ -228,14 +244,32 @@ fn a_sampled_span_and_its_ancestors_are_reported_once() {
     let keys = [outer, middle, inner].map(|id| scene.key(id));
     let known = |n: usize, id: RegistryId| {
         let parent = n.checked_sub(1).map(|n| keys[n]);
-        SpanEvent::Opened(keys[n], SpanInfo { parent, root: keys[0], id, plan: 7 })
+        SpanEvent::Opened(keys[n], SpanInfo { parent, root: keys[0], id, plan: 7, opened_ns: 0 })
     };
     assert_eq!(scene.span_events(), [known(0, outer), known(1, middle), known(2, inner)]);
     scene.sample(1);
     scene.exit(middle);
     assert_eq!(scene.span_events(), []);
     scene.close(inner);
-    assert_eq!(scene.span_events(), [SpanEvent::Closed { key: keys[2], ids: None }]);
+    assert_eq!(scene.span_events(), [SpanEvent::Closed { key: keys[2], ids: None, closed_ns: 0 }]);
+}
+
+#[test]
+fn the_collector_learns_when_a_span_was_open() {
+    let mut scene = Scene::new();
+    let span = scene.open();
+    scene.enter(span);
+    scene.sample(1);
+    scene.wait(7 * MS);
+    scene.exit(span);
+    scene.close(span);
+    let events = scene.timed_span_events();
+    let [SpanEvent::Opened(_, SpanInfo { opened_ns, .. }), SpanEvent::Closed { closed_ns, .. }] =
+        events[..]
+    else {
+        panic!("{events:?}")
+    };
+    assert_eq!((opened_ns / MS, (closed_ns - opened_ns) / MS), (1, 7));
 }
 
 #[test]
@@ -246,19 +280,25 @@ fn a_queue_that_fills_up_leaves_the_outer_spans_reported() {
     let inner = scene.open();
     scene.enter(inner);
     let place = scene.spans.span_events.capacity() - 1;
-    let filler = SpanEvent::Closed { key: SpanKey::MIN, ids: None };
+    let filler = SpanEvent::Closed { key: SpanKey::MIN, ids: None, closed_ns: 0 };
     (0..place).for_each(|_| scene.spans.span_events.push(filler).unwrap());
     scene.sample(1);
     scene.exit(inner);
     let key = scene.key(outer);
-    let of_outer = SpanEvent::Opened(key, SpanInfo { parent: None, root: key, id: outer, plan: 7 });
+    let of_outer = SpanEvent::Opened(
+        key,
+        SpanInfo { parent: None, root: key, id: outer, plan: 7, opened_ns: 0 },
+    );
     assert_eq!(scene.span_events().split_off(place), [of_outer]);
     let closing = scene.close(inner);
     assert_eq!(closing.samples, 0, "its samples are lost");
     assert_eq!(scene.span_events(), [], "it was not reported");
     scene.exit(outer);
     let closing = scene.close(outer);
-    assert_eq!(scene.span_events(), [SpanEvent::Closed { key: closing.key, ids: None }]);
+    assert_eq!(
+        scene.span_events(),
+        [SpanEvent::Closed { key: closing.key, ids: None, closed_ns: 0 }]
+    );
 }
 
 #[test]
@@ -269,7 +309,10 @@ fn the_close_of_an_unreported_span_is_reported_only_if_it_is_kept() {
     assert_eq!(scene.span_events(), []);
     let span = scene.open();
     let closing = scene.close_judged(span, true);
-    assert_eq!(scene.span_events(), [SpanEvent::Closed { key: closing.key, ids: None }]);
+    assert_eq!(
+        scene.span_events(),
+        [SpanEvent::Closed { key: closing.key, ids: None, closed_ns: 0 }]
+    );
 }
 
 #[test]

@@ -17,6 +17,33 @@ pub(crate) struct SampleRequest {
     pub(crate) position_step: u64,
 }
 
+/// A thread, and its name for the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct OsThread {
+    pub(crate) tid: u32,
+    /// Padded with zeros. The kernel stores 15 bytes.
+    name: [u8; 16],
+}
+
+impl OsThread {
+    pub(crate) fn new(tid: u32, name: &[u8]) -> Self {
+        let mut padded = [0; 16];
+        padded.iter_mut().zip(name).for_each(|(to, from)| *to = *from);
+        Self { tid, name: padded }
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn unnamed(tid: u32) -> Self {
+        Self { tid, name: [0; 16] }
+    }
+
+    /// Its name, which can be cut within a character.
+    pub(crate) fn name(&self) -> String {
+        let name = self.name.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(name).into_owned()
+    }
+}
+
 /// The clock of a sampling timer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TimerClock {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, FileIdentity, Load, ModuleList, SampleRequest, ThreadUsage, TimerClock, UnusualCall,
-    WhyRefused,
+    Blocked, FileIdentity, Load, ModuleList, OsThread, SampleRequest, ThreadUsage, TimerClock,
+    UnusualCall, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,10 @@ pub(crate) fn monotonic_raw_ns() -> u64 {
 
 pub(crate) fn log_between_forks(log: impl FnOnce()) {
     log();
+}
+
+pub(crate) fn current_thread() -> OsThread {
+    OsThread::new(current_tid(), b"")
 }
 
 pub(crate) fn current_tid() -> u32 {

@@ -224,3 +224,16 @@ pub(crate) fn run_child(test: &str, variables: &[(&str, &str)]) -> std::process:
 pub(crate) fn is_child(test: &str) -> bool {
     std::env::var("CHILD").is_ok_and(|child| child == test)
 }
+
+/// The unpacked data of a report, as JSON.
+pub(crate) fn data_of_report(page: &[u8]) -> String {
+    use base64::Engine as _;
+    use std::io::Read as _;
+    let page = std::str::from_utf8(page).unwrap();
+    let (_, rest) = page.split_once("id=\"data\">").unwrap();
+    let (data, _) = rest.split_once("</script>").unwrap();
+    let bytes = base64::prelude::BASE64_STANDARD.decode(data).unwrap();
+    let mut json = String::new();
+    flate2::read::GzDecoder::new(bytes.as_slice()).read_to_string(&mut json).unwrap();
+    json
+}

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::script::THREADS;
 use crate::sampler::{ArmThreads, Arming, Begun, Rate, SampledThread, ThreadSource, Usage};
 use crate::sampler::{Periods, Sampler};
-use crate::sys::{PerfRing, SampleRing};
+use crate::sys::{OsThread, PerfRing, SampleRing};
 
 /// How far each sample moves the position that hooks see.
 const STEP: u64 = 64;
@@ -87,7 +87,7 @@ impl Scripted {
         let thread = &mut threads[thread];
         thread.samples += 1;
         let rings = thread.armed.as_ref().unwrap();
-        let tid = thread.sampled_thread.as_ref().unwrap().tid;
+        let tid = thread.sampled_thread.as_ref().unwrap().tid();
         let mut words = vec![
             0,
             u64::from(tid) << 32 | u64::from(std::process::id()),
@@ -162,7 +162,8 @@ impl ArmThreads for Scripted {
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let first = Arc::new(Arming::none());
         let rate = Rate::of(Periods::USUAL.first());
-        let sampled_thread = Arc::new(SampledThread::new(tid, None, rate, Arc::clone(&first)));
+        let sampled_thread =
+            Arc::new(SampledThread::new(OsThread::unnamed(tid), None, rate, Arc::clone(&first)));
         let number = THREAD.get();
         shared.threads.lock()[number].sampled_thread = Some(Arc::clone(&sampled_thread));
         shared.sampler.add_scripted(Arc::clone(&sampled_thread));
@@ -173,7 +174,7 @@ impl ArmThreads for Scripted {
     fn arm(&self, sampled_thread: &SampledThread) {
         let shared = &*self.0;
         let is_thread = |thread: &&mut Thread| {
-            thread.sampled_thread.as_ref().is_some_and(|one| one.tid == sampled_thread.tid)
+            thread.sampled_thread.as_ref().is_some_and(|one| one.tid() == sampled_thread.tid())
         };
         sampled_thread.follow(|last| {
             let samples = Arc::new(SampleRing::scripted(RING_BYTES, STEP).unwrap());

@@ -82,14 +82,15 @@ fn made(places: &[Place], spans: &Spans, samples: &[Taken]) -> Profile {
     for (name, parent, id) in spans {
         let parent = parent.and_then(|parent| links.get(parent % links.len().max(1)).copied());
         let ids = id.map(|id| (TraceId::from_bytes([id; 16]), SpanId::from_bytes([id; 8])));
-        links.push(profile.add_link(Link { span: format!("span {name}"), parent, ids }));
+        links.push(profile.add_link(Link { ids, ..Link::named(format!("span {name}"), parent) }));
     }
     for sample in samples {
         let stack = sample.stack.iter().map(|place| locations[place % locations.len()]).collect();
         let stack = profile.add_stack(stack);
         let link = sample.link.and_then(|link| links.get(link % links.len().max(1)).copied());
         let kind = if sample.is_wait { SampleKind::OffCpu } else { SampleKind::OnCpu };
-        let point = Point { time_unix_ns: START + sample.time, weight_ns: sample.weight };
+        let point =
+            Point { time_unix_ns: START + sample.time, weight_ns: sample.weight, thread: None };
         profile.add_sample(kind, stack, link, point);
     }
     profile

@@ -63,7 +63,7 @@ impl Reader {
                 other => panic!("{other:?}"),
             };
             for (time_unix_ns, weight_ns) in points {
-                let point = Point { time_unix_ns, weight_ns };
+                let point = Point { time_unix_ns, weight_ns, thread: None };
                 self.profile.add_sample(kind, stack, link, point);
             }
         }
@@ -146,6 +146,6 @@ impl Reader {
         let trace = TraceId::from_bytes(link.trace_id.as_slice().try_into().unwrap());
         let span = SpanId::from_bytes(link.span_id.as_slice().try_into().unwrap());
         let ids = Some((trace, span));
-        Some(self.profile.add_link(Link { span: String::new(), parent: None, ids }))
+        Some(self.profile.add_link(Link { ids, ..Link::default() }))
     }
 }

@@ -46,7 +46,7 @@ impl Reader {
         // Times are not encoded: all are set to the start.
         let time_unix_ns = self.profile.start_unix_ns;
         let mut add = |kind, weight: i64| {
-            let point = Point { time_unix_ns, weight_ns: weight.unsigned_abs() };
+            let point = Point { time_unix_ns, weight_ns: weight.unsigned_abs(), thread: None };
             self.profile.add_sample(kind, stack, link, point);
         };
         if count == 0 {
@@ -70,7 +70,7 @@ impl Reader {
             .zip(id("span_id"))
             .map(|(trace, span)| (trace.parse().unwrap(), span.parse().unwrap()));
         let span = labels.get("span_name").cloned().unwrap_or_default();
-        (!labels.is_empty()).then(|| self.profile.add_link(Link { span, parent: None, ids }))
+        (!labels.is_empty()).then(|| self.profile.add_link(Link { ids, ..Link::named(span, None) }))
     }
 
     fn location(&mut self, id: u64) -> LocationId {

@@ -73,6 +73,12 @@ impl OtlpExporter {
         self
     }
 
+    /// Applies settings to the fallback directory, if there is one.
+    pub(crate) fn with_fallback(mut self, set: impl FnOnce(Directory) -> Directory) -> Self {
+        self.fallback = self.fallback.map(set);
+        self
+    }
+
     /// The message to send. A profile that does not fit into a request is downsampled and marked.
     fn message(&mut self, profile: &Profile) -> Vec<u8> {
         let resource = self.resource.get_or_insert_with(Resource::from_env);
@@ -204,7 +210,12 @@ mod tests {
         let stack = profile.add_stack(vec![remark]);
         for time_unix_ns in 0..points {
             for (kind, weight_ns) in [(SampleKind::OnCpu, 5), (SampleKind::OffCpu, 7)] {
-                profile.add_sample(kind, stack, None, Point { time_unix_ns, weight_ns });
+                profile.add_sample(
+                    kind,
+                    stack,
+                    None,
+                    Point { time_unix_ns, weight_ns, thread: None },
+                );
             }
         }
         profile

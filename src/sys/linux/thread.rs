@@ -7,11 +7,17 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::gettid;
 
 use super::calls::may;
-use crate::sys::types::{ThreadUsage, UnusualCall};
+use crate::sys::types::{OsThread, ThreadUsage, UnusualCall};
 
 /// The kernel's id of the calling thread.
 pub(crate) fn current_tid() -> u32 {
     gettid().as_raw_nonzero().get() as u32
+}
+
+/// The calling thread.
+pub(crate) fn current_thread() -> OsThread {
+    let name = rustix::thread::name().unwrap_or_default();
+    OsThread::new(current_tid(), name.to_bytes())
 }
 
 /// The kernel's id of this process.

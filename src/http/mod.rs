@@ -1,11 +1,14 @@
-//! Rules, state and profiles over HTTP.
+//! Rules, state and profiles over HTTP, for programs and as a page.
 
+mod kept;
+
+use std::borrow::Cow;
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::extract::{DefaultBodyLimit, OriginalUri, Path, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -13,6 +16,7 @@ use axum::{Json, Router};
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
+use crate::encode::report_policy;
 use crate::error::Error;
 use crate::export::{StoredFile, list_stored, read_stored};
 use crate::handle::Handle;
@@ -21,6 +25,13 @@ use crate::origin::{Hosts, refuse_foreign};
 
 const LONGEST_RULES: usize = 64 * 1024;
 
+const PAGE: &str = include_str!("index.html");
+const STYLE: &str = include_str!("index.css");
+const SCRIPT: &str = include_str!("index.js");
+
+/// Allows the page to use its style and script, and these routes.
+const POLICY_OF_PAGE: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+    img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// Allows a flame graph to run its own script and to prompt for a search text. It cannot access anything else,
 /// including its own origin.
 const POLICY_OF_PICTURES: &str = "sandbox allow-scripts allow-modals; default-src 'none'; \
@@ -65,11 +76,12 @@ impl Handle {
     ///
     /// | | |
     /// |---|---|
-    /// | `GET /` | the state, as JSON: `enabled`, `rules`, [`source`](Self::source), `kept` by reason, and all of [`Stats`](crate::Stats) |
+    /// | `GET /` | a page for browsers (`Accept: text/html`): what was kept, the state and the rules; otherwise the state, as JSON: `enabled`, `rules`, [`source`](Self::source), `kept` by reason, and all of [`Stats`](crate::Stats) |
     /// | `POST /` | [`enable`](Self::enable); returns the state |
     /// | `DELETE /` | [`disable`](Self::disable); returns the state |
     /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
     /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
+    /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. At most 1,000 |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     ///
@@ -88,7 +100,10 @@ impl Handle {
     /// `shop.internal` or `10.0.0.7`. Their ports do not matter.
     pub fn router_for(&self, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Router {
         Router::new()
-            .route("/", get(state).post(enable).delete(disable))
+            .route("/", get(page_or_state).post(enable).delete(disable))
+            .route("/index.css", get(|| async { asset("text/css", STYLE) }))
+            .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
+            .route("/kept", get(kept))
             .route("/rules", get(rules).put(set_rules))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
@@ -99,8 +114,34 @@ impl Handle {
     }
 }
 
-async fn state(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
-    blocking(move || Ok(Json(describe(&handle)))).await
+/// The page for a browser, and the state for everything else.
+async fn page_or_state(
+    State(handle): State<Handle>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    if accept.is_some_and(|accept| accept.contains("text/html")) {
+        return Ok(asset("text/html; charset=utf-8", &page_at(uri.path())));
+    }
+    let state = blocking(move || Ok(Json(describe(&handle)))).await?;
+    Ok(([(header::VARY, "accept")], state).into_response())
+}
+
+/// The page, whose links begin at the path at which it was requested.
+fn page_at(path: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
+    let base: String = path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect();
+    PAGE.replace("{{base}}", &format!("{base}/"))
+}
+
+fn asset(content_type: &'static str, text: &str) -> Response {
+    let headers = [(header::CONTENT_TYPE, content_type), (header::VARY, "accept")];
+    (headers, text.to_owned()).into_response()
+}
+
+async fn kept(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
+    blocking(move || Ok(Json(kept::list(&handle).map_err(unreadable)?))).await
 }
 
 async fn enable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
@@ -192,6 +233,8 @@ fn describe(handle: &Handle) -> Value {
         ("source", handle.source().into()),
         ("kept", object(kept)),
         ("stats", object(stats.iter())),
+        ("now", time(SystemTime::now()).into()),
+        ("trace_url", handle.trace_url().into()),
     ])
 }
 
@@ -217,7 +260,9 @@ fn time(time: SystemTime) -> String {
 
 fn content_type(name: &str) -> &'static str {
     match name.rsplit('.').next() {
+        Some("html") => HTML,
         Some("svg") => SVG,
+        Some("folded") => "text/plain; charset=utf-8",
         Some("otlp") => "application/x-protobuf",
         // Not as a content encoding: readers of pprof expect it to be compressed.
         _ => "application/octet-stream",
@@ -225,17 +270,29 @@ fn content_type(name: &str) -> &'static str {
 }
 
 const SVG: &str = "image/svg+xml";
+const HTML: &str = "text/html; charset=utf-8";
 const CROSS_ORIGIN_RESOURCE_POLICY: HeaderName =
     HeaderName::from_static("cross-origin-resource-policy");
 
-/// Adds headers so that a response cannot do anything in a browser, except for a flame graph in its own window.
+/// Adds headers so that a response cannot do anything in a browser, except for the page, and for a report or a flame
+/// graph in its own window.
 async fn protect(mut response: Response) -> Response {
+    let is_asset = response.headers().contains_key(header::VARY);
     let headers = response.headers_mut();
-    let is_picture = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == SVG);
-    let policy = if is_picture { POLICY_OF_PICTURES } else { POLICY };
-    let protection: [(HeaderName, &'static str); 5] = [
+    let policy = match headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()) {
+        Some(HTML) if is_asset => Cow::Borrowed(POLICY_OF_PAGE),
+        Some(HTML) => Cow::Owned(format!(
+            "sandbox allow-scripts allow-popups allow-popups-to-escape-sandbox; {}; frame-ancestors 'none'",
+            report_policy()
+        )),
+        Some(SVG) => Cow::Borrowed(POLICY_OF_PICTURES),
+        _ => Cow::Borrowed(POLICY),
+    };
+    if let Ok(policy) = HeaderValue::from_str(&policy) {
+        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+    }
+    let protection: [(HeaderName, &'static str); 4] = [
         (CROSS_ORIGIN_RESOURCE_POLICY, "same-origin"),
-        (header::CONTENT_SECURITY_POLICY, policy),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-store"),

@@ -1,0 +1,52 @@
+//! What was kept recently, for `Handle::router`.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+
+use super::kept_event::Without;
+use super::report::full_name;
+use crate::keep::Kept;
+use crate::redact::Redaction;
+
+/// How many kept spans are remembered.
+const MOST: usize = 1_000;
+
+/// A kept span, and what the log says of it.
+#[derive(Clone, Debug)]
+pub(crate) struct RecentlyKept {
+    /// With one span: the first one.
+    pub(crate) kept: Kept,
+    /// The span's name with the values that identify it, and without.
+    pub(crate) name: String,
+    pub(crate) span: String,
+    /// Why there is no profile, if there is none.
+    pub(crate) no_profile: Option<String>,
+}
+
+/// The kept spans that were reported last, the newest last.
+#[derive(Debug, Default)]
+pub(crate) struct Recent(Mutex<VecDeque<RecentlyKept>>);
+
+impl Recent {
+    pub(super) fn add(&self, kept: &Kept, names: &Redaction) {
+        let Some(first) = kept.spans.first() else { return };
+        let why = first.profile().err().filter(|_| kept.profile.is_none());
+        let new = RecentlyKept {
+            name: full_name(first, names),
+            span: names.redact_span(first.name()).into_owned(),
+            no_profile: why.map(|why| Without(why, first).to_string()),
+            kept: Kept { spans: vec![first.clone()], ..kept.clone() },
+        };
+        let mut recent = self.0.lock();
+        if recent.len() == MOST {
+            recent.pop_front();
+        }
+        recent.push_back(new);
+    }
+
+    /// The newest first.
+    pub(crate) fn list(&self) -> Vec<RecentlyKept> {
+        self.0.lock().iter().rev().cloned().collect()
+    }
+}

@@ -1,0 +1,135 @@
+//! Starts what the settings ask for.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Builder;
+use super::plan::plan;
+use crate::collector::{Engine, Gate, Limits, Parts, waiting_profiles};
+use crate::error::Error;
+#[cfg(feature = "_otlp")]
+use crate::export::Exporter;
+use crate::export::{Directory, Remote};
+use crate::keep::{Callsites, Keep, ProfileAdmission};
+use crate::otel::Pairing;
+use crate::profile::Resource;
+use crate::sampler::{Periods, Sampler};
+use crate::span::Spans;
+use crate::stats::Counters;
+use crate::sys::{self, Clock, Poller, SampleRequest};
+
+/// Percent of one core.
+const DEFAULT_CPU_PERCENT: u32 = 1;
+/// Address space that must be left: two thread stacks and the initial allocations of a layer.
+const LEAST_MIB: u64 = 8;
+const RING_BYTES: usize = 256 * 1024;
+
+/// Starts the threads.
+pub(crate) fn start(
+    builder: Builder,
+    gate: &'static Gate,
+    pairing: Arc<Pairing>,
+) -> Result<Arc<Engine>, Error> {
+    // The first allocations, thread stacks among them, fail with less. Later ones are optional. 0 means that the
+    // system does not report how much is left.
+    if sys::address_space_left().is_some_and(|left| (1..LEAST_MIB << 20).contains(&left)) {
+        return Err(Error::no_memory(LEAST_MIB));
+    }
+    let clock = Clock::new();
+    let counters = Arc::new(Counters::default());
+    let poller = Poller::new().map_err(Error::thread)?;
+    let request = SampleRequest {
+        period_ns: builder.source.periods.unwrap_or(Periods::USUAL).first(),
+        stack_bytes: builder.source.stack_bytes,
+        ring_bytes: RING_BYTES,
+        in_kernel: true,
+        position_step: 0,
+    };
+    let source = Sampler::new(builder.source, request, &poller.waker(), Arc::clone(&counters));
+    let ticks_a_second = clock.ticks(Duration::from_secs(1));
+    let arm_after = builder.source.arm_after;
+    let plan = move |keep: &Keep| {
+        plan(keep, ticks_a_second, arm_after.unwrap_or_else(|| keep.arm_after()))
+    };
+    let (rules, fields) = (builder.rules.clone(), builder.shown_fields);
+    let callsites = Callsites::new(rules, Box::new(plan), fields, Arc::clone(&counters));
+    let most_pending = builder.pending_profiles.min(waiting_profiles(builder.export_bytes));
+    let admission =
+        ProfileAdmission::new(builder.profiles_per_minute).with_max_reserved(most_pending);
+    let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
+    let resource = builder.resource.unwrap_or_else(Resource::from_env);
+    #[cfg(feature = "_otlp")]
+    let from_env = |resource: &Resource| {
+        let files = builder.files.clone();
+        let exporter = builder.otlp.map(|otlp| {
+            let fallback =
+                |directory: Directory| files.apply(directory.with_resource(resource.clone()));
+            otlp.with_default_resource(resource.clone()).with_fallback(fallback)
+        });
+        exporter.map(|exporter| Box::new(exporter) as Box<dyn Exporter>)
+    };
+    #[cfg(not(feature = "_otlp"))]
+    let from_env = |_: &Resource| None;
+    #[cfg_attr(feature = "_otlp", expect(unused_mut, reason = "one is added below"))]
+    let mut warnings = builder.warnings;
+    #[cfg(not(feature = "_otlp"))]
+    if let (Some(name), None) = (builder.unused_endpoint, &builder.exporter) {
+        warnings.push(format!(
+            "{name} is set, but profiles are written to {}: the feature `otlp-grpc` or `otlp-http` of \
+             tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",
+            builder.files.directory.display()
+        ));
+    }
+    let mut exporter = builder.exporter.or_else(|| from_env(&resource)).unwrap_or_else(|| {
+        let directory = Directory::new(&builder.files.directory).with_resource(resource);
+        Box::new(builder.files.apply(directory))
+    });
+    // The exporter may be user code.
+    let checked = catch_unwind(AssertUnwindSafe(|| exporter.check()));
+    let problem = match checked {
+        Ok(checked) => checked.err().map(|error| error.to_string()),
+        Err(_) => Some("it panicked".to_owned()),
+    };
+    admission.set_exporter_fails(problem.is_some());
+    // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
+    let must_prove = |remote: &mut dyn Remote| {
+        remote.fallback().is_none() && remote.limits().grace_period < Duration::MAX
+    };
+    if exporter.remote().is_some_and(must_prove) {
+        admission.require_delivery();
+    }
+    Engine::start(Parts {
+        spans,
+        callsites,
+        admission,
+        counters,
+        source,
+        poller,
+        limits: Limits {
+            memory_bytes: builder.memory_bytes,
+            samples_per_profile: builder.samples_per_profile,
+            pending_spans: builder.pending_spans,
+            export_bytes: builder.export_bytes,
+            cpu_percent: match (builder.cpu_percent, builder.source.periods) {
+                (None, None) => Some(DEFAULT_CPU_PERCENT),
+                (percent, _) => percent.filter(|percent| *percent > 0),
+            },
+            frames_per_stack: builder.max_depth as usize,
+            stack_bytes: builder.source.stack_bytes as usize,
+            shed: builder.shed,
+            pace: builder.pace,
+        },
+        gate,
+        pairing,
+        source_settings: builder.source,
+        exporter,
+        problem,
+        warnings,
+        on_kept: builder.on_kept,
+        only_sampled_traces: builder.only_sampled_traces,
+        attributes: builder.attributes,
+        redaction: builder.redaction.and(builder.env_redaction),
+        symbols: builder.symbols,
+    })
+}

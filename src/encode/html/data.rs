@@ -1,0 +1,350 @@
+//! The data of a report, as JSON.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use super::HtmlContext;
+use super::json::{Array, Json, Object, Plain};
+use crate::ids::{SpanId, TraceId};
+use crate::profile::{
+    FrameKind, Link, LocationId, Profile, ProfiledSpan, SampleKind, StackId, TableId, Value,
+};
+
+/// The version of the format, which the script checks.
+const VERSION: u32 = 1;
+
+impl Json for Value {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Self::String(text) => text.write(out),
+            Self::Array(values) => Array(|| values.iter()).write(out),
+            Self::Double(number) if !number.is_finite() => number.to_string().write(out),
+            number => Plain(number).write(out),
+        }
+    }
+}
+
+/// Writes everything that a report shows. Times are integers in nanoseconds from the profile's start; -1 is unknown.
+pub(super) fn write(
+    profile: &Profile,
+    context: &HtmlContext,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let tables = ReportTables::of(profile);
+    Object::write(out, |data| {
+        data.member("version", Plain(VERSION))?;
+        data.member("id", profile.id.to_string())?;
+        data.member("name", &profile.name)?;
+        data.member("title", &profile.title)?;
+        data.member("start_unix_ms", Plain(profile.start_unix_ns as f64 / 1e6))?;
+        data.member("duration", Plain(profile.duration_ns))?;
+        data.member("resource", Array(|| context.resource.attributes()))?;
+        let attributes = || profile.attributes.iter().map(|a| (a.key, &a.value));
+        data.member("attributes", Array(attributes))?;
+        let rule = profile.spans.first().map_or("", |span| &span.rule);
+        data.member("rule", rule)?;
+        data.member("losses", Array(|| profile.losses.iter()))?;
+        data.member("notes", Array(|| profile.notes.iter()))?;
+        data.member("period", Plain(profile.period_ns))?;
+        data.member("trace_url", &context.trace_url)?;
+        data.member("source_url", &context.source_url)?;
+        data.member("kept", Array(|| profile.spans.iter().map(|span| KeptRow { span, profile })))?;
+        tables.write(data)
+    })
+}
+
+/// The time since the profile's start, in nanoseconds. `unix_ns` is 0 if it is unknown.
+fn since_start(profile: &Profile, unix_ns: u64) -> i128 {
+    match unix_ns {
+        0 => -1,
+        unix_ns => i128::from(unix_ns) - i128::from(profile.start_unix_ns),
+    }
+}
+
+/// A kept span of a report.
+struct KeptRow<'a> {
+    span: &'a ProfiledSpan,
+    profile: &'a Profile,
+}
+
+impl KeptRow<'_> {
+    /// Its place among the profile's links.
+    fn link(&self) -> i64 {
+        let is_same = |link: &Link| match (link.ids, self.span.ids) {
+            (Some(ids), Some(own)) => ids == own,
+            _ => link.span == self.span.span && link.start_unix_ns == self.span.start_unix_ns,
+        };
+        let link = self.profile.links().find(|(_, link)| is_same(link));
+        link.map_or(-1, |(id, _)| i64::from(id.number()))
+    }
+}
+
+impl Json for KeptRow<'_> {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self { span, profile } = self;
+        let times = &span.times;
+        Object::write(out, |kept| {
+            kept.member("name", &span.name)?;
+            kept.member("target", &span.target)?;
+            kept.member(
+                "fields",
+                Array(|| span.fields.iter().map(|(name, value)| (*name, value))),
+            )?;
+            kept.member("reasons", &span.reasons)?;
+            kept.member("rule", &span.rule)?;
+            kept.member("open", Plain(span.is_open))?;
+            kept.member("start", Plain(since_start(profile, span.start_unix_ns)))?;
+            for (name, ns) in [
+                ("wall", times.wall_ns),
+                ("on_cpu", times.on_cpu_ns),
+                ("on_cpu_error", times.on_cpu_error_ns),
+                ("off_cpu", times.off_cpu_ns),
+                ("idle", times.idle_ns),
+                ("subtree_on_cpu", times.subtree_on_cpu_ns),
+                ("busy", times.busy_ns()),
+                ("after_last_exit", times.after_last_exit_ns),
+                ("unsampled", if span.is_open { 0 } else { times.unsampled_ns() }),
+            ] {
+                kept.member(name, Plain(ns))?;
+            }
+            kept.member("cpu_known", Plain(!times.is_cpu_time_unknown))?;
+            let (trace, id) = texts(span.ids);
+            kept.member("trace_id", trace)?;
+            kept.member("span_id", id)?;
+            kept.member("span", Plain(self.link()))
+        })
+    }
+}
+
+/// The texts of ids; empty if there are none.
+pub(super) fn texts(ids: Option<(TraceId, SpanId)>) -> (String, String) {
+    ids.map(|(trace, span)| (trace.to_string(), span.to_string())).unwrap_or_default()
+}
+
+/// The strings of a report, each stored once.
+#[derive(Default)]
+struct Strings<'a> {
+    list: Vec<std::borrow::Cow<'a, str>>,
+    places: HashMap<std::borrow::Cow<'a, str>, u32>,
+}
+
+impl<'a> Strings<'a> {
+    fn add(&mut self, text: impl Into<std::borrow::Cow<'a, str>>) -> u32 {
+        let text = text.into();
+        if let Some(place) = self.places.get(&text) {
+            return *place;
+        }
+        let place = self.list.len() as u32;
+        self.list.push(text.clone());
+        self.places.insert(text, place);
+        place
+    }
+}
+
+/// A function in a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Frame {
+    function: u32,
+    line: u32,
+    kind: u8,
+    is_inferred: bool,
+}
+
+/// One point of a sample.
+struct Row {
+    time: i128,
+    stack: i64,
+    span: i64,
+    thread: i64,
+    kind: u8,
+    weight_ns: u64,
+}
+
+/// The tables and samples of a report.
+struct ReportTables<'a> {
+    profile: &'a Profile,
+    strings: Strings<'a>,
+    /// Name and file.
+    functions: Vec<(u32, u32)>,
+    frames: Vec<Frame>,
+    /// Parent and frame; parents come first.
+    stacks: Vec<(i64, u32)>,
+    /// The node of each stack's innermost frame, by the stack's number.
+    ends: Vec<i64>,
+    spans: Vec<(u32, u32)>,
+    threads: Vec<u32>,
+    rows: Vec<Row>,
+}
+
+const fn kind_number(kind: FrameKind) -> u8 {
+    match kind {
+        FrameKind::Rust => 0,
+        FrameKind::Native => 1,
+        FrameKind::Kernel => 2,
+        FrameKind::Wait => 3,
+        FrameKind::Remark => 4,
+    }
+}
+
+impl<'a> ReportTables<'a> {
+    fn of(profile: &'a Profile) -> Self {
+        let mut tables = Self {
+            profile,
+            strings: Strings::default(),
+            functions: Vec::new(),
+            frames: Vec::new(),
+            stacks: Vec::new(),
+            ends: Vec::new(),
+            spans: Vec::new(),
+            threads: Vec::new(),
+            rows: Vec::new(),
+        };
+        tables.add_stacks();
+        for (_, link) in profile.links() {
+            let name = tables.strings.add(&link.span);
+            let id = tables.strings.add(texts(link.ids).1);
+            tables.spans.push((name, id));
+        }
+        for (_, thread) in profile.threads() {
+            let name = tables.strings.add(&thread.name);
+            tables.threads.push(name);
+        }
+        tables.add_rows();
+        tables
+    }
+
+    /// Adds the frames of all stacks. A location is one frame for its function and one for each function inlined into
+    /// it.
+    fn add_stacks(&mut self) {
+        let profile = self.profile;
+        let functions = profile.functions().map(|(_, function)| {
+            (self.strings.add(&function.name), self.strings.add(&function.file))
+        });
+        self.functions = functions.collect();
+        let mut numbers = HashMap::new();
+        let locations: Vec<_> =
+            profile.locations().map(|(id, _)| self.frames_of(id, &mut numbers)).collect();
+        let mut nodes = HashMap::new();
+        for (caller, location) in profile.stack_nodes() {
+            let mut node = caller.map_or(-1, |caller| self.end_of(caller));
+            for frame in locations.get(location.number() as usize).into_iter().flatten() {
+                node = *nodes.entry((node, *frame)).or_insert_with(|| {
+                    self.stacks.push((node, *frame));
+                    self.stacks.len() as i64 - 1
+                });
+            }
+            self.ends.push(node);
+        }
+    }
+
+    fn end_of(&self, stack: StackId) -> i64 {
+        self.ends.get(stack.number() as usize).copied().unwrap_or(-1)
+    }
+
+    /// The frames of a location, the outermost first.
+    fn frames_of(&mut self, id: LocationId, numbers: &mut HashMap<Frame, u32>) -> Vec<u32> {
+        let Some(location) = self.profile.location(id) else { return Vec::new() };
+        let (kind, is_inferred) = (kind_number(location.kind), location.is_inferred);
+        let lines = location.lines.iter().rev();
+        let mut frames: Vec<_> = lines
+            .map(|line| Frame {
+                function: line.function.number(),
+                line: line.line,
+                kind,
+                is_inferred,
+            })
+            .collect();
+        if frames.is_empty() {
+            let mapping = location.mapping.and_then(|mapping| self.profile.mapping(mapping));
+            let name = self.strings.add(self.profile.module_offset(location));
+            let file = self.strings.add(mapping.map_or("", |mapping| &mapping.file));
+            self.functions.push((name, file));
+            let function = self.functions.len() as u32 - 1;
+            frames.push(Frame { function, line: 0, kind, is_inferred });
+        }
+        let number = |frame| {
+            *numbers.entry(frame).or_insert_with(|| {
+                self.frames.push(frame);
+                self.frames.len() as u32 - 1
+            })
+        };
+        frames.into_iter().map(number).collect()
+    }
+
+    fn add_rows(&mut self) {
+        for sample in self.profile.samples() {
+            let stack = self.end_of(sample.stack);
+            let span = sample.link.map_or(-1, |link| i64::from(link.number()));
+            let kind = match sample.kind {
+                SampleKind::OnCpu => 0,
+                SampleKind::OffCpu => 1,
+            };
+            for point in &sample.points {
+                let time = i128::from(point.time_unix_ns) - i128::from(self.profile.start_unix_ns);
+                let thread = point.thread.map_or(-1, |thread| i64::from(thread.number()));
+                self.rows.push(Row { time, stack, span, thread, kind, weight_ns: point.weight_ns });
+            }
+        }
+        self.rows.sort_by_key(|row| row.time);
+    }
+
+    fn write(&self, data: &mut Object<'_>) -> io::Result<()> {
+        data.member("strings", Array(|| self.strings.list.iter().map(AsRef::<str>::as_ref)))?;
+        data.object("functions", |table| {
+            column(table, "name", &self.functions, |(name, _)| *name)?;
+            column(table, "file", &self.functions, |(_, file)| *file)
+        })?;
+        data.object("frames", |table| {
+            column(table, "function", &self.frames, |frame| frame.function)?;
+            column(table, "line", &self.frames, |frame| frame.line)?;
+            column(table, "kind", &self.frames, |frame| frame.kind)?;
+            column(table, "inferred", &self.frames, |frame| u8::from(frame.is_inferred))
+        })?;
+        data.object("stacks", |table| {
+            column(table, "parent", &self.stacks, |(parent, _)| *parent)?;
+            column(table, "frame", &self.stacks, |(_, frame)| *frame)
+        })?;
+        data.object("spans", |table| self.write_spans(table))?;
+        data.object("threads", |table| {
+            column(table, "name", &self.threads, |name| *name)?;
+            let tids: Vec<_> = self.profile.threads().map(|(_, thread)| thread.tid).collect();
+            column(table, "tid", &tids, |tid| *tid)
+        })?;
+        data.object("samples", |table| {
+            column(table, "stack", &self.rows, |row| row.stack)?;
+            column(table, "span", &self.rows, |row| row.span)?;
+            column(table, "thread", &self.rows, |row| row.thread)?;
+            column(table, "kind", &self.rows, |row| row.kind)?;
+            let before = std::iter::once(0).chain(self.rows.iter().map(|row| row.time));
+            let times = self.rows.iter().zip(before).map(|(row, before)| row.time - before);
+            column(table, "time", &times.collect::<Vec<_>>(), |time| *time)?;
+            column(table, "weight", &self.rows, |row| row.weight_ns)
+        })
+    }
+
+    fn write_spans(&self, table: &mut Object<'_>) -> io::Result<()> {
+        let links: Vec<_> = self.profile.links().map(|(_, link)| link).collect();
+        let kept =
+            self.profile.spans.iter().map(|span| KeptRow { span, profile: self.profile }.link());
+        let kept: Vec<_> = kept.collect();
+        let place = |link: usize| kept.iter().position(|kept| *kept == link as i64);
+        let numbers: Vec<_> = (0..links.len()).collect();
+        column(table, "name", &self.spans, |(name, _)| *name)?;
+        let parent = |link: &&Link| link.parent.map_or(-1, |id| i64::from(id.number()));
+        column(table, "parent", &links, parent)?;
+        column(table, "start", &links, |link| since_start(self.profile, link.start_unix_ns))?;
+        column(table, "end", &links, |link| since_start(self.profile, link.end_unix_ns))?;
+        column(table, "kept", &numbers, |link| place(*link).map_or(-1, |place| place as i64))?;
+        column(table, "span_id", &self.spans, |(_, id)| *id)
+    }
+}
+
+/// Writes one number of each row.
+fn column<T, N: std::fmt::Display>(
+    table: &mut Object<'_>,
+    name: &str,
+    rows: &[T],
+    number: impl Fn(&T) -> N,
+) -> io::Result<()> {
+    table.member(name, Array(|| rows.iter().map(|row| Plain(number(row)))))
+}

@@ -1,0 +1,255 @@
+//! A report of one profile: a self-contained page for browsers.
+
+mod data;
+mod json;
+mod summary;
+
+use std::fmt::Write as _;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use crate::profile::{Profile, Resource};
+
+/// The style, markup and script of every report.
+const STYLE: &str = include_str!("report.css");
+const BODY: &str = include_str!("report.body.html");
+const SCRIPT: &str = include_str!("report.js");
+/// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
+const STYLE_HASH: &str = "0";
+const SCRIPT_HASH: &str = "0";
+
+/// What a report shows besides the profile.
+#[derive(Clone, Debug, Default)]
+pub struct HtmlContext {
+    resource: Resource,
+    trace_url: String,
+    source_url: String,
+}
+
+impl HtmlContext {
+    /// The report names the service and host of this resource.
+    pub fn new(resource: impl Into<Resource>) -> Self {
+        Self { resource: resource.into(), ..Self::default() }
+    }
+
+    #[must_use]
+    pub(crate) fn with_resource(self, resource: impl Into<Resource>) -> Self {
+        Self { resource: resource.into(), ..self }
+    }
+
+    pub(crate) fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    /// Makes each trace id a link, with `{trace_id}` and `{span_id}` in the URL replaced:
+    /// `https://tempo.internal/trace/{trace_id}`. URLs that are neither `https` nor `http` are ignored.
+    #[must_use]
+    pub fn trace_url(self, template: impl Into<String>) -> Self {
+        Self { trace_url: template.into(), ..self }
+    }
+
+    /// Makes each source location a link, with `{file}` and `{line}` in the URL replaced: `vscode://file/{file}:{line}`.
+    /// URLs that would run a script are ignored.
+    #[must_use]
+    pub fn source_url(self, template: impl Into<String>) -> Self {
+        Self { source_url: template.into(), ..self }
+    }
+}
+
+/// Encodes a report: one HTML file that needs no network and no other file, and whose content security policy forbids
+/// both. It shows which request it was, where its time went, a timeline of threads and spans, flame graphs of CPU time
+/// and waits, the functions and waits with the most time, and what is missing.
+///
+/// The data is compressed JSON in the page.
+pub fn html(profile: &Profile, context: &HtmlContext) -> String {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    // Writing to memory does not fail.
+    _ = data::write(profile, context, &mut gzip);
+    let data = base64(&gzip.finish().unwrap_or_default());
+    let mut page = String::with_capacity(data.len() + 128 * 1024);
+    _ = write!(
+        page,
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
+         <script type=\"application/json\" id=\"summary\">{}</script>\n\
+         <style>{STYLE}</style>\n</head>\n<body>\n{BODY}\n\
+         <script type=\"text/plain\" id=\"data\">{data}</script>\n\
+         <script>{SCRIPT}</script>\n</body>\n</html>\n",
+        policy(),
+        Text(&profile.title),
+        summary::of(profile),
+    );
+    page
+}
+
+/// The content security policy of a report. It allows exactly the script and the style of the page.
+pub(crate) fn policy() -> String {
+    format!(
+        "default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; \
+         form-action 'none'"
+    )
+}
+
+/// Text of an element.
+struct Text<'a>(&'a str);
+
+impl std::fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for character in self.0.chars() {
+            match character {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                _ if crate::text::disturbs(character) => f.write_char('\u{fffd}')?,
+                _ => f.write_char(character)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Base64 as in RFC 4648, section 4.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: [u8; 64] = *b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let byte = |n: usize| u32::from(chunk.get(n).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for n in 0..4 {
+            let digit = DIGITS.get((bits >> (18 - 6 * n) & 63) as usize);
+            text.push(digit.filter(|_| n <= chunk.len()).map_or('=', |digit| char::from(*digit)));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use ::base64::Engine as _;
+    use ::base64::prelude::BASE64_STANDARD;
+    use serde_json::{Value, json};
+
+    use super::super::tests::{checkout, deep, waiting};
+    use super::*;
+    use crate::profile::{ProfiledThread, SampleKind};
+
+    fn context() -> HtmlContext {
+        HtmlContext::new(Resource::new().with("service.name", "<shop>"))
+            .trace_url("https://tempo.internal/{trace_id}")
+    }
+
+    /// The contents of the element with that id.
+    fn element<'a>(page: &'a str, id: &str) -> &'a str {
+        let start = page.find(&format!("id=\"{id}\">")).unwrap();
+        let rest = &page[start..];
+        let start = rest.find('>').unwrap() + 1;
+        &rest[start..rest.find("</script>").unwrap()]
+    }
+
+    fn unpacked(profile: &Profile) -> Value {
+        let page = html(profile, &context());
+        let data = element(&page, "data");
+        let bytes = BASE64_STANDARD.decode(data).unwrap();
+        let mut json = String::new();
+        flate2::read::GzDecoder::new(bytes.as_slice()).read_to_string(&mut json).unwrap();
+        serde_json::from_str(&json).unwrap()
+    }
+
+    #[test]
+    fn base64_is_as_a_library_decodes_it() {
+        for length in 0..9 {
+            let bytes: Vec<_> =
+                [0xff, 0xef, 0xbe, 0, 1, 2, 250, 9].into_iter().take(length).collect();
+            assert_eq!(BASE64_STANDARD.decode(base64(&bytes)).unwrap(), bytes);
+        }
+    }
+
+    /// Fails after a change of the script or the style, and states the new hash.
+    #[cfg(feature = "otlp")]
+    #[test]
+    fn the_policy_allows_exactly_this_script_and_style() {
+        use sha2::{Digest, Sha256};
+        for (text, hash) in [(STYLE, STYLE_HASH), (SCRIPT, SCRIPT_HASH)] {
+            assert_eq!(hash, base64(&Sha256::digest(text)));
+        }
+    }
+
+    #[test]
+    fn markup_in_names_is_text() {
+        let mut profile = checkout();
+        let hostile = "</script><script>alert(1)</script><!--\u{202e}\"'&";
+        profile.title = hostile.to_owned();
+        profile.name = hostile.to_owned();
+        profile.notes = vec![hostile.to_owned()];
+        let page = html(&profile, &context());
+        assert!(!page.contains("alert(1)</script>") && !page.contains("<!--"));
+        assert!(page.contains("<title>&lt;/script&gt;"));
+        assert_eq!(page.matches("</script>").count(), 3, "summary, data and script");
+        let summary: Value = serde_json::from_str(element(&page, "summary")).unwrap();
+        assert_eq!(summary["name"], hostile);
+        assert_eq!(unpacked(&profile)["notes"], json!([hostile]));
+    }
+
+    /// The functions of a sample, the outermost first.
+    fn functions(data: &Value, sample: usize) -> Vec<String> {
+        let number = |table: &str, column: &str, row: i64| {
+            data[table][column][row as usize].as_i64().unwrap()
+        };
+        let mut stack = number("samples", "stack", sample as i64);
+        let mut names = Vec::new();
+        while stack >= 0 {
+            let function = number("frames", "function", number("stacks", "frame", stack));
+            let name = number("functions", "name", function);
+            names.push(data["strings"][name as usize].as_str().unwrap().to_owned());
+            stack = number("stacks", "parent", stack);
+        }
+        names.reverse();
+        names
+    }
+
+    #[test]
+    fn the_data_has_every_sample_with_its_stack_span_and_thread() {
+        let mut profile = waiting();
+        let thread = profile.add_thread(ProfiledThread { name: "worker".to_owned(), tid: 42 });
+        profile.set_thread_of_all(thread);
+        let data = unpacked(&profile);
+        let samples = &data["samples"];
+        assert_eq!(samples["kind"], json!([1, 0, 0, 0, 1, 0]));
+        assert_eq!(samples["time"], json!([5, 5, 10, 10, 20, 49]), "differences");
+        let on_cpu = 5_000_000;
+        assert_eq!(
+            samples["weight"],
+            json!([300_000_000, on_cpu, on_cpu, on_cpu, 20_000_000, on_cpu])
+        );
+        assert_eq!(samples["thread"], json!([0, 0, 0, 0, 0, 0]));
+        assert_eq!(samples["span"], json!([0, 1, 1, 0, 0, 0]));
+        assert_eq!(data["threads"]["tid"], json!([42]));
+        assert_eq!(data["spans"]["parent"], json!([-1, 0]));
+        assert_eq!(functions(&data, 0), ["shop::reserve", "[futex 0x7f01]"]);
+        assert_eq!(functions(&data, 1), ["shop::main", "shop::price"]);
+        assert_eq!(data["frames"]["kind"], json!([0, 0, 0, 0, 3]));
+        assert_eq!(data["frames"]["inferred"], json!([0, 0, 0, 1, 0]));
+        assert_eq!(data["resource"], json!([["service.name", "<shop>"]]));
+        assert_eq!(data["trace_url"], "https://tempo.internal/{trace_id}");
+    }
+
+    #[test]
+    fn a_profile_without_samples_or_spans_is_a_report() {
+        let mut profile = checkout();
+        profile.keep_only(SampleKind::OffCpu);
+        assert_eq!(unpacked(&profile)["samples"]["stack"], json!([]));
+        let profile = Profile::new(crate::profile::ProfileId::for_test(1), 5);
+        assert_eq!(unpacked(&profile)["kept"], json!([]));
+    }
+
+    #[test]
+    fn deep_stacks_are_written_without_recursion() {
+        let data = unpacked(&deep(100_000));
+        assert_eq!(data["stacks"]["parent"].as_array().unwrap().len(), 100_000);
+    }
+}

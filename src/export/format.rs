@@ -1,0 +1,133 @@
+//! The formats of profile files.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::encode::{self, HtmlContext};
+use crate::profile::Profile;
+
+/// A format in which a [`Directory`](super::Directory) writes profiles. `Display` and `FromStr` use the names of
+/// `TRACING_PROFILING_FORMATS`: `html`, `svg` and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Format {
+    /// [`encode::html`]: a report for browsers (`.html`).
+    Html,
+    /// [`encode::svg`]: a flame graph (`.svg`).
+    Svg,
+    /// [`encode::pprof`](crate::encode): for `go tool pprof` and speedscope (`.pb.gz`, feature `pprof`).
+    Pprof,
+    /// [`encode::otlp`](crate::encode): OpenTelemetry's `ProfilesData` (`.otlp`, feature `otlp`).
+    Otlp,
+    /// [`encode::folded`]: folded stacks (`.folded`).
+    Folded,
+    /// [`encode::firefox`](crate::encode): for profiler.firefox.com and samply (`.firefox.json.gz`, feature `firefox`).
+    Firefox,
+}
+
+/// The error for an unknown name of a format, or for one whose feature is off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownFormat(());
+
+impl std::error::Error for UnknownFormat {}
+
+impl fmt::Display for UnknownFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = Format::available().map(Format::as_str).collect();
+        write!(f, "expected one of {}", names.join(", "))
+    }
+}
+
+impl Format {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Html, Self::Svg, Self::Pprof, Self::Otlp, Self::Folded, Self::Firefox];
+
+    /// All formats whose features are on.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|format| match format {
+            Self::Html | Self::Svg | Self::Folded => true,
+            Self::Pprof => cfg!(feature = "pprof"),
+            Self::Otlp => cfg!(feature = "otlp"),
+            Self::Firefox => cfg!(feature = "firefox"),
+        })
+    }
+
+    /// What a directory contains by default: a report, and the same for other programs as pprof and OTLP.
+    pub(super) fn defaults() -> Vec<Self> {
+        let are_usual = |format: &Self| matches!(format, Self::Html | Self::Pprof | Self::Otlp);
+        Self::available().filter(are_usual).collect()
+    }
+
+    /// The name of the format.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Html => "html",
+            Self::Svg => "svg",
+            Self::Pprof => "pprof",
+            Self::Otlp => "otlp",
+            Self::Folded => "folded",
+            Self::Firefox => "firefox",
+        }
+    }
+
+    pub(super) const fn extension(self) -> &'static str {
+        match self {
+            Self::Html => ".html",
+            Self::Svg => ".svg",
+            Self::Pprof => ".pb.gz",
+            Self::Otlp => ".otlp",
+            Self::Folded => ".folded",
+            Self::Firefox => ".firefox.json.gz",
+        }
+    }
+
+    /// The contents of a file. `None` if the feature is off.
+    pub(super) fn encode(self, profile: &Profile, context: &HtmlContext) -> Option<Vec<u8>> {
+        match self {
+            Self::Html => Some(encode::html(profile, context).into_bytes()),
+            Self::Svg => Some(encode::svg(profile).into_bytes()),
+            #[cfg(feature = "pprof")]
+            Self::Pprof => Some(encode::pprof(profile)),
+            #[cfg(feature = "otlp")]
+            Self::Otlp => Some(encode::otlp(profile, context.resource())),
+            Self::Folded => Some(encode::folded(profile).into_bytes()),
+            #[cfg(feature = "firefox")]
+            Self::Firefox => Some(encode::firefox(profile, context.resource())),
+            #[allow(unreachable_patterns, reason = "if all features are on")]
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Format {
+    type Err = UnknownFormat;
+
+    /// Parses the name of a format.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such format, or if its feature is off.
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        Self::available().find(|format| format.as_str() == name).ok_or(UnknownFormat(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_can_be_read_back_and_errors_list_them() {
+        for format in Format::available() {
+            assert_eq!(format.to_string().parse(), Ok(format));
+        }
+        let error = "pdf".parse::<Format>().unwrap_err().to_string();
+        assert!(error.starts_with("expected one of html, svg"), "{error}");
+    }
+}

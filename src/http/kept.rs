@@ -1,0 +1,121 @@
+//! The list of what was kept: spans of this process, and profiles in the directory.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{object, time};
+use crate::collector::RecentlyKept;
+use crate::export::{StoredFile, list_stored, profile_id_of, summary_of};
+use crate::handle::Handle;
+use crate::profile::WaitSite;
+
+/// How many entries are listed.
+const MOST: usize = 1_000;
+
+/// What was kept, the newest first.
+pub(super) fn list(handle: &Handle) -> std::io::Result<Value> {
+    let dir = handle.dir();
+    let files = dir.as_deref().map(list_stored).transpose()?.unwrap_or_default();
+    let mut stored = by_profile(files);
+    let mut entries = Vec::new();
+    let mut listed = HashSet::new();
+    for recent in handle.recently_kept().iter().take(MOST) {
+        let id = recent.kept.profile.map(|id| id.to_string());
+        let files = id.as_ref().and_then(|id| stored.remove(id));
+        // Several spans of a profile can be reported one by one.
+        if id.is_none_or(|id| listed.insert(id)) {
+            let files = files.map(|files| files.names).unwrap_or_default();
+            entries.push(with_files(of_recent(recent), files));
+        }
+    }
+    // Of earlier runs, or of other processes that use the directory.
+    if let Some(dir) = &dir {
+        let mut others: Vec<_> = stored.into_values().collect();
+        others.sort_by(|a, b| b.names.cmp(&a.names));
+        entries.extend(others.into_iter().take(MOST).map(|files| of_files(dir, files)));
+    }
+    let time = |entry: &Value| entry.get("time").and_then(Value::as_str).unwrap_or("").to_owned();
+    entries.sort_by_cached_key(|entry| std::cmp::Reverse(time(entry)));
+    entries.truncate(MOST);
+    Ok(object([("kept", Value::Array(entries))]))
+}
+
+/// The files of a profile.
+struct ProfileFiles {
+    /// The report first.
+    names: Vec<String>,
+    modified: String,
+}
+
+fn by_profile(files: Vec<StoredFile>) -> HashMap<String, ProfileFiles> {
+    let mut profiles: HashMap<String, ProfileFiles> = HashMap::new();
+    for file in files {
+        let Some(id) = profile_id_of(&file.name) else { continue };
+        let modified = time(file.modified);
+        let new = ProfileFiles { names: Vec::new(), modified };
+        profiles.entry(id.to_owned()).or_insert(new).names.push(file.name);
+    }
+    for files in profiles.values_mut() {
+        files.names.sort_by_key(|name| (!name.ends_with(".html"), name.clone()));
+    }
+    profiles
+}
+
+fn with_files(mut entry: Map<String, Value>, files: Vec<String>) -> Value {
+    entry.insert("files".to_owned(), files.into());
+    Value::Object(entry)
+}
+
+/// The entry of a profile of which only files are known. A report contains its summary.
+fn of_files(dir: &Path, files: ProfileFiles) -> Value {
+    let first = files.names.first().filter(|name| name.ends_with(".html"));
+    let summary = first.and_then(|name| summary_of(dir, name));
+    let summary = summary.and_then(|text| serde_json::from_str(&text).ok());
+    let entry = match summary {
+        Some(Value::Object(summary)) => summary,
+        _ => Map::from_iter([("time".to_owned(), Value::from(files.modified.clone()))]),
+    };
+    with_files(entry, files.names)
+}
+
+/// The entry of a span that this process has kept: what the summary in a report contains.
+fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
+    let mut entry = Map::new();
+    let mut set = |name: &str, value: Value| _ = entry.insert(name.to_owned(), value);
+    set("name", recent.name.clone().into());
+    set("span", recent.span.clone().into());
+    let Some(span) = recent.kept.spans.first() else { return entry };
+    let ms = |time: std::time::Duration| Value::from((time.as_secs_f64() * 1e6).round() / 1e3);
+    let fields = span.fields().map(|(name, value)| (name.to_owned(), Value::from(value)));
+    set("fields", Value::Object(fields.collect()));
+    set("id", recent.kept.profile.map(|id| id.to_string()).into());
+    set("reasons", span.reasons().to_string().into());
+    set("time", time(span.opened()).into());
+    let times = span.times();
+    set("wall_ms", ms(times.wall()));
+    set("on_cpu_ms", ms(times.on_cpu()));
+    set("off_cpu_ms", ms(times.off_cpu()));
+    set("idle_ms", ms(times.idle()));
+    set("cpu_known", (!times.is_cpu_time_unknown()).into());
+    set("samples", recent.kept.samples.into());
+    if let Some((top, share)) = &recent.kept.top_function {
+        set("top", top.clone().into());
+        set("top_share", ((share * 1e3).round() / 1e3).into());
+    }
+    if let Some(WaitSite { function, location, call, waited, .. }) = &recent.kept.waits.longest {
+        let location = if location.is_empty() { String::new() } else { format!(" ({location})") };
+        set("longest_wait", format!("{function}{location} {call}").into());
+        set("longest_wait_ms", ms(*waited));
+    }
+    let (trace, id) =
+        span.trace_ids().map(|(trace, id)| (trace.to_string(), id.to_string())).unzip();
+    set("trace_id", trace.unwrap_or_default().into());
+    set("span_id", id.unwrap_or_default().into());
+    set("open", span.is_open().into());
+    if let Some(why) = &recent.no_profile {
+        set("no_profile", why.clone().into());
+    }
+    entry
+}
