@@ -224,7 +224,7 @@ async fn profiles_are_listed_and_fetched() {
         assert_eq!(file["bytes"], answer.body.len());
         humantime::parse_rfc3339(file["time"].as_str().unwrap()).unwrap();
         let expected = match name.split_once('-').unwrap().1.rsplit_once('.').unwrap().1 {
-            "svg" => "image/svg+xml",
+            "html" => "text/html; charset=utf-8",
             "otlp" => "application/x-protobuf",
             _ => "application/octet-stream",
         };
@@ -235,11 +235,89 @@ async fn profiles_are_listed_and_fetched() {
         let directives: Vec<_> = policy.split(';').map(str::trim).collect();
         let sandbox = directives.iter().find(|directive| directive.starts_with("sandbox"));
         match expected {
-            "image/svg+xml" => assert_eq!(*sandbox.unwrap(), "sandbox allow-scripts allow-modals"),
+            "text/html; charset=utf-8" => {
+                let allows = "sandbox allow-scripts allow-popups allow-popups-to-escape-sandbox";
+                assert_eq!(*sandbox.unwrap(), allows);
+                let script =
+                    directives.iter().find(|directive| directive.starts_with("script-src"));
+                assert!(script.unwrap().starts_with("script-src 'sha256-"), "{policy}");
+            }
             _ => assert_eq!(*sandbox.unwrap(), "sandbox"),
         }
         assert!(directives.contains(&"default-src 'none'"));
     }
+}
+
+/// What `GET /kept` lists, by name.
+async fn kept(handle: &Handle, name: &str) -> Value {
+    let list = get(handle, "/kept").await.json();
+    let list = list["kept"].as_array().unwrap().clone();
+    let found: Vec<_> = list.iter().filter(|entry| entry["name"] == name).cloned().collect();
+    let [found] = found.as_slice() else { panic!("{name} in {list:?}") };
+    found.clone()
+}
+
+#[tokio::test]
+async fn kept_spans_are_listed_with_and_without_a_profile() {
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = Directory::new(temporary.path());
+    let setup = Setup::with("20ms|error", |builder| builder.exporter(directory));
+    setup.run(|| {
+        info_span!("GET /a", http.route = "/a/{id}").in_scope(|| burn(60 * MS));
+        info_span!("fails").in_scope(|| tracing::error!("no"));
+    });
+    let fails = kept(&setup.handle, "fails").await;
+    assert_eq!((&fails["reasons"], &fails["files"]), (&"error".into(), &Value::Array(vec![])));
+    let fallback = if HAS_STACKS { "no sample fell in it" } else { "sampling is unavailable" };
+    assert_eq!(fails["no_profile"], fallback);
+    let slow = kept(&setup.handle, "GET /a{http.route=/a/{id}}").await;
+    assert_eq!((&slow["span"], &slow["reasons"]), (&"GET /a".into(), &"latency".into()));
+    assert_eq!(slow["fields"]["http.route"], "/a/{id}");
+    assert!(slow["wall_ms"].as_f64().unwrap() >= 60.0, "{slow}");
+    if !HAS_STACKS {
+        return;
+    }
+    let files = slow["files"].as_array().unwrap();
+    assert_eq!(files.len(), 3, "{slow}");
+    let report = files[0].as_str().unwrap();
+    assert!(report.ends_with(".html"));
+    assert!(slow["top"].as_str().unwrap().contains("burn"), "{slow}");
+
+    // After a restart, a report says the same of itself.
+    let restarted = in_dir(temporary.path(), "20ms");
+    let mut stored = kept(&restarted.handle, "GET /a{http.route=/a/{id}}").await;
+    assert_eq!(stored["rule"], "20ms|error");
+    stored.as_object_mut().unwrap().remove("rule");
+    assert_eq!(stored, slow);
+    assert_eq!(get(&restarted.handle, "/kept").await.json()["kept"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_browser_gets_a_page_that_can_only_use_these_routes() {
+    let setup = Setup::new("1h");
+    let app = Router::new().nest("/admin/profiling", setup.handle.router());
+    let request = |path: &str, accept: &str| {
+        Request::get(path).header(header::ACCEPT, accept).body(Body::empty()).unwrap()
+    };
+    let accept = "text/html,application/xhtml+xml,*/*;q=0.8";
+    let answer = app.clone().oneshot(request("/admin/profiling", accept)).await.unwrap();
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], "text/html; charset=utf-8");
+    assert_eq!(answer.headers()[header::VARY], "accept");
+    let policy = answer.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap().to_owned();
+    assert!(
+        policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self';"),
+        "{policy}"
+    );
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    let page = str::from_utf8(&body).unwrap();
+    assert!(page.contains("/admin/profiling/index.js") && !page.contains("{{base}}"), "{page}");
+    for (path, kind) in [("index.js", "text/javascript"), ("index.css", "text/css")] {
+        let path = format!("/admin/profiling/{path}");
+        let answer = app.clone().oneshot(request(&path, "*/*")).await.unwrap();
+        assert_eq!(answer.headers()[header::CONTENT_TYPE], kind);
+    }
+    let answer = app.oneshot(request("/admin/profiling", "*/*")).await.unwrap();
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
 }
 
 #[tokio::test]

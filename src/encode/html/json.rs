@@ -26,6 +26,13 @@ impl<T: Display> Json for Plain<T> {
     }
 }
 
+/// Finite numbers only. With a point, unlike an integer.
+impl Json for f64 {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        write!(out, "{self:?}")
+    }
+}
+
 impl Json for str {
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         out.write_all(b"\"")?;

@@ -34,18 +34,18 @@ fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
             ("off_cpu_ms", times.off_cpu_ns),
             ("idle_ms", times.idle_ns),
         ] {
-            summary.member(name, Plain(ms(ns)))?;
+            summary.member(name, ms(ns))?;
         }
         summary.member("cpu_known", Plain(!times.is_cpu_time_unknown))?;
         summary.member("samples", Plain(profile.sample_count()))?;
         if let Some((top, share)) = profile.top_function() {
             summary.member("top", top)?;
-            summary.member("top_share", Plain((share * 1e3).round() / 1e3))?;
+            summary.member("top_share", (share * 1e3).round() / 1e3)?;
         }
         if let Some(wait) = profile.waits().longest {
             summary.member("longest_wait", site(&wait))?;
             let ns = u64::try_from(wait.waited.as_nanos()).unwrap_or(u64::MAX);
-            summary.member("longest_wait_ms", Plain(ms(ns)))?;
+            summary.member("longest_wait_ms", ms(ns))?;
         }
         let (trace, id) = super::data::texts(span.ids);
         summary.member("trace_id", trace)?;
