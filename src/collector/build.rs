@@ -3,12 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::links::Links;
 use super::pending::{Pending, PendingSpan};
 use super::report;
 use super::stack::{Stack, Waited};
 use super::waits::WaitingThread;
-use crate::ids::{SpanId, TraceId};
-use crate::keep::{Callsites, Epoch};
+use crate::keep::{Callsites, Epoch, KeptSpan};
 use crate::profile::{
     CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
     Profile, ProfileId, SampleKind, StackId, capped,
@@ -68,7 +68,7 @@ impl ProfileAssembler<'_> {
             // At least one sample is taken, whatever its size.
             let most_bytes = if every < samples.max(waits) { self.most_bytes } else { usize::MAX };
             let of_kind = [Downsampling::new(every, samples), Downsampling::new(every, waits)];
-            match self.fill(id, &inside, &spans, of_kind, most_bytes) {
+            match self.fill(id, epoch, &inside, &spans, of_kind, most_bytes) {
                 Some(filled) => break filled,
                 // Each attempt delays draining.
                 None => every = every.saturating_mul(4),
@@ -81,9 +81,7 @@ impl ProfileAssembler<'_> {
         {
             tables.profile.shorten_waits(off_cpu_ns);
         }
-        if tables.profile.samples().is_empty() {
-            losses.missing = tables.add_missing(epoch, &inside);
-        }
+        losses.missing = tables.add_missing(epoch, &inside);
         if self.hides_kernel {
             tables.add_kernel(epoch, &topmost, &losses, &inside);
         }
@@ -94,19 +92,21 @@ impl ProfileAssembler<'_> {
     }
 
     /// Returns `None` if the profile would exceed `most_bytes`.
-    fn fill(
-        &self,
+    fn fill<'a>(
+        &'a self,
         id: ProfileId,
+        epoch: &'a Epoch,
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
         [mut samples, mut waits]: [Downsampling; 2],
         most_bytes: usize,
-    ) -> Option<Filled<'_>> {
+    ) -> Option<Filled<'a>> {
         let mut tables = Tables {
             profile: Profile::new(id, self.period_ns),
             modules: HashMap::new(),
             mappings: HashMap::new(),
             links: HashMap::new(),
+            linked: Links::new(self.pending, epoch),
             builder: self,
         };
         if let Some(program) = self.modules.program() {
@@ -232,6 +232,7 @@ struct Tables<'a> {
     modules: HashMap<MappingId, Arc<Module>>,
     mappings: HashMap<crate::unwind::ModuleId, MappingId>,
     links: HashMap<SpanKey, LinkId>,
+    linked: Links<'a>,
     builder: &'a ProfileAssembler<'a>,
 }
 
@@ -281,17 +282,34 @@ impl Tables<'_> {
         self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns });
     }
 
-    /// Adds a placeholder if all samples were lost (and counted) after the profile was promised: the span already
-    /// refers to its id. Returns the number of lost samples.
+    /// Adds placeholders if samples were lost (and counted) after they were promised: the attributes of kept spans
+    /// already refer to them. Returns the number of lost samples.
     fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) -> u64 {
-        let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples) else { return 0 };
+        let mut missing = 0;
+        if self.profile.samples().is_empty() {
+            let with_most = epoch.kept.iter().max_by_key(|span| span.samples.total());
+            missing += with_most.map_or(0, |span| self.add_placeholder(span, inside));
+        }
+        let links = self.profile.of_kind(SampleKind::OnCpu).map(|sample| sample.link);
+        let mut linked: HashSet<_> =
+            links.filter_map(|link| self.profile.link(link?)?.linked).collect();
+        for span in epoch.kept.iter().filter(|span| span.link.has_on_cpu) {
+            let ids = span.link.ids.map(|ids| (ids.trace, ids.span));
+            if ids.is_some_and(|ids| linked.insert(ids)) {
+                missing += self.add_placeholder(span, inside);
+            }
+        }
+        missing
+    }
+
+    fn add_placeholder(&mut self, span: &KeptSpan, inside: &HashSet<SpanKey>) -> u64 {
         let remark = self.profile.add_remark("[samples lost before they were read]");
         let stack = self.profile.add_stack(vec![remark]);
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
-        let weight_ns = span.samples * self.builder.period_ns;
+        let weight_ns = span.samples.total() * self.builder.period_ns;
         self.profile.add_sample(SampleKind::OnCpu, stack, link, Point { time_unix_ns, weight_ns });
-        span.samples
+        span.samples.total()
     }
 
     /// Adds placeholders for samples and waits that did not fit into memory.
@@ -322,7 +340,7 @@ impl Tables<'_> {
     ) {
         let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
         let is_incomplete = losses.ring_full > 0 || losses.missing > 0;
-        if is_incomplete || of_topmost.clone().any(|span| span.earlier.samples > 0) {
+        if is_incomplete || of_topmost.clone().any(|span| span.earlier.samples.total() > 0) {
             return;
         }
         // The lower bound.
@@ -390,11 +408,6 @@ impl Tables<'_> {
         Some(mapping)
     }
 
-    fn ids_of(&self, span: SpanKey) -> Option<(TraceId, SpanId)> {
-        let ids = self.builder.pending.get(span)?.ids?;
-        Some((ids.trace, ids.span))
-    }
-
     /// The link of a span, including its ancestors up to [`DEEPEST`] levels: span trees can be thousands of levels
     /// deep.
     fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
@@ -416,8 +429,8 @@ impl Tables<'_> {
                     let known = self.builder.pending.get(span)?.known?;
                     let callsite = self.builder.callsites.get(known.plan)?;
                     let name = capped(callsite.metadata.name()).into_owned();
-                    let ids = self.ids_of(span);
-                    let link = self.profile.add_link(Link { span: name, parent, ids });
+                    let (ids, linked) = (self.linked.ids_of(span), self.linked.of_samples_in(span));
+                    let link = self.profile.add_link(Link { span: name, parent, ids, linked });
                     // In a cut path the inner spans have other parents than in full paths.
                     if left_out == 0 || parent.is_none() {
                         self.links.insert(span, link);

@@ -15,7 +15,7 @@ use crate::export::{Directory, Exporter, Remote};
 use crate::keep::{
     Callsites, Keep, Kept, MAX_RESERVED, OnKept, ProfileAdmission, Rules, ShownFields,
 };
-use crate::otel::{AttributeNames, Pairing};
+use crate::otel::{AttributeNames, LinkTo, OtelSettings, Pairing};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{Periods, Sampler, Source, SourceSettings};
@@ -60,8 +60,7 @@ pub struct Builder {
     shed: ShedLimits,
     pub(crate) pace: Pace,
     on_kept: Option<OnKept>,
-    only_sampled_traces: bool,
-    attributes: AttributeNames,
+    otel: OtelSettings,
     shown_fields: ShownFields,
     redaction: Redaction,
     /// The redaction that the environment sets. It adds to `redaction`, whichever was set first.
@@ -126,8 +125,7 @@ impl Builder {
             shed: ShedLimits::default(),
             pace: Pace::USUAL,
             on_kept: None,
-            only_sampled_traces: false,
-            attributes: AttributeNames::default(),
+            otel: OtelSettings::default(),
             shown_fields: ShownFields::default(),
             redaction: Redaction::new(),
             env_redaction: Redaction::new(),
@@ -353,15 +351,25 @@ impl Builder {
     /// Whether to keep only spans of traces that OpenTelemetry exports. By default spans of other traces are kept as
     /// well, and the profile states that: `profile.trace_sampled`.
     #[must_use]
-    pub fn only_sampled_traces(self, only: bool) -> Self {
-        Self { only_sampled_traces: only, ..self }
+    pub fn only_sampled_traces(mut self, only: bool) -> Self {
+        self.otel.only_sampled_traces = only;
+        self
     }
 
     /// The names of the attributes that are set on kept OpenTelemetry spans. `name` is called with each of
     /// [`SPAN_ATTRIBUTES`](crate::SPAN_ATTRIBUTES) and returns the name to use, or `None` to leave the attribute out.
     #[must_use]
-    pub fn span_attributes(self, name: impl Fn(&'static str) -> Option<String>) -> Self {
-        Self { attributes: AttributeNames::new(name), ..self }
+    pub fn span_attributes(mut self, name: impl Fn(&'static str) -> Option<String>) -> Self {
+        self.otel.attributes = AttributeNames::new(name);
+        self
+    }
+
+    /// Which span the samples of a profile link to in OTLP, and so which samples the link from a span to its profile
+    /// shows. The default is [`LinkTo::Root`].
+    #[must_use]
+    pub fn link(mut self, link_to: LinkTo) -> Self {
+        self.otel.link_to = link_to;
+        self
     }
 
     /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, so that requests
@@ -559,8 +567,7 @@ impl Builder {
             problem,
             warnings,
             on_kept: self.on_kept,
-            only_sampled_traces: self.only_sampled_traces,
-            attributes: self.attributes,
+            otel: self.otel,
             redaction: self.redaction.and(self.env_redaction),
             symbols: self.symbols,
         })

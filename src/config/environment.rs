@@ -33,6 +33,7 @@ const ENDPOINTS: [&str; 2] =
     ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"];
 const SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
 const FIELDS: &str = "TRACING_PROFILING_FIELDS";
+const LINK: &str = "TRACING_PROFILING_LINK";
 const REDACT: &str = "TRACING_PROFILING_REDACT";
 const PATHS: &str = "TRACING_PROFILING_PATHS";
 const SYMBOLS: &str = "TRACING_PROFILING_SYMBOLS";
@@ -40,7 +41,7 @@ const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
 const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
 
 /// All variables whose names begin like that of the rules.
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 19] = [
     RULES,
     SOURCE,
     WAITS,
@@ -54,6 +55,7 @@ const KNOWN: [&str; 18] = [
     PENDING_PROFILES,
     DIR,
     FIELDS,
+    LINK,
     REDACT,
     PATHS,
     SYMBOLS,
@@ -141,6 +143,8 @@ impl Builder {
         )?;
         let names = "names of fields, as http.route,method, or none";
         builder = builder.set(&get, FIELDS, names, field_names, Self::fields)?;
+        let link = "root or innermost";
+        builder = builder.set(&get, LINK, link, |text| text.parse().ok(), Self::link)?;
         let symbols = get(SYMBOLS)?;
         if symbols.is_some_and(|text| text.trim() == "on") && cfg!(not(feature = "symbols")) {
             let expected = "off: the feature `symbols` of tracing-profiling is not on";

@@ -58,7 +58,7 @@ pub(super) fn alternating(stacks: u64, frames: u64, inlined: usize) -> Profile {
             (0..=inlined).map(&mut line).collect()
         })
         .collect();
-    let link = profile.add_link(Link { span: "request".into(), parent: None, ids: None });
+    let link = profile.add_link(Link::named("request", None));
     for number in 0..stacks {
         let stack = (0..frames).map(|_| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -103,7 +103,7 @@ fn deeply_nested_spans_need_little_stack() {
     let mut parent = None;
     for depth in 0..20_000 {
         let span = format!("span {depth}");
-        parent = Some(profile.add_link(Link { span, parent, ids: None }));
+        parent = Some(profile.add_link(Link::named(span, parent)));
     }
     let stack = profile.samples()[0].stack;
     let point = Point { time_unix_ns: 1_050, weight_ns: 5 };

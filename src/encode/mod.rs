@@ -60,7 +60,7 @@ mod tests {
     }
 
     fn link(profile: &mut Profile, span: &str, parent: Option<LinkId>) -> LinkId {
-        profile.add_link(Link { span: span.into(), parent, ids: None })
+        profile.add_link(Link::named(span, parent))
     }
 
     /// A request with an inner span: one sample in `main`, and three in `price`, two of them in the inner span.

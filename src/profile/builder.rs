@@ -83,7 +83,7 @@ impl ProfileBuilder {
         let profile = &mut self.profile;
         let mut link: Option<LinkId> = None;
         for span in spans {
-            let span = Link { span: (*span).to_owned(), parent: link, ids: None };
+            let span = Link::named(*span, link);
             link = Some(profile.add_link(span));
         }
         let locations = functions.iter().map(|function| {

@@ -123,7 +123,7 @@ impl StackId {
 }
 
 /// The span that a sample belongs to.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Link {
     /// The span's name.
@@ -132,6 +132,15 @@ pub struct Link {
     pub parent: Option<LinkId>,
     /// The ids under which the span is exported, if it is exported.
     pub ids: Option<(TraceId, SpanId)>,
+    /// The ids that its samples link to in OTLP: see [`Builder::link`](crate::Builder::link).
+    pub linked: Option<(TraceId, SpanId)>,
+}
+
+impl Link {
+    /// A link of which only the name and the place in the tree are known.
+    pub(crate) fn named(span: impl Into<String>, parent: Option<LinkId>) -> Self {
+        Self { span: span.into(), parent, ..Self::default() }
+    }
 }
 
 /// What a sample shows.
@@ -570,7 +579,7 @@ mod tests {
         let mut profile = profile();
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
-        let link = profile.add_link(Link { span: "a".into(), parent: None, ids: None });
+        let link = profile.add_link(Link::named("a", None));
         for time in [30, 10, 20] {
             profile.add_sample(SampleKind::OnCpu, stack, Some(link), point(time));
         }
@@ -633,8 +642,8 @@ mod tests {
     #[test]
     fn a_span_path_begins_with_the_outermost_span() {
         let mut profile = profile();
-        let outer = profile.add_link(Link { span: "request".into(), parent: None, ids: None });
-        let inner = profile.add_link(Link { span: "query".into(), parent: Some(outer), ids: None });
+        let outer = profile.add_link(Link::named("request", None));
+        let inner = profile.add_link(Link::named("query", Some(outer)));
         assert_eq!(profile.span_path(Some(inner)), ["request", "query"]);
         assert!(profile.span_path(None).is_empty());
     }

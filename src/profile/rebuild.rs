@@ -208,10 +208,10 @@ impl Rebuilding<'_> {
         let around = std::iter::successors(Some(id), |id| self.from.link(*id)?.parent);
         let unknown: Vec<_> = around.take_while(|id| !self.links.contains_key(id)).collect();
         for id in unknown.into_iter().rev() {
-            let Link { span, parent, ids } = self.from.link(id)?;
-            let span = capped(&self.redaction.redact_span(span)).into_owned();
-            let parent = parent.and_then(|parent| self.links.get(&parent).copied());
-            let place = self.to.add_link(Link { span, parent, ids: *ids });
+            let link = self.from.link(id)?;
+            let span = capped(&self.redaction.redact_span(&link.span)).into_owned();
+            let parent = link.parent.and_then(|parent| self.links.get(&parent).copied());
+            let place = self.to.add_link(Link { span, parent, ..link.clone() });
             self.links.insert(id, place);
         }
         self.links.get(&id).copied()
@@ -270,9 +270,9 @@ mod tests {
         });
         let wait = profile.add_wait("[secret wait]");
         let stack = profile.add_stack(vec![wait, location]);
-        let outer = profile.add_link(Link { span: "a".into(), parent: None, ids: None });
+        let outer = profile.add_link(Link::named("a", None));
         let span = format!("secret {name}");
-        let link = profile.add_link(Link { span, parent: Some(outer), ids: None });
+        let link = profile.add_link(Link::named(span, Some(outer)));
         let point = Point { time_unix_ns: 100 - address, weight_ns: 5 };
         profile.add_sample(SampleKind::OffCpu, stack, Some(link), point);
     }

@@ -70,7 +70,7 @@ impl Reader {
             .zip(id("span_id"))
             .map(|(trace, span)| (trace.parse().unwrap(), span.parse().unwrap()));
         let span = labels.get("span_name").cloned().unwrap_or_default();
-        (!labels.is_empty()).then(|| self.profile.add_link(Link { span, parent: None, ids }))
+        (!labels.is_empty()).then(|| self.profile.add_link(Link { ids, ..Link::named(span, None) }))
     }
 
     fn location(&mut self, id: u64) -> LocationId {
