@@ -103,8 +103,8 @@ impl ProfileId {
         Ok(Self(bytes))
     }
 
-    /// The id of the off-CPU profile in OTLP, which has one profile for each kind of sample. The last bit is inverted.
-    /// A profile without on-CPU samples keeps its id.
+    /// The id under which OTLP, which has one profile for each kind of sample, exports the waits of this profile. The last
+    /// bit is inverted.
     #[must_use]
     pub fn of_off_cpu(self) -> Self {
         let mut bytes = self.0;

@@ -283,7 +283,8 @@ where
     #[inline]
     fn on_close(&self, id: span::Id, _: Context<'_, S>) {
         if let Some(engine) = self.engine() {
-            engine.close(number(&id), &mut || self.otel_span(engine, &id));
+            let reach = |id| self.otel_span(engine, &span::Id::from_non_zero_u64(id));
+            engine.close(number(&id), &reach);
         }
     }
 }

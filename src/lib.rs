@@ -249,7 +249,7 @@ pub use keep::{
 pub use layer::ProfilingLayer;
 #[cfg(feature = "opentelemetry-sdk")]
 pub use otel::ProfilingSpanProcessor;
-pub use otel::SPAN_ATTRIBUTES;
+pub use otel::{LinkTo, SPAN_ATTRIBUTES};
 pub use profile::{Profile, Resource};
 pub use redact::Redaction;
 pub use sampler::Source;

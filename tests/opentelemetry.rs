@@ -5,6 +5,9 @@
 
 mod support;
 
+#[path = "opentelemetry/links.rs"]
+mod links;
+
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -19,7 +22,7 @@ use opentelemetry_sdk::trace::{
     InMemorySpanExporter, Sampler, SdkTracer, SdkTracerProvider, SimpleSpanProcessor, SpanData,
 };
 use support::Nanos as _;
-use support::{HAS_STACKS, PLENTY, burn, taken_samples};
+use support::{HAS_STACKS, PLENTY, burn};
 use tracing::{Dispatch, info_span};
 use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
 use tracing_profiling::export::{ExportError, Exported, Exporter, Memory};
@@ -205,48 +208,6 @@ fn check_requests(scene: &Scene) {
     }
     for name in ["slow", "child", "elsewhere"] {
         assert!(named.contains(&name), "{named:?}");
-    }
-}
-
-/// Pyroscope selects samples by their link. Waits are samples too, but a wait may become known only after its span has
-/// closed. So `empty` may have an id or not, but if it has one, samples must link to it.
-#[test]
-fn only_a_span_with_its_own_samples_has_an_id_for_pyroscope() {
-    let scene = Scene::new(Processor::Plain, |profiling, tracer| {
-        Dispatch::new(
-            tracing_subscriber::registry().with(profiling.with_opentelemetry(otel(tracer))),
-        )
-    });
-    scene.run(|| {
-        info_span!("waits").in_scope(|| {
-            info_span!("empty").in_scope(|| info_span!("burns").in_scope(|| burn(300 * MS)));
-            std::thread::sleep(300 * MS);
-        });
-    });
-    let spans = scene.spans();
-    if !HAS_STACKS {
-        assert_eq!(attribute(&spans["burns"], "pyroscope.profile.id"), None);
-        return;
-    }
-    let [profile] = &scene.profiles()[..] else { panic!("one profile") };
-    for (name, must_have_id) in [("waits", true), ("empty", false), ("burns", true)] {
-        let span = &spans[name];
-        assert_eq!(text(span, "profile.id"), Some(profile.id.to_string()));
-        let own = span.span_context.span_id();
-        let links = profile.samples().iter().filter_map(|sample| profile.link(sample.link?)?.ids);
-        let is_linked = links.into_iter().any(|(_, id)| id == own.into());
-        match text(span, "pyroscope.profile.id") {
-            Some(id) => assert_eq!((id, is_linked), (own.to_string(), true), "{name}"),
-            None => assert!(!must_have_id, "{name}"),
-        }
-        let samples = taken_samples(profile).filter(|sample| {
-            let link = sample.link.and_then(|link| profile.link(link));
-            link.is_some_and(|link| link.span == name)
-        });
-        assert!(
-            samples.count() == 0 || attribute(span, "pyroscope.profile.id").is_some(),
-            "{name}"
-        );
     }
 }
 

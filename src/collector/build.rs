@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::links::Links;
 use super::pending::{Pending, PendingSpan};
 use super::report;
 use super::stack::{Stack, Waited};
 use super::waits::WaitingThread;
-use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch, KeptSpan};
 use crate::profile::{
     CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
@@ -83,9 +83,7 @@ impl ProfileAssembler<'_> {
         {
             tables.profile.shorten_waits(off_cpu_ns);
         }
-        if tables.profile.samples().is_empty() {
-            losses.missing = tables.add_missing(epoch, &inside);
-        }
+        losses.missing = tables.add_missing(epoch, &inside);
         if self.hides_kernel {
             tables.add_kernel(epoch, &topmost, &losses, &inside);
         }
@@ -113,6 +111,7 @@ impl ProfileAssembler<'_> {
             links: HashMap::new(),
             threads: HashMap::new(),
             kept: epoch.kept.iter().map(|span| (span.key, span)).collect(),
+            linked: Links::new(self.pending, epoch),
             builder: self,
         };
         if let Some(program) = self.modules.program() {
@@ -264,6 +263,7 @@ struct Tables<'a> {
     links: HashMap<SpanKey, LinkId>,
     threads: HashMap<OsThread, ThreadId>,
     kept: HashMap<SpanKey, &'a KeptSpan>,
+    linked: Links<'a>,
     builder: &'a ProfileAssembler<'a>,
 }
 
@@ -321,22 +321,35 @@ impl Tables<'_> {
         })
     }
 
-    /// Adds a placeholder if all samples were lost (and counted) after the profile was promised: the span already
-    /// refers to its id. Returns the number of lost samples.
+    /// Adds placeholders if samples were lost (and counted) after they were promised: the attributes of kept spans
+    /// already refer to them. Returns the number of lost samples.
     fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) -> u64 {
-        let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples) else { return 0 };
+        let mut missing = 0;
+        if self.profile.samples().is_empty() {
+            let with_most = epoch.kept.iter().max_by_key(|span| span.samples.total());
+            missing += with_most.map_or(0, |span| self.add_placeholder(span, inside));
+        }
+        let links = self.profile.of_kind(SampleKind::OnCpu).map(|sample| sample.link);
+        let mut linked: HashSet<_> =
+            links.filter_map(|link| self.profile.link(link?)?.linked).collect();
+        for span in epoch.kept.iter().filter(|span| span.link.has_on_cpu) {
+            let ids = span.link.ids.map(|ids| (ids.trace, ids.span));
+            if ids.is_some_and(|ids| linked.insert(ids)) {
+                missing += self.add_placeholder(span, inside);
+            }
+        }
+        missing
+    }
+
+    fn add_placeholder(&mut self, span: &KeptSpan, inside: &HashSet<SpanKey>) -> u64 {
         let remark = self.profile.add_remark("[samples lost before they were read]");
         let stack = self.profile.add_stack(vec![remark]);
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
-        let weight_ns = span.samples * self.builder.period_ns;
-        self.profile.add_sample(
-            SampleKind::OnCpu,
-            stack,
-            link,
-            Point { time_unix_ns, weight_ns, thread: None },
-        );
-        span.samples
+        let weight_ns = span.samples.total() * self.builder.period_ns;
+        let point = Point { time_unix_ns, weight_ns, thread: None };
+        self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
+        span.samples.total()
     }
 
     /// Adds placeholders for samples and waits that did not fit into memory.
@@ -372,7 +385,7 @@ impl Tables<'_> {
     ) {
         let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
         let is_incomplete = losses.ring_full > 0 || losses.missing > 0;
-        if is_incomplete || of_topmost.clone().any(|span| span.earlier.samples > 0) {
+        if is_incomplete || of_topmost.clone().any(|span| span.earlier.samples.total() > 0) {
             return;
         }
         // The lower bound.
@@ -440,19 +453,15 @@ impl Tables<'_> {
         Some(mapping)
     }
 
-    fn ids_of(&self, span: SpanKey) -> Option<(TraceId, SpanId)> {
-        let ids = self.builder.pending.get(span)?.ids?;
-        Some((ids.trace, ids.span))
-    }
-
     /// The link of a span, without its parent.
-    fn new_link(&self, span: SpanKey) -> Option<Link> {
+    fn new_link(&mut self, span: SpanKey) -> Option<Link> {
         let pending = self.builder.pending.get(span)?;
         let known = pending.known?;
         let callsite = self.builder.callsites.get(known.plan)?;
         let fields = self.kept.get(&span).map(|kept| kept.values.to_vec());
         Some(Link {
-            ids: self.ids_of(span),
+            ids: self.linked.ids_of(span),
+            linked: self.linked.of_samples_in(span),
             fields: fields.unwrap_or_default(),
             start_unix_ns: self.builder.unix_ns(known.opened_ns),
             end_unix_ns: pending.closed_ns.map_or(0, |closed_ns| self.builder.unix_ns(closed_ns)),

@@ -22,22 +22,22 @@ use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{
     Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, NoProfile, OnKept,
-    ProfileAdmission, Reasons, Rules,
+    ProfileAdmission, Reasons, Rules, SpanLink,
 };
-use crate::otel::{AttributeNames, EarlyVerdict, OtelSpan, Pairing};
+use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
 use crate::profile::ProfileId;
 use crate::redact::Redaction;
 use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
-    Closing, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, Spans, TraceIds, Verdict,
+    Closing, Enclosing, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, Spans, TraceIds, Verdict,
     forget_this_thread, is_ignored, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::symbols::SymbolSettings;
 use crate::sys::{self, Owning, Poller, Waker};
 
-/// Finds the OpenTelemetry span of a closing span.
-pub(crate) type FindOtel<'a> = &'a mut dyn FnMut() -> Option<OtelSpan>;
+/// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
+pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
 
 /// Limits on memory, CPU time and sizes.
 #[derive(Clone, Copy, Debug)]
@@ -75,8 +75,7 @@ pub(crate) struct Parts {
     /// What is wrong with the settings.
     pub(crate) warnings: Vec<String>,
     pub(crate) on_kept: Option<OnKept>,
-    pub(crate) only_sampled_traces: bool,
-    pub(crate) attributes: AttributeNames,
+    pub(crate) otel: OtelSettings,
     pub(crate) redaction: Redaction,
     pub(crate) symbols: SymbolSettings,
 }
@@ -91,11 +90,10 @@ pub(crate) struct Engine {
     pub(super) waker: Waker,
     /// The reason given for a span without samples.
     without_samples: NoProfile,
-    only_sampled_traces: bool,
     pub(crate) source_settings: SourceSettings,
     /// Describes the source and what it cannot see, and whether that is less than was requested.
     pub(crate) source_line: (String, bool),
-    pub(super) attributes: AttributeNames,
+    otel: OtelSettings,
     pub(super) redaction: Redaction,
     #[cfg(feature = "axum")]
     pub(crate) recent: Recent,
@@ -147,10 +145,9 @@ impl Engine {
                 true => NoProfile::SamplingUnavailable,
                 false => NoProfile::NoSamples,
             },
-            only_sampled_traces: parts.only_sampled_traces,
             source_settings: parts.source_settings,
             source_line,
-            attributes: parts.attributes,
+            otel: parts.otel,
             redaction: parts.redaction,
             #[cfg(feature = "axum")]
             recent: Recent::default(),
@@ -308,7 +305,7 @@ impl Engine {
                 Some(early) => early.verdict,
                 None => {
                     let ids = paired.map(|paired| paired.ids);
-                    self.judge(closing, &mut || self.find_otel(reach, ids))
+                    self.judge(closing, &|| self.find_otel(reach, id, ids), reach)
                 }
             };
             must_notify = verdict.must_notify;
@@ -337,7 +334,10 @@ impl Engine {
         // that again: then the verdict at the close counts, unless the span is kept already.
         if let Some(id) = paired.filter(|id| self.spans.is_entered(*id) == Some(false)) {
             self.spans.judge_open(id, |closing| {
-                let verdict = self.judge(closing, &mut || Some(OtelSpan::Paired(ids)));
+                let reach = |around: RegistryId| {
+                    OtelSpan::find(&tracing::span::Id::from_non_zero_u64(around), &self.dispatch()?)
+                };
+                let verdict = self.judge(closing, &|| Some(OtelSpan::Paired(ids)), &reach);
                 let busy_ns = closing.account.busy_ns();
                 self.pairing.note_judged(id, EarlyVerdict { verdict, busy_ns });
             });
@@ -345,8 +345,13 @@ impl Engine {
     }
 
     /// The OpenTelemetry span of a closing span: the one that `reach` finds, otherwise the paired one.
-    fn find_otel(&self, reach: FindOtel<'_>, paired: Option<TraceIds>) -> Option<OtelSpan> {
-        let reached = reach();
+    fn find_otel(
+        &self,
+        reach: FindOtel<'_>,
+        id: RegistryId,
+        paired: Option<TraceIds>,
+    ) -> Option<OtelSpan> {
+        let reached = reach(id);
         if reached.is_some() && self.gate.must_observe_exits() {
             self.pairing.note_direct();
             self.gate.set_observe_exits(false);
@@ -362,9 +367,14 @@ impl Engine {
         std::mem::take(&mut self.warnings.lock())
     }
 
-    /// The verdict on a span that has closed.
+    /// The verdict on a span that has closed. `otel` finds its OpenTelemetry span, and `reach` those of spans around it.
     #[cold]
-    fn judge(&self, closing: &Closing, otel: FindOtel<'_>) -> Verdict {
+    fn judge(
+        &self,
+        closing: &Closing,
+        otel: &dyn Fn() -> Option<OtelSpan>,
+        reach: FindOtel<'_>,
+    ) -> Verdict {
         let Some(callsite) = self.callsites.get(closing.plan) else {
             return Verdict::default();
         };
@@ -382,27 +392,61 @@ impl Engine {
             return verdict;
         }
         verdict.is_decided = true;
-        if self.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
+        if self.otel.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
             Counters::add(&self.counters.spans.dropped_unsampled_trace, 1);
             return verdict;
         }
-        let (span, must_notify) = self.keep(closing, &callsite, reasons, ids, false);
+        let link = self.link(closing, ids, reach);
+        let (span, must_notify) = self.keep(closing, &callsite, reasons, ids, Some(link));
         verdict.must_notify = must_notify;
         match otel {
-            Some(otel) => otel.set_attributes(self.attributes.of(&span)),
+            Some(otel) => otel.set_attributes(self.otel.attributes.of(&span)),
             None => self.pairing.note_unpaired(),
         }
         verdict
     }
 
-    /// Keeps a span. Returns its report, and whether the collector has work to do.
+    /// What samples in a closing span link to. `reach` finds OpenTelemetry spans.
+    fn link(&self, closing: &Closing, ids: Option<TraceIds>, reach: FindOtel<'_>) -> SpanLink {
+        let at = self.admission.linked_at(closing.root).unwrap_or(closing.closed_at);
+        let own =
+            SpanLink { ids, at, has_on_cpu: closing.has(SAMPLED_ITSELF), ..SpanLink::default() };
+        if self.otel.link_to == LinkTo::Innermost {
+            return own;
+        }
+        let enclosing = self.spans.enclosing(closing.id, at);
+        let outermost = enclosing.iter().rposition(|span| !span.is_long).unwrap_or(0);
+        let ids_of = |span: &Enclosing| match span.key == closing.key {
+            true => ids,
+            // If OpenTelemetry does not know the span, it may not have started those around it.
+            false => ids.and_then(|_| self.ids_around(span, reach)),
+        };
+        let known = enclosing.iter().enumerate().take(outermost + 1).rev();
+        let known = known.filter_map(|(place, span)| Some((place, ids_of(span)?))).next();
+        let to = known.map_or(outermost, |(place, _)| place);
+        SpanLink {
+            to: enclosing.get(to).map(|span| span.key),
+            ids: known.map(|(_, ids)| ids),
+            outside: enclosing.iter().skip(to + 1).map(|span| span.key).collect(),
+            ..own
+        }
+    }
+
+    /// The ids of a span around one that is closing, if they are known already.
+    fn ids_around(&self, span: &Enclosing, reach: FindOtel<'_>) -> Option<TraceIds> {
+        // Otherwise a program could still set its parent.
+        let reached = if span.was_entered { reach(span.id) } else { None };
+        reached.map(|otel| otel.ids()).or_else(|| self.pairing.paired_ids(span.id))
+    }
+
+    /// Keeps a span, which is open if `link` is `None`. Returns its report, and whether the collector has work to do.
     fn keep(
         &self,
         closing: &Closing,
         callsite: &Callsite,
         reasons: Reasons,
         trace: Option<TraceIds>,
-        is_open: bool,
+        link: Option<SpanLink>,
     ) -> (KeptSpan, bool) {
         let mut span = KeptSpan {
             key: closing.key,
@@ -416,12 +460,12 @@ impl Engine {
             opened_ns: closing.opened_ns,
             opened: before_now(closing.account.wall_ns),
             samples: closing.samples,
-            is_sampled_itself: closing.has(SAMPLED_ITSELF),
             profile: Err(self.without_samples),
             earlier: ExportedWhileOpen::default(),
             account: closing.account,
             trace,
-            is_open,
+            is_open: link.is_none(),
+            link: link.unwrap_or_default(),
         };
         let is_due = self.admission.keep(&mut span, || ProfileId::random().ok());
         self.count(&span);
@@ -448,9 +492,9 @@ impl Engine {
     /// Keeps a span while it is open.
     pub(super) fn keep_open(&self, open: &Closing, reasons: Reasons) {
         // Whether its trace will be exported is not known while it is open.
-        let callsite = self.callsites.get(open.plan).filter(|_| !self.only_sampled_traces);
+        let callsite = self.callsites.get(open.plan).filter(|_| !self.otel.only_sampled_traces);
         if let Some(callsite) = callsite {
-            self.keep(open, &callsite, reasons, None, true);
+            self.keep(open, &callsite, reasons, None, None);
         }
     }
 

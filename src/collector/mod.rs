@@ -11,6 +11,7 @@ mod drain;
 mod engine;
 mod gate;
 mod kept_event;
+mod links;
 mod logged;
 #[cfg(test)]
 mod model;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::report::Losses;
 use super::stack::Stack;
-use crate::span::{SpanInfo, SpanKey, TraceIds};
+use crate::span::{SampleCounts, SpanInfo, SpanKey, TraceIds};
 use crate::sys::OsThread;
 
 /// A sample of a span that is still open, or whose root is: 24 bytes.
@@ -310,15 +310,18 @@ impl Pending {
 
     /// The spans around the outermost kept ones, each with the number of samples of the kept spans inside it. `kept`
     /// has the number of samples of each kept span.
-    pub(super) fn enclosing(&self, kept: &HashMap<SpanKey, u64>) -> HashMap<SpanKey, u64> {
+    pub(super) fn enclosing(
+        &self,
+        kept: &HashMap<SpanKey, SampleCounts>,
+    ) -> HashMap<SpanKey, SampleCounts> {
         // Siblings are added up first, so that their ancestors are walked only once.
-        let mut of_children: HashMap<SpanKey, u64> = HashMap::new();
+        let mut of_children: HashMap<SpanKey, SampleCounts> = HashMap::new();
         for (span, samples) in kept {
             if let Some(parent) = self.ancestors(*span).next() {
-                *of_children.entry(parent).or_default() += samples;
+                *of_children.entry(parent).or_default() += *samples;
             }
         }
-        let mut enclosing: HashMap<SpanKey, u64> = HashMap::new();
+        let mut enclosing: HashMap<SpanKey, SampleCounts> = HashMap::new();
         for (parent, samples) in of_children {
             let around = || std::iter::once(parent).chain(self.ancestors(parent));
             // The samples of a span inside a kept span are already among that span's own.
@@ -490,9 +493,9 @@ impl PendingSpan {
     }
 
     /// The number of samples and waits of the span, including those that were dropped or downsampled.
-    pub(super) fn count(&self) -> u64 {
-        let there = self.samples.len() + self.waits.len();
-        there as u64 + self.losses.lost + self.losses.downsampled
+    pub(super) fn count(&self) -> SampleCounts {
+        let on_cpu = self.samples.len() as u64 + self.losses.lost + self.losses.downsampled;
+        SampleCounts { on_cpu, waits: self.waits.len() as u64 }
     }
 
     /// Whether a profile would show nothing of the span.
@@ -750,10 +753,13 @@ mod tests {
         {
             pending.register(key(span), known(1, parent), 0);
         }
-        let kept = [(3, 10), (5, 7), (4, 9), (6, 1)].map(|(span, samples)| (key(span), samples));
+        let counts = |on_cpu| SampleCounts { on_cpu, waits: 1 };
+        let kept =
+            [(3, 10), (5, 7), (4, 9), (6, 1)].map(|(span, on_cpu)| (key(span), counts(on_cpu)));
         let mut enclosing: Vec<_> = pending.enclosing(&HashMap::from(kept)).into_iter().collect();
         enclosing.sort();
-        assert_eq!(enclosing, [(key(1), 20), (key(2), 19)]);
+        let sums = [(20, 3), (19, 2)].map(|(on_cpu, waits)| SampleCounts { on_cpu, waits });
+        assert_eq!(enclosing, [(key(1), sums[0]), (key(2), sums[1])]);
     }
 
     #[test]

@@ -284,7 +284,8 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
 /// at once and a slow one can have the same profile.
 pub(super) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
     let mut kept = kept.to_vec();
-    let is_explained = |span: &KeptSpan| span.samples > 0 || span.account.off_cpu_ns >= WAIT_NS;
+    let is_explained =
+        |span: &KeptSpan| span.samples.total() > 0 || span.account.off_cpu_ns >= WAIT_NS;
     kept.sort_by_key(|span| (!is_explained(span), span.opened_ns, u64::MAX - span.account.wall_ns));
     kept
 }

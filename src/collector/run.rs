@@ -27,7 +27,7 @@ use crate::keep::Epoch;
 use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
 use crate::sampler::{Arming, SampledThread};
-use crate::span::{SpanEvent, SpanInfo, SpanKey};
+use crate::span::{SampleCounts, SpanEvent, SpanInfo, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
 use crate::unwind::Unwinder;
@@ -340,7 +340,8 @@ impl Collector {
                 SpanEvent::Opened(key, known) => self.pending.register(key, known, self.round),
                 SpanEvent::Closed { key, ids, closed_ns } => {
                     self.pending.note(key, |pending| {
-                        (pending.ids, pending.closed_ns) = (ids, Some(closed_ns));
+                        pending.ids = ids.or(pending.ids);
+                        pending.closed_ns = Some(closed_ns);
                     });
                     closed.push(key);
                 }
@@ -374,7 +375,7 @@ impl Collector {
 
     /// How many samples of each open span are in the profile of an epoch that ends now. If the span is kept later, it
     /// lists this profile, and its own profile is expected to have only the rest.
-    fn taken(&self, epoch: &Epoch) -> HashMap<SpanKey, u64> {
+    fn taken(&self, epoch: &Epoch) -> HashMap<SpanKey, SampleCounts> {
         let kept = epoch.kept.iter().map(|span| (span.key, span.samples)).collect();
         let mut around = self.pending.enclosing(&kept);
         around.retain(|span, _| self.is_open(*span));
@@ -444,6 +445,9 @@ impl Collector {
                 span.trace = span.trace.or(pending.ids);
                 pending.ids = pending.ids.or(span.trace);
             });
+            if let (Some(to), Some(ids)) = (span.link.to, span.link.ids) {
+                self.pending.note(to, |pending| pending.ids = Some(ids));
+            }
         }
         let Some(id) = epoch.id else {
             _ = self.jobs.send(Job::Report(epoch.kept));

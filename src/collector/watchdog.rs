@@ -260,8 +260,8 @@ impl Collector {
         let inside = self.pending.inside(open.root, [key]);
         let pending = inside.iter().filter_map(|span| self.pending.get(*span));
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
-        open.samples = pending.map(PendingSpan::count).sum::<u64>()
-            + waiting.filter(|wait| inside.contains(&wait.span)).count() as u64;
+        open.samples = pending.map(PendingSpan::count).sum();
+        open.samples.waits += waiting.filter(|wait| inside.contains(&wait.span)).count() as u64;
         self.engine.keep_open(&open, reasons);
     }
 

@@ -10,7 +10,7 @@ use crate::collector::{Pace, ShedLimits};
 use crate::export::OtlpExporter;
 use crate::export::{Exporter, Format};
 use crate::keep::{Kept, MAX_RESERVED, OnKept, Rules, ShownFields};
-use crate::otel::AttributeNames;
+use crate::otel::{AttributeNames, LinkTo, OtelSettings};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{Periods, Source, SourceSettings};
@@ -54,8 +54,7 @@ pub struct Builder {
     pub(super) shed: ShedLimits,
     pub(crate) pace: Pace,
     pub(super) on_kept: Option<OnKept>,
-    pub(super) only_sampled_traces: bool,
-    pub(super) attributes: AttributeNames,
+    pub(super) otel: OtelSettings,
     pub(super) shown_fields: ShownFields,
     pub(super) redaction: Redaction,
     /// The redaction that the environment sets. It adds to `redaction`, whichever was set first.
@@ -114,8 +113,7 @@ impl Builder {
             shed: ShedLimits::default(),
             pace: Pace::USUAL,
             on_kept: None,
-            only_sampled_traces: false,
-            attributes: AttributeNames::default(),
+            otel: OtelSettings::default(),
             shown_fields: ShownFields::default(),
             redaction: Redaction::new(),
             env_redaction: Redaction::new(),
@@ -382,15 +380,25 @@ impl Builder {
     /// Whether to keep only spans of traces that OpenTelemetry exports. By default spans of other traces are kept as
     /// well, and the profile states that: `profile.trace_sampled`.
     #[must_use]
-    pub fn only_sampled_traces(self, only: bool) -> Self {
-        Self { only_sampled_traces: only, ..self }
+    pub fn only_sampled_traces(mut self, only: bool) -> Self {
+        self.otel.only_sampled_traces = only;
+        self
     }
 
     /// The names of the attributes that are set on kept OpenTelemetry spans. `name` is called with each of
     /// [`SPAN_ATTRIBUTES`](crate::SPAN_ATTRIBUTES) and returns the name to use, or `None` to leave the attribute out.
     #[must_use]
-    pub fn span_attributes(self, name: impl Fn(&'static str) -> Option<String>) -> Self {
-        Self { attributes: AttributeNames::new(name), ..self }
+    pub fn span_attributes(mut self, name: impl Fn(&'static str) -> Option<String>) -> Self {
+        self.otel.attributes = AttributeNames::new(name);
+        self
+    }
+
+    /// Which span the samples of a profile link to in OTLP, and so which samples the link from a span to its profile
+    /// shows. The default is [`LinkTo::Root`].
+    #[must_use]
+    pub fn link(mut self, link_to: LinkTo) -> Self {
+        self.otel.link_to = link_to;
+        self
     }
 
     /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, so that requests

@@ -37,6 +37,7 @@ const FORMATS: &str = "TRACING_PROFILING_FORMATS";
 const TRACE_URL: &str = "TRACING_PROFILING_TRACE_URL";
 const SOURCE_URL: &str = "TRACING_PROFILING_SOURCE_URL";
 const FIELDS: &str = "TRACING_PROFILING_FIELDS";
+const LINK: &str = "TRACING_PROFILING_LINK";
 const REDACT: &str = "TRACING_PROFILING_REDACT";
 const PATHS: &str = "TRACING_PROFILING_PATHS";
 const SYMBOLS: &str = "TRACING_PROFILING_SYMBOLS";
@@ -44,7 +45,7 @@ const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
 const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
 
 /// All variables whose names begin like that of the rules.
-const KNOWN: [&str; 21] = [
+const KNOWN: [&str; 22] = [
     RULES,
     SOURCE,
     WAITS,
@@ -61,6 +62,7 @@ const KNOWN: [&str; 21] = [
     TRACE_URL,
     SOURCE_URL,
     FIELDS,
+    LINK,
     REDACT,
     PATHS,
     SYMBOLS,
@@ -158,6 +160,8 @@ impl Builder {
         })?;
         let names = "names of fields, as http.route,method, or none";
         builder = builder.set(&get, FIELDS, names, field_names, Self::fields)?;
+        let link = "root or innermost";
+        builder = builder.set(&get, LINK, link, |text| text.parse().ok(), Self::link)?;
         let symbols = get(SYMBOLS)?;
         if symbols.is_some_and(|text| text.trim() == "on") && cfg!(not(feature = "symbols")) {
             let expected = "off: the feature `symbols` of tracing-profiling is not on";
@@ -430,7 +434,7 @@ mod tests {
             "{second}"
         );
         assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _ARM_AFTER, _RATE, _STACK_BYTES, \
-            _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _FIELDS, _REDACT, _PATHS, _SYMBOLS, \
+            _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _FIELDS, _LINK, _REDACT, _PATHS, _SYMBOLS, \
             _EXPORT_BYTES, _SYMBOL_BYTES"), "{second}");
     }
 

@@ -127,8 +127,7 @@ pub(crate) fn start(
         problem,
         warnings,
         on_kept: builder.on_kept,
-        only_sampled_traces: builder.only_sampled_traces,
-        attributes: builder.attributes,
+        otel: builder.otel,
         redaction: builder.redaction.and(builder.env_redaction),
         symbols: builder.symbols,
     })

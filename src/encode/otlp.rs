@@ -13,15 +13,15 @@ use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
 use prost::Message;
 
 use crate::profile::{
-    Attribute, FrameKind, Function, FunctionId, LinkId, LocationId, MappingId, Point, Profile,
+    Attribute, FrameKind, Function, FunctionId, Link, LocationId, MappingId, Point, Profile,
     ProfileId, Resource, SampleKind, StackId, Value,
 };
 
 /// Encodes a binary `ProfilesData`. The bytes are also a valid `ExportProfilesServiceRequest`.
 ///
 /// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile, and waits are another of the
-/// type `off_cpu` in nanoseconds, each with its start and duration. The first of them has the id of `profile`; if there
-/// are on-CPU samples, the waits have [`ProfileId::of_off_cpu`].
+/// type `off_cpu` in nanoseconds, each with its start and duration. On-CPU samples have the id of `profile`, and waits
+/// have [`ProfileId::of_off_cpu`].
 ///
 /// If all on-CPU samples represent the same CPU time or multiples of it, each is a timestamp, or several equal ones.
 /// Otherwise timestamps would count for too little or too much, and each sample is its CPU time in nanoseconds.
@@ -35,8 +35,7 @@ pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::Pro
     let has_waits = profile.of_kind(SampleKind::OffCpu).next().is_some();
     let has_samples = profile.of_kind(SampleKind::OnCpu).next().is_some() || !has_waits;
     let on_cpu = has_samples.then(|| encode_on_cpu(profile, &mut dictionary));
-    let waits_id = if has_samples { profile.id.of_off_cpu() } else { profile.id };
-    let off_cpu = has_waits.then(|| encode_off_cpu(profile, waits_id, &mut dictionary));
+    let off_cpu = has_waits.then(|| encode_off_cpu(profile, &mut dictionary));
     let scope = InstrumentationScope {
         name: env!("CARGO_PKG_NAME").to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -81,20 +80,29 @@ fn any_value(value: &Value) -> AnyValue {
     AnyValue { value: Some(value) }
 }
 
-/// One sample for each stack and exported span, with its points in order of time. Spans without ids are not
-/// distinguished.
+/// One sample for each stack, link and name of the innermost span, with its points in order of time.
 fn merge(
     profile: &Profile,
     kind: SampleKind,
     dictionary: &mut Dictionary<'_>,
 ) -> Vec<(proto::Sample, Vec<Point>)> {
-    let mut places: HashMap<(i32, i32), usize> = HashMap::new();
+    let mut places: HashMap<(i32, i32, Option<i32>), usize> = HashMap::new();
     let mut samples: Vec<(proto::Sample, Vec<Point>)> = Vec::new();
     for sample in profile.of_kind(kind) {
         let stack_index = dictionary.stack(sample.stack);
-        let link_index = dictionary.link(sample.link);
-        let place = *places.entry((stack_index, link_index)).or_insert_with(|| {
-            let sample = proto::Sample { stack_index, link_index, ..proto::Sample::default() };
+        let span = sample.link.and_then(|id| profile.link(id));
+        let link_index = dictionary.link(span);
+        // A name and no id, since receivers make a series of each value.
+        let name = span.map(|span| Value::from(span.span.as_str()));
+        let name = name.map(|name| dictionary.attribute("span.name", &name));
+        let place = *places.entry((stack_index, link_index, name)).or_insert_with(|| {
+            let attribute_indices = name.into_iter().collect();
+            let sample = proto::Sample {
+                stack_index,
+                link_index,
+                attribute_indices,
+                ..proto::Sample::default()
+            };
             samples.push((sample, Vec::new()));
             samples.len() - 1
         });
@@ -116,11 +124,7 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn encode_off_cpu(
-    profile: &Profile,
-    id: ProfileId,
-    dictionary: &mut Dictionary<'_>,
-) -> proto::Profile {
+fn encode_off_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
     let samples = merge(profile, SampleKind::OffCpu, dictionary).into_iter();
     let samples = samples.map(|(sample, points)| proto::Sample {
         timestamps_unix_nano: times(&points),
@@ -133,7 +137,7 @@ fn encode_off_cpu(
         // Waits are not sampled, so the period is 0. But Parca rejects a profile without this type, and if it has
         // stored one with an empty type, it does not answer queries any more.
         period_type: Some(dictionary.value_type("off_cpu", "nanoseconds")),
-        ..encode_common(profile, id, dictionary)
+        ..encode_common(profile, profile.id.of_off_cpu(), dictionary)
     }
 }
 
@@ -343,12 +347,8 @@ impl<'a> Dictionary<'a> {
         index
     }
 
-    fn link(&mut self, id: Option<LinkId>) -> i32 {
-        let Some((trace_id, span_id)) =
-            id.and_then(|id| self.profile.link(id)).and_then(|link| link.ids)
-        else {
-            return 0;
-        };
+    fn link(&mut self, span: Option<&Link>) -> i32 {
+        let Some((trace_id, span_id)) = span.and_then(|span| span.linked) else { return 0 };
         let (trace_id, span_id) = (trace_id.to_bytes().to_vec(), span_id.to_bytes().to_vec());
         let identity = [trace_id.as_slice(), span_id.as_slice()].concat();
         if let Some(index) = self.links.get(&identity) {
@@ -364,6 +364,7 @@ impl<'a> Dictionary<'a> {
 mod tests {
     use super::super::tests::{checkout, mixed_rates, waiting};
     use super::*;
+    use crate::ids::{SpanId, TraceId};
 
     fn decode(profile: &Profile) -> proto::ProfilesData {
         let resource = Resource::new().with("service.name", "shop");
@@ -471,21 +472,54 @@ mod tests {
     }
 
     #[test]
-    fn waits_alone_have_the_profiles_id() {
+    fn waits_alone_have_the_same_id_as_beside_samples() {
         let mut profile = waiting();
         profile.keep_only(SampleKind::OffCpu);
         let data = decode(&profile);
         let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
         assert_eq!(profiles.len(), 1);
-        assert_eq!(profiles[0].profile_id, profile.id.to_bytes());
+        assert_eq!(profiles[0].profile_id, profile.id.of_off_cpu().to_bytes());
     }
 
     #[test]
-    fn spans_without_ids_share_the_sample_of_a_stack() {
-        // Two spans with the same stack, and no trace.
+    fn samples_link_to_what_was_decided_and_name_their_innermost_span() {
+        let ids = |byte| Some((TraceId::from_bytes([7; 16]), SpanId::from_bytes([byte; 8])));
+        let mut profile = checkout();
+        let stack = profile.samples()[0].stack;
+        for (name, own, time_unix_ns) in
+            [("query", 2, 1_001), ("query", 3, 1_002), ("render", 4, 1_003)]
+        {
+            let link = Link { ids: ids(own), linked: ids(1), ..Link::named(name, None) };
+            let link = profile.add_link(link);
+            let point = Point { time_unix_ns, weight_ns: profile.period_ns, thread: None };
+            profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
+        }
+        let data = decode(&profile);
+        let dictionary = data.dictionary.as_ref().unwrap();
+        let linked = only_profile(&data).samples.iter().filter(|sample| sample.link_index != 0);
+        let found: Vec<_> = linked
+            .map(|sample| {
+                let link = &dictionary.link_table[sample.link_index as usize];
+                let [attribute] = sample.attribute_indices[..] else { panic!("one attribute") };
+                let attribute = &dictionary.attribute_table[attribute as usize];
+                let key = &dictionary.string_table[attribute.key_strindex as usize];
+                let name = attribute.value.clone().and_then(|value| value.value);
+                let Some(any_value::Value::StringValue(name)) = name else { panic!("a text") };
+                let times = sample.timestamps_unix_nano.len();
+                (link.span_id.clone(), key.clone(), name, times)
+            })
+            .collect();
+        let sample =
+            |name: &str, times| (vec![1; 8], "span.name".to_owned(), name.to_owned(), times);
+        // Spans of the same name and link are not distinguished.
+        assert_eq!(found, [sample("query", 2), sample("render", 1)]);
+    }
+
+    #[test]
+    fn spans_without_ids_have_no_link() {
         let data = decode(&checkout());
         let profile = only_profile(&data);
-        assert_eq!(profile.samples.len(), 2);
+        assert_eq!(profile.samples.len(), 3);
         assert!(profile.samples.iter().all(|sample| sample.link_index == 0));
     }
 

@@ -10,7 +10,7 @@ use super::bucket::TokenBucket;
 use super::trust::Trust;
 use super::{KeptSpan, NoProfile, Reason};
 use crate::profile::ProfileId;
-use crate::span::SpanKey;
+use crate::span::{SampleCounts, SpanKey};
 
 /// The spans of one local root that were kept together and share a profile.
 #[derive(Clone, Debug)]
@@ -21,18 +21,29 @@ pub(crate) struct Epoch {
     /// The profile belongs to no span: it only tests whether the exporter works again.
     is_trial: bool,
     pub(crate) kept: Vec<KeptSpan>,
+    /// On-CPU samples of kept spans that link to a span inside the key's.
+    linked_inside: HashMap<SpanKey, u64>,
     opened_ns: u64,
+}
+
+impl Epoch {
+    /// Whether the profile has on-CPU samples that link to that span.
+    fn links_on_cpu_to(&self, span: SpanKey) -> bool {
+        self.kept.iter().any(|kept| kept.link.has_on_cpu && kept.link.to == Some(span))
+    }
 }
 
 /// What was exported of a span while it was open. Snapshots of it have no samples here.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExportedWhileOpen {
-    pub(crate) samples: u64,
+    pub(crate) samples: SampleCounts,
     pub(crate) profiles: Vec<ProfileId>,
+    /// On-CPU samples in these profiles link to the span.
+    pub(crate) are_linked: bool,
 }
 
 impl ExportedWhileOpen {
-    fn add(&mut self, id: ProfileId, samples: u64) {
+    fn add(&mut self, id: ProfileId, samples: SampleCounts) {
         self.samples += samples;
         // Kept spans inside it share the profile: list it once.
         if self.profiles.last() == Some(&id) {
@@ -176,6 +187,9 @@ impl ProfileAdmission {
             None if epochs.len() >= MOST_EPOCHS => Some(NoProfile::ExporterBusy),
             _ => None,
         };
+        let linked_inside = open.and_then(|epoch| epoch.linked_inside.get(&span.key));
+        let links_here = span.link.to.is_some()
+            && span.samples.on_cpu > linked_inside.copied().unwrap_or_default();
         let is_trial = open.is_some_and(|epoch| epoch.is_trial);
         let open = open.map(|epoch| epoch.id);
         if let Some(full) = full {
@@ -190,7 +204,7 @@ impl ProfileAdmission {
         let is_forced = span.reasons.contains(Reason::Forced);
         span.profile = match open.flatten() {
             // The caller has already set the reason.
-            _ if span.samples == 0 => span.profile.and(Err(NoProfile::NoSamples)),
+            _ if span.samples.total() == 0 => span.profile.and(Err(NoProfile::NoSamples)),
             Some(_) if is_trial => Err(NoProfile::ExporterFails),
             Some(id) => Ok(id),
             None => {
@@ -198,6 +212,7 @@ impl ProfileAdmission {
                 self.reserve(&mut state.trust, take_token, &mut new_id)
             }
         };
+        span.link.has_on_cpu = span.profile.is_ok() && (span.link.has_on_cpu || links_here);
         let is_open = open.is_some();
         let trial = match span.profile {
             Err(NoProfile::ExporterFails) if open.flatten().is_none() => {
@@ -213,14 +228,19 @@ impl ProfileAdmission {
                 id: None,
                 is_trial: false,
                 kept: Vec::new(),
+                linked_inside: HashMap::new(),
                 opened_ns: now_ns,
             });
             epoch.is_trial |= trial.is_some();
             epoch.id = epoch.id.or(span.profile.ok()).or(trial);
+            let is_linked = span.link.has_on_cpu && span.link.ids.is_some();
+            for outside in span.link.outside.iter().filter(|_| is_linked) {
+                *epoch.linked_inside.entry(*outside).or_default() += span.samples.on_cpu;
+            }
             epoch.kept.push(span.clone());
             if let Some(id) = span.profile.ok().filter(|_| span.is_open) {
                 // A snapshot takes no samples from the profile that is made when the span closes.
-                state.exported.entry(span.key).or_default().add(id, 0);
+                state.exported.entry(span.key).or_default().add(id, SampleCounts::default());
             }
         }
         is_due
@@ -283,7 +303,7 @@ impl ProfileAdmission {
     pub(crate) fn end_epoch(
         &self,
         root: SpanKey,
-        taken: impl FnOnce(&Epoch) -> HashMap<SpanKey, u64>,
+        taken: impl FnOnce(&Epoch) -> HashMap<SpanKey, SampleCounts>,
     ) -> Option<Epoch> {
         let mut state = self.state.lock();
         let epoch = state.epochs.remove(&root)?;
@@ -293,12 +313,19 @@ impl ProfileAdmission {
                 // A span does not list a profile that has no sample of it.
                 if epoch.is_trial {
                     exported.samples += samples;
-                } else if samples > 0 {
+                } else if samples.total() > 0 {
                     exported.add(id, samples);
+                    exported.are_linked |= epoch.links_on_cpu_to(span);
                 }
             }
         }
         Some(epoch)
+    }
+
+    /// When it was decided which spans of that root are open for long, in ticks, if that holds for the next kept span.
+    pub(crate) fn linked_at(&self, root: SpanKey) -> Option<u64> {
+        let state = self.state.lock();
+        Some(state.epochs.get(&root)?.kept.first()?.link.at)
     }
 
     /// Takes the epochs of spans that were kept while open. Each is exported at once.
@@ -404,6 +431,10 @@ mod tests {
         SpanKey::new(number).unwrap()
     }
 
+    fn on_cpu(on_cpu: u64) -> SampleCounts {
+        SampleCounts { on_cpu, waits: 0 }
+    }
+
     fn keep(
         admission: &ProfileAdmission,
         span: u64,
@@ -432,7 +463,7 @@ mod tests {
     fn a_span_without_samples_is_reported_without_a_profile() {
         let admission = ProfileAdmission::new(60);
         assert_eq!(keep(&admission, 2, 1, 0, ID).profile, Err(NoProfile::NoSamples));
-        let epoch = admission.end_epoch(key(1), |_| HashMap::from([(key(8), 1)])).unwrap();
+        let epoch = admission.end_epoch(key(1), |_| HashMap::from([(key(8), on_cpu(1))])).unwrap();
         assert_eq!(epoch.id, None);
         assert!(admission.state.lock().exported.is_empty(), "nothing was exported");
         // A span without samples has no profile, even in an epoch that has one.
@@ -445,10 +476,10 @@ mod tests {
         let admission = ProfileAdmission::new(60);
         keep(&admission, 2, 1, 3, ID);
         keep(&admission, 3, 1, 2, ID);
-        admission.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
+        admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
         let outer = keep(&admission, 1, 1, 8, OTHER);
         assert_eq!(outer.profile, Ok(OTHER));
-        assert_eq!(outer.samples, 3);
+        assert_eq!(outer.samples, on_cpu(3));
         assert_eq!(outer.earlier.profiles, [ID]);
     }
 
@@ -456,7 +487,7 @@ mod tests {
     fn an_enclosing_span_without_remaining_samples_lists_only_earlier_profiles() {
         let admission = ProfileAdmission::new(60);
         keep(&admission, 2, 1, 5, ID);
-        admission.end_epoch(key(1), |_| HashMap::from([(key(1), 5)]));
+        admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
         let outer = keep(&admission, 1, 1, 5, OTHER);
         assert_eq!(outer.profile, Err(NoProfile::NoSamples));
         assert_eq!(outer.earlier.profiles, [ID]);
@@ -471,17 +502,23 @@ mod tests {
         for span in [1, 3] {
             let mut open = KeptSpan { is_open: true, ..KeptSpan::for_test(key(span), key(1), 7) };
             assert!(admission.keep(&mut open, || Some(OTHER)));
-            assert_eq!((open.profile, open.samples), (Ok(OTHER), 7));
+            assert_eq!((open.profile, open.samples), (Ok(OTHER), on_cpu(7)));
         }
         let snapshots = admission.take_snapshots();
         assert_eq!((snapshots.len(), snapshots[0].kept.len()), (1, 2));
         assert!(admission.take_snapshots().is_empty());
         assert!(admission.has_epoch(key(1)), "the epoch of the closed span");
-        admission.end_epoch(key(1), |_| HashMap::from([(key(1), 3)]));
+        admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(3))]));
         let inner = keep(&admission, 3, 1, 9, ID);
-        assert_eq!((inner.samples, inner.earlier.profiles.as_slice()), (9, [OTHER].as_slice()));
+        assert_eq!(
+            (inner.samples, inner.earlier.profiles.as_slice()),
+            (on_cpu(9), [OTHER].as_slice())
+        );
         let outer = keep(&admission, 1, 1, 12, ID);
-        assert_eq!((outer.samples, outer.earlier.profiles.as_slice()), (9, [OTHER, ID].as_slice()));
+        assert_eq!(
+            (outer.samples, outer.earlier.profiles.as_slice()),
+            (on_cpu(9), [OTHER, ID].as_slice())
+        );
     }
 
     #[test]
@@ -548,10 +585,13 @@ mod tests {
         assert_eq!(keep(&admission, 8, 7, 1, OTHER).profile, fails);
         admission.note_delivered();
         assert_eq!(keep(&admission, 7, 7, 2, ID).profile, fails);
-        let epoch = admission.end_epoch(key(7), |_| HashMap::from([(key(9), 1)])).unwrap();
+        let epoch = admission.end_epoch(key(7), |_| HashMap::from([(key(9), on_cpu(1))])).unwrap();
         assert_eq!((epoch.id, epoch.kept.len()), (Some(OTHER), 2));
         let outer = keep(&admission, 9, 7, 3, ID);
-        assert_eq!((outer.profile, outer.samples, outer.earlier.profiles.len()), (Ok(ID), 2, 0));
+        assert_eq!(
+            (outer.profile, outer.samples, outer.earlier.profiles.len()),
+            (Ok(ID), on_cpu(2), 0)
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tracing::Metadata;
 use super::{ExportedWhileOpen, FieldValues, Reasons};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{ProfileId, Waits};
-use crate::span::{SpanKey, TimeBreakdown, TraceIds};
+use crate::span::{SampleCounts, SpanKey, TimeBreakdown, TraceIds};
 
 /// Spans of one local root that were kept together, and their profile.
 #[derive(Clone, Debug)]
@@ -45,16 +45,36 @@ pub struct KeptSpan {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
     pub(crate) opened: SystemTime,
-    pub(crate) samples: u64,
-    /// Some of its samples are in none of the spans inside it; they link to its own id.
-    pub(crate) is_sampled_itself: bool,
+    pub(crate) samples: SampleCounts,
+    pub(crate) link: SpanLink,
     pub(crate) profile: Result<ProfileId, NoProfile>,
     pub(crate) earlier: ExportedWhileOpen,
     pub(crate) trace: Option<TraceIds>,
     pub(crate) is_open: bool,
 }
 
+/// What the samples in a kept span link to, unless they are in an inner kept span, whose samples link to what was
+/// decided when that was kept.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SpanLink {
+    /// The span; `None` if each sample links to its innermost span.
+    pub(crate) to: Option<SpanKey>,
+    /// The ids under which that span is exported, or the span itself if `to` is `None`.
+    pub(crate) ids: Option<TraceIds>,
+    /// The profile has on-CPU samples of the span that link to `ids`.
+    pub(crate) has_on_cpu: bool,
+    /// The spans around `to`.
+    pub(crate) outside: Vec<SpanKey>,
+    /// When it was decided which spans are open for long, in ticks.
+    pub(crate) at: u64,
+}
+
 impl KeptSpan {
+    /// Whether there are on-CPU samples of it under the ids that its samples link to, in its profile or an earlier one.
+    pub(crate) fn links_on_cpu(&self) -> bool {
+        self.link.has_on_cpu || (self.earlier.are_linked && self.link.to == Some(self.key))
+    }
+
     /// The span's name.
     pub fn name(&self) -> &'static str {
         self.metadata.name()
@@ -93,10 +113,10 @@ impl KeptSpan {
         self.opened
     }
 
-    /// The number of samples in it and in the spans inside it, without those in a profile of an inner span that was
+    /// The number of samples and waits in it and in the spans inside it, without those in a profile of an inner span that was
     /// exported before.
     pub fn samples(&self) -> u64 {
-        self.samples
+        self.samples.total()
     }
 
     /// The id of its profile, or why it has none.
@@ -175,8 +195,8 @@ impl KeptSpan {
             account: TimeBreakdown::default(),
             opened_ns: 0,
             opened: SystemTime::UNIX_EPOCH,
-            samples,
-            is_sampled_itself: samples > 0,
+            samples: SampleCounts { on_cpu: samples, waits: 0 },
+            link: SpanLink::default(),
             profile: Err(NoProfile::NoSamples),
             earlier: ExportedWhileOpen::default(),
             trace: None,

@@ -19,8 +19,8 @@ mod trust;
 pub(crate) use admission::{Epoch, ExportedWhileOpen, MAX_RESERVED, ProfileAdmission};
 pub(crate) use callsites::{Callsites, STATUS_FIELD};
 pub use condition::{Condition, Keep, TimeOrShare};
-pub(crate) use kept::OnKept;
 pub use kept::{Kept, KeptSpan, NoProfile};
+pub(crate) use kept::{OnKept, SpanLink};
 pub(crate) use plans::Callsite;
 pub use reasons::{Reason, Reasons};
 #[cfg(test)]

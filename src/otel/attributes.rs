@@ -14,6 +14,7 @@ const OFF_CPU: &str = "profile.off_cpu_ns";
 const IDLE: &str = "profile.idle_ns";
 const AFTER_LAST_EXIT: &str = "profile.after_last_exit_ns";
 const EARLIER: &str = "profile.earlier_ids";
+const OFF_CPU_ID: &str = "profile.off_cpu_id";
 const PYROSCOPE: &str = "pyroscope.profile.id";
 
 /// The attributes that are set on the OpenTelemetry span of a kept span.
@@ -27,8 +28,13 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// | `profile.subtree_on_cpu_ns` | if child spans ran on threads that were not in the span | on-CPU time including these |
 /// | `profile.after_last_exit_ns` | if it is 1 ms or more | the idle time after the last exit, during which the span stayed open only because of a child or another reference to it |
 /// | `profile.earlier_ids` | if there are any | profiles exported before the span closed: those of spans inside it, and its own from while it was open |
-/// | `pyroscope.profile.id` | if there is a profile with samples or waits in the span itself, outside of spans inside it | the span's own id, 16 hexadecimal digits, as Grafana's link from traces to profiles expects it |
-pub const SPAN_ATTRIBUTES: [&str; 10] = [
+/// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_off_cpu`](crate::ProfileId::of_off_cpu) |
+/// | `pyroscope.profile.id` | if there is a profile with on-CPU samples of the span | the id of the span that these samples [link to](crate::LinkTo), 16 hexadecimal digits, as Grafana's link from traces to profiles expects it |
+///
+/// The attributes are set when the span closes, and are true then: what is found later adds no attribute. So a span that
+/// only waited has `profile.id` and `profile.off_cpu_id` and no `pyroscope.profile.id`, although another span of the same
+/// profile may have on-CPU samples.
+pub const SPAN_ATTRIBUTES: [&str; 11] = [
     ID,
     REASON,
     ON_CPU,
@@ -38,6 +44,7 @@ pub const SPAN_ATTRIBUTES: [&str; 10] = [
     IDLE,
     AFTER_LAST_EXIT,
     EARLIER,
+    OFF_CPU_ID,
     PYROSCOPE,
 ];
 
@@ -90,9 +97,12 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
             let ids = span.earlier.profiles.iter().map(|id| Value::from(id.to_string()));
             Some(Value::Array(ids.collect()))
         }
-        // Pyroscope finds samples by their link, which is the innermost span.
-        PYROSCOPE if span.profile.is_ok() && span.is_sampled_itself => {
-            span.trace.map(|ids| Value::from(ids.span.to_string()))
+        OFF_CPU_ID if span.samples.waits > 0 => {
+            span.profile.ok().map(|id| Value::from(id.of_off_cpu().to_string()))
+        }
+        // Pyroscope finds samples by their link.
+        PYROSCOPE if span.links_on_cpu() => {
+            span.link.ids.map(|ids| Value::from(ids.span.to_string()))
         }
         _ => None,
     }

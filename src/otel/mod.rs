@@ -1,6 +1,7 @@
 //! Access to `tracing-opentelemetry`: the OpenTelemetry span of a closing span, and its attributes.
 
 mod attributes;
+mod links;
 mod pairing;
 #[cfg(feature = "opentelemetry-sdk")]
 mod processor;
@@ -17,11 +18,21 @@ use crate::span::TraceIds;
 
 pub use attributes::SPAN_ATTRIBUTES;
 pub(crate) use attributes::{AttributeNames, SpanAttributes};
+pub use links::LinkTo;
 pub(crate) use pairing::{EarlyVerdict, Pairing};
 #[cfg(feature = "opentelemetry-sdk")]
 pub use processor::ProfilingSpanProcessor;
 #[cfg(feature = "opentelemetry-sdk")]
 pub(crate) use processor::SpanEnds;
+
+/// How OpenTelemetry spans and profiles refer to each other.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OtelSettings {
+    pub(crate) attributes: AttributeNames,
+    pub(crate) link_to: LinkTo,
+    /// Whether spans of traces that are not exported are not kept.
+    pub(crate) only_sampled_traces: bool,
+}
 
 /// The OpenTelemetry span that corresponds to a closing span.
 #[derive(Debug)]
@@ -39,7 +50,8 @@ impl OtelSpan {
     ///
     /// This starts the OpenTelemetry span if it has not been started, after which its parent cannot be set any more.
     /// Therefore call it only once, for a span that closes, or for one that was entered with its context, and only
-    /// while its extensions are not locked.
+    /// while its extensions are not locked. A span around one that is closing cannot close meanwhile; two threads may
+    /// ask for it at once, since `tracing-opentelemetry` starts it under a lock.
     #[cfg(feature = "opentelemetry")]
     pub(crate) fn find(id: &span::Id, dispatch: &Dispatch) -> Option<Self> {
         let context = tracing_opentelemetry::get_otel_context(id, dispatch)?;

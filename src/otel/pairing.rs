@@ -317,6 +317,11 @@ impl Pairing {
         }
     }
 
+    /// The OpenTelemetry span that an open span was paired with.
+    pub(crate) fn paired_ids(&self, id: RegistryId) -> Option<TraceIds> {
+        Some(self.spans.get()?.lock().paired.get(&id)?.ids)
+    }
+
     /// Takes the OpenTelemetry span that a closing span was paired with.
     #[cold]
     pub(crate) fn take(&self, id: RegistryId) -> Option<Paired> {

@@ -25,6 +25,8 @@ pub struct Link {
     pub parent: Option<LinkId>,
     /// The ids under which the span is exported, if it is exported.
     pub ids: Option<(TraceId, SpanId)>,
+    /// The ids that its samples link to in OTLP: see [`Builder::link`](crate::Builder::link).
+    pub linked: Option<(TraceId, SpanId)>,
     /// The values of its fields that identify it, if it was kept; see
     /// [`Builder::fields`](crate::Builder::fields).
     pub fields: Vec<(&'static str, String)>,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::account::TimeBreakdown;
 use super::local::{put, take};
-use super::slot::{REGISTERED, Slot, WATCHED};
+use super::slot::{REGISTERED, SampleCounts, Slot, WATCHED};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 
@@ -17,10 +17,11 @@ pub(crate) struct Closing {
     pub(crate) plan: u64,
     /// The flags of its slot: `FAILED` and others.
     flags: u32,
-    /// Samples in the span and its descendants.
-    pub(crate) samples: u64,
+    pub(crate) samples: SampleCounts,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
+    /// When it closed, in ticks.
+    pub(crate) closed_at: u64,
     pub(crate) account: TimeBreakdown,
     /// The collector knows the span, because a sample fell in it or in a descendant.
     pub(crate) is_registered: bool,
@@ -31,6 +32,17 @@ impl Closing {
     pub(crate) fn has(&self, flags: u32) -> bool {
         self.flags & flags != 0
     }
+}
+
+/// A span that is closing, or one around it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Enclosing {
+    pub(crate) id: RegistryId,
+    pub(crate) key: SpanKey,
+    /// It is or was entered.
+    pub(crate) was_entered: bool,
+    /// It was open for long at the time in question, as a connection or `main` is.
+    pub(crate) is_long: bool,
 }
 
 /// The decision on a closed span.
@@ -83,6 +95,26 @@ impl Spans {
         if slot.is_suspect(now) { self.close_suspect(slot, now) } else { None }
     }
 
+    /// A span that is closing and those around it, from the inside out. `at`, in ticks, is when it matters whether they
+    /// have been open for long.
+    pub(crate) fn enclosing(&self, id: RegistryId, at: u64) -> Vec<Enclosing> {
+        let mut enclosing = Vec::new();
+        let mut add = |slot: &Slot| {
+            enclosing.extend(slot.id().zip(slot.key()).map(|(id, key)| Enclosing {
+                id,
+                key,
+                was_entered: slot.was_entered(),
+                is_long: slot.is_open_for_long(at),
+            }));
+            true
+        };
+        if let Some(slot) = self.table.get(id) {
+            add(&slot);
+            self.for_ancestors(&slot, add);
+        }
+        enclosing
+    }
+
     /// Judges a span that is about to close, and whose slot stays in use until then.
     #[cfg(feature = "opentelemetry-sdk")]
     pub(crate) fn judge_open(&self, id: RegistryId, judge: impl FnOnce(&Closing)) {
@@ -126,6 +158,7 @@ impl Spans {
             flags,
             samples: slot.samples(),
             opened_ns: self.clock.raw_ns(slot.opened()),
+            closed_at: now,
             account: slot.account(&self.clock, now),
             is_registered: flags & REGISTERED != 0,
         })
@@ -149,8 +182,9 @@ impl Closing {
             root: SpanKey::MIN,
             plan: 0,
             flags,
-            samples: 0,
+            samples: SampleCounts::default(),
             opened_ns: 0,
+            closed_at: 0,
             account: TimeBreakdown { wall_ns, ..TimeBreakdown::default() },
             is_registered: false,
         }

@@ -24,14 +24,14 @@ pub(crate) use crate::ids::SpanKey;
 use crate::ids::{SpanId, TraceId};
 
 pub use account::{Hardware, TimeBreakdown};
-pub(crate) use close::{Closing, Verdict};
+pub(crate) use close::{Closing, Enclosing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{forget_this_thread, is_ignored, spawn_ignored};
 pub(crate) use open_spans::OpenSpan;
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, KEEP_ON_ERROR,
-    ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, WATCHED,
+    ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, SampleCounts, WATCHED,
 };
 pub(crate) use spans::{GivenParent, SpanEvent, SpanInfo, Spans};
 

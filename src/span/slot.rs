@@ -1,5 +1,7 @@
 //! One open profiled span.
 
+use std::iter::Sum;
+use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::account::{Counts, Sure, Tally, TimeBreakdown};
@@ -36,7 +38,7 @@ pub(crate) const FORCED: u32 = 1 << 10;
 pub(crate) const CHOSEN: u32 = 1 << 11;
 /// A one-in-n rule applies to the span.
 pub(crate) const ONE_IN: u32 = 1 << 12;
-/// A sample fell in the span itself, not only in a descendant.
+/// An on-CPU sample fell in the span itself, not only in a descendant.
 pub(crate) const SAMPLED_ITSELF: u32 = 1 << 13;
 /// A thread was in the span whose CPU clock cannot be read.
 pub(crate) const CPU_UNKNOWN: u32 = 1 << 14;
@@ -95,8 +97,7 @@ pub(crate) struct Slot {
     long_at: AtomicU64,
 
     plan: AtomicU64,
-    /// Samples in the span and its descendants.
-    samples: AtomicU64,
+    samples: AtomicSampleCounts,
     /// What is known of the field values on which the span's rule depends, if any.
     matched: AtomicU64,
     counts: Counts,
@@ -105,7 +106,72 @@ pub(crate) struct Slot {
 const _: () = {
     assert!(std::mem::offset_of!(Slot, opened) == 64);
     assert!(std::mem::offset_of!(Slot, long_at) < 128);
+    assert!(size_of::<Slot>() == 256);
 };
+
+/// How many samples fell in a span and its descendants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SampleCounts {
+    pub(crate) on_cpu: u64,
+    /// Captured waits.
+    pub(crate) waits: u64,
+}
+
+impl SampleCounts {
+    pub(crate) fn total(self) -> u64 {
+        self.on_cpu + self.waits
+    }
+
+    pub(crate) fn saturating_sub(self, other: Self) -> Self {
+        Self {
+            on_cpu: self.on_cpu.saturating_sub(other.on_cpu),
+            waits: self.waits.saturating_sub(other.waits),
+        }
+    }
+}
+
+impl AddAssign for SampleCounts {
+    fn add_assign(&mut self, more: Self) {
+        self.on_cpu += more.on_cpu;
+        self.waits += more.waits;
+    }
+}
+
+impl Sum for SampleCounts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |mut sum, counts| {
+            sum += counts;
+            sum
+        })
+    }
+}
+
+/// [`SampleCounts`] in one word, since the slot has no room for two: waits in the upper bits. A count that reaches half
+/// of its range stays there.
+#[derive(Debug, Default)]
+struct AtomicSampleCounts(AtomicU64);
+
+const WAITS_SHIFT: u32 = 36;
+const MOST_ON_CPU: u64 = 1 << (WAITS_SHIFT - 1);
+const MOST_WAITS: u64 = 1 << (63 - WAITS_SHIFT);
+
+impl AtomicSampleCounts {
+    fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> SampleCounts {
+        let word = self.0.load(Ordering::Relaxed);
+        SampleCounts { on_cpu: word & ((1 << WAITS_SHIFT) - 1), waits: word >> WAITS_SHIFT }
+    }
+
+    fn add(&self, more: SampleCounts) {
+        let before = self.load();
+        let on_cpu = more.on_cpu.min(MOST_ON_CPU.saturating_sub(before.on_cpu));
+        let waits = more.waits.min(MOST_WAITS.saturating_sub(before.waits));
+        self.0.fetch_add(on_cpu | waits << WAITS_SHIFT, Ordering::Relaxed);
+    }
+}
 
 /// The part of a parent's slot that a new child span needs.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +222,7 @@ impl Slot {
         };
         self.parent.store(parent, Ordering::Relaxed);
         self.root.store(root, Ordering::Relaxed);
-        self.samples.store(0, Ordering::Relaxed);
+        self.samples.clear();
         // A thread that finds the id sees all stores above.
         self.id.store(id.get(), Ordering::Release);
     }
@@ -367,6 +433,12 @@ impl Slot {
         (entered != 0).then(|| self.entered_since.load(Ordering::Relaxed))
     }
 
+    /// Whether the span is or was entered.
+    pub(super) fn was_entered(&self) -> bool {
+        let last_exit = self.last_exit.load(Ordering::Relaxed);
+        last_exit != self.opened() || self.entered_since().is_some()
+    }
+
     /// The parent's id as a number, or 0.
     #[inline(always)]
     pub(crate) fn raw_parent(&self) -> u64 {
@@ -391,13 +463,13 @@ impl Slot {
     }
 
     #[inline(always)]
-    pub(crate) fn add_samples(&self, samples: u64) {
-        self.samples.fetch_add(samples, Ordering::Relaxed);
+    pub(crate) fn add_samples(&self, samples: SampleCounts) {
+        self.samples.add(samples);
     }
 
     #[inline(always)]
-    pub(crate) fn samples(&self) -> u64 {
-        self.samples.load(Ordering::Relaxed)
+    pub(crate) fn samples(&self) -> SampleCounts {
+        self.samples.load()
     }
 
     /// Whether a span that closes now needs more than a [`release`](Self::release).
@@ -453,6 +525,18 @@ mod tests {
         };
         slot.open(RegistryId::new(9).unwrap(), SpanKey::new(77).unwrap(), 100, OWNER, &plan, None);
         slot
+    }
+
+    #[test]
+    fn sample_counts_stay_within_their_bits() {
+        let slot = open();
+        for more in [SampleCounts { on_cpu: 2, waits: 1 }, SampleCounts { on_cpu: 0, waits: 3 }] {
+            slot.add_samples(more);
+        }
+        assert_eq!(slot.samples(), SampleCounts { on_cpu: 2, waits: 4 });
+        let most = SampleCounts { on_cpu: MOST_ON_CPU, waits: MOST_WAITS };
+        (0..3).for_each(|_| slot.add_samples(SampleCounts { on_cpu: u64::MAX, waits: u64::MAX }));
+        assert_eq!(slot.samples(), most);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::account::Tally;
 use super::local::ThreadState;
-use super::slot::{REGISTERED, SAMPLED_ITSELF, Slot};
+use super::slot::{REGISTERED, SAMPLED_ITSELF, SampleCounts, Slot};
 use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
 use crate::sampler::{Arming, Begun, ThreadSource, Usage};
@@ -40,7 +40,7 @@ impl Spans {
         // If the span is no longer entered, no profile has the wait.
         let span = state.entered().iter().find(|segment| segment.key == key.get());
         if let Some(id) = span.and_then(|segment| RegistryId::new(segment.id)) {
-            self.register_with_collector(id, 1);
+            self.register_with_collector(id, SampleCounts { on_cpu: 0, waits: 1 });
         }
     }
 
@@ -138,7 +138,9 @@ impl Spans {
             Counters::add(&self.counters.samples.dropped_intervals_full, samples);
             span = None;
         } else if span.is_some()
-            && !top.is_some_and(|top| self.register_with_collector(top, samples))
+            && !top.is_some_and(|top| {
+                self.register_with_collector(top, SampleCounts { on_cpu: samples, waits: 0 })
+            })
         {
             Counters::add(&self.counters.samples.dropped_span_events_full, samples);
             span = None;
@@ -149,13 +151,15 @@ impl Spans {
     }
 
     /// Reports a span and its ancestors to the collector, and adds `samples` to each of them.
-    fn register_with_collector(&self, id: RegistryId, samples: u64) -> bool {
+    fn register_with_collector(&self, id: RegistryId, samples: SampleCounts) -> bool {
         let Some(slot) = self.table.get(id) else { return false };
         if slot.flags() & REGISTERED == 0 && !self.report_opened_with_ancestors(&slot) {
             return false;
         }
         slot.add_samples(samples);
-        slot.set(SAMPLED_ITSELF);
+        if samples.on_cpu > 0 {
+            slot.set(SAMPLED_ITSELF);
+        }
         self.for_ancestors(&slot, |ancestor| {
             ancestor.add_samples(samples);
             true

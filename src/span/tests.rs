@@ -203,8 +203,8 @@ fn a_sample_belongs_to_the_innermost_span() {
     let (outer_key, inner_key) = (scene.key(outer), scene.key(inner));
     assert_eq!(scene.intervals(), [(outer_key, 0, 10), (inner_key, 10, 30), (outer_key, 30, 60)]);
     assert_eq!(scene.sampled().span(), None);
-    assert_eq!(scene.close(inner).samples, 2);
-    assert_eq!(scene.close(outer).samples, 6);
+    assert_eq!(scene.close(inner).samples.on_cpu, 2);
+    assert_eq!(scene.close(outer).samples.on_cpu, 6);
 }
 
 #[test]
@@ -291,7 +291,7 @@ fn a_queue_that_fills_up_leaves_the_outer_spans_reported() {
     );
     assert_eq!(scene.span_events().split_off(place), [of_outer]);
     let closing = scene.close(inner);
-    assert_eq!(closing.samples, 0, "its samples are lost");
+    assert_eq!(closing.samples.total(), 0, "its samples are lost");
     assert_eq!(scene.span_events(), [], "it was not reported");
     scene.exit(outer);
     let closing = scene.close(outer);

@@ -30,7 +30,7 @@ use crate::export::{ExportError, Exported, Exporter};
 use crate::keep::{
     Callsites, Condition, Keep, KeptSpan, ProfileAdmission, Rule, Rules, ShownFields,
 };
-use crate::otel::AttributeNames;
+use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::sampler::{Sampler, Source, SourceSettings};
 use crate::span::{KEEP_ON_ERROR, Plan, SUSPECT, SpanKey, Spans, WATCHED};
@@ -252,8 +252,7 @@ impl Stage {
             problem: None,
             warnings: Vec::new(),
             on_kept: None,
-            only_sampled_traces: false,
-            attributes: AttributeNames::default(),
+            otel: OtelSettings::default(),
             redaction: crate::redact::Redaction::new(),
             symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },
         });
@@ -448,7 +447,7 @@ impl Stage {
             reasons: span.reasons.to_string(),
             opened_ns: span.opened_ns,
             times: times(span),
-            samples: span.samples,
+            samples: span.samples.total(),
             profile: span.profile.ok().as_ref().map(number_of),
             earlier: span
                 .earlier

@@ -82,7 +82,8 @@ fn made(places: &[Place], spans: &Spans, samples: &[Taken]) -> Profile {
     for (name, parent, id) in spans {
         let parent = parent.and_then(|parent| links.get(parent % links.len().max(1)).copied());
         let ids = id.map(|id| (TraceId::from_bytes([id; 16]), SpanId::from_bytes([id; 8])));
-        links.push(profile.add_link(Link { ids, ..Link::named(format!("span {name}"), parent) }));
+        let link = Link::named(format!("span {name}"), parent);
+        links.push(profile.add_link(Link { ids, linked: ids, ..link }));
     }
     for sample in samples {
         let stack = sample.stack.iter().map(|place| locations[place % locations.len()]).collect();

@@ -18,6 +18,8 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
     let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
     let first = &profiles[0];
     let id = ProfileId::from_bytes(first.profile_id.as_slice().try_into().unwrap());
+    let kind = &dictionary.string_table[first.sample_type.unwrap().type_strindex as usize];
+    let id = if kind == "off_cpu" { id.of_off_cpu() } else { id };
     let mut reader = Reader { dictionary, profile: Profile::new(id, first.period.unsigned_abs()) };
     reader.profile.start_unix_ns = first.time_unix_nano;
     reader.profile.duration_ns = first.duration_nano;
@@ -39,7 +41,7 @@ impl Reader {
         let range = profile.time_unix_nano..profile.time_unix_nano + profile.duration_nano;
         for sample in &profile.samples {
             let stack = self.stack(sample.stack_index);
-            let link = self.link(sample.link_index);
+            let link = self.link(sample);
             assert!(sample.timestamps_unix_nano.iter().all(|time| range.contains(time)));
             assert!(sample.timestamps_unix_nano.is_sorted());
             let values = sample.values.iter().map(|value| value.unsigned_abs());
@@ -138,14 +140,18 @@ impl Reader {
         })
     }
 
-    fn link(&mut self, index: i32) -> Option<LinkId> {
-        let link = &self.dictionary.link_table[index as usize];
-        if index == 0 {
-            return None;
-        }
-        let trace = TraceId::from_bytes(link.trace_id.as_slice().try_into().unwrap());
-        let span = SpanId::from_bytes(link.span_id.as_slice().try_into().unwrap());
-        let ids = Some((trace, span));
-        Some(self.profile.add_link(Link { ids, ..Link::default() }))
+    fn link(&mut self, sample: &proto::Sample) -> Option<LinkId> {
+        let link = &self.dictionary.link_table[sample.link_index as usize];
+        let ids = (sample.link_index != 0).then(|| {
+            let trace = TraceId::from_bytes(link.trace_id.as_slice().try_into().unwrap());
+            let span = SpanId::from_bytes(link.span_id.as_slice().try_into().unwrap());
+            (trace, span)
+        });
+        let span = sample.attribute_indices.iter().map(|index| match self.attribute(*index) {
+            (key, any_value::Value::StringValue(name)) if key == "span.name" => name,
+            other => panic!("{other:?}"),
+        });
+        let span = span.max()?;
+        Some(self.profile.add_link(Link { ids, linked: ids, ..Link::named(span, None) }))
     }
 }

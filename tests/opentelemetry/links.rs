@@ -1,0 +1,398 @@
+//! Which samples the attributes of a span lead to: each id on an exported span is that of samples in OTLP.
+
+use std::collections::HashSet;
+
+use opentelemetry_proto::tonic::profiles::v1development as proto;
+use prost::Message as _;
+use tracing::Span;
+use tracing_profiling::encode::otlp;
+use tracing_profiling::{LinkTo, Resource};
+
+use super::*;
+
+/// The combinations in which spans get attributes, and whether spans around a closing one can be reached.
+fn combinations() -> [(Processor, fn(ProfilingLayer, SdkTracer) -> Dispatch, bool); 4] {
+    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch = |profiling, tracer| {
+        Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
+    };
+    [
+        (Processor::Plain, right, true),
+        (Processor::Wrapping, right, true),
+        (Processor::Wrapping, NEED_A_PROCESSOR[0], true),
+        (Processor::Wrapping, NEED_A_PROCESSOR[1], false),
+    ]
+}
+
+/// A sample of an exported profile.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Linked {
+    profile: String,
+    is_wait: bool,
+    trace: Vec<u8>,
+    span: Vec<u8>,
+    /// The value of its attribute `span.name`, the only one.
+    name: String,
+}
+
+fn linked_in(profile: &Profile) -> HashSet<Linked> {
+    let message = otlp(profile, &Resource::new());
+    let data = proto::ProfilesData::decode(message.as_slice()).unwrap();
+    let dictionary = data.dictionary.unwrap();
+    let string = |index: i32| dictionary.string_table[index as usize].as_str();
+    let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
+    let mut linked = HashSet::new();
+    for profile in profiles {
+        let kind = string(profile.sample_type.unwrap().type_strindex);
+        let id = profile.profile_id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        for sample in &profile.samples {
+            let link = &dictionary.link_table[sample.link_index as usize];
+            let [attribute] = sample.attribute_indices[..] else { panic!("{sample:?}") };
+            let attribute = &dictionary.attribute_table[attribute as usize];
+            assert_eq!(string(attribute.key_strindex), "span.name");
+            let value = attribute.value.clone().unwrap().value.unwrap();
+            use opentelemetry_proto::tonic::common::v1::any_value::Value::StringValue;
+            let StringValue(name) = value else { panic!("{value:?}") };
+            linked.insert(Linked {
+                profile: id.clone(),
+                is_wait: kind == "off_cpu",
+                trace: link.trace_id.clone(),
+                span: link.span_id.clone(),
+                name,
+            });
+        }
+    }
+    linked
+}
+
+/// The exported spans of a scene and what its samples link to.
+struct Seen {
+    spans: HashMap<String, SpanData>,
+    linked: HashSet<Linked>,
+}
+
+impl Seen {
+    /// Checks that each attribute leads to samples.
+    fn of(scene: &Scene) -> Self {
+        let spans = scene.spans();
+        let linked: HashSet<_> = scene.profiles().iter().flat_map(linked_in).collect();
+        let seen = Self { spans, linked };
+        for (name, span) in &seen.spans {
+            let id = text(span, "profile.id");
+            if let Some(grafana) = text(span, "pyroscope.profile.id") {
+                let trace = span.span_context.trace_id().to_bytes();
+                let is_of = |sample: &&Linked| !sample.is_wait && hex(&sample.span) == grafana;
+                let samples: Vec<_> = seen.linked.iter().filter(is_of).collect();
+                assert!(!samples.is_empty(), "`{name}`: {grafana} in {:?}", seen.linked);
+                assert!(samples.iter().all(|sample| sample.trace == trace), "{samples:?}");
+                let is_here = |sample: &&Linked| Some(&sample.profile) == id.as_ref();
+                assert!(id.is_none() || samples.iter().any(is_here), "`{name}`: {samples:?}");
+            }
+            if let Some(waits) = text(span, "profile.off_cpu_id") {
+                let is_there = |sample: &Linked| sample.is_wait && sample.profile == waits;
+                assert!(seen.linked.iter().any(is_there), "`{name}`: {waits} in {:?}", seen.linked);
+            }
+        }
+        seen
+    }
+
+    /// The name of the span to which a span's `pyroscope.profile.id` leads.
+    fn leads_to(&self, name: &str) -> Option<&str> {
+        let id = text(&self.spans[name], "pyroscope.profile.id")?;
+        let is_it =
+            |(_, span): &(&String, &SpanData)| span.span_context.span_id().to_string() == id;
+        Some(self.spans.iter().find(is_it).unwrap().0)
+    }
+
+    /// The names of the innermost spans of the on-CPU samples to which a span's `pyroscope.profile.id` leads, sorted.
+    fn shown_by(&self, name: &str) -> Vec<&str> {
+        let id = text(&self.spans[name], "pyroscope.profile.id");
+        let is_of = |sample: &&Linked| !sample.is_wait && Some(hex(&sample.span)) == id;
+        let names: HashSet<_> =
+            self.linked.iter().filter(is_of).map(|sample| sample.name.as_str()).collect();
+        let mut names: Vec<_> = names.into_iter().collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Runs `action` in each combination and passes what was seen to `check`, if there are samples at all.
+fn in_each(set: fn(Builder) -> Builder, action: impl Fn(&Scene), check: impl Fn(&Seen, bool)) {
+    for (number, (processor, combine, can_reach)) in combinations().into_iter().enumerate() {
+        println!("combination {number}");
+        let scene = Scene::with(processor, set, Sampler::AlwaysOn, combine);
+        // Where the layer cannot be reached, the first span does not yet show the order of the layers.
+        scene.run(|| info_span!(target: "fast", "first").in_scope(|| ()));
+        scene.run(|| action(&scene));
+        let seen = Seen::of(&scene);
+        if HAS_STACKS {
+            check(&seen, can_reach);
+        }
+    }
+}
+
+fn query(number: usize) -> Span {
+    match number {
+        0 => info_span!(target: "fast", "query 0"),
+        1 => info_span!(target: "fast", "query 1"),
+        2 => info_span!(target: "fast", "query 2"),
+        3 => info_span!(target: "fast", "query 3"),
+        _ => info_span!(target: "fast", "query 4"),
+    }
+}
+
+/// All spans are kept, except those of target `fast`, and count as open for long after 10 s. Connections count as that
+/// after 10 ms.
+fn usual(builder: Builder) -> Builder {
+    builder.rules("0ms,fast=1h,[connection]=1ms,[long]=1ms".parse().unwrap())
+}
+
+fn queries(numbers: std::ops::Range<usize>, each: Duration) {
+    for number in numbers {
+        query(number).in_scope(|| burn(each));
+    }
+}
+
+#[test]
+fn a_request_of_short_children_leads_to_their_samples() {
+    in_each(
+        usual,
+        |_| {
+            info_span!("request").in_scope(|| queries(0..5, 20 * MS));
+            // More than ten times its threshold.
+            info_span!("long")
+                .in_scope(|| info_span!(target: "fast", "part").in_scope(|| burn(60 * MS)));
+        },
+        |seen, _| {
+            assert_eq!(seen.leads_to("request"), Some("request"));
+            let shown = seen.shown_by("request");
+            for name in ["query 0", "query 1", "query 2", "query 3", "query 4"] {
+                assert!(shown.contains(&name), "{shown:?}");
+                assert_eq!(seen.leads_to(name), None);
+            }
+            assert_eq!(seen.leads_to("long"), Some("long"));
+            assert!(seen.shown_by("long").contains(&"part"));
+        },
+    );
+}
+
+#[test]
+fn a_request_that_worked_itself_leads_to_its_samples() {
+    in_each(
+        usual,
+        |_| {
+            info_span!("request").in_scope(|| burn(60 * MS));
+        },
+        |seen, _| {
+            assert_eq!(seen.leads_to("request"), Some("request"));
+            assert_eq!(seen.shown_by("request"), ["request"]);
+        },
+    );
+}
+
+#[test]
+fn a_child_that_is_exported_before_its_root_leads_to_the_root() {
+    in_each(
+        usual,
+        |scene| {
+            info_span!("request").in_scope(|| {
+                info_span!("child").in_scope(|| burn(60 * MS));
+                // As after some seconds.
+                assert!(scene.handle.flush(PLENTY));
+                assert_eq!(scene.profiles().len(), usize::from(HAS_STACKS));
+                queries(0..1, 40 * MS);
+            });
+        },
+        |seen, can_reach| {
+            assert_eq!(seen.leads_to("request"), Some("request"));
+            let child = if can_reach { "request" } else { "child" };
+            assert_eq!(seen.leads_to("child"), Some(child));
+            let shown = seen.shown_by("request");
+            assert!(shown.contains(&"query 0"), "{shown:?}");
+            assert_eq!(shown.contains(&"child"), can_reach, "{shown:?}");
+        },
+    );
+}
+
+/// All of the root's samples are in an earlier profile, so its own profile would be empty.
+#[test]
+fn a_root_leads_to_samples_that_were_exported_before_it_closed() {
+    let (processor, combine, _) = combinations()[0];
+    let scene = Scene::with(processor, usual, Sampler::AlwaysOn, combine);
+    scene.run(|| {
+        let request = info_span!("request");
+        request.in_scope(|| info_span!("child").in_scope(|| burn(60 * MS)));
+        assert!(scene.handle.flush(PLENTY));
+    });
+    let seen = Seen::of(&scene);
+    if HAS_STACKS {
+        assert_eq!(seen.leads_to("request"), Some("request"));
+        assert!(seen.shown_by("request").contains(&"child"));
+    }
+}
+
+#[test]
+fn a_child_whose_root_is_never_kept_leads_to_the_root() {
+    for exports_first in [false, true] {
+        in_each(
+            usual,
+            |scene| {
+                let root = info_span!(target: "fast", "root");
+                root.in_scope(|| burn(MS));
+                root.in_scope(|| info_span!("child").in_scope(|| burn(60 * MS)));
+                if exports_first {
+                    assert!(scene.handle.flush(PLENTY));
+                }
+            },
+            |seen, _| {
+                assert_eq!(seen.leads_to("root"), None);
+                // The root was left before it was entered again, so it is paired.
+                assert_eq!(seen.leads_to("child"), Some("root"));
+            },
+        );
+    }
+}
+
+#[test]
+fn streams_of_a_connection_lead_to_themselves() {
+    for exports_between in [false, true] {
+        in_each(
+            usual,
+            |scene| {
+                let connection = info_span!("connection");
+                connection.in_scope(|| ());
+                std::thread::sleep(20 * MS);
+                connection.in_scope(|| {
+                    info_span!("stream a").in_scope(|| queries(0..2, 40 * MS));
+                    if exports_between {
+                        assert!(scene.handle.flush(PLENTY));
+                    }
+                    info_span!("stream b").in_scope(|| {
+                        queries(2..3, 40 * MS);
+                        info_span!("slow child").in_scope(|| burn(40 * MS));
+                    });
+                });
+            },
+            |seen, can_reach| {
+                assert_eq!(seen.leads_to("stream a"), Some("stream a"));
+                assert_eq!(seen.leads_to("stream b"), Some("stream b"));
+                let child = if can_reach { "stream b" } else { "slow child" };
+                assert_eq!(seen.leads_to("slow child"), Some(child));
+                let [a, b] = ["stream a", "stream b"].map(|name| seen.shown_by(name));
+                assert!(a.contains(&"query 0") && a.contains(&"query 1"), "{a:?}");
+                assert!(b.contains(&"query 2"), "{b:?}");
+                assert!(!a.iter().any(|name| b.contains(name)), "{a:?} {b:?}");
+            },
+        );
+    }
+}
+
+#[test]
+fn a_child_on_another_thread_leads_to_the_request() {
+    in_each(
+        usual,
+        |_| {
+            let request = info_span!("request");
+            request.in_scope(|| burn(MS));
+            std::thread::scope(|scope| {
+                let dispatch = tracing::dispatcher::get_default(Dispatch::clone);
+                let child = info_span!(parent: &request, "child");
+                scope.spawn(move || {
+                    tracing::dispatcher::with_default(&dispatch, || {
+                        child.in_scope(|| burn(60 * MS));
+                        drop(child);
+                    });
+                });
+            });
+        },
+        |seen, _| {
+            assert_eq!(seen.leads_to("child"), Some("request"));
+            assert_eq!(seen.leads_to("request"), Some("request"));
+            assert!(seen.shown_by("request").contains(&"child"));
+        },
+    );
+}
+
+#[test]
+fn with_innermost_samples_link_to_their_own_span() {
+    in_each(
+        |builder| usual(builder).link(LinkTo::Innermost),
+        |_| {
+            info_span!("request").in_scope(|| {
+                burn(60 * MS);
+                info_span!("child").in_scope(|| burn(60 * MS));
+                queries(0..1, 60 * MS);
+            });
+        },
+        |seen, _| {
+            for name in ["request", "child"] {
+                assert_eq!(seen.leads_to(name), Some(name));
+                assert_eq!(seen.shown_by(name), [name]);
+            }
+            let query = seen.spans["query 0"].span_context.span_id().to_bytes();
+            assert!(seen.linked.iter().any(|sample| sample.span == query));
+        },
+    );
+}
+
+#[test]
+fn a_span_that_only_waited_leads_to_its_waits() {
+    for link_to in [LinkTo::Root, LinkTo::Innermost] {
+        for (processor, combine, _) in combinations() {
+            let set = |builder: Builder| usual(builder).link(link_to);
+            let scene = Scene::with(processor, set, Sampler::AlwaysOn, combine);
+            scene.run(|| info_span!(target: "fast", "first").in_scope(|| ()));
+            scene.run(|| {
+                info_span!("idle").in_scope(|| std::thread::sleep(300 * MS));
+                info_span!("request").in_scope(|| {
+                    burn(60 * MS);
+                    info_span!("waits").in_scope(|| std::thread::sleep(300 * MS));
+                });
+            });
+            let seen = Seen::of(&scene);
+            if !HAS_STACKS {
+                continue;
+            }
+            assert_eq!(seen.leads_to("request"), Some("request"));
+            for name in ["idle", "waits"] {
+                let span = &seen.spans[name];
+                // The sleep itself can take a sample.
+                let has_sample =
+                    seen.linked.iter().any(|sample| !sample.is_wait && sample.name == name);
+                assert!(has_sample || seen.leads_to(name).is_none(), "{name}: {:?}", seen.linked);
+                assert!(
+                    text(span, "profile.off_cpu_id").is_some(),
+                    "{name}: {:?}",
+                    span.attributes
+                );
+            }
+            // Those of the request contain the wait of its child.
+            assert!(text(&seen.spans["request"], "profile.off_cpu_id").is_some());
+        }
+    }
+}
+
+/// A filter hides spans between a request and its slow child from OpenTelemetry.
+#[test]
+fn a_hidden_span_is_no_link() {
+    let scene = Scene::with(Processor::Plain, usual, Sampler::AlwaysOn, |profiling, tracer| {
+        let quiet = FilterFn::new(|metadata| !metadata.target().starts_with("quiet"));
+        Dispatch::new(
+            tracing_subscriber::registry().with(profiling).with(otel(tracer).with_filter(quiet)),
+        )
+    });
+    scene.run(|| {
+        let _hidden_root = info_span!(target: "quiet", "hidden root").entered();
+        let _request = info_span!("request").entered();
+        let _hidden = info_span!(target: "quiet", "hidden").entered();
+        info_span!("child").in_scope(|| burn(60 * MS));
+    });
+    let seen = Seen::of(&scene);
+    if HAS_STACKS {
+        assert_eq!(seen.leads_to("child"), Some("request"));
+        assert_eq!(seen.leads_to("request"), Some("request"));
+    }
+}
