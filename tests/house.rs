@@ -16,11 +16,10 @@ const MOST_FILES: usize = 2;
 /// Types above these limits: their fields and files, 0 where the limit holds. A type may shrink; then its entry must,
 /// too.
 const LARGER: &[(&str, usize, usize)] = &[
-    ("Builder", 26, 3),
+    ("Builder", 25, 3),
     ("Collector", 34, 3),
-    ("Engine", 16, 0),
     ("Handle", 0, 4),
-    ("Parts", 18, 0),
+    ("Parts", 17, 0),
     ("Profile", 16, 3),
     ("Sampled", 27, 0),
     ("Slot", 22, 0),

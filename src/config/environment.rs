@@ -355,6 +355,7 @@ fn bytes(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::otel::LinkTo;
     use crate::sampler::Source;
 
     fn read(variables: &[(&str, &str)]) -> Result<Builder, Error> {
@@ -380,6 +381,7 @@ mod tests {
             "_PENDING_PROFILES",
             "_DIR",
             "_FIELDS",
+            "_LINK",
             "_REDACT",
             "_PATHS",
             "_SYMBOLS",
@@ -414,7 +416,7 @@ mod tests {
             "{second}"
         );
         assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _ARM_AFTER, _RATE, _STACK_BYTES, \
-            _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FIELDS, _REDACT, _PATHS, _SYMBOLS, \
+            _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FIELDS, _LINK, _REDACT, _PATHS, _SYMBOLS, \
             _EXPORT_BYTES, _SYMBOL_BYTES"), "{second}");
     }
 
@@ -445,6 +447,7 @@ mod tests {
             ("TRACING_PROFILING_PENDING_PROFILES", "8"),
             ("TRACING_PROFILING_DIR", "/var/profiles"),
             ("TRACING_PROFILING_FIELDS", "http.route, tenant,"),
+            ("TRACING_PROFILING_LINK", "innermost"),
             ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
             ("TRACING_PROFILING_PATHS", "full"),
             ("TRACING_PROFILING_SYMBOLS", "off"),
@@ -467,6 +470,7 @@ mod tests {
             .pending_profiles(8)
             .directory("/var/profiles")
             .fields(["http.route", "tenant"])
+            .link(LinkTo::Innermost)
             .redact(redaction)
             .symbols(false)
             .symbol_bytes(1000)
@@ -585,6 +589,7 @@ mod tests {
             ("SHED", "90%"),
             ("PENDING_PROFILES", "0"),
             ("PENDING_PROFILES", "many"),
+            ("LINK", "outermost"),
             ("REDACT", "a;["),
             ("PATHS", "long"),
             ("SYMBOLS", "1"),
