@@ -18,7 +18,6 @@ const MOST_FILES: usize = 2;
 const LARGER: &[(&str, usize, usize)] = &[
     ("Builder", 25, 3),
     ("Collector", 34, 3),
-    ("Engine", 16, 0),
     ("Handle", 0, 4),
     ("Parts", 17, 0),
     ("Profile", 0, 3),

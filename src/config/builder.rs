@@ -525,6 +525,7 @@ impl std::fmt::Debug for Builder {
             .field("shed", &self.shed)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))
             .field("shown_fields", &self.shown_fields)
+            .field("otel", &self.otel)
             .field("symbols", &self.symbols)
             .field("warnings", &self.warnings)
             .finish_non_exhaustive()

@@ -372,6 +372,7 @@ fn bytes(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::otel::LinkTo;
     use crate::sampler::Source;
 
     fn read(variables: &[(&str, &str)]) -> Result<Builder, Error> {
@@ -400,6 +401,7 @@ mod tests {
             "_TRACE_URL",
             "_SOURCE_URL",
             "_FIELDS",
+            "_LINK",
             "_REDACT",
             "_PATHS",
             "_SYMBOLS",
@@ -465,6 +467,7 @@ mod tests {
             ("TRACING_PROFILING_PENDING_PROFILES", "8"),
             ("TRACING_PROFILING_DIR", "/var/profiles"),
             ("TRACING_PROFILING_FIELDS", "http.route, tenant,"),
+            ("TRACING_PROFILING_LINK", "innermost"),
             ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
             ("TRACING_PROFILING_PATHS", "full"),
             ("TRACING_PROFILING_SYMBOLS", "off"),
@@ -487,6 +490,7 @@ mod tests {
             .pending_profiles(8)
             .directory("/var/profiles")
             .fields(["http.route", "tenant"])
+            .link(LinkTo::Innermost)
             .redact(redaction)
             .symbols(false)
             .symbol_bytes(1000)
@@ -605,6 +609,7 @@ mod tests {
             ("SHED", "90%"),
             ("PENDING_PROFILES", "0"),
             ("PENDING_PROFILES", "many"),
+            ("LINK", "outermost"),
             ("REDACT", "a;["),
             ("PATHS", "long"),
             ("SYMBOLS", "1"),

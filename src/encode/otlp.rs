@@ -44,7 +44,8 @@ pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::Pro
     let scope_profiles = proto::ScopeProfiles {
         scope: Some(scope),
         profiles: on_cpu.into_iter().chain(off_cpu).collect(),
-        schema_url: String::new(),
+        // The conventions for what is not our own.
+        schema_url: resource.schema_url().unwrap_or_default().to_owned(),
     };
     let resource_profiles = proto::ResourceProfiles {
         resource: Some(encode_resource(resource)),
@@ -252,7 +253,9 @@ impl<'a> Dictionary<'a> {
         if let Some(index) = self.attributes.get(&identity) {
             return *index;
         }
-        let entry = proto::KeyValueAndUnit { key_strindex, value: Some(value), unit_strindex: 0 };
+        let unit = if key.ends_with("_ns") { "ns" } else { "" };
+        let unit_strindex = self.string(unit);
+        let entry = proto::KeyValueAndUnit { key_strindex, value: Some(value), unit_strindex };
         let index = push(&mut self.message.attribute_table, entry);
         self.attributes.insert(identity, index);
         index
@@ -385,6 +388,26 @@ mod tests {
         assert_eq!(dictionary.stack_table[0], proto::Stack::default());
         assert_eq!(dictionary.link_table[0], proto::Link::default());
         assert_eq!(dictionary.attribute_table[0], proto::KeyValueAndUnit::default());
+    }
+
+    #[test]
+    fn times_have_their_unit_and_all_attributes_their_schema() {
+        let mut profile = checkout();
+        profile.attributes = vec![
+            Attribute { key: "profile.wall_ns", value: Value::Int(7) },
+            Attribute { key: "profile.reason", value: Value::from("latency") },
+        ];
+        let resource = Resource::new().with_schema_url("https://a");
+        let data = otlp_message(&profile, &resource);
+        let dictionary = data.dictionary.unwrap();
+        let string = |index: i32| dictionary.string_table[index as usize].as_str();
+        let attributes = dictionary.attribute_table.iter();
+        let units = attributes.map(|one| (string(one.key_strindex), string(one.unit_strindex)));
+        let units: HashMap<_, _> = units.collect();
+        assert_eq!((units["profile.wall_ns"], units["profile.reason"]), ("ns", ""));
+        let of_resource = &data.resource_profiles[0];
+        let urls = [&of_resource.schema_url, &of_resource.scope_profiles[0].schema_url];
+        assert_eq!(urls, ["https://a", "https://a"]);
     }
 
     #[test]

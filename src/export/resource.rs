@@ -1,14 +1,21 @@
 //! The default resource, from the environment.
 
 use std::env;
+use std::sync::OnceLock;
 
 use crate::profile::Resource;
 use crate::sys;
 
 impl Resource {
-    /// The default resource: the attributes in `OTEL_RESOURCE_ATTRIBUTES`; `service.name` from `OTEL_SERVICE_NAME`,
-    /// else from `OTEL_RESOURCE_ATTRIBUTES`, else `unknown_service:` and the name of the executable; `process.pid`; and
-    /// `telemetry.sdk.*`, which name this crate.
+    /// The default resource: the attributes in `OTEL_RESOURCE_ATTRIBUTES`, and these, unless they are among them:
+    ///
+    /// | attribute | value |
+    /// |---|---|
+    /// | `service.name` | from `OTEL_SERVICE_NAME`, which comes first, else `unknown_service:` and the name of the executable |
+    /// | `service.instance.id` | a random UUID, the same for all resources of the process |
+    /// | `process.pid`, `process.executable.name` | the process and its program |
+    /// | `host.name` | the name of the machine or container, on Linux |
+    /// | `telemetry.sdk.*` | this crate |
     ///
     /// Values are not percent-decoded, as in `opentelemetry_sdk`. In its release 0.33, `OTEL_RESOURCE_ATTRIBUTES`
     /// overrides `OTEL_SERVICE_NAME`; the specification requires the opposite.
@@ -18,14 +25,24 @@ impl Resource {
 
     fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Self {
         let mut resource = Self::new()
+            .with_schema_url(SCHEMA_URL)
             .with("telemetry.sdk.language", "rust")
             .with("telemetry.sdk.name", env!("CARGO_PKG_NAME"))
-            .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"));
+            .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"))
+            .with("process.pid", sys::process_id());
+        let found = [
+            ("service.instance.id", instance_id()),
+            ("process.executable.name", executable_name()),
+            ("host.name", sys::host_name()),
+        ];
+        for (key, value) in found {
+            resource =
+                value.into_iter().fold(resource, |resource, value| resource.with(key, value));
+        }
         let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
         for (key, value) in attributes.split(',').filter_map(|entry| entry.split_once('=')) {
             resource = resource.with(key.trim(), value.trim());
         }
-        let resource = resource.with("process.pid", sys::process_id());
         match variable("OTEL_SERVICE_NAME") {
             Some(name) => resource.with("service.name", name),
             None if resource.get("service.name").is_some() => resource,
@@ -34,10 +51,42 @@ impl Resource {
     }
 }
 
+/// The semantic conventions that define the default resource's attributes.
+const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
+
 fn unknown_service() -> String {
-    let file = env::current_exe().ok();
-    let name = file.as_deref().and_then(|file| file.file_name()).and_then(|name| name.to_str());
+    let name = executable_name();
     name.map_or_else(|| "unknown_service".to_owned(), |name| format!("unknown_service:{name}"))
+}
+
+fn executable_name() -> Option<String> {
+    let file = env::current_exe().ok()?;
+    let name = file.file_name()?.to_str()?;
+    // What the kernel adds if the file was replaced meanwhile.
+    Some(name.strip_suffix(" (deleted)").unwrap_or(name).to_owned())
+}
+
+/// A random UUID for this process; `None` if the system returns no random bytes.
+fn instance_id() -> Option<String> {
+    static RANDOM: OnceLock<Option<[u8; 16]>> = OnceLock::new();
+    let random = *RANDOM.get_or_init(|| {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).ok().map(|()| bytes)
+    });
+    // A forked child has the parent's random bytes.
+    let mut bits = u128::from_be_bytes(random?) ^ u128::from(sys::process_id());
+    // Version 4, and the variant of RFC 9562.
+    bits = bits & !(0xf << 76) | 0x4 << 76;
+    bits = bits & !(0b11 << 62) | 0b10 << 62;
+    let part = |shift: u32, digits: u32| bits >> shift & ((1 << (4 * digits)) - 1);
+    Some(format!(
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        part(96, 8),
+        part(80, 4),
+        part(64, 4),
+        part(48, 4),
+        part(0, 12)
+    ))
 }
 
 #[cfg(test)]
@@ -45,13 +94,45 @@ mod tests {
     use super::*;
     use crate::profile::Value;
 
-    fn name_of(name: Option<&str>, attributes: &str) -> Option<Value> {
-        let resource = Resource::from_variables(&|variable| match variable {
+    fn resource(name: Option<&str>, attributes: &str) -> Resource {
+        Resource::from_variables(&|variable| match variable {
             "OTEL_SERVICE_NAME" => name.map(str::to_owned),
             "OTEL_RESOURCE_ATTRIBUTES" => Some(attributes.to_owned()),
             _ => None,
-        });
-        resource.get("service.name").cloned()
+        })
+    }
+
+    fn name_of(name: Option<&str>, attributes: &str) -> Option<Value> {
+        resource(name, attributes).get("service.name").cloned()
+    }
+
+    #[test]
+    fn processes_differ_by_default() {
+        let resource = resource(None, "host.name=a,x=y");
+        assert_eq!(resource.get("process.pid"), Some(&std::process::id().into()));
+        let Some(Value::String(program)) = resource.get("process.executable.name") else {
+            panic!("{resource:?}")
+        };
+        assert!(program.starts_with("tracing_profiling-"), "{program}");
+        assert_eq!(resource.get("host.name"), Some(&"a".into()), "what is set comes first");
+        let Some(Value::String(id)) = resource.get("service.instance.id") else {
+            panic!("{resource:?}")
+        };
+        let lengths: Vec<_> = id.split('-').map(str::len).collect();
+        assert_eq!(lengths, [8, 4, 4, 4, 12]);
+        assert_eq!((&id[14..15], u32::from_str_radix(&id[19..20], 16).unwrap() >> 2), ("4", 2));
+        assert_eq!(instance_id().as_ref(), Some(id), "one per process");
+        assert!(resource.schema_url().is_some_and(|url| url.starts_with("https://")));
+        #[cfg(target_os = "linux")]
+        assert_eq!(sys::host_name().is_some(), !cfg!(tracing_profiling_unsupported));
+    }
+
+    #[test]
+    fn all_defaults_can_be_replaced() {
+        for key in ["service.instance.id", "process.pid", "process.executable.name"] {
+            let resource = resource(None, &format!("{key}=mine"));
+            assert_eq!(resource.get(key), Some(&"mine".into()));
+        }
     }
 
     #[test]

@@ -27,6 +27,12 @@ pub(crate) struct Epoch {
 }
 
 impl Epoch {
+    #[cfg(test)]
+    pub(crate) fn for_test(root: SpanKey, kept: Vec<KeptSpan>) -> Self {
+        let linked_inside = HashMap::new();
+        Self { root, id: None, is_trial: false, kept, linked_inside, opened_ns: 0 }
+    }
+
     /// Whether the profile has on-CPU samples that link to that span.
     fn links_on_cpu_to(&self, span: SpanKey) -> bool {
         self.kept.iter().any(|kept| kept.link.has_on_cpu && kept.link.to == Some(span))
@@ -422,7 +428,10 @@ impl ProfileAdmission {
 
 #[cfg(test)]
 mod tests {
+    use super::super::SpanLink;
     use super::*;
+    use crate::ids::{SpanId, TraceId};
+    use crate::span::TraceIds;
 
     const ID: ProfileId = ProfileId::for_test(1);
     const OTHER: ProfileId = ProfileId::for_test(2);
@@ -519,6 +528,69 @@ mod tests {
             (outer.samples, outer.earlier.profiles.as_slice()),
             (on_cpu(9), [OTHER, ID].as_slice())
         );
+    }
+
+    /// Keeps a span whose samples link to span `to`, inside the spans `outside`.
+    fn keep_linked(
+        admission: &ProfileAdmission,
+        span: u64,
+        on_cpu: u64,
+        to: u64,
+        outside: &[u64],
+    ) -> KeptSpan {
+        let ids = TraceIds {
+            trace: TraceId::from_bytes([1; 16]),
+            span: SpanId::from_bytes([1; 8]),
+            is_sampled: true,
+        };
+        let outside = outside.iter().copied().map(key).collect();
+        let link = SpanLink { to: Some(key(to)), ids: Some(ids), outside, ..SpanLink::default() };
+        let mut span = KeptSpan { link, ..KeptSpan::for_test(key(span), key(1), on_cpu) };
+        span.samples.waits = 1;
+        admission.keep(&mut span, || Some(ID));
+        span
+    }
+
+    #[test]
+    fn a_span_links_to_samples_only_if_it_has_some() {
+        let admission = ProfileAdmission::new(60);
+        // 1 is a connection with the streams 2 and 3.
+        assert!(!keep_linked(&admission, 4, 0, 2, &[1]).link.has_on_cpu, "it only waited");
+        assert!(keep_linked(&admission, 5, 3, 2, &[1]).link.has_on_cpu);
+        assert!(keep_linked(&admission, 2, 4, 2, &[1]).link.has_on_cpu);
+        assert!(keep_linked(&admission, 3, 2, 3, &[1]).link.has_on_cpu);
+        // Of its 9 samples, 4 are in stream 2, of which 3 are counted twice, and 2 in stream 3.
+        assert!(!keep_linked(&admission, 1, 9, 1, &[]).link.has_on_cpu);
+        assert!(keep_linked(&admission, 1, 10, 1, &[]).link.has_on_cpu);
+    }
+
+    #[test]
+    fn a_root_links_to_samples_that_were_exported_before_it_closed() {
+        for (to, is_linked) in [(1, true), (2, false)] {
+            let admission = ProfileAdmission::new(60);
+            keep_linked(&admission, 2, 5, to, &[]);
+            admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
+            let root = keep_linked(&admission, 1, 5, 1, &[]);
+            assert_eq!(
+                (root.samples, root.link.has_on_cpu),
+                (SampleCounts { on_cpu: 0, waits: 1 }, false)
+            );
+            assert_eq!(root.links_on_cpu(), is_linked);
+        }
+    }
+
+    #[test]
+    fn the_first_kept_span_decides_when_spans_count_as_open_for_long() {
+        let admission = ProfileAdmission::new(60);
+        assert_eq!(admission.linked_at(key(1)), None);
+        for at in [7, 9] {
+            let link = SpanLink { at, ..SpanLink::default() };
+            let mut span = KeptSpan { link, ..KeptSpan::for_test(key(2), key(1), 1) };
+            admission.keep(&mut span, || Some(ID));
+            assert_eq!(admission.linked_at(key(1)), Some(7));
+        }
+        admission.end_epoch(key(1), |_| HashMap::new());
+        assert_eq!(admission.linked_at(key(1)), None);
     }
 
     #[test]

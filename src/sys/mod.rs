@@ -50,8 +50,8 @@ pub(crate) use platform::{
     Files, HardwareCounters, KeptOn, PerfRing, Poller, RingMemory, TimerRing, Waker,
     address_space_left, blocked, check_writable, cpu_ns_of, create_private_directory,
     create_private_file, current_thread, current_tid, forbidden_calls, fork_generation, has_ended,
-    identity, kernel_symbols, load, loaded_modules, log_between_forks, mapped_file, memory_file,
-    module_generation, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
+    host_name, identity, kernel_symbols, load, loaded_modules, log_between_forks, mapped_file,
+    memory_file, module_generation, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
     open_timer_ring, path_of_open, process_id, program_memory, read_filters, read_own_memory,
     read_own_stack, stack_bounds, thread_cpu_ns, thread_usage, tick_ns, unblock_timers,
 };

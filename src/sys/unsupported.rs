@@ -61,6 +61,10 @@ pub(crate) fn process_id() -> u32 {
     std::process::id()
 }
 
+pub(crate) fn host_name() -> Option<String> {
+    None
+}
+
 pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
     action()
 }

@@ -52,7 +52,7 @@ pub(crate) use poll::{Poller, Waker};
 pub(crate) use ring::RingMemory;
 pub(crate) use signal::with_signals_blocked;
 pub(crate) use thread::{
-    address_space_left, current_thread, current_tid, has_ended, open_file_limit, process_id,
-    stack_bounds, thread_usage,
+    address_space_left, current_thread, current_tid, has_ended, host_name, open_file_limit,
+    process_id, stack_bounds, thread_usage,
 };
 pub(crate) use timer::{TimerRing, open_timer_ring, unblock_timers};

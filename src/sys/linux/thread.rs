@@ -25,6 +25,12 @@ pub(crate) fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
+/// The name of this machine, or of its container.
+pub(crate) fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
 /// Whether no process with that id exists any more.
 pub(crate) fn has_ended(process: u32) -> bool {
     let process = rustix::process::Pid::from_raw(process.cast_signed());
