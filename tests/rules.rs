@@ -137,6 +137,32 @@ fn on_cpu_off_cpu_and_idle_time_decide() {
     assert!(!HAS_STACKS || of("a") == 1, "CPU time does not depend on other load");
 }
 
+#[test]
+fn on_cpu_judges_the_subtree_and_own_on_cpu_the_span_alone() {
+    let rules = "[subtree]=on_cpu>60ms,[own]=own_on_cpu>60ms,[both]=on_cpu>60ms|own_on_cpu>60ms";
+    let setup = Setup::new(rules);
+    let in_two_threads = |span: Span| {
+        let elsewhere = || {
+            tracing::dispatcher::with_default(&setup.dispatch, || {
+                info_span!(parent: &span, "both").in_scope(|| burn(70 * MS));
+            });
+        };
+        std::thread::scope(|scope| scope.spawn(elsewhere).join().unwrap());
+        span.in_scope(|| ());
+    };
+    setup.run(|| {
+        in_two_threads(info_span!("subtree"));
+        in_two_threads(info_span!("own"));
+    });
+    let mut kept = kept(&setup);
+    kept.sort();
+    let both = || ("both", "on_cpu|own_on_cpu".to_owned());
+    let expected = vec![both(), both(), ("subtree", "on_cpu".to_owned())];
+    assert_eq!(kept, if HAS_STACKS { expected } else { vec![] });
+    let of = |reason| setup.handle.stats().kept_for(reason);
+    assert!(!HAS_STACKS || (of(Reason::OnCpu), of(Reason::OwnOnCpu)) == (3, 2));
+}
+
 const SEGMENTS: u32 = 5;
 
 /// Runs a span with many segments; the thread does the same work between them. Returns bounds of the time that counts,

@@ -175,8 +175,15 @@ fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
         reasons.push(match is_cpu_time_unknown {
             true => format!("{:.0} % in {function}", share * 100.0),
             false => {
+                let inside_ns = first.times().inside_on_cpu_ns();
+                let inside = match inside_ns >= WORTH_REPORTING {
+                    true => format!(" ({} of it in spans on other threads)", Ns(inside_ns)),
+                    false => String::new(),
+                };
+                // The share is that of all spans of the profile.
+                let of = if kept.spans.len() == 1 { "of it" } else { "of the samples" };
                 format!(
-                    "{} on-CPU, {:.0} % of it in {function}",
+                    "{} on-CPU{inside}, {:.0} % {of} in {function}",
                     Ns(subtree_on_cpu_ns),
                     share * 100.0
                 )
@@ -270,6 +277,17 @@ mod tests {
         kept.spans[0].values = FieldValues::for_test(&[("method", "GET"), ("http.route", "/a")]);
         let expected = "kept `test{method=GET http.route=/a}` (latency) after 1.31 s: ";
         assert!(line(&kept).starts_with(expected), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_message_says_which_time_was_on_other_threads_and_what_a_share_is_of() {
+        let mut kept = kept();
+        kept.spans[0].account.on_cpu_ns = 90_000_000;
+        let other = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
+        kept.spans.push(other);
+        let text = line(&kept);
+        let expected = ": 1.29 s on-CPU (1.20 s of it in spans on other threads), 97 % of the samples in shop::render";
+        assert!(text.ends_with(expected), "{text}");
     }
 
     #[test]

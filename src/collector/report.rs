@@ -127,11 +127,13 @@ pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     if waits.count == 0 {
         return;
     }
-    let off_cpu = kept.spans.first().map_or(Duration::ZERO, |span| span.account.off_cpu());
     let mut note = format!("{} seen: {}", plural_waits(waits.count), Short(waits.total));
-    // The account does not include waits on other threads.
-    if waits.total <= off_cpu {
-        _ = write!(note, " of {} off-CPU", Short(off_cpu));
+    // Off-CPU time is a span's own, while the profile has the waits of its subtree and of other kept spans.
+    if let [span] = kept.spans.as_slice()
+        && span.account.covers_subtree()
+        && waits.total <= span.account.off_cpu()
+    {
+        _ = write!(note, " of {} off-CPU", Short(span.account.off_cpu()));
     }
     if let Some(wait_site) = &waits.longest {
         _ = write!(note, "; {} in {}", Short(wait_site.waited), AtSite(wait_site));
@@ -490,6 +492,32 @@ mod tests {
         let text = Split(&account(150_000_000)).to_string();
         assert!(text.contains("on-CPU 1.00 ms (and 150 ms in spans inside it on other threads) +"));
         assert!(Split(&account(999_999)).to_string().contains("on-CPU 1.00 ms +"));
+    }
+
+    #[test]
+    fn waits_are_compared_only_with_off_cpu_time_that_includes_them() {
+        let ms = Duration::from_millis;
+        let note = |inside_error_ns, spans: usize| {
+            let account = TimeBreakdown {
+                off_cpu_ns: 500_000_000,
+                subtree_on_cpu_error_ns: inside_error_ns,
+                ..TimeBreakdown::default()
+            };
+            let span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
+            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
+            let kept = Kept {
+                spans: vec![KeptSpan { account, ..span }; spans],
+                profile: None,
+                samples: 0,
+                top_function: None,
+                waits: crate::profile::Waits { count: 2, total: ms(400), ..Default::default() },
+                files: Vec::new(),
+            };
+            describe_waits(&mut profile, &kept);
+            profile.notes.remove(0)
+        };
+        assert_eq!(note(0, 1), "2 waits seen: 400 ms of 500 ms off-CPU");
+        assert_eq!([note(1, 1), note(0, 2)], ["2 waits seen: 400 ms"; 2]);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! field     = name [ "=" value ]
 //! keep      = "off" / condition *( "|" condition )
 //! condition = duration / "last_exit>" duration / "error" / "error=self"
-//!           / ( "on_cpu>" / "off_cpu>" / "idle>" ) ( duration / number "%" )
+//!           / ( "on_cpu>" / "own_on_cpu>" / "off_cpu>" / "idle>" ) ( duration / number "%" )
 //!           / "p" number [ ">" duration ] / "always" / "one_in=" number
 //!           / "hung>" duration / "hung=off" / "open>" duration
 //! ```
@@ -181,6 +181,7 @@ fn condition(input: &mut &str) -> ModalResult<Condition> {
         "always".value(Condition::Always),
         preceded(above("last_exit"), limit).map(Condition::LastExit),
         preceded(above("on_cpu"), amount).map(Condition::OnCpu),
+        preceded(above("own_on_cpu"), amount).map(Condition::OwnOnCpu),
         preceded(above("off_cpu"), amount).map(Condition::OffCpu),
         preceded(above("idle"), amount).map(Condition::Idle),
         preceded(above("hung"), limit).map(Condition::Hung),
@@ -275,6 +276,7 @@ mod tests {
             "error",
             "on_cpu>100ms|on_cpu>80%|off_cpu>50ms|idle>1s",
             "off_cpu>50ms",
+            "own_on_cpu>100ms|own_on_cpu>80%",
             "p99>20ms|one_in=1000",
             "p99.9",
             "always",

@@ -152,7 +152,7 @@ impl Sampler {
         let (mut line, is_less) = self.describe_source();
         if sys::thread_cpu_ns().is_none() {
             line.push_str(
-                "; the CPU time of threads cannot be read: rules with `on_cpu` or `off_cpu` match no span",
+                "; the CPU time of threads cannot be read: rules with `on_cpu`, `own_on_cpu` or `off_cpu` match no span",
             );
         }
         (line, is_less)
