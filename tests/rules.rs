@@ -346,6 +346,29 @@ fn field_values_decide_when_set_at_creation_or_later() {
 }
 
 #[test]
+fn patterns_match_whole_values_set_at_creation_or_later() {
+    let setup = Setup::new(
+        r#"[a{tenant=acme-.*}]=always,[b{uri=~"/cart/[0-9]{1,3}"}]=always,[c{status=5..}]=always,1h"#,
+    );
+    setup.run(|| {
+        for (tenant, uri, status) in [
+            ("acme-eu", "/cart/17", 503),
+            ("acme", "/cart/1234", 404),
+            ("big-acme-eu", "/x/cart/17", 5030),
+        ] {
+            info_span!("a", tenant).in_scope(|| {});
+            info_span!("b", uri = %uri).in_scope(|| {});
+            let later = info_span!("c", status = Empty);
+            later.record("status", status);
+        }
+        info_span!("b", uri = ?"/cart/3").in_scope(|| {});
+    });
+    let mut names = names(&setup);
+    names.sort_unstable();
+    assert_eq!(names, ["a", "b", "b", "c"]);
+}
+
+#[test]
 fn a_span_that_a_later_value_keeps_has_samples_from_the_beginning() {
     let setup = Setup::new("[checkout{tenant=acme}]=always");
     let run = |tenant: &str| {
