@@ -166,6 +166,7 @@ mod http;
 mod ids;
 mod keep;
 mod layer;
+mod log;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "axum")]
@@ -202,6 +203,8 @@ pub mod guide {
     pub mod without_opentelemetry {}
     #[doc = include_str!("../docs/guide/configuration.md")]
     pub mod configuration {}
+    #[doc = include_str!("../docs/guide/log.md")]
+    pub mod log {}
     #[doc = include_str!("../docs/guide/nothing_is_kept.md")]
     pub mod nothing_is_kept {}
     #[doc = include_str!("../docs/guide/platforms.md")]

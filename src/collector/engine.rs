@@ -22,6 +22,7 @@ use crate::keep::{
     Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, NoProfile, OnKept,
     ProfileAdmission, Reasons, Rules,
 };
+use crate::log::{LogEvent, LogKind};
 use crate::otel::{AttributeNames, EarlyVerdict, OtelSpan, Pairing};
 use crate::profile::ProfileId;
 use crate::redact::Redaction;
@@ -71,7 +72,7 @@ pub(crate) struct Parts {
     /// An error of the exporter, if it has one.
     pub(crate) problem: Option<String>,
     /// What is wrong with the settings.
-    pub(crate) warnings: Vec<String>,
+    pub(crate) warnings: Vec<LogEvent>,
     pub(crate) on_kept: Option<OnKept>,
     pub(crate) only_sampled_traces: bool,
     pub(crate) attributes: AttributeNames,
@@ -92,12 +93,12 @@ pub(crate) struct Engine {
     only_sampled_traces: bool,
     pub(crate) source_settings: SourceSettings,
     /// Describes the source and what it cannot see, and whether that is less than was requested.
-    pub(crate) source_line: (String, bool),
+    pub(crate) source_line: LogEvent,
     pub(super) attributes: AttributeNames,
     pub(super) redaction: Redaction,
     pub(crate) pairing: Arc<Pairing>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
-    warnings: Mutex<Vec<String>>,
+    warnings: Mutex<Vec<LogEvent>>,
     pub(super) commands: Sender<Command>,
     pub(crate) gate: &'static Gate,
     dispatch: RwLock<Option<WeakDispatch>>,
@@ -132,7 +133,17 @@ impl Engine {
         if cfg!(not(feature = "symbols")) {
             source_line += "; addresses have no names because the feature `symbols` is off";
         }
-        let source_line = (source_line, is_warning);
+        let source_line = LogEvent {
+            value: Some(parts.source.name().to_owned()),
+            ..match is_warning {
+                true => LogEvent::warning(LogKind::Source, source_line),
+                false => LogEvent::info(LogKind::Source, source_line),
+            }
+        };
+        let failure = parts.problem.map(|problem| LogEvent {
+            error: Some(problem.clone()),
+            ..LogEvent::warning(LogKind::ExportFails, problem)
+        });
         let engine = Arc::new(Self {
             spans: parts.spans,
             callsites: parts.callsites,
@@ -148,7 +159,7 @@ impl Engine {
             source_line,
             attributes: parts.attributes,
             redaction: parts.redaction,
-            warnings: Mutex::new(parts.warnings.into_iter().chain(parts.problem).collect()),
+            warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),
             pairing: parts.pairing,
             commands,
             gate,
@@ -259,6 +270,11 @@ impl Engine {
         self.waker.wake();
     }
 
+    /// Logs an event.
+    pub(super) fn log_event(&self, event: &LogEvent) {
+        self.log(|| event.emit());
+    }
+
     /// Logs with the layer's subscriber as the default. Panics of the subscriber are ignored.
     pub(super) fn log(&self, event: impl FnOnce()) {
         let log = || match self.dispatch() {
@@ -352,7 +368,7 @@ impl Engine {
         otel
     }
 
-    pub(super) fn take_warnings(&self) -> Vec<String> {
+    pub(super) fn take_warnings(&self) -> Vec<LogEvent> {
         std::mem::take(&mut self.warnings.lock())
     }
 

@@ -6,6 +6,7 @@ use super::report::{
     AtSite, Ns, Short, WAIT_NS, WORTH_REPORTING, full_name, plural_waits, unsampled_of,
 };
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan, NoProfile};
+use crate::log::{LogEvent, LogKind};
 use crate::profile::Waits;
 use crate::redact::Redaction;
 use crate::span::TimeBreakdown;
@@ -30,7 +31,9 @@ pub(super) fn log(kept: &Kept, names: &Redaction) {
     if left_out > 0 {
         tracing::info!(
             target: "tracing_profiling",
-            spans = left_out,
+            parent: None,
+            kind = display(LogKind::KeptMore.as_str()),
+            count = left_out,
             profile_id = kept.profile.map(display),
             "kept {left_out} more spans together with `{of}`"
         );
@@ -61,8 +64,8 @@ impl NameHint {
         "uri",
     ];
 
-    /// The log line, once, when it is due.
-    pub(super) fn line(&mut self, kept: &Kept, names: &Redaction) -> Option<String> {
+    /// The log event, once, when it is due.
+    pub(super) fn event(&mut self, kept: &Kept, names: &Redaction) -> Option<LogEvent> {
         if self.is_over {
             return None;
         }
@@ -79,13 +82,19 @@ impl NameHint {
         let field = unshown.find(|name| fields.field(**name).is_some())?;
         let mut shown: Vec<_> = span.fields().map(|(name, _)| name).collect();
         shown.push(field);
-        Some(format!(
-            "all {} kept spans are named `{}`: TRACING_PROFILING_FIELDS={} also shows the values of their field \
+        let shown = shown.join(",");
+        let message = format!(
+            "all {} kept spans are named `{}`: TRACING_PROFILING_FIELDS={shown} also shows the values of their field \
              `{field}`, in the log and in profiles",
             self.spans,
             full_name(span, names),
-            shown.join(",")
-        ))
+        );
+        Some(LogEvent {
+            variable: Some("TRACING_PROFILING_FIELDS".into()),
+            value: Some(shown),
+            count: u64::try_from(self.spans).ok(),
+            ..LogEvent::info(LogKind::NamesAlike, message)
+        })
     }
 }
 
@@ -102,6 +111,8 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
     let top = kept.top_function.as_ref().filter(|_| has_profile);
     tracing::info!(
         target: "tracing_profiling",
+        parent: None,
+        kind = display(LogKind::Kept.as_str()),
         span = display(names.redact_span(span.name())),
         otel.name = value("otel.name"),
         http.route = value("http.route"),
@@ -333,7 +344,7 @@ mod tests {
                 let mut kept = kept();
                 kept.spans[0].metadata = metadata;
                 kept.spans[0].values = FieldValues::for_test(&[("method", "GET")]);
-                hint.line(&kept, &Redaction::new())
+                Some(hint.event(&kept, &Redaction::new())?.message)
             });
             lines.collect::<Vec<_>>()
         };

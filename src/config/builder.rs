@@ -15,6 +15,7 @@ use crate::export::{Directory, Exporter, Remote};
 use crate::keep::{
     Callsites, Keep, Kept, MAX_RESERVED, OnKept, ProfileAdmission, Rules, ShownFields,
 };
+use crate::log::{LogEvent, LogKind};
 use crate::otel::{AttributeNames, Pairing};
 use crate::profile::Resource;
 use crate::redact::Redaction;
@@ -70,7 +71,7 @@ pub struct Builder {
     #[cfg(feature = "sighup")]
     reloads_on_sighup: bool,
     /// What is wrong with the settings, although the layer can start with them.
-    pub(super) warnings: Vec<String>,
+    pub(super) warnings: Vec<LogEvent>,
     /// A variable that sets an OTLP endpoint, although no feature for OTLP is on.
     #[cfg(not(feature = "_otlp"))]
     pub(super) unused_endpoint: Option<&'static str>,
@@ -145,20 +146,25 @@ impl Builder {
     }
 
     /// Adds a warning, which is logged once the layer has a subscriber.
-    pub(super) fn warn(&mut self, warning: String) {
+    pub(super) fn warn(&mut self, warning: LogEvent) {
         if !self.warnings.contains(&warning) {
             self.warnings.push(warning);
         }
     }
 
     /// The value of `setting`, clamped to its range with a warning.
-    fn clamped(&mut self, setting: &str, value: u32, range: &RangeInclusive<u32>) -> u32 {
+    fn clamped(&mut self, setting: &'static str, value: u32, range: &RangeInclusive<u32>) -> u32 {
         let clamped = value.clamp(*range.start(), *range.end());
         if clamped != value {
             let (least, most) = range.clone().into_inner();
-            self.warn(format!(
-                "{setting}({value}) is not from {least} to {most}: it is {clamped} now"
-            ));
+            let message =
+                format!("{setting}({value}) is not from {least} to {most}: it is {clamped} now");
+            self.warn(LogEvent {
+                variable: Some(setting.into()),
+                value: Some(value.to_string()),
+                limit: Some(clamped.into()),
+                ..LogEvent::warning(LogKind::Clamped, message)
+            });
         }
         clamped
     }
@@ -507,11 +513,16 @@ impl Builder {
         let mut warnings = self.warnings;
         #[cfg(not(feature = "_otlp"))]
         if let (Some(name), None) = (self.unused_endpoint, &self.exporter) {
-            warnings.push(format!(
+            let message = format!(
                 "{name} is set, but profiles are written to {}: the feature `otlp-grpc` or `otlp-http` of \
                  tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",
                 self.directory.display()
-            ));
+            );
+            warnings.push(LogEvent {
+                variable: Some(name.into()),
+                file: Some(self.directory.display().to_string()),
+                ..LogEvent::warning(LogKind::EndpointUnused, message)
+            });
         }
         let mut exporter = self
             .exporter
@@ -606,7 +617,8 @@ mod tests {
             "stack_bytes(70000) is not from 1024 to 65448: it is 65448 now",
             "max_depth(0) is not from 1 to 1024: it is 1 now",
         ];
-        assert_eq!(builder.warnings, expected);
+        let messages: Vec<_> = builder.warnings.iter().map(|warning| &warning.message).collect();
+        assert_eq!(messages, expected);
         let builder = Builder::new().rate(10_000).stack_bytes(5_003).max_depth(1);
         assert_eq!((builder.source.stack_bytes, builder.warnings.len()), (5_000, 0));
     }

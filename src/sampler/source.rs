@@ -123,12 +123,21 @@ impl Sampler {
         }))
     }
 
-    /// Whether no thread can be sampled.
-    pub(crate) fn is_refused(&self) -> bool {
+    /// The source in use: `perf`, `timer` or `none`.
+    pub(crate) fn name(&self) -> &'static str {
         let shared = &*self.0;
         let has_perf = shared.perf.as_ref().is_some_and(|perf| perf.refused().is_none());
         let has_timers = shared.timers.is_some() && shared.timers_refused.is_none();
-        !has_perf && !has_timers
+        match (has_perf, has_timers) {
+            (true, _) => "perf",
+            (false, true) => "timer",
+            (false, false) => "none",
+        }
+    }
+
+    /// Whether no thread can be sampled.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.name() == "none"
     }
 
     pub(crate) fn periods(&self) -> Periods {
