@@ -3,6 +3,8 @@
 #[cfg(feature = "axum")]
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+#[cfg(any(feature = "axum", feature = "sighup"))]
+use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use tracing::Dispatch;
@@ -12,6 +14,7 @@ use crate::collector::{Engine, Gate};
 use crate::config::{Builder, start};
 use crate::error::Error;
 use crate::keep::Rules;
+use crate::log::{LogEvent, LogKind};
 use crate::otel::Pairing;
 #[cfg(feature = "opentelemetry-sdk")]
 use crate::otel::SpanEnds;
@@ -130,11 +133,12 @@ impl Control {
         if !sys::has_ended(self.made_by) || !self.gate.take_forked() {
             return;
         }
-        tracing::warn!(
-            target: "tracing_profiling",
+        LogEvent::warning(
+            LogKind::Forked,
             "this process was forked from the one that built the profiling layer, which has exited, so profiling \
-             has stopped: build the layer after the process has become a daemon"
-        );
+             has stopped: build the layer after the process has become a daemon",
+        )
+        .emit();
     }
 
     pub(crate) fn gate(&self) -> &'static Gate {
@@ -277,22 +281,26 @@ impl Control {
     /// Logs that the rules were changed, or profiling disabled, from outside the program.
     #[cfg(any(feature = "axum", feature = "sighup"))]
     pub(crate) fn log_rules(&self, by: &str) {
-        let line = match self.is_enabled() {
-            true => format!("{by}: the rules are now `{}`", self.rules()),
-            false => format!("{by}: profiling is disabled"),
+        let rules = self.rules().to_string();
+        let event = match self.is_enabled() {
+            true => {
+                LogEvent::info(LogKind::RulesChanged, format!("{by}: the rules are now `{rules}`"))
+            }
+            false => LogEvent::info(LogKind::Disabled, format!("{by}: profiling is disabled")),
         };
-        let log = || tracing::info!(target: "tracing_profiling", "{line}");
-        crate::sys::log_between_forks(|| self.with_dispatch(log));
+        self.log(LogEvent { rules: Some(rules), ..event });
     }
 
-    /// Runs `action` with the layer's subscriber as the default.
+    /// Logs with the layer's subscriber as the default, on a thread that is in no span: some formatters show the span
+    /// of the thread, whatever the event's parent.
     #[cfg(any(feature = "axum", feature = "sighup"))]
-    pub(crate) fn with_dispatch(&self, action: impl FnOnce()) {
-        let dispatch = self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade);
-        match dispatch {
-            Some(dispatch) => tracing::dispatcher::with_default(&dispatch, action),
-            None => action(),
-        }
+    pub(crate) fn log(&self, event: LogEvent) {
+        let known = self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade);
+        let dispatch = known.unwrap_or_else(|| tracing::dispatcher::get_default(Dispatch::clone));
+        let log = move || tracing::dispatcher::with_default(&dispatch, || event.emit());
+        let thread = sys::spawn("profiling-log", || sys::log_between_forks(log));
+        // It panics if the subscriber does.
+        _ = thread.map(JoinHandle::join);
     }
 
     /// A span processor observes the ends of OpenTelemetry spans from now on.

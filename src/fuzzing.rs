@@ -2,7 +2,7 @@
 
 use crate::config::Builder;
 use crate::error::Error;
-use crate::keep::Rules;
+use crate::keep::{Keep, Rule, Rules};
 use crate::redact::Redaction;
 use crate::sampler::record::{Layout, Machine, Record, Records, read_sample, said_position};
 use crate::symbols::fuzzing as symbols;
@@ -31,15 +31,20 @@ pub fn records(bytes: &[u8]) -> usize {
     count
 }
 
-/// Parses `text` as rules, as redaction patterns and as a name. Errors must be a few short lines, and rules must
-/// round-trip.
+/// Parses `text` as rules, as a pattern of a rule, as redaction patterns and as a name. Errors must be a few short lines,
+/// rules must round-trip, and patterns must match their own text.
 pub fn rules_and_patterns(text: &str) {
     match text.parse::<Rules>() {
         Ok(rules) => {
             let written = rules.to_string();
             let again = written.parse::<Rules>().map(|rules| rules.to_string());
             assert_eq!(again.map_err(|error| error.to_string()), Ok(written));
+            rules.iter().for_each(|rule| rule.match_own_values(text));
         }
+        Err(error) => check_error(&error),
+    }
+    match Rule::for_all(Keep::failed()).with_field_pattern("a", text) {
+        Ok(rule) => rule.match_own_values(text),
         Err(error) => check_error(&error),
     }
     let all = Redaction::new().hide_all("TRACING_PROFILING_REDACT", text);

@@ -202,7 +202,7 @@ impl Handle {
     pub fn source(&self) -> String {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map(|engine| engine.source_line.0.clone()).unwrap_or_default()
+        engine.map(|engine| engine.source_line.message.clone()).unwrap_or_default()
     }
 
     /// Wraps a span processor for the tracer provider. The result sets the attributes of kept spans on their

@@ -7,6 +7,7 @@ use crate::collector::spawn;
 use crate::control::Control;
 use crate::error::Error;
 use crate::handle::Handle;
+use crate::log::{LogEvent, LogKind};
 use crate::sys::Hangups;
 
 /// Starts the thread that waits for the signal.
@@ -30,11 +31,9 @@ pub(crate) fn reload_on_hangup(control: &Arc<Control>) -> Result<(), Error> {
 
 fn reload(control: &Arc<Control>) {
     let Err(error) = Handle::new(control).reload_env() else { return control.log_rules("SIGHUP") };
-    let log = || {
-        tracing::warn!(
-            target: "tracing_profiling",
-            "SIGHUP: the rules stay as they are: {error}"
-        );
-    };
-    crate::sys::log_between_forks(|| control.with_dispatch(log));
+    let message = format!("SIGHUP: the rules stay as they are: {error}");
+    control.log(LogEvent {
+        error: Some(error.to_string()),
+        ..LogEvent::warning(LogKind::ReloadFailed, message)
+    });
 }

@@ -67,7 +67,7 @@
 //! |---|---|
 //! | off (`TRACING_PROFILING=off`) | nothing: no threads, files, signal handlers or ring buffers |
 //! | a span that no rule matches | a few nanoseconds |
-//! | a profiled span that is not kept | a few tens of nanoseconds per enter and exit; no allocation; at most one system call per millisecond of a thread, and one at each enter and exit if its rule judges `on_cpu` or `off_cpu` |
+//! | a profiled span that is not kept | a few tens of nanoseconds per enter and exit; no allocation; at most one system call per millisecond of a thread, and one at each enter and exit if its rule judges `on_cpu`, `own_on_cpu` or `off_cpu` |
 //! | a sample | some 30 µs of the thread's time, two thirds of which is the cost of any timer interrupt; only for threads in old spans, at first 1,000 per second of CPU time, down to 100 |
 //! | a context switch in an old span | 2 to 15 µs with perf, nothing with timers |
 //! | a kept span | symbolization and two files (three with `otlp`), on a thread of the layer |
@@ -166,6 +166,7 @@ mod http;
 mod ids;
 mod keep;
 mod layer;
+mod log;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "axum")]
@@ -202,6 +203,8 @@ pub mod guide {
     pub mod without_opentelemetry {}
     #[doc = include_str!("../docs/guide/configuration.md")]
     pub mod configuration {}
+    #[doc = include_str!("../docs/guide/log.md")]
+    pub mod log {}
     #[doc = include_str!("../docs/guide/nothing_is_kept.md")]
     pub mod nothing_is_kept {}
     #[doc = include_str!("../docs/guide/platforms.md")]

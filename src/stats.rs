@@ -100,8 +100,10 @@ counters! {
         kept_for_last_exit,
         /// Spans kept because they failed.
         kept_for_error,
-        /// Spans kept for their on-CPU time.
+        /// Spans kept for the on-CPU time of their subtree.
         kept_for_on_cpu,
+        /// Spans kept for their own on-CPU time.
+        kept_for_own_on_cpu,
         /// Spans kept for their off-CPU time.
         kept_for_off_cpu,
         /// Spans kept for their idle time.

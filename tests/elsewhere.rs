@@ -34,7 +34,7 @@ fn on_cpu_time_is_unknown_and_not_the_whole_wall_time() {
 
 #[test]
 fn rules_about_cpu_time_keep_no_span() {
-    for rules in ["on_cpu>1ms", "off_cpu>1ms", "on_cpu>1%|off_cpu>1%"] {
+    for rules in ["on_cpu>1ms", "own_on_cpu>1ms", "off_cpu>1ms", "on_cpu>1%|off_cpu>1%"] {
         let setup = Setup::new(rules);
         setup.run(|| info_span!("sleeps").in_scope(|| std::thread::sleep(20 * MS)));
         assert_eq!(setup.kept().len(), 0, "{rules}");

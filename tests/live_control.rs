@@ -18,7 +18,7 @@ use support::{HAS_STACKS, PLENTY, Setup, burn};
 use tower::ServiceExt;
 use tracing::info_span;
 use tracing_profiling::export::Memory;
-use tracing_profiling::{Directory, Handle, ProfilingLayer, Reason};
+use tracing_profiling::{Directory, Handle, ProfilingLayer, Reason, Rules};
 use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -139,23 +139,33 @@ async fn delete_stops_and_post_resumes() {
 async fn changes_are_logged() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let log = Arc::new(file.reopen().unwrap());
-    let rules = "0ms".parse().unwrap();
+    let rules: Rules = "0ms".parse().unwrap();
     let profiling = ProfilingLayer::builder().rules(rules).exporter(Memory::new()).build().unwrap();
     let handle = profiling.handle();
     let subscriber = tracing_subscriber::registry()
-        .with(tracing_subscriber::fmt::layer().with_ansi(false).with_writer(log))
+        .with(tracing_subscriber::fmt::layer().json().with_writer(log))
         .with(profiling);
-    let dispatch = tracing::Dispatch::new(subscriber);
-    tracing::dispatcher::with_default(&dispatch, || info_span!("any").in_scope(|| ()));
+    // Requests have a span, which the events are not in.
+    let _default = tracing::subscriber::set_default(subscriber);
+    let _span = info_span!("request").entered();
     assert_eq!(ask(&handle, "DELETE", "", "").await.status, StatusCode::OK);
     assert_eq!(put_rules(&handle, "7ms").await.status, StatusCode::OK);
     assert_eq!(put_rules(&handle, "fast").await.status, StatusCode::BAD_REQUEST);
     assert_eq!(ask(&handle, "POST", "", "").await.status, StatusCode::OK);
     let lines = fs::read_to_string(file.path()).unwrap();
-    let texts = lines.lines().filter_map(|line| line.split_once("HTTP: ")).map(|(_, text)| text);
-    let disabled = "profiling is disabled";
-    let enabled = "the rules are now `7ms`";
-    assert_eq!(texts.collect::<Vec<_>>(), [disabled, enabled, enabled], "{lines}");
+    let events = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let events = events.filter(|event| event["target"] == "tracing_profiling").map(|event| {
+        assert!(event.get("span").is_none() && event.get("spans").is_none(), "{event}");
+        event["fields"].clone()
+    });
+    let events = events.filter(|fields| fields["message"].as_str().unwrap().contains("HTTP: "));
+    let enabled = serde_json::json!({
+        "message": "HTTP: the rules are now `7ms`", "kind": "rules_changed", "rules": "7ms",
+    });
+    let disabled = serde_json::json!({
+        "message": "HTTP: profiling is disabled", "kind": "disabled", "rules": "0s",
+    });
+    assert_eq!(events.collect::<Vec<_>>(), [disabled, enabled.clone(), enabled], "{lines}");
 }
 
 #[tokio::test]

@@ -24,16 +24,21 @@ use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The fields of the log events of kept spans.
+/// The fields of the log events of kept spans. All other events are for programs, too.
 fn events(log: &Log) -> Vec<Value> {
+    all_events(log).into_iter().filter(|fields| fields["kind"] == "kept").collect()
+}
+
+fn all_events(log: &Log) -> Vec<Value> {
     let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let events = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let events = events.filter(|event| event["target"] == "tracing_profiling");
     let fields = events.map(|event| {
-        assert!(event.get("span").is_none(), "inside no span: {event}");
+        let is_outside = event.get("span").is_none() && event.get("spans").is_none();
+        assert!(is_outside && event["fields"]["kind"].is_string(), "{event}");
         event["fields"].clone()
     });
-    fields.filter(|fields| fields["message"].as_str().unwrap().starts_with("kept `")).collect()
+    fields.collect()
 }
 
 fn ms(time: Duration) -> f64 {
@@ -151,9 +156,13 @@ fn without_a_route_one_line_says_what_to_set() {
     let (log, _, kept) = serve(&app, &["/report"; 7]);
     assert_eq!(kept.len(), 7);
     assert!(kept.iter().all(|kept| of_kept(kept) == [("method", "GET".to_owned())]));
+    let hints = all_events(&log);
+    let mut hints = hints.iter().filter(|fields| fields["kind"] == "names_alike");
+    let hint = hints.next().unwrap();
+    assert!(hints.next().is_none());
+    assert!(hint["message"].as_str().unwrap().contains("=method,uri also shows"), "{hint}");
+    assert_eq!([&hint["variable"], &hint["value"]], ["TRACING_PROFILING_FIELDS", "method,uri"]);
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    let hint = "TRACING_PROFILING_FIELDS=method,uri also shows";
-    assert_eq!(log.matches(hint).count(), 1, "{log}");
     assert!(
         !log.lines().any(|line| line.contains("tracing_profiling") && line.contains("/report"))
     );
@@ -245,6 +254,35 @@ fn an_open_span_has_its_values() {
         assert!(kept.spans[0].is_open());
         assert_eq!(of_kept(kept), [("http.route", "/events".to_owned())]);
     });
+}
+
+#[test]
+fn each_log_event_has_a_kind_and_is_in_no_span_of_the_program() {
+    let log = Log::default();
+    let writer = log.clone();
+    let json = tracing_subscriber::fmt::layer().json().with_writer(move || writer.clone());
+    let layer = ProfilingLayer::builder()
+        .exporter(tracing_profiling::export::Memory::new())
+        .rules("[kept]=0ms".parse().unwrap())
+        .max_depth(0)
+        .on_kept(|_| panic!("as the test wants"))
+        .build()
+        .unwrap();
+    let handle = layer.handle();
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(json).with(layer));
+    tracing::dispatcher::with_default(&dispatch, || {
+        let _current = info_span!("request of a user").entered();
+        info_span!("kept").in_scope(|| ());
+        assert!(handle.flush(PLENTY));
+    });
+    let events = all_events(&log);
+    let of = |kind: &str| events.iter().find(|event| event["kind"] == kind).unwrap();
+    assert!(["perf", "timer", "none"].contains(&of("source")["value"].as_str().unwrap()));
+    let clamped = of("clamped");
+    assert_eq!((&clamped["variable"], &clamped["value"]), (&"max_depth".into(), &"0".into()));
+    assert_eq!(clamped["limit"], 1);
+    assert_eq!(of("kept")["span"], "kept");
+    assert!(of("on_kept_panicked")["message"].is_string());
 }
 
 /// Two requests in one open connection share a profile: one fails at once, the other is slow.

@@ -137,6 +137,32 @@ fn on_cpu_off_cpu_and_idle_time_decide() {
     assert!(!HAS_STACKS || of("a") == 1, "CPU time does not depend on other load");
 }
 
+#[test]
+fn on_cpu_judges_the_subtree_and_own_on_cpu_the_span_alone() {
+    let rules = "[subtree]=on_cpu>60ms,[own]=own_on_cpu>60ms,[both]=on_cpu>60ms|own_on_cpu>60ms";
+    let setup = Setup::new(rules);
+    let in_two_threads = |span: Span| {
+        let elsewhere = || {
+            tracing::dispatcher::with_default(&setup.dispatch, || {
+                info_span!(parent: &span, "both").in_scope(|| burn(70 * MS));
+            });
+        };
+        std::thread::scope(|scope| scope.spawn(elsewhere).join().unwrap());
+        span.in_scope(|| ());
+    };
+    setup.run(|| {
+        in_two_threads(info_span!("subtree"));
+        in_two_threads(info_span!("own"));
+    });
+    let mut kept = kept(&setup);
+    kept.sort();
+    let both = || ("both", "on_cpu|own_on_cpu".to_owned());
+    let expected = vec![both(), both(), ("subtree", "on_cpu".to_owned())];
+    assert_eq!(kept, if HAS_STACKS { expected } else { vec![] });
+    let of = |reason| setup.handle.stats().kept_for(reason);
+    assert!(!HAS_STACKS || (of(Reason::OnCpu), of(Reason::OwnOnCpu)) == (3, 2));
+}
+
 const SEGMENTS: u32 = 5;
 
 /// Runs a span with many segments; the thread does the same work between them. Returns bounds of the time that counts,
@@ -317,6 +343,29 @@ fn field_values_decide_when_set_at_creation_or_later() {
         info_span!("refund", tenant = "acme").in_scope(|| {});
     });
     assert_eq!(names(&setup), ["checkout"; 2]);
+}
+
+#[test]
+fn patterns_match_whole_values_set_at_creation_or_later() {
+    let setup = Setup::new(
+        r#"[a{tenant=acme-.*}]=always,[b{uri=~"/cart/[0-9]{1,3}"}]=always,[c{status=5..}]=always,1h"#,
+    );
+    setup.run(|| {
+        for (tenant, uri, status) in [
+            ("acme-eu", "/cart/17", 503),
+            ("acme", "/cart/1234", 404),
+            ("big-acme-eu", "/x/cart/17", 5030),
+        ] {
+            info_span!("a", tenant).in_scope(|| {});
+            info_span!("b", uri = %uri).in_scope(|| {});
+            let later = info_span!("c", status = Empty);
+            later.record("status", status);
+        }
+        info_span!("b", uri = ?"/cart/3").in_scope(|| {});
+    });
+    let mut names = names(&setup);
+    names.sort_unstable();
+    assert_eq!(names, ["a", "b", "b", "c"]);
 }
 
 #[test]

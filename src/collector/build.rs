@@ -180,11 +180,8 @@ impl ProfileAssembler<'_> {
             spans.map(|span| &span.account)
         };
         // These accounts do not include waits on other threads.
-        let is_all = accounts().all(|account| {
-            let is_own = account.subtree_on_cpu_ns == account.on_cpu_ns
-                && account.subtree_on_cpu_error_ns == account.on_cpu_error_ns;
-            is_own && !account.is_cpu_time_unknown
-        });
+        let is_all =
+            accounts().all(|account| account.covers_subtree() && !account.is_cpu_time_unknown);
         let off_cpu_ns: u64 =
             accounts().map(|account| account.off_cpu_ns + account.on_cpu_error_ns).sum();
         let little_ns = off_cpu_ns / 100 + 1_000_000;

@@ -8,6 +8,7 @@ use crossbeam::channel::Sender;
 
 use super::room::TakenRoom;
 use crate::keep::KeptSpan;
+use crate::log::LogEvent;
 use crate::profile::{MappingId, Profile};
 use crate::unwind::Module;
 
@@ -38,8 +39,7 @@ impl Command {
 /// A message to the exporting thread.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Log this line.
-    Log { line: String, is_warning: bool },
+    Log(Box<LogEvent>),
     /// Symbolize and export a profile.
     Export {
         profile: Box<Profile>,

@@ -20,6 +20,7 @@ use super::outbox::{Content, DeliveryOutcome, LAST_PAUSE, Outage, Outbox, Outgoi
 use super::room::TakenRoom;
 use crate::export::{Answer, ExportError, Exported, Exporter, Unexportable};
 use crate::keep::{Kept, OnKept};
+use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
 use crate::stats::Counters;
 use crate::sys::{Files, Owning};
@@ -185,7 +186,11 @@ impl Delivery {
             }
             Ok(Err(error)) if error.is::<Unexportable>() => {
                 if !std::mem::replace(&mut self.has_logged_loss, true) {
-                    self.log(true, &format!("a profile is lost: {error} (logged once)"));
+                    let message = format!("a profile is lost: {error} (logged once)");
+                    self.engine.log_event(&LogEvent {
+                        error: Some(error.to_string()),
+                        ..LogEvent::warning(LogKind::ProfileLost, message)
+                    });
                 }
                 self.lose(held.report);
                 None
@@ -260,11 +265,14 @@ impl Delivery {
             self.fail(None, problem.to_owned(), false);
         }
         if !std::mem::replace(&mut self.takes_none, true) {
-            let line = format!(
+            let message = format!(
                 "a profile could not be exported: {problem} (logged once until it works again; until then \
                  spans are kept without profiles, and the program is not affected)"
             );
-            self.log(true, &line);
+            self.engine.log_event(&LogEvent {
+                error: Some(problem.to_owned()),
+                ..LogEvent::warning(LogKind::ExportFails, message)
+            });
         }
     }
 
@@ -414,8 +422,8 @@ impl Delivery {
     /// Logs what was kept, and calls `on_kept`.
     pub(super) fn report(&mut self, kept: &Kept) {
         self.engine.log(|| kept_event::log(kept, &self.engine.redaction));
-        if let Some(line) = self.name_hint.line(kept, &self.engine.redaction) {
-            self.log(false, &line);
+        if let Some(event) = self.name_hint.event(kept, &self.engine.redaction) {
+            self.engine.log_event(&event);
         }
         #[cfg(feature = "axum")]
         self.engine.recent.add(kept, &self.engine.redaction);
@@ -425,16 +433,9 @@ impl Delivery {
             let panicked = &self.engine.counters.spans.on_kept_panics;
             if reported.is_err() && panicked.fetch_add(1, Ordering::Relaxed) == 0 {
                 let line = "the `on_kept` callback panicked; further panics are only counted";
-                self.log(true, line);
+                self.engine.log_event(&LogEvent::warning(LogKind::OnKeptPanicked, line));
             }
         }
-    }
-
-    pub(super) fn log(&self, is_warning: bool, line: &str) {
-        self.engine.log(|| match is_warning {
-            true => tracing::warn!(target: "tracing_profiling", "{line}"),
-            false => tracing::info!(target: "tracing_profiling", "{line}"),
-        });
     }
 }
 

@@ -24,6 +24,7 @@ use crate::keep::{
     Callsite, Callsites, ExportedWhileOpen, FieldValues, KeptSpan, NoProfile, OnKept,
     ProfileAdmission, Reasons, Rules, SpanLink,
 };
+use crate::log::{LogEvent, LogKind};
 use crate::otel::{EarlyVerdict, LinkTo, OtelSettings, OtelSpan, Pairing};
 use crate::profile::ProfileId;
 use crate::redact::Redaction;
@@ -73,7 +74,7 @@ pub(crate) struct Parts {
     /// An error of the exporter, if it has one.
     pub(crate) problem: Option<String>,
     /// What is wrong with the settings.
-    pub(crate) warnings: Vec<String>,
+    pub(crate) warnings: Vec<LogEvent>,
     pub(crate) on_kept: Option<OnKept>,
     pub(crate) otel: OtelSettings,
     pub(crate) redaction: Redaction,
@@ -92,14 +93,14 @@ pub(crate) struct Engine {
     without_samples: NoProfile,
     pub(crate) source_settings: SourceSettings,
     /// Describes the source and what it cannot see, and whether that is less than was requested.
-    pub(crate) source_line: (String, bool),
+    pub(crate) source_line: LogEvent,
     otel: OtelSettings,
     pub(super) redaction: Redaction,
     #[cfg(feature = "axum")]
     pub(crate) recent: Recent,
     pub(crate) pairing: Arc<Pairing>,
     /// What is wrong with the settings or the exporter from the start, until it is logged.
-    warnings: Mutex<Vec<String>>,
+    warnings: Mutex<Vec<LogEvent>>,
     pub(super) commands: Sender<Command>,
     pub(crate) gate: &'static Gate,
     dispatch: RwLock<Option<WeakDispatch>>,
@@ -134,7 +135,17 @@ impl Engine {
         if cfg!(not(feature = "symbols")) {
             source_line += "; addresses have no names because the feature `symbols` is off";
         }
-        let source_line = (source_line, is_warning);
+        let source_line = LogEvent {
+            value: Some(parts.source.name().to_owned()),
+            ..match is_warning {
+                true => LogEvent::warning(LogKind::Source, source_line),
+                false => LogEvent::info(LogKind::Source, source_line),
+            }
+        };
+        let failure = parts.problem.map(|problem| LogEvent {
+            error: Some(problem.clone()),
+            ..LogEvent::warning(LogKind::ExportFails, problem)
+        });
         let engine = Arc::new(Self {
             spans: parts.spans,
             callsites: parts.callsites,
@@ -151,7 +162,7 @@ impl Engine {
             redaction: parts.redaction,
             #[cfg(feature = "axum")]
             recent: Recent::default(),
-            warnings: Mutex::new(parts.warnings.into_iter().chain(parts.problem).collect()),
+            warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),
             pairing: parts.pairing,
             commands,
             gate,
@@ -262,6 +273,11 @@ impl Engine {
         self.waker.wake();
     }
 
+    /// Logs an event.
+    pub(super) fn log_event(&self, event: &LogEvent) {
+        self.log(|| event.emit());
+    }
+
     /// Logs with the layer's subscriber as the default. Panics of the subscriber are ignored.
     pub(super) fn log(&self, event: impl FnOnce()) {
         let log = || match self.dispatch() {
@@ -363,7 +379,7 @@ impl Engine {
         otel
     }
 
-    pub(super) fn take_warnings(&self) -> Vec<String> {
+    pub(super) fn take_warnings(&self) -> Vec<LogEvent> {
         std::mem::take(&mut self.warnings.lock())
     }
 

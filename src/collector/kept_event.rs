@@ -6,6 +6,7 @@ use super::report::{
     AtSite, Ns, Short, WAIT_NS, WORTH_REPORTING, full_name, plural_waits, unsampled_of,
 };
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan, NoProfile};
+use crate::log::{LogEvent, LogKind};
 use crate::profile::Waits;
 use crate::redact::Redaction;
 use crate::span::TimeBreakdown;
@@ -30,7 +31,9 @@ pub(super) fn log(kept: &Kept, names: &Redaction) {
     if left_out > 0 {
         tracing::info!(
             target: "tracing_profiling",
-            spans = left_out,
+            parent: None,
+            kind = display(LogKind::KeptMore.as_str()),
+            count = left_out,
             profile_id = kept.profile.map(display),
             "kept {left_out} more spans together with `{of}`"
         );
@@ -61,8 +64,8 @@ impl NameHint {
         "uri",
     ];
 
-    /// The log line, once, when it is due.
-    pub(super) fn line(&mut self, kept: &Kept, names: &Redaction) -> Option<String> {
+    /// The log event, once, when it is due.
+    pub(super) fn event(&mut self, kept: &Kept, names: &Redaction) -> Option<LogEvent> {
         if self.is_over {
             return None;
         }
@@ -79,13 +82,19 @@ impl NameHint {
         let field = unshown.find(|name| fields.field(**name).is_some())?;
         let mut shown: Vec<_> = span.fields().map(|(name, _)| name).collect();
         shown.push(field);
-        Some(format!(
-            "all {} kept spans are named `{}`: TRACING_PROFILING_FIELDS={} also shows the values of their field \
+        let shown = shown.join(",");
+        let message = format!(
+            "all {} kept spans are named `{}`: TRACING_PROFILING_FIELDS={shown} also shows the values of their field \
              `{field}`, in the log and in profiles",
             self.spans,
             full_name(span, names),
-            shown.join(",")
-        ))
+        );
+        Some(LogEvent {
+            variable: Some("TRACING_PROFILING_FIELDS".into()),
+            value: Some(shown),
+            count: u64::try_from(self.spans).ok(),
+            ..LogEvent::info(LogKind::NamesAlike, message)
+        })
     }
 }
 
@@ -102,6 +111,8 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
     let top = kept.top_function.as_ref().filter(|_| has_profile);
     tracing::info!(
         target: "tracing_profiling",
+        parent: None,
+        kind = display(LogKind::Kept.as_str()),
         span = display(names.redact_span(span.name())),
         otel.name = value("otel.name"),
         http.route = value("http.route"),
@@ -175,8 +186,15 @@ fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
         reasons.push(match is_cpu_time_unknown {
             true => format!("{:.0} % in {function}", share * 100.0),
             false => {
+                let inside_ns = first.times().inside_on_cpu_ns();
+                let inside = match inside_ns >= WORTH_REPORTING {
+                    true => format!(" ({} of it in spans on other threads)", Ns(inside_ns)),
+                    false => String::new(),
+                };
+                // The share is that of all spans of the profile.
+                let of = if kept.spans.len() == 1 { "of it" } else { "of the samples" };
                 format!(
-                    "{} on-CPU, {:.0} % of it in {function}",
+                    "{} on-CPU{inside}, {:.0} % {of} in {function}",
                     Ns(subtree_on_cpu_ns),
                     share * 100.0
                 )
@@ -273,6 +291,17 @@ mod tests {
     }
 
     #[test]
+    fn a_message_says_which_time_was_on_other_threads_and_what_a_share_is_of() {
+        let mut kept = kept();
+        kept.spans[0].account.on_cpu_ns = 90_000_000;
+        let other = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
+        kept.spans.push(other);
+        let text = line(&kept);
+        let expected = ": 1.29 s on-CPU (1.20 s of it in spans on other threads), 97 % of the samples in shop::render";
+        assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
     fn a_message_without_a_profile_states_the_reason() {
         let mut kept = kept();
         kept.profile = None;
@@ -315,7 +344,7 @@ mod tests {
                 let mut kept = kept();
                 kept.spans[0].metadata = metadata;
                 kept.spans[0].values = FieldValues::for_test(&[("method", "GET")]);
-                hint.line(&kept, &Redaction::new())
+                Some(hint.event(&kept, &Redaction::new())?.message)
             });
             lines.collect::<Vec<_>>()
         };

@@ -106,7 +106,8 @@ mod tests {
         let mut pending = Pending::new(1 << 20, 100, 100);
         for number in 1..=4 {
             let parent = SpanKey::new(number - 1);
-            let info = SpanInfo { parent, root: key(1), id: RegistryId::MIN, plan: 0 };
+            let info =
+                SpanInfo { parent, root: key(1), id: RegistryId::MIN, plan: 0, opened_ns: 0 };
             pending.register(key(number), info, 0);
         }
         for number in known {

@@ -1,9 +1,10 @@
-//! Which of its own log lines the collector has logged, and when.
+//! Which log events of its own the collector has logged, and when.
 
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
 use super::report::{self, ForbiddenCalls, Losses};
+use crate::log::{LogEvent, LogKind};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// At most one line in this time states how many kept spans have none.
@@ -47,27 +48,28 @@ impl Logged {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// The lines that are due, and whether each is a warning. None as long as there is no subscriber.
-    pub(super) fn due(&mut self, engine: &Engine) -> Vec<(String, bool)> {
-        let mut lines = Vec::new();
+    /// The events that are due. None as long as there is no subscriber.
+    pub(super) fn due(&mut self, engine: &Engine) -> Vec<LogEvent> {
+        let mut events = Vec::new();
         let is_first_look = self.first_look.take_if(|due| *due <= Instant::now()).is_some();
         if !engine.has_dispatch() {
-            return lines;
+            return events;
         }
-        lines.extend(self.forbidden_calls.line().map(|line| (line, true)));
-        lines.extend(engine.pairing.take_warning().map(|line| (line.to_owned(), true)));
+        events.extend(self.forbidden_calls.event());
+        let not_linked = engine.pairing.take_warning();
+        events.extend(not_linked.map(|line| LogEvent::warning(LogKind::NotLinked, line)));
         if !std::mem::replace(&mut self.introduction, true) {
-            lines.push(engine.source_line.clone());
-            lines.extend(engine.take_warnings().into_iter().map(|line| (line, true)));
+            events.push(engine.source_line.clone());
+            events.extend(engine.take_warnings());
         }
         if is_first_look && engine.spans.seen() == 0 {
-            lines.push((report::NOTHING_SEEN.to_owned(), false));
+            events.push(LogEvent::info(LogKind::NothingSeen, report::NOTHING_SEEN));
         }
-        lines
+        events
     }
 
     /// How many kept spans have no line of their own, if that is due. `total` counts all of them.
-    pub(super) fn unreported(&mut self, total: u64, is_flush: bool) -> Option<String> {
+    pub(super) fn unreported(&mut self, total: u64, is_flush: bool) -> Option<LogEvent> {
         let more = total - self.unreported;
         if more == 0 {
             return None;
@@ -86,15 +88,15 @@ impl Logged {
         losses: &Losses,
         samples: usize,
         stack_bytes: usize,
-    ) -> Option<String> {
+    ) -> Option<LogEvent> {
         let line = report::cut_stacks(losses, samples, stack_bytes)?;
         (!std::mem::replace(&mut self.cut_stacks, true)).then_some(line)
     }
 
     /// Once, that the program has taken the signal of the timers.
-    pub(super) fn lost_signal(&mut self) -> Option<String> {
+    pub(super) fn lost_signal(&mut self) -> Option<LogEvent> {
         let is_first = !std::mem::replace(&mut self.lost_signal, true);
-        is_first.then(|| report::LOST_SIGNAL.to_owned())
+        is_first.then(|| LogEvent::warning(LogKind::SignalLost, report::LOST_SIGNAL))
     }
 
     /// At most once a minute, that the sampling rate was lowered.
@@ -103,12 +105,12 @@ impl Logged {
         now: Instant,
         percent: u32,
         times: f64,
-    ) -> Option<String> {
+    ) -> Option<LogEvent> {
         is_due(&mut self.lowered_rate, now).then(|| report::lowered_rate(percent, times))
     }
 
     /// At most once a minute, that no more threads are sampled.
-    pub(super) fn shed(&mut self, now: Instant, over: &str) -> Option<String> {
+    pub(super) fn shed(&mut self, now: Instant, over: &str) -> Option<LogEvent> {
         is_due(&mut self.shed, now).then(|| report::shed(over))
     }
 }

@@ -10,6 +10,7 @@ use crossbeam::channel::{self, Receiver, RecvError};
 use super::delivery::Delivery;
 use super::engine::Engine;
 use crate::export::{Answer, QueueLimits, RefusedScope};
+use crate::log::{LogEvent, LogKind};
 use crate::stats::Counters;
 
 /// The pause before a retry, at first and at most. A random part, up to the pause itself, is added so that processes
@@ -201,13 +202,18 @@ impl Delivery {
                 let outbox = self.outbox.as_ref();
                 let waiting = outbox.map_or(0, |outbox| outbox.waiting.len() + outbox.stored.len());
                 let waiting = waiting + usize::from(!is_probe);
-                self.owes_all_clear |= self
-                    .warn(&format!("takes no profiles at present: {problem} ({waiting} waiting)"));
+                let message =
+                    format!("takes no profiles at present: {problem} ({waiting} waiting)");
+                self.owes_all_clear |= self.warn(LogEvent {
+                    count: u64::try_from(waiting).ok(),
+                    error: Some(problem),
+                    ..LogEvent::warning(LogKind::ReceiverAway, message)
+                });
                 (None, false)
             }
             Answer::Refused { what: RefusedScope::All, problem } => {
                 self.fail(None, problem.clone(), true);
-                self.owes_all_clear |= self.warn(&format!("refuses profiles: {problem}"));
+                self.owes_all_clear |= self.warn(refuses(problem));
                 (Some(DeliveryOutcome::Refused), true)
             }
             // Any other answer to an empty request means that the receiver is back.
@@ -221,7 +227,7 @@ impl Delivery {
             }
             Answer::Refused { what: RefusedScope::Request, problem } => {
                 self.trouble = None;
-                self.warn(&format!("refuses profiles: {problem}"));
+                self.warn(refuses(problem));
                 (Some(DeliveryOutcome::Refused), false)
             }
             Answer::Accepted { rejected, message } => {
@@ -352,7 +358,8 @@ impl Delivery {
 
     pub(super) fn break_down(&mut self, problem: String) {
         let Some(outbox) = &mut self.outbox else { return };
-        let line = format!("{problem}; profiles are no longer sent");
+        let message = format!("{problem}; profiles are no longer sent");
+        let error = Some(problem.clone());
         outbox.broken = Some(problem);
         outbox.answers = channel::never();
         outbox.stored.clear();
@@ -360,7 +367,8 @@ impl Delivery {
         if let Some(Request::Profile(outgoing)) = outbox.sending.take() {
             outbox.waiting.extend(Some(outgoing).filter(|outgoing| outgoing.message().is_some()));
         }
-        self.log(true, &line);
+        let event = LogEvent::warning(LogKind::SendingEnded, message);
+        self.engine.log_event(&LogEvent { error, ..event });
     }
 
     pub(super) fn note_accepted(&mut self, rejected: u64, message: &str) {
@@ -368,24 +376,37 @@ impl Delivery {
         if std::mem::take(&mut self.owes_all_clear)
             && let Some(remote) = self.exporter.remote()
         {
-            let line = format!("profiles are sent to {} again", remote.endpoint());
-            self.log(false, &line);
+            let endpoint = remote.endpoint().to_owned();
+            let event = LogEvent::info(
+                LogKind::ReceiverBack,
+                format!("profiles are sent to {endpoint} again"),
+            );
+            self.engine.log_event(&LogEvent { endpoint: Some(endpoint), ..event });
         }
-        if rejected > 0 {
-            self.warn(&format!("has refused a profile: {message}"));
-        } else if !message.is_empty() {
-            self.warn(&format!("took a profile and replied: {message}"));
+        let (kind, what) = match rejected {
+            0 => (LogKind::ReceiverReplies, "took a profile and replied"),
+            _ => (LogKind::ReceiverRefuses, "has refused a profile"),
+        };
+        if rejected > 0 || !message.is_empty() {
+            let error = Some(message.to_owned());
+            self.warn(LogEvent { error, ..LogEvent::warning(kind, format!("{what}: {message}")) });
         }
     }
 
     /// Logs what the receiver does, at most once a minute. Returns whether it was logged.
-    pub(super) fn warn(&mut self, what: &str) -> bool {
+    fn warn(&mut self, event: LogEvent) -> bool {
         let is_due = self.warned.is_none_or(|warned| warned.elapsed() >= MINUTE);
         if is_due && let Some(remote) = self.exporter.remote() {
-            let line = format!("{} {what} (logged once a minute)", remote.endpoint());
+            let endpoint = remote.endpoint().to_owned();
             self.warned = Some(Instant::now());
-            self.log(true, &line);
+            let message = format!("{endpoint} {} (logged once a minute)", event.message);
+            self.engine.log_event(&LogEvent { message, endpoint: Some(endpoint), ..event });
         }
         is_due
     }
+}
+
+fn refuses(problem: String) -> LogEvent {
+    let message = format!("refuses profiles: {problem}");
+    LogEvent { error: Some(problem), ..LogEvent::warning(LogKind::ReceiverRefuses, message) }
 }

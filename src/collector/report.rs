@@ -1,10 +1,11 @@
-//! Describes kept spans in the title, notes and attributes of a profile, and the layer's own log lines.
+//! Describes kept spans in the title, notes and attributes of a profile, and the collector's own log events.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
 use crate::keep::{Epoch, Kept, KeptSpan};
+use crate::log::{LogEvent, LogKind};
 use crate::profile::{Attribute, Profile, Symbolized, Value, WaitSite, capped};
 use crate::redact::Redaction;
 use crate::span::{SpanKey, TimeBreakdown};
@@ -48,6 +49,8 @@ impl std::ops::AddAssign for Losses {
 pub(super) const WORTH_REPORTING: u64 = 1_000_000;
 /// All waits of this length are captured, and some shorter ones.
 pub(super) const WAIT_NS: u64 = 10_000_000;
+/// How the names of the layer's attributes begin.
+const OWN_ATTRIBUTES: &str = "profile.";
 /// How many spans have a note of their own above the picture.
 const MOST_NOTED: usize = 4;
 
@@ -129,11 +132,13 @@ pub(super) fn describe_waits(profile: &mut Profile, kept: &Kept) {
     if waits.count == 0 {
         return;
     }
-    let off_cpu = kept.spans.first().map_or(Duration::ZERO, |span| span.account.off_cpu());
     let mut note = format!("{} seen: {}", plural_waits(waits.count), Short(waits.total));
-    // The account does not include waits on other threads.
-    if waits.total <= off_cpu {
-        _ = write!(note, " of {} off-CPU", Short(off_cpu));
+    // Off-CPU time is a span's own, while the profile has the waits of its subtree and of other kept spans.
+    if let [span] = kept.spans.as_slice()
+        && span.account.covers_subtree()
+        && waits.total <= span.account.off_cpu()
+    {
+        _ = write!(note, " of {} off-CPU", Short(span.account.off_cpu()));
     }
     if let Some(wait_site) = &waits.longest {
         _ = write!(note, "; {} in {}", Short(wait_site.waited), AtSite(wait_site));
@@ -248,7 +253,9 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         }
     }
     attributes.push(Attribute { key: "profile.idle_ns", value: int(account.idle_ns) });
-    attributes.extend(span.values.iter().map(|(key, value)| {
+    // No key may be there twice, and a field of the program could have the name of an attribute of the layer.
+    let shown = span.values.iter().filter(|(key, _)| !key.starts_with(OWN_ATTRIBUTES));
+    attributes.extend(shown.map(|(key, value)| {
         let value = Value::String(value.to_owned());
         Attribute { key, value }
     }));
@@ -299,13 +306,14 @@ fn plural(samples: usize) -> String {
     if samples == 1 { "1 sample".to_owned() } else { format!("{samples} samples") }
 }
 
-/// The log line of kept spans that have none of their own.
-pub(super) fn unreported(count: u64) -> String {
+/// The log event of kept spans that have none of their own.
+pub(super) fn unreported(count: u64) -> LogEvent {
     let (spans, have) = if count == 1 { ("span", "has") } else { ("spans", "have") };
-    format!(
+    let message = format!(
         "kept {count} more {spans} without a profile, which {have} no log line: too many at once (see \
          `stats.spans.kept_unreported`)"
-    )
+    );
+    LogEvent { count: Some(count), ..LogEvent::info(LogKind::Unreported, message) }
 }
 
 pub(super) const NOTHING_SEEN: &str = "no span that a rule matches has been created yet. If there were requests: an \
@@ -316,18 +324,23 @@ pub(super) const NOTHING_SEEN: &str = "no span that a rule matches has been crea
 pub(super) const LOST_SIGNAL: &str = "the program has installed a handler for the signal of the profiler's \
     timers: they use another signal from now on";
 
-/// The log line of a lowered sampling rate.
-pub(super) fn lowered_rate(percent: u32, times: f64) -> String {
-    format!(
+/// The log event of a lowered sampling rate.
+pub(super) fn lowered_rate(percent: u32, times: f64) -> LogEvent {
+    let message = format!(
         "reading samples took more than {percent} % of a core: the sampling rate is reduced to {:.0} % \
          until it takes less, and profiles made in the meantime state that \
          (TRACING_PROFILING_CPU_BUDGET sets the percentage)",
         (100.0 / times).max(1.0)
-    )
+    );
+    LogEvent {
+        variable: Some("TRACING_PROFILING_CPU_BUDGET".into()),
+        limit: Some(percent.into()),
+        ..LogEvent::warning(LogKind::RateLowered, message)
+    }
 }
 
-/// The log line of a profile with many stacks that are not complete, because only a part of the memory was copied.
-pub(super) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) -> Option<String> {
+/// The log event of a profile with many stacks that are not complete, because only a part of the memory was copied.
+pub(super) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) -> Option<LogEvent> {
     const FEW: usize = 10;
     let is_usual = losses.cut >= FEW as u64 && losses.cut > samples as u64 / 2;
     let what_to_do = match cfg!(debug_assertions) {
@@ -337,20 +350,31 @@ pub(super) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) ->
         false => "",
     };
     is_usual.then(|| {
-        format!(
+        let message = format!(
             "{} of {samples} stacks were longer than the {stack_bytes} bytes that are copied of each, so their outermost \
              callers are missing: set TRACING_PROFILING_STACK_BYTES, which can be up to 65448{what_to_do}",
             losses.cut
-        )
+        );
+        LogEvent {
+            variable: Some("TRACING_PROFILING_STACK_BYTES".into()),
+            count: Some(losses.cut),
+            limit: u64::try_from(stack_bytes).ok(),
+            ..LogEvent::warning(LogKind::StacksCut, message)
+        }
     })
 }
 
-/// The log line of load shedding.
-pub(super) fn shed(over: &str) -> String {
-    format!(
+/// The log event of load shedding.
+pub(super) fn shed(over: &str) -> LogEvent {
+    let message = format!(
         "{over}: no more threads are sampled until the load drops, and spans that are kept in the meantime \
          have only their times (TRACING_PROFILING_SHED sets the limits)"
-    )
+    );
+    LogEvent {
+        variable: Some("TRACING_PROFILING_SHED".into()),
+        value: Some(over.to_owned()),
+        ..LogEvent::warning(LogKind::Shed, message)
+    }
 }
 
 /// The number of system calls that were reported because a seccomp filter kills the process at them.
@@ -358,8 +382,8 @@ pub(super) fn shed(over: &str) -> String {
 pub(super) struct ForbiddenCalls(usize);
 
 impl ForbiddenCalls {
-    /// The log line, if there are more than before.
-    pub(super) fn line(&mut self) -> Option<String> {
+    /// The log event, if there are more than before.
+    pub(super) fn event(&mut self) -> Option<LogEvent> {
         let calls: Vec<_> = sys::forbidden_calls().collect();
         if std::mem::replace(&mut self.0, calls.len()) >= calls.len() {
             return None;
@@ -367,12 +391,16 @@ impl ForbiddenCalls {
         let names: Vec<_> = calls.iter().map(|call| call.name()).collect();
         let missing: BTreeSet<_> = calls.iter().map(|call| without(*call)).collect();
         let missing: Vec<_> = missing.into_iter().collect();
-        Some(format!(
+        let message = format!(
             "a seccomp filter ends this process at {}, so the profiler does not call it and lacks: {}; allow it, or \
              let the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
             names.join(", "),
             missing.join(", "),
-        ))
+        );
+        Some(LogEvent {
+            value: Some(names.join(",")),
+            ..LogEvent::warning(LogKind::CallsForbidden, message)
+        })
     }
 }
 
@@ -470,6 +498,7 @@ impl Display for Short {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keep::FieldValues;
 
     #[test]
     fn lengths_have_three_digits() {
@@ -498,6 +527,42 @@ mod tests {
         let text = Split(&account(150_000_000)).to_string();
         assert!(text.contains("on-CPU 1.00 ms (and 150 ms in spans inside it on other threads) +"));
         assert!(Split(&account(999_999)).to_string().contains("on-CPU 1.00 ms +"));
+    }
+
+    #[test]
+    fn waits_are_compared_only_with_off_cpu_time_that_includes_them() {
+        let ms = Duration::from_millis;
+        let note = |inside_error_ns, spans: usize| {
+            let account = TimeBreakdown {
+                off_cpu_ns: 500_000_000,
+                subtree_on_cpu_error_ns: inside_error_ns,
+                ..TimeBreakdown::default()
+            };
+            let span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
+            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
+            let kept = Kept {
+                spans: vec![KeptSpan { account, ..span }; spans],
+                profile: None,
+                samples: 0,
+                top_function: None,
+                waits: crate::profile::Waits { count: 2, total: ms(400), ..Default::default() },
+                files: Vec::new(),
+            };
+            describe_waits(&mut profile, &kept);
+            profile.notes.remove(0)
+        };
+        assert_eq!(note(0, 1), "2 waits seen: 400 ms of 500 ms off-CPU");
+        assert_eq!([note(1, 1), note(0, 2)], ["2 waits seen: 400 ms"; 2]);
+    }
+
+    #[test]
+    fn a_field_with_the_name_of_an_attribute_is_left_out() {
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
+        span.values = FieldValues::for_test(&[("profile.reason", "x"), ("method", "GET")]);
+        let attributes = attributes(&span, "test", &Losses::default());
+        let keys: Vec<_> = attributes.iter().map(|attribute| attribute.key).collect();
+        let distinct: BTreeSet<_> = keys.iter().collect();
+        assert!(distinct.len() == keys.len() && keys.contains(&"method"), "{keys:?}");
     }
 
     #[test]
@@ -537,7 +602,9 @@ mod tests {
     fn a_warning_says_what_to_do_about_cut_stacks() {
         let line = |cut, samples| cut_stacks(&Losses { cut, ..Losses::default() }, samples, 32_768);
         assert_eq!([line(0, 400), line(200, 400), line(9, 9)], [const { None }; 3]);
-        let text = line(201, 400).unwrap();
+        let event = line(201, 400).unwrap();
+        assert_eq!((event.count, event.limit), (Some(201), Some(32_768)));
+        let text = event.message;
         assert!(text.starts_with("201 of 400 stacks were longer than the 32768 bytes"), "{text}");
         assert!(text.contains("TRACING_PROFILING_STACK_BYTES"), "{text}");
     }

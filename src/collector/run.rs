@@ -24,6 +24,7 @@ use super::stack::Stack;
 use super::waits::{Captures, SCAN_INTERVAL};
 use super::watchdog::Watchdog;
 use crate::keep::Epoch;
+use crate::log::{LogEvent, LogKind};
 use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
 use crate::sampler::{Arming, SampledThread};
@@ -182,17 +183,19 @@ impl Collector {
             self.source.give_back(&sampled.sampled_thread, &last, last.from(), 0);
         }
         let why = match (panicked, is_broken) {
-            (true, _) => {
-                Some("the collector has failed and profiling has ended; please report this")
-            }
-            (false, true) => Some(
+            (true, _) => Some((
+                LogKind::Failed,
+                "the collector has failed and profiling has ended; please report this",
+            )),
+            (false, true) => Some((
+                LogKind::FilesClosed,
                 "the program has closed the profiler's files (with `close_range` or similar), and profiling has \
                  ended: create the layer after that call",
-            ),
+            )),
             (false, false) => None,
         };
-        if let Some(why) = why {
-            self.engine.log(|| tracing::error!(target: "tracing_profiling", "{why}"));
+        if let Some((kind, message)) = why {
+            self.engine.log_event(&LogEvent::error(kind, message));
         }
         _ = self.jobs.send(Job::Stop(std::mem::take(&mut self.at_end)));
     }
@@ -308,8 +311,8 @@ impl Collector {
         admission.set_memory_is_short(self.pending.is_memory_short());
         self.maintain(&entered);
         let unreported = self.engine.counters.spans.kept_unreported.load(Ordering::Relaxed);
-        let line = self.logged.unreported(unreported, asked.everything);
-        self.log(line, false);
+        let event = self.logged.unreported(unreported, asked.everything);
+        self.log(event);
         self.check_open_spans();
         let again = self.closed.iter().any(|span| self.engine.admission.has_epoch(*span));
         (asked, again)
@@ -471,7 +474,7 @@ impl Collector {
         let Built { profile, modules, spans, downsampled, losses } = builder.build(id, &epoch);
         let (samples, stack_bytes) = (profile.sample_count(), self.limits.stack_bytes);
         let cut = self.logged.cut_stacks(&losses, samples, stack_bytes);
-        self.log(cut, true);
+        self.log(cut);
         // A snapshot takes nothing from the profile that is made when the span closes.
         if !is_snapshot {
             Counters::add(&self.engine.counters.samples.downsampled, downsampled);
@@ -481,10 +484,10 @@ impl Collector {
         _ = self.jobs.send(Job::Export { profile, modules, kept: epoch.kept, room });
     }
 
-    /// Asks the worker to log a line, if there is one.
-    fn log(&self, line: Option<String>, is_warning: bool) {
-        if let Some(line) = line {
-            _ = self.jobs.send(Job::Log { line, is_warning });
+    /// Asks the worker to log an event, if there is one.
+    fn log(&self, event: Option<LogEvent>) {
+        if let Some(event) = event {
+            _ = self.jobs.send(Job::Log(Box::new(event)));
         }
     }
 
@@ -502,8 +505,8 @@ impl Collector {
         }
         if is_lost {
             self.engine.waker.wake();
-            let line = self.logged.lost_signal();
-            self.log(line, true);
+            let event = self.logged.lost_signal();
+            self.log(event);
         }
     }
 
@@ -516,8 +519,8 @@ impl Collector {
         }
         Counters::add(&self.engine.counters.sampling.rate_reduced, 1);
         let percent = self.limits.cpu_percent.unwrap_or_default();
-        let line = self.logged.lowered_rate(now, percent, times);
-        self.log(line, true);
+        let event = self.logged.lowered_rate(now, percent, times);
+        self.log(event);
     }
 
     /// Checks whether the machine is too busy for any thread to be sampled.
@@ -527,8 +530,8 @@ impl Collector {
         }
         let begins = self.shed.check(now, sys::load());
         self.source.set_sheds(self.shed.is_over());
-        let line = begins.and_then(|over| self.logged.shed(now, &over));
-        self.log(line, true);
+        let event = begins.and_then(|over| self.logged.shed(now, &over));
+        self.log(event);
     }
 
     fn maintain(&mut self, entered: &HashSet<SpanKey>) {
@@ -549,8 +552,8 @@ impl Collector {
         // A span is registered when its first interval ends, or never.
         let unknown = self.pending.remove_unregistered(self.round.saturating_sub(1), entered);
         Counters::add(&self.engine.counters.samples.dropped_unknown_span, unknown);
-        for (line, is_warning) in self.logged.due(&self.engine) {
-            self.log(Some(line), is_warning);
+        for event in self.logged.due(&self.engine) {
+            self.log(Some(event));
         }
     }
 }

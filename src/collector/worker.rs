@@ -15,6 +15,7 @@ use super::report;
 use super::room::TakenRoom;
 use crate::export::Exporter;
 use crate::keep::{Kept, KeptSpan, OnKept};
+use crate::log::{LogEvent, LogKind};
 use crate::profile::{MappingId, Profile, Symbolized, Waits};
 use crate::redact::Redaction;
 use crate::stats::Counters;
@@ -75,9 +76,9 @@ impl Worker {
                 recv(wake) -> _ => None,
             };
             match job {
-                Some(Job::Log { line, is_warning }) => {
-                    wait_for_level(if is_warning { LevelFilter::WARN } else { LevelFilter::INFO });
-                    self.delivery.log(is_warning, &line);
+                Some(Job::Log(event)) => {
+                    wait_for_level(event.level);
+                    self.engine.log_event(&event);
                 }
                 Some(Job::Export { profile, modules, kept, room }) => {
                     self.prepare(profile, &modules, &kept, room);
@@ -168,8 +169,7 @@ impl Worker {
                 Counters::add(&self.engine.counters.profiles.symbols_over_limit, 1);
             }
             if self.reported.insert(missing.clone()) {
-                let text = missing_in_words(&missing, names);
-                self.delivery.log(true, &text);
+                self.engine.log_event(&missing_event(&missing, names));
             }
         }
         profile
@@ -196,6 +196,25 @@ fn unexported(kept: &[KeptSpan]) -> Kept {
         top_function: None,
         waits: Waits::default(),
         files: Vec::new(),
+    }
+}
+
+fn missing_event(missing: &Missing, names: &Redaction) -> LogEvent {
+    let (kind, file, error) = match missing {
+        Missing::LineTables => (LogKind::NoLineTables, None, None),
+        Missing::Replaced(file) => (LogKind::FileReplaced, Some(file), None),
+        Missing::Unreadable(file, error) => (LogKind::FileUnreadable, Some(file), Some(error)),
+        Missing::Compressed(file) => (LogKind::FileCompressed, Some(file), None),
+        Missing::TooLarge(file, _) => (LogKind::FileTooLarge, Some(file), None),
+    };
+    let redacted = file.map(|file| names.redact_module(file).into_owned());
+    let error = error.zip(file.zip(redacted.as_ref()));
+    let is_limit = kind == LogKind::FileTooLarge;
+    LogEvent {
+        variable: is_limit.then_some("TRACING_PROFILING_SYMBOL_BYTES".into()),
+        error: error.map(|(error, (file, redacted))| error.replace(file.as_str(), redacted)),
+        file: redacted,
+        ..LogEvent::warning(kind, missing_in_words(missing, names))
     }
 }
 

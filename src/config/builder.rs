@@ -10,13 +10,13 @@ use crate::collector::{Pace, ShedLimits};
 use crate::export::OtlpExporter;
 use crate::export::{Exporter, Format};
 use crate::keep::{Kept, MAX_RESERVED, OnKept, Rules, ShownFields};
+use crate::log::{LogEvent, LogKind};
 use crate::otel::{AttributeNames, LinkTo, OtelSettings};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::sampler::{Periods, Source, SourceSettings};
 use crate::symbols::SymbolSettings;
 use crate::sys::TimerClock;
-use crate::text::shortened;
 
 /// Builds a [`ProfilingLayer`](crate::ProfilingLayer) with settings other than the defaults.
 ///
@@ -63,7 +63,7 @@ pub struct Builder {
     #[cfg(feature = "sighup")]
     pub(super) reloads_on_sighup: bool,
     /// What is wrong with the settings, although the layer can start with them.
-    pub(super) warnings: Vec<String>,
+    pub(super) warnings: Vec<LogEvent>,
     /// A variable that sets an OTLP endpoint, although no feature for OTLP is on.
     #[cfg(not(feature = "_otlp"))]
     pub(super) unused_endpoint: Option<&'static str>,
@@ -131,20 +131,25 @@ impl Builder {
     }
 
     /// Adds a warning, which is logged once the layer has a subscriber.
-    pub(super) fn warn(&mut self, warning: String) {
+    pub(super) fn warn(&mut self, warning: LogEvent) {
         if !self.warnings.contains(&warning) {
             self.warnings.push(warning);
         }
     }
 
     /// The value of `setting`, clamped to its range with a warning.
-    fn clamped(&mut self, setting: &str, value: u32, range: &RangeInclusive<u32>) -> u32 {
+    fn clamped(&mut self, setting: &'static str, value: u32, range: &RangeInclusive<u32>) -> u32 {
         let clamped = value.clamp(*range.start(), *range.end());
         if clamped != value {
             let (least, most) = range.clone().into_inner();
-            self.warn(format!(
-                "{setting}({value}) is not from {least} to {most}: it is {clamped} now"
-            ));
+            let message =
+                format!("{setting}({value}) is not from {least} to {most}: it is {clamped} now");
+            self.warn(LogEvent {
+                variable: Some(setting.into()),
+                value: Some(value.to_string()),
+                limit: Some(clamped.into()),
+                ..LogEvent::warning(LogKind::Clamped, message)
+            });
         }
         clamped
     }
@@ -300,11 +305,7 @@ impl Builder {
     pub fn trace_url(mut self, template: &str) -> Self {
         self.files.trace_url = files::trace_url(template);
         if self.files.trace_url.is_none() {
-            self.warn(format!(
-                "trace_url: `{}` is not {}",
-                shortened(template),
-                files::A_TRACE_URL
-            ));
+            self.warn(files::ignored("trace_url", template, files::A_TRACE_URL));
         }
         self
     }
@@ -315,11 +316,7 @@ impl Builder {
     pub fn source_url(mut self, template: &str) -> Self {
         self.files.source_url = files::source_url(template);
         if self.files.source_url.is_none() {
-            self.warn(format!(
-                "source_url: `{}` is not {}",
-                shortened(template),
-                files::A_SOURCE_URL
-            ));
+            self.warn(files::ignored("source_url", template, files::A_SOURCE_URL));
         }
         self
     }
@@ -548,7 +545,8 @@ mod tests {
             "stack_bytes(70000) is not from 1024 to 65448: it is 65448 now",
             "max_depth(0) is not from 1 to 1024: it is 1 now",
         ];
-        assert_eq!(builder.warnings, expected);
+        let messages: Vec<_> = builder.warnings.iter().map(|warning| &warning.message).collect();
+        assert_eq!(messages, expected);
         let builder = Builder::new().rate(10_000).stack_bytes(5_003).max_depth(1);
         assert_eq!((builder.source.stack_bytes, builder.warnings.len()), (5_000, 0));
     }

@@ -13,6 +13,7 @@ use crate::error::Error;
 #[cfg(feature = "_otlp")]
 use crate::export::OtlpExporter;
 use crate::keep::Rules;
+use crate::log::{LogEvent, LogKind};
 use crate::redact::Redaction;
 use crate::text::shortened;
 
@@ -92,11 +93,13 @@ impl Builder {
         for name in unknown {
             let rest = KNOWN.iter().filter_map(|known| known.strip_prefix(RULES));
             let known: Vec<_> = rest.filter(|rest| !rest.is_empty()).collect();
-            self.warn(format!(
-                "{} is not a known variable and has no effect; known are {RULES} and, with the same beginning, {}",
-                shortened(&name),
+            let name = shortened(&name);
+            let message = format!(
+                "{name} is not a known variable and has no effect; known are {RULES} and, with the same beginning, {}",
                 known.join(", ")
-            ));
+            );
+            let warning = LogEvent::warning(LogKind::UnknownVariable, message);
+            self.warn(LogEvent { variable: Some(name.into()), ..warning });
         }
         self
     }
@@ -420,7 +423,8 @@ mod tests {
     fn unknown_variables_are_named_in_a_warning() {
         let names = |names: &[&str]| {
             let names = names.iter().map(|name| (*name).to_owned());
-            Builder::new().warn_of_unknown(names).warnings
+            let warnings = Builder::new().warn_of_unknown(names).warnings;
+            warnings.into_iter().map(|warning| warning.message).collect::<Vec<_>>()
         };
         assert!(names(&KNOWN).is_empty());
         assert!(names(&["TRACING_PROFILINGS", "TRACING", "PATH"]).is_empty());

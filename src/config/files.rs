@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use crate::export::{Directory, Format};
+use crate::log::{LogEvent, LogKind};
+use crate::text::shortened;
 
 /// Where files are written, and what they contain.
 #[derive(Clone, Debug)]
@@ -32,6 +34,13 @@ impl FileSettings {
 /// What the values must be, for errors.
 pub(super) const A_TRACE_URL: &str = "a URL as https://tempo.internal/trace/{trace_id}";
 pub(super) const A_SOURCE_URL: &str = "a URL as vscode://file/{file}:{line}, which runs no script";
+
+/// The warning about a value that is not used.
+pub(super) fn ignored(setting: &str, value: &str, expected: &str) -> LogEvent {
+    let value = shortened(value);
+    let message = format!("{setting}: `{value}` is not {expected}, and is not used");
+    LogEvent { value: Some(value), ..LogEvent::warning(LogKind::UrlIgnored, message) }
+}
 
 /// Parses names of formats, separated by commas.
 pub(super) fn formats(text: &str) -> Option<Vec<Format>> {

@@ -12,6 +12,8 @@ use crate::error::Error;
 use crate::export::Exporter;
 use crate::export::{Directory, Remote};
 use crate::keep::{Callsites, Keep, ProfileAdmission};
+#[cfg(not(feature = "_otlp"))]
+use crate::log::{LogEvent, LogKind};
 use crate::otel::Pairing;
 use crate::profile::Resource;
 use crate::sampler::{Periods, Sampler};
@@ -75,11 +77,16 @@ pub(crate) fn start(
     let mut warnings = builder.warnings;
     #[cfg(not(feature = "_otlp"))]
     if let (Some(name), None) = (builder.unused_endpoint, &builder.exporter) {
-        warnings.push(format!(
+        let message = format!(
             "{name} is set, but profiles are written to {}: the feature `otlp-grpc` or `otlp-http` of \
              tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",
             builder.files.directory.display()
-        ));
+        );
+        warnings.push(LogEvent {
+            variable: Some(name.into()),
+            file: Some(builder.files.directory.display().to_string()),
+            ..LogEvent::warning(LogKind::EndpointUnused, message)
+        });
     }
     let mut exporter = builder.exporter.or_else(|| from_env(&resource)).unwrap_or_else(|| {
         let directory = Directory::new(&builder.files.directory).with_resource(resource);

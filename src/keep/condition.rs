@@ -12,6 +12,7 @@ use std::time::Duration;
 /// | `last_exit>250ms` | [`LastExit`](Self::LastExit) |
 /// | `error`, `error=self` | [`Error`](Self::Error), [`ErrorSelf`](Self::ErrorSelf) |
 /// | `on_cpu>100ms`, `on_cpu>80%` | [`OnCpu`](Self::OnCpu) |
+/// | `own_on_cpu>100ms`, `own_on_cpu>80%` | [`OwnOnCpu`](Self::OwnOnCpu) |
 /// | `off_cpu>50ms`, `off_cpu>80%` | [`OffCpu`](Self::OffCpu) |
 /// | `idle>1s`, `idle>80%` | [`Idle`](Self::Idle) |
 /// | `p99>20ms`, `p99.9`  | [`Percentile`](Self::Percentile) |
@@ -33,12 +34,16 @@ pub enum Condition {
     Error,
     /// Like [`Error`](Self::Error), but failures in profiled spans inside it do not count.
     ErrorSelf,
-    /// Its on-CPU time, while its threads ran in it, is longer than this. To judge this and [`OffCpu`](Self::OffCpu),
-    /// the thread's CPU clock is read at each enter and exit, which takes 1 µs for both.
+    /// The on-CPU time of its subtree, its child spans on other threads and in other tasks included, is longer than
+    /// this. It can be longer than wall time. To judge this and the next two, the thread's CPU clock is read at each
+    /// enter and exit, for this one also at those of child spans that run elsewhere, which takes 1 µs for both.
     OnCpu(TimeOrShare),
-    /// Its off-CPU time, while it was entered and its thread did not run (blocked or preempted), is longer than this.
+    /// Its own on-CPU time, while threads ran in it, is longer than this.
+    OwnOnCpu(TimeOrShare),
+    /// Its own off-CPU time, while it was entered and its thread did not run (blocked or preempted), is longer than
+    /// this.
     OffCpu(TimeOrShare),
-    /// Its idle time, while it was open but not entered, is longer than this. This is `time.idle` of
+    /// Its own idle time, while it was open but not entered, is longer than this. This is `time.idle` of
     /// `tracing-subscriber`; on-CPU and off-CPU time together are `time.busy`.
     Idle(TimeOrShare),
     /// It took longer than this percentile of the spans with its name and rule in the last five to ten minutes, and
@@ -113,10 +118,10 @@ impl TimeOrShare {
 pub struct Keep([Option<Condition>; SLOTS]);
 
 /// The number of conditions that a [`Keep`] can have: one of each kind, and both a time and a share where both exist.
-const SLOTS: usize = 14;
+const SLOTS: usize = 16;
 
 /// The slots of [`TimeOrShare::Percent`] conditions. Each follows the slot for a time of the same kind.
-const SHARES: u16 = 1 << 4 | 1 << 6 | 1 << 8;
+const SHARES: u16 = 1 << 4 | 1 << 6 | 1 << 8 | 1 << 10;
 
 impl Condition {
     /// Its index in a [`Keep`].
@@ -127,15 +132,17 @@ impl Condition {
             Self::Error | Self::ErrorSelf => 2,
             Self::OnCpu(TimeOrShare::Time(_)) => 3,
             Self::OnCpu(TimeOrShare::Percent(_)) => 4,
-            Self::OffCpu(TimeOrShare::Time(_)) => 5,
-            Self::OffCpu(TimeOrShare::Percent(_)) => 6,
-            Self::Idle(TimeOrShare::Time(_)) => 7,
-            Self::Idle(TimeOrShare::Percent(_)) => 8,
-            Self::Percentile { .. } => 9,
-            Self::Always => 10,
-            Self::OneIn(_) => 11,
-            Self::Hung(_) | Self::NeverHung => 12,
-            Self::Open(_) => 13,
+            Self::OwnOnCpu(TimeOrShare::Time(_)) => 5,
+            Self::OwnOnCpu(TimeOrShare::Percent(_)) => 6,
+            Self::OffCpu(TimeOrShare::Time(_)) => 7,
+            Self::OffCpu(TimeOrShare::Percent(_)) => 8,
+            Self::Idle(TimeOrShare::Time(_)) => 9,
+            Self::Idle(TimeOrShare::Percent(_)) => 10,
+            Self::Percentile { .. } => 11,
+            Self::Always => 12,
+            Self::OneIn(_) => 13,
+            Self::Hung(_) | Self::NeverHung => 14,
+            Self::Open(_) => 15,
         }
     }
 
@@ -143,7 +150,10 @@ impl Condition {
     const fn amount(self) -> Option<TimeOrShare> {
         match self {
             Self::Latency(time) | Self::LastExit(time) => Some(TimeOrShare::Time(time)),
-            Self::OnCpu(amount) | Self::OffCpu(amount) | Self::Idle(amount) => Some(amount),
+            Self::OnCpu(amount)
+            | Self::OwnOnCpu(amount)
+            | Self::OffCpu(amount)
+            | Self::Idle(amount) => Some(amount),
             _ => None,
         }
     }
@@ -263,7 +273,8 @@ impl Keep {
     }
 
     /// The wall time above which a span may be kept because of its length or because of where its time went. `None` if
-    /// neither can keep it.
+    /// neither can keep it. Spans that run on several threads at once can have more on-CPU time than wall time, and are
+    /// judged in any case.
     pub(crate) fn shortest(&self) -> Option<Duration> {
         self.conditions().filter_map(Condition::amount).map(TimeOrShare::shortest).min()
     }
@@ -327,6 +338,7 @@ impl fmt::Display for Condition {
             Self::Error => f.write_str("error"),
             Self::ErrorSelf => f.write_str("error=self"),
             Self::OnCpu(amount) => write!(f, "on_cpu>{amount}"),
+            Self::OwnOnCpu(amount) => write!(f, "own_on_cpu>{amount}"),
             Self::OffCpu(amount) => write!(f, "off_cpu>{amount}"),
             Self::Idle(amount) => write!(f, "idle>{amount}"),
             Self::Percentile { millionths, floor } => {

@@ -5,16 +5,16 @@
 //! directive = [ selector "=" ] keep
 //! selector  = target [ span ] / span
 //! span      = "[" [ name ] [ "{" field *( "," field ) "}" ] "]"
-//! field     = name [ "=" value ]
+//! field     = name [ "=" ( [ "~" ] quoted / value ) ]
 //! keep      = "off" / condition *( "|" condition )
 //! condition = duration / "last_exit>" duration / "error" / "error=self"
-//!           / ( "on_cpu>" / "off_cpu>" / "idle>" ) ( duration / number "%" )
+//!           / ( "on_cpu>" / "own_on_cpu>" / "off_cpu>" / "idle>" ) ( duration / number "%" )
 //!           / "p" number [ ">" duration ] / "always" / "one_in=" number
 //!           / "hung>" duration / "hung=off" / "open>" duration
 //! ```
 //!
-//! Targets, spans and fields use the syntax of `EnvFilter`; durations that of the `humantime` crate (`250ms`, `1s`,
-//! `1m 30s`).
+//! Targets, spans and fields use the syntax of `EnvFilter`, in which a value is a pattern. A quoted value is text, or a
+//! pattern if it follows `=~`. Durations have the syntax of the `humantime` crate (`250ms`, `1s`, `1m 30s`).
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -30,6 +30,7 @@ use winnow::token::take_while;
 
 use super::hint::likely_fix;
 use super::rules::FieldMatch;
+use super::wanted::{ValuePattern, WantedValue};
 use super::{Condition, Keep, Rule, Rules, TimeOrShare};
 use crate::error::Error;
 
@@ -54,9 +55,11 @@ impl FromStr for Rules {
         let parsed = rules.parse(text);
         let directives = parsed.map_err(|error| {
             let at = error.offset();
-            let problem = likely_fix(text, at);
-            let problem =
-                problem.unwrap_or_else(|| format!("expected {}", expected(error.inner())));
+            let problem = match error.inner().cause() {
+                Some(cause) => format!("no pattern: {cause} (text can be put in quotes)"),
+                None => likely_fix(text, at)
+                    .unwrap_or_else(|| format!("expected {}", expected(error.inner()))),
+            };
             Error::rules(text, at, problem)
         })?;
         let wrong = |directive: &Directive, expected| {
@@ -148,13 +151,24 @@ fn span(input: &mut &str) -> ModalResult<Rule> {
 fn field(input: &mut &str) -> ModalResult<FieldMatch> {
     let name = take_while(1.., |c: char| c.is_alphanumeric() || "_.-".contains(c))
         .context(expect("the name of a field"));
-    let quoted = delimited('"', take_while(0.., |c: char| c != '"'), cut_err('"'));
-    let bare = take_while(1.., |c: char| !"\"{}[],".contains(c)).map(str::trim);
-    let value =
-        alt((quoted, bare)).context(expect("a value, in quotes if it has blanks or commas"));
-    (name.map(str::to_owned), opt(preceded(equals(), cut_err(value.map(str::to_owned)))))
+    let value = alt((
+        preceded(('~', multispace0, peek('"')), cut_err(quoted.try_map(ValuePattern::new)))
+            .map(WantedValue::Pattern),
+        quoted.map(|text: &str| WantedValue::Text(text.to_owned())),
+        cut_err(unquoted.try_map(|text: &str| WantedValue::unquoted(text.trim()))),
+    ));
+    let value = value.context(expect("a value, in quotes if it has braces or commas"));
+    (name.map(str::to_owned), opt(preceded(equals(), cut_err(value))))
         .map(|(name, value)| FieldMatch { name, value })
         .parse_next(input)
+}
+
+fn quoted<'a>(input: &mut &'a str) -> ModalResult<&'a str> {
+    delimited('"', take_while(0.., |c: char| c != '"'), cut_err('"')).parse_next(input)
+}
+
+fn unquoted<'a>(input: &mut &'a str) -> ModalResult<&'a str> {
+    take_while(1.., |c: char| !"\"{},".contains(c)).parse_next(input)
 }
 
 fn keep(input: &mut &str) -> ModalResult<Keep> {
@@ -181,6 +195,7 @@ fn condition(input: &mut &str) -> ModalResult<Condition> {
         "always".value(Condition::Always),
         preceded(above("last_exit"), limit).map(Condition::LastExit),
         preceded(above("on_cpu"), amount).map(Condition::OnCpu),
+        preceded(above("own_on_cpu"), amount).map(Condition::OwnOnCpu),
         preceded(above("off_cpu"), amount).map(Condition::OffCpu),
         preceded(above("idle"), amount).map(Condition::Idle),
         preceded(above("hung"), limit).map(Condition::Hung),
@@ -275,6 +290,7 @@ mod tests {
             "error",
             "on_cpu>100ms|on_cpu>80%|off_cpu>50ms|idle>1s",
             "off_cpu>50ms",
+            "own_on_cpu>100ms|own_on_cpu>80%",
             "p99>20ms|one_in=1000",
             "p99.9",
             "always",
@@ -284,6 +300,7 @@ mod tests {
             "250ms|error,shop=100ms,shop::cart[checkout]=50ms|error,noisy=off",
             "[checkout{tenant=\"acme\"}]=50ms",
             "shop[{tenant=\"acme, inc\",retry}]=error=self",
+            "[checkout{tenant=~\"acme-[a-z]{2,3}\",path=\"/a.b\"}]=50ms",
         ] {
             assert_eq!(read(text).to_string(), text);
             assert_eq!(read(&read(text).to_string()), read(text));
@@ -314,6 +331,40 @@ mod tests {
             .with_field("user")
             .with_field_value("path", "/a b,c");
         assert_eq!(read("shop[{ user , path = \"/a b,c\" }]=50ms,"), Rules::new([rule]));
+    }
+
+    #[test]
+    fn reads_patterns() {
+        let rule =
+            |pattern| Rule::for_span("x", slower(1)).with_field_pattern("a", pattern).unwrap();
+        for (text, pattern) in [
+            ("[x{a=acme.*}]=1ms", "acme.*"),
+            ("[x{a= [a-c]+$ }]=1ms", "[a-c]+$"),
+            ("[x{a =~ \"b{2,3}, c\"}]=1ms", "b{2,3}, c"),
+            ("[x{a=~\"b\"}]=1ms", "b"),
+        ] {
+            assert_eq!(read(text), Rules::new([rule(pattern)]), "{text}");
+        }
+        let text = |text| Rule::for_span("x", slower(1)).with_field_value("a", text);
+        assert_eq!(read("[x{a=\"b.*\"}]=1ms"), Rules::new([text("b.*")]));
+        assert_eq!(read("[x{a=~b}]=1ms"), Rules::new([text("~b")]));
+    }
+
+    #[test]
+    fn an_invalid_pattern_is_an_error_that_says_why() {
+        assert_eq!(
+            error("250ms,[x{a=b,c=(d}]=1s"),
+            "cannot read the profiling rules: no pattern: found open group without closing ')' \
+             (text can be put in quotes)\n  250ms,[x{a=b,c=(d}]=1s\n                 ^"
+        );
+        assert!(error("[x{a=~\"*\"}]=1s").ends_with("\n        ^"));
+        let large = format!("[x{{a=~\"{}\"}}]=1s", "a{999}".repeat(20));
+        assert!(error(&large).contains("no pattern: compiled regex"), "{}", error(&large));
+        let wrong = Rule::for_span("x", slower(1)).with_field_pattern("a", "b)");
+        assert_eq!(
+            wrong.unwrap_err().to_string(),
+            "cannot read the pattern: found closing ')' without matching '('\n  b)\n  ^"
+        );
     }
 
     #[test]
@@ -403,7 +454,7 @@ mod tests {
             ("one_in=0", 7),
             ("error=me", 6),
             ("[x{}]=1s", 3),
-            ("[x{a=1]=1s", 6),
+            ("[x{a=1]=1s", 10),
             ("[x{a=\"1}]=1s", 12),
         ];
         for (text, at) in cases {

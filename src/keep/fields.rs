@@ -6,6 +6,7 @@ use tracing::Metadata;
 use tracing::field::{Field, Visit};
 
 use super::Rule;
+use super::wanted::WantedValue;
 
 /// The rules of a callsite that depend on values, and the plan for each of them.
 ///
@@ -27,7 +28,7 @@ pub(crate) struct FieldRules {
 #[derive(Debug)]
 struct Test {
     field: Field,
-    value: String,
+    value: WantedValue,
 }
 
 /// The plan that a span's values select.
@@ -119,7 +120,7 @@ struct ValueMatcher<'a> {
 }
 
 impl ValueMatcher<'_> {
-    fn see(&mut self, field: &Field, is_wanted: impl Fn(&str) -> bool) {
+    fn see(&mut self, field: &Field, is_wanted: impl Fn(&WantedValue) -> bool) {
         for (bit, test) in self.tests.iter().enumerate().take(u64::BITS as usize) {
             if test.field == *field {
                 self.seen |= 1 << bit;
@@ -135,14 +136,17 @@ impl ValueMatcher<'_> {
 
 impl Visit for ValueMatcher<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.see(field, |wanted| wanted == value);
+        self.see(field, |wanted| wanted.is_str(value));
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.see(field, |wanted| wanted.is_f64(value));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         if self.tests.iter().any(|test| test.field == *field) {
             let text = format!("{value:?}");
-            // A string that was recorded with `?` has quotes around it.
-            self.see(field, |wanted| text == wanted || text == format!("{wanted:?}"));
+            self.see(field, |wanted| wanted.is_printed(&text));
         }
     }
 }

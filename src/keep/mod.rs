@@ -15,6 +15,7 @@ mod reasons;
 mod rules;
 mod shown_fields;
 mod trust;
+mod wanted;
 
 pub(crate) use admission::{Epoch, ExportedWhileOpen, MAX_RESERVED, ProfileAdmission};
 pub(crate) use callsites::{Callsites, STATUS_FIELD};

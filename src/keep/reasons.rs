@@ -17,8 +17,10 @@ pub enum Reason {
     LastExit,
     /// It failed.
     Error,
-    /// Its on-CPU time is longer than its rule allows.
+    /// The on-CPU time of its subtree is longer than its rule allows.
     OnCpu,
+    /// Its own on-CPU time is longer than its rule allows.
+    OwnOnCpu,
     /// It was blocked or preempted for longer than its rule allows.
     OffCpu,
     /// It was open but not entered for longer than its rule allows.
@@ -39,11 +41,12 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Latency,
         Self::LastExit,
         Self::Error,
         Self::OnCpu,
+        Self::OwnOnCpu,
         Self::OffCpu,
         Self::Idle,
         Self::Percentile,
@@ -61,6 +64,7 @@ impl Reason {
             Self::LastExit => "last_exit",
             Self::Error => "error",
             Self::OnCpu => "on_cpu",
+            Self::OwnOnCpu => "own_on_cpu",
             Self::OffCpu => "off_cpu",
             Self::Idle => "idle",
             Self::Percentile => "percentile",
@@ -96,6 +100,7 @@ impl Counters {
                 Reason::LastExit => &self.spans.kept_for_last_exit,
                 Reason::Error => &self.spans.kept_for_error,
                 Reason::OnCpu => &self.spans.kept_for_on_cpu,
+                Reason::OwnOnCpu => &self.spans.kept_for_own_on_cpu,
                 Reason::OffCpu => &self.spans.kept_for_off_cpu,
                 Reason::Idle => &self.spans.kept_for_idle,
                 Reason::Percentile => &self.spans.kept_for_percentile,
@@ -141,8 +146,14 @@ impl Reasons {
         // If the CPU time is unknown, no limit on it is exceeded.
         let is_known = !closing.account.is_cpu_time_unknown;
         let is_met = |condition| {
-            let TimeBreakdown { on_cpu_ns, off_cpu_ns, idle_ns, after_last_exit_ns, .. } =
-                closing.account;
+            let TimeBreakdown {
+                on_cpu_ns,
+                subtree_on_cpu_ns,
+                off_cpu_ns,
+                idle_ns,
+                after_last_exit_ns,
+                ..
+            } = closing.account;
             match condition {
                 Condition::Latency(limit) => (longer(wall_ns, limit), Reason::Latency),
                 Condition::LastExit(limit) => {
@@ -151,7 +162,10 @@ impl Reasons {
                 Condition::Error => (closing.has(FAILED), Reason::Error),
                 Condition::ErrorSelf => (closing.has(FAILED_ITSELF), Reason::Error),
                 Condition::OnCpu(limit) => {
-                    (is_known && limit.is_exceeded_by(on_cpu_ns, wall_ns), Reason::OnCpu)
+                    (is_known && limit.is_exceeded_by(subtree_on_cpu_ns, wall_ns), Reason::OnCpu)
+                }
+                Condition::OwnOnCpu(limit) => {
+                    (is_known && limit.is_exceeded_by(on_cpu_ns, wall_ns), Reason::OwnOnCpu)
                 }
                 Condition::OffCpu(limit) => {
                     (is_known && limit.is_exceeded_by(off_cpu_ns, wall_ns), Reason::OffCpu)
@@ -246,7 +260,7 @@ mod tests {
             (0..=number).for_each(|_| counters.add_kept([reason].into_iter().collect()));
         }
         let counted = Reason::ALL.map(|reason| counters.snapshot().kept_for(reason));
-        assert_eq!(counted.to_vec(), (1..=12).collect::<Vec<u64>>());
+        assert_eq!(counted.to_vec(), (1..=13).collect::<Vec<u64>>());
     }
 
     #[test]
@@ -260,12 +274,16 @@ mod tests {
     fn each_part_of_the_time_has_its_condition() {
         let mut closing = Closing::for_test(10_000_000, 0);
         closing.account.on_cpu_ns = 1_000_001;
+        closing.account.subtree_on_cpu_ns = 12_000_000;
         closing.account.off_cpu_ns = 2_000_001;
         closing.account.idle_ns = 6_900_000;
         closing.account.after_last_exit_ns = 3_000_000;
         for (condition, reason) in [
-            (Condition::OnCpu(TimeOrShare::Time(MS)), "on_cpu"),
-            (Condition::OnCpu(TimeOrShare::Time(2 * MS)), ""),
+            (Condition::OnCpu(TimeOrShare::Time(11 * MS)), "on_cpu"),
+            (Condition::OnCpu(TimeOrShare::Time(12 * MS)), ""),
+            (Condition::OnCpu(TimeOrShare::Percent(100)), "on_cpu"),
+            (Condition::OwnOnCpu(TimeOrShare::Time(MS)), "own_on_cpu"),
+            (Condition::OwnOnCpu(TimeOrShare::Time(2 * MS)), ""),
             (Condition::OffCpu(TimeOrShare::Time(2 * MS)), "off_cpu"),
             (Condition::OffCpu(TimeOrShare::Percent(20)), "off_cpu"),
             (Condition::OffCpu(TimeOrShare::Percent(21)), ""),

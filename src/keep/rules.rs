@@ -6,6 +6,8 @@ use tracing::Metadata;
 
 use super::Keep;
 use super::condition::DEFAULT_LATENCY;
+use super::wanted::{ValuePattern, WantedValue};
+use crate::error::Error;
 
 /// Selects spans, and states when to keep them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +23,7 @@ pub struct Rule {
 pub(super) struct FieldMatch {
     pub(super) name: String,
     /// `None` if any value matches.
-    pub(super) value: Option<String>,
+    pub(super) value: Option<WantedValue>,
 }
 
 impl Rule {
@@ -55,17 +57,54 @@ impl Rule {
     }
 
     /// Restricts the rule to spans whose field has that value, set at creation or recorded later. Strings are compared
-    /// as they are, other values as `Debug` prints them.
+    /// as they are, floating-point numbers as numbers, and other values as `Debug` prints them.
     #[must_use]
     pub fn with_field_value(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.fields.push(FieldMatch { name: name.into(), value: Some(value.into()) });
+        let value = Some(WantedValue::Text(value.into()));
+        self.fields.push(FieldMatch { name: name.into(), value });
         self
+    }
+
+    /// Restricts the rule to spans in which a field's whole value matches `pattern`, a regular expression in the syntax
+    /// of the crate `regex-lite`: without look-around, and at most 16 KiB once it is compiled. Of a value that is longer
+    /// than 1,024 bytes, only the beginning is matched.
+    ///
+    /// ```
+    /// use tracing_profiling::{Keep, Rule};
+    ///
+    /// let rule = Rule::for_span("checkout", Keep::failed()).with_field_pattern("tenant", "acme-.+")?;
+    /// assert_eq!(rule.to_string(), r#"[checkout{tenant=~"acme-.+"}]=error"#);
+    /// # Ok::<(), tracing_profiling::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the pattern is invalid or too large.
+    pub fn with_field_pattern(
+        mut self,
+        name: impl Into<String>,
+        pattern: &str,
+    ) -> Result<Self, Error> {
+        let compiled = ValuePattern::new(pattern)
+            .map_err(|error| Error::text("the pattern", pattern, 0, error.to_string()))?;
+        let value = Some(WantedValue::Pattern(compiled));
+        self.fields.push(FieldMatch { name: name.into(), value });
+        Ok(self)
     }
 
     /// A rule that matches every span.
     pub(crate) fn any() -> &'static Self {
         static ANY: Rule = Rule::for_all(Keep::never());
         &ANY
+    }
+
+    /// Compares the values that it wants with themselves, and with `other`.
+    #[cfg(fuzzing)]
+    pub(crate) fn match_own_values(&self, other: &str) {
+        for value in self.fields.iter().filter_map(|field| field.value.as_ref()) {
+            assert!(value.is_str(value.as_str()) && value.is_printed(value.as_str()));
+            _ = (value.is_str(other), value.is_printed(other));
+        }
     }
 
     pub(crate) fn is_for_all(&self) -> bool {
@@ -110,7 +149,8 @@ impl fmt::Display for Rule {
             for (number, field) in self.fields.iter().enumerate() {
                 write!(f, "{}{}", if number == 0 { "{" } else { "," }, field.name)?;
                 if let Some(value) = &field.value {
-                    write!(f, "=\"{value}\"")?;
+                    let is_pattern = matches!(value, WantedValue::Pattern(_));
+                    write!(f, "={}\"{}\"", if is_pattern { "~" } else { "" }, value.as_str())?;
                 }
             }
             f.write_str(if self.fields.is_empty() { "]" } else { "}]" })?;

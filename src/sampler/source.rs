@@ -123,12 +123,21 @@ impl Sampler {
         }))
     }
 
-    /// Whether no thread can be sampled.
-    pub(crate) fn is_refused(&self) -> bool {
+    /// The source in use: `perf`, `timer` or `none`.
+    pub(crate) fn name(&self) -> &'static str {
         let shared = &*self.0;
         let has_perf = shared.perf.as_ref().is_some_and(|perf| perf.refused().is_none());
         let has_timers = shared.timers.is_some() && shared.timers_refused.is_none();
-        !has_perf && !has_timers
+        match (has_perf, has_timers) {
+            (true, _) => "perf",
+            (false, true) => "timer",
+            (false, false) => "none",
+        }
+    }
+
+    /// Whether no thread can be sampled.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.name() == "none"
     }
 
     pub(crate) fn periods(&self) -> Periods {
@@ -152,7 +161,7 @@ impl Sampler {
         let (mut line, is_less) = self.describe_source();
         if sys::thread_cpu_ns().is_none() {
             line.push_str(
-                "; the CPU time of threads cannot be read: rules with `on_cpu` or `off_cpu` match no span",
+                "; the CPU time of threads cannot be read: rules with `on_cpu`, `own_on_cpu` or `off_cpu` match no span",
             );
         }
         (line, is_less)

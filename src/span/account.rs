@@ -11,7 +11,7 @@ use crate::sys::Clock;
 ///
 /// On-CPU time is measured with the threads' CPU clocks (`CLOCK_THREAD_CPUTIME_ID`). A clock is read at most once per
 /// millisecond of a thread's wall time, every 100 µs in a span that has been entered for 1/64 of its rule's threshold,
-/// and at each enter and exit if the rule judges `on_cpu` or `off_cpu`. The on-CPU time of a segment that begins or
+/// and at each enter and exit if the rule judges `on_cpu`, `own_on_cpu` or `off_cpu`. The on-CPU time of a segment that begins or
 /// ends between two reads is only known within bounds. The account is the middle of these bounds, and `on_cpu_error`
 /// is the possible error. Off-CPU time is the rest of the time in which the span was entered, and idle time is the rest
 /// of its wall time, so the three add up exactly. `tracing-subscriber` calls on-CPU plus off-CPU time `time.busy`, and
@@ -145,6 +145,12 @@ impl TimeBreakdown {
     pub(crate) fn unsampled_ns(&self) -> u64 {
         let least_ns = self.subtree_on_cpu_ns.saturating_sub(self.subtree_on_cpu_error_ns);
         least_ns.saturating_sub(self.subtree_sampled_ns)
+    }
+
+    /// Whether no descendant was on a thread that was not in the span, so that it covers all of its subtree.
+    pub(crate) fn covers_subtree(&self) -> bool {
+        self.subtree_on_cpu_ns == self.on_cpu_ns
+            && self.subtree_on_cpu_error_ns == self.on_cpu_error_ns
     }
 
     /// On-CPU time of descendants on other threads, in nanoseconds.

@@ -3,7 +3,7 @@
 use super::account::Sure;
 use super::local::{ThreadState, put, take};
 use super::segment::DETACHED;
-use super::slot::{FORCED, SUSPECT, Slot};
+use super::slot::{CPU_UNKNOWN, FORCED, JUDGES_SUBTREE, SUSPECT, Slot};
 use super::{RegistryId, Spans};
 
 impl Spans {
@@ -39,25 +39,27 @@ impl Spans {
         slot.parent().is_some_and(|parent| !state.is_in(parent))
     }
 
-    /// When such a span, or one of its ancestors that the thread is not in, becomes old. Ancestors that the thread is
-    /// in are accounted for by their own segments.
+    /// When such a span, or one of its ancestors that the thread is not in, becomes old, and whether the rule of such
+    /// an ancestor judges the CPU time of the segment. Ancestors that the thread is in are accounted for by their own
+    /// segments.
     #[cold]
-    pub(super) fn old_at_detached(
+    pub(super) fn old_and_judged_at_detached(
         &self,
         state: &ThreadState,
         slot: &Slot,
         now: u64,
         old_at: u64,
-    ) -> u64 {
-        let mut old_at = old_at;
+    ) -> (u64, bool) {
+        let (mut old_at, mut is_judged) = (old_at, false);
         self.for_ancestors(slot, |ancestor| {
             let is_detached = ancestor.id().is_some_and(|id| !state.is_in(id));
             if is_detached {
                 old_at = old_at.min(ancestor.old_at(now));
+                is_judged |= ancestor.flags() & JUDGES_SUBTREE != 0;
             }
             is_detached
         });
-        old_at
+        (old_at, is_judged)
     }
 
     /// Adds an ended segment of such a span to its ancestors: its length, and what is known of its CPU time.
@@ -69,6 +71,9 @@ impl Spans {
             if is_detached {
                 ancestor.grow_older(ticks);
                 ancestor.count_inside(segment_ns, sure);
+                if state.cpu_unknown {
+                    ancestor.set(CPU_UNKNOWN);
+                }
             }
             is_detached
         });

@@ -30,8 +30,8 @@ pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{forget_this_thread, is_ignored, spawn_ignored};
 pub(crate) use open_spans::OpenSpan;
 pub(crate) use slot::{
-    CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, KEEP_ON_ERROR,
-    ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, SampleCounts, WATCHED,
+    CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, JUDGES_SUBTREE,
+    KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, SampleCounts, WATCHED,
 };
 pub(crate) use spans::{GivenParent, SpanEvent, SpanInfo, Spans};
 

@@ -33,6 +33,9 @@ const TALLIED: u32 = 1 << 4;
 /// The thread's CPU clock cannot be read.
 pub(super) const CPU_UNKNOWN: u32 = 1 << 5;
 
+/// The rule of an ancestor that the thread is not in judges the CPU time of this segment.
+pub(super) const JUDGED_ABOVE: u32 = 1 << 6;
+
 const _: () = assert!(std::mem::offset_of!(Segment, tally) <= 72);
 
 /// Segments that have ended since the CPU clock was last read. Each entry holds one span, so a hook finds it without a

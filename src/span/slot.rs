@@ -46,6 +46,8 @@ pub(crate) const CPU_UNKNOWN: u32 = 1 << 14;
 pub(crate) const JUDGES_CPU: u32 = 1 << 15;
 /// The span has fields whose values are shown.
 pub(crate) const SHOWS_FIELDS: u32 = 1 << 16;
+/// The span's rule judges the CPU time of its subtree, so that also holds for child spans that run elsewhere.
+pub(crate) const JUDGES_SUBTREE: u32 = 1 << 17;
 /// The flags that come from the span's plan.
 const OF_PLAN: u32 = KEEP_ON_ERROR
     | HAS_STATUS
@@ -54,6 +56,7 @@ const OF_PLAN: u32 = KEEP_ON_ERROR
     | WATCHED
     | ONE_IN
     | JUDGES_CPU
+    | JUDGES_SUBTREE
     | SHOWS_FIELDS;
 
 /// Written by the hooks of all threads that the span is on. A slot belongs to one span from [`open`](Self::open) to
@@ -336,7 +339,9 @@ impl Slot {
 
     /// Adds a segment of a descendant that took `segment_ns`, on a thread that is not in this span.
     pub(crate) fn count_inside(&self, segment_ns: u64, sure: Sure) {
-        self.flags.fetch_or(COUNTED, Ordering::Relaxed);
+        // With other threads, a span can have more on-CPU time than wall time.
+        let judged = if self.flags() & JUDGES_SUBTREE == 0 { 0 } else { SUSPECT };
+        self.flags.fetch_or(COUNTED | judged, Ordering::Relaxed);
         self.counts.add_inside(segment_ns, sure);
     }
 
@@ -412,7 +417,11 @@ impl Slot {
             self.grow_older(before.saturating_sub(left));
         }
         // `SUSPECT` is kept, since it may have been set for another reason than the plan.
-        let change = |flags: u32| Some(flags & (!OF_PLAN | SUSPECT) | plan.flags);
+        let change = |flags: u32| {
+            let has_inside = flags & COUNTED != 0 && plan.flags & JUDGES_SUBTREE != 0;
+            let suspect = if has_inside { SUSPECT } else { 0 };
+            Some(flags & (!OF_PLAN | SUSPECT) | plan.flags | suspect)
+        };
         let before = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
         before.unwrap_or_else(|flags| flags)
     }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::account::Sure;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
-use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU};
+use super::segment::{DETACHED, JUDGED_ABOVE, NESTED, PendingSegment, READS_CPU, Segment};
 use super::slot::{
     AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, JUDGES_CPU, Parent, SUSPECT,
     Slot, WATCHED,
@@ -92,7 +92,7 @@ pub(crate) enum SpanEvent {
 }
 
 /// A read of the CPU clock takes half a microsecond, so the reads take at most 0.05 % of a thread's time, or at most 1 %
-/// in old spans. (Rules on `on_cpu` and `off_cpu` cause more reads.)
+/// in old spans. (Rules on `on_cpu`, `own_on_cpu` and `off_cpu` cause more reads.)
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
 const CPU_CLOCK_READ: Duration = Duration::from_micros(5);
@@ -342,7 +342,13 @@ impl Spans {
         let is_detached = slot.raw_parent() != below && self.is_detached(&state, slot);
         if is_detached {
             flags |= DETACHED;
-            old_at = self.old_at_detached(&state, slot, now, old_at);
+            let is_judged;
+            (old_at, is_judged) = self.old_and_judged_at_detached(&state, slot, now, old_at);
+            if is_judged {
+                flags |= JUDGED_ABOVE;
+                self.sync_accounts(&mut state, now);
+                now = now.max(state.synced);
+            }
         }
         let mut is_unsampled = false;
         if old_at <= now && !state.is_armed {
@@ -431,8 +437,9 @@ impl Spans {
         let reads_cpu = slot.flags() & JUDGES_CPU | if reads_cpu { AGED } else { 0 };
         let is_due = is_pair || now >= state.deadline || self.must_read_cpu(state, reads_cpu, now);
         // The ancestors get the segment's time only once, so it must be known exactly.
-        let is_due =
-            is_due || state.top().is_some_and(|top| top.has(DETACHED) && top.old_at <= now);
+        let must_be_exact =
+            |top: &Segment| top.has(JUDGED_ABOVE) || (top.has(DETACHED) && top.old_at <= now);
+        let is_due = is_due || state.top().is_some_and(must_be_exact);
         if must_sync || is_due || !state.pending.has_room(id, slot.raw_key()) {
             self.sync_accounts(state, now);
             now = now.max(state.synced);

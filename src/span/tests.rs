@@ -3,8 +3,8 @@
 // The tests need rings.
 #![cfg(not(tracing_profiling_unsupported))]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 
 use parking_lot::Mutex;
 
@@ -103,6 +103,21 @@ impl Scene {
         let id = id(self.next);
         self.next += 1;
         let plan = Plan { number: 7, flags, suspect_after: 0, arm_after: 0, long_after: u64::MAX };
+        self.spans.open(id, &plan, 0, parent, ancestry);
+        id
+    }
+
+    /// Opens a span that may have to be kept once it has taken 200 ms, and is never sampled.
+    fn open_judged(&mut self, parent: GivenParent, flags: u32) -> RegistryId {
+        let id = id(self.next);
+        self.next += 1;
+        let (suspect_after, arm_after, long_after) = (200 * MS, u64::MAX, u64::MAX);
+        let plan = Plan { number: 7, flags, suspect_after, arm_after, long_after };
+        let ancestry: Ancestry<'_> = &|from, visit| {
+            if let AncestryFrom::Span(id) = from {
+                visit(id);
+            }
+        };
         self.spans.open(id, &plan, 0, parent, ancestry);
         id
     }
@@ -349,6 +364,61 @@ fn a_wait_before_a_span_was_entered_is_not_its_own() {
     scene.exit(span);
     let account = scene.close(span).account;
     assert_eq!((account.on_cpu_ns, account.off_cpu_ns), (40, 0));
+}
+
+/// The verdict on a root of 100 ms whose children run on `threads` threads at once, each for 60 ms.
+fn close_after_threads(threads: usize, flags: u32) -> (bool, Option<TimeBreakdown>) {
+    let mut scene = Scene::new();
+    let root = scene.open_judged(GivenParent::None, flags);
+    let parent = GivenParent::Span(root);
+    let children: Vec<_> = (0..threads).map(|_| scene.open_judged(parent, 0)).collect();
+    let step = &Barrier::new(threads + 1);
+    let spans = &scene.spans;
+    std::thread::scope(|scope| {
+        for child in children {
+            scope.spawn(move || {
+                for _ in 0..2 {
+                    spans.enter(child);
+                    step.wait();
+                    step.wait();
+                    spans.exit(child);
+                    step.wait();
+                    step.wait();
+                }
+                spans.close(child, |_| Verdict::default());
+            });
+        }
+        // The first segment is shorter than the interval in which CPU clocks are read.
+        for ran in [MS / 2, 60 * MS - MS / 2] {
+            step.wait();
+            scene.wait(ran);
+            step.wait();
+            step.wait();
+            scene.wait_off_cpu(MS / 2);
+            step.wait();
+        }
+    });
+    scene.wait(39 * MS);
+    let mut account = None;
+    let is_judged = scene.spans.close(root, |closing| {
+        account = Some(closing.account);
+        Verdict::default()
+    });
+    (is_judged, account)
+}
+
+#[test]
+fn a_span_shorter_than_the_limit_of_its_subtree_is_judged_if_other_threads_were_in_it() {
+    let (is_judged, account) = close_after_threads(4, JUDGES_CPU | JUDGES_SUBTREE);
+    assert!(is_judged);
+    let account = account.unwrap();
+    assert_eq!((account.wall_ns, account.on_cpu_ns), (100 * MS, 0));
+    // The clock was read at each enter and exit.
+    let subtree = (account.subtree_on_cpu_ns, account.subtree_on_cpu_error_ns);
+    assert!(subtree.0.abs_diff(240 * MS) < 100 && subtree.1 < 100, "{subtree:?}");
+    // Other spans need no verdict.
+    assert_eq!(close_after_threads(0, JUDGES_CPU | JUDGES_SUBTREE), (false, None));
+    assert_eq!(close_after_threads(4, JUDGES_CPU), (false, None));
 }
 
 #[test]
