@@ -16,8 +16,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "0";
-const SCRIPT_HASH: &str = "0";
+const STYLE_HASH: &str = "A7O4ZdtPWgc8ZQxpu+83YEHEihsiIDbmIqFsRikMkgQ=";
+const SCRIPT_HASH: &str = "OVQb5K2BkSeyWftuKyuTy0Zigh/Lg/EHCMz/jD1P8Hc=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
