@@ -477,7 +477,7 @@
   function listenToWindow() {
     addEventListener('hashchange', () => { readAddress(); showAll(); });
     addEventListener('keydown', (event) => {
-      if (event.key !== '/' || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.key !== '/' || /^(INPUT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       byId('filter').focus();
     });
