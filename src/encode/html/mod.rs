@@ -16,8 +16,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "A7O4ZdtPWgc8ZQxpu+83YEHEihsiIDbmIqFsRikMkgQ=";
-const SCRIPT_HASH: &str = "OVQb5K2BkSeyWftuKyuTy0Zigh/Lg/EHCMz/jD1P8Hc=";
+const STYLE_HASH: &str = "lXpR6okogtbmBReueN27MGmunc6f3NkWWcxIkcOzIrw=";
+const SCRIPT_HASH: &str = "On/z1V4Mpw4CEXSZFg2zsrDeZ1VOufjUsFyIvbQEI5k=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

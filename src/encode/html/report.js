@@ -32,7 +32,9 @@
     return made;
   };
   const code = (text) => el('span', { class: 'code' }, text);
-  const count = (number, one, many = `${one}s`) => `${number.toLocaleString('en')} ${number === 1 ? one : many}`;
+  // Not `toLocaleString`: loading its tables takes a tenth of a second.
+  const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ',');
+  const count = (number, one, many = `${one}s`) => `${grouped(number)} ${number === 1 ? one : many}`;
   const say = (text) => { byId('live').textContent = text; };
 
   /** A duration with three digits and its unit: `1.20 s`, `350 ms`. */
@@ -46,7 +48,7 @@
     const [size, unit] = ns < 999.5 ? [1, 'ns'] : ns < 999.5e3 ? [1e3, 'µs'] : ns < 999.5e6 ? [1e6, 'ms'] : [1e9, 's'];
     const value = ns / size;
     const digits = size === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-    return `${ns === 0 ? 0 : value.toFixed(digits)} ${unit}`;
+    return ns === 0 ? '0' : `${value.toFixed(digits)} ${unit}`;
   };
   const percent = (part, whole) => {
     const value = whole > 0 ? part / whole * 100 : 0;
@@ -183,6 +185,7 @@
   const threadName = (thread) => (thread < 0 ? 'unknown thread'
     : profile.strings[profile.threads.name[thread]] || `thread ${profile.threads.tid[thread]}`);
   const placeText = (file, line) => (file && line > 0 ? `${file}:${line}` : file);
+  const shortPlace = (frame) => framePlace(frame).replace(/^.{12,}?\/([^/]+\/[^/]+)$/, '…/$1');
   const framePlace = (frame) => placeText(functionFile(profile.frames.function[frame]), profile.frames.line[frame]);
 
   function placeElement(frame) {
@@ -316,7 +319,9 @@
         if (state.spans) {
           for (const at of spanPath(span[i])) node = child(node, SPAN_KEYS + profile.spans.name[at], SPAN, at);
         }
-        groups.set(key, { node, stacks: new Map() });
+        // Spans of the same name share a group.
+        node.group ??= { node, stacks: new Map() };
+        groups.set(key, node.group);
       }
       return groups.get(key);
     };
@@ -355,7 +360,7 @@
 
   /** Callers have the weight of their callees. A place is always inserted after its caller's. */
   function addPlaces(groups) {
-    for (const { stacks } of groups.values()) {
+    for (const { stacks } of new Set(groups.values())) {
       for (const place of [...stacks.values()].reverse()) {
         if (place.outer) place.outer.weight += place.weight;
       }
@@ -551,16 +556,26 @@
     const short = shortName(text);
     return short.length <= fits ? short : `${short.slice(0, fits - 1)}…`;
   }
+  /** `Cart::total` of `shop::Cart<T>::total` and of `<shop::Cart<T> as Trait>::total`. */
   function shortName(name) {
-    const bare = name.replace(/<[^<>]*>/g, '').replace(/<[^<>]*>/g, '');
+    if (name.length > 400) return name;
+    const [, type, method] = /^<(.+?) as .+>::([^>]+)$/.exec(name) ?? [];
+    let bare = type ? `${type}::${method}` : name;
+    for (let i = 0; i < 4; i++) bare = bare.replace(/(?:::)?<[^<>]*>/g, '');
     const parts = bare.split('::').filter((part) => part !== '');
-    return parts.length > 2 && name.length < 400 ? parts.slice(-2).join('::') : name;
+    return parts.length > 2 ? parts.slice(-2).join('::') : bare.length > 2 ? bare : name;
   }
-  const hashOf = (text) => {
-    let hash = 0;
-    for (let i = 0; i < text.length && i < 64; i++) hash = (hash * 31 + text.charCodeAt(i)) | 0;
-    return Math.abs(hash);
-  };
+  const shades = new Map();
+  /** Functions of the same module have the same shade of their kind's color, from -1 to 1. */
+  function shadeOf(name) {
+    if (!shades.has(name)) {
+      const module = name.slice(0, name.lastIndexOf('::') + 1) || name;
+      let hash = 0;
+      for (let i = 0; i < module.length; i++) hash = (hash * 31 + module.charCodeAt(i)) | 0;
+      shades.set(name, Math.abs(hash) % 5 / 2 - 1);
+    }
+    return shades.get(name);
+  }
 
   function showTip(event, lines) {
     const tip = byId('tip');
@@ -578,10 +593,22 @@
 
   const flame = byId('flame'), scroller = byId('scroller');
   let rowHeight = 19, boxes = [], zoomed, current = null, hovered = null, matches = [], matchSet = new Set();
+  let drawing = 0, isLaidOut = false;
   const TINY = 0.6;
 
   /** Lays out what is wide enough to be seen: the zoomed node, those below it, and those above it at full width. */
   function layOut() {
+    isLaidOut = false;
+    draw();
+  }
+  function draw() {
+    drawing ||= requestAnimationFrame(() => {
+      drawing = 0;
+      if (!isLaidOut) collectBoxes();
+      drawFlame();
+    });
+  }
+  function collectBoxes() {
     const width = scroller.clientWidth, scale = width / (zoomed.value || 1);
     boxes = [];
     const put = (node, x, wide) => (boxes[node.row] ??= []).push({ node, x, width: wide });
@@ -594,8 +621,7 @@
         if (node.kids[i].value * scale >= TINY) open.push(node.kids[i]);
       }
     }
-    flame.style.marginBottom = '0';
-    drawFlame();
+    isLaidOut = true;
   }
 
   function drawFlame() {
@@ -614,9 +640,7 @@
   function colorOf(node) {
     const name = isOwnNode(node) ? 'user' : COLORS[node.kind];
     const [hue, saturation, light] = colors.hsl[matchSet.has(node) ? 'match' : name];
-    const module = node.kind <= KERNEL && !isIdle(node) ? crateOf(nodeName(node)) || functionFile(profile.frames.function[node.what])
-      : nodeName(node);
-    const shift = node.kind <= KERNEL || node.kind === SPAN ? (hashOf(module) % 5 - 2) * 1.5 : 0;
+    const shift = node.kind <= KERNEL || node.kind === SPAN ? shadeOf(nodeName(node)) * 3 : 0;
     return `hsl(${hue} ${saturation}% ${light + shift}%)`;
   }
 
@@ -703,7 +727,7 @@
       if (top < scroller.scrollTop) scroller.scrollTop = Math.max(0, top - rowHeight);
       if (top + rowHeight > scroller.scrollTop + view) scroller.scrollTop = top + 2 * rowHeight - view;
     }
-    drawFlame();
+    draw();
     showDetail();
     if (!isQuiet) say(describe(node).join(', '));
   }
@@ -792,7 +816,7 @@
     byId('matches').textContent = wanted === '' ? ''
       : matches.length === 0 ? 'no match' : `${count(matches.length, 'match', 'matches')}, ${percent(share, tree.root.value)}`;
     byId('previous').disabled = byId('next').disabled = matches.length === 0;
-    drawFlame();
+    draw();
     if (state.view === 'table') showTable();
   }
   /** In the order of the graph: depth first. */
@@ -1026,7 +1050,7 @@
   }
   function drawSpan(context, bar) {
     const x = geometry.x(bar.from), width = Math.max(1, geometry.x(bar.to) - x - 0.5), y = geometry.top + bar.row * SPAN_ROW;
-    const [hue, saturation, light] = colors.hsl.span, shift = bar.kept >= 0 ? 0 : (hashOf(bar.name) % 5 - 2) * 1.5;
+    const [hue, saturation, light] = colors.hsl.span, shift = bar.kept >= 0 ? 0 : shadeOf(bar.name) * 3;
     const isChosen = state.span >= 0 && bar.span >= 0 && profile.spans.name[bar.span] === state.span;
     context.fillStyle = `hsl(${hue} ${saturation + (bar.kept >= 0 ? 20 : 0)}% ${light + shift}%)`;
     context.fillRect(x, y, width, SPAN_ROW - 2);
@@ -1201,7 +1225,7 @@
   // ---------------------------------------------------------------------------------------------- identity and wall time
 
   function fact(name, ...values) {
-    const isWide = values.some((value) => value.className?.includes('code') || value.tagName === 'TIME');
+    const isWide = values.some((value) => (value.textContent ?? value).length > 20);
     byId('facts').append(el('div', isWide ? { class: 'full' } : {}, el('dt', {}, name), el('dd', {}, ...values)));
   }
   function showIdentity() {
@@ -1225,10 +1249,10 @@
     }
   }
   function startElement(start) {
-    const utc = start.toISOString().replace('T', ' ').replace('Z', '');
-    const options = { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false, timeZoneName: 'short' };
-    const local = new Intl.DateTimeFormat('en-GB', options).format(start);
-    return el('time', { datetime: start.toISOString() }, `${utc} UTC`, local.endsWith('UTC') ? '' : ` · ${local}`);
+    const utc = start.toISOString().replace('T', ' ').replace('Z', ' UTC');
+    const [, local, zone] = /(\d\d:\d\d:\d\d) GMT(\S*)/.exec(start.toString()) ?? [];
+    const isUtc = start.getTimezoneOffset() === 0;
+    return el('time', { datetime: start.toISOString() }, utc, isUtc || !local ? '' : ` · ${local} ${zone}`);
   }
   function traceElement(kept) {
     const url = traceUrl(profile.trace_url, kept.trace_id, kept.span_id), text = clean(kept.trace_id);
@@ -1248,7 +1272,7 @@
       if (!(ns > 0)) continue;
       const part = el('div', { class: look });
       part.style.width = `${ns / sum * 100}%`;
-      if (ns / sum > 0.12) part.append(el('span', {}, `${name} ${percent(ns, main.wall)}`));
+      part.append(el('span', {}, `${name} ${percent(ns, main.wall)}`));
       bar.append(part);
       byId('wall-legend').append(legendItem(name, ns, look, main));
     }
@@ -1276,7 +1300,7 @@
   function showFurther() {
     const further = profile.kept.slice(1), details = byId('further');
     details.hidden = further.length === 0;
-    details.open = further.length > 0 && further.length <= 2;
+    
     details.querySelector('summary').textContent = `${count(further.length, 'further kept span')} in this profile`;
     const columns = ['Span', 'Reason', 'Start', 'Wall', 'On-CPU', 'Off-CPU', 'Idle', 'Span id'];
     const rows = further.map((kept) => el('tr', {}, ...[
@@ -1293,11 +1317,11 @@
   function showMissing() {
     const lines = missingLines(), list = el('ul');
     const make = ([kind, text]) => el('li', kind ? { class: kind } : {}, text);
-    list.append(...lines.slice(0, 6).map(make));
+    list.append(...lines.slice(0, 5).map(make));
     byId('missing').replaceChildren(list);
-    if (lines.length <= 6) return;
+    if (lines.length <= 5) return;
     byId('missing').append(button(`Show all ${lines.length}`, (event) => {
-      list.append(...lines.slice(6).map(make));
+      list.append(...lines.slice(5).map(make));
       event.target.remove();
     }, { class: 'more' }));
   }
@@ -1305,9 +1329,9 @@
     const [main] = profile.kept, lines = [];
     lines.push(...coverageLines(main));
     for (const loss of profile.losses) lines.push(['bad', clean(loss)]);
-    if (main.unsampled > 0) lines.push([main.unsampled > main.wall * 0.1 ? 'bad' : '', `Its first ${duration(main.unsampled)} on-CPU were not sampled.`]);
+    if (main.unsampled > 0) lines.push([main.unsampled > main.wall * 0.1 ? 'bad' : '', `The first ${duration(main.unsampled)} on-CPU were not sampled.`]);
     if (main.idle >= 1e6 && main.idle >= main.wall * 0.01) {
-      lines.push([main.idle > main.wall / 2 ? 'bad' : '', `Idle for ${duration(main.idle)}: its future was pending, in no thread. No stack shows which await that was.`]);
+      lines.push([main.idle > main.wall / 2 ? 'bad' : '', `Idle for ${duration(main.idle)}, pending in no thread: no stack shows at which await.`]);
     }
     if (main.open) lines.push(['', 'The span was still open: what came later is not here.']);
     lines.push(...remarkLines());
@@ -1320,9 +1344,9 @@
     if (!main.cpu_known) return [['', `${duration(sums[0])} have samples. The CPU time is unknown, so the part that they cover is, too.`]];
     const cpu = Math.max(main.subtree_on_cpu, main.on_cpu, 0), lines = [];
     const isBad = (part, whole) => (part < whole * 0.9 && whole - part > main.wall * 0.02 ? 'bad' : '');
-    lines.push([isBad(sums[0], cpu), `Samples cover ${duration(sums[0])} of ${duration(cpu)} on-CPU (${percent(Math.min(sums[0], cpu), cpu)}), child spans on other threads included.`]);
+    lines.push([isBad(sums[0], cpu), `Samples cover ${duration(sums[0])} of ${duration(cpu)} on-CPU (${percent(Math.min(sums[0], cpu), cpu)}), with child spans.`]);
     if (sums[1] > 0 || main.off_cpu > main.wall * 0.01) {
-      lines.push([isBad(sums[1], main.off_cpu), `Waits with a stack: ${duration(sums[1])}, of all threads; off-CPU: ${duration(main.off_cpu)}, of the span itself.`]);
+      lines.push([isBad(sums[1], main.off_cpu), `Waits with a stack: ${duration(sums[1])} on all threads; off-CPU time of the span itself: ${duration(main.off_cpu)}.`]);
     }
     return lines;
   }
@@ -1343,7 +1367,7 @@
 
   // ---------------------------------------------------------------------------------------------- tables
 
-  const FEW = 5, MANY = 200;
+  const FEW = 4, MANY = 200;
   const lengths = {};
 
   /** Rows: [key, name, second line, values, share]. Clicking one filters, or clears the filter. */
@@ -1394,7 +1418,7 @@
     }
     const rows = [...sums].sort((a, b) => b[1].weight - a[1].weight).map(([fn, { weight, frames }]) => {
       const [frame] = [...frames].sort((a, b) => b[1] - a[1])[0];
-      return [fn, functionName(fn), framePlace(frame), [duration(weight), percent(weight, all)], weight / all];
+      return [fn, functionName(fn), shortPlace(frame), [duration(weight), percent(weight, all)], weight / all];
     });
     showRows('functions', ['Function', 'Self', 'Share'], rows, state.fn, (fn) => filter({ fn: fn ?? -1, wait: '' }),
       'No sample here: no thread ran for long enough.');
@@ -1415,7 +1439,7 @@
     }
     const rows = [...sums].sort((a, b) => b[1].total - a[1].total).map(([key, { number, total, longest, stack }]) => {
       const site = siteOf(stack), call = frameName(leafFrame(stack));
-      return [key, site < 0 ? call : frameName(site), site < 0 ? '' : `${call} ${framePlace(site)}`.trim(),
+      return [key, site < 0 ? call : frameName(site), site < 0 ? '' : `${shortPlace(site)} ${call}`.trim(),
         [String(number), duration(total), duration(longest)], total / all];
     });
     showRows('waits', ['Caller', 'Waits', 'Total', 'Longest'], rows, state.wait, (wait) => filter({ wait: wait ?? '', fn: -1 }),
@@ -1446,7 +1470,7 @@
       if (isOnCpu) sum.samples++;
     }
     const rows = [...sums].sort((a, b) => b[1].cpu + b[1].off - a[1].cpu - a[1].off).map(([name, sum]) => [name, profile.strings[name],
-      `${sum.number.toLocaleString('en')} × · wall, added up, ${duration(sum.wall)}`,
+      `${grouped(sum.number)} ×, ${duration(sum.wall)} wall`,
       [duration(sum.cpu), duration(sum.off), percent(sum.samples, total)], total > 0 ? sum.samples / total : 0]);
     showRows('spans', ['Span', 'On-CPU', 'Off-CPU', 'Samples'], rows, state.span, (span) => filter({ span: span ?? -1 }),
       'No child span has samples or waits.');
@@ -1666,7 +1690,7 @@
     flame.addEventListener('pointerleave', () => { hovered = null; showTip(null, []); showDetail(); });
     flame.addEventListener('keydown', flameKey);
     flame.addEventListener('focus', () => { if (!current) setCurrent(zoomed); });
-    scroller.addEventListener('scroll', drawFlame);
+    scroller.addEventListener('scroll', draw);
     addEventListener('keydown', (event) => {
       const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) && event.target.type !== 'radio' && event.target.type !== 'checkbox';
       if (event.key !== '/' || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
