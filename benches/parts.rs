@@ -180,6 +180,12 @@ mod encoders {
     }
 
     #[divan::bench]
+    fn html(bencher: Bencher<'_, '_>) {
+        let (profile, context) = (profile(), encode::HtmlContext::default());
+        bencher.bench_local(|| encode::html(profile, &context));
+    }
+
+    #[divan::bench]
     fn svg(bencher: Bencher<'_, '_>) {
         let profile = profile();
         bencher.bench_local(|| encode::svg(profile));

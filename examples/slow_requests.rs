@@ -142,7 +142,7 @@ fn print_files(kept: &[Kept]) {
     if files.is_empty() {
         println!("\nNo profiles: see the line about the source above.");
     } else {
-        println!("\nFlame graphs, to be opened in a browser:");
+        println!("\nReports, to be opened in a browser:");
         files.iter().for_each(|file| println!("  {}", file.display()));
         println!("\nEach is also there as .pb.gz (`go tool pprof -http=: FILE`) and .otlp.");
     }

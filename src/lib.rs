@@ -3,7 +3,7 @@
 //!
 //! The layer samples the threads of spans that have been entered for long enough to become slow. A span that closes
 //! slow or failed, or that hangs, is kept: its stacks become a profile that shows where its threads ran and where they
-//! waited, as a flame graph, as pprof and, optionally, as OTLP. All other spans leave nothing behind.
+//! waited, as a report for browsers, as pprof and, optionally, as OTLP. All other spans leave nothing behind.
 //!
 //! ```no_run
 //! use tracing_profiling::ProfilingLayer;
@@ -80,10 +80,11 @@
 //! |---|---|---|
 //! | `opentelemetry` | on by default | access to OpenTelemetry spans through `tracing-opentelemetry`: attributes on the span, and its ids in the profile |
 //! | `symbols` | on by default | functions, files and lines; without it, profiles have addresses and build ids, as with `TRACING_PROFILING_SYMBOLS=off` |
-//! | `pprof` | on by default | `encode::pprof`, and a file in that format next to each flame graph |
-//! | `otlp` | off | `encode::otlp`, and a file in that format next to each flame graph |
+//! | `pprof` | on by default | `encode::pprof`, and a file in that format next to each report |
+//! | `otlp` | off | `encode::otlp`, and a file in that format next to each report |
+//! | `firefox` | off | `encode::firefox`: a format for profiler.firefox.com and samply |
 //! | `opentelemetry-sdk` | off | `Handle::span_processor`, for other layer orders; conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
-//! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
+//! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP, and a page that shows them; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
 //! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as OpenTelemetry metrics |
 //! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process receives SIGHUP |
 //! | `otlp-http`, `otlp-grpc` | off | `OtlpExporter`: profiles go to an OpenTelemetry Collector. With an endpoint in `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT`, [`ProfilingLayer::from_env`] uses it |
@@ -108,6 +109,9 @@
 //! | `TRACING_PROFILING_PENDING_PROFILES` | maximum number of profiles waiting to be exported, 1 to 100000 | 32 |
 //! | `TRACING_PROFILING_DIR` | directory for profiles | `profiles` |
 //! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` if a feature for it is on and its endpoint is set, else `directory` |
+//! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `svg`, `folded`, `pprof`, `otlp`, `firefox`; see [`Builder::formats`] | `html,pprof,otlp`, as far as their features are on |
+//! | `TRACING_PROFILING_TRACE_URL` | makes trace ids in reports links: `https://tempo.internal/trace/{trace_id}` | none |
+//! | `TRACING_PROFILING_SOURCE_URL` | makes source locations in reports links: `vscode://file/{file}:{line}` | none |
 //! | `TRACING_PROFILING_FIELDS` | names of fields, separated by commas, whose values are shown with a span's name; or `none`; see [`Builder::fields`] | `otel.name`, `http.route`, `http.request.method`, `method` and others |
 //! | `TRACING_PROFILING_REDACT` | regular expressions separated by `;` (`\;` inside a pattern): matches in the names of functions, files and spans become `[redacted]`; see [`Redaction`] | none |
 //! | `TRACING_PROFILING_PATHS` | `short`, or `full` to include the directories that the program was built in | `short` |
@@ -205,6 +209,8 @@ pub mod guide {
     pub mod configuration {}
     #[doc = include_str!("../docs/guide/log.md")]
     pub mod log {}
+    #[doc = include_str!("../docs/guide/report.md")]
+    pub mod report {}
     #[doc = include_str!("../docs/guide/nothing_is_kept.md")]
     pub mod nothing_is_kept {}
     #[doc = include_str!("../docs/guide/platforms.md")]

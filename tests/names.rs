@@ -6,7 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::body::Body;
@@ -332,4 +332,45 @@ fn each_of_two_requests_in_a_connection_has_its_own_times() {
             .unwrap()
             .contains("request{http.route=/slow} · kept: latency")
     );
+}
+
+#[test]
+fn a_profile_has_its_spans_and_threads() {
+    let setup = Setup::new("20ms");
+    setup.run(|| {
+        let dispatch = tracing::dispatcher::get_default(Clone::clone);
+        let work = move || {
+            let _default = tracing::dispatcher::set_default(&dispatch);
+            info_span!("outer", http.route = "/x").in_scope(|| {
+                info_span!("inner").in_scope(|| burn(60 * MS));
+                burn(20 * MS);
+            });
+        };
+        std::thread::Builder::new().name("burner-7".into()).spawn(work).unwrap().join().unwrap();
+    });
+    if !HAS_STACKS {
+        return;
+    }
+    let profiles = setup.profiles();
+    let [profile] = profiles.as_slice() else { panic!("{profiles:?}") };
+    let [outer, inner] = profile.spans.as_slice() else { panic!("{:?}", profile.spans) };
+    assert_eq!((outer.name.as_str(), outer.span.as_str()), ("outer{http.route=/x}", "outer"));
+    assert_eq!((inner.name.as_str(), inner.rule.as_str()), ("inner", "20ms"));
+    assert_eq!(outer.fields, [("http.route", "/x".to_owned())]);
+    assert!(outer.times.wall() >= 80 * MS && outer.start().unwrap() <= inner.start().unwrap());
+    for sample in profile.samples() {
+        let link = profile.link(sample.link.unwrap()).unwrap();
+        let expected = if link.span == "outer" { outer } else { inner };
+        // The same moments; the clock's rate may have become more precise in between.
+        let between = |one: SystemTime, other: SystemTime| {
+            one.duration_since(other).unwrap_or_else(|error| error.duration())
+        };
+        assert!(between(link.start().unwrap(), expected.start().unwrap()) < MS);
+        let end = expected.start().unwrap() + expected.times.wall();
+        assert!(between(link.end().unwrap(), end) < MS);
+        for point in &sample.points {
+            let thread = profile.thread(point.thread().unwrap()).unwrap();
+            assert_eq!(thread.name, "burner-7");
+        }
+    }
 }

@@ -228,7 +228,7 @@ mod tests {
 
     use super::super::tests::{checkout, waiting};
     use super::*;
-    use crate::profile::{FrameKind, Function, Line, Location, Mapping, Point};
+    use crate::profile::{FrameKind, Function, Line, Link, Location, Mapping, Point};
 
     fn decode(profile: &Profile) -> proto::Profile {
         let mut bytes = Vec::new();
@@ -257,6 +257,36 @@ mod tests {
         assert_eq!(name(message.sample[0].label[0].key), "span_name");
         assert_eq!(name(message.default_sample_type), "cpu");
         assert!(message.comment.iter().any(|c| name(*c).starts_with("profile.id=0101")));
+    }
+
+    #[test]
+    fn the_fields_of_the_kept_span_around_a_sample_are_labels() {
+        let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 5);
+        let fields = vec![("http.route", "/cart/{id}".to_owned())];
+        let request = profile.add_link(Link { fields, ..Link::named("request", None) });
+        let query = profile.add_link(Link::named("query", Some(request)));
+        let other = profile.add_link(Link::named("other", None));
+        let remark = profile.add_remark("x");
+        let stack = profile.add_stack(vec![remark]);
+        for link in [request, query, other] {
+            let point = Point { time_unix_ns: 1_001, weight_ns: 5, thread: None };
+            profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
+        }
+        let message = decode(&profile);
+        let string = |index: i64| message.string_table[index as usize].as_str();
+        let labels = message.sample.iter().map(|sample| {
+            let labels = sample.label.iter().map(|label| (string(label.key), string(label.str)));
+            labels.collect::<Vec<_>>()
+        });
+        let route = ("http.route", "/cart/{id}");
+        assert_eq!(
+            labels.collect::<Vec<_>>(),
+            [
+                vec![("span_name", "request"), route],
+                vec![("span_name", "query"), route],
+                vec![("span_name", "other")],
+            ]
+        );
     }
 
     #[test]
