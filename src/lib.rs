@@ -112,6 +112,7 @@
 //! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `svg`, `folded`, `pprof`, `otlp`, `firefox`; see [`Builder::formats`] | `html,pprof,otlp`, as far as their features are on |
 //! | `TRACING_PROFILING_TRACE_URL` | makes trace ids in reports links: `https://tempo.internal/trace/{trace_id}` | none |
 //! | `TRACING_PROFILING_SOURCE_URL` | makes source locations in reports links: `vscode://file/{file}:{line}` | none |
+//! | `TRACING_PROFILING_LINK` | `root` or `innermost`: the span that samples link to in OTLP; see [`Builder::link`] | `root` |
 //! | `TRACING_PROFILING_FIELDS` | names of fields, separated by commas, whose values are shown with a span's name; or `none`; see [`Builder::fields`] | `otel.name`, `http.route`, `http.request.method`, `method` and others |
 //! | `TRACING_PROFILING_REDACT` | regular expressions separated by `;` (`\;` inside a pattern): matches in the names of functions, files and spans become `[redacted]`; see [`Redaction`] | none |
 //! | `TRACING_PROFILING_PATHS` | `short`, or `full` to include the directories that the program was built in | `short` |

@@ -7,7 +7,8 @@ use super::links::Links;
 use super::pending::{Pending, PendingSpan};
 use super::report;
 use super::stack::{Stack, Waited};
-use super::waits::WaitingThread;
+use super::waits::{SHORTEST, WaitingThread};
+use crate::ids::{SpanId, TraceId};
 use crate::keep::{Callsites, Epoch, KeptSpan};
 use crate::profile::{
     CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
@@ -124,6 +125,7 @@ impl ProfileAssembler<'_> {
                 continue;
             };
             let link = tables.link(*span, inside);
+            let linked = link.and_then(|link| tables.profile.link(link)?.linked);
             losses += pending.losses;
             samples.skipped_ns += pending.skipped_ns;
             let mut stacks = HashMap::new();
@@ -132,7 +134,7 @@ impl ProfileAssembler<'_> {
                 losses.cut += u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Cut));
                 losses.incomplete +=
                     u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Lost));
-                if let Some(weight_ns) = samples.take(sample.weight_ns)
+                if let Some(weight_ns) = samples.take(sample.weight_ns, linked)
                     && let Some(stack) = stack
                 {
                     let stack = *stacks.entry(sample.stack).or_insert_with(|| tables.stack(stack));
@@ -144,7 +146,7 @@ impl ProfileAssembler<'_> {
                 }
             }
             for wait in &pending.waits {
-                if let Some(weight_ns) = waits.take(wait.duration_ns)
+                if let Some(weight_ns) = waits.take(wait.duration_ns, linked)
                     && let Some(stack) = pending.stack(wait.stack)
                 {
                     let stack = *stacks.entry(wait.stack).or_insert_with(|| tables.stack(stack));
@@ -159,7 +161,7 @@ impl ProfileAssembler<'_> {
         }
         for wait in self.waiting_in(inside) {
             let link = tables.link(wait.span, inside);
-            if let Some(weight_ns) = waits.take(wait.waited_ns()) {
+            if let Some(weight_ns) = waits.take(wait.waited_ns(), None) {
                 let stack = tables.stack(&wait.stack);
                 let thread = Some(wait.thread);
                 tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, thread, stack, link);
@@ -279,19 +281,23 @@ struct Downsampling {
     /// The weight of the skipped samples, which goes to the next one that is kept.
     skipped_ns: u64,
     downsampled: u64,
+    /// The links of samples so far.
+    linked: HashSet<(TraceId, SpanId)>,
 }
 
 impl Downsampling {
     fn new(every: usize, total: usize) -> Self {
-        Self { every, total, number: 0, skipped_ns: 0, downsampled: 0 }
+        Self { every, total, number: 0, skipped_ns: 0, downsampled: 0, linked: HashSet::new() }
     }
 
     /// The total weight for the next sample, if it is kept. The last one is always kept, so that the profile has all
-    /// of the time.
-    fn take(&mut self, weight_ns: u64) -> Option<u64> {
+    /// of the time, and the first one with a link, since an attribute of a span may refer to it.
+    fn take(&mut self, weight_ns: u64, linked: Option<(TraceId, SpanId)>) -> Option<u64> {
         self.number += 1;
         self.skipped_ns += weight_ns;
-        let is_taken = self.number.is_multiple_of(self.every) || self.number == self.total;
+        let is_first = linked.is_some_and(|linked| self.linked.insert(linked));
+        let is_last = self.number == self.total;
+        let is_taken = self.number.is_multiple_of(self.every) || is_first || is_last;
         self.downsampled += u64::from(!is_taken);
         is_taken.then(|| std::mem::take(&mut self.skipped_ns))
     }
@@ -318,35 +324,52 @@ impl Tables<'_> {
         })
     }
 
-    /// Adds placeholders if samples were lost (and counted) after they were promised: the attributes of kept spans
-    /// already refer to them. Returns the number of lost samples.
+    /// Adds placeholders if samples or waits were lost (and counted) after they were promised: the attributes of kept
+    /// spans already refer to them. Returns how many were lost.
     fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) -> u64 {
         let mut missing = 0;
-        if self.profile.samples().is_empty() {
-            let with_most = epoch.kept.iter().max_by_key(|span| span.samples.total());
-            missing += with_most.map_or(0, |span| self.add_placeholder(span, inside));
-        }
         let links = self.profile.of_kind(SampleKind::OnCpu).map(|sample| sample.link);
-        let mut linked: HashSet<_> =
-            links.filter_map(|link| self.profile.link(link?)?.linked).collect();
+        let linked = links.filter_map(|link| self.profile.link(link?)?.linked);
+        let mut linked: HashSet<_> = linked.collect();
         for span in epoch.kept.iter().filter(|span| span.link.has_on_cpu) {
             let ids = span.link.ids.map(|ids| (ids.trace, ids.span));
             if ids.is_some_and(|ids| linked.insert(ids)) {
-                missing += self.add_placeholder(span, inside);
+                missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
             }
+        }
+        let mut closed = epoch.kept.iter().filter(|span| !span.is_open && span.profile.is_ok());
+        if let Some(span) = closed.find(|span| span.samples.waits > 0)
+            && self.profile.wait_count() == 0
+        {
+            missing += self.add_placeholder(span, SampleKind::OffCpu, inside);
+        }
+        if self.profile.samples().is_empty()
+            && let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples.on_cpu)
+        {
+            missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
         }
         missing
     }
 
-    fn add_placeholder(&mut self, span: &KeptSpan, inside: &HashSet<SpanKey>) -> u64 {
+    fn add_placeholder(
+        &mut self,
+        span: &KeptSpan,
+        kind: SampleKind,
+        inside: &HashSet<SpanKey>,
+    ) -> u64 {
         let remark = self.profile.add_remark("[samples lost before they were read]");
         let stack = self.profile.add_stack(vec![remark]);
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
-        let weight_ns = span.samples.total() * self.builder.period_ns;
-        let point = Point { time_unix_ns, weight_ns, thread: None };
-        self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
-        span.samples.total()
+        // No wait is shorter.
+        let shortest_ns = u64::try_from(SHORTEST.as_nanos()).unwrap_or(0);
+        let (count, each_ns) = match kind {
+            SampleKind::OnCpu => (span.samples.on_cpu, self.builder.period_ns),
+            SampleKind::OffCpu => (span.samples.waits, shortest_ns),
+        };
+        let point = Point { time_unix_ns, weight_ns: count * each_ns, thread: None };
+        self.profile.add_sample(kind, stack, link, point);
+        count
     }
 
     /// Adds placeholders for samples and waits that did not fit into memory.
@@ -496,5 +519,20 @@ impl Tables<'_> {
             parent = Some(link);
         }
         parent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_sample_of_each_link_is_not_downsampled() {
+        let linked = |span| Some((TraceId::from_bytes([1; 16]), SpanId::from_bytes([span; 8])));
+        let mut samples = Downsampling::new(100, 9);
+        let links = [1, 1, 1, 2, 1, 3, 3, 2, 1].map(linked);
+        let taken = links.map(|link| samples.take(10, link).unwrap_or(0));
+        assert_eq!(taken, [10, 0, 0, 30, 0, 20, 0, 0, 30]);
+        assert_eq!(samples.downsampled, 5);
     }
 }

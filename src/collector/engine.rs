@@ -424,11 +424,19 @@ impl Engine {
 
     /// What samples in a closing span link to. `reach` finds OpenTelemetry spans.
     fn link(&self, closing: &Closing, ids: Option<TraceIds>, reach: FindOtel<'_>) -> SpanLink {
-        let at = self.admission.linked_at(closing.root).unwrap_or(closing.closed_at);
-        let own =
-            SpanLink { ids, at, has_on_cpu: closing.has(SAMPLED_ITSELF), ..SpanLink::default() };
+        let has_on_cpu = closing.has(SAMPLED_ITSELF);
+        let first = self.admission.first_link(closing.root);
+        let at = first.as_ref().map_or(closing.closed_at, |first| first.at);
+        let own = SpanLink { ids, at, has_on_cpu, ..SpanLink::default() };
         if self.otel.link_to == LinkTo::Innermost {
             return own;
+        }
+        // Usually it is the local root, which then holds for the whole tree.
+        let is_same = |first: &SpanLink| {
+            first.to == Some(closing.root) && (first.ids.is_some() || ids.is_none())
+        };
+        if let Some(first) = first.filter(is_same) {
+            return SpanLink { has_on_cpu, ..first };
         }
         let enclosing = self.spans.enclosing(closing.id, at);
         let outermost = enclosing.iter().rposition(|span| !span.is_long).unwrap_or(0);

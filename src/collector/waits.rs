@@ -18,7 +18,7 @@ use crate::unwind::{UnwindEnd, Unwinder};
 
 /// Shorter waits are not captured. With a scan every [`SCAN_INTERVAL`], all waits longer than the sum of both are
 /// captured, and some of those in between. After a pause, all waits longer than [`IDLE_SCAN_INTERVAL`] plus this.
-const SHORTEST: Duration = Duration::from_millis(5);
+pub(super) const SHORTEST: Duration = Duration::from_millis(5);
 /// The scan interval while a thread is in a profiled span and not known to be blocked.
 pub(super) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
 /// The scan interval while no thread is in a profiled span, until threads are disarmed some seconds later.

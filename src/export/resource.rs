@@ -62,7 +62,7 @@ fn unknown_service() -> String {
 fn executable_name() -> Option<String> {
     let file = env::current_exe().ok()?;
     let name = file.file_name()?.to_str()?;
-    // What the kernel adds if the file was replaced meanwhile.
+    // What the kernel adds if the file was replaced.
     Some(name.strip_suffix(" (deleted)").unwrap_or(name).to_owned())
 }
 
@@ -120,7 +120,8 @@ mod tests {
         };
         let lengths: Vec<_> = id.split('-').map(str::len).collect();
         assert_eq!(lengths, [8, 4, 4, 4, 12]);
-        assert_eq!((&id[14..15], u32::from_str_radix(&id[19..20], 16).unwrap() >> 2), ("4", 2));
+        let digit = |place| id.chars().nth(place).unwrap().to_digit(16).unwrap();
+        assert_eq!((digit(14), digit(19) >> 2), (4, 2), "version and variant");
         assert_eq!(instance_id().as_ref(), Some(id), "one per process");
         assert!(resource.schema_url().is_some_and(|url| url.starts_with("https://")));
         #[cfg(target_os = "linux")]

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::bucket::TokenBucket;
 use super::trust::Trust;
-use super::{KeptSpan, NoProfile, Reason};
+use super::{KeptSpan, NoProfile, Reason, SpanLink};
 use crate::profile::ProfileId;
 use crate::span::{SampleCounts, SpanKey};
 
@@ -328,10 +328,10 @@ impl ProfileAdmission {
         Some(epoch)
     }
 
-    /// When it was decided which spans of that root are open for long, in ticks, if that holds for the next kept span.
-    pub(crate) fn linked_at(&self, root: SpanKey) -> Option<u64> {
+    /// What was decided when the first span of that root's epoch was kept, if it has one.
+    pub(crate) fn first_link(&self, root: SpanKey) -> Option<SpanLink> {
         let state = self.state.lock();
-        Some(state.epochs.get(&root)?.kept.first()?.link.at)
+        Some(state.epochs.get(&root)?.kept.first()?.link.clone())
     }
 
     /// Takes the epochs of spans that were kept while open. Each is exported at once.
@@ -428,7 +428,6 @@ impl ProfileAdmission {
 
 #[cfg(test)]
 mod tests {
-    use super::super::SpanLink;
     use super::*;
     use crate::ids::{SpanId, TraceId};
     use crate::span::TraceIds;
@@ -582,15 +581,15 @@ mod tests {
     #[test]
     fn the_first_kept_span_decides_when_spans_count_as_open_for_long() {
         let admission = ProfileAdmission::new(60);
-        assert_eq!(admission.linked_at(key(1)), None);
+        assert!(admission.first_link(key(1)).is_none());
         for at in [7, 9] {
             let link = SpanLink { at, ..SpanLink::default() };
             let mut span = KeptSpan { link, ..KeptSpan::for_test(key(2), key(1), 1) };
             admission.keep(&mut span, || Some(ID));
-            assert_eq!(admission.linked_at(key(1)), Some(7));
+            assert_eq!(admission.first_link(key(1)).unwrap().at, 7);
         }
         admission.end_epoch(key(1), |_| HashMap::new());
-        assert_eq!(admission.linked_at(key(1)), None);
+        assert!(admission.first_link(key(1)).is_none());
     }
 
     #[test]

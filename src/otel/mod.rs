@@ -50,8 +50,8 @@ impl OtelSpan {
     ///
     /// This starts the OpenTelemetry span if it has not been started, after which its parent cannot be set any more.
     /// Therefore call it only once, for a span that closes, or for one that was entered with its context, and only
-    /// while its extensions are not locked. A span around one that is closing cannot close meanwhile; two threads may
-    /// ask for it at once, since `tracing-opentelemetry` starts it under a lock.
+    /// while its extensions are not locked. A span around one that is closing stays open until then; two threads may ask
+    /// for it at once, since `tracing-opentelemetry` starts it under a lock.
     #[cfg(feature = "opentelemetry")]
     pub(crate) fn find(id: &span::Id, dispatch: &Dispatch) -> Option<Self> {
         let context = tracing_opentelemetry::get_otel_context(id, dispatch)?;

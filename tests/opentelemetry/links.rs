@@ -10,9 +10,11 @@ use tracing_profiling::{LinkTo, Resource};
 
 use super::*;
 
+type Combine = fn(ProfilingLayer, SdkTracer) -> Dispatch;
+
 /// The combinations in which spans get attributes, and whether spans around a closing one can be reached.
-fn combinations() -> [(Processor, fn(ProfilingLayer, SdkTracer) -> Dispatch, bool); 4] {
-    let right: fn(ProfilingLayer, SdkTracer) -> Dispatch = |profiling, tracer| {
+fn combinations() -> [(Processor, Combine, bool); 4] {
+    let right: Combine = |profiling, tracer| {
         Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
     };
     [
@@ -121,8 +123,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Runs `action` in each combination and passes what was seen to `check`, if there are samples at all.
 fn in_each(set: fn(Builder) -> Builder, action: impl Fn(&Scene), check: impl Fn(&Seen, bool)) {
-    for (number, (processor, combine, can_reach)) in combinations().into_iter().enumerate() {
-        println!("combination {number}");
+    for (processor, combine, can_reach) in combinations() {
         let scene = Scene::with(processor, set, Sampler::AlwaysOn, combine);
         // Where the layer cannot be reached, the first span does not yet show the order of the layers.
         scene.run(|| info_span!(target: "fast", "first").in_scope(|| ()));
