@@ -159,12 +159,9 @@ impl Builder {
             let (least, most) = range.clone().into_inner();
             let message =
                 format!("{setting}({value}) is not from {least} to {most}: it is {clamped} now");
-            self.warn(LogEvent {
-                variable: Some(setting.into()),
-                value: Some(value.to_string()),
-                limit: Some(clamped.into()),
-                ..LogEvent::warning(LogKind::Clamped, message)
-            });
+            let warning = LogEvent::warning(LogKind::Clamped, message);
+            let (variable, limit) = (Some(setting.into()), Some(clamped.into()));
+            self.warn(LogEvent { variable, value: Some(value.to_string()), limit, ..warning });
         }
         clamped
     }
@@ -518,11 +515,8 @@ impl Builder {
                  tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",
                 self.directory.display()
             );
-            warnings.push(LogEvent {
-                variable: Some(name.into()),
-                file: Some(self.directory.display().to_string()),
-                ..LogEvent::warning(LogKind::EndpointUnused, message)
-            });
+            let warning = LogEvent::warning(LogKind::EndpointUnused, message);
+            warnings.push(LogEvent { variable: Some(name.into()), ..warning });
         }
         let mut exporter = self
             .exporter
