@@ -300,8 +300,9 @@ impl Builder {
         Self { resource: Some(resource.into()), ..self }
     }
 
-    /// The number of profiles per minute for each rule, and its maximum burst. The default is 60. Spans over the limit
-    /// are counted.
+    /// The number of profiles per minute for the spans of each rule that have the same name and values of
+    /// [`fields`](Self::fields), and its maximum burst. The default is 60. All spans of a rule together have four times
+    /// that. Spans over the limit are counted.
     #[must_use]
     pub fn profiles_per_minute(self, profiles: u32) -> Self {
         Self { profiles_per_minute: profiles, ..self }
