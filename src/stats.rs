@@ -141,8 +141,9 @@ counters! {
         /// Kept spans without a profile because the system returned no random bytes for its id.
         kept_without_id,
         /// Kept spans of which neither the log nor [`Builder::on_kept`](crate::Builder::on_kept) reports
-        /// anything: a rule has as many reports per minute of spans without a profile as it has
-        /// profiles, and 1,024 spans of a local root are reported.
+        /// anything: there are as many reports per minute of spans without a profile as there are
+        /// profiles ([`Builder::profiles_per_minute`](crate::Builder::profiles_per_minute)), and 1,024 spans of a local
+        /// root are reported.
         kept_unreported,
         /// Spans that met their rule and were not kept because their trace is not exported; see
         /// [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).

@@ -45,8 +45,10 @@ impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         struct Message(String);
         impl Visit for Message {
-            fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
-                self.0 = format!("{value:?}");
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
             }
         }
         let mut message = Message(String::new());

@@ -394,7 +394,7 @@ impl Engine {
         let Some(callsite) = self.callsites.get(closing.plan) else {
             return Verdict::default();
         };
-        let values = || self.shown_values(closing);
+        let values = || self.inspect_values(closing, FieldValues::hash_of);
         let is_rare = |wall_ns| self.callsites.is_rare(&callsite, values, wall_ns);
         let reasons = Reasons::judge(&callsite.keep, closing, is_rare);
         if reasons.is_empty() && !closing.is_registered {
@@ -477,7 +477,7 @@ impl Engine {
             root: closing.root,
             metadata: callsite.metadata,
             values: self
-                .shown_values(closing)
+                .inspect_values(closing, FieldValues::of)
                 .map(|value| self.redaction.redact_span(value).into()),
             rule: callsite.rule,
             reasons,
@@ -499,17 +499,19 @@ impl Engine {
         (span, is_due)
     }
 
-    /// The values of the span's fields that are shown.
-    fn shown_values(&self, closing: &Closing) -> FieldValues {
+    /// Reads the values of the span's fields that are shown.
+    fn inspect_values<T: Default>(
+        &self,
+        closing: &Closing,
+        read: impl Fn(RegistryId, &Dispatch) -> T,
+    ) -> T {
         if !closing.has(SHOWS_FIELDS) {
-            return FieldValues::default();
+            return T::default();
         }
         match self.dispatch() {
-            Some(dispatch) => FieldValues::of(closing.id, &dispatch),
+            Some(dispatch) => read(closing.id, &dispatch),
             // Some combinations of layers do not pass on their subscriber.
-            None => {
-                tracing::dispatcher::get_default(|dispatch| FieldValues::of(closing.id, dispatch))
-            }
+            None => tracing::dispatcher::get_default(|dispatch| read(closing.id, dispatch)),
         }
     }
 

@@ -144,12 +144,9 @@ impl Builder {
             let (least, most) = range.clone().into_inner();
             let message =
                 format!("{setting}({value}) is not from {least} to {most}: it is {clamped} now");
-            self.warn(LogEvent {
-                variable: Some(setting.into()),
-                value: Some(value.to_string()),
-                limit: Some(clamped.into()),
-                ..LogEvent::warning(LogKind::Clamped, message)
-            });
+            let warning = LogEvent::warning(LogKind::Clamped, message);
+            let (variable, limit) = (Some(setting.into()), Some(clamped.into()));
+            self.warn(LogEvent { variable, value: Some(value.to_string()), limit, ..warning });
         }
         clamped
     }
@@ -321,8 +318,9 @@ impl Builder {
         self
     }
 
-    /// The number of profiles per minute for each rule, and its maximum burst. The default is 60. Spans over the limit
-    /// are counted.
+    /// The number of profiles per minute for the spans of each rule that have the same name and values of
+    /// [`fields`](Self::fields), and its maximum burst. The default is 60. All spans of a rule together have four times
+    /// that. Spans over the limit are counted.
     #[must_use]
     pub fn profiles_per_minute(self, profiles: u32) -> Self {
         Self { profiles_per_minute: profiles, ..self }

@@ -82,11 +82,8 @@ pub(crate) fn start(
              tracing-profiling is off (OTEL_PROFILES_EXPORTER=directory turns this warning off)",
             builder.files.directory.display()
         );
-        warnings.push(LogEvent {
-            variable: Some(name.into()),
-            file: Some(builder.files.directory.display().to_string()),
-            ..LogEvent::warning(LogKind::EndpointUnused, message)
-        });
+        let warning = LogEvent::warning(LogKind::EndpointUnused, message);
+        warnings.push(LogEvent { variable: Some(name.into()), ..warning });
     }
     let mut exporter = builder.exporter.or_else(|| from_env(&resource)).unwrap_or_else(|| {
         let directory = Directory::new(&builder.files.directory).with_resource(resource);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::bucket::TokenBucket;
+use super::limits::{Limited, RateLimits};
 use super::trust::Trust;
 use super::{KeptSpan, NoProfile, Reason, SpanLink};
 use crate::profile::ProfileId;
@@ -62,28 +62,13 @@ impl ExportedWhileOpen {
     }
 }
 
-/// The limits of one rule.
-#[derive(Clone, Copy, Debug)]
-struct Buckets {
-    profiles: TokenBucket,
-    /// For epochs without a profile, which are only reported.
-    reports: TokenBucket,
-}
-
-impl Buckets {
-    fn are_full(&self, now_ns: u64) -> bool {
-        self.profiles.is_full(now_ns) && self.reports.is_full(now_ns)
-    }
-}
-
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     epochs: HashMap<SpanKey, Epoch>,
     /// Epochs of spans that are still open.
     snapshots: HashMap<SpanKey, Epoch>,
     exported: HashMap<SpanKey, ExportedWhileOpen>,
-    /// By the rule's id.
-    buckets: HashMap<u64, Buckets>,
+    limits: RateLimits,
     trust: Trust,
 }
 
@@ -94,7 +79,6 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
-    full: Buckets,
     /// Profiles that have a permit and are not yet exported.
     permits: AtomicUsize,
     most_permits: usize,
@@ -115,17 +99,20 @@ pub(crate) const MAX_RESERVED: usize = 32;
 const MOST_EPOCHS: usize = 1024;
 /// Kept spans in one epoch, besides the root.
 const MOST_KEPT: usize = 1024;
-/// Rules whose limits are stored.
-const MOST_BUCKETS: usize = 1024;
 /// Earlier profiles that a span lists, so that one that never closes does not list ever more.
 const MOST_EARLIER: usize = 16;
 
 impl ProfileAdmission {
     pub(crate) fn new(profiles_per_minute: u32) -> Self {
-        let bucket = TokenBucket::new(profiles_per_minute);
+        let state = State {
+            epochs: HashMap::new(),
+            snapshots: HashMap::new(),
+            exported: HashMap::new(),
+            limits: RateLimits::new(profiles_per_minute),
+            trust: Trust::default(),
+        };
         Self {
-            state: Mutex::default(),
-            full: Buckets { profiles: bucket, reports: bucket },
+            state: Mutex::new(state),
             permits: AtomicUsize::new(0),
             most_permits: MAX_RESERVED,
             exporter_fails: AtomicBool::new(false),
@@ -202,11 +189,7 @@ impl ProfileAdmission {
             span.profile = Err(full);
             return false;
         }
-        if state.buckets.len() >= MOST_BUCKETS {
-            // Mostly those of rules that were replaced.
-            state.buckets.retain(|_, buckets| !buckets.are_full(now_ns));
-        }
-        let buckets = state.buckets.entry(span.rule).or_insert(self.full);
+        let limits = &mut state.limits;
         let is_forced = span.reasons.contains(Reason::Forced);
         span.profile = match open.flatten() {
             // The caller has already set the reason.
@@ -214,7 +197,7 @@ impl ProfileAdmission {
             Some(_) if is_trial => Err(NoProfile::ExporterFails),
             Some(id) => Ok(id),
             None => {
-                let take_token = || is_forced || buckets.profiles.take(now_ns);
+                let take_token = || is_forced || limits.take(span, Limited::Profile, now_ns);
                 self.reserve(&mut state.trust, take_token, &mut new_id)
             }
         };
@@ -226,8 +209,8 @@ impl ProfileAdmission {
             }
             _ => None,
         };
-        let is_due = is_open || span.profile.is_ok() || is_forced || buckets.reports.take(now_ns);
-        let is_due = is_due || trial.is_some();
+        let is_due = is_open || span.profile.is_ok() || is_forced;
+        let is_due = is_due || limits.take(span, Limited::Report, now_ns) || trial.is_some();
         if is_due {
             let epoch = epochs.entry(span.root).or_insert_with(|| Epoch {
                 root: span.root,

@@ -13,7 +13,7 @@ use super::attribute;
 use super::fields::FieldRules;
 use super::percentile::{MOST_SKETCHES, Sketches};
 use super::plans::{Callsite, Cohort, Plans};
-use super::shown_fields::{FieldValues, ShownFields};
+use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
 use crate::span::{HAS_FIELDS, HAS_STATUS, Plan, SHOWS_FIELDS};
 use crate::stats::Counters;
@@ -234,11 +234,11 @@ impl Callsites {
     }
 
     /// Whether a span with that wall time took longer than the percentile of its rule, among the spans with the same
-    /// values.
+    /// values, of which `values` returns a hash.
     pub(crate) fn is_rare(
         &self,
         callsite: &Callsite,
-        values: impl FnOnce() -> FieldValues,
+        values: impl FnOnce() -> Option<u64>,
         wall_ns: u64,
     ) -> bool {
         let sketches = callsite.cohort.as_ref().and_then(|cohort| cohort.sketches.as_ref());

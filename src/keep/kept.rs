@@ -148,7 +148,7 @@ pub enum NoProfile {
     NoSamples,
     /// The system does not allow sampling; the first log line states why.
     SamplingUnavailable,
-    /// Its rule has reached its limit of profiles per minute.
+    /// Its rule has reached its limit of profiles per minute, for spans of its name and values or as a whole.
     RateLimit,
     /// Too many profiles wait for export.
     ExporterBusy,

@@ -9,6 +9,7 @@ mod directive;
 mod fields;
 mod hint;
 mod kept;
+mod limits;
 mod percentile;
 mod plans;
 mod reasons;

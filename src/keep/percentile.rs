@@ -7,15 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use hdrhistogram::Histogram;
 use parking_lot::{Mutex, RwLock};
 
-use super::shown_fields::FieldValues;
-
 /// The sketches for the spans of one name and rule: one for each combination of values of their shown fields, so that the
 /// requests of a route are compared with each other.
 #[derive(Debug)]
 pub(super) struct Sketches {
     /// For spans without shown fields, and for those for which there was no room.
     others: Sketch,
-    by_values: RwLock<HashMap<FieldValues, Arc<Sketch>>>,
+    /// By the hash of the values.
+    by_values: RwLock<HashMap<u64, Arc<Sketch>>>,
     /// How many sketches for values there are in the layer.
     total: Arc<AtomicUsize>,
 }
@@ -38,20 +37,18 @@ impl Sketches {
         self.others.is_in_use()
     }
 
-    /// Adds a span. Returns whether it took longer than the percentile of the spans before it with the same values.
-    pub(super) fn add(&self, values: FieldValues, wall_ns: u64, now_ns: u64) -> bool {
-        if values.is_empty() {
-            return self.others.add(wall_ns, now_ns);
-        }
-        let known = self.by_values.read().get(&values).cloned();
-        match known.or_else(|| self.sketch_of(values)) {
+    /// Adds a span with the hash of its values, if it has any. Returns whether it took longer than the percentile of the
+    /// spans before it with the same values.
+    pub(super) fn add(&self, values: Option<u64>, wall_ns: u64, now_ns: u64) -> bool {
+        let known = |values| self.by_values.read().get(&values).cloned();
+        match values.and_then(|values| known(values).or_else(|| self.sketch_of(values))) {
             Some(sketch) => sketch.add(wall_ns, now_ns),
             None => self.others.add(wall_ns, now_ns),
         }
     }
 
     #[cold]
-    fn sketch_of(&self, values: FieldValues) -> Option<Arc<Sketch>> {
+    fn sketch_of(&self, values: u64) -> Option<Arc<Sketch>> {
         let mut by_values = self.by_values.write();
         if let Some(known) = by_values.get(&values) {
             return Some(Arc::clone(known));
@@ -213,25 +210,21 @@ mod tests {
         }
     }
 
-    fn values(method: &str) -> FieldValues {
-        FieldValues::for_test(&[("method", method)])
-    }
-
     #[test]
     fn spans_are_compared_with_those_of_the_same_values() {
         let total = Arc::default();
         let sketches = Sketches::new(990_000, &total);
-        let none = FieldValues::default;
-        lengths().for_each(|wall_ns| _ = sketches.add(values("GET"), wall_ns, 0));
-        lengths().for_each(|wall_ns| _ = sketches.add(values("PUT"), wall_ns / 1_000, 0));
-        lengths().for_each(|wall_ns| _ = sketches.add(none(), wall_ns * 10, 0));
+        let (get, put) = (Some(1), Some(2));
+        lengths().for_each(|wall_ns| _ = sketches.add(get, wall_ns, 0));
+        lengths().for_each(|wall_ns| _ = sketches.add(put, wall_ns / 1_000, 0));
+        lengths().for_each(|wall_ns| _ = sketches.add(None, wall_ns * 10, 0));
         let is_rare = |values, ms| sketches.add(values, ms * MS, 0);
-        assert_eq!([is_rare(values("GET"), 900), is_rare(values("GET"), 1_100)], [false, true]);
-        assert_eq!([is_rare(values("PUT"), 2), is_rare(none(), 5_000)], [true, false]);
+        assert_eq!([is_rare(get, 900), is_rare(get, 1_100)], [false, true]);
+        assert_eq!([is_rare(put, 2), is_rare(None, 5_000)], [true, false]);
         assert_eq!(total.load(Ordering::Relaxed), 2);
         sketches.forget();
         assert_eq!(total.load(Ordering::Relaxed), 0);
-        assert!(!sketches.is_in_use() && !is_rare(values("GET"), 100_000));
+        assert!(!sketches.is_in_use() && !is_rare(get, 100_000));
         drop(sketches);
         assert_eq!(total.load(Ordering::Relaxed), 0);
     }
@@ -240,8 +233,8 @@ mod tests {
     fn the_number_of_sketches_is_limited() {
         let total = Arc::default();
         let sketches = Sketches::new(990_000, &total);
-        for number in 0..MOST_SKETCHES + 100 {
-            sketches.add(values(&number.to_string()), MS, 0);
+        for number in 0..MOST_SKETCHES as u64 + 100 {
+            sketches.add(Some(number), MS, 0);
         }
         assert_eq!(total.load(Ordering::Relaxed), MOST_SKETCHES);
         assert!(sketches.is_in_use(), "the last ones are compared with each other");

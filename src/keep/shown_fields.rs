@@ -1,12 +1,13 @@
 //! Fields whose values say which request a span is.
 
 use std::fmt::{self, Debug, Display};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
 use tracing::{Dispatch, Metadata};
 use tracing_subscriber::Registry;
-use tracing_subscriber::registry::{Extensions, ExtensionsMut, LookupSpan as _};
+use tracing_subscriber::registry::{ExtensionsMut, LookupSpan as _};
 
 use crate::span::RegistryId;
 use crate::text::shortened;
@@ -64,13 +65,24 @@ pub(crate) struct FieldValues(Vec<(&'static str, String)>);
 impl FieldValues {
     /// The values of an open span. Empty if the subscriber is not based on the registry.
     pub(crate) fn of(id: RegistryId, subscriber: &Dispatch) -> Self {
-        let id = tracing::span::Id::from_non_zero_u64(id);
-        let span = subscriber.downcast_ref::<Registry>().and_then(|registry| registry.span(&id));
-        span.map_or_else(Self::default, |span| Self::in_extensions(&span.extensions()))
+        Self::inspect(id, subscriber, Self::clone).unwrap_or_default()
     }
 
-    fn in_extensions(extensions: &Extensions<'_>) -> Self {
-        extensions.get::<Self>().cloned().unwrap_or_default()
+    /// A hash of these values, which takes no copy of them; `None` if there are none.
+    pub(crate) fn hash_of(id: RegistryId, subscriber: &Dispatch) -> Option<u64> {
+        let hasher = BuildHasherDefault::<DefaultHasher>::default();
+        Self::inspect(id, subscriber, |values| hasher.hash_one(values))
+    }
+
+    fn inspect<T>(
+        id: RegistryId,
+        subscriber: &Dispatch,
+        read: impl FnOnce(&Self) -> T,
+    ) -> Option<T> {
+        let id = tracing::span::Id::from_non_zero_u64(id);
+        let span = subscriber.downcast_ref::<Registry>()?.span(&id)?;
+        let extensions = span.extensions();
+        extensions.get::<Self>().map(read)
     }
 
     /// Stores the values with their span, in place of earlier ones of the same fields.
@@ -200,6 +212,20 @@ mod tests {
         assert_eq!(shown(&["status", "path"], span), "{status=200 path=\"/a\"}");
         assert_eq!(shown(&["http.route"], span), "{http.route=/cart/{id}}");
         assert_eq!(shown(&["other"], span), "");
+    }
+
+    #[test]
+    fn equal_values_have_equal_hashes() {
+        let subscriber =
+            Dispatch::new(tracing_subscriber::registry().with(Storing(ShownFields::default())));
+        let hash = |span: tracing::Span| {
+            FieldValues::hash_of(span.id().unwrap().into_non_zero_u64(), &subscriber)
+        };
+        tracing::dispatcher::with_default(&subscriber, || {
+            let of = |method| hash(tracing::info_span!("request", method, secret = 1));
+            assert!(of("GET").is_some() && of("GET") == of("GET") && of("GET") != of("PUT"));
+            assert_eq!(hash(tracing::info_span!("request", secret = 1)), None);
+        });
     }
 
     #[test]

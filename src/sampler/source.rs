@@ -128,11 +128,8 @@ impl Sampler {
         let shared = &*self.0;
         let has_perf = shared.perf.as_ref().is_some_and(|perf| perf.refused().is_none());
         let has_timers = shared.timers.is_some() && shared.timers_refused.is_none();
-        match (has_perf, has_timers) {
-            (true, _) => "perf",
-            (false, true) => "timer",
-            (false, false) => "none",
-        }
+        let otherwise = if has_timers { "timer" } else { "none" };
+        if has_perf { "perf" } else { otherwise }
     }
 
     /// Whether no thread can be sampled.

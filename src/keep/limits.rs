@@ -1,0 +1,131 @@
+//! The limits of profiles and reports per minute.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
+use super::KeptSpan;
+use super::bucket::TokenBucket;
+
+/// Limits the kept spans of a rule, those of one name and values, so that one route does not take what others need, and
+/// all of them together, as there can be any number of routes.
+#[derive(Debug)]
+pub(super) struct RateLimits {
+    per_minute: u32,
+    /// By the rule's id, and by the hash of that with a name and values.
+    buckets: HashMap<u64, Buckets>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Buckets {
+    profiles: TokenBucket,
+    /// For epochs without a profile, which are only reported.
+    reports: TokenBucket,
+}
+
+/// What a span takes a token for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Limited {
+    Profile,
+    Report,
+}
+
+/// A rule has this multiple of what the spans of one name and values have.
+const NAMES_PER_RULE: u32 = 4;
+/// How many limits are stored. Beyond that only those of rules apply.
+const MOST_BUCKETS: usize = 1024;
+
+impl Buckets {
+    fn new(per_minute: u32) -> Self {
+        let bucket = TokenBucket::new(per_minute);
+        Self { profiles: bucket, reports: bucket }
+    }
+
+    fn take(&mut self, what: Limited, now_ns: u64) -> bool {
+        match what {
+            Limited::Profile => self.profiles.take(now_ns),
+            Limited::Report => self.reports.take(now_ns),
+        }
+    }
+
+    fn are_full(&self, now_ns: u64) -> bool {
+        self.profiles.is_full(now_ns) && self.reports.is_full(now_ns)
+    }
+}
+
+impl RateLimits {
+    pub(super) fn new(per_minute: u32) -> Self {
+        Self { per_minute, buckets: HashMap::new() }
+    }
+
+    /// Takes a token for a span, if there is one. `now_ns` must not decrease.
+    pub(super) fn take(&mut self, span: &KeptSpan, what: Limited, now_ns: u64) -> bool {
+        if self.buckets.len() >= MOST_BUCKETS {
+            self.buckets.retain(|_, buckets| !buckets.are_full(now_ns));
+        }
+        let name = BuildHasherDefault::<DefaultHasher>::default().hash_one((
+            span.rule,
+            span.name(),
+            &span.values,
+        ));
+        let is_known = self.buckets.contains_key(&name) || self.buckets.len() < MOST_BUCKETS;
+        let of_rule = (span.rule, self.per_minute.saturating_mul(NAMES_PER_RULE));
+        let of_name = is_known.then_some((name, self.per_minute));
+        let limits = [of_rule].into_iter().chain(of_name).map(|(key, per_minute)| {
+            let known = self.buckets.get(&key).copied();
+            (key, known.unwrap_or_else(|| Buckets::new(per_minute)))
+        });
+        let mut limits: Vec<_> = limits.collect();
+        // From both, or from none.
+        let are_taken = limits.iter_mut().all(|(_, buckets)| buckets.take(what, now_ns));
+        if are_taken {
+            self.buckets.extend(limits);
+        }
+        are_taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::FieldValues;
+    use super::*;
+    use crate::span::SpanKey;
+
+    fn span(rule: u64, route: &str) -> KeptSpan {
+        let values = FieldValues::for_test(&[("http.route", route)]);
+        KeptSpan { rule, values, ..KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1) }
+    }
+
+    #[test]
+    fn a_noisy_route_leaves_the_profiles_of_others() {
+        let mut limits = RateLimits::new(3);
+        let mut taken = |rule, route: &str| {
+            let span = span(rule, route);
+            (0..100).filter(|_| limits.take(&span, Limited::Profile, 0)).count()
+        };
+        assert_eq!([taken(1, "/noisy"), taken(1, "/noisy"), taken(1, "/other")], [3, 0, 3]);
+        // The rule as a whole has 12.
+        assert_eq!(["/a", "/b", "/c", "/d"].map(|route| taken(1, route)), [3, 3, 0, 0]);
+        assert_eq!(taken(2, "/noisy"), 3);
+    }
+
+    #[test]
+    fn profiles_and_reports_have_limits_of_their_own() {
+        let mut limits = RateLimits::new(1);
+        let span = span(1, "/");
+        let what = [Limited::Profile, Limited::Profile, Limited::Report, Limited::Report];
+        let taken = what.map(|what| limits.take(&span, what, 0));
+        assert_eq!(taken, [true, false, true, false]);
+    }
+
+    #[test]
+    fn the_number_of_limits_is_bounded() {
+        let mut limits = RateLimits::new(1_000);
+        for number in 0..3_000 {
+            assert!(limits.take(&span(1, &number.to_string()), Limited::Report, 0));
+        }
+        assert_eq!(limits.buckets.len(), MOST_BUCKETS);
+        let minute = 60_000_000_000;
+        assert!(limits.take(&span(1, "/"), Limited::Report, minute));
+        assert!(limits.buckets.len() <= 2, "full buckets are forgotten");
+    }
+}
