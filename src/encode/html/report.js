@@ -797,11 +797,12 @@ function outline(context, x, y, width, height, size) {
   context.strokeRect(x + size / 2, y + size / 2, Math.max(0, width - size), height - size);
 }
 function drawLabel(context, node, x, y, width) {
+  const mark = isInferred(node) ? '≈ ' : '';
   const name = nodeName(node);
   // Closures and async blocks have no name of their own.
   const place = name.startsWith('{') && hasCode(node) ? ` ${shortPlace(framesOf(node)[0])}` : '';
-  const marked = `${isInferred(node) ? '≈ ' : ''}${name}${place}`;
-  const label = fitted(context, marked, width);
+  const fits = fitted(context, name + place, width - mark.length * characterWidth);
+  const label = fits === '' ? '' : mark + fits;
   if (label === '') return;
   const box = node.kind === WAIT || node.kind === REMARK || node.kind === IDLE || node.kind === FOLD;
   if (box) drawPlate(context, node, x, y, Math.min(width, context.measureText(label).width));
@@ -1016,12 +1017,13 @@ function markFolded(node) {
 }
 /** The time of the matches; one inside another does not count twice. */
 function outermostSum(nodes) {
+  const rounding = tree.root.value * 1e-9;
   let sum = 0,
     end = -1;
   for (const node of nodes) {
-    if (node.at + node.value <= end) continue;
+    if (node.at < end - rounding) continue;
     sum += node.value;
-    end = node.at + node.value * (1 - 1e-9);
+    end = node.at + node.value;
   }
   return sum;
 }
