@@ -117,6 +117,12 @@ async function textBecomes(page, selector, wanted) {
     );
 }
 
+/** Waits until the report shows the last change. */
+async function drawn(page) {
+    await page.waitForSelector("#graph:not([aria-busy=true])");
+    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+}
+
 // What everybody can read.
 
 /** The smallest text, and the text with the least contrast to the color behind it. Runs in the page. */
@@ -217,7 +223,7 @@ async function checkPictures() {
                     assert.ok(contrast >= 4.5, `labels on ${kind} have a contrast of ${contrast}`);
                     await page.locator("#graph").scrollIntoViewIfNeeded();
                     await page.evaluate(() => document.getElementById("graph").scrollIntoView());
-                    await page.waitForTimeout(100);
+                    await drawn(page);
                     await page.screenshot({ path: path.join(pictures, `${name}-graph-${suffix}.png`) });
                     await page.locator("#view").getByText("Table").click();
                     await checkLooks(page);
@@ -418,7 +424,7 @@ async function permalink(page) {
     await page.locator("#flame").focus();
     await press(page, "ArrowDown", "ArrowDown", "ArrowDown", "Enter");
     await page.locator("#search").focus();
-    await page.waitForTimeout(300);
+    await drawn(page);
     const before = await visibleState(page);
     for (const name of ["total", "crumbs", "filters", "matches", "mode", "flame"]) {
         assert.notEqual(before[name], usual[name], name);
@@ -426,7 +432,7 @@ async function permalink(page) {
     const url = page.url();
     await page.reload();
     await page.waitForFunction(() => performance.getEntriesByName("report-ready").length > 0);
-    await page.waitForTimeout(300);
+    await drawn(page);
     // The current frame is not in the address, so its outline is not drawn.
     const same = (state) => ({ ...state, flame: "" });
     assert.deepEqual(same(await visibleState(page)), same(before));
@@ -434,7 +440,7 @@ async function permalink(page) {
     const restored = await visibleState(page);
     await page.goto("about:blank");
     await openReport(page, url);
-    await page.waitForTimeout(300);
+    await drawn(page);
     assert.deepEqual(await visibleState(page), restored);
 }
 
@@ -450,6 +456,7 @@ async function drag(page, from, to) {
     await page.mouse.move(box.x + start + (width * (from + to)) / 2, y, { steps: 4 });
     await page.mouse.move(box.x + start + width * to, y, { steps: 4 });
     await page.mouse.up();
+    await drawn(page);
     await textChanges(page, "#total", total);
 }
 

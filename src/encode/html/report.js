@@ -1987,10 +1987,12 @@ let timer = 0;
 /** Rebuilds soon: while an interval is dragged, at most so often as the page can follow. */
 function later() {
   clearTimeout(timer);
+  byId('graph').setAttribute('aria-busy', true);
   timer = setTimeout(refresh, 60);
 }
 function refresh(zoom) {
   clearTimeout(timer);
+  byId('graph').setAttribute('aria-busy', false);
   rebuildTree(zoom);
   showFilters();
   showTables();
