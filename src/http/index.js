@@ -1,493 +1,639 @@
 'use strict';
 // The list of kept spans, and the state and rules of the layer. Nothing from the server reaches the page other than as
 // text, or as the address of a link whose scheme was checked.
-(() => {
-  const PAGE = 50, REFRESH_MS = 10_000, LONGEST_TEXT = 500;
-  const byId = (id) => document.getElementById(id);
-  const base = document.querySelector('meta[name=base]').content;
 
-  // ---------------------------------------------------------------------------------------------- text and elements
+const PAGE = 50,
+  REFRESH_MS = 10_000,
+  LONGEST_TEXT = 500;
+const byId = (id) => document.getElementById(id);
+const base = document.querySelector('meta[name=base]').content;
 
-  // Control characters, and characters that hide or reorder others.
-  const UNSAFE = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
-  const clean = (value) => {
-    const text = String(value ?? '');
-    return (text.length > LONGEST_TEXT ? `${text.slice(0, LONGEST_TEXT)}…` : text).replace(UNSAFE, '\ufffd');
-  };
-  const el = (tag, attributes, ...children) => {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
-    element.append(...children);
-    return element;
-  };
-  const button = (text, onClick, attributes) => {
-    const made = el('button', { type: 'button', ...attributes }, text);
-    made.addEventListener('click', onClick);
-    return made;
-  };
-  const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ',');
-  const count = (number, one, many = `${one}s`) => `${grouped(number)} ${number === 1 ? one : many}`;
-  const say = (text) => { byId('live').textContent = text; };
+// --- text and elements
 
-  /** A duration with three digits and its unit: `1.20 s`, `350 ms`. */
-  const duration = (ms) => {
-    if (!(ms >= 0)) return 'unknown';
-    if (ms === 0) return '0';
-    if (ms >= 59_995) {
-      const seconds = Math.round(ms / 1000), two = (number) => String(number).padStart(2, '0');
-      return seconds < 3600 ? `${Math.floor(seconds / 60)} min ${two(seconds % 60)} s`
-        : `${Math.floor(seconds / 3600)} h ${two(Math.floor(seconds / 60) % 60)} min`;
-    }
-    const [size, unit] = ms < 0.9995 ? [1e-3, 'µs'] : ms < 999.5 ? [1, 'ms'] : [1000, 's'];
-    const value = ms / size;
-    return `${value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${unit}`;
-  };
-  const two = (number) => String(number).padStart(2, '0');
-  const clock = (date) => `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
-  const day = (date) => `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
-  const ago = (ms) => {
-    const seconds = Math.max(0, Math.round(ms / 1000));
-    if (seconds < 60) return `${seconds} s ago`;
-    if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
-    return seconds < 172_800 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 86_400)} days ago`;
-  };
-  /** The address of a trace, if it is of the web. */
-  const traceUrl = (template, entry) => {
-    const values = { trace_id: encodeURIComponent(entry.trace_id), span_id: encodeURIComponent(entry.span_id ?? '') };
-    try {
-      const url = new URL(template.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all));
-      return url.protocol === 'https:' || url.protocol === 'http:' ? url.href : null;
-    } catch {
-      return null;
-    }
-  };
+// Control characters, and characters that hide or reorder others.
+const UNSAFE =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+const clean = (value) => {
+  const text = String(value ?? '');
+  return (text.length > LONGEST_TEXT ? `${text.slice(0, LONGEST_TEXT)}…` : text).replace(UNSAFE, '\ufffd');
+};
+const el = (tag, attributes, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+};
+const button = (text, onClick, attributes) => {
+  const made = el('button', { type: 'button', ...attributes }, text);
+  made.addEventListener('click', onClick);
+  return made;
+};
+const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ',');
+const count = (number, one, many = `${one}s`) => `${grouped(number)} ${number === 1 ? one : many}`;
+const say = (text) => {
+  byId('live').textContent = text;
+};
 
-  // ---------------------------------------------------------------------------------------------- what the server says
-
-  const server = { enabled: false, rules: '', source: '', kept: {}, stats: {}, trace_url: '', aheadMs: 0 };
-  /** The entries in the list, and those that a button adds. */
-  let entries = [], waiting = [], isLoaded = false;
-  const keyOf = (entry) => [entry.id, entry.span_id, entry.time, entry.name].join('\n');
-
-  async function ask(path, options) {
-    const response = await fetch(base + path, { credentials: 'same-origin', cache: 'no-store', ...options });
-    if (response.ok) return response;
-    const text = (await response.text()).slice(0, 4000);
-    throw Object.assign(new Error(text || `status ${response.status}`), { status: response.status });
+/** A duration with three digits and its unit: `1.20 s`, `350 ms`. */
+const duration = (ms) => {
+  if (!(ms >= 0)) return 'unknown';
+  if (ms === 0) return '0';
+  if (ms >= 59_995) {
+    const seconds = Math.round(ms / 1000),
+      two = (number) => String(number).padStart(2, '0');
+    return seconds < 3600
+      ? `${Math.floor(seconds / 60)} min ${two(seconds % 60)} s`
+      : `${Math.floor(seconds / 3600)} h ${two(Math.floor(seconds / 60) % 60)} min`;
   }
-  const askState = async (method) => (await ask('', { method, headers: { accept: 'application/json' } })).json();
+  const [size, unit] = ms < 0.9995 ? [1e-3, 'µs'] : ms < 999.5 ? [1, 'ms'] : [1000, 's'];
+  const value = ms / size;
+  return `${value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${unit}`;
+};
+const two = (number) => String(number).padStart(2, '0');
+const clock = (date) => `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+const day = (date) => `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+const ago = (ms) => {
+  const seconds = Math.max(0, Math.round(ms / 1000));
+  if (seconds < 60) return `${seconds} s ago`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  return seconds < 172_800 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 86_400)} days ago`;
+};
+/** The address of a trace, if it is of the web. */
+const traceUrl = (template, entry) => {
+  const values = { trace_id: encodeURIComponent(entry.trace_id), span_id: encodeURIComponent(entry.span_id ?? '') };
+  try {
+    const url = new URL(template.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all));
+    return url.protocol === 'https:' || url.protocol === 'http:' ? url.href : null;
+  } catch {
+    return null;
+  }
+};
 
-  function takeState(state) {
-    Object.assign(server, state);
-    const now = Date.parse(state.now);
-    server.aheadMs = Number.isNaN(now) ? 0 : now - Date.now();
-    showState();
+// --- what the server says
+
+const server = { enabled: false, rules: '', source: '', kept: {}, stats: {}, trace_url: '', aheadMs: 0 };
+/** The entries in the list, and those that a button adds. */
+let entries = [],
+  waiting = [],
+  isLoaded = false;
+const keyOf = (entry) => [entry.id, entry.span_id, entry.time, entry.name].join('\n');
+
+async function ask(path, options) {
+  const response = await fetch(base + path, { credentials: 'same-origin', cache: 'no-store', ...options });
+  if (response.ok) return response;
+  const text = (await response.text()).slice(0, 4000);
+  throw Object.assign(new Error(text || `status ${response.status}`), { status: response.status });
+}
+const askState = async (method) => (await ask('', { method, headers: { accept: 'application/json' } })).json();
+
+function takeState(state) {
+  Object.assign(server, state);
+  const now = Date.parse(state.now);
+  server.aheadMs = Number.isNaN(now) ? 0 : now - Date.now();
+  showState();
+}
+async function refresh() {
+  try {
+    const [state, list] = await Promise.all([askState('GET'), ask('kept').then((response) => response.json())]);
+    takeState(state);
+    takeList(list.kept);
+    problem('');
+  } catch (error) {
+    problem(isLoaded ? `Cannot refresh: ${error.message}` : `Cannot load what is kept: ${error.message}`);
   }
-  async function refresh() {
-    try {
-      const [state, list] = await Promise.all([askState('GET'), ask('kept').then((response) => response.json())]);
-      takeState(state);
-      takeList(list.kept);
-      problem('');
-    } catch (error) {
-      problem(isLoaded ? `Cannot refresh: ${error.message}` : `Cannot load what is kept: ${error.message}`);
-    }
-  }
-  /** New entries wait for a click, so that rows do not move while they are read. */
-  function takeList(kept) {
-    if (!isLoaded || entries.length === 0) {
-      entries = kept;
-      waiting = [];
-      isLoaded = true;
-      showAll();
-      return;
-    }
-    const known = new Set(entries.map(keyOf)), isNew = kept.some((entry) => !known.has(keyOf(entry)));
-    waiting = isNew ? kept : [];
-    const number = kept.filter((entry) => !known.has(keyOf(entry))).length;
-    const fresh = byId('fresh');
-    if (number > 0 && fresh.hidden) say(count(number, 'new kept span'));
-    fresh.hidden = number === 0;
-    fresh.textContent = `${grouped(number)} new`;
-    showTimes();
-  }
-  function takeWaiting() {
-    entries = waiting;
+}
+/** New entries wait for a click, so that rows do not move while they are read. */
+function takeList(kept) {
+  if (!isLoaded || entries.length === 0) {
+    entries = kept;
     waiting = [];
-    byId('fresh').hidden = true;
+    isLoaded = true;
     showAll();
-    byId('spans').querySelector('a, button')?.focus();
+    return;
   }
-  function problem(text) {
-    byId('problem').hidden = text === '';
-    byId('problem').textContent = text;
-  }
+  const known = new Set(entries.map(keyOf)),
+    isNew = kept.some((entry) => !known.has(keyOf(entry)));
+  waiting = isNew ? kept : [];
+  const number = kept.filter((entry) => !known.has(keyOf(entry))).length;
+  const fresh = byId('fresh');
+  if (number > 0 && fresh.hidden) say(count(number, 'new kept span'));
+  fresh.hidden = number === 0;
+  fresh.textContent = `${grouped(number)} new`;
+  showTimes();
+}
+function takeWaiting() {
+  entries = waiting;
+  waiting = [];
+  byId('fresh').hidden = true;
+  showAll();
+  byId('spans').querySelector('a, button')?.focus();
+}
+function problem(text) {
+  byId('problem').hidden = text === '';
+  byId('problem').textContent = text;
+}
 
-  // ---------------------------------------------------------------------------------------------- state and rules
+// --- state and rules
 
-  function showState() {
-    byId('source').textContent = clean(server.source);
-    byId('enabled').disabled = false;
-    byId('enabled').setAttribute('aria-checked', server.enabled);
-    byId('enabled-text').textContent = server.enabled ? 'on' : 'off';
-    byId('rules').textContent = server.rules;
-    showStats();
-    if (!byId('empty').hidden) showEmpty();
+function showState() {
+  byId('source').textContent = clean(server.source);
+  byId('enabled').disabled = false;
+  byId('enabled').setAttribute('aria-checked', server.enabled);
+  byId('enabled-text').textContent = server.enabled ? 'on' : 'off';
+  byId('rules').textContent = server.rules;
+  showStats();
+  if (!byId('empty').hidden) showEmpty();
+}
+async function toggle() {
+  const control = byId('enabled');
+  control.disabled = true;
+  try {
+    takeState(await askState(server.enabled ? 'DELETE' : 'POST'));
+    problem('');
+    say(`Profiling is ${server.enabled ? 'on' : 'off'}`);
+  } catch (error) {
+    problem(`Cannot turn profiling ${server.enabled ? 'off' : 'on'}: ${error.message}`);
   }
-  async function toggle() {
-    const control = byId('enabled');
-    control.disabled = true;
-    try {
-      takeState(await askState(server.enabled ? 'DELETE' : 'POST'));
-      problem('');
-      say(`Profiling is ${server.enabled ? 'on' : 'off'}`);
-    } catch (error) {
-      problem(`Cannot turn profiling ${server.enabled ? 'off' : 'on'}: ${error.message}`);
-    }
-    control.disabled = false;
-    control.focus();
-  }
+  control.disabled = false;
+  control.focus();
+}
 
-  function openEditor(text) {
-    byId('editor').hidden = false;
-    byId('edit').setAttribute('aria-expanded', true);
-    byId('new-rules').value = text;
-    rulesError('');
+function openEditor(text) {
+  byId('editor').hidden = false;
+  byId('edit').setAttribute('aria-expanded', true);
+  byId('new-rules').value = text;
+  rulesError('');
+  byId('new-rules').focus();
+}
+function closeEditor() {
+  byId('editor').hidden = true;
+  byId('edit').setAttribute('aria-expanded', false);
+  byId('edit').focus();
+}
+function rulesError(text) {
+  byId('rules-error').hidden = text === '';
+  byId('rules-error').textContent = text;
+  byId('new-rules').setAttribute('aria-invalid', text !== '');
+}
+async function saveRules(event) {
+  event.preventDefault();
+  byId('save').disabled = true;
+  try {
+    const response = await ask('rules', {
+      method: 'PUT',
+      body: byId('new-rules').value,
+      headers: { 'content-type': 'text/plain' },
+    });
+    server.rules = await response.text();
+    showState();
+    closeEditor();
+    say('The rules were changed');
+  } catch (error) {
+    rulesError(error.message);
     byId('new-rules').focus();
   }
-  function closeEditor() {
-    byId('editor').hidden = true;
-    byId('edit').setAttribute('aria-expanded', false);
-    byId('edit').focus();
-  }
-  function rulesError(text) {
-    byId('rules-error').hidden = text === '';
-    byId('rules-error').textContent = text;
-    byId('new-rules').setAttribute('aria-invalid', text !== '');
-  }
-  async function saveRules(event) {
-    event.preventDefault();
-    byId('save').disabled = true;
-    try {
-      const response = await ask('rules', { method: 'PUT', body: byId('new-rules').value, headers: { 'content-type': 'text/plain' } });
-      server.rules = await response.text();
-      showState();
-      closeEditor();
-      say('The rules were changed');
-    } catch (error) {
-      rulesError(error.message);
-      byId('new-rules').focus();
-    }
-    byId('save').disabled = false;
-  }
+  byId('save').disabled = false;
+}
 
-  function showStats() {
-    const groups = new Map();
-    for (const [name, value] of Object.entries(server.stats)) {
-      const [group, ...rest] = name.split('.');
-      if (!groups.has(group)) groups.set(group, []);
-      groups.get(group).push([rest.join('.') || group, value]);
-    }
-    byId('stats').hidden = groups.size === 0;
-    const rowOf = ([name, value]) => el('tr', value === 0 ? { class: 'zero' } : {}, el('td', { class: 'code' }, clean(name)),
-      el('td', { class: 'number' }, grouped(value)));
-    byId('stats').querySelector('div').replaceChildren(...[...groups].map(([group, rows]) =>
-      el('table', {}, el('caption', {}, clean(group)), el('tbody', {}, ...rows.map(rowOf)))));
+function showStats() {
+  const groups = new Map();
+  for (const [name, value] of Object.entries(server.stats)) {
+    const [group, ...rest] = name.split('.');
+    if (!groups.has(group)) groups.set(group, []);
+    groups.get(group).push([rest.join('.') || group, value]);
   }
+  byId('stats').hidden = groups.size === 0;
+  const rowOf = ([name, value]) =>
+    el(
+      'tr',
+      value === 0 ? { class: 'zero' } : {},
+      el('td', { class: 'code' }, clean(name)),
+      el('td', { class: 'number' }, grouped(value)),
+    );
+  byId('stats')
+    .querySelector('div')
+    .replaceChildren(
+      ...[...groups].map(([group, rows]) =>
+        el('table', {}, el('caption', {}, clean(group)), el('tbody', {}, ...rows.map(rowOf))),
+      ),
+    );
+}
 
-  function showEmpty() {
-    byId('empty-rules').textContent = clean(server.rules);
-    byId('empty-source').textContent = clean(server.source);
-    const seen = server.stats['spans.seen'];
-    byId('empty-why').textContent = !server.enabled ? 'Profiling is off.'
-      : seen === 0 ? 'No span that a rule matches has reached the layer so far: most likely the first cause below.'
-        : seen > 0 ? `${count(seen, 'span')} so far ${seen === 1 ? 'was' : 'were'} seen, and none met its rule.`
-          : 'Kept spans appear here by themselves.';
-  }
+function showEmpty() {
+  byId('empty-rules').textContent = clean(server.rules);
+  byId('empty-source').textContent = clean(server.source);
+  const seen = server.stats['spans.seen'];
+  byId('empty-why').textContent = !server.enabled
+    ? 'Profiling is off.'
+    : seen === 0
+      ? 'No span that a rule matches has reached the layer so far: most likely the first cause below.'
+      : seen > 0
+        ? `${count(seen, 'span')} so far ${seen === 1 ? 'was' : 'were'} seen, and none met its rule.`
+        : 'Kept spans appear here by themselves.';
+}
 
-  // ---------------------------------------------------------------------------------------------- the list
+// --- the list
 
-  const view = { text: '', reason: '', name: '', sort: 'time', isDescending: true, page: 0 };
-  const topOf = (entry) => entry.top || entry.longest_wait || '';
-  const COLUMNS = [
-    ['time', 'Time', (entry) => Date.parse(entry.time) || 0, true],
-    ['span', 'Span', (entry) => entry.name, false],
-    ['reason', 'Reason', (entry) => entry.reasons, false],
-    ['wall', 'Wall time', (entry) => entry.wall_ms, true],
-    ['top', 'Most of it in', (entry) => topOf(entry).toLowerCase(), false],
-    ['trace', 'Trace', null, false],
-    ['files', 'Files', null, false],
+const view = { text: '', reason: '', name: '', sort: 'time', isDescending: true, page: 0 };
+const topOf = (entry) => entry.top || entry.longest_wait || '';
+const COLUMNS = [
+  ['time', 'Time', (entry) => Date.parse(entry.time) || 0, true],
+  ['span', 'Span', (entry) => entry.name, false],
+  ['reason', 'Reason', (entry) => entry.reasons, false],
+  ['wall', 'Wall time', (entry) => entry.wall_ms, true],
+  ['top', 'Most of it in', (entry) => topOf(entry).toLowerCase(), false],
+  ['trace', 'Trace', null, false],
+  ['files', 'Files', null, false],
+];
+const column = (name) => COLUMNS.find(([id, , value]) => id === name && value);
+const reasonsOf = (entry) =>
+  clean(entry.reasons)
+    .split(/[|,]\s*/)
+    .filter((reason) => reason !== '');
+
+function shownEntries() {
+  const text = view.text.trim().toLowerCase(),
+    [, , valueOf] = column(view.sort);
+  const has = (entry) =>
+    [entry.name, entry.reasons, topOf(entry), entry.longest_wait, entry.trace_id, entry.id, entry.no_profile].some(
+      (value) =>
+        String(value ?? '')
+          .toLowerCase()
+          .includes(text),
+    );
+  const shown = entries.filter(
+    (entry) =>
+      (view.reason === '' || reasonsOf(entry).includes(view.reason)) &&
+      (view.name === '' || entry.name === view.name) &&
+      (text === '' || has(entry)),
+  );
+  const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+  return shown.sort((a, b) => compare(valueOf(a), valueOf(b)) * (view.isDescending ? -1 : 1));
+}
+
+function showAll() {
+  const isEmpty = entries.length === 0;
+  byId('empty').hidden = !isEmpty;
+  byId('groups').hidden = byId('list').hidden = isEmpty;
+  if (isEmpty) showEmpty();
+  else showList();
+}
+function showList() {
+  const shown = shownEntries(),
+    pages = Math.max(1, Math.ceil(shown.length / PAGE));
+  view.page = Math.min(view.page, pages - 1);
+  const here = shown.slice(view.page * PAGE, (view.page + 1) * PAGE);
+  const longest = shown.reduce((most, entry) => Math.max(most, entry.wall_ms), 0);
+  byId('spans').tBodies[0].replaceChildren(...here.map((entry) => row(entry, longest)));
+  byId('spans').hidden = shown.length === 0;
+  byId('none').hidden = shown.length > 0;
+  byId('shown').textContent =
+    shown.length === entries.length
+      ? grouped(entries.length)
+      : `${grouped(shown.length)} of ${grouped(entries.length)}`;
+  showHead();
+  showGroups();
+  showControls();
+  showPages(pages);
+  showTimes();
+  writeAddress();
+}
+
+function row(entry, longest) {
+  const cells = {
+    time: timeCell,
+    span: spanCell,
+    reason: reasonCell,
+    wall: wallCell,
+    top: topCell,
+    trace: traceCell,
+    files: filesCell,
+  };
+  return el(
+    'tr',
+    { role: 'row' },
+    ...COLUMNS.map(([name]) => el('td', { role: 'cell', class: name }, ...cells[name](entry, longest))),
+  );
+}
+function timeCell(entry) {
+  const date = new Date(entry.time);
+  if (Number.isNaN(date.getTime())) return ['unknown'];
+  return [
+    el('time', { datetime: date.toISOString(), title: date.toISOString() }, clock(date)),
+    el('small', { 'data-time': date.getTime() }, ''),
   ];
-  const column = (name) => COLUMNS.find(([id, , value]) => id === name && value);
-  const reasonsOf = (entry) => clean(entry.reasons).split(/[|,]\s*/).filter((reason) => reason !== '');
+}
+const fileUrl = (name) => `${base}profiles/${encodeURIComponent(name)}`;
+const reportOf = (entry) => entry.files?.find((name) => name.endsWith('.html'));
+function spanCell(entry) {
+  const report = reportOf(entry),
+    name = clean(entry.name);
+  const title = report
+    ? el('a', { href: fileUrl(report), class: 'name code clip', title: name }, name)
+    : el('span', { class: 'name code clip', title: name }, name);
+  return [
+    title,
+    ...(entry.no_profile ? [el('small', { class: 'clip' }, `No profile: ${clean(entry.no_profile)}`)] : []),
+  ];
+}
+function reasonCell(entry) {
+  const badges = reasonsOf(entry).map((reason) => el('span', { class: 'badge' }, reason));
+  return [...badges.flatMap((badge) => [badge, ' ']), ...(entry.open ? [el('small', {}, 'still open')] : [])];
+}
+const partsOf = (entry) =>
+  entry.cpu_known === false
+    ? [
+        ['busy', entry.wall_ms - entry.idle_ms, 'on'],
+        ['idle', entry.idle_ms, 'rest'],
+      ]
+    : [
+        ['on-CPU', entry.on_cpu_ms, 'on'],
+        ['off-CPU', entry.off_cpu_ms, 'off'],
+        ['idle', entry.idle_ms, 'rest'],
+      ];
+function wallCell(entry, longest) {
+  const parts = partsOf(entry),
+    sum = parts.reduce((all, [, ms]) => all + Math.max(0, ms), 0);
+  const bar = el('div', { class: 'split', 'aria-hidden': 'true' });
+  bar.style.width = `${longest > 0 ? (entry.wall_ms / longest) * 100 : 0}%`;
+  for (const [, ms, look] of parts) {
+    if (!(ms > 0)) continue;
+    const part = el('i', { class: look });
+    part.style.width = `${(ms / sum) * 100}%`;
+    bar.append(part);
+  }
+  const text = parts
+    .filter(([, ms]) => ms >= entry.wall_ms * 0.001)
+    .map(([name, ms]) => `${name} ${duration(ms)}`)
+    .join(' + ');
+  return [el('b', {}, duration(entry.wall_ms)), bar, el('small', {}, text)];
+}
+function topCell(entry) {
+  const lines = [];
+  if (entry.top) {
+    const share = entry.top_share >= 0 ? ` ${Math.round(entry.top_share * 100)} % of samples` : '';
+    lines.push(el('div', { class: 'code clip', title: clean(entry.top) }, clean(entry.top)), el('small', {}, share));
+  }
+  if (entry.longest_wait && (!entry.top || entry.longest_wait_ms > entry.on_cpu_ms)) {
+    lines.push(
+      el('div', { class: 'code clip', title: clean(entry.longest_wait) }, clean(entry.longest_wait)),
+      el('small', {}, `longest wait, ${duration(entry.longest_wait_ms)}`),
+    );
+  }
+  return lines.length > 0 ? lines : ['–'];
+}
+function traceCell(entry) {
+  if (!entry.trace_id) return ['–'];
+  const text = clean(entry.trace_id),
+    url = traceUrl(server.trace_url ?? '', entry);
+  const short = text.length > 8 ? `${text.slice(0, 8)}…` : text;
+  return [
+    url
+      ? el('a', { href: url, class: 'code', title: text, target: '_blank', rel: 'noopener noreferrer' }, short)
+      : el('span', { class: 'code', title: text }, short),
+  ];
+}
+function filesCell(entry) {
+  const names = { html: 'report', gz: 'pprof' };
+  const links = (entry.files ?? []).map((name) => {
+    const type = name.slice(name.lastIndexOf('.') + 1);
+    return el('a', { href: fileUrl(name), ...(type === 'html' ? {} : { download: '' }) }, clean(names[type] ?? type));
+  });
+  return links.length > 0 ? links.flatMap((link) => [link, ' ']) : ['–'];
+}
+/** Ages change while the rows stay. */
+function showTimes() {
+  const now = Date.now() + server.aheadMs,
+    today = day(new Date(now));
+  for (const small of document.querySelectorAll('[data-time]')) {
+    const time = Number(small.dataset.time),
+      date = day(new Date(time));
+    small.textContent = date === today ? ago(now - time) : date;
+  }
+}
 
-  function shownEntries() {
-    const text = view.text.trim().toLowerCase(), [, , valueOf] = column(view.sort);
-    const has = (entry) => [entry.name, entry.reasons, topOf(entry), entry.longest_wait, entry.trace_id, entry.id, entry.no_profile]
-      .some((value) => String(value ?? '').toLowerCase().includes(text));
-    const shown = entries.filter((entry) => (view.reason === '' || reasonsOf(entry).includes(view.reason))
-      && (view.name === '' || entry.name === view.name) && (text === '' || has(entry)));
-    const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
-    return shown.sort((a, b) => compare(valueOf(a), valueOf(b)) * (view.isDescending ? -1 : 1));
-  }
-
-  function showAll() {
-    const isEmpty = entries.length === 0;
-    byId('empty').hidden = !isEmpty;
-    byId('groups').hidden = byId('list').hidden = isEmpty;
-    if (isEmpty) showEmpty();
-    else showList();
-  }
-  function showList() {
-    const shown = shownEntries(), pages = Math.max(1, Math.ceil(shown.length / PAGE));
-    view.page = Math.min(view.page, pages - 1);
-    const here = shown.slice(view.page * PAGE, (view.page + 1) * PAGE);
-    const longest = shown.reduce((most, entry) => Math.max(most, entry.wall_ms), 0);
-    byId('spans').tBodies[0].replaceChildren(...here.map((entry) => row(entry, longest)));
-    byId('spans').hidden = shown.length === 0;
-    byId('none').hidden = shown.length > 0;
-    byId('shown').textContent = shown.length === entries.length ? grouped(entries.length) : `${grouped(shown.length)} of ${grouped(entries.length)}`;
-    showHead();
-    showGroups();
-    showControls();
-    showPages(pages);
-    showTimes();
-    writeAddress();
-  }
-
-  function row(entry, longest) {
-    const cells = { time: timeCell, span: spanCell, reason: reasonCell, wall: wallCell, top: topCell, trace: traceCell, files: filesCell };
-    return el('tr', { role: 'row' }, ...COLUMNS.map(([name]) => el('td', { role: 'cell', class: name }, ...cells[name](entry, longest))));
-  }
-  function timeCell(entry) {
-    const date = new Date(entry.time);
-    if (Number.isNaN(date.getTime())) return ['unknown'];
-    return [el('time', { datetime: date.toISOString(), title: date.toISOString() }, clock(date)), el('small', { 'data-time': date.getTime() }, '')];
-  }
-  const fileUrl = (name) => `${base}profiles/${encodeURIComponent(name)}`;
-  const reportOf = (entry) => entry.files?.find((name) => name.endsWith('.html'));
-  function spanCell(entry) {
-    const report = reportOf(entry), name = clean(entry.name);
-    const title = report ? el('a', { href: fileUrl(report), class: 'name code clip', title: name }, name)
-      : el('span', { class: 'name code clip', title: name }, name);
-    return [title, ...(entry.no_profile ? [el('small', { class: 'clip' }, `No profile: ${clean(entry.no_profile)}`)] : [])];
-  }
-  function reasonCell(entry) {
-    const badges = reasonsOf(entry).map((reason) => el('span', { class: 'badge' }, reason));
-    return [...badges.flatMap((badge) => [badge, ' ']), ...(entry.open ? [el('small', {}, 'still open')] : [])];
-  }
-  const partsOf = (entry) => (entry.cpu_known === false
-    ? [['busy', entry.wall_ms - entry.idle_ms, 'on'], ['idle', entry.idle_ms, 'rest']]
-    : [['on-CPU', entry.on_cpu_ms, 'on'], ['off-CPU', entry.off_cpu_ms, 'off'], ['idle', entry.idle_ms, 'rest']]);
-  function wallCell(entry, longest) {
-    const parts = partsOf(entry), sum = parts.reduce((all, [, ms]) => all + Math.max(0, ms), 0);
-    const bar = el('div', { class: 'split', 'aria-hidden': 'true' });
-    bar.style.width = `${longest > 0 ? entry.wall_ms / longest * 100 : 0}%`;
-    for (const [, ms, look] of parts) {
-      if (!(ms > 0)) continue;
-      const part = el('i', { class: look });
-      part.style.width = `${ms / sum * 100}%`;
-      bar.append(part);
-    }
-    const text = parts.filter(([, ms]) => ms >= entry.wall_ms * 0.001).map(([name, ms]) => `${name} ${duration(ms)}`).join(' + ');
-    return [el('b', {}, duration(entry.wall_ms)), bar, el('small', {}, text)];
-  }
-  function topCell(entry) {
-    const lines = [];
-    if (entry.top) {
-      const share = entry.top_share >= 0 ? ` ${Math.round(entry.top_share * 100)} % of samples` : '';
-      lines.push(el('div', { class: 'code clip', title: clean(entry.top) }, clean(entry.top)), el('small', {}, share));
-    }
-    if (entry.longest_wait && (!entry.top || entry.longest_wait_ms > entry.on_cpu_ms)) {
-      lines.push(el('div', { class: 'code clip', title: clean(entry.longest_wait) }, clean(entry.longest_wait)),
-        el('small', {}, `longest wait, ${duration(entry.longest_wait_ms)}`));
-    }
-    return lines.length > 0 ? lines : ['–'];
-  }
-  function traceCell(entry) {
-    if (!entry.trace_id) return ['–'];
-    const text = clean(entry.trace_id), url = traceUrl(server.trace_url ?? '', entry);
-    const short = text.length > 8 ? `${text.slice(0, 8)}…` : text;
-    return [url ? el('a', { href: url, class: 'code', title: text, target: '_blank', rel: 'noopener noreferrer' }, short)
-      : el('span', { class: 'code', title: text }, short)];
-  }
-  function filesCell(entry) {
-    const names = { html: 'report', gz: 'pprof' };
-    const links = (entry.files ?? []).map((name) => {
-      const type = name.slice(name.lastIndexOf('.') + 1);
-      return el('a', { href: fileUrl(name), ...(type === 'html' ? {} : { download: '' }) }, clean(names[type] ?? type));
-    });
-    return links.length > 0 ? links.flatMap((link) => [link, ' ']) : ['–'];
-  }
-  /** Ages change while the rows stay. */
-  function showTimes() {
-    const now = Date.now() + server.aheadMs, today = day(new Date(now));
-    for (const small of document.querySelectorAll('[data-time]')) {
-      const time = Number(small.dataset.time), date = day(new Date(time));
-      small.textContent = date === today ? ago(now - time) : date;
-    }
-  }
-
-  function showHead() {
-    const arrow = view.isDescending ? ' ↓' : ' ↑';
-    byId('spans').tHead.rows[0].replaceChildren(...COLUMNS.map(([name, title, valueOf]) => {
+function showHead() {
+  const arrow = view.isDescending ? ' ↓' : ' ↑';
+  byId('spans').tHead.rows[0].replaceChildren(
+    ...COLUMNS.map(([name, title, valueOf]) => {
       const isSorted = view.sort === name;
-      const head = el('th', { role: 'columnheader', scope: 'col', class: name,
-        ...(isSorted ? { 'aria-sort': view.isDescending ? 'descending' : 'ascending' } : {}) });
+      const head = el('th', {
+        role: 'columnheader',
+        scope: 'col',
+        class: name,
+        ...(isSorted ? { 'aria-sort': view.isDescending ? 'descending' : 'ascending' } : {}),
+      });
       head.append(valueOf ? button(title + (isSorted ? arrow : ''), () => sortBy(name), { 'data-sort': name }) : title);
       return head;
-    }));
-  }
-  function sortBy(name) {
-    view.isDescending = view.sort === name ? !view.isDescending : column(name)[3];
-    view.sort = name;
-    view.page = 0;
-    showList();
-    byId('spans').querySelector(`[data-sort=${name}]`).focus();
-  }
+    }),
+  );
+}
+function sortBy(name) {
+  view.isDescending = view.sort === name ? !view.isDescending : column(name)[3];
+  view.sort = name;
+  view.page = 0;
+  showList();
+  byId('spans').querySelector(`[data-sort=${name}]`).focus();
+}
 
-  let areAllGroups = false;
-  const FEW_GROUPS = 5;
-  function showGroups() {
-    const groups = new Map();
-    for (const entry of entries) {
-      if (!groups.has(entry.name)) groups.set(entry.name, { walls: [], reasons: new Set() });
-      const group = groups.get(entry.name);
-      group.walls.push(entry.wall_ms);
-      for (const reason of reasonsOf(entry)) group.reasons.add(reason);
-    }
-    const sorted = [...groups].sort((a, b) => b[1].walls.length - a[1].walls.length || Math.max(...b[1].walls) - Math.max(...a[1].walls));
-    const shown = areAllGroups ? sorted : sorted.slice(0, FEW_GROUPS);
-    const hadFocus = byId('group-table').contains(document.activeElement) ? document.activeElement.textContent : null;
-    const longest = Math.max(...entries.map((entry) => entry.wall_ms));
-    const head = el('tr', {}, el('th', { scope: 'col' }, 'Span'),
-      el('th', { scope: 'col', class: 'strips' }, `Wall time of each, to ${duration(longest)}`),
-      ...['Kept', 'Median', 'Longest'].map((text) => el('th', { scope: 'col', class: 'number' }, text)),
-      el('th', { scope: 'col', class: 'reasons' }, 'Reasons'));
-    const table = el('table', {}, el('thead', {}, head), el('tbody', {}, ...shown.map((group) => groupRow(group, longest))));
-    byId('group-table').replaceChildren(table);
-    if (sorted.length > FEW_GROUPS) {
-      byId('group-table').append(button(areAllGroups ? `Show ${FEW_GROUPS}` : `Show all ${sorted.length}`, () => {
+let areAllGroups = false;
+const FEW_GROUPS = 5;
+function showGroups() {
+  const groups = new Map();
+  for (const entry of entries) {
+    if (!groups.has(entry.name)) groups.set(entry.name, { walls: [], reasons: new Set() });
+    const group = groups.get(entry.name);
+    group.walls.push(entry.wall_ms);
+    for (const reason of reasonsOf(entry)) group.reasons.add(reason);
+  }
+  const sorted = [...groups].sort(
+    (a, b) => b[1].walls.length - a[1].walls.length || Math.max(...b[1].walls) - Math.max(...a[1].walls),
+  );
+  const shown = areAllGroups ? sorted : sorted.slice(0, FEW_GROUPS);
+  const hadFocus = byId('group-table').contains(document.activeElement) ? document.activeElement.textContent : null;
+  const longest = Math.max(...entries.map((entry) => entry.wall_ms));
+  const head = el(
+    'tr',
+    {},
+    el('th', { scope: 'col' }, 'Span'),
+    el('th', { scope: 'col', class: 'strips' }, `Wall time of each, to ${duration(longest)}`),
+    ...['Kept', 'Median', 'Longest'].map((text) => el('th', { scope: 'col', class: 'number' }, text)),
+    el('th', { scope: 'col', class: 'reasons' }, 'Reasons'),
+  );
+  const table = el(
+    'table',
+    {},
+    el('thead', {}, head),
+    el('tbody', {}, ...shown.map((group) => groupRow(group, longest))),
+  );
+  byId('group-table').replaceChildren(table);
+  if (sorted.length > FEW_GROUPS) {
+    byId('group-table').append(
+      button(areAllGroups ? `Show ${FEW_GROUPS}` : `Show all ${sorted.length}`, () => {
         areAllGroups = !areAllGroups;
         showGroups();
         byId('group-table').lastChild.focus();
-      }));
-    }
-    if (hadFocus !== null) [...byId('group-table').querySelectorAll('button')].find((one) => one.textContent === hadFocus)?.focus();
+      }),
+    );
   }
-  function groupRow([name, { walls, reasons }], longest) {
-    const sorted = walls.toSorted((a, b) => a - b), isChosen = view.name === name;
-    const pick = button(clean(name), () => change({ name: isChosen ? '' : name }), { class: 'code', 'aria-pressed': isChosen, title: clean(name) });
-    const cells = [grouped(walls.length), duration(sorted[Math.floor((sorted.length - 1) / 2)]), duration(sorted.at(-1))];
-    return el('tr', {}, el('td', {}, pick), el('td', { class: 'strips' }, strip(walls, longest)), ...cells.map((text) => el('td', { class: 'number' }, text)),
-      el('td', { class: 'reasons' }, [...reasons].join(', ')));
-  }
+  if (hadFocus !== null)
+    [...byId('group-table').querySelectorAll('button')].find((one) => one.textContent === hadFocus)?.focus();
+}
+function groupRow([name, { walls, reasons }], longest) {
+  const sorted = walls.toSorted((a, b) => a - b),
+    isChosen = view.name === name;
+  const pick = button(clean(name), () => change({ name: isChosen ? '' : name }), {
+    class: 'code',
+    'aria-pressed': isChosen,
+    title: clean(name),
+  });
+  const cells = [grouped(walls.length), duration(sorted[Math.floor((sorted.length - 1) / 2)]), duration(sorted.at(-1))];
+  return el(
+    'tr',
+    {},
+    el('td', {}, pick),
+    el('td', { class: 'strips' }, strip(walls, longest)),
+    ...cells.map((text) => el('td', { class: 'number' }, text)),
+    el('td', { class: 'reasons' }, [...reasons].join(', ')),
+  );
+}
 
-  /** A tick for each of the newest on a common axis. */
-  function strip(walls, longest) {
-    const ticks = el('span', { class: 'strip', 'aria-hidden': 'true' });
-    for (const ms of walls.slice(0, 200)) {
-      const tick = el('i');
-      tick.style.left = `${ms / longest * 100}%`;
-      ticks.append(tick);
-    }
-    return ticks;
+/** A tick for each of the newest on a common axis. */
+function strip(walls, longest) {
+  const ticks = el('span', { class: 'strip', 'aria-hidden': 'true' });
+  for (const ms of walls.slice(0, 200)) {
+    const tick = el('i');
+    tick.style.left = `${(ms / longest) * 100}%`;
+    ticks.append(tick);
   }
+  return ticks;
+}
 
-  function showControls() {
-    const reasons = new Map();
-    for (const entry of entries) for (const reason of reasonsOf(entry)) reasons.set(reason, (reasons.get(reason) ?? 0) + 1);
-    if (view.reason !== '' && !reasons.has(view.reason)) reasons.set(view.reason, 0);
-    const option = (value, text) => el('option', { value }, text);
-    byId('reason').replaceChildren(option('', 'All reasons'), ...[...reasons].map(([reason, number]) => option(reason, `${reason} (${number})`)));
-    byId('reason').value = view.reason;
-    byId('sort').replaceChildren(...COLUMNS.filter(([, , valueOf]) => valueOf).flatMap(([name, title]) =>
-      [option(`${name} down`, `${title} ↓`), option(`${name} up`, `${title} ↑`)]));
-    byId('sort').value = `${view.sort} ${view.isDescending ? 'down' : 'up'}`;
-    if (byId('filter').value !== view.text) byId('filter').value = view.text;
-    byId('chip').hidden = view.name === '';
-    byId('chip').replaceChildren(button(`Only ${clean(view.name)} × clear`, () => { change({ name: '' }); byId('filter').focus(); }));
-  }
-  function showPages(pages) {
-    const turn = (step) => {
-      view.page += step;
-      showList();
-      byId('list').scrollIntoView();
-      const [back, next] = byId('pages').querySelectorAll('button');
-      (step < 0 && !back.disabled ? back : next.disabled ? back : next).focus({ preventScroll: true });
-    };
-    byId('pages').hidden = pages === 1;
-    const back = button('Previous', () => turn(-1)), next = button('Next', () => turn(1));
-    back.disabled = view.page === 0;
-    next.disabled = view.page === pages - 1;
-    byId('pages').replaceChildren(back, `Page ${view.page + 1} of ${pages}`, next);
-  }
-  function change(values) {
-    Object.assign(view, { page: 0 }, values);
-    showList();
-    say(`${byId('shown').textContent} kept spans`);
-  }
-
-  // ---------------------------------------------------------------------------------------------- the address
-
-  function writeAddress() {
-    const values = new URLSearchParams();
-    if (view.text) values.set('q', view.text);
-    if (view.reason) values.set('reason', view.reason);
-    if (view.name) values.set('name', view.name);
-    if (view.sort !== 'time' || !view.isDescending) values.set('sort', `${view.isDescending ? '-' : ''}${view.sort}`);
-    if (view.page > 0) values.set('page', view.page + 1);
-    const fragment = `#${values}`;
-    if (fragment !== (location.hash || '#')) history.replaceState(null, '', fragment);
-  }
-  function readAddress() {
-    const values = new URLSearchParams(location.hash.slice(1)), sort = values.get('sort') ?? '-time';
-    view.text = values.get('q') ?? '';
-    view.reason = values.get('reason') ?? '';
-    view.name = values.get('name') ?? '';
-    view.isDescending = sort.startsWith('-');
-    view.sort = column(sort.replace('-', '')) ? sort.replace('-', '') : 'time';
-    view.page = Math.max(0, (Number.parseInt(values.get('page') ?? '1', 10) || 1) - 1);
-  }
-
-  // ---------------------------------------------------------------------------------------------- all together
-
-  function listenToState() {
-    byId('enabled').addEventListener('click', toggle);
-    byId('edit').addEventListener('click', () => (byId('editor').hidden ? openEditor(server.rules) : closeEditor()));
-    byId('cancel').addEventListener('click', closeEditor);
-    byId('editor').addEventListener('submit', saveRules);
-    byId('new-rules').addEventListener('input', () => rulesError(''));
-    byId('new-rules').addEventListener('keydown', (event) => {
-      if (event.key === 'Escape') closeEditor();
-      else if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) byId('editor').requestSubmit();
-    });
-    byId('lower').addEventListener('click', () => openEditor('10ms|error'));
-  }
-  function listenToList() {
-    byId('fresh').addEventListener('click', takeWaiting);
-    byId('filter').addEventListener('input', (event) => change({ text: event.target.value }));
-    byId('reason').addEventListener('change', (event) => change({ reason: event.target.value }));
-    byId('sort').addEventListener('change', (event) => {
-      const [sort, direction] = event.target.value.split(' ');
-      change({ sort, isDescending: direction === 'down' });
-    });
-    byId('clear').addEventListener('click', () => { change({ text: '', reason: '', name: '' }); byId('filter').focus(); });
-  }
-  function listenToWindow() {
-    addEventListener('hashchange', () => { readAddress(); showAll(); });
-    addEventListener('keydown', (event) => {
-      if (event.key !== '/' || /^(INPUT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
+function showControls() {
+  const reasons = new Map();
+  for (const entry of entries)
+    for (const reason of reasonsOf(entry)) reasons.set(reason, (reasons.get(reason) ?? 0) + 1);
+  if (view.reason !== '' && !reasons.has(view.reason)) reasons.set(view.reason, 0);
+  const option = (value, text) => el('option', { value }, text);
+  byId('reason').replaceChildren(
+    option('', 'All reasons'),
+    ...[...reasons].map(([reason, number]) => option(reason, `${reason} (${number})`)),
+  );
+  byId('reason').value = view.reason;
+  byId('sort').replaceChildren(
+    ...COLUMNS.filter(([, , valueOf]) => valueOf).flatMap(([name, title]) => [
+      option(`${name} down`, `${title} ↓`),
+      option(`${name} up`, `${title} ↑`),
+    ]),
+  );
+  byId('sort').value = `${view.sort} ${view.isDescending ? 'down' : 'up'}`;
+  if (byId('filter').value !== view.text) byId('filter').value = view.text;
+  byId('chip').hidden = view.name === '';
+  byId('chip').replaceChildren(
+    button(`Only ${clean(view.name)} × clear`, () => {
+      change({ name: '' });
       byId('filter').focus();
-    });
-    setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);
-    document.addEventListener('visibilitychange', () => { if (!document.hidden) refresh(); });
-  }
+    }),
+  );
+}
+function showPages(pages) {
+  const turn = (step) => {
+    view.page += step;
+    showList();
+    byId('list').scrollIntoView();
+    const [back, next] = byId('pages').querySelectorAll('button');
+    (step < 0 && !back.disabled ? back : next.disabled ? back : next).focus({ preventScroll: true });
+  };
+  byId('pages').hidden = pages === 1;
+  const back = button('Previous', () => turn(-1)),
+    next = button('Next', () => turn(1));
+  back.disabled = view.page === 0;
+  next.disabled = view.page === pages - 1;
+  byId('pages').replaceChildren(back, `Page ${view.page + 1} of ${pages}`, next);
+}
+function change(values) {
+  Object.assign(view, { page: 0 }, values);
+  showList();
+  say(`${byId('shown').textContent} kept spans`);
+}
 
-  readAddress();
-  listenToState();
-  listenToList();
-  listenToWindow();
-  refresh().then(() => performance.mark('index-ready'));
-})();
+// --- the address
+
+function writeAddress() {
+  const values = new URLSearchParams();
+  if (view.text) values.set('q', view.text);
+  if (view.reason) values.set('reason', view.reason);
+  if (view.name) values.set('name', view.name);
+  if (view.sort !== 'time' || !view.isDescending) values.set('sort', `${view.isDescending ? '-' : ''}${view.sort}`);
+  if (view.page > 0) values.set('page', view.page + 1);
+  const fragment = `#${values}`;
+  if (fragment !== (location.hash || '#')) history.replaceState(null, '', fragment);
+}
+function readAddress() {
+  const values = new URLSearchParams(location.hash.slice(1)),
+    sort = values.get('sort') ?? '-time';
+  view.text = values.get('q') ?? '';
+  view.reason = values.get('reason') ?? '';
+  view.name = values.get('name') ?? '';
+  view.isDescending = sort.startsWith('-');
+  view.sort = column(sort.replace('-', '')) ? sort.replace('-', '') : 'time';
+  view.page = Math.max(0, (Number.parseInt(values.get('page') ?? '1', 10) || 1) - 1);
+}
+
+// --- all together
+
+function listenToState() {
+  byId('enabled').addEventListener('click', toggle);
+  byId('edit').addEventListener('click', () => (byId('editor').hidden ? openEditor(server.rules) : closeEditor()));
+  byId('cancel').addEventListener('click', closeEditor);
+  byId('editor').addEventListener('submit', saveRules);
+  byId('new-rules').addEventListener('input', () => rulesError(''));
+  byId('new-rules').addEventListener('keydown', (event) => {
+    if (event.key === 'Escape') closeEditor();
+    else if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) byId('editor').requestSubmit();
+  });
+  byId('lower').addEventListener('click', () => openEditor('10ms|error'));
+}
+function listenToList() {
+  byId('fresh').addEventListener('click', takeWaiting);
+  byId('filter').addEventListener('input', (event) => change({ text: event.target.value }));
+  byId('reason').addEventListener('change', (event) => change({ reason: event.target.value }));
+  byId('sort').addEventListener('change', (event) => {
+    const [sort, direction] = event.target.value.split(' ');
+    change({ sort, isDescending: direction === 'down' });
+  });
+  byId('clear').addEventListener('click', () => {
+    change({ text: '', reason: '', name: '' });
+    byId('filter').focus();
+  });
+}
+function listenToWindow() {
+  addEventListener('hashchange', () => {
+    readAddress();
+    showAll();
+  });
+  addEventListener('keydown', (event) => {
+    if (
+      event.key !== '/' ||
+      /^(INPUT|TEXTAREA)$/.test(event.target.tagName) ||
+      event.ctrlKey ||
+      event.metaKey ||
+      event.altKey
+    )
+      return;
+    event.preventDefault();
+    byId('filter').focus();
+  });
+  setInterval(() => {
+    if (!document.hidden) refresh();
+  }, REFRESH_MS);
+  document.addEventListener('visibilitychange', () => {
+    if (!document.hidden) refresh();
+  });
+}
+
+readAddress();
+listenToState();
+listenToList();
+listenToWindow();
+refresh().then(() => performance.mark('index-ready'));

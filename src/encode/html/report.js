@@ -1,1750 +1,2239 @@
 'use strict';
 // The report of one profile. `#data` holds the profile: JSON, gzipped, in base64. Nothing from it reaches the page other
 // than as text, or as the address of a link whose scheme was checked.
-(() => {
-  const RUST = 0, NATIVE = 1, KERNEL = 2, WAIT = 3, REMARK = 4, SPAN = 5, THREAD = 6, IDLE = 7, FOLD = 8, ALL = 9;
-  const KIND_NAMES = ['Rust', 'native code', 'kernel', 'wait', 'remark', 'span', 'thread', 'no thread was active',
-    'calls without a branch', 'everything shown'];
-  const COLORS = ['rust', 'native', 'kernel', 'wait', 'remark', 'span', 'thread', 'idle', 'fold', 'all'];
-  const ON_CPU = 0;
-  const LONGEST_TEXT = 2000;
-  const byId = (id) => document.getElementById(id);
-  const media = (query) => matchMedia(query);
 
-  // ---------------------------------------------------------------------------------------------- text and elements
+const RUST = 0,
+  NATIVE = 1,
+  KERNEL = 2,
+  WAIT = 3,
+  REMARK = 4,
+  SPAN = 5,
+  THREAD = 6,
+  IDLE = 7,
+  FOLD = 8,
+  ALL = 9;
+const KIND_NAMES = [
+  'Rust',
+  'native code',
+  'kernel',
+  'wait',
+  'remark',
+  'span',
+  'thread',
+  'no thread was active',
+  'calls without a branch',
+  'everything shown',
+];
+const COLORS = ['rust', 'native', 'kernel', 'wait', 'remark', 'span', 'thread', 'idle', 'fold', 'all'];
+const ON_CPU = 0;
+const LONGEST_TEXT = 2000;
+const byId = (id) => document.getElementById(id);
+const media = (query) => matchMedia(query);
 
-  // Control characters, and characters that hide or reorder others.
-  const UNSAFE = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
-  const clean = (text) => {
-    const all = String(text);
-    const cut = all.length > LONGEST_TEXT ? `${all.slice(0, LONGEST_TEXT)}…` : all;
-    return cut.replace(UNSAFE, '\ufffd');
-  };
-  const el = (tag, attributes, ...children) => {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
-    element.append(...children);
-    return element;
-  };
-  const button = (text, onClick, attributes) => {
-    const made = el('button', { type: 'button', ...attributes }, text);
-    made.addEventListener('click', onClick);
-    return made;
-  };
-  const code = (text) => el('span', { class: 'code' }, text);
-  // Not `toLocaleString`: loading its tables takes a tenth of a second.
-  const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ',');
-  const count = (number, one, many = `${one}s`) => `${grouped(number)} ${number === 1 ? one : many}`;
-  const say = (text) => { byId('live').textContent = text; };
+// --- text and elements
 
-  /** A duration with three digits and its unit: `1.20 s`, `350 ms`. */
-  const duration = (ns) => {
-    if (!(ns >= 0)) return 'unknown';
-    if (ns >= 59.995e9) {
-      const seconds = Math.round(ns / 1e9), two = (number) => String(number).padStart(2, '0');
-      return seconds < 3600 ? `${Math.floor(seconds / 60)} min ${two(seconds % 60)} s`
-        : `${Math.floor(seconds / 3600)} h ${two(Math.floor(seconds / 60) % 60)} min`;
-    }
-    const [size, unit] = ns < 999.5 ? [1, 'ns'] : ns < 999.5e3 ? [1e3, 'µs'] : ns < 999.5e6 ? [1e6, 'ms'] : [1e9, 's'];
-    const value = ns / size;
-    const digits = size === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-    return ns === 0 ? '0' : `${value.toFixed(digits)} ${unit}`;
-  };
-  const percent = (part, whole) => {
-    const value = whole > 0 ? part / whole * 100 : 0;
-    if (value > 0 && value < 0.1) return '< 0.1 %';
-    return `${value === 0 ? 0 : value < 9.95 ? value.toFixed(1) : value.toFixed(0)} %`;
-  };
-  /** Points in time of one axis share the unit and the number of decimals. */
-  const axis = (length, step) => {
-    const [size, unit] = length >= 1e9 ? [1e9, 's'] : length >= 1e6 ? [1e6, 'ms'] : [1e3, 'µs'];
-    const decimals = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
-    return (ns) => `${(ns / size).toFixed(decimals)} ${unit}`;
-  };
+// Control characters, and characters that hide or reorder others.
+const UNSAFE =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+const clean = (text) => {
+  const all = String(text);
+  const cut = all.length > LONGEST_TEXT ? `${all.slice(0, LONGEST_TEXT)}…` : all;
+  return cut.replace(UNSAFE, '\ufffd');
+};
+const el = (tag, attributes, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+};
+// Reports that a server shows are in a sandbox, in which links to elsewhere do not work otherwise.
+const NEW_TAB = { target: '_blank', rel: 'noopener noreferrer' };
+const button = (text, onClick, attributes) => {
+  const made = el('button', { type: 'button', ...attributes }, text);
+  made.addEventListener('click', onClick);
+  return made;
+};
+const code = (text) => el('span', { class: 'code' }, text);
+// Not `toLocaleString`: loading its tables takes a tenth of a second.
+const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ',');
+const count = (number, one, many = `${one}s`) => `${grouped(number)} ${number === 1 ? one : many}`;
+const say = (text) => {
+  byId('live').textContent = text;
+};
 
-  /** The address if it is absolute and of an acceptable scheme, else null. */
-  const checkedUrl = (template, values, isGood) => {
-    try {
-      const filled = template.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
-      const url = new URL(filled);
-      return isGood(url.protocol) ? url.href : null;
-    } catch {
-      return null;
-    }
-  };
-  const traceUrl = (template, traceId, spanId) => template && traceId && checkedUrl(template,
+/** A duration with three digits and its unit: `1.20 s`, `350 ms`. */
+const duration = (ns) => {
+  if (!(ns >= 0)) return 'unknown';
+  if (ns >= 59.995e9) {
+    const seconds = Math.round(ns / 1e9),
+      two = (number) => String(number).padStart(2, '0');
+    return seconds < 3600
+      ? `${Math.floor(seconds / 60)} min ${two(seconds % 60)} s`
+      : `${Math.floor(seconds / 3600)} h ${two(Math.floor(seconds / 60) % 60)} min`;
+  }
+  const [size, unit] = ns < 999.5 ? [1, 'ns'] : ns < 999.5e3 ? [1e3, 'µs'] : ns < 999.5e6 ? [1e6, 'ms'] : [1e9, 's'];
+  const value = ns / size;
+  const digits = size === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  return ns === 0 ? '0' : `${value.toFixed(digits)} ${unit}`;
+};
+const percent = (part, whole) => {
+  const value = whole > 0 ? (part / whole) * 100 : 0;
+  if (value > 0 && value < 0.1) return '< 0.1 %';
+  return `${value === 0 ? 0 : value < 9.95 ? value.toFixed(1) : value.toFixed(0)} %`;
+};
+/** Points in time of one axis share the unit and the number of decimals. */
+const axis = (length, step) => {
+  const [size, unit] = length >= 1e9 ? [1e9, 's'] : length >= 1e6 ? [1e6, 'ms'] : [1e3, 'µs'];
+  const decimals = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
+  return (ns) => `${(ns / size).toFixed(decimals)} ${unit}`;
+};
+
+/** The address if it is absolute and of an acceptable scheme, else null. */
+const checkedUrl = (template, values, isGood) => {
+  try {
+    const filled = template.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
+    const url = new URL(filled);
+    return isGood(url.protocol) ? url.href : null;
+  } catch {
+    return null;
+  }
+};
+const traceUrl = (template, traceId, spanId) =>
+  template &&
+  traceId &&
+  checkedUrl(
+    template,
     { trace_id: encodeURIComponent(traceId), span_id: encodeURIComponent(spanId) },
-    (scheme) => scheme === 'https:' || scheme === 'http:');
-  const isEditorScheme = (scheme) => !['javascript:', 'data:', 'vbscript:', 'blob:'].includes(scheme);
-  const sourceUrl = (template, file, line) => {
-    if (!template || !file) return null;
-    const path = encodeURI(file.toWellFormed?.() ?? file).replace(/[?#]/g, encodeURIComponent);
-    return checkedUrl(template, { file: path, line: String(line || 1) }, isEditorScheme);
+    (scheme) => scheme === 'https:' || scheme === 'http:',
+  );
+const isEditorScheme = (scheme) => !['javascript:', 'data:', 'vbscript:', 'blob:'].includes(scheme);
+const sourceUrl = (template, file, line) => {
+  if (!template || !file || !(line > 0)) return null;
+  const path = encodeURI(file.toWellFormed?.() ?? file).replace(/[?#]/g, encodeURIComponent);
+  return checkedUrl(template, { file: path, line: String(line) }, isEditorScheme);
+};
+
+// --- the profile
+
+let profile, wallClock;
+
+async function decode() {
+  if (typeof DecompressionStream === 'undefined') {
+    throw new Error(
+      'This browser cannot decompress data (no DecompressionStream). Use Chrome 80, Firefox 113 or Safari ' +
+        '16.4 or later.',
+    );
+  }
+  try {
+    const bytes = Uint8Array.from(atob(byId('data').textContent.trim()), (character) => character.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+    const data = await new Response(stream).json();
+    if (data.version === 1) return prepare(data);
+  } catch {
+    throw new Error('The data of this report is damaged. The file is incomplete or was changed.');
+  }
+  throw new Error('The data of this report is of a version that this page does not know.');
+}
+
+/** Adds to the profile what is derived from it. */
+function prepare(data) {
+  data.strings = data.strings.map(clean);
+  if (data.kept.length === 0) data.kept.push(unknownSpan(data));
+  for (const kept of data.kept) {
+    kept.name = clean(kept.name);
+    kept.reasons = clean(kept.reasons);
+    kept.start = Math.max(0, kept.start);
+  }
+  data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
+  data.own_crates = new Set(data.kept.map((kept) => clean(kept.target).split('::')[0].replaceAll('-', '_')));
+  data.own_crates.delete('');
+  nameEmptyStacks(data);
+  placeSamples(data.samples, data.threads.name.length);
+  return data;
+}
+
+/** In place of the kept span of a profile that has none. */
+const unknownSpan = ({ name, duration: wall }) => ({
+  ...{ name, target: '', fields: [], reasons: '', open: false, trace_id: '', span_id: '', span: -1 },
+  ...{ start: 0, wall, busy: wall, on_cpu: 0, on_cpu_error: 0, off_cpu: 0, idle: 0, subtree_on_cpu: 0 },
+  ...{ cpu_known: false, after_last_exit: 0, unsampled: 0 },
+});
+
+/** A sample without frames gets a remark as its only frame. */
+function nameEmptyStacks({ strings, functions, frames, stacks, samples }) {
+  if (!samples.stack.includes(-1)) return;
+  functions.name.push(strings.push('[no stack]') - 1);
+  functions.file.push(strings.push('') - 1);
+  frames.function.push(functions.name.length - 1);
+  frames.line.push(0);
+  frames.kind.push(REMARK);
+  frames.inferred.push(0);
+  stacks.frame.push(frames.kind.length - 1);
+  const stack = stacks.parent.push(-1) - 1;
+  samples.stack = samples.stack.map((one) => (one < 0 ? stack : one));
+}
+
+/** The interval on its thread that each sample represents: before it, and not before the previous sample or wait. */
+function placeSamples(samples, threads) {
+  const size = samples.stack.length;
+  samples.from = new Float64Array(size);
+  samples.to = new Float64Array(size);
+  const ends = new Float64Array(threads + 1);
+  let now = 0;
+  for (let i = 0; i < size; i++) {
+    now += samples.time[i];
+    const weight = samples.weight[i],
+      thread = samples.thread[i] < 0 ? threads : samples.thread[i];
+    if (samples.kind[i] === ON_CPU) {
+      samples.from[i] = Math.min(now, Math.max(now - weight, ends[thread], 0));
+      samples.to[i] = now;
+    } else {
+      samples.from[i] = now;
+      samples.to[i] = now + weight;
+    }
+    ends[thread] = Math.max(ends[thread], samples.to[i]);
+  }
+}
+
+/**
+ * Divides wall time evenly among the samples that are active at each moment, so that their parts, and the time when
+ * none is active, add up to wall time.
+ */
+function makeWallClock({ from, to }) {
+  const starts = Float64Array.from(from).sort(),
+    ends = Float64Array.from(to).sort();
+  const size = starts.length * 2,
+    times = new Float64Array(size + 1),
+    active = new Uint32Array(size + 1);
+  const shares = new Float64Array(size + 1),
+    covered = new Float64Array(size + 1);
+  let i = 0,
+    j = 0,
+    parallel = false;
+  for (let k = 1; k <= size; k++) {
+    const isEnd = i >= starts.length || ends[j] <= starts[i];
+    times[k] = isEnd ? ends[j++] : starts[i++];
+    active[k] = i - j;
+    const elapsed = times[k] - times[k - 1];
+    shares[k] = shares[k - 1] + (active[k - 1] > 0 ? elapsed / active[k - 1] : 0);
+    covered[k] = covered[k - 1] + (active[k - 1] > 0 ? elapsed : 0);
+    parallel ||= active[k - 1] > 1 && elapsed > 0;
+  }
+  const read = (sums, time, rate) => {
+    const k = lastAtMost(times, times.length, time);
+    return k < 0 ? 0 : sums[k] + (time - times[k]) * rate(active[k]);
   };
-
-  // ---------------------------------------------------------------------------------------------- the profile
-
-  let profile, wallClock;
-
-  async function decode() {
-    if (typeof DecompressionStream === 'undefined') {
-      throw new Error('This browser cannot decompress data (no DecompressionStream). Use Chrome 80, Firefox 113 or Safari '
-        + '16.4 or later.');
-    }
-    try {
-      const bytes = Uint8Array.from(atob(byId('data').textContent.trim()), (character) => character.charCodeAt(0));
-      const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
-      const data = await new Response(stream).json();
-      if (data.version === 1) return prepare(data);
-    } catch {
-      throw new Error('The data of this report is damaged. The file is incomplete or was changed.');
-    }
-    throw new Error('The data of this report is of a version that this page does not know.');
-  }
-
-  /** Adds to the profile what is derived from it. */
-  function prepare(data) {
-    data.strings = data.strings.map(clean);
-    for (const kept of data.kept) {
-      kept.name = clean(kept.name);
-      kept.reasons = clean(kept.reasons);
-    }
-    data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
-    data.own_crates = new Set(data.kept.map((kept) => clean(kept.target).split('::')[0].replaceAll('-', '_')));
-    data.own_crates.delete('');
-    placeSamples(data.samples, data.threads.name.length);
-    return data;
-  }
-
-  /** The interval on its thread that each sample represents: before it, and not before the previous sample or wait. */
-  function placeSamples(samples, threads) {
-    const size = samples.stack.length;
-    samples.from = new Float64Array(size);
-    samples.to = new Float64Array(size);
-    const ends = new Float64Array(threads + 1);
-    let now = 0;
-    for (let i = 0; i < size; i++) {
-      now += samples.time[i];
-      const weight = samples.weight[i], thread = samples.thread[i] < 0 ? threads : samples.thread[i];
-      if (samples.kind[i] === ON_CPU) {
-        samples.from[i] = Math.min(now, Math.max(now - weight, ends[thread], 0));
-        samples.to[i] = now;
-      } else {
-        samples.from[i] = now;
-        samples.to[i] = now + weight;
-      }
-      ends[thread] = Math.max(ends[thread], samples.to[i]);
-    }
-  }
-
-  /**
-   * Divides wall time evenly among the samples that are active at each moment, so that their parts, and the time when
-   * none is active, add up to wall time.
-   */
-  function makeWallClock({ from, to }) {
-    const starts = Float64Array.from(from).sort(), ends = Float64Array.from(to).sort();
-    const size = starts.length * 2, times = new Float64Array(size + 1), active = new Uint32Array(size + 1);
-    const shares = new Float64Array(size + 1), covered = new Float64Array(size + 1);
-    let i = 0, j = 0, parallel = false;
-    for (let k = 1; k <= size; k++) {
-      const isEnd = i >= starts.length || ends[j] <= starts[i];
-      times[k] = isEnd ? ends[j++] : starts[i++];
-      active[k] = i - j;
-      const elapsed = times[k] - times[k - 1];
-      shares[k] = shares[k - 1] + (active[k - 1] > 0 ? elapsed / active[k - 1] : 0);
-      covered[k] = covered[k - 1] + (active[k - 1] > 0 ? elapsed : 0);
-      parallel ||= active[k - 1] > 1 && elapsed > 0;
-    }
-    const read = (sums, time, rate) => {
-      const k = lastAtMost(times, times.length, time);
-      return k < 0 ? 0 : sums[k] + (time - times[k]) * rate(active[k]);
-    };
-    const shareAt = (time) => read(shares, time, (number) => (number > 0 ? 1 / number : 0));
-    const coveredAt = (time) => read(covered, time, (number) => (number > 0 ? 1 : 0));
-    return {
-      parallel,
-      share: (begin, end) => Math.max(0, shareAt(end) - shareAt(begin)),
-      covered: (begin, end) => coveredAt(end) - coveredAt(begin),
-    };
-  }
-
-  /** The last index of a sorted list whose entry is at most `value`, or -1. */
-  function lastAtMost(sorted, length, value) {
-    let low = 0, high = length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (sorted[middle] <= value) low = middle + 1; else high = middle;
-    }
-    return low - 1;
-  }
-
-  const functionName = (index) => profile.strings[profile.functions.name[index]];
-  const functionFile = (index) => profile.strings[profile.functions.file[index]] ?? '';
-  const frameName = (frame) => functionName(profile.frames.function[frame]);
-  const spanName = (span) => profile.strings[profile.spans.name[span]];
-  const threadName = (thread) => (thread < 0 ? 'unknown thread'
-    : profile.strings[profile.threads.name[thread]] || `thread ${profile.threads.tid[thread]}`);
-  const placeText = (file, line) => (file && line > 0 ? `${file}:${line}` : file);
-  const shortPlace = (frame) => framePlace(frame).replace(/^.{12,}?\/([^/]+\/[^/]+)$/, '…/$1');
-  const framePlace = (frame) => placeText(functionFile(profile.frames.function[frame]), profile.frames.line[frame]);
-
-  function placeElement(frame) {
-    const file = functionFile(profile.frames.function[frame]), text = framePlace(frame);
-    const url = sourceUrl(profile.source_url, file, profile.frames.line[frame]);
-    return url ? el('a', { href: url, class: 'code' }, text) : code(text);
-  }
-
-  /** The first segment of a Rust path: `shop` of `<shop::Cart as Trait>::total`. */
-  const crateOf = (name) => /^[<&*\s]*(?:dyn |impl |mut )?([A-Za-z_]\w*)::/.exec(name)?.[1] ?? '';
-  const isLibraryFile = (file) => /^\/|rustc\/|-\d+\.\d+\.\d+[^/]*\//.test(file);
-  const isStd = (frame) => /^(std|core|alloc)$/.test(crateOf(frameName(frame)))
-    || /rustc\//.test(functionFile(profile.frames.function[frame]));
-  const ownCode = new Map();
-  /** Whether a frame is the program's own code: of the crate of a kept span, or of a file of no dependency. */
-  function isOwn(frame) {
-    const index = profile.frames.function[frame];
-    if (!ownCode.has(index)) {
-      const file = functionFile(index), ofCrate = profile.own_crates.has(crateOf(functionName(index)));
-      ownCode.set(index, ofCrate ? !/rustc\//.test(file) : file !== '' && !isLibraryFile(file));
-    }
-    return profile.frames.kind[frame] === RUST && ownCode.get(index);
-  }
-
-  /** The names of a span's ancestors and itself, the outermost first, as indexes. */
-  function spanPath(span) {
-    const path = [];
-    for (let at = span; at >= 0 && path.length < 1000; at = profile.spans.parent[at]) path.push(at);
-    return path.reverse();
-  }
-
-  /** The frame that a stack ends in; for a wait, the code that called it. */
-  const sites = new Map();
-  function siteOf(stack) {
-    if (!sites.has(stack)) sites.set(stack, findSite(stack));
-    return sites.get(stack);
-  }
-  function findSite(stack) {
-    const { parent, frame } = profile.stacks, { kind } = profile.frames;
-    let first = -1, notStd = -1;
-    for (let at = stack; at >= 0; at = parent[at]) {
-      const here = frame[at];
-      if (kind[here] === WAIT || kind[here] === REMARK) continue;
-      if (first < 0) first = here;
-      if (isOwn(here)) return here;
-      if (notStd < 0 && kind[here] === RUST && !isStd(here)) notStd = here;
-    }
-    return notStd < 0 ? first : notStd;
-  }
-
-  // ---------------------------------------------------------------------------------------------- what is shown
-
-  const state = {
-    mode: '', view: 'graph', spans: true, threads: false, fold: true, search: '',
-    /** The selected interval, [from, to], or null. */
-    interval: null,
-    /** String index of a span's name, or -1. */
-    span: -1,
-    /** Index of a function, or -1. */
-    fn: -1,
-    /** `FRAME-FRAME` of a wait's caller and object, or ''. */
-    wait: '',
-    /** Keys of the boxes from the root to the zoomed one. */
-    zoom: [],
+  const shareAt = (time) => read(shares, time, (number) => (number > 0 ? 1 / number : 0));
+  const coveredAt = (time) => read(covered, time, (number) => (number > 0 ? 1 : 0));
+  return {
+    parallel,
+    share: (begin, end) => Math.max(0, shareAt(end) - shareAt(begin)),
+    covered: (begin, end) => coveredAt(end) - coveredAt(begin),
   };
+}
 
-  /** The samples in the interval and in the spans of that name, and the part of each that is in the interval. */
-  function selectSamples(ofSpan) {
-    const { from, to, span } = profile.samples;
+/** The last index of a sorted list whose entry is at most `value`, or -1. */
+function lastAtMost(sorted, length, value) {
+  let low = 0,
+    high = length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+const functionName = (index) => profile.strings[profile.functions.name[index]];
+const functionFile = (index) => profile.strings[profile.functions.file[index]] ?? '';
+const frameName = (frame) => functionName(profile.frames.function[frame]);
+const spanName = (span) => profile.strings[profile.spans.name[span]];
+const threadName = (thread) =>
+  thread < 0
+    ? 'unknown thread'
+    : profile.strings[profile.threads.name[thread]] || `thread ${profile.threads.tid[thread]}`;
+const placeText = (file, line) => (file && line > 0 ? `${file}:${line}` : file);
+const shortPlace = (frame) => framePlace(frame).replace(/^.{12,}?\/([^/]+\/[^/]+)$/, '…/$1');
+const framePlace = (frame) => placeText(functionFile(profile.frames.function[frame]), profile.frames.line[frame]);
+
+function placeElement(frame) {
+  const file = functionFile(profile.frames.function[frame]),
+    text = framePlace(frame);
+  const url = sourceUrl(profile.source_url, file, profile.frames.line[frame]);
+  return url ? el('a', { href: url, class: 'code', ...NEW_TAB }, text) : code(text);
+}
+
+/** The first segment of a Rust path: `shop` of `<shop::Cart as Trait>::total`. */
+const crateOf = (name) => /^[<&*\s]*(?:dyn |impl |mut )?([A-Za-z_]\w*)::/.exec(name)?.[1] ?? '';
+const isLibraryFile = (file) => /^\/|rustc\/|-\d+\.\d+\.\d+[^/]*\/|^[^/]+-[0-9a-f]{16}\//.test(file);
+const isStd = (frame) =>
+  /^(std|core|alloc)$/.test(crateOf(frameName(frame))) || /rustc\//.test(functionFile(profile.frames.function[frame]));
+const ownCode = new Map();
+/** Whether a frame is the program's own code: of the crate of a kept span, or of a file of no dependency. */
+function isOwn(frame) {
+  const index = profile.frames.function[frame];
+  if (!ownCode.has(index)) {
+    const file = functionFile(index),
+      ofCrate = profile.own_crates.has(crateOf(functionName(index)));
+    ownCode.set(index, ofCrate ? !/rustc\//.test(file) : file !== '' && !isLibraryFile(file));
+  }
+  return profile.frames.kind[frame] === RUST && ownCode.get(index);
+}
+
+/** The names of a span's ancestors and itself, the outermost first, as indexes. */
+function spanPath(span) {
+  const path = [];
+  for (let at = span; at >= 0 && path.length < 1000; at = profile.spans.parent[at]) path.push(at);
+  return path.reverse();
+}
+
+/** The frame that a stack ends in; for a wait, the code that called it. */
+const sites = new Map();
+function siteOf(stack) {
+  if (!sites.has(stack)) sites.set(stack, findSite(stack));
+  return sites.get(stack);
+}
+function findSite(stack) {
+  const { parent, frame } = profile.stacks,
+    { kind } = profile.frames;
+  let first = -1,
+    notStd = -1;
+  for (let at = stack; at >= 0; at = parent[at]) {
+    const here = frame[at];
+    if (kind[here] === WAIT || kind[here] === REMARK) continue;
+    if (first < 0) first = here;
+    if (isOwn(here)) return here;
+    if (notStd < 0 && kind[here] === RUST && !isStd(here)) notStd = here;
+  }
+  return notStd < 0 ? first : notStd;
+}
+
+// --- what is shown
+
+const state = {
+  mode: '',
+  view: 'graph',
+  spans: true,
+  threads: false,
+  fold: true,
+  search: '',
+  /** The selected interval, [from, to], or null. */
+  interval: null,
+  /** String index of a span's name, or -1. */
+  span: -1,
+  /** Index of a function, or -1. */
+  fn: -1,
+  /** `FRAME-FRAME` of a wait's caller and object, or ''. */
+  wait: '',
+  /** Keys of the boxes from the root to the zoomed one. */
+  zoom: [],
+};
+
+/** The samples in the interval and in the spans of that name, and the part of each that is in the interval. */
+function selectSamples(ofSpan) {
+  const { from, to, span } = profile.samples;
+  const [begin, end] = state.interval ?? [-Infinity, Infinity];
+  const inSpan = ofSpan < 0 ? null : spansNamed(ofSpan);
+  const chosen = [];
+  for (let i = 0; i < from.length; i++) {
+    if (inSpan && !inSpan[span[i]]) continue;
+    const length = to[i] - from[i];
+    const part =
+      length > 0
+        ? (Math.min(end, to[i]) - Math.max(begin, from[i])) / length
+        : from[i] >= begin && from[i] < end
+          ? 1
+          : 0;
+    if (part > 0) chosen.push({ i, part: Math.min(1, part) });
+  }
+  return chosen;
+}
+
+/** For each span, whether it or one of its ancestors has that name. */
+function spansNamed(name) {
+  return profile.spans.name.map((_, span) => spanPath(span).some((at) => profile.spans.name[at] === name));
+}
+
+const matchesSite = ({ i }) => {
+  const { stack, kind } = profile.samples;
+  if (state.fn >= 0) return kind[i] === ON_CPU && profile.frames.function[leafFrame(stack[i])] === state.fn;
+  return state.wait === '' || (kind[i] !== ON_CPU && waitKey(stack[i]) === state.wait);
+};
+const leafFrame = (stack) => profile.stacks.frame[stack];
+const waitKey = (stack) => `${siteOf(stack)}-${leafFrame(stack)}`;
+
+function weigh({ i, part }, mode) {
+  const { kind, weight, from, to } = profile.samples;
+  if (mode === 'both') {
     const [begin, end] = state.interval ?? [-Infinity, Infinity];
-    const inSpan = ofSpan < 0 ? null : spansNamed(ofSpan);
-    const chosen = [];
-    for (let i = 0; i < from.length; i++) {
-      if (inSpan && !inSpan[span[i]]) continue;
-      const length = to[i] - from[i];
-      const part = length > 0 ? (Math.min(end, to[i]) - Math.max(begin, from[i])) / length
-        : from[i] >= begin && from[i] < end ? 1 : 0;
-      if (part > 0) chosen.push({ i, part: Math.min(1, part) });
-    }
-    return chosen;
+    return wallClock.share(Math.max(begin, from[i]), Math.min(end, to[i]));
   }
+  return (kind[i] === ON_CPU) === (mode === 'cpu') ? weight[i] * part : 0;
+}
 
-  /** For each span, whether it or one of its ancestors has that name. */
-  function spansNamed(name) {
-    return profile.spans.name.map((_, span) => spanPath(span).some((at) => profile.spans.name[at] === name));
-  }
+// --- the tree
 
-  const matchesSite = ({ i }) => {
-    const { stack, kind } = profile.samples;
-    if (state.fn >= 0) return kind[i] === ON_CPU && profile.frames.function[leafFrame(stack[i])] === state.fn;
-    return state.wait === '' || (kind[i] !== ON_CPU && waitKey(stack[i]) === state.wait);
-  };
-  const leafFrame = (stack) => profile.stacks.frame[stack];
-  const waitKey = (stack) => `${siteOf(stack)}-${leafFrame(stack)}`;
+let tree;
+const KEYS = 2 ** 27,
+  SPAN_KEYS = 2 ** 25,
+  THREAD_KEYS = 2 ** 26,
+  IDLE_KEYS = THREAD_KEYS + 2 ** 25;
 
-  function weigh({ i, part }, mode) {
-    const { kind, weight, from, to } = profile.samples;
-    if (mode === 'both') {
-      const [begin, end] = state.interval ?? [-Infinity, Infinity];
-      return wallClock.share(Math.max(begin, from[i]), Math.min(end, to[i]));
-    }
-    return (kind[i] === ON_CPU) === (mode === 'cpu') ? weight[i] * part : 0;
-  }
-
-  // ---------------------------------------------------------------------------------------------- the tree
-
-  let tree;
-  const KEYS = 2 ** 27, SPAN_KEYS = 2 ** 25, THREAD_KEYS = 2 ** 26, IDLE_KEYS = THREAD_KEYS + 2 ** 25;
-
-  /** Samples merged by thread, span and functions, from the outermost. */
-  function buildTree(chosen, mode) {
-    const found = new Map(), nodes = [];
-    const make = (parent, key, kind, what) => {
-      const node = { id: nodes.length, parent, key, kind, what, value: 0, self: 0, samples: 0, children: [], places: [], at: 0 };
-      nodes.push(node);
-      parent?.children.push(node);
-      return node;
+/** Samples merged by thread, span and functions, from the outermost. */
+function buildTree(chosen, mode) {
+  const found = new Map(),
+    nodes = [];
+  const make = (parent, key, kind, what) => {
+    const node = {
+      id: nodes.length,
+      parent,
+      key,
+      kind,
+      what,
+      value: 0,
+      self: 0,
+      samples: 0,
+      children: [],
+      places: [],
+      at: 0,
     };
-    const child = (parent, key, kind, what) => {
-      const id = parent.id * KEYS + key;
-      if (!found.has(id)) found.set(id, make(parent, key, kind, what));
-      return found.get(id);
-    };
-    const root = make(null, 0, ALL, -1), groups = new Map();
-    const groupOf = (i) => {
-      const { thread, span } = profile.samples;
-      const key = `${state.threads ? thread[i] : ''}/${state.spans ? span[i] : ''}`;
-      if (!groups.has(key)) {
-        let node = root;
-        if (state.threads) node = child(node, THREAD_KEYS + thread[i] + 1, THREAD, thread[i]);
-        if (state.spans) {
-          for (const at of spanPath(span[i])) node = child(node, SPAN_KEYS + profile.spans.name[at], SPAN, at);
-        }
-        // Spans of the same name share a group.
-        node.group ??= { node, stacks: new Map() };
-        groups.set(key, node.group);
-      }
-      return groups.get(key);
-    };
-    for (const one of chosen) {
-      const weight = weigh(one, mode);
-      if (!(weight > 0)) continue;
-      const place = placeIn(groupOf(one.i), profile.samples.stack[one.i], child);
-      place.weight += weight;
-      place.node.self += weight;
-      place.node.samples++;
-    }
-    addPlaces(groups);
-    if (mode === 'both') addIdle(root, (kind, what) => child(root, IDLE_KEYS + what, kind, what));
-    sumUp(nodes);
-    return { root, nodes };
-  }
-
-  /** The node of a stack, and of all its callers. */
-  function placeIn(group, stack, child) {
-    const { parent, frame } = profile.stacks, missing = [];
-    let at = stack;
-    while (at >= 0 && !group.stacks.has(at)) {
-      missing.push(at);
-      at = parent[at];
-    }
-    let place = at >= 0 ? group.stacks.get(at) : { node: group.node, weight: 0 };
-    while (missing.length > 0) {
-      const next = missing.pop(), index = frame[next];
-      const node = child(place.node, profile.frames.function[index], profile.frames.kind[index], index);
-      place = { node, weight: 0, frame: index, outer: place };
-      node.places.push(place);
-      group.stacks.set(next, place);
-    }
-    return place;
-  }
-
-  /** Callers have the weight of their callees. A place is always inserted after its caller's. */
-  function addPlaces(groups) {
-    for (const { stacks } of new Set(groups.values())) {
-      for (const place of [...stacks.values()].reverse()) {
-        if (place.outer) place.outer.weight += place.weight;
-      }
-    }
-  }
-
-  const IDLE_TEXTS = ['idle', 'not sampled', 'idle or not sampled'];
-  /** The wall time in which no sample is active. */
-  function addIdle(root, child) {
-    if (state.span >= 0 || state.fn >= 0 || state.wait !== '') return;
-    const [begin, end] = state.interval ?? [0, profile.length];
-    const rest = end - begin - wallClock.covered(begin, end), main = profile.kept[0];
-    if (state.interval) {
-      child(IDLE, 2).self = Math.max(0, rest);
-      return;
-    }
-    const idle = Math.max(0, Math.min(rest, main.idle));
-    child(IDLE, 0).self = idle;
-    child(REMARK, 1).self = Math.max(0, rest - idle);
-  }
-
-  function sumUp(nodes) {
-    for (const node of nodes.toReversed?.() ?? [...nodes].reverse()) {
-      node.value += node.self;
-      if (node.parent) {
-        node.parent.value += node.value;
-        node.parent.samples += node.samples;
-      }
-    }
-    for (const node of nodes) {
-      node.children = node.children.filter((child) => child.value > 0)
-        .sort((a, b) => isIdle(a) - isIdle(b) || b.value - a.value);
-      let at = node.at;
-      for (const child of node.children) {
-        child.at = at;
-        at += child.value;
-      }
-    }
-  }
-  const isIdle = (node) => node.key >= IDLE_KEYS;
-
-  function nodeName(node) {
-    if (node.kind === ALL) return 'all';
-    if (node.kind === FOLD) return `… ${count(node.inside.length, 'call')}`;
-    if (isIdle(node)) return `[${IDLE_TEXTS[node.what]}]`;
-    if (node.kind === SPAN) return spanName(node.what);
-    if (node.kind === THREAD) return threadName(node.what);
-    return frameName(node.what);
-  }
-  const hasCode = (node) => node.kind <= REMARK && !isIdle(node);
-  const isInferred = (node) => hasCode(node) && node.places.every((place) => profile.frames.inferred[place.frame]);
-  const isOwnNode = (node) => node.kind === RUST && isOwn(node.what);
-
-  /** The frames of a node that differ in their line, the one with the most time first. */
-  function framesOf(node) {
-    const weights = new Map();
-    for (const { frame, weight } of node.places) weights.set(frame, (weights.get(frame) ?? 0) + weight);
-    return [...weights].sort((a, b) => b[1] - a[1]).map(([frame]) => frame);
-  }
-
-  // ---------------------------------------------------------------------------------------------- rows of the graph
-
-  const RUN = 14, KEPT_BEFORE = 2, KEPT_AFTER = 7;
-  /** Folds that were opened: the ids of the nodes above them. */
-  let opened = new Set();
-
-  /** Gives each node its row, what is drawn above it (`up`) and below (`kids`). Runs of calls without a branch fold. */
-  function arrange() {
-    tree.root.up = null;
-    tree.root.row = 0;
-    const open = [tree.root];
-    while (open.length > 0) {
-      const node = open.pop();
-      node.kids = node.children;
-      const run = state.fold && node.kind !== FOLD && !opened.has(node.id) ? runBelow(node) : [];
-      if (run.length > 0) node.kids = [foldOf(node, run)];
-      for (const kid of node.kids) {
-        kid.up = node;
-        kid.row = node.row + 1;
-        open.push(kid);
-      }
-    }
-  }
-  const isRunPart = (node) => node.kind <= KERNEL && !isIdle(node);
-
-  /** The calls to fold below a node: the middle of a run that begins two calls above. */
-  function runBelow(node) {
-    if (!isRunPart(node) || startOfRun(node) !== KEPT_BEFORE) return [];
-    const run = [];
-    let at = node;
-    while (at.children.length === 1 && isRunPart(at.children[0]) && at.self <= at.value * 0.001) run.push(at = at.children[0]);
-    return run.length + KEPT_BEFORE > RUN ? run.slice(0, -KEPT_AFTER) : [];
-  }
-  /** How many calls of its run come before and with a node; at most one more than are kept. */
-  function startOfRun(node) {
-    let length = 1, at = node;
-    while (length <= KEPT_BEFORE && at.parent && isRunPart(at.parent) && at.parent.children.length === 1) {
-      at = at.parent;
-      length++;
-    }
-    return length;
-  }
-  function foldOf(node, inside) {
-    const last = inside.at(-1);
-    return {
-      id: -1 - node.id, parent: node, kind: FOLD, key: -1, inside, at: node.at, value: last.value, self: 0,
-      samples: last.samples, children: last.children, places: [],
-    };
-  }
-  const keyPath = (node) => {
-    const keys = [];
-    for (let at = node; at.parent; at = at.parent) if (at.kind !== FOLD) keys.push(at.key);
-    return keys.reverse();
-  };
-  /** The node at a path of keys, or the last one of it that exists. */
-  function nodeAt(keys) {
-    let node = tree.root;
-    for (const key of keys) {
-      const next = node.children.find((child) => child.key === key);
-      if (!next) return node;
-      node = next;
-    }
+    nodes.push(node);
+    parent?.children.push(node);
     return node;
-  }
-  /** Opens the folds around a node. */
-  function reveal(node) {
-    let isFolded = false;
-    for (let at = node.parent; at; at = at.parent) {
-      if (at.kids?.[0]?.kind === FOLD && at.kids[0].inside.includes(node)) {
-        opened.add(at.id);
-        isFolded = true;
+  };
+  const child = (parent, key, kind, what) => {
+    const id = parent.id * KEYS + key;
+    if (!found.has(id)) found.set(id, make(parent, key, kind, what));
+    return found.get(id);
+  };
+  const root = make(null, 0, ALL, -1),
+    groups = new Map();
+  const groupOf = (i) => {
+    const { thread, span } = profile.samples;
+    const key = `${state.threads ? thread[i] : ''}/${state.spans ? span[i] : ''}`;
+    if (!groups.has(key)) {
+      let node = root;
+      if (state.threads) node = child(node, THREAD_KEYS + thread[i] + 1, THREAD, thread[i]);
+      if (state.spans) {
+        for (const at of spanPath(span[i])) node = child(node, SPAN_KEYS + profile.spans.name[at], SPAN, at);
       }
+      // Spans of the same name share a group.
+      node.group ??= { node, stacks: new Map() };
+      groups.set(key, node.group);
     }
-    if (isFolded) arrange();
+    return groups.get(key);
+  };
+  for (const one of chosen) {
+    const weight = weigh(one, mode);
+    if (!(weight > 0)) continue;
+    const place = placeIn(groupOf(one.i), profile.samples.stack[one.i], child);
+    place.weight += weight;
+    place.node.self += weight;
+    place.node.samples++;
   }
+  addPlaces(groups);
+  if (mode === 'both') addIdle(root, (kind, what) => child(root, IDLE_KEYS + what, kind, what));
+  sumUp(nodes);
+  return { root, nodes };
+}
 
-  // ---------------------------------------------------------------------------------------------- canvases
+/** The node of a stack, and of all its callers. */
+function placeIn(group, stack, child) {
+  const { parent, frame } = profile.stacks,
+    missing = [];
+  let at = stack;
+  while (at >= 0 && !group.stacks.has(at)) {
+    missing.push(at);
+    at = parent[at];
+  }
+  let place = at >= 0 ? group.stacks.get(at) : { node: group.node, weight: 0 };
+  while (missing.length > 0) {
+    const next = missing.pop(),
+      index = frame[next];
+    const node = child(place.node, profile.frames.function[index], profile.frames.kind[index], index);
+    place = { node, weight: 0, frame: index, outer: place };
+    node.places.push(place);
+    group.stacks.set(next, place);
+  }
+  return place;
+}
 
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const FONT = '12px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
-  let colors = {};
-
-  function readColors() {
-    colors = {};
-    for (const name of ['text', 'muted', 'line', 'soft', 'card', 'accent', 'on', 'off', 'rest', 'hatch', 'frame-text']) {
-      colors[name] = css(`--${name}`);
-    }
-    colors.hsl = {};
-    for (const name of [...COLORS, 'user', 'match']) colors.hsl[name] = css(`--${name}`).split(/\s+/).map(parseFloat);
-    colors.patterns = { lines: pattern(drawLines), dots: pattern(drawDots) };
-  }
-  function pattern(draw) {
-    const tile = el('canvas', { width: 8, height: 8 }), context = tile.getContext('2d');
-    context.strokeStyle = context.fillStyle = colors.hatch;
-    draw(context);
-    return context.createPattern(tile, 'repeat');
-  }
-  function drawLines(context) {
-    context.lineWidth = 2;
-    context.beginPath();
-    for (const x of [-8, 0, 8]) {
-      context.moveTo(x - 1, 9);
-      context.lineTo(x + 9, -1);
-    }
-    context.stroke();
-  }
-  function drawDots(context) {
-    context.fillRect(1, 1, 2, 2);
-    context.fillRect(5, 5, 2, 2);
-  }
-
-  /** Sizes a canvas for the screen's pixels, and returns its empty context. */
-  function contextOf(canvas, width, height) {
-    const ratio = Math.min(devicePixelRatio || 1, 3);
-    canvas.style.height = `${height}px`;
-    const wide = Math.round(width * ratio), high = Math.round(height * ratio);
-    if (canvas.width !== wide) canvas.width = wide;
-    if (canvas.height !== high) canvas.height = high;
-    const context = canvas.getContext('2d');
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, width, height);
-    context.font = FONT;
-    context.textBaseline = 'middle';
-    return context;
-  }
-  let characterWidth = 0;
-  /** The text, or its end of the last two names, or its beginning, whatever fits. */
-  function fitted(context, text, width) {
-    characterWidth ||= context.measureText('M'.repeat(20)).width / 20;
-    const fits = Math.floor(width / characterWidth);
-    if (text.length <= fits) return text;
-    if (fits < 3) return '';
-    const short = shortName(text);
-    return short.length <= fits ? short : `${short.slice(0, fits - 1)}…`;
-  }
-  /** `Cart::total` of `shop::Cart<T>::total` and of `<shop::Cart<T> as Trait>::total`. */
-  function shortName(name) {
-    if (name.length > 400) return name;
-    const [, type, method] = /^<(.+?) as .+>::([^>]+)$/.exec(name) ?? [];
-    let bare = type ? `${type}::${method}` : name;
-    for (let i = 0; i < 4; i++) bare = bare.replace(/(?:::)?<[^<>]*>/g, '');
-    const parts = bare.split('::').filter((part) => part !== '');
-    return parts.length > 2 ? parts.slice(-2).join('::') : bare.length > 2 ? bare : name;
-  }
-  const shades = new Map();
-  /** Functions of the same module have the same shade of their kind's color, from -1 to 1. */
-  function shadeOf(name) {
-    if (!shades.has(name)) {
-      const module = name.slice(0, name.lastIndexOf('::') + 1) || name;
-      let hash = 0;
-      for (let i = 0; i < module.length; i++) hash = (hash * 31 + module.charCodeAt(i)) | 0;
-      shades.set(name, Math.abs(hash) % 5 / 2 - 1);
-    }
-    return shades.get(name);
-  }
-
-  function showTip(event, lines) {
-    const tip = byId('tip');
-    tip.hidden = !event || lines.length === 0 || event.pointerType === 'touch';
-    if (tip.hidden) return;
-    tip.textContent = lines.map((line) => (line.length > 300 ? `${line.slice(0, 300)}…` : line)).join('\n');
-    const { width, height } = tip.getBoundingClientRect();
-    const x = Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 8));
-    const below = event.clientY + 18, y = below + height > innerHeight ? event.clientY - height - 10 : below;
-    tip.style.left = `${x}px`;
-    tip.style.top = `${Math.max(4, y)}px`;
-  }
-
-  // ---------------------------------------------------------------------------------------------- the flame graph
-
-  const flame = byId('flame'), scroller = byId('scroller');
-  let rowHeight = 19, boxes = [], zoomed, current = null, hovered = null, matches = [], matchSet = new Set();
-  let drawing = 0, isLaidOut = false;
-  const TINY = 0.6;
-
-  /** Lays out what is wide enough to be seen: the zoomed node, those below it, and those above it at full width. */
-  function layOut() {
-    isLaidOut = false;
-    draw();
-  }
-  function draw() {
-    drawing ||= requestAnimationFrame(() => {
-      drawing = 0;
-      if (!isLaidOut) collectBoxes();
-      drawFlame();
-    });
-  }
-  function collectBoxes() {
-    const width = scroller.clientWidth, scale = width / (zoomed.value || 1);
-    boxes = [];
-    const put = (node, x, wide) => (boxes[node.row] ??= []).push({ node, x, width: wide });
-    for (let up = zoomed.up; up; up = up.up) put(up, 0, width);
-    const open = [zoomed];
-    while (open.length > 0) {
-      const node = open.pop();
-      put(node, (node.at - zoomed.at) * scale, node.value * scale);
-      for (let i = node.kids.length - 1; i >= 0; i--) {
-        if (node.kids[i].value * scale >= TINY) open.push(node.kids[i]);
-      }
-    }
-    isLaidOut = true;
-  }
-
-  function drawFlame() {
-    const width = scroller.clientWidth, rows = boxes.length;
-    const full = rows * rowHeight + 2, shown = Math.min(full, maxFlameHeight());
-    scroller.style.height = `${shown + 2}px`;
-    flame.style.marginBottom = `${full - shown}px`;
-    const context = contextOf(flame, width, shown), top = scroller.scrollTop;
-    const first = Math.floor(top / rowHeight), last = Math.min(rows, Math.ceil((top + shown) / rowHeight));
-    for (let row = first; row < last; row++) {
-      for (const box of boxes[row] ?? []) drawBox(context, box, row * rowHeight - top + 1);
+/** Callers have the weight of their callees. A place is always inserted after its caller's. */
+function addPlaces(groups) {
+  for (const { stacks } of new Set(groups.values())) {
+    for (const place of [...stacks.values()].reverse()) {
+      if (place.outer) place.outer.weight += place.weight;
     }
   }
-  const maxFlameHeight = () => Math.max(420, innerHeight * 0.72) - 2;
+}
 
-  function colorOf(node) {
-    const name = isOwnNode(node) ? 'user' : COLORS[node.kind];
-    const [hue, saturation, light] = colors.hsl[matchSet.has(node) ? 'match' : name];
-    const shift = node.kind <= KERNEL || node.kind === SPAN ? shadeOf(nodeName(node)) * 3 : 0;
-    return `hsl(${hue} ${saturation}% ${light + shift}%)`;
+const IDLE_TEXTS = ['idle', 'not sampled', 'idle or not sampled'];
+/** The wall time in which no sample is active. */
+function addIdle(root, child) {
+  if (state.span >= 0 || state.fn >= 0 || state.wait !== '') return;
+  const [begin, end] = state.interval ?? [0, profile.length];
+  const rest = end - begin - wallClock.covered(begin, end),
+    main = profile.kept[0];
+  if (state.interval) {
+    child(IDLE, 2).self = Math.max(0, rest);
+    return;
   }
+  const idle = Math.max(0, Math.min(rest, main.idle));
+  child(IDLE, 0).self = idle;
+  child(REMARK, 1).self = Math.max(0, rest - idle);
+}
 
-  function drawBox(context, { node, x, width }, y) {
-    const height = rowHeight - 1, wide = Math.max(0.75, width - (width > 3 ? 1 : 0));
-    context.globalAlpha = node.row < zoomed.row || (matches.length > 0 && !matchSet.has(node)) ? 0.55 : 1;
-    context.fillStyle = colorOf(node);
+function sumUp(nodes) {
+  for (const node of nodes.toReversed?.() ?? [...nodes].reverse()) {
+    node.value += node.self;
+    if (node.parent) {
+      node.parent.value += node.value;
+      node.parent.samples += node.samples;
+    }
+  }
+  for (const node of nodes) {
+    node.children = node.children
+      .filter((child) => child.value > 0)
+      .sort((a, b) => isIdle(a) - isIdle(b) || b.value - a.value);
+    let at = node.at;
+    for (const child of node.children) {
+      child.at = at;
+      at += child.value;
+    }
+  }
+}
+const isIdle = (node) => node.key >= IDLE_KEYS;
+
+function nodeName(node) {
+  if (node.kind === ALL) return 'all';
+  if (node.kind === FOLD) return `… ${count(node.inside.length, 'call')}`;
+  if (isIdle(node)) return `[${IDLE_TEXTS[node.what]}]`;
+  if (node.kind === SPAN) return spanName(node.what);
+  if (node.kind === THREAD) return threadName(node.what);
+  return frameName(node.what);
+}
+const hasCode = (node) => node.kind <= REMARK && !isIdle(node);
+const isInferred = (node) => hasCode(node) && node.places.every((place) => profile.frames.inferred[place.frame]);
+const isOwnNode = (node) => node.kind === RUST && isOwn(node.what);
+
+/** The frames of a node that differ in their line, the one with the most time first. */
+function framesOf(node) {
+  const weights = new Map();
+  for (const { frame, weight } of node.places) weights.set(frame, (weights.get(frame) ?? 0) + weight);
+  return [...weights].sort((a, b) => b[1] - a[1]).map(([frame]) => frame);
+}
+
+// --- rows of the graph
+
+const KEPT_AFTER = 3,
+  FEWEST_FOLDED = 4;
+/** Folds that were opened: the ids of the nodes above them. */
+let opened = new Set();
+
+/**
+ * Gives each node its row, what is drawn above it (`up`) and below (`kids`). Runs of calls without a branch fold, other
+ * than of the program's own code.
+ */
+function arrange() {
+  tree.root.up = null;
+  tree.root.row = 0;
+  const open = [tree.root];
+  while (open.length > 0) {
+    const node = open.pop();
+    node.kids = node.children;
+    const run = state.fold && node.kind !== FOLD && !opened.has(node.id) ? runBelow(node) : [];
+    if (run.length > 0) node.kids = [(node.fold ??= foldOf(node, run))];
+    for (const kid of node.kids) {
+      kid.up = node;
+      kid.row = node.row + 1;
+      open.push(kid);
+    }
+  }
+}
+const isRunPart = (node) => node.kind <= KERNEL && !isIdle(node) && !isOwnNode(node);
+
+/** The calls to fold below a node: a run that begins with it, without its last calls. */
+function runBelow(node) {
+  const { parent } = node,
+    run = [];
+  const isFirst = isRunPart(node) && !(parent && isRunPart(parent) && parent.children.length === 1);
+  let at = node;
+  while (isFirst && at.children.length === 1 && isRunPart(at.children[0]) && at.self <= at.value * 0.001) {
+    at = at.children[0];
+    run.push(at);
+  }
+  return run.length >= FEWEST_FOLDED + KEPT_AFTER ? run.slice(0, -KEPT_AFTER) : [];
+}
+function foldOf(node, inside) {
+  const last = inside.at(-1);
+  return {
+    id: -1 - node.id,
+    parent: node,
+    kind: FOLD,
+    key: -1,
+    inside,
+    at: node.at,
+    value: last.value,
+    self: 0,
+    samples: last.samples,
+    children: last.children,
+    places: [],
+  };
+}
+const keyPath = (node) => {
+  const keys = [];
+  for (let at = node; at.parent; at = at.parent) if (at.kind !== FOLD) keys.push(at.key);
+  return keys.reverse();
+};
+/** The node at a path of keys, or the last one of it that exists. */
+function nodeAt(keys) {
+  let node = tree.root;
+  for (const key of keys) {
+    const next = node.children.find((child) => child.key === key);
+    if (!next) return node;
+    node = next;
+  }
+  return node;
+}
+/** Opens the folds around a node. */
+function reveal(node) {
+  let isFolded = false;
+  for (let at = node.parent; at; at = at.parent) {
+    if (at.kids?.[0]?.kind === FOLD && at.kids[0].inside.includes(node)) {
+      opened.add(at.id);
+      isFolded = true;
+    }
+  }
+  if (isFolded) arrange();
+}
+
+// --- canvases
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const FONT = '12px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
+let colors = {};
+
+function readColors() {
+  colors = {};
+  for (const name of ['text', 'muted', 'line', 'soft', 'card', 'accent', 'on', 'off', 'rest', 'hatch', 'frame-text']) {
+    colors[name] = css(`--${name}`);
+  }
+  colors.hsl = {};
+  for (const name of [...COLORS, 'user', 'match']) colors.hsl[name] = css(`--${name}`).split(/\s+/).map(parseFloat);
+  colors.patterns = { lines: pattern(drawLines), dots: pattern(drawDots) };
+}
+function pattern(draw) {
+  const tile = el('canvas', { width: 8, height: 8 }),
+    context = tile.getContext('2d');
+  context.strokeStyle = context.fillStyle = colors.hatch;
+  draw(context);
+  return context.createPattern(tile, 'repeat');
+}
+function drawLines(context) {
+  context.lineWidth = 2;
+  context.beginPath();
+  for (const x of [-8, 0, 8]) {
+    context.moveTo(x - 1, 9);
+    context.lineTo(x + 9, -1);
+  }
+  context.stroke();
+}
+function drawDots(context) {
+  context.fillRect(1, 1, 2, 2);
+  context.fillRect(5, 5, 2, 2);
+}
+
+/** Sizes a canvas for the screen's pixels, and returns its empty context. */
+function contextOf(canvas, width, height) {
+  const ratio = Math.min(devicePixelRatio || 1, 3);
+  canvas.style.height = `${height}px`;
+  const wide = Math.round(width * ratio),
+    high = Math.round(height * ratio);
+  if (canvas.width !== wide) canvas.width = wide;
+  if (canvas.height !== high) canvas.height = high;
+  const context = canvas.getContext('2d');
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.font = FONT;
+  context.textBaseline = 'middle';
+  return context;
+}
+let characterWidth = 0;
+/** The text, or its end of the last two names, or its beginning, whatever fits. */
+function fitted(context, text, width) {
+  characterWidth ||= context.measureText('M'.repeat(20)).width / 20;
+  const fits = Math.floor(width / characterWidth);
+  if (text.length <= fits) return text;
+  if (fits < 3) return '';
+  const short = shortName(text);
+  return short.length <= fits ? short : `${short.slice(0, fits - 1)}…`;
+}
+/** `Cart::total` of `shop::Cart<T>::total` and of `<shop::Cart<T> as Trait>::total`. */
+function shortName(name) {
+  if (name.length > 400) return name;
+  const [, type, method] = /^<(.+?) as .+>::([^>]+)$/.exec(name) ?? [];
+  let bare = type ? `${type}::${method}` : name;
+  for (let i = 0; i < 4; i++) bare = bare.replace(/(?:::)?<[^<>]*>/g, '');
+  const parts = bare.split('::').filter((part) => part !== '');
+  return parts.length > 2 ? parts.slice(-2).join('::') : bare.length > 2 ? bare : name;
+}
+const shades = new Map();
+/** Functions of the same module have the same shade of their kind's color, from -1 to 1. */
+function shadeOf(name) {
+  if (!shades.has(name)) {
+    const module = name.slice(0, name.lastIndexOf('::') + 1) || name;
+    let hash = 0;
+    for (let i = 0; i < module.length; i++) hash = (hash * 31 + module.charCodeAt(i)) | 0;
+    shades.set(name, (Math.abs(hash) % 5) / 2 - 1);
+  }
+  return shades.get(name);
+}
+
+function showTip(event, lines) {
+  const tip = byId('tip');
+  tip.hidden = !event || lines.length === 0 || event.pointerType === 'touch';
+  if (tip.hidden) return;
+  tip.textContent = lines.map((line) => (line.length > 300 ? `${line.slice(0, 300)}…` : line)).join('\n');
+  const { width, height } = tip.getBoundingClientRect();
+  const x = Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 8));
+  const below = event.clientY + 18,
+    y = below + height > innerHeight ? event.clientY - height - 10 : below;
+  tip.style.left = `${x}px`;
+  tip.style.top = `${Math.max(4, y)}px`;
+}
+
+// --- the flame graph
+
+const flame = byId('flame'),
+  scroller = byId('scroller');
+let rowHeight = 19,
+  boxes = [],
+  zoomed,
+  current = null,
+  hovered = null,
+  matches = [],
+  matchSet = new Set();
+let drawing = 0,
+  isLaidOut = false;
+const TINY = 0.6;
+
+/** Lays out what is wide enough to be seen: the zoomed node, those below it, and those above it at full width. */
+function layOut() {
+  isLaidOut = false;
+  draw();
+}
+function draw() {
+  drawing ||= requestAnimationFrame(() => {
+    drawing = 0;
+    if (!isLaidOut) collectBoxes();
+    drawFlame();
+  });
+}
+function collectBoxes() {
+  const width = scroller.clientWidth,
+    scale = width / (zoomed.value || 1);
+  boxes = [];
+  const put = (node, x, wide) => (boxes[node.row] ??= []).push({ node, x, width: wide });
+  for (let up = zoomed.up; up; up = up.up) put(up, 0, width);
+  const open = [zoomed];
+  while (open.length > 0) {
+    const node = open.pop();
+    put(node, (node.at - zoomed.at) * scale, node.value * scale);
+    for (let i = node.kids.length - 1; i >= 0; i--) {
+      if (node.kids[i].value * scale >= TINY) open.push(node.kids[i]);
+    }
+  }
+  isLaidOut = true;
+}
+
+function drawFlame() {
+  const width = scroller.clientWidth,
+    rows = boxes.length;
+  const full = rows * rowHeight + 2,
+    shown = Math.min(full, maxFlameHeight());
+  scroller.style.height = `${shown + 2}px`;
+  flame.style.marginBottom = `${full - shown}px`;
+  const context = contextOf(flame, width, shown),
+    top = scroller.scrollTop;
+  const first = Math.floor(top / rowHeight),
+    last = Math.min(rows, Math.ceil((top + shown) / rowHeight));
+  for (let row = first; row < last; row++) {
+    for (const box of boxes[row] ?? []) drawBox(context, box, row * rowHeight - top + 1);
+  }
+}
+const maxFlameHeight = () => Math.max(420, innerHeight * 0.72) - 2;
+
+function colorOf(node) {
+  const name = isOwnNode(node) ? 'user' : COLORS[node.kind];
+  const [hue, saturation, light] = colors.hsl[matchSet.has(node) ? 'match' : name];
+  const shift = node.kind <= KERNEL || node.kind === SPAN ? shadeOf(nodeName(node)) * 3 : 0;
+  return `hsl(${hue} ${saturation}% ${light + shift}%)`;
+}
+
+function drawBox(context, { node, x, width }, y) {
+  const height = rowHeight - 1,
+    wide = Math.max(0.75, width - (width > 3 ? 1 : 0));
+  context.globalAlpha = node.row < zoomed.row || (matches.length > 0 && !matchSet.has(node)) ? 0.55 : 1;
+  context.fillStyle = colorOf(node);
+  context.fillRect(x, y, wide, height);
+  const overlay =
+    node.kind === WAIT || node.kind === REMARK
+      ? colors.patterns.lines
+      : node.kind === IDLE || node.kind === FOLD
+        ? colors.patterns.dots
+        : null;
+  if (overlay && wide > 3) {
+    context.fillStyle = overlay;
     context.fillRect(x, y, wide, height);
-    const overlay = node.kind === WAIT || node.kind === REMARK ? colors.patterns.lines
-      : node.kind === IDLE || node.kind === FOLD ? colors.patterns.dots : null;
-    if (overlay && wide > 3) {
-      context.fillStyle = overlay;
-      context.fillRect(x, y, wide, height);
-    }
-    context.globalAlpha = 1;
-    if (wide > 22) drawLabel(context, node, x, y + height / 2 + 0.5, wide - 8);
-    if (matchSet.has(node) && wide > 4) outline(context, x, y, wide, height, 1);
-    if (node === current) outline(context, x, y, wide, height, 2);
   }
-  function outline(context, x, y, width, height, size) {
-    context.strokeStyle = colors['frame-text'];
-    context.lineWidth = size;
-    context.strokeRect(x + size / 2, y + size / 2, Math.max(0, width - size), height - size);
-  }
-  function drawLabel(context, node, x, y, width) {
-    const marked = `${isInferred(node) ? '≈ ' : ''}${nodeName(node)}`;
-    const label = fitted(context, marked, width);
-    if (label === '') return;
-    const box = node.kind === WAIT || node.kind === REMARK || node.kind === IDLE || node.kind === FOLD;
-    if (box) drawPlate(context, node, x, y, Math.min(width, context.measureText(label).width));
-    context.fillStyle = colors['frame-text'];
-    context.fillText(label, x + 4, y, width);
-  }
-  /** Text on a pattern is hard to read. */
-  function drawPlate(context, node, x, y, width) {
-    context.fillStyle = colorOf(node);
-    context.fillRect(x + 2, y - rowHeight / 2 + 2, width + 4, rowHeight - 4);
-  }
+  context.globalAlpha = 1;
+  if (wide > 22) drawLabel(context, node, x, y + height / 2 + 0.5, wide - 8);
+  if (matchSet.has(node) && wide > 4) outline(context, x, y, wide, height, 1);
+  if (node === current) outline(context, x, y, wide, height, 2);
+}
+function outline(context, x, y, width, height, size) {
+  context.strokeStyle = colors['frame-text'];
+  context.lineWidth = size;
+  context.strokeRect(x + size / 2, y + size / 2, Math.max(0, width - size), height - size);
+}
+function drawLabel(context, node, x, y, width) {
+  const mark = isInferred(node) ? '≈ ' : '';
+  const name = nodeName(node);
+  // Closures and async blocks have no name of their own.
+  const place = name.startsWith('{') && hasCode(node) ? ` ${shortPlace(framesOf(node)[0])}` : '';
+  const fits = fitted(context, name + place, width - mark.length * characterWidth);
+  const label = fits === '' ? '' : mark + fits;
+  if (label === '') return;
+  const box = node.kind === WAIT || node.kind === REMARK || node.kind === IDLE || node.kind === FOLD;
+  if (box) drawPlate(context, node, x, y, Math.min(width, context.measureText(label).width));
+  context.fillStyle = colors['frame-text'];
+  context.fillText(label, x + 4, y, width);
+}
+/** Text on a pattern is hard to read. */
+function drawPlate(context, node, x, y, width) {
+  context.fillStyle = colorOf(node);
+  context.fillRect(x + 2, y - rowHeight / 2 + 2, width + 4, rowHeight - 4);
+}
 
-  function boxAt(event) {
-    const bounds = flame.getBoundingClientRect();
-    const row = Math.floor((event.clientY - bounds.top + scroller.scrollTop - 1) / rowHeight), x = event.clientX - bounds.left;
-    return boxes[row]?.find((box) => x >= box.x && x < box.x + Math.max(1, box.width))?.node ?? null;
-  }
+function boxAt(event) {
+  const bounds = flame.getBoundingClientRect();
+  const row = Math.floor((event.clientY - bounds.top + scroller.scrollTop - 1) / rowHeight),
+    x = event.clientX - bounds.left;
+  return boxes[row]?.find((box) => x >= box.x && x < box.x + Math.max(1, box.width))?.node ?? null;
+}
 
-  function shareText(node) {
-    return `${duration(node.value)} (${percent(node.value, tree.root.value)})`;
-  }
-  function countText(node) {
-    if (isIdle(node)) return '';
-    return state.mode === 'off' ? count(node.samples, 'wait') : state.mode === 'cpu' ? count(node.samples, 'sample')
+function shareText(node) {
+  return `${duration(node.value)} (${percent(node.value, tree.root.value)})`;
+}
+function countText(node) {
+  if (isIdle(node)) return '';
+  return state.mode === 'off'
+    ? count(node.samples, 'wait')
+    : state.mode === 'cpu'
+      ? count(node.samples, 'sample')
       : count(node.samples, 'sample or wait', 'samples and waits');
-  }
-  function placesText(node) {
-    if (!hasCode(node)) return '';
+}
+function placesText(node) {
+  if (!hasCode(node)) return '';
+  const frames = framesOf(node);
+  return framePlace(frames[0]) + (frames.length > 1 ? ` and ${count(frames.length - 1, 'other line')}` : '');
+}
+const kindText = (node) =>
+  (isOwnNode(node) ? 'your code' : isIdle(node) ? IDLE_TEXTS[node.what] : KIND_NAMES[node.kind]) +
+  (isInferred(node) ? ', inferred' : '');
+const describe = (node) =>
+  [nodeName(node), placesText(node), `${shareText(node)}, self ${duration(node.self)}`, kindText(node)].filter(
+    (text) => text !== '',
+  );
+
+function showDetail() {
+  const node = hovered ?? current ?? zoomed,
+    detail = byId('detail');
+  const list = el('ul');
+  const add = (...parts) => list.append(el('li', {}, ...parts));
+  if (hasCode(node) && placesText(node) !== '') {
     const frames = framesOf(node);
-    return framePlace(frames[0]) + (frames.length > 1 ? ` and ${count(frames.length - 1, 'other line')}` : '');
+    add(placeElement(frames[0]), frames.length > 1 ? ` and ${count(frames.length - 1, 'other line')}` : '');
   }
-  const kindText = (node) => (isOwnNode(node) ? 'your code' : isIdle(node) ? IDLE_TEXTS[node.what] : KIND_NAMES[node.kind])
-    + (isInferred(node) ? ', inferred' : '');
-  const describe = (node) => [nodeName(node), placesText(node), `${shareText(node)}, self ${duration(node.self)}`, kindText(node)]
-    .filter((text) => text !== '');
+  add('total ', el('b', {}, duration(node.value)), ` (${percent(node.value, tree.root.value)})`);
+  if (node.kind !== FOLD) add('self ', el('b', {}, duration(node.self)), ` (${percent(node.self, tree.root.value)})`);
+  if (countText(node) !== '') add(countText(node));
+  add(kindText(node));
+  if (node.kind === FOLD) add('Enter or a click opens it');
+  detail.replaceChildren(el('div', { class: 'code' }, nodeName(node)), list);
+}
 
-  function showDetail() {
-    const node = hovered ?? current ?? zoomed, detail = byId('detail');
-    const list = el('ul');
-    const add = (...parts) => list.append(el('li', {}, ...parts));
-    if (hasCode(node) && placesText(node) !== '') {
-      const frames = framesOf(node);
-      add(placeElement(frames[0]), frames.length > 1 ? ` and ${count(frames.length - 1, 'other line')}` : '');
+function setCurrent(node, isQuiet) {
+  current = node;
+  if (state.view === 'graph') {
+    const top = node.row * rowHeight,
+      view = scroller.clientHeight;
+    if (top < scroller.scrollTop) scroller.scrollTop = Math.max(0, top - rowHeight);
+    if (top + rowHeight > scroller.scrollTop + view) scroller.scrollTop = top + 2 * rowHeight - view;
+  }
+  draw();
+  showDetail();
+  if (!isQuiet) say(describe(node).join(', '));
+}
+
+function zoomTo(node) {
+  if (node.kind === FOLD) {
+    opened.add(node.parent.id);
+    arrange();
+    current = node.inside[0];
+    setZoom(zoomed.kind === FOLD ? tree.root : zoomed);
+    return;
+  }
+  reveal(node);
+  current = node;
+  setZoom(node);
+}
+function setZoom(node) {
+  zoomed = node;
+  state.zoom = keyPath(node);
+  scroller.scrollTop = Math.max(0, (node.row - 3) * rowHeight);
+  layOut();
+  showCrumbs();
+  showDetail();
+  if (state.view === 'table') showTable();
+  writeAddress();
+}
+function showCrumbs() {
+  const path = [];
+  for (let at = zoomed; at; at = at.parent) path.unshift(at);
+  const last = path.slice(1).slice(-4, -1),
+    crumbs = [];
+  if (path.length > 1) {
+    crumbs.push(
+      button(
+        'Reset zoom',
+        () => {
+          zoomTo(tree.root);
+          flame.focus();
+        },
+        { id: 'reset' },
+      ),
+    );
+    if (path.length > 5) crumbs.push('…');
+    for (const node of last)
+      crumbs.push(
+        button(shortName(nodeName(node)), () => zoomTo(node), { class: 'code' }),
+        '›',
+      );
+    crumbs.push(el('b', { class: 'code' }, nodeName(zoomed)), ` ${shareText(zoomed)}`);
+  } else {
+    crumbs.push('The whole graph. Click a frame to zoom.');
+  }
+  byId('crumbs').replaceChildren(...crumbs);
+}
+
+function flameKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const node = current ?? zoomed,
+    sibling = (step) => node.up?.kids[node.up.kids.indexOf(node) + step];
+  const moves = {
+    ArrowUp: () => node.up,
+    ArrowDown: () => node.kids[0],
+    ArrowLeft: () => sibling(-1),
+    ArrowRight: () => sibling(1),
+    Home: () => tree.root,
+  };
+  if (moves[event.key]) {
+    const next = moves[event.key]();
+    if (next) moveTo(next);
+  } else if (event.key === 'Enter' || event.key === ' ') {
+    zoomTo(node);
+    say(`Zoomed to ${describe(current).join(', ')}`);
+  } else if (event.key === 'Escape' && zoomed !== tree.root) {
+    setZoom(tree.root);
+    setCurrent(node, true);
+    say('Zoomed out');
+  } else {
+    return;
+  }
+  event.preventDefault();
+}
+/** Makes a node the current one, zoomed so that it can be seen. */
+function moveTo(node) {
+  const isInside =
+    node.at >= zoomed.at && node.at + node.value <= zoomed.at + zoomed.value * (1 + 1e-9) && node.row >= zoomed.row;
+  const isAbove = node.row < zoomed.row && node.at <= zoomed.at && node.at + node.value >= zoomed.at;
+  if (!isInside && !isAbove) setZoom(tree.root);
+  if (!isAbove && (node.value / zoomed.value) * scroller.clientWidth < 3) {
+    let up = node;
+    while (up.up && up.up.value < node.value * 40) up = up.up;
+    if (up.kind !== FOLD) setZoom(up);
+  }
+  setCurrent(node);
+}
+
+// --- search
+
+function search() {
+  const wanted = state.search.trim().toLowerCase();
+  matches = [];
+  if (wanted !== '') findMatches(wanted);
+  matchSet = new Set(matches);
+  for (const node of matches) if (node.kind !== FOLD) markFolded(node);
+  const share = matches.length === 0 ? 0 : outermostSum(matches);
+  byId('matches').textContent =
+    wanted === ''
+      ? ''
+      : matches.length === 0
+        ? 'no match'
+        : `${count(matches.length, 'match', 'matches')}, ${percent(share, tree.root.value)}`;
+  byId('previous').disabled = byId('next').disabled = matches.length === 0;
+  draw();
+  if (state.view === 'table') showTable();
+}
+/** In the order of the graph: depth first. */
+function findMatches(wanted) {
+  const known = new Map(),
+    open = [tree.root];
+  const isMatch = (node) => {
+    if (node.kind === ALL) return false;
+    const key = node.kind <= REMARK && !isIdle(node) ? node.key : -2 - node.id;
+    if (!known.has(key)) {
+      const file = hasCode(node) ? functionFile(profile.frames.function[node.what]) : '';
+      known.set(key, `${nodeName(node)}\n${file}`.toLowerCase().includes(wanted));
     }
-    add('total ', el('b', {}, duration(node.value)), ` (${percent(node.value, tree.root.value)})`);
-    if (node.kind !== FOLD) add('self ', el('b', {}, duration(node.self)), ` (${percent(node.self, tree.root.value)})`);
-    if (countText(node) !== '') add(countText(node));
-    add(kindText(node));
-    if (node.kind === FOLD) add('Enter or a click opens it');
-    detail.replaceChildren(el('div', { class: 'code' }, nodeName(node)), list);
+    return known.get(key);
+  };
+  while (open.length > 0) {
+    const node = open.pop();
+    if (isMatch(node)) matches.push(node);
+    for (let i = node.children.length - 1; i >= 0; i--) open.push(node.children[i]);
   }
-
-  function setCurrent(node, isQuiet) {
-    current = node;
-    if (state.view === 'graph') {
-      const top = node.row * rowHeight, view = scroller.clientHeight;
-      if (top < scroller.scrollTop) scroller.scrollTop = Math.max(0, top - rowHeight);
-      if (top + rowHeight > scroller.scrollTop + view) scroller.scrollTop = top + 2 * rowHeight - view;
-    }
-    draw();
-    showDetail();
-    if (!isQuiet) say(describe(node).join(', '));
-  }
-
-  function zoomTo(node) {
-    if (node.kind === FOLD) {
-      opened.add(node.parent.id);
-      arrange();
-      current = node.inside[0];
-      setZoom(zoomed.kind === FOLD ? tree.root : zoomed);
+}
+/** A fold with a match inside is painted as one. */
+function markFolded(node) {
+  for (let at = node.parent, steps = 0; at && steps < 1100; at = at.parent, steps++) {
+    const fold = at.kids?.[0];
+    if (fold?.kind === FOLD) {
+      if (fold.inside.includes(node)) matchSet.add(fold);
       return;
     }
-    reveal(node);
-    current = node;
-    setZoom(node);
   }
-  function setZoom(node) {
-    zoomed = node;
-    state.zoom = keyPath(node);
-    scroller.scrollTop = Math.max(0, (node.row - 3) * rowHeight);
-    layOut();
-    showCrumbs();
+}
+/** The time of the matches; one inside another does not count twice. */
+function outermostSum(nodes) {
+  const rounding = tree.root.value * 1e-9;
+  let sum = 0,
+    end = -1;
+  for (const node of nodes) {
+    if (node.at < end - rounding) continue;
+    sum += node.value;
+    end = node.at + node.value;
+  }
+  return sum;
+}
+function stepMatch(step) {
+  if (matches.length === 0) return;
+  const at = matches.indexOf(current);
+  const next = at < 0 ? (step > 0 ? 0 : matches.length - 1) : (at + step + matches.length) % matches.length;
+  const node = matches[next];
+  reveal(node);
+  layOut();
+  moveTo(node);
+  if (state.view === 'table') showTable(node);
+  byId('matches').textContent =
+    `${next + 1} of ${count(matches.length, 'match', 'matches')}, ${percent(outermostSum(matches), tree.root.value)}`;
+  say(`Match ${next + 1} of ${matches.length}: ${describe(node).join(', ')}`);
+}
+
+// --- the tree as a table
+
+let expanded = new Set(),
+  rowLimit = 300,
+  tableRoot = null;
+
+function showTable(focus) {
+  if (tableRoot !== zoomed) {
+    tableRoot = zoomed;
+    rowLimit = 300;
+    expanded = new Set();
+    for (let at = zoomed; at && (at === zoomed || at.value >= zoomed.value * 0.5); at = at.children[0])
+      expanded.add(at);
+  }
+  for (let at = focus?.parent; at; at = at.parent) expanded.add(at);
+  const rows = [],
+    open = [[zoomed, 1]];
+  while (open.length > 0 && rows.length <= rowLimit) {
+    const [node, level] = open.pop();
+    rows.push(treeRow(node, level));
+    if (!expanded.has(node)) continue;
+    for (let i = node.children.length - 1; i >= 0; i--) open.push([node.children[i], level + 1]);
+  }
+  const isCut = rows.length > rowLimit;
+  const head = el(
+    'tr',
+    {},
+    ...['Function', 'File and line', 'Self', 'Total', 'Share'].map((text) => el('th', { scope: 'col' }, text)),
+  );
+  head.children[1].className = 'place';
+  const body = el('tbody', {}, ...rows.slice(0, rowLimit));
+  const grid = el('table', { role: 'treegrid', 'aria-label': 'Functions by caller' }, el('thead', {}, head), body);
+  grid.addEventListener('keydown', tableKey);
+  byId('table').replaceChildren(grid);
+  if (isCut)
+    byId('table').append(
+      button(
+        'Show more rows',
+        () => {
+          rowLimit += 300;
+          showTable();
+        },
+        { class: 'more' },
+      ),
+    );
+  const start = [...body.children].find((row) => row.node === (focus ?? current)) ?? body.firstChild;
+  start.tabIndex = 0;
+  if (focus) start.scrollIntoView({ block: 'nearest' });
+}
+function treeRow(node, level) {
+  const isOpen = expanded.has(node),
+    hasChildren = node.children.length > 0;
+  const toggle = hasChildren
+    ? button(isOpen ? '▾' : '▸', () => toggleRow(node), { tabindex: -1, 'aria-hidden': 'true' })
+    : el('span', { class: 'leaf' }, '\u2002');
+  const name = el('td', {}, toggle, el('span', { class: 'code' }, nodeName(node)));
+  name.style.paddingLeft = `${Math.min(level - 1, 24) * 9}px`;
+  name.title = nodeName(node);
+  const place = el('td', { class: 'place' });
+  if (hasCode(node)) place.append(placeElement(framesOf(node)[0]));
+  const row = el(
+    'tr',
+    { 'aria-level': level, tabindex: -1 },
+    name,
+    place,
+    el('td', {}, duration(node.self)),
+    el('td', {}, duration(node.value)),
+    el('td', {}, percent(node.value, tree.root.value)),
+  );
+  if (hasChildren) row.setAttribute('aria-expanded', isOpen);
+  if (matchSet.has(node)) row.className = 'found';
+  row.addEventListener('focus', () => {
+    current = node;
     showDetail();
-    if (state.view === 'table') showTable();
-    writeAddress();
-  }
-  function showCrumbs() {
-    const path = [];
-    for (let at = zoomed; at; at = at.parent) path.unshift(at);
-    const last = path.slice(1).slice(-4, -1), crumbs = [];
-    if (path.length > 1) {
-      crumbs.push(button('Reset zoom', () => { zoomTo(tree.root); flame.focus(); }, { id: 'reset' }));
-      if (path.length > 5) crumbs.push('…');
-      for (const node of last) crumbs.push(button(shortName(nodeName(node)), () => zoomTo(node), { class: 'code' }), '›');
-      crumbs.push(el('b', { class: 'code' }, nodeName(zoomed)), ` ${shareText(zoomed)}`);
-    } else {
-      crumbs.push('The whole graph. Click a frame to zoom.');
-    }
-    byId('crumbs').replaceChildren(...crumbs);
-  }
+  });
+  row.node = node;
+  return row;
+}
+function toggleRow(node) {
+  if (!expanded.delete(node)) expanded.add(node);
+  current = node;
+  const top = byId('table').scrollTop;
+  showTable();
+  byId('table').scrollTop = top;
+  byId('table').querySelector('tr[tabindex="0"]').focus({ preventScroll: true });
+}
+function tableKey(event) {
+  const row = event.target.closest('tr'),
+    node = row?.node;
+  if (!node || event.ctrlKey || event.metaKey || event.altKey) return;
+  const isOpen = expanded.has(node),
+    hasChildren = node.children.length > 0,
+    rows = row.parentNode.children;
+  const focusRow = (next) => {
+    if (!next) return;
+    row.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  };
+  const keys = {
+    ArrowDown: () => focusRow(row.nextSibling),
+    ArrowUp: () => focusRow(row.previousSibling),
+    Home: () => focusRow(rows[0]),
+    End: () => focusRow(rows[rows.length - 1]),
+    ArrowRight: () => (hasChildren && !isOpen ? toggleRow(node) : focusRow(hasChildren ? row.nextSibling : null)),
+    ArrowLeft: () =>
+      isOpen && hasChildren ? toggleRow(node) : focusRow([...rows].find((other) => other.node === node.parent)),
+    Enter: () => hasChildren && toggleRow(node),
+  };
+  if (!keys[event.key]) return;
+  event.preventDefault();
+  keys[event.key]();
+}
 
-  function flameKey(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const node = current ?? zoomed, sibling = (step) => node.up?.kids[node.up.kids.indexOf(node) + step];
-    const moves = {
-      ArrowUp: () => node.up, ArrowDown: () => node.kids[0], ArrowLeft: () => sibling(-1), ArrowRight: () => sibling(1),
-      Home: () => tree.root,
-    };
-    if (moves[event.key]) {
-      const next = moves[event.key]();
-      if (next) moveTo(next);
-    } else if (event.key === 'Enter' || event.key === ' ') {
-      zoomTo(node);
-      say(`Zoomed to ${describe(current).join(', ')}`);
-    } else if (event.key === 'Escape' && zoomed !== tree.root) {
-      setZoom(tree.root);
-      setCurrent(node, true);
-      say('Zoomed out');
-    } else {
-      return;
-    }
-    event.preventDefault();
-  }
-  /** Makes a node the current one, zoomed so that it can be seen. */
-  function moveTo(node) {
-    const isInside = node.at >= zoomed.at && node.at + node.value <= zoomed.at + zoomed.value * (1 + 1e-9) && node.row >= zoomed.row;
-    const isAbove = node.row < zoomed.row && node.at <= zoomed.at && node.at + node.value >= zoomed.at;
-    if (!isInside && !isAbove) setZoom(tree.root);
-    if (!isAbove && node.value / zoomed.value * scroller.clientWidth < 3) {
-      let up = node;
-      while (up.up && up.up.value < node.value * 40) up = up.up;
-      if (up.kind !== FOLD) setZoom(up);
-    }
-    setCurrent(node);
-  }
+// --- the timeline
 
-  // ---------------------------------------------------------------------------------------------- search
+const timeline = byId('timeline');
+let spanBars = [],
+  lanes = [],
+  showAllRows = false,
+  cursor = 0,
+  geometry = null;
+const FEW_ROWS = 8,
+  MANY_ROWS = 60,
+  SPAN_ROW = 19;
 
-  function search() {
-    const wanted = state.search.trim().toLowerCase();
-    matches = [];
-    if (wanted !== '') findMatches(wanted);
-    matchSet = new Set(matches);
-    for (const node of matches) if (node.kind !== FOLD) markFolded(node);
-    const share = matches.length === 0 ? 0 : outermostSum(matches);
-    byId('matches').textContent = wanted === '' ? ''
-      : matches.length === 0 ? 'no match' : `${count(matches.length, 'match', 'matches')}, ${percent(share, tree.root.value)}`;
-    byId('previous').disabled = byId('next').disabled = matches.length === 0;
-    draw();
-    if (state.view === 'table') showTable();
+function prepareTimeline() {
+  spanBars = packBars(allBars());
+  const { from, to, thread } = profile.samples,
+    byThread = new Map();
+  for (let i = 0; i < from.length; i++) {
+    if (!byThread.has(thread[i])) byThread.set(thread[i], { thread: thread[i], samples: [], active: 0 });
+    const lane = byThread.get(thread[i]);
+    lane.samples.push(i);
+    lane.active += to[i] - from[i];
   }
-  /** In the order of the graph: depth first. */
-  function findMatches(wanted) {
-    const known = new Map(), open = [tree.root];
-    const isMatch = (node) => {
-      if (node.kind === ALL) return false;
-      const key = node.kind <= REMARK && !isIdle(node) ? node.key : -2 - node.id;
-      if (!known.has(key)) {
-        const file = hasCode(node) ? functionFile(profile.frames.function[node.what]) : '';
-        known.set(key, `${nodeName(node)}\n${file}`.toLowerCase().includes(wanted));
-      }
-      return known.get(key);
-    };
-    while (open.length > 0) {
-      const node = open.pop();
-      if (isMatch(node)) matches.push(node);
-      for (let i = node.children.length - 1; i >= 0; i--) open.push(node.children[i]);
-    }
+  lanes = [...byThread.values()].sort((a, b) => b.active - a.active);
+  for (const lane of lanes) {
+    lane.samples.sort((a, b) => from[a] - from[b]);
+    lane.starts = Float64Array.from(lane.samples, (i) => from[i]);
   }
-  /** A fold with a match inside is painted as one. */
-  function markFolded(node) {
-    for (let at = node.parent, steps = 0; at && steps < 1100; at = at.parent, steps++) {
-      const fold = at.kids?.[0];
-      if (fold?.kind === FOLD) {
-        if (fold.inside.includes(node)) matchSet.add(fold);
-        return;
-      }
-    }
-  }
-  /** The time of the matches; one inside another does not count twice. */
-  function outermostSum(nodes) {
-    let sum = 0, end = -1;
-    for (const node of nodes) {
-      if (node.at + node.value <= end) continue;
-      sum += node.value;
-      end = node.at + node.value * (1 - 1e-9);
-    }
-    return sum;
-  }
-  function stepMatch(step) {
-    if (matches.length === 0) return;
-    const at = matches.indexOf(current);
-    const next = at < 0 ? (step > 0 ? 0 : matches.length - 1) : (at + step + matches.length) % matches.length;
-    const node = matches[next];
-    reveal(node);
-    layOut();
-    moveTo(node);
-    if (state.view === 'table') showTable(node);
-    byId('matches').textContent = `${next + 1} of ${count(matches.length, 'match', 'matches')}, ${percent(outermostSum(matches), tree.root.value)}`;
-    say(`Match ${next + 1} of ${matches.length}: ${describe(node).join(', ')}`);
-  }
+  timeline.setAttribute('aria-valuemax', Math.round(profile.length / 1e6));
+  byId('timeline-more').hidden = spanRows() <= FEW_ROWS && lanes.length <= FEW_ROWS;
+}
+const spanRows = () => spanBars.reduce((most, bar) => Math.max(most, bar.row + 1), 0);
 
-  // ---------------------------------------------------------------------------------------------- the tree as a table
-
-  let expanded = new Set(), rowLimit = 300, tableRoot = null;
-
-  function showTable(focus) {
-    if (tableRoot !== zoomed) {
-      tableRoot = zoomed;
-      rowLimit = 300;
-      expanded = new Set();
-      for (let at = zoomed; at && (at === zoomed || at.value >= zoomed.value * 0.5); at = at.children[0]) expanded.add(at);
-    }
-    for (let at = focus?.parent; at; at = at.parent) expanded.add(at);
-    const rows = [], open = [[zoomed, 1]];
-    while (open.length > 0 && rows.length <= rowLimit) {
-      const [node, level] = open.pop();
-      rows.push(treeRow(node, level));
-      if (!expanded.has(node)) continue;
-      for (let i = node.children.length - 1; i >= 0; i--) open.push([node.children[i], level + 1]);
-    }
-    const isCut = rows.length > rowLimit;
-    const head = el('tr', {}, ...['Function', 'File and line', 'Self', 'Total', 'Share'].map((text) => el('th', { scope: 'col' }, text)));
-    head.children[1].className = 'place';
-    const body = el('tbody', {}, ...rows.slice(0, rowLimit));
-    const grid = el('table', { role: 'treegrid', 'aria-label': 'Functions by caller' }, el('thead', {}, head), body);
-    grid.addEventListener('keydown', tableKey);
-    byId('table').replaceChildren(grid);
-    if (isCut) byId('table').append(button('Show more rows', () => { rowLimit += 300; showTable(); }, { class: 'more' }));
-    const start = [...body.children].find((row) => row.node === (focus ?? current)) ?? body.firstChild;
-    start.tabIndex = 0;
-    if (focus) start.scrollIntoView({ block: 'nearest' });
-  }
-  function treeRow(node, level) {
-    const isOpen = expanded.has(node), hasChildren = node.children.length > 0;
-    const toggle = hasChildren ? button(isOpen ? '▾' : '▸', () => toggleRow(node), { tabindex: -1, 'aria-hidden': 'true' })
-      : el('span', { class: 'leaf' }, '\u2002');
-    const name = el('td', {}, toggle, el('span', { class: 'code' }, nodeName(node)));
-    name.style.paddingLeft = `${Math.min(level - 1, 24) * 9}px`;
-    name.title = nodeName(node);
-    const place = el('td', { class: 'place' });
-    if (hasCode(node)) place.append(placeElement(framesOf(node)[0]));
-    const row = el('tr', { 'aria-level': level, tabindex: -1 }, name, place, el('td', {}, duration(node.self)),
-      el('td', {}, duration(node.value)), el('td', {}, percent(node.value, tree.root.value)));
-    if (hasChildren) row.setAttribute('aria-expanded', isOpen);
-    if (matchSet.has(node)) row.className = 'found';
-    row.addEventListener('focus', () => { current = node; showDetail(); });
-    row.node = node;
-    return row;
-  }
-  function toggleRow(node) {
-    if (!expanded.delete(node)) expanded.add(node);
-    current = node;
-    const top = byId('table').scrollTop;
-    showTable();
-    byId('table').scrollTop = top;
-    byId('table').querySelector('tr[tabindex="0"]').focus({ preventScroll: true });
-  }
-  function tableKey(event) {
-    const row = event.target.closest('tr'), node = row?.node;
-    if (!node || event.ctrlKey || event.metaKey || event.altKey) return;
-    const isOpen = expanded.has(node), hasChildren = node.children.length > 0, rows = row.parentNode.children;
-    const focusRow = (next) => {
-      if (!next) return;
-      row.tabIndex = -1;
-      next.tabIndex = 0;
-      next.focus();
-    };
-    const keys = {
-      ArrowDown: () => focusRow(row.nextSibling), ArrowUp: () => focusRow(row.previousSibling),
-      Home: () => focusRow(rows[0]), End: () => focusRow(rows[rows.length - 1]),
-      ArrowRight: () => (hasChildren && !isOpen ? toggleRow(node) : focusRow(hasChildren ? row.nextSibling : null)),
-      ArrowLeft: () => (isOpen && hasChildren ? toggleRow(node)
-        : focusRow([...rows].find((other) => other.node === node.parent))),
-      Enter: () => hasChildren && toggleRow(node),
-    };
-    if (!keys[event.key]) return;
-    event.preventDefault();
-    keys[event.key]();
-  }
-
-  // ---------------------------------------------------------------------------------------------- the timeline
-
-  const timeline = byId('timeline');
-  let spanBars = [], lanes = [], showAllRows = false, cursor = 0, geometry = null;
-  const FEW_ROWS = 8, MANY_ROWS = 60, SPAN_ROW = 19;
-
-  function prepareTimeline() {
-    spanBars = packBars(allBars());
-    const { from, to, thread } = profile.samples, byThread = new Map();
-    for (let i = 0; i < from.length; i++) {
-      if (!byThread.has(thread[i])) byThread.set(thread[i], { thread: thread[i], samples: [], active: 0 });
-      const lane = byThread.get(thread[i]);
-      lane.samples.push(i);
-      lane.active += to[i] - from[i];
-    }
-    lanes = [...byThread.values()].sort((a, b) => b.active - a.active);
-    for (const lane of lanes) {
-      lane.samples.sort((a, b) => from[a] - from[b]);
-      lane.starts = Float64Array.from(lane.samples, (i) => from[i]);
-    }
-    timeline.setAttribute('aria-valuemax', Math.round(profile.length / 1e6));
-    byId('timeline-more').hidden = spanRows() <= FEW_ROWS && lanes.length <= FEW_ROWS;
-  }
-  const spanRows = () => spanBars.reduce((most, bar) => Math.max(most, bar.row + 1), 0);
-
-  /** Kept spans and the spans inside them. */
-  function allBars() {
-    const { spans } = profile, bars = [];
-    const endOf = (end) => (end < 0 ? profile.length : Math.min(end, profile.length));
-    for (let span = 0; span < spans.name.length; span++) {
-      const from = Math.max(0, spans.start[span]);
-      bars.push({ span, name: spanName(span), from, to: Math.max(from, endOf(spans.end[span])), kept: spans.kept[span], open: spans.end[span] < 0 });
-    }
-    profile.kept.forEach((kept, index) => {
-      if (kept.span < 0) bars.push({ span: -1, name: kept.name, from: kept.start, to: kept.start + kept.wall, kept: index, open: kept.open });
+/** Kept spans and the spans inside them. */
+function allBars() {
+  const { spans } = profile,
+    bars = [];
+  const endOf = (end) => (end < 0 ? profile.length : Math.min(end, profile.length));
+  for (let span = 0; span < spans.name.length; span++) {
+    const from = Math.max(0, spans.start[span]);
+    bars.push({
+      span,
+      name: spanName(span),
+      from,
+      to: Math.max(from, endOf(spans.end[span])),
+      kept: spans.kept[span],
+      open: spans.end[span] < 0,
     });
-    return bars;
   }
-  /** Each bar below its parent's, in the first row that is free there. */
-  function packBars(bars) {
-    const ends = [], rowOf = new Map();
-    bars.sort((a, b) => a.from - b.from || b.to - a.to || a.span - b.span);
-    for (const bar of bars) {
-      const parent = bar.span < 0 ? -1 : profile.spans.parent[bar.span];
-      let row = rowOf.has(parent) ? rowOf.get(parent) + 1 : 0;
-      while (ends[row] > bar.from) row++;
-      ends[row] = bar.to;
-      bar.row = row;
-      if (bar.span >= 0) rowOf.set(bar.span, row);
-    }
-    return bars;
+  profile.kept.forEach((kept, index) => {
+    if (kept.span < 0)
+      bars.push({
+        span: -1,
+        name: kept.name,
+        from: kept.start,
+        to: kept.start + kept.wall,
+        kept: index,
+        open: kept.open,
+      });
+  });
+  return bars;
+}
+/** Each bar below its parent's, in the first row that is free there. */
+function packBars(bars) {
+  const ends = [],
+    rowOf = new Map();
+  bars.sort((a, b) => a.from - b.from || b.to - a.to || a.span - b.span);
+  for (const bar of bars) {
+    const parent = bar.span < 0 ? -1 : profile.spans.parent[bar.span];
+    let row = rowOf.has(parent) ? rowOf.get(parent) + 1 : 0;
+    while (ends[row] > bar.from) row++;
+    ends[row] = bar.to;
+    bar.row = row;
+    if (bar.span >= 0) rowOf.set(bar.span, row);
   }
+  return bars;
+}
 
-  function measureTimeline() {
-    const width = timeline.clientWidth, isNarrow = width < 640;
-    const rows = Math.min(spanRows(), showAllRows ? MANY_ROWS : FEW_ROWS);
-    const shownLanes = lanes.slice(0, showAllRows ? MANY_ROWS : FEW_ROWS);
-    const gutter = isNarrow ? 6 : 150, top = 22, laneHeight = isNarrow ? 40 : 26;
-    const lanesTop = top + rows * SPAN_ROW + 6;
-    geometry = {
-      width, isNarrow, rows, shownLanes, gutter, top, laneHeight, lanesTop, right: width - 8,
-      height: lanesTop + shownLanes.length * laneHeight + 4,
-      x: (ns) => gutter + Math.max(0, Math.min(1, ns / profile.length)) * (width - 8 - gutter),
-      ns: (x) => Math.max(0, Math.min(1, (x - gutter) / (width - 8 - gutter))) * profile.length,
-    };
-  }
+function measureTimeline() {
+  const width = timeline.clientWidth,
+    isNarrow = width < 640;
+  const rows = Math.min(spanRows(), showAllRows ? MANY_ROWS : FEW_ROWS);
+  const shownLanes = lanes.slice(0, showAllRows ? MANY_ROWS : FEW_ROWS);
+  const gutter = isNarrow ? 6 : 150,
+    top = 22,
+    laneHeight = isNarrow ? 40 : 26;
+  const lanesTop = top + rows * SPAN_ROW + 6;
+  geometry = {
+    width,
+    isNarrow,
+    rows,
+    shownLanes,
+    gutter,
+    top,
+    laneHeight,
+    lanesTop,
+    right: width - 8,
+    height: lanesTop + shownLanes.length * laneHeight + 4,
+    x: (ns) => gutter + Math.max(0, Math.min(1, ns / profile.length)) * (width - 8 - gutter),
+    ns: (x) => Math.max(0, Math.min(1, (x - gutter) / (width - 8 - gutter))) * profile.length,
+  };
+}
 
-  function drawTimeline() {
-    measureTimeline();
-    const context = contextOf(timeline, geometry.width, geometry.height);
-    drawAxis(context);
-    for (const bar of spanBars) if (bar.row < geometry.rows) drawSpan(context, bar);
-    geometry.shownLanes.forEach((lane, index) => drawLane(context, lane, geometry.lanesTop + index * geometry.laneHeight));
-    drawSelection(context);
-    showHidden();
+function drawTimeline() {
+  measureTimeline();
+  const context = contextOf(timeline, geometry.width, geometry.height);
+  drawAxis(context);
+  for (const bar of spanBars) if (bar.row < geometry.rows) drawSpan(context, bar);
+  geometry.shownLanes.forEach((lane, index) =>
+    drawLane(context, lane, geometry.lanesTop + index * geometry.laneHeight),
+  );
+  drawSelection(context);
+  showHidden();
+}
+function showHidden() {
+  const deeper = spanBars.filter((bar) => bar.row >= geometry.rows).length,
+    more = lanes.length - geometry.shownLanes.length;
+  const hidden = [deeper > 0 ? count(deeper, 'span') : '', more > 0 ? count(more, 'thread') : ''].filter(
+    (text) => text !== '',
+  );
+  byId('timeline-more').textContent = showAllRows
+    ? `Show fewer rows${hidden.length ? ` (${hidden.join(' and ')} not shown)` : ''}`
+    : `${hidden.join(' and ')} hidden: show`;
+}
+function drawAxis(context) {
+  const step = niceStep(profile.length / Math.max(2, (geometry.right - geometry.gutter) / 90)),
+    label = axis(profile.length, step);
+  context.textAlign = 'center';
+  for (let at = 0; at <= profile.length; at += step) {
+    const x = geometry.x(at);
+    context.fillStyle = colors.line;
+    context.fillRect(Math.round(x), 18, 1, geometry.height);
+    context.fillStyle = colors.muted;
+    const text = label(at),
+      half = context.measureText(text).width / 2;
+    context.fillText(text, Math.max(half + 2, Math.min(x, geometry.width - half - 2)), 9);
   }
-  function showHidden() {
-    const deeper = spanBars.filter((bar) => bar.row >= geometry.rows).length, more = lanes.length - geometry.shownLanes.length;
-    const hidden = [deeper > 0 ? count(deeper, 'span') : '', more > 0 ? count(more, 'thread') : ''].filter((text) => text !== '');
-    byId('timeline-more').textContent = showAllRows ? `Show fewer rows${hidden.length ? ` (${hidden.join(' and ')} not shown)` : ''}`
-      : `${hidden.join(' and ')} hidden: show`;
+  context.textAlign = 'left';
+}
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= least);
+}
+function drawSpan(context, bar) {
+  const x = geometry.x(bar.from),
+    width = Math.max(1, geometry.x(bar.to) - x - 0.5),
+    y = geometry.top + bar.row * SPAN_ROW;
+  const [hue, saturation, light] = colors.hsl.span,
+    shift = bar.kept >= 0 ? 0 : shadeOf(bar.name) * 3;
+  const isChosen = state.span >= 0 && bar.span >= 0 && profile.spans.name[bar.span] === state.span;
+  context.fillStyle = `hsl(${hue} ${saturation + (bar.kept >= 0 ? 20 : 0)}% ${light + shift}%)`;
+  context.fillRect(x, y, width, SPAN_ROW - 2);
+  if (bar.kept >= 0 || isChosen) {
+    context.fillStyle = isChosen ? colors.accent : colors.muted;
+    context.fillRect(x, y, isChosen ? width : Math.min(3, width), isChosen ? 2 : SPAN_ROW - 2);
   }
-  function drawAxis(context) {
-    const step = niceStep(profile.length / Math.max(2, (geometry.right - geometry.gutter) / 90)), label = axis(profile.length, step);
-    context.textAlign = 'center';
-    for (let at = 0; at <= profile.length; at += step) {
-      const x = geometry.x(at);
-      context.fillStyle = colors.line;
-      context.fillRect(Math.round(x), 18, 1, geometry.height);
-      context.fillStyle = colors.muted;
-      const text = label(at), half = context.measureText(text).width / 2;
-      context.fillText(text, Math.max(half + 2, Math.min(x, geometry.width - half - 2)), 9);
-    }
-    context.textAlign = 'left';
+  if (bar.open && width > 6) {
+    context.fillStyle = colors.patterns.lines;
+    context.fillRect(x + width - 6, y, 6, SPAN_ROW - 2);
   }
-  function niceStep(least) {
-    const power = 10 ** Math.floor(Math.log10(least));
-    return power * [1, 2, 5, 10].find((factor) => factor * power >= least);
-  }
-  function drawSpan(context, bar) {
-    const x = geometry.x(bar.from), width = Math.max(1, geometry.x(bar.to) - x - 0.5), y = geometry.top + bar.row * SPAN_ROW;
-    const [hue, saturation, light] = colors.hsl.span, shift = bar.kept >= 0 ? 0 : shadeOf(bar.name) * 3;
-    const isChosen = state.span >= 0 && bar.span >= 0 && profile.spans.name[bar.span] === state.span;
-    context.fillStyle = `hsl(${hue} ${saturation + (bar.kept >= 0 ? 20 : 0)}% ${light + shift}%)`;
-    context.fillRect(x, y, width, SPAN_ROW - 2);
-    if (bar.kept >= 0 || isChosen) {
-      context.fillStyle = isChosen ? colors.accent : colors.muted;
-      context.fillRect(x, y, isChosen ? width : Math.min(3, width), isChosen ? 2 : SPAN_ROW - 2);
-    }
-    if (bar.open && width > 6) {
-      context.fillStyle = colors.patterns.lines;
-      context.fillRect(x + width - 6, y, 6, SPAN_ROW - 2);
-    }
-    const label = width > 26 ? fitted(context, width > 150 ? `${bar.name} ${duration(bar.to - bar.from)}` : bar.name, width - 10) : '';
-    context.fillStyle = colors['frame-text'];
-    if (label) context.fillText(label, x + 6, y + SPAN_ROW / 2 - 0.5, width - 8);
-  }
-  function drawLane(context, lane, y) {
-    const top = y + (geometry.isNarrow ? 16 : 2), { gutter, right } = geometry;
-    context.fillStyle = colors.text;
-    context.fillText(fitted(context, threadName(lane.thread), geometry.isNarrow ? right : gutter - 14), geometry.isNarrow ? 6 : 8, geometry.isNarrow ? y + 8 : top + 8);
-    context.fillStyle = colors.rest;
-    context.fillRect(gutter, top + 7, right - gutter, 2);
-    let begin = -1, end = -1, kind = -1;
-    const flush = () => { if (kind >= 0) drawActive(context, kind, begin, end, top); };
-    for (const i of lane.samples) {
-      const from = geometry.x(profile.samples.from[i]), to = geometry.x(profile.samples.to[i]);
-      if (profile.samples.kind[i] === kind && from <= end + 0.5) {
-        end = Math.max(end, to);
-        continue;
-      }
-      flush();
-      [begin, end, kind] = [from, to, profile.samples.kind[i]];
+  const label =
+    width > 26
+      ? fitted(context, width > 150 ? `${bar.name} ${duration(bar.to - bar.from)}` : bar.name, width - 10)
+      : '';
+  context.fillStyle = colors['frame-text'];
+  if (label) context.fillText(label, x + 6, y + SPAN_ROW / 2 - 0.5, width - 8);
+}
+function drawLane(context, lane, y) {
+  const top = y + (geometry.isNarrow ? 16 : 2),
+    { gutter, right } = geometry;
+  context.fillStyle = colors.text;
+  context.fillText(
+    fitted(context, threadName(lane.thread), geometry.isNarrow ? right : gutter - 14),
+    geometry.isNarrow ? 6 : 8,
+    geometry.isNarrow ? y + 8 : top + 8,
+  );
+  context.fillStyle = colors.rest;
+  context.fillRect(gutter, top + 7, right - gutter, 2);
+  let begin = -1,
+    end = -1,
+    kind = -1;
+  const flush = () => {
+    if (kind >= 0) drawActive(context, kind, begin, end, top);
+  };
+  for (const i of lane.samples) {
+    const from = geometry.x(profile.samples.from[i]),
+      to = geometry.x(profile.samples.to[i]);
+    if (profile.samples.kind[i] === kind && from <= end + 0.5) {
+      end = Math.max(end, to);
+      continue;
     }
     flush();
-    drawTicks(context, lane, top + 17);
+    [begin, end, kind] = [from, to, profile.samples.kind[i]];
   }
-  function drawActive(context, kind, begin, end, top) {
-    const width = Math.max(0.75, end - begin);
-    context.fillStyle = kind === ON_CPU ? colors.on : colors.off;
-    context.fillRect(begin, top, width, 15);
-    if (kind === ON_CPU) return;
-    context.fillStyle = colors.patterns.lines;
-    context.fillRect(begin, top, width, 15);
+  flush();
+  drawTicks(context, lane, top + 17);
+}
+function drawActive(context, kind, begin, end, top) {
+  const width = Math.max(0.75, end - begin);
+  context.fillStyle = kind === ON_CPU ? colors.on : colors.off;
+  context.fillRect(begin, top, width, 15);
+  if (kind === ON_CPU) return;
+  context.fillStyle = colors.patterns.lines;
+  context.fillRect(begin, top, width, 15);
+}
+function drawTicks(context, lane, y) {
+  context.fillStyle = colors.muted;
+  let last = -2;
+  for (const i of lane.samples) {
+    const x = Math.round(geometry.x(profile.samples.to[i]));
+    if (profile.samples.kind[i] !== ON_CPU || x < last + 2) continue;
+    context.fillRect(x, y, 1, 4);
+    last = x;
   }
-  function drawTicks(context, lane, y) {
-    context.fillStyle = colors.muted;
-    let last = -2;
-    for (const i of lane.samples) {
-      const x = Math.round(geometry.x(profile.samples.to[i]));
-      if (profile.samples.kind[i] !== ON_CPU || x < last + 2) continue;
-      context.fillRect(x, y, 1, 4);
-      last = x;
-    }
+}
+function drawSelection(context) {
+  const { height, gutter, right } = geometry;
+  if (state.interval) {
+    const [from, to] = state.interval.map(geometry.x);
+    context.globalAlpha = 0.66;
+    context.fillStyle = colors.card;
+    context.fillRect(gutter, 18, from - gutter, height);
+    context.fillRect(to, 18, right - to, height);
+    context.globalAlpha = 1;
+    context.strokeStyle = colors.accent;
+    context.lineWidth = 2;
+    context.strokeRect(from, 19, Math.max(1, to - from), height - 20);
   }
-  function drawSelection(context) {
-    const { height, gutter, right } = geometry;
-    if (state.interval) {
-      const [from, to] = state.interval.map(geometry.x);
-      context.globalAlpha = 0.66;
-      context.fillStyle = colors.card;
-      context.fillRect(gutter, 18, from - gutter, height);
-      context.fillRect(to, 18, right - to, height);
-      context.globalAlpha = 1;
-      context.strokeStyle = colors.accent;
-      context.lineWidth = 2;
-      context.strokeRect(from, 19, Math.max(1, to - from), height - 20);
-    }
-    if (document.activeElement === timeline) {
-      context.fillStyle = colors.text;
-      context.fillRect(Math.round(geometry.x(cursor)) - 0.5, 18, 1.5, height);
-    }
-  }
+  context.fillStyle = document.activeElement === timeline ? colors.text : colors.muted;
+  context.fillRect(Math.round(geometry.x(cursor)) - 0.5, 18, document.activeElement === timeline ? 2 : 1, height);
+}
 
-  /** What runs on a thread at a time: a sample, or -1. */
-  function sampleAt(lane, time) {
-    const at = lane.samples[lastAtMost(lane.starts, lane.starts.length, time)];
-    return at !== undefined && profile.samples.to[at] >= time ? at : -1;
-  }
-  function activityText(i) {
-    const { kind, stack } = profile.samples, leaf = leafFrame(stack[i]);
-    if (kind[i] === ON_CPU) return `on-CPU in ${frameName(leaf)} ${framePlace(leaf)}`.trim();
-    const site = siteOf(stack[i]);
-    return `blocked in ${frameName(leaf)}${site >= 0 && site !== leaf ? ` by ${frameName(site)} ${framePlace(site)}` : ''}`.trim();
-  }
-  const timeText = (ns) => axis(profile.length, profile.length / 500)(ns);
-  const edgeText = (ns) => axis(profile.length, profile.length / 100)(ns);
-  const intervalText = ([from, to]) => `${edgeText(from)} to ${edgeText(to)}`;
-  const barText = (bar) => `${bar.name}: ${duration(bar.to - bar.from)}, from ${timeText(bar.from)}${bar.open ? ', still open' : ''}`;
-  const barAt = (time) => spanBars.filter((bar) => bar.from <= time && bar.to >= time).sort((a, b) => b.row - a.row)[0];
+/** What runs on a thread at a time: a sample, or -1. */
+function sampleAt(lane, time) {
+  const at = lane.samples[lastAtMost(lane.starts, lane.starts.length, time)];
+  return at !== undefined && profile.samples.to[at] >= time ? at : -1;
+}
+function activityText(i) {
+  const { kind, stack } = profile.samples,
+    leaf = leafFrame(stack[i]);
+  if (kind[i] === ON_CPU) return `on-CPU in ${frameName(leaf)} ${framePlace(leaf)}`.trim();
+  const site = siteOf(stack[i]);
+  return `blocked in ${frameName(leaf)}${site >= 0 && site !== leaf ? ` by ${frameName(site)} ${framePlace(site)}` : ''}`.trim();
+}
+const timeText = (ns) => axis(profile.length, profile.length / 500)(ns);
+const edgeText = (ns) => axis(profile.length, profile.length / 100)(ns);
+const intervalText = ([from, to]) => `${edgeText(from)} to ${edgeText(to)}`;
+const barText = (bar) =>
+  `${bar.name}: ${duration(bar.to - bar.from)}, from ${timeText(bar.from)}${bar.open ? ', still open' : ''}`;
+const barAt = (time) => spanBars.filter((bar) => bar.from <= time && bar.to >= time).sort((a, b) => b.row - a.row)[0];
 
-  /** The time, the span there, and what each active thread does. */
-  function readoutLines(time, y) {
-    const bar = spanBars.find((one) => y !== undefined && one.from <= time && one.to >= time
-      && Math.floor((y - geometry.top) / SPAN_ROW) === one.row) ?? barAt(time);
-    const active = geometry.shownLanes.map((lane) => [lane, sampleAt(lane, time)]).filter(([, i]) => i >= 0);
-    const texts = active.slice(0, 4).map(([lane, i]) => `${threadName(lane.thread)} ${activityText(i)}`);
-    if (active.length > 4) texts.push(`and ${count(active.length - 4, 'more thread')}`);
-    return [`${timeText(time)}${bar ? `, in ${barText(bar)}` : ''}`, ...(texts.length ? texts : ['no thread is known to be active'])];
-  }
-  function showReadout(lines) {
-    byId('timeline-readout').replaceChildren(...lines.map((line) => el('span', {}, line)));
-  }
-  function moveCursor(time) {
-    cursor = Math.max(0, Math.min(profile.length, time));
-    const lines = readoutLines(cursor);
-    timeline.setAttribute('aria-valuenow', Math.round(cursor / 1e6));
-    timeline.setAttribute('aria-valuetext', lines.join('; '));
-    showReadout(lines);
-    drawTimeline();
-  }
+/** The time, the span there, and what each active thread does. */
+function readoutLines(time, y) {
+  const bar =
+    spanBars.find(
+      (one) =>
+        y !== undefined && one.from <= time && one.to >= time && Math.floor((y - geometry.top) / SPAN_ROW) === one.row,
+    ) ?? barAt(time);
+  const active = geometry.shownLanes.map((lane) => [lane, sampleAt(lane, time)]).filter(([, i]) => i >= 0);
+  const texts = active.slice(0, 4).map(([lane, i]) => `${threadName(lane.thread)} ${activityText(i)}`);
+  if (active.length > 4) texts.push(`and ${count(active.length - 4, 'more thread')}`);
+  return [
+    `${timeText(time)}${bar ? `, in ${barText(bar)}` : ''}`,
+    ...(texts.length ? texts : ['no thread is known to be active']),
+  ];
+}
+function showReadout(lines) {
+  byId('timeline-readout').replaceChildren(...lines.map((line) => el('span', {}, line)));
+}
+function moveCursor(time) {
+  cursor = Math.max(0, Math.min(profile.length, time));
+  const lines = readoutLines(cursor);
+  timeline.setAttribute('aria-valuenow', Math.round(cursor / 1e6));
+  timeline.setAttribute('aria-valuetext', lines.join('; '));
+  showReadout(lines);
+  drawTimeline();
+}
 
-  let anchor = null;
-  function timelineKey(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10, Home: -200, End: 200 };
-    if (steps[event.key]) {
-      if (!event.shiftKey) anchor = null;
-      else anchor ??= cursor;
-      moveCursor(cursor + steps[event.key] * profile.length / 200);
-      if (event.shiftKey) selectInterval([anchor, cursor]);
-    } else if (event.key === 'Escape') {
-      anchor = null;
-      selectInterval(null);
-    } else if (event.key === 'Enter') {
-      const bar = barAt(cursor);
-      if (bar) selectInterval([bar.from, bar.to]);
-    } else {
-      return;
-    }
-    event.preventDefault();
-  }
-  function selectInterval(interval) {
-    const sorted = interval && [Math.min(...interval), Math.max(...interval)];
-    state.interval = sorted && sorted[1] - sorted[0] >= 1 ? sorted : null;
-    drawTimeline();
-    say(state.interval ? `Selected ${intervalText(state.interval)}` : 'Nothing is selected');
-    later();
-  }
-
-  function dragTimeline(event) {
-    if (event.button !== 0 && event.pointerType === 'mouse') return;
-    const bounds = timeline.getBoundingClientRect(), start = event.clientX, y = event.clientY - bounds.top;
-    const timeOf = (move) => geometry.ns(move.clientX - bounds.left);
-    const first = timeOf(event);
-    let isDrag = false;
-    timeline.setPointerCapture(event.pointerId);
-    const move = (to) => {
-      isDrag ||= Math.abs(to.clientX - start) > 4;
-      if (isDrag) selectInterval([first, timeOf(to)]);
-    };
-    const end = (to) => {
-      timeline.removeEventListener('pointermove', move);
-      if (to.type === 'pointerup' && !isDrag) clickTimeline(first, y);
-    };
-    timeline.addEventListener('pointermove', move);
-    timeline.addEventListener('pointerup', end, { once: true });
-    timeline.addEventListener('pointercancel', end, { once: true });
-  }
-  function clickTimeline(time, y) {
+let anchor = null;
+function timelineKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const steps = {
+    ArrowLeft: -1,
+    ArrowRight: 1,
+    ArrowDown: -1,
+    ArrowUp: 1,
+    PageDown: -10,
+    PageUp: 10,
+    Home: -200,
+    End: 200,
+  };
+  if (steps[event.key]) {
+    if (!event.shiftKey) anchor = null;
+    else anchor ??= cursor;
+    moveCursor(cursor + (steps[event.key] * profile.length) / 200);
+    if (event.shiftKey) selectInterval([anchor, cursor]);
+  } else if (event.key === 'Escape') {
     anchor = null;
-    moveCursor(time);
-    const row = Math.floor((y - geometry.top) / SPAN_ROW);
-    const bar = row < geometry.rows && spanBars.find((one) => one.row === row && one.from <= time && one.to >= time);
-    selectInterval(bar ? [bar.from, bar.to] : null);
+    selectInterval(null);
+  } else if (event.key === 'Enter') {
+    const bar = barAt(cursor);
+    if (bar) selectInterval([bar.from, bar.to]);
+  } else {
+    return;
   }
-  function hoverTimeline(event) {
-    const bounds = timeline.getBoundingClientRect();
-    const lines = readoutLines(geometry.ns(event.clientX - bounds.left), event.clientY - bounds.top);
-    showReadout(lines);
-    showTip(event, lines);
-  }
+  event.preventDefault();
+}
+function selectInterval(interval) {
+  const sorted = interval && [Math.min(...interval), Math.max(...interval)];
+  state.interval = sorted && sorted[1] - sorted[0] >= 1 ? sorted : null;
+  drawTimeline();
+  say(state.interval ? `Selected ${intervalText(state.interval)}` : 'Nothing is selected');
+  later();
+}
 
-  // ---------------------------------------------------------------------------------------------- identity and wall time
+function dragTimeline(event) {
+  if (event.button !== 0 && event.pointerType === 'mouse') return;
+  const bounds = timeline.getBoundingClientRect(),
+    start = event.clientX,
+    y = event.clientY - bounds.top;
+  const timeOf = (move) => geometry.ns(move.clientX - bounds.left);
+  const first = timeOf(event);
+  let isDrag = false;
+  timeline.setPointerCapture(event.pointerId);
+  const move = (to) => {
+    isDrag ||= Math.abs(to.clientX - start) > 4;
+    if (isDrag) selectInterval([first, timeOf(to)]);
+  };
+  const end = (to) => {
+    timeline.removeEventListener('pointermove', move);
+    if (to.type === 'pointerup' && !isDrag) clickTimeline(first, y);
+  };
+  timeline.addEventListener('pointermove', move);
+  timeline.addEventListener('pointerup', end, { once: true });
+  timeline.addEventListener('pointercancel', end, { once: true });
+}
+function clickTimeline(time, y) {
+  anchor = null;
+  moveCursor(time);
+  const row = Math.floor((y - geometry.top) / SPAN_ROW);
+  const bar = row < geometry.rows && spanBars.find((one) => one.row === row && one.from <= time && one.to >= time);
+  selectInterval(bar ? [bar.from, bar.to] : null);
+}
+function hoverTimeline(event) {
+  const bounds = timeline.getBoundingClientRect();
+  const lines = readoutLines(geometry.ns(event.clientX - bounds.left), event.clientY - bounds.top);
+  showReadout(lines);
+  showTip(event, lines);
+}
 
-  function fact(name, ...values) {
-    const isWide = values.some((value) => (value.textContent ?? value).length > 20);
-    byId('facts').append(el('div', isWide ? { class: 'full' } : {}, el('dt', {}, name), el('dd', {}, ...values)));
-  }
-  function showIdentity() {
-    const [main] = profile.kept, resource = new Map(profile.resource.map(([key, value]) => [key, clean(value)]));
-    document.title = `${main.name} · ${duration(main.wall)}`;
-    byId('name').textContent = main.name;
-    const badges = [main.reasons, main.open ? 'still open' : ''].filter((text) => text !== '');
-    byId('badges').replaceChildren(...badges.map((text) => el('li', {}, text)));
-    const service = [resource.get('service.name'), resource.get('service.version')].filter(Boolean).join(' ');
-    fact('Service', service || 'unknown');
-    if (resource.has('host.name')) fact('Host', resource.get('host.name'));
-    const start = new Date(profile.start_unix_ms + main.start / 1e6);
-    if (!Number.isNaN(start.getTime())) fact('Started', startElement(start));
-    if (profile.rule) fact('Rule', code(clean(profile.rule)));
-    if (main.target) fact('Target', code(clean(main.target)));
-    if (main.trace_id) fact('Trace', traceElement(main));
-    if (main.span_id) fact('Span', code(clean(main.span_id)));
-    fact('Profile', code(clean(profile.id)));
-    for (const [key, value] of main.fields ?? []) {
-      if (!main.name.includes(clean(value))) fact(clean(key), clean(value));
-    }
-  }
-  function startElement(start) {
-    const utc = start.toISOString().replace('T', ' ').replace('Z', ' UTC');
-    const [, local, zone] = /(\d\d:\d\d:\d\d) GMT(\S*)/.exec(start.toString()) ?? [];
-    const isUtc = start.getTimezoneOffset() === 0;
-    return el('time', { datetime: start.toISOString() }, utc, isUtc || !local ? '' : ` · ${local} ${zone}`);
-  }
-  function traceElement(kept) {
-    const url = traceUrl(profile.trace_url, kept.trace_id, kept.span_id), text = clean(kept.trace_id);
-    return url ? el('a', { href: url, class: 'code', target: '_blank', rel: 'noopener noreferrer' }, text) : code(text);
-  }
+// --- identity and wall time
 
-  const wallParts = (kept) => (kept.cpu_known
-    ? [['on-CPU', kept.on_cpu, 'on'], ['off-CPU', kept.off_cpu, 'off'], ['idle', kept.idle, 'rest']]
-    : [['busy', kept.busy, 'on'], ['idle', kept.idle, 'rest']]);
+function fact(name, ...values) {
+  const isWide = values.some((value) => (value.textContent ?? value).length > 20);
+  byId('facts').append(el('div', isWide ? { class: 'full' } : {}, el('dt', {}, name), el('dd', {}, ...values)));
+}
+function showIdentity() {
+  const [main] = profile.kept,
+    resource = new Map(profile.resource.map(([key, value]) => [key, clean(value)]));
+  document.title = `${main.name} · ${duration(main.wall)}`;
+  byId('name').textContent = main.name;
+  const badges = [main.reasons, main.open ? 'still open' : ''].filter((text) => text !== '');
+  byId('badges').replaceChildren(...badges.map((text) => el('li', {}, text)));
+  const service = [resource.get('service.name'), resource.get('service.version')].filter(Boolean).join(' ');
+  fact('Service', service || 'unknown');
+  if (resource.has('host.name')) fact('Host', resource.get('host.name'));
+  const start = new Date(profile.start_unix_ms + main.start / 1e6);
+  if (!Number.isNaN(start.getTime())) fact('Started', startElement(start));
+  if (profile.rule) fact('Rule', code(clean(profile.rule)));
+  if (main.target) fact('Target', code(clean(main.target)));
+  if (main.trace_id) fact('Trace', traceElement(main));
+  if (main.span_id) fact('Span', code(clean(main.span_id)));
+  fact('Profile', code(clean(profile.id)));
+  for (const [key, value] of main.fields ?? []) {
+    if (!main.name.includes(clean(value))) fact(clean(key), clean(value));
+  }
+}
+function startElement(start) {
+  const utc = start.toISOString().replace('T', ' ').replace('Z', ' UTC');
+  const [, local, zone] = /(\d\d:\d\d:\d\d) GMT(\S*)/.exec(start.toString()) ?? [];
+  const isUtc = start.getTimezoneOffset() === 0;
+  return el('time', { datetime: start.toISOString() }, utc, isUtc || !local ? '' : ` · ${local} ${zone}`);
+}
+function traceElement(kept) {
+  const url = traceUrl(profile.trace_url, kept.trace_id, kept.span_id),
+    text = clean(kept.trace_id);
+  return url ? el('a', { href: url, class: 'code', ...NEW_TAB }, text) : code(text);
+}
 
-  function showWall() {
-    const [main] = profile.kept, parts = wallParts(main), sum = parts.reduce((all, [, ns]) => all + Math.max(0, ns), 0);
-    byId('wall-total').textContent = `${duration(main.wall)}${main.open ? ' so far' : ''}`;
-    const bar = byId('wall-bar');
-    bar.setAttribute('aria-label', parts.map(([name, ns]) => `${name} ${duration(ns)}, ${percent(ns, main.wall)}`).join('; '));
-    for (const [name, ns, look] of parts) {
-      if (!(ns > 0)) continue;
-      const part = el('div', { class: look });
-      part.style.width = `${ns / sum * 100}%`;
-      part.append(el('span', {}, `${name} ${percent(ns, main.wall)}`));
-      bar.append(part);
-      byId('wall-legend').append(legendItem(name, ns, look, main));
-    }
-    showScope(main);
-    showFurther();
-  }
-  function legendItem(name, ns, look, main) {
-    const error = name === 'on-CPU' && main.on_cpu_error > 0 ? ` ± ${duration(main.on_cpu_error)}` : '';
-    return el('li', {}, el('i', { class: `swatch ${look}` }), `${name} `, el('b', {}, duration(ns)), `${error} (${percent(ns, main.wall)})`);
-  }
-  function showScope(main) {
-    const texts = [];
-    if (!main.cpu_known) texts.push('The CPU time is unknown here: busy is the time in which a thread was in the span.');
-    const beyond = main.subtree_on_cpu - main.on_cpu;
-    if (main.cpu_known && beyond > Math.max(main.on_cpu_error, main.on_cpu * 0.001, 1000)) {
-      texts.push(`This is the span's own time, on the threads that entered it. With child spans on other threads and tasks, `
-        + `${duration(main.subtree_on_cpu)} on-CPU: the samples, and all that follows, cover those too.`);
-    }
-    if (main.after_last_exit >= 1e6) {
-      texts.push(`The last ${duration(main.after_last_exit)} of the idle time came after the last exit: something still held the span.`);
-    }
-    byId('wall-scope').hidden = texts.length === 0;
-    byId('wall-scope').textContent = texts.join(' ');
-  }
-  function showFurther() {
-    const further = profile.kept.slice(1), details = byId('further');
-    details.hidden = further.length === 0;
-    
-    details.querySelector('summary').textContent = `${count(further.length, 'further kept span')} in this profile`;
-    const columns = ['Span', 'Reason', 'Start', 'Wall', 'On-CPU', 'Off-CPU', 'Idle', 'Span id'];
-    const rows = further.map((kept) => el('tr', {}, ...[
-      kept.name, kept.reasons + (kept.open ? ', still open' : ''), timeText(kept.start), duration(kept.wall),
-      kept.cpu_known ? duration(kept.on_cpu) : 'unknown', kept.cpu_known ? duration(kept.off_cpu) : 'unknown',
-      duration(kept.idle), clean(kept.span_id || '-'),
-    ].map((text, index) => el('td', index === 0 || index === 7 ? { class: 'code', title: text } : {}, text))));
-    const head = el('tr', {}, ...columns.map((text) => el('th', { scope: 'col' }, text)));
-    details.querySelector('table').replaceChildren(el('thead', {}, head), el('tbody', {}, ...rows));
-  }
+const wallParts = (kept) =>
+  kept.cpu_known
+    ? [
+        ['on-CPU', kept.on_cpu, 'on'],
+        ['off-CPU', kept.off_cpu, 'off'],
+        ['idle', kept.idle, 'rest'],
+      ]
+    : [
+        ['busy', kept.busy, 'on'],
+        ['idle', kept.idle, 'rest'],
+      ];
 
-  // ---------------------------------------------------------------------------------------------- what is missing
+function showWall() {
+  const [main] = profile.kept,
+    parts = wallParts(main),
+    sum = parts.reduce((all, [, ns]) => all + Math.max(0, ns), 0);
+  byId('wall-total').textContent = `${duration(main.wall)}${main.open ? ' so far' : ''}`;
+  const bar = byId('wall-bar');
+  bar.setAttribute(
+    'aria-label',
+    parts.map(([name, ns]) => `${name} ${duration(ns)}, ${percent(ns, main.wall)}`).join('; '),
+  );
+  for (const [name, ns, look] of parts) {
+    if (!(ns > 0)) continue;
+    const part = el('div', { class: look });
+    part.style.width = `${(ns / sum) * 100}%`;
+    part.append(el('span', {}, `${name} ${percent(ns, main.wall)}`));
+    bar.append(part);
+    byId('wall-legend').append(legendItem(name, ns, look, main));
+  }
+  showScope(main);
+  showFurther();
+}
+function legendItem(name, ns, look, main) {
+  const error = name === 'on-CPU' && main.on_cpu_error > 0 ? ` ± ${duration(main.on_cpu_error)}` : '';
+  return el(
+    'li',
+    {},
+    el('i', { class: `swatch ${look}` }),
+    `${name} `,
+    el('b', {}, duration(ns)),
+    `${error} (${percent(ns, main.wall)})`,
+  );
+}
+function showScope(main) {
+  const texts = [];
+  if (!main.cpu_known) texts.push('The CPU time is unknown here: busy is the time in which a thread was in the span.');
+  const beyond = main.subtree_on_cpu - main.on_cpu;
+  if (main.cpu_known && beyond > Math.max(main.on_cpu_error, main.on_cpu * 0.001, 1000)) {
+    texts.push(
+      `This is the span's own time, on the threads that entered it. With child spans on other threads and tasks, ` +
+        `${duration(main.subtree_on_cpu)} on-CPU: the samples, and all that follows, cover those too.`,
+    );
+  }
+  if (main.after_last_exit >= 1e6) {
+    texts.push(
+      `The last ${duration(main.after_last_exit)} of the idle time came after the last exit: something still held the span.`,
+    );
+  }
+  const blocked = profile.attributes.find(([key]) => key === 'profile.blocked_in_async_ns')?.[1];
+  if (blocked > 0)
+    texts.push(`An async executor was blocked for ${duration(blocked)}: other tasks of its thread could not run.`);
+  byId('wall-scope').hidden = texts.length === 0;
+  byId('wall-scope').textContent = texts.join(' ');
+}
+function showFurther() {
+  const further = profile.kept.slice(1),
+    details = byId('further');
+  details.hidden = further.length === 0;
 
-  function showMissing() {
-    const lines = missingLines(), list = el('ul');
-    const make = ([kind, text]) => el('li', kind ? { class: kind } : {}, text);
-    list.append(...lines.slice(0, 5).map(make));
-    byId('missing').replaceChildren(list);
-    if (lines.length <= 5) return;
-    byId('missing').append(button(`Show all ${lines.length}`, (event) => {
-      list.append(...lines.slice(5).map(make));
-      event.target.remove();
-    }, { class: 'more' }));
-  }
-  function missingLines() {
-    const [main] = profile.kept, lines = [];
-    lines.push(...coverageLines(main));
-    for (const loss of profile.losses) lines.push(['bad', clean(loss)]);
-    if (main.unsampled > 0) lines.push([main.unsampled > main.wall * 0.1 ? 'bad' : '', `The first ${duration(main.unsampled)} on-CPU were not sampled.`]);
-    if (main.idle >= 1e6 && main.idle >= main.wall * 0.01) {
-      lines.push([main.idle > main.wall / 2 ? 'bad' : '', `Idle for ${duration(main.idle)}, pending in no thread: no stack shows at which await.`]);
-    }
-    if (main.open) lines.push(['', 'The span was still open: what came later is not here.']);
-    lines.push(...remarkLines());
-    for (const note of profile.notes) lines.push(['', clean(note)]);
-    return lines.some(([kind]) => kind === 'bad') ? lines : [['good', 'Nothing of note was lost.'], ...lines];
-  }
-  function coverageLines(main) {
-    const { kind, weight } = profile.samples, sums = [0, 0];
-    for (let i = 0; i < kind.length; i++) sums[kind[i] === ON_CPU ? 0 : 1] += weight[i];
-    if (!main.cpu_known) return [['', `${duration(sums[0])} have samples. The CPU time is unknown, so the part that they cover is, too.`]];
-    const cpu = Math.max(main.subtree_on_cpu, main.on_cpu, 0), lines = [];
-    const isBad = (part, whole) => (part < whole * 0.9 && whole - part > main.wall * 0.02 ? 'bad' : '');
-    lines.push([isBad(sums[0], cpu), `Samples cover ${duration(sums[0])} of ${duration(cpu)} on-CPU (${percent(Math.min(sums[0], cpu), cpu)}), with child spans.`]);
-    if (sums[1] > 0 || main.off_cpu > main.wall * 0.01) {
-      lines.push([isBad(sums[1], main.off_cpu), `Waits with a stack: ${duration(sums[1])} on all threads; off-CPU time of the span itself: ${duration(main.off_cpu)}.`]);
-    }
-    return lines;
-  }
-  /** Stacks with a note in them that something is missing. */
-  function remarkLines() {
-    const { stack } = profile.samples, totals = new Map(), known = new Map();
-    for (let i = 0; i < stack.length; i++) {
-      if (!known.has(stack[i])) known.set(stack[i], remarksOf(stack[i]));
-      for (const name of known.get(stack[i])) totals.set(name, (totals.get(name) ?? 0) + 1);
-    }
-    return [...totals].map(([name, number]) => ['', `${name} in ${count(number, 'stack')} (${percent(number, stack.length)})`]);
-  }
-  function remarksOf(stack) {
-    const { parent, frame } = profile.stacks, names = new Set();
-    for (let at = stack; at >= 0; at = parent[at]) if (profile.frames.kind[frame[at]] === REMARK) names.add(frameName(frame[at]));
-    return names;
-  }
+  details.querySelector('summary').textContent = `${count(further.length, 'further kept span')} in this profile`;
+  const columns = ['Span', 'Reason', 'Start', 'Wall', 'On-CPU', 'Off-CPU', 'Idle', 'Span id'];
+  const rows = further.map((kept) =>
+    el(
+      'tr',
+      {},
+      ...[
+        kept.name,
+        kept.reasons + (kept.open ? ', still open' : ''),
+        timeText(kept.start),
+        duration(kept.wall),
+        kept.cpu_known ? duration(kept.on_cpu) : 'unknown',
+        kept.cpu_known ? duration(kept.off_cpu) : 'unknown',
+        duration(kept.idle),
+        clean(kept.span_id || '-'),
+      ].map((text, index) => el('td', index === 0 || index === 7 ? { class: 'code', title: text } : {}, text)),
+    ),
+  );
+  const head = el('tr', {}, ...columns.map((text) => el('th', { scope: 'col' }, text)));
+  details.querySelector('table').replaceChildren(el('thead', {}, head), el('tbody', {}, ...rows));
+}
 
-  // ---------------------------------------------------------------------------------------------- tables
+// --- what is missing
 
-  const FEW = 4, MANY = 200;
-  const lengths = {};
+function showMissing() {
+  const lines = missingLines(),
+    list = el('ul');
+  const make = ([kind, text]) => el('li', kind ? { class: kind } : {}, text);
+  list.append(...lines.slice(0, 5).map(make));
+  byId('missing').replaceChildren(list);
+  if (lines.length <= 5) return;
+  byId('missing').append(
+    button(
+      `Show all ${lines.length}`,
+      (event) => {
+        list.append(...lines.slice(5).map(make));
+        event.target.remove();
+      },
+      { class: 'more' },
+    ),
+  );
+}
+function missingLines() {
+  const [main] = profile.kept,
+    lines = [];
+  lines.push(...coverageLines(main));
+  for (const loss of profile.losses) lines.push(['bad', clean(loss)]);
+  if (main.unsampled > 0)
+    lines.push([
+      main.unsampled > main.wall * 0.1 ? 'bad' : '',
+      `The first ${duration(main.unsampled)} on-CPU were not sampled.`,
+    ]);
+  if (main.idle >= 1e6 && main.idle >= main.wall * 0.01) {
+    lines.push([
+      main.idle > main.wall / 2 ? 'bad' : '',
+      `Idle for ${duration(main.idle)}, pending in no thread: no stack shows at which await.`,
+    ]);
+  }
+  if (main.open) lines.push(['', 'The span was still open: what came later is not here.']);
+  lines.push(...remarkLines());
+  return lines.some(([kind]) => kind === 'bad') ? lines : [['good', 'Nothing of note was lost.'], ...lines];
+}
+function coverageLines(main) {
+  const { kind, weight } = profile.samples,
+    sums = [0, 0];
+  for (let i = 0; i < kind.length; i++) sums[kind[i] === ON_CPU ? 0 : 1] += weight[i];
+  if (!main.cpu_known)
+    return [['', `${duration(sums[0])} have samples. The CPU time is unknown, so the part that they cover is, too.`]];
+  const cpu = Math.max(main.subtree_on_cpu, main.on_cpu, 0),
+    lines = [];
+  const isBad = (part, whole) => (part < whole * 0.9 && whole - part > main.wall * 0.02 ? 'bad' : '');
+  lines.push([
+    isBad(sums[0], cpu),
+    `Samples cover ${duration(sums[0])} of ${duration(cpu)} on-CPU (${percent(Math.min(sums[0], cpu), cpu)}), with child spans.`,
+  ]);
+  if (sums[1] > 0 || main.off_cpu > main.wall * 0.01) {
+    lines.push([
+      isBad(sums[1], main.off_cpu),
+      `Waits with a stack: ${duration(sums[1])} on all threads; off-CPU time of the span itself: ${duration(main.off_cpu)}.`,
+    ]);
+  }
+  return lines;
+}
+/** Stacks with a note in them that something is missing. */
+function remarkLines() {
+  const { stack } = profile.samples,
+    totals = new Map(),
+    known = new Map();
+  for (let i = 0; i < stack.length; i++) {
+    if (!known.has(stack[i])) known.set(stack[i], remarksOf(stack[i]));
+    for (const name of known.get(stack[i])) totals.set(name, (totals.get(name) ?? 0) + 1);
+  }
+  return [...totals].map(([name, number]) => [
+    '',
+    `${name} in ${count(number, 'stack')} (${percent(number, stack.length)})`,
+  ]);
+}
+function remarksOf(stack) {
+  const { parent, frame } = profile.stacks,
+    names = new Set();
+  for (let at = stack; at >= 0; at = parent[at])
+    if (profile.frames.kind[frame[at]] === REMARK) names.add(frameName(frame[at]));
+  return names;
+}
 
-  /** Rows: [key, name, second line, values, share]. Clicking one filters, or clears the filter. */
-  function showRows(id, columns, rows, chosen, choose, empty) {
-    const box = byId(id), limit = lengths[id] ?? FEW;
-    if (rows.length === 0) {
-      box.replaceChildren(el('p', { class: 'hint' }, empty));
-      return;
-    }
-    const hadFocus = box.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
-    const body = rows.slice(0, limit).map(([key, name, second, values, share]) => {
-      const pick = button('', () => choose(key === chosen ? null : key), { class: 'pick', 'aria-pressed': key === chosen, 'data-key': key });
-      pick.append(el('span', { class: 'code' }, name), el('small', { class: 'code' }, second || '\u00a0'));
-      pick.title = second ? `${name}\n${second}` : name;
-      pick.style.setProperty('--share', `${Math.min(100, share * 100).toFixed(1)}%`);
-      return el('tr', {}, el('td', {}, pick), ...values.map((text) => el('td', {}, text)));
+// --- tables
+
+const FEW = 4,
+  MANY = 200;
+const lengths = {};
+
+/** Rows: [key, name, second line, values, share]. Clicking one filters, or clears the filter. */
+function showRows(id, columns, rows, chosen, choose, empty) {
+  const box = byId(id),
+    limit = lengths[id] ?? FEW;
+  if (rows.length === 0) {
+    box.replaceChildren(el('p', { class: 'hint' }, empty));
+    return;
+  }
+  const hadFocus = box.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  const body = rows.slice(0, limit).map(([key, name, second, values, share]) => {
+    const pick = button('', () => choose(key === chosen ? null : key), {
+      class: 'pick',
+      'aria-pressed': key === chosen,
+      'data-key': key,
     });
-    const head = el('tr', {}, ...columns.map((text) => el('th', { scope: 'col' }, text)));
-    box.replaceChildren(el('table', {}, el('thead', {}, head), el('tbody', {}, ...body)));
-    if (rows.length > FEW) {
-      const isLong = limit > FEW, all = Math.min(MANY, rows.length);
-      box.append(button(isLong ? `Show ${FEW}` : all < rows.length ? `Show ${all} of ${rows.length}` : `Show all ${all}`, () => {
-        lengths[id] = isLong ? FEW : MANY;
-        showTables();
-        box.querySelector('.more').focus();
-      }, { class: 'more' }));
-    }
-    if (hadFocus !== undefined) box.querySelector(`[data-key="${CSS.escape(hadFocus)}"]`)?.focus();
+    pick.append(el('span', { class: 'code' }, name), el('small', { class: 'code' }, second || '\u00a0'));
+    pick.title = second ? `${name}\n${second}` : name;
+    pick.style.setProperty('--share', `${Math.min(100, share * 100).toFixed(1)}%`);
+    return el('tr', {}, el('td', {}, pick), ...values.map((text) => el('td', {}, text)));
+  });
+  const head = el('tr', {}, ...columns.map((text) => el('th', { scope: 'col' }, text)));
+  box.replaceChildren(el('table', {}, el('thead', {}, head), el('tbody', {}, ...body)));
+  if (rows.length > FEW) {
+    const isLong = limit > FEW,
+      all = Math.min(MANY, rows.length);
+    box.append(
+      button(
+        isLong ? `Show ${FEW}` : all < rows.length ? `Show ${all} of ${rows.length}` : `Show all ${all}`,
+        () => {
+          lengths[id] = isLong ? FEW : MANY;
+          showTables();
+          box.querySelector('.more').focus();
+        },
+        { class: 'more' },
+      ),
+    );
   }
+  if (hadFocus !== undefined) box.querySelector(`[data-key="${CSS.escape(hadFocus)}"]`)?.focus();
+}
 
-  function showTables() {
-    const inSpan = selectSamples(state.span);
-    showFunctions(inSpan);
-    showWaits(inSpan);
-    showSpans(state.span < 0 ? inSpan : selectSamples(-1));
+function showTables() {
+  const inSpan = selectSamples(state.span);
+  showFunctions(inSpan);
+  showWaits(inSpan);
+  showSpans(state.span < 0 ? inSpan : selectSamples(-1));
+}
+function showFunctions(chosen) {
+  const sums = new Map();
+  let all = 0;
+  for (const { i, part } of chosen) {
+    if (profile.samples.kind[i] !== ON_CPU) continue;
+    const frame = leafFrame(profile.samples.stack[i]),
+      fn = profile.frames.function[frame],
+      weight = profile.samples.weight[i] * part;
+    if (!sums.has(fn)) sums.set(fn, { weight: 0, frames: new Map() });
+    const sum = sums.get(fn);
+    sum.weight += weight;
+    sum.frames.set(frame, (sum.frames.get(frame) ?? 0) + weight);
+    all += weight;
   }
-  function showFunctions(chosen) {
-    const sums = new Map();
-    let all = 0;
-    for (const { i, part } of chosen) {
-      if (profile.samples.kind[i] !== ON_CPU) continue;
-      const frame = leafFrame(profile.samples.stack[i]), fn = profile.frames.function[frame], weight = profile.samples.weight[i] * part;
-      if (!sums.has(fn)) sums.set(fn, { weight: 0, frames: new Map() });
-      const sum = sums.get(fn);
-      sum.weight += weight;
-      sum.frames.set(frame, (sum.frames.get(frame) ?? 0) + weight);
-      all += weight;
-    }
-    const rows = [...sums].sort((a, b) => b[1].weight - a[1].weight).map(([fn, { weight, frames }]) => {
+  const rows = [...sums]
+    .sort((a, b) => b[1].weight - a[1].weight)
+    .map(([fn, { weight, frames }]) => {
       const [frame] = [...frames].sort((a, b) => b[1] - a[1])[0];
       return [fn, functionName(fn), shortPlace(frame), [duration(weight), percent(weight, all)], weight / all];
     });
-    showRows('functions', ['Function', 'Self', 'Share'], rows, state.fn, (fn) => filter({ fn: fn ?? -1, wait: '' }),
-      'No sample here: no thread ran for long enough.');
+  showRows(
+    'functions',
+    ['Function', 'Self', 'Share'],
+    rows,
+    state.fn,
+    (fn) => filter({ fn: fn ?? -1, wait: '' }),
+    'No sample here: no thread ran for long enough.',
+  );
+}
+function showWaits(chosen) {
+  const sums = new Map();
+  let all = 0;
+  for (const { i, part } of chosen) {
+    const { kind, stack, weight } = profile.samples;
+    if (kind[i] === ON_CPU) continue;
+    const key = waitKey(stack[i]),
+      length = weight[i] * part;
+    if (!sums.has(key)) sums.set(key, { number: 0, total: 0, longest: 0, stack: stack[i] });
+    const sum = sums.get(key);
+    sum.number++;
+    sum.total += length;
+    sum.longest = Math.max(sum.longest, length);
+    all += length;
   }
-  function showWaits(chosen) {
-    const sums = new Map();
-    let all = 0;
-    for (const { i, part } of chosen) {
-      const { kind, stack, weight } = profile.samples;
-      if (kind[i] === ON_CPU) continue;
-      const key = waitKey(stack[i]), length = weight[i] * part;
-      if (!sums.has(key)) sums.set(key, { number: 0, total: 0, longest: 0, stack: stack[i] });
-      const sum = sums.get(key);
-      sum.number++;
-      sum.total += length;
-      sum.longest = Math.max(sum.longest, length);
-      all += length;
-    }
-    const rows = [...sums].sort((a, b) => b[1].total - a[1].total).map(([key, { number, total, longest, stack }]) => {
-      const site = siteOf(stack), call = frameName(leafFrame(stack));
-      return [key, site < 0 ? call : frameName(site), site < 0 ? '' : `${shortPlace(site)} ${call}`.trim(),
-        [String(number), duration(total), duration(longest)], total / all];
+  const rows = [...sums]
+    .sort((a, b) => b[1].total - a[1].total)
+    .map(([key, { number, total, longest, stack }]) => {
+      const site = siteOf(stack),
+        call = frameName(leafFrame(stack));
+      return [
+        key,
+        site < 0 ? call : frameName(site),
+        site < 0 ? '' : `${call.replace(/ 0x[0-9a-f]+/, '')} ${shortPlace(site)}`.trim(),
+        [String(number), duration(total), duration(longest)],
+        total / all,
+      ];
     });
-    showRows('waits', ['Caller', 'Waits', 'Total', 'Longest'], rows, state.wait, (wait) => filter({ wait: wait ?? '', fn: -1 }),
-      'No wait with a stack here.');
-  }
-  function showSpans(chosen) {
-    const { spans, samples } = profile, sums = new Map();
-    const sumOf = (name) => {
-      if (!sums.has(name)) sums.set(name, { number: 0, wall: 0, cpu: 0, off: 0, samples: 0 });
-      return sums.get(name);
-    };
-    const [begin, end] = state.interval ?? [-Infinity, Infinity];
-    spans.name.forEach((name, span) => {
-      if (spans.parent[span] < 0) return;
-      const to = spans.end[span] < 0 ? profile.length : spans.end[span];
-      const wall = Math.min(to, end) - Math.max(spans.start[span], begin);
-      if (wall < 0) return;
-      sumOf(name).number++;
-      sumOf(name).wall += wall;
-    });
-    let total = 0;
-    for (const { i, part } of chosen) {
-      const isOnCpu = samples.kind[i] === ON_CPU;
-      if (isOnCpu) total++;
-      if (samples.span[i] < 0 || !sums.has(spans.name[samples.span[i]]) || spans.parent[samples.span[i]] < 0) continue;
-      const sum = sumOf(spans.name[samples.span[i]]);
-      sum[isOnCpu ? 'cpu' : 'off'] += samples.weight[i] * part;
-      if (isOnCpu) sum.samples++;
-    }
-    const rows = [...sums].sort((a, b) => b[1].cpu + b[1].off - a[1].cpu - a[1].off).map(([name, sum]) => [name, profile.strings[name],
-      `${grouped(sum.number)} ×, ${duration(sum.wall)} wall`,
-      [duration(sum.cpu), duration(sum.off), percent(sum.samples, total)], total > 0 ? sum.samples / total : 0]);
-    showRows('spans', ['Span', 'On-CPU', 'Off-CPU', 'Samples'], rows, state.span, (span) => filter({ span: span ?? -1 }),
-      'No child span has samples or waits.');
-  }
-
-  // ---------------------------------------------------------------------------------------------- filters and the address
-
-  function filter(change) {
-    Object.assign(state, change);
-    if (state.fn >= 0 && state.mode === 'off') state.mode = 'cpu';
-    if (state.wait !== '' && state.mode === 'cpu') state.mode = 'off';
-    refresh();
-    say(byId('total').textContent);
-  }
-  function showFilters() {
-    const chips = [];
-    const add = (text, clear) => chips.push(button(`${text} × clear`, () => { filter(clear); timeline.focus({ preventScroll: true }); }, { 'aria-label': `${text}: clear this filter` }));
-    if (state.interval) add(intervalText(state.interval), { interval: null });
-    if (state.span >= 0) add(`in span ${profile.strings[state.span]}`, { span: -1 });
-    if (state.fn >= 0) add(`in ${shortName(functionName(state.fn))} itself`, { fn: -1 });
-    if (state.wait !== '') add(`waiting in ${waitName(state.wait)}`, { wait: '' });
-    byId('filters').hidden = chips.length === 0;
-    byId('filters').replaceChildren('Only', ...chips);
-  }
-  const waitName = (key) => {
-    const [site, leaf] = key.split('-').map(Number);
-    return `${Number.isInteger(site) && site >= 0 ? `${shortName(frameName(site))} ` : ''}${frameName(leaf)}`;
+  showRows(
+    'waits',
+    ['Caller', 'Waits', 'Total', 'Longest'],
+    rows,
+    state.wait,
+    (wait) => filter({ wait: wait ?? '', fn: -1 }),
+    'No wait with a stack here.',
+  );
+}
+function showSpans(chosen) {
+  const { spans, samples } = profile,
+    sums = new Map();
+  const sumOf = (name) => {
+    if (!sums.has(name)) sums.set(name, { number: 0, wall: 0, cpu: 0, off: 0, samples: 0 });
+    return sums.get(name);
   };
+  const [begin, end] = state.interval ?? [-Infinity, Infinity];
+  spans.name.forEach((name, span) => {
+    if (spans.parent[span] < 0) return;
+    const to = spans.end[span] < 0 ? profile.length : spans.end[span];
+    const wall = Math.min(to, end) - Math.max(spans.start[span], begin);
+    if (wall < 0) return;
+    sumOf(name).number++;
+    sumOf(name).wall += wall;
+  });
+  let total = 0;
+  for (const { i, part } of chosen) {
+    const isOnCpu = samples.kind[i] === ON_CPU;
+    if (isOnCpu) total++;
+    if (samples.span[i] < 0 || !sums.has(spans.name[samples.span[i]]) || spans.parent[samples.span[i]] < 0) continue;
+    const sum = sumOf(spans.name[samples.span[i]]);
+    sum[isOnCpu ? 'cpu' : 'off'] += samples.weight[i] * part;
+    if (isOnCpu) sum.samples++;
+  }
+  const rows = [...sums]
+    .sort((a, b) => b[1].cpu + b[1].off - a[1].cpu - a[1].off)
+    .map(([name, sum]) => [
+      name,
+      profile.strings[name],
+      `${grouped(sum.number)} ×, ${duration(sum.wall)} wall`,
+      [duration(sum.cpu), duration(sum.off), percent(sum.samples, total)],
+      total > 0 ? sum.samples / total : 0,
+    ]);
+  showRows(
+    'spans',
+    ['Span', 'On-CPU', 'Off-CPU', 'Samples'],
+    rows,
+    state.span,
+    (span) => filter({ span: span ?? -1 }),
+    'No child span has samples or waits.',
+  );
+}
 
-  /** The zoom is in the address as indexes of children, with runs of zeros shortened. */
-  function zoomIndexes() {
-    const indexes = [];
-    for (let at = zoomed; at.parent; at = at.parent) indexes.push(at.parent.children.indexOf(at));
-    return indexes.reverse().join('.').replace(/(^|\.)0(?:\.0){2,}(?=\.|$)/g, (run, before) => `${before}z${run.split('.').filter(Boolean).length}`);
-  }
-  function keysOfIndexes(text) {
-    const indexes = text.split('.').flatMap((part) => (/^z\d{1,4}$/.test(part) ? new Array(Number(part.slice(1))).fill(0) : [Number(part)]));
-    let node = tree.root;
-    for (const index of indexes) {
-      if (!node.children[index]) break;
-      node = node.children[index];
-    }
-    return keyPath(node);
-  }
-  function writeAddress() {
-    const values = new URLSearchParams();
-    values.set('mode', state.mode);
-    if (state.view !== 'graph') values.set('view', state.view);
-    if (!state.spans) values.set('spans', 'off');
-    if (state.threads) values.set('threads', 'on');
-    if (!state.fold) values.set('fold', 'off');
-    if (state.search) values.set('q', state.search);
-    if (state.interval) values.set('t', state.interval.map(Math.round).join('-'));
-    for (const name of ['span', 'fn']) if (state[name] >= 0) values.set(name, state[name]);
-    if (state.wait) values.set('wait', state.wait);
-    if (zoomed !== tree.root) values.set('zoom', zoomIndexes());
-    const fragment = `#${values}`;
-    if (fragment === location.hash) return;
-    try {
-      history.replaceState(null, '', fragment);
-    } catch {
-      location.replace(fragment);
-    }
-  }
-  function readAddress() {
-    const values = new URLSearchParams(location.hash.slice(1));
-    const index = (name, list) => (/^\d{1,8}$/.test(values.get(name) ?? '') && Number(values.get(name)) < list.length ? Number(values.get(name)) : -1);
-    const mode = values.get('mode');
-    state.mode = ['cpu', 'off', 'both'].includes(mode) ? mode : bestMode();
-    state.view = values.get('view') === 'table' ? 'table' : 'graph';
-    state.spans = values.get('spans') !== 'off';
-    state.threads = values.get('threads') === 'on';
-    state.fold = values.get('fold') !== 'off';
-    state.search = (values.get('q') ?? '').slice(0, 500);
-    const interval = /^(\d{1,16})-(\d{1,16})$/.exec(values.get('t') ?? '');
-    state.interval = interval && Number(interval[1]) < Number(interval[2]) ? [Number(interval[1]), Number(interval[2])] : null;
-    state.span = index('span', profile.strings);
-    state.fn = index('fn', profile.functions.name);
-    const wait = /^(-?\d{1,8})-(\d{1,8})$/.exec(values.get('wait') ?? '');
-    const isFrame = (text, least) => Number(text) >= least && Number(text) < profile.frames.function.length;
-    state.wait = wait && isFrame(wait[1], -1) && isFrame(wait[2], 0) ? wait[0] : '';
-    return values.get('zoom') ?? '';
-  }
-  /** CPU if that is nearly all of it, else everything. */
-  function bestMode() {
-    const [main] = profile.kept;
-    return main.cpu_known && main.on_cpu >= main.wall * 0.95 ? 'cpu' : 'both';
-  }
+// --- filters and the address
 
-  // ---------------------------------------------------------------------------------------------- all together
+function filter(change) {
+  Object.assign(state, change);
+  if (state.fn >= 0 && state.mode === 'off') state.mode = 'cpu';
+  if (state.wait !== '' && state.mode === 'cpu') state.mode = 'off';
+  refresh();
+  say(byId('total').textContent);
+}
+function showFilters() {
+  const chips = [];
+  const add = (text, clear) =>
+    chips.push(
+      button(
+        `${text} × clear`,
+        () => {
+          filter(clear);
+          timeline.focus({ preventScroll: true });
+        },
+        { 'aria-label': `${text}: clear this filter` },
+      ),
+    );
+  if (state.interval) add(intervalText(state.interval), { interval: null });
+  if (state.span >= 0) add(`in span ${profile.strings[state.span]}`, { span: -1 });
+  if (state.fn >= 0) add(`in ${shortName(functionName(state.fn))} itself`, { fn: -1 });
+  if (state.wait !== '') add(`waiting in ${waitName(state.wait)}`, { wait: '' });
+  byId('filters').hidden = chips.length === 0;
+  byId('filters').replaceChildren('Only', ...chips);
+}
+const waitName = (key) => {
+  const [site, leaf] = key.split('-').map(Number);
+  return `${Number.isInteger(site) && site >= 0 ? `${shortName(frameName(site))} ` : ''}${frameName(leaf)}`;
+};
 
-  let timer = 0;
-  /** Rebuilds soon: while an interval is dragged, at most so often as the page can follow. */
-  function later() {
-    clearTimeout(timer);
-    timer = setTimeout(refresh, 60);
+/** The zoom is in the address as indexes of children, with runs of zeros shortened. */
+function zoomIndexes() {
+  const indexes = [];
+  for (let at = zoomed; at.parent; at = at.parent) indexes.push(at.parent.children.indexOf(at));
+  return indexes
+    .reverse()
+    .join('.')
+    .replace(/(^|\.)0(?:\.0){2,}(?=\.|$)/g, (run, before) => `${before}z${run.split('.').filter(Boolean).length}`);
+}
+function keysOfIndexes(text) {
+  const indexes = text
+    .split('.')
+    .flatMap((part) => (/^z\d{1,4}$/.test(part) ? new Array(Number(part.slice(1))).fill(0) : [Number(part)]));
+  let node = tree.root;
+  for (const index of indexes) {
+    if (!node.children[index]) break;
+    node = node.children[index];
   }
-  function refresh(zoom) {
-    clearTimeout(timer);
-    rebuildTree(zoom);
-    showFilters();
-    showTables();
-    showControls();
-    drawTimeline();
-    writeAddress();
+  return keyPath(node);
+}
+function writeAddress() {
+  const values = new URLSearchParams();
+  values.set('mode', state.mode);
+  if (state.view !== 'graph') values.set('view', state.view);
+  if (!state.spans) values.set('spans', 'off');
+  if (state.threads) values.set('threads', 'on');
+  if (!state.fold) values.set('fold', 'off');
+  if (state.search) values.set('q', state.search);
+  if (state.interval) values.set('t', state.interval.map(Math.round).join('-'));
+  for (const name of ['span', 'fn']) if (state[name] >= 0) values.set(name, state[name]);
+  if (state.wait) values.set('wait', state.wait);
+  if (zoomed !== tree.root) values.set('zoom', zoomIndexes());
+  const fragment = `#${values}`;
+  if (fragment === location.hash) return;
+  try {
+    history.replaceState(null, '', fragment);
+  } catch {
+    location.replace(fragment);
   }
-  function rebuildTree(zoom) {
-    tree = buildTree(selectSamples(state.span).filter(matchesSite), state.mode);
-    opened = new Set();
-    current = hovered = null;
-    arrange();
-    if (zoom) state.zoom = keysOfIndexes(zoom);
-    zoomed = nodeAt(state.zoom);
-    reveal(zoomed);
-    tableRoot = null;
-    setZoom(zoomed);
-    search();
-    showTotal();
-    showView();
-  }
-  function showView() {
-    const isTable = state.view === 'table';
-    scroller.hidden = isTable;
-    byId('table').hidden = !isTable;
-    if (isTable) showTable();
-    else layOut();
-  }
-  function showTotal() {
-    const { root } = tree, names = { cpu: 'on-CPU', off: 'off-CPU', both: state.interval ? 'of wall time' : 'wall' };
-    byId('total').textContent = root.value > 0 ? `${duration(root.value)} ${names[state.mode]}` : 'Nothing to show';
-    const hints = {
-      cpu: `${count(root.samples, 'sample')}, all threads added up`,
-      off: `${count(root.samples, 'wait')}, all threads added up`,
-      both: `${count(root.samples, 'sample and wait', 'samples and waits')}; widths are shares of wall time${wallClock.parallel ? '; a moment in which several threads were active is divided among them' : ''}`,
-    };
-    byId('total-hint').textContent = root.value > 0 ? hints[state.mode] : emptyHint();
-  }
-  function emptyHint() {
-    if (state.interval || state.span >= 0 || state.fn >= 0 || state.wait !== '') return 'within the filters above.';
-    return state.mode === 'cpu' ? 'There is no on-CPU sample: choose Off-CPU or Both.' : 'There is no wait: choose CPU or Both.';
-  }
-  function showControls() {
-    for (const input of document.querySelectorAll('[name=mode]')) input.checked = input.value === state.mode;
-    for (const input of document.querySelectorAll('[name=view]')) input.checked = input.value === state.view;
-    byId('by-span').checked = state.spans;
-    byId('by-thread').checked = state.threads;
-    byId('fold').checked = state.fold;
-    if (byId('search').value !== state.search) byId('search').value = state.search;
-  }
-  function showKinds() {
-    const used = new Set(profile.stacks.frame.map((frame) => (isOwn(frame) ? 'user' : COLORS[profile.frames.kind[frame]])));
-    const texts = { span: 'span', user: 'your code', rust: 'other Rust', native: 'native', kernel: 'kernel', wait: 'wait (hatched)', remark: 'remark (hatched)', idle: 'idle (dotted)' };
-    const items = Object.entries(texts).filter(([name]) => used.has(name) || name === 'span' || name === 'idle').map(([name, text]) => {
-      const swatch = el('i', { class: 'swatch' }), [hue, saturation, light] = colors.hsl[name];
+}
+function readAddress() {
+  const values = new URLSearchParams(location.hash.slice(1));
+  const index = (name, list) =>
+    /^\d{1,8}$/.test(values.get(name) ?? '') && Number(values.get(name)) < list.length ? Number(values.get(name)) : -1;
+  const mode = values.get('mode');
+  state.mode = ['cpu', 'off', 'both'].includes(mode) ? mode : bestMode();
+  state.view = values.get('view') === 'table' ? 'table' : 'graph';
+  state.spans = values.get('spans') !== 'off';
+  state.threads = values.get('threads') === 'on';
+  state.fold = values.get('fold') !== 'off';
+  state.search = (values.get('q') ?? '').slice(0, 500);
+  const interval = /^(\d{1,16})-(\d{1,16})$/.exec(values.get('t') ?? '');
+  state.interval =
+    interval && Number(interval[1]) < Number(interval[2]) ? [Number(interval[1]), Number(interval[2])] : null;
+  state.span = index('span', profile.strings);
+  state.fn = index('fn', profile.functions.name);
+  const wait = /^(-?\d{1,8})-(\d{1,8})$/.exec(values.get('wait') ?? '');
+  const isFrame = (text, least) => Number(text) >= least && Number(text) < profile.frames.function.length;
+  state.wait = wait && isFrame(wait[1], -1) && isFrame(wait[2], 0) ? wait[0] : '';
+  return values.get('zoom') ?? '';
+}
+/** CPU if that is nearly all of it, else everything. */
+function bestMode() {
+  const [main] = profile.kept;
+  return main.cpu_known && main.on_cpu >= main.wall * 0.95 ? 'cpu' : 'both';
+}
+
+// --- all together
+
+let timer = 0;
+/** Rebuilds soon: while an interval is dragged, at most so often as the page can follow. */
+function later() {
+  clearTimeout(timer);
+  byId('graph').setAttribute('aria-busy', true);
+  timer = setTimeout(refresh, 60);
+}
+function refresh(zoom) {
+  clearTimeout(timer);
+  byId('graph').setAttribute('aria-busy', false);
+  rebuildTree(zoom);
+  showFilters();
+  showTables();
+  showControls();
+  drawTimeline();
+  writeAddress();
+}
+function rebuildTree(zoom) {
+  tree = buildTree(selectSamples(state.span).filter(matchesSite), state.mode);
+  opened = new Set();
+  current = hovered = null;
+  arrange();
+  if (zoom) state.zoom = keysOfIndexes(zoom);
+  zoomed = nodeAt(state.zoom);
+  reveal(zoomed);
+  state.zoom = keyPath(zoomed);
+  tableRoot = null;
+  scroller.scrollTop = Math.max(0, (zoomed.row - 3) * rowHeight);
+  search();
+  showCrumbs();
+  showTotal();
+  showView();
+}
+function showView() {
+  const isTable = state.view === 'table';
+  scroller.hidden = isTable;
+  byId('table').hidden = !isTable;
+  layOut();
+  showDetail();
+  if (isTable) showTable();
+}
+function showTotal() {
+  const { root } = tree,
+    names = { cpu: 'on-CPU', off: 'off-CPU', both: state.interval ? 'of wall time' : 'wall' };
+  byId('total').textContent = root.value > 0 ? `${duration(root.value)} ${names[state.mode]}` : 'Nothing to show';
+  const hints = {
+    cpu: `${count(root.samples, 'sample')}, all threads added up`,
+    off: `${count(root.samples, 'wait')}, all threads added up`,
+    both: `${count(root.samples, 'sample or wait', 'samples and waits')}; widths are shares of wall time${wallClock.parallel ? '; a moment in which several threads were active is divided among them' : ''}`,
+  };
+  byId('total-hint').textContent = root.value > 0 ? hints[state.mode] : emptyHint();
+}
+function emptyHint() {
+  if (state.interval || state.span >= 0 || state.fn >= 0 || state.wait !== '') return 'within the filters above.';
+  return state.mode === 'cpu'
+    ? 'There is no on-CPU sample: choose Off-CPU or Both.'
+    : 'There is no wait: choose CPU or Both.';
+}
+function showControls() {
+  for (const input of document.querySelectorAll('[name=mode]')) input.checked = input.value === state.mode;
+  for (const input of document.querySelectorAll('[name=view]')) input.checked = input.value === state.view;
+  byId('by-span').checked = state.spans;
+  byId('by-thread').checked = state.threads;
+  byId('fold').checked = state.fold;
+  if (byId('search').value !== state.search) byId('search').value = state.search;
+}
+function showKinds() {
+  const used = new Set(
+    profile.stacks.frame.map((frame) => (isOwn(frame) ? 'user' : COLORS[profile.frames.kind[frame]])),
+  );
+  const texts = {
+    span: 'span',
+    user: 'your code',
+    rust: 'other Rust',
+    native: 'native',
+    kernel: 'kernel',
+    wait: 'wait (hatched)',
+    remark: 'remark (hatched)',
+    idle: 'idle (dotted)',
+  };
+  const items = Object.entries(texts)
+    .filter(([name]) => used.has(name) || name === 'span' || name === 'idle')
+    .map(([name, text]) => {
+      const swatch = el('i', { class: 'swatch' }),
+        [hue, saturation, light] = colors.hsl[name];
       swatch.style.background = `hsl(${hue} ${saturation}% ${light}%)`;
       return el('li', {}, swatch, text);
     });
-    if (profile.frames.inferred.some(Boolean)) items.push(el('li', {}, '≈ inferred, likely but not certain'));
-    byId('kinds').replaceChildren(...items);
-  }
-  function showAttributes() {
-    const text = (value) => clean(Array.isArray(value) ? value.join(', ') : value);
-    const all = [...profile.attributes, ...profile.resource];
-    byId('attributes').querySelector('dl').append(...all.flatMap(([key, value]) =>
-      [el('dt', { class: 'code' }, clean(key)), el('dd', { class: 'code' }, text(value))]));
-    byId('attributes').hidden = all.length === 0;
-  }
-  function redraw() {
-    rowHeight = media('(pointer: coarse)').matches ? 24 : 19;
-    drawTimeline();
-    layOut();
-  }
+  if (profile.frames.inferred.some(Boolean)) items.push(el('li', {}, '≈ inferred, likely but not certain'));
+  byId('kinds').replaceChildren(...items);
+}
+function showAttributes() {
+  const text = (value) => clean(Array.isArray(value) ? value.join(', ') : value);
+  const all = [...profile.attributes, ...profile.resource];
+  byId('attributes')
+    .querySelector('dl')
+    .append(
+      ...all.flatMap(([key, value]) => [
+        el('dt', { class: 'code' }, clean(key)),
+        el('dd', { class: 'code' }, text(value)),
+      ]),
+    );
+  byId('attributes')
+    .querySelector('ul')
+    .append(...profile.notes.map((note) => el('li', {}, clean(note))));
+  byId('attributes').hidden = all.length + profile.notes.length === 0;
+}
+function redraw() {
+  rowHeight = media('(pointer: coarse)').matches ? 24 : 19;
+  drawTimeline();
+  layOut();
+}
 
-  function listenToControls() {
-    for (const name of ['mode', 'view']) {
-      byId(name).addEventListener('change', (event) => {
-        state[name] = event.target.value;
-        if (name === 'mode' && state.fn >= 0 && state.mode === 'off') state.fn = -1;
-        if (name === 'mode' && state.wait !== '' && state.mode === 'cpu') state.wait = '';
-        if (name === 'mode') refresh();
-        else { showView(); writeAddress(); }
-        say(byId('total').textContent);
-      });
-    }
-    for (const [id, name] of [['by-span', 'spans'], ['by-thread', 'threads'], ['fold', 'fold']]) {
-      byId(id).addEventListener('change', (event) => { state[name] = event.target.checked; refresh(); });
-    }
-    byId('search').addEventListener('input', (event) => {
-      state.search = event.target.value;
-      search();
-      writeAddress();
+function listenToControls() {
+  for (const name of ['mode', 'view']) {
+    byId(name).addEventListener('change', (event) => {
+      state[name] = event.target.value;
+      if (name === 'mode' && state.fn >= 0 && state.mode === 'off') state.fn = -1;
+      if (name === 'mode' && state.wait !== '' && state.mode === 'cpu') state.wait = '';
+      if (name === 'mode') refresh();
+      else {
+        showView();
+        writeAddress();
+      }
+      say(byId('total').textContent);
     });
-    byId('search').addEventListener('keydown', (event) => {
-      if (event.key === 'Enter') stepMatch(event.shiftKey ? -1 : 1);
-      else if (event.key === 'Escape') leaveSearch();
-      else return;
-      event.preventDefault();
-    });
-    byId('next').addEventListener('click', () => stepMatch(1));
-    byId('previous').addEventListener('click', () => stepMatch(-1));
   }
-  function leaveSearch() {
-    state.search = byId('search').value = '';
+  for (const [id, name] of [
+    ['by-span', 'spans'],
+    ['by-thread', 'threads'],
+    ['fold', 'fold'],
+  ]) {
+    byId(id).addEventListener('change', (event) => {
+      state[name] = event.target.checked;
+      refresh();
+    });
+  }
+  byId('search').addEventListener('input', (event) => {
+    state.search = event.target.value;
     search();
     writeAddress();
-    (state.view === 'graph' ? flame : byId('table').querySelector('tr[tabindex="0"]')).focus();
-  }
-  function listenToGraph() {
-    flame.addEventListener('click', (event) => { const node = boxAt(event); if (node) zoomTo(node); });
-    flame.addEventListener('pointermove', (event) => {
-      const node = boxAt(event);
-      showTip(event, node ? describe(node) : []);
-      if (node === hovered) return;
-      hovered = node;
-      showDetail();
-    });
-    flame.addEventListener('pointerleave', () => { hovered = null; showTip(null, []); showDetail(); });
-    flame.addEventListener('keydown', flameKey);
-    flame.addEventListener('focus', () => { if (!current) setCurrent(zoomed); });
-    scroller.addEventListener('scroll', draw);
-    addEventListener('keydown', (event) => {
-      const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) && event.target.type !== 'radio' && event.target.type !== 'checkbox';
-      if (event.key !== '/' || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      byId('search').focus();
-      byId('search').select();
-    });
-  }
-  function listenToTimeline() {
-    timeline.addEventListener('pointerdown', dragTimeline);
-    timeline.addEventListener('pointermove', hoverTimeline);
-    timeline.addEventListener('pointerleave', () => showTip(null, []));
-    timeline.addEventListener('keydown', timelineKey);
-    timeline.addEventListener('focus', () => moveCursor(cursor));
-    timeline.addEventListener('blur', drawTimeline);
-    byId('timeline-more').addEventListener('click', () => { showAllRows = !showAllRows; drawTimeline(); });
-  }
-  function listenToWindow() {
-    let width = 0;
-    new ResizeObserver(() => {
-      if (document.body.clientWidth === width) return;
-      width = document.body.clientWidth;
-      redraw();
-    }).observe(document.body);
-    media('(prefers-color-scheme: dark)').addEventListener('change', () => { readColors(); showKinds(); redraw(); });
-    addEventListener('hashchange', () => { const zoom = readAddress(); state.zoom = []; refresh(zoom); });
-  }
-
-  async function main() {
-    profile = await decode();
-    wallClock = makeWallClock(profile.samples);
-    byId('report').hidden = false;
+  });
+  byId('search').addEventListener('keydown', (event) => {
+    if (event.key === 'Enter') stepMatch(event.shiftKey ? -1 : 1);
+    else if (event.key === 'Escape') leaveSearch();
+    else return;
+    event.preventDefault();
+  });
+  byId('next').addEventListener('click', () => stepMatch(1));
+  byId('previous').addEventListener('click', () => stepMatch(-1));
+}
+function leaveSearch() {
+  state.search = byId('search').value = '';
+  search();
+  writeAddress();
+  (state.view === 'graph' ? flame : byId('table').querySelector('tr[tabindex="0"]')).focus();
+}
+function listenToGraph() {
+  flame.addEventListener('click', (event) => {
+    const node = boxAt(event);
+    if (node) zoomTo(node);
+  });
+  flame.addEventListener('pointermove', (event) => {
+    const node = boxAt(event);
+    showTip(event, node ? describe(node) : []);
+    if (node === hovered) return;
+    hovered = node;
+    showDetail();
+  });
+  flame.addEventListener('pointerleave', () => {
+    hovered = null;
+    showTip(null, []);
+    showDetail();
+  });
+  flame.addEventListener('keydown', flameKey);
+  flame.addEventListener('focus', () => {
+    if (!current) setCurrent(zoomed);
+  });
+  scroller.addEventListener('scroll', draw);
+  addEventListener('keydown', (event) => {
+    const isTyping =
+      /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) &&
+      event.target.type !== 'radio' &&
+      event.target.type !== 'checkbox';
+    if (event.key !== '/' || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    byId('search').focus();
+    byId('search').select();
+  });
+}
+function listenToTimeline() {
+  timeline.addEventListener('pointerdown', dragTimeline);
+  timeline.addEventListener('pointermove', hoverTimeline);
+  timeline.addEventListener('pointerleave', () => {
+    showTip(null, []);
+    showReadout(readoutLines(cursor));
+  });
+  timeline.addEventListener('keydown', timelineKey);
+  timeline.addEventListener('focus', () => moveCursor(cursor));
+  timeline.addEventListener('blur', drawTimeline);
+  byId('timeline-more').addEventListener('click', () => {
+    showAllRows = !showAllRows;
+    drawTimeline();
+  });
+}
+function listenToWindow() {
+  let width = 0;
+  new ResizeObserver(() => {
+    if (document.body.clientWidth === width) return;
+    width = document.body.clientWidth;
+    redraw();
+  }).observe(document.body);
+  media('(prefers-color-scheme: dark)').addEventListener('change', () => {
     readColors();
-    showIdentity();
-    showWall();
-    showMissing();
     showKinds();
-    showAttributes();
-    prepareTimeline();
-    refresh(readAddress());
-    moveCursor(0);
-    listenToControls();
-    listenToGraph();
-    listenToTimeline();
-    listenToWindow();
-    requestAnimationFrame(() => performance.mark('report-ready'));
+    redraw();
+  });
+  addEventListener('hashchange', () => {
+    const zoom = readAddress();
+    state.zoom = [];
+    refresh(zoom);
+  });
+}
+
+async function main() {
+  profile = await decode();
+  wallClock = makeWallClock(profile.samples);
+  byId('report').hidden = false;
+  readColors();
+  showIdentity();
+  showWall();
+  showMissing();
+  showKinds();
+  showAttributes();
+  prepareTimeline();
+  refresh(readAddress());
+  moveCursor(profile.length / 2);
+  listenToControls();
+  listenToGraph();
+  listenToTimeline();
+  listenToWindow();
+  requestAnimationFrame(() => performance.mark('report-ready'));
+}
+function fail(error) {
+  byId('report').hidden = true;
+  byId('problem').hidden = false;
+  byId('problem').textContent = error.message;
+  try {
+    byId('name').textContent = clean(JSON.parse(byId('summary').textContent).name);
+  } catch {
+    /* The headline stays as it is. */
   }
-  function fail(error) {
-    byId('report').hidden = true;
-    byId('problem').hidden = false;
-    byId('problem').textContent = error.message;
-    try {
-      byId('name').textContent = clean(JSON.parse(byId('summary').textContent).name);
-    } catch { /* The headline stays as it is. */ }
-  }
-  main().catch(fail);
-})();
+}
+main().catch(fail);
