@@ -16,8 +16,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "lXpR6okogtbmBReueN27MGmunc6f3NkWWcxIkcOzIrw=";
-const SCRIPT_HASH: &str = "On/z1V4Mpw4CEXSZFg2zsrDeZ1VOufjUsFyIvbQEI5k=";
+const STYLE_HASH: &str = "unZHoV0m7TjzKtBN3hqMHtQ8Ep+PfsfSEmZNBqYNwtA=";
+const SCRIPT_HASH: &str = "BGZIJnIm5OqfngDQQPscJIHH/7rVpDFeJrpii7XrSs8=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
