@@ -213,7 +213,10 @@ def restarted(collector, shop, directory, protocol):
         for resource in data.resource_profiles:
             for scope in resource.scope_profiles:
                 for profile in scope.profiles:
-                    arrived.setdefault(profile.profile_id.hex(), []).append(path.name.split("-")[0])
+                    # Waits have the id with its last bit turned.
+                    is_waits = data.dictionary.string_table[profile.sample_type.type_strindex] == "off_cpu"
+                    profile_id = f"{int(profile.profile_id.hex(), 16) ^ is_waits:032x}"
+                    arrived.setdefault(profile_id, []).append(path.name.split("-")[0])
     if len(promised) < 4 or not promised <= arrived.keys():
         sys.exit(f"promised {promised}, arrived {arrived}\nWhat arrived is in {directory}")
     # At most twice per way: if the first Collector had received it and could not acknowledge it.

@@ -134,12 +134,15 @@ def check_ids(found, spans):
     counts = Counter(one.id for one in found)
     twice = [profile_id for profile_id, count in counts.items() if count > 1]
     check(not twice, f"arrived more than once: {twice}")
-    on_cpu = {one.id for one in found if not one.is_waits}
-    # The off-CPU profile that accompanies an on-CPU profile has the same id except for the last bit.
-    arrived = {one.id for one in found if not (one.is_waits and with_last_bit_turned(one.id) in on_cpu)}
+    # Waits have the same id as the on-CPU samples, except for the last bit.
+    arrived = {with_last_bit_turned(one.id) if one.is_waits else one.id for one in found}
     ids = ids_on(spans)
     check(ids <= arrived, f"spans name profiles that did not arrive: {ids - arrived}")
     check(arrived <= ids, f"no span names these profiles: {arrived - ids}")
+    waits = {a["profile.off_cpu_id"] for a in map(attributes, spans.values()) if "profile.off_cpu_id" in a}
+    check(waits, "no span names a profile of waits")
+    lost = waits - {one.id for one in found if one.is_waits}
+    check(not lost, f"spans name profiles of waits that did not arrive: {lost}")
     reasons = [a for a in map(attributes, spans.values()) if "profile.reason" in a]
     check(len(reasons) >= 6, f"{len(reasons)} spans were kept, expected the six that are slow or fail")
 
@@ -153,8 +156,8 @@ def check_resources(found, resources):
 
 
 def check_links(found, root, spans):
-    """Each sample belongs to the kept span, or to one inside it."""
-    linked = set()
+    """Each sample links to the kept span, or to one inside it, and names its innermost span."""
+    named = set()
     for one in found:
         for sample in one.profile.samples:
             link = one.data.dictionary.link_table[sample.link_index]
@@ -166,11 +169,26 @@ def check_links(found, root, spans):
             while span.span_id != root.span_id:
                 check(span.parent_span_id in spans, f"{what} a span outside of it, {spans[link.span_id].name}")
                 span = spans[span.parent_span_id]
-            linked.add(spans[link.span_id].name)
+            named |= set(names_of(one, sample))
     # All the time of these requests is spent in the handler's span, inside the span of the request.
     if root.name in GUILTY:
         handler = root.name.removeprefix("GET /")
-        check(handler in linked, f"{root.name}: no sample is linked to {handler}, only to {linked}")
+        check(handler in named, f"{root.name}: no sample is in {handler}, only in {named}")
+        links = [
+            one.data.dictionary.link_table[sample.link_index].span_id.hex()
+            for one in found
+            if not one.is_waits
+            for sample in one.profile.samples
+        ]
+        grafana = attributes(root).get("pyroscope.profile.id")
+        check(grafana in (links or [None]), f"{root.name}: {grafana} leads to none of {set(links)}")
+
+
+def names_of(one, sample):
+    """The attributes `span.name` of a sample."""
+    table, strings = one.data.dictionary.attribute_table, one.data.dictionary.string_table
+    attributes = (table[index] for index in sample.attribute_indices)
+    return [a.value.string_value for a in attributes if strings[a.key_strindex] == "span.name"]
 
 
 def body_of(function):
@@ -376,20 +394,36 @@ def a_link_to_an_unknown_span(arrived):
 
 @broken("a span outside of it")
 def a_link_to_a_span_outside(arrived):
-    # The spans inside the kept span have lost their parent.
+    # A span inside the kept one has lost its parent.
     kept = {span.span_id for span in spans_in(arrived) if "profile.id" in attributes(span)}
+    outside = {}
     for span in spans_in(arrived):
         if span.parent_span_id in kept:
             span.parent_span_id = b""
             del span.attributes[:]
-
-
-@broken("no sample is linked to")
-def all_links_to_the_root(arrived):
-    roots = {s.trace_id: s.span_id for s in spans_in(arrived) if s.name in GUILTY}
+            outside[span.trace_id] = span.span_id
     for data in arrived.profiles:
         for link in data.dictionary.link_table[1:]:
-            link.span_id = roots.get(link.trace_id, link.span_id)
+            link.span_id = outside.get(link.trace_id, link.span_id)
+
+
+@broken("no sample is in")
+def names_of_spans_lost(arrived):
+    for profile in profiles_in(arrived):
+        for sample in profile.samples:
+            del sample.attribute_indices[:]
+
+
+@broken("leads to none of")
+def an_id_for_grafana_changed(arrived):
+    key = "pyroscope.profile.id"
+    set_attribute(next(s for s in spans_in(arrived) if key in attributes(s) and s.name in GUILTY), key, "01" * 8)
+
+
+@broken("waits that did not arrive")
+def an_id_of_waits_changed(arrived):
+    key = "profile.off_cpu_id"
+    set_attribute(next(s for s in spans_in(arrived) if key in attributes(s)), key, "01" * 16)
 
 
 @broken("profiles have")

@@ -22,7 +22,7 @@ use prost::Message as _;
 use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY};
 use tracing::Dispatch;
-use tracing_profiling::{Kept, ProfilingLayer};
+use tracing_profiling::{Kept, ProfileId, ProfilingLayer};
 use tracing_subscriber::prelude::*;
 
 fn text(span: &SpanData, key: &str) -> Option<String> {
@@ -107,8 +107,12 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
         let trace = leads.span_context.trace_id().to_bytes().to_vec();
         let links = &data.dictionary.as_ref().unwrap().link_table;
         let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
-        let first = &profiles[0].profile_id;
-        assert_eq!(first.iter().map(|b| format!("{b:02x}")).collect::<String>(), *id);
+        let first: [u8; 16] = profiles[0].profile_id.as_slice().try_into().unwrap();
+        let expected = id.parse::<ProfileId>().unwrap();
+        let waits = expected.of_off_cpu();
+        assert!([expected, waits].contains(&ProfileId::from_bytes(first)), "{id}");
+        let off_cpu_id = text(leads, "profile.off_cpu_id");
+        assert!(off_cpu_id.is_none_or(|id| id == waits.to_string()), "{id}");
         for sample in profiles.iter().flat_map(|profile| &profile.samples) {
             let link = &links[usize::try_from(sample.link_index).unwrap()];
             assert_eq!(link.trace_id, trace);

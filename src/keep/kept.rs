@@ -113,8 +113,8 @@ impl KeptSpan {
         self.opened
     }
 
-    /// The number of samples and waits in it and in the spans inside it, without those in a profile of an inner span that was
-    /// exported before.
+    /// The number of samples and waits in it and in the spans inside it, without those in a profile of an inner span that
+    /// was exported before.
     pub fn samples(&self) -> u64 {
         self.samples.total()
     }
