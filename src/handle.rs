@@ -153,7 +153,7 @@ impl Handle {
     /// The settings of the source, while it is running.
     pub(crate) fn source_settings(&self) -> Option<SourceSettings> {
         let control = self.0.upgrade()?;
-        control.running().map(|engine| engine.source_settings)
+        control.running().map(|engine| engine.source.settings)
     }
 
     fn with_engine(&self, action: impl FnOnce(&Engine) -> bool) -> bool {
@@ -202,7 +202,7 @@ impl Handle {
     pub fn source(&self) -> String {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.engine());
-        engine.map(|engine| engine.source_line.message.clone()).unwrap_or_default()
+        engine.map(|engine| engine.source.line.message.clone()).unwrap_or_default()
     }
 
     /// Wraps a span processor for the tracer provider. The result sets the attributes of kept spans on their

@@ -81,6 +81,14 @@ pub(crate) struct Parts {
     pub(crate) symbols: SymbolSettings,
 }
 
+/// The source of samples that is in use.
+#[derive(Debug)]
+pub(crate) struct RunningSource {
+    pub(crate) settings: SourceSettings,
+    /// Describes it and what it cannot see; a warning if that is less than was requested.
+    pub(crate) line: LogEvent,
+}
+
 /// A layer's spans, rules and threads.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -91,9 +99,7 @@ pub(crate) struct Engine {
     pub(super) waker: Waker,
     /// The reason given for a span without samples.
     without_samples: NoProfile,
-    pub(crate) source_settings: SourceSettings,
-    /// Describes the source and what it cannot see, and whether that is less than was requested.
-    pub(crate) source_line: LogEvent,
+    pub(crate) source: RunningSource,
     otel: OtelSettings,
     pub(super) redaction: Redaction,
     #[cfg(feature = "axum")]
@@ -156,8 +162,7 @@ impl Engine {
                 true => NoProfile::SamplingUnavailable,
                 false => NoProfile::NoSamples,
             },
-            source_settings: parts.source_settings,
-            source_line,
+            source: RunningSource { settings: parts.source_settings, line: source_line },
             otel: parts.otel,
             redaction: parts.redaction,
             #[cfg(feature = "axum")]

@@ -59,7 +59,7 @@ impl Logged {
         let not_linked = engine.pairing.take_warning();
         events.extend(not_linked.map(|line| LogEvent::warning(LogKind::NotLinked, line)));
         if !std::mem::replace(&mut self.introduction, true) {
-            events.push(engine.source_line.clone());
+            events.push(engine.source.line.clone());
             events.extend(engine.take_warnings());
         }
         if is_first_look && engine.spans.seen() == 0 {

@@ -162,7 +162,7 @@ impl Collector {
             now_ns,
             bytes: &mut self.stack_bytes,
             captures: &mut self.captures,
-            waits: self.engine.source_settings.waits,
+            waits: self.engine.source.settings.waits,
         };
         action(&mut scanner, &mut self.sampled)
     }
