@@ -79,7 +79,7 @@ let entries = [],
 const keyOf = (entry) => [entry.id, entry.span_id, entry.time, entry.name].join('\n');
 
 async function ask(path, options) {
-  const response = await fetch(base + path, { credentials: 'same-origin', cache: 'no-store', ...options });
+  const response = await fetch((base + path).replace(/(.)\/$/, '$1'), { credentials: 'same-origin', cache: 'no-store', ...options });
   if (response.ok) return response;
   const text = (await response.text()).slice(0, 4000);
   throw Object.assign(new Error(text || `status ${response.status}`), { status: response.status });
