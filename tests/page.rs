@@ -13,7 +13,7 @@ use axum::Router;
 use support::{HAS_STACKS, PLENTY, burn};
 use tracing::info_span;
 use tracing_profiling::encode::{HtmlContext, html};
-use tracing_profiling::profile::{Profile, SampleKind};
+use tracing_profiling::profile::{Profile, ProfiledSpan, SampleKind};
 use tracing_profiling::{Directory, ProfilingLayer, Resource};
 use tracing_subscriber::prelude::*;
 
@@ -51,12 +51,12 @@ fn large() -> Profile {
 fn hostile() -> Profile {
     let long = "x".repeat(10_000);
     let attacks = [
-        "<img src=x onerror=\"window.__hacked=1;alert(1)\">",
-        "</script><script>window.__hacked=1</script>",
-        "\"'><svg onload=window.__hacked=1>",
-        "javascript:window.__hacked=1",
+        "<img src=x onerror=\"window.hacked=1;alert(1)\">",
+        "</script><script>window.hacked=1</script>",
+        "\"'><svg onload=window.hacked=1>",
+        "javascript:window.hacked=1",
         "\u{202e}evil\u{2066}\r\n\0name",
-        "{{base}} ${window.__hacked=1}",
+        "{{base}} ${window.hacked=1}",
         long.as_str(),
     ];
     let mut profile = Profile::builder(attacks[0]).duration(Duration::from_secs(1));
@@ -70,6 +70,16 @@ fn hostile() -> Profile {
     profile.title = attacks[1].to_owned();
     profile.notes = attacks.map(str::to_owned).to_vec();
     profile.losses = attacks.map(str::to_owned).to_vec();
+    for attack in attacks {
+        let mut span = ProfiledSpan::default();
+        for text in
+            [&mut span.name, &mut span.span, &mut span.target, &mut span.reasons, &mut span.rule]
+        {
+            attack.clone_into(text);
+        }
+        span.fields = vec![("http.route", attack.to_owned())];
+        profile.spans.push(span);
+    }
     profile
 }
 

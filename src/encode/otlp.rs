@@ -87,28 +87,38 @@ fn merge(
     kind: SampleKind,
     dictionary: &mut Dictionary<'_>,
 ) -> Vec<(proto::Sample, Vec<Point>)> {
-    let mut places: HashMap<(i32, i32, Option<i32>), usize> = HashMap::new();
+    let mut places: HashMap<(i32, i32, Vec<i32>), usize> = HashMap::new();
     let mut samples: Vec<(proto::Sample, Vec<Point>)> = Vec::new();
     for sample in profile.of_kind(kind) {
         let stack_index = dictionary.stack(sample.stack);
         let span = sample.link.and_then(|id| profile.link(id));
         let link_index = dictionary.link(span);
-        // A name and no id, since receivers make a series of each value.
-        let name = span.map(|span| Value::from(span.span.as_str()));
-        let name = name.map(|name| dictionary.attribute("span.name", &name));
-        let place = *places.entry((stack_index, link_index, name)).or_insert_with(|| {
-            let attribute_indices = name.into_iter().collect();
-            let sample = proto::Sample {
-                stack_index,
-                link_index,
-                attribute_indices,
-                ..proto::Sample::default()
-            };
-            samples.push((sample, Vec::new()));
-            samples.len() - 1
-        });
-        if let Some((_, points)) = samples.get_mut(place) {
-            points.extend(&sample.points);
+        for point in &sample.points {
+            let thread = point.thread.and_then(|id| profile.thread(id));
+            // Names and no ids, since receivers make a series of each value.
+            let names = [
+                ("span.name", span.map(|span| &span.span)),
+                ("thread.name", thread.map(|thread| &thread.name)),
+            ];
+            let attributes = names.into_iter().filter_map(|(key, name)| {
+                let name = name.filter(|name| !name.is_empty() || key == "span.name")?;
+                Some(dictionary.attribute(key, &Value::from(name.as_str())))
+            });
+            let attribute_indices: Vec<_> = attributes.collect();
+            let key = (stack_index, link_index, attribute_indices.clone());
+            let place = *places.entry(key).or_insert_with(|| {
+                let sample = proto::Sample {
+                    stack_index,
+                    link_index,
+                    attribute_indices,
+                    ..proto::Sample::default()
+                };
+                samples.push((sample, Vec::new()));
+                samples.len() - 1
+            });
+            if let Some((_, points)) = samples.get_mut(place) {
+                points.push(*point);
+            }
         }
     }
     for (_, points) in &mut samples {
@@ -368,6 +378,7 @@ mod tests {
     use super::super::tests::{checkout, mixed_rates, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};
+    use crate::profile::ProfiledThread;
 
     fn decode(profile: &Profile) -> proto::ProfilesData {
         let resource = Resource::new().with("service.name", "shop");
@@ -502,6 +513,34 @@ mod tests {
         let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
         assert_eq!(profiles.len(), 1);
         assert_eq!(profiles[0].profile_id, profile.id.of_off_cpu().to_bytes());
+    }
+
+    #[test]
+    fn samples_name_their_thread() {
+        let mut profile = checkout();
+        let threads = [("a", 1), ("b", 2), ("b", 3)]
+            .map(|(name, tid)| profile.add_thread(ProfiledThread { name: name.to_owned(), tid }));
+        let remark = profile.add_remark("x");
+        let stack = profile.add_stack(vec![remark]);
+        for (time_unix_ns, thread) in (1_050..).zip(threads.map(Some).into_iter().chain([None])) {
+            let point = Point { time_unix_ns, weight_ns: profile.period_ns, thread };
+            profile.add_sample(SampleKind::OnCpu, stack, None, point);
+        }
+        let data = decode(&profile);
+        let dictionary = data.dictionary.as_ref().unwrap();
+        let names = only_profile(&data).samples.iter().rev().take(3).map(|sample| {
+            let attributes = sample.attribute_indices.iter().map(|index| {
+                let attribute = &dictionary.attribute_table[*index as usize];
+                let key = &dictionary.string_table[attribute.key_strindex as usize];
+                let value = attribute.value.as_ref().unwrap().value.clone().unwrap();
+                (key.as_str(), value)
+            });
+            (attributes.collect::<Vec<_>>(), sample.timestamps_unix_nano.len())
+        });
+        let named =
+            |name: &str| vec![("thread.name", any_value::Value::StringValue(name.to_owned()))];
+        let expected = [(vec![], 1), (named("b"), 2), (named("a"), 1)];
+        assert_eq!(names.collect::<Vec<_>>(), expected);
     }
 
     #[test]
