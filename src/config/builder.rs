@@ -255,7 +255,7 @@ impl Builder {
     }
 
     /// The directory to which profiles are written if no exporter is set. The default is `profiles` in the working
-    /// directory. See [`Directory`].
+    /// directory. See [`Directory`](crate::Directory).
     #[must_use]
     pub fn directory(self, path: impl Into<PathBuf>) -> Self {
         let files = FileSettings { directory: path.into(), ..self.files };

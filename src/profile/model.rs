@@ -508,6 +508,7 @@ impl Profile {
     }
 
     /// The fields that identify the nearest kept span: that of the link, or one around it.
+    #[cfg(feature = "pprof")]
     pub(crate) fn fields_around<'a>(&'a self, link: &'a Link) -> &'a [(&'static str, String)] {
         let around = |link: &&'a Link| link.parent.and_then(|parent| self.link(parent));
         let mut links = std::iter::successors(Some(link), around);

@@ -141,7 +141,7 @@ mod tests {
         let mut json = Vec::new();
         let inner = |object: &mut Object<'_>| {
             object.member("list", Array(|| [1, 2].into_iter().map(Plain)))?;
-            object.member("none", Array(|| std::iter::empty::<&str>()))
+            object.member("none", Array(std::iter::empty::<&str>))
         };
         Object::write(&mut json, |object| {
             object.member("is", Plain(true))?;

@@ -38,6 +38,7 @@ impl HtmlContext {
         Self { resource: resource.into(), ..self }
     }
 
+    #[cfg(any(feature = "otlp", feature = "firefox"))]
     pub(crate) fn resource(&self) -> &Resource {
         &self.resource
     }
@@ -145,10 +146,8 @@ mod tests {
 
     /// The contents of the element with that id.
     fn element<'a>(page: &'a str, id: &str) -> &'a str {
-        let start = page.find(&format!("id=\"{id}\">")).unwrap();
-        let rest = &page[start..];
-        let start = rest.find('>').unwrap() + 1;
-        &rest[start..rest.find("</script>").unwrap()]
+        let (_, rest) = page.split_once(&format!("id=\"{id}\">")).unwrap();
+        rest.split_once("</script>").unwrap().0
     }
 
     fn unpacked(profile: &Profile) -> Value {
