@@ -32,7 +32,7 @@ struct Linked {
     is_wait: bool,
     trace: Vec<u8>,
     span: Vec<u8>,
-    /// The value of its attribute `span.name`, the only one.
+    /// The value of its attribute `span.name`.
     name: String,
 }
 
@@ -48,9 +48,15 @@ fn linked_in(profile: &Profile) -> HashSet<Linked> {
         let id = profile.profile_id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         for sample in &profile.samples {
             let link = &dictionary.link_table[sample.link_index as usize];
-            let [attribute] = sample.attribute_indices[..] else { panic!("{sample:?}") };
-            let attribute = &dictionary.attribute_table[attribute as usize];
-            assert_eq!(string(attribute.key_strindex), "span.name");
+            let attributes: Vec<_> = sample
+                .attribute_indices
+                .iter()
+                .map(|index| &dictionary.attribute_table[*index as usize])
+                .collect();
+            let keys: Vec<_> =
+                attributes.iter().map(|attribute| string(attribute.key_strindex)).collect();
+            assert_eq!(keys, ["span.name", "thread.name"], "no ids");
+            let attribute = attributes[0];
             let value = attribute.value.clone().unwrap().value.unwrap();
             use opentelemetry_proto::tonic::common::v1::any_value::Value::StringValue;
             let StringValue(name) = value else { panic!("{value:?}") };
