@@ -3,8 +3,6 @@
 #[cfg(feature = "axum")]
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-#[cfg(any(feature = "axum", feature = "sighup"))]
-use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use tracing::Dispatch;
@@ -298,9 +296,15 @@ impl Control {
         let known = self.dispatch.lock().as_ref().and_then(WeakDispatch::upgrade);
         let dispatch = known.unwrap_or_else(|| tracing::dispatcher::get_default(Dispatch::clone));
         let log = move || tracing::dispatcher::with_default(&dispatch, || event.emit());
-        let thread = sys::spawn("profiling-log", || sys::log_between_forks(log));
-        // It panics if the subscriber does.
-        _ = thread.map(JoinHandle::join);
+        match sys::spawn("profiling-log", {
+            let log = log.clone();
+            || sys::log_between_forks(log)
+        }) {
+            // It panics if the subscriber does.
+            Ok(thread) => _ = thread.join(),
+            // Better inside a span than not at all.
+            Err(_) => sys::log_between_forks(log),
+        }
     }
 
     /// A span processor observes the ends of OpenTelemetry spans from now on.

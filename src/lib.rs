@@ -111,7 +111,7 @@
 //! | `OTEL_PROFILES_EXPORTER` | where profiles go: `otlp`, `directory` or `none` | `otlp` if a feature for it is on and its endpoint is set, else `directory` |
 //! | `TRACING_PROFILING_FORMATS` | the formats of the files, separated by commas: `html`, `svg`, `folded`, `pprof`, `otlp`, `firefox`; see [`Builder::formats`] | `html,pprof,otlp`, as far as their features are on |
 //! | `TRACING_PROFILING_TRACE_URL` | makes trace ids in reports links: `https://tempo.internal/trace/{trace_id}` | none |
-//! | `TRACING_PROFILING_SOURCE_URL` | makes source locations in reports links: `vscode://file/{file}:{line}` | none |
+//! | `TRACING_PROFILING_SOURCE_URL` | makes source locations in reports links: `vscode://file//home/me/{file}:{line}` | none |
 //! | `TRACING_PROFILING_LINK` | `root` or `innermost`: the span that samples link to in OTLP; see [`Builder::link`] | `root` |
 //! | `TRACING_PROFILING_FIELDS` | names of fields, separated by commas, whose values are shown with a span's name; or `none`; see [`Builder::fields`] | `otel.name`, `http.route`, `http.request.method`, `method` and others |
 //! | `TRACING_PROFILING_REDACT` | regular expressions separated by `;` (`\;` inside a pattern): matches in the names of functions, files and spans become `[redacted]`; see [`Redaction`] | none |

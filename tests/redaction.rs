@@ -72,16 +72,26 @@ fn leave(set: impl Fn(Builder) -> Builder) -> Left {
 
 fn leave_with_wait(set: impl Fn(Builder) -> Builder, wait: Duration) -> (Left, Stats) {
     leave_by(set, || {
-        let span = info_span!("GET /zanzibar/7", user = VALUE, late = tracing::field::Empty);
-        let _outer = span.entered();
-        tracing::Span::current().record("late", format!("{VALUE}!"));
-        zanzibar_module::burn_zanzibar(60 * MS);
-        let inner = info_span!("price zanzibar", ?VALUE).entered();
-        zanzibar_module::burn_zanzibar(60 * MS);
-        zanzibar_module::sleep_zanzibar(wait);
-        drop(inner);
-        burn(30 * MS);
+        in_thread("zanzibar-1", move || {
+            let late = tracing::field::Empty;
+            let span = info_span!(target: "shop::zanzibar", "GET /zanzibar/7", user = VALUE, late);
+            let _outer = span.entered();
+            tracing::Span::current().record("late", format!("{VALUE}!"));
+            zanzibar_module::burn_zanzibar(60 * MS);
+            let inner = info_span!("price zanzibar", ?VALUE).entered();
+            zanzibar_module::burn_zanzibar(60 * MS);
+            zanzibar_module::sleep_zanzibar(wait);
+            drop(inner);
+            burn(30 * MS);
+        })
     })
+}
+
+/// Runs `action` on a thread with that name.
+fn in_thread(name: &str, action: impl FnOnce() + Send + 'static) {
+    let dispatch = tracing::dispatcher::get_default(Clone::clone);
+    let run = move || tracing::dispatcher::with_default(&dispatch, action);
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).unwrap().join().unwrap();
 }
 
 fn leave_by(set: impl Fn(Builder) -> Builder, action: impl FnOnce()) -> (Left, Stats) {

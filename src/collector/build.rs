@@ -15,7 +15,7 @@ use crate::profile::{
     Profile, ProfileId, ProfiledSpan, ProfiledThread, SampleKind, StackId, ThreadId, capped,
 };
 use crate::redact::Redaction;
-use crate::span::SpanKey;
+use crate::span::{SampleCounts, SpanKey};
 use crate::symbols::hex;
 use crate::sys::{Call, OsThread};
 use crate::unwind::{Module, ModuleAddress, Modules, UnwindEnd};
@@ -91,7 +91,7 @@ impl ProfileAssembler<'_> {
         let Tables { mut profile, modules, .. } = tables;
         self.place_in_time(&mut profile, epoch);
         report::describe(&mut profile, epoch, &topmost, &losses, self.redaction);
-        profile.spans = self.profiled_spans(epoch);
+        profile.spans = self.profiled_spans(epoch, &topmost);
         Built { profile, modules, spans, downsampled, losses }
     }
 
@@ -202,7 +202,7 @@ impl ProfileAssembler<'_> {
         self.pending.topmost(&kept)
     }
 
-    fn profiled_spans(&self, epoch: &Epoch) -> Vec<ProfiledSpan> {
+    fn profiled_spans(&self, epoch: &Epoch, topmost: &[SpanKey]) -> Vec<ProfiledSpan> {
         let kept = report::outermost_first(&epoch.kept).into_iter().take(MOST_LISTED);
         let profiled = kept.map(|span| {
             let known = self.pending.get(span.key).and_then(|pending| pending.known);
@@ -210,11 +210,14 @@ impl ProfileAssembler<'_> {
             ProfiledSpan {
                 name: report::full_name(&span, self.redaction),
                 span: self.redaction.redact_span(span.name()).into_owned(),
-                target: span.target().to_owned(),
+                target: self.redaction.redact_function(span.target()).into_owned(),
                 fields: span.values.to_vec(),
                 reasons: span.reasons.to_string(),
-                rule: rule.map_or_else(String::new, |callsite| callsite.keep.to_string()),
+                rule: rule.map_or_else(String::new, |callsite| {
+                    self.redaction.redact_span(&callsite.keep.to_string()).into_owned()
+                }),
                 is_open: span.is_open,
+                is_topmost: topmost.contains(&span.key),
                 times: span.account,
                 ids: span.trace_ids(),
                 start_unix_ns: self.unix_ns(span.opened_ns),
@@ -363,13 +366,24 @@ impl Tables<'_> {
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
         // No wait is shorter.
         let shortest_ns = u64::try_from(SHORTEST.as_nanos()).unwrap_or(0);
+        let missing = span.samples.saturating_sub(self.known_in(span.key, inside));
         let (count, each_ns) = match kind {
-            SampleKind::OnCpu => (span.samples.on_cpu, self.builder.period_ns),
-            SampleKind::OffCpu => (span.samples.waits, shortest_ns),
+            SampleKind::OnCpu => (missing.on_cpu.max(1), self.builder.period_ns),
+            SampleKind::OffCpu => (missing.waits.max(1), shortest_ns),
         };
         let point = Point { time_unix_ns, weight_ns: count * each_ns, thread: None };
         self.profile.add_sample(kind, stack, link, point);
         count
+    }
+
+    /// The samples of a span and of those inside it that have reached the collector.
+    fn known_in(&self, span: SpanKey, inside: &HashSet<SpanKey>) -> SampleCounts {
+        let pending = self.builder.pending;
+        let is_in = |inner: &SpanKey| {
+            *inner == span || pending.ancestors(*inner).any(|around| around == span)
+        };
+        let spans = inside.iter().filter(|inner| is_in(inner));
+        spans.filter_map(|inner| pending.get(*inner)).map(PendingSpan::count).sum()
     }
 
     /// Adds placeholders for samples and waits that did not fit into memory.

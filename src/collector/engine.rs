@@ -438,7 +438,8 @@ impl Engine {
         }
         // Usually it is the local root, which then holds for the whole tree.
         let is_same = |first: &SpanLink| {
-            first.to == Some(closing.root) && (first.ids.is_some() || ids.is_none())
+            let (trace, first_trace) = (ids.map(|ids| ids.trace), first.ids.map(|ids| ids.trace));
+            first.to == Some(closing.root) && (trace.is_none() || trace == first_trace)
         };
         if let Some(first) = first.filter(is_same) {
             return SpanLink { has_on_cpu, ..first };
@@ -448,7 +449,11 @@ impl Engine {
         let ids_of = |span: &Enclosing| match span.key == closing.key {
             true => ids,
             // If OpenTelemetry does not know the span, it may not have started those around it.
-            false => ids.and_then(|_| self.ids_around(span, reach)),
+            false => {
+                let own = ids?;
+                // A message can have a trace of its own inside a consumer.
+                self.ids_around(span, reach).filter(|around| around.trace == own.trace)
+            }
         };
         let known = enclosing.iter().enumerate().take(outermost + 1).rev();
         let known = known.filter_map(|(place, span)| Some((place, ids_of(span)?))).next();

@@ -106,6 +106,8 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
     let worth = |ns: u64| (ns >= WORTH_REPORTING).then(|| ms(ns));
     let value = |name| span.fields().find(|(field, _)| *field == name).map(|(_, value)| value);
     let others = others(span);
+    let earlier: Vec<_> = span.earlier_profiles().iter().map(ToString::to_string).collect();
+    let earlier = earlier.join(" ");
     let waits = Some(&kept.waits).filter(|waits| has_profile && waits.count > 0);
     let in_async = waits.filter(|waits| waits.in_async.is_some());
     let top = kept.top_function.as_ref().filter(|_| has_profile);
@@ -146,6 +148,7 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
         trace_id = span.trace_ids().map(|(trace, _)| display(trace)),
         span_id = span.trace_ids().map(|(_, span)| display(span)),
         profile_id = span.profile().ok().or(kept.profile).map(display),
+        earlier_profiles = (!earlier.is_empty()).then_some(earlier.as_str()),
         file = kept.files.first().map(|file| display(file.display())),
         "{message}"
     );

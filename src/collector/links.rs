@@ -7,6 +7,9 @@ use crate::ids::{SpanId, TraceId};
 use crate::keep::{Epoch, SpanLink};
 use crate::span::{SpanKey, TraceIds};
 
+/// Of deeper trees, only the innermost spans count.
+const MOST_AROUND: usize = 256;
+
 type Ids = Option<(TraceId, SpanId)>;
 
 /// The links of an epoch's samples.
@@ -71,7 +74,7 @@ impl<'a> Links<'a> {
 
     fn outermost_known(&self, span: SpanKey) -> Ids {
         let (mut last, mut known) = (None, None);
-        for span in self.around(span) {
+        for span in self.around(span).take(MOST_AROUND) {
             last = last.or_else(|| self.kept.get(&span)?.to);
             known = self.ids_of(span).or(known);
             if last == Some(span) {

@@ -36,7 +36,14 @@ impl Recent {
             name: full_name(first, names),
             span: names.redact_span(first.name()).into_owned(),
             no_profile: why.map(|why| Without(why, first).to_string()),
-            kept: Kept { spans: vec![first.clone()], ..kept.clone() },
+            kept: Kept {
+                spans: vec![first.clone()],
+                profile: kept.profile,
+                samples: kept.samples,
+                top_function: kept.top_function.clone(),
+                waits: kept.waits.clone(),
+                files: kept.files.clone(),
+            },
         };
         let mut recent = self.0.lock();
         if recent.len() == MOST {

@@ -308,7 +308,8 @@ impl Builder {
     }
 
     /// Makes each source line in a report a link, with `{file}` and `{line}` in the URL replaced:
-    /// `vscode://file/{file}:{line}`. Ignored, with a warning, if it is no such URL, or one that runs a script.
+    /// `vscode://file//home/me/{file}:{line}`. Paths begin with the directory of the package unless they are
+    /// [full](crate::Redaction::full_paths). Ignored, with a warning, if it is no such URL, or one that runs a script.
     #[must_use]
     pub fn source_url(mut self, template: &str) -> Self {
         self.files.source_url = files::source_url(template);

@@ -22,8 +22,6 @@ mod svg;
 #[cfg(feature = "firefox")]
 pub use firefox::firefox;
 pub use folded::folded;
-#[cfg(feature = "axum")]
-pub(crate) use html::policy as report_policy;
 pub use html::{HtmlContext, html};
 #[cfg(feature = "otlp")]
 pub use otlp::otlp;

@@ -28,7 +28,7 @@ pub use otlp::{Compression, OtlpBuilder, OtlpExporter, Protocol};
 pub(crate) use remote::Encoded;
 pub(crate) use remote::{Answer, QueueLimits, RefusedScope, Remote};
 #[cfg(feature = "axum")]
-pub(crate) use stored::{StoredFile, list_stored, profile_id_of, read_stored, summary_of};
+pub(crate) use stored::{StoredFile, list_stored, profile_id_of, read_stored, span_of, summary_of};
 
 /// Exports the profiles of kept spans.
 ///

@@ -53,6 +53,11 @@ pub(crate) fn profile_id_of(name: &str) -> Option<&str> {
     stem_of(name)?.0.rsplit('-').next()
 }
 
+/// The name of the span of a file, as far as it is in the file's name.
+pub(crate) fn span_of(name: &str) -> Option<&str> {
+    stem_of(name)?.0.split('-').nth(2)
+}
+
 /// The summary in a report, as JSON; `None` if the file cannot be read or has none.
 pub(crate) fn summary_of(dir: &Path, name: &str) -> Option<String> {
     /// More than what precedes a summary, and the longest summary.

@@ -103,7 +103,19 @@ async function refresh() {
   }
 }
 /** New entries wait for a click, so that rows do not move while they are read. */
-function takeList(kept) {
+/** A profile without a report is known only by its files. */
+const whole = (entry) => ({
+  name: '',
+  reasons: '',
+  isTimed: Number.isFinite(entry.wall_ms),
+  ...entry,
+  wall_ms: entry.wall_ms ?? 0,
+  on_cpu_ms: entry.on_cpu_ms ?? 0,
+  off_cpu_ms: entry.off_cpu_ms ?? 0,
+  idle_ms: entry.idle_ms ?? 0,
+});
+function takeList(list) {
+  const kept = list.map(whole);
   if (!isLoaded || entries.length === 0) {
     entries = kept;
     waiting = [];
@@ -366,6 +378,7 @@ function wallCell(entry, longest) {
     .filter(([, ms]) => ms >= entry.wall_ms * 0.001)
     .map(([name, ms]) => `${name} ${duration(ms)}`)
     .join(' + ');
+  if (!entry.isTimed) return ['–'];
   return [el('b', {}, duration(entry.wall_ms)), bar, el('small', {}, text)];
 }
 function topCell(entry) {
@@ -441,6 +454,7 @@ const FEW_GROUPS = 5;
 function showGroups() {
   const groups = new Map();
   for (const entry of entries) {
+    if (!entry.isTimed) continue;
     if (!groups.has(entry.name)) groups.set(entry.name, { walls: [], reasons: new Set() });
     const group = groups.get(entry.name);
     group.walls.push(entry.wall_ms);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{object, time};
 use crate::collector::RecentlyKept;
-use crate::export::{StoredFile, list_stored, profile_id_of, summary_of};
+use crate::export::{StoredFile, list_stored, profile_id_of, span_of, summary_of};
 use crate::handle::Handle;
 use crate::profile::WaitSite;
 
@@ -34,7 +34,8 @@ pub(super) fn list(handle: &Handle) -> std::io::Result<Value> {
     if let Some(dir) = &dir {
         let mut others: Vec<_> = stored.into_values().collect();
         others.sort_by(|a, b| b.names.cmp(&a.names));
-        entries.extend(others.into_iter().take(MOST).map(|files| of_files(dir, files)));
+        let room = MOST.saturating_sub(entries.len());
+        entries.extend(others.into_iter().take(room).map(|files| of_files(dir, files)));
     }
     let time = |entry: &Value| entry.get("time").and_then(Value::as_str).unwrap_or("").to_owned();
     entries.sort_by_cached_key(|entry| std::cmp::Reverse(time(entry)));
@@ -75,7 +76,11 @@ fn of_files(dir: &Path, files: ProfileFiles) -> Value {
     let summary = summary.and_then(|text| serde_json::from_str(&text).ok());
     let entry = match summary {
         Some(Value::Object(summary)) => summary,
-        _ => Map::from_iter([("time".to_owned(), Value::from(files.modified.clone()))]),
+        _ => {
+            let name = files.names.first().and_then(|name| span_of(name)).unwrap_or_default();
+            let time = ("time".to_owned(), Value::from(files.modified.clone()));
+            Map::from_iter([time, ("name".to_owned(), name.into())])
+        }
     };
     with_files(entry, files.names)
 }

@@ -2,7 +2,6 @@
 
 mod kept;
 
-use std::borrow::Cow;
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +15,6 @@ use axum::{Json, Router};
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
-use crate::encode::report_policy;
 use crate::error::Error;
 use crate::export::{StoredFile, list_stored, read_stored};
 use crate::handle::Handle;
@@ -32,6 +30,11 @@ const SCRIPT: &str = include_str!("index.js");
 /// Allows the page to use its style and script, and these routes.
 const POLICY_OF_PAGE: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// Allows a report to use its style and script, of which its own policy states the hashes: they differ between releases.
+/// Links to traces and sources open elsewhere.
+const POLICY_OF_REPORTS: &str = "sandbox allow-scripts allow-popups allow-popups-to-escape-sandbox; \
+    default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; \
+    frame-ancestors 'none'";
 /// Allows a flame graph to run its own script and to prompt for a search text. It cannot access anything else,
 /// including its own origin.
 const POLICY_OF_PICTURES: &str = "sandbox allow-scripts allow-modals; default-src 'none'; \
@@ -280,19 +283,14 @@ async fn protect(mut response: Response) -> Response {
     let is_asset = response.headers().contains_key(header::VARY);
     let headers = response.headers_mut();
     let policy = match headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()) {
-        Some(HTML) if is_asset => Cow::Borrowed(POLICY_OF_PAGE),
-        Some(HTML) => Cow::Owned(format!(
-            "sandbox allow-scripts allow-popups allow-popups-to-escape-sandbox; {}; frame-ancestors 'none'",
-            report_policy()
-        )),
-        Some(SVG) => Cow::Borrowed(POLICY_OF_PICTURES),
-        _ => Cow::Borrowed(POLICY),
+        Some(HTML) if is_asset => POLICY_OF_PAGE,
+        Some(HTML) => POLICY_OF_REPORTS,
+        Some(SVG) => POLICY_OF_PICTURES,
+        _ => POLICY,
     };
-    if let Ok(policy) = HeaderValue::from_str(&policy) {
-        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
-    }
-    let protection: [(HeaderName, &'static str); 4] = [
+    let protection: [(HeaderName, &'static str); 5] = [
         (CROSS_ORIGIN_RESOURCE_POLICY, "same-origin"),
+        (header::CONTENT_SECURITY_POLICY, policy),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-store"),

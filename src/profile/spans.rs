@@ -95,6 +95,8 @@ pub struct ProfiledSpan {
     pub times: TimeBreakdown,
     /// The ids under which it is exported, if it is exported.
     pub ids: Option<(TraceId, SpanId)>,
+    /// It is inside no other kept span of the profile.
+    pub(crate) is_topmost: bool,
     /// 0 if unknown.
     pub(crate) start_unix_ns: u64,
 }

@@ -55,6 +55,10 @@ pub(crate) struct Verdict {
     pub(crate) ids: Option<TraceIds>,
 }
 
+/// Of deeper trees, only the innermost spans count: a thread that closes ten thousand nested spans must not walk all of
+/// them for each.
+const MOST_ENCLOSING: usize = 256;
+
 impl Spans {
     /// Closes a span. If it must be judged, calls `judge`. The slot is released only afterwards, so a span counts as
     /// open until its verdict is known. Returns whether it was judged.
@@ -106,7 +110,7 @@ impl Spans {
                 was_entered: slot.was_entered(),
                 is_long: slot.is_open_for_long(at),
             }));
-            true
+            enclosing.len() < MOST_ENCLOSING
         };
         if let Some(slot) = self.table.get(id) {
             add(&slot);

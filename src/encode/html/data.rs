@@ -93,6 +93,7 @@ impl Json for KeptRow<'_> {
             kept.member("reasons", &span.reasons)?;
             kept.member("rule", &span.rule)?;
             kept.member("open", Plain(span.is_open))?;
+            kept.member("topmost", Plain(span.is_topmost))?;
             kept.member("start", Plain(since_start(profile, span.start_unix_ns)))?;
             for (name, ns) in [
                 ("wall", times.wall_ns),

@@ -17,7 +17,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "unZHoV0m7TjzKtBN3hqMHtQ8Ep+PfsfSEmZNBqYNwtA=";
-const SCRIPT_HASH: &str = "BGZIJnIm5OqfngDQQPscJIHH/7rVpDFeJrpii7XrSs8=";
+const SCRIPT_HASH: &str = "2OKNa3W//KyiPVbkw2BXCPJnK4ygP3JXqfUnReZ11dE=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +50,7 @@ impl HtmlContext {
         Self { trace_url: template.into(), ..self }
     }
 
-    /// Makes each source location a link, with `{file}` and `{line}` in the URL replaced: `vscode://file/{file}:{line}`.
+    /// Makes each source location a link, with `{file}` and `{line}` in the URL replaced: `vscode://file//home/me/{file}:{line}`.
     /// URLs that would run a script are ignored.
     #[must_use]
     pub fn source_url(self, template: impl Into<String>) -> Self {
@@ -87,7 +87,7 @@ pub fn html(profile: &Profile, context: &HtmlContext) -> String {
 }
 
 /// The content security policy of a report. It allows exactly the script and the style of the page.
-pub(crate) fn policy() -> String {
+fn policy() -> String {
     format!(
         "default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; \
          form-action 'none'"

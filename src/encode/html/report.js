@@ -1679,20 +1679,26 @@ function coverageLines(main) {
   const { kind, weight } = profile.samples,
     sums = [0, 0];
   for (let i = 0; i < kind.length; i++) sums[kind[i] === ON_CPU ? 0 : 1] += weight[i];
-  if (!main.cpu_known)
+  // The samples are those of all kept spans that are inside no other.
+  const topmost = profile.kept.filter((span) => span.topmost),
+    spans = topmost.length > 0 ? topmost : [main],
+    sum = (of) => spans.reduce((total, span) => total + Math.max(of(span), 0), 0);
+  if (!spans.every((span) => span.cpu_known))
     return [['', `${duration(sums[0])} have samples. The CPU time is unknown, so the part that they cover is, too.`]];
-  const cpu = Math.max(main.subtree_on_cpu, main.on_cpu, 0),
+  const cpu = sum((span) => Math.max(span.subtree_on_cpu, span.on_cpu)),
+    offCpu = sum((span) => span.off_cpu),
+    isWhole = spans.every((span) => span.subtree_on_cpu === span.on_cpu),
     lines = [];
   const isBad = (part, whole) => (part < whole * 0.9 && whole - part > main.wall * 0.02 ? 'bad' : '');
   lines.push([
     isBad(sums[0], cpu),
     `Samples cover ${duration(sums[0])} of ${duration(cpu)} on-CPU (${percent(Math.min(sums[0], cpu), cpu)}), with child spans.`,
   ]);
-  if (sums[1] > 0 || main.off_cpu > main.wall * 0.01) {
-    lines.push([
-      isBad(sums[1], main.off_cpu),
-      `Waits with a stack: ${duration(sums[1])} on all threads; off-CPU time of the span itself: ${duration(main.off_cpu)}.`,
-    ]);
+  // Off-CPU time is that of the spans themselves, and waits are those of their child spans as well.
+  if (isWhole && (sums[1] > 0 || offCpu > main.wall * 0.01)) {
+    lines.push([isBad(sums[1], offCpu), `Waits with a stack: ${duration(sums[1])} of ${duration(offCpu)} off-CPU.`]);
+  } else if (sums[1] > 0) {
+    lines.push(['', `Waits with a stack: ${duration(sums[1])}, with child spans on other threads.`]);
   }
   return lines;
 }
