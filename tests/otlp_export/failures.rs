@@ -157,7 +157,8 @@ impl Listener {
     /// Stops listening.
     fn end(mut self) {
         self.has_ended.store(true, Ordering::SeqCst);
-        _ = TcpStream::connect(self.address).unwrap();
+        // Only wakes the thread. A retry of the exporter may have done that already, and then nothing listens.
+        _ = TcpStream::connect(self.address);
         self.thread.take().unwrap().join().unwrap();
     }
 }
