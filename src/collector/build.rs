@@ -369,7 +369,9 @@ impl Tables<'_> {
         let missing = span.samples.saturating_sub(self.known_in(span.key, inside));
         let (count, each_ns) = match kind {
             SampleKind::OnCpu => (missing.on_cpu.max(1), self.builder.period_ns),
-            SampleKind::OffCpu => (missing.waits.max(1), shortest_ns),
+            SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
+                (missing.waits.max(1), shortest_ns)
+            }
         };
         let point = Point { time_unix_ns, weight_ns: count * each_ns, thread: None };
         self.profile.add_sample(kind, stack, link, point);

@@ -127,9 +127,13 @@ pub enum SampleKind {
     OnCpu,
     /// The thread waited.
     OffCpu,
+    /// No thread was in the future: it waited for what its stack shows, until it was woken.
+    Await,
+    /// Woken, and not polled yet: its executor had other things to do. The stack is that of the await before it.
+    Delay,
 }
 
-/// One sample of a running thread, or one wait.
+/// One sample of a running thread, one wait, or one await.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     pub(crate) time_unix_ns: u64,
@@ -138,12 +142,13 @@ pub struct Point {
 }
 
 impl Point {
-    /// When the sample was taken, or the wait began.
+    /// When the sample was taken, or the wait, await or scheduling delay began.
     pub fn time(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_nanos(self.time_unix_ns)
     }
 
-    /// On-CPU, the CPU time that the sample represents; off-CPU, the duration of the wait.
+    /// On-CPU, the CPU time that the sample represents; otherwise the duration. Of awaits and delays shorter than 10 ms,
+    /// some represent others: these have a weight of 10 ms.
     pub fn weight(&self) -> Duration {
         Duration::from_nanos(self.weight_ns)
     }
@@ -162,7 +167,7 @@ pub struct Sample {
     pub stack: StackId,
     /// The span.
     pub link: Option<LinkId>,
-    /// Whether the thread ran or waited.
+    /// Whether a thread ran or waited, or the future awaited.
     pub kind: SampleKind,
     /// In order of time.
     pub points: Vec<Point>,
