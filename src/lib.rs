@@ -155,6 +155,7 @@
 )]
 #![cfg_attr(docsrs, doc(auto_cfg(hide(feature, values("_otlp", "_parts")))))]
 
+mod awaits;
 #[cfg(test)]
 mod churn;
 mod collector;
@@ -245,6 +246,7 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub use awaits::{Profiled, ProfiledExt};
 pub use config::Builder;
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "_otlp")]

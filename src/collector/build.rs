@@ -64,14 +64,23 @@ impl ProfileAssembler<'_> {
 
         let pending = || spans.iter().filter_map(|span| self.pending.get(*span));
         let samples: usize = pending().map(|span| span.samples.len()).sum();
-        let waits = pending().map(|span| span.waits.len()).sum::<usize>();
-        let waits = waits + self.waiting_in(&inside).count();
+        let waits_of = |kind| {
+            let waits = pending().flat_map(|span| &span.waits);
+            waits.filter(|wait| wait.kind == kind).count()
+        };
+        let waits = [
+            waits_of(SampleKind::OffCpu) + self.waiting_in(&inside).count(),
+            waits_of(SampleKind::Await),
+            waits_of(SampleKind::Delay),
+        ];
+        let most_waits = waits.iter().copied().max().unwrap_or(0);
         let mut every = samples.div_ceil(self.most_samples).max(1);
         let Filled { tables, mut losses, downsampled } = loop {
             // At least one sample is taken, whatever its size.
-            let most_bytes = if every < samples.max(waits) { self.most_bytes } else { usize::MAX };
-            let of_kind = [Downsampling::new(every, samples), Downsampling::new(every, waits)];
-            match self.fill(id, epoch, &inside, &spans, of_kind, most_bytes) {
+            let most_bytes = if every < samples.max(most_waits) { self.most_bytes } else { usize::MAX };
+            let samples = Downsampling::new(every, samples);
+            let waits = waits.map(|waits| Downsampling::new(every, waits));
+            match self.fill(id, epoch, &inside, &spans, samples, waits, most_bytes) {
                 Some(filled) => break filled,
                 // Each attempt delays draining.
                 None => every = every.saturating_mul(4),
@@ -102,7 +111,8 @@ impl ProfileAssembler<'_> {
         epoch: &'a Epoch,
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
-        [mut samples, mut waits]: [Downsampling; 2],
+        mut samples: Downsampling,
+        [mut waits, mut awaits, mut delays]: [Downsampling; 3],
         most_bytes: usize,
     ) -> Option<Filled<'a>> {
         let mut tables = Tables {
@@ -146,12 +156,17 @@ impl ProfileAssembler<'_> {
                 }
             }
             for wait in &pending.waits {
-                if let Some(weight_ns) = waits.take(wait.duration_ns, linked)
+                let of_kind = match wait.kind {
+                    SampleKind::Await => &mut awaits,
+                    SampleKind::Delay => &mut delays,
+                    SampleKind::OnCpu | SampleKind::OffCpu => &mut waits,
+                };
+                if let Some(weight_ns) = of_kind.take(wait.duration_ns, linked)
                     && let Some(stack) = pending.stack(wait.stack)
                 {
                     let stack = *stacks.entry(wait.stack).or_insert_with(|| tables.stack(stack));
                     let thread = pending.thread(wait.thread);
-                    tables.add(SampleKind::OffCpu, wait.time_ns, weight_ns, thread, stack, link);
+                    tables.add(wait.kind, wait.time_ns, weight_ns, thread, stack, link);
                 }
                 if tables.profile.bytes() > most_bytes {
                     return None;
@@ -167,7 +182,9 @@ impl ProfileAssembler<'_> {
                 tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, thread, stack, link);
             }
         }
-        Some(Filled { tables, losses, downsampled: samples.downsampled + waits.downsampled })
+        let waits = waits.downsampled + awaits.downsampled + delays.downsampled;
+        let downsampled = samples.downsampled + waits;
+        Some(Filled { tables, losses, downsampled })
     }
 
     fn waiting_in(&self, inside: &HashSet<SpanKey>) -> impl Iterator<Item = &WaitingThread> {
@@ -239,18 +256,6 @@ impl ProfileAssembler<'_> {
         let first = begins.chain(points().map(|p| p.time_unix_ns)).min().unwrap_or(0);
         let last = ends.chain(points().map(|p| p.time_unix_ns + 1)).max().unwrap_or(0);
         (profile.start_unix_ns, profile.duration_ns) = (first, last - first);
-    }
-}
-
-/// The innermost frame of a wait: what the thread was blocked in. A futex has its address, so that waits for the same
-/// lock are recognizable.
-fn name_of(waited: Waited) -> String {
-    match waited {
-        Waited::In(Call::Futex(lock)) => format!("[futex {lock:#x}]"),
-        Waited::In(Call::Named(name)) => format!("[{name}]"),
-        Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
-        Waited::In(Call::PageFault) => "[page fault]".to_owned(),
-        Waited::Unknown => "[waiting: location unknown]".to_owned(),
     }
 }
 
@@ -341,9 +346,8 @@ impl Tables<'_> {
             }
         }
         let mut closed = epoch.kept.iter().filter(|span| !span.is_open && span.profile.is_ok());
-        if let Some(span) = closed.find(|span| span.samples.waits > 0)
-            && self.profile.wait_count() == 0
-        {
+        let has_waits = self.profile.samples().iter().any(|sample| sample.kind != SampleKind::OnCpu);
+        if let Some(span) = closed.find(|span| span.samples.waits > 0 && !has_waits) {
             missing += self.add_placeholder(span, SampleKind::OffCpu, inside);
         }
         if self.profile.samples().is_empty()
@@ -444,7 +448,7 @@ impl Tables<'_> {
     }
 
     fn stack(&mut self, stack: &Stack) -> StackId {
-        let waited = stack.waited.map(|waited| self.profile.add_wait(&name_of(waited)));
+        let waited = stack.waited.map(|waited| self.profile.add_wait(&self.name_of(waited)));
         let mut locations: Vec<_> = waited.into_iter().collect();
         for (number, frame) in stack.frames.iter().enumerate() {
             let is_inferred = stack.inferred_from.is_some_and(|from| number >= from);
@@ -459,6 +463,28 @@ impl Tables<'_> {
             locations.push(self.profile.add_remark(HOLDS_OTHERS));
         }
         self.profile.add_stack(locations)
+    }
+
+    /// The innermost frame of a wait: what the thread was blocked in. A futex has its address, so that waits for the
+    /// same lock are recognizable.
+    fn name_of(&self, waited: Waited) -> String {
+        match waited {
+            Waited::In(Call::Futex(lock)) => format!("[futex {lock:#x}]"),
+            Waited::In(Call::Named(name)) => format!("[{name}]"),
+            Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
+            Waited::In(Call::PageFault) => "[page fault]".to_owned(),
+            Waited::Unknown => "[waiting: location unknown]".to_owned(),
+            Waited::NotCopied => "[awaiting: stack not copied]".to_owned(),
+            Waited::Scheduling(behind) => {
+                let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
+                match behind.map(|callsite| callsite.metadata.name()) {
+                    Some(name) => {
+                        format!("[scheduling delay behind {}]", self.builder.redaction.redact_span(name))
+                    }
+                    None => "[scheduling delay]".to_owned(),
+                }
+            }
+        }
     }
 
     fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {

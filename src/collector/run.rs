@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender};
 
 use super::budget::Share;
+use super::awaits::{AwaitReader, AwaitTarget};
 use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
@@ -61,6 +62,7 @@ pub(super) struct Collector {
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
     pub(super) captures: Captures,
+    await_reader: AwaitReader,
     pub(super) arming: Share,
     /// The allowance of samples and context switches of all threads together.
     pub(super) allowance: Allowance,
@@ -139,6 +141,7 @@ impl Collector {
             stack: Stack::new(),
             stack_bytes: Vec::new(),
             captures: Captures::new(),
+            await_reader: AwaitReader::new(),
             arming: limits.pace.arming,
             allowance: Allowance::of_all(processors(), Instant::now()),
             unspent: Spent::default(),
@@ -281,6 +284,7 @@ impl Collector {
         let epochs = self.end_epochs(&closed, asked.everything);
 
         let entered = self.drain_all();
+        self.read_awaits();
         if has_new {
             // These threads are about to enter a span.
             self.scan_interval = SCAN_INTERVAL;
@@ -439,6 +443,19 @@ impl Collector {
         // Dropped once its thread has moved on to the next arming.
         self.closed_armings.retain(|arming| Arc::strong_count(arming) > 1);
         entered
+    }
+
+    fn read_awaits(&mut self) {
+        let clock = self.engine.spans.clock();
+        let mut target = AwaitTarget {
+            unwinder: &mut self.unwinder,
+            pending: &mut self.pending,
+            counters: &self.engine.counters,
+            most_frames: self.limits.frames_per_stack,
+            round: self.round,
+            now_ns: clock.raw_ns(clock.now()),
+        };
+        self.await_reader.read(&self.engine.awaits, &mut target);
     }
 
     pub(super) fn export(&mut self, mut epoch: Epoch) {

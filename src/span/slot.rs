@@ -320,6 +320,11 @@ impl Slot {
         }
     }
 
+    /// Whether `ticks` in the span make it old.
+    pub(super) fn is_old_after(&self, ticks: u64) -> bool {
+        ticks >= self.arm_after.load(Ordering::Relaxed)
+    }
+
     /// Samples every thread that enters the span.
     pub(crate) fn arm_at_enter(&self) {
         self.arm_after.store(0, Ordering::Relaxed);
