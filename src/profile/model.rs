@@ -133,6 +133,11 @@ pub enum SampleKind {
     Delay,
 }
 
+impl SampleKind {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [Self::OnCpu, Self::OffCpu, Self::Await, Self::Delay];
+}
+
 /// One sample of a running thread, one wait, or one await.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
@@ -564,7 +569,7 @@ impl Profile {
     /// do not change.
     pub(super) fn downsampled_points(&self, every: usize) -> Vec<(&Sample, Point)> {
         let mut taken = Vec::new();
-        for kind in [SampleKind::OnCpu, SampleKind::OffCpu] {
+        for kind in SampleKind::ALL {
             let total = self.points(kind).count();
             let points = self.of_kind(kind).flat_map(|s| s.points.iter().map(move |p| (s, p)));
             let (mut skipped_ns, mut linked) = (0, HashSet::new());
