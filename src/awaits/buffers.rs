@@ -43,7 +43,8 @@ impl Buffers {
             let bytes = bytes + size;
             (bytes <= self.most_bytes).then_some(bytes)
         };
-        let reserve = || self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
+        let reserve =
+            || self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
         let is_reserved = reserve() || {
             self.release_free();
             reserve()

@@ -155,7 +155,10 @@ impl Awaits {
         self.samples.pop()
     }
 
-    fn shard(&self, waker: &Arc<TaskWaker<Record>>) -> (usize, &Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>) {
+    fn shard(
+        &self,
+        waker: &Arc<TaskWaker<Record>>,
+    ) -> (usize, &Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>) {
         let address = Arc::as_ptr(waker).addr();
         let [first, ..] = &self.pending;
         // Spreads neighbouring allocations.

@@ -48,7 +48,8 @@ impl AwaitReader {
             self.add(&sample, target);
         }
         if count > 0 {
-            let took = sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
+            let took =
+                sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
             self.left.spend(took.unwrap_or(count * A_STACK_NS));
         }
     }

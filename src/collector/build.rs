@@ -77,7 +77,8 @@ impl ProfileAssembler<'_> {
         let mut every = samples.div_ceil(self.most_samples).max(1);
         let Filled { tables, mut losses, downsampled } = loop {
             // At least one sample is taken, whatever its size.
-            let most_bytes = if every < samples.max(most_waits) { self.most_bytes } else { usize::MAX };
+            let most_bytes =
+                if every < samples.max(most_waits) { self.most_bytes } else { usize::MAX };
             let samples = Downsampling::new(every, samples);
             let waits = waits.map(|waits| Downsampling::new(every, waits));
             match self.fill(id, epoch, &inside, &spans, samples, waits, most_bytes) {
@@ -346,7 +347,8 @@ impl Tables<'_> {
             }
         }
         let mut closed = epoch.kept.iter().filter(|span| !span.is_open && span.profile.is_ok());
-        let has_waits = self.profile.samples().iter().any(|sample| sample.kind != SampleKind::OnCpu);
+        let has_waits =
+            self.profile.samples().iter().any(|sample| sample.kind != SampleKind::OnCpu);
         if let Some(span) = closed.find(|span| span.samples.waits > 0 && !has_waits) {
             missing += self.add_placeholder(span, SampleKind::OffCpu, inside);
         }
@@ -479,7 +481,10 @@ impl Tables<'_> {
                 let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
                 match behind.map(|callsite| callsite.metadata.name()) {
                     Some(name) => {
-                        format!("[scheduling delay behind {}]", self.builder.redaction.redact_span(name))
+                        format!(
+                            "[scheduling delay behind {}]",
+                            self.builder.redaction.redact_span(name)
+                        )
                     }
                     None => "[scheduling delay]".to_owned(),
                 }

@@ -203,7 +203,8 @@ impl Pending {
             + pending.stacks.cost(stack)
             + thread.map_or(0, |thread| pending.stacks.thread_cost(thread));
         if self.bytes + needed > self.budget_bytes || pending.waits.len() >= self.most_samples {
-            pending.lost_waits_ns += if wait.kind == SampleKind::OffCpu { wait.duration_ns } else { 0 };
+            pending.lost_waits_ns +=
+                if wait.kind == SampleKind::OffCpu { wait.duration_ns } else { 0 };
             return false;
         }
         self.bytes += needed;

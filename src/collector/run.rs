@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
-use super::budget::Share;
 use super::awaits::{AwaitReader, AwaitTarget};
+use super::budget::Share;
 use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;

@@ -51,7 +51,7 @@ impl Profile {
         redaction: &Redaction,
         most_bytes: usize,
     ) -> Symbolized {
-        let points = self.sample_count() + self.wait_count();
+        let points = self.point_count();
         let mut every = 1;
         loop {
             // A single sample is exported, however large it is.
@@ -87,7 +87,7 @@ impl Profile {
             rebuilding.mapping(program);
         }
         let points = self.downsampled_points(every);
-        let downsampled = self.sample_count() + self.wait_count() - points.len();
+        let downsampled = self.point_count() - points.len();
         let mut shortened = 0;
         for (sample, point) in points {
             let (stack, is_short) = rebuilding.stack(sample.stack);

@@ -71,7 +71,8 @@ impl Spans {
         let Some(slot) = self.slot_of(span) else { return false };
         let mut is_old = slot.is_old_after(now.saturating_sub(since));
         let mut check = |slot: &Slot| {
-            is_old |= !slot.is_open_for_long(now) && slot.is_old_after(now - slot.opened().min(now));
+            is_old |=
+                !slot.is_open_for_long(now) && slot.is_old_after(now - slot.opened().min(now));
             !is_old
         };
         if check(&slot) {
