@@ -72,3 +72,20 @@ fn first() {
     }
     assert!(setup.profiles().iter().any(|profile| profile.of_kind(SampleKind::Await).count() > 0));
 }
+
+#[test]
+fn open_spans() {
+    let setup = Setup::new("50ms");
+    let handle = setup.handle.clone();
+    setup.run(|| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let task = request().instrument(info_span!("request", method = "GET")).profiled();
+        let task =
+            runtime.spawn(tracing::instrument::WithSubscriber::with_current_subscriber(task));
+        runtime.block_on(async { sleep(50 * MS).await });
+        for open in handle.open_spans(10 * MS) {
+            println!("{open:#?}");
+        }
+        runtime.block_on(task).unwrap();
+    });
+}

@@ -8,6 +8,8 @@ mod buffers;
 mod future;
 mod record;
 mod shared;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub(crate) use buffers::StackCopy;
 pub use future::{Profiled, ProfiledExt};

@@ -95,7 +95,7 @@ impl Record {
         let (clock, now) = (awaits.spans.clock(), awaits.now().max(since));
         let woken = if woken_at == 0 { now } else { woken_at.clamp(since, now) };
         Some(AwaitSample {
-            span: span.key,
+            span,
             since_ns: clock.raw_ns(since),
             await_ns: clock.ns(woken - since),
             woken_ns: clock.raw_ns(woken),
@@ -272,7 +272,7 @@ impl Idle {
             });
         let clock = awaits.spans.clock();
         awaits.push(AwaitSample {
-            span: span.key,
+            span,
             since_ns: clock.raw_ns(since),
             await_ns: clock.ns(await_weight),
             woken_ns: clock.raw_ns(woken_at),

@@ -10,7 +10,8 @@ use parking_lot::{Mutex, RwLock};
 
 use super::buffers::{Buffers, StackCopy};
 use super::record::Record;
-use crate::span::{SpanKey, Spans};
+use crate::profile::SampleKind;
+use crate::span::{InnermostSpan, Spans};
 use crate::stats::Counters;
 use crate::sys::{LiveStack, TaskWaker, Waker};
 
@@ -28,7 +29,7 @@ const SHARDS: usize = 16;
 /// An await of a future in an old span, for the collector.
 #[derive(Debug)]
 pub(crate) struct AwaitSample {
-    pub(crate) span: SpanKey,
+    pub(crate) span: InnermostSpan,
     /// When the await began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) since_ns: u64,
     /// The time that it represents as an await; 0 if none.
@@ -40,6 +41,17 @@ pub(crate) struct AwaitSample {
     pub(crate) stack: Option<StackCopy>,
     /// The plan of the span that was on the thread that polled it too late.
     pub(crate) behind: Option<u64>,
+}
+
+impl AwaitSample {
+    /// The await and the delay, as far as there are such: the kind, the start and the time that it represents.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (SampleKind, u64, u64)> + use<> {
+        let parts = [
+            (SampleKind::Await, self.since_ns, self.await_ns),
+            (SampleKind::Delay, self.woken_ns, self.delay_ns),
+        ];
+        parts.into_iter().filter(|(_, _, represented_ns)| *represented_ns > 0)
+    }
 }
 
 /// The state of a layer that its wrapped futures use.

@@ -5,6 +5,7 @@ use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
 use crate::awaits::{AwaitSample, Awaits, StackCopy};
 use crate::profile::SampleKind;
+use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
 use crate::unwind::{UnwindEnd, Unwinder};
@@ -18,6 +19,8 @@ const A_STACK_NS: u64 = 20_000;
 #[derive(Debug)]
 pub(super) struct AwaitReader {
     left: Share,
+    /// What futures await now, for snapshots of open spans.
+    pub(super) present: Vec<AwaitSample>,
 }
 
 /// Where awaits are read to.
@@ -33,7 +36,7 @@ pub(super) struct AwaitTarget<'a> {
 
 impl AwaitReader {
     pub(super) fn new() -> Self {
-        Self { left: UNWINDING }
+        Self { left: UNWINDING, present: Vec::new() }
     }
 
     /// Reads all that have been sent.
@@ -61,25 +64,51 @@ impl AwaitReader {
         }
         let copy = sample.stack.as_ref().filter(|_| has_budget);
         let mut stack = unwound(copy, target.unwinder, target.most_frames);
-        for (kind, time_ns, duration_ns) in [
-            (SampleKind::Await, sample.since_ns, sample.await_ns),
-            (SampleKind::Delay, sample.woken_ns, sample.delay_ns),
-        ] {
-            if duration_ns == 0 {
-                continue;
-            }
+        for (kind, time_ns, duration_ns) in sample.parts() {
             if kind == SampleKind::Delay {
                 stack.waited = Some(Waited::Scheduling(sample.behind));
             }
             let wait = PendingWait { kind, time_ns, duration_ns, stack: 0, thread: u32::MAX };
             let pending = &mut target.pending;
-            let is_kept = pending.add_wait(sample.span, wait, None, &stack, target.round);
+            let is_kept = pending.add_wait(sample.span.key, wait, None, &stack, target.round);
             let counter = match is_kept {
                 true => &target.counters.awaits.captured,
                 false => &target.counters.awaits.dropped_pending_full,
             };
             Counters::add(counter, 1);
         }
+    }
+}
+
+/// An await that has not ended, with its stack.
+#[derive(Debug)]
+pub(super) struct PresentAwait {
+    pub(super) span: SpanKey,
+    pub(super) kind: SampleKind,
+    pub(super) since_ns: u64,
+    pub(super) duration_ns: u64,
+    pub(super) stack: Stack,
+}
+
+impl AwaitReader {
+    /// The awaits in `present`, unwound.
+    pub(super) fn unwind_present(
+        &self,
+        unwinder: &mut Unwinder,
+        most_frames: usize,
+    ) -> Vec<PresentAwait> {
+        let mut unwound_awaits = Vec::new();
+        for sample in &self.present {
+            let mut stack = unwound(sample.stack.as_ref(), unwinder, most_frames);
+            for (kind, since_ns, duration_ns) in sample.parts() {
+                if kind == SampleKind::Delay {
+                    stack.waited = Some(Waited::Scheduling(sample.behind));
+                }
+                let (span, stack) = (sample.span.key, stack.clone());
+                unwound_awaits.push(PresentAwait { span, kind, since_ns, duration_ns, stack });
+            }
+        }
+        unwound_awaits
     }
 }
 

@@ -3,6 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::awaits::PresentAwait;
+use super::engine::Engine;
 use super::links::Links;
 use super::pending::{Pending, PendingSpan};
 use super::report;
@@ -25,6 +27,8 @@ pub(super) struct ProfileAssembler<'a> {
     pub(super) pending: &'a Pending,
     /// Waits that have not ended.
     pub(super) waiting: Vec<&'a WaitingThread>,
+    /// Awaits that have not ended.
+    pub(super) awaiting: Vec<PresentAwait>,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
     /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
@@ -105,6 +109,36 @@ impl ProfileAssembler<'_> {
         Built { profile, modules, spans, downsampled, losses }
     }
 
+    /// A profile that only contains these stacks, each linked to a span whose name is its number.
+    pub(super) fn profile_of_stacks(
+        pending: &Pending,
+        modules: &Modules,
+        engine: &Engine,
+        stacks: &[Stack],
+    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
+        let assembler = ProfileAssembler {
+            pending,
+            waiting: Vec::new(),
+            awaiting: Vec::new(),
+            modules,
+            callsites: &engine.callsites,
+            unix_offset_ns: 0,
+            period_ns: 1,
+            most_samples: usize::MAX,
+            most_bytes: usize::MAX,
+            hides_kernel: false,
+            redaction: &engine.redaction,
+        };
+        let epoch = Epoch::empty();
+        let mut tables = Tables::new(&assembler, ProfileId::NONE, &epoch);
+        for (number, stack) in stacks.iter().enumerate() {
+            let stack = tables.stack(stack);
+            let link = tables.profile.add_link(Link::named(number.to_string(), None));
+            tables.add(SampleKind::Await, 0, 1, None, stack, Some(link));
+        }
+        (tables.profile, tables.modules)
+    }
+
     /// Returns `None` if the profile would exceed `most_bytes`.
     fn fill<'a>(
         &'a self,
@@ -116,19 +150,7 @@ impl ProfileAssembler<'_> {
         [mut waits, mut awaits, mut delays]: [Downsampling; 3],
         most_bytes: usize,
     ) -> Option<Filled<'a>> {
-        let mut tables = Tables {
-            profile: Profile::new(id, self.period_ns),
-            modules: HashMap::new(),
-            mappings: HashMap::new(),
-            links: HashMap::new(),
-            threads: HashMap::new(),
-            kept: epoch.kept.iter().map(|span| (span.key, span)).collect(),
-            linked: Links::new(self.pending, epoch),
-            builder: self,
-        };
-        if let Some(program) = self.modules.program() {
-            tables.mapping(program);
-        }
+        let mut tables = Tables::new(self, id, epoch);
         let mut losses = report::Losses::default();
         for span in spans {
             let Some(pending) = self.pending.get(*span).filter(|pending| !pending.is_empty())
@@ -182,6 +204,11 @@ impl ProfileAssembler<'_> {
                 let thread = Some(wait.thread);
                 tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, thread, stack, link);
             }
+        }
+        for present in self.awaiting.iter().filter(|present| inside.contains(&present.span)) {
+            let PresentAwait { span, kind, since_ns, duration_ns, stack } = present;
+            let (link, stack) = (tables.link(*span, inside), tables.stack(stack));
+            tables.add(*kind, *since_ns, *duration_ns, None, stack, link);
         }
         let waits = waits.downsampled + awaits.downsampled + delays.downsampled;
         let downsampled = samples.downsampled + waits;
@@ -312,7 +339,24 @@ impl Downsampling {
     }
 }
 
-impl Tables<'_> {
+impl<'a> Tables<'a> {
+    fn new(builder: &'a ProfileAssembler<'a>, id: ProfileId, epoch: &'a Epoch) -> Self {
+        let mut tables = Self {
+            profile: Profile::new(id, builder.period_ns),
+            modules: HashMap::new(),
+            mappings: HashMap::new(),
+            links: HashMap::new(),
+            threads: HashMap::new(),
+            kept: epoch.kept.iter().map(|span| (span.key, span)).collect(),
+            linked: Links::new(builder.pending, epoch),
+            builder,
+        };
+        if let Some(program) = builder.modules.program() {
+            tables.mapping(program);
+        }
+        tables
+    }
+
     fn add(
         &mut self,
         kind: SampleKind,

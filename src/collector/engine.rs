@@ -536,10 +536,14 @@ impl Engine {
         if !closing.has(SHOWS_FIELDS) {
             return T::default();
         }
+        self.with_dispatch(|dispatch| read(closing.id, dispatch))
+    }
+
+    pub(super) fn with_dispatch<T>(&self, read: impl Fn(&Dispatch) -> T) -> T {
         match self.dispatch() {
-            Some(dispatch) => read(closing.id, &dispatch),
+            Some(dispatch) => read(&dispatch),
             // Some combinations of layers do not pass on their subscriber.
-            None => tracing::dispatcher::get_default(|dispatch| read(closing.id, dispatch)),
+            None => tracing::dispatcher::get_default(read),
         }
     }
 
@@ -594,7 +598,7 @@ impl Engine {
         self.ask(Command::Shutdown(None));
     }
 
-    fn ask(&self, command: Command) -> bool {
+    pub(super) fn ask(&self, command: Command) -> bool {
         // In a forked child no thread would answer, and the layer's own threads would wait for themselves.
         if !self.is_running() || (is_ignored() && command.is_waited_for()) {
             return false;

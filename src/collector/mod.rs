@@ -16,6 +16,7 @@ mod links;
 mod logged;
 #[cfg(test)]
 mod model;
+mod open_spans;
 mod outbox;
 #[cfg(feature = "_parts")]
 pub mod parts;
@@ -37,6 +38,7 @@ mod worker;
 pub(crate) use engine::spawn;
 pub(crate) use engine::{Engine, Limits, Parts};
 pub(crate) use gate::Gate;
+pub use open_spans::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]
 pub(crate) use recent::RecentlyKept;
 pub(crate) use room::waiting_profiles;

@@ -16,6 +16,7 @@ use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
 use super::engine::{Engine, Limits};
 use super::logged::Logged;
+use super::open_spans::OpenSpan;
 use super::pending::Pending;
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
@@ -62,7 +63,7 @@ pub(super) struct Collector {
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
     pub(super) captures: Captures,
-    await_reader: AwaitReader,
+    pub(super) await_reader: AwaitReader,
     pub(super) arming: Share,
     /// The allowance of samples and context switches of all threads together.
     pub(super) allowance: Allowance,
@@ -98,6 +99,7 @@ pub(super) struct Collector {
 #[derive(Default)]
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
+    open: Vec<(Duration, Sender<Vec<OpenSpan>>)>,
     everything: bool,
     end: bool,
 }
@@ -234,6 +236,10 @@ impl Collector {
     pub(super) fn do_rounds(&mut self) -> bool {
         loop {
             let (asked, again) = self.do_round();
+            for (older_than, reply) in asked.open {
+                let found = self.find_open(older_than, reply);
+                _ = self.jobs.send(found);
+            }
             if asked.end {
                 self.at_end = asked.acknowledge;
                 return false;
@@ -325,10 +331,14 @@ impl Collector {
     fn take_commands(&self) -> RoundRequests {
         let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
-            asked.everything = true;
             match command {
-                Command::Flush(waiting) => asked.acknowledge.push(waiting),
+                Command::FindOpen { older_than, reply } => asked.open.push((older_than, reply)),
+                Command::Flush(waiting) => {
+                    asked.everything = true;
+                    asked.acknowledge.push(waiting);
+                }
                 Command::Shutdown(waiting) => {
+                    asked.everything = true;
                     // A profile that is promised from here on could not be made.
                     self.engine.admission.end();
                     asked.acknowledge.extend(waiting);
@@ -476,9 +486,15 @@ impl Collector {
         let room = self.room.take();
         let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
+        let most_frames = self.limits.frames_per_stack;
+        let awaiting = match is_snapshot {
+            true => self.await_reader.unwind_present(&mut self.unwinder, most_frames),
+            false => Vec::new(),
+        };
         let builder = ProfileAssembler {
             pending: &self.pending,
             waiting: waiting.filter(|_| is_snapshot).collect(),
+            awaiting,
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),

@@ -176,6 +176,13 @@ impl TimeBreakdown {
         self.wall_ns.saturating_sub(self.idle_ns)
     }
 
+    /// The account of an open span, with what its future awaits now added.
+    pub(crate) fn with_await(self, await_ns: u64, delay_ns: u64) -> Self {
+        let delay_ns = self.delay_ns.saturating_add(delay_ns).min(self.idle_ns);
+        let await_ns = self.await_ns.saturating_add(await_ns).min(self.idle_ns - delay_ns);
+        Self { await_ns, delay_ns, ..self }
+    }
+
     /// The account of an open span, with its current segment added. Of the segment, the thread certainly ran for
     /// `ran_ns` and certainly did not run for `waited_ns`; the rest is unknown. The thread was sampled for the last
     /// `sampled_ns` of its CPU time.

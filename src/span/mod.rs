@@ -32,7 +32,7 @@ pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
     forget_this_thread, innermost_span, is_ignored, last_long_segment, spawn_ignored,
 };
-pub(crate) use open_spans::OpenSpan;
+pub(crate) use open_spans::OpenSlot;
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, JUDGES_SUBTREE,
     KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, SampleCounts, WATCHED,
