@@ -1,5 +1,6 @@
 //! What is known of one future: the stack of its last leaf, its span, and since when it is pending.
 
+use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::buffers::StackCopy;
 use super::shared::{AwaitSample, Awaits, activity};
-use crate::span::{InnermostSpan, innermost_span, is_ignored, last_long_segment};
+use crate::span::{InnermostSpan, SpanKey, innermost_span, is_ignored, last_long_segment};
 use crate::stats::Counters;
 use crate::sys::{self, LiveStack, TaskWaker, WakerObserver};
 
@@ -32,6 +33,92 @@ pub(super) struct Record {
 struct Place {
     span: Option<InnermostSpan>,
     stack: Option<StackCopy>,
+    carried: Option<Carried>,
+}
+
+/// One sample for all awaits of a span that is young, in case it is kept. Each await is the one whose stack it has with
+/// the probability of its share.
+#[derive(Debug)]
+struct Carried {
+    span: InnermostSpan,
+    /// The outermost span that it was in.
+    outermost: InnermostSpan,
+    stack: Option<StackCopy>,
+    since: u64,
+    woken_at: u64,
+    /// The time that it represents, in ticks: of awaits and of delays.
+    weights: [u64; 2],
+}
+
+thread_local! {
+    /// The future with a carried sample that is polled on this thread, or that ended last.
+    static CARRIER: Cell<Option<Arc<TaskWaker<Record>>>> = const { Cell::new(None) };
+}
+
+impl Awaits {
+    /// A span is kept that closes on this thread. Sends the sample of what it awaited while it was young, if there is one.
+    /// Returns the number of samples.
+    pub(crate) fn send_carried(&self, kept: SpanKey) -> u64 {
+        let Some(carrier) = CARRIER.try_with(Cell::take).ok().flatten() else { return 0 };
+        let mut place = carrier.observer.place.lock();
+        let is_in =
+            |carried: &mut Carried| [carried.span.key, carried.outermost.key].contains(&kept);
+        let carried = place.carried.take_if(is_in);
+        drop(place);
+        _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
+        carried.map_or(0, |carried| u64::from(self.send(carried)))
+    }
+
+    /// Returns false if its spans have closed.
+    fn send(&self, carried: Carried) -> bool {
+        let Carried { span, outermost, stack, since, woken_at, weights: [awaited, delayed] } =
+            carried;
+        let spans = &self.spans;
+        let span = if spans.is_open_span(&span) { span } else { outermost };
+        let is_reported = spans.report_await(&span);
+        if is_reported {
+            let clock = spans.clock();
+            self.push(AwaitSample {
+                span,
+                since_ns: clock.raw_ns(since),
+                await_ns: clock.ns(awaited),
+                woken_ns: clock.raw_ns(woken_at),
+                delay_ns: clock.ns(delayed),
+                stack,
+                behind: None,
+            });
+        }
+        is_reported
+    }
+}
+
+impl Place {
+    /// Carries a new sample together with the one before.
+    fn carry(&mut self, before: Option<Carried>, new: Carried) {
+        let sum = |weights: [u64; 2]| weights.iter().sum::<u64>();
+        let Some(before) = before else {
+            let stack = self.stack.as_ref().and_then(StackCopy::duplicate);
+            self.carried = Some(Carried { stack, ..new });
+            return;
+        };
+        let all = sum(before.weights) + sum(new.weights);
+        let weights = [0, 1].map(|kind: usize| {
+            let of = |weights: [u64; 2]| weights.get(kind).copied().unwrap_or(0);
+            of(before.weights) + of(new.weights)
+        });
+        let is_new = random() % all.max(1) < sum(new.weights);
+        self.carried = Some(match is_new {
+            true => {
+                let stack = self.stack.as_ref().and_then(StackCopy::duplicate);
+                Carried { stack, weights, ..new }
+            }
+            false => Carried { weights, ..before },
+        });
+    }
+}
+
+fn random() -> u64 {
+    RandomState::new().hash_one(0_u8)
 }
 
 static VTABLE: RawWakerVTable = RawWakerVTable::new(
@@ -123,6 +210,8 @@ struct Idle {
     /// Tells the wakers of polls apart.
     tag: u8,
     is_listed: bool,
+    /// The record may have a carried sample.
+    has_carried: bool,
     /// Idle time that is not in the accounts yet: awaits and delays, in ticks.
     uncounted: [u64; 2],
     /// The time since the last sample of short awaits, and of short delays.
@@ -166,7 +255,14 @@ impl Observed {
         let waker = self.waker.get_or_insert_with(|| TaskWaker::new(Record::default()));
         self.idle.end_await(&waker.observer);
         waker.observer.clones.store(0, Ordering::Relaxed);
+        let is_carrier = self.idle.has_carried;
+        if is_carrier {
+            _ = CARRIER.try_with(|carrier| carrier.set(Some(Arc::clone(waker))));
+        }
         let polled = waker.poll(usize::from(self.idle.tag), context, poll);
+        if is_carrier {
+            _ = CARRIER.try_with(Cell::take);
+        }
         if polled.is_pending() && !self.idle.begin_await(waker) {
             self.unmatched_at = activity;
             self.unobserved = OBSERVE_ONE_IN - 1;
@@ -193,6 +289,10 @@ impl Observed {
             // Wakers may outlive the future.
             drop(waker.observer.place.lock().stack.take());
         }
+        // The spans around the future may be about to close.
+        if self.idle.has_carried {
+            _ = CARRIER.try_with(|carrier| carrier.set(Some(waker)));
+        }
     }
 }
 
@@ -211,7 +311,7 @@ impl Idle {
             self.is_listed = true;
             awaits.add_future(waker);
             // Random, so that all points of a short time are equally likely to be sampled.
-            let random = RandomState::new().hash_one(0_u8);
+            let random = random();
             self.unsampled = [random % awaits.sample, random.rotate_left(32) % awaits.sample];
         }
         record.pending_since.store(awaits.now(), Ordering::Relaxed);
@@ -251,14 +351,25 @@ impl Idle {
         let [awaited, delayed] = std::mem::take(&mut self.uncounted);
         let [await_weight, delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
-        let place = record.place.lock();
+        let mut place = record.place.lock();
         let Some(span) = place.span else { return };
         awaits.spans.count_await(&span, awaited, delayed);
-        if await_weight + delay_weight == 0 || !awaits.spans.is_old_await(&span, since, now) {
+        if await_weight + delay_weight == 0 {
+            return;
+        }
+        let Some(outermost) = awaits.spans.outermost_of(&span) else { return };
+        let carried = place.carried.take();
+        let carried = carried.filter(|carried| carried.outermost.key == outermost.key);
+        if !awaits.spans.is_old_await(&span, since, now) {
+            let weights = [await_weight, delay_weight];
+            place
+                .carry(carried, Carried { span, outermost, stack: None, since, woken_at, weights });
+            self.has_carried = true;
             return;
         }
         let stack = place.stack.as_ref().and_then(StackCopy::duplicate);
         drop(place);
+        _ = carried.map(|carried| awaits.send(carried));
         if !awaits.spans.report_await(&span) {
             return;
         }

@@ -436,7 +436,9 @@ impl Engine {
             return verdict;
         }
         let link = self.link(closing, ids, reach);
-        let (span, must_notify) = self.keep(closing, &callsite, reasons, ids, Some(link));
+        let mut closing = closing.clone();
+        closing.samples.waits += self.awaits.send_carried(closing.key);
+        let (span, must_notify) = self.keep(&closing, &callsite, reasons, ids, Some(link));
         verdict.must_notify = must_notify;
         match otel {
             Some(otel) => otel.set_attributes(self.otel.attributes.of(&span)),

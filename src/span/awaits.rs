@@ -39,6 +39,10 @@ pub(crate) struct LongSegment {
     pub(crate) to: u64,
 }
 
+/// How much longer a span is open than it has to be entered to be old. An async service has many spans that are open for
+/// as long as some fast upstream takes.
+const OPEN_TIMES: u64 = 10;
+
 impl Spans {
     /// The number of the layer.
     pub(crate) fn layer(&self) -> u32 {
@@ -64,15 +68,35 @@ impl Spans {
         });
     }
 
-    /// Whether what the span awaited from `since` to `now`, in ticks, is worth a sample: if the span, or one around it,
-    /// has been open for so long that a thread in it would be sampled. A span that is open for long (a connection,
-    /// `main`) does not make others old.
+    /// The outermost of the spans that were left together with this one; `None` if they have closed.
+    pub(crate) fn outermost_of(&self, span: &InnermostSpan) -> Option<InnermostSpan> {
+        let slot = self.slot_of(span)?;
+        let mut outermost = InnermostSpan { around: 1, ..*span };
+        let mut around = span.around;
+        self.for_ancestors(&slot, |ancestor| {
+            around = around.saturating_sub(1);
+            if let (true, Some((id, key))) = (around > 0, ancestor.id().zip(ancestor.key())) {
+                outermost = InnermostSpan { id, key, ..outermost };
+            }
+            around > 1
+        });
+        Some(outermost)
+    }
+
+    /// Whether that span is open.
+    pub(crate) fn is_open_span(&self, span: &InnermostSpan) -> bool {
+        self.slot_of(span).is_some()
+    }
+
+    /// Whether what the span awaited from `since` to `now`, in ticks, is worth a sample before it is kept: if the span,
+    /// or one around it, has been open for ten times as long as it has to be entered to be old. A span that is open for
+    /// long (a connection, `main`) does not make others old.
     pub(crate) fn is_old_await(&self, span: &InnermostSpan, since: u64, now: u64) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
-        let mut is_old = slot.is_old_after(now.saturating_sub(since));
+        let mut is_old = slot.is_old_after(now.saturating_sub(since) / OPEN_TIMES);
         let mut check = |slot: &Slot| {
-            is_old |=
-                !slot.is_open_for_long(now) && slot.is_old_after(now - slot.opened().min(now));
+            is_old |= !slot.is_open_for_long(now)
+                && slot.is_old_after(now.saturating_sub(slot.opened()) / OPEN_TIMES);
             !is_old
         };
         if check(&slot) {
