@@ -89,3 +89,33 @@ fn open_spans() {
         runtime.block_on(task).unwrap();
     });
 }
+
+#[test]
+fn unwrapped() {
+    let setup = Setup::new("50ms");
+    setup.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(
+            async {
+                sleep(30 * MS).await;
+                sleep(60 * MS).instrument(info_span!("inner")).await;
+                sleep(40 * MS).await;
+            }
+            .instrument(info_span!("outer")),
+        );
+    });
+    for kept in setup.kept() {
+        let t = kept.spans[0].times();
+        println!(
+            "kept {:?} idle {:?} await {:?} delay {:?}",
+            kept.spans[0].name(),
+            t.idle(),
+            t.awaiting(),
+            t.scheduling_delay()
+        );
+    }
+    for profile in setup.profiles() {
+        println!("{}", profile.title);
+        print(&profile);
+    }
+}

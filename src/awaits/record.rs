@@ -10,7 +10,9 @@ use parking_lot::Mutex;
 
 use super::buffers::StackCopy;
 use super::shared::{AwaitSample, Awaits, activity};
-use crate::span::{InnermostSpan, SpanKey, innermost_span, is_ignored, last_long_segment};
+use crate::span::{
+    InnermostSpan, SpanKey, innermost_span, is_ignored, last_long_segment, set_explained,
+};
 use crate::stats::Counters;
 use crate::sys::{self, LiveStack, TaskWaker, WakerObserver};
 
@@ -212,6 +214,8 @@ struct Idle {
     is_listed: bool,
     /// The record may have a carried sample.
     has_carried: bool,
+    /// The last await was so long that it explains idle time of spans.
+    is_explained: bool,
     /// Idle time that is not in the accounts yet: awaits and delays, in ticks.
     uncounted: [u64; 2],
     /// The time since the last sample of short awaits, and of short delays.
@@ -262,6 +266,11 @@ impl Observed {
         let polled = waker.poll(usize::from(self.idle.tag), context, poll);
         if is_carrier {
             _ = CARRIER.try_with(Cell::take);
+        }
+        if std::mem::take(&mut self.idle.is_explained)
+            && let Some(awaits) = waker.observer.awaits.get()
+        {
+            set_explained(awaits.spans.layer(), false);
         }
         if polled.is_pending() && !self.idle.begin_await(waker) {
             self.unmatched_at = activity;
@@ -351,6 +360,9 @@ impl Idle {
         let [awaited, delayed] = std::mem::take(&mut self.uncounted);
         let [await_weight, delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
+        // Spans around the wrapper were entered before this poll.
+        set_explained(awaits.spans.layer(), true);
+        self.is_explained = true;
         let mut place = record.place.lock();
         let Some(span) = place.span else { return };
         awaits.spans.count_await(&span, awaited, delayed);

@@ -80,6 +80,11 @@ impl AwaitReader {
     }
 }
 
+/// The stack of idle time of a future that is not observed.
+pub(super) fn not_observed() -> Stack {
+    Stack { waited: Some(Waited::NotObserved), ..Stack::new() }
+}
+
 /// An await that has not ended, with its stack.
 #[derive(Debug)]
 pub(super) struct PresentAwait {

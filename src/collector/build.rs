@@ -520,6 +520,7 @@ impl<'a> Tables<'a> {
             Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
             Waited::In(Call::PageFault) => "[page fault]".to_owned(),
             Waited::Unknown => "[waiting: location unknown]".to_owned(),
+            Waited::NotObserved => "[awaiting: not `.profiled()`]".to_owned(),
             Waited::NotCopied => "[awaiting: stack not copied]".to_owned(),
             Waited::Scheduling(behind) => {
                 let behind = behind.and_then(|plan| self.builder.callsites.get(plan));

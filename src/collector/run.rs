@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
-use super::awaits::{AwaitReader, AwaitTarget};
+use super::awaits::{AwaitReader, AwaitTarget, not_observed};
 use super::budget::Share;
 use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
@@ -17,7 +17,7 @@ use super::drain::Drain;
 use super::engine::{Engine, Limits};
 use super::logged::Logged;
 use super::open_spans::OpenSpan;
-use super::pending::Pending;
+use super::pending::{Pending, PendingWait};
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
 use super::scan::passed;
@@ -27,6 +27,7 @@ use super::waits::{Captures, SCAN_INTERVAL};
 use super::watchdog::Watchdog;
 use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
+use crate::profile::SampleKind;
 use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
 use crate::sampler::{Arming, SampledThread};
@@ -355,6 +356,17 @@ impl Collector {
         while let Some(event) = self.engine.spans.take_span_event() {
             match event {
                 SpanEvent::Opened(key, known) => self.pending.register(key, known, self.round),
+                SpanEvent::Idle { key, since_ns, idle_ns } => {
+                    let stack = not_observed();
+                    let wait = PendingWait {
+                        kind: SampleKind::Await,
+                        time_ns: since_ns,
+                        duration_ns: idle_ns,
+                        stack: 0,
+                        thread: u32::MAX,
+                    };
+                    _ = self.pending.add_wait(key, wait, None, &stack, self.round);
+                }
                 SpanEvent::Closed { key, ids, closed_ns } => {
                     self.pending.note(key, |pending| {
                         pending.ids = ids.or(pending.ids);

@@ -24,6 +24,8 @@ pub(super) enum Waited {
     Unknown,
     /// Not a thread, but a future that was woken and not polled; with the plan of the span that was on the thread.
     Scheduling(Option<u64>),
+    /// A future that is not observed.
+    NotObserved,
     /// A future, of whose stack there is no copy.
     NotCopied,
 }

@@ -1,7 +1,9 @@
 //! The idle time of spans whose futures report what they await.
 
 use super::local::ThreadState;
+use super::segment::IDLE_BEFORE;
 use super::slot::{SampleCounts, Slot};
+use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans};
 
 /// The innermost span that a thread is in, which becomes idle when the thread leaves it.
@@ -39,11 +41,57 @@ pub(crate) struct LongSegment {
     pub(crate) to: u64,
 }
 
+/// Idle time of a span, before it was entered on this thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unexplained {
+    span: InnermostSpan,
+    /// In ticks.
+    idle: u64,
+    until: u64,
+}
+
 /// How much longer a span is open than it has to be entered to be old. An async service has many spans that are open for
 /// as long as some fast upstream takes.
 const OPEN_TIMES: u64 = 10;
 
 impl Spans {
+    /// A span was idle for long before it was entered just now. Unless the wrapper of a future explains that, the
+    /// innermost span that was idle shows it, since that one says most about what was awaited.
+    #[cold]
+    pub(super) fn note_idle(&self, state: &mut ThreadState, slot: &Slot, idle: u64, now: u64) {
+        if state.is_explained {
+            return;
+        }
+        state.mark_top(IDLE_BEFORE);
+        let Some(span) = InnermostSpan::of(state) else { return };
+        let began = now.saturating_sub(idle);
+        // The same time, in a span inside the one before.
+        let is_inside =
+            |before: Unexplained| began < before.until && slot.raw_parent() == before.span.id.get();
+        if !state.unexplained.is_some_and(is_inside) {
+            self.report_idle(state);
+        }
+        state.unexplained = Some(Unexplained { span, idle, until: now });
+    }
+
+    /// Reports idle time that was noted, and that nothing has explained since.
+    #[inline]
+    pub(super) fn report_idle(&self, state: &mut ThreadState) {
+        if let Some(unexplained) = state.unexplained.take() {
+            self.send_idle(&unexplained);
+        }
+    }
+
+    #[cold]
+    fn send_idle(&self, Unexplained { span, idle, until }: &Unexplained) {
+        let since = until.saturating_sub(*idle);
+        if self.is_old_await(span, since, *until) && self.report_await(span) {
+            let (since_ns, idle_ns) = (self.clock.raw_ns(since), self.clock.ns(*idle));
+            // If the queue is full, the time stays unexplained.
+            _ = self.span_events.push(SpanEvent::Idle { key: span.key, since_ns, idle_ns });
+        }
+    }
+
     /// The number of the layer.
     pub(crate) fn layer(&self) -> u32 {
         self.layer

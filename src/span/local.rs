@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use super::RegistryId;
 use super::account::{Sure, Tally};
-use super::awaits::{InnermostSpan, LongSegment};
+use super::awaits::{InnermostSpan, LongSegment, Unexplained};
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegment, PendingSegments, Segment, UNWINDING};
 use super::slot::Slot;
 use crate::sampler::{Arming, NEVER, SampledThread, ThreadSource, Usage};
@@ -169,6 +169,16 @@ pub(crate) fn last_long_segment(layer: u32) -> Option<LongSegment> {
     Some(last)
 }
 
+/// A future is polled on the calling thread that explains the idle time of the spans inside and around it, or that poll
+/// ends.
+pub(crate) fn set_explained(layer: u32, is_explained: bool) {
+    if let Some(mut state) = take(layer) {
+        state.is_explained = is_explained;
+        state.unexplained = None;
+        put(state);
+    }
+}
+
 /// Makes `state` this thread's state for its layer, unless the thread's thread-locals have been destroyed or a hook is
 /// running. Drops the states of layers that are gone.
 pub(super) fn add_state(state: ThreadState) {
@@ -235,6 +245,9 @@ pub(super) struct ThreadState {
     pub(super) usage_read: u64,
     pub(super) pending: PendingSegments,
     pub(super) last_long: LongSegment,
+    /// The latest idle time of the innermost span that was idle, until it is reported.
+    pub(super) unexplained: Option<Unexplained>,
+    pub(super) is_explained: bool,
 }
 
 /// Nesting that needs no allocation after a thread's first profiled span.
@@ -269,6 +282,8 @@ impl ThreadState {
             usage_read: 0,
             pending: PendingSegments::NONE,
             last_long: LongSegment::default(),
+            unexplained: None,
+            is_explained: false,
         }
     }
 
@@ -366,6 +381,11 @@ impl ThreadState {
         if let Some(segment) = self.segments.get_mut(below).filter(|_| is_nested) {
             segment.set(NESTED);
         }
+    }
+
+    /// The exit of the innermost segment has more to record than its length.
+    pub(super) fn mark_top(&mut self, flag: u32) {
+        _ = self.entered_mut().last_mut().map(|top| top.set(flag));
     }
 
     /// Makes the innermost segment's span old.

@@ -238,12 +238,12 @@ impl Slot {
         self.id.store(0, Ordering::Release);
     }
 
-    /// The thread `thread` enters the span. Returns whether the span was already entered.
+    /// The thread `thread` enters the span. Returns for how long it was not entered; `None` if it was already entered.
     ///
     /// If the owner and another thread enter an unentered span within the same few nanoseconds, both can count the idle
     /// time before; [`account`](Self::account) caps the sum.
     #[inline(always)]
-    pub(crate) fn enter(&self, now: u64, thread: u32) -> bool {
+    pub(crate) fn enter(&self, now: u64, thread: u32) -> Option<u64> {
         let was_entered = if self.owner.load(Ordering::Relaxed) == thread {
             let before = self.owner_entered.load(Ordering::Relaxed);
             self.owner_entered.store(before.wrapping_add(1), Ordering::Release);
@@ -254,12 +254,12 @@ impl Slot {
             before | self.owner_entered.load(Ordering::Acquire)
         };
         if was_entered != 0 {
-            return true;
+            return None;
         }
         let gap = now.saturating_sub(self.last_exit.load(Ordering::Relaxed));
         self.idle.store(self.idle.load(Ordering::Relaxed).wrapping_add(gap), Ordering::Relaxed);
         self.entered_since.store(now, Ordering::Relaxed);
-        false
+        Some(gap)
     }
 
     /// The thread `thread` leaves the span after `ticks` in it.
@@ -575,9 +575,9 @@ mod tests {
     fn time_between_segments_is_idle() {
         for (first, second) in [(OWNER, OWNER), (OTHER, OTHER), (OWNER, OTHER), (OTHER, OWNER)] {
             let slot = open();
-            assert!(!slot.enter(150, first));
+            assert_eq!(slot.enter(150, first), Some(50));
             slot.exit(200, 50, first);
-            assert!(!slot.enter(260, second));
+            assert_eq!(slot.enter(260, second), Some(60));
             slot.exit(300, 40, second);
             let account = slot.account(&Clock::nanoseconds(), 310);
             let entered_ns = account.on_cpu_ns + account.off_cpu_ns;
@@ -590,11 +590,11 @@ mod tests {
     fn segments_at_once_add_up_and_are_not_idle() {
         for (first, second) in [(OWNER, OTHER), (OTHER, OWNER), (OTHER, 3)] {
             let slot = open();
-            assert!(!slot.enter(110, first));
-            assert!(slot.enter(120, second));
+            assert!(slot.enter(110, first).is_some());
+            assert!(slot.enter(120, second).is_none());
             slot.exit(150, 40, first);
             slot.exit(160, 40, second);
-            assert!(!slot.enter(170, first));
+            assert!(slot.enter(170, first).is_some());
             slot.exit(175, 5, first);
             let account = slot.account(&Clock::nanoseconds(), 175);
             let entered_ns = account.on_cpu_ns + account.off_cpu_ns;
@@ -607,7 +607,7 @@ mod tests {
         let slot = open();
         assert_eq!(slot.entered_since(), None);
         slot.enter(150, OWNER);
-        assert!(slot.enter(160, OTHER));
+        assert!(slot.enter(160, OTHER).is_none());
         slot.exit(1_000, 840, OTHER);
         assert_eq!(slot.entered_since(), Some(150));
         slot.exit(1_010, 860, OWNER);
@@ -626,7 +626,7 @@ mod tests {
                 let slot = open();
                 let thread = |number: u32| if is_owner { OWNER } else { OTHER + number };
                 for number in 0..times {
-                    assert_eq!(slot.enter(150, thread(number)), number > 0);
+                    assert_eq!(slot.enter(150, thread(number)).is_none(), number > 0);
                     assert_eq!(slot.entered_since(), Some(150), "{number}");
                 }
                 let account = slot.account(&Clock::nanoseconds(), 400);

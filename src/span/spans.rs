@@ -46,6 +46,7 @@ pub(crate) struct Spans {
     pub(super) cpu_clock_read: u64,
     pub(super) usage_interval: u64,
     long_segment: u64,
+    long_idle: u64,
 }
 
 /// The number of spans created, by thread.
@@ -83,6 +84,13 @@ pub(crate) struct SpanInfo {
 pub(crate) enum SpanEvent {
     /// The first sample fell in the span or in a descendant.
     Opened(SpanKey, SpanInfo),
+    /// A span that was idle for long, and whose future is not observed. Follows its `Opened`.
+    Idle {
+        key: SpanKey,
+        /// When that began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+        since_ns: u64,
+        idle_ns: u64,
+    },
     /// A span that was reported as `Opened`, or that is kept, has closed.
     Closed {
         key: SpanKey,
@@ -100,6 +108,8 @@ const CPU_CLOCK_READ: Duration = Duration::from_micros(5);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 /// Not less than `CPU_CLOCK_INTERVAL`: the exit of a long segment is never a plain one.
 const LONG_SEGMENT: Duration = Duration::from_millis(5);
+/// Shorter idle time of futures that are not profiled is not shown in profiles.
+const LONG_IDLE: Duration = Duration::from_millis(10);
 
 /// Keys that a thread reserves at a time, so that threads do not share a counter's cache line.
 const KEY_BLOCK: u64 = 1 << 16;
@@ -125,6 +135,7 @@ impl Spans {
             cpu_clock_read: clock.ticks(CPU_CLOCK_READ),
             usage_interval: clock.ticks(USAGE_INTERVAL),
             long_segment: clock.ticks(LONG_SEGMENT),
+            long_idle: clock.ticks(LONG_IDLE),
             clock,
         }
     }
@@ -361,10 +372,14 @@ impl Spans {
             is_unsampled = !state.is_armed && state.sampled.as_ref().is_some_and(could_be);
         }
         state.push(id, slot, flags, now, old_at);
-        if slot.enter(now, state.thread) {
-            state.note_nested(id);
-            // On two threads at once, a span can run for longer than its wall time.
-            slot.set(SUSPECT);
+        match slot.enter(now, state.thread) {
+            Some(idle) if idle >= self.long_idle => self.note_idle(&mut state, slot, idle, now),
+            Some(_) => {}
+            None => {
+                state.note_nested(id);
+                // On two threads at once, a span can run for longer than its wall time.
+                slot.set(SUSPECT);
+            }
         }
         state.end_hook(now);
         // Only after the collector can see the enter.
@@ -465,6 +480,7 @@ impl Spans {
             slot.count(key, tally);
         }
         state.pop(unmatched_below);
+        self.report_idle(state);
         if now.saturating_sub(entered) >= self.long_segment {
             state.last_long = LongSegment { plan: slot.plan(), from: entered, to: now };
         }
