@@ -39,6 +39,26 @@ pub struct AwaitSite {
     pub share: f64,
 }
 
+impl Awaits {
+    /// Whether there are neither awaits nor scheduling delays.
+    pub fn is_empty(&self) -> bool {
+        self.total.is_zero() && self.delay.is_zero()
+    }
+
+    /// Awaits of a function of that total and those in one place.
+    #[cfg(test)]
+    pub(crate) fn for_test(total: Duration, longest: Duration) -> Self {
+        let site = AwaitSite {
+            function: "shop::fetch".to_owned(),
+            location: "src/upstream.rs:41".to_owned(),
+            awaited: "tokio::time::sleep".to_owned(),
+            total: longest,
+            share: longest.as_secs_f64() / total.as_secs_f64(),
+        };
+        Self { total, longest: Some(site), are_of_topmost: true, ..Self::default() }
+    }
+}
+
 pub(super) fn sum(profile: &Profile) -> Awaits {
     let [total_ns, delay_ns] =
         [SampleKind::Await, SampleKind::Delay].map(|kind| profile.total_ns(kind));
@@ -107,7 +127,7 @@ pub(crate) fn unexplained_idle(profile: &Profile) -> Vec<(&str, u64)> {
     let mut spans: Vec<(&str, u64, u64)> = Vec::new();
     for span in profile.spans.iter().filter(|span| span.is_topmost) {
         let times = &span.times;
-        let idle_ns = times.idle_ns.saturating_sub(times.await_ns + times.delay_ns);
+        let idle_ns = times.idle_ns.saturating_sub(times.explained_idle_ns());
         match spans.iter_mut().find(|(name, ..)| *name == span.span) {
             Some((_, all_idle_ns, wall_ns)) => {
                 *all_idle_ns += idle_ns;
