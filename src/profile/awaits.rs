@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn awaits_of_a_span_around_others_are_told_apart() {
+    fn awaits_of_one_span_are_distinguished_from_those_of_several() {
         let are_of_topmost = |spans: &[&str]| {
             let mut profile = empty();
             let outer = profile.add_link(Link::named("request", None));
