@@ -35,6 +35,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 
 import interop_check
+from read_otlp import TURNED, kind
 
 # A limit for runs that never end; no result depends on how long something takes.
 PATIENCE_S = 300
@@ -213,9 +214,9 @@ def restarted(collector, shop, directory, protocol):
         for resource in data.resource_profiles:
             for scope in resource.scope_profiles:
                 for profile in scope.profiles:
-                    # Waits have the id with its last bit turned.
-                    is_waits = data.dictionary.string_table[profile.sample_type.type_strindex] == "off_cpu"
-                    profile_id = f"{int(profile.profile_id.hex(), 16) ^ is_waits:032x}"
+                    # Each kind but on-CPU has the id with one bit turned.
+                    turned = TURNED.get(kind(data.dictionary, profile), 0)
+                    profile_id = f"{int(profile.profile_id.hex(), 16) ^ turned:032x}"
                     arrived.setdefault(profile_id, []).append(path.name.split("-")[0])
     if len(promised) < 4 or not promised <= arrived.keys():
         sys.exit(f"promised {promised}, arrived {arrived}\nWhat arrived is in {directory}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from read_otlp import kind, time_with
+from read_otlp import TURNED, kind, time_with
 
 SHOP = Path(__file__).parent.parent / "examples/shop/mod.rs"
 # The requests that must leave a profile: the function in which most of the time is, and its file.
@@ -56,8 +56,8 @@ class Found:
         return self.profile.profile_id.hex()
 
     @property
-    def is_waits(self):
-        return kind(self.data.dictionary, self.profile) == "off_cpu"
+    def kind(self):
+        return kind(self.data.dictionary, self.profile)
 
 
 def attributes(entity, strings=()):
@@ -74,8 +74,9 @@ def attributes(entity, strings=()):
     return found
 
 
-def with_last_bit_turned(profile_id):
-    return f"{int(profile_id, 16) ^ 1:032x}"
+def with_turned(profile_id, kind):
+    """The id of the samples of that kind for that of the on-CPU samples, and the other way round."""
+    return f"{int(profile_id, 16) ^ TURNED.get(kind, 0):032x}"
 
 
 def check_arrived(arrived):
@@ -92,11 +93,12 @@ def check_arrived(arrived):
     by_id = {one.id: one for one in found}
     names = set()
     for profile_id in ids_on(spans):
-        both = [by_id[i] for i in (profile_id, with_last_bit_turned(profile_id)) if i in by_id]
+        ids = (with_turned(profile_id, kind) for kind in ("samples", *TURNED))
+        parts = [by_id[i] for i in ids if i in by_id]
         root = root_of(profile_id, spans)
         names.add(root.name)
-        check_links(both, root, spans)
-        check_guilty(both, root)
+        check_links(parts, root, spans)
+        check_guilty(parts, root)
     check(GUILTY.keys() <= names, f"no profile of {GUILTY.keys() - names}")
     for data in arrived.profiles:
         check_rules(data)
@@ -134,15 +136,17 @@ def check_ids(found, spans):
     counts = Counter(one.id for one in found)
     twice = [profile_id for profile_id, count in counts.items() if count > 1]
     check(not twice, f"arrived more than once: {twice}")
-    # Waits have the same id as the on-CPU samples, except for the last bit.
-    arrived = {with_last_bit_turned(one.id) if one.is_waits else one.id for one in found}
+    # All kinds of samples have the same id, except for one bit.
+    arrived = {with_turned(one.id, one.kind) for one in found}
     ids = ids_on(spans)
     check(ids <= arrived, f"spans name profiles that did not arrive: {ids - arrived}")
     check(arrived <= ids, f"no span names these profiles: {arrived - ids}")
-    waits = {a["profile.off_cpu_id"] for a in map(attributes, spans.values()) if "profile.off_cpu_id" in a}
-    check(waits, "no span names a profile of waits")
-    lost = waits - {one.id for one in found if one.is_waits}
-    check(not lost, f"spans name profiles of waits that did not arrive: {lost}")
+    for kind, what in (("off_cpu", "waits"), ("await", "awaits")):
+        key = f"profile.{kind}_id"
+        named = {a[key] for a in map(attributes, spans.values()) if key in a}
+        check(named or kind == "await", f"no span names a profile of {what}")
+        lost = named - {one.id for one in found if one.kind == kind}
+        check(not lost, f"spans name profiles of {what} that did not arrive: {lost}")
     reasons = [a for a in map(attributes, spans.values()) if "profile.reason" in a]
     check(len(reasons) >= 6, f"{len(reasons)} spans were kept, expected the six that are slow or fail")
 
@@ -177,7 +181,7 @@ def check_links(found, root, spans):
         links = [
             one.data.dictionary.link_table[sample.link_index].span_id.hex()
             for one in found
-            if not one.is_waits
+            if one.kind not in TURNED
             for sample in one.profile.samples
         ]
         grafana = attributes(root).get("pyroscope.profile.id")

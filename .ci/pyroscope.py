@@ -56,9 +56,9 @@ class Files:
         functions, total = set(), 0
         for dictionary, profile in self.profiles():
             kind = dictionary.string_table[profile.sample_type.type_strindex]
-            if (kind == "off_cpu") != (profile_type == OFF_CPU):
+            assert kind in ("samples", "off_cpu", "await", "scheduling_delay"), kind
+            if kind != ("off_cpu" if profile_type == OFF_CPU else "samples"):
                 continue
-            assert kind in ("samples", "off_cpu"), kind
             for sample in profile.samples:
                 if dictionary.link_table[sample.link_index].span_id.hex() != span:
                     continue

@@ -7,6 +7,10 @@ from pathlib import Path
 from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
 
 
+# Samples with a start and a length, and the bit that their profile's id has turned.
+TURNED = {"off_cpu": 1, "await": 2, "scheduling_delay": 4}
+
+
 def frames(dictionary, stack_index):
     """Function, file and line of the frames of a stack, innermost first."""
     strings = dictionary.string_table
@@ -27,9 +31,9 @@ def read(path):
     assert any(a.key == "service.name" for a in resource.resource.attributes)
     [scope] = resource.scope_profiles
     first = scope.profiles[0]
-    # Waits have the id with its last bit turned, also if they are alone.
-    is_waits = kind(dictionary, first) == "off_cpu"
-    assert path.stem.endswith(f"{int(first.profile_id.hex(), 16) ^ is_waits:032x}"), first.profile_id
+    # Each kind but on-CPU has the id with one bit turned, also if it is alone.
+    turned = TURNED.get(kind(dictionary, first), 0)
+    assert path.stem.endswith(f"{int(first.profile_id.hex(), 16) ^ turned:032x}"), first.profile_id
     assert len({profile.profile_id for profile in scope.profiles}) == len(scope.profiles)
     for profile in scope.profiles:
         end = profile.time_unix_nano + profile.duration_nano
@@ -47,8 +51,8 @@ def nanoseconds(dictionary, profile, sample):
     """The time that a sample represents."""
     if kind(dictionary, profile) == "samples":
         return len(sample.timestamps_unix_nano) * profile.period
-    assert kind(dictionary, profile) in ("cpu", "off_cpu"), kind(dictionary, profile)
-    if kind(dictionary, profile) == "off_cpu":
+    assert kind(dictionary, profile) in ("cpu", *TURNED), kind(dictionary, profile)
+    if kind(dictionary, profile) in TURNED:
         assert len(sample.timestamps_unix_nano) == len(sample.values)
     return sum(sample.values)
 

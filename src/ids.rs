@@ -110,8 +110,24 @@ impl ProfileId {
     /// bit is inverted.
     #[must_use]
     pub fn of_off_cpu(self) -> Self {
+        self.inverted(1)
+    }
+
+    /// The id under which OTLP exports the awaits of this profile. The last bit but one is inverted.
+    #[must_use]
+    pub fn of_await(self) -> Self {
+        self.inverted(2)
+    }
+
+    /// The id under which OTLP exports the scheduling delays of this profile. The last bit but two is inverted.
+    #[must_use]
+    pub fn of_scheduling_delay(self) -> Self {
+        self.inverted(4)
+    }
+
+    fn inverted(self, bits: u8) -> Self {
         let mut bytes = self.0;
-        bytes[15] ^= 1;
+        bytes[15] ^= bits;
         // For the only id that would become 0.
         bytes[14] ^= u8::from(bytes == [0; 16]);
         Self(bytes)
@@ -179,6 +195,19 @@ mod tests {
         let span = SpanId::from_bytes([0xab; 8]);
         assert_eq!(format!("{span:?}"), "SpanId(abababababababab)");
         assert_eq!("ABABABABABABABAB".parse::<SpanId>().unwrap(), span);
+    }
+
+    #[test]
+    fn each_kind_of_sample_has_an_id_that_is_not_zero() {
+        for last in 0..=8 {
+            let mut bytes = [0; 16];
+            bytes[15] = last;
+            let id = ProfileId(bytes);
+            let ids = [id.of_off_cpu(), id.of_await(), id.of_scheduling_delay(), id];
+            let distinct: std::collections::HashSet<_> = ids.into_iter().collect();
+            assert_eq!(distinct.len(), 4, "{ids:?}");
+            assert!(!ids[..3].contains(&ProfileId([0; 16])), "{ids:?}");
+        }
     }
 
     #[test]

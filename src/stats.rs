@@ -108,6 +108,10 @@ counters! {
         kept_for_off_cpu,
         /// Spans kept for their idle time.
         kept_for_idle,
+        /// Spans kept for the time that they awaited.
+        kept_for_await,
+        /// Spans kept for their scheduling delay.
+        kept_for_delay,
         /// Spans kept because they were slower than a percentile of the spans of their name.
         kept_for_percentile,
         /// Spans kept by the condition `always`.

@@ -552,6 +552,7 @@ mod tests {
             samples: 1,
             top_function: None,
             waits: crate::profile::Waits::default(),
+            awaits: crate::profile::Awaits::default(),
             files: Vec::new(),
         };
         let _room = Room::new(1 << 20).take();

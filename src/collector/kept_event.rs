@@ -3,11 +3,12 @@
 use std::fmt::{self, Display, Write};
 
 use super::report::{
-    AtSite, Ns, Short, WAIT_NS, WORTH_REPORTING, full_name, plural_waits, unsampled_of,
+    AWAITS_OF_ALL, AtAwait, AtSite, Awaited, Ns, Short, WAIT_NS, WORTH_REPORTING, full_name,
+    plural_waits, unsampled_of,
 };
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::Waits;
+use crate::profile::{Awaits, Waits};
 use crate::redact::Redaction;
 use crate::span::TimeBreakdown;
 
@@ -109,6 +110,8 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
     let earlier: Vec<_> = span.earlier_profiles().iter().map(ToString::to_string).collect();
     let earlier = earlier.join(" ");
     let waits = Some(&kept.waits).filter(|waits| has_profile && waits.count > 0);
+    let awaits = Some(&kept.awaits).filter(|_| has_profile);
+    let longest_await = awaits.and_then(|awaits| awaits.longest.as_ref());
     let in_async = waits.filter(|waits| waits.in_async.is_some());
     let top = kept.top_function.as_ref().filter(|_| has_profile);
     tracing::info!(
@@ -134,6 +137,8 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
         off_cpu_ms = known(account.off_cpu_ns),
         busy_ms = (!is_known).then(|| ms(account.busy_ns())),
         idle_ms = ms(account.idle_ns),
+        await_ms = (account.await_ns > 0).then(|| ms(account.await_ns)),
+        scheduling_delay_ms = (account.delay_ns > 0).then(|| ms(account.delay_ns)),
         after_last_exit_ms = worth(account.after_last_exit_ns),
         samples = (has_profile && kept.profile.is_some()).then_some(kept.samples),
         unsampled_ms = worth(unsampled_of(span)).filter(|_| has_profile && kept.profile.is_some()),
@@ -145,6 +150,9 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
             waits.and_then(|waits| waits.longest.as_ref()).map(|site| duration_ms(site.waited)),
         longest_wait = waits.and_then(|waits| waits.longest.as_ref()).map(|site| display(AtSite(site))),
         blocked_in_async_ms = in_async.map(|waits| duration_ms(waits.in_async_total)),
+        longest_await_ms = longest_await.map(|site| duration_ms(site.total)),
+        longest_await = longest_await.map(|site| display(AtAwait(site))),
+        delayed_by = awaits.and_then(|awaits| awaits.delayed_by.as_deref()),
         trace_id = span.trace_ids().map(|(trace, _)| display(trace)),
         span_id = span.trace_ids().map(|(_, span)| display(span)),
         profile_id = span.profile().ok().or(kept.profile).map(display),
@@ -204,6 +212,7 @@ fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
             }
         });
     }
+    reasons.extend(idle(first, kept));
     let Waits { count, total, longest, in_async, in_async_total, .. } = &kept.waits;
     if let Some(site) = longest {
         let waits = plural_waits(*count);
@@ -231,14 +240,37 @@ fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
     message
 }
 
+/// What explains idle time, if that is worth saying. The awaits of the profile are compared with the idle time of the
+/// span only if all of them are its own.
+fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
+    let TimeBreakdown { wall_ns, idle_ns, .. } = *first.times();
+    let awaits: &Awaits = &kept.awaits;
+    if awaits.is_empty() || idle_ns <= wall_ns / 10 {
+        return None;
+    }
+    let (idle, awaited) = (Ns(idle_ns), Awaited(awaits));
+    Some(match awaits.are_of_topmost && kept.spans.len() == 1 {
+        true => format!("idle {idle}: {awaited}"),
+        false => format!("idle {idle}; {AWAITS_OF_ALL}: {awaited}"),
+    })
+}
+
 /// Displays why a span has no profile.
 pub(super) struct Without<'a>(pub(super) NoProfile, pub(super) &'a KeptSpan);
 
 impl Display for Without<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TimeBreakdown { wall_ns, off_cpu_ns, idle_ns, .. } = *self.1.times();
+        let times = self.1.times();
+        let TimeBreakdown { wall_ns, off_cpu_ns, idle_ns, .. } = *times;
         let is_mostly = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
         match self.0 {
+            NoProfile::NoSamples if is_mostly(times.explained_idle_ns()) => {
+                write!(
+                    f,
+                    "it awaited for {}, but no await was sampled",
+                    Ns(times.explained_idle_ns())
+                )
+            }
             NoProfile::NoSamples if is_mostly(idle_ns) => {
                 write!(f, "it was awaiting, in no thread, for {}", Ns(idle_ns))
             }
@@ -274,6 +306,7 @@ mod tests {
             samples: 258,
             top_function: Some(("shop::render".to_owned(), 0.97)),
             waits: Waits::default(),
+            awaits: Awaits::default(),
             files: vec!["profiles/x.svg".into()],
         }
     }
@@ -319,7 +352,15 @@ mod tests {
             text.ends_with(": no profile: it was awaiting, in no thread, for 1.31 s"),
             "{text}"
         );
+        // Its future is polled through `Profiled`, and is no longer said to be in no thread.
+        kept.spans[0].account.await_ns = 1_300_000_000;
+        let text = line(&kept);
+        assert!(
+            text.ends_with(": no profile: it awaited for 1.30 s, but no await was sampled"),
+            "{text}"
+        );
         let account = &mut kept.spans[0].account;
+        account.await_ns = 0;
         (account.off_cpu_ns, account.idle_ns) = (account.idle_ns, 0);
         let text = line(&kept);
         assert!(
@@ -364,6 +405,33 @@ mod tests {
         mixed.push(other);
         mixed.extend([request; 20]);
         assert!(line_after(&mixed).is_empty());
+    }
+
+    #[test]
+    fn a_message_says_what_a_span_awaited() {
+        let ms = std::time::Duration::from_millis;
+        let mut kept = kept();
+        let account = &mut kept.spans[0].account;
+        account.wall_ns = 1_210_000_000;
+        (account.idle_ns, account.subtree_on_cpu_ns) = (1_200_000_000, 9_000_000);
+        kept.awaits = Awaits {
+            delay: ms(20),
+            delayed_by: Some("report".to_owned()),
+            ..Awaits::for_test(ms(1_180), ms(1_180))
+        };
+        let awaited = "1.18 s in shop::fetch (src/upstream.rs:41) at tokio::time::sleep, \
+                       20.0 ms scheduling delay behind `report`";
+        let head = "kept `test` (latency) after 1.21 s: idle 1.20 s";
+        assert_eq!(line(&kept), format!("{head}: {awaited}"));
+        // The awaits of others are not a part of its own idle time.
+        let all = format!("{head}; awaits of all spans: {awaited}");
+        kept.awaits.are_of_topmost = false;
+        assert_eq!(line(&kept), all);
+        kept.awaits.are_of_topmost = true;
+        kept.spans.push(KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3));
+        assert_eq!(line(&kept), all);
+        kept.spans[0].account.idle_ns = 100_000_000;
+        assert!(!line(&kept).contains("idle"), "{}", line(&kept));
     }
 
     #[test]

@@ -42,6 +42,7 @@ impl Recent {
                 samples: kept.samples,
                 top_function: kept.top_function.clone(),
                 waits: kept.waits.clone(),
+                awaits: kept.awaits.clone(),
                 files: kept.files.clone(),
             },
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::keep::{Epoch, Kept, KeptSpan};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Attribute, Profile, Symbolized, Value, WaitSite, capped};
+use crate::profile::{Attribute, AwaitSite, Awaits, Profile, Symbolized, Value, WaitSite, capped};
 use crate::redact::Redaction;
 use crate::span::{SpanKey, TimeBreakdown};
 use crate::sys::{self, UnusualCall};
@@ -172,6 +172,55 @@ impl Display for AtSite<'_> {
     }
 }
 
+/// Adds what the spans of a symbolized profile awaited.
+pub(super) fn describe_awaits(profile: &mut Profile, awaits: &Awaits) {
+    if !awaits.is_empty() {
+        profile.notes.push(format!("{AWAITS_OF_ALL}: {}", Awaited(awaits)));
+    }
+}
+
+/// Precedes the awaits of a profile. They are those of all of its spans, and not comparable with one span's times.
+pub(super) const AWAITS_OF_ALL: &str = "awaits of all spans";
+
+/// Displays what was awaited, and the scheduling delay.
+pub(super) struct Awaited<'a>(pub(super) &'a Awaits);
+
+impl Display for Awaited<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// A place with a larger share of the awaits represents all of them.
+        const MOST: f64 = 0.95;
+        let Awaits { total, delay, longest, delayed_by, .. } = self.0;
+        if let Some(site) = longest {
+            if site.share <= MOST {
+                write!(f, "{}, of which ", Short(*total))?;
+            }
+            write!(f, "{} in {}", Short(site.total), AtAwait(site))?;
+        } else if !total.is_zero() {
+            write!(f, "{}", Short(*total))?;
+        }
+        if delay.is_zero() {
+            return Ok(());
+        }
+        f.write_str(if total.is_zero() { "" } else { ", " })?;
+        write!(f, "{} scheduling delay", Short(*delay))?;
+        delayed_by.as_ref().map_or(Ok(()), |span| write!(f, " behind `{span}`"))
+    }
+}
+
+/// Displays where a future awaited, and what.
+pub(super) struct AtAwait<'a>(pub(super) &'a AwaitSite);
+
+impl Display for AtAwait<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AwaitSite { function, location, awaited, .. } = self.0;
+        f.write_str(function)?;
+        if !location.is_empty() {
+            write!(f, " ({location})")?;
+        }
+        if awaited.is_empty() { Ok(()) } else { write!(f, " at {awaited}") }
+    }
+}
+
 pub(super) fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
@@ -276,6 +325,13 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
         }
     }
     attributes.push(Attribute { key: "profile.idle_ns", value: int(account.idle_ns) });
+    for (key, ns) in
+        [("profile.await_ns", account.await_ns), ("profile.scheduling_delay_ns", account.delay_ns)]
+    {
+        if ns > 0 {
+            attributes.push(Attribute { key, value: int(ns) });
+        }
+    }
     // No key may be there twice, and a field of the program could have the name of an attribute of the layer.
     let shown = span.values.iter().filter(|(key, _)| !key.starts_with(OWN_ATTRIBUTES));
     attributes.extend(shown.map(|(key, value)| {
@@ -453,6 +509,8 @@ impl Display for Split<'_> {
             on_cpu_error_ns,
             off_cpu_ns,
             idle_ns,
+            await_ns,
+            delay_ns,
             after_last_exit_ns,
             is_cpu_time_unknown,
             ..
@@ -471,6 +529,17 @@ impl Display for Split<'_> {
             write!(f, " + off-CPU {}", Ns(off_cpu_ns))?;
         }
         write!(f, " + idle {}", Ns(idle_ns))?;
+        let known_ns = self.0.explained_idle_ns();
+        let parts = [
+            ("await", await_ns, 1),
+            ("scheduling delay", delay_ns, 1),
+            ("not explained", idle_ns.saturating_sub(known_ns), WORTH_REPORTING),
+        ];
+        let parts = parts.iter().filter(|(_, ns, least_ns)| known_ns > 0 && ns >= least_ns);
+        let parts: Vec<_> = parts.map(|(part, ns, _)| format!("{part} {}", Ns(*ns))).collect();
+        if !parts.is_empty() {
+            write!(f, " ({})", parts.join(" + "))?;
+        }
         if after_last_exit_ns >= WORTH_REPORTING.max(wall_ns / 10) {
             write!(f, " ({} of it after its last exit)", Ns(after_last_exit_ns))?;
         }
@@ -569,6 +638,7 @@ mod tests {
                 samples: 0,
                 top_function: None,
                 waits: crate::profile::Waits { count: 2, total: ms(400), ..Default::default() },
+                awaits: Awaits::default(),
                 files: Vec::new(),
             };
             describe_waits(&mut profile, &kept);
@@ -614,6 +684,58 @@ mod tests {
         let expected =
             "84.7 ms of 264 ms on-CPU (32 %); nothing lost; earlier profiles have the others";
         assert_eq!(rest, expected);
+    }
+
+    #[test]
+    fn idle_time_is_split_if_a_part_of_it_is_explained() {
+        let text = |await_ms: u64, delay_ms: u64| {
+            let account = TimeBreakdown {
+                wall_ns: 1_210_000_000,
+                idle_ns: 1_200_000_000,
+                await_ns: await_ms * 1_000_000,
+                delay_ns: delay_ms * 1_000_000,
+                ..TimeBreakdown::default()
+            };
+            let text = Split(&account).to_string();
+            text.split(" + idle ").nth(1).unwrap().to_owned()
+        };
+        assert_eq!(text(0, 0), "1.20 s");
+        assert_eq!(text(1_180, 20), "1.20 s (await 1.18 s + scheduling delay 20.0 ms)");
+        assert_eq!(text(1_200, 0), "1.20 s (await 1.20 s)");
+        assert_eq!(
+            text(1_000, 20),
+            "1.20 s (await 1.00 s + scheduling delay 20.0 ms + not explained 180 ms)"
+        );
+        let account = TimeBreakdown { idle_ns: 9, await_ns: 7, ..TimeBreakdown::default() };
+        let span = KeptSpan { account, ..KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0) };
+        let attributes = attributes(&span, "test", &Losses::default());
+        let value = |key| attributes.iter().find(|one| one.key == key).map(|one| &one.value);
+        assert_eq!(value("profile.await_ns"), Some(&Value::Int(7)));
+        assert_eq!(value("profile.scheduling_delay_ns"), None);
+    }
+
+    #[test]
+    fn a_note_says_what_was_awaited_in_all_spans() {
+        let ms = Duration::from_millis;
+        let note = |awaits: &Awaits| {
+            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
+            describe_awaits(&mut profile, awaits);
+            profile.notes.pop()
+        };
+        assert_eq!(note(&Awaits::default()), None);
+        let awaits = Awaits::for_test(ms(1_180), ms(1_180));
+        let place = "shop::fetch (src/upstream.rs:41) at tokio::time::sleep";
+        assert_eq!(note(&awaits), Some(format!("awaits of all spans: 1.18 s in {place}")));
+        let mut awaits = Awaits { delay: ms(20), ..Awaits::for_test(ms(1_180), ms(300)) };
+        let part = format!("awaits of all spans: 1.18 s, of which 300 ms in {place}");
+        assert_eq!(note(&awaits), Some(format!("{part}, 20.0 ms scheduling delay")));
+        awaits.delayed_by = Some("report".to_owned());
+        let part = format!("{part}, 20.0 ms scheduling delay behind `report`");
+        assert_eq!(note(&awaits), Some(part));
+        (awaits.longest, awaits.delay) = (None, Duration::ZERO);
+        assert_eq!(note(&awaits), Some("awaits of all spans: 1.18 s".to_owned()));
+        let delay = Awaits { delay: ms(20), ..Awaits::default() };
+        assert_eq!(note(&delay), Some("awaits of all spans: 20.0 ms scheduling delay".to_owned()));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::room::TakenRoom;
 use crate::export::Exporter;
 use crate::keep::{Kept, KeptSpan, OnKept};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{MappingId, Profile, Symbolized, Waits};
+use crate::profile::{Awaits, MappingId, Profile, Symbolized, Waits};
 use crate::redact::Redaction;
 use crate::stats::Counters;
 use crate::symbols::{Missing, SymbolSettings, Symbolizer};
@@ -140,7 +140,9 @@ impl Worker {
                 room.shrink(profile.bytes());
                 report.samples = profile.sample_count();
                 report.waits = profile.waits();
+                report.awaits = profile.awaits();
                 report::describe_waits(&mut profile, &report);
+                report::describe_awaits(&mut profile, &report.awaits);
                 report.top_function = profile.top_function();
                 let held = HeldProfile { profile, report, since: Instant::now(), _room: room };
                 self.delivery.deliver(held);
@@ -213,6 +215,7 @@ fn unexported(kept: &[KeptSpan]) -> Kept {
         samples: 0,
         top_function: None,
         waits: Waits::default(),
+        awaits: Awaits::default(),
         files: Vec::new(),
     }
 }

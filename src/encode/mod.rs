@@ -110,6 +110,28 @@ mod tests {
         profile
     }
 
+    /// `checkout`, with a function that awaits twice, and is not polled at once after the first time.
+    pub(super) fn awaiting() -> Profile {
+        let mut profile = checkout();
+        let sleep = "<tokio::time::sleep::Sleep as core::future::future::Future>::poll";
+        let sleep = function(&mut profile, 0x1060, sleep, "tokio-1.54.1/src/time/sleep.rs", 457);
+        let fetch = "shop::fetch::{{closure}}";
+        let fetch = function(&mut profile, 0x1050, fetch, "/shop/src/upstream.rs", 41);
+        let awaits = profile.add_stack(vec![sleep, fetch]);
+        let behind = profile.add_wait("[scheduling delay behind report]");
+        let delays = profile.add_stack(vec![behind, sleep, fetch]);
+        let request = link(&mut profile, "GET /checkout", None);
+        for (kind, stack, time_unix_ns, weight_ns) in [
+            (SampleKind::Await, awaits, 1_002, 900_000_000),
+            (SampleKind::Delay, delays, 1_040, 20_000_000),
+            (SampleKind::Await, awaits, 1_060, 280_000_000),
+        ] {
+            let point = Point { time_unix_ns, weight_ns, thread: None };
+            profile.add_sample(kind, stack, Some(request), point);
+        }
+        profile
+    }
+
     /// One sample of a stack with that depth: `f0` calls `f1`, which calls `f2` and so on.
     pub(super) fn deep(depth: u64) -> Profile {
         let mut profile = Profile::new(ProfileId::for_test(3), PERIOD);

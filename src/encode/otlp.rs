@@ -19,9 +19,10 @@ use crate::profile::{
 
 /// Encodes a binary `ProfilesData`. The bytes are also a valid `ExportProfilesServiceRequest`.
 ///
-/// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile, and waits are another of the
-/// type `off_cpu` in nanoseconds, each with its start and duration. On-CPU samples have the id of `profile`, and waits
-/// have [`ProfileId::of_off_cpu`].
+/// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile. Waits are another of the type
+/// `off_cpu` in nanoseconds, each with its start and duration, and so are awaits (`await`) and scheduling delays
+/// (`scheduling_delay`). On-CPU samples have the id of `profile`, and the others [`ProfileId::of_off_cpu`],
+/// [`ProfileId::of_await`] and [`ProfileId::of_scheduling_delay`].
 ///
 /// If all on-CPU samples represent the same CPU time or multiples of it, each is a timestamp, or several equal ones.
 /// Otherwise timestamps would count for too little or too much, and each sample is its CPU time in nanoseconds.
@@ -32,10 +33,22 @@ pub fn otlp(profile: &Profile, resource: &Resource) -> Vec<u8> {
 /// The message before encoding.
 pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::ProfilesData {
     let mut dictionary = Dictionary::new(profile);
-    let has_waits = profile.of_kind(SampleKind::OffCpu).next().is_some();
-    let has_samples = profile.of_kind(SampleKind::OnCpu).next().is_some() || !has_waits;
-    let on_cpu = has_samples.then(|| encode_on_cpu(profile, &mut dictionary));
-    let off_cpu = has_waits.then(|| encode_off_cpu(profile, &mut dictionary));
+    let mut kinds: Vec<_> = SampleKind::ALL.into_iter().collect();
+    kinds.retain(|kind| profile.of_kind(*kind).next().is_some());
+    if kinds.is_empty() {
+        kinds.push(SampleKind::OnCpu);
+    }
+    let id = profile.id;
+    let profiles = kinds.into_iter().map(|kind| {
+        let (name, id) = match kind {
+            SampleKind::OnCpu => return encode_on_cpu(profile, &mut dictionary),
+            SampleKind::OffCpu => ("off_cpu", id.of_off_cpu()),
+            SampleKind::Await => ("await", id.of_await()),
+            SampleKind::Delay => ("scheduling_delay", id.of_scheduling_delay()),
+        };
+        encode_times(profile, kind, name, id, &mut dictionary)
+    });
+    let profiles = profiles.collect();
     let scope = InstrumentationScope {
         name: env!("CARGO_PKG_NAME").to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -43,7 +56,7 @@ pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::Pro
     };
     let scope_profiles = proto::ScopeProfiles {
         scope: Some(scope),
-        profiles: on_cpu.into_iter().chain(off_cpu).collect(),
+        profiles,
         // The conventions for what is not our own.
         schema_url: resource.schema_url().unwrap_or_default().to_owned(),
     };
@@ -135,8 +148,15 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn encode_off_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
-    let samples = merge(profile, SampleKind::OffCpu, dictionary).into_iter();
+/// Encodes samples that each have a start and a duration.
+fn encode_times(
+    profile: &Profile,
+    kind: SampleKind,
+    name: &str,
+    id: ProfileId,
+    dictionary: &mut Dictionary<'_>,
+) -> proto::Profile {
+    let samples = merge(profile, kind, dictionary).into_iter();
     let samples = samples.map(|(sample, points)| proto::Sample {
         timestamps_unix_nano: times(&points),
         values: points.iter().map(|point| signed(point.weight_ns)).collect(),
@@ -144,11 +164,11 @@ fn encode_off_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::
     });
     proto::Profile {
         samples: samples.collect(),
-        sample_type: Some(dictionary.value_type("off_cpu", "nanoseconds")),
-        // Waits are not sampled, so the period is 0. But Parca rejects a profile without this type, and if it has
+        sample_type: Some(dictionary.value_type(name, "nanoseconds")),
+        // They are not sampled, so the period is 0. But Parca rejects a profile without this type, and if it has
         // stored one with an empty type, it does not answer queries any more.
-        period_type: Some(dictionary.value_type("off_cpu", "nanoseconds")),
-        ..encode_common(profile, profile.id.of_off_cpu(), dictionary)
+        period_type: Some(dictionary.value_type(name, "nanoseconds")),
+        ..encode_common(profile, id, dictionary)
     }
 }
 
@@ -375,7 +395,7 @@ impl<'a> Dictionary<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{checkout, mixed_rates, waiting};
+    use super::super::tests::{awaiting, checkout, mixed_rates, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};
     use crate::profile::ProfiledThread;
@@ -503,6 +523,39 @@ mod tests {
             })
             .collect();
         assert_eq!(functions, [("[futex 0x7f01]", false), ("shop::reserve", true)]);
+    }
+
+    #[test]
+    fn awaits_and_scheduling_delays_are_profiles_of_their_own() {
+        let mut profile = awaiting();
+        let data = decode(&profile);
+        let dictionary = data.dictionary.as_ref().unwrap();
+        let name = |index: i32| dictionary.string_table[index as usize].as_str();
+        let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
+        let of = |profile: &proto::Profile| {
+            let kind = profile.sample_type.unwrap();
+            assert_eq!((profile.period_type, profile.period), (Some(kind), 0));
+            assert_eq!(name(kind.unit_strindex), "nanoseconds");
+            let samples = profile.samples.iter();
+            let values: Vec<_> = samples.clone().flat_map(|sample| sample.values.clone()).collect();
+            let times: Vec<_> =
+                samples.flat_map(|sample| sample.timestamps_unix_nano.clone()).collect();
+            let id: [u8; 16] = profile.profile_id.as_slice().try_into().unwrap();
+            (name(kind.type_strindex), ProfileId::from_bytes(id), values, times)
+        };
+        let awaits =
+            ("await", profile.id.of_await(), vec![900_000_000, 280_000_000], vec![1_002, 1_060]);
+        let delays =
+            ("scheduling_delay", profile.id.of_scheduling_delay(), vec![20_000_000], vec![1_040]);
+        let encoded: Vec<_> = profiles.iter().skip(1).map(of).collect();
+        assert_eq!(encoded, [awaits.clone(), delays]);
+        // The same alone.
+        profile.keep_only(SampleKind::Await);
+        let data = decode(&profile);
+        let [alone] = &data.resource_profiles[0].scope_profiles[0].profiles[..] else {
+            panic!("one profile");
+        };
+        assert_eq!(alone.profile_id, awaits.1.to_bytes());
     }
 
     #[test]

@@ -10,10 +10,11 @@ use prost::Message;
 use super::pprof_messages as proto;
 use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKind};
 
-/// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, and the time of
-/// waits in nanoseconds (`-sample_index=off_cpu`, the default if there are only waits). Each sample has its span's name
-/// as the label `span_name`, and `trace_id` and `span_id` if the span has them. The fields that identify the nearest kept span
-/// around it are labels, too. The profile's attributes and notes are comments.
+/// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, and the times of
+/// waits, awaits and scheduling delays in nanoseconds (`-sample_index=off_cpu`, `await` and `scheduling_delay`). The
+/// default is the first one of these times that is not 0. Each sample has its span's name as the label `span_name`, and
+/// `trace_id` and `span_id` if the span has them. The fields that identify the nearest kept span around it are labels,
+/// too. The profile's attributes and notes are comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
     let bytes = Encoder::new(profile).encode().encode_to_vec();
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
@@ -49,14 +50,12 @@ impl<'a> Encoder<'a> {
     fn encode(mut self) -> proto::Profile {
         let profile = self.profile;
         let count = self.value_type("samples", "count");
-        let cpu = self.value_type("cpu", "nanoseconds");
-        let off_cpu = self.value_type("off_cpu", "nanoseconds");
-        let awaits = self.value_type("await", "nanoseconds");
-        let delay = self.value_type("scheduling_delay", "nanoseconds");
-        self.message.sample_type = vec![count, cpu, off_cpu, awaits, delay];
-        let has_samples = profile.of_kind(SampleKind::OnCpu).next().is_some();
-        self.message.default_sample_type = self.string(if has_samples { "cpu" } else { "off_cpu" });
-        self.message.period_type = Some(cpu);
+        let times = SampleKind::ALL.map(|kind| self.value_type(time_of(kind), "nanoseconds"));
+        self.message.sample_type = std::iter::once(count).chain(times).collect();
+        let has_samples = |kind: &SampleKind| profile.of_kind(*kind).next().is_some();
+        let first = SampleKind::ALL.into_iter().find(has_samples).unwrap_or(SampleKind::OnCpu);
+        self.message.default_sample_type = self.string(time_of(first));
+        self.message.period_type = times.first().copied();
         self.message.period = signed(profile.uniform_weight_ns().unwrap_or(profile.period_ns));
         self.message.time_nanos = signed(profile.start_unix_ns);
         self.message.duration_nanos = signed(profile.duration_ns);
@@ -66,19 +65,20 @@ impl<'a> Encoder<'a> {
         }
         for sample in profile.samples() {
             let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
+            // Only on-CPU samples count as samples: the others are measured.
+            let is_on_cpu = sample.kind == SampleKind::OnCpu;
+            let count = if is_on_cpu { sample.points.len() as u64 } else { 0 };
             let encoded = proto::Sample {
                 location_id: profile
                     .location_ids(sample.stack)
                     .map(|id| self.location(id))
                     .collect(),
-                value: match sample.kind {
-                    SampleKind::OnCpu => {
-                        vec![signed(sample.points.len() as u64), signed(weight), 0, 0, 0]
-                    }
-                    SampleKind::OffCpu => vec![0, 0, signed(weight), 0, 0],
-                    SampleKind::Await => vec![0, 0, 0, signed(weight), 0],
-                    SampleKind::Delay => vec![0, 0, 0, 0, signed(weight)],
-                },
+                value: std::iter::once(signed(count))
+                    .chain(
+                        SampleKind::ALL
+                            .map(|kind| if kind == sample.kind { signed(weight) } else { 0 }),
+                    )
+                    .collect(),
                 label: self.labels(sample.link),
             };
             self.message.sample.push(encoded);
@@ -216,6 +216,16 @@ impl<'a> Encoder<'a> {
     }
 }
 
+/// The name of a value.
+fn time_of(kind: SampleKind) -> &'static str {
+    match kind {
+        SampleKind::OnCpu => "cpu",
+        SampleKind::OffCpu => "off_cpu",
+        SampleKind::Await => "await",
+        SampleKind::Delay => "scheduling_delay",
+    }
+}
+
 fn comment(attribute: &Attribute) -> String {
     format!("{}={}", attribute.key, attribute.value)
 }
@@ -230,7 +240,7 @@ mod tests {
 
     use flate2::read::GzDecoder;
 
-    use super::super::tests::{checkout, waiting};
+    use super::super::tests::{awaiting, checkout, waiting};
     use super::*;
     use crate::profile::{FrameKind, Function, Line, Link, Location, Mapping, Point};
 
@@ -253,9 +263,9 @@ mod tests {
         assert_eq!(
             samples,
             [
-                ("GET /checkout", vec![1, 5_000_000, 0]),
-                ("GET /checkout", vec![1, 5_000_000, 0]),
-                ("price all", vec![2, 10_000_000, 0]),
+                ("GET /checkout", vec![1, 5_000_000, 0, 0, 0]),
+                ("GET /checkout", vec![1, 5_000_000, 0, 0, 0]),
+                ("price all", vec![2, 10_000_000, 0, 0, 0]),
             ]
         );
         assert_eq!(name(message.sample[0].label[0].key), "span_name");
@@ -294,17 +304,27 @@ mod tests {
     }
 
     #[test]
-    fn waits_have_their_own_value() {
-        let mut profile = waiting();
-        let values = |message: &proto::Profile| {
+    fn waits_and_awaits_have_their_own_values() {
+        let values = |profile: &Profile| {
+            let message = decode(profile);
             let values = message.sample.iter().map(|sample| sample.value.clone());
-            values.filter(|values| values[2] > 0).collect::<Vec<_>>()
+            values.filter(|values| values[0] == 0).collect::<Vec<_>>()
         };
-        assert_eq!(values(&decode(&profile)), [[0, 0, 320_000_000]]);
-        profile.keep_only(SampleKind::OffCpu);
-        let message = decode(&profile);
-        let default = &message.string_table[message.default_sample_type as usize];
-        assert_eq!(default, "off_cpu");
+        assert_eq!(values(&waiting()), [[0, 0, 320_000_000, 0, 0]]);
+        let awaits = [[0, 0, 0, 1_180_000_000, 0], [0, 0, 0, 0, 20_000_000]];
+        assert_eq!(values(&awaiting()), awaits);
+        let default = |mut profile: Profile, kind| {
+            profile.keep_only(kind);
+            let message = decode(&profile);
+            message.string_table[message.default_sample_type as usize].clone()
+        };
+        assert_eq!(default(waiting(), SampleKind::OffCpu), "off_cpu");
+        assert_eq!(default(awaiting(), SampleKind::Await), "await");
+        assert_eq!(default(awaiting(), SampleKind::Delay), "scheduling_delay");
+        let kinds = decode(&awaiting());
+        let string = |index: i64| kinds.string_table[index as usize].as_str();
+        let kinds: Vec<_> = kinds.sample_type.iter().map(|kind| string(kind.r#type)).collect();
+        assert_eq!(kinds, ["samples", "cpu", "off_cpu", "await", "scheduling_delay"]);
     }
 
     #[test]

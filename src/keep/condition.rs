@@ -15,6 +15,8 @@ use std::time::Duration;
 /// | `own_on_cpu>100ms`, `own_on_cpu>80%` | [`OwnOnCpu`](Self::OwnOnCpu) |
 /// | `off_cpu>50ms`, `off_cpu>80%` | [`OffCpu`](Self::OffCpu) |
 /// | `idle>1s`, `idle>80%` | [`Idle`](Self::Idle) |
+/// | `await>1s`, `await>80%` | [`Await`](Self::Await) |
+/// | `delay>50ms`, `delay>10%` | [`Delay`](Self::Delay) |
 /// | `p99>20ms`, `p99.9`  | [`Percentile`](Self::Percentile) |
 /// | `always` | [`Always`](Self::Always) |
 /// | `one_in=1000` | [`OneIn`](Self::OneIn) |
@@ -46,6 +48,13 @@ pub enum Condition {
     /// Its own idle time, while it was open but not entered, is longer than this. This is `time.idle` of
     /// `tracing-subscriber`; on-CPU and off-CPU time together are `time.busy`.
     Idle(TimeOrShare),
+    /// The part of its own idle time in which its future awaited something and had not been woken is longer than this:
+    /// [`TimeBreakdown::awaiting`](crate::TimeBreakdown::awaiting). Known only of futures that are polled through
+    /// `Profiled`.
+    Await(TimeOrShare),
+    /// The part of its own idle time in which its future had been woken and not been polled yet is longer than this: its
+    /// executor had other things to do. Known only where [`Await`](Self::Await) is.
+    Delay(TimeOrShare),
     /// It took longer than this percentile of the spans with its name and rule in the last five to ten minutes, and
     /// longer than `floor`. The condition takes effect once enough spans were counted that ten are expected above the
     /// percentile, and not before 100 spans.
@@ -118,10 +127,10 @@ impl TimeOrShare {
 pub struct Keep([Option<Condition>; SLOTS]);
 
 /// The number of conditions that a [`Keep`] can have: one of each kind, and both a time and a share where both exist.
-const SLOTS: usize = 16;
+const SLOTS: usize = 20;
 
 /// The slots of [`TimeOrShare::Percent`] conditions. Each follows the slot for a time of the same kind.
-const SHARES: u16 = 1 << 4 | 1 << 6 | 1 << 8 | 1 << 10;
+const SHARES: u32 = 1 << 4 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 14;
 
 impl Condition {
     /// Its index in a [`Keep`].
@@ -138,11 +147,15 @@ impl Condition {
             Self::OffCpu(TimeOrShare::Percent(_)) => 8,
             Self::Idle(TimeOrShare::Time(_)) => 9,
             Self::Idle(TimeOrShare::Percent(_)) => 10,
-            Self::Percentile { .. } => 11,
-            Self::Always => 12,
-            Self::OneIn(_) => 13,
-            Self::Hung(_) | Self::NeverHung => 14,
-            Self::Open(_) => 15,
+            Self::Await(TimeOrShare::Time(_)) => 11,
+            Self::Await(TimeOrShare::Percent(_)) => 12,
+            Self::Delay(TimeOrShare::Time(_)) => 13,
+            Self::Delay(TimeOrShare::Percent(_)) => 14,
+            Self::Percentile { .. } => 15,
+            Self::Always => 16,
+            Self::OneIn(_) => 17,
+            Self::Hung(_) | Self::NeverHung => 18,
+            Self::Open(_) => 19,
         }
     }
 
@@ -153,7 +166,9 @@ impl Condition {
             Self::OnCpu(amount)
             | Self::OwnOnCpu(amount)
             | Self::OffCpu(amount)
-            | Self::Idle(amount) => Some(amount),
+            | Self::Idle(amount)
+            | Self::Await(amount)
+            | Self::Delay(amount) => Some(amount),
             _ => None,
         }
     }
@@ -285,9 +300,13 @@ impl Keep {
         const LEAST: Duration = Duration::from_millis(1);
         const MOST: Duration = Duration::from_millis(20);
         // An idle span has no samples.
-        let has_samples = |condition: &Condition| !matches!(condition, Condition::Idle(_));
-        let times = self.conditions().filter(has_samples).filter_map(Condition::time);
-        let least = times.chain(self.shortest()).min();
+        let is_of_idle = |condition: &Condition| {
+            matches!(condition, Condition::Idle(_) | Condition::Await(_) | Condition::Delay(_))
+        };
+        let sampled = self.conditions().filter(|condition| !is_of_idle(condition));
+        let shortest = |condition: Condition| condition.amount().map(TimeOrShare::shortest);
+        let times = sampled.filter_map(|condition| condition.time().or(shortest(condition)));
+        let least = times.min().or(self.shortest());
         let is_always = self.conditions().any(|condition| condition == Condition::Always);
         if is_always || least == Some(Duration::ZERO) {
             return Duration::ZERO;
@@ -300,7 +319,7 @@ impl Keep {
     }
 
     /// A bit for each kind of condition in it.
-    pub(crate) fn kinds(&self) -> u16 {
+    pub(crate) fn kinds(&self) -> u32 {
         let slots = self.conditions().fold(0, |slots, condition| slots | 1 << condition.slot());
         slots | (slots & SHARES) >> 1
     }
@@ -341,6 +360,8 @@ impl fmt::Display for Condition {
             Self::OwnOnCpu(amount) => write!(f, "own_on_cpu>{amount}"),
             Self::OffCpu(amount) => write!(f, "off_cpu>{amount}"),
             Self::Idle(amount) => write!(f, "idle>{amount}"),
+            Self::Await(amount) => write!(f, "await>{amount}"),
+            Self::Delay(amount) => write!(f, "delay>{amount}"),
             Self::Percentile { millionths, floor } => {
                 write!(f, "p{}", f64::from(*millionths) / 10_000.0)?;
                 if floor.is_zero() { Ok(()) } else { write!(f, ">{}", Time(*floor)) }
@@ -390,6 +411,20 @@ mod tests {
             [slower(0).arm_after(), slower(100).or(Condition::Always).arm_after()],
             [ms(0); 2]
         );
+    }
+
+    /// While a span is idle, there is nothing to sample.
+    #[test]
+    fn arm_after_does_not_depend_on_limits_of_idle_time() {
+        let ms = Duration::from_millis;
+        for condition in [Condition::Idle, Condition::Await, Condition::Delay] {
+            for amount in [TimeOrShare::Time(ms(20)), TimeOrShare::Percent(80)] {
+                let keep = Keep::slower_than(ms(200)).or(condition(amount));
+                assert_eq!(keep.arm_after(), ms(10), "{keep}");
+            }
+            // Unless the rule has no other limit.
+            assert_eq!(Keep::when(condition(TimeOrShare::Time(ms(200)))).arm_after(), ms(10));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! field     = name [ "=" ( [ "~" ] quoted / value ) ]
 //! keep      = "off" / condition *( "|" condition )
 //! condition = duration / "last_exit>" duration / "error" / "error=self"
-//!           / ( "on_cpu>" / "own_on_cpu>" / "off_cpu>" / "idle>" ) ( duration / number "%" )
+//!           / ( "on_cpu>" / "own_on_cpu>" / "off_cpu>" / "idle>" / "await>" / "delay>" ) ( duration / number "%" )
 //!           / "p" number [ ">" duration ] / "always" / "one_in=" number
 //!           / "hung>" duration / "hung=off" / "open>" duration
 //! ```
@@ -198,6 +198,8 @@ fn condition(input: &mut &str) -> ModalResult<Condition> {
         preceded(above("own_on_cpu"), amount).map(Condition::OwnOnCpu),
         preceded(above("off_cpu"), amount).map(Condition::OffCpu),
         preceded(above("idle"), amount).map(Condition::Idle),
+        preceded(above("await"), amount).map(Condition::Await),
+        preceded(above("delay"), amount).map(Condition::Delay),
         preceded(above("hung"), limit).map(Condition::Hung),
         preceded(above("open"), limit).map(Condition::Open),
         percentile,
@@ -290,6 +292,7 @@ mod tests {
             "error",
             "on_cpu>100ms|on_cpu>80%|off_cpu>50ms|idle>1s",
             "off_cpu>50ms",
+            "idle>80%|await>1s|await>80%|delay>50ms|delay>10%",
             "own_on_cpu>100ms|own_on_cpu>80%",
             "p99>20ms|one_in=1000",
             "p99.9",

@@ -10,11 +10,13 @@ const WORDS: [(&[&str], &str); 3] = [
 ];
 
 /// Other words for what a condition judges, and the condition's own.
-const JUDGED: [(&[&str], &str); 5] = [
+const JUDGED: [(&[&str], &str); 7] = [
     (&["cpu", "on-cpu", "oncpu", "cpu_time"], "on_cpu>"),
     (&["own-on-cpu", "own_cpu", "self_cpu"], "own_on_cpu>"),
     (&["off-cpu", "offcpu", "blocked", "wait", "waits"], "off_cpu>"),
-    (&["await", "idle_time"], "idle>"),
+    (&["idle_time"], "idle>"),
+    (&["awaiting", "awaits", "async"], "await>"),
+    (&["scheduling_delay", "scheduling"], "delay>"),
     (&["", "latency", "wall", "wall_time", "duration", "elapsed", "time"], ""),
 ];
 
@@ -115,6 +117,8 @@ mod tests {
             ("latency>=250", "the limit of wall time has no name: write `250ms`"),
             ("cpu>100ms", "unknown condition: write `on_cpu>100ms`"),
             ("own_cpu>1s", "unknown condition: write `own_on_cpu>1s`"),
+            ("awaits>1", "unknown condition: write `await>1ms`"),
+            ("scheduling_delay>50ms", "unknown condition: write `delay>50ms`"),
             ("ON_CPU>80%", "conditions are in lower case: write `on_cpu>80%`"),
             ("on_cpu>=100ms", "`>=` is not supported: write `on_cpu>100ms`"),
             ("250ms|errors", "unknown condition `errors`: write `error`"),

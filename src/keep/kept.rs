@@ -7,7 +7,7 @@ use tracing::Metadata;
 
 use super::{ExportedWhileOpen, FieldValues, Reasons};
 use crate::ids::{SpanId, TraceId};
-use crate::profile::{ProfileId, Waits};
+use crate::profile::{Awaits, ProfileId, Waits};
 use crate::span::{SampleCounts, SpanKey, TimeBreakdown, TraceIds};
 
 /// Spans of one local root that were kept together, and their profile.
@@ -24,6 +24,9 @@ pub struct Kept {
     pub top_function: Option<(String, f64)>,
     /// What it waited for, as far as waits were captured: waits of 10 ms and more, and some shorter ones.
     pub waits: Waits,
+    /// What it awaited while it was in no thread, and how long it had been woken and was not polled: of all spans of the
+    /// profile whose futures are polled through `Profiled`. [`TimeBreakdown::awaiting`] is a span's own time.
+    pub awaits: Awaits,
     /// The files that were written; the first one is the best to start with.
     pub files: Vec<PathBuf>,
 }
@@ -75,6 +78,20 @@ impl KeptSpan {
         self.link.has_on_cpu || (self.earlier.are_linked && self.link.to == Some(self.key))
     }
 
+    /// Whether the profile has waits of it. A profile in which they are missing gets a placeholder. `SampleCounts` counts
+    /// awaits as waits, so that the account has to tell them apart.
+    pub(crate) fn promises_waits(&self) -> bool {
+        /// No captured wait is shorter.
+        const SHORTEST_NS: u64 = 5_000_000;
+        let can_have_waits = self.account.off_cpu_ns >= SHORTEST_NS || !self.promises_awaits();
+        self.samples.waits > 0 && can_have_waits
+    }
+
+    /// The same for awaits.
+    pub(crate) fn promises_awaits(&self) -> bool {
+        self.samples.waits > 0 && self.account.explained_idle_ns() > 0
+    }
+
     /// The span's name.
     pub fn name(&self) -> &'static str {
         self.metadata.name()
@@ -113,7 +130,7 @@ impl KeptSpan {
         self.opened
     }
 
-    /// The number of samples and waits in it and in the spans inside it, without those in a profile of an inner span that
+    /// The number of samples, waits and awaits in it and in the spans inside it, without those in a profile of an inner span that
     /// was exported before.
     pub fn samples(&self) -> u64 {
         self.samples.total()

@@ -25,6 +25,10 @@ pub enum Reason {
     OffCpu,
     /// It was open but not entered for longer than its rule allows.
     Idle,
+    /// Its future awaited something for longer than its rule allows.
+    Await,
+    /// Its future had been woken and was not polled for longer than its rule allows.
+    Delay,
     /// It took longer than the percentile of its rule.
     Percentile,
     /// Its rule keeps every span.
@@ -41,7 +45,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Latency,
         Self::LastExit,
         Self::Error,
@@ -49,6 +53,8 @@ impl Reason {
         Self::OwnOnCpu,
         Self::OffCpu,
         Self::Idle,
+        Self::Await,
+        Self::Delay,
         Self::Percentile,
         Self::Always,
         Self::OneIn,
@@ -67,6 +73,8 @@ impl Reason {
             Self::OwnOnCpu => "own_on_cpu",
             Self::OffCpu => "off_cpu",
             Self::Idle => "idle",
+            Self::Await => "await",
+            Self::Delay => "delay",
             Self::Percentile => "percentile",
             Self::Always => "always",
             Self::OneIn => "one_in",
@@ -103,6 +111,8 @@ impl Counters {
                 Reason::OwnOnCpu => &self.spans.kept_for_own_on_cpu,
                 Reason::OffCpu => &self.spans.kept_for_off_cpu,
                 Reason::Idle => &self.spans.kept_for_idle,
+                Reason::Await => &self.spans.kept_for_await,
+                Reason::Delay => &self.spans.kept_for_delay,
                 Reason::Percentile => &self.spans.kept_for_percentile,
                 Reason::Always => &self.spans.kept_for_always,
                 Reason::OneIn => &self.spans.kept_for_one_in,
@@ -151,6 +161,8 @@ impl Reasons {
                 subtree_on_cpu_ns,
                 off_cpu_ns,
                 idle_ns,
+                await_ns,
+                delay_ns,
                 after_last_exit_ns,
                 ..
             } = closing.account;
@@ -171,6 +183,8 @@ impl Reasons {
                     (is_known && limit.is_exceeded_by(off_cpu_ns, wall_ns), Reason::OffCpu)
                 }
                 Condition::Idle(limit) => (limit.is_exceeded_by(idle_ns, wall_ns), Reason::Idle),
+                Condition::Await(limit) => (limit.is_exceeded_by(await_ns, wall_ns), Reason::Await),
+                Condition::Delay(limit) => (limit.is_exceeded_by(delay_ns, wall_ns), Reason::Delay),
                 // Evaluated for every span, because the percentile is computed from all of them.
                 Condition::Percentile { floor, .. } => {
                     (is_rare(wall_ns) && longer(wall_ns, floor), Reason::Percentile)
@@ -260,7 +274,7 @@ mod tests {
             (0..=number).for_each(|_| counters.add_kept([reason].into_iter().collect()));
         }
         let counted = Reason::ALL.map(|reason| counters.snapshot().kept_for(reason));
-        assert_eq!(counted.to_vec(), (1..=13).collect::<Vec<u64>>());
+        assert_eq!(counted.to_vec(), (1..=15).collect::<Vec<u64>>());
     }
 
     #[test]
@@ -277,6 +291,8 @@ mod tests {
         closing.account.subtree_on_cpu_ns = 12_000_000;
         closing.account.off_cpu_ns = 2_000_001;
         closing.account.idle_ns = 6_900_000;
+        closing.account.await_ns = 4_000_001;
+        closing.account.delay_ns = 500_001;
         closing.account.after_last_exit_ns = 3_000_000;
         for (condition, reason) in [
             (Condition::OnCpu(TimeOrShare::Time(11 * MS)), "on_cpu"),
@@ -289,6 +305,14 @@ mod tests {
             (Condition::OffCpu(TimeOrShare::Percent(21)), ""),
             (Condition::Idle(TimeOrShare::Percent(68)), "idle"),
             (Condition::Idle(TimeOrShare::Percent(69)), ""),
+            (Condition::Await(TimeOrShare::Time(4 * MS)), "await"),
+            (Condition::Await(TimeOrShare::Time(5 * MS)), ""),
+            (Condition::Await(TimeOrShare::Percent(40)), "await"),
+            (Condition::Await(TimeOrShare::Percent(41)), ""),
+            (Condition::Delay(TimeOrShare::Time(MS / 2)), "delay"),
+            (Condition::Delay(TimeOrShare::Time(MS)), ""),
+            (Condition::Delay(TimeOrShare::Percent(5)), "delay"),
+            (Condition::Delay(TimeOrShare::Percent(6)), ""),
             (Condition::LastExit(6 * MS), "last_exit"),
             (Condition::LastExit(7 * MS), ""),
         ] {

@@ -12,9 +12,12 @@ const ON_CPU_ERROR: &str = "profile.on_cpu_error_ns";
 const SUBTREE_ON_CPU: &str = "profile.subtree_on_cpu_ns";
 const OFF_CPU: &str = "profile.off_cpu_ns";
 const IDLE: &str = "profile.idle_ns";
+const AWAIT: &str = "profile.await_ns";
+const DELAY: &str = "profile.scheduling_delay_ns";
 const AFTER_LAST_EXIT: &str = "profile.after_last_exit_ns";
 const EARLIER: &str = "profile.earlier_ids";
 const OFF_CPU_ID: &str = "profile.off_cpu_id";
+const AWAIT_ID: &str = "profile.await_id";
 const PYROSCOPE: &str = "pyroscope.profile.id";
 
 /// The attributes that are set on the OpenTelemetry span of a kept span.
@@ -26,15 +29,17 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// | `profile.on_cpu_ns`, `profile.off_cpu_ns`, `profile.idle_ns` | always; the first two if [CPU time is known](crate::TimeBreakdown::is_cpu_time_unknown) | its time breakdown; see [`TimeBreakdown`](crate::TimeBreakdown) |
 /// | `profile.on_cpu_error_ns` | if it is not 0 | the maximum error of on-CPU time |
 /// | `profile.subtree_on_cpu_ns` | if child spans ran on threads that were not in the span | on-CPU time including these |
+/// | `profile.await_ns`, `profile.scheduling_delay_ns` | if they are not 0 | the parts of idle time in which its future awaited something, and in which it had been woken and not been polled yet |
 /// | `profile.after_last_exit_ns` | if it is 1 ms or more | the idle time after the last exit, during which the span stayed open only because of a child or another reference to it |
 /// | `profile.earlier_ids` | if there are any | profiles exported before the span closed: those of spans inside it, and its own from while it was open |
 /// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_off_cpu`](crate::ProfileId::of_off_cpu) |
+/// | `profile.await_id` | if the profile has awaits of the span | the id of the profile with the awaits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_await`](crate::ProfileId::of_await). Scheduling delays are in that of [`ProfileId::of_scheduling_delay`](crate::ProfileId::of_scheduling_delay) |
 /// | `pyroscope.profile.id` | if there is a profile with on-CPU samples of the span | the id of the span that these samples [link to](crate::LinkTo), 16 hexadecimal digits, as Grafana's link from traces to profiles expects it |
 ///
 /// The attributes are set when the span closes, and are true then: what is found later adds no attribute. So a span that
 /// only waited has `profile.id` and `profile.off_cpu_id` and no `pyroscope.profile.id`, although another span of the same
 /// profile may have on-CPU samples.
-pub const SPAN_ATTRIBUTES: [&str; 11] = [
+pub const SPAN_ATTRIBUTES: [&str; 14] = [
     ID,
     REASON,
     ON_CPU,
@@ -42,9 +47,12 @@ pub const SPAN_ATTRIBUTES: [&str; 11] = [
     SUBTREE_ON_CPU,
     OFF_CPU,
     IDLE,
+    AWAIT,
+    DELAY,
     AFTER_LAST_EXIT,
     EARLIER,
     OFF_CPU_ID,
+    AWAIT_ID,
     PYROSCOPE,
 ];
 
@@ -90,6 +98,8 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
         SUBTREE_ON_CPU => ns(account.subtree_on_cpu_ns).filter(|_| account.inside_on_cpu_ns() > 0),
         OFF_CPU => ns(account.off_cpu_ns).filter(|_| !account.is_cpu_time_unknown),
         IDLE => ns(account.idle_ns),
+        AWAIT => ns(account.await_ns).filter(|_| account.await_ns > 0),
+        DELAY => ns(account.delay_ns).filter(|_| account.delay_ns > 0),
         AFTER_LAST_EXIT => {
             ns(account.after_last_exit_ns).filter(|_| account.after_last_exit_ns >= WORTH_SAYING_NS)
         }
@@ -97,13 +107,69 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
             let ids = span.earlier.profiles.iter().map(|id| Value::from(id.to_string()));
             Some(Value::Array(ids.collect()))
         }
-        OFF_CPU_ID if span.samples.waits > 0 => {
+        OFF_CPU_ID if span.promises_waits() => {
             span.profile.ok().map(|id| Value::from(id.of_off_cpu().to_string()))
+        }
+        AWAIT_ID if span.promises_awaits() => {
+            span.profile.ok().map(|id| Value::from(id.of_await().to_string()))
         }
         // Pyroscope finds samples by their link.
         PYROSCOPE if span.links_on_cpu() => {
             span.link.ids.map(|ids| Value::from(ids.span.to_string()))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keep::NoProfile;
+    use crate::profile::ProfileId;
+    use crate::span::SpanKey;
+
+    fn attributes(span: &KeptSpan) -> Vec<(String, Value)> {
+        let all = AttributeNames::default().of(span);
+        all.into_iter().map(|(name, value)| (name.into_owned(), value)).collect()
+    }
+
+    /// Waits and awaits are counted together until the profile is made.
+    #[test]
+    fn the_ids_of_waits_and_awaits_depend_on_the_times_of_the_span() {
+        let id = ProfileId::for_test(1);
+        let ids = |waits, off_cpu_ms: u64, await_ms: u64, delay_ms: u64| {
+            let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
+            (span.samples.waits, span.profile) = (waits, Ok(id));
+            let [off_cpu, awaits, delay] =
+                [off_cpu_ms, await_ms, delay_ms].map(|ms| ms * 1_000_000);
+            let account = &mut span.account;
+            (account.off_cpu_ns, account.await_ns, account.delay_ns) = (off_cpu, awaits, delay);
+            let all = attributes(&span);
+            span.profile = Err(NoProfile::RateLimit);
+            assert!(!attributes(&span).iter().any(|(name, _)| name.ends_with("_id")));
+            let value = |name| all.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
+            (value(OFF_CPU_ID), value(AWAIT_ID))
+        };
+        let off_cpu = Some(Value::from(id.of_off_cpu().to_string()));
+        let awaits = Some(Value::from(id.of_await().to_string()));
+        assert_eq!(ids(0, 500, 500, 0), (None, None), "none was captured");
+        assert_eq!(ids(1, 20, 0, 0), (off_cpu.clone(), None));
+        assert_eq!(ids(1, 0, 0, 0), (off_cpu.clone(), None), "of a child on another thread");
+        assert_eq!(ids(1, 4, 20, 0), (None, awaits.clone()));
+        assert_eq!(ids(1, 4, 0, 20), (None, awaits.clone()));
+        assert_eq!(ids(2, 20, 20, 0), (off_cpu, awaits));
+    }
+
+    #[test]
+    fn idle_time_that_is_explained_has_attributes() {
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
+        let times = |span: &KeptSpan| {
+            let all = attributes(span).into_iter();
+            let of_idle = all.filter(|(name, _)| [AWAIT, DELAY].contains(&name.as_str()));
+            of_idle.map(|(_, value)| value).collect::<Vec<_>>()
+        };
+        assert_eq!(times(&span), []);
+        (span.account.await_ns, span.account.delay_ns) = (7, 5);
+        assert_eq!(times(&span), [Value::Int(7), Value::Int(5)]);
     }
 }

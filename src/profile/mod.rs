@@ -1,6 +1,7 @@
 //! The profile in memory: tables and samples. Independent of formats, spans and threads.
 
 mod attribute;
+mod awaits;
 mod builder;
 mod model;
 mod names;
@@ -12,6 +13,8 @@ mod waits;
 
 pub use crate::ids::ProfileId;
 pub use attribute::{Attribute, Value};
+pub use awaits::{AwaitSite, Awaits};
+pub(crate) use awaits::{delay_frame, unexplained_idle};
 pub use builder::ProfileBuilder;
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Point,

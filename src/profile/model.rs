@@ -1,6 +1,6 @@
 //! The tables and samples of a profile.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::attribute::Attribute;
@@ -134,8 +134,7 @@ pub enum SampleKind {
 }
 
 impl SampleKind {
-    /// All kinds.
-    pub const ALL: [Self; 4] = [Self::OnCpu, Self::OffCpu, Self::Await, Self::Delay];
+    pub(crate) const ALL: [Self; 4] = [Self::OnCpu, Self::OffCpu, Self::Await, Self::Delay];
 }
 
 /// One sample of a running thread, one wait, or one await.
@@ -423,6 +422,11 @@ impl Profile {
         self.points(SampleKind::OffCpu).count()
     }
 
+    /// The number of points of all kinds.
+    pub(crate) fn point_count(&self) -> usize {
+        self.samples.iter().map(|sample| sample.points.len()).sum()
+    }
+
     /// The CPU time that all samples represent.
     pub fn weight(&self) -> Duration {
         Duration::from_nanos(self.weight_ns())
@@ -434,11 +438,16 @@ impl Profile {
     }
 
     pub(crate) fn weight_ns(&self) -> u64 {
-        self.points(SampleKind::OnCpu).map(|point| point.weight_ns).sum()
+        self.total_ns(SampleKind::OnCpu)
     }
 
     pub(crate) fn waited_ns(&self) -> u64 {
-        self.points(SampleKind::OffCpu).map(|point| point.weight_ns).sum()
+        self.total_ns(SampleKind::OffCpu)
+    }
+
+    /// The total weight of the samples of one kind.
+    pub(crate) fn total_ns(&self, kind: SampleKind) -> u64 {
+        self.points(kind).map(|point| point.weight_ns).sum()
     }
 
     /// Scales the durations of all waits to a total of `total_ns`.
@@ -570,27 +579,6 @@ impl Profile {
         Some((name, weight as f64 / self.weight_ns().max(1) as f64))
     }
 
-    /// One in `every` points of each kind, and the first of each link in OTLP, with its sample. Each has the weight of those that are left out, so the sums
-    /// do not change.
-    pub(super) fn downsampled_points(&self, every: usize) -> Vec<(&Sample, Point)> {
-        let mut taken = Vec::new();
-        for kind in SampleKind::ALL {
-            let total = self.points(kind).count();
-            let points = self.of_kind(kind).flat_map(|s| s.points.iter().map(move |p| (s, p)));
-            let (mut skipped_ns, mut linked) = (0, HashSet::new());
-            for (number, (sample, point)) in (1..).zip(points) {
-                skipped_ns += point.weight_ns;
-                let link = sample.link.and_then(|link| self.link(link)?.linked);
-                let is_first = link.is_some_and(|link| linked.insert(link));
-                if number % every.max(1) == 0 || is_first || number == total {
-                    let weight_ns = std::mem::take(&mut skipped_ns);
-                    taken.push((sample, Point { weight_ns, ..*point }));
-                }
-            }
-        }
-        taken
-    }
-
     /// A copy with one in `every` points of each kind.
     #[cfg(feature = "_otlp")]
     pub(crate) fn downsampled(&self, every: usize) -> Self {
@@ -606,7 +594,6 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{SpanId, TraceId};
 
     fn profile() -> Profile {
         Profile::new(ProfileId::for_test(1), 10)
@@ -639,25 +626,6 @@ mod tests {
         assert_eq!(times(1), [5]);
         assert_eq!(profile.sample_count(), 4);
         assert_eq!(profile.weight_ns(), 40);
-    }
-
-    #[test]
-    fn the_first_sample_of_each_link_is_not_downsampled() {
-        let mut profile = profile();
-        let remark = profile.add_remark("x");
-        let stack = profile.add_stack(vec![remark]);
-        for number in 1..=3 {
-            let linked = Some((TraceId::from_bytes([1; 16]), SpanId::from_bytes([number; 8])));
-            let link = profile.add_link(Link { linked, ..Link::named("a", None) });
-            for time in 0..10 {
-                profile.add_sample(SampleKind::OnCpu, stack, Some(link), point(time));
-            }
-        }
-        let taken = profile.downsampled_points(1_000);
-        let links: HashSet<_> = taken.iter().map(|(sample, _)| sample.link).collect();
-        assert_eq!((taken.len(), links.len()), (4, 3), "and the last sample");
-        let weights = taken.iter().map(|(_, point)| point.weight_ns);
-        assert_eq!(weights.sum::<u64>(), profile.weight_ns());
     }
 
     #[test]

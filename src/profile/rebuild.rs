@@ -1,10 +1,10 @@
 //! Rebuilds a profile with symbols and redacted names.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::model::{
-    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Point, Profile,
+    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Point, Profile, Sample,
     SampleKind, StackId,
 };
 use super::names::capped;
@@ -62,6 +62,27 @@ impl Profile {
                 None => every = every.saturating_mul(2),
             }
         }
+    }
+
+    /// One in `every` points of each kind, and the first of each link in OTLP, with its sample. Each has the weight of
+    /// those that are left out, so the sums do not change.
+    pub(super) fn downsampled_points(&self, every: usize) -> Vec<(&Sample, Point)> {
+        let mut taken = Vec::new();
+        for kind in SampleKind::ALL {
+            let total = self.points(kind).count();
+            let points = self.of_kind(kind).flat_map(|s| s.points.iter().map(move |p| (s, p)));
+            let (mut skipped_ns, mut linked) = (0, HashSet::new());
+            for (number, (sample, point)) in (1..).zip(points) {
+                skipped_ns += point.weight_ns;
+                let link = sample.link.and_then(|link| self.link(link)?.linked);
+                let is_first = link.is_some_and(|link| linked.insert(link));
+                if number % every.max(1) == 0 || is_first || number == total {
+                    let weight_ns = std::mem::take(&mut skipped_ns);
+                    taken.push((sample, Point { weight_ns, ..*point }));
+                }
+            }
+        }
+        taken
     }
 
     /// Returns `None` if the result would exceed `most_bytes`.
@@ -327,6 +348,7 @@ impl Rebuilding<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{SpanId, TraceId};
     use crate::profile::{Mapping, Point, ProfileId};
 
     /// Hides every name that contains `secret`.
@@ -510,7 +532,9 @@ mod tests {
             let stack = stack.collect();
             let stack = profile.add_stack(stack);
             profile.add_sample(SampleKind::OnCpu, stack, None, point(number));
-            profile.add_sample(SampleKind::OffCpu, stack, None, point(number));
+            for kind in [SampleKind::OffCpu, SampleKind::Await] {
+                profile.add_sample(kind, stack, None, point(number));
+            }
         }
         let whole = symbolized(&profile, usize::MAX);
         assert_eq!((whole.downsampled, whole.profile.sample_count()), (0, 1_000));
@@ -519,30 +543,54 @@ mod tests {
         let Symbolized { profile, downsampled, .. } = symbolized(&profile, most_bytes);
         assert!(profile.bytes() <= most_bytes, "{}", profile.bytes());
         assert!(profile.sample_count() > 0 && profile.wait_count() > 0);
-        assert_eq!(downsampled, 2_000 - profile.sample_count() - profile.wait_count());
+        assert_eq!(downsampled, 3_000 - profile.point_count());
         assert_eq!((profile.weight_ns(), profile.waited_ns()), (10_000, 10_000));
+        assert_eq!(profile.total_ns(SampleKind::Await), 10_000);
         // A single sample is never too large.
         let least = symbolized(&profile, 0).profile;
         assert_eq!((least.sample_count(), least.wait_count()), (1, 1));
         assert_eq!((least.weight_ns(), least.waited_ns()), (10_000, 10_000));
     }
 
+    #[test]
+    fn the_first_sample_of_each_link_is_not_downsampled() {
+        let mut profile = Profile::new(ProfileId::for_test(1), 10);
+        let remark = profile.add_remark("x");
+        let stack = profile.add_stack(vec![remark]);
+        for number in 1..=3 {
+            let linked = Some((TraceId::from_bytes([1; 16]), SpanId::from_bytes([number; 8])));
+            let link = profile.add_link(Link { linked, ..Link::named("a", None) });
+            for time in 0..10 {
+                profile.add_sample(SampleKind::OnCpu, stack, Some(link), point(time));
+            }
+        }
+        let taken = profile.downsampled_points(1_000);
+        let links: HashSet<_> = taken.iter().map(|(sample, _)| sample.link).collect();
+        assert_eq!((taken.len(), links.len()), (4, 3), "and the last sample");
+        let weights = taken.iter().map(|(_, point)| point.weight_ns);
+        assert_eq!(weights.sum::<u64>(), profile.weight_ns());
+    }
+
     #[cfg(feature = "_otlp")]
     #[test]
-    fn downsampling_keeps_sums_and_both_kinds() {
+    fn downsampling_keeps_sums_and_all_kinds() {
         let mut whole = Profile::new(ProfileId::for_test(1), 10);
         let remark = whole.add_remark("x");
         let stack = whole.add_stack(vec![remark]);
         for time in 0..7 {
             whole.add_sample(SampleKind::OnCpu, stack, None, point(time));
         }
-        whole.add_sample(SampleKind::OffCpu, stack, None, point(9));
+        for kind in [SampleKind::OffCpu, SampleKind::Await, SampleKind::Delay] {
+            whole.add_sample(kind, stack, None, point(9));
+        }
         let mut fewer = whole.downsampled(3);
         assert_eq!((fewer.weight_ns(), fewer.waited_ns()), (70, 10));
+        let awaits = [SampleKind::Await, SampleKind::Delay].map(|kind| fewer.total_ns(kind));
+        assert_eq!((awaits, fewer.point_count()), ([10; 2], 6));
         assert_eq!((fewer.sample_count(), fewer.wait_count()), (3, 1));
         let stack = fewer.samples()[0].stack;
         fewer.add_sample(SampleKind::OffCpu, stack, None, point(10));
-        assert_eq!(fewer.samples().len(), 2);
+        assert_eq!(fewer.samples().len(), 4);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use super::awaits::{self, Awaits};
 use super::model::{
     FrameKind, Function, Location, LocationId, Profile, Sample, SampleKind, StackId,
 };
@@ -85,6 +86,11 @@ impl Profile {
         words
     }
 
+    /// Sums up the awaits and scheduling delays. Function names are known only after symbolization.
+    pub fn awaits(&self) -> Awaits {
+        awaits::sum(self)
+    }
+
     /// What a wait was for, and in which function; `None` for a sample that is not a wait.
     #[cfg(feature = "firefox")]
     pub(crate) fn wait_site(&self, sample: &Sample) -> Option<(&str, String)> {
@@ -103,7 +109,7 @@ impl Profile {
     }
 
     /// What a wait is for, and its functions from the innermost, including inlined ones.
-    fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<SourceFunction<'_>>) {
+    pub(super) fn call_and_frames(&self, sample: &Sample) -> (&str, Vec<SourceFunction<'_>>) {
         let (mut call, mut frames) = ("", Vec::new());
         for id in self.location_ids(sample.stack) {
             let Some(location) = self.location(id) else { continue };
@@ -133,12 +139,12 @@ impl Profile {
 
 /// A function in the source code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct SourceFunction<'a> {
-    name: &'a str,
-    file: &'a str,
+pub(super) struct SourceFunction<'a> {
+    pub(super) name: &'a str,
+    pub(super) file: &'a str,
     line: u32,
     /// Set if the function's name is unknown.
-    unnamed: Option<LocationId>,
+    pub(super) unnamed: Option<LocationId>,
     /// Whether it is in a shared library, or in no file.
     in_library: bool,
 }
@@ -157,7 +163,7 @@ impl SourceFunction<'_> {
         is_of_dependency(self.file) || crate_of(self.name).is_some_and(|of| PLUMBING.contains(&of))
     }
 
-    fn place(&self) -> String {
+    pub(super) fn place(&self) -> String {
         if self.file.is_empty() {
             return String::new();
         }
@@ -168,7 +174,7 @@ impl SourceFunction<'_> {
 }
 
 /// Whether a source file belongs to a dependency. The path is complete, or shortened to begin at the package.
-fn is_of_dependency(file: &str) -> bool {
+pub(super) fn is_of_dependency(file: &str) -> bool {
     // Where cargo puts sources, whatever its home directory is, and `cargo vendor`.
     let dirs = [
         "/rustc/",
@@ -231,7 +237,7 @@ impl<'a> Sums<'a> {
 }
 
 /// Crates whose functions wait on behalf of their callers.
-const PLUMBING: [&str; 18] = [
+const PLUMBING: [&str; 19] = [
     "std",
     "core",
     "alloc",
@@ -250,24 +256,28 @@ const PLUMBING: [&str; 18] = [
     "futures_util",
     "futures_core",
     "tracing",
+    "tracing_profiling",
 ];
 
-const UNKNOWN: &str = "an unknown function";
+pub(super) const UNKNOWN: &str = "an unknown function";
 
 /// The innermost function of the program itself, judging by names, or otherwise by mapped files, because functions of
 /// the C library may have names, too. If there is none, the innermost function.
 fn wait_site<'a>(frames: &[SourceFunction<'a>]) -> SourceFunction<'a> {
-    let own = frames.iter().find(|frame| frame.is_own());
-    let of_program = || frames.iter().filter(|frame| !frame.in_library);
-    own.or_else(|| of_program().find(|frame| !frame.is_plumbing()))
-        .or_else(|| of_program().next())
-        .or_else(|| frames.first())
-        .copied()
-        .unwrap_or_default()
+    frames.get(own_number(frames)).copied().unwrap_or_default()
+}
+
+/// The number of the frame that [`wait_site`] returns.
+pub(super) fn own_number(frames: &[SourceFunction<'_>]) -> usize {
+    let of_program = |frame: &SourceFunction<'_>| !frame.in_library;
+    let own = frames.iter().position(SourceFunction::is_own);
+    own.or_else(|| frames.iter().position(|frame| of_program(frame) && !frame.is_plumbing()))
+        .or_else(|| frames.iter().position(of_program))
+        .unwrap_or(0)
 }
 
 /// The crate in a Rust function's path; for `<A as B>::f`, that of `A`.
-fn crate_of(name: &str) -> Option<&str> {
+pub(super) fn crate_of(name: &str) -> Option<&str> {
     let name = name.trim_start_matches(['<', '&', '(', '[', '*']);
     let name = name.strip_prefix("mut ").or_else(|| name.strip_prefix("dyn ")).unwrap_or(name);
     let (first, _) = name.split_once("::")?;

@@ -101,6 +101,10 @@ impl TimeBreakdown {
         Duration::from_nanos(self.delay_ns)
     }
 
+    pub(crate) fn explained_idle_ns(&self) -> u64 {
+        self.await_ns + self.delay_ns
+    }
+
     /// The last part of `idle`, from the last exit to the close. A span stays open while a child is
     /// open or a handle to it exists.
     pub fn after_last_exit(&self) -> Duration {

@@ -26,7 +26,7 @@ struct Place {
 
 #[derive(Clone, Debug)]
 struct Taken {
-    is_wait: bool,
+    kind: SampleKind,
     stack: Vec<usize>,
     link: Option<usize>,
     time: u64,
@@ -50,10 +50,13 @@ fn place() -> impl Strategy<Value = Place> {
 fn taken(weights: impl Strategy<Value = u64>) -> impl Strategy<Value = Taken> {
     let stack = vec(0..100_usize, 0..6);
     let link = proptest::option::of(0..100_usize);
-    (any::<bool>(), stack, link, 0..DURATION, weights, 1..1_000_000_u64).prop_map(
-        |(is_wait, stack, link, time, weight, wait)| {
-            let weight = if is_wait { wait } else { weight };
-            Taken { is_wait, stack, link, time, weight }
+    // As many on-CPU samples as others.
+    let kind = (0..6_usize).prop_map(|kind| SampleKind::ALL.get(kind).copied());
+    let kind = kind.prop_map(|kind| kind.unwrap_or(SampleKind::OnCpu));
+    (kind, stack, link, 0..DURATION, weights, 1..1_000_000_u64).prop_map(
+        |(kind, stack, link, time, weight, duration)| {
+            let weight = if kind == SampleKind::OnCpu { weight } else { duration };
+            Taken { kind, stack, link, time, weight }
         },
     )
 }
@@ -89,10 +92,9 @@ fn made(places: &[Place], spans: &Spans, samples: &[Taken]) -> Profile {
         let stack = sample.stack.iter().map(|place| locations[place % locations.len()]).collect();
         let stack = profile.add_stack(stack);
         let link = sample.link.and_then(|link| links.get(link % links.len().max(1)).copied());
-        let kind = if sample.is_wait { SampleKind::OffCpu } else { SampleKind::OnCpu };
         let point =
             Point { time_unix_ns: START + sample.time, weight_ns: sample.weight, thread: None };
-        profile.add_sample(kind, stack, link, point);
+        profile.add_sample(sample.kind, stack, link, point);
     }
     profile
 }

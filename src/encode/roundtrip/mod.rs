@@ -28,10 +28,13 @@ struct Frame {
     is_inferred: bool,
 }
 
+/// A [`SampleKind`], which has no order.
+type Kind = u8;
+
 /// What identifies a sample.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    is_wait: bool,
+    kind: Kind,
     stack: Vec<Frame>,
     ids: Option<(String, String)>,
     /// The innermost span's name.
@@ -66,7 +69,7 @@ fn key(profile: &Profile, sample: &Sample) -> Key {
     let link = sample.link.and_then(|id| profile.link(id));
     let text = |(trace, span): (TraceId, SpanId)| (trace.to_string(), span.to_string());
     Key {
-        is_wait: sample.kind == SampleKind::OffCpu,
+        kind: sample.kind as Kind,
         stack: profile.stack(sample.stack).map(|location| frame(profile, location)).collect(),
         ids: link.and_then(|link| link.ids).map(text),
         span: link.map(|link| link.span.clone()),
@@ -117,8 +120,8 @@ fn roundtrip_by_otlp(profile: &Profile) -> Profile {
     read_otlp::read(&otlp(profile, &Resource::new()))
 }
 
-fn counts(profile: &Profile) -> (usize, u64, u64) {
-    (profile.sample_count(), profile.weight_ns(), profile.waited_ns())
+fn counts(profile: &Profile) -> (usize, [u64; 4]) {
+    (profile.sample_count(), SampleKind::ALL.map(|kind| profile.total_ns(kind)))
 }
 
 proptest! {
@@ -131,12 +134,13 @@ proptest! {
         if profile.unit_weight_ns().is_some() {
             prop_assert_eq!(before, after);
         } else {
-            // Samples with arbitrary weights keep their sums. Waits keep their times and weights.
-            let of = |samples: BTreeMap<Key, Times>, waits| {
-                samples.into_iter().filter(|(key, _)| key.is_wait == waits).collect::<BTreeMap<_, _>>()
+            // Samples with arbitrary weights keep their sums. All others keep their times and weights.
+            let is_on_cpu = |key: &Key| key.kind == SampleKind::OnCpu as Kind;
+            let timed = |samples: BTreeMap<Key, Times>| {
+                samples.into_iter().filter(|(key, _)| !is_on_cpu(key)).collect::<BTreeMap<_, _>>()
             };
-            prop_assert_eq!(of(before.clone(), true), of(after.clone(), true));
-            prop_assert_eq!(sums(before, |key| !key.is_wait), sums(after, |key| !key.is_wait));
+            prop_assert_eq!(timed(before.clone()), timed(after.clone()));
+            prop_assert_eq!(sums(before, is_on_cpu), sums(after, is_on_cpu));
         }
         prop_assert_eq!((profile.start_unix_ns, profile.duration_ns), (back.start_unix_ns, back.duration_ns));
         prop_assert_eq!(profile.id, back.id);
@@ -166,8 +170,8 @@ proptest! {
 
 #[test]
 fn the_profiles_of_the_other_tests() {
-    use super::tests::{checkout, deep, mixed_rates, waiting};
-    for mut profile in [checkout(), waiting(), mixed_rates(), deep(60)] {
+    use super::tests::{awaiting, checkout, deep, mixed_rates, waiting};
+    for mut profile in [checkout(), waiting(), awaiting(), mixed_rates(), deep(60)] {
         profile.duration_ns = 100;
         let back = roundtrip_by_otlp(&profile);
         let all = |profile: &Profile| sums(samples(profile, |_| {}), |_| true);

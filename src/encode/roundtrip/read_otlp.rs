@@ -19,7 +19,12 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
     let first = &profiles[0];
     let id = ProfileId::from_bytes(first.profile_id.as_slice().try_into().unwrap());
     let kind = &dictionary.string_table[first.sample_type.unwrap().type_strindex as usize];
-    let id = if kind == "off_cpu" { id.of_off_cpu() } else { id };
+    let id = match kind.as_str() {
+        "off_cpu" => id.of_off_cpu(),
+        "await" => id.of_await(),
+        "scheduling_delay" => id.of_scheduling_delay(),
+        _ => id,
+    };
     let mut reader = Reader { dictionary, profile: Profile::new(id, first.period.unsigned_abs()) };
     reader.profile.start_unix_ns = first.time_unix_nano;
     reader.profile.duration_ns = first.duration_nano;
@@ -58,9 +63,15 @@ impl Reader {
                     SampleKind::OnCpu,
                     values.map(|value| (profile.time_unix_nano, value)).collect(),
                 ),
-                ("off_cpu", "nanoseconds") => {
+                (name, "nanoseconds") => {
+                    let kind = match name {
+                        "off_cpu" => SampleKind::OffCpu,
+                        "await" => SampleKind::Await,
+                        "scheduling_delay" => SampleKind::Delay,
+                        other => panic!("{other}"),
+                    };
                     assert_eq!(times.len(), values.len());
-                    (SampleKind::OffCpu, times.zip(values).collect())
+                    (kind, times.zip(values).collect())
                 }
                 other => panic!("{other:?}"),
             };

@@ -21,7 +21,7 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
     profile.duration_ns = message.duration_nanos.unsigned_abs();
     let mut reader = Reader { message: message.clone(), profile };
     let types: Vec<_> = message.sample_type.iter().map(|kind| reader.string(kind.r#type)).collect();
-    assert_eq!(types, ["samples", "cpu", "off_cpu"]);
+    assert_eq!(types, ["samples", "cpu", "off_cpu", "await", "scheduling_delay"]);
     for sample in &message.sample {
         reader.add(sample);
     }
@@ -42,7 +42,9 @@ impl Reader {
         let stack = sample.location_id.iter().map(|id| self.location(*id)).collect();
         let stack = self.profile.add_stack(stack);
         let link = self.link(&sample.label);
-        let &[count, cpu, off_cpu] = sample.value.as_slice() else { panic!("three values") };
+        let &[count, cpu, off_cpu, awaits, delay] = sample.value.as_slice() else {
+            panic!("five values");
+        };
         // Times are not encoded: all are set to the start.
         let time_unix_ns = self.profile.start_unix_ns;
         let mut add = |kind, weight: i64| {
@@ -50,11 +52,18 @@ impl Reader {
             self.profile.add_sample(kind, stack, link, point);
         };
         if count == 0 {
-            assert_eq!(cpu, 0);
-            add(SampleKind::OffCpu, off_cpu);
+            let others = [
+                (SampleKind::OffCpu, off_cpu),
+                (SampleKind::Await, awaits),
+                (SampleKind::Delay, delay),
+            ];
+            let mut others = others.into_iter().filter(|(_, weight)| *weight > 0);
+            let (kind, weight) = others.next().unwrap();
+            assert!(cpu == 0 && others.next().is_none());
+            add(kind, weight);
             return;
         }
-        assert_eq!(off_cpu, 0);
+        assert_eq!([off_cpu, awaits, delay], [0; 3]);
         for number in 0..count {
             let rest = if number == 0 { cpu % count } else { 0 };
             add(SampleKind::OnCpu, cpu / count + rest);

@@ -95,11 +95,10 @@ impl OtlpExporter {
     }
 }
 
-/// One in `every` samples, and one in `every` waits.
+/// One in `every` samples of each kind.
 fn downsampled(whole: &Profile, every: usize) -> Profile {
-    let count = |profile: &Profile| profile.point_count();
     let mut profile = whole.clone().downsampled(every);
-    let left_out = count(whole) - count(&profile);
+    let left_out = whole.point_count() - profile.point_count();
     let value = Value::Int(i64::try_from(left_out).unwrap_or(i64::MAX));
     profile.attributes.push(Attribute { key: "profile.downsampled_to_fit", value });
     profile

@@ -1,0 +1,549 @@
+//! Sums up the awaits and scheduling delays of a profile.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::model::{Profile, Sample, SampleKind};
+use super::waits::{SourceFunction, UNKNOWN, crate_of, is_of_dependency, own_number};
+
+/// The sum of a profile's awaits and scheduling delays. Those shorter than 10 ms are represented by samples of 10 ms, so
+/// that the sums are estimates.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Awaits {
+    /// The total duration of all awaits.
+    pub total: Duration,
+    /// The total scheduling delay, in which futures had been woken and not been polled yet.
+    pub delay: Duration,
+    /// The place with the longest total await.
+    pub longest: Option<AwaitSite>,
+    /// The span that was on the executor's thread for most of the scheduling delay, as far as that is known.
+    pub delayed_by: Option<String>,
+    /// All of them are of one span that is inside no other in the profile.
+    pub(crate) are_of_topmost: bool,
+}
+
+/// A place that awaited.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AwaitSite {
+    /// The innermost function outside the standard library, runtimes and other dependencies.
+    pub function: String,
+    /// The location in it: the last two parts of the file's path, and the line; empty if unknown.
+    pub location: String,
+    /// What it awaited: the type or the module of the future, such as `tokio::time::sleep::Sleep`; empty if unknown.
+    pub awaited: String,
+    /// The total duration.
+    pub total: Duration,
+    /// Its share of all awaits, from 0 to 1.
+    pub share: f64,
+}
+
+impl Awaits {
+    /// Whether there are neither awaits nor scheduling delays.
+    pub fn is_empty(&self) -> bool {
+        self.total.is_zero() && self.delay.is_zero()
+    }
+
+    /// Awaits of a function of that total and those in one place.
+    #[cfg(test)]
+    pub(crate) fn for_test(total: Duration, longest: Duration) -> Self {
+        let site = AwaitSite {
+            function: "shop::fetch".to_owned(),
+            location: "src/upstream.rs:41".to_owned(),
+            awaited: "tokio::time::sleep".to_owned(),
+            total: longest,
+            share: longest.as_secs_f64() / total.as_secs_f64(),
+        };
+        Self { total, longest: Some(site), are_of_topmost: true, ..Self::default() }
+    }
+}
+
+pub(super) fn sum(profile: &Profile) -> Awaits {
+    let [total_ns, delay_ns] =
+        [SampleKind::Await, SampleKind::Delay].map(|kind| profile.total_ns(kind));
+    Awaits {
+        total: Duration::from_nanos(total_ns),
+        delay: Duration::from_nanos(delay_ns),
+        longest: longest(profile, total_ns),
+        delayed_by: delayed_by(profile),
+        are_of_topmost: are_of_topmost(profile),
+    }
+}
+
+fn longest(profile: &Profile, total_ns: u64) -> Option<AwaitSite> {
+    let mut sites: HashMap<[String; 3], u64> = HashMap::new();
+    for sample in profile.of_kind(SampleKind::Await) {
+        let (_, frames) = profile.call_and_frames(sample);
+        // Only a note: the stack is unknown.
+        let Some(own) = frames.get(own_number(&frames)) else { continue };
+        let function = match own.unnamed.and_then(|id| profile.location(id)) {
+            Some(location) => profile.module_offset(location),
+            None => own_name(&frames),
+        };
+        *sites.entry([function, own.place(), awaited(&frames)]).or_default() += weight_ns(sample);
+    }
+    let ([function, location, awaited], ns) =
+        sites.into_iter().max_by(|(a, a_ns), (b, b_ns)| a_ns.cmp(b_ns).then(a.cmp(b)))?;
+    let share = ns as f64 / total_ns.max(1) as f64;
+    Some(AwaitSite { function, location, awaited, total: Duration::from_nanos(ns), share })
+}
+
+const DELAY: &str = "[scheduling delay]";
+const DELAY_BEHIND: &str = "[scheduling delay behind ";
+
+/// The innermost frame of a scheduling delay. `behind` is the redacted name of the span that was on the executor's
+/// thread.
+pub(crate) fn delay_frame(behind: Option<&str>) -> String {
+    behind.map_or_else(|| DELAY.to_owned(), |span| format!("{DELAY_BEHIND}{span}]"))
+}
+
+fn delayed_by(profile: &Profile) -> Option<String> {
+    let mut spans: HashMap<&str, u64> = HashMap::new();
+    for sample in profile.of_kind(SampleKind::Delay) {
+        let (frame, _) = profile.call_and_frames(sample);
+        let span = frame.strip_prefix(DELAY_BEHIND).and_then(|span| span.strip_suffix(']'));
+        *spans.entry(span.unwrap_or_default()).or_default() += weight_ns(sample);
+    }
+    spans.remove("");
+    let most = spans.into_iter().max_by_key(|(span, ns)| (*ns, *span));
+    most.map(|(span, _)| span.to_owned())
+}
+
+fn are_of_topmost(profile: &Profile) -> bool {
+    let kinds = [SampleKind::Await, SampleKind::Delay];
+    let mut links = kinds.into_iter().flat_map(|kind| profile.of_kind(kind)).map(|s| s.link);
+    let Some(Some(first)) = links.next() else { return false };
+    links.all(|link| link == Some(first))
+        && profile.link(first).is_some_and(|link| link.parent.is_none())
+}
+
+/// The idle time of the topmost kept spans that neither their awaits nor anything in the profile explains, with the
+/// span's name: spans of one name are one. What ran, waited or awaited inside a span that was idle explains its idle
+/// time, so that the samples and this together are no longer than the span's wall time.
+pub(crate) fn unexplained_idle(profile: &Profile) -> Vec<(&str, u64)> {
+    /// Shorter times are left out.
+    const WORTH_SHOWING_NS: u64 = 1_000_000;
+    let mut spans: Vec<(&str, u64, u64)> = Vec::new();
+    for span in profile.spans.iter().filter(|span| span.is_topmost) {
+        let times = &span.times;
+        let idle_ns = times.idle_ns.saturating_sub(times.explained_idle_ns());
+        match spans.iter_mut().find(|(name, ..)| *name == span.span) {
+            Some((_, all_idle_ns, wall_ns)) => {
+                *all_idle_ns += idle_ns;
+                *wall_ns += times.wall_ns;
+            }
+            None => spans.push((&span.span, idle_ns, times.wall_ns)),
+        }
+    }
+    let mut shown: HashMap<&str, u64> = HashMap::new();
+    for sample in profile.samples() {
+        let root = profile.span_path(sample.link).first().copied().unwrap_or_default();
+        *shown.entry(root).or_default() += weight_ns(sample);
+    }
+    let rest = |(name, idle_ns, wall_ns): (_, u64, u64)| {
+        let shown_ns = shown.get(name).copied().unwrap_or_default();
+        (name, idle_ns.min(wall_ns.saturating_sub(shown_ns)))
+    };
+    spans.into_iter().map(rest).filter(|(_, ns)| *ns >= WORTH_SHOWING_NS).collect()
+}
+
+fn weight_ns(sample: &Sample) -> u64 {
+    sample.points.iter().map(|point| point.weight_ns).sum()
+}
+
+/// The name of the innermost function of the program. Line tables have only the last part of an inlined function's
+/// name, but its caller has the whole name of its future, in `poll<shop::fetch::{async_fn_env#0}>`.
+fn own_name(frames: &[SourceFunction<'_>]) -> String {
+    let number = own_number(frames);
+    let own = frames.get(number).map_or("", |frame| frame.name);
+    let own_part = own.split('<').next().unwrap_or_default();
+    let path = frames.get(number + 1).filter(|_| own.starts_with('{')).and_then(|caller| {
+        let (before, _) =
+            caller.name.split_once(&format!("::{}", own_part.replace('#', "_env#")))?;
+        before.rsplit(|c: char| !(c.is_alphanumeric() || "_:{}#".contains(c))).next()
+    });
+    let name = without_generics(path.unwrap_or(own));
+    match shortened(&name) {
+        short if short.is_empty() && own.is_empty() => UNKNOWN.to_owned(),
+        short if short.is_empty() => own.to_owned(),
+        short => short,
+    }
+}
+
+/// Crates whose futures only poll another one.
+const FORWARDING: [&str; 5] = ["core", "alloc", "std", "tracing", "tracing_profiling"];
+
+/// What the innermost function of the program awaits: the future that it polls or, if that only polls another one
+/// (`Pin`, `PollFn`), that one.
+fn awaited(frames: &[SourceFunction<'_>]) -> String {
+    let inner = frames.iter().take(own_number(frames)).rev();
+    let names: Vec<_> = inner.map(future_of).filter(|name| !name.is_empty()).collect();
+    let is_telling = |name: &&String| crate_of(name).is_some_and(|of| !FORWARDING.contains(&of));
+    names.iter().find(is_telling).or_else(|| names.first()).cloned().unwrap_or_default()
+}
+
+/// The future that a function polls: its type, or the module that it is in if the name is not complete.
+fn future_of(frame: &SourceFunction<'_>) -> String {
+    let name = without_generics(frame.name);
+    let Some(module) = module_of(frame.file) else { return shortened(&name) };
+    match crate_of(&name) {
+        Some(of) if module.split("::").next() == Some(of) => shortened(&name),
+        // The code of a macro is in a function of its user.
+        Some(_) => module,
+        None if name.starts_with("poll") || name.starts_with(['{', '<']) => module,
+        None => format!("{module}::{name}"),
+    }
+}
+
+/// The module of a dependency's source file: `tokio::time::sleep`, or `tokio::select!` if a macro is defined there.
+fn module_of(file: &str) -> Option<String> {
+    if !is_of_dependency(file) {
+        return None;
+    }
+    let (package, path) = file.rsplit_once("/src/")?;
+    let package = package.rsplit('/').next()?;
+    let version = package.match_indices('-').find(|(at, _)| {
+        package.get(at + 1..).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    });
+    let name = package.get(..version.map_or(package.len(), |(at, _)| at))?.replace('-', "_");
+    let path = path.strip_suffix(".rs")?;
+    let path = path.strip_suffix("/mod").unwrap_or(path);
+    Some(match path.rsplit_once("macros/") {
+        Some((_, of)) => format!("{name}::{of}!"),
+        None if path == "lib" => name,
+        None => format!("{name}::{}", path.replace('/', "::")),
+    })
+}
+
+/// A function's path without type parameters, closures, and the method that polls: `X` for `<X as Future>::poll`,
+/// `shop::fetch` for `shop::fetch::{{closure}}`. The name has no generics any more.
+fn shortened(name: &str) -> String {
+    let (of, method) = match name.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
+        Some((of, method)) => (of.split(" as ").next().unwrap_or_default(), method),
+        None => ("", name),
+    };
+    let of = of.trim_start_matches(['&', '*']).trim_start_matches("mut ");
+    let parts = method.split("::").filter(|part| !part.is_empty() && !part.starts_with('{'));
+    let mut parts: Vec<_> = Some(of).filter(|of| !of.is_empty()).into_iter().chain(parts).collect();
+    let is_poll = |last: &&str| match of.is_empty() {
+        true => ["poll", "poll_next"].contains(last),
+        false => last.starts_with("poll"),
+    };
+    if parts.last().is_some_and(is_poll) {
+        parts.pop();
+    }
+    parts.join("::")
+}
+
+/// A name without the contents of `<...>`, except of one that it begins with.
+fn without_generics(name: &str) -> String {
+    let mut plain = String::new();
+    let (mut depth, mut last) = (0, ' ');
+    for (at, character) in name.char_indices() {
+        let opens = character == '<';
+        // Not the arrow of a function's type.
+        let closes = character == '>' && last != '-';
+        last = character;
+        if opens && at > 0 {
+            depth += 1;
+        }
+        if depth == 0 {
+            plain.push(character);
+        }
+        if closes && depth > 0 {
+            depth -= 1;
+        }
+    }
+    plain.replace("::::", "::").trim_end_matches("::").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{
+        FrameKind, Function, Line, Link, LinkId, Location, LocationId, Point, ProfileId,
+        ProfiledSpan,
+    };
+    use crate::span::TimeBreakdown;
+
+    const MS: u64 = 1_000_000;
+
+    fn code(profile: &mut Profile, name: &str, file: &str, line: u32) -> LocationId {
+        let function = Function { file: file.to_owned(), ..Function::named(name) };
+        let lines = vec![Line { function: profile.add_function(function), line, column: 0 }];
+        let (kind, address) = (FrameKind::Rust, 0);
+        profile.add_location(Location { mapping: None, address, kind, lines, is_inferred: false })
+    }
+
+    const TOKIO: &str = "tokio-1.54.1/src/time/sleep.rs";
+
+    /// What waits for an upstream at that line of `shop::upstream::fetch`.
+    fn fetch(profile: &mut Profile, line: u32) -> Vec<LocationId> {
+        [
+            ("tokio::time::sleep::Sleep::poll_elapsed", TOKIO, 431),
+            ("<tokio::time::sleep::Sleep as core::future::future::Future>::poll", TOKIO, 457),
+            ("shop::upstream::fetch::{{closure}}", "shop/src/upstream.rs", line),
+            ("<tracing_profiling::Profiled<F> as core::future::future::Future>::poll", "", 0),
+        ]
+        .map(|(name, file, line)| code(profile, name, file, line))
+        .to_vec()
+    }
+
+    fn add(
+        profile: &mut Profile,
+        kind: SampleKind,
+        stack: Vec<LocationId>,
+        link: Option<LinkId>,
+        ms: u64,
+    ) {
+        let stack = profile.add_stack(stack);
+        let point = Point { time_unix_ns: 1, weight_ns: ms * MS, thread: None };
+        profile.add_sample(kind, stack, link, point);
+    }
+
+    fn empty() -> Profile {
+        Profile::new(ProfileId::for_test(1), 1)
+    }
+
+    #[test]
+    fn the_longest_await_has_its_function_line_and_future() {
+        let mut profile = empty();
+        for (line, ms) in [(41, 700), (43, 300), (41, 480)] {
+            let stack = fetch(&mut profile, line);
+            add(&mut profile, SampleKind::Await, stack, None, ms);
+        }
+        let note = profile.add_remark("[stack not copied]");
+        add(&mut profile, SampleKind::Await, vec![note], None, 520);
+        let awaits = profile.awaits();
+        assert_eq!(awaits.total, Duration::from_secs(2));
+        let site = awaits.longest.unwrap();
+        assert_eq!(
+            (site.function.as_str(), site.location.as_str(), site.awaited.as_str()),
+            ("shop::upstream::fetch", "src/upstream.rs:41", "tokio::time::sleep::Sleep")
+        );
+        assert_eq!((site.total, site.share), (Duration::from_millis(1_180), 0.59));
+        assert_eq!((awaits.delay, awaits.delayed_by), (Duration::ZERO, None));
+    }
+
+    #[test]
+    fn the_blocker_is_the_span_behind_which_most_of_the_delay_was() {
+        let mut profile = empty();
+        for (behind, ms) in
+            [(Some("report"), 30), (Some("cart"), 40), (Some("report"), 20), (None, 100)]
+        {
+            let mut stack = fetch(&mut profile, 41);
+            stack.insert(0, profile.add_wait(&delay_frame(behind)));
+            add(&mut profile, SampleKind::Delay, stack, None, ms);
+        }
+        let awaits = profile.awaits();
+        assert_eq!((awaits.total, awaits.delay), (Duration::ZERO, Duration::from_millis(190)));
+        assert_eq!(awaits.delayed_by.as_deref(), Some("report"));
+        assert_eq!(awaits.longest, None, "delays are no awaits");
+    }
+
+    #[test]
+    fn awaits_of_one_span_are_distinguished_from_those_of_several() {
+        let are_of_topmost = |spans: &[&str]| {
+            let mut profile = empty();
+            let outer = profile.add_link(Link::named("request", None));
+            for span in spans {
+                let link = match *span {
+                    "request" => outer,
+                    inner => profile.add_link(Link::named(inner, Some(outer))),
+                };
+                let stack = fetch(&mut profile, 41);
+                add(&mut profile, SampleKind::Await, stack, Some(link), 10);
+            }
+            profile.awaits().are_of_topmost
+        };
+        assert!(are_of_topmost(&["request", "request"]));
+        assert!(!are_of_topmost(&["request", "query"]) && !are_of_topmost(&["query"]));
+        assert!(!are_of_topmost(&[]));
+    }
+
+    fn frames<'a>(frames: &[(&'a str, &'a str)]) -> Vec<SourceFunction<'a>> {
+        let frame = |&(name, file)| {
+            let mut frame = SourceFunction::default();
+            (frame.name, frame.file) = (name, file);
+            frame
+        };
+        frames.iter().map(frame).collect()
+    }
+
+    /// As symbols of a build without optimizations show them.
+    #[test]
+    fn what_is_awaited_is_the_future_that_the_program_polls() {
+        let own = ("shop::upstream::fetch::{{closure}}", "shop/src/upstream.rs");
+        let core = "/rustc/library/core/src/future/poll_fn.rs";
+        for (inner, expected) in [
+            (
+                &[("<tokio::net::tcp::TcpStream as tokio::io::AsyncRead>::poll_read", "")][..],
+                "tokio::net::tcp::TcpStream",
+            ),
+            (
+                &[("tokio::sync::mpsc::bounded::Receiver<T>::recv::{{closure}}", "")],
+                "tokio::sync::mpsc::bounded::Receiver::recv",
+            ),
+            (
+                &[(
+                    "<&mut tokio::sync::oneshot::Receiver<fn() -> T> as core::future::future::Future>::poll",
+                    "",
+                )],
+                "tokio::sync::oneshot::Receiver",
+            ),
+            (
+                &[(
+                    "<sqlx_core::pool::Pool<DB>>::acquire::<_>::{closure#0}",
+                    "sqlx-core-0.8.6/src/pool/mod.rs",
+                )],
+                "sqlx_core::pool::Pool::acquire",
+            ),
+            // These only poll another future.
+            (
+                &[
+                    (
+                        "<reqwest::async_impl::client::Pending as core::future::future::Future>::poll",
+                        "reqwest-0.12.9/src/async_impl/client.rs",
+                    ),
+                    ("<core::pin::Pin<P> as core::future::future::Future>::poll", ""),
+                    ("<F as core::future::future::Future>::poll", ""),
+                    (
+                        "<tracing::instrument::Instrumented<T> as core::future::future::Future>::poll",
+                        "",
+                    ),
+                ],
+                "reqwest::async_impl::client::Pending",
+            ),
+            (
+                &[
+                    ("<tokio::sync::notify::Notified as core::future::future::Future>::poll", ""),
+                    (
+                        "shop::upstream::fetch::{{closure}}::{{closure}}",
+                        "tokio-1.54.1/src/macros/select.rs",
+                    ),
+                    (
+                        "<core::future::poll_fn::PollFn<F> as core::future::future::Future>::poll",
+                        core,
+                    ),
+                ],
+                "tokio::select!",
+            ),
+            (
+                &[(
+                    "<core::future::pending::Pending<T> as core::future::future::Future>::poll",
+                    "",
+                )],
+                "core::future::pending::Pending",
+            ),
+            (&[], ""),
+        ] {
+            let stack = [inner, &[own]].concat();
+            assert_eq!(awaited(&frames(&stack)), expected, "{stack:?}");
+        }
+    }
+
+    /// As line tables of an optimized build show them: inlined functions have only the last part of their name.
+    #[test]
+    fn inlined_functions_are_named_by_their_caller_and_their_module() {
+        let own = [
+            ("{async_fn#0}", "shop/src/upstream.rs"),
+            ("poll<shop::upstream::fetch::{async_fn_env#0}>", "shop/src/main.rs"),
+        ];
+        for (inner, expected) in [
+            (&[("poll_elapsed", TOKIO), ("poll", TOKIO)][..], "tokio::time::sleep"),
+            (
+                &[("{async_fn#0}<u32>", "tokio-1.54.1/src/sync/mpsc/bounded.rs")],
+                "tokio::sync::mpsc::bounded",
+            ),
+            (
+                &[
+                    ("poll", "tokio-1.54.1/src/sync/notify.rs"),
+                    ("{closure#0}", "tokio-1.54.1/src/macros/select.rs"),
+                    (
+                        "poll<(), shop::upstream::fetch::{async_fn#0}::{closure_env#0}>",
+                        "/rustc/library/core/src/future/poll_fn.rs",
+                    ),
+                ],
+                "tokio::select!",
+            ),
+            (
+                &[("recv<u32>", "/home/me/.cargo/registry/src/i/async-channel-2.3.1/src/lib.rs")],
+                "async_channel::recv",
+            ),
+            (
+                &[("poll<u32>", "/rustc/library/core/src/future/pending.rs")],
+                "core::future::pending",
+            ),
+        ] {
+            let stack = [inner, &own].concat();
+            assert_eq!(awaited(&frames(&stack)), expected, "{stack:?}");
+            assert_eq!(own_name(&frames(&stack)), "shop::upstream::fetch", "{stack:?}");
+        }
+        for (name, caller, expected) in [
+            (
+                "{async_block#0}",
+                "poll<shop::cart::{async_fn#0}::{async_block_env#0}>",
+                "shop::cart",
+            ),
+            (
+                "{async_fn#1}<u8>",
+                "call<(), shop::{impl#0}::total::{async_fn_env#1}<u8>>",
+                "shop::total",
+            ),
+            // Polled through a pointer.
+            ("{async_fn#0}", "poll<alloc::boxed::Box<(dyn Future)>>", "{async_fn#0}"),
+            ("{async_fn#0}", "poll<shop::other::{async_fn_env#1}>", "{async_fn#0}"),
+            ("shop::poll_orders::{{closure}}", "", "shop::poll_orders"),
+            ("<shop::Queue<T> as core::future::future::Future>::poll", "", "shop::Queue"),
+        ] {
+            let stack = [(name, "shop/src/cart.rs"), (caller, "/rustc/x.rs")];
+            assert_eq!(own_name(&frames(&stack)), expected);
+        }
+    }
+
+    fn topmost(span: &str, wall: u64, idle: u64, awaited: u64) -> ProfiledSpan {
+        let times = TimeBreakdown {
+            wall_ns: wall * MS,
+            idle_ns: idle * MS,
+            await_ns: awaited * MS,
+            ..TimeBreakdown::default()
+        };
+        ProfiledSpan { span: span.to_owned(), times, is_topmost: true, ..ProfiledSpan::default() }
+    }
+
+    #[test]
+    fn idle_time_is_explained_by_awaits_and_by_what_the_profile_shows() {
+        // The wall and idle time and the awaits of a span, its samples, those of a span inside it, and what is left.
+        for (of_span, own, inside, expected) in [
+            ([100, 90, 0], 0, 0, Some(90)),
+            ([100, 90, 70], 70, 0, Some(20)),
+            ([100, 90, 90], 90, 0, None),
+            // A child that ran, or that has an account of its own, while the span was idle.
+            ([100, 90, 0], 0, 60, Some(40)),
+            ([100, 90, 0], 10, 90, None),
+            ([100, 90, 0], 10, 300, None),
+        ] {
+            let mut profile = empty();
+            let [wall, idle, awaited] = of_span;
+            profile.spans = vec![topmost("request", wall, idle, awaited)];
+            profile.spans.push(ProfiledSpan { is_topmost: false, ..topmost("query", 900, 900, 0) });
+            let outer = profile.add_link(Link::named("request", None));
+            let inner = profile.add_link(Link::named("query", Some(outer)));
+            for (link, ms) in [(outer, own), (inner, inside)] {
+                let stack = fetch(&mut profile, 41);
+                add(&mut profile, SampleKind::Await, stack, Some(link), ms);
+            }
+            let expected: Vec<_> = expected.map(|ms| ("request", ms * MS)).into_iter().collect();
+            assert_eq!(unexplained_idle(&profile), expected, "{of_span:?} {own} {inside}");
+        }
+    }
+
+    #[test]
+    fn idle_time_of_spans_of_one_name_is_added_up() {
+        let mut profile = empty();
+        let [one, two] = [topmost("request", 50, 40, 0), topmost("request", 70, 60, 10)];
+        profile.spans = vec![one, topmost("other", 5, 4, 0), two, topmost("busy", 5, 0, 0)];
+        assert_eq!(unexplained_idle(&profile), [("request", 90 * MS), ("other", 4 * MS)]);
+    }
+}
