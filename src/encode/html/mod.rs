@@ -16,8 +16,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "unZHoV0m7TjzKtBN3hqMHtQ8Ep+PfsfSEmZNBqYNwtA=";
-const SCRIPT_HASH: &str = "2OKNa3W//KyiPVbkw2BXCPJnK4ygP3JXqfUnReZ11dE=";
+const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
+const SCRIPT_HASH: &str = "8isHY6a4FMJIOtzcJ/nOnRgoSuDsCed/tzfLtT4V+bc=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
