@@ -538,32 +538,84 @@ async function awaitTimes(page) {
     assert.equal(await page.evaluate((id) => nodeName(tree.nodes[id].parent), idle.id), "audit");
     await page.locator("#by-thread").check();
     assert.equal((await shownTimes(page))["[idle: not explained]"], 130);
+    const threads = await page.evaluate(() => tree.root.children.map(nodeName));
+    assert.deepEqual(threads, ["no thread", "tokio-rt-worker"]);
     await page.locator("#by-thread").uncheck();
+    const colors = await page.evaluate(() =>
+        ["[await]", "[scheduling delay behind report]"].map(
+            (name) => COLORS[tree.nodes.find((node) => nodeName(node) === name).kind],
+        ),
+    );
+    assert.deepEqual(colors, ["await", "delay"]);
 
     // An interval has the parts of the awaits that are in it.
     await page.goto(`${urlOf("awaits")}#mode=wall&t=1100000000-1600000000`);
     await page.waitForSelector("#filters button");
     await drawn(page);
-    assert.deepEqual(await shownTimes(page), { "on-CPU": 10, "[await]": 190, [delay]: 300 });
+    const isIdle = { "[idle or not sampled]": 5 };
+    assert.deepEqual(await shownTimes(page), { "on-CPU": 10, "[await]": 185, [delay]: 300, ...isIdle });
     await page.locator("#mode").getByText("Await").click();
-    assert.equal(await text(page, "#total"), "190 ms awaiting");
+    assert.equal(await text(page, "#total"), "185 ms awaiting");
     await page.locator("#filters button").click();
     await textBecomes(page, "#total", "1.68 s awaiting");
+
+    // Samples of short awaits take no more than the time that is left.
+    await page.goto(`${urlOf("awaits")}#mode=wall&t=2000000000-2060000000`);
+    await page.waitForSelector("#filters button");
+    await drawn(page);
+    assert.deepEqual(await shownTimes(page), { "[await]": 10, "[futex]": 50 });
+    await page.locator("#filters button").click();
+    await page.locator("#mode").getByText("Await").click();
 
     // A row of the table shows only its await, in the mode of its kind.
     const row = page.locator("#awaits .pick").filter({ hasText: "[scheduling delay behind report]" });
     await row.click();
     assert.equal(await text(page, "#total"), "300 ms scheduling delay");
-    assert.match(await text(page, "#filters"), /^Only\s+delayed in fetch::\{\{closure\}\} \[scheduling delay behind report\]/);
+    const only = await text(page, "#filters");
+    assert.match(only, /^Only\s+delayed in fetch::\{\{closure\}\} \[scheduling delay behind report\]/);
     await page.reload();
     await page.waitForFunction(() => performance.getEntriesByName("report-ready").length > 0);
     assert.equal(await text(page, "#total"), "300 ms scheduling delay");
+    assert.equal(await text(page, "#filters"), only);
     await page.locator("#mode").getByText("Off-CPU").click();
     assert.equal(await text(page, "#total"), "50.0 ms off-CPU");
     assert.deepEqual(await page.locator("#awaits tr:nth-child(2) td").allInnerTexts(), [
         "shop::db::rows::{{closure}}\nat sqlx::query::Query::fetch_one shop/src/db.rs:77",
         ...["≥ 50", "≈ 500 ms", "< 10.0 ms"],
     ]);
+}
+
+/** Which of the colors of awaits the timeline has at a time. */
+const colorsAt = (page, ms) =>
+    page.evaluate((ms) => {
+        const ratio = timeline.width / timeline.clientWidth,
+            x = Math.round(geometry.x(ms * 1e6) * ratio);
+        const { data } = timeline.getContext("2d").getImageData(x, 0, 1, timeline.height);
+        const found = new Set();
+        for (let at = 0; at < data.length; at += 4) {
+            found.add(`#${[...data.slice(at, at + 3)].map((part) => part.toString(16).padStart(2, "0")).join("")}`);
+        }
+        return ["awaits", "delays"].filter((name) => found.has(colors[name]));
+    }, ms);
+
+async function awaitsInTimeline(page) {
+    await openReport(page, urlOf("awaits"));
+    const found = {};
+    // The samples of short awaits are at 1515 ms, 1525 ms and so on.
+    for (const ms of [10, 600, 1300, 1516, 1520, 1526, 1530, 2030]) found[ms] = (await colorsAt(page, ms)).join();
+    assert.deepEqual(found, {
+        ...{ 10: "", 600: "awaits", 1300: "delays" },
+        ...{ 1516: "awaits", 1520: "", 1526: "awaits", 1530: "", 2030: "" },
+    });
+    // Awaits that overlap are in lanes of their own.
+    const lanesOf = await page.evaluate(() => {
+        const { from, to, kind, short } = profile.samples;
+        short.fill(false);
+        kind.forEach((kind, i) => (to[i] = Math.max(to[i], kind === AWAITING ? from[i] + 15e6 : 0)));
+        prepareTimeline();
+        return lanes.map(laneName);
+    });
+    assert.deepEqual(lanesOf, ["span GET /upstream", "span query", "span query", "tokio-rt-worker"]);
 }
 
 /** What the timeline says of awaits, and that the modes of awaits can be used with the keyboard. */
@@ -578,7 +630,7 @@ async function awaitsByKeyboard(page) {
         /span GET \/upstream awaits in shop::upstream::fetch::\{\{closure\}\} .*upstream.rs:41 at tokio::time::Sleep: 1.18 s/,
     );
     assert.match(await readout(1300), /span GET \/upstream woken, not polled behind report: 300 ms/);
-    assert.match(await readout(1512), /span query awaits in shop::db::rows.*: represents 10.0 ms of shorter ones/);
+    assert.match(await readout(1517), /span query awaits in shop::db::rows.*: represents 10.0 ms of shorter ones/);
     assert.match(await readout(2150), /in audit: 140 ms.*no thread is known to be active, and no await/);
     await tabTo(page, "[name=mode]");
     const modes = new Set();
@@ -598,9 +650,11 @@ async function awaitsByKeyboard(page) {
 /** Reports of earlier releases have no awaits. */
 async function withoutAwaits(page) {
     await openReport(page, urlOf("older"));
-    assert.equal(await page.locator("#mode label:visible").count(), 3);
-    assert.equal(await page.isVisible("#awaits-line, #awaits"), false);
-    assert.match(await text(page, "#total"), /wall|on-CPU/);
+    assert.deepEqual(await page.locator("#mode label:visible").allInnerTexts(), ["CPU", "Off-CPU", "Wall"]);
+    assert.equal(await page.locator(":is(#awaits-line, #awaits, #timeline-title + ul .await):visible").count(), 0);
+    assert.equal(await text(page, "#total"), "2.20 s wall");
+    assert.deepEqual(await shownTimes(page), { "on-CPU": 40, "[futex]": 50, "[idle: not explained]": 2110 });
+    assert.match(await text(page, "#missing"), /Idle for 1.98 s with no stack that shows at which await/);
 }
 
 async function hostile(page) {
@@ -910,6 +964,7 @@ try {
     await inPage("interval of the timeline", {}, interval);
     await inPage("zoom by pointer", {}, pointer);
     await inPage("awaits", {}, awaitTimes);
+    await inPage("awaits in the timeline", { allowed: ["willReadFrequently"] }, awaitsInTimeline);
     await inPage("awaits by keyboard", {}, awaitsByKeyboard);
     await inPage("data without awaits", {}, withoutAwaits);
     await inPage("hostile names", {}, hostile);

@@ -13,15 +13,6 @@ export function withData(html, change) {
     return html.replace(DATA, (_, tag) => tag + changed);
 }
 
-/** The data of earlier releases: no awaits. */
-export function older(data) {
-    for (const kept of data.kept) {
-        delete kept.await;
-        delete kept.delay;
-    }
-    return data;
-}
-
 /**
  * A request of 2.06 s: 20 ms on-CPU, an await of 1.18 s, 300 ms in which another request blocks the worker, 10 ms
  * on-CPU, a hundred awaits of 5 ms in child spans, 50 ms blocked. Then a span of 140 ms without a wrapper, of which
@@ -31,18 +22,33 @@ export function awaits(data) {
     const tables = new Tables();
     const [request, audit] = [tables.span("GET /upstream", -1, 0, 2060, 0), tables.span("audit", -1, 2060, 2200, 1)];
     const poll = [
-        ["tokio::runtime::scheduler::multi_thread::worker::run", "/cargo/tokio-1.50.0/src/runtime/scheduler/worker.rs", 512],
+        [
+            "tokio::runtime::scheduler::multi_thread::worker::run",
+            "/cargo/tokio-1.50.0/src/runtime/scheduler/worker.rs",
+            512,
+        ],
         ["tokio::runtime::task::raw::poll", "/cargo/tokio-1.50.0/src/runtime/task/raw.rs", 271],
-        ["<tracing_profiling::Profiled<F> as core::future::Future>::poll", "/cargo/tracing-profiling-1.0.0/src/awaits.rs", 90],
+        [
+            "<tracing_profiling::Profiled<F> as core::future::Future>::poll",
+            "/cargo/tracing-profiling-1.0.0/src/awaits.rs",
+            90,
+        ],
         ["shop::http::handle::{{closure}}", "shop/src/http.rs", 20],
     ];
     const fetch = [...poll, ["shop::upstream::fetch::{{closure}}", "shop/src/upstream.rs", 41]];
-    const sleep = [...fetch, ["<tokio::time::Sleep as core::future::Future>::poll", "/cargo/tokio-1.50.0/src/time/sleep.rs", 448]];
+    const sleep = [
+        ...fetch,
+        ["<tokio::time::Sleep as core::future::Future>::poll", "/cargo/tokio-1.50.0/src/time/sleep.rs", 448],
+    ];
     const rows = [...poll, ["shop::db::rows::{{closure}}", "shop/src/db.rs", 77]];
     const query = [
         ...rows,
         ["sqlx::query::Query<DB,A>::fetch_one::{{closure}}", "/cargo/sqlx-0.8.6/src/query.rs", 130],
-        ["<futures_channel::oneshot::Receiver<T> as core::future::Future>::poll", "/cargo/futures-0.3.31/src/oneshot.rs", 9],
+        [
+            "<futures_channel::oneshot::Receiver<T> as core::future::Future>::poll",
+            "/cargo/futures-0.3.31/src/oneshot.rs",
+            9,
+        ],
     ];
     const run = (span, stack, from, ms) => {
         for (let at = from + 1; at <= from + ms; at++) tables.sample(0, span, stack, at, 1, 0);
@@ -54,14 +60,27 @@ export function awaits(data) {
     for (let number = 0; number < 100; number++) {
         const from = 1510 + 5 * number,
             span = tables.span("query", request, from, from + 5, -1);
-        if (number % 2 === 0) tables.sample(2, span, query, from, 10);
+        if (number % 2 === 1) tables.sample(2, span, query, from, 10);
     }
-    tables.sample(1, request, [...poll, ["shop::cart::Cart::lock", "shop/src/cart.rs", 8], ["[futex 0x7f01]", "", 0, 3]], 2010, 50, 0);
+    tables.sample(
+        1,
+        request,
+        [...poll, ["shop::cart::Cart::lock", "shop/src/cart.rs", 8], ["[futex 0x7f01]", "", 0, 3]],
+        2010,
+        50,
+        0,
+    );
     run(audit, [["shop::audit::write::{{closure}}", "shop/src/audit.rs", 5]], 2060, 10);
     const known = { on_cpu_error: 0, cpu_known: true, after_last_exit: 0, unsampled: 0, open: false, topmost: true };
     const ids = { trace_id: "0af7651916cd43dd8448eb211c80319c", span_id: "b7ad6b7169203331", target: "shop::http" };
     const times = (start, wall, on_cpu, off_cpu, awaiting, delay, idle) => ({
-        ...{ start: start * MS, wall: wall * MS, on_cpu: on_cpu * MS, subtree_on_cpu: on_cpu * MS, off_cpu: off_cpu * MS },
+        ...{
+            start: start * MS,
+            wall: wall * MS,
+            on_cpu: on_cpu * MS,
+            subtree_on_cpu: on_cpu * MS,
+            off_cpu: off_cpu * MS,
+        },
         ...{ await: awaiting * MS, delay: delay * MS, idle: idle * MS, busy: (on_cpu + off_cpu) * MS },
     });
     const kept = [
@@ -70,7 +89,14 @@ export function awaits(data) {
     ];
     return {
         ...data,
-        ...{ name: "GET /upstream", title: "GET /upstream", duration: 2200 * MS, losses: [], notes: [], attributes: [] },
+        ...{
+            name: "GET /upstream",
+            title: "GET /upstream",
+            duration: 2200 * MS,
+            losses: [],
+            notes: [],
+            attributes: [],
+        },
         rule: "1s",
         kept: kept.map((span) => ({ ...known, ...ids, fields: [], reasons: "latency", rule: "1s", ...span })),
         ...tables.columns(),
@@ -78,6 +104,27 @@ export function awaits(data) {
         strings: tables.strings,
     };
 }
+
+/** The same request in an earlier release, without awaits. */
+export function older(data) {
+    const { kept, samples, ...same } = awaits(data);
+    for (const span of kept) {
+        delete span.await;
+        delete span.delay;
+    }
+    let now = 0,
+        last = 0;
+    const rows = samples.kind.flatMap((kind, i) => {
+        now += samples.time[i];
+        if (kind > 1) return [];
+        const time = now - last;
+        last = now;
+        return [{ ...Object.fromEntries(Object.keys(samples).map((name) => [name, samples[name][i]])), time }];
+    });
+    return { ...same, kept, samples: columnsOf(rows) };
+}
+const columnsOf = (rows) =>
+    Object.fromEntries(Object.keys(rows[0]).map((name) => [name, rows.map((row) => row[name])]));
 
 class Tables {
     strings = [];
@@ -116,7 +163,8 @@ class Tables {
         };
     }
 }
-const columns = (names, rows) => Object.fromEntries(names.map((name, column) => [name, rows.map((row) => row[column])]));
+const columns = (names, rows) =>
+    Object.fromEntries(names.map((name, column) => [name, rows.map((row) => row[column])]));
 function place(list, entry) {
     const known = list.findIndex((other) => String(other) === String(entry));
     return known < 0 ? list.push(entry) - 1 : known;

@@ -32,7 +32,14 @@ const COLORS = [
   ...['rust', 'native', 'kernel', 'wait', 'remark', 'span', 'thread', 'idle', 'fold', 'all', 'await', 'delay'],
 ];
 /** The patterns on boxes, so that color is not all that tells them apart. */
-const PATTERNS = { [WAIT]: 'lines', [REMARK]: 'lines', [IDLE]: 'dots', [FOLD]: 'dots', [AWAIT]: 'bars', [DELAY]: 'grid' };
+const PATTERNS = {
+  [WAIT]: 'lines',
+  [REMARK]: 'lines',
+  [IDLE]: 'dots',
+  [FOLD]: 'dots',
+  [AWAIT]: 'bars',
+  [DELAY]: 'grid',
+};
 // Kinds of samples.
 const ON_CPU = 0,
   OFF_CPU = 1,
@@ -508,7 +515,11 @@ function buildTree(chosen, mode) {
   addPlaces(groups);
   if (mode === 'wall') {
     const addIdle = (parent, kind, what, ns) => (child(parent, IDLE_KEYS + what, kind, what).self += ns);
-    divideRest(rest, (...idle) => addIdle(root, ...idle), (span, ns) => addIdle(nodeOf(NO_THREAD, span), IDLE, 0, ns));
+    divideRest(
+      rest,
+      (...idle) => addIdle(root, ...idle),
+      (span, ns) => addIdle(nodeOf(NO_THREAD, span), IDLE, 0, ns),
+    );
   }
   sumUp(nodes);
   return { root, nodes };
@@ -1689,7 +1700,8 @@ function showAwaits() {
   const about = ({ short, total }) => `${short ? 'about ' : ''}${duration(total)}`;
   if (wait) {
     line.append(el('b', {}, about(wait)), ' awaiting');
-    if (wait.site >= 0) line.append(' in ', code(withoutClosure(frameName(wait.site))), ' (', placeElement(wait.site), ')');
+    if (wait.site >= 0)
+      line.append(' in ', code(withoutClosure(frameName(wait.site))), ' (', placeElement(wait.site), ')');
     if (wait.object >= 0) line.append(' at ', code(futureName(wait.object)));
   }
   if (delay) {
@@ -1761,7 +1773,18 @@ function showFurther() {
 
   details.querySelector('summary').textContent = `${count(further.length, 'further kept span')} in this profile`;
   const columns = [
-    ...['Span', 'Reason', 'Start', 'Wall', 'On-CPU', 'Off-CPU', 'Await', 'Scheduling delay', 'Unexplained idle', 'Span id'],
+    ...[
+      'Span',
+      'Reason',
+      'Start',
+      'Wall',
+      'On-CPU',
+      'Off-CPU',
+      'Await',
+      'Scheduling delay',
+      'Unexplained idle',
+      'Span id',
+    ],
   ];
   const rows = further.map((kept) =>
     el(
@@ -1818,8 +1841,8 @@ function missingLines() {
   if (main.unexplained >= 1e6 && main.unexplained >= main.wall * 0.01) {
     lines.push([
       main.unexplained > main.wall / 2 ? 'bad' : '',
-      `Idle for ${duration(main.unexplained)} with no stack that shows at which await. Only futures in a wrapper ` +
-        'of this library show that.',
+      `Idle for ${duration(main.unexplained)} with no stack that shows at which await: only futures that are polled ` +
+        'through `Profiled` show that.',
     ]);
   }
   if (main.open) lines.push(['', 'The span was still open: what came later is not here.']);
@@ -1993,7 +2016,7 @@ function showSites(id, columns, sites, empty) {
     [
       (short ? '≥ ' : '') + grouped(number),
       (short ? '≈ ' : '') + duration(total),
-      longest > 0 ? duration(longest) : `< ${duration(SHORT)}`,
+      short && longest === 0 ? `< ${duration(SHORT)}` : duration(longest),
     ],
     total / all,
   ]);
