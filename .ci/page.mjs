@@ -510,7 +510,7 @@ const shownTimes = (page) =>
         for (const node of tree.nodes) {
             const name = nodeName(node),
                 kind = name.startsWith("[") ? name.replace(/ 0x.*\]/, "]") : "on-CPU";
-            if (node.self > 0) sums[kind] = (sums[kind] ?? 0) + node.self / 1e6;
+            if (node.self > 1e3) sums[kind] = (sums[kind] ?? 0) + node.self / 1e6;
         }
         return Object.fromEntries(Object.entries(sums).map(([kind, ms]) => [kind, Math.round(ms * 1e3) / 1e3]));
     });

@@ -60,7 +60,7 @@ export function awaits(data) {
     for (let number = 0; number < 100; number++) {
         const from = 1510 + 5 * number,
             span = tables.span("query", request, from, from + 5, -1);
-        if (number % 2 === 1) tables.sample(2, span, query, from, 10);
+        if (number % 2 === 1) tables.sample(2, span, query, from, number % 4 === 1 ? 9.999998 : 10.000002);
     }
     tables.sample(
         1,
@@ -146,7 +146,7 @@ class Tables {
             const fn = place(this.functions, [this.text(name), this.text(file)]);
             node = place(this.stacks, [node, place(this.frames, [fn, line, frameKind, 0])]);
         }
-        this.samples.push([node, span, thread, kind, at * MS, ms * MS]);
+        this.samples.push([node, span, thread, kind, at * MS, Math.round(ms * MS)]);
     }
     columns() {
         this.samples.sort((a, b) => a[4] - b[4]);

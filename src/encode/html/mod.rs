@@ -17,7 +17,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "Jt3sT+9bsmrGLMOQmjnj2HrjEjApOe1nS8LCYM/W+ts=";
+const SCRIPT_HASH: &str = "i/N5/pZuxH/ewNkM2H/UVQfPLIDlNfTTCgTab2Jbi/w=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

@@ -47,8 +47,8 @@ const ON_CPU = 0,
   DELAYED = 3;
 /** The mode that shows only samples of a kind, by kind. */
 const MODES = ['cpu', 'off', 'await', 'delay'];
-/** The weight of samples that represent awaits and delays shorter than that. */
-const SHORT = 10e6;
+/** Samples of at most this weight represent awaits and delays shorter than 10 ms. Some have a few nanoseconds more. */
+const SHORT = 10.01e6;
 const NO_THREAD = -2;
 const LONGEST_TEXT = 2000;
 const byId = (id) => document.getElementById(id);
@@ -204,7 +204,7 @@ function nameEmptyStacks({ strings, functions, frames, stacks, samples }) {
 
 /** Awaits are in no thread. What delayed a poll is a frame of a kind of its own. */
 function markAwaits({ samples, stacks, frames }) {
-  samples.short = samples.kind.map((kind, i) => kind >= AWAITING && samples.weight[i] === SHORT);
+  samples.short = samples.kind.map((kind, i) => kind >= AWAITING && samples.weight[i] <= SHORT);
   samples.kind.forEach((kind, i) => {
     if (kind < AWAITING) return;
     samples.thread[i] = NO_THREAD;
