@@ -7,6 +7,7 @@ import os from "node:os";
 import path from "node:path";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
+import { awaits, older, withData } from "./page_awaits.mjs";
 
 const [reports, baseUrl, pictures] = process.argv.slice(2);
 const base = baseUrl.endsWith("/") ? baseUrl : `${baseUrl}/`;
@@ -21,6 +22,8 @@ const SIZES = [
 const SCHEMES = ["light", "dark"];
 const fileOf = (name) => path.resolve(reports, `${name}.html`);
 const urlOf = (name) => pathToFileURL(fileOf(name)).href;
+for (const [name, data] of Object.entries({ awaits, older }))
+    fs.writeFileSync(fileOf(name), withData(fs.readFileSync(fileOf("normal"), "utf8"), data));
 
 const browser = await chromium.launch({
     executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
@@ -198,6 +201,8 @@ function measureLabels() {
         "fold",
         "all",
         "match",
+        "await",
+        "delay",
     ];
     const ratios = kinds.flatMap((kind) =>
         [-3, 3].map((shift) => {
@@ -214,7 +219,7 @@ async function checkPictures() {
     for (const scheme of SCHEMES) {
         for (const [width, height] of SIZES) {
             const suffix = `${width}-${scheme}`;
-            for (const name of ["normal", "waits", "hostile", "large"]) {
+            for (const name of ["normal", "waits", "awaits", "hostile", "large"]) {
                 await inPage(`picture of ${name} ${suffix}`, { width, height, scheme }, async (page) => {
                     await openReport(page, urlOf(name));
                     await page.screenshot({ path: path.join(pictures, `${name}-${suffix}.png`) });
@@ -473,7 +478,7 @@ async function interval(page) {
     // Of wall time, the selected part is as long as it is.
     const [begin, end] = new URLSearchParams(new URL(page.url()).hash.slice(1)).get("t").split("-").map(Number);
     const share = await page.evaluate(([begin, end]) => (end - begin) / 1e9, [begin, end]);
-    await page.locator("#mode").getByText("Both").click();
+    await page.locator("#mode").getByText("Wall").click();
     const [number, unit] = (await text(page, "#total")).split(" ");
     const seconds = Number(number) * { s: 1, ms: 1e-3, µs: 1e-6 }[unit];
     assert.ok(Math.abs(seconds - share) < share * 0.01, `${seconds} s of ${share} s`);
@@ -496,6 +501,160 @@ async function pointer(page) {
     assert.match(page.url(), /zoom=/);
     await page.locator("#reset").click();
     assert.doesNotMatch(page.url(), /zoom=/);
+}
+
+/** The self time in the tree that is shown, in milliseconds, by the kind of time. */
+const shownTimes = (page) =>
+    page.evaluate(() => {
+        const sums = {};
+        for (const node of tree.nodes) {
+            const name = nodeName(node),
+                kind = name.startsWith("[") ? name.replace(/ 0x.*\]/, "]") : "on-CPU";
+            if (node.self > 1e3) sums[kind] = (sums[kind] ?? 0) + node.self / 1e6;
+        }
+        return Object.fromEntries(Object.entries(sums).map(([kind, ms]) => [kind, Math.round(ms * 1e3) / 1e3]));
+    });
+
+async function awaitTimes(page) {
+    await openReport(page, urlOf("awaits"));
+    assert.equal(
+        await text(page, "#awaits-line"),
+        "1.18 s awaiting in shop::upstream::fetch (shop/src/upstream.rs:41) at tokio::time::Sleep, " +
+            "300 ms scheduling delay behind report",
+    );
+    assert.deepEqual(await page.locator("#wall-legend li").allInnerTexts(), [
+        "on-CPU 30.0 ms (1.5 %)",
+        "off-CPU 50.0 ms (2.4 %)",
+        "await 1.68 s (82 %)",
+        "scheduling delay 300 ms (15 %)",
+    ]);
+    // On the axis of wall time, all kinds add up to that of both kept spans.
+    assert.equal(await text(page, "#total"), "2.20 s wall");
+    const delay = "[scheduling delay behind report]";
+    assert.deepEqual(await shownTimes(page), {
+        ...{ "on-CPU": 40, "[futex]": 50, "[await]": 1680, [delay]: 300, "[idle: not explained]": 130 },
+    });
+    const idle = await page.evaluate(() => tree.nodes.find((node) => node.kind === IDLE && node.self > 0));
+    assert.equal(await page.evaluate((id) => nodeName(tree.nodes[id].parent), idle.id), "audit");
+    await page.locator("#by-thread").check();
+    assert.equal((await shownTimes(page))["[idle: not explained]"], 130);
+    const threads = await page.evaluate(() => tree.root.children.map(nodeName));
+    assert.deepEqual(threads, ["no thread", "tokio-rt-worker"]);
+    await page.locator("#by-thread").uncheck();
+    const colors = await page.evaluate(() =>
+        ["[await]", "[scheduling delay behind report]"].map(
+            (name) => COLORS[tree.nodes.find((node) => nodeName(node) === name).kind],
+        ),
+    );
+    assert.deepEqual(colors, ["await", "delay"]);
+
+    // An interval has the parts of the awaits that are in it.
+    await page.goto(`${urlOf("awaits")}#mode=wall&t=1100000000-1600000000`);
+    await page.waitForSelector("#filters button");
+    await drawn(page);
+    const isIdle = { "[idle or not sampled]": 5 };
+    assert.deepEqual(await shownTimes(page), { "on-CPU": 10, "[await]": 185, [delay]: 300, ...isIdle });
+    await page.locator("#mode").getByText("Await").click();
+    assert.equal(await text(page, "#total"), "185 ms awaiting");
+    await page.locator("#filters button").click();
+    await textBecomes(page, "#total", "1.68 s awaiting");
+
+    // Samples of short awaits take no more than the time that is left.
+    await page.goto(`${urlOf("awaits")}#mode=wall&t=2000000000-2060000000`);
+    await page.waitForSelector("#filters button");
+    await drawn(page);
+    assert.deepEqual(await shownTimes(page), { "[await]": 10, "[futex]": 50 });
+    await page.locator("#filters button").click();
+    await page.locator("#mode").getByText("Await").click();
+
+    // A row of the table shows only its await, in the mode of its kind.
+    const row = page.locator("#awaits .pick").filter({ hasText: "[scheduling delay behind report]" });
+    await row.click();
+    assert.equal(await text(page, "#total"), "300 ms scheduling delay");
+    const only = await text(page, "#filters");
+    assert.match(only, /^Only\s+delayed in fetch::\{\{closure\}\} \[scheduling delay behind report\]/);
+    await page.reload();
+    await page.waitForFunction(() => performance.getEntriesByName("report-ready").length > 0);
+    assert.equal(await text(page, "#total"), "300 ms scheduling delay");
+    assert.equal(await text(page, "#filters"), only);
+    await page.locator("#mode").getByText("Off-CPU").click();
+    assert.equal(await text(page, "#total"), "50.0 ms off-CPU");
+    assert.deepEqual(await page.locator("#awaits tr:nth-child(2) td").allInnerTexts(), [
+        "shop::db::rows::{{closure}}\nat sqlx::query::Query::fetch_one shop/src/db.rs:77",
+        ...["≥ 50", "≈ 500 ms", "< 10.0 ms"],
+    ]);
+}
+
+/** Which of the colors of awaits the timeline has at a time. */
+const colorsAt = (page, ms) =>
+    page.evaluate((ms) => {
+        const ratio = timeline.width / timeline.clientWidth,
+            x = Math.round(geometry.x(ms * 1e6) * ratio);
+        const { data } = timeline.getContext("2d").getImageData(x, 0, 1, timeline.height);
+        const found = new Set();
+        for (let at = 0; at < data.length; at += 4) {
+            found.add(`#${[...data.slice(at, at + 3)].map((part) => part.toString(16).padStart(2, "0")).join("")}`);
+        }
+        return ["awaits", "delays"].filter((name) => found.has(colors[name]));
+    }, ms);
+
+async function awaitsInTimeline(page) {
+    await openReport(page, urlOf("awaits"));
+    const found = {};
+    // The samples of short awaits are at 1515 ms, 1525 ms and so on.
+    for (const ms of [10, 600, 1300, 1516, 1520, 1526, 1530, 2030]) found[ms] = (await colorsAt(page, ms)).join();
+    assert.deepEqual(found, {
+        ...{ 10: "", 600: "awaits", 1300: "delays" },
+        ...{ 1516: "awaits", 1520: "", 1526: "awaits", 1530: "", 2030: "" },
+    });
+    // Awaits that overlap are in lanes of their own.
+    const lanesOf = await page.evaluate(() => {
+        const { from, to, kind, short } = profile.samples;
+        short.fill(false);
+        kind.forEach((kind, i) => (to[i] = Math.max(to[i], kind === AWAITING ? from[i] + 15e6 : 0)));
+        prepareTimeline();
+        return lanes.map(laneName);
+    });
+    assert.deepEqual(lanesOf, ["span GET /upstream", "span query", "span query", "tokio-rt-worker"]);
+}
+
+/** What the timeline says of awaits, and that the modes of awaits can be used with the keyboard. */
+async function awaitsByKeyboard(page) {
+    await openReport(page, urlOf("awaits"));
+    const readout = async (ms) => {
+        await page.evaluate((ms) => moveCursor(ms * 1e6), ms);
+        return page.getAttribute("#timeline", "aria-valuetext");
+    };
+    assert.match(
+        await readout(600),
+        /span GET \/upstream awaits in shop::upstream::fetch::\{\{closure\}\} .*upstream.rs:41 at tokio::time::Sleep: 1.18 s/,
+    );
+    assert.match(await readout(1300), /span GET \/upstream woken, not polled behind report: 300 ms/);
+    assert.match(await readout(1517), /span query awaits in shop::db::rows.*: represents 10.0 ms of shorter ones/);
+    assert.match(await readout(2150), /in audit: 140 ms.*no thread is known to be active, and no await/);
+    await tabTo(page, "[name=mode]");
+    const modes = new Set();
+    for (let i = 0; i < 5; i++) {
+        const total = await text(page, "#total");
+        modes.add(total);
+        await press(page, "ArrowRight");
+        await textChanges(page, "#total", total);
+    }
+    assert.equal(modes.size, 5, [...modes].join(", "));
+    await tabTo(page, "#awaits .pick", "Shift+Tab");
+    await press(page, "Enter");
+    assert.match(await text(page, "#filters"), /awaiting in fetch|delayed in fetch|awaiting in rows/);
+    assert.equal(await page.evaluate(() => window.seen.pointers), 0, "events of a pointer");
+}
+
+/** Reports of earlier releases have no awaits. */
+async function withoutAwaits(page) {
+    await openReport(page, urlOf("older"));
+    assert.deepEqual(await page.locator("#mode label:visible").allInnerTexts(), ["CPU", "Off-CPU", "Wall"]);
+    assert.equal(await page.locator(":is(#awaits-line, #awaits, #timeline-title + ul .await):visible").count(), 0);
+    assert.equal(await text(page, "#total"), "2.20 s wall");
+    assert.deepEqual(await shownTimes(page), { "on-CPU": 40, "[futex]": 50, "[idle: not explained]": 2110 });
+    assert.match(await text(page, "#missing"), /Idle for 1.98 s with no stack that shows at which await/);
 }
 
 async function hostile(page) {
@@ -531,7 +690,8 @@ async function hostileAddress(page) {
     const fragments = [
         "#zoom=z9999.5.x&t=9-1&mode=x&span=-1&fn=99999999&wait=a-b",
         "#q=%3Cimg%20src%3Dx%3E&zoom=0.0.0.99",
-        "#t=0-99999999999999&wait=0-99999999",
+        "#t=0-99999999999999&wait=1.0.99999999",
+        "#mode=await&wait=2.-1.-1",
         "#%",
     ];
     for (const fragment of fragments) {
@@ -636,6 +796,21 @@ async function indexList(page) {
         assert.match(page.url(), /page=2/);
         assert.deepEqual((await rowTimes(page))[0], isoTime(byWall.at(-51)));
     }
+}
+
+/** The parts of idle time, in an entry with them and in one of an earlier release. */
+async function indexAwaits(page) {
+    const [entry] = await keptNow();
+    assert.ok(entry.await_ms + entry.delay_ms <= entry.idle_ms, JSON.stringify(entry));
+    const times = { cpu_known: true, wall_ms: 100, on_cpu_ms: 5, off_cpu_ms: 15, idle_ms: 80 };
+    const { await_ms, delay_ms, ...earlier } = { ...entry, ...times };
+    await page.route(`${base}kept`, fulfil([{ ...earlier, id: "new", await_ms: 50, delay_ms: 10 }, earlier]));
+    await openIndex(page);
+    assert.deepEqual(await page.locator("#spans td.wall small").allInnerTexts(), [
+        "on-CPU 5.00 ms + off-CPU 15.0 ms + await 50.0 ms + scheduling delay 10.0 ms + unexplained idle 20.0 ms",
+        "on-CPU 5.00 ms + off-CPU 15.0 ms + unexplained idle 80.0 ms",
+    ]);
+    await page.screenshot({ path: path.join(pictures, "index-awaits.png") });
 }
 
 async function indexReport(page) {
@@ -788,11 +963,16 @@ try {
     await inPage("permalink", {}, permalink);
     await inPage("interval of the timeline", {}, interval);
     await inPage("zoom by pointer", {}, pointer);
+    await inPage("awaits", {}, awaitTimes);
+    await inPage("awaits in the timeline", { allowed: ["willReadFrequently"] }, awaitsInTimeline);
+    await inPage("awaits by keyboard", {}, awaitsByKeyboard);
+    await inPage("data without awaits", {}, withoutAwaits);
     await inPage("hostile names", {}, hostile);
     await inPage("hostile addresses", {}, hostileAddress);
     await large();
     await unreadable();
     await inPage("index: list", {}, indexList);
+    await inPage("index: awaits", {}, indexAwaits);
     await inPage("index: a report", {}, indexReport);
     const allowed = ["status of 400", "status of 503"];
     await inPage("index: rules", { allowed }, indexRules);

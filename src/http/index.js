@@ -113,6 +113,8 @@ const whole = (entry) => ({
   on_cpu_ms: entry.on_cpu_ms ?? 0,
   off_cpu_ms: entry.off_cpu_ms ?? 0,
   idle_ms: entry.idle_ms ?? 0,
+  await_ms: entry.await_ms ?? 0,
+  delay_ms: entry.delay_ms ?? 0,
 });
 function takeList(list) {
   const kept = list.map(whole);
@@ -352,17 +354,17 @@ function reasonCell(entry) {
   const badges = reasonsOf(entry).map((reason) => el('span', { class: 'badge' }, reason));
   return [...badges.flatMap((badge) => [badge, ' ']), ...(entry.open ? [el('small', {}, 'still open')] : [])];
 }
-const partsOf = (entry) =>
-  entry.cpu_known === false
-    ? [
-        ['busy', entry.wall_ms - entry.idle_ms, 'on'],
-        ['idle', entry.idle_ms, 'rest'],
-      ]
+const partsOf = (entry) => [
+  ...(entry.cpu_known === false
+    ? [['busy', entry.wall_ms - entry.idle_ms, 'on']]
     : [
         ['on-CPU', entry.on_cpu_ms, 'on'],
         ['off-CPU', entry.off_cpu_ms, 'off'],
-        ['idle', entry.idle_ms, 'rest'],
-      ];
+      ]),
+  ['await', entry.await_ms, 'await'],
+  ['scheduling delay', entry.delay_ms, 'delay'],
+  ['unexplained idle', entry.idle_ms - entry.await_ms - entry.delay_ms, 'rest'],
+];
 function wallCell(entry, longest) {
   const parts = partsOf(entry),
     sum = parts.reduce((all, [, ms]) => all + Math.max(0, ms), 0);

@@ -103,6 +103,8 @@ fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
     set("on_cpu_ms", ms(times.on_cpu()));
     set("off_cpu_ms", ms(times.off_cpu()));
     set("idle_ms", ms(times.idle()));
+    set("await_ms", ms(times.awaiting()));
+    set("delay_ms", ms(times.scheduling_delay()));
     set("cpu_known", (!times.is_cpu_time_unknown()).into());
     set("samples", recent.kept.samples.into());
     if let Some((top, share)) = &recent.kept.top_function {

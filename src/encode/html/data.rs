@@ -101,6 +101,8 @@ impl Json for KeptRow<'_> {
                 ("on_cpu_error", times.on_cpu_error_ns),
                 ("off_cpu", times.off_cpu_ns),
                 ("idle", times.idle_ns),
+                ("await", times.await_ns),
+                ("delay", times.delay_ns),
                 ("subtree_on_cpu", times.subtree_on_cpu_ns),
                 ("busy", times.busy_ns()),
                 ("after_last_exit", times.after_last_exit_ns),

@@ -16,8 +16,8 @@ const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
-const STYLE_HASH: &str = "unZHoV0m7TjzKtBN3hqMHtQ8Ep+PfsfSEmZNBqYNwtA=";
-const SCRIPT_HASH: &str = "2OKNa3W//KyiPVbkw2BXCPJnK4ygP3JXqfUnReZ11dE=";
+const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
+const SCRIPT_HASH: &str = "i/N5/pZuxH/ewNkM2H/UVQfPLIDlNfTTCgTab2Jbi/w=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
@@ -130,6 +130,7 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
+    use std::time::Duration;
 
     use ::base64::Engine as _;
     use ::base64::prelude::BASE64_STANDARD;
@@ -137,7 +138,8 @@ mod tests {
 
     use super::super::tests::{checkout, deep, waiting};
     use super::*;
-    use crate::profile::{ProfiledThread, SampleKind};
+    use crate::profile::{ProfiledSpan, ProfiledThread, SampleKind};
+    use crate::span::TimeBreakdown;
 
     fn context() -> HtmlContext {
         HtmlContext::new(Resource::new().with("service.name", "<shop>"))
@@ -235,6 +237,32 @@ mod tests {
         assert_eq!(data["frames"]["inferred"], json!([0, 0, 0, 1, 0]));
         assert_eq!(data["resource"], json!([["service.name", "<shop>"]]));
         assert_eq!(data["trace_url"], "https://tempo.internal/{trace_id}");
+    }
+
+    #[test]
+    fn the_data_has_awaits_and_scheduling_delays() {
+        let ms = Duration::from_millis;
+        let (spans, stack) = (["GET /cart"], ["tokio::Sleep::poll", "shop::fetch"]);
+        let mut profile = Profile::builder("GET /cart")
+            .sample(SampleKind::Await, &spans, &stack, ms(10), ms(180))
+            .sample(SampleKind::Delay, &spans, &stack, ms(190), ms(20))
+            .build();
+        let times = TimeBreakdown {
+            idle_ns: 210_000_000,
+            await_ns: 180_000_000,
+            delay_ns: 20_000_000,
+            ..TimeBreakdown::default()
+        };
+        profile.spans = vec![ProfiledSpan { times, ..ProfiledSpan::default() }];
+        let data = unpacked(&profile);
+        assert_eq!(data["samples"]["kind"], json!([2, 3]));
+        assert_eq!(data["samples"]["weight"], json!([180_000_000, 20_000_000]));
+        assert_eq!(data["samples"]["thread"], json!([-1, -1]));
+        let kept = &data["kept"][0];
+        assert_eq!((&kept["await"], &kept["delay"]), (&json!(180_000_000), &json!(20_000_000)));
+        let page = html(&profile, &context());
+        let summary: Value = serde_json::from_str(element(&page, "summary")).unwrap();
+        assert_eq!([&summary["await_ms"], &summary["delay_ms"]], [180.0, 20.0]);
     }
 
     #[test]

@@ -11,7 +11,9 @@ const RUST = 0,
   THREAD = 6,
   IDLE = 7,
   FOLD = 8,
-  ALL = 9;
+  ALL = 9,
+  AWAIT = 10,
+  DELAY = 11;
 const KIND_NAMES = [
   'Rust',
   'native code',
@@ -23,9 +25,31 @@ const KIND_NAMES = [
   'no thread was active',
   'calls without a branch',
   'everything shown',
+  'await, in no thread',
+  'woken, not polled',
 ];
-const COLORS = ['rust', 'native', 'kernel', 'wait', 'remark', 'span', 'thread', 'idle', 'fold', 'all'];
-const ON_CPU = 0;
+const COLORS = [
+  ...['rust', 'native', 'kernel', 'wait', 'remark', 'span', 'thread', 'idle', 'fold', 'all', 'await', 'delay'],
+];
+/** The patterns on boxes, so that color is not all that tells them apart. */
+const PATTERNS = {
+  [WAIT]: 'lines',
+  [REMARK]: 'lines',
+  [IDLE]: 'dots',
+  [FOLD]: 'dots',
+  [AWAIT]: 'bars',
+  [DELAY]: 'grid',
+};
+// Kinds of samples.
+const ON_CPU = 0,
+  OFF_CPU = 1,
+  AWAITING = 2,
+  DELAYED = 3;
+/** The mode that shows only samples of a kind, by kind. */
+const MODES = ['cpu', 'off', 'await', 'delay'];
+/** Samples of at most this weight represent awaits and delays shorter than 10 ms. Some have a few nanoseconds more. */
+const SHORT = 10.01e6;
+const NO_THREAD = -2;
 const LONGEST_TEXT = 2000;
 const byId = (id) => document.getElementById(id);
 const media = (query) => matchMedia(query);
@@ -143,11 +167,16 @@ function prepare(data) {
     kept.name = clean(kept.name);
     kept.reasons = clean(kept.reasons);
     kept.start = Math.max(0, kept.start);
+    kept.await ??= 0;
+    kept.delay ??= 0;
+    kept.unexplained = Math.max(0, kept.idle - kept.await - kept.delay);
   }
   data.length = Math.max(1, data.duration, ...data.kept.map((kept) => kept.start + kept.wall));
   data.own_crates = new Set(data.kept.map((kept) => clean(kept.target).split('::')[0].replaceAll('-', '_')));
   data.own_crates.delete('');
   nameEmptyStacks(data);
+  markAwaits(data);
+  data.kinds = new Set([...data.samples.kind, data.samples.short.includes(true) ? 'short' : '']);
   placeSamples(data.samples, data.threads.name.length);
   return data;
 }
@@ -173,6 +202,17 @@ function nameEmptyStacks({ strings, functions, frames, stacks, samples }) {
   samples.stack = samples.stack.map((one) => (one < 0 ? stack : one));
 }
 
+/** Awaits are in no thread. What delayed a poll is a frame of a kind of its own. */
+function markAwaits({ samples, stacks, frames }) {
+  samples.short = samples.kind.map((kind, i) => kind >= AWAITING && samples.weight[i] <= SHORT);
+  samples.kind.forEach((kind, i) => {
+    if (kind < AWAITING) return;
+    samples.thread[i] = NO_THREAD;
+    const leaf = stacks.frame[samples.stack[i]];
+    if (kind === DELAYED && frames.kind[leaf] === WAIT) frames.kind[leaf] = DELAY;
+  });
+}
+
 /** The interval on its thread that each sample represents: before it, and not before the previous sample or wait. */
 function placeSamples(samples, threads) {
   const size = samples.stack.length;
@@ -191,17 +231,18 @@ function placeSamples(samples, threads) {
       samples.from[i] = now;
       samples.to[i] = now + weight;
     }
-    ends[thread] = Math.max(ends[thread], samples.to[i]);
+    if (samples.kind[i] < AWAITING) ends[thread] = Math.max(ends[thread], samples.to[i]);
   }
 }
 
 /**
  * Divides wall time evenly among the samples that are active at each moment, so that their parts, and the time when
- * none is active, add up to wall time.
+ * none is active, add up to wall time. Samples that represent short awaits have no exact length: they share the rest.
  */
-function makeWallClock({ from, to }) {
-  const starts = Float64Array.from(from).sort(),
-    ends = Float64Array.from(to).sort();
+function makeWallClock({ from, to, short }) {
+  const isExact = (_, i) => !short[i];
+  const starts = from.filter(isExact).sort(),
+    ends = to.filter(isExact).sort();
   const size = starts.length * 2,
     times = new Float64Array(size + 1),
     active = new Uint32Array(size + 1);
@@ -250,7 +291,9 @@ const frameName = (frame) => functionName(profile.frames.function[frame]);
 const spanName = (span) => profile.strings[profile.spans.name[span]];
 const threadName = (thread) =>
   thread < 0
-    ? 'unknown thread'
+    ? thread === NO_THREAD
+      ? 'no thread'
+      : 'unknown thread'
     : profile.strings[profile.threads.name[thread]] || `thread ${profile.threads.tid[thread]}`;
 const placeText = (file, line) => (file && line > 0 ? `${file}:${line}` : file);
 const shortPlace = (frame) => framePlace(frame).replace(/^.{12,}?\/([^/]+\/[^/]+)$/, '…/$1');
@@ -287,12 +330,16 @@ function spanPath(span) {
   return path.reverse();
 }
 
-/** The frame that a stack ends in; for a wait, the code that called it. */
-const sites = new Map();
-function siteOf(stack) {
-  if (!sites.has(stack)) sites.set(stack, findSite(stack));
-  return sites.get(stack);
-}
+const remembered = (find) => {
+  const known = new Map();
+  return (key) => {
+    if (!known.has(key)) known.set(key, find(key));
+    return known.get(key);
+  };
+};
+const isCode = (frame) => profile.frames.kind[frame] <= KERNEL;
+/** The frame that a stack ends in; for a wait or an await, the code that called it. */
+const siteOf = remembered(findSite);
 function findSite(stack) {
   const { parent, frame } = profile.stacks,
     { kind } = profile.frames;
@@ -300,13 +347,25 @@ function findSite(stack) {
     notStd = -1;
   for (let at = stack; at >= 0; at = parent[at]) {
     const here = frame[at];
-    if (kind[here] === WAIT || kind[here] === REMARK) continue;
+    if (!isCode(here)) continue;
     if (first < 0) first = here;
     if (isOwn(here)) return here;
     if (notStd < 0 && kind[here] === RUST && !isStd(here)) notStd = here;
   }
   return notStd < 0 ? first : notStd;
 }
+/** What the code at the site of a stack awaits: the call in it, or -1. */
+const awaitedOf = remembered((stack) => {
+  const { parent, frame } = profile.stacks;
+  let call = -1;
+  for (let at = stack; at >= 0 && frame[at] !== siteOf(stack); at = parent[at]) if (isCode(frame[at])) call = frame[at];
+  return call;
+});
+/** `tokio::time::Sleep` of `<tokio::time::Sleep as Future>::poll`. */
+const futureName = (frame) => {
+  const name = frameName(frame);
+  return bareName(name).replace(/^(?:&(?:mut )?)+|(?:::poll\w*)?(?:::\{\{?closure[^{}]*\}?\})*$/g, '') || name;
+};
 
 // --- what is shown
 
@@ -323,7 +382,7 @@ const state = {
   span: -1,
   /** Index of a function, or -1. */
   fn: -1,
-  /** `FRAME-FRAME` of a wait's caller and object, or ''. */
+  /** `KIND.FRAME.FRAME` of a wait, await or delay: its caller and object. Or ''. */
   wait: '',
   /** Keys of the boxes from the root to the zoomed one. */
   zoom: [],
@@ -357,18 +416,32 @@ function spansNamed(name) {
 const matchesSite = ({ i }) => {
   const { stack, kind } = profile.samples;
   if (state.fn >= 0) return kind[i] === ON_CPU && profile.frames.function[leafFrame(stack[i])] === state.fn;
-  return state.wait === '' || (kind[i] !== ON_CPU && waitKey(stack[i]) === state.wait);
+  return state.wait === '' || waitKey(i) === state.wait;
 };
 const leafFrame = (stack) => profile.stacks.frame[stack];
-const waitKey = (stack) => `${siteOf(stack)}-${leafFrame(stack)}`;
+const waitKey = (i) => `${profile.samples.kind[i]}.${siteOf(profile.samples.stack[i])}.${objectOf(i)}`;
+/** What a thread waited for, what a future awaited, or what delayed its poll: a frame, or -1. */
+function objectOf(i) {
+  const { kind, stack } = profile.samples;
+  return kind[i] === AWAITING ? awaitedOf(stack[i]) : leafFrame(stack[i]);
+}
+const objectName = (kind, frame) =>
+  frame < 0 ? '' : kind === AWAITING ? `at ${futureName(frame)}` : frameName(frame).replace(/ 0x[0-9a-f]+/, '');
 
-function weigh({ i, part }, mode) {
-  const { kind, weight, from, to } = profile.samples;
-  if (mode === 'both') {
-    const [begin, end] = state.interval ?? [-Infinity, Infinity];
-    return wallClock.share(Math.max(begin, from[i]), Math.min(end, to[i]));
-  }
-  return (kind[i] === ON_CPU) === (mode === 'cpu') ? weight[i] * part : 0;
+function weigh({ i, part }, mode, shortScale) {
+  const { kind, weight, from, to, short } = profile.samples;
+  if (mode !== 'wall') return MODES[kind[i]] === mode ? weight[i] * part : 0;
+  if (short[i]) return weight[i] * part * shortScale;
+  const [begin, end] = state.interval ?? [-Infinity, Infinity];
+  return wallClock.share(Math.max(begin, from[i]), Math.min(end, to[i]));
+}
+/** The wall time that no exact sample covers, in all and without what short awaits take of it, and their scale there. */
+function uncovered() {
+  const [begin, end] = state.interval ?? [0, profile.length],
+    { short, weight } = profile.samples;
+  const all = Math.max(0, end - begin - wallClock.covered(begin, end));
+  const shorts = selectSamples(-1).reduce((sum, { i, part }) => sum + (short[i] ? weight[i] * part : 0), 0);
+  return { shortScale: Math.min(1, all / (shorts || 1)), rest: Math.max(0, all - shorts) };
 }
 
 // --- the tree
@@ -377,7 +450,8 @@ let tree;
 const KEYS = 2 ** 27,
   SPAN_KEYS = 2 ** 25,
   THREAD_KEYS = 2 ** 26,
-  IDLE_KEYS = THREAD_KEYS + 2 ** 25;
+  IDLE_KEYS = THREAD_KEYS + 2 ** 25,
+  AWAIT_KEY = SPAN_KEYS - 1;
 
 /** Samples merged by thread, span and functions, from the outermost. */
 function buildTree(chosen, mode) {
@@ -408,31 +482,45 @@ function buildTree(chosen, mode) {
   };
   const root = make(null, 0, ALL, -1),
     groups = new Map();
+  const nodeOf = (thread, span) => {
+    let node = root;
+    if (state.threads) node = child(node, THREAD_KEYS + thread - NO_THREAD, THREAD, thread);
+    if (state.spans) {
+      for (const at of spanPath(span)) node = child(node, SPAN_KEYS + profile.spans.name[at], SPAN, at);
+    }
+    return node;
+  };
   const groupOf = (i) => {
     const { thread, span } = profile.samples;
     const key = `${state.threads ? thread[i] : ''}/${state.spans ? span[i] : ''}`;
     if (!groups.has(key)) {
-      let node = root;
-      if (state.threads) node = child(node, THREAD_KEYS + thread[i] + 1, THREAD, thread[i]);
-      if (state.spans) {
-        for (const at of spanPath(span[i])) node = child(node, SPAN_KEYS + profile.spans.name[at], SPAN, at);
-      }
+      const node = nodeOf(thread[i], span[i]);
       // Spans of the same name share a group.
       node.group ??= { node, stacks: new Map() };
       groups.set(key, node.group);
     }
     return groups.get(key);
   };
+  const { shortScale, rest } = uncovered();
   for (const one of chosen) {
-    const weight = weigh(one, mode);
+    const weight = weigh(one, mode, shortScale);
     if (!(weight > 0)) continue;
     const place = placeIn(groupOf(one.i), profile.samples.stack[one.i], child);
     place.weight += weight;
-    place.node.self += weight;
-    place.node.samples++;
+    const isAwait = profile.samples.kind[one.i] === AWAITING;
+    const node = isAwait ? child(place.node, AWAIT_KEY, AWAIT, -1) : place.node;
+    node.self += weight;
+    node.samples++;
   }
   addPlaces(groups);
-  if (mode === 'both') addIdle(root, (kind, what) => child(root, IDLE_KEYS + what, kind, what));
+  if (mode === 'wall') {
+    const addIdle = (parent, kind, what, ns) => (child(parent, IDLE_KEYS + what, kind, what).self += ns);
+    divideRest(
+      rest,
+      (...idle) => addIdle(root, ...idle),
+      (span, ns) => addIdle(nodeOf(NO_THREAD, span), IDLE, 0, ns),
+    );
+  }
   sumUp(nodes);
   return { root, nodes };
 }
@@ -467,20 +555,22 @@ function addPlaces(groups) {
   }
 }
 
-const IDLE_TEXTS = ['idle', 'not sampled', 'idle or not sampled'];
-/** The wall time in which no sample is active. */
-function addIdle(root, child) {
+const IDLE_TEXTS = ['idle: not explained', 'not sampled', 'idle or not sampled'];
+/** The wall time in which no sample is active: unexplained idle time of the topmost kept spans, and what remains. */
+function divideRest(rest, add, addToSpan) {
   if (state.span >= 0 || state.fn >= 0 || state.wait !== '') return;
-  const [begin, end] = state.interval ?? [0, profile.length];
-  const rest = end - begin - wallClock.covered(begin, end),
-    main = profile.kept[0];
-  if (state.interval) {
-    child(IDLE, 2).self = Math.max(0, rest);
-    return;
-  }
-  const idle = Math.max(0, Math.min(rest, main.idle));
-  child(IDLE, 0).self = idle;
-  child(REMARK, 1).self = Math.max(0, rest - idle);
+  // When a span was idle is unknown.
+  if (state.interval) return add(IDLE, 2, rest);
+  const idle = sumOver(topmostSpans(), (kept) => kept.unexplained),
+    shown = Math.min(idle, rest);
+  for (const { span, unexplained } of topmostSpans()) addToSpan(span, idle > 0 ? (unexplained / idle) * shown : 0);
+  add(REMARK, 1, rest - shown);
+}
+const sumOver = (list, of) => list.reduce((sum, one) => sum + Math.max(0, of(one)), 0);
+/** The kept spans that are inside no other. */
+function topmostSpans() {
+  const topmost = profile.kept.filter((kept) => kept.topmost);
+  return topmost.length > 0 ? topmost : [profile.kept[0]];
 }
 
 function sumUp(nodes) {
@@ -506,6 +596,7 @@ const isIdle = (node) => node.key >= IDLE_KEYS;
 
 function nodeName(node) {
   if (node.kind === ALL) return 'all';
+  if (node.kind === AWAIT) return '[await]';
   if (node.kind === FOLD) return `… ${count(node.inside.length, 'call')}`;
   if (isIdle(node)) return `[${IDLE_TEXTS[node.what]}]`;
   if (node.kind === SPAN) return spanName(node.what);
@@ -611,16 +702,21 @@ function reveal(node) {
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const FONT = '12px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
+/** The color and the pattern of each kind of sample in the timeline. */
+const ACTIVE = ['on', 'off', 'awaits', 'delays'],
+  ACTIVE_PATTERNS = ['', 'lines', 'bars', 'grid'];
 let colors = {};
 
 function readColors() {
   colors = {};
-  for (const name of ['text', 'muted', 'line', 'soft', 'card', 'accent', 'on', 'off', 'rest', 'hatch', 'frame-text']) {
+  for (const name of ['text', 'muted', 'line', 'soft', 'card', 'accent', 'rest', 'hatch', 'frame-text', ...ACTIVE]) {
     colors[name] = css(`--${name}`);
   }
   colors.hsl = {};
   for (const name of [...COLORS, 'user', 'match']) colors.hsl[name] = css(`--${name}`).split(/\s+/).map(parseFloat);
-  colors.patterns = { lines: pattern(drawLines), dots: pattern(drawDots) };
+  colors.patterns = {
+    ...{ lines: pattern(drawLines), dots: pattern(drawDots), bars: pattern(drawBars), grid: pattern(drawGrid) },
+  };
 }
 function pattern(draw) {
   const tile = el('canvas', { width: 8, height: 8 }),
@@ -641,6 +737,14 @@ function drawLines(context) {
 function drawDots(context) {
   context.fillRect(1, 1, 2, 2);
   context.fillRect(5, 5, 2, 2);
+}
+
+function drawBars(context) {
+  for (const y of [1, 5]) context.fillRect(0, y, 8, 1.5);
+}
+function drawGrid(context) {
+  drawBars(context);
+  for (const x of [1, 5]) context.fillRect(x, 0, 1.5, 8);
 }
 
 /** Sizes a canvas for the screen's pixels, and returns its empty context. */
@@ -668,13 +772,19 @@ function fitted(context, text, width) {
   const short = shortName(text);
   return short.length <= fits ? short : `${short.slice(0, fits - 1)}…`;
 }
-/** `Cart::total` of `shop::Cart<T>::total` and of `<shop::Cart<T> as Trait>::total`. */
-function shortName(name) {
+/** `shop::Cart::total` of `shop::Cart<T>::total` and of `<shop::Cart<T> as Trait>::total`. */
+function bareName(name) {
   if (name.length > 400) return name;
   const [, type, method] = /^<(.+?) as .+>::([^>]+)$/.exec(name) ?? [];
   let bare = type ? `${type}::${method}` : name;
   for (let i = 0; i < 4; i++) bare = bare.replace(/(?:::)?<[^<>]*>/g, '');
-  const parts = bare.split('::').filter((part) => part !== '');
+  return bare;
+}
+/** The last two names of a path. */
+function shortName(name) {
+  if (name.length > 400) return name;
+  const bare = bareName(name),
+    parts = bare.split('::').filter((part) => part !== '');
   return parts.length > 2 ? parts.slice(-2).join('::') : bare.length > 2 ? bare : name;
 }
 const shades = new Map();
@@ -776,12 +886,7 @@ function drawBox(context, { node, x, width }, y) {
   context.globalAlpha = node.row < zoomed.row || (matches.length > 0 && !matchSet.has(node)) ? 0.55 : 1;
   context.fillStyle = colorOf(node);
   context.fillRect(x, y, wide, height);
-  const overlay =
-    node.kind === WAIT || node.kind === REMARK
-      ? colors.patterns.lines
-      : node.kind === IDLE || node.kind === FOLD
-        ? colors.patterns.dots
-        : null;
+  const overlay = colors.patterns[PATTERNS[node.kind]];
   if (overlay && wide > 3) {
     context.fillStyle = overlay;
     context.fillRect(x, y, wide, height);
@@ -804,8 +909,7 @@ function drawLabel(context, node, x, y, width) {
   const fits = fitted(context, name + place, width - mark.length * characterWidth);
   const label = fits === '' ? '' : mark + fits;
   if (label === '') return;
-  const box = node.kind === WAIT || node.kind === REMARK || node.kind === IDLE || node.kind === FOLD;
-  if (box) drawPlate(context, node, x, y, Math.min(width, context.measureText(label).width));
+  if (PATTERNS[node.kind]) drawPlate(context, node, x, y, Math.min(width, context.measureText(label).width));
   context.fillStyle = colors['frame-text'];
   context.fillText(label, x + 4, y, width);
 }
@@ -825,13 +929,17 @@ function boxAt(event) {
 function shareText(node) {
   return `${duration(node.value)} (${percent(node.value, tree.root.value)})`;
 }
+const COUNTED = {
+  cpu: ['sample'],
+  off: ['wait'],
+  await: ['recorded await'],
+  delay: ['recorded delay'],
+  wall: ['sample or wait', 'samples and waits'],
+};
+const countedText = (number, mode) => count(number, ...COUNTED[mode]);
 function countText(node) {
   if (isIdle(node)) return '';
-  return state.mode === 'off'
-    ? count(node.samples, 'wait')
-    : state.mode === 'cpu'
-      ? count(node.samples, 'sample')
-      : count(node.samples, 'sample or wait', 'samples and waits');
+  return countedText(node.samples, state.mode);
 }
 function placesText(node) {
   if (!hasCode(node)) return '';
@@ -1169,15 +1277,19 @@ const FEW_ROWS = 8,
 
 function prepareTimeline() {
   spanBars = packBars(allBars());
-  const { from, to, thread } = profile.samples,
+  const { from, to, thread, kind, span, weight, short } = profile.samples,
     byThread = new Map();
   for (let i = 0; i < from.length; i++) {
-    if (!byThread.has(thread[i])) byThread.set(thread[i], { thread: thread[i], samples: [], active: 0 });
-    const lane = byThread.get(thread[i]);
+    const name = kind[i] < AWAITING ? '' : span[i] < 0 ? 'no span' : spanName(span[i]),
+      key = name === '' ? thread[i] : name;
+    if (!byThread.has(key)) byThread.set(key, []);
+    const lane = laneFrom(byThread.get(key), from[i]) ?? { thread: thread[i], name, samples: [], active: 0, end: 0 };
+    if (lane.samples.length === 0) byThread.get(key).push(lane);
     lane.samples.push(i);
-    lane.active += to[i] - from[i];
+    lane.active += short[i] ? weight[i] : to[i] - from[i];
+    if (!short[i]) lane.end = to[i];
   }
-  lanes = [...byThread.values()].sort((a, b) => b.active - a.active);
+  lanes = [...byThread.values()].flat().sort((a, b) => b.active - a.active);
   for (const lane of lanes) {
     lane.samples.sort((a, b) => from[a] - from[b]);
     lane.starts = Float64Array.from(lane.samples, (i) => from[i]);
@@ -1185,6 +1297,12 @@ function prepareTimeline() {
   timeline.setAttribute('aria-valuemax', Math.round(profile.length / 1e6));
   byId('timeline-more').hidden = spanRows() <= FEW_ROWS && lanes.length <= FEW_ROWS;
 }
+/** A thread has one lane. Awaits have a lane for each span's name, and more if they overlap. */
+function laneFrom(lanesThere, from) {
+  if (lanesThere[0]?.name === '' || lanesThere.length >= MANY_ROWS) return lanesThere[0];
+  return lanesThere.find((lane) => lane.end <= from + 1000);
+}
+const laneName = (lane) => (lane.name === '' ? threadName(lane.thread) : `span ${lane.name}`);
 const spanRows = () => spanBars.reduce((most, bar) => Math.max(most, bar.row + 1), 0);
 
 /** Kept spans and the spans inside them. */
@@ -1271,7 +1389,7 @@ function drawTimeline() {
 function showHidden() {
   const deeper = spanBars.filter((bar) => bar.row >= geometry.rows).length,
     more = lanes.length - geometry.shownLanes.length;
-  const hidden = [deeper > 0 ? count(deeper, 'span') : '', more > 0 ? count(more, 'thread') : ''].filter(
+  const hidden = [deeper > 0 ? count(deeper, 'span') : '', more > 0 ? count(more, 'lane') : ''].filter(
     (text) => text !== '',
   );
   byId('timeline-more').textContent = showAllRows
@@ -1326,7 +1444,7 @@ function drawLane(context, lane, y) {
     { gutter, right } = geometry;
   context.fillStyle = colors.text;
   context.fillText(
-    fitted(context, threadName(lane.thread), geometry.isNarrow ? right : gutter - 14),
+    fitted(context, laneName(lane), geometry.isNarrow ? right : gutter - 14),
     geometry.isNarrow ? 6 : 8,
     geometry.isNarrow ? y + 8 : top + 8,
   );
@@ -1339,6 +1457,7 @@ function drawLane(context, lane, y) {
     if (kind >= 0) drawActive(context, kind, begin, end, top);
   };
   for (const i of lane.samples) {
+    if (profile.samples.short[i]) continue;
     const from = geometry.x(profile.samples.from[i]),
       to = geometry.x(profile.samples.to[i]);
     if (profile.samples.kind[i] === kind && from <= end + 0.5) {
@@ -1350,14 +1469,26 @@ function drawLane(context, lane, y) {
   }
   flush();
   drawTicks(context, lane, top + 17);
+  drawShort(context, lane, top);
 }
 function drawActive(context, kind, begin, end, top) {
   const width = Math.max(0.75, end - begin);
-  context.fillStyle = kind === ON_CPU ? colors.on : colors.off;
-  context.fillRect(begin, top, width, 15);
-  if (kind === ON_CPU) return;
-  context.fillStyle = colors.patterns.lines;
-  context.fillRect(begin, top, width, 15);
+  for (const style of [colors[ACTIVE[kind]], colors.patterns[ACTIVE_PATTERNS[kind]]]) {
+    if (!style) continue;
+    context.fillStyle = style;
+    context.fillRect(begin, top, width, 15);
+  }
+}
+/** Marks of a fixed width: their length is not that of the awaits that they represent. */
+function drawShort(context, lane, top) {
+  let last = -4;
+  for (const i of lane.samples) {
+    const x = geometry.x(profile.samples.from[i]);
+    if (!profile.samples.short[i] || x < last + 4) continue;
+    context.fillStyle = colors[ACTIVE[profile.samples.kind[i]]];
+    context.fillRect(x, top + 3, 2, 10);
+    last = x;
+  }
 }
 function drawTicks(context, lane, y) {
   context.fillStyle = colors.muted;
@@ -1392,12 +1523,18 @@ function sampleAt(lane, time) {
   return at !== undefined && profile.samples.to[at] >= time ? at : -1;
 }
 function activityText(i) {
-  const { kind, stack } = profile.samples,
-    leaf = leafFrame(stack[i]);
+  const { kind, stack, weight, short } = profile.samples,
+    leaf = leafFrame(stack[i]),
+    site = siteOf(stack[i]);
+  const at = site < 0 ? '' : `${frameName(site)} ${framePlace(site)}`.trim();
+  const length = short[i] ? `represents ${duration(weight[i])} of shorter ones` : duration(weight[i]);
   if (kind[i] === ON_CPU) return `on-CPU in ${frameName(leaf)} ${framePlace(leaf)}`.trim();
-  const site = siteOf(stack[i]);
-  return `blocked in ${frameName(leaf)}${site >= 0 && site !== leaf ? ` by ${frameName(site)} ${framePlace(site)}` : ''}`.trim();
+  if (kind[i] === AWAITING) return `awaits in ${at} ${objectName(AWAITING, objectOf(i))}: ${length}`;
+  if (kind[i] === DELAYED) return `woken, not polled${behind(leaf)}: ${length}`;
+  return `blocked in ${frameName(leaf)}${site >= 0 && site !== leaf ? ` by ${at}` : ''}`.trim();
 }
+/** ` behind report` of the frame `[scheduling delay behind report]`. */
+const behind = (frame) => / behind .*(?=\])/.exec(frameName(frame))?.[0] ?? '';
 const timeText = (ns) => axis(profile.length, profile.length / 500)(ns);
 const edgeText = (ns) => axis(profile.length, profile.length / 100)(ns);
 const intervalText = ([from, to]) => `${edgeText(from)} to ${edgeText(to)}`;
@@ -1413,11 +1550,11 @@ function readoutLines(time, y) {
         y !== undefined && one.from <= time && one.to >= time && Math.floor((y - geometry.top) / SPAN_ROW) === one.row,
     ) ?? barAt(time);
   const active = geometry.shownLanes.map((lane) => [lane, sampleAt(lane, time)]).filter(([, i]) => i >= 0);
-  const texts = active.slice(0, 4).map(([lane, i]) => `${threadName(lane.thread)} ${activityText(i)}`);
-  if (active.length > 4) texts.push(`and ${count(active.length - 4, 'more thread')}`);
+  const texts = active.slice(0, 4).map(([lane, i]) => `${laneName(lane)} ${activityText(i)}`);
+  if (active.length > 4) texts.push(`and ${grouped(active.length - 4)} more`);
   return [
     `${timeText(time)}${bar ? `, in ${barText(bar)}` : ''}`,
-    ...(texts.length ? texts : ['no thread is known to be active']),
+    ...(texts.length ? texts : ['no thread is known to be active, and no await']),
   ];
 }
 function showReadout(lines) {
@@ -1543,18 +1680,39 @@ function traceElement(kept) {
   return url ? el('a', { href: url, class: 'code', ...NEW_TAB }, text) : code(text);
 }
 
-const wallParts = (kept) =>
-  kept.cpu_known
+const wallParts = (kept) => [
+  ...(kept.cpu_known
     ? [
         ['on-CPU', kept.on_cpu, 'on'],
         ['off-CPU', kept.off_cpu, 'off'],
-        ['idle', kept.idle, 'rest'],
       ]
-    : [
-        ['busy', kept.busy, 'on'],
-        ['idle', kept.idle, 'rest'],
-      ];
+    : [['busy', kept.busy, 'on']]),
+  ['await', kept.await, 'await'],
+  ['scheduling delay', kept.delay, 'delay'],
+  ['unexplained idle', kept.unexplained, 'rest'],
+];
 
+/** The longest await of a profile, and what delayed polls most. */
+function showAwaits() {
+  const line = byId('awaits-line'),
+    longest = (kind) => sitesOf(selectSamples(-1), (one) => one === kind)[0];
+  const [wait, delay] = [longest(AWAITING), longest(DELAYED)];
+  const about = ({ short, total }) => `${short ? 'about ' : ''}${duration(total)}`;
+  if (wait) {
+    line.append(el('b', {}, about(wait)), ' awaiting');
+    if (wait.site >= 0)
+      line.append(' in ', code(withoutClosure(frameName(wait.site))), ' (', placeElement(wait.site), ')');
+    if (wait.object >= 0) line.append(' at ', code(futureName(wait.object)));
+  }
+  if (delay) {
+    line.append(wait ? ', ' : '', el('b', {}, about(delay)), ' scheduling delay');
+    const blocker = behind(delay.object).replace(' behind ', '');
+    if (blocker) line.append(' behind ', code(blocker));
+  }
+  line.hidden = !wait && !delay;
+}
+/** An async function's code is a closure in it. */
+const withoutClosure = (name) => name.replace(/(?:::\{\{?closure[^{}]*\}?\})+$/, '') || name;
 function showWall() {
   const [main] = profile.kept,
     parts = wallParts(main),
@@ -1614,7 +1772,20 @@ function showFurther() {
   details.hidden = further.length === 0;
 
   details.querySelector('summary').textContent = `${count(further.length, 'further kept span')} in this profile`;
-  const columns = ['Span', 'Reason', 'Start', 'Wall', 'On-CPU', 'Off-CPU', 'Idle', 'Span id'];
+  const columns = [
+    ...[
+      'Span',
+      'Reason',
+      'Start',
+      'Wall',
+      'On-CPU',
+      'Off-CPU',
+      'Await',
+      'Scheduling delay',
+      'Unexplained idle',
+      'Span id',
+    ],
+  ];
   const rows = further.map((kept) =>
     el(
       'tr',
@@ -1626,9 +1797,11 @@ function showFurther() {
         duration(kept.wall),
         kept.cpu_known ? duration(kept.on_cpu) : 'unknown',
         kept.cpu_known ? duration(kept.off_cpu) : 'unknown',
-        duration(kept.idle),
+        duration(kept.await),
+        duration(kept.delay),
+        duration(kept.unexplained),
         clean(kept.span_id || '-'),
-      ].map((text, index) => el('td', index === 0 || index === 7 ? { class: 'code', title: text } : {}, text)),
+      ].map((text, index) => el('td', index === 0 || index === 9 ? { class: 'code', title: text } : {}, text)),
     ),
   );
   const head = el('tr', {}, ...columns.map((text) => el('th', { scope: 'col' }, text)));
@@ -1665,10 +1838,11 @@ function missingLines() {
       main.unsampled > main.wall * 0.1 ? 'bad' : '',
       `The first ${duration(main.unsampled)} on-CPU were not sampled.`,
     ]);
-  if (main.idle >= 1e6 && main.idle >= main.wall * 0.01) {
+  if (main.unexplained >= 1e6 && main.unexplained >= main.wall * 0.01) {
     lines.push([
-      main.idle > main.wall / 2 ? 'bad' : '',
-      `Idle for ${duration(main.idle)}, pending in no thread: no stack shows at which await.`,
+      main.unexplained > main.wall / 2 ? 'bad' : '',
+      `Idle for ${duration(main.unexplained)} with no stack that shows at which await: only futures that are polled ` +
+        'through `Profiled` show that.',
     ]);
   }
   if (main.open) lines.push(['', 'The span was still open: what came later is not here.']);
@@ -1677,12 +1851,11 @@ function missingLines() {
 }
 function coverageLines(main) {
   const { kind, weight } = profile.samples,
-    sums = [0, 0];
-  for (let i = 0; i < kind.length; i++) sums[kind[i] === ON_CPU ? 0 : 1] += weight[i];
+    sums = [0, 0, 0, 0];
+  for (let i = 0; i < kind.length; i++) sums[kind[i]] += weight[i];
   // The samples are those of all kept spans that are inside no other.
-  const topmost = profile.kept.filter((span) => span.topmost),
-    spans = topmost.length > 0 ? topmost : [main],
-    sum = (of) => spans.reduce((total, span) => total + Math.max(of(span), 0), 0);
+  const spans = topmostSpans(),
+    sum = (of) => sumOver(spans, of);
   if (!spans.every((span) => span.cpu_known))
     return [['', `${duration(sums[0])} have samples. The CPU time is unknown, so the part that they cover is, too.`]];
   const cpu = sum((span) => Math.max(span.subtree_on_cpu, span.on_cpu)),
@@ -1699,6 +1872,13 @@ function coverageLines(main) {
     lines.push([isBad(sums[1], offCpu), `Waits with a stack: ${duration(sums[1])} of ${duration(offCpu)} off-CPU.`]);
   } else if (sums[1] > 0) {
     lines.push(['', `Waits with a stack: ${duration(sums[1])}, with child spans on other threads.`]);
+  }
+  const pending = sum((span) => span.await + span.delay),
+    shown = sums[AWAITING] + sums[DELAYED];
+  if (pending + shown > 0) {
+    // Awaits of child spans are in the sum as well.
+    const part = shown <= pending ? ` of ${duration(pending)}` : ', with child spans';
+    lines.push([isBad(shown, pending), `Awaits and scheduling delays with a stack: ${duration(shown)}${part}.`]);
   }
   return lines;
 }
@@ -1774,6 +1954,7 @@ function showTables() {
   const inSpan = selectSamples(state.span);
   showFunctions(inSpan);
   showWaits(inSpan);
+  showAwaited(inSpan);
   showSpans(state.span < 0 ? inSpan : selectSamples(-1));
 }
 function showFunctions(chosen) {
@@ -1805,48 +1986,55 @@ function showFunctions(chosen) {
     'No sample here: no thread ran for long enough.',
   );
 }
-function showWaits(chosen) {
-  const sums = new Map();
-  let all = 0;
+/** The samples of some kinds by site and object, the one with the most time first. */
+function sitesOf(chosen, isWanted) {
+  const { kind, stack, weight, short } = profile.samples,
+    sums = new Map();
   for (const { i, part } of chosen) {
-    const { kind, stack, weight } = profile.samples;
-    if (kind[i] === ON_CPU) continue;
-    const key = waitKey(stack[i]),
+    if (!isWanted(kind[i])) continue;
+    const key = waitKey(i),
       length = weight[i] * part;
-    if (!sums.has(key)) sums.set(key, { number: 0, total: 0, longest: 0, stack: stack[i] });
+    if (!sums.has(key)) {
+      const of = { key, kind: kind[i], site: siteOf(stack[i]), object: objectOf(i) };
+      sums.set(key, { ...of, number: 0, total: 0, longest: 0, short: false });
+    }
     const sum = sums.get(key);
     sum.number++;
     sum.total += length;
-    sum.longest = Math.max(sum.longest, length);
-    all += length;
+    sum.short ||= short[i];
+    if (!short[i]) sum.longest = Math.max(sum.longest, length);
   }
-  const rows = [...sums]
-    .sort((a, b) => b[1].total - a[1].total)
-    .map(([key, { number, total, longest, stack }]) => {
-      const site = siteOf(stack),
-        call = frameName(leafFrame(stack));
-      return [
-        key,
-        site < 0 ? call : frameName(site),
-        site < 0 ? '' : `${call.replace(/ 0x[0-9a-f]+/, '')} ${shortPlace(site)}`.trim(),
-        [String(number), duration(total), duration(longest)],
-        total / all,
-      ];
-    });
-  showRows(
-    'waits',
-    ['Caller', 'Waits', 'Total', 'Longest'],
-    rows,
-    state.wait,
-    (wait) => filter({ wait: wait ?? '', fn: -1 }),
-    'No wait with a stack here.',
-  );
+  return [...sums.values()].sort((a, b) => b.total - a.total);
+}
+function showSites(id, columns, sites, empty) {
+  const all = sumOver(sites, (site) => site.total);
+  const rows = sites.map(({ key, kind, site, object, number, total, longest, short }) => [
+    key,
+    site < 0 ? objectName(kind, object) : frameName(site),
+    site < 0 ? '' : `${objectName(kind, object)} ${shortPlace(site)}`.trim(),
+    // Of short awaits, only some are recorded.
+    [
+      (short ? '≥ ' : '') + grouped(number),
+      (short ? '≈ ' : '') + duration(total),
+      short && longest === 0 ? `< ${duration(SHORT)}` : duration(longest),
+    ],
+    total / all,
+  ]);
+  showRows(id, columns, rows, state.wait, (wait) => filter({ wait: wait ?? '', fn: -1 }), empty);
+}
+function showWaits(chosen) {
+  const sites = sitesOf(chosen, (kind) => kind === OFF_CPU);
+  showSites('waits', ['Caller', 'Waits', 'Total', 'Longest'], sites, 'No wait with a stack here.');
+}
+function showAwaited(chosen) {
+  const sites = sitesOf(chosen, (kind) => kind >= AWAITING);
+  showSites('awaits', ['Caller', 'Number', 'Total', 'Longest'], sites, 'No await with a stack here.');
 }
 function showSpans(chosen) {
   const { spans, samples } = profile,
     sums = new Map();
   const sumOf = (name) => {
-    if (!sums.has(name)) sums.set(name, { number: 0, wall: 0, cpu: 0, off: 0, samples: 0 });
+    if (!sums.has(name)) sums.set(name, { number: 0, wall: 0, cpu: 0, off: 0, await: 0, delay: 0, samples: 0 });
     return sums.get(name);
   };
   const [begin, end] = state.interval ?? [-Infinity, Infinity];
@@ -1864,37 +2052,41 @@ function showSpans(chosen) {
     if (isOnCpu) total++;
     if (samples.span[i] < 0 || !sums.has(spans.name[samples.span[i]]) || spans.parent[samples.span[i]] < 0) continue;
     const sum = sumOf(spans.name[samples.span[i]]);
-    sum[isOnCpu ? 'cpu' : 'off'] += samples.weight[i] * part;
+    sum[MODES[samples.kind[i]]] += samples.weight[i] * part;
     if (isOnCpu) sum.samples++;
   }
+  const shown = MODES.filter((_, kind) => kind < AWAITING || profile.kinds.has(kind));
   const rows = [...sums]
-    .sort((a, b) => b[1].cpu + b[1].off - a[1].cpu - a[1].off)
+    .sort((a, b) => sampledTime(b[1]) - sampledTime(a[1]))
     .map(([name, sum]) => [
       name,
       profile.strings[name],
       `${grouped(sum.number)} ×, ${duration(sum.wall)} wall`,
-      [duration(sum.cpu), duration(sum.off), percent(sum.samples, total)],
+      [...shown.map((mode) => duration(sum[mode])), percent(sum.samples, total)],
       total > 0 ? sum.samples / total : 0,
     ]);
   showRows(
     'spans',
-    ['Span', 'On-CPU', 'Off-CPU', 'Samples'],
+    ['Span', ...shown.map((mode) => MODE_NAMES[mode]), 'Samples'],
     rows,
     state.span,
     (span) => filter({ span: span ?? -1 }),
     'No child span has samples or waits.',
   );
 }
+const MODE_NAMES = { cpu: 'On-CPU', off: 'Off-CPU', await: 'Await', delay: 'Delay' };
+const sampledTime = (sum) => sum.cpu + sum.off + sum.await + sum.delay;
 
 // --- filters and the address
 
 function filter(change) {
   Object.assign(state, change);
-  if (state.fn >= 0 && state.mode === 'off') state.mode = 'cpu';
-  if (state.wait !== '' && state.mode === 'cpu') state.mode = 'off';
+  if (filteredMode() !== '' && state.mode !== 'wall') state.mode = filteredMode();
   refresh();
   say(byId('total').textContent);
 }
+/** The only mode but `wall` in which the filters leave something, or ''. */
+const filteredMode = () => (state.fn >= 0 ? 'cpu' : state.wait === '' ? '' : MODES[parseInt(state.wait)]);
 function showFilters() {
   const chips = [];
   const add = (text, clear) =>
@@ -1911,13 +2103,14 @@ function showFilters() {
   if (state.interval) add(intervalText(state.interval), { interval: null });
   if (state.span >= 0) add(`in span ${profile.strings[state.span]}`, { span: -1 });
   if (state.fn >= 0) add(`in ${shortName(functionName(state.fn))} itself`, { fn: -1 });
-  if (state.wait !== '') add(`waiting in ${waitName(state.wait)}`, { wait: '' });
+  if (state.wait !== '') add(waitName(state.wait), { wait: '' });
   byId('filters').hidden = chips.length === 0;
   byId('filters').replaceChildren('Only', ...chips);
 }
 const waitName = (key) => {
-  const [site, leaf] = key.split('-').map(Number);
-  return `${Number.isInteger(site) && site >= 0 ? `${shortName(frameName(site))} ` : ''}${frameName(leaf)}`;
+  const [kind, site, object] = key.split('.').map(Number);
+  const verb = ['', 'waiting in', 'awaiting in', 'delayed in'][kind];
+  return [verb, site < 0 ? '' : shortName(frameName(site)), objectName(kind, object)].filter(Boolean).join(' ');
 };
 
 /** The zoom is in the address as indexes of children, with runs of zeros shortened. */
@@ -1965,7 +2158,7 @@ function readAddress() {
   const index = (name, list) =>
     /^\d{1,8}$/.test(values.get(name) ?? '') && Number(values.get(name)) < list.length ? Number(values.get(name)) : -1;
   const mode = values.get('mode');
-  state.mode = ['cpu', 'off', 'both'].includes(mode) ? mode : bestMode();
+  state.mode = [...MODES, 'wall'].includes(mode) ? mode : bestMode();
   state.view = values.get('view') === 'table' ? 'table' : 'graph';
   state.spans = values.get('spans') !== 'off';
   state.threads = values.get('threads') === 'on';
@@ -1976,15 +2169,15 @@ function readAddress() {
     interval && Number(interval[1]) < Number(interval[2]) ? [Number(interval[1]), Number(interval[2])] : null;
   state.span = index('span', profile.strings);
   state.fn = index('fn', profile.functions.name);
-  const wait = /^(-?\d{1,8})-(\d{1,8})$/.exec(values.get('wait') ?? '');
-  const isFrame = (text, least) => Number(text) >= least && Number(text) < profile.frames.function.length;
-  state.wait = wait && isFrame(wait[1], -1) && isFrame(wait[2], 0) ? wait[0] : '';
+  const wait = /^[123]\.(-?\d{1,8})\.(-?\d{1,8})$/.exec(values.get('wait') ?? '');
+  const isFrame = (text) => Number(text) >= -1 && Number(text) < profile.frames.function.length;
+  state.wait = wait && isFrame(wait[1]) && isFrame(wait[2]) ? wait[0] : '';
   return values.get('zoom') ?? '';
 }
 /** CPU if that is nearly all of it, else everything. */
 function bestMode() {
   const [main] = profile.kept;
-  return main.cpu_known && main.on_cpu >= main.wall * 0.95 ? 'cpu' : 'both';
+  return main.cpu_known && main.on_cpu >= main.wall * 0.95 ? 'cpu' : 'wall';
 }
 
 // --- all together
@@ -2032,20 +2225,26 @@ function showView() {
 }
 function showTotal() {
   const { root } = tree,
-    names = { cpu: 'on-CPU', off: 'off-CPU', both: state.interval ? 'of wall time' : 'wall' };
-  byId('total').textContent = root.value > 0 ? `${duration(root.value)} ${names[state.mode]}` : 'Nothing to show';
-  const hints = {
-    cpu: `${count(root.samples, 'sample')}, all threads added up`,
-    off: `${count(root.samples, 'wait')}, all threads added up`,
-    both: `${count(root.samples, 'sample or wait', 'samples and waits')}; widths are shares of wall time${wallClock.parallel ? '; a moment in which several threads were active is divided among them' : ''}`,
-  };
-  byId('total-hint').textContent = root.value > 0 ? hints[state.mode] : emptyHint();
+    names = { cpu: 'on-CPU', off: 'off-CPU', await: 'awaiting', delay: 'scheduling delay' };
+  const name = names[state.mode] ?? (state.interval ? 'of wall time' : 'wall');
+  byId('total').textContent = root.value > 0 ? `${duration(root.value)} ${name}` : 'Nothing to show';
+  byId('total-hint').textContent = root.value > 0 ? totalHint(root.samples) : emptyHint();
+}
+function totalHint(samples) {
+  const number = countedText(samples, state.mode);
+  if (state.mode === 'cpu' || state.mode === 'off') return `${number}, all threads added up`;
+  const parts = [number];
+  if (state.mode === 'wall') parts.push('widths are shares of wall time');
+  else parts[0] += ', all futures added up';
+  if (profile.kinds.has('short'))
+    parts.push(`those shorter than ${duration(SHORT)} are samples that each represent ${duration(SHORT)}`);
+  if (state.mode === 'wall' && wallClock.parallel)
+    parts.push('a moment in which several threads or futures were active is divided among them');
+  return parts.join('; ');
 }
 function emptyHint() {
   if (state.interval || state.span >= 0 || state.fn >= 0 || state.wait !== '') return 'within the filters above.';
-  return state.mode === 'cpu'
-    ? 'There is no on-CPU sample: choose Off-CPU or Both.'
-    : 'There is no wait: choose CPU or Both.';
+  return 'Nothing of this kind: choose Wall.';
 }
 function showControls() {
   for (const input of document.querySelectorAll('[name=mode]')) input.checked = input.value === state.mode;
@@ -2059,6 +2258,7 @@ function showKinds() {
   const used = new Set(
     profile.stacks.frame.map((frame) => (isOwn(frame) ? 'user' : COLORS[profile.frames.kind[frame]])),
   );
+  if (profile.kinds.has(AWAITING)) used.add('await');
   const texts = {
     span: 'span',
     user: 'your code',
@@ -2066,6 +2266,8 @@ function showKinds() {
     native: 'native',
     kernel: 'kernel',
     wait: 'wait (hatched)',
+    await: 'await (barred)',
+    delay: 'woken, not polled (grid)',
     remark: 'remark (hatched)',
     idle: 'idle (dotted)',
   };
@@ -2079,6 +2281,12 @@ function showKinds() {
     });
   if (profile.frames.inferred.some(Boolean)) items.push(el('li', {}, '≈ inferred, likely but not certain'));
   byId('kinds').replaceChildren(...items);
+}
+/** Hides what is only of use with awaits. */
+function showKindsThere() {
+  for (const element of document.querySelectorAll('[data-kind]'))
+    element.hidden = !element.dataset.kind.split(' ').some((kind) => profile.kinds.has(Number(kind) || kind));
+  document.querySelector('.cards').classList.toggle('five', !byId('awaits').closest('.card').hidden);
 }
 function showAttributes() {
   const text = (value) => clean(Array.isArray(value) ? value.join(', ') : value);
@@ -2106,8 +2314,7 @@ function listenToControls() {
   for (const name of ['mode', 'view']) {
     byId(name).addEventListener('change', (event) => {
       state[name] = event.target.value;
-      if (name === 'mode' && state.fn >= 0 && state.mode === 'off') state.fn = -1;
-      if (name === 'mode' && state.wait !== '' && state.mode === 'cpu') state.wait = '';
+      if (state.mode !== 'wall' && state.mode !== filteredMode()) Object.assign(state, { fn: -1, wait: '' });
       if (name === 'mode') refresh();
       else {
         showView();
@@ -2220,6 +2427,8 @@ async function main() {
   readColors();
   showIdentity();
   showWall();
+  showAwaits();
+  showKindsThere();
   showMissing();
   showKinds();
   showAttributes();

@@ -33,6 +33,8 @@ fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
             ("on_cpu_ms", times.on_cpu_ns),
             ("off_cpu_ms", times.off_cpu_ns),
             ("idle_ms", times.idle_ns),
+            ("await_ms", times.await_ns),
+            ("delay_ms", times.delay_ns),
         ] {
             summary.member(name, ms(ns))?;
         }

@@ -1,0 +1,171 @@
+// A report with awaits, scheduling delays and unexplained idle time, made of another report's page.
+
+import zlib from "node:zlib";
+
+const MS = 1e6;
+const DATA = /(<script type="text\/plain" id="data">)[^<]*/;
+
+/** The report with other data: `change` gets the present data and returns the new. */
+export function withData(html, change) {
+    const [, packed] = /id="data">([^<]*)/.exec(html);
+    const data = JSON.parse(zlib.gunzipSync(Buffer.from(packed, "base64")));
+    const changed = zlib.gzipSync(JSON.stringify(change(data))).toString("base64");
+    return html.replace(DATA, (_, tag) => tag + changed);
+}
+
+/**
+ * A request of 2.06 s: 20 ms on-CPU, an await of 1.18 s, 300 ms in which another request blocks the worker, 10 ms
+ * on-CPU, a hundred awaits of 5 ms in child spans, 50 ms blocked. Then a span of 140 ms without a wrapper, of which
+ * 10 ms are on-CPU.
+ */
+export function awaits(data) {
+    const tables = new Tables();
+    const [request, audit] = [tables.span("GET /upstream", -1, 0, 2060, 0), tables.span("audit", -1, 2060, 2200, 1)];
+    const poll = [
+        [
+            "tokio::runtime::scheduler::multi_thread::worker::run",
+            "/cargo/tokio-1.50.0/src/runtime/scheduler/worker.rs",
+            512,
+        ],
+        ["tokio::runtime::task::raw::poll", "/cargo/tokio-1.50.0/src/runtime/task/raw.rs", 271],
+        [
+            "<tracing_profiling::Profiled<F> as core::future::Future>::poll",
+            "/cargo/tracing-profiling-1.0.0/src/awaits.rs",
+            90,
+        ],
+        ["shop::http::handle::{{closure}}", "shop/src/http.rs", 20],
+    ];
+    const fetch = [...poll, ["shop::upstream::fetch::{{closure}}", "shop/src/upstream.rs", 41]];
+    const sleep = [
+        ...fetch,
+        ["<tokio::time::Sleep as core::future::Future>::poll", "/cargo/tokio-1.50.0/src/time/sleep.rs", 448],
+    ];
+    const rows = [...poll, ["shop::db::rows::{{closure}}", "shop/src/db.rs", 77]];
+    const query = [
+        ...rows,
+        ["sqlx::query::Query<DB,A>::fetch_one::{{closure}}", "/cargo/sqlx-0.8.6/src/query.rs", 130],
+        [
+            "<futures_channel::oneshot::Receiver<T> as core::future::Future>::poll",
+            "/cargo/futures-0.3.31/src/oneshot.rs",
+            9,
+        ],
+    ];
+    const run = (span, stack, from, ms) => {
+        for (let at = from + 1; at <= from + ms; at++) tables.sample(0, span, stack, at, 1, 0);
+    };
+    run(request, [...poll, ["shop::upstream::prepare", "shop/src/upstream.rs", 12]], 0, 20);
+    tables.sample(2, request, sleep, 20, 1180);
+    tables.sample(3, request, [...sleep, ["[scheduling delay behind report]", "", 0, 3]], 1200, 300);
+    run(request, [...fetch, ["shop::upstream::parse", "shop/src/upstream.rs", 55]], 1500, 10);
+    for (let number = 0; number < 100; number++) {
+        const from = 1510 + 5 * number,
+            span = tables.span("query", request, from, from + 5, -1);
+        if (number % 2 === 1) tables.sample(2, span, query, from, number % 4 === 1 ? 9.999998 : 10.000002);
+    }
+    tables.sample(
+        1,
+        request,
+        [...poll, ["shop::cart::Cart::lock", "shop/src/cart.rs", 8], ["[futex 0x7f01]", "", 0, 3]],
+        2010,
+        50,
+        0,
+    );
+    run(audit, [["shop::audit::write::{{closure}}", "shop/src/audit.rs", 5]], 2060, 10);
+    const known = { on_cpu_error: 0, cpu_known: true, after_last_exit: 0, unsampled: 0, open: false, topmost: true };
+    const ids = { trace_id: "0af7651916cd43dd8448eb211c80319c", span_id: "b7ad6b7169203331", target: "shop::http" };
+    const times = (start, wall, on_cpu, off_cpu, awaiting, delay, idle) => ({
+        ...{
+            start: start * MS,
+            wall: wall * MS,
+            on_cpu: on_cpu * MS,
+            subtree_on_cpu: on_cpu * MS,
+            off_cpu: off_cpu * MS,
+        },
+        ...{ await: awaiting * MS, delay: delay * MS, idle: idle * MS, busy: (on_cpu + off_cpu) * MS },
+    });
+    const kept = [
+        { name: "GET /upstream", span: request, ...times(0, 2060, 30, 50, 1680, 300, 1980) },
+        { name: "audit", span: audit, ...times(2060, 140, 10, 0, 0, 0, 130) },
+    ];
+    return {
+        ...data,
+        ...{
+            name: "GET /upstream",
+            title: "GET /upstream",
+            duration: 2200 * MS,
+            losses: [],
+            notes: [],
+            attributes: [],
+        },
+        rule: "1s",
+        kept: kept.map((span) => ({ ...known, ...ids, fields: [], reasons: "latency", rule: "1s", ...span })),
+        ...tables.columns(),
+        threads: { name: [tables.text("tokio-rt-worker")], tid: [42] },
+        strings: tables.strings,
+    };
+}
+
+/** The same request in an earlier release, without awaits. */
+export function older(data) {
+    const { kept, samples, ...same } = awaits(data);
+    for (const span of kept) {
+        delete span.await;
+        delete span.delay;
+    }
+    let now = 0,
+        last = 0;
+    const rows = samples.kind.flatMap((kind, i) => {
+        now += samples.time[i];
+        if (kind > 1) return [];
+        const time = now - last;
+        last = now;
+        return [{ ...Object.fromEntries(Object.keys(samples).map((name) => [name, samples[name][i]])), time }];
+    });
+    return { ...same, kept, samples: columnsOf(rows) };
+}
+const columnsOf = (rows) =>
+    Object.fromEntries(Object.keys(rows[0]).map((name) => [name, rows.map((row) => row[name])]));
+
+class Tables {
+    strings = [];
+    functions = [];
+    frames = [];
+    stacks = [];
+    spans = [];
+    samples = [];
+
+    text(text) {
+        return place(this.strings, text);
+    }
+    span(name, parent, from, to, kept) {
+        return this.spans.push([this.text(name), parent, from * MS, to * MS, kept, this.text("")]) - 1;
+    }
+    sample(kind, span, stack, at, ms, thread = -1) {
+        let node = -1;
+        for (const [name, file, line, frameKind = 0] of stack) {
+            const fn = place(this.functions, [this.text(name), this.text(file)]);
+            node = place(this.stacks, [node, place(this.frames, [fn, line, frameKind, 0])]);
+        }
+        this.samples.push([node, span, thread, kind, at * MS, Math.round(ms * MS)]);
+    }
+    columns() {
+        this.samples.sort((a, b) => a[4] - b[4]);
+        const differences = this.samples.map(([...row], index) => {
+            row[4] -= this.samples[index - 1]?.[4] ?? 0;
+            return row;
+        });
+        return {
+            functions: columns(["name", "file"], this.functions),
+            frames: columns(["function", "line", "kind", "inferred"], this.frames),
+            stacks: columns(["parent", "frame"], this.stacks),
+            spans: columns(["name", "parent", "start", "end", "kept", "span_id"], this.spans),
+            samples: columns(["stack", "span", "thread", "kind", "time", "weight"], differences),
+        };
+    }
+}
+const columns = (names, rows) =>
+    Object.fromEntries(names.map((name, column) => [name, rows.map((row) => row[column])]));
+function place(list, entry) {
+    const known = list.findIndex((other) => String(other) === String(entry));
+    return known < 0 ? list.push(entry) - 1 : known;
+}
