@@ -231,8 +231,7 @@ impl Control {
                 if let Some(dispatch) = &*dispatch {
                     engine.set_dispatch(dispatch.clone());
                 }
-                _ = self.engine.set(engine);
-                self.gate.open();
+                self.engine.get_or_init(|| engine).open();
             }
             _ => return Err(switch.failed.clone().unwrap_or_else(Error::ended)),
         }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "opentelemetry-sdk")]
 use opentelemetry_sdk::trace::SpanProcessor;
 
-use crate::collector::Engine;
 #[cfg(feature = "axum")]
 use crate::collector::RecentlyKept;
+use crate::collector::{Engine, OpenSpan};
 use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
@@ -93,6 +93,17 @@ impl Handle {
     /// As for [`set_rules`](Self::set_rules).
     pub fn enable(&self) -> Result<(), Error> {
         self.control()?.enable()
+    }
+
+    /// The profiled spans that have been open for longer than `older_than`, each with where it is: what it awaits if its
+    /// future is [`Profiled`](crate::Profiled), or where its thread is blocked. The oldest come first, at most 1,000.
+    ///
+    /// Waits for the layer's threads, which read symbols, for up to 10 seconds. Empty if they do not answer, and on
+    /// these threads.
+    pub fn open_spans(&self, older_than: Duration) -> Vec<OpenSpan> {
+        let control = self.0.upgrade();
+        let engine = control.as_ref().and_then(|control| control.running());
+        engine.map_or_else(Vec::new, |engine| engine.open_spans(older_than))
     }
 
     /// Whether new spans are profiled, if a rule matches them.

@@ -91,6 +91,9 @@ id! {
 }
 
 impl ProfileId {
+    /// That of a profile which is not exported.
+    pub(crate) const NONE: Self = Self([0; 16]);
+
     /// A random id.
     ///
     /// # Errors

@@ -85,6 +85,7 @@
 //! | `firefox` | off | `encode::firefox`: a format for profiler.firefox.com and samply |
 //! | `opentelemetry-sdk` | off | `Handle::span_processor`, for other layer orders; conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
 //! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP, and a page that shows them; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
+//! | `tower` | off | `tower::AwaitsLayer`, for servers: the profiles of requests show what they await |
 //! | `metrics` | off | `Handle::register_metrics`: [`Stats`] as OpenTelemetry metrics |
 //! | `sighup` | off | `Builder::reload_on_sighup`: reads `TRACING_PROFILING` again when the process receives SIGHUP |
 //! | `otlp-http`, `otlp-grpc` | off | `OtlpExporter`: profiles go to an OpenTelemetry Collector. With an endpoint in `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT`, [`ProfilingLayer::from_env`] uses it |
@@ -155,6 +156,7 @@
 )]
 #![cfg_attr(docsrs, doc(auto_cfg(hide(feature, values("_otlp", "_parts")))))]
 
+mod awaits;
 #[cfg(test)]
 mod churn;
 mod collector;
@@ -245,6 +247,10 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(feature = "tower")]
+pub use awaits::tower;
+pub use awaits::{Profiled, ProfiledExt};
+pub use collector::{OpenSpan, OpenState};
 pub use config::Builder;
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "_otlp")]

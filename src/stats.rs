@@ -240,6 +240,24 @@ counters! {
         switches_dropped_ring_full,
     }
 
+    /// What futures in old spans await; see [`Profiled`](crate::Profiled).
+    awaits: AwaitStats as AwaitCounters {
+        /// Awaits and scheduling delays that became samples.
+        captured,
+        /// Times that a stack was not copied because the memory for pending futures was used up
+        /// ([`Builder::await_bytes`](crate::Builder::await_bytes)).
+        dropped_memory,
+        /// Times that a stack was not copied because it was larger than 64 KiB, or not the thread's own: that of a
+        /// coroutine.
+        unreadable,
+        /// Samples that were dropped because the collector had not read 512 others.
+        dropped_queue_full,
+        /// Samples without a stack because unwinding may use 2 % of a core.
+        dropped_over_budget,
+        /// Samples that were dropped because the memory budget was used up.
+        dropped_pending_full,
+    }
+
     /// Sampled threads, and why others are not sampled.
     threads: ThreadStats as ThreadCounters {
         /// Times that a thread in an old span was not armed because the load was above

@@ -13,8 +13,12 @@ mod support;
 use std::fmt::Debug;
 use std::time::Duration;
 
+#[cfg(not(tracing_profiling_unsupported))]
+use support::functions;
 use support::{Setup, burn};
 use tracing::Instrument;
+#[cfg(not(tracing_profiling_unsupported))]
+use tracing_profiling::profile::SampleKind;
 use tracing_profiling::{Reason, profiled};
 
 const MS: Duration = Duration::from_millis(1);
@@ -113,6 +117,32 @@ impl Till for Shop {
     }
 }
 
+const PAUSE: Duration = Duration::from_millis(30);
+
+#[profiled(threshold = "0ms")]
+async fn question_mark(text: &str) -> Result<impl Fn() -> u64 + use<>, Box<dyn std::error::Error>> {
+    tokio::time::sleep(PAUSE).await;
+    let number: u64 = text.parse()?;
+    Ok(move || number)
+}
+
+#[profiled(threshold = "0ms")]
+async fn returns_early<T: Clone + Debug>(value: &T, early: bool) -> Option<T> {
+    #![allow(clippy::needless_return)]
+    tokio::time::sleep(PAUSE).await;
+    if early {
+        return None;
+    }
+    Some(value.clone())
+}
+
+#[profiled(threshold = "0ms")]
+async fn changes(mut number: u64) {
+    tokio::time::sleep(PAUSE).await;
+    number += 1;
+    drop(number);
+}
+
 #[async_trait::async_trait]
 trait Store {
     async fn load(&self, key: u64) -> u64;
@@ -122,7 +152,7 @@ trait Store {
 impl Store for Shop {
     #[profiled(threshold = "0ms", skip(self))]
     async fn load(&self, key: u64) -> u64 {
-        tokio::task::yield_now().await;
+        tokio::time::sleep(PAUSE).await;
         self.price + key
     }
 }
@@ -143,7 +173,7 @@ fn kept(rules: &str, action: impl FnOnce()) -> Vec<&'static str> {
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
 #[test]
@@ -179,6 +209,36 @@ fn functions_of_every_kind_are_spans_with_a_threshold_of_their_own() {
         "beside",
     ];
     assert_eq!(names, expected);
+}
+
+#[cfg(not(tracing_profiling_unsupported))]
+#[test]
+fn async_functions_of_every_kind_show_what_they_await() {
+    let setup = Setup::new("1h");
+    setup.run(|| {
+        assert_eq!(block_on(question_mark("7")).unwrap()(), 7);
+        assert!(block_on(question_mark("seven")).is_err());
+        assert_eq!(block_on(returns_early(&1, false)), Some(1));
+        assert_eq!(block_on(returns_early(&1, true)), None);
+        block_on(changes(1));
+        assert_eq!(block_on(Shop { price: 6 }.load(1)), 7);
+    });
+    let awaits: Vec<_> = setup
+        .profiles()
+        .iter()
+        .map(|profile| {
+            let mut awaits = profile.of_kind(SampleKind::Await);
+            let sample = awaits.next().unwrap();
+            assert!(awaits.next().is_none(), "one place");
+            let span = profile.link(sample.link.unwrap()).unwrap().span.clone();
+            let name = format!("{span}::");
+            assert!(functions(profile, sample).iter().any(|function| function.contains(&name)));
+            span
+        })
+        .collect();
+    let expected =
+        ["question_mark", "question_mark", "returns_early", "returns_early", "changes", "load"];
+    assert_eq!(awaits, expected);
 }
 
 #[test]

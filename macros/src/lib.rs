@@ -1,13 +1,16 @@
 //! The `#[profiled]` attribute of `tracing-profiling`, which re-exports and documents it.
 
+mod awaits;
+
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
+use syn::ext::IdentExt;
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{
-    Attribute, Error, Expr, Ident, LitStr, ReturnType, Signature, Token, Type, Visibility,
-    parenthesized,
+    Attribute, Error, Expr, Ident, LitStr, Path, ReturnType, Signature, Token, Type, Visibility,
+    parenthesized, parse_quote,
 };
 
 /// See `tracing_profiling::profiled`.
@@ -26,7 +29,12 @@ fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
         .and_then(|arguments| Ok((arguments, syn::parse2::<Function>(item.clone())?)));
     match checked {
         Ok((arguments, function)) => {
-            let Arguments { settings, fields, others, has_err } = arguments;
+            let Arguments { settings, fields, others, has_err, krate } = arguments;
+            let krate = krate.unwrap_or_else(|| parse_quote!(::tracing_profiling));
+            let item = match settings.off {
+                true => item,
+                false => awaits::wrap(item, function.is_async, &function.output, &krate),
+            };
             let needs_err = settings.on_error && function.returns_result && !has_err;
             let item = if needs_err { warn_of_missing_err(item) } else { item };
             let marker = settings.marker().map(|name| quote!({#name} = ::tracing::field::Empty));
@@ -52,9 +60,7 @@ fn warn_of_missing_err(item: TokenStream) -> TokenStream {
         return tokens.into_iter().collect();
     };
     let statements = body.stream();
-    let has_attributes = statements.clone().into_iter().nth(1);
-    let has_attributes = has_attributes.is_some_and(|second| second.to_string() == "!");
-    let statements = match has_attributes {
+    let statements = match awaits::has_inner_attributes(&statements) {
         // Inner attributes must come first.
         true => statements,
         false => quote! {
@@ -102,12 +108,14 @@ struct Arguments {
     others: Vec<TokenStream>,
     /// Whether `err` is among them.
     has_err: bool,
+    /// The path of `tracing_profiling`, if it has another name.
+    krate: Option<Path>,
 }
 
 /// The arguments of `instrument` in tracing 0.1, which only warns about others.
 const FOR_INSTRUMENT: [&str; 9] =
     ["name", "target", "parent", "follows_from", "level", "skip", "skip_all", "err", "ret"];
-const EXPECTED: &str = "unknown argument: expected `threshold`, `on_error` or `off`, or an \
+const EXPECTED: &str = "unknown argument: expected `threshold`, `on_error`, `off` or `crate`, or an \
     argument of `tracing::instrument`";
 
 impl Parse for Arguments {
@@ -118,8 +126,9 @@ impl Parse for Arguments {
             if input.peek(LitStr) {
                 arguments.others.push(input.parse::<LitStr>()?.into_token_stream());
             } else {
-                let name: Ident =
-                    input.parse().map_err(|error| Error::new(error.span(), EXPECTED))?;
+                // `crate` is a keyword.
+                let name =
+                    Ident::parse_any(input).map_err(|error| Error::new(error.span(), EXPECTED))?;
                 arguments.parse_named(&name, input)?;
                 if name == "off" {
                     off = Some(name);
@@ -160,6 +169,14 @@ impl Arguments {
             "off" => {
                 once(!settings.off)?;
                 settings.off = true;
+            }
+            "crate" => {
+                once(self.krate.is_none())?;
+                input.parse::<Token![=]>()?;
+                self.krate = Some(match input.peek(LitStr) {
+                    true => input.parse::<LitStr>()?.parse()?,
+                    false => input.parse()?,
+                });
             }
             "fields" => {
                 once(self.fields.is_none())?;
@@ -230,6 +247,8 @@ fn threshold(input: ParseStream<'_>) -> syn::Result<u64> {
 
 /// The annotated item, parsed as far as needed here.
 struct Function {
+    is_async: bool,
+    output: ReturnType,
     returns_result: bool,
 }
 
@@ -266,6 +285,7 @@ impl Parse for Function {
             },
             ReturnType::Default => false,
         };
-        Ok(Self { returns_result })
+        let is_async = signature.asyncness.is_some();
+        Ok(Self { is_async, output: signature.output, returns_result })
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::awaits::PresentAwait;
+use super::engine::Engine;
 use super::links::Links;
 use super::pending::{Pending, PendingSpan};
 use super::report;
@@ -25,6 +27,8 @@ pub(super) struct ProfileAssembler<'a> {
     pub(super) pending: &'a Pending,
     /// Waits that have not ended.
     pub(super) waiting: Vec<&'a WaitingThread>,
+    /// Awaits that have not ended.
+    pub(super) awaiting: Vec<PresentAwait>,
     pub(super) modules: &'a Modules,
     pub(super) callsites: &'a Callsites,
     /// Converts `CLOCK_MONOTONIC_RAW` to Unix time.
@@ -64,14 +68,24 @@ impl ProfileAssembler<'_> {
 
         let pending = || spans.iter().filter_map(|span| self.pending.get(*span));
         let samples: usize = pending().map(|span| span.samples.len()).sum();
-        let waits = pending().map(|span| span.waits.len()).sum::<usize>();
-        let waits = waits + self.waiting_in(&inside).count();
+        let waits_of = |kind| {
+            let waits = pending().flat_map(|span| &span.waits);
+            waits.filter(|wait| wait.kind == kind).count()
+        };
+        let waits = [
+            waits_of(SampleKind::OffCpu) + self.waiting_in(&inside).count(),
+            waits_of(SampleKind::Await),
+            waits_of(SampleKind::Delay),
+        ];
+        let most_waits = waits.iter().copied().max().unwrap_or(0);
         let mut every = samples.div_ceil(self.most_samples).max(1);
         let Filled { tables, mut losses, downsampled } = loop {
             // At least one sample is taken, whatever its size.
-            let most_bytes = if every < samples.max(waits) { self.most_bytes } else { usize::MAX };
-            let of_kind = [Downsampling::new(every, samples), Downsampling::new(every, waits)];
-            match self.fill(id, epoch, &inside, &spans, of_kind, most_bytes) {
+            let most_bytes =
+                if every < samples.max(most_waits) { self.most_bytes } else { usize::MAX };
+            let samples = Downsampling::new(every, samples);
+            let waits = waits.map(|waits| Downsampling::new(every, waits));
+            match self.fill(id, epoch, &inside, &spans, samples, waits, most_bytes) {
                 Some(filled) => break filled,
                 // Each attempt delays draining.
                 None => every = every.saturating_mul(4),
@@ -95,6 +109,36 @@ impl ProfileAssembler<'_> {
         Built { profile, modules, spans, downsampled, losses }
     }
 
+    /// A profile that only contains these stacks, each linked to a span whose name is its number.
+    pub(super) fn profile_of_stacks(
+        pending: &Pending,
+        modules: &Modules,
+        engine: &Engine,
+        stacks: &[Stack],
+    ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
+        let assembler = ProfileAssembler {
+            pending,
+            waiting: Vec::new(),
+            awaiting: Vec::new(),
+            modules,
+            callsites: &engine.callsites,
+            unix_offset_ns: 0,
+            period_ns: 1,
+            most_samples: usize::MAX,
+            most_bytes: usize::MAX,
+            hides_kernel: false,
+            redaction: &engine.redaction,
+        };
+        let epoch = Epoch::empty();
+        let mut tables = Tables::new(&assembler, ProfileId::NONE, &epoch);
+        for (number, stack) in stacks.iter().enumerate() {
+            let stack = tables.stack(stack);
+            let link = tables.profile.add_link(Link::named(number.to_string(), None));
+            tables.add(SampleKind::Await, 0, 1, None, stack, Some(link));
+        }
+        (tables.profile, tables.modules)
+    }
+
     /// Returns `None` if the profile would exceed `most_bytes`.
     fn fill<'a>(
         &'a self,
@@ -102,22 +146,11 @@ impl ProfileAssembler<'_> {
         epoch: &'a Epoch,
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
-        [mut samples, mut waits]: [Downsampling; 2],
+        mut samples: Downsampling,
+        [mut waits, mut awaits, mut delays]: [Downsampling; 3],
         most_bytes: usize,
     ) -> Option<Filled<'a>> {
-        let mut tables = Tables {
-            profile: Profile::new(id, self.period_ns),
-            modules: HashMap::new(),
-            mappings: HashMap::new(),
-            links: HashMap::new(),
-            threads: HashMap::new(),
-            kept: epoch.kept.iter().map(|span| (span.key, span)).collect(),
-            linked: Links::new(self.pending, epoch),
-            builder: self,
-        };
-        if let Some(program) = self.modules.program() {
-            tables.mapping(program);
-        }
+        let mut tables = Tables::new(self, id, epoch);
         let mut losses = report::Losses::default();
         for span in spans {
             let Some(pending) = self.pending.get(*span).filter(|pending| !pending.is_empty())
@@ -146,12 +179,17 @@ impl ProfileAssembler<'_> {
                 }
             }
             for wait in &pending.waits {
-                if let Some(weight_ns) = waits.take(wait.duration_ns, linked)
+                let of_kind = match wait.kind {
+                    SampleKind::Await => &mut awaits,
+                    SampleKind::Delay => &mut delays,
+                    SampleKind::OnCpu | SampleKind::OffCpu => &mut waits,
+                };
+                if let Some(weight_ns) = of_kind.take(wait.duration_ns, linked)
                     && let Some(stack) = pending.stack(wait.stack)
                 {
                     let stack = *stacks.entry(wait.stack).or_insert_with(|| tables.stack(stack));
                     let thread = pending.thread(wait.thread);
-                    tables.add(SampleKind::OffCpu, wait.time_ns, weight_ns, thread, stack, link);
+                    tables.add(wait.kind, wait.time_ns, weight_ns, thread, stack, link);
                 }
                 if tables.profile.bytes() > most_bytes {
                     return None;
@@ -167,7 +205,14 @@ impl ProfileAssembler<'_> {
                 tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, thread, stack, link);
             }
         }
-        Some(Filled { tables, losses, downsampled: samples.downsampled + waits.downsampled })
+        for present in self.awaiting.iter().filter(|present| inside.contains(&present.span)) {
+            let PresentAwait { span, kind, since_ns, duration_ns, stack } = present;
+            let (link, stack) = (tables.link(*span, inside), tables.stack(stack));
+            tables.add(*kind, *since_ns, *duration_ns, None, stack, link);
+        }
+        let waits = waits.downsampled + awaits.downsampled + delays.downsampled;
+        let downsampled = samples.downsampled + waits;
+        Some(Filled { tables, losses, downsampled })
     }
 
     fn waiting_in(&self, inside: &HashSet<SpanKey>) -> impl Iterator<Item = &WaitingThread> {
@@ -242,18 +287,6 @@ impl ProfileAssembler<'_> {
     }
 }
 
-/// The innermost frame of a wait: what the thread was blocked in. A futex has its address, so that waits for the same
-/// lock are recognizable.
-fn name_of(waited: Waited) -> String {
-    match waited {
-        Waited::In(Call::Futex(lock)) => format!("[futex {lock:#x}]"),
-        Waited::In(Call::Named(name)) => format!("[{name}]"),
-        Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
-        Waited::In(Call::PageFault) => "[page fault]".to_owned(),
-        Waited::Unknown => "[waiting: location unknown]".to_owned(),
-    }
-}
-
 /// The maximum depth of nested spans in a profile.
 const DEEPEST: usize = 128;
 
@@ -306,7 +339,24 @@ impl Downsampling {
     }
 }
 
-impl Tables<'_> {
+impl<'a> Tables<'a> {
+    fn new(builder: &'a ProfileAssembler<'a>, id: ProfileId, epoch: &'a Epoch) -> Self {
+        let mut tables = Self {
+            profile: Profile::new(id, builder.period_ns),
+            modules: HashMap::new(),
+            mappings: HashMap::new(),
+            links: HashMap::new(),
+            threads: HashMap::new(),
+            kept: epoch.kept.iter().map(|span| (span.key, span)).collect(),
+            linked: Links::new(builder.pending, epoch),
+            builder,
+        };
+        if let Some(program) = builder.modules.program() {
+            tables.mapping(program);
+        }
+        tables
+    }
+
     fn add(
         &mut self,
         kind: SampleKind,
@@ -341,9 +391,9 @@ impl Tables<'_> {
             }
         }
         let mut closed = epoch.kept.iter().filter(|span| !span.is_open && span.profile.is_ok());
-        if let Some(span) = closed.find(|span| span.samples.waits > 0)
-            && self.profile.wait_count() == 0
-        {
+        let has_waits =
+            self.profile.samples().iter().any(|sample| sample.kind != SampleKind::OnCpu);
+        if let Some(span) = closed.find(|span| span.samples.waits > 0 && !has_waits) {
             missing += self.add_placeholder(span, SampleKind::OffCpu, inside);
         }
         if self.profile.samples().is_empty()
@@ -369,7 +419,9 @@ impl Tables<'_> {
         let missing = span.samples.saturating_sub(self.known_in(span.key, inside));
         let (count, each_ns) = match kind {
             SampleKind::OnCpu => (missing.on_cpu.max(1), self.builder.period_ns),
-            SampleKind::OffCpu => (missing.waits.max(1), shortest_ns),
+            SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
+                (missing.waits.max(1), shortest_ns)
+            }
         };
         let point = Point { time_unix_ns, weight_ns: count * each_ns, thread: None };
         self.profile.add_sample(kind, stack, link, point);
@@ -442,7 +494,7 @@ impl Tables<'_> {
     }
 
     fn stack(&mut self, stack: &Stack) -> StackId {
-        let waited = stack.waited.map(|waited| self.profile.add_wait(&name_of(waited)));
+        let waited = stack.waited.map(|waited| self.profile.add_wait(&self.name_of(waited)));
         let mut locations: Vec<_> = waited.into_iter().collect();
         for (number, frame) in stack.frames.iter().enumerate() {
             let is_inferred = stack.inferred_from.is_some_and(|from| number >= from);
@@ -457,6 +509,31 @@ impl Tables<'_> {
             locations.push(self.profile.add_remark(HOLDS_OTHERS));
         }
         self.profile.add_stack(locations)
+    }
+
+    /// The innermost frame of a wait: what the thread was blocked in. A futex has its address, so that waits for the
+    /// same lock are recognizable.
+    fn name_of(&self, waited: Waited) -> String {
+        match waited {
+            Waited::In(Call::Futex(lock)) => format!("[futex {lock:#x}]"),
+            Waited::In(Call::Named(name)) => format!("[{name}]"),
+            Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
+            Waited::In(Call::PageFault) => "[page fault]".to_owned(),
+            Waited::Unknown => "[waiting: location unknown]".to_owned(),
+            Waited::NotCopied => "[awaiting: stack not copied]".to_owned(),
+            Waited::Scheduling(behind) => {
+                let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
+                match behind.map(|callsite| callsite.metadata.name()) {
+                    Some(name) => {
+                        format!(
+                            "[scheduling delay behind {}]",
+                            self.builder.redaction.redact_span(name)
+                        )
+                    }
+                    None => "[scheduling delay]".to_owned(),
+                }
+            }
+        }
     }
 
     fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::Sender;
 
+use super::open_spans::{FoundSpans, OpenSpan};
 use super::room::TakenRoom;
 use crate::keep::KeptSpan;
 use crate::log::LogEvent;
@@ -27,12 +28,14 @@ pub(super) enum Command {
     Flush(FlushRequest),
     /// The same, then stop.
     Shutdown(Option<FlushRequest>),
+    /// List the open spans.
+    FindOpen { older_than: Duration, reply: Sender<Vec<OpenSpan>> },
 }
 
 impl Command {
     /// Whether the caller waits for an answer.
     pub(super) fn is_waited_for(&self) -> bool {
-        matches!(self, Self::Flush(_) | Self::Shutdown(Some(_)))
+        matches!(self, Self::Flush(_) | Self::Shutdown(Some(_)) | Self::FindOpen { .. })
     }
 }
 
@@ -46,6 +49,12 @@ pub(super) enum Job {
         modules: HashMap<MappingId, Arc<Module>>,
         kept: Vec<KeptSpan>,
         room: TakenRoom,
+    },
+    /// Symbolize and return the stacks of open spans.
+    ReplyOpen {
+        profile: Box<Profile>,
+        modules: HashMap<MappingId, Arc<Module>>,
+        found: FoundSpans,
     },
     /// Report kept spans that have no profile.
     Report(Vec<KeptSpan>),

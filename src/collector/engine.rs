@@ -18,6 +18,7 @@ use super::run::Collector;
 use super::sampled::Pace;
 use super::shed::ShedLimits;
 use super::worker::{Worker, WorkerParts};
+use crate::awaits::{self, Awaits};
 use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{
@@ -53,6 +54,8 @@ pub(crate) struct Limits {
     pub(crate) frames_per_stack: usize,
     /// How many bytes of a stack are copied.
     pub(crate) stack_bytes: usize,
+    /// For the copied stacks of pending futures.
+    pub(crate) await_bytes: usize,
     pub(crate) shed: ShedLimits,
     pub(crate) pace: Pace,
 }
@@ -92,7 +95,8 @@ pub(crate) struct RunningSource {
 /// A layer's spans, rules and threads.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    pub(crate) spans: Spans,
+    pub(crate) spans: Arc<Spans>,
+    pub(super) awaits: Arc<Awaits>,
     pub(crate) callsites: Callsites,
     pub(super) admission: ProfileAdmission,
     pub(super) counters: Arc<Counters>,
@@ -152,8 +156,13 @@ impl Engine {
             error: Some(problem.clone()),
             ..LogEvent::warning(LogKind::ExportFails, problem)
         });
+        let (spans, waker) = (Arc::new(parts.spans), parts.poller.waker());
+        let await_bytes = parts.limits.await_bytes;
+        let awaits =
+            Awaits::new(Arc::clone(&spans), Arc::clone(&parts.counters), waker, await_bytes);
         let engine = Arc::new(Self {
-            spans: parts.spans,
+            spans,
+            awaits,
             callsites: parts.callsites,
             admission: parts.admission,
             counters: parts.counters,
@@ -198,6 +207,7 @@ impl Engine {
         sys::on_fork(|| {
             forget_this_thread();
             Gate::close_all();
+            awaits::forget_all();
         });
     }
 
@@ -210,6 +220,13 @@ impl Engine {
 
     pub(super) fn stop(&self) {
         self.gate.close();
+        self.awaits.set_active(false);
+    }
+
+    /// Called once hooks can find the engine.
+    pub(crate) fn open(&self) {
+        self.gate.open();
+        self.awaits.set_active(true);
     }
 
     /// Whether every promised profile was delivered or is still in flight.
@@ -226,6 +243,7 @@ impl Engine {
     /// Applies new rules to spans that are created from now on. Open spans keep theirs.
     pub(crate) fn replace_rules(&self, rules: Rules) {
         self.callsites.replace(rules);
+        self.awaits.check_again();
         self.waker.wake();
     }
 
@@ -518,10 +536,14 @@ impl Engine {
         if !closing.has(SHOWS_FIELDS) {
             return T::default();
         }
+        self.with_dispatch(|dispatch| read(closing.id, dispatch))
+    }
+
+    pub(super) fn with_dispatch<T>(&self, read: impl Fn(&Dispatch) -> T) -> T {
         match self.dispatch() {
-            Some(dispatch) => read(closing.id, &dispatch),
+            Some(dispatch) => read(&dispatch),
             // Some combinations of layers do not pass on their subscriber.
-            None => tracing::dispatcher::get_default(|dispatch| read(closing.id, dispatch)),
+            None => tracing::dispatcher::get_default(read),
         }
     }
 
@@ -576,7 +598,7 @@ impl Engine {
         self.ask(Command::Shutdown(None));
     }
 
-    fn ask(&self, command: Command) -> bool {
+    pub(super) fn ask(&self, command: Command) -> bool {
         // In a forked child no thread would answer, and the layer's own threads would wait for themselves.
         if !self.is_running() || (is_ignored() && command.is_waited_for()) {
             return false;

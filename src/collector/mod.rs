@@ -3,6 +3,7 @@
 //! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans.
 //! Another thread symbolizes and exports the profiles, so draining never waits for a file.
 
+mod awaits;
 mod budget;
 mod build;
 mod command;
@@ -15,6 +16,7 @@ mod links;
 mod logged;
 #[cfg(test)]
 mod model;
+mod open_spans;
 mod outbox;
 #[cfg(feature = "_parts")]
 pub mod parts;
@@ -36,6 +38,7 @@ mod worker;
 pub(crate) use engine::spawn;
 pub(crate) use engine::{Engine, Limits, Parts};
 pub(crate) use gate::Gate;
+pub use open_spans::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]
 pub(crate) use recent::RecentlyKept;
 pub(crate) use room::waiting_profiles;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::report::Losses;
 use super::stack::Stack;
+use crate::profile::SampleKind;
 use crate::span::{SampleCounts, SpanInfo, SpanKey, TraceIds};
 use crate::sys::OsThread;
 
@@ -19,9 +20,10 @@ pub(super) struct PendingSample {
     pub(super) weight_ns: u64,
 }
 
-/// A wait of a thread in a span.
+/// A wait of a thread in a span, or an await of its future.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingWait {
+    pub(super) kind: SampleKind,
     /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) time_ns: u64,
     pub(super) duration_ns: u64,
@@ -188,7 +190,7 @@ impl Pending {
         &mut self,
         span: SpanKey,
         wait: PendingWait,
-        thread: OsThread,
+        thread: Option<OsThread>,
         stack: &Stack,
         round: u64,
     ) -> bool {
@@ -199,13 +201,15 @@ impl Pending {
         pending.last_ns = pending.last_ns.max(wait.time_ns);
         let needed = size_of::<PendingWait>()
             + pending.stacks.cost(stack)
-            + pending.stacks.thread_cost(thread);
+            + thread.map_or(0, |thread| pending.stacks.thread_cost(thread));
         if self.bytes + needed > self.budget_bytes || pending.waits.len() >= self.most_samples {
-            pending.lost_waits_ns += wait.duration_ns;
+            pending.lost_waits_ns +=
+                if wait.kind == SampleKind::OffCpu { wait.duration_ns } else { 0 };
             return false;
         }
         self.bytes += needed;
-        let (stack, thread) = (pending.stacks.add(stack), pending.stacks.add_thread(thread));
+        let stack = pending.stacks.add(stack);
+        let thread = thread.map_or(u32::MAX, |thread| pending.stacks.add_thread(thread));
         pending.waits.push(PendingWait { stack, thread, ..wait });
         true
     }
@@ -405,7 +409,8 @@ impl Pending {
         let weights = pending.samples.iter().map(|sample| sample.weight_ns);
         let lost_ns = pending.lost_ns + pending.skipped_ns + weights.sum::<u64>();
         let samples = pending.samples.len() as u64;
-        let waits = pending.waits.iter().map(|wait| wait.duration_ns);
+        let waits = pending.waits.iter().filter(|wait| wait.kind == SampleKind::OffCpu);
+        let waits = waits.map(|wait| wait.duration_ns);
         let lost_waits_ns = pending.lost_waits_ns + waits.sum::<u64>();
         if let Some(root) = self.spans.get_mut(&root) {
             root.losses += pending.losses;

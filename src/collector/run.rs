@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
+use super::awaits::{AwaitReader, AwaitTarget};
 use super::budget::Share;
 use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
 use super::engine::{Engine, Limits};
 use super::logged::Logged;
+use super::open_spans::OpenSpan;
 use super::pending::Pending;
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
@@ -61,6 +63,7 @@ pub(super) struct Collector {
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
     pub(super) captures: Captures,
+    pub(super) await_reader: AwaitReader,
     pub(super) arming: Share,
     /// The allowance of samples and context switches of all threads together.
     pub(super) allowance: Allowance,
@@ -96,6 +99,7 @@ pub(super) struct Collector {
 #[derive(Default)]
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
+    open: Vec<(Duration, Sender<Vec<OpenSpan>>)>,
     everything: bool,
     end: bool,
 }
@@ -139,6 +143,7 @@ impl Collector {
             stack: Stack::new(),
             stack_bytes: Vec::new(),
             captures: Captures::new(),
+            await_reader: AwaitReader::new(),
             arming: limits.pace.arming,
             allowance: Allowance::of_all(processors(), Instant::now()),
             unspent: Spent::default(),
@@ -231,6 +236,10 @@ impl Collector {
     pub(super) fn do_rounds(&mut self) -> bool {
         loop {
             let (asked, again) = self.do_round();
+            for (older_than, reply) in asked.open {
+                let found = self.find_open(older_than, reply);
+                _ = self.jobs.send(found);
+            }
             if asked.end {
                 self.at_end = asked.acknowledge;
                 return false;
@@ -281,6 +290,7 @@ impl Collector {
         let epochs = self.end_epochs(&closed, asked.everything);
 
         let entered = self.drain_all();
+        self.read_awaits();
         if has_new {
             // These threads are about to enter a span.
             self.scan_interval = SCAN_INTERVAL;
@@ -321,10 +331,14 @@ impl Collector {
     fn take_commands(&self) -> RoundRequests {
         let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
-            asked.everything = true;
             match command {
-                Command::Flush(waiting) => asked.acknowledge.push(waiting),
+                Command::FindOpen { older_than, reply } => asked.open.push((older_than, reply)),
+                Command::Flush(waiting) => {
+                    asked.everything = true;
+                    asked.acknowledge.push(waiting);
+                }
                 Command::Shutdown(waiting) => {
+                    asked.everything = true;
                     // A profile that is promised from here on could not be made.
                     self.engine.admission.end();
                     asked.acknowledge.extend(waiting);
@@ -441,6 +455,19 @@ impl Collector {
         entered
     }
 
+    fn read_awaits(&mut self) {
+        let clock = self.engine.spans.clock();
+        let mut target = AwaitTarget {
+            unwinder: &mut self.unwinder,
+            pending: &mut self.pending,
+            counters: &self.engine.counters,
+            most_frames: self.limits.frames_per_stack,
+            round: self.round,
+            now_ns: clock.raw_ns(clock.now()),
+        };
+        self.await_reader.read(&self.engine.awaits, &mut target);
+    }
+
     pub(super) fn export(&mut self, mut epoch: Epoch) {
         for span in &mut epoch.kept {
             // The ids come with the verdict or with the close event, which may arrive a moment later.
@@ -459,9 +486,15 @@ impl Collector {
         let room = self.room.take();
         let is_snapshot = epoch.kept.iter().any(|span| span.is_open);
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
+        let most_frames = self.limits.frames_per_stack;
+        let awaiting = match is_snapshot {
+            true => self.await_reader.unwind_present(&mut self.unwinder, most_frames),
+            false => Vec::new(),
+        };
         let builder = ProfileAssembler {
             pending: &self.pending,
             waiting: waiting.filter(|_| is_snapshot).collect(),
+            awaiting,
             modules: self.unwinder.modules(),
             callsites: &self.engine.callsites,
             unix_offset_ns: self.engine.spans.clock().unix_offset_ns(),

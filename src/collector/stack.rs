@@ -22,6 +22,10 @@ pub(super) enum Waited {
     In(Call),
     /// The system does not allow us to read it.
     Unknown,
+    /// Not a thread, but a future that was woken and not polled; with the plan of the span that was on the thread.
+    Scheduling(Option<u64>),
+    /// A future, of whose stack there is no copy.
+    NotCopied,
 }
 
 impl Stack {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::budget::Share;
 use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
+use crate::profile::SampleKind;
 use crate::sampler::{Arming, SampledThread};
 use crate::sampler::{is_full, make_room, switched_in_after, switched_out};
 use crate::span::SpanKey;
@@ -291,11 +292,17 @@ impl Watch {
         let Some(waiting) = self.waiting.take() else { return };
         self.last = ended.clock;
         let duration_ns = ended.at_ns.saturating_sub(waiting.since_ns);
-        let wait = PendingWait { time_ns: waiting.since_ns, duration_ns, stack: 0, thread: 0 };
+        let wait = PendingWait {
+            kind: SampleKind::OffCpu,
+            time_ns: waiting.since_ns,
+            duration_ns,
+            stack: 0,
+            thread: 0,
+        };
         let is_kept = scanner.pending.add_wait(
             waiting.span,
             wait,
-            waiting.thread,
+            Some(waiting.thread),
             &waiting.stack,
             scanner.round,
         );

@@ -10,7 +10,7 @@ use super::sampled::Sampled;
 use super::scan::passed;
 use super::waits::WaitingThread;
 use crate::keep::{Reason, Reasons};
-use crate::span::{OpenSpan, RegistryId, SpanKey};
+use crate::span::{OpenSlot, RegistryId, SpanKey};
 use crate::stats::Counters;
 use crate::sys;
 
@@ -133,6 +133,7 @@ impl Collector {
         for snapshot in self.engine.admission.take_snapshots() {
             self.export(snapshot);
         }
+        self.await_reader.present.clear();
     }
 
     fn keep_open_spans(&mut self) {
@@ -164,6 +165,11 @@ impl Collector {
         }
         for (key, id) in ids {
             self.register(id, key);
+        }
+        self.await_reader.present = self.engine.awaits.present();
+        let present: Vec<_> = self.await_reader.present.iter().map(|sample| sample.span).collect();
+        for span in present {
+            self.register(span.id, span.key);
         }
         // Outermost first, so that spans inside another one are kept together with it.
         found.sort_by_key(|(open, _)| u64::MAX - open.open_ns);
@@ -201,7 +207,7 @@ impl Collector {
     fn find_over_limit(
         &self,
         innermost: &HashSet<SpanKey>,
-    ) -> (HashMap<SpanKey, RegistryId>, Vec<(OpenSpan, Reasons)>) {
+    ) -> (HashMap<SpanKey, RegistryId>, Vec<(OpenSlot, Reasons)>) {
         let (mut ids, mut found) = (HashMap::new(), Vec::new());
         self.engine.spans.for_each_open(|open| {
             if innermost.contains(&open.key) {
@@ -235,8 +241,8 @@ impl Collector {
         }
     }
 
-    fn keep_open(&mut self, open: &OpenSpan, reasons: Reasons, now_ns: u64) {
-        let OpenSpan { id, key, entered_ns, .. } = *open;
+    fn keep_open(&mut self, open: &OpenSlot, reasons: Reasons, now_ns: u64) {
+        let OpenSlot { id, key, entered_ns, .. } = *open;
         self.register(id, key);
         let Some((mut open, segment_ns)) = self.engine.spans.as_closing(id, key) else { return };
         let before = self.watchdog.kept.entry(key).or_default();
@@ -262,6 +268,15 @@ impl Collector {
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
         open.samples = pending.map(PendingSpan::count).sum();
         open.samples.waits += waiting.filter(|wait| inside.contains(&wait.span)).count() as u64;
+        let present = self.await_reader.present.iter();
+        let present: Vec<_> = present.filter(|sample| inside.contains(&sample.span.key)).collect();
+        open.samples.waits += present.len() as u64;
+        // Of several tasks in it, the one that has awaited for longest.
+        if let Some(sample) = present.iter().max_by_key(|sample| sample.await_ns)
+            && entered_ns.is_none()
+        {
+            open.account = open.account.with_await(sample.await_ns, sample.delay_ns);
+        }
         self.engine.keep_open(&open, reasons);
     }
 

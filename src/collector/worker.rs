@@ -11,6 +11,7 @@ use tracing::level_filters::LevelFilter;
 use super::command::{FlushRequest, Job};
 use super::delivery::{Delivery, HeldProfile};
 use super::engine::Engine;
+use super::open_spans::FoundSpans;
 use super::report;
 use super::room::TakenRoom;
 use crate::export::Exporter;
@@ -83,6 +84,9 @@ impl Worker {
                 Some(Job::Export { profile, modules, kept, room }) => {
                     self.prepare(profile, &modules, &kept, room);
                 }
+                Some(Job::ReplyOpen { profile, modules, found }) => {
+                    self.reply_open(profile, &modules, found);
+                }
                 Some(Job::Report(kept)) => self.delivery.report(&unexported(&kept)),
                 Some(Job::Done(FlushRequest { done, deadline })) => {
                     _ = done.send(self.delivery.flush(deadline));
@@ -145,6 +149,20 @@ impl Worker {
                 self.symbolizer = None;
                 self.delivery.lose(report);
             }
+        }
+    }
+
+    /// Symbolizes and returns the stacks of open spans.
+    fn reply_open(
+        &mut self,
+        profile: Box<Profile>,
+        modules: &HashMap<MappingId, Arc<Module>>,
+        found: FoundSpans,
+    ) {
+        let symbolize = || self.symbolize(profile, modules, usize::MAX);
+        match catch_unwind(AssertUnwindSafe(symbolize)) {
+            Ok(profile) => found.reply(&profile),
+            Err(_) => self.symbolizer = None,
         }
     }
 

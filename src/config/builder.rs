@@ -50,6 +50,7 @@ pub struct Builder {
     pub(super) pending_profiles: usize,
     pub(super) memory_bytes: usize,
     pub(super) export_bytes: usize,
+    pub(super) await_bytes: usize,
     pub(super) cpu_percent: Option<u32>,
     pub(super) shed: ShedLimits,
     pub(crate) pace: Pace,
@@ -84,6 +85,7 @@ const DEFAULT_PENDING_SPANS: usize = 16_384;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
 const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
 /// The line tables of a large service take a tenth of that; its full debug information can be larger.
+const DEFAULT_AWAIT_BYTES: usize = 16 << 20;
 const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
 impl Builder {
@@ -118,6 +120,7 @@ impl Builder {
             redaction: Redaction::new(),
             env_redaction: Redaction::new(),
             export_bytes: DEFAULT_EXPORT_BYTES,
+            await_bytes: DEFAULT_AWAIT_BYTES,
             symbols: SymbolSettings {
                 names: cfg!(feature = "symbols"),
                 most_bytes: DEFAULT_SYMBOL_BYTES,
@@ -433,6 +436,14 @@ impl Builder {
         Self { export_bytes: bytes, ..self }
     }
 
+    /// The memory for the stacks of pending futures that are [`Profiled`](crate::Profiled), each of some KiB. The default
+    /// is 16 MiB. An await for which there is none has its length and no stack, and
+    /// [`AwaitStats::dropped_memory`](crate::AwaitStats::dropped_memory) counts it.
+    #[must_use]
+    pub fn await_bytes(self, bytes: usize) -> Self {
+        Self { await_bytes: bytes, ..self }
+    }
+
     /// The maximum size of the debug information and symbol tables that are mapped at once, measured as in their files.
     /// The default is 512 MiB. They are mapped into memory and read on demand. If the debug information of a file does
     /// not fit, its functions are named from its symbol table, without lines; if that does not fit either, they have no
@@ -517,6 +528,7 @@ impl std::fmt::Debug for Builder {
             .field("pending_profiles", &self.pending_profiles)
             .field("memory_bytes", &self.memory_bytes)
             .field("export_bytes", &self.export_bytes)
+            .field("await_bytes", &self.await_bytes)
             .field("cpu_percent", &self.cpu_percent)
             .field("shed", &self.shed)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))

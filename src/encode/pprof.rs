@@ -51,7 +51,9 @@ impl<'a> Encoder<'a> {
         let count = self.value_type("samples", "count");
         let cpu = self.value_type("cpu", "nanoseconds");
         let off_cpu = self.value_type("off_cpu", "nanoseconds");
-        self.message.sample_type = vec![count, cpu, off_cpu];
+        let awaits = self.value_type("await", "nanoseconds");
+        let delay = self.value_type("scheduling_delay", "nanoseconds");
+        self.message.sample_type = vec![count, cpu, off_cpu, awaits, delay];
         let has_samples = profile.of_kind(SampleKind::OnCpu).next().is_some();
         self.message.default_sample_type = self.string(if has_samples { "cpu" } else { "off_cpu" });
         self.message.period_type = Some(cpu);
@@ -71,9 +73,11 @@ impl<'a> Encoder<'a> {
                     .collect(),
                 value: match sample.kind {
                     SampleKind::OnCpu => {
-                        vec![signed(sample.points.len() as u64), signed(weight), 0]
+                        vec![signed(sample.points.len() as u64), signed(weight), 0, 0, 0]
                     }
-                    SampleKind::OffCpu => vec![0, 0, signed(weight)],
+                    SampleKind::OffCpu => vec![0, 0, signed(weight), 0, 0],
+                    SampleKind::Await => vec![0, 0, 0, signed(weight), 0],
+                    SampleKind::Delay => vec![0, 0, 0, 0, signed(weight)],
                 },
                 label: self.labels(sample.link),
             };

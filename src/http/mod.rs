@@ -15,6 +15,7 @@ use axum::{Json, Router};
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
+use crate::collector::OpenSpan;
 use crate::error::Error;
 use crate::export::{StoredFile, list_stored, read_stored};
 use crate::handle::Handle;
@@ -85,6 +86,7 @@ impl Handle {
     /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
     /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
     /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. At most 1,000 |
+    /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000 |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     ///
@@ -107,6 +109,7 @@ impl Handle {
             .route("/index.css", get(|| async { asset("text/css", STYLE) }))
             .route("/index.js", get(|| async { asset("text/javascript", SCRIPT) }))
             .route("/kept", get(kept))
+            .route("/open", get(open))
             .route("/rules", get(rules).put(set_rules))
             .route("/profiles", get(profiles))
             .route("/profiles/{name}", get(profile))
@@ -145,6 +148,43 @@ fn asset(content_type: &'static str, text: &str) -> Response {
 
 async fn kept(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {
     blocking(move || Ok(Json(kept::list(&handle).map_err(unreadable)?))).await
+}
+
+async fn open(
+    State(handle): State<Handle>,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Json<Value>, Failure> {
+    let older_than = older_than(uri.query().unwrap_or_default());
+    let older_than = older_than.map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
+    let list = move || {
+        let open = handle.open_spans(older_than).into_iter().map(describe_open);
+        Ok(Json(open.collect()))
+    };
+    blocking(list).await
+}
+
+/// The duration in `older_than=...` of a query.
+fn older_than(query: &str) -> Result<Duration, String> {
+    const DEFAULT: Duration = Duration::from_secs(1);
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let Some((_, text)) = pairs.find(|(name, _)| *name == "older_than") else { return Ok(DEFAULT) };
+    humantime::parse_duration(text).map_err(|error| {
+        format!("`older_than` must be a duration, such as `5s` or `200ms`: {error}")
+    })
+}
+
+fn describe_open(span: OpenSpan) -> Value {
+    let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+    let fields = span.fields.into_iter().map(|(name, value)| (name, Value::from(value)));
+    object([
+        ("span", Value::from(span.name)),
+        ("target", span.target.into()),
+        ("fields", object(fields)),
+        ("open_ms", ms(span.open_for).into()),
+        ("state", span.state.as_str().into()),
+        ("state_ms", span.state_for.map(ms).into()),
+        ("stack", span.stack.into()),
+    ])
 }
 
 async fn enable(State(handle): State<Handle>) -> Result<Json<Value>, Failure> {

@@ -27,6 +27,12 @@ pub(crate) struct Epoch {
 }
 
 impl Epoch {
+    /// Without spans.
+    pub(crate) fn empty() -> Self {
+        let (kept, linked_inside) = (Vec::new(), HashMap::new());
+        Self { root: SpanKey::MIN, id: None, is_trial: false, kept, linked_inside, opened_ns: 0 }
+    }
+
     #[cfg(test)]
     pub(crate) fn for_test(root: SpanKey, kept: Vec<KeptSpan>) -> Self {
         let linked_inside = HashMap::new();

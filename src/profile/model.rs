@@ -127,9 +127,18 @@ pub enum SampleKind {
     OnCpu,
     /// The thread waited.
     OffCpu,
+    /// No thread was in the future: it waited for what its stack shows, until it was woken.
+    Await,
+    /// Woken, and not polled yet: its executor had other things to do. The stack is that of the await before it.
+    Delay,
 }
 
-/// One sample of a running thread, or one wait.
+impl SampleKind {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [Self::OnCpu, Self::OffCpu, Self::Await, Self::Delay];
+}
+
+/// One sample of a running thread, one wait, or one await.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     pub(crate) time_unix_ns: u64,
@@ -138,12 +147,13 @@ pub struct Point {
 }
 
 impl Point {
-    /// When the sample was taken, or the wait began.
+    /// When the sample was taken, or the wait, await or scheduling delay began.
     pub fn time(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_nanos(self.time_unix_ns)
     }
 
-    /// On-CPU, the CPU time that the sample represents; off-CPU, the duration of the wait.
+    /// On-CPU, the CPU time that the sample represents; otherwise the duration. Of awaits and delays shorter than 10 ms,
+    /// some represent others: these have a weight of 10 ms.
     pub fn weight(&self) -> Duration {
         Duration::from_nanos(self.weight_ns)
     }
@@ -162,7 +172,7 @@ pub struct Sample {
     pub stack: StackId,
     /// The span.
     pub link: Option<LinkId>,
-    /// Whether the thread ran or waited.
+    /// Whether a thread ran or waited, or the future awaited.
     pub kind: SampleKind,
     /// In order of time.
     pub points: Vec<Point>,
@@ -398,6 +408,11 @@ impl Profile {
         Duration::from_nanos(self.period_ns)
     }
 
+    /// The number of points of all kinds.
+    pub(crate) fn point_count(&self) -> usize {
+        self.samples.iter().map(|sample| sample.points.len()).sum()
+    }
+
     /// The number of samples of running threads.
     pub fn sample_count(&self) -> usize {
         self.points(SampleKind::OnCpu).count()
@@ -559,7 +574,7 @@ impl Profile {
     /// do not change.
     pub(super) fn downsampled_points(&self, every: usize) -> Vec<(&Sample, Point)> {
         let mut taken = Vec::new();
-        for kind in [SampleKind::OnCpu, SampleKind::OffCpu] {
+        for kind in SampleKind::ALL {
             let total = self.points(kind).count();
             let points = self.of_kind(kind).flat_map(|s| s.points.iter().map(move |p| (s, p)));
             let (mut skipped_ns, mut linked) = (0, HashSet::new());

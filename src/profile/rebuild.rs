@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::model::{
-    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Point, Profile, StackId,
+    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Point, Profile,
+    SampleKind, StackId,
 };
 use super::names::capped;
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
@@ -51,7 +52,7 @@ impl Profile {
         redaction: &Redaction,
         most_bytes: usize,
     ) -> Symbolized {
-        let points = self.sample_count() + self.wait_count();
+        let points = self.point_count();
         let mut every = 1;
         loop {
             // A single sample is exported, however large it is.
@@ -80,6 +81,7 @@ impl Profile {
             mappings: HashMap::new(),
             locations: HashMap::new(),
             stacks: HashMap::new(),
+            await_stacks: HashMap::new(),
             links: HashMap::new(),
             threads: HashMap::new(),
         };
@@ -87,10 +89,13 @@ impl Profile {
             rebuilding.mapping(program);
         }
         let points = self.downsampled_points(every);
-        let downsampled = self.sample_count() + self.wait_count() - points.len();
+        let downsampled = self.point_count() - points.len();
         let mut shortened = 0;
         for (sample, point) in points {
-            let (stack, is_short) = rebuilding.stack(sample.stack);
+            let (stack, is_short) = match sample.kind {
+                SampleKind::OnCpu | SampleKind::OffCpu => rebuilding.stack(sample.stack),
+                SampleKind::Await | SampleKind::Delay => rebuilding.await_stack(sample.stack),
+            };
             let link = sample.link.and_then(|link| rebuilding.link(link));
             let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
             let point = Point { thread, ..point };
@@ -102,6 +107,30 @@ impl Profile {
         }
         Some(Symbolized { profile: rebuilding.to, downsampled, shortened })
     }
+}
+
+/// Whether a function clones wakers on behalf of a leaf future.
+fn clones_wakers(name: &str) -> bool {
+    const PARTS: [&str; 8] = [
+        "core::task::wake::",
+        "core::ops::function::",
+        "atomic_waker",
+        "AtomicWaker",
+        "WakerRef",
+        "catch_unwind",
+        "__rust_try",
+        "AssertUnwindSafe",
+    ];
+    const CONTAINERS: [&str; 3] = ["core::option::", "alloc::", "core::mem::"];
+    let is_poll = name.ends_with("Future>::poll");
+    let is_waker = PARTS.iter().any(|part| name.contains(part));
+    !is_poll && (is_waker || CONTAINERS.iter().any(|part| name.starts_with(part)))
+}
+
+/// Whether a function is of this crate's wrapper.
+fn is_of_wrapper(name: &str) -> bool {
+    name.contains("tracing_profiling::awaits::")
+        || name.contains("tracing_profiling::sys::task_waker")
 }
 
 /// The state of a rebuild: new ids by old ids.
@@ -116,6 +145,8 @@ struct Rebuilding<'a> {
     locations: HashMap<LocationId, LocationId>,
     /// And whether the stack was shortened.
     stacks: HashMap<StackId, (StackId, bool)>,
+    /// The same for stacks of awaits.
+    await_stacks: HashMap<StackId, (StackId, bool)>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
 }
@@ -125,6 +156,68 @@ impl Rebuilding<'_> {
         if let Some(known) = self.stacks.get(&id) {
             return *known;
         }
+        let (stack, is_short) = self.stack_of(id);
+        let place = (self.to.add_stack(stack), is_short);
+        self.stacks.insert(id, place);
+        place
+    }
+
+    /// The stack of an await, from the leaf future to the wrapper. The functions inside of the leaf that clone the waker
+    /// are left out, and those of the wrapper.
+    fn await_stack(&mut self, id: StackId) -> (StackId, bool) {
+        if let Some(known) = self.await_stacks.get(&id) {
+            return *known;
+        }
+        let (stack, is_short) = self.stack_of(id);
+        let stack = self.without_wakers(&stack);
+        let place = (self.to.add_stack(stack), is_short);
+        self.await_stacks.insert(id, place);
+        place
+    }
+
+    fn without_wakers(&mut self, stack: &[LocationId]) -> Vec<LocationId> {
+        let lines: Vec<_> = stack
+            .iter()
+            .filter_map(|id| self.to.location(*id))
+            .flat_map(|location| match location.kind {
+                FrameKind::Wait | FrameKind::Remark => vec![None; location.lines.len().max(1)],
+                _ if location.lines.is_empty() => vec![None],
+                _ => location.lines.iter().map(Some).collect(),
+            })
+            .map(|line| {
+                let name = line.and_then(|line| self.to.function(line.function));
+                name.map_or("", |function| function.name.as_str())
+            })
+            .collect();
+        // The notes come first.
+        let notes = lines.iter().take_while(|name| name.is_empty()).count();
+        let first = notes + lines.iter().skip(notes).take_while(|name| clones_wakers(name)).count();
+        let wrapper = lines.iter().rev().take_while(|name| is_of_wrapper(name)).count();
+        // If nothing else is left, all may be of interest.
+        let kept = if first < lines.len() - wrapper {
+            first..lines.len() - wrapper
+        } else {
+            notes..lines.len()
+        };
+        let (mut without, mut next) = (Vec::new(), 0);
+        for id in stack {
+            let Some(location) = self.to.location(*id) else { continue };
+            let numbers = next..next + location.lines.len().max(1);
+            next = numbers.end;
+            let is_kept = |number: usize| number < notes || kept.contains(&number);
+            if numbers.clone().all(is_kept) {
+                without.push(*id);
+            } else if numbers.clone().any(is_kept) {
+                let lines = location.lines.iter().zip(numbers);
+                let lines = lines.filter(|(_, number)| is_kept(*number)).map(|(line, _)| *line);
+                let part = Location { lines: lines.collect(), ..location.clone() };
+                without.push(self.to.add_location(part));
+            }
+        }
+        without
+    }
+
+    fn stack_of(&mut self, id: StackId) -> (Vec<LocationId>, bool) {
         let from = self.from;
         let mut stack = Vec::new();
         let (mut levels, mut is_short) = (0, false);
@@ -139,9 +232,7 @@ impl Rebuilding<'_> {
             }
             stack.push(location);
         }
-        let place = (self.to.add_stack(stack), is_short);
-        self.stacks.insert(id, place);
-        place
+        (stack, is_short)
     }
 
     fn location(&mut self, id: LocationId) -> Option<LocationId> {
@@ -236,7 +327,7 @@ impl Rebuilding<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Mapping, Point, ProfileId, SampleKind};
+    use crate::profile::{Mapping, Point, ProfileId};
 
     /// Hides every name that contains `secret`.
     fn hiding() -> Redaction {

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::model::{FrameKind, Function, Location, LocationId, Profile, Sample, SampleKind};
+use super::model::{
+    FrameKind, Function, Location, LocationId, Profile, Sample, SampleKind, StackId,
+};
 
 /// The sum of a profile's waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,6 +62,27 @@ impl Profile {
         waits.longest = all.longest(self);
         waits.in_async = in_async.longest(self);
         waits
+    }
+
+    /// The functions of a stack with their files and lines, the innermost first.
+    pub(crate) fn stack_in_words(&self, stack: StackId) -> Vec<String> {
+        let mut words = Vec::new();
+        for location in self.stack(stack) {
+            for line in &location.lines {
+                let Some(Function { name, file, .. }) = self.function(line.function) else {
+                    continue;
+                };
+                let place = SourceFunction { file, line: line.line, ..SourceFunction::default() };
+                words.push(match place.place() {
+                    none if none.is_empty() => name.clone(),
+                    place => format!("{name} ({place})"),
+                });
+            }
+            if location.lines.is_empty() {
+                words.push(self.module_offset(location));
+            }
+        }
+        words
     }
 
     /// What a wait was for, and in which function; `None` for a sample that is not a wait.

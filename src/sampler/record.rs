@@ -3,7 +3,7 @@
 //! The layouts are those of `perf_event_open(2)` for exactly the attributes that `sys` requests. Nothing here accesses
 //! the kernel: the bytes come through [`RecordBytes`], from a ring or from a test.
 
-use crate::sys::{RingMemory, SampleRing};
+use crate::sys::{LiveRegisters, RingMemory, SampleRing};
 
 /// Bytes at positions that only grow: a ring, or a copy of one.
 pub(crate) trait RecordBytes {
@@ -172,6 +172,15 @@ pub(crate) enum Registers {
     X86_64 { ip: u64, sp: u64, bp: u64 },
     /// A leaf function's return address is in a register, and return addresses may be signed.
     Aarch64 { pc: u64, sp: u64, fp: u64, lr: u64 },
+}
+
+impl From<LiveRegisters> for Registers {
+    fn from(LiveRegisters { pc, sp, fp, lr }: LiveRegisters) -> Self {
+        match Machine::NATIVE {
+            Machine::X86_64 => Self::X86_64 { ip: pc, sp, bp: fp },
+            Machine::Aarch64 => Self::Aarch64 { pc, sp, fp, lr },
+        }
+    }
 }
 
 impl Registers {

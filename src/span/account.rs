@@ -31,6 +31,8 @@ pub struct TimeBreakdown {
     pub(crate) subtree_sampled_ns: u64,
     pub(crate) off_cpu_ns: u64,
     pub(crate) idle_ns: u64,
+    pub(crate) await_ns: u64,
+    pub(crate) delay_ns: u64,
     pub(crate) after_last_exit_ns: u64,
     pub(crate) voluntary_switches: u64,
     pub(crate) involuntary_switches: u64,
@@ -86,6 +88,17 @@ impl TimeBreakdown {
     /// Time in which the span was open and not entered (awaiting).
     pub fn idle(&self) -> Duration {
         Duration::from_nanos(self.idle_ns)
+    }
+
+    /// The part of `idle` in which its future awaited something and had not been woken. Known for futures that are
+    /// polled through `Profiled`, but for up to a millisecond.
+    pub fn awaiting(&self) -> Duration {
+        Duration::from_nanos(self.await_ns)
+    }
+
+    /// The part of `idle` in which its future had been woken and not been polled yet. Known as `awaiting` is.
+    pub fn scheduling_delay(&self) -> Duration {
+        Duration::from_nanos(self.delay_ns)
     }
 
     /// The last part of `idle`, from the last exit to the close. A span stays open while a child is
@@ -161,6 +174,13 @@ impl TimeBreakdown {
     /// The time in which the span was entered, on or off CPU.
     pub(crate) fn busy_ns(&self) -> u64 {
         self.wall_ns.saturating_sub(self.idle_ns)
+    }
+
+    /// The account of an open span, with what its future awaits now added.
+    pub(crate) fn with_await(self, await_ns: u64, delay_ns: u64) -> Self {
+        let delay_ns = self.delay_ns.saturating_add(delay_ns).min(self.idle_ns);
+        let await_ns = self.await_ns.saturating_add(await_ns).min(self.idle_ns - delay_ns);
+        Self { await_ns, delay_ns, ..self }
     }
 
     /// The account of an open span, with its current segment added. Of the segment, the thread certainly ran for
@@ -250,6 +270,8 @@ pub(crate) struct Counts {
     inside_on_ns: AtomicU64,
     inside_unsure_ns: AtomicU64,
     inside_sampled_ns: AtomicU64,
+    await_ns: Tagged,
+    delay_ns: Tagged,
     usage: UsageCounts<AtomicU64>,
 }
 
@@ -279,10 +301,17 @@ impl Counts {
         self.sure_sampled_ns.add_late(key, sure.sampled_ns);
     }
 
+    /// Adds idle time that is explained. The span may be closed, and its slot reused.
+    pub(crate) fn add_await(&self, key: SpanKey, await_ns: u64, delay_ns: u64) {
+        self.await_ns.add_late(key, await_ns);
+        self.delay_ns.add_late(key, delay_ns);
+    }
+
     pub(crate) fn clear(&self) {
         let sure = [&self.sure_on_ns, &self.sure_off_ns, &self.sure_sampled_ns].map(|sum| &sum.0);
+        let awaits = [&self.await_ns, &self.delay_ns].map(|sum| &sum.0);
         let inside = [&self.inside_on_ns, &self.inside_unsure_ns, &self.inside_sampled_ns];
-        for count in sure.into_iter().chain(inside).chain(&self.usage) {
+        for count in sure.into_iter().chain(awaits).chain(inside).chain(&self.usage) {
             count.store(0, Ordering::Relaxed);
         }
     }
@@ -306,6 +335,8 @@ impl Counts {
             (unsure_ns.div_ceil(2), self.sure_sampled_ns.get(key).min(sure_on_ns));
         let usage = Usage::from_counts(self.usage.each_ref().map(get));
         let Usage { cycles, instructions, cache_misses, .. } = usage;
+        let idle_ns = clock.ns(idle);
+        let delay_ns = self.delay_ns.get(key).min(idle_ns);
         let hardware = Hardware { cycles, instructions, cache_misses };
         TimeBreakdown {
             wall_ns: clock.ns(wall),
@@ -316,7 +347,9 @@ impl Counts {
             subtree_on_cpu_error_ns: error_ns + inside_unsure_ns.div_ceil(2),
             subtree_sampled_ns: sampled_ns + get(&self.inside_sampled_ns),
             off_cpu_ns: entered_ns - on_cpu_ns,
-            idle_ns: clock.ns(idle),
+            idle_ns,
+            await_ns: self.await_ns.get(key).min(idle_ns - delay_ns),
+            delay_ns,
             after_last_exit_ns: 0,
             voluntary_switches: usage.voluntary_switches,
             involuntary_switches: usage.involuntary_switches,

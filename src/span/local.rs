@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use super::RegistryId;
 use super::account::{Sure, Tally};
+use super::awaits::{InnermostSpan, LongSegment};
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegment, PendingSegments, Segment, UNWINDING};
 use super::slot::Slot;
 use crate::sampler::{Arming, NEVER, SampledThread, ThreadSource, Usage};
@@ -142,6 +143,32 @@ fn make_first(layer: u32) -> Option<()> {
         .flatten()
 }
 
+/// The innermost profiled span that the calling thread is in, of any layer.
+#[inline]
+pub(crate) fn innermost_span() -> Option<InnermostSpan> {
+    let state = STATE.take()?;
+    let innermost = InnermostSpan::of(&state);
+    STATE.set(Some(state));
+    innermost.or_else(innermost_of_others)
+}
+
+#[cold]
+fn innermost_of_others() -> Option<InnermostSpan> {
+    let innermost = OTHERS.try_with(|others| {
+        let others = others.0.try_borrow().ok()?;
+        others.iter().find_map(|state| InnermostSpan::of(state))
+    });
+    innermost.ok().flatten()
+}
+
+/// The last long segment that ended on the calling thread, in a span of that layer.
+pub(crate) fn last_long_segment(layer: u32) -> Option<LongSegment> {
+    let state = take(layer)?;
+    let last = state.last_long;
+    put(state);
+    Some(last)
+}
+
 /// Makes `state` this thread's state for its layer, unless the thread's thread-locals have been destroyed or a hook is
 /// running. Drops the states of layers that are gone.
 pub(super) fn add_state(state: ThreadState) {
@@ -207,6 +234,7 @@ pub(super) struct ThreadState {
     pub(super) usage: Usage,
     pub(super) usage_read: u64,
     pub(super) pending: PendingSegments,
+    pub(super) last_long: LongSegment,
 }
 
 /// Nesting that needs no allocation after a thread's first profiled span.
@@ -240,6 +268,7 @@ impl ThreadState {
             usage: Usage::default(),
             usage_read: 0,
             pending: PendingSegments::NONE,
+            last_long: LongSegment::default(),
         }
     }
 

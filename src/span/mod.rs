@@ -5,6 +5,7 @@
 
 mod account;
 mod age;
+mod awaits;
 mod close;
 mod local;
 mod open_spans;
@@ -24,11 +25,14 @@ pub(crate) use crate::ids::SpanKey;
 use crate::ids::{SpanId, TraceId};
 
 pub use account::{Hardware, TimeBreakdown};
+pub(crate) use awaits::{InnermostSpan, LongSegment};
 pub(crate) use close::{Closing, Enclosing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
-pub(crate) use local::{forget_this_thread, is_ignored, spawn_ignored};
-pub(crate) use open_spans::OpenSpan;
+pub(crate) use local::{
+    forget_this_thread, innermost_span, is_ignored, last_long_segment, spawn_ignored,
+};
+pub(crate) use open_spans::OpenSlot;
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_CPU, JUDGES_SUBTREE,
     KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, SampleCounts, WATCHED,

@@ -9,7 +9,7 @@ use super::{RegistryId, SpanKey, Spans};
 
 /// An open profiled span at the moment of the scan. Its thread keeps running.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OpenSpan {
+pub(crate) struct OpenSlot {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
     /// The number of its plan.
@@ -22,12 +22,12 @@ pub(crate) struct OpenSpan {
 
 impl Spans {
     /// Visits all open profiled spans. This scans all slots, at some nanoseconds each.
-    pub(crate) fn for_each_open(&self, mut visit: impl FnMut(&OpenSpan)) {
+    pub(crate) fn for_each_open(&self, mut visit: impl FnMut(&OpenSlot)) {
         let now = self.clock.now();
         let since = |then: u64| self.clock.ns(now.saturating_sub(then));
         self.table.for_each(|slot| {
             let (Some(id), Some(key)) = (slot.peek_id(), slot.key()) else { return };
-            let open = OpenSpan {
+            let open = OpenSlot {
                 id,
                 key,
                 plan: slot.plan(),

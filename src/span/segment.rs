@@ -121,6 +121,11 @@ impl Segment {
         self.flags & flag != 0
     }
 
+    /// Whether the thread is not in the span's parent.
+    pub(super) fn is_detached(&self) -> bool {
+        self.has(DETACHED)
+    }
+
     /// Whether its exit has to record more than its length.
     #[inline(always)]
     pub(super) fn has_more(&self) -> bool {

@@ -65,7 +65,7 @@ const OF_PLAN: u32 = KEEP_ON_ERROR
 ///
 /// The fields that an enter, an exit and a close touch come first, in two cache lines.
 #[derive(Debug, Default)]
-#[repr(C, align(128))]
+#[repr(C, align(64))]
 pub(crate) struct Slot {
     /// 0 if the slot is free.
     id: AtomicU64,
@@ -109,7 +109,7 @@ pub(crate) struct Slot {
 const _: () = {
     assert!(std::mem::offset_of!(Slot, opened) == 64);
     assert!(std::mem::offset_of!(Slot, long_at) < 128);
-    assert!(size_of::<Slot>() == 256);
+    assert!(size_of::<Slot>() == 320);
 };
 
 /// How many samples fell in a span and its descendants.
@@ -320,6 +320,11 @@ impl Slot {
         }
     }
 
+    /// Whether `ticks` in the span make it old.
+    pub(super) fn is_old_after(&self, ticks: u64) -> bool {
+        ticks >= self.arm_after.load(Ordering::Relaxed)
+    }
+
     /// Samples every thread that enters the span.
     pub(crate) fn arm_at_enter(&self) {
         self.arm_after.store(0, Ordering::Relaxed);
@@ -351,6 +356,15 @@ impl Slot {
         if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
             self.flags.fetch_or(COUNTED, Ordering::Relaxed);
             self.counts.add_late(key, sure);
+        }
+    }
+
+    /// Adds idle time that is explained. Does nothing if the slot belongs to another span by now.
+    pub(crate) fn count_await(&self, key: u64, await_ns: u64, delay_ns: u64) {
+        let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
+        if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
+            self.flags.fetch_or(COUNTED, Ordering::Relaxed);
+            self.counts.add_await(key, await_ns, delay_ns);
         }
     }
 

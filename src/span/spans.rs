@@ -15,7 +15,7 @@ use super::slot::{
     Slot, WATCHED,
 };
 use super::table::SlotTable;
-use super::{Ancestry, AncestryFrom, Plan, RegistryId, SpanKey, TraceIds};
+use super::{Ancestry, AncestryFrom, LongSegment, Plan, RegistryId, SpanKey, TraceIds};
 use crate::sampler::{ArmThreads, NEVER};
 use crate::stats::Counters;
 use crate::sys::Clock;
@@ -45,6 +45,7 @@ pub(crate) struct Spans {
     /// Longer than a read of the CPU clock and shorter than an interrupt.
     pub(super) cpu_clock_read: u64,
     pub(super) usage_interval: u64,
+    long_segment: u64,
 }
 
 /// The number of spans created, by thread.
@@ -97,6 +98,8 @@ const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
 const CPU_CLOCK_READ: Duration = Duration::from_micros(5);
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
+/// Not less than `CPU_CLOCK_INTERVAL`: the exit of a long segment is never a plain one.
+const LONG_SEGMENT: Duration = Duration::from_millis(5);
 
 /// Keys that a thread reserves at a time, so that threads do not share a counter's cache line.
 const KEY_BLOCK: u64 = 1 << 16;
@@ -121,6 +124,7 @@ impl Spans {
             cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
             cpu_clock_read: clock.ticks(CPU_CLOCK_READ),
             usage_interval: clock.ticks(USAGE_INTERVAL),
+            long_segment: clock.ticks(LONG_SEGMENT),
             clock,
         }
     }
@@ -461,6 +465,9 @@ impl Spans {
             slot.count(key, tally);
         }
         state.pop(unmatched_below);
+        if now.saturating_sub(entered) >= self.long_segment {
+            state.last_long = LongSegment { plan: slot.plan(), from: entered, to: now };
+        }
         if is_left_early {
             // The thread goes on in spans that may be inside this one, whose time is not in this account.
             slot.count_inside(0, Sure::default());

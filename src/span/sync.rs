@@ -151,7 +151,7 @@ impl Spans {
     }
 
     /// Reports a span and its ancestors to the collector, and adds `samples` to each of them.
-    fn register_with_collector(&self, id: RegistryId, samples: SampleCounts) -> bool {
+    pub(super) fn register_with_collector(&self, id: RegistryId, samples: SampleCounts) -> bool {
         let Some(slot) = self.table.get(id) else { return false };
         if slot.flags() & REGISTERED == 0 && !self.report_opened_with_ancestors(&slot) {
             return false;

@@ -10,6 +10,7 @@ mod owning;
 mod position;
 mod ring;
 mod spawn;
+mod task_waker;
 mod types;
 
 #[cfg(all(
@@ -62,6 +63,8 @@ pub(crate) use ring::SampleRing;
 #[cfg(feature = "_otlp")]
 pub(crate) use spawn::STACK_BYTES;
 pub(crate) use spawn::spawn;
+pub(crate) use task_waker::{LiveRegisters, LiveStack, TaskWaker, WakerObserver};
+pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 #[cfg(test)]
 pub(crate) use types::CodeSegment;
 pub(crate) use types::{

@@ -4,10 +4,20 @@
 
 use tracing_profiling_macros::profiled;
 
+/// In place of the crate that re-exports the macro.
+mod stub {
+    pub trait ProfiledExt: Sized {
+        fn profiled(self) -> Self {
+            self
+        }
+    }
+    impl<T> ProfiledExt for T {}
+}
+
 struct Cart;
 
 impl Cart {
-    #[profiled(on_error, skip(self))]
+    #[profiled(on_error, skip(self), crate = "crate::stub")]
     async fn pay(&self) -> std::io::Result<u64> {
         Ok(1)
     }

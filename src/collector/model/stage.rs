@@ -241,6 +241,7 @@ impl Stage {
                 export_bytes: 64 << 20,
                 frames_per_stack: 4,
                 stack_bytes: 1024,
+                await_bytes: 0,
                 shed: ShedLimits::default(),
                 // The collector spends real CPU time, while the clock is the script's.
                 pace: Pace::FASTEST,

@@ -279,6 +279,8 @@ impl<'a> ReportTables<'a> {
             let kind = match sample.kind {
                 SampleKind::OnCpu => 0,
                 SampleKind::OffCpu => 1,
+                SampleKind::Await => 2,
+                SampleKind::Delay => 3,
             };
             for point in &sample.points {
                 let time = i128::from(point.time_unix_ns) - i128::from(self.profile.start_unix_ns);

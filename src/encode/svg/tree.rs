@@ -41,7 +41,9 @@ impl BoxShare {
         let points = sample.points.len();
         match sample.kind {
             SampleKind::OnCpu => Self { weight_ns, samples: points, waits: 0 },
-            SampleKind::OffCpu => Self { weight_ns, samples: 0, waits: points },
+            SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
+                Self { weight_ns, samples: 0, waits: points }
+            }
         }
     }
 

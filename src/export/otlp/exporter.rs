@@ -97,7 +97,7 @@ impl OtlpExporter {
 
 /// One in `every` samples, and one in `every` waits.
 fn downsampled(whole: &Profile, every: usize) -> Profile {
-    let count = |profile: &Profile| profile.sample_count() + profile.wait_count();
+    let count = |profile: &Profile| profile.point_count();
     let mut profile = whole.clone().downsampled(every);
     let left_out = count(whole) - count(&profile);
     let value = Value::Int(i64::try_from(left_out).unwrap_or(i64::MAX));

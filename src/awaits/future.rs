@@ -1,0 +1,81 @@
+//! The wrapper of futures and streams.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use pin_project_lite::pin_project;
+
+use super::record::Observed;
+
+/// Makes futures and streams show what they await.
+///
+/// ```
+/// use tracing_profiling::ProfiledExt;
+///
+/// # async fn handle() {}
+/// # fn main() {
+/// # let runtime = tokio::runtime::Runtime::new().unwrap();
+/// # let _entered = runtime.enter();
+/// tokio::spawn(handle().profiled());
+/// # }
+/// ```
+pub trait ProfiledExt: Sized {
+    /// Wraps the future or stream, so that the profiles of kept spans inside it show where it awaits; see [`Profiled`].
+    fn profiled(self) -> Profiled<Self> {
+        Profiled { inner: self, observed: Observed::default() }
+    }
+}
+
+impl<T> ProfiledExt for T {}
+
+pin_project! {
+    /// A future or stream whose idle time is explained.
+    ///
+    /// While it is pending, it knows the stack of the leaf future that it waits for. A span that is kept, and that was
+    /// entered inside of it or around it when that leaf was polled, gets that stack in its profile, with how long the
+    /// leaf was awaited, and how long the future was not polled after it had been woken.
+    ///
+    /// One wrapper around a task is enough for all futures and spans in it. A future that is polled with a waker of its
+    /// own (in `FuturesUnordered`, `join_all` and similar) needs its own wrapper, otherwise the stack ends there.
+    ///
+    /// A poll that is not observed, because no layer is running or because the future was in no profiled span, costs a
+    /// load and a branch.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless they are awaited"]
+    pub struct Profiled<T> {
+        #[pin]
+        inner: T,
+        observed: Observed,
+    }
+
+    impl<T> PinnedDrop for Profiled<T> {
+        fn drop(this: Pin<&mut Self>) {
+            // Before the future and its spans are dropped.
+            this.project().observed.end();
+        }
+    }
+}
+
+impl<T: Future> Future for Profiled<T> {
+    type Output = T::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T::Output> {
+        let this = self.project();
+        this.observed.poll(context, |context| this.inner.poll(context))
+    }
+}
+
+impl<T: Stream> Stream for Profiled<T> {
+    type Item = T::Item;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T::Item>> {
+        let this = self.project();
+        this.observed.poll(context, |context| this.inner.poll_next(context))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.inner.size_hint()
+    }
+}

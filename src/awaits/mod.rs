@@ -1,0 +1,16 @@
+//! Where futures wait: what a leaf future does when it clones the waker, inside the poll of a wrapper.
+//!
+//! A leaf that returns `Pending` first clones the waker, with everything that awaits it on the stack. The wrapper's waker
+//! copies that stack. The copy stays with the future, and is sent to the collector only if the await was long and its
+//! span is old.
+
+mod buffers;
+mod future;
+mod record;
+mod shared;
+#[cfg(feature = "tower")]
+pub mod tower;
+
+pub(crate) use buffers::StackCopy;
+pub use future::{Profiled, ProfiledExt};
+pub(crate) use shared::{AwaitSample, Awaits, forget_all};

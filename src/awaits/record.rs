@@ -1,0 +1,299 @@
+//! What is known of one future: the stack of its last leaf, its span, and since when it is pending.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, RawWakerVTable};
+
+use parking_lot::Mutex;
+
+use super::buffers::StackCopy;
+use super::shared::{AwaitSample, Awaits, activity};
+use crate::span::{InnermostSpan, innermost_span, is_ignored, last_long_segment};
+use crate::stats::Counters;
+use crate::sys::{self, LiveStack, TaskWaker, WakerObserver};
+
+/// The part of a future's state that its wakers and the collector use.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    /// The layer of the first profiled span that the future was in.
+    awaits: OnceLock<Arc<Awaits>>,
+    /// In ticks; 0 if the future is not pending.
+    pending_since: AtomicU64,
+    /// When it was first woken since then; 0 if it was not.
+    woken_at: AtomicU64,
+    /// How many times the waker was cloned in the current poll.
+    clones: AtomicU32,
+    place: Mutex<Place>,
+}
+
+/// Where the future is.
+#[derive(Debug, Default)]
+struct Place {
+    span: Option<InnermostSpan>,
+    stack: Option<StackCopy>,
+}
+
+static VTABLE: RawWakerVTable = RawWakerVTable::new(
+    sys::clone_waker::<Record>,
+    sys::wake::<Record>,
+    sys::wake_by_ref::<Record>,
+    sys::drop_waker::<Record>,
+);
+
+impl WakerObserver for Record {
+    fn vtable() -> &'static RawWakerVTable {
+        &VTABLE
+    }
+
+    fn on_clone(&self, stack: Option<&LiveStack>) {
+        self.clones.store(self.clones.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let span = innermost_span();
+        let awaits = match (self.awaits.get(), span) {
+            (Some(awaits), _) => awaits,
+            (None, Some(span)) => match Awaits::of_layer(span.layer) {
+                Some(awaits) => self.awaits.get_or_init(|| awaits),
+                None => return,
+            },
+            (None, None) => return,
+        };
+        let mut place = self.place.lock();
+        place.span = span.filter(|span| span.layer == awaits.spans.layer());
+        if place.span.is_none() {
+            return;
+        }
+        let reused = place.stack.take();
+        place.stack = match stack {
+            Some(stack) => awaits.copy(reused, stack),
+            None => {
+                Counters::add(&awaits.counters.awaits.unreadable, 1);
+                None
+            }
+        };
+    }
+
+    fn on_wake(&self) {
+        if let Some(awaits) = self.awaits.get()
+            && self.woken_at.load(Ordering::Relaxed) == 0
+        {
+            self.woken_at.store(awaits.now(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Record {
+    /// What it awaits now, if it is pending.
+    pub(super) fn present(&self, awaits: &Awaits) -> Option<AwaitSample> {
+        let since = self.pending_since.load(Ordering::Relaxed);
+        let woken_at = self.woken_at.load(Ordering::Relaxed);
+        if since == 0 {
+            return None;
+        }
+        let place = self.place.lock();
+        let (span, stack) = (place.span?, place.stack.as_ref().and_then(StackCopy::duplicate));
+        drop(place);
+        let (clock, now) = (awaits.spans.clock(), awaits.now().max(since));
+        let woken = if woken_at == 0 { now } else { woken_at.clamp(since, now) };
+        Some(AwaitSample {
+            span,
+            since_ns: clock.raw_ns(since),
+            await_ns: clock.ns(woken - since),
+            woken_ns: clock.raw_ns(woken),
+            delay_ns: clock.ns(now - woken),
+            stack,
+            behind: None,
+        })
+    }
+}
+
+/// Observes one future, in which it is kept.
+#[derive(Debug, Default)]
+pub(super) struct Observed {
+    waker: Option<Arc<TaskWaker<Record>>>,
+    /// The [`activity`] at the last poll that was observed and in no profiled span.
+    unmatched_at: u64,
+    /// How many more polls are not observed.
+    unobserved: u8,
+    idle: Idle,
+}
+
+/// The idle time of a future.
+#[derive(Debug, Default)]
+struct Idle {
+    /// Tells the wakers of polls apart.
+    tag: u8,
+    is_listed: bool,
+    /// Idle time that is not in the accounts yet: awaits and delays, in ticks.
+    uncounted: [u64; 2],
+    /// The time since the last sample of short awaits, and of short delays.
+    unsampled: [u64; 2],
+}
+
+/// Of a future that was in no profiled span, one in this many polls is observed.
+const OBSERVE_ONE_IN: u8 = 64;
+
+impl Observed {
+    /// Polls the future.
+    #[inline]
+    pub(super) fn poll<R>(
+        &mut self,
+        context: &mut Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<R>,
+    ) -> Poll<R> {
+        let (is_active, activity) = activity();
+        if !is_active {
+            self.forget();
+            return poll(context);
+        }
+        if self.unmatched_at == activity && self.unobserved > 0 {
+            self.unobserved -= 1;
+            return poll(context);
+        }
+        self.observe(activity, context, poll)
+    }
+
+    fn observe<R>(
+        &mut self,
+        activity: u64,
+        context: &mut Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<R>,
+    ) -> Poll<R> {
+        // A future around this one is observed. Its stacks contain those of this one.
+        if std::ptr::eq(context.waker().vtable(), &VTABLE) || is_ignored() {
+            self.forget();
+            return poll(context);
+        }
+        let waker = self.waker.get_or_insert_with(|| TaskWaker::new(Record::default()));
+        self.idle.end_await(&waker.observer);
+        waker.observer.clones.store(0, Ordering::Relaxed);
+        let polled = waker.poll(usize::from(self.idle.tag), context, poll);
+        if polled.is_pending() && !self.idle.begin_await(waker) {
+            self.unmatched_at = activity;
+            self.unobserved = OBSERVE_ONE_IN - 1;
+        }
+        polled
+    }
+
+    /// The future is polled without being observed.
+    #[inline]
+    fn forget(&mut self) {
+        if let Some(waker) = &self.waker {
+            waker.observer.pending_since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The future is about to be dropped, with the spans in it.
+    pub(super) fn end(&mut self) {
+        let Some(waker) = self.waker.take() else { return };
+        self.idle.end_await(&waker.observer);
+        if let Some(awaits) = waker.observer.awaits.get() {
+            if self.idle.is_listed {
+                awaits.remove_future(&waker);
+            }
+            // Wakers may outlive the future.
+            drop(waker.observer.place.lock().stack.take());
+        }
+    }
+}
+
+impl Idle {
+    /// The future is pending. Returns false if it was in no profiled span.
+    #[inline]
+    fn begin_await(&mut self, waker: &Arc<TaskWaker<Record>>) -> bool {
+        let record = &waker.observer;
+        let Some(awaits) = record.awaits.get() else { return false };
+        if record.clones.load(Ordering::Relaxed) > 1 {
+            // Only the last one's stack is known. With wakers that differ from those, all that are still awaited clone
+            // the waker again.
+            self.tag = self.tag.wrapping_add(1);
+        }
+        if !self.is_listed {
+            self.is_listed = true;
+            awaits.add_future(waker);
+            // Random, so that all points of a short time are equally likely to be sampled.
+            let random = RandomState::new().hash_one(0_u8);
+            self.unsampled = [random % awaits.sample, random.rotate_left(32) % awaits.sample];
+        }
+        record.pending_since.store(awaits.now(), Ordering::Relaxed);
+        true
+    }
+
+    /// The future is polled or dropped.
+    #[inline]
+    fn end_await(&mut self, record: &Record) {
+        let since = record.pending_since.load(Ordering::Relaxed);
+        let Some(awaits) = record.awaits.get().filter(|_| since != 0) else { return };
+        let now = awaits.now().max(since);
+        record.pending_since.store(0, Ordering::Relaxed);
+        let woken_at = match record.woken_at.swap(0, Ordering::Relaxed) {
+            0 => now,
+            // It may have been woken during the poll.
+            woken_at => woken_at.clamp(since, now),
+        };
+        let lengths = [woken_at - since, now - woken_at];
+        let mut is_due = false;
+        for ((uncounted, unsampled), length) in
+            self.uncounted.iter_mut().zip(&mut self.unsampled).zip(lengths)
+        {
+            *uncounted += length;
+            *unsampled += length;
+            is_due |= *uncounted >= awaits.portion || *unsampled >= awaits.sample;
+        }
+        if is_due {
+            self.report(record, awaits, since, woken_at, now);
+        }
+    }
+
+    /// Adds idle time to the accounts, and sends a sample if one is due.
+    #[cold]
+    #[inline(never)]
+    fn report(&mut self, record: &Record, awaits: &Awaits, since: u64, woken_at: u64, now: u64) {
+        let [awaited, delayed] = std::mem::take(&mut self.uncounted);
+        let [await_weight, delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
+            .map(|(kind, length)| self.weight(kind, length, awaits.sample));
+        let place = record.place.lock();
+        let Some(span) = place.span else { return };
+        awaits.spans.count_await(&span, awaited, delayed);
+        if await_weight + delay_weight == 0 || !awaits.spans.is_old_await(&span, since, now) {
+            return;
+        }
+        let stack = place.stack.as_ref().and_then(StackCopy::duplicate);
+        drop(place);
+        if !awaits.spans.report_await(&span) {
+            return;
+        }
+        let behind = (delay_weight > 0 && now - woken_at >= awaits.sample)
+            .then(|| last_long_segment(span.layer))
+            .flatten()
+            // It took most of the delay.
+            .filter(|last| {
+                let overlap = last.to.min(now).saturating_sub(last.from.max(woken_at));
+                overlap > (now - woken_at) / 2
+            });
+        let clock = awaits.spans.clock();
+        awaits.push(AwaitSample {
+            span,
+            since_ns: clock.raw_ns(since),
+            await_ns: clock.ns(await_weight),
+            woken_ns: clock.raw_ns(woken_at),
+            delay_ns: clock.ns(delay_weight),
+            stack,
+            behind: behind.map(|last| last.plan),
+        });
+    }
+
+    /// The time that an await (0) or a delay (1) of that length represents as a sample, in ticks: its length if it is
+    /// long. Of the short ones, each point of time is represented with the same probability.
+    fn weight(&mut self, kind: usize, length: u64, sample: u64) -> u64 {
+        let Some(unsampled) = self.unsampled.get_mut(kind) else { return 0 };
+        if length >= sample {
+            *unsampled -= length;
+            length
+        } else if *unsampled >= sample {
+            *unsampled -= sample;
+            sample
+        } else {
+            0
+        }
+    }
+}

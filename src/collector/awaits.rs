@@ -1,0 +1,136 @@
+//! Reads what futures have awaited.
+
+use super::budget::Share;
+use super::pending::{Pending, PendingWait};
+use super::stack::{Stack, Waited};
+use crate::awaits::{AwaitSample, Awaits, StackCopy};
+use crate::profile::SampleKind;
+use crate::span::SpanKey;
+use crate::stats::Counters;
+use crate::sys;
+use crate::unwind::{UnwindEnd, Unwinder};
+
+/// The CPU budget for unwinding them: 50 ms at once, and 2 % of a core after that.
+const UNWINDING: Share = Share::new(2, 50_000_000);
+/// The assumed cost where CPU time cannot be read.
+const A_STACK_NS: u64 = 20_000;
+
+/// Unwinds the stacks of awaits.
+#[derive(Debug)]
+pub(super) struct AwaitReader {
+    left: Share,
+    /// What futures await now, for snapshots of open spans.
+    pub(super) present: Vec<AwaitSample>,
+}
+
+/// Where awaits are read to.
+pub(super) struct AwaitTarget<'a> {
+    pub(super) unwinder: &'a mut Unwinder,
+    pub(super) pending: &'a mut Pending,
+    pub(super) counters: &'a Counters,
+    pub(super) most_frames: usize,
+    pub(super) round: u64,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(super) now_ns: u64,
+}
+
+impl AwaitReader {
+    pub(super) fn new() -> Self {
+        Self { left: UNWINDING, present: Vec::new() }
+    }
+
+    /// Reads all that have been sent.
+    pub(super) fn read(&mut self, awaits: &Awaits, target: &mut AwaitTarget<'_>) {
+        let start = sys::thread_cpu_ns();
+        let mut count = 0;
+        while let Some(sample) = awaits.take() {
+            if count == 0 {
+                target.unwinder.refresh();
+            }
+            count += 1;
+            self.add(&sample, target);
+        }
+        if count > 0 {
+            let took =
+                sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
+            self.left.spend(took.unwrap_or(count * A_STACK_NS));
+        }
+    }
+
+    fn add(&mut self, sample: &AwaitSample, target: &mut AwaitTarget<'_>) {
+        let has_budget = sample.stack.is_none() || self.left.has_budget(target.now_ns);
+        if !has_budget {
+            Counters::add(&target.counters.awaits.dropped_over_budget, 1);
+        }
+        let copy = sample.stack.as_ref().filter(|_| has_budget);
+        let mut stack = unwound(copy, target.unwinder, target.most_frames);
+        for (kind, time_ns, duration_ns) in sample.parts() {
+            if kind == SampleKind::Delay {
+                stack.waited = Some(Waited::Scheduling(sample.behind));
+            }
+            let wait = PendingWait { kind, time_ns, duration_ns, stack: 0, thread: u32::MAX };
+            let pending = &mut target.pending;
+            let is_kept = pending.add_wait(sample.span.key, wait, None, &stack, target.round);
+            let counter = match is_kept {
+                true => &target.counters.awaits.captured,
+                false => &target.counters.awaits.dropped_pending_full,
+            };
+            Counters::add(counter, 1);
+        }
+    }
+}
+
+/// An await that has not ended, with its stack.
+#[derive(Debug)]
+pub(super) struct PresentAwait {
+    pub(super) span: SpanKey,
+    pub(super) kind: SampleKind,
+    pub(super) since_ns: u64,
+    pub(super) duration_ns: u64,
+    pub(super) stack: Stack,
+}
+
+impl AwaitReader {
+    /// The awaits in `present`, unwound.
+    pub(super) fn unwind_present(
+        &self,
+        unwinder: &mut Unwinder,
+        most_frames: usize,
+    ) -> Vec<PresentAwait> {
+        let mut unwound_awaits = Vec::new();
+        for sample in &self.present {
+            let mut stack = unwound(sample.stack.as_ref(), unwinder, most_frames);
+            for (kind, since_ns, duration_ns) in sample.parts() {
+                if kind == SampleKind::Delay {
+                    stack.waited = Some(Waited::Scheduling(sample.behind));
+                }
+                let (span, stack) = (sample.span.key, stack.clone());
+                unwound_awaits.push(PresentAwait { span, kind, since_ns, duration_ns, stack });
+            }
+        }
+        unwound_awaits
+    }
+}
+
+/// The frames of a copied stack, from the leaf future to the poll of the wrapper.
+pub(super) fn unwound(
+    copy: Option<&StackCopy>,
+    unwinder: &mut Unwinder,
+    most_frames: usize,
+) -> Stack {
+    let mut stack = Stack::new();
+    let Some(copy) = copy else {
+        stack.waited = Some(Waited::NotCopied);
+        return stack;
+    };
+    let word = |offset| copy.word(offset);
+    let end = unwinder.unwind(copy.registers(), word, most_frames, &mut stack.frames);
+    // The first one is the function that copied the stack.
+    if !stack.frames.is_empty() {
+        stack.frames.remove(0);
+    }
+    // The copy ends in the wrapper.
+    let is_whole = end == UnwindEnd::Cut && stack.frames.len() + 1 < most_frames;
+    stack.end = if is_whole { UnwindEnd::Root } else { end };
+    stack
+}

@@ -1,0 +1,212 @@
+//! The list of open spans, each with where it is.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{self, Sender};
+
+use super::awaits::unwound;
+use super::build::ProfileAssembler;
+use super::command::{Command, Job};
+use super::engine::Engine;
+use super::run::Collector;
+use super::sampled::Sampled;
+use super::stack::{Stack, Waited};
+use crate::keep::FieldValues;
+use crate::profile::{LinkId, Profile};
+use crate::span::{OpenSlot, RegistryId, SpanKey};
+
+/// A profiled span that is open, from [`Handle::open_spans`](crate::Handle::open_spans).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OpenSpan {
+    /// Its name.
+    pub name: String,
+    /// Its target.
+    pub target: String,
+    /// The values of its shown fields.
+    pub fields: Vec<(&'static str, String)>,
+    /// For how long it has been open.
+    pub open_for: Duration,
+    /// What it does.
+    pub state: OpenState,
+    /// For how long it has been doing that, if that is known.
+    pub state_for: Option<Duration>,
+    /// Where it awaits, or where its thread is blocked: functions with files and lines, the innermost first. Empty if that
+    /// is not known.
+    pub stack: Vec<String>,
+}
+
+/// What an open span does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OpenState {
+    /// A thread is in it.
+    Entered,
+    /// Its future, or that of a span inside it, awaits something.
+    Awaiting,
+    /// That future was woken, and its executor has not polled it yet.
+    Woken,
+    /// No thread is in it, and what it awaits is not known, since its future is not
+    /// [`Profiled`](crate::Profiled).
+    Idle,
+}
+
+impl OpenState {
+    /// In lower case, as in JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Entered => "entered",
+            Self::Awaiting => "awaiting",
+            Self::Woken => "woken",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+/// Spans beyond that number are left out, the youngest first.
+const MOST_LISTED: usize = 1_000;
+/// How long the caller waits for the layer's threads.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Open spans whose stacks have no symbols yet.
+#[derive(Debug)]
+pub(super) struct FoundSpans {
+    /// Each with the number of its stack.
+    spans: Vec<(OpenSpan, Option<usize>)>,
+    reply: Sender<Vec<OpenSpan>>,
+}
+
+impl FoundSpans {
+    /// Replies with the stacks of a symbolized profile.
+    pub(super) fn reply(self, symbolized: &Profile) {
+        let lines = |number: usize| {
+            let is_it = |link: LinkId| {
+                symbolized.link(link).is_some_and(|link| link.span == number.to_string())
+            };
+            let mut samples = symbolized.samples().iter();
+            let sample = samples.find(|sample| sample.link.is_some_and(is_it))?;
+            Some(symbolized.stack_in_words(sample.stack))
+        };
+        let spans = self.spans.into_iter().map(|(span, stack)| {
+            let stack = stack.and_then(lines).unwrap_or_default();
+            OpenSpan { stack, ..span }
+        });
+        _ = self.reply.send(spans.collect());
+    }
+}
+
+/// Where a span is.
+struct Place {
+    state: OpenState,
+    since_ns: u64,
+    stack: Stack,
+}
+
+impl Collector {
+    /// Finds all spans that have been open for longer than `older_than`.
+    pub(super) fn find_open(&mut self, older_than: Duration, reply: Sender<Vec<OpenSpan>>) -> Job {
+        let clock = self.engine.spans.clock();
+        let now_ns = clock.raw_ns(clock.now());
+        let mut open = Vec::new();
+        self.engine.spans.for_each_open(|slot| {
+            if u128::from(slot.open_ns) > older_than.as_nanos() {
+                open.push(*slot);
+            }
+        });
+        open.sort_by_key(|slot| u64::MAX - slot.open_ns);
+        open.truncate(MOST_LISTED);
+        let ids: HashMap<SpanKey, RegistryId> =
+            open.iter().map(|slot| (slot.key, slot.id)).collect();
+        let mut places = self.places(&ids);
+        // Of several tasks in a span, the one that has been there for longest is shown.
+        places.sort_by_key(|(_, place)| place.since_ns);
+        let mut numbers: HashMap<SpanKey, usize> = HashMap::new();
+        for (number, (key, _)) in places.iter().enumerate() {
+            let around = ids.get(key).and_then(|id| self.engine.spans.describe(*id, *key));
+            for (key, _) in around.unwrap_or_default() {
+                numbers.entry(key).or_insert(number);
+            }
+        }
+        let stacks: Vec<_> = places.iter().map(|(_, place)| place.stack.clone()).collect();
+        let spans = open.iter().map(|slot| {
+            let number = numbers.get(&slot.key).copied().filter(|number| {
+                let place = places.get(*number).map(|(_, place)| place.state);
+                // A thread in the span, or no thread and a future.
+                (place == Some(OpenState::Entered)) == slot.entered_ns.is_some()
+            });
+            let place = number.and_then(|number| places.get(number)).map(|(_, place)| place);
+            (self.engine.describe_open(slot, place, now_ns), number)
+        });
+        let spans = spans.collect();
+        let (profile, modules) = ProfileAssembler::profile_of_stacks(
+            &self.pending,
+            self.unwinder.modules(),
+            &self.engine,
+            &stacks,
+        );
+        let profile = Box::new(profile);
+        Job::ReplyOpen { profile, modules, found: FoundSpans { spans, reply } }
+    }
+
+    /// Where threads are blocked and futures await, by innermost span.
+    fn places(&mut self, ids: &HashMap<SpanKey, RegistryId>) -> Vec<(SpanKey, Place)> {
+        let waiting = self.sampled.iter().filter_map(Sampled::waiting).map(|waiting| {
+            let (since_ns, stack) = (waiting.since_ns, waiting.stack.clone());
+            (waiting.span, Place { state: OpenState::Entered, since_ns, stack })
+        });
+        let mut places: Vec<_> = waiting.collect();
+        self.unwinder.refresh();
+        for sample in self.engine.awaits.present() {
+            if !ids.contains_key(&sample.span.key) {
+                continue;
+            }
+            let most_frames = self.limits.frames_per_stack;
+            let mut stack = unwound(sample.stack.as_ref(), &mut self.unwinder, most_frames);
+            let is_woken = sample.delay_ns > 0;
+            if is_woken {
+                stack.waited = Some(Waited::Scheduling(None));
+            }
+            let (state, since_ns) = match is_woken {
+                true => (OpenState::Woken, sample.woken_ns),
+                false => (OpenState::Awaiting, sample.since_ns),
+            };
+            places.push((sample.span.key, Place { state, since_ns, stack }));
+        }
+        places
+    }
+}
+
+impl Engine {
+    /// The profiled spans that have been open for longer than that.
+    pub(crate) fn open_spans(&self, older_than: Duration) -> Vec<OpenSpan> {
+        let (reply, wait) = channel::bounded(1);
+        let deadline = Instant::now() + LONGEST;
+        let asked = self.ask(Command::FindOpen { older_than, reply });
+        wait.recv_deadline(deadline).ok().filter(|_| asked).unwrap_or_default()
+    }
+
+    fn describe_open(&self, slot: &OpenSlot, place: Option<&Place>, now_ns: u64) -> OpenSpan {
+        let callsite = self.callsites.get(slot.plan);
+        let text = |of: fn(&tracing::Metadata<'static>) -> &'static str| {
+            callsite.as_ref().map_or("", |callsite| of(callsite.metadata))
+        };
+        let values = self.with_dispatch(|dispatch| FieldValues::of(slot.id, dispatch));
+        let values = values.map(|value| self.redaction.redact_span(value).into());
+        let state = match (slot.entered_ns, place) {
+            (Some(_), _) => OpenState::Entered,
+            (None, Some(place)) => place.state,
+            (None, None) => OpenState::Idle,
+        };
+        let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
+        OpenSpan {
+            name: self.redaction.redact_span(text(|metadata| metadata.name())).into_owned(),
+            target: self.redaction.redact_function(text(|metadata| metadata.target())).into_owned(),
+            fields: values.to_vec(),
+            open_for: Duration::from_nanos(slot.open_ns),
+            state,
+            state_for: state_ns.map(Duration::from_nanos),
+            stack: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Wakers that forward to the executor's, and report when they are cloned and woken.
+#![allow(unsafe_code, reason = "the functions of wakers, and a copy of the stack in use")]
+
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, RawWaker, RawWakerVTable, Waker};
+
+use parking_lot::Mutex;
+
+use super::platform;
+
+/// What a [`TaskWaker`] reports to.
+pub(crate) trait WakerObserver: Send + Sync + Sized + 'static {
+    /// Made of [`clone`], [`wake`], [`wake_by_ref`] and [`drop_waker`] of this type. A static, since wakers are equal
+    /// only if their vtables have the same address.
+    fn vtable() -> &'static RawWakerVTable;
+
+    /// The waker is cloned inside the poll, on the polling thread. The stack is `None` if it cannot be read.
+    fn on_clone(&self, stack: Option<&LiveStack>);
+
+    /// The waker is woken, on any thread.
+    fn on_wake(&self);
+}
+
+/// The waker of one future. It outlives the future if clones of it are held elsewhere, and then still forwards.
+///
+/// It holds the executor's waker only as long as there are clones of it. It would otherwise keep the task alive, which
+/// owns the future that owns this waker.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct TaskWaker<T> {
+    forward: Mutex<Forward>,
+    /// The identity of the waker in `forward`, null without one. Only a poll stores another one.
+    data: AtomicPtr<()>,
+    vtable: AtomicPtr<RawWakerVTable>,
+    /// During a poll: the executor's waker, the thread, and an address in the stack frame of the poll.
+    polled_with: AtomicPtr<Waker>,
+    thread: AtomicUsize,
+    frame: AtomicU64,
+    pub(crate) observer: T,
+}
+
+/// Pointers to it have room for a tag.
+const TAGS: usize = 64;
+
+/// Where wakes go.
+#[derive(Debug, Default)]
+struct Forward {
+    clones: usize,
+    waker: Option<Waker>,
+}
+
+/// The registers from which a stack is unwound.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LiveRegisters {
+    pub(crate) pc: u64,
+    pub(crate) sp: u64,
+    pub(crate) fp: u64,
+    /// The link register; 0 where there is none.
+    pub(crate) lr: u64,
+}
+
+/// Reads the registers here, in the function that contains it; `None` on unknown processors.
+macro_rules! live_registers {
+    () => {{
+        let (mut pc, mut sp, mut fp, mut lr) = (0_u64, 0_u64, 0_u64, 0_u64);
+        // SAFETY: only reads registers.
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        unsafe {
+            std::arch::asm!(
+                "lea {pc}, [rip]", "mov {sp}, rsp", "mov {fp}, rbp",
+                pc = out(reg) pc, sp = out(reg) sp, fp = out(reg) fp,
+                options(nomem, nostack, preserves_flags),
+            );
+        }
+        // SAFETY: as above.
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        unsafe {
+            std::arch::asm!(
+                "adr {pc}, .", "mov {sp}, sp", "mov {fp}, x29", "mov {lr}, x30",
+                pc = out(reg) pc, sp = out(reg) sp, fp = out(reg) fp, lr = out(reg) lr,
+                options(nomem, nostack, preserves_flags),
+            );
+        }
+        _ = (&mut pc, &mut sp, &mut fp, &mut lr);
+        (sp != 0).then_some(LiveRegisters { pc, sp, fp, lr })
+    }};
+}
+
+/// The part of the calling thread's stack between the clone of a waker and the poll of its future.
+#[derive(Debug)]
+pub(crate) struct LiveStack {
+    pub(crate) registers: LiveRegisters,
+    addresses: Range<u64>,
+}
+
+impl LiveStack {
+    /// Larger parts are not copied.
+    pub(crate) const MOST_BYTES: usize = 64 << 10;
+
+    /// `None` if it is too large, or not on the thread's own stack: what lies between two stacks may not be mapped.
+    fn new(registers: LiveRegisters, frame: u64) -> Option<Self> {
+        let addresses = registers.sp..frame;
+        let bounds = own_stack()?;
+        let is_own = bounds.contains(&addresses.start) && bounds.contains(&addresses.end);
+        let length = addresses.end.checked_sub(addresses.start)?;
+        (is_own && length <= Self::MOST_BYTES as u64).then_some(Self { registers, addresses })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        (self.addresses.end - self.addresses.start) as usize
+    }
+
+    /// Copies it, from the stack pointer up, as far as there is room.
+    pub(crate) fn copy_to(&self, bytes: &mut [u8]) {
+        let length = self.len().min(bytes.len());
+        let from = ptr::with_exposed_provenance::<u8>(self.addresses.start as usize);
+        // SAFETY: this is the stack in use of the calling thread: `self` is made in a callee of its upper end, is never
+        // sent, and is only lent to the observer. The bytes are only copied, so it does not matter what they mean.
+        unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length) };
+    }
+}
+
+/// The addresses of the calling thread's stack, which take a system call to find.
+fn own_stack() -> Option<Range<u64>> {
+    use std::cell::Cell;
+    thread_local! {
+        static BOUNDS: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
+    }
+    let (start, end) = BOUNDS.get().unwrap_or_else(|| {
+        let bounds = platform::stack_bounds().map_or((0, 0), |bounds| (bounds.start, bounds.end));
+        BOUNDS.set(Some(bounds));
+        bounds
+    });
+    (start < end).then_some(start..end)
+}
+
+/// A number of the calling thread that no other living thread has, and not 0.
+fn thread_number() -> usize {
+    thread_local! {
+        static HERE: u8 = const { 0 };
+    }
+    HERE.try_with(|here| ptr::from_ref(here).addr()).unwrap_or(0)
+}
+
+impl<T: WakerObserver> TaskWaker<T> {
+    pub(crate) fn new(observer: T) -> Arc<Self> {
+        Arc::new(Self {
+            forward: Mutex::default(),
+            data: AtomicPtr::default(),
+            vtable: AtomicPtr::default(),
+            polled_with: AtomicPtr::default(),
+            thread: AtomicUsize::new(0),
+            frame: AtomicU64::new(0),
+            observer,
+        })
+    }
+
+    /// Calls `poll` with a context whose waker is this one. Wakers of polls with equal tags are equal; the tag is taken
+    /// modulo 64. There must be one poll at a time.
+    pub(crate) fn poll<R>(
+        self: &Arc<Self>,
+        tag: usize,
+        context: &Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> R,
+    ) -> R {
+        /// Ends the poll, also if it panics.
+        struct Polling<'a>(&'a AtomicPtr<Waker>, &'a AtomicUsize);
+        impl Drop for Polling<'_> {
+            fn drop(&mut self) {
+                self.0.store(ptr::null_mut(), Ordering::Relaxed);
+                self.1.store(0, Ordering::Relaxed);
+            }
+        }
+        let here = 0_u8;
+        self.forward_to(context.waker());
+        let waker = ptr::from_ref(context.waker()).cast_mut();
+        self.polled_with.store(waker, Ordering::Relaxed);
+        self.thread.store(thread_number(), Ordering::Relaxed);
+        self.frame.store((&raw const here).expose_provenance() as u64, Ordering::Relaxed);
+        let _polling = Polling(&self.polled_with, &self.thread);
+        let data = Arc::as_ptr(self).wrapping_byte_add(tag % TAGS).cast();
+        // SAFETY: the functions of the vtable are those below. The waker is not dropped, and owns nothing; `self` keeps
+        // its data alive.
+        let waker = ManuallyDrop::new(unsafe { Waker::new(data, T::vtable()) });
+        poll(&mut Context::from_waker(&waker))
+    }
+
+    /// If clones are held elsewhere, they wake this task from now on.
+    fn forward_to(&self, waker: &Waker) {
+        let data = self.data.load(Ordering::Relaxed);
+        let is_same = ptr::eq(data, waker.data())
+            && ptr::eq(self.vtable.load(Ordering::Relaxed), waker.vtable());
+        if !is_same && !self.vtable.load(Ordering::Relaxed).is_null() {
+            self.replace(waker);
+        }
+    }
+
+    #[cold]
+    fn replace(&self, waker: &Waker) {
+        let new = waker.clone();
+        let mut forward = self.forward.lock();
+        let old = if forward.waker.is_some() {
+            self.note(Some(&new));
+            forward.waker.replace(new)
+        } else {
+            Some(new)
+        };
+        drop(forward);
+        // Dropping a waker can run any code.
+        drop(old);
+    }
+
+    /// Notes the identity of the waker in `forward`.
+    fn note(&self, waker: Option<&Waker>) {
+        let data = waker.map_or(ptr::null(), Waker::data);
+        let vtable = waker.map_or(ptr::null(), |waker| ptr::from_ref(waker.vtable()));
+        self.data.store(data.cast_mut(), Ordering::Relaxed);
+        self.vtable.store(vtable.cast_mut(), Ordering::Relaxed);
+    }
+
+    fn add_clone(&self) {
+        let mut forward = self.forward.lock();
+        if forward.waker.is_none() {
+            drop(forward);
+            // SAFETY: without a clone, the only waker is that of the poll, which lives as long as it.
+            let new = unsafe { self.polled_with.load(Ordering::Relaxed).as_ref() }.cloned();
+            forward = self.forward.lock();
+            if forward.waker.is_none() {
+                self.note(new.as_ref());
+                forward.waker = new;
+            }
+        }
+        forward.clones += 1;
+    }
+
+    /// A clone is dropped. Returns the executor's waker if it was the last one, or if it `wakes`.
+    fn remove_clone(&self, wakes: bool) -> Option<Waker> {
+        let mut forward = self.forward.lock();
+        forward.clones -= 1;
+        if forward.clones == 0 {
+            self.note(None);
+            forward.waker.take()
+        } else if wakes {
+            forward.waker.clone()
+        } else {
+            None
+        }
+    }
+}
+
+/// The address without its tag.
+fn untagged<T>(data: *const ()) -> *const TaskWaker<T> {
+    data.map_addr(|address| address & !(TAGS - 1)).cast()
+}
+
+/// For a vtable of [`WakerObserver::vtable`].
+///
+/// # Safety
+///
+/// `data` must be that of a waker of [`TaskWaker::poll`] of the same type, or a clone of one. Only wakers call it.
+pub(crate) unsafe fn clone<T: WakerObserver>(data: *const ()) -> RawWaker {
+    let registers = live_registers!();
+    // SAFETY: a waker is alive as long as it can be cloned, and holds a reference or is that of a poll.
+    let this = unsafe { &*untagged::<T>(data) };
+    this.add_clone();
+    if this.thread.load(Ordering::Relaxed) == thread_number() {
+        let frame = this.frame.load(Ordering::Relaxed);
+        let stack = registers.and_then(|registers| LiveStack::new(registers, frame));
+        this.observer.on_clone(stack.as_ref());
+    }
+    // SAFETY: the pointer is from `Arc::as_ptr`, and the waker that is cloned keeps it alive.
+    unsafe { Arc::increment_strong_count(untagged::<T>(data)) };
+    RawWaker::new(data, T::vtable())
+}
+
+/// For a vtable of [`WakerObserver::vtable`].
+///
+/// # Safety
+///
+/// As for [`clone`]; the waker must not be used any more.
+pub(crate) unsafe fn wake<T: WakerObserver>(data: *const ()) {
+    // SAFETY: takes over the reference of the waker, which is a clone: that of a poll is only lent.
+    let this = unsafe { Arc::from_raw(untagged::<T>(data)) };
+    this.observer.on_wake();
+    let waker = this.remove_clone(true);
+    drop(this);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// For a vtable of [`WakerObserver::vtable`].
+///
+/// # Safety
+///
+/// As for [`clone`].
+pub(crate) unsafe fn wake_by_ref<T: WakerObserver>(data: *const ()) {
+    // SAFETY: as in `clone`.
+    let this = unsafe { &*untagged::<T>(data) };
+    this.observer.on_wake();
+    let waker = this.forward.lock().waker.clone();
+    match waker {
+        Some(waker) => waker.wake(),
+        // SAFETY: without a clone, this is the waker of the poll, during which the executor's waker is alive.
+        None => {
+            _ = unsafe { this.polled_with.load(Ordering::Relaxed).as_ref() }
+                .map(Waker::wake_by_ref);
+        }
+    }
+}
+
+/// For a vtable of [`WakerObserver::vtable`].
+///
+/// # Safety
+///
+/// As for [`wake`].
+pub(crate) unsafe fn drop_waker<T: WakerObserver>(data: *const ()) {
+    // SAFETY: as in `wake`.
+    let this = unsafe { Arc::from_raw(untagged::<T>(data)) };
+    let waker = this.remove_clone(false);
+    drop(this);
+    // Can run any code.
+    drop(waker);
+}
