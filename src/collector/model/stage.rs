@@ -518,7 +518,7 @@ fn reported_profile(profile: &Profile, number: usize) -> ReportedProfile {
                     let number = (innermost.address.wrapping_sub(0x1000) / 16) as usize;
                     samples.insert(number, place).is_none()
                 }
-                SampleKind::OffCpu => waits.insert(place),
+                SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => waits.insert(place),
             };
             assert!(is_new, "something is in a profile twice");
         }
