@@ -15,6 +15,7 @@ use crate::keep::{Callsites, Epoch, KeptSpan};
 use crate::profile::{
     CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
     Profile, ProfileId, ProfiledSpan, ProfiledThread, SampleKind, StackId, ThreadId, capped,
+    delay_frame,
 };
 use crate::redact::Redaction;
 use crate::span::{SampleCounts, SpanKey};
@@ -524,15 +525,9 @@ impl<'a> Tables<'a> {
             Waited::NotCopied => "[awaiting: stack not copied]".to_owned(),
             Waited::Scheduling(behind) => {
                 let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
-                match behind.map(|callsite| callsite.metadata.name()) {
-                    Some(name) => {
-                        format!(
-                            "[scheduling delay behind {}]",
-                            self.builder.redaction.redact_span(name)
-                        )
-                    }
-                    None => "[scheduling delay]".to_owned(),
-                }
+                let names = self.builder.redaction;
+                let span = behind.map(|callsite| names.redact_span(callsite.metadata.name()));
+                delay_frame(span.as_deref())
             }
         }
     }

@@ -407,11 +407,6 @@ impl Profile {
         Duration::from_nanos(self.period_ns)
     }
 
-    /// The number of points of all kinds.
-    pub(crate) fn point_count(&self) -> usize {
-        self.samples.iter().map(|sample| sample.points.len()).sum()
-    }
-
     /// The number of samples of running threads.
     pub fn sample_count(&self) -> usize {
         self.points(SampleKind::OnCpu).count()
