@@ -17,7 +17,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "i/N5/pZuxH/ewNkM2H/UVQfPLIDlNfTTCgTab2Jbi/w=";
+const SCRIPT_HASH: &str = "5cIB6q68wO9oCjEqnIPpm7VOPHR9B771S9MD8NGVWaY=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]
