@@ -397,9 +397,9 @@ impl Idle {
         awaits.push(AwaitSample {
             span,
             since_ns: clock.raw_ns(since),
-            await_ns: clock.ns(await_weight),
+            await_ns: awaits.weight_ns(await_weight),
             woken_ns: clock.raw_ns(woken_at),
-            delay_ns: clock.ns(delay_weight),
+            delay_ns: awaits.weight_ns(delay_weight),
             stack,
             behind: behind.map(|last| last.plan),
         });

@@ -140,6 +140,14 @@ impl Awaits {
         ACTIVE.fetch_add(ONE_CHANGE, Ordering::Relaxed);
     }
 
+    /// The time that a sample of that weight in ticks represents: exactly [`SAMPLE`] if it represents short awaits.
+    pub(super) fn weight_ns(&self, weight: u64) -> u64 {
+        match weight == self.sample {
+            true => SAMPLE.as_nanos() as u64,
+            false => self.spans.clock().ns(weight),
+        }
+    }
+
     #[inline]
     pub(super) fn now(&self) -> u64 {
         self.spans.clock().now()

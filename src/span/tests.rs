@@ -176,6 +176,7 @@ impl Scene {
             match event {
                 SpanEvent::Opened(_, known) => known.opened_ns = 0,
                 SpanEvent::Closed { closed_ns, .. } => *closed_ns = 0,
+                SpanEvent::Idle { .. } => {}
             }
         }
         events
