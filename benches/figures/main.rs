@@ -14,6 +14,7 @@
 
 mod allocator;
 mod attribution;
+mod awaits;
 mod covered;
 #[path = "../../tests/support/deep.rs"]
 mod deep;
@@ -53,6 +54,7 @@ type Part = (&'static str, fn());
 /// In the order in which they are printed.
 const PARTS: &[Part] = &[
     ("hot", hot::run),
+    ("await", awaits::run),
     ("switch", switch::run),
     ("sampling", sampling::run),
     ("sampling.covered", covered::run),
@@ -71,6 +73,7 @@ const PARTS: &[Part] = &[
 
 /// Parts that must run in a process of their own.
 const CHILDREN: &[Part] = &[
+    ("awaits_off", awaits::off),
     ("syscalls", syscalls::child),
     ("attribution", attribution::counted),
     ("busy", rivals::busy),

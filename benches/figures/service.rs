@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::measure::{figure, median};
-use server::{Measured, ORDERS, Phases};
+use server::{AWAITS, Measured, ORDERS, Phases};
 
 /// A load on the service.
 struct Load {
@@ -50,11 +50,14 @@ const ORDERS_AT_ONCE: Load = Load {
         ("none", 1.0),
         ("early", 100.0),
         ("early_timer", 100.0),
+        (AWAITS, 0.5),
     ],
     most: Duration::from_secs(900),
 };
 const BOTH: &[(&str, f64)] = &[("defaults", 1.0), ("timer", 1.0)];
-const OTHERS: [Load; 10] = [
+const OTHERS: [Load; 12] = [
+    wrapped(Load { name: "service.wrapped", ..ORDERS_AT_ONCE }),
+    wrapped(awaiting("service.wrapped_awaiting_20ms", "/awaits/20/", 100, 60)),
     Load { name: "service.all_kept", phases: long(100), ..few(&[("all_kept", 15.0)]) },
     awaiting("service.awaiting_20ms", "/awaits/20/", 100, 60),
     awaiting("service.awaiting_50ms", "/awaits/50/", 250, 150),
@@ -90,6 +93,10 @@ const OTHERS: [Load; 10] = [
         ..few(BOTH)
     },
 ];
+
+const fn wrapped(load: Load) -> Load {
+    Load { kinds: &[(AWAITS, 0.5)], ..load }
+}
 
 const fn awaiting(name: &'static str, path: &'static str, clients: u32, pause_ms: u64) -> Load {
     let phases = Phases { ms: 2 * pause_ms, ..long(pause_ms) };
@@ -164,6 +171,7 @@ fn measure(load: &Load, kinds: &[(&'static str, f64)], most: Duration) {
         let name = match *kind {
             "defaults" => format!("{}.cpu_per_request_added", load.name),
             // The figure's name, since there is only this kind.
+            AWAITS => format!("{}.await_added", load.name),
             "all_kept" => "service.cpu_per_request_added_all_kept".to_owned(),
             kind => format!("{}.{kind}.cpu_per_request_added", load.name),
         };

@@ -28,7 +28,7 @@ use tower::{Service, service_fn};
 use tower_http::trace::TraceLayer;
 use tracing::instrument::{WithDispatch, WithSubscriber};
 use tracing::{Dispatch, Span, dispatcher, info_span};
-use tracing_profiling::{Builder, Handle, ProfilingLayer, Source};
+use tracing_profiling::{Builder, Handle, ProfiledExt, ProfilingLayer, Source};
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::prelude::*;
 
@@ -80,12 +80,15 @@ pub(crate) fn child() {
     // For experiments; no variables are set when the published figures are measured.
     let builder = ProfilingLayer::builder().with_env().expect("settings");
     let profiling = set(builder, kind).directory(directory.path()).build().expect("threads");
-    serve(profiling, serde_json::from_str(phases).expect("JSON"));
+    serve(profiling, serde_json::from_str(phases).expect("JSON"), kind == AWAITS);
 }
+
+/// The layer is always there; the wrapper of requests alternates.
+pub(super) const AWAITS: &str = "awaits";
 
 fn set(builder: Builder, kind: &str) -> Builder {
     match kind {
-        "defaults" => builder,
+        "defaults" | AWAITS => builder,
         "timer" => builder.source(Source::Timer),
         "none" => builder.source(Source::None),
         // Every span is sampled from its first enter.
@@ -112,7 +115,7 @@ fn own_cpu_ns() -> u64 {
 }
 
 /// Serves until the end of the input.
-fn serve(profiling: ProfilingLayer, phases: Phases) {
+fn serve(profiling: ProfilingLayer, phases: Phases, wraps: bool) {
     let handle = profiling.handle();
     let with = Dispatch::new(tracing_subscriber::registry().with(profiling));
     // The spans exist, but no layer uses them. (A registry without any layer never closes a span.)
@@ -129,9 +132,15 @@ fn serve(profiling: ProfilingLayer, phases: Phases) {
     let connect = service_fn(move |_: IncomingStream<'_, TcpListener>| {
         let kind =
             |dispatch: &Dispatch| Kind { dispatch: dispatch.clone(), connection: Arc::default() };
-        let kinds = [kind(&without), kind(&with)];
+        let kinds = [kind(if wraps { &with } else { &without }), kind(&with)];
         let has_layer = Arc::clone(&of_connections);
-        ready(Ok::<_, Infallible>(Served { router: router.clone(), kinds, has_layer, phases }))
+        ready(Ok::<_, Infallible>(Served {
+            router: router.clone(),
+            kinds,
+            has_layer,
+            phases,
+            wraps,
+        }))
     });
     runtime.spawn(async { axum::serve(listener, connect).await });
     let mut measuring = None;
@@ -240,6 +249,8 @@ struct Served {
     kinds: [Kind; 2],
     has_layer: Arc<AtomicBool>,
     phases: Phases,
+    /// Whether it is the wrapper that alternates, and not the layer.
+    wraps: bool,
 }
 
 impl Service<Request> for Served {
@@ -252,7 +263,9 @@ impl Service<Request> for Served {
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let kind = &self.kinds[usize::from(self.has_layer.load(Ordering::SeqCst))];
+        let is_second = self.has_layer.load(Ordering::SeqCst);
+        let kind = &self.kinds[usize::from(is_second)];
+        let is_wrapped = self.wraps && is_second;
         let life = Duration::from_secs(self.phases.connection_s);
         let answer = dispatcher::with_default(&kind.dispatch, || {
             let is_over = |(_, since): &(Span, Instant)| since.elapsed() > life;
@@ -263,7 +276,12 @@ impl Service<Request> for Served {
             let span = connection.as_ref().map_or_else(Span::none, |(span, _)| span.clone());
             drop(connection);
             let response = span.in_scope(|| self.router.call(request));
-            InSpan { span, response: Box::pin(with_body(response)) }
+            let response = with_body(response);
+            let response: BoxedResponse = match is_wrapped {
+                true => Box::pin(response.profiled()),
+                false => Box::pin(response),
+            };
+            InSpan { span, response }
         });
         answer.with_subscriber(kind.dispatch.clone())
     }
@@ -274,8 +292,10 @@ impl Service<Request> for Served {
 /// that only while a future is polled. The span of the connection would stay open forever.
 struct InSpan {
     span: Span,
-    response: Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>,
+    response: BoxedResponse,
 }
+
+type BoxedResponse = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
 async fn with_body(response: RouteFuture<Infallible>) -> Result<Response, Infallible> {
     let (parts, body) = response.await?.into_parts();
