@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, RawWakerVTable};
 
@@ -25,8 +25,8 @@ pub(super) struct Record {
     pending_since: AtomicU64,
     /// When it was first woken since then; 0 if it was not.
     woken_at: AtomicU64,
-    /// How many times the waker was cloned in the current poll.
-    clones: AtomicU32,
+    /// Other clones of the waker existed when `place` was set in the last poll: it may not be what is still awaited.
+    is_unsure: AtomicBool,
     place: Mutex<Place>,
 }
 
@@ -135,8 +135,14 @@ impl WakerObserver for Record {
         &VTABLE
     }
 
-    fn on_clone(&self, stack: Option<&LiveStack>) {
-        self.clones.store(self.clones.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    fn on_clone(&self, stack: Option<&LiveStack>, is_only: bool) {
+        // In the child of a fork, locks may be held forever.
+        if !activity().0 {
+            return;
+        }
+        if !is_only {
+            self.is_unsure.store(true, Ordering::Relaxed);
+        }
         let span = innermost_span();
         let awaits = match (self.awaits.get(), span) {
             (Some(awaits), _) => awaits,
@@ -171,6 +177,10 @@ impl WakerObserver for Record {
 }
 
 impl Record {
+    fn has_stopped(&self) -> bool {
+        self.awaits.get().is_some_and(|awaits| !awaits.is_active())
+    }
+
     /// What it awaits now, if it is pending.
     pub(super) fn present(&self, awaits: &Awaits) -> Option<AwaitSample> {
         let since = self.pending_since.load(Ordering::Relaxed);
@@ -251,14 +261,20 @@ impl Observed {
         context: &mut Context<'_>,
         poll: impl FnOnce(&mut Context<'_>) -> Poll<R>,
     ) -> Poll<R> {
+        // Its layer was stopped. Another one may be running.
+        if self.waker.as_ref().is_some_and(|waker| waker.observer.has_stopped()) {
+            self.end();
+        }
         // A future around this one is observed. Its stacks contain those of this one.
         if std::ptr::eq(context.waker().vtable(), &VTABLE) || is_ignored() {
-            self.forget();
+            if let Some(waker) = &self.waker {
+                self.idle.end_await(&waker.observer);
+            }
             return poll(context);
         }
         let waker = self.waker.get_or_insert_with(|| TaskWaker::new(Record::default()));
         self.idle.end_await(&waker.observer);
-        waker.observer.clones.store(0, Ordering::Relaxed);
+        waker.observer.is_unsure.store(false, Ordering::Relaxed);
         let is_carrier = self.idle.has_carried;
         if is_carrier {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(Arc::clone(waker))));
@@ -289,17 +305,20 @@ impl Observed {
 
     /// The future is about to be dropped, with the spans in it.
     pub(super) fn end(&mut self) {
-        let Some(waker) = self.waker.take() else { return };
-        self.idle.end_await(&waker.observer);
-        if let Some(awaits) = waker.observer.awaits.get() {
-            if self.idle.is_listed {
-                awaits.remove_future(&waker);
-            }
-            // Wakers may outlive the future.
-            drop(waker.observer.place.lock().stack.take());
+        let (waker, mut idle) = (self.waker.take(), std::mem::take(&mut self.idle));
+        let Some(waker) = waker else { return };
+        // Not in the child of a fork, where locks may be held forever.
+        let Some(awaits) = waker.observer.awaits.get().filter(|awaits| awaits.is_here()) else {
+            return;
+        };
+        idle.end_await(&waker.observer);
+        if idle.is_listed {
+            awaits.remove_future(&waker);
         }
+        // Wakers may outlive the future.
+        drop(waker.observer.place.lock().stack.take());
         // The spans around the future may be about to close.
-        if self.idle.has_carried {
+        if idle.has_carried {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(waker)));
         }
     }
@@ -311,9 +330,9 @@ impl Idle {
     fn begin_await(&mut self, waker: &Arc<TaskWaker<Record>>) -> bool {
         let record = &waker.observer;
         let Some(awaits) = record.awaits.get() else { return false };
-        if record.clones.load(Ordering::Relaxed) > 1 {
-            // Only the last one's stack is known. With wakers that differ from those, all that are still awaited clone
-            // the waker again.
+        if record.is_unsure.load(Ordering::Relaxed) {
+            // Only the stack of the last clone is known. With wakers that differ from all clones, all that are still
+            // awaited clone the waker again.
             self.tag = self.tag.wrapping_add(1);
         }
         if !self.is_listed {
@@ -331,10 +350,12 @@ impl Idle {
     #[inline]
     fn end_await(&mut self, record: &Record) {
         let since = record.pending_since.load(Ordering::Relaxed);
+        // Also if it was woken while it was not observed.
+        let woken_at = record.woken_at.swap(0, Ordering::Relaxed);
         let Some(awaits) = record.awaits.get().filter(|_| since != 0) else { return };
         let now = awaits.now().max(since);
         record.pending_since.store(0, Ordering::Relaxed);
-        let woken_at = match record.woken_at.swap(0, Ordering::Relaxed) {
+        let woken_at = match woken_at {
             0 => now,
             // It may have been woken during the poll.
             woken_at => woken_at.clamp(since, now),

@@ -13,7 +13,7 @@ use super::record::Record;
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};
 use crate::stats::Counters;
-use crate::sys::{LiveStack, TaskWaker, Waker};
+use crate::sys::{self, LiveStack, TaskWaker, Waker};
 
 /// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
 /// probability of its share in it.
@@ -64,6 +64,7 @@ pub(crate) struct Awaits {
     pending: [Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>; SHARDS],
     waker: Waker,
     is_active: AtomicBool,
+    made_in: u32,
     /// The constants of these names, in ticks.
     pub(super) sample: u64,
     pub(super) portion: u64,
@@ -104,6 +105,7 @@ impl Awaits {
             pending: Default::default(),
             waker,
             is_active: AtomicBool::new(false),
+            made_in: sys::fork_generation(),
             sample: clock.ticks(SAMPLE),
             portion: clock.ticks(PORTION),
             counters,
@@ -119,7 +121,7 @@ impl Awaits {
     pub(super) fn of_layer(layer: u32) -> Option<Arc<Self>> {
         let layers = LAYERS.read();
         let (_, awaits) = layers.iter().find(|(number, _)| *number == layer)?;
-        awaits.upgrade()
+        awaits.upgrade().filter(|awaits| awaits.is_active())
     }
 
     /// Sets whether futures report to this layer.
@@ -133,6 +135,16 @@ impl Awaits {
             let less = |word: u64| (word % ONE_CHANGE > 0).then(|| word - 1);
             _ = ACTIVE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
+    }
+
+    #[inline]
+    pub(super) fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Relaxed)
+    }
+
+    /// False in the child of a fork, where its locks may be held forever.
+    pub(super) fn is_here(&self) -> bool {
+        self.made_in == sys::fork_generation()
     }
 
     /// The rules have changed: futures outside of all profiled spans check again.

@@ -18,8 +18,9 @@ pub(crate) trait WakerObserver: Send + Sync + Sized + 'static {
     /// only if their vtables have the same address.
     fn vtable() -> &'static RawWakerVTable;
 
-    /// The waker is cloned inside the poll, on the polling thread. The stack is `None` if it cannot be read.
-    fn on_clone(&self, stack: Option<&LiveStack>);
+    /// The waker is cloned inside the poll, on the polling thread. The stack is `None` if it cannot be read. The clone
+    /// `is_only` if there are no others.
+    fn on_clone(&self, stack: Option<&LiveStack>, is_only: bool);
 
     /// The waker is woken, on any thread.
     fn on_wake(&self);
@@ -47,6 +48,9 @@ pub(crate) struct TaskWaker<T> {
 const TAGS: usize = 64;
 
 /// Where wakes go.
+///
+/// Locked while the executor's waker is cloned for a wake. An executor that takes a lock of its own there cannot hold it
+/// where it wakes or drops wakers: without this layer, they would be its own.
 #[derive(Debug, Default)]
 struct Forward {
     clones: usize,
@@ -120,7 +124,7 @@ impl LiveStack {
         let from = ptr::with_exposed_provenance::<u8>(self.addresses.start as usize);
         // SAFETY: this is the stack in use of the calling thread: `self` is made in a callee of its upper end, is never
         // sent, and is only lent to the observer. The bytes are only copied, so it does not matter what they mean.
-        unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length) };
+        unsafe { platform::copy_any(from, bytes.as_mut_ptr(), length) };
     }
 }
 
@@ -222,19 +226,23 @@ impl<T: WakerObserver> TaskWaker<T> {
         self.vtable.store(vtable.cast_mut(), Ordering::Relaxed);
     }
 
-    fn add_clone(&self) {
+    /// Returns how many there are then.
+    fn add_clone(&self) -> usize {
+        // Dropped after the lock if it is not used.
+        let mut new;
         let mut forward = self.forward.lock();
         if forward.waker.is_none() {
             drop(forward);
             // SAFETY: without a clone, the only waker is that of the poll, which lives as long as it.
-            let new = unsafe { self.polled_with.load(Ordering::Relaxed).as_ref() }.cloned();
+            new = unsafe { self.polled_with.load(Ordering::Relaxed).as_ref() }.cloned();
             forward = self.forward.lock();
             if forward.waker.is_none() {
                 self.note(new.as_ref());
-                forward.waker = new;
+                forward.waker = new.take();
             }
         }
         forward.clones += 1;
+        forward.clones
     }
 
     /// A clone is dropped. Returns the executor's waker if it was the last one, or if it `wakes`.
@@ -266,11 +274,11 @@ pub(crate) unsafe fn clone<T: WakerObserver>(data: *const ()) -> RawWaker {
     let registers = live_registers!();
     // SAFETY: a waker is alive as long as it can be cloned, and holds a reference or is that of a poll.
     let this = unsafe { &*untagged::<T>(data) };
-    this.add_clone();
+    let clones = this.add_clone();
     if this.thread.load(Ordering::Relaxed) == thread_number() {
         let frame = this.frame.load(Ordering::Relaxed);
         let stack = registers.and_then(|registers| LiveStack::new(registers, frame));
-        this.observer.on_clone(stack.as_ref());
+        this.observer.on_clone(stack.as_ref(), clones == 1);
     }
     // SAFETY: the pointer is from `Arc::as_ptr`, and the waker that is cloned keeps it alive.
     unsafe { Arc::increment_strong_count(untagged::<T>(data)) };
@@ -326,3 +334,6 @@ pub(crate) unsafe fn drop_waker<T: WakerObserver>(data: *const ()) {
     // Can run any code.
     drop(waker);
 }
+
+#[cfg(test)]
+mod tests;

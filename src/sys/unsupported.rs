@@ -69,6 +69,14 @@ pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
     action()
 }
 
+/// # Safety
+///
+/// As for `std::ptr::copy_nonoverlapping`.
+pub(crate) unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, length) }
+}
+
 #[cfg(fuzzing)]
 pub(crate) fn read_proc_texts(_text: &str) -> (bool, bool) {
     (false, false)

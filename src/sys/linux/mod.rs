@@ -49,7 +49,7 @@ pub(crate) use own_files::Files;
 pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
 pub(crate) use poll::{Poller, Waker};
-pub(crate) use ring::RingMemory;
+pub(crate) use ring::{RingMemory, copy_any};
 pub(crate) use signal::with_signals_blocked;
 pub(crate) use thread::{
     address_space_left, current_thread, current_tid, has_ended, host_name, open_file_limit,

@@ -300,9 +300,9 @@ impl RingWriter<'_> {
         // and its length fits into the free space. The reader does not access it, since it is not between tail and
         // head.
         unsafe {
-            copy(from, data.wrapping_add(offset as usize), until_end as usize);
+            copy_any(from, data.wrapping_add(offset as usize), until_end as usize);
             let rest = length.wrapping_sub(until_end) as usize;
-            copy(from.wrapping_add(until_end as usize), data, rest);
+            copy_any(from.wrapping_add(until_end as usize), data, rest);
         }
         self.position = self.position.wrapping_add(length);
     }
@@ -320,7 +320,7 @@ impl RingWriter<'_> {
 ///
 /// Both ranges must be mapped, the second must be writable, and they must not overlap.
 #[cfg(target_arch = "x86_64")]
-unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+pub(crate) unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: the instruction copies exactly these ranges; the direction flag is clear in Rust code.
     unsafe {
         core::arch::asm!(
@@ -339,7 +339,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
 ///
 /// As above.
 #[cfg(target_arch = "aarch64")]
-unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+pub(crate) unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: reads and writes each byte of both ranges once, words first.
     unsafe {
         core::arch::asm!(
