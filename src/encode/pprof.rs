@@ -68,20 +68,19 @@ impl<'a> Encoder<'a> {
             // Only on-CPU samples count as samples: the others are measured.
             let is_on_cpu = sample.kind == SampleKind::OnCpu;
             let count = if is_on_cpu { sample.points.len() as u64 } else { 0 };
-            let encoded =
-                proto::Sample {
-                    location_id: profile
-                        .location_ids(sample.stack)
-                        .map(|id| self.location(id))
-                        .collect(),
-                    value: std::iter::once(signed(count))
-                        .chain(
-                            SampleKind::ALL
-                                .map(|kind| if kind == sample.kind { signed(weight) } else { 0 }),
-                        )
-                        .collect(),
-                    label: self.labels(sample.link),
-                };
+            let encoded = proto::Sample {
+                location_id: profile
+                    .location_ids(sample.stack)
+                    .map(|id| self.location(id))
+                    .collect(),
+                value: std::iter::once(signed(count))
+                    .chain(
+                        SampleKind::ALL
+                            .map(|kind| if kind == sample.kind { signed(weight) } else { 0 }),
+                    )
+                    .collect(),
+                label: self.labels(sample.link),
+            };
             self.message.sample.push(encoded);
         }
         // Nothing needs symbols in an executable without samples.

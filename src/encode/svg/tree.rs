@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use crate::encode::frames::{Frame, Frames, NameId, Place};
-use crate::profile::{Sample, SampleKind};
+use crate::encode::frames::{Frame, Frames, NameId, Place, Share};
 
 /// A box.
 #[derive(Debug)]
@@ -12,7 +11,7 @@ pub(super) struct Node<'a> {
     /// The number of boxes around it.
     pub(super) depth: usize,
     pub(super) what: What,
-    pub(super) share: BoxShare,
+    pub(super) share: Share,
     /// The locations in the function, or in its callees, with the most time.
     pub(super) places: Vec<Place<'a>>,
     /// The time of all samples drawn to its left.
@@ -25,33 +24,6 @@ pub(super) enum What {
     Frame(Frame),
     /// Consecutive calls.
     Folded(Vec<Frame>),
-}
-
-/// What a sample adds to each of its boxes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct BoxShare {
-    pub(super) weight_ns: u64,
-    pub(super) samples: usize,
-    pub(super) waits: usize,
-}
-
-impl BoxShare {
-    fn of(sample: &Sample) -> Self {
-        let weight_ns = sample.points.iter().map(|point| point.weight_ns).sum();
-        let points = sample.points.len();
-        match sample.kind {
-            SampleKind::OnCpu => Self { weight_ns, samples: points, waits: 0 },
-            SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
-                Self { weight_ns, samples: 0, waits: points }
-            }
-        }
-    }
-
-    fn add(&mut self, other: Self) {
-        self.weight_ns += other.weight_ns;
-        self.samples += other.samples;
-        self.waits += other.waits;
-    }
 }
 
 /// The boxes that are drawn. Flat, and traversed without recursion, because stacks can be arbitrarily deep.
@@ -83,7 +55,7 @@ pub(super) struct DrawnBoxes<'a> {
 /// A box whose samples are being traversed.
 struct Open<'a> {
     frame: Frame,
-    share: BoxShare,
+    share: Share,
     begin_ns: u64,
     places: HashMap<Place<'a>, u64>,
 }
@@ -94,11 +66,11 @@ fn walk<'a>(
     frames: &Frames<'a>,
     with_places: bool,
     mut close: impl FnMut(usize, Open<'a>),
-) -> BoxShare {
+) -> Share {
     let mut open: Vec<Open<'a>> = Vec::new();
-    let mut total = BoxShare::default();
-    for path in frames.samples() {
-        let share = BoxShare::of(path.sample);
+    let mut total = Share::default();
+    for path in frames.paths() {
+        let share = path.share;
         let mut depth = 0;
         for step in frames.steps(path) {
             if open.get(depth).is_none_or(|open| open.frame != step.frame) {
@@ -107,7 +79,7 @@ fn walk<'a>(
                 }
                 open.push(Open {
                     frame: step.frame,
-                    share: BoxShare::default(),
+                    share: Share::default(),
                     begin_ns: total.weight_ns,
                     places: HashMap::new(),
                 });
@@ -196,7 +168,7 @@ fn fold_shared(boxes: Vec<Node<'_>>, all_ns: u64) -> Vec<Node<'_>> {
 /// Precedence of boxes: the widest first, then the outermost.
 type Rank = (Reverse<u64>, usize);
 
-fn rank(share: BoxShare, depth: usize) -> Rank {
+fn rank(share: Share, depth: usize) -> Rank {
     (Reverse(share.weight_ns), depth)
 }
 
