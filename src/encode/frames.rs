@@ -62,13 +62,13 @@ pub(super) struct Step<'a> {
 
 /// What a sample adds to each of its frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct BoxShare {
     pub(super) weight_ns: u64,
     /// The samples, waits, awaits and scheduling delays, in the order of [`SampleKind::ALL`].
     pub(super) counts: [usize; 4],
 }
 
-impl Share {
+impl BoxShare {
     fn of(sample: &Sample) -> Self {
         let count = |kind| if kind == sample.kind { sample.points.len() } else { 0 };
         let weight_ns = sample.points.iter().map(|point| point.weight_ns).sum();
@@ -83,7 +83,7 @@ impl Share {
 
 /// A sample, or idle time that nothing explains, with its spans and locations from the outermost.
 pub(super) struct Path {
-    pub(super) share: Share,
+    pub(super) share: BoxShare,
     links: Vec<LinkId>,
     locations: Vec<LocationId>,
     /// The innermost frame, if it is no location.
@@ -160,7 +160,7 @@ impl<'a> Frames<'a> {
         links.reverse();
         locations.reverse();
         let end = (sample.kind == SampleKind::Await).then_some(awaits);
-        Path { share: Share::of(sample), links, locations, end }
+        Path { share: BoxShare::of(sample), links, locations, end }
     }
 
     /// The spans of a sample from the outermost, then its functions, including inlined ones.
@@ -210,7 +210,7 @@ fn idle(profile: &Profile, frame: Frame) -> impl Iterator<Item = Path> {
     unexplained_idle(profile).into_iter().filter_map(move |(span, weight_ns)| {
         let is_it = |link: &Link| link.parent.is_none() && link.span == span;
         let (link, _) = profile.links().find(|(_, link)| is_it(link))?;
-        let share = Share { weight_ns, ..Share::default() };
+        let share = BoxShare { weight_ns, ..BoxShare::default() };
         Some(Path { share, links: vec![link], locations: Vec::new(), end: Some(frame) })
     })
 }

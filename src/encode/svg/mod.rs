@@ -5,7 +5,7 @@ mod tree;
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use super::frames::{Frame, Frames, Share};
+use super::frames::{BoxShare, Frame, Frames};
 use crate::profile::{FrameKind, Profile};
 use tree::{DrawnBoxes, Node, Tree, What};
 
@@ -27,7 +27,7 @@ const LONGEST_SHOWN: usize = 500;
 const MOST_NAMED: usize = 100;
 
 /// Draws a flame graph of CPU time, waits, awaits and scheduling delays, and of idle time of the outermost kept spans that
-/// nothing explains: their sum is the wall time of a span that is on one thread at a time. The outermost span is on top, functions are below their callers, and
+/// nothing explains. The outermost span is on top, functions are below their callers, and
 /// inlined functions below the functions that contain them.
 ///
 /// The width of a box is its time. What a function waited for is below it, in blue. Tooltips show names, source
@@ -167,7 +167,7 @@ struct Boxes<'a> {
 
 impl Boxes<'_> {
     fn draw(&mut self, node: &Node<'_>) -> std::fmt::Result {
-        let Node { depth, share: Share { weight_ns, counts }, .. } = *node;
+        let Node { depth, share: BoxShare { weight_ns, counts }, .. } = *node;
         let x = MARGIN + node.begin_ns as f64 * self.scale;
         let width = weight_ns as f64 * self.scale;
         let y = self.top + ROW * depth as f64;

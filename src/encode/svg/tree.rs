@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use crate::encode::frames::{Frame, Frames, NameId, Place, Share};
+use crate::encode::frames::{BoxShare, Frame, Frames, NameId, Place};
 
 /// A box.
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub(super) struct Node<'a> {
     /// The number of boxes around it.
     pub(super) depth: usize,
     pub(super) what: What,
-    pub(super) share: Share,
+    pub(super) share: BoxShare,
     /// The locations in the function, or in its callees, with the most time.
     pub(super) places: Vec<Place<'a>>,
     /// The time of all samples drawn to its left.
@@ -55,7 +55,7 @@ pub(super) struct DrawnBoxes<'a> {
 /// A box whose samples are being traversed.
 struct Open<'a> {
     frame: Frame,
-    share: Share,
+    share: BoxShare,
     begin_ns: u64,
     places: HashMap<Place<'a>, u64>,
 }
@@ -66,9 +66,9 @@ fn walk<'a>(
     frames: &Frames<'a>,
     with_places: bool,
     mut close: impl FnMut(usize, Open<'a>),
-) -> Share {
+) -> BoxShare {
     let mut open: Vec<Open<'a>> = Vec::new();
-    let mut total = Share::default();
+    let mut total = BoxShare::default();
     for path in frames.paths() {
         let share = path.share;
         let mut depth = 0;
@@ -79,7 +79,7 @@ fn walk<'a>(
                 }
                 open.push(Open {
                     frame: step.frame,
-                    share: Share::default(),
+                    share: BoxShare::default(),
                     begin_ns: total.weight_ns,
                     places: HashMap::new(),
                 });
@@ -168,7 +168,7 @@ fn fold_shared(boxes: Vec<Node<'_>>, all_ns: u64) -> Vec<Node<'_>> {
 /// Precedence of boxes: the widest first, then the outermost.
 type Rank = (Reverse<u64>, usize);
 
-fn rank(share: Share, depth: usize) -> Rank {
+fn rank(share: BoxShare, depth: usize) -> Rank {
     (Reverse(share.weight_ns), depth)
 }
 
