@@ -12,15 +12,17 @@ use fxprof_processed_profile::{
 };
 
 use crate::profile::{
-    FrameKind, Link, Location, Point, Profile, Resource, Sample, SampleKind, ThreadId, Value,
+    AWAIT, FrameKind, Link, Location, Point, Profile, Resource, Sample, SampleKind, ThreadId,
+    Value, await_place,
 };
 
 /// Encodes a gzipped profile for <https://profiler.firefox.com> and samply (`samply load FILE`).
 ///
 /// Each thread is a track with its samples and waits. A wait is a sample that weighs as much as the samples that would
-/// have been taken in its time, and a marker with its length. The track `spans` has a marker for each span. The format
-/// has no lines for functions without an address, so the markers of waits name the line, and nothing else does; see
-/// [`html`](super::html) and [`pprof`](super::pprof) for lines.
+/// have been taken in its time, and a marker with its length. Awaits and scheduling delays are the same in the track
+/// `awaits`. The track `spans` has a marker for each span. The format has no lines for functions without an address, so
+/// the markers of waits and awaits name the line, and nothing else does; see [`html`](super::html) and
+/// [`pprof`](super::pprof) for lines.
 ///
 /// The format is defined in the Firefox Profiler's `docs-developer/processed-profile-format.md`.
 pub fn firefox(profile: &Profile, resource: &Resource) -> Vec<u8> {
@@ -38,8 +40,16 @@ struct Encoder<'a> {
     encoded: FirefoxProfile,
     process: ProcessHandle,
     spans: ThreadHandle,
-    threads: HashMap<Option<ThreadId>, ThreadHandle>,
+    tracks: HashMap<Track, ThreadHandle>,
     categories: Categories,
+}
+
+/// What samples are shown on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Track {
+    Thread(Option<ThreadId>),
+    /// No thread was in what is shown here.
+    Awaits,
 }
 
 struct Categories {
@@ -62,7 +72,7 @@ impl Categories {
     }
 }
 
-/// A span, or a wait, with a time and a text.
+/// A span, or a wait or an await, with a time and a text.
 struct TextMarker<const IS_WAIT: bool> {
     name: StringHandle,
     text: StringHandle,
@@ -132,7 +142,7 @@ impl<'a> Encoder<'a> {
             blocked: encoded.add_category("Blocked", CategoryColor::Blue),
             span: encoded.add_category("Span", CategoryColor::Purple),
         };
-        Self { profile, encoded, process, spans, threads: HashMap::new(), categories }
+        Self { profile, encoded, process, spans, tracks: HashMap::new(), categories }
     }
 
     fn time(&self, unix_ns: u64) -> Timestamp {
@@ -162,9 +172,14 @@ impl<'a> Encoder<'a> {
         rows.sort_by_key(|(_, point)| point.time_unix_ns);
         let mut stacks = HashMap::new();
         for (sample, point) in rows {
-            let thread = self.thread(point.thread);
-            let stack =
-                *stacks.entry((thread, sample.stack)).or_insert_with(|| self.stack(thread, sample));
+            let track = match sample.kind {
+                SampleKind::OnCpu | SampleKind::OffCpu => Track::Thread(point.thread),
+                SampleKind::Await | SampleKind::Delay => Track::Awaits,
+            };
+            let thread = self.track(track);
+            let stack = *stacks
+                .entry((thread, sample.stack, sample.kind))
+                .or_insert_with(|| self.stack(thread, sample));
             let period_ns = profile.period_ns.max(1);
             let weight = ((point.weight_ns + period_ns / 2) / period_ns).max(1);
             let ran_ns = if sample.kind == SampleKind::OnCpu { point.weight_ns } else { 0 };
@@ -175,24 +190,37 @@ impl<'a> Encoder<'a> {
                 CpuDelta::from_nanos(ran_ns),
                 i32::try_from(weight).unwrap_or(i32::MAX),
             );
-            if sample.kind == SampleKind::OffCpu {
-                self.add_wait(thread, sample, point, stack);
+            match sample.kind {
+                SampleKind::OnCpu => {}
+                SampleKind::OffCpu => {
+                    if let Some((call, site)) = profile.wait_site(sample) {
+                        self.add_marker(thread, [call, &site], point, stack);
+                    }
+                }
+                SampleKind::Await | SampleKind::Delay => {
+                    let frame = match profile.wait_site(sample) {
+                        Some((delay, _)) => delay,
+                        None => AWAIT,
+                    };
+                    let place = await_place(profile, sample);
+                    self.add_marker(thread, [frame, &place], point, stack);
+                }
             }
         }
     }
 
-    fn add_wait(
+    /// Marks the duration of a wait, await or delay.
+    fn add_marker(
         &mut self,
         thread: ThreadHandle,
-        sample: &Sample,
+        [name, text]: [&str; 2],
         point: &Point,
         stack: Option<StackHandle>,
     ) {
-        let Some((call, site)) = self.profile.wait_site(sample) else { return };
         let end = self.time(point.time_unix_ns + point.weight_ns);
         let marker = TextMarker::<true> {
-            name: self.encoded.intern_string(call),
-            text: self.encoded.intern_string(&site),
+            name: self.encoded.intern_string(name),
+            text: self.encoded.intern_string(text),
             category: self.categories.blocked,
         };
         let timing = MarkerTiming::Interval(self.time(point.time_unix_ns), end);
@@ -200,28 +228,40 @@ impl<'a> Encoder<'a> {
         self.encoded.set_marker_stack(thread, marker, stack);
     }
 
-    fn thread(&mut self, id: Option<ThreadId>) -> ThreadHandle {
-        if let Some(known) = self.threads.get(&id) {
+    fn track(&mut self, track: Track) -> ThreadHandle {
+        if let Some(known) = self.tracks.get(&track) {
             return *known;
         }
-        let thread = id.and_then(|id| self.profile.thread(id));
-        let (name, tid) = thread.map_or(("unknown thread", 0), |thread| (&thread.name, thread.tid));
+        let (name, tid) = match track {
+            Track::Thread(id) => {
+                let thread = id.and_then(|id| self.profile.thread(id));
+                thread.map_or(("unknown thread", 0), |thread| (&thread.name, thread.tid))
+            }
+            Track::Awaits => ("awaits", 0),
+        };
         let begin = Timestamp::from_nanos_since_reference(0);
         let handle = self.encoded.add_thread(self.process, tid, begin, false);
         self.encoded.set_thread_name(handle, name);
         self.encoded.add_initial_visible_thread(handle);
-        if self.threads.is_empty() {
+        if self.tracks.is_empty() {
             self.encoded.add_initial_selected_thread(handle);
         }
-        self.threads.insert(id, handle);
+        self.tracks.insert(track, handle);
         handle
     }
 
     fn stack(&mut self, thread: ThreadHandle, sample: &Sample) -> Option<StackHandle> {
         let mut locations: Vec<_> = self.profile.stack(sample.stack).collect();
         locations.reverse();
-        let frames: Vec<_> =
+        let mut frames: Vec<_> =
             locations.into_iter().flat_map(|location| self.frames(location)).collect();
+        if sample.kind == SampleKind::Await {
+            frames.push(FrameInfo {
+                frame: Frame::Label(self.encoded.intern_string(AWAIT)),
+                category_pair: self.categories.blocked.into(),
+                flags: FrameFlags::empty(),
+            });
+        }
         self.encoded.intern_stack_frames(thread, frames.into_iter())
     }
 
@@ -257,7 +297,7 @@ mod tests {
 
     use serde_json::Value as Json;
 
-    use super::super::tests::waiting;
+    use super::super::tests::{awaiting, waiting};
     use super::*;
     use crate::profile::ProfiledThread;
 
@@ -293,6 +333,24 @@ mod tests {
         assert_eq!(markers(&threads[1]), ["[futex 0x7f01]"; 2]);
         let functions = strings(&threads[1], &threads[1]["funcTable"]["name"]);
         assert!(functions.contains(&"shop::price") && functions.contains(&"[futex 0x7f01]"));
+    }
+
+    #[test]
+    fn awaits_and_delays_are_a_track_with_markers() {
+        let json = decode(&awaiting());
+        let threads = json["threads"].as_array().unwrap();
+        let awaits = threads.iter().find(|thread| thread["name"] == "awaits").unwrap();
+        let markers = strings(awaits, &awaits["markers"]["name"]);
+        let texts = awaits["markers"]["data"].as_array().unwrap().iter();
+        let place = "shop::fetch (src/upstream.rs:41) at tokio::time::sleep::Sleep";
+        let all = awaits["stringArray"].as_array().unwrap();
+        let is_place = |data: &Json| all[data["text"].as_u64().unwrap() as usize] == place;
+        assert!(texts.clone().all(is_place), "{:?}", texts.collect::<Vec<_>>());
+        assert_eq!(markers, ["[await]", "[scheduling delay behind report]", "[await]"]);
+        let weights = awaits["samples"]["weight"].as_array().unwrap().iter();
+        let weights: Vec<_> = weights.map(|weight| weight.as_i64().unwrap()).collect();
+        assert_eq!(weights, [180, 4, 56]);
+        assert!(strings(awaits, &awaits["funcTable"]["name"]).contains(&"[await]"));
     }
 
     #[test]

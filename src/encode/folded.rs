@@ -8,7 +8,8 @@ const MOST_BYTES: usize = 32 * 1024 * 1024;
 
 /// Encodes one line per stack: its frames from the outermost span to the innermost function, separated by `;`, then a
 /// space and its time in nanoseconds. This is CPU time, or wait time if the last frame states what the thread waited
-/// for, such as `[futex 0x7f01]`.
+/// for, such as `[futex 0x7f01]`, or the time of an await (`[await]`) or a scheduling delay (`[scheduling delay]`). Idle
+/// time of the outermost kept spans that nothing explains is in `[idle: not explained]`.
 ///
 /// The text is limited to about 32 MiB. The time of all further stacks is in the line `[stacks left out]`.
 pub fn folded(profile: &Profile) -> String {
@@ -19,18 +20,15 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
     let frames = Frames::of(profile);
     let mut text = String::new();
     let mut left_out = 0_u64;
-    let mut samples = frames.samples().iter().peekable();
-    while let Some(path) = samples.next() {
-        let weight_of = |path: &Path<'_>| -> u64 {
-            path.sample.points.iter().map(|point| point.weight_ns).sum()
-        };
-        let mut weight = weight_of(path);
-        let is_same = |other: &&Path<'_>| {
+    let mut paths = frames.paths().iter().peekable();
+    while let Some(path) = paths.next() {
+        let mut weight = path.share.weight_ns;
+        let is_same = |other: &&Path| {
             let names = |path| frames.steps(path).map(|step| step.frame);
             names(path).eq(names(other))
         };
-        while let Some(same) = samples.next_if(is_same) {
-            weight += weight_of(same);
+        while let Some(same) = paths.next_if(is_same) {
+            weight += same.share.weight_ns;
         }
         let begin = text.len();
         for step in frames.steps(path) {
@@ -58,7 +56,9 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{checkout, waiting};
+    use crate::profile::{Point, SampleKind};
+
+    use super::super::tests::{awaiting, checkout, waiting, with_idle};
     use super::*;
 
     #[test]
@@ -68,6 +68,40 @@ mod tests {
             lines.contains("GET /checkout;shop::reserve;[futex 0x7f01] 320000000\n"),
             "{lines}"
         );
+    }
+
+    #[test]
+    fn awaits_and_delays_are_not_mixed_with_time_on_the_cpu() {
+        let mut profile = awaiting();
+        // The same code ran, too.
+        let awaited = profile.of_kind(SampleKind::Await).next().unwrap().clone();
+        let point = Point { time_unix_ns: 1_001, weight_ns: 5_000_000, thread: None };
+        profile.add_sample(SampleKind::OnCpu, awaited.stack, awaited.link, point);
+        let sleep = "<tokio::time::sleep::Sleep as core::future::future::Future>::poll";
+        let code = format!("GET /checkout;shop::fetch::{{{{closure}}}};{sleep}");
+        let lines = folded(&profile);
+        for expected in [
+            format!("{code} 5000000\n"),
+            format!("{code};[await] 1180000000\n"),
+            format!("{code};[scheduling delay behind report] 20000000\n"),
+        ] {
+            assert!(lines.contains(&expected), "{expected} in {lines}");
+        }
+        assert!(!lines.contains("[idle"), "{lines}");
+    }
+
+    #[test]
+    fn idle_time_that_nothing_explains_is_a_frame_of_the_span() {
+        let lines = folded(&with_idle(awaiting(), 1_300));
+        // 20 ms on-CPU, 1.18 s of awaits and 20 ms of delay.
+        assert!(lines.contains("GET /checkout;[idle: not explained] 80000000\n"), "{lines}");
+        let sum: u64 = lines
+            .lines()
+            .map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap())
+            .sum();
+        assert_eq!(sum, 1_300_000_000, "wall time");
+        // Less than a millisecond.
+        assert!(!folded(&with_idle(awaiting(), 1_220)).contains("[idle"));
     }
 
     #[test]

@@ -5,7 +5,10 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 
-use crate::profile::{FrameKind, Function, LinkId, LocationId, Profile, Sample, TableId};
+use crate::profile::{
+    AWAIT, FrameKind, Function, Link, LinkId, LocationId, Profile, Sample, SampleKind, TableId,
+    unexplained_idle,
+};
 
 /// What a box of a flame graph shows. Ordered by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,12 +60,38 @@ pub(super) struct Step<'a> {
     pub(super) place: Place<'a>,
 }
 
-/// A sample with its spans and locations, from the outermost.
-pub(super) struct Path<'a> {
-    pub(super) sample: &'a Sample,
+/// What a sample adds to each of its frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct BoxShare {
+    pub(super) weight_ns: u64,
+    /// The samples, waits, awaits and scheduling delays, in the order of [`SampleKind::ALL`].
+    pub(super) counts: [usize; 4],
+}
+
+impl BoxShare {
+    fn of(sample: &Sample) -> Self {
+        let count = |kind| if kind == sample.kind { sample.points.len() } else { 0 };
+        let weight_ns = sample.points.iter().map(|point| point.weight_ns).sum();
+        Self { weight_ns, counts: SampleKind::ALL.map(count) }
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.weight_ns += other.weight_ns;
+        self.counts.iter_mut().zip(other.counts).for_each(|(count, more)| *count += more);
+    }
+}
+
+/// A sample, or idle time that nothing explains, with its spans and locations from the outermost.
+pub(super) struct Path {
+    pub(super) share: BoxShare,
     links: Vec<LinkId>,
     locations: Vec<LocationId>,
+    /// The innermost frame, if it is no location.
+    end: Option<Frame>,
 }
+
+/// Idle time of a span that nothing in its profile explains.
+const UNEXPLAINED: &str = "[idle: not explained]";
 
 /// The frames of a profile.
 pub(super) struct Frames<'a> {
@@ -72,7 +101,7 @@ pub(super) struct Frames<'a> {
     of_functions: Vec<NameId>,
     of_links: Vec<NameId>,
     of_locations: Vec<NameId>,
-    sorted: Vec<Path<'a>>,
+    sorted: Vec<Path>,
 }
 
 /// The maximum number of nested spans in a path. If there are more, the innermost are used.
@@ -88,16 +117,22 @@ impl<'a> Frames<'a> {
                 _ => Cow::default(),
             })
         };
-        let mut names: Vec<_> = functions().chain(links()).chain(locations()).collect();
+        let others = [AWAIT, UNEXPLAINED].map(Cow::from);
+        let mut names: Vec<_> =
+            functions().chain(links()).chain(locations()).chain(others.clone()).collect();
         names.sort_unstable();
         names.dedup();
         let number = |name| NameId(names.binary_search(&name).map_or(0, |place| place as u32));
+        let [awaits, unexplained] = others.map(number);
         let of_functions = functions().map(number).collect();
         let of_links = links().map(number).collect();
         let of_locations = locations().map(number).collect();
         let sorted = Vec::new();
         let mut new = Self { profile, names, of_functions, of_links, of_locations, sorted };
-        let mut paths: Vec<_> = profile.samples().iter().map(|sample| new.path(sample)).collect();
+        let awaits = Frame { name: awaits, kind: Some(FrameKind::Wait) };
+        let unexplained = Frame { name: unexplained, kind: Some(FrameKind::Remark) };
+        let samples = profile.samples().iter().map(|sample| new.path(sample, awaits));
+        let mut paths: Vec<_> = samples.chain(idle(profile, unexplained)).collect();
         paths.sort_by(|a, b| new.compare(a, b));
         new.sorted = paths;
         new
@@ -112,28 +147,30 @@ impl<'a> Frames<'a> {
         self.names.get(id.number()).map_or("", |name| name)
     }
 
-    /// All samples. Those with the same callers are adjacent.
-    pub(super) fn samples(&self) -> &[Path<'a>] {
+    /// All samples, and idle time that nothing explains. Those with the same callers are adjacent.
+    pub(super) fn paths(&self) -> &[Path] {
         &self.sorted
     }
 
-    fn path(&self, sample: &'a Sample) -> Path<'a> {
+    fn path(&self, sample: &Sample, awaits: Frame) -> Path {
         let around = |link: &LinkId| self.profile.link(*link)?.parent;
         let links = std::iter::successors(sample.link, around).take(MOST_SPANS);
         let (mut links, mut locations): (Vec<_>, Vec<_>) =
             (links.collect(), self.profile.location_ids(sample.stack).collect());
         links.reverse();
         locations.reverse();
-        Path { sample, links, locations }
+        let end = (sample.kind == SampleKind::Await).then_some(awaits);
+        Path { share: BoxShare::of(sample), links, locations, end }
     }
 
     /// The spans of a sample from the outermost, then its functions, including inlined ones.
-    pub(super) fn steps(&self, path: &Path<'a>) -> impl Iterator<Item = Step<'a>> {
+    pub(super) fn steps(&self, path: &Path) -> impl Iterator<Item = Step<'a>> {
         let spans = path.links.iter().map(|link| {
             let frame = Frame { name: named(&self.of_links, *link), kind: None };
             Step { frame, place: Place::default() }
         });
-        spans.chain(path.locations.iter().flat_map(|id| self.of_location(*id)))
+        let end = path.end.map(|frame| Step { frame, place: Place::default() });
+        spans.chain(path.locations.iter().flat_map(|id| self.of_location(*id))).chain(end)
     }
 
     /// The frames of a location, with the outermost function first.
@@ -159,13 +196,23 @@ impl<'a> Frames<'a> {
         })
     }
 
-    fn compare(&self, a: &Path<'a>, b: &Path<'a>) -> Ordering {
+    fn compare(&self, a: &Path, b: &Path) -> Ordering {
         let frames = |path| self.steps(path).map(|step| step.frame);
-        match (a.sample.link == b.sample.link, a.sample.stack == b.sample.stack) {
-            (true, true) => Ordering::Equal,
+        match (a.links == b.links, a.locations == b.locations) {
+            (true, true) => a.end.cmp(&b.end),
             _ => frames(a).cmp(frames(b)),
         }
     }
+}
+
+/// The idle time of each span that nothing explains, below the span.
+fn idle(profile: &Profile, frame: Frame) -> impl Iterator<Item = Path> {
+    unexplained_idle(profile).into_iter().filter_map(move |(span, weight_ns)| {
+        let is_it = |link: &Link| link.parent.is_none() && link.span == span;
+        let (link, _) = profile.links().find(|(_, link)| is_it(link))?;
+        let share = BoxShare { weight_ns, ..BoxShare::default() };
+        Some(Path { share, links: vec![link], locations: Vec::new(), end: Some(frame) })
+    })
 }
 
 fn named<H: TableId>(names: &[NameId], id: H) -> NameId {

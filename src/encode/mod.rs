@@ -35,8 +35,9 @@ pub use svg::svg;
 mod tests {
     use crate::profile::{
         FrameKind, Function, Line, Link, LinkId, Location, LocationId, Mapping, Point, Profile,
-        ProfileId, SampleKind,
+        ProfileId, ProfiledSpan, SampleKind,
     };
+    use crate::span::TimeBreakdown;
 
     const PERIOD: u64 = 5_000_000;
 
@@ -129,6 +130,23 @@ mod tests {
             let point = Point { time_unix_ns, weight_ns, thread: None };
             profile.add_sample(kind, stack, Some(request), point);
         }
+        profile
+    }
+
+    /// A profile of `awaiting`, with a kept request of that wall time, which is idle but for the samples.
+    pub(super) fn with_idle(mut profile: Profile, wall_ms: u64) -> Profile {
+        let wall_ns = wall_ms * 1_000_000;
+        let times = TimeBreakdown {
+            wall_ns,
+            on_cpu_ns: profile.weight_ns(),
+            idle_ns: wall_ns - profile.weight_ns(),
+            await_ns: profile.total_ns(SampleKind::Await),
+            delay_ns: profile.total_ns(SampleKind::Delay),
+            ..TimeBreakdown::default()
+        };
+        let span = "GET /checkout".to_owned();
+        profile.spans =
+            vec![ProfiledSpan { span, times, is_topmost: true, ..ProfiledSpan::default() }];
         profile
     }
 

@@ -71,17 +71,32 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
     }
 }
 
+/// The function, location and future of an await or a scheduling delay; `None` if its stack is unknown.
+fn site(profile: &Profile, sample: &Sample) -> Option<[String; 3]> {
+    let (_, frames) = profile.call_and_frames(sample);
+    let own = frames.get(own_number(&frames))?;
+    let function = match own.unnamed.and_then(|id| profile.location(id)) {
+        Some(location) => profile.module_offset(location),
+        None => own_name(&frames),
+    };
+    Some([function, own.place(), awaited(&frames)])
+}
+
+/// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.
+#[cfg(feature = "firefox")]
+pub(crate) fn await_place(profile: &Profile, sample: &Sample) -> String {
+    let Some([function, location, awaited]) = site(profile, sample) else { return String::new() };
+    let location = if location.is_empty() { location } else { format!(" ({location})") };
+    let awaited = if awaited.is_empty() { awaited } else { format!(" at {awaited}") };
+    format!("{function}{location}{awaited}")
+}
+
 fn longest(profile: &Profile, total_ns: u64) -> Option<AwaitSite> {
     let mut sites: HashMap<[String; 3], u64> = HashMap::new();
     for sample in profile.of_kind(SampleKind::Await) {
-        let (_, frames) = profile.call_and_frames(sample);
-        // Only a note: the stack is unknown.
-        let Some(own) = frames.get(own_number(&frames)) else { continue };
-        let function = match own.unnamed.and_then(|id| profile.location(id)) {
-            Some(location) => profile.module_offset(location),
-            None => own_name(&frames),
-        };
-        *sites.entry([function, own.place(), awaited(&frames)]).or_default() += weight_ns(sample);
+        if let Some(site) = site(profile, sample) {
+            *sites.entry(site).or_default() += weight_ns(sample);
+        }
     }
     let ([function, location, awaited], ns) =
         sites.into_iter().max_by(|(a, a_ns), (b, b_ns)| a_ns.cmp(b_ns).then(a.cmp(b)))?;
@@ -89,6 +104,8 @@ fn longest(profile: &Profile, total_ns: u64) -> Option<AwaitSite> {
     Some(AwaitSite { function, location, awaited, total: Duration::from_nanos(ns), share })
 }
 
+/// The innermost frame of an await in formats that do not distinguish kinds of samples.
+pub(crate) const AWAIT: &str = "[await]";
 const DELAY: &str = "[scheduling delay]";
 const DELAY_BEHIND: &str = "[scheduling delay behind ";
 

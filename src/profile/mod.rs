@@ -13,8 +13,10 @@ mod waits;
 
 pub use crate::ids::ProfileId;
 pub use attribute::{Attribute, Value};
+#[cfg(feature = "firefox")]
+pub(crate) use awaits::await_place;
+pub(crate) use awaits::{AWAIT, delay_frame, unexplained_idle};
 pub use awaits::{AwaitSite, Awaits};
-pub(crate) use awaits::{delay_frame, unexplained_idle};
 pub use builder::ProfileBuilder;
 pub use model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Point,

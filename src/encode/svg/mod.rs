@@ -5,9 +5,9 @@ mod tree;
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use super::frames::{Frame, Frames};
+use super::frames::{BoxShare, Frame, Frames};
 use crate::profile::{FrameKind, Profile};
-use tree::{BoxShare, DrawnBoxes, Node, Tree, What};
+use tree::{DrawnBoxes, Node, Tree, What};
 
 const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 10.0;
@@ -26,7 +26,8 @@ const BYTES_A_BOX: usize = 400;
 const LONGEST_SHOWN: usize = 500;
 const MOST_NAMED: usize = 100;
 
-/// Draws a flame graph of CPU time and waits. The outermost span is on top, functions are below their callers, and
+/// Draws a flame graph of CPU time, waits, awaits and scheduling delays, and of idle time of the outermost kept spans that
+/// nothing explains. The outermost span is on top, functions are below their callers, and
 /// inlined functions below the functions that contain them.
 ///
 /// The width of a box is its time. What a function waited for is below it, in blue. Tooltips show names, source
@@ -40,7 +41,7 @@ pub fn svg(profile: &Profile) -> String {
 fn svg_within(profile: &Profile, most_bytes: usize) -> String {
     let frames = Frames::of(profile);
     let sizes: Vec<usize> = frames.names().map(size).collect();
-    let total_ns: u64 = profile.samples().iter().flat_map(|s| &s.points).map(|p| p.weight_ns).sum();
+    let total_ns: u64 = frames.paths().iter().map(|path| path.share.weight_ns).sum();
     let scale = (WIDTH - 2.0 * MARGIN) / total_ns.max(1) as f64;
     let room = DrawnBoxes {
         narrowest_ns: (NARROWEST / scale).ceil() as u64,
@@ -166,19 +167,19 @@ struct Boxes<'a> {
 
 impl Boxes<'_> {
     fn draw(&mut self, node: &Node<'_>) -> std::fmt::Result {
-        let Node { depth, share: BoxShare { weight_ns, samples, waits }, .. } = *node;
+        let Node { depth, share: BoxShare { weight_ns, counts }, .. } = *node;
         let x = MARGIN + node.begin_ns as f64 * self.scale;
         let width = weight_ns as f64 * self.scale;
         let y = self.top + ROW * depth as f64;
         let share = weight_ns as f64 * 100.0 / self.total_ns as f64;
         let time =
             humantime::format_duration(std::time::Duration::from_micros(weight_ns.div_ceil(1000)));
-        let mut counts = Vec::new();
-        for (count, one, more) in [(samples, "sample", "samples"), (waits, "wait", "waits")] {
-            if count > 0 {
-                counts.push(format!("{count} {}", if count == 1 { one } else { more }));
-            }
-        }
+        let of_kinds = counts.into_iter().zip(["sample", "wait", "await", "scheduling delay"]);
+        let counted = of_kinds
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}{}", if count == 1 { "" } else { "s" }));
+        let facts = [time.to_string(), format!("{share:.1} %")];
+        let facts: Vec<_> = facts.into_iter().chain(counted).collect();
         let (name, kind, folded) = match &node.what {
             What::Frame(Frame { name, kind }) => (shown(self.frames.name(*name)), *kind, &[][..]),
             What::Folded(calls) => (
@@ -187,7 +188,7 @@ impl Boxes<'_> {
                 calls.as_slice(),
             ),
         };
-        let mut details = format!("{name} ({time}, {share:.1} %, {})", counts.join(" and "));
+        let mut details = format!("{name} ({})", facts.join(", "));
         for place in &node.places {
             _ = write!(details, "\n{}", shown(&place.to_string()));
         }
@@ -275,7 +276,7 @@ impl std::fmt::Display for Text<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::checkout;
+    use super::super::tests::{awaiting, checkout, with_idle};
     use super::*;
 
     #[test]
@@ -300,6 +301,25 @@ mod tests {
             titles.contains(&"shop::price (5ms, 25.0 %, 1 sample)\n/shop/src/price.rs:7"),
             "{titles:?}"
         );
+    }
+
+    #[test]
+    fn awaits_delays_and_unexplained_idle_time_are_boxes() {
+        let svg = svg(&with_idle(awaiting(), 1_300));
+        let document = roxmltree::Document::parse(&svg).unwrap();
+        let titles: Vec<_> = document
+            .descendants()
+            .filter(|node| node.has_tag_name("title"))
+            .filter_map(|node| node.text())
+            .collect();
+        for expected in [
+            "GET /checkout (1s 300ms, 100.0 %, 4 samples, 2 awaits, 1 scheduling delay)",
+            "[await] (1s 180ms, 90.8 %, 2 awaits)",
+            "[scheduling delay behind report] (20ms, 1.5 %, 1 scheduling delay)",
+            "[idle: not explained] (80ms, 6.2 %)",
+        ] {
+            assert!(titles.contains(&expected), "{expected} in {titles:?}");
+        }
     }
 
     #[test]

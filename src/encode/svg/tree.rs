@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use crate::encode::frames::{Frame, Frames, NameId, Place};
-use crate::profile::{Sample, SampleKind};
+use crate::encode::frames::{BoxShare, Frame, Frames, NameId, Place};
 
 /// A box.
 #[derive(Debug)]
@@ -25,33 +24,6 @@ pub(super) enum What {
     Frame(Frame),
     /// Consecutive calls.
     Folded(Vec<Frame>),
-}
-
-/// What a sample adds to each of its boxes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct BoxShare {
-    pub(super) weight_ns: u64,
-    pub(super) samples: usize,
-    pub(super) waits: usize,
-}
-
-impl BoxShare {
-    fn of(sample: &Sample) -> Self {
-        let weight_ns = sample.points.iter().map(|point| point.weight_ns).sum();
-        let points = sample.points.len();
-        match sample.kind {
-            SampleKind::OnCpu => Self { weight_ns, samples: points, waits: 0 },
-            SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
-                Self { weight_ns, samples: 0, waits: points }
-            }
-        }
-    }
-
-    fn add(&mut self, other: Self) {
-        self.weight_ns += other.weight_ns;
-        self.samples += other.samples;
-        self.waits += other.waits;
-    }
 }
 
 /// The boxes that are drawn. Flat, and traversed without recursion, because stacks can be arbitrarily deep.
@@ -97,8 +69,8 @@ fn walk<'a>(
 ) -> BoxShare {
     let mut open: Vec<Open<'a>> = Vec::new();
     let mut total = BoxShare::default();
-    for path in frames.samples() {
-        let share = BoxShare::of(path.sample);
+    for path in frames.paths() {
+        let share = path.share;
         let mut depth = 0;
         for step in frames.steps(path) {
             if open.get(depth).is_none_or(|open| open.frame != step.frame) {
