@@ -1,7 +1,6 @@
 //! What is known of one future: the stack of its last leaf, its span, and since when it is pending.
 
 use std::cell::Cell;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, RawWakerVTable};
@@ -9,7 +8,7 @@ use std::task::{Context, Poll, RawWakerVTable};
 use parking_lot::Mutex;
 
 use super::buffers::StackCopy;
-use super::shared::{AwaitSample, Awaits, activity};
+use super::shared::{AwaitSample, Awaits, ListedAt, activity};
 use crate::span::{
     InnermostSpan, SpanKey, innermost_span, is_ignored, last_long_segment, set_explained,
 };
@@ -108,7 +107,7 @@ impl Place {
             let of = |weights: [u64; 2]| weights.get(kind).copied().unwrap_or(0);
             of(before.weights) + of(new.weights)
         });
-        let is_new = random() % all.max(1) < sum(new.weights);
+        let is_new = mixed(new.woken_at ^ new.span.key.get()) % all.max(1) < sum(new.weights);
         self.carried = Some(match is_new {
             true => {
                 let stack = self.stack.as_ref().and_then(StackCopy::duplicate);
@@ -119,8 +118,11 @@ impl Place {
     }
 }
 
-fn random() -> u64 {
-    RandomState::new().hash_one(0_u8)
+/// The finalizer of SplitMix64, whose output for different numbers is as good as random.
+const fn mixed(number: u64) -> u64 {
+    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ number >> 31
 }
 
 static VTABLE: RawWakerVTable = RawWakerVTable::new(
@@ -221,7 +223,7 @@ pub(super) struct Observed {
 struct Idle {
     /// Tells the wakers of polls apart.
     tag: u8,
-    is_listed: bool,
+    listed: Option<ListedAt>,
     /// The record may have a carried sample.
     has_carried: bool,
     /// The last await was so long that it explains idle time of spans.
@@ -269,6 +271,7 @@ impl Observed {
         if std::ptr::eq(context.waker().vtable(), &VTABLE) || is_ignored() {
             if let Some(waker) = &self.waker {
                 self.idle.end_await(&waker.observer);
+                self.idle.end_explained(&waker.observer);
             }
             return poll(context);
         }
@@ -283,11 +286,7 @@ impl Observed {
         if is_carrier {
             _ = CARRIER.try_with(Cell::take);
         }
-        if std::mem::take(&mut self.idle.is_explained)
-            && let Some(awaits) = waker.observer.awaits.get()
-        {
-            set_explained(awaits.spans.layer(), false);
-        }
+        self.idle.end_explained(&waker.observer);
         if polled.is_pending() && !self.idle.begin_await(waker) {
             self.unmatched_at = activity;
             self.unobserved = OBSERVE_ONE_IN - 1;
@@ -312,8 +311,9 @@ impl Observed {
             return;
         };
         idle.end_await(&waker.observer);
-        if idle.is_listed {
-            awaits.remove_future(&waker);
+        idle.end_explained(&waker.observer);
+        if let Some(place) = idle.listed {
+            awaits.remove_future(place);
         }
         // Wakers may outlive the future.
         drop(waker.observer.place.lock().stack.take());
@@ -325,6 +325,16 @@ impl Observed {
 }
 
 impl Idle {
+    /// The poll ends, or the future with it.
+    #[inline]
+    fn end_explained(&mut self, record: &Record) {
+        if std::mem::take(&mut self.is_explained)
+            && let Some(awaits) = record.awaits.get()
+        {
+            set_explained(awaits.spans.layer(), false);
+        }
+    }
+
     /// The future is pending. Returns false if it was in no profiled span.
     #[inline]
     fn begin_await(&mut self, waker: &Arc<TaskWaker<Record>>) -> bool {
@@ -335,14 +345,14 @@ impl Idle {
             // awaited clone the waker again.
             self.tag = self.tag.wrapping_add(1);
         }
-        if !self.is_listed {
-            self.is_listed = true;
-            awaits.add_future(waker);
+        let now = awaits.now();
+        if self.listed.is_none() {
+            self.listed = Some(awaits.add_future(waker));
             // Random, so that all points of a short time are equally likely to be sampled.
-            let random = random();
+            let random = mixed(now ^ Arc::as_ptr(waker).addr() as u64);
             self.unsampled = [random % awaits.sample, random.rotate_left(32) % awaits.sample];
         }
-        record.pending_since.store(awaits.now(), Ordering::Relaxed);
+        record.pending_since.store(now, Ordering::Relaxed);
         true
     }
 

@@ -1,6 +1,5 @@
 //! What the futures of a layer share with its collector.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -61,13 +60,44 @@ pub(crate) struct Awaits {
     pub(super) counters: Arc<Counters>,
     buffers: Arc<Buffers>,
     samples: ArrayQueue<AwaitSample>,
-    pending: [Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>; SHARDS],
+    pending: [Mutex<Listed>; SHARDS],
     waker: Waker,
     is_active: AtomicBool,
     made_in: u32,
     /// The constants of these names, in ticks.
     pub(super) sample: u64,
     pub(super) portion: u64,
+}
+
+/// Pending futures, which keep their places.
+#[derive(Debug, Default)]
+struct Listed {
+    futures: Vec<Option<Weak<TaskWaker<Record>>>>,
+    free: Vec<usize>,
+}
+
+/// The place of a pending future.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ListedAt {
+    shard: usize,
+    index: usize,
+}
+
+impl Listed {
+    fn add(&mut self, future: Weak<TaskWaker<Record>>) -> usize {
+        let index = self.free.pop().unwrap_or(self.futures.len());
+        match self.futures.get_mut(index) {
+            Some(place) => *place = Some(future),
+            None => self.futures.push(Some(future)),
+        }
+        index
+    }
+
+    fn remove(&mut self, index: usize) {
+        if self.futures.get_mut(index).and_then(Option::take).is_some() {
+            self.free.push(index);
+        }
+    }
 }
 
 /// The number of active layers in the lower half, and in the upper half the number of changes that could make a span
@@ -187,33 +217,26 @@ impl Awaits {
         self.samples.pop()
     }
 
-    fn shard(
-        &self,
-        waker: &Arc<TaskWaker<Record>>,
-    ) -> (usize, &Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>) {
-        let address = Arc::as_ptr(waker).addr();
-        let [first, ..] = &self.pending;
-        // Spreads neighbouring allocations.
-        let number = (address >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
-        (address, self.pending.get(number % SHARDS).unwrap_or(first))
-    }
-
     /// A future is pending in a span, and can be asked what it awaits from now on.
-    pub(super) fn add_future(&self, waker: &Arc<TaskWaker<Record>>) {
-        let (address, shard) = self.shard(waker);
-        shard.lock().insert(address, Arc::downgrade(waker));
+    pub(super) fn add_future(&self, waker: &Arc<TaskWaker<Record>>) -> ListedAt {
+        // Neighbouring allocations are in different lists.
+        let shard = (Arc::as_ptr(waker).addr() >> 8) % SHARDS;
+        let Some(list) = self.pending.get(shard) else {
+            return ListedAt { shard, index: usize::MAX };
+        };
+        let index = list.lock().add(Arc::downgrade(waker));
+        ListedAt { shard, index }
     }
 
-    pub(super) fn remove_future(&self, waker: &Arc<TaskWaker<Record>>) {
-        let (address, shard) = self.shard(waker);
-        shard.lock().remove(&address);
+    pub(super) fn remove_future(&self, ListedAt { shard, index }: ListedAt) {
+        _ = self.pending.get(shard).map(|list| list.lock().remove(index));
     }
 
     /// What all pending futures await now.
     pub(crate) fn present(&self) -> Vec<AwaitSample> {
         let futures = self.pending.iter().flat_map(|shard| {
-            let futures = shard.lock().values().filter_map(Weak::upgrade).collect::<Vec<_>>();
-            futures
+            let list = shard.lock();
+            list.futures.iter().flatten().filter_map(Weak::upgrade).collect::<Vec<_>>()
         });
         futures.filter_map(|future| future.observer.present(self)).collect()
     }

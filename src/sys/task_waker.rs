@@ -31,7 +31,7 @@ pub(crate) trait WakerObserver: Send + Sync + Sized + 'static {
 /// It holds the executor's waker only as long as there are clones of it. It would otherwise keep the task alive, which
 /// owns the future that owns this waker.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(16))]
 pub(crate) struct TaskWaker<T> {
     forward: Mutex<Forward>,
     /// The identity of the waker in `forward`, null without one. Only a poll stores another one.
@@ -45,7 +45,7 @@ pub(crate) struct TaskWaker<T> {
 }
 
 /// Pointers to it have room for a tag.
-const TAGS: usize = 64;
+const TAGS: usize = 16;
 
 /// Where wakes go.
 ///
@@ -164,7 +164,7 @@ impl<T: WakerObserver> TaskWaker<T> {
     }
 
     /// Calls `poll` with a context whose waker is this one. Wakers of polls with equal tags are equal; the tag is taken
-    /// modulo 64. There must be one poll at a time.
+    /// modulo 16. There must be one poll at a time.
     pub(crate) fn poll<R>(
         self: &Arc<Self>,
         tag: usize,
