@@ -85,7 +85,7 @@ impl Spans {
     #[cold]
     fn send_idle(&self, Unexplained { span, idle, until }: &Unexplained) {
         let since = until.saturating_sub(*idle);
-        if self.is_old_await(span, since, *until) && self.report_await(span) {
+        if self.is_old_await(span, since, *until) && self.report_idle_inside(span) {
             let (since_ns, idle_ns) = (self.clock.raw_ns(since), self.clock.ns(*idle));
             // If the queue is full, the time stays unexplained.
             _ = self.span_events.push(SpanEvent::Idle { key: span.key, since_ns, idle_ns });
@@ -151,6 +151,22 @@ impl Spans {
             self.for_ancestors(&slot, check);
         }
         is_old
+    }
+
+    /// Counts idle time that nothing explains as a sample of the spans around the one that was idle: only of these it says
+    /// anything. Returns false if there are none, or if they cannot be registered.
+    fn report_idle_inside(&self, span: &InnermostSpan) -> bool {
+        let Some(slot) = self.slot_of(span) else { return false };
+        let idle = SampleCounts { on_cpu: 0, waits: 1 };
+        self.registers(&slot)
+            && slot.parent().is_some_and(|parent| self.register_with_collector(parent, idle))
+    }
+
+    /// The model of the tests has no such reports.
+    #[cfg(test)]
+    pub(crate) fn without_idle_reports(mut self) -> Self {
+        self.long_idle = u64::MAX;
+        self
     }
 
     /// Counts an await as a sample of its span. Returns false if the span has closed, or cannot be registered.

@@ -46,7 +46,7 @@ pub(crate) struct Spans {
     pub(super) cpu_clock_read: u64,
     pub(super) usage_interval: u64,
     long_segment: u64,
-    long_idle: u64,
+    pub(super) long_idle: u64,
 }
 
 /// The number of spans created, by thread.

@@ -153,7 +153,7 @@ impl Spans {
     /// Reports a span and its ancestors to the collector, and adds `samples` to each of them.
     pub(super) fn register_with_collector(&self, id: RegistryId, samples: SampleCounts) -> bool {
         let Some(slot) = self.table.get(id) else { return false };
-        if slot.flags() & REGISTERED == 0 && !self.report_opened_with_ancestors(&slot) {
+        if !self.registers(&slot) {
             return false;
         }
         slot.add_samples(samples);
@@ -165,6 +165,11 @@ impl Spans {
             true
         });
         true
+    }
+
+    /// Registers a span with its ancestors, unless they are registered. Returns false if the queue is full.
+    pub(super) fn registers(&self, slot: &Slot) -> bool {
+        slot.flags() & REGISTERED != 0 || self.report_opened_with_ancestors(slot)
     }
 
     /// Reports `Opened` for a span and its unreported ancestors, the outermost first, so that all ancestors of a

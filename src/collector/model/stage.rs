@@ -222,7 +222,7 @@ impl Stage {
         let gate = Gate::new();
         gate.open();
         let (engine, mut collector, worker) = Engine::assemble(Parts {
-            spans: Spans::new(clock, source, Arc::clone(&counters)),
+            spans: Spans::new(clock, source, Arc::clone(&counters)).without_idle_reports(),
             callsites: Callsites::new(
                 rules(),
                 Box::new(move |keep| plan(keep, is_late)),
