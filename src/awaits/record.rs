@@ -221,6 +221,7 @@ impl Idle {
     fn begin_await(&mut self, waker: &Arc<TaskWaker<Record>>) -> bool {
         let record = &waker.observer;
         let Some(awaits) = record.awaits.get() else { return false };
+        let now = awaits.now();
         if record.is_unsure.load(Ordering::Relaxed) {
             // Only the stack of the last clone is known. With wakers that differ from all clones, all that are still
             // awaited clone the waker again.
@@ -233,7 +234,7 @@ impl Idle {
             let random = RandomState::new().hash_one(0_u8);
             self.unsampled = [random % awaits.sample, random.rotate_left(32) % awaits.sample];
         }
-        record.pending_since.store(awaits.now(), Ordering::Relaxed);
+        record.pending_since.store(now, Ordering::Relaxed);
         true
     }
 

@@ -42,6 +42,9 @@ pub(crate) struct AwaitSample {
     pub(crate) behind: Option<u64>,
 }
 
+/// A part of the pending futures, by their addresses.
+type Shard = Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>;
+
 /// The state of a layer that its wrapped futures use.
 #[derive(Debug)]
 pub(crate) struct Awaits {
@@ -49,7 +52,7 @@ pub(crate) struct Awaits {
     pub(super) counters: Arc<Counters>,
     buffers: Arc<Buffers>,
     samples: ArrayQueue<AwaitSample>,
-    pending: [Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>; SHARDS],
+    pending: [Shard; SHARDS],
     waker: Waker,
     is_active: AtomicBool,
     made_in: u32,
@@ -70,7 +73,7 @@ static LAYERS: RwLock<Vec<(u32, Weak<Awaits>)>> = RwLock::new(Vec::new());
 #[inline(always)]
 pub(super) fn activity() -> (bool, u64) {
     let word = ACTIVE.load(Ordering::Relaxed);
-    (word % ONE_CHANGE != 0, word)
+    (!word.is_multiple_of(ONE_CHANGE), word)
 }
 
 /// Called in the child of a fork, so it only stores to memory.
@@ -120,7 +123,7 @@ impl Awaits {
         if is_active {
             ACTIVE.fetch_add(ONE_CHANGE + 1, Ordering::Relaxed);
         } else {
-            let less = |word: u64| (word % ONE_CHANGE > 0).then(|| word - 1);
+            let less = |word: u64| (!word.is_multiple_of(ONE_CHANGE)).then(|| word - 1);
             _ = ACTIVE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
@@ -167,10 +170,7 @@ impl Awaits {
         self.samples.pop()
     }
 
-    fn shard(
-        &self,
-        waker: &Arc<TaskWaker<Record>>,
-    ) -> (usize, &Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>) {
+    fn shard(&self, waker: &Arc<TaskWaker<Record>>) -> (usize, &Shard) {
         let address = Arc::as_ptr(waker).addr();
         let [first, ..] = &self.pending;
         // Spreads neighbouring allocations.
@@ -191,10 +191,10 @@ impl Awaits {
 
     /// What all pending futures await now.
     pub(crate) fn present(&self) -> Vec<AwaitSample> {
-        let futures = self.pending.iter().flat_map(|shard| {
-            let futures = shard.lock().values().filter_map(Weak::upgrade).collect::<Vec<_>>();
-            futures
-        });
+        let futures = self
+            .pending
+            .iter()
+            .flat_map(|shard| shard.lock().values().filter_map(Weak::upgrade).collect::<Vec<_>>());
         futures.filter_map(|future| future.observer.present(self)).collect()
     }
 }
