@@ -1,76 +1,51 @@
 //! What futures await: where, for how long, and how long they are not polled after they were woken.
 
 #![cfg(not(tracing_profiling_unsupported))]
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
 
+#[path = "awaits/attribution.rs"]
+mod attribution;
+#[path = "awaits/changes.rs"]
+mod changes;
+#[path = "awaits/executors.rs"]
+mod executors;
+#[path = "awaits/leaf.rs"]
+mod leaf;
 mod support;
+#[path = "awaits/times.rs"]
+mod times;
 
 use std::time::Duration;
 
 use support::{Setup, functions};
-use tokio::time::sleep;
-use tracing::{Instrument, info_span};
-use tracing_profiling::ProfiledExt;
-use tracing_profiling::profile::{Profile, SampleKind};
+use tracing_profiling::profile::{Profile, Sample, SampleKind};
 
 const MS: Duration = Duration::from_millis(1);
 
-fn print(profile: &Profile) {
-    for sample in profile.samples() {
-        let ms: f64 = sample.points.iter().map(|p| p.weight().as_secs_f64() * 1e3).sum();
-        println!(
-            "{:?} {ms:.1} ms {:?}",
-            sample.kind,
-            sample.link.and_then(|l| profile.link(l)).map(|l| &l.span)
-        );
-        for name in functions(profile, sample) {
-            println!("    {name}");
-        }
-    }
+/// A runtime whose threads use the subscriber of `setup`.
+fn with_subscriber(setup: &Setup, mut builder: tokio::runtime::Builder) -> tokio::runtime::Runtime {
+    let dispatch = setup.dispatch.clone();
+    let start = move || std::mem::forget(tracing::dispatcher::set_default(&dispatch));
+    builder.enable_all().on_thread_start(start).build().unwrap()
 }
 
-async fn fetch() {
-    sleep(120 * MS).await;
+/// Whether the stack has a function, or the state machine of an asynchronous one, of that name.
+fn is_in(profile: &Profile, sample: &Sample, function: &str) -> bool {
+    let has = |name: &&str| name.split("::").any(|part| part == function);
+    functions(profile, sample).iter().any(has)
 }
 
-async fn request() {
-    fetch().await;
-    for _ in 0..20 {
-        sleep(5 * MS).await;
-    }
-}
-
-#[test]
-fn first() {
-    let setup = Setup::new("50ms");
-    setup.run(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(request().instrument(info_span!("request")).profiled());
-        runtime.block_on(async {
-            let slow = tokio::spawn(
-                async { request().await }.instrument(info_span!("inside").or_current()).profiled(),
-            );
-            sleep(20 * MS).await;
-            info_span!("blocker").in_scope(|| std::thread::sleep(110 * MS));
-            slow.await.unwrap();
-        });
-    });
-    println!("{:?}", setup.handle.stats().awaits);
-    for kept in setup.kept() {
-        let t = kept.spans[0].times();
-        println!(
-            "kept {:?} idle {:?} await {:?} delay {:?}",
-            kept.spans[0].name(),
-            t.idle(),
-            t.awaiting(),
-            t.scheduling_delay()
-        );
-    }
-    for profile in setup.profiles() {
-        println!("{}", profile.title);
-        print(&profile);
-    }
-    assert!(setup.profiles().iter().any(|profile| profile.of_kind(SampleKind::Await).count() > 0));
+/// The sum of all points of samples of that kind for which `is_it`.
+fn sum(profile: &Profile, kind: SampleKind, is_it: impl Fn(&Sample) -> bool) -> Duration {
+    let samples = profile.of_kind(kind).filter(|sample| is_it(sample));
+    samples.flat_map(|sample| &sample.points).map(|point| point.weight()).sum()
 }
 
 #[test]

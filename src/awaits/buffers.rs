@@ -108,8 +108,9 @@ impl StackCopy {
     /// A second copy. `None` if there is no memory.
     pub(super) fn duplicate(&self) -> Option<Self> {
         let mut bytes = self.buffers.take(self.length)?;
-        for (to, from) in bytes.iter_mut().zip(self.bytes.iter().take(self.length)) {
-            *to = *from;
+        let length = self.length;
+        if let (Some(to), Some(from)) = (bytes.get_mut(..length), self.bytes.get(..length)) {
+            to.copy_from_slice(from);
         }
         Some(Self { bytes, buffers: Arc::clone(&self.buffers), ..*self })
     }

@@ -340,6 +340,7 @@ impl Idle {
     fn begin_await(&mut self, waker: &Arc<TaskWaker<Record>>) -> bool {
         let record = &waker.observer;
         let Some(awaits) = record.awaits.get() else { return false };
+        let now = awaits.now();
         if record.is_unsure.load(Ordering::Relaxed) {
             // Only the stack of the last clone is known. With wakers that differ from all clones, all that are still
             // awaited clone the waker again.

@@ -42,6 +42,7 @@ pub(crate) struct AwaitSample {
     pub(crate) behind: Option<u64>,
 }
 
+<<<<<<< HEAD
 impl AwaitSample {
     /// The await and the delay, as far as there are such: the kind, the start and the time that it represents.
     pub(crate) fn parts(&self) -> impl Iterator<Item = (SampleKind, u64, u64)> + use<> {
@@ -52,6 +53,10 @@ impl AwaitSample {
         parts.into_iter().filter(|(_, _, represented_ns)| *represented_ns > 0)
     }
 }
+=======
+/// A part of the pending futures, by their addresses.
+type Shard = Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>;
+>>>>>>> aw-wakers
 
 /// The state of a layer that its wrapped futures use.
 #[derive(Debug)]
@@ -60,7 +65,11 @@ pub(crate) struct Awaits {
     pub(super) counters: Arc<Counters>,
     buffers: Arc<Buffers>,
     samples: ArrayQueue<AwaitSample>,
+<<<<<<< HEAD
     pending: [Mutex<Listed>; SHARDS],
+=======
+    pending: [Shard; SHARDS],
+>>>>>>> aw-wakers
     waker: Waker,
     is_active: AtomicBool,
     made_in: u32,
@@ -112,7 +121,7 @@ static LAYERS: RwLock<Vec<(u32, Weak<Awaits>)>> = RwLock::new(Vec::new());
 #[inline(always)]
 pub(super) fn activity() -> (bool, u64) {
     let word = ACTIVE.load(Ordering::Relaxed);
-    (word % ONE_CHANGE != 0, word)
+    (!word.is_multiple_of(ONE_CHANGE), word)
 }
 
 /// Called in the child of a fork, so it only stores to memory.
@@ -162,7 +171,7 @@ impl Awaits {
         if is_active {
             ACTIVE.fetch_add(ONE_CHANGE + 1, Ordering::Relaxed);
         } else {
-            let less = |word: u64| (word % ONE_CHANGE > 0).then(|| word - 1);
+            let less = |word: u64| (!word.is_multiple_of(ONE_CHANGE)).then(|| word - 1);
             _ = ACTIVE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
@@ -217,6 +226,17 @@ impl Awaits {
         self.samples.pop()
     }
 
+<<<<<<< HEAD
+=======
+    fn shard(&self, waker: &Arc<TaskWaker<Record>>) -> (usize, &Shard) {
+        let address = Arc::as_ptr(waker).addr();
+        let [first, ..] = &self.pending;
+        // Spreads neighbouring allocations.
+        let number = (address >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
+        (address, self.pending.get(number % SHARDS).unwrap_or(first))
+    }
+
+>>>>>>> aw-wakers
     /// A future is pending in a span, and can be asked what it awaits from now on.
     pub(super) fn add_future(&self, waker: &Arc<TaskWaker<Record>>) -> ListedAt {
         // Neighbouring allocations are in different lists.
@@ -234,10 +254,17 @@ impl Awaits {
 
     /// What all pending futures await now.
     pub(crate) fn present(&self) -> Vec<AwaitSample> {
+<<<<<<< HEAD
         let futures = self.pending.iter().flat_map(|shard| {
             let list = shard.lock();
             list.futures.iter().flatten().filter_map(Weak::upgrade).collect::<Vec<_>>()
         });
+=======
+        let futures = self
+            .pending
+            .iter()
+            .flat_map(|shard| shard.lock().values().filter_map(Weak::upgrade).collect::<Vec<_>>());
+>>>>>>> aw-wakers
         futures.filter_map(|future| future.observer.present(self)).collect()
     }
 }

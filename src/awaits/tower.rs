@@ -20,20 +20,20 @@ use super::{Profiled, ProfiledExt};
 pub struct AwaitsLayer;
 
 impl<S> Layer<S> for AwaitsLayer {
-    type Service = Awaits<S>;
+    type Service = AwaitsService<S>;
 
-    fn layer(&self, inner: S) -> Awaits<S> {
-        Awaits { inner }
+    fn layer(&self, inner: S) -> AwaitsService<S> {
+        AwaitsService { inner }
     }
 }
 
 /// A service whose futures are [`Profiled`]; made by [`AwaitsLayer`].
 #[derive(Clone, Copy, Debug)]
-pub struct Awaits<S> {
+pub struct AwaitsService<S> {
     inner: S,
 }
 
-impl<S: Service<R>, R> Service<R> for Awaits<S> {
+impl<S: Service<R>, R> Service<R> for AwaitsService<S> {
     type Response = S::Response;
     type Error = S::Error;
     type Future = Profiled<S::Future>;

@@ -311,13 +311,13 @@ pub(crate) unsafe fn wake_by_ref<T: WakerObserver>(data: *const ()) {
     let this = unsafe { &*untagged::<T>(data) };
     this.observer.on_wake();
     let waker = this.forward.lock().waker.clone();
-    match waker {
-        Some(waker) => waker.wake(),
-        // SAFETY: without a clone, this is the waker of the poll, during which the executor's waker is alive.
-        None => {
-            _ = unsafe { this.polled_with.load(Ordering::Relaxed).as_ref() }
-                .map(Waker::wake_by_ref);
-        }
+    if let Some(waker) = waker {
+        return waker.wake();
+    }
+    // SAFETY: without a clone, this is the waker of the poll, during which the executor's waker is alive.
+    let polled_with = unsafe { this.polled_with.load(Ordering::Relaxed).as_ref() };
+    if let Some(waker) = polled_with {
+        waker.wake_by_ref();
     }
 }
 

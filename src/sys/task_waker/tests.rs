@@ -1,4 +1,5 @@
 //! What wakers promise to executors and leaf futures. Miri runs these tests as well.
+#![allow(clippy::waker_clone_wake, reason = "what wakers do is tested")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
@@ -9,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Counts what it is told. The second field is dropped with it.
+/// Counts what is reported to it. The second field is dropped with it.
 #[derive(Debug, Default)]
 struct Seen {
     clones: AtomicUsize,
@@ -94,7 +95,7 @@ fn wakers_of_one_poll_are_equal_and_those_of_polls_with_equal_tags() {
 }
 
 #[test]
-fn the_executor_is_woken_by_all_wakers_and_the_observer_told() {
+fn all_wakers_wake_the_executor_and_report_it() {
     let (future, task) = setup();
     let (by_ref, by_value) = task.poll(&future, |waker| {
         waker.wake_by_ref();
@@ -114,26 +115,26 @@ fn the_executor_is_woken_by_all_wakers_and_the_observer_told() {
 }
 
 #[test]
-fn the_observer_is_told_of_clones_inside_the_poll_alone_and_whether_there_are_others() {
+fn clones_inside_the_poll_are_reported_and_whether_there_are_others() {
     let (future, task) = setup();
-    let told = || {
+    let reported = || {
         let seen = &future.observer;
         (seen.clones.load(Ordering::Relaxed), seen.others.load(Ordering::Relaxed))
     };
     let held = task.poll(&future, |waker| {
         drop(waker.clone());
-        assert_eq!(told(), (1, 0));
+        assert_eq!(reported(), (1, 0));
         let held = waker.clone();
-        assert_eq!(told(), (2, 0), "the first was dropped");
+        assert_eq!(reported(), (2, 0), "the first was dropped");
         held
     });
     drop(held.clone());
-    assert_eq!(told(), (2, 0), "no poll");
+    assert_eq!(reported(), (2, 0), "no poll");
     task.poll(&future, |waker| drop(waker.clone()));
-    assert_eq!(told(), (3, 1), "one is held");
+    assert_eq!(reported(), (3, 1), "one is held");
     task.poll(&future, |waker| {
         thread::scope(|scope| _ = scope.spawn(|| drop(waker.clone())));
-        assert_eq!(told(), (3, 1), "another thread, whose stack is not the poll's");
+        assert_eq!(reported(), (3, 1), "another thread, whose stack is not the poll's");
     });
 }
 
@@ -294,16 +295,16 @@ fn panics_of_the_executor_s_waker_leave_everything_in_order() {
     assert_eq!((task.wakes(), Arc::strong_count(&task)), (1, 1));
 }
 
-/// A leaf that is ready once it has been told so often, and keeps its waker if that will wake.
+/// A leaf that is ready after a number of events, and keeps its waker if that will wake.
 #[derive(Default)]
 struct Leaf {
-    told: AtomicUsize,
+    events: AtomicUsize,
     waker: Mutex<Option<Waker>>,
 }
 
 impl Leaf {
-    fn tell(&self, by_ref: bool) {
-        self.told.fetch_add(1, Ordering::Release);
+    fn happen(&self, by_ref: bool) {
+        self.events.fetch_add(1, Ordering::Release);
         if by_ref {
             if let Some(waker) = &*self.waker.lock() {
                 waker.wake_by_ref();
@@ -321,7 +322,7 @@ impl Leaf {
         if !held.as_ref().is_some_and(|held| held.will_wake(waker)) {
             *held = Some(waker.clone());
         }
-        self.told.load(Ordering::Acquire) >= at
+        self.events.load(Ordering::Acquire) >= at
     }
 }
 
@@ -342,7 +343,7 @@ fn no_wake_is_lost_when_each_poll_has_another_waker() {
     thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..rounds {
-                leaf.tell(round % 3 == 0);
+                leaf.happen(round % 3 == 0);
                 if round % 2 == 0 {
                     thread::yield_now();
                 }
@@ -499,7 +500,7 @@ impl Model {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 8 } else { ProptestConfig::default().cases },
+        cases: if cfg!(miri) { 3 } else { ProptestConfig::default().cases },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

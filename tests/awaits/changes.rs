@@ -1,0 +1,286 @@
+//! What changes between two polls: what is awaited, the rules, the layer, the process.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::thread;
+
+use futures::future::join;
+use tracing::{Instrument, info_span};
+use tracing_profiling::ProfiledExt;
+use tracing_profiling::profile::SampleKind;
+
+use crate::leaf::{Event, Task, yield_now};
+use crate::support::{PLENTY, Setup, is_child, run_child};
+use crate::{MS, is_in};
+
+async fn wait_first(event: &Event) {
+    event.wait().await;
+}
+
+async fn wait_second(event: &Event) {
+    event.wait().await;
+}
+
+#[test]
+fn a_leaf_that_is_still_awaited_is_shown_after_another_that_cloned_the_waker_later() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, first, second) = (Arc::new(Task::default()), Event::default(), Event::default());
+        let later = async {
+            // Pending without a clone.
+            yield_now().await;
+            wait_second(&second).await;
+        };
+        let both = async { _ = join(wait_first(&first), later).await };
+        let mut both = pin!(both.instrument(info_span!("both")).profiled());
+        assert!(task.poll(both.as_mut()).is_pending());
+        assert!(task.poll(both.as_mut()).is_pending());
+        thread::sleep(15 * MS);
+        second.happen();
+        assert!(task.poll(both.as_mut()).is_pending());
+        thread::sleep(15 * MS);
+        first.happen();
+        assert!(task.poll(both.as_mut()).is_ready());
+    });
+    let profile = &setup.profiles()[0];
+    let mut seen = Vec::new();
+    for sample in profile.of_kind(SampleKind::Await) {
+        let function = ["wait_first", "wait_second"].map(|name| is_in(profile, sample, name));
+        seen.extend(sample.points.iter().map(|point| (point.time(), function)));
+    }
+    seen.sort_unstable();
+    let seen: Vec<_> = seen.into_iter().map(|(_, function)| function).collect();
+    assert_eq!(seen, [[false, true], [true, false]], "the last that cloned, and what was left");
+}
+
+#[test]
+fn a_single_leaf_does_not_clone_the_waker_again() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let wait = event.wait().instrument(info_span!("single")).profiled();
+        let mut wait = pin!(wait);
+        for _ in 0..100 {
+            assert!(task.poll(wait.as_mut()).is_pending());
+        }
+        assert_eq!(event.clones(), 1);
+    });
+}
+
+#[test]
+fn time_counts_when_a_wrapper_around_begins_to_observe() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, gate, event) = (Arc::new(Task::default()), Event::default(), Event::default());
+        let inner = async { wait_first(&event).await };
+        let inner = inner.instrument(info_span!("inner")).profiled();
+        let mut outer = pin!(
+            async {
+                gate.wait().await;
+                inner.await;
+            }
+            .profiled()
+        );
+        // In no span: of the polls from now on, one in 64 is observed.
+        assert!(task.poll(outer.as_mut()).is_pending());
+        gate.happen();
+        for _ in 0..63 {
+            assert!(task.poll(outer.as_mut()).is_pending());
+        }
+        thread::sleep(30 * MS);
+        assert!(task.poll(outer.as_mut()).is_pending());
+        thread::sleep(30 * MS);
+        event.happen();
+        assert!(task.poll(outer.as_mut()).is_ready());
+    });
+    let times = *setup.kept()[0].spans[0].times();
+    let unexplained = times.idle() - times.awaiting() - times.scheduling_delay();
+    assert!(unexplained < 15 * MS, "{unexplained:?} of {:?}", times.idle());
+}
+
+#[test]
+fn a_wake_while_another_wrapper_observes_does_not_count_later() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, event, held) = (Arc::new(Task::default()), Event::default(), RefCell::default());
+        let wait = poll_fn(|context| {
+            *held.borrow_mut() = Some(context.waker().clone());
+            pin!(event.wait()).poll(context)
+        });
+        let mut inner = pin!(wait.instrument(info_span!("inner")).profiled());
+        assert!(task.poll(inner.as_mut()).is_pending());
+        let stale = held.take().expect("a waker of the inner one");
+        {
+            let outer = pin!(inner.as_mut().instrument(info_span!("outer")).profiled());
+            assert!(task.poll(outer).is_pending());
+        }
+        stale.wake();
+        assert!(task.poll(inner.as_mut()).is_pending());
+        thread::sleep(30 * MS);
+        event.happen();
+        assert!(task.poll(inner.as_mut()).is_ready());
+    });
+    let kept = setup.kept();
+    let inner = kept.iter().find(|kept| kept.spans[0].name() == "inner").expect("kept");
+    let times = inner.spans[0].times();
+    assert!(times.awaiting() >= 30 * MS, "{times:?}");
+}
+
+#[test]
+fn a_future_that_outlives_a_layer_reports_to_the_next() {
+    let (first, second) = (Setup::new("0ms"), Setup::new("0ms"));
+    let (task, one, another) = (Arc::new(Task::default()), Event::default(), Event::default());
+    let both = async {
+        wait_first(&one).instrument(info_span!("one")).await;
+        wait_second(&another).instrument(info_span!("another")).await;
+    };
+    let mut both = pin!(both.profiled());
+    first.run(|| assert!(task.poll(both.as_mut()).is_pending()));
+    assert!(first.handle.shutdown(PLENTY));
+    second.run(|| {
+        one.happen();
+        assert!(task.poll(both.as_mut()).is_pending());
+        thread::sleep(15 * MS);
+        another.happen();
+        assert!(task.poll(both.as_mut()).is_ready());
+    });
+    let kept = second.kept();
+    let times = kept[0].spans[0].times();
+    assert!(times.awaiting() >= 15 * MS, "{times:?}");
+}
+
+#[test]
+fn rules_change_and_profiling_stops_and_starts_between_polls() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, event, last) = (Arc::new(Task::default()), Event::default(), Event::default());
+        let rounds = 40;
+        let all = async {
+            for _ in 0..rounds {
+                wait_first(&event).instrument(info_span!("round")).await;
+            }
+            wait_second(&last).instrument(info_span!("last")).await;
+        };
+        let mut all = pin!(all.profiled());
+        assert!(task.poll(all.as_mut()).is_pending());
+        for round in 1..=rounds {
+            match round % 4 {
+                0 => setup.handle.disable(),
+                1 => setup.handle.enable().unwrap(),
+                2 => setup.handle.set_rules("off".parse().unwrap()).unwrap(),
+                _ => setup.handle.set_rules("[round]=0ms,[last]=0ms".parse().unwrap()).unwrap(),
+            }
+            let wakes = task.wakes();
+            event.happen();
+            assert_eq!(task.wakes(), wakes + 1);
+            if round == rounds {
+                setup.handle.enable().unwrap();
+            }
+            assert!(task.poll(all.as_mut()).is_pending());
+        }
+        thread::sleep(15 * MS);
+        last.happen();
+        assert!(task.poll(all.as_mut()).is_ready());
+    });
+    let kept = setup.kept();
+    let last = kept.iter().find(|kept| kept.spans[0].name() == "last").expect("kept");
+    assert!(last.spans[0].times().awaiting() >= 15 * MS, "{last:?}");
+}
+
+type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A future that is polled and dropped when the thread-local variables of the layer have gone.
+struct Late(Option<(Arc<Task>, Job)>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        let (task, mut job) = self.0.take().expect("dropped once");
+        assert!(task.poll(job.as_mut()).is_pending());
+    }
+}
+
+#[test]
+fn a_future_is_polled_and_dropped_while_thread_locals_are_destroyed() {
+    thread_local! {
+        static LATE: RefCell<Late> = const { RefCell::new(Late(None)) };
+    }
+    let setup = Setup::new("0ms");
+    let event = Event::default();
+    let (shared, dispatch) = (event.clone(), setup.dispatch.clone());
+    let thread = thread::spawn(move || {
+        LATE.with(|late| {
+            tracing::dispatcher::with_default(&dispatch, || {
+                let wait = async move { shared.wait().await };
+                let (mut job, task): (Job, _) = (Box::pin(wait.profiled()), Arc::default());
+                // The registry cannot enter a span later.
+                let poll = || Task::poll(&task, job.as_mut());
+                assert!(info_span!("late").in_scope(poll).is_pending());
+                late.borrow_mut().0 = Some((task, job));
+            });
+        });
+    });
+    thread.join().unwrap();
+    if let Some(waker) = event.waker() {
+        waker.wake();
+    }
+    setup.flush();
+}
+
+/// The child of a fork must not wait for locks of threads that it does not have.
+#[test]
+fn futures_are_dropped_in_forked_children() {
+    const NAME: &str = "changes::futures_are_dropped_in_forked_children";
+    if !is_child(NAME) {
+        let output = run_child(NAME, &[]);
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let setup = Setup::new("0ms");
+    let span = tracing::dispatcher::with_default(&setup.dispatch, || info_span!("parent"));
+    let pending = || {
+        let mut wait = Box::pin(async { Event::default().wait().await }.profiled());
+        let task = Arc::new(Task::default());
+        assert!(span.in_scope(|| task.poll(wait.as_mut())).is_pending());
+        wait
+    };
+    for _ in 0..8 {
+        let span = span.clone();
+        thread::spawn(move || {
+            let (task, event) = (Arc::new(Task::default()), Event::default());
+            loop {
+                let mut wait = pin!(event.wait().profiled());
+                _ = span.in_scope(|| task.poll(wait.as_mut()));
+            }
+        });
+    }
+    for _ in 0..200 {
+        let futures: Vec<_> = (0..64).map(|_| pending()).collect();
+        // SAFETY: the child only polls and drops these futures, and ends.
+        #[allow(unsafe_code, reason = "a fork")]
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            #[allow(unsafe_code, reason = "a fork")]
+            unsafe {
+                libc::alarm(20);
+            }
+            for mut future in futures {
+                assert!(Arc::new(Task::default()).poll(future.as_mut()).is_pending());
+                drop(future);
+            }
+            // SAFETY: as above.
+            #[allow(unsafe_code, reason = "a fork")]
+            unsafe {
+                libc::_exit(0)
+            }
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child.
+        #[allow(unsafe_code, reason = "a fork")]
+        let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((ended, status), (child, 0));
+    }
+    std::process::exit(0);
+}

@@ -1,0 +1,122 @@
+//! How long awaits and scheduling delays were, and in which samples they are.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+use tracing::{Instrument, info_span};
+use tracing_profiling::profile::SampleKind;
+use tracing_profiling::{ProfiledExt, TimeBreakdown};
+
+use crate::leaf::Event;
+use crate::support::{Setup, functions};
+use crate::{MS, is_in, sum, with_subscriber};
+
+/// Of each kind of idle time, short stretches are sampled with this weight.
+const SAMPLE: Duration = Duration::from_millis(10);
+
+async fn nap(times: usize, length: Duration) {
+    for _ in 0..times {
+        sleep(length).await;
+    }
+}
+
+/// Runs naps in a span, with a neighbour that blocks the thread from time to time. Returns the time of the span, and of
+/// its samples of awaits and of delays.
+fn naps(times: usize, length: Duration) -> (TimeBreakdown, [Duration; 2]) {
+    // A span grows old in 1 ms. If the thread were armed at each enter, that would add to idle time.
+    let setup = Setup::of_rules("20ms", |builder| builder);
+    setup.run(|| {
+        with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
+            tokio::spawn(async {
+                loop {
+                    thread::sleep(2 * MS);
+                    sleep(9 * MS).await;
+                }
+            });
+            let task = async move { nap(times, length).instrument(info_span!("naps")).await };
+            tokio::spawn(task.profiled()).await.unwrap();
+        });
+    });
+    let kept = setup.kept();
+    let times = *kept[0].spans[0].times();
+    let profile = &setup.profiles()[0];
+    let sums = [SampleKind::Await, SampleKind::Delay]
+        .map(|kind| sum(profile, kind, |sample| is_in(profile, sample, "nap")));
+    println!("{times:?}, samples {sums:?}");
+    (times, sums)
+}
+
+#[test]
+fn long_awaits_and_their_delays_add_up_to_idle_time() {
+    let (times, [awaits, delays]) = naps(5, 200 * MS);
+    let explained = times.awaiting() + times.scheduling_delay();
+    assert!(times.idle().abs_diff(explained) <= times.idle() / 100, "{times:?}");
+    assert!(times.scheduling_delay() > Duration::ZERO, "{times:?}");
+    assert!(awaits.abs_diff(times.awaiting()) <= times.idle() / 100, "{awaits:?}, {times:?}");
+    // Some delays are short.
+    assert!(delays.abs_diff(times.scheduling_delay()) <= SAMPLE + MS, "{delays:?}, {times:?}");
+}
+
+#[test]
+fn a_hundred_short_awaits_are_sampled() {
+    let (times, [awaits, delays]) = naps(100, 5 * MS);
+    assert!(awaits.abs_diff(times.awaiting()) <= SAMPLE + MS, "{awaits:?}, {times:?}");
+    assert!(delays.abs_diff(times.scheduling_delay()) <= SAMPLE + MS, "{delays:?}, {times:?}");
+}
+
+async fn wait_in_vain(event: Event) {
+    event.wait().await;
+}
+
+#[test]
+fn a_future_that_is_cancelled_shows_where_it_awaited() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
+            let wait = wait_in_vain(Event::default()).instrument(info_span!("cancelled"));
+            assert!(timeout(30 * MS, wait.profiled()).await.is_err());
+        });
+    });
+    let kept = setup.kept();
+    let (profile, times) = (&setup.profiles()[0], kept[0].spans[0].times());
+    let awaits = sum(profile, SampleKind::Await, |sample| is_in(profile, sample, "wait_in_vain"));
+    assert!(awaits.abs_diff(times.awaiting()) <= MS && awaits >= 25 * MS, "{awaits:?}, {times:?}");
+}
+
+#[test]
+fn a_delay_names_the_span_that_blocked_the_thread() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
+            let (answer, answered) = oneshot::channel();
+            let (block, blocks) = mpsc::channel();
+            thread::spawn(move || {
+                blocks.recv().unwrap();
+                answer.send(()).unwrap();
+            });
+            let request = async { answered.await.unwrap() };
+            let request = request.instrument(info_span!("request")).profiled();
+            let request = tokio::spawn(request);
+            tokio::task::yield_now().await;
+            info_span!("blocker").in_scope(|| {
+                block.send(()).unwrap();
+                thread::sleep(300 * MS);
+            });
+            request.await.unwrap();
+        });
+    });
+    let kept = setup.kept();
+    let request = kept.iter().find(|kept| kept.spans[0].name() == "request").expect("kept");
+    let delay = request.spans[0].times().scheduling_delay();
+    let profiles = setup.profiles();
+    let profile = profiles.iter().find(|profile| profile.title.contains("request")).unwrap();
+    let behind = sum(profile, SampleKind::Delay, |sample| {
+        functions(profile, sample).contains(&"[scheduling delay behind blocker]")
+    });
+    println!("{delay:?}, behind the blocker {behind:?}");
+    assert!(delay > 200 * MS && behind.abs_diff(delay) <= MS, "{behind:?} of {delay:?}");
+}
