@@ -87,8 +87,12 @@ mod tests {
         }
         let sleep = "<tokio::time::sleep::Sleep as core::future::future::Future>::poll";
         let code = format!("GET /checkout;shop::fetch::{{{{closure}}}};{sleep}");
+        let note = profile.add_wait("[awaiting: stack not copied]");
+        let note = profile.add_stack(vec![note]);
+        profile.add_sample(SampleKind::Await, note, awaited.link, point);
         let lines = folded(&profile);
         for expected in [
+            "GET /checkout;[awaiting: stack not copied] 5000000\n".to_owned(),
             format!("{code} 10000000\n"),
             format!("{code};[await] 1185000000\n"),
             format!("{code};[scheduling delay behind report] 20000000\n"),
