@@ -255,7 +255,7 @@ impl<'a> Encoder<'a> {
         locations.reverse();
         let mut frames: Vec<_> =
             locations.into_iter().flat_map(|location| self.frames(location)).collect();
-        if sample.kind == SampleKind::Await {
+        if sample.kind == SampleKind::Await && self.profile.ends_in_code(sample) {
             frames.push(FrameInfo {
                 frame: Frame::Label(self.encoded.intern_string(AWAIT)),
                 category_pair: self.categories.blocked.into(),

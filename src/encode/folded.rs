@@ -56,7 +56,7 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::profile::{Point, SampleKind};
+    use crate::profile::{Link, Point, SampleKind};
 
     use super::super::tests::{awaiting, checkout, waiting, with_idle};
     use super::*;
@@ -73,16 +73,28 @@ mod tests {
     #[test]
     fn awaits_and_delays_are_not_mixed_with_time_on_the_cpu() {
         let mut profile = awaiting();
-        // The same code ran, too.
+        // The same code ran, too, and in another span of the same name.
         let awaited = profile.of_kind(SampleKind::Await).next().unwrap().clone();
+        let other = Link { start_unix_ns: 7, ..Link::named("GET /checkout", None) };
+        let other = Some(profile.add_link(other));
         let point = Point { time_unix_ns: 1_001, weight_ns: 5_000_000, thread: None };
-        profile.add_sample(SampleKind::OnCpu, awaited.stack, awaited.link, point);
+        for (kind, link) in [
+            (SampleKind::OnCpu, awaited.link),
+            (SampleKind::OnCpu, other),
+            (SampleKind::Await, other),
+        ] {
+            profile.add_sample(kind, awaited.stack, link, point);
+        }
         let sleep = "<tokio::time::sleep::Sleep as core::future::future::Future>::poll";
         let code = format!("GET /checkout;shop::fetch::{{{{closure}}}};{sleep}");
+        let note = profile.add_wait("[awaiting: stack not copied]");
+        let note = profile.add_stack(vec![note]);
+        profile.add_sample(SampleKind::Await, note, awaited.link, point);
         let lines = folded(&profile);
         for expected in [
-            format!("{code} 5000000\n"),
-            format!("{code};[await] 1180000000\n"),
+            "GET /checkout;[awaiting: stack not copied] 5000000\n".to_owned(),
+            format!("{code} 10000000\n"),
+            format!("{code};[await] 1185000000\n"),
             format!("{code};[scheduling delay behind report] 20000000\n"),
         ] {
             assert!(lines.contains(&expected), "{expected} in {lines}");

@@ -159,7 +159,8 @@ impl<'a> Frames<'a> {
             (links.collect(), self.profile.location_ids(sample.stack).collect());
         links.reverse();
         locations.reverse();
-        let end = (sample.kind == SampleKind::Await).then_some(awaits);
+        let end = self.profile.ends_in_code(sample).then_some(awaits);
+        let end = end.filter(|_| sample.kind == SampleKind::Await);
         Path { share: BoxShare::of(sample), links, locations, end }
     }
 

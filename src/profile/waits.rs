@@ -91,6 +91,11 @@ impl Profile {
         awaits::sum(self)
     }
 
+    /// Whether its innermost frame does not state what it waited for.
+    pub(crate) fn ends_in_code(&self, sample: &Sample) -> bool {
+        self.stack(sample.stack).next().is_none_or(|location| location.kind != FrameKind::Wait)
+    }
+
     /// What a wait was for, and in which function; `None` for a sample that is not a wait.
     #[cfg(feature = "firefox")]
     pub(crate) fn wait_site(&self, sample: &Sample) -> Option<(&str, String)> {
