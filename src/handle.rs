@@ -10,7 +10,7 @@ use opentelemetry_sdk::trace::SpanProcessor;
 
 #[cfg(feature = "axum")]
 use crate::collector::RecentlyKept;
-use crate::collector::{Engine, OpenSpan};
+use crate::collector::{Engine, OpenSpan, open_spans};
 use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
@@ -103,7 +103,7 @@ impl Handle {
     pub fn open_spans(&self, older_than: Duration) -> Vec<OpenSpan> {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
-        engine.map_or_else(Vec::new, |engine| engine.open_spans(older_than))
+        engine.map_or_else(Vec::new, |engine| open_spans(engine, older_than))
     }
 
     /// Whether new spans are profiled, if a rule matches them.

@@ -18,6 +18,8 @@ mod changes;
 mod executors;
 #[path = "awaits/leaf.rs"]
 mod leaf;
+#[path = "awaits/open.rs"]
+mod open;
 mod support;
 #[path = "awaits/times.rs"]
 mod times;
@@ -46,51 +48,4 @@ fn is_in(profile: &Profile, sample: &Sample, function: &str) -> bool {
 fn sum(profile: &Profile, kind: SampleKind, is_it: impl Fn(&Sample) -> bool) -> Duration {
     let samples = profile.of_kind(kind).filter(|sample| is_it(sample));
     samples.flat_map(|sample| &sample.points).map(|point| point.weight()).sum()
-}
-
-#[test]
-fn open_spans() {
-    let setup = Setup::new("50ms");
-    let handle = setup.handle.clone();
-    setup.run(|| {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let task = request().instrument(info_span!("request", method = "GET")).profiled();
-        let task =
-            runtime.spawn(tracing::instrument::WithSubscriber::with_current_subscriber(task));
-        runtime.block_on(async { sleep(50 * MS).await });
-        for open in handle.open_spans(10 * MS) {
-            println!("{open:#?}");
-        }
-        runtime.block_on(task).unwrap();
-    });
-}
-
-#[test]
-fn unwrapped() {
-    let setup = Setup::new("50ms");
-    setup.run(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(
-            async {
-                sleep(30 * MS).await;
-                sleep(60 * MS).instrument(info_span!("inner")).await;
-                sleep(40 * MS).await;
-            }
-            .instrument(info_span!("outer")),
-        );
-    });
-    for kept in setup.kept() {
-        let t = kept.spans[0].times();
-        println!(
-            "kept {:?} idle {:?} await {:?} delay {:?}",
-            kept.spans[0].name(),
-            t.idle(),
-            t.awaiting(),
-            t.scheduling_delay()
-        );
-    }
-    for profile in setup.profiles() {
-        println!("{}", profile.title);
-        print(&profile);
-    }
 }

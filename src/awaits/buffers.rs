@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam::queue::ArrayQueue;
 
 use crate::sampler::record::Registers;
-use crate::sys::LiveStack;
+use crate::sys::{self, LiveStack};
 
 /// Buffers of a few sizes, which are reused, and together have a limit.
 #[derive(Debug)]
@@ -15,6 +15,7 @@ pub(super) struct Buffers {
     /// Of all buffers, free or not.
     bytes: AtomicUsize,
     most_bytes: usize,
+    made_in: u32,
 }
 
 const SMALLEST: usize = 1 << 10;
@@ -27,7 +28,7 @@ const _: () = assert!(SMALLEST << (SIZES - 1) == LiveStack::MOST_BYTES);
 impl Buffers {
     pub(super) fn new(most_bytes: usize) -> Self {
         let free = std::array::from_fn(|_| ArrayQueue::new(MOST_FREE));
-        Self { free, bytes: AtomicUsize::new(0), most_bytes }
+        Self { free, bytes: AtomicUsize::new(0), most_bytes, made_in: sys::fork_generation() }
     }
 
     /// A buffer of at least that length, if there is memory for it.
@@ -60,6 +61,10 @@ impl Buffers {
     }
 
     fn give_back(&self, buffer: Box<[u8]>) {
+        // In the child of a fork, a thread of the parent may be inside the queue forever.
+        if self.made_in != sys::fork_generation() {
+            return;
+        }
         let free = self.free.get((buffer.len() / SMALLEST).trailing_zeros() as usize);
         if let Some(Err(buffer)) = free.map(|free| free.push(buffer)) {
             self.bytes.fetch_sub(buffer.len(), Ordering::Relaxed);
@@ -74,7 +79,7 @@ impl Buffers {
 
 /// The copy of a part of a stack.
 #[derive(Debug)]
-pub(crate) struct StackCopy {
+pub(crate) struct AwaitStack {
     registers: Registers,
     /// Taken out by `drop` alone.
     bytes: Box<[u8]>,
@@ -82,7 +87,7 @@ pub(crate) struct StackCopy {
     buffers: Arc<Buffers>,
 }
 
-impl StackCopy {
+impl AwaitStack {
     /// Copies a stack, into the memory of an earlier copy if that is large enough. `None` if there is no memory.
     pub(super) fn new(
         buffers: &Arc<Buffers>,
@@ -126,7 +131,7 @@ impl StackCopy {
     }
 }
 
-impl Drop for StackCopy {
+impl Drop for AwaitStack {
     fn drop(&mut self) {
         self.buffers.give_back(std::mem::take(&mut self.bytes));
     }

@@ -11,6 +11,6 @@ mod shared;
 #[cfg(feature = "tower")]
 pub mod tower;
 
-pub(crate) use buffers::StackCopy;
+pub(crate) use buffers::AwaitStack;
 pub use future::{Profiled, ProfiledExt};
-pub(crate) use shared::{AwaitSample, Awaits, forget_all};
+pub(crate) use shared::{AwaitSample, LayerAwaits, forget_all};

@@ -7,33 +7,34 @@ use std::task::{Context, Poll, RawWakerVTable};
 
 use parking_lot::Mutex;
 
-use super::buffers::StackCopy;
-use super::shared::{AwaitSample, Awaits, ListedAt, activity};
+use super::buffers::AwaitStack;
+use super::shared::{AwaitSample, LayerAwaits, ListedAt, activity};
 use crate::span::{
-    InnermostSpan, SpanKey, innermost_span, is_ignored, last_long_segment, set_explained,
+    InnermostSpan, ObservedPoll, SpanKey, explain_idle, innermost_span, is_ignored,
+    last_long_segment,
 };
 use crate::stats::Counters;
 use crate::sys::{self, LiveStack, TaskWaker, WakerObserver};
 
 /// The part of a future's state that its wakers and the collector use.
 #[derive(Debug, Default)]
-pub(super) struct Record {
+pub(super) struct FutureRecord {
     /// The layer of the first profiled span that the future was in.
-    awaits: OnceLock<Arc<Awaits>>,
+    awaits: OnceLock<Arc<LayerAwaits>>,
     /// In ticks; 0 if the future is not pending.
     pending_since: AtomicU64,
     /// When it was first woken since then; 0 if it was not.
     woken_at: AtomicU64,
     /// Other clones of the waker existed when `place` was set in the last poll: it may not be what is still awaited.
     is_unsure: AtomicBool,
-    place: Mutex<Place>,
+    place: Mutex<AwaitPlace>,
 }
 
 /// Where the future is.
 #[derive(Debug, Default)]
-struct Place {
+struct AwaitPlace {
     span: Option<InnermostSpan>,
-    stack: Option<StackCopy>,
+    stack: Option<AwaitStack>,
     carried: Option<Carried>,
 }
 
@@ -44,7 +45,7 @@ struct Carried {
     span: InnermostSpan,
     /// The outermost span that it was in.
     outermost: InnermostSpan,
-    stack: Option<StackCopy>,
+    stack: Option<AwaitStack>,
     since: u64,
     woken_at: u64,
     /// The time that it represents, in ticks: of awaits and of delays.
@@ -53,10 +54,10 @@ struct Carried {
 
 thread_local! {
     /// The future with a carried sample that is polled on this thread, or that ended last.
-    static CARRIER: Cell<Option<Arc<TaskWaker<Record>>>> = const { Cell::new(None) };
+    static CARRIER: Cell<Option<Arc<TaskWaker<FutureRecord>>>> = const { Cell::new(None) };
 }
 
-impl Awaits {
+impl LayerAwaits {
     /// A span is kept that closes on this thread. Sends the sample of what it awaited while it was young, if there is one.
     /// Returns the number of samples.
     pub(crate) fn send_carried(&self, kept: SpanKey) -> u64 {
@@ -93,12 +94,12 @@ impl Awaits {
     }
 }
 
-impl Place {
+impl AwaitPlace {
     /// Carries a new sample together with the one before.
     fn carry(&mut self, before: Option<Carried>, new: Carried) {
         let sum = |weights: [u64; 2]| weights.iter().sum::<u64>();
         let Some(before) = before else {
-            let stack = self.stack.as_ref().and_then(StackCopy::duplicate);
+            let stack = self.stack.as_ref().and_then(AwaitStack::duplicate);
             self.carried = Some(Carried { stack, ..new });
             return;
         };
@@ -110,7 +111,7 @@ impl Place {
         let is_new = mixed(new.woken_at ^ new.span.key.get()) % all.max(1) < sum(new.weights);
         self.carried = Some(match is_new {
             true => {
-                let stack = self.stack.as_ref().and_then(StackCopy::duplicate);
+                let stack = self.stack.as_ref().and_then(AwaitStack::duplicate);
                 Carried { stack, weights, ..new }
             }
             false => Carried { weights, ..before },
@@ -126,13 +127,13 @@ const fn mixed(number: u64) -> u64 {
 }
 
 static VTABLE: RawWakerVTable = RawWakerVTable::new(
-    sys::clone_waker::<Record>,
-    sys::wake::<Record>,
-    sys::wake_by_ref::<Record>,
-    sys::drop_waker::<Record>,
+    sys::clone_waker::<FutureRecord>,
+    sys::wake::<FutureRecord>,
+    sys::wake_by_ref::<FutureRecord>,
+    sys::drop_waker::<FutureRecord>,
 );
 
-impl WakerObserver for Record {
+impl WakerObserver for FutureRecord {
     fn vtable() -> &'static RawWakerVTable {
         &VTABLE
     }
@@ -148,7 +149,7 @@ impl WakerObserver for Record {
         let span = innermost_span();
         let awaits = match (self.awaits.get(), span) {
             (Some(awaits), _) => awaits,
-            (None, Some(span)) => match Awaits::of_layer(span.layer) {
+            (None, Some(span)) => match LayerAwaits::of_layer(span.layer) {
                 Some(awaits) => self.awaits.get_or_init(|| awaits),
                 None => return,
             },
@@ -178,20 +179,20 @@ impl WakerObserver for Record {
     }
 }
 
-impl Record {
+impl FutureRecord {
     fn has_stopped(&self) -> bool {
         self.awaits.get().is_some_and(|awaits| !awaits.is_active())
     }
 
     /// What it awaits now, if it is pending.
-    pub(super) fn present(&self, awaits: &Awaits) -> Option<AwaitSample> {
+    pub(super) fn present(&self, awaits: &LayerAwaits) -> Option<AwaitSample> {
         let since = self.pending_since.load(Ordering::Relaxed);
         let woken_at = self.woken_at.load(Ordering::Relaxed);
         if since == 0 {
             return None;
         }
         let place = self.place.lock();
-        let (span, stack) = (place.span?, place.stack.as_ref().and_then(StackCopy::duplicate));
+        let (span, stack) = (place.span?, place.stack.as_ref().and_then(AwaitStack::duplicate));
         drop(place);
         let (clock, now) = (awaits.spans.clock(), awaits.now().max(since));
         let woken = if woken_at == 0 { now } else { woken_at.clamp(since, now) };
@@ -210,7 +211,7 @@ impl Record {
 /// Observes one future, in which it is kept.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
-    waker: Option<Arc<TaskWaker<Record>>>,
+    waker: Option<Arc<TaskWaker<FutureRecord>>>,
     /// The [`activity`] at the last poll that was observed and in no profiled span.
     unmatched_at: u64,
     /// How many more polls are not observed.
@@ -226,8 +227,6 @@ struct Idle {
     listed: Option<ListedAt>,
     /// The record may have a carried sample.
     has_carried: bool,
-    /// The last await was so long that it explains idle time of spans.
-    is_explained: bool,
     /// Idle time that is not in the accounts yet: awaits and delays, in ticks.
     uncounted: [u64; 2],
     /// The time since the last sample of short awaits, and of short delays.
@@ -271,22 +270,22 @@ impl Observed {
         if std::ptr::eq(context.waker().vtable(), &VTABLE) || is_ignored() {
             if let Some(waker) = &self.waker {
                 self.idle.end_await(&waker.observer);
-                self.idle.end_explained(&waker.observer);
             }
             return poll(context);
         }
-        let waker = self.waker.get_or_insert_with(|| TaskWaker::new(Record::default()));
+        let waker = self.waker.get_or_insert_with(|| TaskWaker::new(FutureRecord::default()));
         self.idle.end_await(&waker.observer);
         waker.observer.is_unsure.store(false, Ordering::Relaxed);
         let is_carrier = self.idle.has_carried;
         if is_carrier {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(Arc::clone(waker))));
         }
+        let observed = ObservedPoll::begin();
         let polled = waker.poll(usize::from(self.idle.tag), context, poll);
+        drop(observed);
         if is_carrier {
             _ = CARRIER.try_with(Cell::take);
         }
-        self.idle.end_explained(&waker.observer);
         if polled.is_pending() && !self.idle.begin_await(waker) {
             self.unmatched_at = activity;
             self.unobserved = OBSERVE_ONE_IN - 1;
@@ -311,7 +310,6 @@ impl Observed {
             return;
         };
         idle.end_await(&waker.observer);
-        idle.end_explained(&waker.observer);
         if let Some(place) = idle.listed {
             awaits.remove_future(place);
         }
@@ -325,22 +323,11 @@ impl Observed {
 }
 
 impl Idle {
-    /// The poll ends, or the future with it.
-    #[inline]
-    fn end_explained(&mut self, record: &Record) {
-        if std::mem::take(&mut self.is_explained)
-            && let Some(awaits) = record.awaits.get()
-        {
-            set_explained(awaits.spans.layer(), false);
-        }
-    }
-
     /// The future is pending. Returns false if it was in no profiled span.
     #[inline]
-    fn begin_await(&mut self, waker: &Arc<TaskWaker<Record>>) -> bool {
+    fn begin_await(&mut self, waker: &Arc<TaskWaker<FutureRecord>>) -> bool {
         let record = &waker.observer;
         let Some(awaits) = record.awaits.get() else { return false };
-        let now = awaits.now();
         if record.is_unsure.load(Ordering::Relaxed) {
             // Only the stack of the last clone is known. With wakers that differ from all clones, all that are still
             // awaited clone the waker again.
@@ -359,7 +346,7 @@ impl Idle {
 
     /// The future is polled or dropped.
     #[inline]
-    fn end_await(&mut self, record: &Record) {
+    fn end_await(&mut self, record: &FutureRecord) {
         let since = record.pending_since.load(Ordering::Relaxed);
         // Also if it was woken while it was not observed.
         let woken_at = record.woken_at.swap(0, Ordering::Relaxed);
@@ -388,13 +375,19 @@ impl Idle {
     /// Adds idle time to the accounts, and sends a sample if one is due.
     #[cold]
     #[inline(never)]
-    fn report(&mut self, record: &Record, awaits: &Awaits, since: u64, woken_at: u64, now: u64) {
+    fn report(
+        &mut self,
+        record: &FutureRecord,
+        awaits: &LayerAwaits,
+        since: u64,
+        woken_at: u64,
+        now: u64,
+    ) {
         let [awaited, delayed] = std::mem::take(&mut self.uncounted);
         let [await_weight, delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
         // Spans around the wrapper were entered before this poll.
-        set_explained(awaits.spans.layer(), true);
-        self.is_explained = true;
+        explain_idle(awaits.spans.layer());
         let mut place = record.place.lock();
         let Some(span) = place.span else { return };
         awaits.spans.count_await(&span, awaited, delayed);
@@ -411,7 +404,7 @@ impl Idle {
             self.has_carried = true;
             return;
         }
-        let stack = place.stack.as_ref().and_then(StackCopy::duplicate);
+        let stack = place.stack.as_ref().and_then(AwaitStack::duplicate);
         drop(place);
         _ = carried.map(|carried| awaits.send(carried));
         if !awaits.spans.report_await(&span) {

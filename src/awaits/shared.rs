@@ -7,8 +7,8 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use parking_lot::{Mutex, RwLock};
 
-use super::buffers::{Buffers, StackCopy};
-use super::record::Record;
+use super::buffers::{AwaitStack, Buffers};
+use super::record::FutureRecord;
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};
 use crate::stats::Counters;
@@ -37,12 +37,11 @@ pub(crate) struct AwaitSample {
     pub(crate) woken_ns: u64,
     /// The time that it represents as a scheduling delay; 0 if none.
     pub(crate) delay_ns: u64,
-    pub(crate) stack: Option<StackCopy>,
+    pub(crate) stack: Option<AwaitStack>,
     /// The plan of the span that was on the thread that polled it too late.
     pub(crate) behind: Option<u64>,
 }
 
-<<<<<<< HEAD
 impl AwaitSample {
     /// The await and the delay, as far as there are such: the kind, the start and the time that it represents.
     pub(crate) fn parts(&self) -> impl Iterator<Item = (SampleKind, u64, u64)> + use<> {
@@ -53,23 +52,15 @@ impl AwaitSample {
         parts.into_iter().filter(|(_, _, represented_ns)| *represented_ns > 0)
     }
 }
-=======
-/// A part of the pending futures, by their addresses.
-type Shard = Mutex<HashMap<usize, Weak<TaskWaker<Record>>>>;
->>>>>>> aw-wakers
 
 /// The state of a layer that its wrapped futures use.
 #[derive(Debug)]
-pub(crate) struct Awaits {
+pub(crate) struct LayerAwaits {
     pub(super) spans: Arc<Spans>,
     pub(super) counters: Arc<Counters>,
     buffers: Arc<Buffers>,
     samples: ArrayQueue<AwaitSample>,
-<<<<<<< HEAD
     pending: [Mutex<Listed>; SHARDS],
-=======
-    pending: [Shard; SHARDS],
->>>>>>> aw-wakers
     waker: Waker,
     is_active: AtomicBool,
     made_in: u32,
@@ -81,7 +72,7 @@ pub(crate) struct Awaits {
 /// Pending futures, which keep their places.
 #[derive(Debug, Default)]
 struct Listed {
-    futures: Vec<Option<Weak<TaskWaker<Record>>>>,
+    futures: Vec<Option<Weak<TaskWaker<FutureRecord>>>>,
     free: Vec<usize>,
 }
 
@@ -93,7 +84,7 @@ pub(super) struct ListedAt {
 }
 
 impl Listed {
-    fn add(&mut self, future: Weak<TaskWaker<Record>>) -> usize {
+    fn add(&mut self, future: Weak<TaskWaker<FutureRecord>>) -> usize {
         let index = self.free.pop().unwrap_or(self.futures.len());
         match self.futures.get_mut(index) {
             Some(place) => *place = Some(future),
@@ -115,7 +106,7 @@ static ACTIVE: AtomicU64 = AtomicU64::new(0);
 const ONE_CHANGE: u64 = 1 << 32;
 
 /// By the number of the layer.
-static LAYERS: RwLock<Vec<(u32, Weak<Awaits>)>> = RwLock::new(Vec::new());
+static LAYERS: RwLock<Vec<(u32, Weak<LayerAwaits>)>> = RwLock::new(Vec::new());
 
 /// Whether any layer needs to know what futures await, and a value that changes when that may have changed for a span.
 #[inline(always)]
@@ -129,7 +120,7 @@ pub(crate) fn forget_all() {
     ACTIVE.store(0, Ordering::Relaxed);
 }
 
-impl Awaits {
+impl LayerAwaits {
     /// `most_bytes` limits the memory of copied stacks.
     pub(crate) fn new(
         spans: Arc<Spans>,
@@ -204,8 +195,8 @@ impl Awaits {
         self.spans.clock().now()
     }
 
-    pub(super) fn copy(&self, reused: Option<StackCopy>, stack: &LiveStack) -> Option<StackCopy> {
-        let copy = StackCopy::new(&self.buffers, reused, stack);
+    pub(super) fn copy(&self, reused: Option<AwaitStack>, stack: &LiveStack) -> Option<AwaitStack> {
+        let copy = AwaitStack::new(&self.buffers, reused, stack);
         if copy.is_none() {
             Counters::add(&self.counters.awaits.dropped_memory, 1);
         }
@@ -226,19 +217,8 @@ impl Awaits {
         self.samples.pop()
     }
 
-<<<<<<< HEAD
-=======
-    fn shard(&self, waker: &Arc<TaskWaker<Record>>) -> (usize, &Shard) {
-        let address = Arc::as_ptr(waker).addr();
-        let [first, ..] = &self.pending;
-        // Spreads neighbouring allocations.
-        let number = (address >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
-        (address, self.pending.get(number % SHARDS).unwrap_or(first))
-    }
-
->>>>>>> aw-wakers
     /// A future is pending in a span, and can be asked what it awaits from now on.
-    pub(super) fn add_future(&self, waker: &Arc<TaskWaker<Record>>) -> ListedAt {
+    pub(super) fn add_future(&self, waker: &Arc<TaskWaker<FutureRecord>>) -> ListedAt {
         // Neighbouring allocations are in different lists.
         let shard = (Arc::as_ptr(waker).addr() >> 8) % SHARDS;
         let Some(list) = self.pending.get(shard) else {
@@ -254,17 +234,10 @@ impl Awaits {
 
     /// What all pending futures await now.
     pub(crate) fn present(&self) -> Vec<AwaitSample> {
-<<<<<<< HEAD
         let futures = self.pending.iter().flat_map(|shard| {
             let list = shard.lock();
             list.futures.iter().flatten().filter_map(Weak::upgrade).collect::<Vec<_>>()
         });
-=======
-        let futures = self
-            .pending
-            .iter()
-            .flat_map(|shard| shard.lock().values().filter_map(Weak::upgrade).collect::<Vec<_>>());
->>>>>>> aw-wakers
         futures.filter_map(|future| future.observer.present(self)).collect()
     }
 }

@@ -3,7 +3,7 @@
 use super::budget::Share;
 use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
-use crate::awaits::{AwaitSample, Awaits, StackCopy};
+use crate::awaits::{AwaitSample, AwaitStack, LayerAwaits};
 use crate::profile::SampleKind;
 use crate::span::SpanKey;
 use crate::stats::Counters;
@@ -40,7 +40,7 @@ impl AwaitReader {
     }
 
     /// Reads all that have been sent.
-    pub(super) fn read(&mut self, awaits: &Awaits, target: &mut AwaitTarget<'_>) {
+    pub(super) fn read(&mut self, awaits: &LayerAwaits, target: &mut AwaitTarget<'_>) {
         let start = sys::thread_cpu_ns();
         let mut count = 0;
         while let Some(sample) = awaits.take() {
@@ -119,7 +119,7 @@ impl AwaitReader {
 
 /// The frames of a copied stack, from the leaf future to the poll of the wrapper.
 pub(super) fn unwound(
-    copy: Option<&StackCopy>,
+    copy: Option<&AwaitStack>,
     unwinder: &mut Unwinder,
     most_frames: usize,
 ) -> Stack {

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::Sender;
+use crossbeam::channel::{self, Sender};
 
+use super::engine::Engine;
 use super::open_spans::{FoundSpans, OpenSpan};
 use super::room::TakenRoom;
 use crate::keep::KeptSpan;
 use crate::log::LogEvent;
 use crate::profile::{MappingId, Profile};
+use crate::span::is_ignored;
 use crate::unwind::Module;
 
 /// A caller that waits until a deadline.
@@ -62,4 +64,36 @@ pub(super) enum Job {
     Done(FlushRequest),
     /// Stop, then acknowledge.
     Stop(Vec<FlushRequest>),
+}
+
+impl Engine {
+    /// Exports what has been kept so far. Returns whether that was done before the deadline.
+    pub(crate) fn flush(&self, deadline: Instant) -> bool {
+        let (done, wait) = channel::bounded(1);
+        let waiting = FlushRequest { done, deadline };
+        self.ask(Command::Flush(waiting)) && wait.recv_deadline(deadline) == Ok(true)
+    }
+
+    /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
+    /// that until `return_by`.
+    pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> bool {
+        let (done, wait) = channel::bounded(1);
+        let waiting = FlushRequest { done, deadline };
+        self.ask(Command::Shutdown(Some(waiting))) && wait.recv_deadline(return_by) == Ok(true)
+    }
+
+    /// Stops everything once the kept spans are exported, without waiting for that.
+    pub(crate) fn shutdown_later(&self) {
+        self.ask(Command::Shutdown(None));
+    }
+
+    pub(super) fn ask(&self, command: Command) -> bool {
+        // In a forked child no thread would answer, and the layer's own threads would wait for themselves.
+        if !self.is_running() || (is_ignored() && command.is_waited_for()) {
+            return false;
+        }
+        let sent = self.commands.send(command).is_ok();
+        self.waker.wake();
+        sent
+    }
 }

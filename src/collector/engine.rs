@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use crossbeam::channel::{self, Sender};
 use parking_lot::{Mutex, RwLock};
@@ -10,7 +10,7 @@ use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
 use tracing::field::Visit;
 
-use super::command::{Command, FlushRequest};
+use super::command::Command;
 use super::gate::Gate;
 #[cfg(feature = "axum")]
 use super::recent::Recent;
@@ -18,7 +18,7 @@ use super::run::Collector;
 use super::sampled::Pace;
 use super::shed::ShedLimits;
 use super::worker::{Worker, WorkerParts};
-use crate::awaits::{self, Awaits};
+use crate::awaits::{self, LayerAwaits};
 use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{
@@ -32,7 +32,7 @@ use crate::redact::Redaction;
 use crate::sampler::{Sampler, SourceSettings};
 use crate::span::{
     Closing, Enclosing, Plan, RegistryId, SAMPLED_ITSELF, SHOWS_FIELDS, Spans, TraceIds, Verdict,
-    forget_this_thread, is_ignored, spawn_ignored,
+    forget_this_thread, spawn_ignored,
 };
 use crate::stats::{Counters, Stats};
 use crate::symbols::SymbolSettings;
@@ -90,19 +90,19 @@ pub(crate) struct RunningSource {
     pub(crate) settings: SourceSettings,
     /// Describes it and what it cannot see; a warning if that is less than was requested.
     pub(crate) line: LogEvent,
+    /// The reason given for a span without samples.
+    without_samples: NoProfile,
 }
 
 /// A layer's spans, rules and threads.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) spans: Arc<Spans>,
-    pub(super) awaits: Arc<Awaits>,
+    pub(super) awaits: Arc<LayerAwaits>,
     pub(crate) callsites: Callsites,
     pub(super) admission: ProfileAdmission,
     pub(super) counters: Arc<Counters>,
     pub(super) waker: Waker,
-    /// The reason given for a span without samples.
-    without_samples: NoProfile,
     pub(crate) source: RunningSource,
     otel: OtelSettings,
     pub(super) redaction: Redaction,
@@ -159,7 +159,7 @@ impl Engine {
         let (spans, waker) = (Arc::new(parts.spans), parts.poller.waker());
         let await_bytes = parts.limits.await_bytes;
         let awaits =
-            Awaits::new(Arc::clone(&spans), Arc::clone(&parts.counters), waker, await_bytes);
+            LayerAwaits::new(Arc::clone(&spans), Arc::clone(&parts.counters), waker, await_bytes);
         let engine = Arc::new(Self {
             spans,
             awaits,
@@ -167,11 +167,14 @@ impl Engine {
             admission: parts.admission,
             counters: parts.counters,
             waker: parts.poller.waker(),
-            without_samples: match parts.source.is_refused() {
-                true => NoProfile::SamplingUnavailable,
-                false => NoProfile::NoSamples,
+            source: RunningSource {
+                settings: parts.source_settings,
+                line: source_line,
+                without_samples: match parts.source.is_refused() {
+                    true => NoProfile::SamplingUnavailable,
+                    false => NoProfile::NoSamples,
+                },
             },
-            source: RunningSource { settings: parts.source_settings, line: source_line },
             otel: parts.otel,
             redaction: parts.redaction,
             #[cfg(feature = "axum")]
@@ -514,7 +517,7 @@ impl Engine {
             opened_ns: closing.opened_ns,
             opened: before_now(closing.account.wall_ns),
             samples: closing.samples,
-            profile: Err(self.without_samples),
+            profile: Err(self.source.without_samples),
             earlier: ExportedWhileOpen::default(),
             account: closing.account,
             trace,
@@ -578,36 +581,6 @@ impl Engine {
             Err(NoProfile::NoId) => &counters.spans.kept_without_id,
         };
         Counters::add(without, 1);
-    }
-
-    /// Exports what has been kept so far. Returns whether that was done before the deadline.
-    pub(crate) fn flush(&self, deadline: Instant) -> bool {
-        let (done, wait) = channel::bounded(1);
-        let waiting = FlushRequest { done, deadline };
-        self.ask(Command::Flush(waiting)) && wait.recv_deadline(deadline) == Ok(true)
-    }
-
-    /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
-    /// that until `return_by`.
-    pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> bool {
-        let (done, wait) = channel::bounded(1);
-        let waiting = FlushRequest { done, deadline };
-        self.ask(Command::Shutdown(Some(waiting))) && wait.recv_deadline(return_by) == Ok(true)
-    }
-
-    /// Stops everything once the kept spans are exported, without waiting for that.
-    pub(crate) fn shutdown_later(&self) {
-        self.ask(Command::Shutdown(None));
-    }
-
-    pub(super) fn ask(&self, command: Command) -> bool {
-        // In a forked child no thread would answer, and the layer's own threads would wait for themselves.
-        if !self.is_running() || (is_ignored() && command.is_waited_for()) {
-            return false;
-        }
-        let sent = self.commands.send(command).is_ok();
-        self.waker.wake();
-        sent
     }
 }
 

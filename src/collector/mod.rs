@@ -38,6 +38,7 @@ mod worker;
 pub(crate) use engine::spawn;
 pub(crate) use engine::{Engine, Limits, Parts};
 pub(crate) use gate::Gate;
+pub(crate) use open_spans::open_spans;
 pub use open_spans::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]
 pub(crate) use recent::RecentlyKept;

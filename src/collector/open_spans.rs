@@ -97,7 +97,7 @@ impl FoundSpans {
 }
 
 /// Where a span is.
-struct Place {
+struct SpanPlace {
     state: OpenState,
     since_ns: u64,
     stack: Stack,
@@ -136,7 +136,7 @@ impl Collector {
                 (place == Some(OpenState::Entered)) == slot.entered_ns.is_some()
             });
             let place = number.and_then(|number| places.get(number)).map(|(_, place)| place);
-            (self.engine.describe_open(slot, place, now_ns), number)
+            (describe_open(&self.engine, slot, place, now_ns), number)
         });
         let spans = spans.collect();
         let (profile, modules) = ProfileAssembler::profile_of_stacks(
@@ -150,10 +150,10 @@ impl Collector {
     }
 
     /// Where threads are blocked and futures await, by innermost span.
-    fn places(&mut self, ids: &HashMap<SpanKey, RegistryId>) -> Vec<(SpanKey, Place)> {
+    fn places(&mut self, ids: &HashMap<SpanKey, RegistryId>) -> Vec<(SpanKey, SpanPlace)> {
         let waiting = self.sampled.iter().filter_map(Sampled::waiting).map(|waiting| {
             let (since_ns, stack) = (waiting.since_ns, waiting.stack.clone());
-            (waiting.span, Place { state: OpenState::Entered, since_ns, stack })
+            (waiting.span, SpanPlace { state: OpenState::Entered, since_ns, stack })
         });
         let mut places: Vec<_> = waiting.collect();
         self.unwinder.refresh();
@@ -171,42 +171,45 @@ impl Collector {
                 true => (OpenState::Woken, sample.woken_ns),
                 false => (OpenState::Awaiting, sample.since_ns),
             };
-            places.push((sample.span.key, Place { state, since_ns, stack }));
+            places.push((sample.span.key, SpanPlace { state, since_ns, stack }));
         }
         places
     }
 }
 
-impl Engine {
-    /// The profiled spans that have been open for longer than that.
-    pub(crate) fn open_spans(&self, older_than: Duration) -> Vec<OpenSpan> {
-        let (reply, wait) = channel::bounded(1);
-        let deadline = Instant::now() + LONGEST;
-        let asked = self.ask(Command::FindOpen { older_than, reply });
-        wait.recv_deadline(deadline).ok().filter(|_| asked).unwrap_or_default()
-    }
+/// The profiled spans that have been open for longer than that.
+pub(crate) fn open_spans(engine: &Engine, older_than: Duration) -> Vec<OpenSpan> {
+    let (reply, wait) = channel::bounded(1);
+    let deadline = Instant::now() + LONGEST;
+    let asked = engine.ask(Command::FindOpen { older_than, reply });
+    wait.recv_deadline(deadline).ok().filter(|_| asked).unwrap_or_default()
+}
 
-    fn describe_open(&self, slot: &OpenSlot, place: Option<&Place>, now_ns: u64) -> OpenSpan {
-        let callsite = self.callsites.get(slot.plan);
-        let text = |of: fn(&tracing::Metadata<'static>) -> &'static str| {
-            callsite.as_ref().map_or("", |callsite| of(callsite.metadata))
-        };
-        let values = self.with_dispatch(|dispatch| FieldValues::of(slot.id, dispatch));
-        let values = values.map(|value| self.redaction.redact_span(value).into());
-        let state = match (slot.entered_ns, place) {
-            (Some(_), _) => OpenState::Entered,
-            (None, Some(place)) => place.state,
-            (None, None) => OpenState::Idle,
-        };
-        let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
-        OpenSpan {
-            name: self.redaction.redact_span(text(|metadata| metadata.name())).into_owned(),
-            target: self.redaction.redact_function(text(|metadata| metadata.target())).into_owned(),
-            fields: values.to_vec(),
-            open_for: Duration::from_nanos(slot.open_ns),
-            state,
-            state_for: state_ns.map(Duration::from_nanos),
-            stack: Vec::new(),
-        }
+fn describe_open(
+    engine: &Engine,
+    slot: &OpenSlot,
+    place: Option<&SpanPlace>,
+    now_ns: u64,
+) -> OpenSpan {
+    let callsite = engine.callsites.get(slot.plan);
+    let text = |of: fn(&tracing::Metadata<'static>) -> &'static str| {
+        callsite.as_ref().map_or("", |callsite| of(callsite.metadata))
+    };
+    let values = engine.with_dispatch(|dispatch| FieldValues::of(slot.id, dispatch));
+    let values = values.map(|value| engine.redaction.redact_span(value).into());
+    let state = match (slot.entered_ns, place) {
+        (Some(_), _) => OpenState::Entered,
+        (None, Some(place)) => place.state,
+        (None, None) => OpenState::Idle,
+    };
+    let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
+    OpenSpan {
+        name: engine.redaction.redact_span(text(|metadata| metadata.name())).into_owned(),
+        target: engine.redaction.redact_function(text(|metadata| metadata.target())).into_owned(),
+        fields: values.to_vec(),
+        open_for: Duration::from_nanos(slot.open_ns),
+        state,
+        state_for: state_ns.map(Duration::from_nanos),
+        stack: Vec::new(),
     }
 }

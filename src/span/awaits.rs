@@ -1,6 +1,6 @@
 //! The idle time of spans whose futures report what they await.
 
-use super::local::ThreadState;
+use super::local::{ObservedPoll, ThreadState};
 use super::segment::IDLE_BEFORE;
 use super::slot::{SampleCounts, Slot};
 use super::spans::SpanEvent;
@@ -59,7 +59,7 @@ impl Spans {
     /// innermost span that was idle shows it, since that one says most about what was awaited.
     #[cold]
     pub(super) fn note_idle(&self, state: &mut ThreadState, slot: &Slot, idle: u64, now: u64) {
-        if state.is_explained {
+        if ObservedPoll::is_in_one() {
             return;
         }
         state.mark_top(IDLE_BEFORE);
@@ -153,19 +153,19 @@ impl Spans {
         is_old
     }
 
-    /// Counts idle time that nothing explains as a sample of the spans around the one that was idle: only of these it says
-    /// anything. Returns false if there are none, or if they cannot be registered.
+    /// Counts idle time that nothing explains as a sample of the spans around the one that was idle: only of these it is
+    /// worth a profile. Returns false if the spans cannot be registered.
     fn report_idle_inside(&self, span: &InnermostSpan) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
         let idle = SampleCounts { on_cpu: 0, waits: 1 };
         self.registers(&slot)
-            && slot.parent().is_some_and(|parent| self.register_with_collector(parent, idle))
+            && slot.parent().is_none_or(|parent| self.register_with_collector(parent, idle))
     }
 
     /// The model of the tests has no such reports.
     #[cfg(test)]
     pub(crate) fn without_idle_reports(mut self) -> Self {
-        self.long_idle = u64::MAX;
+        self.ticks.long_idle = u64::MAX;
         self
     }
 

@@ -27,6 +27,9 @@ thread_local! {
     /// is alive; `OTHERS` drops it.
     static STATE: Cell<Option<ManuallyDrop<Box<ThreadState>>>> = const { Cell::new(None) };
 
+    /// See [`ObservedPoll`].
+    static IS_OBSERVED: Cell<bool> = const { Cell::new(false) };
+
     static OTHERS: Others = const { Others(RefCell::new(Vec::new())) };
 }
 
@@ -169,11 +172,33 @@ pub(crate) fn last_long_segment(layer: u32) -> Option<LongSegment> {
     Some(last)
 }
 
-/// A future is polled on the calling thread that explains the idle time of the spans inside and around it, or that poll
-/// ends.
-pub(crate) fn set_explained(layer: u32, is_explained: bool) {
+/// While it lives, a future is polled on the calling thread that explains the idle time of the spans inside it.
+#[derive(Debug)]
+pub(crate) struct ObservedPoll {
+    was_observed: bool,
+}
+
+impl ObservedPoll {
+    #[inline]
+    pub(crate) fn begin() -> Self {
+        Self { was_observed: IS_OBSERVED.replace(true) }
+    }
+
+    pub(super) fn is_in_one() -> bool {
+        IS_OBSERVED.get()
+    }
+}
+
+impl Drop for ObservedPoll {
+    #[inline]
+    fn drop(&mut self) {
+        IS_OBSERVED.set(self.was_observed);
+    }
+}
+
+/// The idle time of spans that were entered on the calling thread just now is explained.
+pub(crate) fn explain_idle(layer: u32) {
     if let Some(mut state) = take(layer) {
-        state.is_explained = is_explained;
         state.unexplained = None;
         put(state);
     }
@@ -247,7 +272,6 @@ pub(super) struct ThreadState {
     pub(super) last_long: LongSegment,
     /// The latest idle time of the innermost span that was idle, until it is reported.
     pub(super) unexplained: Option<Unexplained>,
-    pub(super) is_explained: bool,
 }
 
 /// Nesting that needs no allocation after a thread's first profiled span.
@@ -283,7 +307,6 @@ impl ThreadState {
             pending: PendingSegments::NONE,
             last_long: LongSegment::default(),
             unexplained: None,
-            is_explained: false,
         }
     }
 

@@ -30,7 +30,8 @@ pub(crate) use close::{Closing, Enclosing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
-    forget_this_thread, innermost_span, is_ignored, last_long_segment, set_explained, spawn_ignored,
+    ObservedPoll, explain_idle, forget_this_thread, innermost_span, is_ignored, last_long_segment,
+    spawn_ignored,
 };
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use slot::{

@@ -39,7 +39,12 @@ pub(crate) struct Spans {
     seen: Mutex<SpanCounts>,
     /// The number of open spans for which the collector checks how long they stay open.
     pub(super) watched: AtomicUsize,
-    /// The constants of these names in ticks.
+    pub(super) ticks: Ticks,
+}
+
+/// The constants of these names in ticks.
+#[derive(Debug)]
+pub(super) struct Ticks {
     pub(super) cpu_clock_interval: u64,
     cpu_clock_interval_old: u64,
     /// Longer than a read of the CPU clock and shorter than an interrupt.
@@ -130,12 +135,14 @@ impl Spans {
             source,
             scans_rarely: AtomicBool::new(false),
             counters,
-            cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
-            cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
-            cpu_clock_read: clock.ticks(CPU_CLOCK_READ),
-            usage_interval: clock.ticks(USAGE_INTERVAL),
-            long_segment: clock.ticks(LONG_SEGMENT),
-            long_idle: clock.ticks(LONG_IDLE),
+            ticks: Ticks {
+                cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
+                cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
+                cpu_clock_read: clock.ticks(CPU_CLOCK_READ),
+                usage_interval: clock.ticks(USAGE_INTERVAL),
+                long_segment: clock.ticks(LONG_SEGMENT),
+                long_idle: clock.ticks(LONG_IDLE),
+            },
             clock,
         }
     }
@@ -373,7 +380,9 @@ impl Spans {
         }
         state.push(id, slot, flags, now, old_at);
         match slot.enter(now, state.thread) {
-            Some(idle) if idle >= self.long_idle => self.note_idle(&mut state, slot, idle, now),
+            Some(idle) if idle >= self.ticks.long_idle => {
+                self.note_idle(&mut state, slot, idle, now)
+            }
             Some(_) => {}
             None => {
                 state.note_nested(id);
@@ -481,7 +490,7 @@ impl Spans {
         }
         state.pop(unmatched_below);
         self.report_idle(state);
-        if now.saturating_sub(entered) >= self.long_segment {
+        if now.saturating_sub(entered) >= self.ticks.long_segment {
             state.last_long = LongSegment { plan: slot.plan(), from: entered, to: now };
         }
         if is_left_early {
@@ -548,7 +557,7 @@ impl Spans {
     fn must_read_cpu(&self, state: &ThreadState, reads_cpu: u32, now: u64) -> bool {
         reads_cpu != 0
             && (reads_cpu & JUDGES_CPU != 0
-                || now.saturating_sub(state.synced) >= self.cpu_clock_interval_old)
+                || now.saturating_sub(state.synced) >= self.ticks.cpu_clock_interval_old)
     }
 }
 

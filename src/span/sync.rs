@@ -101,7 +101,7 @@ impl Spans {
     }
 
     fn set_deadline(&self, state: &mut ThreadState, now: u64) {
-        state.deadline = now.saturating_add(self.cpu_clock_interval);
+        state.deadline = now.saturating_add(self.ticks.cpu_clock_interval);
     }
 
     /// All samples since the last hook belong to the span that was innermost, also those of armings that began in
@@ -256,7 +256,7 @@ impl Spans {
                 slot.count_late(part.key, sure);
             }
         });
-        if now.saturating_sub(state.usage_read) > self.usage_interval {
+        if now.saturating_sub(state.usage_read) > self.ticks.usage_interval {
             self.sync_usage(state, now);
         }
         state.synced = now;
@@ -267,7 +267,7 @@ impl Spans {
     fn read_cpu(&self, source: &mut dyn ThreadSource) -> Option<(u64, u64)> {
         let before = self.clock.now();
         let (cpu_ns, now) = (source.cpu_ns()?, self.clock.now());
-        if now.saturating_sub(before) <= self.cpu_clock_read {
+        if now.saturating_sub(before) <= self.ticks.cpu_clock_read {
             return Some((cpu_ns, now));
         }
         Some((source.cpu_ns()?, self.clock.now()))

@@ -1,0 +1,194 @@
+//! Awaits of spans that are open, young, or whose futures are not profiled.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::{Instrument, info_span};
+use tracing_profiling::profile::{Profile, SampleKind};
+use tracing_profiling::{OpenState, ProfiledExt};
+
+use crate::leaf::{Event, Task};
+use crate::support::{PLENTY, Setup};
+use crate::{MS, is_in, sum};
+
+async fn call_upstream(event: &Event) {
+    event.wait().await;
+}
+
+/// The time of the awaits in spans of that name.
+fn awaited_in(profile: &Profile, span: &str) -> Duration {
+    sum(profile, SampleKind::Await, |sample| {
+        sample.link.and_then(|link| profile.link(link)).is_some_and(|link| link.span == span)
+    })
+}
+
+#[test]
+fn open_spans_are_listed_with_where_they_are() {
+    let setup = Setup::new("1h");
+    let list = || {
+        let mut open = setup.handle.open_spans(Duration::ZERO);
+        open.sort_by(|a, b| a.name.cmp(&b.name));
+        open.into_iter().map(|span| (span.name.clone(), span.state, span)).collect::<Vec<_>>()
+    };
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let request = info_span!("a_request", method = "GET");
+        let future = async { call_upstream(&event).instrument(info_span!("b_query")).await };
+        let mut future = pin!(future.instrument(request).profiled());
+        let other = Event::default();
+        let mut plain = pin!(call_upstream(&other).instrument(info_span!("c_plain")));
+        assert!(task.poll(future.as_mut()).is_pending());
+        assert!(task.poll(plain.as_mut()).is_pending());
+        let entered = info_span!("d_entered").entered();
+        let open = list();
+        let states: Vec<_> = open.iter().map(|(name, state, _)| (name.as_str(), *state)).collect();
+        let expected = [
+            ("a_request", OpenState::Awaiting),
+            ("b_query", OpenState::Awaiting),
+            ("c_plain", OpenState::Idle),
+            ("d_entered", OpenState::Entered),
+        ];
+        assert_eq!(states, expected);
+        let (_, _, request) = &open[0];
+        assert_eq!(request.fields, [("method", "GET".to_owned())]);
+        let place = request.stack.iter().find(|line| line.contains("call_upstream")).unwrap();
+        assert!(place.contains("(awaits/open.rs:"), "{place}");
+        assert!(open[2].2.stack.is_empty());
+        let older = setup.handle.open_spans(Duration::from_secs(3_600));
+        assert!(older.is_empty(), "{older:?}");
+        drop(entered);
+        event.happen();
+        assert_eq!(list()[0].1, OpenState::Woken);
+        assert!(task.poll(future.as_mut()).is_ready());
+    });
+}
+
+#[test]
+fn a_snapshot_of_an_open_span_has_what_it_awaits_now() {
+    let setup = Setup::new("open>20ms");
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let mut future =
+            pin!(call_upstream(&event).instrument(info_span!("connection")).profiled());
+        assert!(task.poll(future.as_mut()).is_pending());
+        let start = Instant::now();
+        let (profile, kept) = loop {
+            if let Some(both) = setup.profiles().pop().zip(setup.kept().pop()) {
+                break both;
+            }
+            assert!(start.elapsed() < PLENTY);
+            thread::sleep(MS);
+        };
+        let awaited =
+            sum(&profile, SampleKind::Await, |sample| is_in(&profile, sample, "call_upstream"));
+        let times = *kept.spans[0].times();
+        assert!(awaited > Duration::ZERO && awaited <= start.elapsed(), "{awaited:?}");
+        assert!(times.awaiting() > Duration::ZERO && times.awaiting() <= times.idle(), "{times:?}");
+    });
+}
+
+/// Awaits for 15 ms, and blocks its thread for so long that its span is kept.
+async fn awaits_and_blocks(event: &Event) {
+    call_upstream(event).await;
+    thread::sleep(120 * MS);
+}
+
+/// The profile of a future in which an await of a young span is followed by something else.
+fn with_young_await<F: Future>(wrapped: impl FnOnce(Event) -> F) -> Profile {
+    // An await is sent at once if its span is older than 50 ms.
+    let setup = Setup::of_rules("100ms", |builder| builder);
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let mut future = pin!(wrapped(event.clone()));
+        assert!(task.poll(future.as_mut()).is_pending());
+        thread::sleep(15 * MS);
+        event.happen();
+        assert!(task.poll(future.as_mut()).is_ready());
+    });
+    setup.profiles().remove(0)
+}
+
+#[test]
+fn an_await_of_a_young_span_is_shown_if_the_span_is_kept() {
+    let outside = with_young_await(|event| {
+        async move { awaits_and_blocks(&event).await }.instrument(info_span!("slow")).profiled()
+    });
+    let inside = with_young_await(|event| {
+        async move { awaits_and_blocks(&event).await }.profiled().instrument(info_span!("slow"))
+    });
+    for profile in [outside, inside] {
+        let awaited =
+            sum(&profile, SampleKind::Await, |sample| is_in(&profile, sample, "call_upstream"));
+        assert!(awaited >= 10 * MS, "{awaited:?}");
+    }
+}
+
+#[test]
+fn idle_time_that_nothing_explains_is_shown_at_the_innermost_span_that_was_idle() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, events) = (Arc::new(Task::default()), [(); 3].map(|()| Event::default()));
+        let future = async {
+            call_upstream(&events[0]).await;
+            call_upstream(&events[1]).instrument(info_span!("query")).await;
+            call_upstream(&events[2]).await;
+        };
+        let mut future = pin!(future.instrument(info_span!("request")));
+        for (event, ms) in events.iter().zip([20, 40, 30]) {
+            assert!(task.poll(future.as_mut()).is_pending());
+            thread::sleep(ms * MS);
+            event.happen();
+        }
+        assert!(task.poll(future.as_mut()).is_ready());
+    });
+    let profile = &setup.profiles()[0];
+    let times = *setup.kept()[0].spans[0].times();
+    let [request, query] = ["request", "query"].map(|span| awaited_in(profile, span));
+    assert!(request >= 50 * MS && query >= 40 * MS, "{request:?} {query:?}");
+    assert!(request + query <= times.idle(), "counted once");
+    assert!(times.awaiting().is_zero() && times.scheduling_delay().is_zero());
+}
+
+#[test]
+fn idle_time_alone_leaves_no_profile_if_its_future_is_not_profiled() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let mut future = pin!(call_upstream(&event).instrument(info_span!("alone")));
+        assert!(task.poll(future.as_mut()).is_pending());
+        thread::sleep(20 * MS);
+        event.happen();
+        assert!(task.poll(future.as_mut()).is_ready());
+    });
+    assert_eq!(setup.kept_names(), [["alone"]]);
+    assert!(setup.profiles().iter().all(|profile| profile.of_kind(SampleKind::Await).count() == 0));
+}
+
+#[test]
+fn a_wrapper_around_or_inside_a_span_explains_its_idle_time() {
+    for is_around in [true, false] {
+        let setup = Setup::new("0ms");
+        setup.run(|| {
+            let (task, event) = (Arc::new(Task::default()), Event::default());
+            let span = info_span!("request");
+            let future: std::pin::Pin<Box<dyn Future<Output = ()>>> = match is_around {
+                true => Box::pin(call_upstream(&event).instrument(span).profiled()),
+                false => Box::pin(call_upstream(&event).profiled().instrument(span)),
+            };
+            let mut future = pin!(future);
+            assert!(task.poll(future.as_mut()).is_pending());
+            thread::sleep(20 * MS);
+            event.happen();
+            assert!(task.poll(future.as_mut()).is_ready());
+        });
+        let profile = &setup.profiles()[0];
+        let idle = setup.kept()[0].spans[0].times().idle();
+        let all = sum(profile, SampleKind::Await, |_| true);
+        assert!(all >= 10 * MS && all <= idle, "once: {all:?} of {idle:?}");
+        let known = sum(profile, SampleKind::Await, |one| is_in(profile, one, "call_upstream"));
+        assert_eq!(all, known);
+    }
+}
