@@ -1,6 +1,7 @@
 //! What a recorded stack shows.
 
 use backtrace::Backtrace;
+use tracing_profiling::profile::{Profile, Sample};
 
 const THIS_CRATE: &str = "leaves/src/";
 const PROBE: &str = "leaves/src/probe.rs";
@@ -10,20 +11,26 @@ struct Frame {
     file: String,
 }
 
-/// The frames between the clone and the wrapper's poll, innermost first.
+/// Innermost first.
 pub struct Stack(Vec<Frame>);
 
 impl Stack {
-    pub fn new(mut trace: Backtrace) -> Self {
+    /// What the probe has recorded, between the clone and the wrapper's poll.
+    pub fn of_trace(mut trace: Backtrace) -> Self {
         trace.resolve();
         let symbols = trace.frames().iter().flat_map(|frame| frame.symbols());
         let frames = symbols.filter_map(|symbol| {
-            let file = symbol.filename()?.to_str()?.to_owned();
-            Some(Frame { name: short(&format!("{:#}", symbol.name()?)), file })
+            Some(Frame::new(&format!("{:#}", symbol.name()?), symbol.filename()?.to_str()?))
         });
         let is_probe = |frame: &Frame| frame.file.ends_with(PROBE);
         let inside = frames.skip_while(|frame| !is_probe(frame)).skip_while(is_probe);
         Self(inside.take_while(|frame| !is_probe(frame)).collect())
+    }
+
+    pub fn of_sample(profile: &Profile, sample: &Sample) -> Self {
+        let lines = profile.stack(sample.stack).flat_map(|location| &location.lines);
+        let functions = lines.filter_map(|line| profile.function(line.function));
+        Self(functions.map(|function| Frame::new(&function.name, &function.file)).collect())
     }
 
     pub fn contains(&self, function: &str) -> bool {
@@ -46,6 +53,10 @@ impl Stack {
 }
 
 impl Frame {
+    fn new(name: &str, file: &str) -> Self {
+        Self { name: short(name), file: file.to_owned() }
+    }
+
     fn is_own(&self) -> bool {
         self.file.contains(THIS_CRATE)
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::cases::Case;
 use crate::probe::{Identity, Probe};
 use crate::stack::Stack;
+use crate::watch::Watch;
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// A case that was ready at once is repeated.
@@ -112,14 +113,14 @@ fn held(polls: &[Poll], poll: usize) -> Option<&Stack> {
 async fn polls(case: &Case, identity: Identity) -> Vec<Poll> {
     for _ in 0..ATTEMPTS {
         let probe = Probe::new(identity);
-        let task = tokio::spawn((case.run)(probe.clone()));
+        let task = tokio::spawn((case.run)(Watch::Probe(probe.clone())));
         tokio::time::timeout(LIMIT, task).await.expect(case.function).expect(case.function);
         let polls: Vec<_> = probe
             .take()
             .into_iter()
             .map(|pending| Poll {
                 is_woken: pending.is_woken,
-                stacks: pending.stacks.into_iter().map(Stack::new).collect(),
+                stacks: pending.stacks.into_iter().map(Stack::of_trace).collect(),
             })
             .collect();
         if !polls.is_empty() {

@@ -14,7 +14,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use crate::probe::Probe;
+use crate::watch::Watch;
 
 pub const WAIT: Duration = Duration::from_millis(40);
 
@@ -22,7 +22,7 @@ pub struct Case {
     pub leaf: &'static str,
     /// The name of its own async function.
     pub function: &'static str,
-    pub run: fn(Probe) -> Pin<Box<dyn Future<Output = ()> + Send>>,
+    pub run: fn(Watch) -> Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 /// `"leaf": function(arguments);`. The arguments are evaluated before the function is watched.
@@ -31,9 +31,9 @@ macro_rules! cases {
         vec![$($crate::cases::Case {
             leaf: $leaf,
             function: stringify!($function),
-            run: |probe| Box::pin(async move {
+            run: |watch| Box::pin(async move {
                 let future = $function($($argument),*);
-                probe.watch(future).await;
+                watch.run(future).await;
             }),
         }),+]
     };

@@ -19,10 +19,10 @@ pub fn cases() -> Vec<Case> {
     cases.push(Case {
         leaf: "tokio `yield_now` in another executor",
         function: "case_yield_elsewhere",
-        run: |probe| {
+        run: |watch| {
             Box::pin(async move {
                 let executor =
-                    move || futures::executor::block_on(probe.watch(case_yield_elsewhere()));
+                    move || futures::executor::block_on(watch.run(case_yield_elsewhere()));
                 std::thread::spawn(executor).join().unwrap();
             })
         },
