@@ -2,6 +2,7 @@
 //!
 //! Exports the same names as `linux`, so that the modules above compile and run on any system. Whatever needs the
 //! kernel is refused with [`WhyRefused::OtherSystem`].
+#![allow(unsafe_code, reason = "copies bytes that may belong to any object")]
 
 use std::convert::Infallible;
 use std::fs::File;
