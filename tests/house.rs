@@ -16,16 +16,16 @@ const MOST_FILES: usize = 2;
 /// Types above these limits: their fields and files, 0 where the limit holds. A type may shrink; then its entry must,
 /// too.
 const LARGER: &[(&str, usize, usize)] = &[
-    ("Builder", 25, 3),
-    ("Collector", 34, 3),
+    ("Builder", 26, 3),
+    ("Collector", 35, 3),
     ("Handle", 0, 4),
     ("Parts", 17, 0),
     ("Profile", 0, 3),
     ("Sampled", 27, 0),
     ("Slot", 22, 0),
-    ("Spans", 16, 5),
-    ("ThreadState", 25, 0),
-    ("TimeBreakdown", 16, 0),
+    ("Spans", 0, 6),
+    ("ThreadState", 27, 0),
+    ("TimeBreakdown", 18, 0),
     ("Unwinder", 0, 3),
 ];
 

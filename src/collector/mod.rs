@@ -30,6 +30,7 @@ mod sampled;
 mod scan;
 mod shed;
 mod stack;
+mod tables;
 mod waits;
 mod watchdog;
 mod worker;

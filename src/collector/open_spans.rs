@@ -103,78 +103,78 @@ struct SpanPlace {
     stack: Stack,
 }
 
-impl Collector {
-    /// Finds all spans that have been open for longer than `older_than`.
-    pub(super) fn find_open(&mut self, older_than: Duration, reply: Sender<Vec<OpenSpan>>) -> Job {
-        let clock = self.engine.spans.clock();
-        let now_ns = clock.raw_ns(clock.now());
-        let mut open = Vec::new();
-        self.engine.spans.for_each_open(|slot| {
-            if u128::from(slot.open_ns) > older_than.as_nanos() {
-                open.push(*slot);
-            }
-        });
-        open.sort_by_key(|slot| u64::MAX - slot.open_ns);
-        open.truncate(MOST_LISTED);
-        let ids: HashMap<SpanKey, RegistryId> =
-            open.iter().map(|slot| (slot.key, slot.id)).collect();
-        let mut places = self.places(&ids);
-        // Of several tasks in a span, the one that has been there for longest is shown.
-        places.sort_by_key(|(_, place)| place.since_ns);
-        let mut numbers: HashMap<SpanKey, usize> = HashMap::new();
-        for (number, (key, _)) in places.iter().enumerate() {
-            let around = ids.get(key).and_then(|id| self.engine.spans.describe(*id, *key));
-            for (key, _) in around.unwrap_or_default() {
-                numbers.entry(key).or_insert(number);
-            }
+/// Finds all spans that have been open for longer than `older_than`.
+pub(super) fn find_open(&mut self, older_than: Duration, reply: Sender<Vec<OpenSpan>>) -> Job {
+    let clock = collector.engine.spans.clock();
+    let now_ns = clock.raw_ns(clock.now());
+    let mut open = Vec::new();
+    collector.engine.spans.for_each_open(|slot| {
+        if u128::from(slot.open_ns) > older_than.as_nanos() {
+            open.push(*slot);
         }
-        let stacks: Vec<_> = places.iter().map(|(_, place)| place.stack.clone()).collect();
-        let spans = open.iter().map(|slot| {
-            let number = numbers.get(&slot.key).copied().filter(|number| {
-                let place = places.get(*number).map(|(_, place)| place.state);
-                // A thread in the span, or no thread and a future.
-                (place == Some(OpenState::Entered)) == slot.entered_ns.is_some()
-            });
-            let place = number.and_then(|number| places.get(number)).map(|(_, place)| place);
-            (describe_open(&self.engine, slot, place, now_ns), number)
-        });
-        let spans = spans.collect();
-        let (profile, modules) = ProfileAssembler::profile_of_stacks(
-            &self.pending,
-            self.unwinder.modules(),
-            &self.engine,
-            &stacks,
-        );
-        let profile = Box::new(profile);
-        Job::ReplyOpen { profile, modules, found: FoundSpans { spans, reply } }
+    });
+    open.sort_by_key(|slot| u64::MAX - slot.open_ns);
+    open.truncate(MOST_LISTED);
+    let ids: HashMap<SpanKey, RegistryId> = open.iter().map(|slot| (slot.key, slot.id)).collect();
+    let mut places = places(collector, &ids);
+    // Of several tasks in a span, the one that has been there for longest is shown.
+    places.sort_by_key(|(_, place)| place.since_ns);
+    let mut numbers: HashMap<SpanKey, usize> = HashMap::new();
+    for (number, (key, _)) in places.iter().enumerate() {
+        let around = ids.get(key).and_then(|id| collector.engine.spans.describe(*id, *key));
+        for (key, _) in around.unwrap_or_default() {
+            numbers.entry(key).or_insert(number);
+        }
     }
+    let stacks: Vec<_> = places.iter().map(|(_, place)| place.stack.clone()).collect();
+    let spans = open.iter().map(|slot| {
+        let number = numbers.get(&slot.key).copied().filter(|number| {
+            let place = places.get(*number).map(|(_, place)| place.state);
+            // A thread in the span, or no thread and a future.
+            (place == Some(OpenState::Entered)) == slot.entered_ns.is_some()
+        });
+        let place = number.and_then(|number| places.get(number)).map(|(_, place)| place);
+        (describe_open(&collector.engine, slot, place, now_ns), number)
+    });
+    let spans = spans.collect();
+    let (profile, modules) = ProfileAssembler::profile_of_stacks(
+        &collector.pending,
+        collector.unwinder.modules(),
+        &collector.engine,
+        &stacks,
+    );
+    let profile = Box::new(profile);
+    Job::ReplyOpen { profile, modules, found: FoundSpans { spans, reply } }
+}
 
-    /// Where threads are blocked and futures await, by innermost span.
-    fn places(&mut self, ids: &HashMap<SpanKey, RegistryId>) -> Vec<(SpanKey, SpanPlace)> {
-        let waiting = self.sampled.iter().filter_map(Sampled::waiting).map(|waiting| {
-            let (since_ns, stack) = (waiting.since_ns, waiting.stack.clone());
-            (waiting.span, SpanPlace { state: OpenState::Entered, since_ns, stack })
-        });
-        let mut places: Vec<_> = waiting.collect();
-        self.unwinder.refresh();
-        for sample in self.engine.awaits.present() {
-            if !ids.contains_key(&sample.span.key) {
-                continue;
-            }
-            let most_frames = self.limits.frames_per_stack;
-            let mut stack = unwound(sample.stack.as_ref(), &mut self.unwinder, most_frames);
-            let is_woken = sample.delay_ns > 0;
-            if is_woken {
-                stack.waited = Some(Waited::Scheduling(None));
-            }
-            let (state, since_ns) = match is_woken {
-                true => (OpenState::Woken, sample.woken_ns),
-                false => (OpenState::Awaiting, sample.since_ns),
-            };
-            places.push((sample.span.key, SpanPlace { state, since_ns, stack }));
+/// Where threads are blocked and futures await, by innermost span.
+fn places(
+    collector: &mut Collector,
+    ids: &HashMap<SpanKey, RegistryId>,
+) -> Vec<(SpanKey, SpanPlace)> {
+    let waiting = collector.sampled.iter().filter_map(Sampled::waiting).map(|waiting| {
+        let (since_ns, stack) = (waiting.since_ns, waiting.stack.clone());
+        (waiting.span, SpanPlace { state: OpenState::Entered, since_ns, stack })
+    });
+    let mut places: Vec<_> = waiting.collect();
+    collector.unwinder.refresh();
+    for sample in collector.engine.awaits.present() {
+        if !ids.contains_key(&sample.span.key) {
+            continue;
         }
-        places
+        let most_frames = collector.limits.frames_per_stack;
+        let mut stack = unwound(sample.stack.as_ref(), &mut collector.unwinder, most_frames);
+        let is_woken = sample.delay_ns > 0;
+        if is_woken {
+            stack.waited = Some(Waited::Scheduling(None));
+        }
+        let (state, since_ns) = match is_woken {
+            true => (OpenState::Woken, sample.woken_ns),
+            false => (OpenState::Awaiting, sample.since_ns),
+        };
+        places.push((sample.span.key, SpanPlace { state, since_ns, stack }));
     }
+    places
 }
 
 /// The profiled spans that have been open for longer than that.

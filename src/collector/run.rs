@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
-use super::awaits::{AwaitReader, AwaitTarget, not_observed};
+use super::awaits::{AwaitReader, AwaitTarget, add_idle};
 use super::budget::Share;
 use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
 use super::drain::Drain;
 use super::engine::{Engine, Limits};
 use super::logged::Logged;
-use super::open_spans::OpenSpan;
-use super::pending::{Pending, PendingWait};
+use super::open_spans::{OpenSpan, find_open};
+use super::pending::Pending;
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
 use super::scan::passed;
@@ -27,7 +27,6 @@ use super::waits::{Captures, SCAN_INTERVAL};
 use super::watchdog::Watchdog;
 use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
-use crate::profile::SampleKind;
 use crate::sampler::SamplingBudget;
 use crate::sampler::{Allowance, Sampler, Spent};
 use crate::sampler::{Arming, SampledThread};
@@ -238,7 +237,7 @@ impl Collector {
         loop {
             let (asked, again) = self.do_round();
             for (older_than, reply) in asked.open {
-                let found = self.find_open(older_than, reply);
+                let found = find_open(self, older_than, reply);
                 _ = self.jobs.send(found);
             }
             if asked.end {
@@ -357,15 +356,7 @@ impl Collector {
             match event {
                 SpanEvent::Opened(key, known) => self.pending.register(key, known, self.round),
                 SpanEvent::Idle { key, since_ns, idle_ns } => {
-                    let stack = not_observed();
-                    let wait = PendingWait {
-                        kind: SampleKind::Await,
-                        time_ns: since_ns,
-                        duration_ns: idle_ns,
-                        stack: 0,
-                        thread: u32::MAX,
-                    };
-                    _ = self.pending.add_wait(key, wait, None, &stack, self.round);
+                    add_idle(&mut self.pending, key, since_ns, idle_ns, self.round);
                 }
                 SpanEvent::Closed { key, ids, closed_ns } => {
                     self.pending.note(key, |pending| {

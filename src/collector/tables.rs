@@ -1,0 +1,329 @@
+//! The tables of a profile that is built.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::build::ProfileAssembler;
+use super::links::Links;
+use super::pending::PendingSpan;
+use super::report;
+use super::stack::{Stack, Waited};
+use super::waits::SHORTEST;
+use crate::keep::{Epoch, KeptSpan};
+use crate::profile::{
+    CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
+    Profile, ProfileId, ProfiledThread, Sample, SampleKind, StackId, ThreadId, capped, delay_frame,
+};
+use crate::span::{SampleCounts, SpanKey};
+use crate::symbols::hex;
+use crate::sys::{Call, OsThread};
+use crate::unwind::{Module, ModuleAddress, UnwindEnd};
+
+/// Marks a wait during which its span grew old. Its start is known, but not whether it contains shorter waits.
+const HOLDS_OTHERS: &str = "[and shorter waits before it]";
+/// The maximum depth of nested spans in a profile.
+const DEEPEST: usize = 128;
+
+/// The tables of the profile, with the lookups from collector ids.
+pub(super) struct Tables<'a> {
+    pub(super) profile: Profile,
+    pub(super) modules: HashMap<MappingId, Arc<Module>>,
+    mappings: HashMap<crate::unwind::ModuleId, MappingId>,
+    links: HashMap<SpanKey, LinkId>,
+    threads: HashMap<OsThread, ThreadId>,
+    kept: HashMap<SpanKey, &'a KeptSpan>,
+    linked: Links<'a>,
+    builder: &'a ProfileAssembler<'a>,
+}
+
+impl<'a> Tables<'a> {
+    pub(super) fn new(builder: &'a ProfileAssembler<'a>, id: ProfileId, epoch: &'a Epoch) -> Self {
+        let mut tables = Self {
+            profile: Profile::new(id, builder.period_ns),
+            modules: HashMap::new(),
+            mappings: HashMap::new(),
+            links: HashMap::new(),
+            threads: HashMap::new(),
+            kept: epoch.kept.iter().map(|span| (span.key, span)).collect(),
+            linked: Links::new(builder.pending, epoch),
+            builder,
+        };
+        if let Some(program) = builder.modules.program() {
+            tables.mapping(program);
+        }
+        tables
+    }
+
+    pub(super) fn add(
+        &mut self,
+        kind: SampleKind,
+        time_ns: u64,
+        weight_ns: u64,
+        thread: Option<OsThread>,
+        stack: StackId,
+        link: Option<LinkId>,
+    ) {
+        let time_unix_ns = self.builder.unix_ns(time_ns);
+        let thread = thread.map(|thread| self.thread(thread));
+        self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns, thread });
+    }
+
+    fn thread(&mut self, thread: OsThread) -> ThreadId {
+        *self.threads.entry(thread).or_insert_with(|| {
+            self.profile.add_thread(ProfiledThread { name: thread.name(), tid: thread.tid })
+        })
+    }
+
+    /// Adds placeholders if samples or waits were lost (and counted) after they were promised: the attributes of kept
+    /// spans already refer to them. Returns how many were lost.
+    pub(super) fn add_missing(&mut self, epoch: &Epoch, inside: &HashSet<SpanKey>) -> u64 {
+        let mut missing = 0;
+        let links = self.profile.of_kind(SampleKind::OnCpu).map(|sample| sample.link);
+        let linked = links.filter_map(|link| self.profile.link(link?)?.linked);
+        let mut linked: HashSet<_> = linked.collect();
+        for span in epoch.kept.iter().filter(|span| span.link.has_on_cpu) {
+            let ids = span.link.ids.map(|ids| (ids.trace, ids.span));
+            if ids.is_some_and(|ids| linked.insert(ids)) {
+                missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
+            }
+        }
+        let closed = || epoch.kept.iter().filter(|span| !span.is_open && span.profile.is_ok());
+        let waits = closed().find(|span| span.promises_waits());
+        let awaits = closed().find(|span| span.promises_awaits());
+        for (kind, promised) in [(SampleKind::OffCpu, waits), (SampleKind::Await, awaits)] {
+            let Some(span) = promised.filter(|_| self.profile.of_kind(kind).next().is_none())
+            else {
+                continue;
+            };
+            let is_other = |sample: &Sample| sample.kind != SampleKind::OnCpu;
+            if self.profile.samples().iter().any(is_other) {
+                self.add_short(span, kind, inside);
+            } else {
+                missing += self.add_placeholder(span, kind, inside);
+            }
+        }
+        if self.profile.samples().is_empty()
+            && let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples.on_cpu)
+        {
+            missing += self.add_placeholder(span, SampleKind::OnCpu, inside);
+        }
+        missing
+    }
+
+    /// Adds the time of waits or awaits of which each was too short for a sample.
+    fn add_short(&mut self, span: &KeptSpan, kind: SampleKind, inside: &HashSet<SpanKey>) {
+        let remark = self.profile.add_remark("[too short for samples]");
+        let stack = self.profile.add_stack(vec![remark]);
+        let link = self.link(span.key, inside);
+        let time_unix_ns = self.builder.unix_ns(span.opened_ns);
+        let weight_ns = match kind {
+            SampleKind::OffCpu => span.account.off_cpu_ns,
+            _ => span.account.explained_idle_ns(),
+        };
+        let point = Point { time_unix_ns, weight_ns: weight_ns.max(1), thread: None };
+        self.profile.add_sample(kind, stack, link, point);
+    }
+
+    fn add_placeholder(
+        &mut self,
+        span: &KeptSpan,
+        kind: SampleKind,
+        inside: &HashSet<SpanKey>,
+    ) -> u64 {
+        let remark = self.profile.add_remark("[samples lost before they were read]");
+        let stack = self.profile.add_stack(vec![remark]);
+        let link = self.link(span.key, inside);
+        let time_unix_ns = self.builder.unix_ns(span.opened_ns);
+        // No wait is shorter.
+        let shortest_ns = u64::try_from(SHORTEST.as_nanos()).unwrap_or(0);
+        let missing = span.samples.saturating_sub(self.known_in(span.key, inside));
+        let (count, each_ns) = match kind {
+            SampleKind::OnCpu => (missing.on_cpu.max(1), self.builder.period_ns),
+            SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
+                (missing.waits.max(1), shortest_ns)
+            }
+        };
+        let point = Point { time_unix_ns, weight_ns: count * each_ns, thread: None };
+        self.profile.add_sample(kind, stack, link, point);
+        count
+    }
+
+    /// The samples of a span and of those inside it that have reached the collector.
+    fn known_in(&self, span: SpanKey, inside: &HashSet<SpanKey>) -> SampleCounts {
+        let pending = self.builder.pending;
+        let is_in = |inner: &SpanKey| {
+            *inner == span || pending.ancestors(*inner).any(|around| around == span)
+        };
+        let spans = inside.iter().filter(|inner| is_in(inner));
+        spans.filter_map(|inner| pending.get(*inner)).map(PendingSpan::count).sum()
+    }
+
+    /// Adds placeholders for samples and waits that did not fit into memory.
+    pub(super) fn add_lost(&mut self, pending: &PendingSpan, link: Option<LinkId>) {
+        let no_memory = "[stacks dropped: memory budget used up]";
+        let no_room = "[stacks of waits dropped: no room for more]";
+        let samples = (pending.losses.lost > 0).then_some(pending.lost_ns);
+        let waits = Some(pending.lost_waits_ns).filter(|ns| *ns > 0);
+        for (kind, remark, lost_ns) in
+            [(SampleKind::OnCpu, no_memory, samples), (SampleKind::OffCpu, no_room, waits)]
+        {
+            let Some(weight_ns) = lost_ns else { continue };
+            let remark = self.profile.add_remark(remark);
+            let stack = self.profile.add_stack(vec![remark]);
+            let time_unix_ns = self.builder.unix_ns(pending.last_ns);
+            self.profile.add_sample(
+                kind,
+                stack,
+                link,
+                Point { time_unix_ns, weight_ns, thread: None },
+            );
+        }
+    }
+
+    /// Adds `[kernel]` where kernel time is not sampled: the on-CPU time without samples while the kept spans and
+    /// those inside them were sampled. Adds nothing if something else may be missing or is in an earlier profile.
+    pub(super) fn add_kernel(
+        &mut self,
+        epoch: &Epoch,
+        topmost: &[SpanKey],
+        losses: &report::Losses,
+        inside: &HashSet<SpanKey>,
+    ) {
+        let of_topmost = epoch.kept.iter().filter(|span| topmost.contains(&span.key));
+        let is_incomplete = losses.ring_full > 0 || losses.missing > 0;
+        if is_incomplete || of_topmost.clone().any(|span| span.earlier.samples.total() > 0) {
+            return;
+        }
+        // The lower bound.
+        let sampled_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_sampled_ns).sum();
+        // The longest period in the profile.
+        let period_ns = self.profile.largest_weight_ns().max(self.builder.period_ns).max(1);
+        let periods = sampled_ns.saturating_sub(self.profile.weight_ns()) / period_ns;
+        let Some(span) = of_topmost.max_by_key(|span| span.account.on_cpu_ns) else { return };
+        // Up to one sample more or less at each end is normal.
+        if periods < 2 {
+            return;
+        }
+        let location = self.location(ModuleAddress::KERNEL, false);
+        let stack = self.profile.add_stack(vec![location]);
+        let link = self.link(span.key, inside);
+        // A multiple of the period, like the other weights. When the time was spent is not known.
+        let time_unix_ns = self.builder.unix_ns(span.opened_ns);
+        let point = Point { time_unix_ns, weight_ns: periods * period_ns, thread: None };
+        self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
+    }
+
+    pub(super) fn stack(&mut self, stack: &Stack) -> StackId {
+        let waited = stack.waited.map(|waited| self.profile.add_wait(&self.name_of(waited)));
+        let mut locations: Vec<_> = waited.into_iter().collect();
+        for (number, frame) in stack.frames.iter().enumerate() {
+            let is_inferred = stack.inferred_from.is_some_and(|from| number >= from);
+            locations.push(self.location(*frame, is_inferred));
+        }
+        match stack.end {
+            UnwindEnd::Root => {}
+            UnwindEnd::Cut => locations.push(self.profile.add_remark(CALLERS_NOT_COPIED)),
+            UnwindEnd::Lost => locations.push(self.profile.add_remark("[callers not found]")),
+        }
+        if stack.holds_others {
+            locations.push(self.profile.add_remark(HOLDS_OTHERS));
+        }
+        self.profile.add_stack(locations)
+    }
+
+    /// The innermost frame of a wait: what the thread was blocked in. A futex has its address, so that waits for the
+    /// same lock are recognizable.
+    fn name_of(&self, waited: Waited) -> String {
+        match waited {
+            Waited::In(Call::Futex(lock)) => format!("[futex {lock:#x}]"),
+            Waited::In(Call::Named(name)) => format!("[{name}]"),
+            Waited::In(Call::Numbered(number)) => format!("[system call {number}]"),
+            Waited::In(Call::PageFault) => "[page fault]".to_owned(),
+            Waited::Unknown => "[waiting: location unknown]".to_owned(),
+            Waited::NotObserved => "[awaiting: not `.profiled()`]".to_owned(),
+            Waited::NotCopied => "[awaiting: stack not copied]".to_owned(),
+            Waited::Scheduling(behind) => {
+                let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
+                let names = self.builder.redaction;
+                let span = behind.map(|callsite| names.redact_span(callsite.metadata.name()));
+                delay_frame(span.as_deref())
+            }
+        }
+    }
+
+    fn location(&mut self, frame: ModuleAddress, is_inferred: bool) -> LocationId {
+        let mapping = frame.module().and_then(|id| self.mapping(id));
+        let (kind, address) = match frame.kernel_address() {
+            Some(address) => (FrameKind::Kernel, address),
+            None => (FrameKind::Native, frame.address()),
+        };
+        let lines = Vec::new();
+        self.profile.add_location(Location { mapping, address, kind, lines, is_inferred })
+    }
+
+    fn mapping(&mut self, id: crate::unwind::ModuleId) -> Option<MappingId> {
+        if let Some(known) = self.mappings.get(&id) {
+            return Some(*known);
+        }
+        let module = self.builder.modules.get(id)?;
+        let gnu = |id: &Vec<u8>| ("process.executable.build_id.gnu".to_owned(), hex(id));
+        let mapping = self.profile.add_mapping(Mapping {
+            file: module.name.clone(),
+            start: module.start,
+            end: module.end,
+            file_offset: module.file_offset,
+            build_ids: module.build_id.iter().map(gnu).collect(),
+        });
+        self.modules.insert(mapping, Arc::clone(module));
+        self.mappings.insert(id, mapping);
+        Some(mapping)
+    }
+
+    /// The link of a span, without its parent.
+    fn new_link(&mut self, span: SpanKey) -> Option<Link> {
+        let pending = self.builder.pending.get(span)?;
+        let known = pending.known?;
+        let callsite = self.builder.callsites.get(known.plan)?;
+        let fields = self.kept.get(&span).map(|kept| kept.values.to_vec());
+        Some(Link {
+            ids: self.linked.ids_of(span),
+            linked: self.linked.of_samples_in(span),
+            fields: fields.unwrap_or_default(),
+            start_unix_ns: self.builder.unix_ns(known.opened_ns),
+            end_unix_ns: pending.closed_ns.map_or(0, |closed_ns| self.builder.unix_ns(closed_ns)),
+            ..Link::named(capped(callsite.metadata.name()), None)
+        })
+    }
+
+    /// The link of a span, including its ancestors up to [`DEEPEST`] levels: span trees can be thousands of levels
+    /// deep.
+    pub(super) fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
+        if let Some(known) = self.links.get(&span) {
+            return Some(*known);
+        }
+        let around =
+            self.builder.pending.ancestors(span).take_while(|above| inside.contains(above));
+        let mut path: Vec<_> = std::iter::once(span).chain(around).collect();
+        path.reverse();
+        // Drops the spans just below the outermost one.
+        let left_out = path.len().saturating_sub(DEEPEST);
+        path.drain(1..1 + left_out);
+        let mut parent = None;
+        for span in path {
+            let link = match self.links.get(&span) {
+                Some(link) => *link,
+                None => {
+                    let new = Link { parent, ..self.new_link(span)? };
+                    let link = self.profile.add_link(new);
+                    // In a cut path the inner spans have other parents than in full paths.
+                    if left_out == 0 || parent.is_none() {
+                        self.links.insert(span, link);
+                    }
+                    link
+                }
+            };
+            parent = Some(link);
+        }
+        parent
+    }
+}
