@@ -104,7 +104,11 @@ struct SpanPlace {
 }
 
 /// Finds all spans that have been open for longer than `older_than`.
-pub(super) fn find_open(&mut self, older_than: Duration, reply: Sender<Vec<OpenSpan>>) -> Job {
+pub(super) fn find_open(
+    collector: &mut Collector,
+    older_than: Duration,
+    reply: Sender<Vec<OpenSpan>>,
+) -> Job {
     let clock = collector.engine.spans.clock();
     let now_ns = clock.raw_ns(clock.now());
     let mut open = Vec::new();
