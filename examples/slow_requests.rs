@@ -150,6 +150,14 @@ fn print_files(kept: &[Kept]) {
 
 /// The function with the larger part of a request's time.
 fn guilty(kept: &Kept) -> String {
+    let times = kept.spans.first().map(|span| *span.times()).unwrap_or_default();
+    if times.idle() > times.wall() / 2 {
+        let delayed_by = kept.awaits.delayed_by.as_ref().map(|span| format!("behind `{span}`"));
+        let longest = kept.awaits.longest.as_ref();
+        let awaited = longest.map(|site| format!("{} at {}", site.function, site.awaited));
+        let is_delay = times.scheduling_delay() > times.awaiting();
+        return delayed_by.filter(|_| is_delay).or(awaited).unwrap_or_else(|| "-".to_owned());
+    }
     let waits = kept.waits.longest.as_ref();
     let on_cpu = kept.spans.first().map_or(Duration::ZERO, |span| span.times().on_cpu());
     match (&kept.top_function, waits) {

@@ -30,6 +30,7 @@ struct Shop {
     database: Arc<Mutex<Connection>>,
     stock: Arc<Mutex<BTreeMap<u32, u32>>>,
     words: Arc<regex::Regex>,
+    reported: Arc<tokio::sync::Notify>,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -66,6 +67,7 @@ impl Shop {
         transaction.commit()?;
         Ok(Self {
             database: Arc::new(Mutex::new(database)),
+            reported: Arc::default(),
             stock: Arc::new(Mutex::new((0..1000).map(|id| (id, 100)).collect())),
             words: Arc::new(regex::Regex::new(r"(?i)\b(licen[cs]e|copyright|patent)\w*\b")?),
         })
@@ -81,9 +83,13 @@ impl Shop {
             .route("/checkout", get(checkout))
             .route("/legacy", get(legacy))
             .route("/upstream", get(upstream))
+            .route("/news", get(news))
+            .route("/report", get(report))
             .route("/broken", get(broken))
             .with_state(self)
             .layer(TraceLayer::new_for_http().make_span_with(span_of))
+            // For what requests await.
+            .layer(tracing_profiling::tower::AwaitsLayer)
     }
 }
 
@@ -106,6 +112,8 @@ fn span_of(request: &Request<Body>) -> Span {
         "/checkout" => "GET /checkout",
         "/legacy" => "GET /legacy",
         "/upstream" => "GET /upstream",
+        "/news" => "GET /news",
+        "/report" => "GET /report",
         "/broken" => "GET /broken",
     }
 }
@@ -221,11 +229,30 @@ fn ask_the_old_system() -> &'static str {
     "the old system answered"
 }
 
-/// An asynchronous sleep.
 #[tracing::instrument(skip_all)]
 async fn upstream() -> &'static str {
+    ask_upstream().await
+}
+
+/// An asynchronous sleep, as if another service were slow.
+async fn ask_upstream() -> &'static str {
     tokio::time::sleep(SLOW).await;
     "upstream answered"
+}
+
+/// Is ready to continue at once, but its thread is busy with another request.
+#[tracing::instrument(skip_all)]
+async fn news(State(shop): State<Shop>) -> &'static str {
+    shop.reported.notified().await;
+    "there is a new report"
+}
+
+/// Blocks a thread of the runtime, on which another request has just become ready.
+#[tracing::instrument(skip_all)]
+async fn report(State(shop): State<Shop>) -> &'static str {
+    shop.reported.notify_one();
+    std::thread::sleep(SLOW);
+    "a report"
 }
 
 /// Fast, but fails.
@@ -257,6 +284,14 @@ pub(crate) async fn run() -> Result<usize, AnyError> {
         driver.request(Method::GET, slow, Bytes::new()).await?;
         requests += 1;
     }
+    let news = driver.request(Method::GET, "/news", Bytes::new());
+    let report = async {
+        // The other one waits for it by then.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        driver.request(Method::GET, "/report", Bytes::new()).await
+    };
+    tokio::try_join!(news, report)?;
+    requests += 2;
     requests += fast_ones(&driver).await?;
     Ok(requests)
 }
