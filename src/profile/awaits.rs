@@ -183,6 +183,9 @@ fn own_name(frames: &[SourceFunction<'_>]) -> String {
     let name = without_generics(path.unwrap_or(own));
     match shortened(&name) {
         short if short.is_empty() && own.is_empty() => UNKNOWN.to_owned(),
+        // Line tables have no path of an inlined function. Its file and line follow.
+        short if short.is_empty() && own.starts_with("{async_fn#") => "async fn".to_owned(),
+        short if short.is_empty() && own.starts_with("{async_block#") => "async block".to_owned(),
         short if short.is_empty() => own.to_owned(),
         short => short,
     }
@@ -509,8 +512,8 @@ mod tests {
                 "shop::total",
             ),
             // Polled through a pointer.
-            ("{async_fn#0}", "poll<alloc::boxed::Box<(dyn Future)>>", "{async_fn#0}"),
-            ("{async_fn#0}", "poll<shop::other::{async_fn_env#1}>", "{async_fn#0}"),
+            ("{async_fn#0}", "poll<alloc::boxed::Box<(dyn Future)>>", "async fn"),
+            ("{async_fn#0}", "poll<shop::other::{async_fn_env#1}>", "async fn"),
             ("shop::poll_orders::{{closure}}", "", "shop::poll_orders"),
             ("<shop::Queue<T> as core::future::future::Future>::poll", "", "shop::Queue"),
         ] {

@@ -132,8 +132,10 @@ impl Profile {
 
 /// Whether a function clones wakers on behalf of a leaf future.
 fn clones_wakers(name: &str) -> bool {
-    const PARTS: [&str; 8] = [
+    const PARTS: [&str; 9] = [
         "core::task::wake::",
+        // Inlined functions have no path.
+        "into_waker",
         "core::ops::function::",
         "atomic_waker",
         "AtomicWaker",
@@ -213,7 +215,9 @@ impl Rebuilding<'_> {
         // The notes come first.
         let notes = lines.iter().take_while(|name| name.is_empty()).count();
         let first = notes + lines.iter().skip(notes).take_while(|name| clones_wakers(name)).count();
+        // The innermost function of the wrapper stays: its type parameter names the function that it polls.
         let wrapper = lines.iter().rev().take_while(|name| is_of_wrapper(name)).count();
+        let wrapper = wrapper.saturating_sub(1);
         // If nothing else is left, all may be of interest.
         let kept = if first < lines.len() - wrapper {
             first..lines.len() - wrapper
@@ -487,6 +491,56 @@ mod tests {
         let first = profile.stack(sample.stack).next().unwrap();
         assert_eq!(first.kind, FrameKind::Rust);
         assert_eq!(profile.mapping(first.mapping.unwrap()).unwrap().build_ids.len(), 1);
+    }
+
+    /// The names that are left of a stack. Those in one string, separated by blanks, are inlined into the last.
+    fn await_names(kind: SampleKind, stack: &[&str]) -> Vec<String> {
+        let (mut profile, mapping) = prog();
+        let mut locations = Vec::new();
+        for (address, names) in (0..).zip(stack) {
+            if names.starts_with('[') {
+                locations.push(profile.add_wait(names));
+                continue;
+            }
+            let lines = names.split(' ').map(|name| {
+                let function = profile.add_function(Function::named(name));
+                Line { function, line: 1, column: 0 }
+            });
+            let lines = lines.collect();
+            let (mapping, kind, is_inferred) = (Some(mapping), FrameKind::Rust, false);
+            locations.push(profile.add_location(Location {
+                mapping,
+                address,
+                kind,
+                lines,
+                is_inferred,
+            }));
+        }
+        let stack = profile.add_stack(locations);
+        profile.add_sample(kind, stack, None, point(1));
+        let rebuilt = profile.symbolized(&mut NoSymbols, &Redaction::new(), usize::MAX).profile;
+        names(&rebuilt, rebuilt.samples()[0].stack).into_iter().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn stacks_of_awaits_end_at_the_leaf_and_at_the_wrapper() {
+        let stack = [
+            "<core::task::wake::Waker>::clone into_waker tokio::sync::atomic_waker::register Sleep::poll",
+            "shop::fetch",
+            "poll<tracing_profiling::awaits::future::Profiled<shop::fetch>> tracing_profiling::sys::task_waker::TaskWaker<T>::poll",
+        ];
+        let wrapper = "poll<tracing_profiling::awaits::future::Profiled<shop::fetch>>";
+        let expected = ["Sleep::poll", "shop::fetch", wrapper];
+        assert_eq!(await_names(SampleKind::Await, &stack), expected);
+        let mut delayed = vec!["[scheduling delay]"];
+        delayed.extend(stack);
+        let mut all = vec!["[scheduling delay]"];
+        all.extend(expected);
+        assert_eq!(await_names(SampleKind::Delay, &delayed), all);
+        assert_eq!(await_names(SampleKind::OnCpu, &stack).len(), 7, "only those of awaits");
+        // Nothing else is left.
+        assert_eq!(await_names(SampleKind::Await, &["alloc::f", "core::mem::g"]).len(), 2);
+        assert_eq!(await_names(SampleKind::Await, &["[awaiting: stack not copied]"]).len(), 1);
     }
 
     #[test]
