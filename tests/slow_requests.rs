@@ -74,7 +74,7 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
     assert!(spans.len() >= requests, "{} spans of {requests} requests", spans.len());
     let kept: Vec<_> = spans.iter().filter(|span| text(span, "profile.reason").is_some()).collect();
     let names: BTreeSet<_> = kept.iter().map(|span| span.name.as_ref()).collect();
-    for name in ["bundles", "similar", "checkout", "legacy", "upstream", "broken"] {
+    for name in ["bundles", "similar", "checkout", "legacy", "upstream", "report", "broken"] {
         assert!(names.contains(name), "{names:?}");
     }
 
@@ -93,10 +93,7 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
     }
     assert_eq!(ids, files.keys().cloned().collect());
     if HAS_STACKS {
-        assert!(
-            ids.len() >= 4,
-            "all except the span that awaits and the span that fails immediately"
-        );
+        assert!(ids.len() >= 6, "all except the span that fails immediately");
     }
 
     // Every sample links to a span of the trace whose span refers to the profile.
@@ -110,7 +107,8 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
         let first: [u8; 16] = profiles[0].profile_id.as_slice().try_into().unwrap();
         let expected = id.parse::<ProfileId>().unwrap();
         let waits = expected.of_off_cpu();
-        assert!([expected, waits].contains(&ProfileId::from_bytes(first)), "{id}");
+        let kinds = [expected, waits, expected.of_await(), expected.of_scheduling_delay()];
+        assert!(kinds.contains(&ProfileId::from_bytes(first)), "{id}");
         let off_cpu_id = text(leads, "profile.off_cpu_id");
         assert!(off_cpu_id.is_none_or(|id| id == waits.to_string()), "{id}");
         for sample in profiles.iter().flat_map(|profile| &profile.samples) {
@@ -133,6 +131,7 @@ fn check_guilty(reports: &[Kept]) {
         ("GET /checkout", "latency"),
         ("GET /legacy", "latency"),
         ("GET /upstream", "latency"),
+        ("GET /report", "latency"),
         ("GET /broken", "error"),
     ] {
         assert_eq!(of(name).spans[0].reasons().to_string(), reason, "{name}");
@@ -140,6 +139,7 @@ fn check_guilty(reports: &[Kept]) {
     if !HAS_STACKS {
         return;
     }
+    check_awaits(reports);
     for (name, guilty) in
         [("GET /bundles", "count_cheap_bundles"), ("GET /similar", "sqlite3VdbeExec")]
     {
@@ -159,6 +159,22 @@ fn check_guilty(reports: &[Kept]) {
         let account = of(name).spans[0].times();
         let difference = account.off_cpu().ns().abs_diff(waits.total.ns());
         assert!(difference < account.off_cpu().ns() / 20, "{name}: {waits:?} {account:?}");
+    }
+}
+
+fn check_awaits(reports: &[Kept]) {
+    let upstream = reports.iter().find(|kept| kept.spans[0].name() == "GET /upstream").unwrap();
+    let site = upstream.awaits.longest.clone().unwrap();
+    assert!(site.function.ends_with("ask_upstream"), "{site:?}");
+    assert!(site.location.starts_with("shop/mod.rs:"), "{site:?}");
+    assert!(site.awaited.starts_with("tokio::time::"), "{site:?}");
+    let times = upstream.spans[0].times();
+    let explained = times.awaiting() + times.scheduling_delay();
+    let little = times.idle() / 100 + std::time::Duration::from_millis(1);
+    assert!(explained <= times.idle() && explained + little > times.idle(), "{times:?}");
+    // Another thread may take it, so that it is not delayed; then it is not kept.
+    if let Some(news) = reports.iter().find(|kept| kept.spans[0].name() == "GET /news") {
+        assert_eq!(news.awaits.delayed_by.as_deref(), Some("GET /report"));
     }
 }
 
