@@ -22,7 +22,7 @@ pub struct Host {
 
 /// The idle time of a case's span.
 pub struct Explained {
-    pub case: Case,
+    leaf: &'static str,
     pub idle: Duration,
     /// The part of it that has a stack with the case's own function.
     pub hit: Duration,
@@ -44,7 +44,7 @@ impl Host {
         Self { handle, memory }
     }
 
-    pub async fn explain(&self, case: Case) -> Explained {
+    pub async fn explain(&self, case: &Case) -> Explained {
         let task = tokio::spawn((case.run)(Watch::Profiled));
         tokio::time::timeout(LIMIT, task).await.expect(case.function).expect(case.function);
         let profile = tokio::time::timeout(LIMIT, self.profile()).await;
@@ -64,20 +64,21 @@ impl Host {
 }
 
 impl Explained {
-    fn new(case: Case, profile: &Profile) -> Self {
+    fn new(case: &Case, profile: &Profile) -> Self {
         let idle = profile.spans[0].times.idle();
-        let mut explained = Self { case, idle, hit: Duration::ZERO, places: BTreeMap::new() };
+        let mut explained =
+            Self { leaf: case.leaf, idle, hit: Duration::ZERO, places: BTreeMap::new() };
         let idle = [SampleKind::Await, SampleKind::Delay];
         for sample in profile.samples().iter().filter(|sample| idle.contains(&sample.kind)) {
-            explained.add(&Stack::of_sample(profile, sample), weight(sample));
+            explained.add(case, &Stack::of_sample(profile, sample), weight(sample));
         }
         // A sample of a short await represents others. And where another thread is in the span, it is not idle.
         explained.hit = explained.hit.min(explained.idle);
         explained
     }
 
-    fn add(&mut self, stack: &Stack, weight: Duration) {
-        if stack.contains(self.case.function) {
+    fn add(&mut self, case: &Case, stack: &Stack, weight: Duration) {
+        if stack.contains(case.function) {
             self.hit += weight;
         }
         *self.places.entry(stack.place()).or_default() += weight;
@@ -86,7 +87,7 @@ impl Explained {
     pub fn text(&self) -> String {
         let places = self.places.iter().map(|(place, time)| format!("{time:.0?} {place}"));
         let cells = [
-            self.case.leaf.to_owned(),
+            self.leaf.to_owned(),
             format!("{:.0?}", self.idle),
             format!("{:.0} %", percent(self.hit, self.idle)),
             places.collect::<Vec<_>>().join("; "),

@@ -36,7 +36,36 @@ fn main() -> ExitCode {
 
 /// What stacks show at clones.
 fn clones(runtime: &Runtime) -> bool {
-    let rows: Vec<_> = cases.map(|case| runtime.block_on(host.explain(case))).collect();
+    let rows: Vec<_> = cases::all().iter().map(|case| runtime.block_on(Row::new(case))).collect();
+    println!(
+        "The number of clones in each pending poll is in brackets. After 0, an earlier stack remains."
+    );
+    println!("What is seen is in the order of the clones, all polls together.\n");
+    println!(
+        "| leaf | first poll | later polls, same waker | later polls, new waker | what is seen |"
+    );
+    println!("|---|---|---|---|---|");
+    rows.iter().for_each(|row| println!("{}", row.text()));
+    println!(
+        "\nWith the same waker in all polls, the last stack does not show what is awaited by then:\n"
+    );
+    for row in &rows {
+        row.stale().iter().for_each(|stale| println!("- {}: {stale}", row.leaf));
+    }
+
+    let (hits, misses): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.is_hit());
+    println!("\n{} of {} kinds hit", hits.len(), rows.len());
+    let mut unexpected = misses.iter().filter(|row| !MISSES.contains(&row.function)).peekable();
+    let passed = unexpected.peek().is_none() && hits.len() * 100 >= rows.len() * LEAST_PERCENT;
+    unexpected.for_each(|row| println!("unexpected miss: {}", row.function));
+    passed
+}
+
+/// What profiles show of idle times.
+fn idle_times(runtime: &Runtime) -> bool {
+    let host = Host::new();
+    let cases = cases::all().into_iter().filter(|case| !SHORT.contains(&case.function));
+    let rows: Vec<_> = cases.map(|case| runtime.block_on(host.explain(&case))).collect();
     println!("\n| leaf | idle | with its function | what is awaited |");
     println!("|---|---|---|---|");
     rows.iter().for_each(|row| println!("{}", row.text()));
