@@ -16,9 +16,9 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use support::{HAS_STACKS, PLENTY, Setup, burn};
 use tower::ServiceExt;
-use tracing::info_span;
+use tracing::{Instrument, info_span};
 use tracing_profiling::export::Memory;
-use tracing_profiling::{Directory, Handle, ProfilingLayer, Reason, Rules};
+use tracing_profiling::{Directory, Handle, ProfiledExt, ProfilingLayer, Reason, Rules};
 use tracing_subscriber::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -304,6 +304,44 @@ async fn kept_spans_are_listed_with_and_without_a_profile() {
     stored.as_object_mut().unwrap().remove("rule");
     assert_eq!(stored, slow);
     assert_eq!(get(&restarted.handle, "/kept").await.json()["kept"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn open_spans_are_listed_with_where_they_await() {
+    let setup = Setup::new("1h");
+    let span = tracing::dispatcher::with_default(&setup.dispatch, || {
+        info_span!("GET /cart", method = "GET")
+    });
+    // Does not end while this test runs.
+    let sleep = async { tokio::time::sleep(Duration::from_secs(3_600)).await };
+    let mut request = Box::pin(sleep.instrument(span.clone()).profiled());
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        let waker = std::task::Waker::from(std::sync::Arc::new(NoWake));
+        let mut context = std::task::Context::from_waker(&waker);
+        assert!(request.as_mut().poll(&mut context).is_pending());
+    });
+    let open = get(&setup.handle, "/open?older_than=0s").await.json();
+    let [request] = open.as_array().unwrap().as_slice() else { panic!("{open}") };
+    assert_eq!(request["span"], "GET /cart");
+    assert_eq!(request["fields"], serde_json::json!({"method": "GET"}));
+    assert!(request["open_ms"].as_f64().unwrap() > 0.0, "{request}");
+    assert_eq!(request["state"], "awaiting");
+    assert!(request["state_ms"].is_f64(), "{request}");
+    if HAS_STACKS {
+        let stack = request["stack"].to_string();
+        assert!(stack.contains("open_spans_are_listed_with_where_they_await"), "{stack}");
+    }
+    assert_eq!(get(&setup.handle, "/open?older_than=1h").await.json(), serde_json::json!([]));
+    assert_eq!(get(&setup.handle, "/open").await.status, StatusCode::OK);
+    let bad = get(&setup.handle, "/open?older_than=soon").await;
+    assert_eq!(bad.status, StatusCode::BAD_REQUEST);
+    assert!(bad.text().contains("`older_than` must be a duration"), "{}", bad.text());
+}
+
+struct NoWake;
+
+impl std::task::Wake for NoWake {
+    fn wake(self: std::sync::Arc<Self>) {}
 }
 
 #[tokio::test]

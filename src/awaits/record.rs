@@ -27,6 +27,8 @@ pub(super) struct FutureRecord {
     woken_at: AtomicU64,
     /// Other clones of the waker existed when `place` was set in the last poll: it may not be what is still awaited.
     is_unsure: AtomicBool,
+    /// The waker was cloned in the last poll, in no profiled span.
+    is_outside: AtomicBool,
     place: Mutex<AwaitPlace>,
 }
 
@@ -153,7 +155,10 @@ impl WakerObserver for FutureRecord {
                 Some(awaits) => self.awaits.get_or_init(|| awaits),
                 None => return,
             },
-            (None, None) => return,
+            (None, None) => {
+                self.is_outside.store(true, Ordering::Relaxed);
+                return;
+            }
         };
         let mut place = self.place.lock();
         place.span = span.filter(|span| span.layer == awaits.spans.layer());
@@ -327,7 +332,10 @@ impl Idle {
     #[inline]
     fn begin_await(&mut self, waker: &Arc<TaskWaker<FutureRecord>>) -> bool {
         let record = &waker.observer;
-        let Some(awaits) = record.awaits.get() else { return false };
+        let Some(awaits) = record.awaits.get() else {
+            // Without a clone, it is not known.
+            return !record.is_outside.load(Ordering::Relaxed);
+        };
         if record.is_unsure.load(Ordering::Relaxed) {
             // Only the stack of the last clone is known. With wakers that differ from all clones, all that are still
             // awaited clone the waker again.
