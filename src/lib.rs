@@ -120,6 +120,7 @@
 //! | `TRACING_PROFILING_SYMBOLS` | `on`, or `off` for addresses and build ids only; see [`Builder::symbols`] | `on` |
 //! | `TRACING_PROFILING_EXPORT_BYTES` | maximum bytes of profiles waiting to be exported, up to 4294967295; see [`Builder::export_bytes`] | 67108864 |
 //! | `TRACING_PROFILING_SYMBOL_BYTES` | maximum bytes of loaded symbols, up to 4294967295; see [`Builder::symbol_bytes`] | 536870912 |
+//! | `TRACING_PROFILING_AWAIT_BYTES` | maximum bytes for the stacks of pending futures, up to 4294967295; see [`Builder::await_bytes`] | 16777216 |
 //!
 //! # Rules
 //!
