@@ -207,6 +207,8 @@ pub mod guide {
     #[cfg(feature = "opentelemetry-sdk")]
     #[doc = include_str!("../docs/guide/opentelemetry.md")]
     pub mod opentelemetry {}
+    #[doc = include_str!("../docs/guide/awaits.md")]
+    pub mod awaits {}
     #[doc = include_str!("../docs/guide/without_opentelemetry.md")]
     pub mod without_opentelemetry {}
     #[doc = include_str!("../docs/guide/configuration.md")]
@@ -273,8 +275,8 @@ pub use sampler::Source;
 pub use self_test::SelfTest;
 pub use span::{Hardware, TimeBreakdown};
 pub use stats::{
-    ProfileStats, RuleStats, SampleStats, SamplingStats, SpanStats, StackStats, Stats, ThreadStats,
-    WaitStats,
+    AwaitStats, ProfileStats, RuleStats, SampleStats, SamplingStats, SpanStats, StackStats, Stats,
+    ThreadStats, WaitStats,
 };
 
 /// A function whose calls are spans: `#[tracing::instrument]` with its own conditions for keeping profiles.
