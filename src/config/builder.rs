@@ -84,8 +84,8 @@ const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
 const DEFAULT_PENDING_SPANS: usize = 16_384;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
 const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
+const DEFAULT_AWAIT_BYTES: usize = 16 * 1024 * 1024;
 /// The line tables of a large service take a tenth of that; its full debug information can be larger.
-const DEFAULT_AWAIT_BYTES: usize = 16 << 20;
 const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
 impl Builder {

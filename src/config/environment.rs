@@ -44,9 +44,10 @@ const PATHS: &str = "TRACING_PROFILING_PATHS";
 const SYMBOLS: &str = "TRACING_PROFILING_SYMBOLS";
 const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
 const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
+const AWAIT_BYTES: &str = "TRACING_PROFILING_AWAIT_BYTES";
 
 /// All variables whose names begin like that of the rules.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 23] = [
     RULES,
     SOURCE,
     WAITS,
@@ -69,6 +70,7 @@ const KNOWN: [&str; 22] = [
     SYMBOLS,
     EXPORT_BYTES,
     SYMBOL_BYTES,
+    AWAIT_BYTES,
 ];
 
 impl Builder {
@@ -179,6 +181,10 @@ impl Builder {
         builder =
             builder.set(&get, EXPORT_BYTES, bytes, within(0..=u32::MAX), |builder, bytes| {
                 builder.export_bytes(bytes as usize)
+            })?;
+        builder =
+            builder.set(&get, AWAIT_BYTES, bytes, within(0..=u32::MAX), |builder, bytes| {
+                builder.await_bytes(bytes as usize)
             })?;
         let disabled = get(SDK_DISABLED)?;
         let is_disabled = disabled.is_some_and(|text| text.trim().eq_ignore_ascii_case("true"));
@@ -410,6 +416,7 @@ mod tests {
             "_SYMBOLS",
             "_SYMBOL_BYTES",
             "_EXPORT_BYTES",
+            "_AWAIT_BYTES",
         ]
         .map(|rest| format!("TRACING_PROFILING{rest}"));
         let empty = empty.each_ref().map(|name| (name.as_str(), " "));
@@ -441,7 +448,7 @@ mod tests {
         );
         assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _ARM_AFTER, _RATE, _STACK_BYTES, \
             _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _FIELDS, _LINK, _REDACT, _PATHS, _SYMBOLS, \
-            _EXPORT_BYTES, _SYMBOL_BYTES"), "{second}");
+            _EXPORT_BYTES, _SYMBOL_BYTES, _AWAIT_BYTES"), "{second}");
     }
 
     #[cfg(not(feature = "_otlp"))]
@@ -477,6 +484,7 @@ mod tests {
             ("TRACING_PROFILING_SYMBOLS", "off"),
             ("TRACING_PROFILING_SYMBOL_BYTES", "1000"),
             ("TRACING_PROFILING_EXPORT_BYTES", "2000"),
+            ("TRACING_PROFILING_AWAIT_BYTES", "3000"),
         ]);
         let redaction = Redaction::new().hide(r"acme_\w+").unwrap().hide("^GET (.*)").unwrap();
         let redaction = redaction.full_paths(true);
@@ -498,7 +506,8 @@ mod tests {
             .redact(redaction)
             .symbols(false)
             .symbol_bytes(1000)
-            .export_bytes(2000);
+            .export_bytes(2000)
+            .await_bytes(3000);
         assert_eq!(format!("{:?}", builder.unwrap()), format!("{by_hand:?}"));
     }
 
@@ -619,6 +628,7 @@ mod tests {
             ("SYMBOLS", "1"),
             ("SYMBOL_BYTES", "1 GiB"),
             ("EXPORT_BYTES", "-1"),
+            ("AWAIT_BYTES", "16MiB"),
         ] {
             let name = format!("TRACING_PROFILING_{name}");
             assert!(read(&[(&name, value)]).is_err(), "{name}={value}");

@@ -90,13 +90,14 @@ impl TimeBreakdown {
         Duration::from_nanos(self.idle_ns)
     }
 
-    /// The part of `idle` in which its future awaited something and had not been woken. Known for futures that are
-    /// polled through `Profiled`, but for up to a millisecond.
+    /// The part of `idle` in which its future awaited something and had not been woken. Known of futures that
+    /// are polled through [`Profiled`](crate::Profiled), but for less than 50 µs each time their innermost span changes.
     pub fn awaiting(&self) -> Duration {
         Duration::from_nanos(self.await_ns)
     }
 
-    /// The part of `idle` in which its future had been woken and not been polled yet. Known as `awaiting` is.
+    /// The part of `idle` in which its future had been woken and not been polled yet. Known as
+    /// [`awaiting`](Self::awaiting) is.
     pub fn scheduling_delay(&self) -> Duration {
         Duration::from_nanos(self.delay_ns)
     }

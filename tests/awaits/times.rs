@@ -15,7 +15,7 @@ use crate::leaf::Event;
 use crate::support::{Setup, functions};
 use crate::{MS, is_in, sum, with_subscriber};
 
-/// Of each kind of idle time, short stretches are sampled with this weight.
+/// Of each kind of idle time, short ones are sampled with this weight.
 const SAMPLE: Duration = Duration::from_millis(10);
 
 async fn nap(times: usize, length: Duration) {
