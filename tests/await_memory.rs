@@ -58,7 +58,7 @@ fn live() -> isize {
 
 const KIB: isize = 1 << 10;
 
-/// One after the other, in the only test of the process.
+/// In turn, in the only test of the process.
 #[test]
 fn memory() {
     no_allocation_after_the_first_poll();

@@ -12,7 +12,7 @@ use super::buffers::{Buffers, StackCopy};
 use super::record::Record;
 use crate::span::{SpanKey, Spans};
 use crate::stats::Counters;
-use crate::sys::{self, LiveStack, TaskWaker, Waker};
+use crate::sys::{LiveStack, TaskWaker, Waker};
 
 /// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
 /// probability of its share in it.
@@ -55,7 +55,6 @@ pub(crate) struct Awaits {
     pending: [Shard; SHARDS],
     waker: Waker,
     is_active: AtomicBool,
-    made_in: u32,
     /// The constants of these names, in ticks.
     pub(super) sample: u64,
     pub(super) portion: u64,
@@ -96,7 +95,6 @@ impl Awaits {
             pending: Default::default(),
             waker,
             is_active: AtomicBool::new(false),
-            made_in: sys::fork_generation(),
             sample: clock.ticks(SAMPLE),
             portion: clock.ticks(PORTION),
             counters,
@@ -135,7 +133,7 @@ impl Awaits {
 
     /// False in the child of a fork, where its locks may be held forever.
     pub(super) fn is_here(&self) -> bool {
-        self.made_in == sys::fork_generation()
+        self.buffers.are_here()
     }
 
     /// The rules have changed: futures outside of all profiled spans check again.
