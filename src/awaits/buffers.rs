@@ -15,6 +15,7 @@ pub(super) struct Buffers {
     /// Of all buffers, free or not.
     bytes: AtomicUsize,
     most_bytes: usize,
+    /// The [`sys::fork_generation`] in which they were made.
     made_in: u32,
 }
 
@@ -29,6 +30,11 @@ impl Buffers {
     pub(super) fn new(most_bytes: usize) -> Self {
         let free = std::array::from_fn(|_| ArrayQueue::new(MOST_FREE));
         Self { free, bytes: AtomicUsize::new(0), most_bytes, made_in: sys::fork_generation() }
+    }
+
+    /// False in the child of a fork.
+    pub(super) fn are_here(&self) -> bool {
+        self.made_in == sys::fork_generation()
     }
 
     /// A buffer of at least that length, if there is memory for it.
@@ -67,8 +73,8 @@ impl Buffers {
     }
 
     fn give_back(&self, buffer: Box<[u8]>) {
-        // In the child of a fork, a thread of the parent may be inside the queue forever.
-        if self.made_in != sys::fork_generation() {
+        // A queue waits for threads that are in the middle of using it, which a forked child does not have.
+        if !self.are_here() {
             return;
         }
         let free = self.free.get((buffer.len() / SMALLEST).trailing_zeros() as usize);
@@ -160,6 +166,14 @@ mod tests {
         // The free one, which is too small, makes room.
         assert_eq!(buffers.take(8_000).unwrap().len(), 8 << 10);
         assert_eq!(buffers.bytes(), 8 << 10);
+    }
+
+    #[test]
+    fn a_forked_child_does_not_use_the_queues() {
+        let buffers = Buffers { made_in: u32::MAX, ..Buffers::new(10 << 10) };
+        let buffer = buffers.take(SMALLEST).unwrap();
+        buffers.give_back(buffer);
+        assert!(buffers.free.iter().all(ArrayQueue::is_empty));
     }
 
     #[test]

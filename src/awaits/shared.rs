@@ -12,7 +12,7 @@ use super::record::FutureRecord;
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};
 use crate::stats::Counters;
-use crate::sys::{self, LiveStack, TaskWaker, Waker};
+use crate::sys::{LiveStack, TaskWaker, Waker};
 
 /// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
 /// probability of its share in it.
@@ -63,7 +63,6 @@ pub(crate) struct LayerAwaits {
     pending: [Mutex<Listed>; SHARDS],
     waker: Waker,
     is_active: AtomicBool,
-    made_in: u32,
     /// The constants of these names, in ticks.
     pub(super) sample: u64,
     pub(super) portion: u64,
@@ -135,7 +134,6 @@ impl LayerAwaits {
             pending: Default::default(),
             waker,
             is_active: AtomicBool::new(false),
-            made_in: sys::fork_generation(),
             sample: clock.ticks(SAMPLE),
             portion: clock.ticks(PORTION),
             counters,
@@ -174,7 +172,7 @@ impl LayerAwaits {
 
     /// False in the child of a fork, where its locks may be held forever.
     pub(super) fn is_here(&self) -> bool {
-        self.made_in == sys::fork_generation()
+        self.buffers.are_here()
     }
 
     /// The rules have changed: futures outside of all profiled spans check again.

@@ -4,11 +4,12 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::{BoxFuture, join, select};
 use tokio::runtime::Builder;
 use tokio::sync::{Notify, Semaphore};
+use tracing::instrument::Instrumented;
 use tracing::{Instrument, Span, info_span};
 use tracing_profiling::ProfiledExt;
 use tracing_profiling::profile::{Profile, Sample, SampleKind};
@@ -64,8 +65,14 @@ impl Leaves {
         self.event.happen();
     }
 
-    fn is(&self, leaf: usize, wait: impl Future<Output = ()>) -> impl Future<Output = ()> {
-        wait.instrument(self.spans[leaf].clone())
+    /// The future is boxed, because a function that is inlined into another keeps its line in a release build, but not
+    /// its name.
+    fn is<'a>(
+        &self,
+        leaf: usize,
+        wait: impl Future<Output = ()> + Send + 'a,
+    ) -> Instrumented<BoxFuture<'a, ()>> {
+        wait.boxed().instrument(self.spans[leaf].clone())
     }
 }
 
@@ -111,7 +118,7 @@ functions! {
 /// Whether the stack is that of the span: of its function and leaf, and of no others. `None` without a stack.
 fn is_right(profile: &Profile, sample: &Sample) -> Option<bool> {
     let names = functions(profile, sample);
-    if names.contains(&"[awaiting: stack not copied]") {
+    if names.iter().all(|name| name.starts_with('[')) {
         return None;
     }
     let path = profile.span_path(sample.link);
@@ -131,7 +138,7 @@ fn awaits_are_shown_at_their_own_function_and_leaf() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let enough = number("PROFILING_TEST_AWAITS").unwrap_or(300);
     let setup = Setup::with("1h,[root]=0ms|hung=off", |builder| {
-        builder.samples_per_profile(usize::MAX).memory_bytes(1 << 30)
+        builder.samples_per_profile(usize::MAX).memory_bytes(1 << 30).export_bytes(1 << 30)
     });
     let stop = Arc::new(AtomicBool::new(false));
     let runtime = {
@@ -142,20 +149,20 @@ fn awaits_are_shown_at_their_own_function_and_leaf() {
     setup.run(|| {
         let root = info_span!("root");
         let mut leaves = Vec::new();
-        let tasks =
-            FUNCTIONS.iter().cycle().take(3 * FUNCTIONS.len()).map(|(_, function, span)| {
-                let span = root.in_scope(span);
-                let it = Arc::new(span.in_scope(Leaves::new));
-                leaves.push(Arc::clone(&it));
-                runtime.spawn(function(it, Arc::clone(&stop)).instrument(span).profiled())
-            });
+        let tasks = FUNCTIONS.iter().map(|(_, function, span)| {
+            let span = root.in_scope(span);
+            let it = Arc::new(span.in_scope(Leaves::new));
+            leaves.push(Arc::clone(&it));
+            runtime.spawn(function(it, Arc::clone(&stop)).instrument(span).profiled())
+        });
         let tasks: Vec<_> = tasks.collect();
         let captured = || {
             let awaits = setup.handle.stats().awaits;
             awaits.captured.saturating_sub(awaits.dropped_over_budget)
         };
         while captured() < enough {
-            std::thread::sleep(Duration::from_millis(3));
+            // More often, and unwinding would exceed its budget.
+            std::thread::sleep(20 * MS);
             leaves.iter().for_each(|it| it.happen());
         }
         stop.store(true, Ordering::Relaxed);
@@ -182,5 +189,6 @@ fn awaits_are_shown_at_their_own_function_and_leaf() {
     }
     println!("{right} right, {without} without a stack, {} wrong", wrong.len());
     assert!(wrong.is_empty(), "{:#?}", &wrong[..wrong.len().min(5)]);
-    assert!(right >= enough / 2, "{right} right, {without} without a stack");
+    // A stack that was not unwound can be that of an await and of a delay.
+    assert!(right >= enough / 10 * 9, "{right} right, {without} without a stack");
 }
