@@ -13,4 +13,5 @@ pub mod tower;
 
 pub(crate) use buffers::AwaitStack;
 pub use future::{Profiled, ProfiledExt};
+pub(crate) use record::LeafStacks;
 pub(crate) use shared::{AwaitSample, LayerAwaits, forget_all};

@@ -27,6 +27,8 @@ pub(super) struct FutureRecord {
     woken_at: AtomicU64,
     /// Other clones of the waker existed when `place` was set in the last poll: it may not be what is still awaited.
     is_unsure: AtomicBool,
+    /// The waker was cloned in this poll, or in the last one.
+    has_cloned: AtomicBool,
     /// The waker was cloned in the last poll, in no profiled span.
     is_outside: AtomicBool,
     place: Mutex<AwaitPlace>,
@@ -36,8 +38,23 @@ pub(super) struct FutureRecord {
 #[derive(Debug, Default)]
 struct AwaitPlace {
     span: Option<InnermostSpan>,
-    stack: Option<AwaitStack>,
+    stacks: LeafStacks,
     carried: Option<Carried>,
+}
+
+/// The stacks of the last leaves that cloned the waker in one poll.
+#[derive(Debug, Default)]
+pub(crate) struct LeafStacks {
+    pub(crate) last: Option<AwaitStack>,
+    /// The one before: a timeout polls its timer last, and what it limits before.
+    pub(crate) before: Option<AwaitStack>,
+}
+
+impl LeafStacks {
+    fn duplicate(&self) -> Self {
+        let duplicate = |stack: &Option<AwaitStack>| stack.as_ref().and_then(AwaitStack::duplicate);
+        Self { last: duplicate(&self.last), before: duplicate(&self.before) }
+    }
 }
 
 /// One sample for all awaits of a span that is young, in case it is kept. Each await is the one whose stack it has with
@@ -47,7 +64,7 @@ struct Carried {
     span: InnermostSpan,
     /// The outermost span that it was in.
     outermost: InnermostSpan,
-    stack: Option<AwaitStack>,
+    stacks: LeafStacks,
     since: u64,
     woken_at: u64,
     /// The time that it represents, in ticks: of awaits and of delays.
@@ -75,7 +92,7 @@ impl LayerAwaits {
 
     /// Returns false if its spans have closed.
     fn send(&self, carried: Carried) -> bool {
-        let Carried { span, outermost, stack, since, woken_at, weights: [awaited, delayed] } =
+        let Carried { span, outermost, stacks, since, woken_at, weights: [awaited, delayed] } =
             carried;
         let spans = &self.spans;
         let span = if spans.is_open_span(&span) { span } else { outermost };
@@ -88,7 +105,7 @@ impl LayerAwaits {
                 await_ns: clock.ns(awaited),
                 woken_ns: clock.raw_ns(woken_at),
                 delay_ns: clock.ns(delayed),
-                stack,
+                stacks,
                 behind: None,
             });
         }
@@ -101,8 +118,7 @@ impl AwaitPlace {
     fn carry(&mut self, before: Option<Carried>, new: Carried) {
         let sum = |weights: [u64; 2]| weights.iter().sum::<u64>();
         let Some(before) = before else {
-            let stack = self.stack.as_ref().and_then(AwaitStack::duplicate);
-            self.carried = Some(Carried { stack, ..new });
+            self.carried = Some(Carried { stacks: self.stacks.duplicate(), ..new });
             return;
         };
         let all = sum(before.weights) + sum(new.weights);
@@ -112,10 +128,7 @@ impl AwaitPlace {
         });
         let is_new = mixed(new.woken_at ^ new.span.key.get()) % all.max(1) < sum(new.weights);
         self.carried = Some(match is_new {
-            true => {
-                let stack = self.stack.as_ref().and_then(AwaitStack::duplicate);
-                Carried { stack, weights, ..new }
-            }
+            true => Carried { stacks: self.stacks.duplicate(), weights, ..new },
             false => Carried { weights, ..before },
         });
     }
@@ -165,8 +178,12 @@ impl WakerObserver for FutureRecord {
         if place.span.is_none() {
             return;
         }
-        let reused = place.stack.take();
-        place.stack = match stack {
+        let LeafStacks { last, before } = &mut place.stacks;
+        // The memory of the older one is used again.
+        let is_first = !self.has_cloned.swap(true, Ordering::Relaxed);
+        let reused = if is_first { before.take().or_else(|| last.take()) } else { before.take() };
+        *before = if is_first { None } else { last.take() };
+        *last = match stack {
             Some(stack) => awaits.copy(reused, stack),
             None => {
                 Counters::add(&awaits.counters.awaits.unreadable, 1);
@@ -197,7 +214,7 @@ impl FutureRecord {
             return None;
         }
         let place = self.place.lock();
-        let (span, stack) = (place.span?, place.stack.as_ref().and_then(AwaitStack::duplicate));
+        let (span, stacks) = (place.span?, place.stacks.duplicate());
         drop(place);
         let (clock, now) = (awaits.spans.clock(), awaits.now().max(since));
         let woken = if woken_at == 0 { now } else { woken_at.clamp(since, now) };
@@ -207,7 +224,7 @@ impl FutureRecord {
             await_ns: clock.ns(woken - since),
             woken_ns: clock.raw_ns(woken),
             delay_ns: clock.ns(now - woken),
-            stack,
+            stacks,
             behind: None,
         })
     }
@@ -281,6 +298,7 @@ impl Observed {
         let waker = self.waker.get_or_insert_with(|| TaskWaker::new(FutureRecord::default()));
         self.idle.end_await(&waker.observer);
         waker.observer.is_unsure.store(false, Ordering::Relaxed);
+        waker.observer.has_cloned.store(false, Ordering::Relaxed);
         let is_carrier = self.idle.has_carried;
         if is_carrier {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(Arc::clone(waker))));
@@ -319,7 +337,7 @@ impl Observed {
             awaits.remove_future(place);
         }
         // Wakers may outlive the future.
-        drop(waker.observer.place.lock().stack.take());
+        drop(std::mem::take(&mut waker.observer.place.lock().stacks));
         // The spans around the future may be about to close.
         if idle.has_carried {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(waker)));
@@ -392,13 +410,17 @@ impl Idle {
         now: u64,
     ) {
         let [awaited, delayed] = std::mem::take(&mut self.uncounted);
-        let [await_weight, delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
+        let [mut await_weight, delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
         // Spans around the wrapper were entered before this poll.
         explain_idle(awaits.spans.layer());
         let mut place = record.place.lock();
         let Some(span) = place.span else { return };
-        awaits.spans.count_await(&span, awaited, delayed);
+        // Another thread may have been in the span in the meantime, which was not idle then.
+        let busy = awaits.spans.busy_since(&span, since).min(woken_at - since);
+        let since = since + busy;
+        await_weight = await_weight.saturating_sub(busy);
+        awaits.spans.count_await(&span, awaited.saturating_sub(busy), delayed);
         if await_weight + delay_weight == 0 {
             return;
         }
@@ -407,12 +429,21 @@ impl Idle {
         let carried = carried.filter(|carried| carried.outermost.key == outermost.key);
         if !awaits.spans.is_old_await(&span, since, now) {
             let weights = [await_weight, delay_weight];
-            place
-                .carry(carried, Carried { span, outermost, stack: None, since, woken_at, weights });
+            place.carry(
+                carried,
+                Carried {
+                    span,
+                    outermost,
+                    stacks: LeafStacks::default(),
+                    since,
+                    woken_at,
+                    weights,
+                },
+            );
             self.has_carried = true;
             return;
         }
-        let stack = place.stack.as_ref().and_then(AwaitStack::duplicate);
+        let stacks = place.stacks.duplicate();
         drop(place);
         _ = carried.map(|carried| awaits.send(carried));
         if !awaits.spans.report_await(&span) {
@@ -433,7 +464,7 @@ impl Idle {
             await_ns: awaits.weight_ns(await_weight),
             woken_ns: clock.raw_ns(woken_at),
             delay_ns: awaits.weight_ns(delay_weight),
-            stack,
+            stacks,
             behind: behind.map(|last| last.plan),
         });
     }

@@ -8,7 +8,7 @@ use crossbeam::queue::ArrayQueue;
 use parking_lot::{Mutex, RwLock};
 
 use super::buffers::{AwaitStack, Buffers};
-use super::record::FutureRecord;
+use super::record::{FutureRecord, LeafStacks};
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};
 use crate::stats::Counters;
@@ -37,7 +37,7 @@ pub(crate) struct AwaitSample {
     pub(crate) woken_ns: u64,
     /// The time that it represents as a scheduling delay; 0 if none.
     pub(crate) delay_ns: u64,
-    pub(crate) stack: Option<AwaitStack>,
+    pub(crate) stacks: LeafStacks,
     /// The plan of the span that was on the thread that polled it too late.
     pub(crate) behind: Option<u64>,
 }

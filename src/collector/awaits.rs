@@ -3,12 +3,12 @@
 use super::budget::Share;
 use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
-use crate::awaits::{AwaitSample, AwaitStack, LayerAwaits};
+use crate::awaits::{AwaitSample, AwaitStack, LayerAwaits, LeafStacks};
 use crate::profile::SampleKind;
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
-use crate::unwind::{UnwindEnd, Unwinder};
+use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// The CPU budget for unwinding them: 50 ms at once, and 2 % of a core after that.
 const UNWINDING: Share = Share::new(2, 50_000_000);
@@ -58,12 +58,13 @@ impl AwaitReader {
     }
 
     fn add(&mut self, sample: &AwaitSample, target: &mut AwaitTarget<'_>) {
-        let has_budget = sample.stack.is_none() || self.left.has_budget(target.now_ns);
+        let has_budget = sample.stacks.last.is_none() || self.left.has_budget(target.now_ns);
         if !has_budget {
             Counters::add(&target.counters.awaits.dropped_over_budget, 1);
         }
-        let copy = sample.stack.as_ref().filter(|_| has_budget);
-        let mut stack = unwound(copy, target.unwinder, target.most_frames);
+        let none = LeafStacks::default();
+        let stacks = if has_budget { &sample.stacks } else { &none };
+        let mut stack = unwound(stacks, target.unwinder, target.most_frames);
         for (kind, time_ns, duration_ns) in sample.parts() {
             if kind == SampleKind::Delay {
                 stack.waited = Some(Waited::Scheduling(sample.behind));
@@ -114,7 +115,7 @@ impl AwaitReader {
     ) -> Vec<PresentAwait> {
         let mut unwound_awaits = Vec::new();
         for sample in &self.present {
-            let mut stack = unwound(sample.stack.as_ref(), unwinder, most_frames);
+            let mut stack = unwound(&sample.stacks, unwinder, most_frames);
             for (kind, since_ns, duration_ns) in sample.parts() {
                 if kind == SampleKind::Delay {
                     stack.waited = Some(Waited::Scheduling(sample.behind));
@@ -127,25 +128,31 @@ impl AwaitReader {
     }
 }
 
-/// The frames of a copied stack, from the leaf future to the poll of the wrapper.
-pub(super) fn unwound(
-    copy: Option<&AwaitStack>,
+/// The frames from the leaf future to the poll of the wrapper, and those of the leaf before, if there is one.
+pub(super) fn unwound(stacks: &LeafStacks, unwinder: &mut Unwinder, most_frames: usize) -> Stack {
+    let mut stack = Stack::new();
+    match &stacks.last {
+        Some(last) => stack.end = unwind(last, unwinder, most_frames, &mut stack.frames),
+        None => stack.waited = Some(Waited::NotCopied),
+    }
+    if let (Some(before), true) = (&stacks.before, stacks.last.is_some()) {
+        unwind(before, unwinder, most_frames, &mut stack.other);
+    }
+    stack
+}
+
+fn unwind(
+    copy: &AwaitStack,
     unwinder: &mut Unwinder,
     most_frames: usize,
-) -> Stack {
-    let mut stack = Stack::new();
-    let Some(copy) = copy else {
-        stack.waited = Some(Waited::NotCopied);
-        return stack;
-    };
-    let word = |offset| copy.word(offset);
-    let end = unwinder.unwind(copy.registers(), word, most_frames, &mut stack.frames);
+    frames: &mut Vec<ModuleAddress>,
+) -> UnwindEnd {
+    let end = unwinder.unwind(copy.registers(), |offset| copy.word(offset), most_frames, frames);
     // The first one is the function that copied the stack.
-    if !stack.frames.is_empty() {
-        stack.frames.remove(0);
+    if !frames.is_empty() {
+        frames.remove(0);
     }
     // The copy ends in the wrapper.
-    let is_whole = end == UnwindEnd::Cut && stack.frames.len() + 1 < most_frames;
-    stack.end = if is_whole { UnwindEnd::Root } else { end };
-    stack
+    let is_whole = end == UnwindEnd::Cut && frames.len() + 1 < most_frames;
+    if is_whole { UnwindEnd::Root } else { end }
 }

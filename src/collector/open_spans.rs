@@ -167,7 +167,7 @@ fn places(
             continue;
         }
         let most_frames = collector.limits.frames_per_stack;
-        let mut stack = unwound(sample.stack.as_ref(), &mut collector.unwinder, most_frames);
+        let mut stack = unwound(&sample.stacks, &mut collector.unwinder, most_frames);
         let is_woken = sample.delay_ns > 0;
         if is_woken {
             stack.waited = Some(Waited::Scheduling(None));

@@ -8,6 +8,8 @@ use crate::unwind::{ModuleAddress, UnwindEnd};
 pub(super) struct Stack {
     pub(super) frames: Vec<ModuleAddress>,
     pub(super) end: UnwindEnd,
+    /// The stack of another leaf that the future may have awaited, if there is one.
+    pub(super) other: Vec<ModuleAddress>,
     /// The first frame that is inferred rather than certain.
     pub(super) inferred_from: Option<usize>,
     /// What the thread was blocked in, if it was blocked.
@@ -35,6 +37,7 @@ impl Stack {
     pub(super) fn new() -> Self {
         Self {
             frames: Vec::new(),
+            other: Vec::new(),
             end: UnwindEnd::Root,
             inferred_from: None,
             waited: None,
@@ -44,6 +47,6 @@ impl Stack {
 
     /// The memory that the stack takes in its tables.
     pub(super) fn bytes(&self) -> usize {
-        self.frames.len() * size_of::<ModuleAddress>() + 96
+        (self.frames.len() + self.other.len()) * size_of::<ModuleAddress>() + 96
     }
 }

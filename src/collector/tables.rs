@@ -11,8 +11,9 @@ use super::stack::{Stack, Waited};
 use super::waits::SHORTEST;
 use crate::keep::{Epoch, KeptSpan};
 use crate::profile::{
-    CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId, Point,
-    Profile, ProfileId, ProfiledThread, Sample, SampleKind, StackId, ThreadId, capped, delay_frame,
+    CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId,
+    OTHER_LEAF, Point, Profile, ProfileId, ProfiledThread, Sample, SampleKind, StackId, ThreadId,
+    capped, delay_frame,
 };
 use crate::span::{SampleCounts, SpanKey};
 use crate::symbols::hex;
@@ -224,6 +225,12 @@ impl<'a> Tables<'a> {
             UnwindEnd::Root => {}
             UnwindEnd::Cut => locations.push(self.profile.add_remark(CALLERS_NOT_COPIED)),
             UnwindEnd::Lost => locations.push(self.profile.add_remark("[callers not found]")),
+        }
+        if !stack.other.is_empty() {
+            locations.push(self.profile.add_remark(OTHER_LEAF));
+            for frame in &stack.other {
+                locations.push(self.location(*frame, false));
+            }
         }
         if stack.holds_others {
             locations.push(self.profile.add_remark(HOLDS_OTHERS));

@@ -30,4 +30,6 @@ pub(crate) use table::TableId;
 pub use waits::{WaitSite, Waits};
 
 /// Replaces the frames of a stack beyond what was copied of it.
+/// In a profile without symbols: what follows is the stack of another leaf that may have been awaited.
+pub(crate) const OTHER_LEAF: &str = "[or]";
 pub(crate) const CALLERS_NOT_COPIED: &str = "[callers not copied]";

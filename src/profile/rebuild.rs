@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
+use super::OTHER_LEAF;
 use super::model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Point, Profile, Sample,
     SampleKind, StackId,
@@ -150,6 +151,18 @@ fn clones_wakers(name: &str) -> bool {
     !is_poll && (is_waker || CONTAINERS.iter().any(|part| name.starts_with(part)))
 }
 
+/// How many functions, inlined ones included, a leaf has between the clone of the waker and its `poll`.
+const NEAR_THE_LEAF: usize = 24;
+
+/// Whether a function belongs to a timer, judging by its name or, if it is inlined, by its file.
+fn is_of_timer(function: &Function) -> bool {
+    const NAMES: [&str; 4] =
+        ["tokio::time::sleep::", "tokio::runtime::time::", "futures_timer::", "async_io::Timer"];
+    const FILES: [&str; 2] = ["/time/sleep.rs", "/time/entry.rs"];
+    NAMES.iter().any(|name| function.name.contains(name))
+        || FILES.iter().any(|file| function.file.ends_with(file))
+}
+
 /// Whether a function is of this crate's wrapper.
 fn is_of_wrapper(name: &str) -> bool {
     name.contains("tracing_profiling::awaits::")
@@ -192,10 +205,25 @@ impl Rebuilding<'_> {
             return *known;
         }
         let (stack, is_short) = self.stack_of(id);
-        let stack = self.without_wakers(&stack);
+        let stack = self.likely_leaf(&stack);
+        let stack = self.without_wakers(stack);
         let place = (self.to.add_stack(stack), is_short);
         self.await_stacks.insert(id, place);
         place
+    }
+
+    /// The part of a stack that shows what was awaited. If two leaves cloned the waker, it is the one that did last, but
+    /// for a timer: a timeout polls its timer last, and what it limits before.
+    fn likely_leaf<'b>(&self, stack: &'b [LocationId]) -> &'b [LocationId] {
+        let functions = |id: &LocationId| {
+            let lines = self.to.location(*id).map_or(&[][..], |location| &location.lines);
+            lines.iter().filter_map(|line| self.to.function(line.function))
+        };
+        let is_or = |id: &LocationId| functions(id).any(|function| function.name == OTHER_LEAF);
+        let mut parts = stack.splitn(2, is_or);
+        let (Some(last), before) = (parts.next(), parts.next()) else { return stack };
+        let is_timer = || last.iter().flat_map(functions).take(NEAR_THE_LEAF).any(is_of_timer);
+        before.filter(|before| !before.is_empty() && is_timer()).unwrap_or(last)
     }
 
     fn without_wakers(&mut self, stack: &[LocationId]) -> Vec<LocationId> {

@@ -131,6 +131,11 @@ impl Spans {
         Some(outermost)
     }
 
+    /// How long after `since` a thread left the span for the last time, in ticks.
+    pub(crate) fn busy_since(&self, span: &InnermostSpan, since: u64) -> u64 {
+        self.slot_of(span).map_or(0, |slot| slot.last_exit().saturating_sub(since))
+    }
+
     /// Whether that span is open.
     pub(crate) fn is_open_span(&self, span: &InnermostSpan) -> bool {
         self.slot_of(span).is_some()

@@ -456,6 +456,11 @@ impl Slot {
         (entered != 0).then(|| self.entered_since.load(Ordering::Relaxed))
     }
 
+    /// When a thread last left the span, in ticks; its creation if none has.
+    pub(super) fn last_exit(&self) -> u64 {
+        self.last_exit.load(Ordering::Relaxed)
+    }
+
     /// Whether the span is or was entered.
     pub(super) fn was_entered(&self) -> bool {
         let last_exit = self.last_exit.load(Ordering::Relaxed);
