@@ -59,15 +59,17 @@ impl References {
     fn of(data: &proto::ProfilesData) -> Self {
         let mut all = Self::default();
         let dictionary = data.dictionary.as_ref().unwrap();
-        let profile = profile(data);
-        for value_type in [profile.sample_type, profile.period_type].into_iter().flatten() {
-            all.strings.extend([value_type.type_strindex, value_type.unit_strindex]);
-        }
-        all.attributes.extend(&profile.attribute_indices);
-        for sample in &profile.samples {
-            all.stacks.insert(sample.stack_index);
-            all.links.insert(sample.link_index);
-            all.attributes.extend(&sample.attribute_indices);
+        // On a busy machine there is a wait, too.
+        for profile in &data.resource_profiles[0].scope_profiles[0].profiles {
+            for value_type in [profile.sample_type, profile.period_type].into_iter().flatten() {
+                all.strings.extend([value_type.type_strindex, value_type.unit_strindex]);
+            }
+            all.attributes.extend(&profile.attribute_indices);
+            for sample in &profile.samples {
+                all.stacks.insert(sample.stack_index);
+                all.links.insert(sample.link_index);
+                all.attributes.extend(&sample.attribute_indices);
+            }
         }
         for stack in &dictionary.stack_table {
             all.locations.extend(&stack.location_indices);

@@ -46,7 +46,7 @@ struct AwaitPlace {
 #[derive(Debug, Default)]
 pub(crate) struct LeafStacks {
     pub(crate) last: Option<AwaitStack>,
-    /// The one before: a timeout polls its timer last, and what it limits before.
+    /// The one before, in the same span: a timeout polls its timer last, and what it limits before.
     pub(crate) before: Option<AwaitStack>,
 }
 
@@ -173,16 +173,24 @@ impl WakerObserver for FutureRecord {
                 return;
             }
         };
+        let span = span.filter(|span| span.layer == awaits.spans.layer());
+        let is_first = !self.has_cloned.swap(true, Ordering::Relaxed);
         let mut place = self.place.lock();
-        place.span = span.filter(|span| span.layer == awaits.spans.layer());
-        if place.span.is_none() {
+        let known = place.span.filter(|_| !is_first);
+        // What a child span awaits says more than a leaf in the spans around it, which is likely a timeout.
+        if known.is_some_and(|known| awaits.spans.is_inside(&known, span.as_ref())) {
             return;
         }
+        place.span = span;
+        if span.is_none() {
+            return;
+        }
+        let is_same = known.is_some_and(|known| Some(known.key) == span.map(|span| span.key));
         let LeafStacks { last, before } = &mut place.stacks;
         // The memory of the older one is used again.
-        let is_first = !self.has_cloned.swap(true, Ordering::Relaxed);
-        let reused = if is_first { before.take().or_else(|| last.take()) } else { before.take() };
-        *before = if is_first { None } else { last.take() };
+        let reused = before.take();
+        *before = if is_same { last.take() } else { None };
+        let reused = reused.or_else(|| last.take());
         *last = match stack {
             Some(stack) => awaits.copy(reused, stack),
             None => {

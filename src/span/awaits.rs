@@ -131,6 +131,19 @@ impl Spans {
         Some(outermost)
     }
 
+    /// Whether a span is inside another one, or inside any if there is no other.
+    pub(crate) fn is_inside(&self, span: &InnermostSpan, other: Option<&InnermostSpan>) -> bool {
+        let Some(other) = other else { return true };
+        let mut is_inside = false;
+        if let Some(slot) = self.slot_of(span).filter(|_| span.key != other.key) {
+            self.for_ancestors(&slot, |ancestor| {
+                is_inside = ancestor.key() == Some(other.key);
+                !is_inside
+            });
+        }
+        is_inside
+    }
+
     /// How long after `since` a thread left the span for the last time, in ticks.
     pub(crate) fn busy_since(&self, span: &InnermostSpan, since: u64) -> u64 {
         self.slot_of(span).map_or(0, |slot| slot.last_exit().saturating_sub(since))

