@@ -11,7 +11,7 @@ use super::buffers::AwaitStack;
 use super::shared::{AwaitSample, LayerAwaits, ListedAt, activity};
 use crate::span::{
     InnermostSpan, ObservedPoll, SpanKey, explain_idle, innermost_span, is_ignored,
-    last_long_segment,
+    last_long_segment, spans_created,
 };
 use crate::stats::Counters;
 use crate::sys::{self, LiveStack, TaskWaker, WakerObserver};
@@ -69,6 +69,8 @@ struct Carried {
     woken_at: u64,
     /// The time that it represents, in ticks: of awaits and of delays.
     weights: [u64; 2],
+    /// It represents more than one.
+    is_merged: bool,
 }
 
 thread_local! {
@@ -92,8 +94,15 @@ impl LayerAwaits {
 
     /// Returns false if its spans have closed.
     fn send(&self, carried: Carried) -> bool {
-        let Carried { span, outermost, stacks, since, woken_at, weights: [awaited, delayed] } =
-            carried;
+        let Carried {
+            span,
+            outermost,
+            stacks,
+            since,
+            woken_at,
+            weights: [awaited, delayed],
+            is_merged,
+        } = carried;
         let spans = &self.spans;
         let span = if spans.is_open_span(&span) { span } else { outermost };
         let is_reported = spans.report_await(&span);
@@ -106,6 +115,7 @@ impl LayerAwaits {
                 woken_ns: clock.raw_ns(woken_at),
                 delay_ns: clock.ns(delayed),
                 stacks,
+                is_merged,
                 behind: None,
             });
         }
@@ -128,8 +138,8 @@ impl AwaitPlace {
         });
         let is_new = mixed(new.woken_at ^ new.span.key.get()) % all.max(1) < sum(new.weights);
         self.carried = Some(match is_new {
-            true => Carried { stacks: self.stacks.duplicate(), weights, ..new },
-            false => Carried { weights, ..before },
+            true => Carried { stacks: self.stacks.duplicate(), weights, is_merged: true, ..new },
+            false => Carried { weights, is_merged: true, ..before },
         });
     }
 }
@@ -233,6 +243,7 @@ impl FutureRecord {
             woken_ns: clock.raw_ns(woken),
             delay_ns: clock.ns(now - woken),
             stacks,
+            is_merged: false,
             behind: None,
         })
     }
@@ -244,8 +255,9 @@ pub(super) struct Observed {
     waker: Option<Arc<TaskWaker<FutureRecord>>>,
     /// The [`activity`] at the last poll that was observed and in no profiled span.
     unmatched_at: u64,
-    /// How many more polls are not observed.
+    /// How many more polls are not observed, and how many will not be after the next that is.
     unobserved: u8,
+    next_unobserved: u8,
     idle: Idle,
 }
 
@@ -263,8 +275,8 @@ struct Idle {
     unsampled: [u64; 2],
 }
 
-/// Of a future that was in no profiled span, one in this many polls is observed.
-const OBSERVE_ONE_IN: u8 = 64;
+/// Of a future that was in no profiled span, fewer and fewer polls are observed, but at least one in 64.
+const MOST_UNOBSERVED: u8 = 63;
 
 impl Observed {
     /// Polls the future.
@@ -311,15 +323,20 @@ impl Observed {
         if is_carrier {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(Arc::clone(waker))));
         }
+        // A future that handles one request after another may be in none of their spans when it is pending.
+        let created = waker.observer.awaits.get().is_none().then(spans_created);
         let observed = ObservedPoll::begin();
         let polled = waker.poll(usize::from(self.idle.tag), context, poll);
         drop(observed);
         if is_carrier {
             _ = CARRIER.try_with(Cell::take);
         }
-        if polled.is_pending() && !self.idle.begin_await(waker) {
+        if polled.is_pending() && !self.idle.begin_await(waker) && created == Some(spans_created())
+        {
+            let is_same = self.unmatched_at == activity;
+            self.unobserved = if is_same { self.next_unobserved } else { 0 };
+            self.next_unobserved = (2 * self.unobserved + 1).min(MOST_UNOBSERVED);
             self.unmatched_at = activity;
-            self.unobserved = OBSERVE_ONE_IN - 1;
         }
         polled
     }
@@ -446,6 +463,7 @@ impl Idle {
                     since,
                     woken_at,
                     weights,
+                    is_merged: false,
                 },
             );
             self.has_carried = true;
@@ -473,6 +491,7 @@ impl Idle {
             woken_ns: clock.raw_ns(woken_at),
             delay_ns: awaits.weight_ns(delay_weight),
             stacks,
+            is_merged: false,
             behind: behind.map(|last| last.plan),
         });
     }

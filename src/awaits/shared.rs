@@ -16,7 +16,8 @@ use crate::sys::{LiveStack, TaskWaker, Waker};
 
 /// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
 /// probability of its share in it.
-const SAMPLE: Duration = Duration::from_millis(10);
+const SAMPLE_NS: u64 = 10_000_000;
+const SAMPLE: Duration = Duration::from_nanos(SAMPLE_NS);
 /// Idle time is added to the accounts of spans in portions of at least this length.
 const PORTION: Duration = Duration::from_micros(50);
 /// Awaits that the collector has not read.
@@ -38,6 +39,8 @@ pub(crate) struct AwaitSample {
     /// The time that it represents as a scheduling delay; 0 if none.
     pub(crate) delay_ns: u64,
     pub(crate) stacks: LeafStacks,
+    /// It represents several awaits, of which some may be long.
+    pub(crate) is_merged: bool,
     /// The plan of the span that was on the thread that polled it too late.
     pub(crate) behind: Option<u64>,
 }
@@ -49,7 +52,15 @@ impl AwaitSample {
             (SampleKind::Await, self.since_ns, self.await_ns),
             (SampleKind::Delay, self.woken_ns, self.delay_ns),
         ];
-        parts.into_iter().filter(|(_, _, represented_ns)| *represented_ns > 0)
+        // What represents others is no longer than [`SAMPLE`], so that it is not taken for a long one.
+        let is_merged = self.is_merged;
+        parts.into_iter().flat_map(move |(kind, at_ns, all_ns)| {
+            let count = if is_merged { all_ns.div_ceil(SAMPLE_NS) } else { u64::from(all_ns > 0) };
+            (0..count).map(move |number| {
+                let before_ns = all_ns * number / count;
+                (kind, at_ns, all_ns * (number + 1) / count - before_ns)
+            })
+        })
     }
 }
 

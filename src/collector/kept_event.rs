@@ -272,7 +272,11 @@ impl Display for Without<'_> {
                 )
             }
             NoProfile::NoSamples if is_mostly(idle_ns) => {
-                write!(f, "it was awaiting, in no thread, for {}", Ns(idle_ns))
+                write!(
+                    f,
+                    "it was awaiting, in no thread, for {} (`.profiled()` shows where)",
+                    Ns(idle_ns)
+                )
             }
             NoProfile::NoSamples if is_mostly(off_cpu_ns) => {
                 write!(f, "it was off-CPU for {}, but in no wait of 10 ms", Ns(off_cpu_ns))
@@ -349,7 +353,7 @@ mod tests {
         (account.on_cpu_ns, account.idle_ns) = (1_000, account.wall_ns - 1_000);
         let text = line(&kept);
         assert!(
-            text.ends_with(": no profile: it was awaiting, in no thread, for 1.31 s"),
+            text.ends_with(": no profile: it was awaiting, in no thread, for 1.31 s (`.profiled()` shows where)"),
             "{text}"
         );
         // Its future is polled through `Profiled`, and is no longer said to be in no thread.

@@ -196,7 +196,7 @@ impl Display for Awaited<'_> {
             }
             write!(f, "{} in {}", Short(site.total), AtAwait(site))?;
         } else if !total.is_zero() {
-            write!(f, "{}", Short(*total))?;
+            write!(f, "{} of awaits", Short(*total))?;
         }
         if delay.is_zero() {
             return Ok(());

@@ -119,7 +119,7 @@ impl<'a> Tables<'a> {
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
         let weight_ns = match kind {
             SampleKind::OffCpu => span.account.off_cpu_ns,
-            _ => span.account.explained_idle_ns(),
+            _ => span.account.await_ns,
         };
         let point = Point { time_unix_ns, weight_ns: weight_ns.max(1), thread: None };
         self.profile.add_sample(kind, stack, link, point);

@@ -122,8 +122,8 @@ fn delayed_by(profile: &Profile) -> Option<String> {
         let span = frame.strip_prefix(DELAY_BEHIND).and_then(|span| span.strip_suffix(']'));
         *spans.entry(span.unwrap_or_default()).or_default() += weight_ns(sample);
     }
-    spans.remove("");
-    let most = spans.into_iter().max_by_key(|(span, ns)| (*ns, *span));
+    let all: u64 = spans.values().sum();
+    let most = spans.into_iter().find(|(span, ns)| !span.is_empty() && *ns > all / 2);
     most.map(|(span, _)| span.to_owned())
 }
 

@@ -132,7 +132,7 @@ impl Profile {
 }
 
 /// Whether a function clones wakers on behalf of a leaf future.
-fn clones_wakers(name: &str) -> bool {
+fn clones_wakers(Function { name, file, .. }: &Function) -> bool {
     const PARTS: [&str; 9] = [
         "core::task::wake::",
         // Inlined functions have no path.
@@ -147,7 +147,9 @@ fn clones_wakers(name: &str) -> bool {
     ];
     const CONTAINERS: [&str; 3] = ["core::option::", "alloc::", "core::mem::"];
     let is_poll = name.ends_with("Future>::poll");
-    let is_waker = PARTS.iter().any(|part| name.contains(part));
+    // In release builds, inlined functions have no path.
+    let is_inlined_waker = !name.contains("::") && file.ends_with("/task/wake.rs");
+    let is_waker = is_inlined_waker || PARTS.iter().any(|part| name.contains(part));
     !is_poll && (is_waker || CONTAINERS.iter().any(|part| name.starts_with(part)))
 }
 
@@ -164,9 +166,12 @@ fn is_of_timer(function: &Function) -> bool {
 }
 
 /// Whether a function is of this crate's wrapper.
-fn is_of_wrapper(name: &str) -> bool {
+fn is_of_wrapper(Function { name, file, .. }: &Function) -> bool {
+    const FILES: [&str; 3] =
+        ["src/awaits/future.rs", "src/awaits/record.rs", "src/sys/task_waker.rs"];
     name.contains("tracing_profiling::awaits::")
         || name.contains("tracing_profiling::sys::task_waker")
+        || FILES.iter().any(|part| file.ends_with(part))
 }
 
 /// The state of a rebuild: new ids by old ids.
@@ -235,17 +240,16 @@ impl Rebuilding<'_> {
                 _ if location.lines.is_empty() => vec![None],
                 _ => location.lines.iter().map(Some).collect(),
             })
-            .map(|line| {
-                let name = line.and_then(|line| self.to.function(line.function));
-                name.map_or("", |function| function.name.as_str())
-            })
+            .map(|line| line.and_then(|line| self.to.function(line.function)))
             .collect();
         // The notes come first.
-        let notes = lines.iter().take_while(|name| name.is_empty()).count();
-        let first = notes + lines.iter().skip(notes).take_while(|name| clones_wakers(name)).count();
+        let notes = lines.iter().take_while(|function| function.is_none()).count();
+        let clones =
+            lines.iter().skip(notes).take_while(|function| function.is_some_and(clones_wakers));
+        let first = notes + clones.count();
         // The innermost function of the wrapper stays: its type parameter names the function that it polls.
-        let wrapper = lines.iter().rev().take_while(|name| is_of_wrapper(name)).count();
-        let wrapper = wrapper.saturating_sub(1);
+        let wrapper = lines.iter().rev().take_while(|function| function.is_some_and(is_of_wrapper));
+        let wrapper = wrapper.count().saturating_sub(1);
         // If nothing else is left, all may be of interest.
         let kept = if first < lines.len() - wrapper {
             first..lines.len() - wrapper

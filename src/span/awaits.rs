@@ -53,6 +53,8 @@ pub(super) struct Unexplained {
 /// How much longer a span is open than it has to be entered to be old. An async service has many spans that are open for
 /// as long as some fast upstream takes.
 const OPEN_TIMES: u64 = 10;
+/// How much longer it is open than one that counts as open for long elsewhere: a slow request awaits to its end.
+const LONG_TIMES: u64 = 10;
 
 impl Spans {
     /// A span was idle for long before it was entered just now. Unless the wrapper of a future explains that, the
@@ -156,17 +158,19 @@ impl Spans {
 
     /// Whether what the span awaited from `since` to `now`, in ticks, is worth a sample before it is kept: if the span,
     /// or one around it, has been open for ten times as long as it has to be entered to be old. A span that is open for
-    /// long (a connection, `main`) does not make others old.
+    /// very long (a connection, `main`) does not make others old.
     pub(crate) fn is_old_await(&self, span: &InnermostSpan, since: u64, now: u64) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
-        let mut is_old = slot.is_old_after(now.saturating_sub(since) / OPEN_TIMES);
-        let mut check = |slot: &Slot| {
-            is_old |= !slot.is_open_for_long(now)
-                && slot.is_old_after(now.saturating_sub(slot.opened()) / OPEN_TIMES);
-            !is_old
-        };
-        if check(&slot) {
-            self.for_ancestors(&slot, check);
+        let is_old_after = |slot: &Slot, ticks: u64| slot.is_old_after(ticks / OPEN_TIMES);
+        let open = |slot: &Slot| now.saturating_sub(slot.opened());
+        let mut is_old =
+            is_old_after(&slot, now.saturating_sub(since)) || is_old_after(&slot, open(&slot));
+        if !is_old {
+            self.for_ancestors(&slot, |ancestor| {
+                is_old |= open(ancestor) / LONG_TIMES < ancestor.long_after()
+                    && is_old_after(ancestor, open(ancestor));
+                !is_old
+            });
         }
         is_old
     }

@@ -196,6 +196,14 @@ impl Drop for ObservedPoll {
     }
 }
 
+/// How many profiled spans the calling thread has created, in the layer that was last active on it.
+pub(crate) fn spans_created() -> u64 {
+    let Some(state) = STATE.take() else { return 0 };
+    let created = state.seen.load(Ordering::Relaxed);
+    STATE.set(Some(state));
+    created
+}
+
 /// The idle time of spans that were entered on the calling thread just now is explained.
 pub(crate) fn explain_idle(layer: u32) {
     if let Some(mut state) = take(layer) {

@@ -31,7 +31,7 @@ pub(crate) use close::{Closing, Enclosing, Verdict};
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
     ObservedPoll, explain_idle, forget_this_thread, innermost_span, is_ignored, last_long_segment,
-    spawn_ignored,
+    spans_created, spawn_ignored,
 };
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use slot::{

@@ -297,6 +297,11 @@ impl Slot {
         now > self.long_at.load(Ordering::Relaxed)
     }
 
+    /// After how many ticks the span counts as one that is open for long.
+    pub(super) fn long_after(&self) -> u64 {
+        self.long_at.load(Ordering::Relaxed).saturating_sub(self.opened())
+    }
+
     /// When the span becomes old if it is entered from `now` on. A span that has been open for long (a connection,
     /// `main`) starts young at each enter.
     #[inline(always)]

@@ -491,7 +491,12 @@ impl Spans {
         state.pop(unmatched_below);
         self.report_idle(state);
         if now.saturating_sub(entered) >= self.ticks.long_segment {
-            state.last_long = LongSegment { plan: slot.plan(), from: entered, to: now };
+            // A segment inside of it says more, if it took most of the time.
+            let inside = state.last_long;
+            let is_most = inside.from >= entered && inside.to - inside.from > (now - entered) / 2;
+            if !is_most {
+                state.last_long = LongSegment { plan: slot.plan(), from: entered, to: now };
+            }
         }
         if is_left_early {
             // The thread goes on in spans that may be inside this one, whose time is not in this account.

@@ -292,3 +292,69 @@ fn futures_are_dropped_in_forked_children() {
     }
     std::process::exit(0);
 }
+
+async fn apply(event: Option<&Event>) {
+    if let Some(event) = event {
+        event.wait().await;
+    }
+}
+
+#[test]
+fn a_future_that_is_pending_between_its_spans_shows_what_they_await() {
+    let setup = Setup::new("10ms");
+    setup.run(|| {
+        let (task, next, slow) = (Arc::new(Task::default()), Event::default(), Event::default());
+        // As a connection does that handles one request after another.
+        let connection = async {
+            for number in 0..100 {
+                next.wait().await;
+                let event = (number == 50).then_some(&slow);
+                apply(event).instrument(info_span!("apply")).await;
+            }
+        };
+        let mut connection = pin!(connection.profiled());
+        loop {
+            if task.poll(connection.as_mut()).is_ready() {
+                break;
+            }
+            if slow.clones() > 0 {
+                thread::sleep(15 * MS);
+                slow.happen();
+            }
+            next.happen();
+        }
+    });
+    let profiles = setup.profiles();
+    let of_apply = profiles.iter().map(|profile| {
+        crate::sum(profile, SampleKind::Await, |sample| is_in(profile, sample, "apply"))
+    });
+    assert!(of_apply.sum::<std::time::Duration>() >= 10 * MS);
+}
+
+#[test]
+fn the_awaits_of_a_span_that_is_open_for_long_are_not_merged() {
+    // It is open for long after 50 ms.
+    let setup = Setup::of_rules("5ms", |builder| builder);
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let queries = async {
+            for _ in 0..60 {
+                wait_first(&event).await;
+                wait_second(&event).await;
+            }
+        };
+        let mut queries = pin!(queries.instrument(info_span!("queries")).profiled());
+        while task.poll(queries.as_mut()).is_pending() {
+            thread::sleep(3 * MS);
+            event.happen();
+        }
+    });
+    let profile = &setup.profiles()[0];
+    let [first, second] = ["wait_first", "wait_second"]
+        .map(|name| crate::sum(profile, SampleKind::Await, |sample| is_in(profile, sample, name)));
+    let all = first + second;
+    assert!(first > all / 4 && second > all / 4, "{first:?} {second:?}");
+    let longest = profile.of_kind(SampleKind::Await).flat_map(|sample| &sample.points);
+    let longest = longest.map(|point| point.weight()).max().unwrap();
+    assert!(longest < all / 4, "{longest:?} of {all:?}");
+}
