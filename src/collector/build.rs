@@ -76,9 +76,10 @@ impl ProfileAssembler<'_> {
             // At least one sample is taken, whatever its size.
             let most_bytes =
                 if every < samples.max(most_waits) { self.most_bytes } else { usize::MAX };
-            let samples = Downsampling::new(every, samples);
-            let waits = waits.map(|waits| Downsampling::new(every, waits));
-            match self.fill(id, epoch, &inside, &spans, samples, waits, most_bytes) {
+            let [waits, awaits, delays] = waits;
+            let of_kind = [samples, waits, awaits, delays];
+            let of_kind = of_kind.map(|count| Downsampling::new(every, count));
+            match self.fill(id, epoch, &inside, &spans, of_kind, most_bytes) {
                 Some(filled) => break filled,
                 // Each attempt delays draining.
                 None => every = every.saturating_mul(4),
@@ -139,8 +140,7 @@ impl ProfileAssembler<'_> {
         epoch: &'a Epoch,
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
-        mut samples: Downsampling,
-        [mut waits, mut awaits, mut delays]: [Downsampling; 3],
+        [mut samples, mut waits, mut awaits, mut delays]: [Downsampling; 4],
         most_bytes: usize,
     ) -> Option<Filled<'a>> {
         let mut tables = Tables::new(self, id, epoch);
