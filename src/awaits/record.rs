@@ -64,7 +64,8 @@ struct Carried {
     span: InnermostSpan,
     /// The outermost span that it was in.
     outermost: InnermostSpan,
-    stacks: LeafStacks,
+    /// Moved here only when the future overwrites them; `None` if they are still those of its place.
+    stacks: Option<LeafStacks>,
     since: u64,
     woken_at: u64,
     /// The time that it represents, in ticks: of awaits and of delays.
@@ -86,7 +87,7 @@ impl LayerAwaits {
         let mut place = carrier.observer.place.lock();
         let is_in =
             |carried: &mut Carried| [carried.span.key, carried.outermost.key].contains(&kept);
-        let carried = place.carried.take_if(is_in);
+        let carried = place.take_carried(is_in);
         drop(place);
         _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
         carried.map_or(0, |carried| u64::from(self.send(carried)))
@@ -114,7 +115,7 @@ impl LayerAwaits {
                 await_ns: clock.ns(awaited),
                 woken_ns: clock.raw_ns(woken_at),
                 delay_ns: clock.ns(delayed),
-                stacks,
+                stacks: stacks.unwrap_or_default(),
                 is_merged,
                 behind: None,
             });
@@ -124,11 +125,33 @@ impl LayerAwaits {
 }
 
 impl AwaitPlace {
+    /// The carried sample, with its stacks, if it is one that is asked for.
+    fn take_carried(&mut self, is_it: impl FnOnce(&mut Carried) -> bool) -> Option<Carried> {
+        let mut carried = self.carried.take_if(is_it)?;
+        carried.stacks = carried.stacks.take().or_else(|| Some(self.stacks.duplicate()));
+        Some(carried)
+    }
+
+    /// The future has ended.
+    fn drop_stacks(&mut self) {
+        self.keep_carried();
+        self.stacks = LeafStacks::default();
+    }
+
+    /// The stacks are about to be overwritten or dropped.
+    fn keep_carried(&mut self) {
+        if let Some(carried) = &mut self.carried
+            && carried.stacks.is_none()
+        {
+            carried.stacks = Some(std::mem::take(&mut self.stacks));
+        }
+    }
+
     /// Carries a new sample together with the one before.
     fn carry(&mut self, before: Option<Carried>, new: Carried) {
         let sum = |weights: [u64; 2]| weights.iter().sum::<u64>();
         let Some(before) = before else {
-            self.carried = Some(Carried { stacks: self.stacks.duplicate(), ..new });
+            self.carried = Some(new);
             return;
         };
         let all = sum(before.weights) + sum(new.weights);
@@ -138,7 +161,7 @@ impl AwaitPlace {
         });
         let is_new = mixed(new.woken_at ^ new.span.key.get()) % all.max(1) < sum(new.weights);
         self.carried = Some(match is_new {
-            true => Carried { stacks: self.stacks.duplicate(), weights, is_merged: true, ..new },
+            true => Carried { weights, is_merged: true, ..new },
             false => Carried { weights, is_merged: true, ..before },
         });
     }
@@ -196,6 +219,7 @@ impl WakerObserver for FutureRecord {
             return;
         }
         let is_same = known.is_some_and(|known| Some(known.key) == span.map(|span| span.key));
+        place.keep_carried();
         let LeafStacks { last, before } = &mut place.stacks;
         // The memory of the older one is used again.
         let reused = before.take();
@@ -362,7 +386,7 @@ impl Observed {
             awaits.remove_future(place);
         }
         // Wakers may outlive the future.
-        drop(std::mem::take(&mut waker.observer.place.lock().stacks));
+        waker.observer.place.lock().drop_stacks();
         // The spans around the future may be about to close.
         if idle.has_carried {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(waker)));
@@ -450,16 +474,15 @@ impl Idle {
             return;
         }
         let Some(outermost) = awaits.spans.outermost_of(&span) else { return };
-        let carried = place.carried.take();
-        let carried = carried.filter(|carried| carried.outermost.key == outermost.key);
         if !awaits.spans.is_old_await(&span, since, now) {
             let weights = [await_weight, delay_weight];
+            let carried = place.carried.take();
             place.carry(
-                carried,
+                carried.filter(|carried| carried.outermost.key == outermost.key),
                 Carried {
                     span,
                     outermost,
-                    stacks: LeafStacks::default(),
+                    stacks: None,
                     since,
                     woken_at,
                     weights,
@@ -469,6 +492,7 @@ impl Idle {
             self.has_carried = true;
             return;
         }
+        let carried = place.take_carried(|carried| carried.outermost.key == outermost.key);
         let stacks = place.stacks.duplicate();
         drop(place);
         _ = carried.map(|carried| awaits.send(carried));
