@@ -95,7 +95,7 @@ const OTHERS: [Load; 12] = [
 ];
 
 const fn wrapped(load: Load) -> Load {
-    Load { kinds: &[(AWAITS, 0.5)], ..load }
+    Load { kinds: &[(AWAITS, 0.5)], most: Duration::from_secs(100), ..load }
 }
 
 const fn awaiting(name: &'static str, path: &'static str, clients: u32, pause_ms: u64) -> Load {
