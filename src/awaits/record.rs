@@ -245,19 +245,28 @@ impl WakerObserver for FutureRecord {
 
 impl FutureRecord {
     fn has_stopped(&self) -> bool {
-        self.awaits.get().is_some_and(|awaits| !awaits.is_active())
+        self.awaits.get().is_some_and(|awaits| !awaits.is_active() || !awaits.is_here())
     }
 
     /// What it awaits now, if it is pending.
-    pub(super) fn present(&self, awaits: &LayerAwaits) -> Option<AwaitSample> {
+    pub(super) fn present(
+        &self,
+        awaits: &LayerAwaits,
+        is_wanted: impl Fn(&InnermostSpan) -> bool,
+    ) -> Option<AwaitSample> {
         let since = self.pending_since.load(Ordering::Relaxed);
         let woken_at = self.woken_at.load(Ordering::Relaxed);
         if since == 0 {
             return None;
         }
         let place = self.place.lock();
-        let (span, stacks) = (place.span?, place.stacks.duplicate());
+        let span = place.span.filter(is_wanted)?;
+        let stacks = place.stacks.duplicate();
         drop(place);
+        // Otherwise they may be those of a later await.
+        if self.pending_since.load(Ordering::Relaxed) != since {
+            return None;
+        }
         let (clock, now) = (awaits.spans.clock(), awaits.now().max(since));
         let woken = if woken_at == 0 { now } else { woken_at.clamp(since, now) };
         Some(AwaitSample {
@@ -343,9 +352,11 @@ impl Observed {
         self.idle.end_await(&waker.observer);
         waker.observer.is_unsure.store(false, Ordering::Relaxed);
         waker.observer.has_cloned.store(false, Ordering::Relaxed);
+        waker.observer.is_outside.store(false, Ordering::Relaxed);
         let is_carrier = self.idle.has_carried;
+        let mut carrier = is_carrier.then(|| Arc::clone(waker));
         if is_carrier {
-            _ = CARRIER.try_with(|carrier| carrier.set(Some(Arc::clone(waker))));
+            carrier = CARRIER.try_with(|cell| cell.replace(carrier.take())).ok().flatten();
         }
         // A future that handles one request after another may be in none of their spans when it is pending.
         let created = waker.observer.awaits.get().is_none().then(spans_created);
@@ -353,7 +364,7 @@ impl Observed {
         let polled = waker.poll(usize::from(self.idle.tag), context, poll);
         drop(observed);
         if is_carrier {
-            _ = CARRIER.try_with(Cell::take);
+            _ = CARRIER.try_with(|cell| cell.set(carrier.take()));
         }
         if polled.is_pending() && !self.idle.begin_await(waker) && created == Some(spans_created())
         {

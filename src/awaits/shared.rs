@@ -24,6 +24,8 @@ const PORTION: Duration = Duration::from_micros(50);
 const MOST_SAMPLES: usize = 512;
 /// The collector is woken when this many are waiting. Their number makes the wake rare.
 const WAKE_AT: usize = 64;
+/// Of more, the stacks are not read at once.
+const MOST_PRESENT: usize = 1_000;
 const SHARDS: usize = 16;
 
 /// An await of a future in an old span, for the collector.
@@ -55,10 +57,12 @@ impl AwaitSample {
         // What represents others is no longer than [`SAMPLE`], so that it is not taken for a long one.
         let is_merged = self.is_merged;
         parts.into_iter().flat_map(move |(kind, at_ns, all_ns)| {
-            let count = if is_merged { all_ns.div_ceil(SAMPLE_NS) } else { u64::from(all_ns > 0) };
+            const MOST: u64 = 1_000;
+            let count = if is_merged { all_ns.div_ceil(SAMPLE_NS).min(MOST) } else { 1 };
+            let each_ns = all_ns / count.max(1);
             (0..count).map(move |number| {
-                let before_ns = all_ns * number / count;
-                (kind, at_ns, all_ns * (number + 1) / count - before_ns)
+                let rest_ns = if number == 0 { all_ns - each_ns * count } else { 0 };
+                (kind, at_ns, each_ns + rest_ns)
             })
         })
     }
@@ -150,10 +154,11 @@ impl LayerAwaits {
             counters,
             spans,
         });
-        let mut layers = LAYERS.write();
-        layers.retain(|(_, awaits)| awaits.strong_count() > 0);
-        layers.push((awaits.spans.layer(), Arc::downgrade(&awaits)));
-        drop(layers);
+        // In the child of a fork, a thread of the parent may hold the lock forever. Then its futures are not observed.
+        if let Some(mut layers) = LAYERS.try_write_for(Duration::from_secs(1)) {
+            layers.retain(|(_, awaits)| awaits.strong_count() > 0);
+            layers.push((awaits.spans.layer(), Arc::downgrade(&awaits)));
+        }
         awaits
     }
 
@@ -165,7 +170,8 @@ impl LayerAwaits {
 
     /// Sets whether futures report to this layer.
     pub(crate) fn set_active(&self, is_active: bool) {
-        if self.is_active.swap(is_active, Ordering::Relaxed) == is_active {
+        // The number of the child of a fork is not that of its parent.
+        if !self.is_here() || self.is_active.swap(is_active, Ordering::Relaxed) == is_active {
             return;
         }
         if is_active {
@@ -221,6 +227,11 @@ impl LayerAwaits {
         }
     }
 
+    /// How many samples the collector has not read.
+    pub(crate) fn waiting(&self) -> usize {
+        self.samples.len()
+    }
+
     /// The next sample for the collector.
     pub(crate) fn take(&self) -> Option<AwaitSample> {
         self.samples.pop()
@@ -241,12 +252,13 @@ impl LayerAwaits {
         _ = self.pending.get(shard).map(|list| list.lock().remove(index));
     }
 
-    /// What all pending futures await now.
-    pub(crate) fn present(&self) -> Vec<AwaitSample> {
+    /// What pending futures await now whose spans are wanted, at most [`MOST_PRESENT`].
+    pub(crate) fn present(&self, is_wanted: impl Fn(&InnermostSpan) -> bool) -> Vec<AwaitSample> {
         let futures = self.pending.iter().flat_map(|shard| {
             let list = shard.lock();
             list.futures.iter().flatten().filter_map(Weak::upgrade).collect::<Vec<_>>()
         });
-        futures.filter_map(|future| future.observer.present(self)).collect()
+        let present = futures.filter_map(|future| future.observer.present(self, &is_wanted));
+        present.take(MOST_PRESENT).collect()
     }
 }

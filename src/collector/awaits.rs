@@ -41,19 +41,22 @@ impl AwaitReader {
 
     /// Reads all that have been sent.
     pub(super) fn read(&mut self, awaits: &LayerAwaits, target: &mut AwaitTarget<'_>) {
-        let start = sys::thread_cpu_ns();
-        let mut count = 0;
-        while let Some(sample) = awaits.take() {
-            if count == 0 {
-                target.unwinder.refresh();
-            }
-            count += 1;
-            self.add(&sample, target);
+        // Those that are sent meanwhile are read in the next round.
+        let mut left = awaits.waiting();
+        if left > 0 {
+            target.unwinder.refresh();
         }
-        if count > 0 {
-            let took =
-                sys::thread_cpu_ns().zip(start).and_then(|(end, start)| end.checked_sub(start));
-            self.left.spend(took.unwrap_or(count * A_STACK_NS));
+        let mut start = sys::thread_cpu_ns();
+        while left > 0
+            && let Some(sample) = awaits.take()
+        {
+            left -= 1;
+            self.add(&sample, target);
+            let now = sys::thread_cpu_ns();
+            let took = now.zip(start).and_then(|(now, start)| now.checked_sub(start));
+            self.left.spend(took.unwrap_or(A_STACK_NS));
+            Counters::add(&target.counters.sampling.collector_cpu_ns, took.unwrap_or(0));
+            start = now;
         }
     }
 

@@ -202,7 +202,12 @@ impl Pending {
         let needed = size_of::<PendingWait>()
             + pending.stacks.cost(stack)
             + thread.map_or(0, |thread| pending.stacks.thread_cost(thread));
-        if self.bytes + needed > self.budget_bytes || pending.waits.len() >= self.most_samples {
+        // Awaits leave half of the memory to what ran and was blocked.
+        let budget_bytes = match wait.kind {
+            SampleKind::Await | SampleKind::Delay => self.budget_bytes / 2,
+            SampleKind::OnCpu | SampleKind::OffCpu => self.budget_bytes,
+        };
+        if self.bytes + needed > budget_bytes || pending.waits.len() >= self.most_samples {
             pending.lost_waits_ns +=
                 if wait.kind == SampleKind::OffCpu { wait.duration_ns } else { 0 };
             return false;

@@ -166,7 +166,9 @@ impl Collector {
         for (key, id) in ids {
             self.register(id, key);
         }
-        self.await_reader.present = self.engine.awaits.present();
+        let over: HashSet<_> = found.iter().map(|(open, _)| open.key).collect();
+        let spans = &self.engine.spans;
+        self.await_reader.present = self.engine.awaits.present(|span| spans.is_in_any(span, &over));
         let present: Vec<_> = self.await_reader.present.iter().map(|sample| sample.span).collect();
         for span in present {
             self.register(span.id, span.key);
@@ -272,7 +274,12 @@ impl Collector {
         let present: Vec<_> = present.filter(|sample| inside.contains(&sample.span.key)).collect();
         open.samples.waits += present.len() as u64;
         // Of several tasks in it, the one that has awaited for longest.
-        if let Some(sample) = present.iter().max_by_key(|sample| sample.await_ns)
+        // One in another task may be in a span inside, without this one being idle for it.
+        let own = present.iter().filter(|sample| {
+            let outermost = self.engine.spans.outermost_of(&sample.span);
+            sample.span.key == key || outermost.is_some_and(|outermost| outermost.key == key)
+        });
+        if let Some(sample) = own.max_by_key(|sample| sample.await_ns)
             && entered_ns.is_none()
         {
             open.account = open.account.with_await(sample.await_ns, sample.delay_ns);

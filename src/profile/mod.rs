@@ -29,7 +29,8 @@ pub use spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
 pub(crate) use table::TableId;
 pub use waits::{WaitSite, Waits};
 
-/// Replaces the frames of a stack beyond what was copied of it.
 /// In a profile without symbols: what follows is the stack of another leaf that may have been awaited.
 pub(crate) const OTHER_LEAF: &str = "[or]";
+
+/// Replaces the frames of a stack beyond what was copied of it.
 pub(crate) const CALLERS_NOT_COPIED: &str = "[callers not copied]";

@@ -153,16 +153,10 @@ fn clones_wakers(Function { name, file, .. }: &Function) -> bool {
     !is_poll && (is_waker || CONTAINERS.iter().any(|part| name.starts_with(part)))
 }
 
-/// How many functions, inlined ones included, a leaf has between the clone of the waker and its `poll`.
-const NEAR_THE_LEAF: usize = 24;
-
-/// Whether a function belongs to a timer, judging by its name or, if it is inlined, by its file.
-fn is_of_timer(function: &Function) -> bool {
-    const NAMES: [&str; 4] =
-        ["tokio::time::sleep::", "tokio::runtime::time::", "futures_timer::", "async_io::Timer"];
-    const FILES: [&str; 2] = ["/time/sleep.rs", "/time/entry.rs"];
-    NAMES.iter().any(|name| function.name.contains(name))
-        || FILES.iter().any(|file| function.file.ends_with(file))
+/// Whether a function limits the time of a future, judging by its name or its file.
+fn is_of_timeout(Function { name, file, .. }: &Function) -> bool {
+    let has = |text: &str, parts: [&str; 2]| parts.iter().any(|part| text.contains(part));
+    has(name, ["::timeout::", "Timeout<"]) || has(file, ["/timeout.rs", "/timeout/"])
 }
 
 /// Whether a function is of this crate's wrapper.
@@ -217,18 +211,31 @@ impl Rebuilding<'_> {
         place
     }
 
-    /// The part of a stack that shows what was awaited. If two leaves cloned the waker, it is the one that did last, but
-    /// for a timer: a timeout polls its timer last, and what it limits before.
+    /// The part of a stack that shows what was awaited. If two leaves cloned the waker, it is the one that did last,
+    /// unless that is the timer of a timeout which has just polled the other one: a timeout polls its timer last.
     fn likely_leaf<'b>(&self, stack: &'b [LocationId]) -> &'b [LocationId] {
-        let functions = |id: &LocationId| {
-            let lines = self.to.location(*id).map_or(&[][..], |location| &location.lines);
-            lines.iter().filter_map(|line| self.to.function(line.function))
+        let lines = |part: &[LocationId]| -> Vec<Line> {
+            let locations = part.iter().filter_map(|id| self.to.location(*id));
+            locations.flat_map(|location| location.lines.iter().copied()).collect()
         };
-        let is_or = |id: &LocationId| functions(id).any(|function| function.name == OTHER_LEAF);
+        let is_or = |id: &LocationId| {
+            let names = lines(std::slice::from_ref(id)).into_iter();
+            let mut names = names.filter_map(|line| self.to.function(line.function));
+            names.any(|function| function.name == OTHER_LEAF)
+        };
         let mut parts = stack.splitn(2, is_or);
-        let (Some(last), before) = (parts.next(), parts.next()) else { return stack };
-        let is_timer = || last.iter().flat_map(functions).take(NEAR_THE_LEAF).any(is_of_timer);
-        before.filter(|before| !before.is_empty() && is_timer()).unwrap_or(last)
+        let (Some(last), Some(before)) = (parts.next(), parts.next()) else {
+            return stack.split(is_or).next().unwrap_or(stack);
+        };
+        // The innermost function that both are in, at different lines of it.
+        let (of_last, of_before) = (lines(last), lines(before));
+        let mut both = of_last.iter().rev().zip(of_before.iter().rev());
+        let parting = both.find(|(last, before)| last != before);
+        let is_timeout = parting.is_some_and(|(last, before)| {
+            let function = self.to.function(last.function);
+            last.function == before.function && function.is_some_and(is_of_timeout)
+        });
+        if is_timeout { before } else { last }
     }
 
     fn without_wakers(&mut self, stack: &[LocationId]) -> Vec<LocationId> {

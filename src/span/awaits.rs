@@ -1,7 +1,9 @@
 //! The idle time of spans whose futures report what they await.
 
+use std::collections::HashSet;
+
 use super::local::{ObservedPoll, ThreadState};
-use super::segment::IDLE_BEFORE;
+use super::segment::{IDLE_BEFORE, Segment};
 use super::slot::{SampleCounts, Slot};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans};
@@ -20,8 +22,10 @@ pub(crate) struct InnermostSpan {
 impl InnermostSpan {
     pub(super) fn of(state: &ThreadState) -> Option<Self> {
         let top = state.top()?;
-        let entered = state.entered().iter().rev();
-        let around = entered.take_while(|segment| !segment.is_detached()).count();
+        let mut entered = state.entered().iter().rev();
+        // The thread is not in the parent of a detached one, but leaves that one together with those in it.
+        let around =
+            entered.position(Segment::is_detached).map_or(state.entered().len(), |at| at + 1);
         Some(Self {
             layer: state.layer,
             id: RegistryId::new(top.id)?,
@@ -67,6 +71,10 @@ impl Spans {
         state.mark_top(IDLE_BEFORE);
         let Some(span) = InnermostSpan::of(state) else { return };
         let began = now.saturating_sub(idle);
+        // It was not polled before, so there is nothing that it awaited.
+        if began <= slot.opened() {
+            return;
+        }
         // The same time, in a span inside the one before.
         let is_inside =
             |before: Unexplained| began < before.until && slot.raw_parent() == before.span.id.get();
@@ -118,19 +126,34 @@ impl Spans {
         });
     }
 
-    /// The outermost of the spans that were left together with this one; `None` if they have closed.
+    /// The outermost of the spans that were left together with this one and are not open for long; `None` if it has
+    /// closed.
     pub(crate) fn outermost_of(&self, span: &InnermostSpan) -> Option<InnermostSpan> {
         let slot = self.slot_of(span)?;
         let mut outermost = InnermostSpan { around: 1, ..*span };
-        let mut around = span.around;
+        let (mut around, now) = (span.around, self.clock.now());
         self.for_ancestors(&slot, |ancestor| {
             around = around.saturating_sub(1);
+            // What is inside a connection, one after the other, does not belong together.
+            around = if ancestor.is_open_for_long(now) { 0 } else { around };
             if let (true, Some((id, key))) = (around > 0, ancestor.id().zip(ancestor.key())) {
                 outermost = InnermostSpan { id, key, ..outermost };
             }
             around > 1
         });
         Some(outermost)
+    }
+
+    /// Whether a span is one of these, or inside one.
+    pub(crate) fn is_in_any(&self, span: &InnermostSpan, of: &HashSet<SpanKey>) -> bool {
+        let mut is_in = of.contains(&span.key);
+        if let Some(slot) = self.slot_of(span).filter(|_| !is_in) {
+            self.for_ancestors(&slot, |ancestor| {
+                is_in = ancestor.key().is_some_and(|key| of.contains(&key));
+                !is_in
+            });
+        }
+        is_in
     }
 
     /// Whether a span is inside another one, or inside any if there is no other.
@@ -163,14 +186,14 @@ impl Spans {
         let Some(slot) = self.slot_of(span) else { return false };
         let is_old_after = |slot: &Slot, ticks: u64| slot.is_old_after(ticks / OPEN_TIMES);
         let open = |slot: &Slot| now.saturating_sub(slot.opened());
-        let mut is_old =
-            is_old_after(&slot, now.saturating_sub(since)) || is_old_after(&slot, open(&slot));
-        if !is_old {
-            self.for_ancestors(&slot, |ancestor| {
-                is_old |= open(ancestor) / LONG_TIMES < ancestor.long_after()
-                    && is_old_after(ancestor, open(ancestor));
-                !is_old
-            });
+        let mut is_old = is_old_after(&slot, now.saturating_sub(since));
+        let mut check = |slot: &Slot| {
+            let is_long = open(slot) / LONG_TIMES >= slot.long_after();
+            is_old |= !is_long && is_old_after(slot, open(slot));
+            !is_old
+        };
+        if check(&slot) {
+            self.for_ancestors(&slot, check);
         }
         is_old
     }

@@ -181,3 +181,41 @@ fn a_span_that_another_thread_is_in_does_not_await() {
     assert!(awaited <= times.idle() + SAMPLE, "{awaited:?} {times:?}");
     assert!(times.awaiting() + times.scheduling_delay() <= times.idle(), "{times:?}");
 }
+
+async fn back_off() {
+    sleep(3 * SAMPLE).await;
+}
+
+#[test]
+fn a_timer_after_a_timeout_that_elapsed_is_what_is_awaited() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let retry = async {
+            assert!(timeout(2 * SAMPLE, slow_call(1_000 * SAMPLE)).await.is_err());
+            back_off().await;
+        };
+        runtime.block_on(retry.instrument(info_span!("retry")).profiled());
+    });
+    let profile = &setup.profiles()[0];
+    let of = |name| sum(profile, SampleKind::Await, |sample| is_in(profile, sample, name));
+    let (call, pause) = (of("slow_call"), of("back_off"));
+    assert!(call >= SAMPLE && pause >= 2 * SAMPLE, "{call:?} {pause:?}");
+    assert_eq!(call + pause, sum(profile, SampleKind::Await, |_| true));
+}
+
+#[test]
+fn a_span_whose_parent_is_not_entered_awaits_with_those_inside_it() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let request = info_span!("request");
+        let job = info_span!(parent: &request, "job");
+        let query = async { back_off().instrument(info_span!("query")).await };
+        runtime.block_on(query.instrument(job).profiled());
+    });
+    let kept = setup.kept();
+    let job = kept.iter().flat_map(|kept| &kept.spans).find(|span| span.name() == "job").unwrap();
+    let times = job.times();
+    assert!(times.awaiting() >= 2 * SAMPLE && times.awaiting() <= times.idle(), "{times:?}");
+}
