@@ -41,7 +41,7 @@ impl AwaitReader {
 
     /// Reads all that have been sent.
     pub(super) fn read(&mut self, awaits: &LayerAwaits, target: &mut AwaitTarget<'_>) {
-        // Those that are sent meanwhile are read in the next round.
+        // Those that are sent from now on are read in the next round.
         let mut left = awaits.waiting();
         if left > 0 {
             target.unwinder.refresh();

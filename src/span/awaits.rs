@@ -134,7 +134,7 @@ impl Spans {
         let (mut around, now) = (span.around, self.clock.now());
         self.for_ancestors(&slot, |ancestor| {
             around = around.saturating_sub(1);
-            // What is inside a connection, one after the other, does not belong together.
+            // The requests of a connection do not belong together.
             around = if ancestor.is_open_for_long(now) { 0 } else { around };
             if let (true, Some((id, key))) = (around > 0, ancestor.id().zip(ancestor.key())) {
                 outermost = InnermostSpan { id, key, ..outermost };
