@@ -733,7 +733,7 @@ mod tests {
         let part = format!("{part}, 20.0 ms scheduling delay behind `report`");
         assert_eq!(note(&awaits), Some(part));
         (awaits.longest, awaits.delay) = (None, Duration::ZERO);
-        assert_eq!(note(&awaits), Some("awaits of all spans: 1.18 s".to_owned()));
+        assert_eq!(note(&awaits), Some("awaits of all spans: 1.18 s of awaits".to_owned()));
         let delay = Awaits { delay: ms(20), ..Awaits::default() };
         assert_eq!(note(&delay), Some("awaits of all spans: 20.0 ms scheduling delay".to_owned()));
     }
