@@ -254,11 +254,11 @@ counters! {
         /// Times that a stack was not copied because it was larger than 64 KiB, or not the thread's own: that of a
         /// coroutine.
         unreadable,
-        /// Samples that were dropped because the collector had not read 512 others.
+        /// Samples that were dropped because the collector had not read those before.
         dropped_queue_full,
         /// Samples without a stack because unwinding may use 2 % of a core.
         dropped_over_budget,
-        /// Samples that were dropped because the memory budget was used up.
+        /// Samples that were dropped because half of the memory budget was used up, or a span had too many.
         dropped_pending_full,
     }
 

@@ -84,19 +84,18 @@ impl AwaitReader {
     }
 }
 
-/// Adds idle time of a future that is not observed.
+/// Adds idle time of a future that is not observed. Returns false if there is no memory for it; it stays unexplained.
 pub(super) fn add_idle(
     pending: &mut Pending,
     span: SpanKey,
     time_ns: u64,
     duration_ns: u64,
     round: u64,
-) {
+) -> bool {
     let stack = Stack { waited: Some(Waited::NotObserved), ..Stack::new() };
     let (kind, thread) = (SampleKind::Await, u32::MAX);
     let wait = PendingWait { kind, time_ns, duration_ns, stack: 0, thread };
-    // What finds no place stays unexplained.
-    _ = pending.add_wait(span, wait, None, &stack, round);
+    pending.add_wait(span, wait, None, &stack, round)
 }
 
 /// An await that has not ended, with its stack.

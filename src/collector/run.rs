@@ -356,7 +356,9 @@ impl Collector {
             match event {
                 SpanEvent::Opened(key, known) => self.pending.register(key, known, self.round),
                 SpanEvent::Idle { key, since_ns, idle_ns } => {
-                    add_idle(&mut self.pending, key, since_ns, idle_ns, self.round);
+                    if !add_idle(&mut self.pending, key, since_ns, idle_ns, self.round) {
+                        Counters::add(&self.engine.counters.awaits.dropped_pending_full, 1);
+                    }
                 }
                 SpanEvent::Closed { key, ids, closed_ns } => {
                     self.pending.note(key, |pending| {

@@ -7,6 +7,7 @@ use super::segment::{IDLE_BEFORE, Segment};
 use super::slot::{SampleCounts, Slot};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans};
+use crate::stats::Counters;
 
 /// The innermost span that a thread is in, which becomes idle when the thread leaves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +98,10 @@ impl Spans {
         let since = until.saturating_sub(*idle);
         if self.is_old_await(span, since, *until) && self.report_idle_inside(span) {
             let (since_ns, idle_ns) = (self.clock.raw_ns(since), self.clock.ns(*idle));
-            // If the queue is full, the time stays unexplained.
-            _ = self.span_events.push(SpanEvent::Idle { key: span.key, since_ns, idle_ns });
+            let idle = SpanEvent::Idle { key: span.key, since_ns, idle_ns };
+            if self.span_events.push(idle).is_err() {
+                Counters::add(&self.counters.awaits.dropped_queue_full, 1);
+            }
         }
     }
 
