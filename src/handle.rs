@@ -101,9 +101,14 @@ impl Handle {
     /// Waits for the layer's threads, which read symbols, for up to 10 seconds. Empty if they do not answer, and on
     /// these threads.
     pub fn open_spans(&self, older_than: Duration) -> Vec<OpenSpan> {
+        self.find_open_spans(older_than).unwrap_or_default()
+    }
+
+    /// The same; `None` if they do not answer. A layer that does not run has no open spans.
+    pub(crate) fn find_open_spans(&self, older_than: Duration) -> Option<Vec<OpenSpan>> {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
-        engine.map_or_else(Vec::new, |engine| open_spans(engine, older_than))
+        engine.map_or_else(|| Some(Vec::new()), |engine| open_spans(engine, older_than))
     }
 
     /// Whether new spans are profiled, if a rule matches them.

@@ -50,14 +50,13 @@ const ORDERS_AT_ONCE: Load = Load {
         ("none", 1.0),
         ("early", 100.0),
         ("early_timer", 100.0),
-        (AWAITS, 0.5),
     ],
     most: Duration::from_secs(900),
 };
 const BOTH: &[(&str, f64)] = &[("defaults", 1.0), ("timer", 1.0)];
 const OTHERS: [Load; 12] = [
     wrapped(Load { name: "service.wrapped", ..ORDERS_AT_ONCE }),
-    wrapped(awaiting("service.wrapped_awaiting_20ms", "/awaits/20/", 100, 60)),
+    wrapped(awaiting("service.wrapped.awaiting_20ms", "/awaits/20/", 100, 60)),
     Load { name: "service.all_kept", phases: long(100), ..few(&[("all_kept", 15.0)]) },
     awaiting("service.awaiting_20ms", "/awaits/20/", 100, 60),
     awaiting("service.awaiting_50ms", "/awaits/50/", 250, 150),
@@ -171,7 +170,8 @@ fn measure(load: &Load, kinds: &[(&'static str, f64)], most: Duration) {
         let name = match *kind {
             "defaults" => format!("{}.cpu_per_request_added", load.name),
             // The figure's name, since there is only this kind.
-            AWAITS => format!("{}.await_added", load.name),
+            // Of the same load.
+            AWAITS => format!("{}.await_added", load.name.replacen(".wrapped", "", 1)),
             "all_kept" => "service.cpu_per_request_added_all_kept".to_owned(),
             kind => format!("{}.{kind}.cpu_per_request_added", load.name),
         };

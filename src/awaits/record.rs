@@ -51,8 +51,16 @@ pub(crate) struct LeafStacks {
 }
 
 impl LeafStacks {
-    fn duplicate(&self) -> Self {
-        let duplicate = |stack: &Option<AwaitStack>| stack.as_ref().and_then(AwaitStack::duplicate);
+    /// A copy, of what there is memory for.
+    fn duplicate(&self, counters: &Counters) -> Self {
+        let duplicate = |stack: &Option<AwaitStack>| {
+            let stack = stack.as_ref()?;
+            let copy = stack.duplicate();
+            if copy.is_none() {
+                Counters::add(&counters.awaits.dropped_memory, 1);
+            }
+            copy
+        };
         Self { last: duplicate(&self.last), before: duplicate(&self.before) }
     }
 }
@@ -85,9 +93,12 @@ impl LayerAwaits {
     pub(crate) fn send_carried(&self, kept: SpanKey) -> u64 {
         let Some(carrier) = CARRIER.try_with(Cell::take).ok().flatten() else { return 0 };
         let mut place = carrier.observer.place.lock();
-        let is_in =
-            |carried: &mut Carried| [carried.span.key, carried.outermost.key].contains(&kept);
-        let carried = place.take_carried(is_in);
+        let layer = self.spans.layer();
+        let is_in = |carried: &mut Carried| {
+            let spans = [carried.span, carried.outermost];
+            spans.iter().any(|span| span.layer == layer && span.key == kept)
+        };
+        let carried = place.take_carried(is_in, &self.counters);
         drop(place);
         _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
         carried.map_or(0, |carried| u64::from(self.send(carried)))
@@ -126,9 +137,13 @@ impl LayerAwaits {
 
 impl AwaitPlace {
     /// The carried sample, with its stacks, if it is one that is asked for.
-    fn take_carried(&mut self, is_it: impl FnOnce(&mut Carried) -> bool) -> Option<Carried> {
+    fn take_carried(
+        &mut self,
+        is_it: impl FnOnce(&mut Carried) -> bool,
+        counters: &Counters,
+    ) -> Option<Carried> {
         let mut carried = self.carried.take_if(is_it)?;
-        carried.stacks = carried.stacks.take().or_else(|| Some(self.stacks.duplicate()));
+        carried.stacks = carried.stacks.take().or_else(|| Some(self.stacks.duplicate(counters)));
         Some(carried)
     }
 
@@ -207,7 +222,9 @@ impl WakerObserver for FutureRecord {
             }
         };
         let span = span.filter(|span| span.layer == awaits.spans.layer());
-        let is_first = !self.has_cloned.swap(true, Ordering::Relaxed);
+        // Only the polling thread writes it.
+        let is_first = !self.has_cloned.load(Ordering::Relaxed);
+        self.has_cloned.store(true, Ordering::Relaxed);
         let mut place = self.place.lock();
         let known = place.span.filter(|_| !is_first);
         // What a child span awaits says more than a leaf in the spans around it, which is likely a timeout.
@@ -261,7 +278,7 @@ impl FutureRecord {
         }
         let place = self.place.lock();
         let span = place.span.filter(is_wanted)?;
-        let stacks = place.stacks.duplicate();
+        let stacks = place.stacks.duplicate(&awaits.counters);
         drop(place);
         // Otherwise they may be those of a later await.
         if self.pending_since.load(Ordering::Relaxed) != since {
@@ -503,8 +520,9 @@ impl Idle {
             self.has_carried = true;
             return;
         }
-        let carried = place.take_carried(|carried| carried.outermost.key == outermost.key);
-        let stacks = place.stacks.duplicate();
+        let is_inside = |carried: &mut Carried| carried.outermost.key == outermost.key;
+        let carried = place.take_carried(is_inside, &awaits.counters);
+        let stacks = place.stacks.duplicate(&awaits.counters);
         drop(place);
         _ = carried.map(|carried| awaits.send(carried));
         if !awaits.spans.report_await(&span) {

@@ -1,11 +1,11 @@
 //! What the futures of a layer share with its collector.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use super::buffers::{AwaitStack, Buffers};
 use super::record::{FutureRecord, LeafStacks};
@@ -119,8 +119,19 @@ impl Listed {
 static ACTIVE: AtomicU64 = AtomicU64::new(0);
 const ONE_CHANGE: u64 = 1 << 32;
 
-/// By the number of the layer.
-static LAYERS: RwLock<Vec<(u32, Weak<LayerAwaits>)>> = RwLock::new(Vec::new());
+/// A layer, by its number. Entries are never freed, as gates are: a list without a lock can be used in the child of a fork.
+struct Layer {
+    number: u32,
+    awaits: Weak<LayerAwaits>,
+    next: OnceLock<&'static Self>,
+}
+
+static LAYERS: OnceLock<&'static Layer> = OnceLock::new();
+
+/// All layers of this process, in the order in which they were made.
+fn layers() -> impl Iterator<Item = &'static Layer> {
+    std::iter::successors(LAYERS.get().copied(), |layer| layer.next.get().copied())
+}
 
 /// Whether any layer needs to know what futures await, and a value that changes when that may have changed for a span.
 #[inline(always)]
@@ -154,18 +165,19 @@ impl LayerAwaits {
             counters,
             spans,
         });
-        // In the child of a fork, a thread of the parent may hold the lock forever. Then its futures are not observed.
-        if let Some(mut layers) = LAYERS.try_write_for(Duration::from_secs(1)) {
-            layers.retain(|(_, awaits)| awaits.strong_count() > 0);
-            layers.push((awaits.spans.layer(), Arc::downgrade(&awaits)));
+        let (number, known) = (awaits.spans.layer(), Arc::downgrade(&awaits));
+        let layer: &Layer =
+            Box::leak(Box::new(Layer { number, awaits: known, next: OnceLock::new() }));
+        let mut end = layers().last().map_or(&LAYERS, |last| &last.next);
+        while end.set(layer).is_err() {
+            end = layers().last().map_or(&LAYERS, |last| &last.next);
         }
         awaits
     }
 
-    pub(super) fn of_layer(layer: u32) -> Option<Arc<Self>> {
-        let layers = LAYERS.read();
-        let (_, awaits) = layers.iter().find(|(number, _)| *number == layer)?;
-        awaits.upgrade().filter(|awaits| awaits.is_active())
+    pub(super) fn of_layer(number: u32) -> Option<Arc<Self>> {
+        let layer = layers().find(|layer| layer.number == number)?;
+        layer.awaits.upgrade().filter(|awaits| awaits.is_active())
     }
 
     /// Sets whether futures report to this layer.
@@ -200,7 +212,7 @@ impl LayerAwaits {
     /// The time that a sample of that weight in ticks represents: exactly [`SAMPLE`] if it represents short awaits.
     pub(super) fn weight_ns(&self, weight: u64) -> u64 {
         match weight == self.sample {
-            true => SAMPLE.as_nanos() as u64,
+            true => SAMPLE_NS,
             false => self.spans.clock().ns(weight),
         }
     }

@@ -82,6 +82,26 @@ impl AwaitReader {
             Counters::add(counter, 1);
         }
     }
+
+    /// The awaits in `present`, unwound.
+    pub(super) fn unwind_present(
+        &self,
+        unwinder: &mut Unwinder,
+        most_frames: usize,
+    ) -> Vec<PresentAwait> {
+        let mut unwound_awaits = Vec::new();
+        for sample in &self.present {
+            let mut stack = unwound(&sample.stacks, unwinder, most_frames);
+            for (kind, since_ns, duration_ns) in sample.parts() {
+                if kind == SampleKind::Delay {
+                    stack.waited = Some(Waited::Scheduling(sample.behind));
+                }
+                let (span, stack) = (sample.span.key, stack.clone());
+                unwound_awaits.push(PresentAwait { span, kind, since_ns, duration_ns, stack });
+            }
+        }
+        unwound_awaits
+    }
 }
 
 /// Adds idle time of a future that is not observed. Returns false if there is no memory for it; it stays unexplained.
@@ -106,28 +126,6 @@ pub(super) struct PresentAwait {
     pub(super) since_ns: u64,
     pub(super) duration_ns: u64,
     pub(super) stack: Stack,
-}
-
-impl AwaitReader {
-    /// The awaits in `present`, unwound.
-    pub(super) fn unwind_present(
-        &self,
-        unwinder: &mut Unwinder,
-        most_frames: usize,
-    ) -> Vec<PresentAwait> {
-        let mut unwound_awaits = Vec::new();
-        for sample in &self.present {
-            let mut stack = unwound(&sample.stacks, unwinder, most_frames);
-            for (kind, since_ns, duration_ns) in sample.parts() {
-                if kind == SampleKind::Delay {
-                    stack.waited = Some(Waited::Scheduling(sample.behind));
-                }
-                let (span, stack) = (sample.span.key, stack.clone());
-                unwound_awaits.push(PresentAwait { span, kind, since_ns, duration_ns, stack });
-            }
-        }
-        unwound_awaits
-    }
 }
 
 /// The frames from the leaf future to the poll of the wrapper, and those of the leaf before, if there is one.

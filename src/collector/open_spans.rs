@@ -178,12 +178,12 @@ fn places(
     places
 }
 
-/// The profiled spans that have been open for longer than that.
-pub(crate) fn open_spans(engine: &Engine, older_than: Duration) -> Vec<OpenSpan> {
+/// The profiled spans that have been open for longer than that; `None` if the layer's threads do not answer in time.
+pub(crate) fn open_spans(engine: &Engine, older_than: Duration) -> Option<Vec<OpenSpan>> {
     let (reply, wait) = channel::bounded(1);
     let deadline = Instant::now() + LONGEST;
     let asked = engine.ask(Command::FindOpen { older_than, reply });
-    wait.recv_deadline(deadline).ok().filter(|_| asked).unwrap_or_default()
+    wait.recv_deadline(deadline).ok().filter(|_| asked)
 }
 
 fn describe_open(

@@ -86,7 +86,7 @@ impl Handle {
     /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
     /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
     /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. At most 1,000 |
-    /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000 |
+    /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000; 503 if the layer's threads do not answer in 10 s |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     ///
@@ -157,8 +157,10 @@ async fn open(
     let older_than = older_than(uri.query().unwrap_or_default());
     let older_than = older_than.map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
     let list = move || {
-        let open = handle.open_spans(older_than).into_iter().map(describe_open);
-        Ok(Json(open.collect()))
+        let no_answer = || "the profiler's threads did not answer in time".to_owned();
+        let open = handle.find_open_spans(older_than);
+        let open = open.ok_or_else(|| (StatusCode::SERVICE_UNAVAILABLE, no_answer()))?;
+        Ok(Json(open.into_iter().map(describe_open).collect()))
     };
     blocking(list).await
 }

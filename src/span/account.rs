@@ -97,7 +97,7 @@ impl TimeBreakdown {
     }
 
     /// The part of `idle` in which its future had been woken and not been polled yet. Known as
-    /// [`awaiting`](Self::awaiting) is.
+    /// [`awaiting`](Self::awaiting) is. Of several futures in the span, both are sums, and together at most `idle`.
     pub fn scheduling_delay(&self) -> Duration {
         Duration::from_nanos(self.delay_ns)
     }

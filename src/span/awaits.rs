@@ -69,7 +69,6 @@ impl Spans {
         if ObservedPoll::is_in_one() {
             return;
         }
-        state.mark_top(IDLE_BEFORE);
         let Some(span) = InnermostSpan::of(state) else { return };
         let began = now.saturating_sub(idle);
         // It was not polled before, so there is nothing that it awaited.
@@ -82,6 +81,7 @@ impl Spans {
         if !state.unexplained.is_some_and(is_inside) {
             self.report_idle(state);
         }
+        state.mark_top(IDLE_BEFORE);
         state.unexplained = Some(Unexplained { span, idle, until: now });
     }
 
@@ -99,9 +99,7 @@ impl Spans {
         if self.is_old_await(span, since, *until) && self.report_idle_inside(span) {
             let (since_ns, idle_ns) = (self.clock.raw_ns(since), self.clock.ns(*idle));
             let idle = SpanEvent::Idle { key: span.key, since_ns, idle_ns };
-            if self.span_events.push(idle).is_err() {
-                Counters::add(&self.counters.awaits.dropped_queue_full, 1);
-            }
+            self.counted(self.span_events.push(idle).is_ok());
         }
     }
 
@@ -206,8 +204,10 @@ impl Spans {
     fn report_idle_inside(&self, span: &InnermostSpan) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
         let idle = SampleCounts { on_cpu: 0, waits: 1 };
-        self.registers(&slot)
-            && slot.parent().is_none_or(|parent| self.register_with_collector(parent, idle))
+        self.counted(
+            self.registers(&slot)
+                && slot.parent().is_none_or(|parent| self.register_with_collector(parent, idle)),
+        )
     }
 
     /// The model of the tests has no such reports.
@@ -217,9 +217,18 @@ impl Spans {
         self
     }
 
-    /// Counts an await as a sample of its span. Returns false if the span has closed, or cannot be registered.
+    /// Counts an await as a sample of its span. Returns false if the span has closed, or cannot be registered, which is
+    /// counted.
     pub(crate) fn report_await(&self, span: &InnermostSpan) -> bool {
-        self.slot_of(span).is_some()
-            && self.register_with_collector(span.id, SampleCounts { on_cpu: 0, waits: 1 })
+        let one = SampleCounts { on_cpu: 0, waits: 1 };
+        self.slot_of(span).is_some() && self.counted(self.register_with_collector(span.id, one))
+    }
+
+    /// Counts an await that cannot be sent because the collector is behind.
+    fn counted(&self, is_registered: bool) -> bool {
+        if !is_registered {
+            Counters::add(&self.counters.awaits.dropped_queue_full, 1);
+        }
+        is_registered
     }
 }

@@ -10,7 +10,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, join};
 use tracing::{Instrument, info_span};
 use tracing_profiling::ProfiledExt;
-use tracing_profiling::profile::SampleKind;
+use tracing_profiling::profile::{Profile, SampleKind};
 
 use crate::leaf::{Event, Task, yield_now};
 use crate::support::{PLENTY, Setup, is_child, run_child};
@@ -357,4 +357,25 @@ fn the_awaits_of_a_span_that_is_open_for_long_are_not_merged() {
     let longest = profile.of_kind(SampleKind::Await).flat_map(|sample| &sample.points);
     let longest = longest.map(|point| point.weight()).max().unwrap();
     assert!(longest < all / 4, "{longest:?} of {all:?}");
+}
+
+/// Spans of two layers can have the same id and number.
+#[test]
+fn a_span_of_another_layer_does_not_get_the_await_of_a_young_span() {
+    let (setup, other) = (Setup::of_rules("1h", |builder| builder), Setup::new("0ms"));
+    let (task, event) = (Arc::new(Task::default()), Event::default());
+    let future = async {
+        event.wait().await;
+        other.run(|| info_span!("other").in_scope(|| ()));
+    };
+    setup.run(|| {
+        let mut future = pin!(future.instrument(info_span!("young")).profiled());
+        assert!(task.poll(future.as_mut()).is_pending());
+        thread::sleep(15 * MS);
+        event.happen();
+        assert!(task.poll(future.as_mut()).is_ready());
+    });
+    assert_eq!(other.kept_names(), [["other"]]);
+    let awaits = |profile: &Profile| profile.of_kind(SampleKind::Await).count();
+    assert!(other.profiles().iter().all(|profile| awaits(profile) == 0));
 }

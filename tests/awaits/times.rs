@@ -178,7 +178,7 @@ fn a_span_that_another_thread_is_in_does_not_await() {
     });
     let times = *setup.kept()[0].spans[0].times();
     let awaited = sum(&setup.profiles()[0], SampleKind::Await, |_| true);
-    assert!(awaited <= times.idle() + SAMPLE, "{awaited:?} {times:?}");
+    assert!(!awaited.is_zero() && awaited <= times.idle() + SAMPLE, "{awaited:?} {times:?}");
     assert!(times.awaiting() + times.scheduling_delay() <= times.idle(), "{times:?}");
 }
 
