@@ -75,7 +75,7 @@
 //! | a profiled span that is not kept | a few tens of nanoseconds per enter and exit; no allocation; at most one system call per millisecond of a thread, and one at each enter and exit if its rule judges `on_cpu`, `own_on_cpu` or `off_cpu` |
 //! | a sample | some 30 µs of the thread's time, two thirds of which is the cost of any timer interrupt; only for threads in old spans, at first 1,000 per second of CPU time, down to 100 |
 //! | a context switch in an old span | 2 to 15 µs with perf, nothing with timers |
-//! | a poll of a `Profiled` future | 20 ns in a span, some hundred ns if what it awaits has changed; usually no allocation after its first poll |
+//! | a poll of a `Profiled` future | some 20 ns in a span, some hundred ns if what it awaits has changed; usually no allocation after its first poll |
 //! | a kept span | symbolization and two files (three with `otlp`), on a thread of the layer |
 //!
 //! `docs/performance.md` has all figures, and the commands that measure them.

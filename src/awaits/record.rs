@@ -29,7 +29,7 @@ pub(super) struct FutureRecord {
     is_unsure: AtomicBool,
     /// The waker was cloned in this poll, or in the last one.
     has_cloned: AtomicBool,
-    /// The waker was cloned in the last poll, in no profiled span.
+    /// The waker was cloned in no profiled span. It matters only as long as it never was in one.
     is_outside: AtomicBool,
     place: Mutex<AwaitPlace>,
 }
@@ -369,7 +369,6 @@ impl Observed {
         self.idle.end_await(&waker.observer);
         waker.observer.is_unsure.store(false, Ordering::Relaxed);
         waker.observer.has_cloned.store(false, Ordering::Relaxed);
-        waker.observer.is_outside.store(false, Ordering::Relaxed);
         let is_carrier = self.idle.has_carried;
         let mut carrier = is_carrier.then(|| Arc::clone(waker));
         if is_carrier {

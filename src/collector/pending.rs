@@ -686,6 +686,22 @@ mod tests {
         assert!(pending.bytes <= 1_000);
     }
 
+    /// A connection that is idle again and again stays open.
+    #[test]
+    fn awaits_leave_half_of_the_memory_to_samples() {
+        let mut pending = Pending::new(64 * 1024, 1 << 20, SPANS);
+        let span = SpanKey::new(1).unwrap();
+        let wait = |kind| PendingWait { kind, time_ns: 0, duration_ns: 1, stack: 0, thread: 0 };
+        let add =
+            |pending: &mut Pending, kind| pending.add_wait(span, wait(kind), None, &stack(7), 1);
+        let awaits = (0..10_000).take_while(|_| add(&mut pending, SampleKind::Await)).count();
+        assert!(awaits > 100 && pending.bytes <= pending.budget_bytes / 2, "{awaits}");
+        assert!(!add(&mut pending, SampleKind::Delay));
+        assert!(add(&mut pending, SampleKind::OffCpu));
+        assert_eq!(pending.add(span, 0, 3, THREAD, &stack(7), 1), Added::Kept);
+        assert_eq!(pending.get(span).unwrap().lost_waits_ns, 0, "awaits are no waits");
+    }
+
     #[test]
     fn a_span_beyond_the_limit_leaves_its_time_to_its_root() {
         let mut pending = Pending::new(PLENTY, 100, 4);

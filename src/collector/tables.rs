@@ -98,7 +98,7 @@ impl<'a> Tables<'a> {
             };
             let is_other = |sample: &Sample| sample.kind != SampleKind::OnCpu;
             if self.profile.samples().iter().any(is_other) {
-                self.add_short(span, kind, inside);
+                self.add_unsampled(span, kind, inside);
             } else {
                 missing += self.add_placeholder(span, kind, inside);
             }
@@ -111,9 +111,9 @@ impl<'a> Tables<'a> {
         missing
     }
 
-    /// Adds the time of waits or awaits of which each was too short for a sample.
-    fn add_short(&mut self, span: &KeptSpan, kind: SampleKind, inside: &HashSet<SpanKey>) {
-        let remark = self.profile.add_remark("[too short for samples]");
+    /// Adds the time of waits or awaits of which there is no sample: each was too short, or it was sent with another span.
+    fn add_unsampled(&mut self, span: &KeptSpan, kind: SampleKind, inside: &HashSet<SpanKey>) {
+        let remark = self.profile.add_remark("[without samples]");
         let stack = self.profile.add_stack(vec![remark]);
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);

@@ -379,3 +379,17 @@ fn a_span_of_another_layer_does_not_get_the_await_of_a_young_span() {
     let awaits = |profile: &Profile| profile.of_kind(SampleKind::Await).count();
     assert!(other.profiles().iter().all(|profile| awaits(profile) == 0));
 }
+
+#[test]
+fn a_future_that_is_in_no_profiled_span_is_rarely_observed() {
+    let setup = Setup::new("1h,other=0ms");
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let mut future = pin!(event.wait().profiled());
+        for _ in 0..500 {
+            assert!(task.poll(future.as_mut()).is_pending());
+        }
+        // The leaf clones the waker before and after each poll that is observed.
+        assert!((4..=50).contains(&event.clones()), "{}", event.clones());
+    });
+}
