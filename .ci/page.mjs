@@ -113,6 +113,18 @@ async function textChanges(page, selector, before) {
     );
     return text(page, selector);
 }
+// Each choice of what time is shown has a total of its own.
+async function modesDiffer(page, count) {
+    await tabTo(page, "[name=mode]");
+    const totals = new Set();
+    for (let i = 0; i < count; i++) {
+        const total = await text(page, "#total");
+        totals.add(total);
+        await press(page, "ArrowRight");
+        await textChanges(page, "#total", total);
+    }
+    assert.equal(totals.size, count, [...totals].join(", "));
+}
 async function textBecomes(page, selector, wanted) {
     await page.waitForFunction(
         ([selector, wanted]) => document.querySelector(selector).innerText.trim() === wanted,
@@ -300,16 +312,7 @@ async function reportByKeyboard(page) {
     await press(page, "Escape");
     await textBecomes(page, "#total", before);
 
-    // What time is shown.
-    await tabTo(page, "[name=mode]");
-    const modes = new Set();
-    for (let i = 0; i < 3; i++) {
-        const total = await text(page, "#total");
-        modes.add(total);
-        await press(page, "ArrowRight");
-        await textChanges(page, "#total", total);
-    }
-    assert.equal(modes.size, 3, [...modes].join(", "));
+    await modesDiffer(page, 3);
 
     // The flame graph.
     for (const id of ["by-thread", "by-span", "fold"]) {
@@ -632,15 +635,7 @@ async function awaitsByKeyboard(page) {
     assert.match(await readout(1300), /span GET \/upstream woken, not polled behind report: 300 ms/);
     assert.match(await readout(1517), /span query awaits in shop::db::rows.*: represents 10.0 ms of shorter ones/);
     assert.match(await readout(2150), /in audit: 140 ms.*no thread is known to be active, and no await/);
-    await tabTo(page, "[name=mode]");
-    const modes = new Set();
-    for (let i = 0; i < 5; i++) {
-        const total = await text(page, "#total");
-        modes.add(total);
-        await press(page, "ArrowRight");
-        await textChanges(page, "#total", total);
-    }
-    assert.equal(modes.size, 5, [...modes].join(", "));
+    await modesDiffer(page, 5);
     await tabTo(page, "#awaits .pick", "Shift+Tab");
     await press(page, "Enter");
     assert.match(await text(page, "#filters"), /awaiting in fetch|delayed in fetch|awaiting in rows/);

@@ -440,7 +440,7 @@ impl Engine {
         }
         let link = self.link(closing, ids, reach);
         let mut closing = closing.clone();
-        closing.samples.waits += self.awaits.send_carried(closing.key);
+        closing.samples.awaits += self.awaits.send_carried(closing.key);
         let (span, must_notify) = self.keep(&closing, &callsite, reasons, ids, Some(link));
         verdict.must_notify = must_notify;
         match otel {

@@ -505,7 +505,8 @@ impl PendingSpan {
     /// The number of samples and waits of the span, including those that were dropped or downsampled.
     pub(super) fn count(&self) -> SampleCounts {
         let on_cpu = self.samples.len() as u64 + self.losses.lost + self.losses.downsampled;
-        SampleCounts { on_cpu, waits: self.waits.len() as u64 }
+        let waits = self.waits.iter().filter(|wait| wait.kind == SampleKind::OffCpu).count() as u64;
+        SampleCounts { on_cpu, waits, awaits: self.waits.len() as u64 - waits }
     }
 
     /// Whether a profile would show nothing of the span.
@@ -779,12 +780,16 @@ mod tests {
         {
             pending.register(key(span), known(1, parent), 0);
         }
-        let counts = |on_cpu| SampleCounts { on_cpu, waits: 1 };
+        let counts = |on_cpu| SampleCounts { on_cpu, waits: 1, awaits: 2 };
         let kept =
             [(3, 10), (5, 7), (4, 9), (6, 1)].map(|(span, on_cpu)| (key(span), counts(on_cpu)));
         let mut enclosing: Vec<_> = pending.enclosing(&HashMap::from(kept)).into_iter().collect();
         enclosing.sort();
-        let sums = [(20, 3), (19, 2)].map(|(on_cpu, waits)| SampleCounts { on_cpu, waits });
+        let sums = [(20, 3, 6), (19, 2, 4)].map(|(on_cpu, waits, awaits)| SampleCounts {
+            on_cpu,
+            waits,
+            awaits,
+        });
         assert_eq!(enclosing, [(key(1), sums[0]), (key(2), sums[1])]);
     }
 

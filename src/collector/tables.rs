@@ -12,8 +12,8 @@ use super::waits::SHORTEST;
 use crate::keep::{Epoch, KeptSpan};
 use crate::profile::{
     CALLERS_NOT_COPIED, FrameKind, Link, LinkId, Location, LocationId, Mapping, MappingId,
-    OTHER_LEAF, Point, Profile, ProfileId, ProfiledThread, Sample, SampleKind, StackId, ThreadId,
-    capped, delay_frame,
+    OTHER_LEAF, Point, Profile, ProfileId, ProfiledThread, SampleKind, StackId, ThreadId, capped,
+    delay_frame,
 };
 use crate::span::{SampleCounts, SpanKey};
 use crate::symbols::hex;
@@ -89,18 +89,19 @@ impl<'a> Tables<'a> {
             }
         }
         let closed = || epoch.kept.iter().filter(|span| !span.is_open && span.profile.is_ok());
-        let waits = closed().find(|span| span.promises_waits());
-        let awaits = closed().find(|span| span.promises_awaits());
-        for (kind, promised) in [(SampleKind::OffCpu, waits), (SampleKind::Await, awaits)] {
-            let Some(span) = promised.filter(|_| self.profile.of_kind(kind).next().is_none())
-            else {
-                continue;
-            };
-            let is_other = |sample: &Sample| sample.kind != SampleKind::OnCpu;
-            if self.profile.samples().iter().any(is_other) {
-                self.add_unsampled(span, kind, inside);
+        let has = |tables: &Self, kind| tables.profile.of_kind(kind).next().is_some();
+        if let Some(span) = closed().find(|span| span.samples.waits > 0)
+            && !has(self, SampleKind::OffCpu)
+        {
+            missing += self.add_placeholder(span, SampleKind::OffCpu, inside);
+        }
+        if let Some(span) = closed().find(|span| span.samples.awaits > 0)
+            && !has(self, SampleKind::Await)
+        {
+            if has(self, SampleKind::Delay) {
+                self.add_short_awaits(span, inside);
             } else {
-                missing += self.add_placeholder(span, kind, inside);
+                missing += self.add_placeholder(span, SampleKind::Await, inside);
             }
         }
         if self.profile.samples().is_empty()
@@ -111,18 +112,15 @@ impl<'a> Tables<'a> {
         missing
     }
 
-    /// Adds the time of waits or awaits of which there is no sample: each was too short, or it was sent with another span.
-    fn add_unsampled(&mut self, span: &KeptSpan, kind: SampleKind, inside: &HashSet<SpanKey>) {
+    /// Adds the awaits of a span of which only the scheduling delays have samples, since each was too short.
+    fn add_short_awaits(&mut self, span: &KeptSpan, inside: &HashSet<SpanKey>) {
         let remark = self.profile.add_remark("[without samples]");
         let stack = self.profile.add_stack(vec![remark]);
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
-        let weight_ns = match kind {
-            SampleKind::OffCpu => span.account.off_cpu_ns,
-            _ => span.account.await_ns,
-        };
-        let point = Point { time_unix_ns, weight_ns: weight_ns.max(1), thread: None };
-        self.profile.add_sample(kind, stack, link, point);
+        let weight_ns = span.account.await_ns.max(1);
+        let point = Point { time_unix_ns, weight_ns, thread: None };
+        self.profile.add_sample(SampleKind::Await, stack, link, point);
     }
 
     fn add_placeholder(
@@ -140,9 +138,8 @@ impl<'a> Tables<'a> {
         let missing = span.samples.saturating_sub(self.known_in(span.key, inside));
         let (count, each_ns) = match kind {
             SampleKind::OnCpu => (missing.on_cpu.max(1), self.builder.period_ns),
-            SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
-                (missing.waits.max(1), shortest_ns)
-            }
+            SampleKind::OffCpu => (missing.waits.max(1), shortest_ns),
+            SampleKind::Await | SampleKind::Delay => (missing.awaits.max(1), shortest_ns),
         };
         let point = Point { time_unix_ns, weight_ns: count * each_ns, thread: None };
         self.profile.add_sample(kind, stack, link, point);

@@ -272,7 +272,7 @@ impl Collector {
         open.samples.waits += waiting.filter(|wait| inside.contains(&wait.span)).count() as u64;
         let present = self.await_reader.present.iter();
         let present: Vec<_> = present.filter(|sample| inside.contains(&sample.span.key)).collect();
-        open.samples.waits += present.len() as u64;
+        open.samples.awaits += present.len() as u64;
         // Of several tasks in it, the one that has awaited for longest.
         // One in another task may be in a span inside, without this one being idle for it.
         let own = present.iter().filter(|sample| {

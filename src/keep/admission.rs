@@ -429,7 +429,7 @@ mod tests {
     }
 
     fn on_cpu(on_cpu: u64) -> SampleCounts {
-        SampleCounts { on_cpu, waits: 0 }
+        SampleCounts::of_on_cpu(on_cpu)
     }
 
     fn keep(
@@ -559,10 +559,7 @@ mod tests {
             keep_linked(&admission, 2, 5, to, &[]);
             admission.end_epoch(key(1), |_| HashMap::from([(key(1), on_cpu(5))]));
             let root = keep_linked(&admission, 1, 5, 1, &[]);
-            assert_eq!(
-                (root.samples, root.link.has_on_cpu),
-                (SampleCounts { on_cpu: 0, waits: 1 }, false)
-            );
+            assert_eq!((root.samples, root.link.has_on_cpu), (SampleCounts::WAIT, false));
             assert_eq!(root.links_on_cpu(), is_linked);
         }
     }

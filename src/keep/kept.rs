@@ -78,20 +78,6 @@ impl KeptSpan {
         self.link.has_on_cpu || (self.earlier.are_linked && self.link.to == Some(self.key))
     }
 
-    /// Whether the profile has waits of it. A profile in which they are missing gets a placeholder. `SampleCounts` counts
-    /// awaits as waits, so that the account has to tell them apart.
-    pub(crate) fn promises_waits(&self) -> bool {
-        /// No captured wait is shorter.
-        const SHORTEST_NS: u64 = 5_000_000;
-        let can_have_waits = self.account.off_cpu_ns >= SHORTEST_NS || !self.promises_awaits();
-        self.samples.waits > 0 && can_have_waits
-    }
-
-    /// The same for awaits.
-    pub(crate) fn promises_awaits(&self) -> bool {
-        self.samples.waits > 0 && self.account.explained_idle_ns() > 0
-    }
-
     /// The span's name.
     pub fn name(&self) -> &'static str {
         self.metadata.name()
@@ -212,7 +198,7 @@ impl KeptSpan {
             account: TimeBreakdown::default(),
             opened_ns: 0,
             opened: SystemTime::UNIX_EPOCH,
-            samples: SampleCounts { on_cpu: samples, waits: 0 },
+            samples: SampleCounts::of_on_cpu(samples),
             link: SpanLink::default(),
             profile: Err(NoProfile::NoSamples),
             earlier: ExportedWhileOpen::default(),

@@ -107,10 +107,10 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
             let ids = span.earlier.profiles.iter().map(|id| Value::from(id.to_string()));
             Some(Value::Array(ids.collect()))
         }
-        OFF_CPU_ID if span.promises_waits() => {
+        OFF_CPU_ID if span.samples.waits > 0 => {
             span.profile.ok().map(|id| Value::from(id.of_off_cpu().to_string()))
         }
-        AWAIT_ID if span.promises_awaits() => {
+        AWAIT_ID if span.samples.awaits > 0 => {
             span.profile.ok().map(|id| Value::from(id.of_await().to_string()))
         }
         // Pyroscope finds samples by their link.
@@ -133,31 +133,24 @@ mod tests {
         all.into_iter().map(|(name, value)| (name.into_owned(), value)).collect()
     }
 
-    /// Waits and awaits are counted together until the profile is made.
     #[test]
-    fn the_ids_of_waits_and_awaits_depend_on_the_times_of_the_span() {
+    fn waits_and_awaits_have_ids_if_there_are_some() {
         let id = ProfileId::for_test(1);
-        let ids = |waits, off_cpu_ms: u64, await_ms: u64, delay_ms: u64| {
+        let ids = |waits, awaits, profile| {
             let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
-            (span.samples.waits, span.profile) = (waits, Ok(id));
-            let [off_cpu, awaits, delay] =
-                [off_cpu_ms, await_ms, delay_ms].map(|ms| ms * 1_000_000);
-            let account = &mut span.account;
-            (account.off_cpu_ns, account.await_ns, account.delay_ns) = (off_cpu, awaits, delay);
-            let all = attributes(&span);
-            span.profile = Err(NoProfile::RateLimit);
-            assert!(!attributes(&span).iter().any(|(name, _)| name.ends_with("_id")));
-            let value = |name| all.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
-            (value(OFF_CPU_ID), value(AWAIT_ID))
+            (span.samples.waits, span.samples.awaits) = (waits, awaits);
+            span.profile = profile;
+            let all = attributes(&span).into_iter();
+            let of_ids = all.filter(|(name, _)| [OFF_CPU_ID, AWAIT_ID].contains(&name.as_str()));
+            of_ids.collect::<Vec<_>>()
         };
-        let off_cpu = Some(Value::from(id.of_off_cpu().to_string()));
-        let awaits = Some(Value::from(id.of_await().to_string()));
-        assert_eq!(ids(0, 500, 500, 0), (None, None), "none was captured");
-        assert_eq!(ids(1, 20, 0, 0), (off_cpu.clone(), None));
-        assert_eq!(ids(1, 0, 0, 0), (off_cpu.clone(), None), "of a child on another thread");
-        assert_eq!(ids(1, 4, 20, 0), (None, awaits.clone()));
-        assert_eq!(ids(1, 4, 0, 20), (None, awaits.clone()));
-        assert_eq!(ids(2, 20, 20, 0), (off_cpu, awaits));
+        let off_cpu = || (OFF_CPU_ID.to_owned(), Value::from(id.of_off_cpu().to_string()));
+        let awaits = || (AWAIT_ID.to_owned(), Value::from(id.of_await().to_string()));
+        assert_eq!(ids(0, 0, Ok(id)), []);
+        assert_eq!(ids(1, 0, Ok(id)), [off_cpu()]);
+        assert_eq!(ids(0, 1, Ok(id)), [awaits()]);
+        assert_eq!(ids(2, 2, Ok(id)), [off_cpu(), awaits()]);
+        assert_eq!(ids(2, 2, Err(NoProfile::RateLimit)), []);
     }
 
     #[test]

@@ -203,10 +203,11 @@ impl Spans {
     /// worth a profile. Returns false if the spans cannot be registered.
     fn report_idle_inside(&self, span: &InnermostSpan) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
-        let idle = SampleCounts { on_cpu: 0, waits: 1 };
         self.counted(
             self.registers(&slot)
-                && slot.parent().is_none_or(|parent| self.register_with_collector(parent, idle)),
+                && slot
+                    .parent()
+                    .is_none_or(|parent| self.register_with_collector(parent, SampleCounts::AWAIT)),
         )
     }
 
@@ -220,8 +221,8 @@ impl Spans {
     /// Counts an await as a sample of its span. Returns false if the span has closed, or cannot be registered, which is
     /// counted.
     pub(crate) fn report_await(&self, span: &InnermostSpan) -> bool {
-        let one = SampleCounts { on_cpu: 0, waits: 1 };
-        self.slot_of(span).is_some() && self.counted(self.register_with_collector(span.id, one))
+        self.slot_of(span).is_some()
+            && self.counted(self.register_with_collector(span.id, SampleCounts::AWAIT))
     }
 
     /// Counts an await that cannot be sent because the collector is behind.

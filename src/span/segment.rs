@@ -32,12 +32,10 @@ pub(super) const DETACHED: u32 = 1 << 3;
 const TALLIED: u32 = 1 << 4;
 /// The thread's CPU clock cannot be read.
 pub(super) const CPU_UNKNOWN: u32 = 1 << 5;
-
-/// The span was idle for long before it was entered, and it is not known for what.
-pub(super) const IDLE_BEFORE: u32 = 1 << 7;
-
 /// The rule of an ancestor that the thread is not in judges the CPU time of this segment.
 pub(super) const JUDGED_ABOVE: u32 = 1 << 6;
+/// The span was idle for long before it was entered, and it is not known for what.
+pub(super) const IDLE_BEFORE: u32 = 1 << 7;
 
 const _: () = assert!(std::mem::offset_of!(Segment, tally) <= 72);
 

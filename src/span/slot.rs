@@ -118,17 +118,27 @@ pub(crate) struct SampleCounts {
     pub(crate) on_cpu: u64,
     /// Captured waits.
     pub(crate) waits: u64,
+    /// Awaits, each with its scheduling delay.
+    pub(crate) awaits: u64,
 }
 
 impl SampleCounts {
+    pub(crate) const WAIT: Self = Self { waits: 1, ..Self::of_on_cpu(0) };
+    pub(crate) const AWAIT: Self = Self { awaits: 1, ..Self::of_on_cpu(0) };
+
+    pub(crate) const fn of_on_cpu(on_cpu: u64) -> Self {
+        Self { on_cpu, waits: 0, awaits: 0 }
+    }
+
     pub(crate) fn total(self) -> u64 {
-        self.on_cpu + self.waits
+        self.on_cpu + self.waits + self.awaits
     }
 
     pub(crate) fn saturating_sub(self, other: Self) -> Self {
         Self {
             on_cpu: self.on_cpu.saturating_sub(other.on_cpu),
             waits: self.waits.saturating_sub(other.waits),
+            awaits: self.awaits.saturating_sub(other.awaits),
         }
     }
 }
@@ -137,6 +147,7 @@ impl AddAssign for SampleCounts {
     fn add_assign(&mut self, more: Self) {
         self.on_cpu += more.on_cpu;
         self.waits += more.waits;
+        self.awaits += more.awaits;
     }
 }
 
@@ -149,30 +160,33 @@ impl Sum for SampleCounts {
     }
 }
 
-/// [`SampleCounts`] in one word, since the slot has no room for two: waits in the upper bits. A count that reaches half
-/// of its range stays there.
 #[derive(Debug, Default)]
-struct AtomicSampleCounts(AtomicU64);
-
-const WAITS_SHIFT: u32 = 36;
-const MOST_ON_CPU: u64 = 1 << (WAITS_SHIFT - 1);
-const MOST_WAITS: u64 = 1 << (63 - WAITS_SHIFT);
+struct AtomicSampleCounts {
+    on_cpu: AtomicU64,
+    waits: AtomicU64,
+    awaits: AtomicU64,
+}
 
 impl AtomicSampleCounts {
     fn clear(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        let Self { on_cpu, waits, awaits } = self;
+        [on_cpu, waits, awaits].into_iter().for_each(|count| count.store(0, Ordering::Relaxed));
     }
 
     fn load(&self) -> SampleCounts {
-        let word = self.0.load(Ordering::Relaxed);
-        SampleCounts { on_cpu: word & ((1 << WAITS_SHIFT) - 1), waits: word >> WAITS_SHIFT }
+        let Self { on_cpu, waits, awaits } = self;
+        let [on_cpu, waits, awaits] =
+            [on_cpu, waits, awaits].map(|count| count.load(Ordering::Relaxed));
+        SampleCounts { on_cpu, waits, awaits }
     }
 
     fn add(&self, more: SampleCounts) {
-        let before = self.load();
-        let on_cpu = more.on_cpu.min(MOST_ON_CPU.saturating_sub(before.on_cpu));
-        let waits = more.waits.min(MOST_WAITS.saturating_sub(before.waits));
-        self.0.fetch_add(on_cpu | waits << WAITS_SHIFT, Ordering::Relaxed);
+        let Self { on_cpu, waits, awaits } = self;
+        for (count, more) in [(on_cpu, more.on_cpu), (waits, more.waits), (awaits, more.awaits)] {
+            if more > 0 {
+                count.fetch_add(more, Ordering::Relaxed);
+            }
+        }
     }
 }
 
@@ -558,18 +572,6 @@ mod tests {
         };
         slot.open(RegistryId::new(9).unwrap(), SpanKey::new(77).unwrap(), 100, OWNER, &plan, None);
         slot
-    }
-
-    #[test]
-    fn sample_counts_stay_within_their_bits() {
-        let slot = open();
-        for more in [SampleCounts { on_cpu: 2, waits: 1 }, SampleCounts { on_cpu: 0, waits: 3 }] {
-            slot.add_samples(more);
-        }
-        assert_eq!(slot.samples(), SampleCounts { on_cpu: 2, waits: 4 });
-        let most = SampleCounts { on_cpu: MOST_ON_CPU, waits: MOST_WAITS };
-        (0..3).for_each(|_| slot.add_samples(SampleCounts { on_cpu: u64::MAX, waits: u64::MAX }));
-        assert_eq!(slot.samples(), most);
     }
 
     #[test]

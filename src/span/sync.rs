@@ -40,7 +40,7 @@ impl Spans {
         // If the span is no longer entered, no profile has the wait.
         let span = state.entered().iter().find(|segment| segment.key == key.get());
         if let Some(id) = span.and_then(|segment| RegistryId::new(segment.id)) {
-            self.register_with_collector(id, SampleCounts { on_cpu: 0, waits: 1 });
+            self.register_with_collector(id, SampleCounts::WAIT);
         }
     }
 
@@ -139,7 +139,7 @@ impl Spans {
             span = None;
         } else if span.is_some()
             && !top.is_some_and(|top| {
-                self.register_with_collector(top, SampleCounts { on_cpu: samples, waits: 0 })
+                self.register_with_collector(top, SampleCounts::of_on_cpu(samples))
             })
         {
             Counters::add(&self.counters.samples.dropped_span_events_full, samples);

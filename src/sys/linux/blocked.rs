@@ -132,6 +132,7 @@ pub(super) fn cpu_clock_of(tid: u32) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ring::{RingMemory, page_size};
     use super::*;
 
     #[test]
@@ -163,15 +164,26 @@ mod tests {
             std::thread::yield_now();
         };
         let mut stack = Vec::new();
-        // More than the rest of the stack, which has 2 MiB. (The kernel copies nothing of more than 1,024 pages, and
-        // the file that is read instead does not stop at a guard page.)
-        let length = 3 << 20;
-        read_own_stack(sp, length, &mut stack).unwrap();
-        assert!(stack.len() > 256 && stack.len() < length, "{}", stack.len());
+        read_own_stack(sp, 256, &mut stack).unwrap();
+        assert_eq!(stack.len(), 256);
         let before = cpu_ns_of(tid).unwrap();
         assert_eq!(cpu_ns_of(tid), Some(before), "it does not run");
         drop(send);
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_stack_is_read_up_to_the_first_page_that_is_not_mapped() {
+        // Another mapping may follow a real stack; a guard page follows this memory.
+        let memory = RingMemory::anonymous(8192).unwrap();
+        let header = std::ptr::from_ref(memory.head_word()).addr() as u64;
+        let data = header.next_multiple_of(page_size() as u64);
+        let mapped = usize::try_from(data - header).unwrap() + memory.data_size();
+        let mut stack = Vec::new();
+        for length in [mapped - 1, mapped, mapped + 1, mapped + (1 << 20)] {
+            read_own_stack(header, length, &mut stack).unwrap();
+            assert_eq!(stack.len(), length.min(mapped));
+        }
         assert!(read_own_stack(0, 64, &mut stack).is_err() || stack.is_empty());
     }
 }
