@@ -24,13 +24,17 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
     InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor, SpanData,
 };
-use tracing_profiling::{Kept, ProfilingLayer};
+use tracing_profiling::{Kept, ProfilingAllocator, ProfilingLayer};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
 mod shop;
 
 use shop::AnyError;
+
+/// Counts what each request allocates.
+#[global_allocator]
+static ALLOCATOR: ProfilingAllocator = ProfilingAllocator::system();
 
 /// The longest that the end may take: until everything is written or sent.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -110,20 +114,32 @@ fn out_directory() -> Result<Option<PathBuf>, AnyError> {
 
 fn print_table(requests: usize, kept: &[Kept]) {
     println!("\n{requests} requests, {} of them kept:\n", kept.len());
-    let row = |cells: [&str; 8]| {
-        let [name, reason, wall, on_cpu, off_cpu, idle, samples, function] = cells;
+    let row = |cells: [&str; 9]| {
+        let [name, reason, wall, on_cpu, off_cpu, idle, allocated, samples, function] = cells;
         println!(
-            "{name:<14} {reason:<8} {wall:>8} {on_cpu:>8} {off_cpu:>8} {idle:>8} {samples:>7}  \
+            "{name:<14} {reason:<8} {wall:>8} {on_cpu:>8} {off_cpu:>8} {idle:>8} {allocated:>9} {samples:>7}  \
              {function}"
         );
     };
-    row(["request", "reason", "wall", "on-CPU", "off-CPU", "idle", "samples", "most of it in"]);
+    row([
+        "request",
+        "reason",
+        "wall",
+        "on-CPU",
+        "off-CPU",
+        "idle",
+        "allocated",
+        "samples",
+        "most of it in",
+    ]);
     for one in kept {
         let Some(span) = one.spans.first() else {
             continue;
         };
         let times = span.times();
         let function = guilty(one);
+        let bytes = times.allocations().map_or(0, |all| all.allocated_bytes);
+        let allocated = format!("{:.1} MB", bytes as f64 / 1e6);
         row([
             span.name(),
             &span.reasons().to_string(),
@@ -131,6 +147,7 @@ fn print_table(requests: usize, kept: &[Kept]) {
             &milliseconds(times.on_cpu()),
             &milliseconds(times.off_cpu()),
             &milliseconds(times.idle()),
+            &allocated,
             &one.samples.to_string(),
             &function,
         ]);

@@ -18,6 +18,7 @@ use crate::otel::OtelSpan;
 use crate::span::{
     AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, SHOWS_FIELDS, ancestry,
 };
+use crate::sys::Uncounted;
 
 /// A `tracing-subscriber` layer that keeps CPU profiles of the spans that its rules select: slow, failed or hung ones.
 ///
@@ -127,6 +128,7 @@ impl ProfilingLayer {
         if let Some(engine) = self.engine() {
             engine.spans.enter(number(id));
             if self.gate.must_observe_exits() {
+                let _uncounted = Uncounted::begin();
                 engine.pairing.enter(number(id));
             }
         } else if self.gate.must_check_fork() {
@@ -140,6 +142,7 @@ impl ProfilingLayer {
         if let Some(engine) = self.engine() {
             engine.spans.exit(number(id));
             if self.gate.must_observe_exits() {
+                let _uncounted = Uncounted::begin();
                 engine.observe_exit(number(id), || Some(self.otel_span(engine, id)?.ids()));
             }
         }
@@ -225,6 +228,7 @@ where
         if plan.flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)
         {
+            let _uncounted = Uncounted::begin();
             let values = engine.callsites.shown_fields().read(|visit| attributes.record(visit));
             values.store(&mut span.extensions_mut());
         }
@@ -256,6 +260,7 @@ where
         if flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)
         {
+            let _uncounted = Uncounted::begin();
             let values = engine.callsites.shown_fields().read(|visit| values.record(visit));
             values.store(&mut span.extensions_mut());
         }

@@ -41,6 +41,7 @@
 //!   (for a lock, its address). A wait that blocks an async executor is flagged.
 //! - What futures that are [`Profiled`] await: each function with line, what it awaits and for how long, and how long it
 //!   was not polled after it had been woken, with the span that occupied the thread. See [`ProfiledExt`].
+//! - What the span allocated and freed, if the program's global allocator is a [`ProfilingAllocator`].
 //! - One log event (target `tracing_profiling`) that states what was kept, why, and where the profile is. In code,
 //!   [`Builder::on_kept`] is called.
 //! - With `tracing-opentelemetry`, attributes on the exported span that link to the profile ([`SPAN_ATTRIBUTES`]), and
@@ -61,7 +62,9 @@
 //!
 //! # What it does not do
 //!
-//! - It does not profile code outside spans, other processes, or memory.
+//! - It does not profile code outside spans, or other processes.
+//! - Of memory, it counts what each span allocates ([`ProfilingAllocator`]), without stacks. What C code allocates with
+//!   `malloc` is not counted.
 //! - What futures without the wrapper await is only known as far as a child span was idle.
 //! - On systems other than Linux on x86-64 and aarch64, spans have wall, busy and idle times. On-CPU time is unknown
 //!   there, and there are no stacks.
@@ -75,6 +78,7 @@
 //! | a profiled span that is not kept | a few tens of nanoseconds per enter and exit; no allocation; at most one system call per millisecond of a thread, and one at each enter and exit if its rule judges `on_cpu`, `own_on_cpu` or `off_cpu` |
 //! | a sample | some 30 µs of the thread's time, two thirds of which is the cost of any timer interrupt; only for threads in old spans, at first 1,000 per second of CPU time, down to 100 |
 //! | a context switch in an old span | 2 to 15 µs with perf, nothing with timers |
+//! | an allocation and its free, with a `ProfilingAllocator` | a nanosecond |
 //! | a poll of a `Profiled` future | some 20 ns in a span, some hundred ns if what it awaits has changed; usually no allocation after its first poll |
 //! | a kept span | symbolization and two files (three with `otlp`), on a thread of the layer |
 //!
@@ -215,6 +219,8 @@ pub mod guide {
     pub mod opentelemetry {}
     #[doc = include_str!("../docs/guide/awaits.md")]
     pub mod awaits {}
+    #[doc = include_str!("../docs/guide/allocations.md")]
+    pub mod allocations {}
     #[doc = include_str!("../docs/guide/without_opentelemetry.md")]
     pub mod without_opentelemetry {}
     #[doc = include_str!("../docs/guide/configuration.md")]
@@ -281,9 +287,10 @@ pub use sampler::Source;
 pub use self_test::SelfTest;
 pub use span::{Hardware, TimeBreakdown};
 pub use stats::{
-    AwaitStats, ProfileStats, RuleStats, SampleStats, SamplingStats, SpanStats, StackStats, Stats,
-    ThreadStats, WaitStats,
+    AllocationStats, AwaitStats, ProfileStats, RuleStats, SampleStats, SamplingStats, SpanStats,
+    StackStats, Stats, ThreadStats, WaitStats,
 };
+pub use sys::{Allocations, ProfilingAllocator};
 
 /// A function whose calls are spans: `#[tracing::instrument]` with its own conditions for keeping profiles.
 ///

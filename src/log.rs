@@ -35,6 +35,7 @@ kinds! {
     Disabled = "disabled",
     ReloadFailed = "reload_failed",
     NothingSeen = "nothing_seen",
+    NotCounted = "not_counted",
     NamesAlike = "names_alike",
     UnknownVariable = "unknown_variable",
     Clamped = "clamped",

@@ -50,6 +50,30 @@ const COUNTERS: &[Instrument] = &[
         numbers: Numbers::Each("cause", samples_lost),
     },
     Instrument {
+        name: "tracing_profiling.spans.allocated",
+        unit: "By",
+        about: "Bytes that closed spans have allocated, if the program has a `ProfilingAllocator`",
+        numbers: Numbers::One(|stats| stats.allocations.allocated_bytes),
+    },
+    Instrument {
+        name: "tracing_profiling.spans.freed",
+        unit: "By",
+        about: "Bytes that closed spans have freed",
+        numbers: Numbers::One(|stats| stats.allocations.freed_bytes),
+    },
+    Instrument {
+        name: "tracing_profiling.spans.allocations",
+        unit: "{allocation}",
+        about: "Allocations of closed spans",
+        numbers: Numbers::One(|stats| stats.allocations.allocations),
+    },
+    Instrument {
+        name: "tracing_profiling.spans.frees",
+        unit: "{free}",
+        about: "Frees of closed spans",
+        numbers: Numbers::One(|stats| stats.allocations.frees),
+    },
+    Instrument {
         name: "tracing_profiling.profiles.exported",
         unit: "{profile}",
         about: "Profiles that the exporter accepted",

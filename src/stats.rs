@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::sys::Allocations;
+
 macro_rules! counters {
     ($(
         $(#[doc = $group_doc:literal])+
@@ -79,6 +81,15 @@ impl Counters {
         lost.map(|counter| counter.load(Ordering::Relaxed)).iter().sum()
     }
 
+    /// Adds what a local root has allocated.
+    pub(crate) fn add_allocations(&self, more: Allocations) {
+        let Allocations { allocated_bytes, allocations, freed_bytes, frees } = more;
+        Self::add(&self.allocations.allocated_bytes, allocated_bytes);
+        Self::add(&self.allocations.allocations, allocations);
+        Self::add(&self.allocations.freed_bytes, freed_bytes);
+        Self::add(&self.allocations.frees, frees);
+    }
+
     #[inline]
     pub(crate) fn add(counter: &AtomicU64, count: u64) {
         counter.fetch_add(count, Ordering::Relaxed);
@@ -112,6 +123,10 @@ counters! {
         kept_for_await,
         /// Spans kept for their scheduling delay.
         kept_for_delay,
+        /// Spans kept for the bytes that they allocated.
+        kept_for_alloc,
+        /// Spans kept for the number of their allocations.
+        kept_for_allocs,
         /// Spans kept because they were slower than a percentile of the spans of their name.
         kept_for_percentile,
         /// Spans kept by the condition `always`.
@@ -260,6 +275,19 @@ counters! {
         dropped_over_budget,
         /// Samples that were dropped because half of the memory budget was used up, or a span had too many.
         dropped_pending_full,
+    }
+
+    /// What closed spans have allocated and freed, each call once; see
+    /// [`ProfilingAllocator`](crate::ProfilingAllocator).
+    allocations: AllocationStats as AllocationCounters {
+        /// Bytes allocated.
+        allocated_bytes,
+        /// Allocations.
+        allocations,
+        /// Bytes freed.
+        freed_bytes,
+        /// Frees.
+        frees,
     }
 
     /// Sampled threads, and why others are not sampled.

@@ -1,6 +1,7 @@
 //! Makes untrusted text safe for a log line.
 
 use std::borrow::Cow;
+use std::fmt;
 
 /// The maximum number of characters of a value in an error.
 const MOST_SHOWN: usize = 100;
@@ -61,6 +62,60 @@ pub(crate) fn around(text: &str, at: usize) -> (String, usize) {
         line.push('…');
     }
     (line, place)
+}
+
+const UNITS: [(&str, u64); 8] = [
+    ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+    ("KiB", 1 << 10),
+    ("KB", 1_000),
+    ("B", 1),
+    ("", 1),
+];
+
+/// Parses sizes such as `2GB`, `1536 MiB` and `500000000`.
+pub(crate) fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+    let times = match unit.trim() {
+        "kB" => 1_000,
+        unit => UNITS.iter().find(|(name, _)| *name == unit)?.1,
+    };
+    number.checked_mul(times)
+}
+
+/// Displays a size exactly, in a form that [`bytes`] can parse.
+pub(crate) struct ExactBytes(pub(crate) u64);
+
+impl fmt::Display for ExactBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_exact = |(_, times): &&(&str, u64)| self.0.is_multiple_of(*times) && self.0 > 0;
+        let (unit, times) = UNITS.iter().find(is_exact).unwrap_or(&("B", 1));
+        write!(f, "{}{unit}", self.0 / times)
+    }
+}
+
+/// Displays a size with three digits.
+pub(crate) struct ShortBytes(pub(crate) u64);
+
+impl fmt::Display for ShortBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (value, unit) = match self.0 {
+            0..1_000 => return write!(f, "{} B", self.0),
+            1_000..1_000_000 => (self.0 as f64 / 1e3, "KB"),
+            1_000_000..1_000_000_000 => (self.0 as f64 / 1e6, "MB"),
+            _ => (self.0 as f64 / 1e9, "GB"),
+        };
+        let digits = match value {
+            100.0.. => 0,
+            10.0.. => 1,
+            _ => 2,
+        };
+        write!(f, "{value:.digits$} {unit}")
+    }
 }
 
 #[cfg(test)]

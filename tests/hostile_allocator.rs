@@ -19,8 +19,11 @@ mod support;
 #[path = "hostile/threads.rs"]
 mod threads;
 
+use tracing_profiling::ProfilingAllocator;
+
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: ProfilingAllocator<mimalloc::MiMalloc> =
+    ProfilingAllocator::new(mimalloc::MiMalloc);
 
 fn scenario() {
     host::sampled(|_| {

@@ -22,10 +22,10 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Parts", 17, 0),
     ("Profile", 0, 3),
     ("Sampled", 27, 0),
-    ("Slot", 22, 0),
+    ("Slot", 23, 0),
     ("Spans", 0, 6),
-    ("ThreadState", 27, 0),
-    ("TimeBreakdown", 18, 0),
+    ("ThreadState", 28, 0),
+    ("TimeBreakdown", 20, 0),
     ("Unwinder", 0, 3),
 ];
 

@@ -22,8 +22,11 @@ use prost::Message as _;
 use support::Nanos as _;
 use support::{HAS_STACKS, PLENTY};
 use tracing::Dispatch;
-use tracing_profiling::{Kept, ProfileId, ProfilingLayer};
+use tracing_profiling::{Kept, ProfileId, ProfilingAllocator, ProfilingLayer};
 use tracing_subscriber::prelude::*;
+
+#[global_allocator]
+static ALLOCATOR: ProfilingAllocator = ProfilingAllocator::system();
 
 fn text(span: &SpanData, key: &str) -> Option<String> {
     let found = span.attributes.iter().find(|attribute| attribute.key.as_str() == key);
@@ -74,7 +77,9 @@ fn check(with_processor: bool, combine: fn(ProfilingLayer, SdkTracer) -> Dispatc
     assert!(spans.len() >= requests, "{} spans of {requests} requests", spans.len());
     let kept: Vec<_> = spans.iter().filter(|span| text(span, "profile.reason").is_some()).collect();
     let names: BTreeSet<_> = kept.iter().map(|span| span.name.as_ref()).collect();
-    for name in ["bundles", "similar", "checkout", "legacy", "upstream", "report", "broken"] {
+    for name in
+        ["bundles", "similar", "prices", "checkout", "legacy", "upstream", "report", "broken"]
+    {
         assert!(names.contains(name), "{names:?}");
     }
 
@@ -128,6 +133,7 @@ fn check_guilty(reports: &[Kept]) {
     for (name, reason) in [
         ("GET /bundles", "latency"),
         ("GET /similar", "latency"),
+        ("GET /prices", "latency"),
         ("GET /checkout", "latency"),
         ("GET /legacy", "latency"),
         ("GET /upstream", "latency"),
@@ -135,6 +141,13 @@ fn check_guilty(reports: &[Kept]) {
         ("GET /broken", "error"),
     ] {
         assert_eq!(of(name).spans[0].reasons().to_string(), reason, "{name}");
+    }
+    for kept in reports {
+        let name = kept.spans[0].name();
+        let all = kept.spans[0].times().allocations().expect("counted");
+        // A price list has 5,000 names of some 11 bytes.
+        let is_large = all.allocated_bytes > 10_000_000 && all.allocations > 100_000;
+        assert_eq!(is_large, name == "GET /prices", "{name}: {all:?}");
     }
     if !HAS_STACKS {
         return;

@@ -12,6 +12,7 @@
     reason = "a bench, run by hand"
 )]
 
+mod alloc;
 mod allocator;
 mod attribution;
 mod awaits;
@@ -55,6 +56,7 @@ type Part = (&'static str, fn());
 const PARTS: &[Part] = &[
     ("hot", hot::run),
     ("await", awaits::run),
+    ("alloc", alloc::run),
     ("switch", switch::run),
     ("sampling", sampling::run),
     ("sampling.covered", covered::run),

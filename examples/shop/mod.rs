@@ -31,6 +31,13 @@ struct Shop {
     stock: Arc<Mutex<BTreeMap<u32, u32>>>,
     words: Arc<regex::Regex>,
     reported: Arc<tokio::sync::Notify>,
+    prices: Arc<BTreeMap<u32, Price>>,
+}
+
+#[derive(Clone)]
+struct Price {
+    product: String,
+    cents: u32,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -68,6 +75,7 @@ impl Shop {
         Ok(Self {
             database: Arc::new(Mutex::new(database)),
             reported: Arc::default(),
+            prices: Arc::new((0..5_000).map(|id| (id, Price::of(id))).collect()),
             stock: Arc::new(Mutex::new((0..1000).map(|id| (id, 100)).collect())),
             words: Arc::new(regex::Regex::new(r"(?i)\b(licen[cs]e|copyright|patent)\w*\b")?),
         })
@@ -80,6 +88,7 @@ impl Shop {
             .route("/products", get(products))
             .route("/bundles", get(bundles))
             .route("/similar", get(similar))
+            .route("/prices", get(prices))
             .route("/checkout", get(checkout))
             .route("/legacy", get(legacy))
             .route("/upstream", get(upstream))
@@ -109,6 +118,7 @@ fn span_of(request: &Request<Body>) -> Span {
         "/products" => "GET /products",
         "/bundles" => "GET /bundles",
         "/similar" => "GET /similar",
+        "/prices" => "GET /prices",
         "/checkout" => "GET /checkout",
         "/legacy" => "GET /legacy",
         "/upstream" => "GET /upstream",
@@ -147,7 +157,7 @@ async fn products(State(shop): State<Shop>) -> Result<String, StatusCode> {
     Ok(format!("{count} products at {price:.2} on average"))
 }
 
-// Six routes that are slow or fail, each for another reason.
+// Nine routes that are slow or fail, each for another reason.
 
 /// CPU time in one Rust function.
 #[tracing::instrument(skip_all)]
@@ -195,6 +205,33 @@ async fn similar(State(shop): State<Shop>) -> Result<String, StatusCode> {
             .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
     }
     Ok(format!("{found} similar products"))
+}
+
+/// Clones a large structure again and again.
+#[tracing::instrument(skip_all)]
+async fn prices(State(shop): State<Shop>) -> String {
+    let (start, mut customers, mut cents) = (Instant::now(), 0, 0);
+    while start.elapsed() < SLOW {
+        cents += cheapest_of_own_list(&shop.prices, customers);
+        customers += 1;
+    }
+    format!("{cents} cents for {customers} customers")
+}
+
+/// Each customer has a discount on some products; looking it up would do, without a price list of their own.
+#[inline(never)]
+fn cheapest_of_own_list(prices: &BTreeMap<u32, Price>, customer: u32) -> u32 {
+    let mut own = prices.clone();
+    for price in own.values_mut().filter(|price| price.product.ends_with('7')) {
+        price.cents -= customer % 100;
+    }
+    own.values().map(|price| price.cents).min().unwrap_or_default()
+}
+
+impl Price {
+    fn of(product: u32) -> Self {
+        Self { product: format!("product {product}"), cents: 100 + product * 7919 % 10_000 }
+    }
 }
 
 /// A lock that another thread holds.
@@ -279,7 +316,8 @@ pub(crate) async fn run() -> Result<usize, AnyError> {
         Arc::new(Driver { client: Client::builder(TokioExecutor::new()).build_http(), address });
 
     let mut requests = 0;
-    for slow in ["/bundles", "/similar", "/checkout", "/legacy", "/upstream", "/broken"] {
+    for slow in ["/bundles", "/similar", "/prices", "/checkout", "/legacy", "/upstream", "/broken"]
+    {
         requests += fast_ones(&driver).await?;
         driver.request(Method::GET, slow, Bytes::new()).await?;
         requests += 1;

@@ -36,7 +36,7 @@ use crate::span::{
 };
 use crate::stats::{Counters, Stats};
 use crate::symbols::SymbolSettings;
-use crate::sys::{self, Owning, Poller, Waker};
+use crate::sys::{self, Owning, Poller, Uncounted, Waker};
 
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
 pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
@@ -229,6 +229,7 @@ impl Engine {
     /// Called once hooks can find the engine.
     pub(crate) fn open(&self) {
         self.gate.open();
+        self.gate.set_counts_allocations(true);
         self.awaits.set_active(true);
     }
 
@@ -245,6 +246,7 @@ impl Engine {
 
     /// Applies new rules to spans that are created from now on. Open spans keep theirs.
     pub(crate) fn replace_rules(&self, rules: Rules) {
+        self.gate.set_counts_allocations(!rules.is_off() && self.is_running());
         self.callsites.replace(rules);
         self.awaits.check_again();
         self.waker.wake();
@@ -264,6 +266,7 @@ impl Engine {
         plan: Plan,
         record: impl FnOnce(&mut dyn Visit),
     ) -> Option<(Plan, u64)> {
+        let _uncounted = Uncounted::begin();
         let choice = self.callsites.get(plan.number)?.fields.as_ref()?.choose(record)?;
         Some((self.callsites.get(choice.number)?.plan, choice.bits))
     }
@@ -277,6 +280,7 @@ impl Engine {
     /// Chooses the plan of an open span again, because values were recorded.
     #[cold]
     pub(crate) fn record_values(&self, id: RegistryId, record: impl FnOnce(&mut dyn Visit)) {
+        let _uncounted = Uncounted::begin();
         let mut is_chosen = false;
         let is_first = self.spans.replan(id, |plan, bits| {
             let choice = self.callsites.get(plan)?.fields.as_ref()?.choose_again(bits, record);
@@ -340,6 +344,7 @@ impl Engine {
         let paired = if must_take { self.pairing.take(id) } else { None };
         let mut must_notify = false;
         let is_judged = self.spans.close(id, |closing| {
+            let _uncounted = Uncounted::begin();
             let busy_ns = closing.account.busy_ns();
             let early = paired.and_then(|paired| paired.early);
             let holds = |early: &EarlyVerdict| early.verdict.is_decided || early.busy_ns == busy_ns;

@@ -1,7 +1,9 @@
 //! The check that each hook makes first.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::sys;
 
 /// One word that tells the hooks of a layer whether they have anything to do.
 ///
@@ -11,6 +13,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[repr(align(64))]
 pub(crate) struct Gate {
     state: AtomicU32,
+    /// Whether the layer profiles spans, so that allocations are counted.
+    counts_allocations: AtomicBool,
     next: OnceLock<&'static Self>,
 }
 
@@ -28,8 +32,11 @@ static FIRST: OnceLock<&'static Gate> = OnceLock::new();
 impl Gate {
     /// Creates a closed gate.
     pub(crate) fn new() -> &'static Self {
-        let gate: &'static Self =
-            Box::leak(Box::new(Self { state: AtomicU32::new(0), next: OnceLock::new() }));
+        let gate: &'static Self = Box::leak(Box::new(Self {
+            state: AtomicU32::new(0),
+            counts_allocations: AtomicBool::new(false),
+            next: OnceLock::new(),
+        }));
         let mut place = &FIRST;
         loop {
             match place.get() {
@@ -88,14 +95,26 @@ impl Gate {
         }
     }
 
+    /// Sets whether the layer profiles spans.
+    pub(super) fn set_counts_allocations(&self, counts: bool) {
+        match (self.counts_allocations.swap(counts, Ordering::Relaxed), counts) {
+            (false, true) => sys::begin_counting(),
+            (true, false) => sys::end_counting(),
+            _ => {}
+        }
+    }
+
     pub(super) fn close(&self) {
+        self.set_counts_allocations(false);
         self.state.store(0, Ordering::Relaxed);
     }
 
     /// Called in the child of a fork, so it only stores to memory.
     pub(super) fn close_all() {
+        sys::forget_counting();
         let mut place = &FIRST;
         while let Some(gate) = place.get() {
+            gate.counts_allocations.store(false, Ordering::Relaxed);
             // Open, or already in a forked child.
             let was_open = gate.state.load(Ordering::Relaxed) & (OPEN | FORKED) != 0;
             gate.state.store(if was_open { FORKED } else { 0 }, Ordering::Relaxed);

@@ -2,9 +2,10 @@
 
 use std::fmt::{self, Display, Write};
 
+use super::amounts::{Allocated, Ns, Short};
 use super::report::{
-    AWAITS_OF_ALL, AtAwait, AtSite, Awaited, Ns, Short, WAIT_NS, WORTH_REPORTING, full_name,
-    plural_waits, unsampled_of,
+    AWAITS_OF_ALL, AtAwait, AtSite, Awaited, WAIT_NS, WORTH_REPORTING, full_name, plural_waits,
+    unsampled_of,
 };
 use crate::keep::{DEFAULT_FIELDS, Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
@@ -139,6 +140,10 @@ fn log_span(span: &KeptSpan, kept: &Kept, names: &Redaction, message: &str, has_
         idle_ms = ms(account.idle_ns),
         await_ms = (account.await_ns > 0).then(|| ms(account.await_ns)),
         scheduling_delay_ms = (account.delay_ns > 0).then(|| ms(account.delay_ns)),
+        allocated_bytes = account.allocations.map(|all| all.allocated_bytes),
+        allocations = account.allocations.map(|all| all.allocations),
+        freed_bytes = account.allocations.map(|all| all.freed_bytes),
+        frees = account.allocations.map(|all| all.frees),
         after_last_exit_ms = worth(account.after_last_exit_ns),
         samples = (has_profile && kept.profile.is_some()).then_some(kept.samples),
         unsampled_ms = worth(unsampled_of(span)).filter(|_| has_profile && kept.profile.is_some()),
@@ -226,6 +231,11 @@ fn message(first: &KeptSpan, kept: &Kept, names: &Redaction) -> String {
             false => format!(" in {}", AtSite(site)),
         };
         reasons.push(format!("blocks an async executor for {blocked}{place}"));
+    }
+    if let Some(all) = &first.times().allocations
+        && (Allocated(all).is_much() || first.reasons().are_of_allocations())
+    {
+        reasons.push(Allocated(all).to_string());
     }
     if kept.profile.is_none() {
         let why = kept.spans.iter().find_map(|span| span.profile().err());

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::engine::Engine;
 use super::report::{self, ForbiddenCalls, Losses};
 use crate::log::{LogEvent, LogKind};
+use crate::sys;
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// At most one line in this time states how many kept spans have none.
@@ -19,6 +20,8 @@ pub(super) struct Logged {
     shed: Option<Instant>,
     lost_signal: bool,
     cut_stacks: bool,
+    /// The generation of the rules that were last checked for conditions on allocations.
+    checked_rules: Option<u64>,
     /// The kept spans without a report that were counted in the log, and when the first one since then was noticed.
     unreported: u64,
     unreported_since: Option<Instant>,
@@ -35,6 +38,7 @@ impl Logged {
             shed: None,
             lost_signal: false,
             cut_stacks: false,
+            checked_rules: None,
             unreported: 0,
             unreported_since: None,
             first_look: Instant::now().checked_add(first_look),
@@ -61,6 +65,13 @@ impl Logged {
         if !std::mem::replace(&mut self.introduction, true) {
             events.push(engine.source.line.clone());
             events.extend(engine.take_warnings());
+        }
+        let generation = Some(engine.callsites.generation());
+        if std::mem::replace(&mut self.checked_rules, generation) != generation
+            && engine.callsites.judge_allocations()
+            && !sys::counts_allocations()
+        {
+            events.push(LogEvent::warning(LogKind::NotCounted, report::NOT_COUNTED));
         }
         if is_first_look && engine.spans.seen() == 0 {
             events.push(LogEvent::info(LogKind::NothingSeen, report::NOTHING_SEEN));

@@ -3,6 +3,7 @@
 //! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans.
 //! Another thread symbolizes and exports the profiles, so draining never waits for a file.
 
+mod amounts;
 mod awaits;
 mod budget;
 mod build;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 use std::time::Duration;
 
+use super::amounts::{Allocated, Ns, Short};
 use crate::keep::{Epoch, Kept, KeptSpan};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{Attribute, AwaitSite, Awaits, Profile, Symbolized, Value, WaitSite, capped};
@@ -84,7 +85,10 @@ pub(super) fn describe(
     let on_cpu_ns: u64 = of_topmost.clone().map(|span| span.account.subtree_on_cpu_ns).sum();
     for span in kept.iter().take(MOST_NOTED) {
         let name = full_name(span, names);
-        profile.notes.push(format!("{}: {}", capped(&name), Split(&span.account)));
+        let allocated = span.account.allocations.filter(|all| all.allocations > 0);
+        let allocated = allocated.map_or(String::new(), |all| format!("; {}", Allocated(&all)));
+        let split = Split(&span.account);
+        profile.notes.push(format!("{}: {split}{allocated}", capped(&name)));
     }
     if kept.len() > MOST_NOTED {
         profile.notes.push(format!("and {} more kept spans", kept.len() - MOST_NOTED));
@@ -332,6 +336,16 @@ fn attributes(span: &KeptSpan, name: &str, losses: &Losses) -> Vec<Attribute> {
             attributes.push(Attribute { key, value: int(ns) });
         }
     }
+    if let Some(all) = account.allocations {
+        for (key, value) in [
+            ("profile.allocated_bytes", all.allocated_bytes),
+            ("profile.allocations", all.allocations),
+            ("profile.freed_bytes", all.freed_bytes),
+            ("profile.frees", all.frees),
+        ] {
+            attributes.push(Attribute { key, value: int(value) });
+        }
+    }
     // No key may be there twice, and a field of the program could have the name of an attribute of the layer.
     let shown = span.values.iter().filter(|(key, _)| !key.starts_with(OWN_ATTRIBUTES));
     attributes.extend(shown.map(|(key, value)| {
@@ -394,6 +408,10 @@ pub(super) fn unreported(count: u64) -> LogEvent {
     );
     LogEvent { count: Some(count), ..LogEvent::info(LogKind::Unreported, message) }
 }
+
+pub(super) const NOT_COUNTED: &str = "a rule has `alloc>` or `allocs>`, but allocations are not counted, so it keeps \
+    nothing for them: add `#[global_allocator] static ALLOCATOR: tracing_profiling::ProfilingAllocator = \
+    tracing_profiling::ProfilingAllocator::system();` to the program, or remove the condition from TRACING_PROFILING";
 
 pub(super) const NOTHING_SEEN: &str = "no span that a rule matches has been created yet. If there were requests: an \
     `EnvFilter` that is not attached to the layer that prints hides spans from all layers (tower-http's `TraceLayer` \
@@ -555,49 +573,10 @@ impl Display for Split<'_> {
     }
 }
 
-/// Displays a duration with three digits.
-pub(super) struct Ns(pub(super) u64);
-
-impl Display for Ns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Short(Duration::from_nanos(self.0)).fmt(f)
-    }
-}
-
-/// The same for a `Duration`.
-pub(super) struct Short(pub(super) Duration);
-
-impl Display for Short {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ns = self.0.as_nanos();
-        let (value, unit) = match ns {
-            0..1_000 => return write!(f, "{ns} ns"),
-            1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
-            1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
-            _ => (ns as f64 / 1e9, "s"),
-        };
-        let digits = if value >= 100.0 {
-            0
-        } else if value >= 10.0 {
-            1
-        } else {
-            2
-        };
-        write!(f, "{value:.digits$} {unit}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::keep::FieldValues;
-
-    #[test]
-    fn lengths_have_three_digits() {
-        let lengths = [0, 999, 1_000, 12_345, 999_900, 1_312_000_000, 250_000_000];
-        let texts: Vec<_> = lengths.into_iter().map(|ns| Ns(ns).to_string()).collect();
-        assert_eq!(texts, ["0 ns", "999 ns", "1.00 µs", "12.3 µs", "1000 µs", "1.31 s", "250 ms"]);
-    }
 
     #[test]
     fn the_error_of_on_cpu_time_is_stated() {

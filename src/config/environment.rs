@@ -15,7 +15,7 @@ use crate::export::OtlpExporter;
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
 use crate::redact::Redaction;
-use crate::text::shortened;
+use crate::text::{bytes, shortened};
 
 const RULES: &str = "TRACING_PROFILING";
 const SOURCE: &str = "TRACING_PROFILING_SOURCE";
@@ -358,24 +358,6 @@ fn shed(text: &str) -> Option<(Option<u32>, Option<u64>)> {
 fn percent(text: &str) -> Option<u32> {
     let percent = text.trim().strip_suffix('%')?.trim_end().parse().ok()?;
     (1..=100).contains(&percent).then_some(percent)
-}
-
-/// Parses sizes such as `2GB`, `1536 MiB` and `500000000`.
-fn bytes(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit());
-    let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
-    let times = match unit.trim() {
-        "" | "B" => 1,
-        "KB" | "kB" => 1_000,
-        "KiB" => 1 << 10,
-        "MB" => 1_000_000,
-        "MiB" => 1 << 20,
-        "GB" => 1_000_000_000,
-        "GiB" => 1 << 30,
-        _ => return None,
-    };
-    number.checked_mul(times)
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::keep::{Condition, Keep};
-use crate::span::{JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, WATCHED};
+use crate::span::{
+    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, Plan, SUSPECT, WATCHED,
+};
 
 /// What the hooks must know about spans with that `Keep` that are sampled after `arm_after`.
 pub(super) fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Plan {
@@ -22,6 +24,7 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Pla
         // Every span is judged when it closes, however short it was.
         Condition::Always | Condition::Percentile { .. } => SUSPECT,
         Condition::OneIn(_) => ONE_IN,
+        Condition::Allocated(_) | Condition::Allocations(_) => JUDGES_ALLOCATIONS,
         Condition::OnCpu(_) => JUDGES_CPU | JUDGES_SUBTREE,
         Condition::OwnOnCpu(_) | Condition::OffCpu(_) => JUDGES_CPU,
         // Its close must be observed, so that the layer knows when no such span is left.

@@ -34,6 +34,14 @@ const say = (text) => {
   byId('live').textContent = text;
 };
 
+/** A number of bytes with three digits and its unit: `1.20 GB`, `350 KB`. */
+const memory = (bytes) => {
+  const [unit, name] =
+    bytes < 999.5 ? [1, 'B'] : bytes < 999.5e3 ? [1e3, 'KB'] : bytes < 999.5e6 ? [1e6, 'MB'] : [1e9, 'GB'];
+  const value = bytes / unit;
+  return `${value.toFixed(unit === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${name}`;
+};
+
 /** A duration with three digits and its unit: `1.20 s`, `350 ms`. */
 const duration = (ms) => {
   if (!(ms >= 0)) return 'unknown';
@@ -376,10 +384,11 @@ function wallCell(entry, longest) {
     part.style.width = `${(ms / sum) * 100}%`;
     bar.append(part);
   }
-  const text = parts
+  const times = parts
     .filter(([, ms]) => ms >= entry.wall_ms * 0.001)
     .map(([name, ms]) => `${name} ${duration(ms)}`)
     .join(' + ');
+  const text = entry.allocated_bytes > 0 ? `${times} · allocated ${memory(entry.allocated_bytes)}` : times;
   if (!entry.isTimed) return ['–'];
   return [el('b', {}, duration(entry.wall_ms)), bar, el('small', {}, text)];
 }

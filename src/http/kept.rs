@@ -105,6 +105,10 @@ fn of_recent(recent: &RecentlyKept) -> Map<String, Value> {
     set("idle_ms", ms(times.idle()));
     set("await_ms", ms(times.awaiting()));
     set("delay_ms", ms(times.scheduling_delay()));
+    if let Some(all) = times.allocations() {
+        set("allocated_bytes", all.allocated_bytes.into());
+        set("allocations", all.allocations.into());
+    }
     set("cpu_known", (!times.is_cpu_time_unknown()).into());
     set("samples", recent.kept.samples.into());
     if let Some((top, share)) = &recent.kept.top_function {

@@ -17,6 +17,7 @@ use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
 use crate::span::{HAS_FIELDS, HAS_STATUS, Plan, SHOWS_FIELDS};
 use crate::stats::Counters;
+use crate::sys::Uncounted;
 
 /// Caches what the rules decide for each callsite.
 ///
@@ -166,7 +167,10 @@ impl Callsites {
         let hash = (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 20;
         let mut chain = self.sites.get(hash % CHAINS)?;
         loop {
-            let site = chain.get_or_init(|| Box::new(Site::new(metadata)));
+            let site = chain.get_or_init(|| {
+                let _uncounted = Uncounted::begin();
+                Box::new(Site::new(metadata))
+            });
             if std::ptr::eq(site.metadata, metadata) {
                 return Some(site);
             }
@@ -192,6 +196,11 @@ impl Callsites {
     pub(crate) fn least_limit(&self) -> Option<Duration> {
         let limit_ns = self.plans.least_limit_ns.load(Ordering::Relaxed);
         (limit_ns != u64::MAX).then(|| Duration::from_nanos(limit_ns))
+    }
+
+    /// Whether a rule has conditions on allocations.
+    pub(crate) fn judge_allocations(&self) -> bool {
+        self.known.lock().rules.iter().any(|rule| rule.keep.judges_allocations())
     }
 
     /// New spans are judged by these rules from now on. Open spans keep theirs.
@@ -251,6 +260,7 @@ impl Callsites {
 
     #[cold]
     fn decide(&self, site: &Site) -> Option<Plan> {
+        let _uncounted = Uncounted::begin();
         // Read under the lock, so that the rules belong to this generation.
         let mut known = self.known.lock();
         let generation = self.generation();

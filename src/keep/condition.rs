@@ -4,6 +4,8 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use crate::text::ExactBytes;
+
 /// One condition for keeping a span. In the text form that `TRACING_PROFILING` takes:
 ///
 /// | text | condition |
@@ -17,6 +19,8 @@ use std::time::Duration;
 /// | `idle>1s`, `idle>80%` | [`Idle`](Self::Idle) |
 /// | `await>1s`, `await>80%` | [`Await`](Self::Await) |
 /// | `delay>50ms`, `delay>10%` | [`Delay`](Self::Delay) |
+/// | `alloc>100MB` | [`Allocated`](Self::Allocated) |
+/// | `allocs>1000000` | [`Allocations`](Self::Allocations) |
 /// | `p99>20ms`, `p99.9`  | [`Percentile`](Self::Percentile) |
 /// | `always` | [`Always`](Self::Always) |
 /// | `one_in=1000` | [`OneIn`](Self::OneIn) |
@@ -55,6 +59,12 @@ pub enum Condition {
     /// The part of its own idle time in which its future had been woken and not been polled yet is longer than this: its
     /// executor had other things to do. Known only where [`Await`](Self::Await) is.
     Delay(TimeOrShare),
+    /// It allocated more than this number of bytes, with the spans inside it: `allocated_bytes` of
+    /// [`TimeBreakdown::allocations`](crate::TimeBreakdown::allocations). This and the next one are known only if the
+    /// program's global allocator is a [`ProfilingAllocator`](crate::ProfilingAllocator).
+    Allocated(u64),
+    /// It made more than this number of allocations, with the spans inside it.
+    Allocations(u64),
     /// It took longer than this percentile of the spans with its name and rule in the last five to ten minutes, and
     /// longer than `floor`. The condition takes effect once enough spans were counted that ten are expected above the
     /// percentile, and not before 100 spans.
@@ -127,7 +137,7 @@ impl TimeOrShare {
 pub struct Keep([Option<Condition>; SLOTS]);
 
 /// The number of conditions that a [`Keep`] can have: one of each kind, and both a time and a share where both exist.
-const SLOTS: usize = 20;
+const SLOTS: usize = 22;
 
 /// The slots of [`TimeOrShare::Percent`] conditions. Each follows the slot for a time of the same kind.
 const SHARES: u32 = 1 << 4 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 14;
@@ -151,11 +161,13 @@ impl Condition {
             Self::Await(TimeOrShare::Percent(_)) => 12,
             Self::Delay(TimeOrShare::Time(_)) => 13,
             Self::Delay(TimeOrShare::Percent(_)) => 14,
-            Self::Percentile { .. } => 15,
-            Self::Always => 16,
-            Self::OneIn(_) => 17,
-            Self::Hung(_) | Self::NeverHung => 18,
-            Self::Open(_) => 19,
+            Self::Allocated(_) => 15,
+            Self::Allocations(_) => 16,
+            Self::Percentile { .. } => 17,
+            Self::Always => 18,
+            Self::OneIn(_) => 19,
+            Self::Hung(_) | Self::NeverHung => 20,
+            Self::Open(_) => 21,
         }
     }
 
@@ -187,6 +199,8 @@ impl Condition {
         match (self, other) {
             (Self::ErrorSelf, Self::Error) => false,
             (Self::OneIn(number), Self::OneIn(other)) => number.get() <= other.get(),
+            (Self::Allocated(limit), Self::Allocated(other))
+            | (Self::Allocations(limit), Self::Allocations(other)) => limit <= other,
             (Self::Open(time), Self::Open(other)) => time.as_nanos() <= other.as_nanos(),
             _ => match (self.amount(), other.amount()) {
                 (Some(TimeOrShare::Time(time)), Some(TimeOrShare::Time(other))) => {
@@ -314,6 +328,13 @@ impl Keep {
         least.map_or(LEAST, |least| (least / SHARE).clamp(LEAST, MOST))
     }
 
+    /// Whether it has conditions on allocations.
+    pub(crate) fn judges_allocations(&self) -> bool {
+        let is_one =
+            |condition| matches!(condition, Condition::Allocated(_) | Condition::Allocations(_));
+        self.conditions().any(is_one)
+    }
+
     pub(crate) fn is_never(&self) -> bool {
         self.conditions().all(|condition| condition == Condition::NeverHung)
     }
@@ -362,6 +383,8 @@ impl fmt::Display for Condition {
             Self::Idle(amount) => write!(f, "idle>{amount}"),
             Self::Await(amount) => write!(f, "await>{amount}"),
             Self::Delay(amount) => write!(f, "delay>{amount}"),
+            Self::Allocated(bytes) => write!(f, "alloc>{}", ExactBytes(*bytes)),
+            Self::Allocations(count) => write!(f, "allocs>{count}"),
             Self::Percentile { millionths, floor } => {
                 write!(f, "p{}", f64::from(*millionths) / 10_000.0)?;
                 if floor.is_zero() { Ok(()) } else { write!(f, ">{}", Time(*floor)) }

@@ -9,6 +9,7 @@
 //! keep      = "off" / condition *( "|" condition )
 //! condition = duration / "last_exit>" duration / "error" / "error=self"
 //!           / ( "on_cpu>" / "own_on_cpu>" / "off_cpu>" / "idle>" / "await>" / "delay>" ) ( duration / number "%" )
+//!           / "alloc>" number [ unit ] / "allocs>" number
 //!           / "p" number [ ">" duration ] / "always" / "one_in=" number
 //!           / "hung>" duration / "hung=off" / "open>" duration
 //! ```
@@ -33,6 +34,7 @@ use super::rules::FieldMatch;
 use super::wanted::{ValuePattern, WantedValue};
 use super::{Condition, Keep, Rule, Rules, TimeOrShare};
 use crate::error::Error;
+use crate::text::bytes;
 
 /// Directives in a set of rules. Each new callsite is compared with all of them.
 const MOST_DIRECTIVES: usize = 256;
@@ -41,6 +43,8 @@ const KEEP: &str = "`off` or a condition such as `250ms`, `error`, `p99>20ms` or
 const CONDITION: &str = "a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
 const DURATION: &str = "a duration such as `250ms`";
 const AMOUNT: &str = "a duration such as `250ms`, or a share such as `80%`";
+const SIZE: &str = "a size such as `100MB`";
+const COUNT: &str = "a number of allocations such as `1000000`";
 const JOINED: &str = "the conditions for the same spans to be joined by `|`";
 
 impl FromStr for Rules {
@@ -200,6 +204,8 @@ fn condition(input: &mut &str) -> ModalResult<Condition> {
         preceded(above("idle"), amount).map(Condition::Idle),
         preceded(above("await"), amount).map(Condition::Await),
         preceded(above("delay"), amount).map(Condition::Delay),
+        preceded(above("alloc"), size).map(Condition::Allocated),
+        preceded(above("allocs"), count_above).map(Condition::Allocations),
         preceded(above("hung"), limit).map(Condition::Hung),
         preceded(above("open"), limit).map(Condition::Open),
         percentile,
@@ -225,6 +231,15 @@ fn amount(input: &mut &str) -> ModalResult<TimeOrShare> {
     let percent = percent.map(TimeOrShare::Percent);
     let amount = alt((percent, duration.map(TimeOrShare::Time)));
     cut_err(amount.context(expect(AMOUNT))).parse_next(input)
+}
+
+fn size(input: &mut &str) -> ModalResult<u64> {
+    let text = (digit1, multispace0, take_while(0.., |c: char| c.is_ascii_alphabetic())).take();
+    cut_err(text.verify_map(bytes).context(expect(SIZE))).parse_next(input)
+}
+
+fn count_above(input: &mut &str) -> ModalResult<u64> {
+    cut_err(digit1.parse_to().context(expect(COUNT))).parse_next(input)
 }
 
 fn percentile(input: &mut &str) -> ModalResult<Condition> {
@@ -293,6 +308,9 @@ mod tests {
             "on_cpu>100ms|on_cpu>80%|off_cpu>50ms|idle>1s",
             "off_cpu>50ms",
             "idle>80%|await>1s|await>80%|delay>50ms|delay>10%",
+            "alloc>100MB|allocs>1000000",
+            "alloc>1GiB",
+            "alloc>1B",
             "own_on_cpu>100ms|own_on_cpu>80%",
             "p99>20ms|one_in=1000",
             "p99.9",

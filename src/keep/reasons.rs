@@ -29,6 +29,10 @@ pub enum Reason {
     Await,
     /// Its future had been woken and was not polled for longer than its rule allows.
     Delay,
+    /// It allocated more bytes than its rule allows.
+    Allocated,
+    /// It made more allocations than its rule allows.
+    Allocations,
     /// It took longer than the percentile of its rule.
     Percentile,
     /// Its rule keeps every span.
@@ -45,7 +49,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in order.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Latency,
         Self::LastExit,
         Self::Error,
@@ -55,6 +59,8 @@ impl Reason {
         Self::Idle,
         Self::Await,
         Self::Delay,
+        Self::Allocated,
+        Self::Allocations,
         Self::Percentile,
         Self::Always,
         Self::OneIn,
@@ -75,6 +81,8 @@ impl Reason {
             Self::Idle => "idle",
             Self::Await => "await",
             Self::Delay => "delay",
+            Self::Allocated => "alloc",
+            Self::Allocations => "allocs",
             Self::Percentile => "percentile",
             Self::Always => "always",
             Self::OneIn => "one_in",
@@ -84,8 +92,8 @@ impl Reason {
         }
     }
 
-    const fn bit(self) -> u16 {
-        1 << self as u16
+    const fn bit(self) -> u32 {
+        1 << self as u32
     }
 }
 
@@ -113,6 +121,8 @@ impl Counters {
                 Reason::Idle => &self.spans.kept_for_idle,
                 Reason::Await => &self.spans.kept_for_await,
                 Reason::Delay => &self.spans.kept_for_delay,
+                Reason::Allocated => &self.spans.kept_for_alloc,
+                Reason::Allocations => &self.spans.kept_for_allocs,
                 Reason::Percentile => &self.spans.kept_for_percentile,
                 Reason::Always => &self.spans.kept_for_always,
                 Reason::OneIn => &self.spans.kept_for_one_in,
@@ -127,7 +137,7 @@ impl Counters {
 
 /// A set of [`Reason`]s. `Display` joins their names with `|`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Reasons(u16);
+pub struct Reasons(u32);
 
 impl Reasons {
     /// Whether the set contains that reason.
@@ -138,6 +148,10 @@ impl Reasons {
     /// Whether the set is empty: the span is not kept.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
+    }
+
+    pub(crate) fn are_of_allocations(self) -> bool {
+        self.contains(Reason::Allocated) || self.contains(Reason::Allocations)
     }
 
     /// The reasons, in the order of [`Reason`].
@@ -164,6 +178,7 @@ impl Reasons {
                 await_ns,
                 delay_ns,
                 after_last_exit_ns,
+                allocations,
                 ..
             } = closing.account;
             match condition {
@@ -185,6 +200,12 @@ impl Reasons {
                 Condition::Idle(limit) => (limit.is_exceeded_by(idle_ns, wall_ns), Reason::Idle),
                 Condition::Await(limit) => (limit.is_exceeded_by(await_ns, wall_ns), Reason::Await),
                 Condition::Delay(limit) => (limit.is_exceeded_by(delay_ns, wall_ns), Reason::Delay),
+                Condition::Allocated(limit) => {
+                    (allocations.is_some_and(|all| all.allocated_bytes > limit), Reason::Allocated)
+                }
+                Condition::Allocations(limit) => {
+                    (allocations.is_some_and(|all| all.allocations > limit), Reason::Allocations)
+                }
                 // Evaluated for every span, because the percentile is computed from all of them.
                 Condition::Percentile { floor, .. } => {
                     (is_rare(wall_ns) && longer(wall_ns, floor), Reason::Percentile)
@@ -231,6 +252,7 @@ impl fmt::Debug for Reasons {
 mod tests {
     use super::super::TimeOrShare;
     use super::*;
+    use crate::sys::Allocations;
 
     const MS: Duration = Duration::from_millis(1);
     const RULE: Keep = Keep::slower_than(Duration::from_millis(250));
@@ -274,7 +296,7 @@ mod tests {
             (0..=number).for_each(|_| counters.add_kept([reason].into_iter().collect()));
         }
         let counted = Reason::ALL.map(|reason| counters.snapshot().kept_for(reason));
-        assert_eq!(counted.to_vec(), (1..=15).collect::<Vec<u64>>());
+        assert_eq!(counted.to_vec(), (1..=17).collect::<Vec<u64>>());
     }
 
     #[test]
@@ -294,7 +316,13 @@ mod tests {
         closing.account.await_ns = 4_000_001;
         closing.account.delay_ns = 500_001;
         closing.account.after_last_exit_ns = 3_000_000;
+        closing.account.allocations =
+            Some(Allocations { allocated_bytes: 1_000, allocations: 10, ..Allocations::default() });
         for (condition, reason) in [
+            (Condition::Allocated(999), "alloc"),
+            (Condition::Allocated(1_000), ""),
+            (Condition::Allocations(9), "allocs"),
+            (Condition::Allocations(10), ""),
             (Condition::OnCpu(TimeOrShare::Time(11 * MS)), "on_cpu"),
             (Condition::OnCpu(TimeOrShare::Time(12 * MS)), ""),
             (Condition::OnCpu(TimeOrShare::Percent(100)), "on_cpu"),

@@ -18,6 +18,8 @@ const AFTER_LAST_EXIT: &str = "profile.after_last_exit_ns";
 const EARLIER: &str = "profile.earlier_ids";
 const OFF_CPU_ID: &str = "profile.off_cpu_id";
 const AWAIT_ID: &str = "profile.await_id";
+const ALLOCATED: &str = "profile.allocated_bytes";
+const ALLOCATIONS: &str = "profile.allocations";
 const PYROSCOPE: &str = "pyroscope.profile.id";
 
 /// The attributes that are set on the OpenTelemetry span of a kept span.
@@ -30,6 +32,7 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// | `profile.on_cpu_error_ns` | if it is not 0 | the maximum error of on-CPU time |
 /// | `profile.subtree_on_cpu_ns` | if child spans ran on threads that were not in the span | on-CPU time including these |
 /// | `profile.await_ns`, `profile.scheduling_delay_ns` | if they are not 0 | the parts of idle time in which its future awaited something, and in which it had been woken and not been polled yet |
+/// | `profile.allocated_bytes`, `profile.allocations` | if the program has a [`ProfilingAllocator`](crate::ProfilingAllocator) | what was allocated in the span and in profiled spans inside it |
 /// | `profile.after_last_exit_ns` | if it is 1 ms or more | the idle time after the last exit, during which the span stayed open only because of a child or another reference to it |
 /// | `profile.earlier_ids` | if there are any | profiles exported before the span closed: those of spans inside it, and its own from while it was open |
 /// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_off_cpu`](crate::ProfileId::of_off_cpu) |
@@ -39,7 +42,7 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// The attributes are set when the span closes, and are true then: what is found later adds no attribute. So a span that
 /// only waited has `profile.id` and `profile.off_cpu_id` and no `pyroscope.profile.id`, although another span of the same
 /// profile may have on-CPU samples.
-pub const SPAN_ATTRIBUTES: [&str; 14] = [
+pub const SPAN_ATTRIBUTES: [&str; 16] = [
     ID,
     REASON,
     ON_CPU,
@@ -49,6 +52,8 @@ pub const SPAN_ATTRIBUTES: [&str; 14] = [
     IDLE,
     AWAIT,
     DELAY,
+    ALLOCATED,
+    ALLOCATIONS,
     AFTER_LAST_EXIT,
     EARLIER,
     OFF_CPU_ID,
@@ -89,20 +94,21 @@ impl AttributeNames {
 
 fn value(name: &str, span: &KeptSpan) -> Option<Value> {
     let account = &span.account;
-    let ns = |ns: u64| Some(Value::Int(i64::try_from(ns).unwrap_or(i64::MAX)));
+    let int = |value: u64| Some(Value::Int(i64::try_from(value).unwrap_or(i64::MAX)));
     match name {
         ID => span.profile.ok().map(|id| Value::from(id.to_string())),
         REASON => Some(Value::from(span.reasons.to_string())),
-        ON_CPU => ns(account.on_cpu_ns).filter(|_| !account.is_cpu_time_unknown),
-        ON_CPU_ERROR => ns(account.on_cpu_error_ns).filter(|_| account.on_cpu_error_ns > 0),
-        SUBTREE_ON_CPU => ns(account.subtree_on_cpu_ns).filter(|_| account.inside_on_cpu_ns() > 0),
-        OFF_CPU => ns(account.off_cpu_ns).filter(|_| !account.is_cpu_time_unknown),
-        IDLE => ns(account.idle_ns),
-        AWAIT => ns(account.await_ns).filter(|_| account.await_ns > 0),
-        DELAY => ns(account.delay_ns).filter(|_| account.delay_ns > 0),
-        AFTER_LAST_EXIT => {
-            ns(account.after_last_exit_ns).filter(|_| account.after_last_exit_ns >= WORTH_SAYING_NS)
-        }
+        ON_CPU => int(account.on_cpu_ns).filter(|_| !account.is_cpu_time_unknown),
+        ON_CPU_ERROR => int(account.on_cpu_error_ns).filter(|_| account.on_cpu_error_ns > 0),
+        SUBTREE_ON_CPU => int(account.subtree_on_cpu_ns).filter(|_| account.inside_on_cpu_ns() > 0),
+        OFF_CPU => int(account.off_cpu_ns).filter(|_| !account.is_cpu_time_unknown),
+        IDLE => int(account.idle_ns),
+        AWAIT => int(account.await_ns).filter(|_| account.await_ns > 0),
+        DELAY => int(account.delay_ns).filter(|_| account.delay_ns > 0),
+        ALLOCATED => account.allocations.and_then(|all| int(all.allocated_bytes)),
+        ALLOCATIONS => account.allocations.and_then(|all| int(all.allocations)),
+        AFTER_LAST_EXIT => int(account.after_last_exit_ns)
+            .filter(|_| account.after_last_exit_ns >= WORTH_SAYING_NS),
         EARLIER if !span.earlier.profiles.is_empty() => {
             let ids = span.earlier.profiles.iter().map(|id| Value::from(id.to_string()));
             Some(Value::Array(ids.collect()))
@@ -127,6 +133,7 @@ mod tests {
     use crate::keep::NoProfile;
     use crate::profile::ProfileId;
     use crate::span::SpanKey;
+    use crate::sys::Allocations;
 
     fn attributes(span: &KeptSpan) -> Vec<(String, Value)> {
         let all = AttributeNames::default().of(span);
@@ -164,5 +171,19 @@ mod tests {
         assert_eq!(times(&span), []);
         (span.account.await_ns, span.account.delay_ns) = (7, 5);
         assert_eq!(times(&span), [Value::Int(7), Value::Int(5)]);
+    }
+
+    #[test]
+    fn what_was_allocated_has_attributes_if_it_is_known() {
+        let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 0);
+        let counts = |span: &KeptSpan| {
+            let all = attributes(span).into_iter();
+            let counts = all.filter(|(name, _)| [ALLOCATED, ALLOCATIONS].contains(&name.as_str()));
+            counts.map(|(_, value)| value).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&span), []);
+        span.account.allocations =
+            Some(Allocations { allocated_bytes: 700, allocations: 5, ..Allocations::default() });
+        assert_eq!(counts(&span), [Value::Int(700), Value::Int(5)]);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::SpanKey;
 use crate::sampler::{Usage, UsageCounts};
-use crate::sys::Clock;
+use crate::sys::{Allocations, Clock};
 
 /// Where the wall time of a span went, and its resource usage.
 ///
@@ -39,6 +39,8 @@ pub struct TimeBreakdown {
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
     pub(crate) hardware: Option<Hardware>,
+    pub(crate) own_allocations: Option<Allocations>,
+    pub(crate) allocations: Option<Allocations>,
     pub(crate) is_cpu_time_unknown: bool,
 }
 
@@ -136,6 +138,21 @@ impl TimeBreakdown {
     /// Hardware counts while the span was sampled, on machines with hardware counters.
     pub fn hardware(&self) -> Option<Hardware> {
         self.hardware
+    }
+
+    /// What was allocated and freed on threads that were in the span or in a profiled span inside it, on the same or on
+    /// other threads and in other tasks. Exact once the span is closed: each call counts for the innermost profiled span
+    /// that its thread was in, and for those around that span. In an open span, what its threads allocated since their
+    /// last enter or exit is missing, and so is what open spans inside it allocated.
+    ///
+    /// `None` unless the program's global allocator is a [`ProfilingAllocator`](crate::ProfilingAllocator).
+    pub fn allocations(&self) -> Option<Allocations> {
+        self.allocations
+    }
+
+    /// The part of [`allocations`](Self::allocations) that is in no profiled span inside it.
+    pub fn own_allocations(&self) -> Option<Allocations> {
+        self.own_allocations
     }
 
     /// The CPU times are unknown, because the system has no per-thread CPU clock or does not allow reading it.
@@ -361,9 +378,55 @@ impl Counts {
             minor_faults: usage.minor_faults,
             major_faults: usage.major_faults,
             hardware: (hardware.cycles > 0).then_some(hardware),
+            // The slot has these.
+            own_allocations: None,
+            allocations: None,
             is_cpu_time_unknown: false,
         }
     }
+}
+
+/// What was allocated in a span. Only hooks of threads that are in it, and those that close spans inside it, add to
+/// it, so it is open then.
+#[derive(Debug, Default)]
+pub(crate) struct AllocationSums {
+    own: [AtomicU64; 4],
+    inside: [AtomicU64; 4],
+}
+
+impl AllocationSums {
+    pub(crate) fn add_own(&self, more: Allocations) {
+        add_allocations(&self.own, more);
+    }
+
+    pub(crate) fn add_inside(&self, more: Allocations) {
+        add_allocations(&self.inside, more);
+    }
+
+    pub(crate) fn own(&self) -> Allocations {
+        get_allocations(&self.own)
+    }
+
+    /// Those of spans inside it included.
+    pub(crate) fn all(&self) -> Allocations {
+        self.own().and(get_allocations(&self.inside))
+    }
+
+    pub(crate) fn clear(&self) {
+        self.own.iter().chain(&self.inside).for_each(|sum| sum.store(0, Ordering::Relaxed));
+    }
+}
+
+fn add_allocations([bytes, count, freed_bytes, frees]: &[AtomicU64; 4], more: Allocations) {
+    add(bytes, more.allocated_bytes);
+    add(count, more.allocations);
+    add(freed_bytes, more.freed_bytes);
+    add(frees, more.frees);
+}
+
+fn get_allocations(sums: &[AtomicU64; 4]) -> Allocations {
+    let [allocated_bytes, allocations, freed_bytes, frees] = sums.each_ref().map(get);
+    Allocations { allocated_bytes, allocations, freed_bytes, frees }
 }
 
 fn add(to: &AtomicU64, value: u64) {

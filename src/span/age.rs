@@ -5,6 +5,7 @@ use super::local::{ThreadState, put, take};
 use super::segment::DETACHED;
 use super::slot::{CPU_UNKNOWN, FORCED, JUDGES_SUBTREE, SUSPECT, Slot};
 use super::{RegistryId, Spans};
+use crate::sys::Uncounted;
 
 impl Spans {
     /// Keeps the innermost profiled span on this thread, whatever its rule decides, and samples it from now on. Returns
@@ -108,6 +109,7 @@ impl Spans {
         is_detached: bool,
         now: u64,
     ) -> u64 {
+        let _uncounted = Uncounted::begin();
         let mut arms_at_enter = slot.arms_at_enter();
         if is_detached {
             self.for_ancestors(slot, |ancestor| {

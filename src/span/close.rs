@@ -67,6 +67,7 @@ impl Spans {
         match self.table.get_in_table(id) {
             Some(slot) => {
                 let closing = self.close_slot(slot);
+                self.pass_up_allocations(slot);
                 let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
                 slot.release();
                 self.note_reported(reported)
@@ -79,9 +80,21 @@ impl Spans {
     fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&Closing) -> Verdict) -> bool {
         let Some(slot) = self.table.get_overflow(id) else { return false };
         let closing = self.close_slot(&slot);
+        self.pass_up_allocations(&slot);
         let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
         self.table.release_overflow(id, &slot);
         self.note_reported(reported)
+    }
+
+    /// What was allocated in a span that closes was allocated inside its parent, which is still open.
+    #[inline(always)]
+    fn pass_up_allocations(&self, slot: &Slot) {
+        if let Some(all) = slot.allocations() {
+            match slot.parent().and_then(|parent| self.table.get(parent)) {
+                Some(parent) => parent.count_allocations_inside(all),
+                None => self.counters.add_allocations(all),
+            }
+        }
     }
 
     #[inline(always)]

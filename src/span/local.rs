@@ -12,7 +12,7 @@ use super::awaits::{InnermostSpan, LongSegment, Unexplained};
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegment, PendingSegments, Segment, UNWINDING};
 use super::slot::Slot;
 use crate::sampler::{Arming, NEVER, SampledThread, ThreadSource, Usage};
-use crate::sys::{self, Clock, Position};
+use crate::sys::{self, Allocations, Clock, Position};
 
 thread_local! {
     /// Set on the layer's own threads, and on threads whose thread-locals have been destroyed. Hooks do nothing there.
@@ -280,6 +280,8 @@ pub(super) struct ThreadState {
     pub(super) last_long: LongSegment,
     /// The latest idle time of the innermost span that was idle, until it is reported.
     pub(super) unexplained: Option<Unexplained>,
+    /// What the thread had allocated at the last hook.
+    pub(super) allocated: Allocations,
 }
 
 /// Nesting that needs no allocation after a thread's first profiled span.
@@ -315,6 +317,7 @@ impl ThreadState {
             pending: PendingSegments::NONE,
             last_long: LongSegment::default(),
             unexplained: None,
+            allocated: Allocations::default(),
         }
     }
 

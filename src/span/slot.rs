@@ -4,9 +4,9 @@ use std::iter::Sum;
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{Counts, Sure, Tally, TimeBreakdown};
+use super::account::{AllocationSums, Counts, Sure, Tally, TimeBreakdown};
 use super::{Plan, RegistryId, SpanKey};
-use crate::sys::Clock;
+use crate::sys::{Allocations, Clock, counts_allocations};
 
 /// An unaged span has no known on-CPU time in the worst case. This limits the unknown time to about a hundredth of the
 /// rule's threshold.
@@ -48,6 +48,10 @@ pub(crate) const JUDGES_CPU: u32 = 1 << 15;
 pub(crate) const SHOWS_FIELDS: u32 = 1 << 16;
 /// The span's rule judges the CPU time of its subtree, so that also holds for child spans that run elsewhere.
 pub(crate) const JUDGES_SUBTREE: u32 = 1 << 17;
+/// The span's rule judges what it allocates.
+pub(crate) const JUDGES_ALLOCATIONS: u32 = 1 << 18;
+/// `allocations` is not all zero.
+const ALLOCATED: u32 = 1 << 19;
 /// The flags that come from the span's plan.
 const OF_PLAN: u32 = KEEP_ON_ERROR
     | HAS_STATUS
@@ -57,6 +61,7 @@ const OF_PLAN: u32 = KEEP_ON_ERROR
     | ONE_IN
     | JUDGES_CPU
     | JUDGES_SUBTREE
+    | JUDGES_ALLOCATIONS
     | SHOWS_FIELDS;
 
 /// Written by the hooks of all threads that the span is on. A slot belongs to one span from [`open`](Self::open) to
@@ -104,12 +109,13 @@ pub(crate) struct Slot {
     /// What is known of the field values on which the span's rule depends, if any.
     matched: AtomicU64,
     counts: Counts,
+    allocations: AllocationSums,
 }
 
 const _: () = {
     assert!(std::mem::offset_of!(Slot, opened) == 64);
     assert!(std::mem::offset_of!(Slot, long_at) < 128);
-    assert!(size_of::<Slot>() == 320);
+    assert!(size_of::<Slot>() == 384);
 };
 
 /// How many samples fell in a span and its descendants.
@@ -246,8 +252,12 @@ impl Slot {
 
     #[inline(always)]
     pub(crate) fn release(&self) {
-        if self.flags.load(Ordering::Relaxed) & COUNTED != 0 {
+        let flags = self.flags.load(Ordering::Relaxed);
+        if flags & COUNTED != 0 {
             self.counts.clear();
+        }
+        if flags & ALLOCATED != 0 {
+            self.allocations.clear();
         }
         self.id.store(0, Ordering::Release);
     }
@@ -361,6 +371,32 @@ impl Slot {
         self.counts.add(key, tally);
     }
 
+    /// Adds what a thread has allocated, whose innermost span this is.
+    pub(crate) fn count_own_allocations(&self, more: Allocations) {
+        self.note_allocated();
+        self.allocations.add_own(more);
+    }
+
+    /// Adds what a span inside has allocated, which closes.
+    pub(crate) fn count_allocations_inside(&self, more: Allocations) {
+        self.note_allocated();
+        self.allocations.add_inside(more);
+    }
+
+    fn note_allocated(&self) {
+        let flags = self.flags();
+        if flags & ALLOCATED == 0 {
+            let judged = if flags & JUDGES_ALLOCATIONS == 0 { 0 } else { SUSPECT };
+            self.set(ALLOCATED | judged);
+        }
+    }
+
+    /// What was allocated in it and in spans inside it that have closed, if anything was.
+    #[inline(always)]
+    pub(crate) fn allocations(&self) -> Option<Allocations> {
+        (self.flags() & ALLOCATED != 0).then(|| self.allocations.all())
+    }
+
     /// Adds a segment of a descendant that took `segment_ns`, on a thread that is not in this span.
     pub(crate) fn count_inside(&self, segment_ns: u64, sure: Sure) {
         // With other threads, a span can have more on-CPU time than wall time.
@@ -452,7 +488,8 @@ impl Slot {
         // `SUSPECT` is kept, since it may have been set for another reason than the plan.
         let change = |flags: u32| {
             let has_inside = flags & COUNTED != 0 && plan.flags & JUDGES_SUBTREE != 0;
-            let suspect = if has_inside { SUSPECT } else { 0 };
+            let has_allocated = flags & ALLOCATED != 0 && plan.flags & JUDGES_ALLOCATIONS != 0;
+            let suspect = if has_inside || has_allocated { SUSPECT } else { 0 };
             Some(flags & (!OF_PLAN | SUSPECT) | plan.flags | suspect)
         };
         let before = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
@@ -545,7 +582,13 @@ impl Slot {
         let idle = idle.min(wall.saturating_sub(owner));
         let key = self.key().unwrap_or(SpanKey::MIN);
         let account = self.counts.account(clock, key, wall, owner + others, idle);
-        let account = TimeBreakdown { after_last_exit_ns: clock.ns(last_gap), ..account };
+        let allocations = counts_allocations();
+        let account = TimeBreakdown {
+            after_last_exit_ns: clock.ns(last_gap),
+            own_allocations: allocations.then(|| self.allocations.own()),
+            allocations: allocations.then(|| self.allocations.all()),
+            ..account
+        };
         match self.flags() & CPU_UNKNOWN {
             0 => account,
             _ => account.without_cpu_time(),

@@ -18,7 +18,7 @@ use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, LongSegment, Plan, RegistryId, SpanKey, TraceIds};
 use crate::sampler::{ArmThreads, NEVER};
 use crate::stats::Counters;
-use crate::sys::Clock;
+use crate::sys::{Clock, Uncounted, allocated_here};
 
 /// All open profiled spans of a layer.
 #[derive(Debug)]
@@ -314,7 +314,9 @@ impl Spans {
         if is_ignored() {
             return None;
         }
-        let state = ThreadState::new(self.layer, Arc::downgrade(&self.life));
+        let uncounted = Uncounted::begin();
+        let mut state = ThreadState::new(self.layer, Arc::downgrade(&self.life));
+        state.allocated = uncounted.before();
         let mut seen = self.seen.lock();
         seen.forget_ended();
         seen.threads.push(Arc::clone(&state.seen));
@@ -347,6 +349,7 @@ impl Spans {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
             return;
         };
+        self.count_allocations(&mut state);
         let must_sync = state.begin_hook() || state.samples.load() != state.from;
         let mut reads_cpu = slot.flags() & (JUDGES_CPU | AGED);
         let mut now = self.clock.now();
@@ -398,6 +401,20 @@ impl Spans {
         put(state);
     }
 
+    /// What the thread has allocated since the last hook belongs to its innermost span.
+    #[inline(always)]
+    fn count_allocations(&self, state: &mut ThreadState) {
+        let (now, before) = (allocated_here(), state.allocated);
+        if (now.allocations, now.frees) == (before.allocations, before.frees) {
+            return;
+        }
+        state.allocated = now;
+        let top = state.top().and_then(|top| RegistryId::new(top.id));
+        if let Some(slot) = top.and_then(|top| self.table.get(top)) {
+            slot.count_own_allocations(now.since(before));
+        }
+    }
+
     /// A span was left on this thread.
     #[inline(always)]
     pub(crate) fn exit(&self, id: RegistryId) {
@@ -420,6 +437,7 @@ impl Spans {
     #[inline(never)]
     fn exit_slot(&self, id: RegistryId, slot: &Slot) {
         let Some(mut state) = take(self.layer) else { return };
+        self.count_allocations(&mut state);
         let fails = std::thread::panicking() && state.panicked_in(id);
         self.exit_on(&mut state, id, slot);
         put(state);

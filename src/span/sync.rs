@@ -10,7 +10,7 @@ use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
 use crate::sampler::{Arming, Begun, ThreadSource, Usage};
 use crate::stats::Counters;
-use crate::sys::Position;
+use crate::sys::{Position, Uncounted};
 
 /// The size of a sample without its stack, in bytes, on the architecture with the fewest registers: the least that the
 /// kernel writes if it can copy no stack.
@@ -23,6 +23,7 @@ impl Spans {
     #[cold]
     #[inline(never)]
     pub(super) fn sync_accounts(&self, state: &mut ThreadState, now: u64) {
+        let _uncounted = Uncounted::begin();
         // First: on a new thread, or one that was disarmed, there is nothing to update.
         if now >= state.deadline && self.scan(state, now) {
             return;
@@ -175,6 +176,7 @@ impl Spans {
     /// Reports `Opened` for a span and its unreported ancestors, the outermost first, so that all ancestors of a
     /// registered span are registered.
     fn report_opened_with_ancestors(&self, slot: &Slot) -> bool {
+        let _uncounted = Uncounted::begin();
         let mut unreported = Vec::new();
         unreported.extend(slot.id());
         self.for_ancestors(slot, |ancestor| {

@@ -9,6 +9,7 @@ use parking_lot::RwLock;
 
 use super::RegistryId;
 use super::slot::Slot;
+use crate::sys::Uncounted;
 
 /// Slots, laid out as the registry lays out its spans.
 ///
@@ -207,6 +208,7 @@ impl SlotTable {
     /// An overflow slot for a span that opens and has no slot in the table.
     #[cold]
     pub(crate) fn claim_overflow(&self, id: RegistryId) -> OverflowSlot {
+        let _uncounted = Uncounted::begin();
         let is_taken_in_table = self.slot_at(id).is_some();
         let mut overflow = self.overflow.write();
         let slot = overflow.claim(id, is_taken_in_table);
@@ -252,6 +254,7 @@ impl SlotTable {
 
     #[cold]
     fn make(&self, id: RegistryId) -> Option<&Slot> {
+        let _uncounted = Uncounted::begin();
         let (shard, address) = split(id);
         let (page, _) = page(address);
         let shard = self.shards.get(shard)?.get_or_init(|| {

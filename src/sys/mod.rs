@@ -3,6 +3,7 @@
 //! `linux` and `unsupported` export the same names with the same signatures, so the modules above do not depend on the
 //! system. `docs/platform.md` lists what each call requires of the kernel, and what happens if it is refused.
 
+mod allocator;
 mod clock;
 #[cfg(feature = "sighup")]
 mod hangup;
@@ -39,6 +40,10 @@ mod unsupported;
 )))]
 use unsupported as platform;
 
+pub use allocator::{Allocations, ProfilingAllocator};
+pub(crate) use allocator::{
+    Uncounted, allocated_here, begin_counting, counts_allocations, end_counting, forget_counting,
+};
 pub(crate) use clock::Clock;
 #[cfg(feature = "sighup")]
 pub(crate) use hangup::{EndHangups, Hangups};

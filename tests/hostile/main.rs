@@ -18,6 +18,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod allocations;
 mod blocking;
 mod host;
 mod libraries;
@@ -32,6 +33,10 @@ use std::time::Duration;
 use host::{repeat_for, sampled, sampled_at};
 use runner::{DEADLINE, play, play_within};
 use tracing::info_span;
+use tracing_profiling::ProfilingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: ProfilingAllocator = ProfilingAllocator::system();
 
 /// Declares a test of each scenario for each source: `NAME::perf` and `NAME::timer`.
 macro_rules! scenarios {
@@ -74,6 +79,7 @@ scenarios! {
     in_a_handler_on_its_own_stack: sampled(stacks::in_a_handler_on_its_own_stack);
     panics: sampled(threads::panics);
     blocking_calls: sampled(blocking::all_calls);
+    allocations_everywhere: sampled(allocations::everywhere);
     everything: sampled(everything);
 }
 

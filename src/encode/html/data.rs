@@ -110,6 +110,17 @@ impl Json for KeptRow<'_> {
             ] {
                 kept.member(name, Plain(ns))?;
             }
+            for (name, all) in
+                [("allocations", times.allocations), ("own_allocations", times.own_allocations)]
+            {
+                let Some(all) = all else { continue };
+                kept.object(name, |counts| {
+                    counts.member("bytes", Plain(all.allocated_bytes))?;
+                    counts.member("count", Plain(all.allocations))?;
+                    counts.member("freed_bytes", Plain(all.freed_bytes))?;
+                    counts.member("frees", Plain(all.frees))
+                })?;
+            }
             kept.member("cpu_known", Plain(!times.is_cpu_time_unknown))?;
             let (trace, id) = texts(span.ids);
             kept.member("trace_id", trace)?;

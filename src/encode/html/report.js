@@ -85,6 +85,14 @@ const say = (text) => {
   byId('live').textContent = text;
 };
 
+/** A number of bytes with three digits and its unit: `1.20 GB`, `350 KB`. */
+const memory = (bytes) => {
+  const [unit, name] =
+    bytes < 999.5 ? [1, 'B'] : bytes < 999.5e3 ? [1e3, 'KB'] : bytes < 999.5e6 ? [1e6, 'MB'] : [1e9, 'GB'];
+  const value = bytes / unit;
+  return `${value.toFixed(unit === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${name}`;
+};
+
 /** A duration with three digits and its unit: `1.20 s`, `350 ms`. */
 const duration = (ns) => {
   if (!(ns >= 0)) return 'unknown';
@@ -1754,6 +1762,13 @@ function showScope(main) {
       `This is the span's own time, on the threads that entered it. With child spans on other threads and tasks, ` +
         `${duration(main.subtree_on_cpu)} on-CPU: the samples, and all that follows, cover those too.`,
     );
+  }
+  if (main.allocations?.count > 0) {
+    const { bytes, count, freed_bytes } = main.allocations,
+      own = main.own_allocations?.bytes ?? bytes;
+    const inside = own < bytes ? `, ${memory(bytes - own)} of it in child spans` : '';
+    const calls = `${count.toLocaleString('en')} allocations`;
+    texts.push(`Allocated ${memory(bytes)} in ${calls}${inside}; freed ${memory(freed_bytes)}.`);
   }
   if (main.after_last_exit >= 1e6) {
     texts.push(

@@ -38,6 +38,10 @@ fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         ] {
             summary.member(name, ms(ns))?;
         }
+        if let Some(all) = times.allocations {
+            summary.member("allocated_bytes", Plain(all.allocated_bytes))?;
+            summary.member("allocations", Plain(all.allocations))?;
+        }
         summary.member("cpu_known", Plain(!times.is_cpu_time_unknown))?;
         summary.member("samples", Plain(profile.sample_count()))?;
         if let Some((top, share)) = profile.top_function() {
