@@ -19,6 +19,7 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
+use std::time::Duration;
 
 use leaf::{Event, Task};
 use support::Setup;
@@ -81,14 +82,23 @@ fn no_allocation_after_the_first_poll() {
             assert!(task.poll(fresh.as_mut()).is_pending());
         };
         poll();
+        // A long await becomes a sample. The first one may take a buffer of its own, which the next ones use again.
+        let long_await = || std::thread::sleep(Duration::from_millis(30));
+        long_await();
+        (0..10).for_each(|_| poll());
         let polls = 1_000;
         // The waker of each poll is one.
         let tasks = 2 * polls;
         let before = ALLOCATIONS.get();
-        (0..polls).for_each(|_| poll());
+        for number in 0..polls {
+            poll();
+            if number == polls / 2 {
+                long_await();
+            }
+        }
         let count = ALLOCATIONS.get() - before;
         println!("{count} allocations in {tasks} polls");
-        assert_eq!((event.clones(), taken.clones()), (1, 1 + polls));
+        assert_eq!((event.clones(), taken.clones()), (1, 11 + polls));
         assert_eq!(count, 0);
         drop(span);
     });
