@@ -108,6 +108,10 @@ fn counters_are_exported_as_metrics() {
             ("tracing_profiling.profiles.exported", "{profile}"),
             ("tracing_profiling.samples.lost", "{sample}"),
             ("tracing_profiling.samples.taken", "{sample}"),
+            ("tracing_profiling.spans.allocated", "By"),
+            ("tracing_profiling.spans.allocations", "{allocation}"),
+            ("tracing_profiling.spans.freed", "By"),
+            ("tracing_profiling.spans.frees", "{free}"),
             ("tracing_profiling.spans.kept", "{span}"),
             ("tracing_profiling.spans.seen", "{span}"),
             ("tracing_profiling.threads.sampled", "{thread}"),
@@ -144,7 +148,7 @@ fn a_layer_that_is_off_has_zeros() {
     let meters = Meters::of(&setup.handle);
     setup.run(|| info_span!("any").in_scope(|| ()));
     let found = meters.collect();
-    assert_eq!(found.len(), 9);
+    assert_eq!(found.len(), 13);
     assert!(found.values().all(|(_, values)| values.values().all(|value| *value == 0.0)));
 }
 
