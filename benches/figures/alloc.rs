@@ -94,10 +94,9 @@ fn service<A: GlobalAlloc>(bare: &A, profiling: &ProfilingAllocator<A>) {
     dispatcher::with_default(&setup.dispatch, || {
         let values = interleave(
             ROUNDS,
-            &mut [
-                &mut || time_each(REQUESTS, || _ = black_box(request(bare))),
-                &mut || time_each(REQUESTS, || _ = black_box(request(profiling))),
-            ],
+            &mut [&mut || time_each(REQUESTS, || _ = black_box(request(bare))), &mut || {
+                time_each(REQUESTS, || _ = black_box(request(profiling)))
+            }],
         );
         let [bare, counting] = &values[..] else { return };
         figure("alloc.service_us", median(bare) / 1_000.0, "us");
