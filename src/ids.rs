@@ -125,6 +125,18 @@ impl ProfileId {
         self.inverted(4)
     }
 
+    /// The id under which OTLP exports the bytes that were allocated. The last bit but three is inverted.
+    #[must_use]
+    pub fn of_alloc_space(self) -> Self {
+        self.inverted(8)
+    }
+
+    /// The id under which OTLP exports the number of allocations. The last bit but four is inverted.
+    #[must_use]
+    pub fn of_alloc_objects(self) -> Self {
+        self.inverted(16)
+    }
+
     fn inverted(self, bits: u8) -> Self {
         let mut bytes = self.0;
         bytes[15] ^= bits;
@@ -199,14 +211,21 @@ mod tests {
 
     #[test]
     fn each_kind_of_sample_has_an_id_that_is_not_zero() {
-        for last in 0..=8 {
+        for last in 0..=32 {
             let mut bytes = [0; 16];
             bytes[15] = last;
             let id = ProfileId(bytes);
-            let ids = [id.of_off_cpu(), id.of_await(), id.of_scheduling_delay(), id];
+            let ids = [
+                id.of_off_cpu(),
+                id.of_await(),
+                id.of_scheduling_delay(),
+                id.of_alloc_space(),
+                id.of_alloc_objects(),
+                id,
+            ];
             let distinct: std::collections::HashSet<_> = ids.into_iter().collect();
-            assert_eq!(distinct.len(), 4, "{ids:?}");
-            assert!(!ids[..3].contains(&ProfileId([0; 16])), "{ids:?}");
+            assert_eq!(distinct.len(), 6, "{ids:?}");
+            assert!(!ids[..5].contains(&ProfileId([0; 16])), "{ids:?}");
         }
     }
 

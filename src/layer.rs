@@ -314,6 +314,7 @@ impl Visit for Status {
 
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         if field.name() == STATUS_FIELD {
+            let _uncounted = Uncounted::begin();
             self.record_str(field, format!("{value:?}").trim_matches('"'));
         }
     }

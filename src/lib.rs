@@ -41,7 +41,8 @@
 //!   (for a lock, its address). A wait that blocks an async executor is flagged.
 //! - What futures that are [`Profiled`] await: each function with line, what it awaits and for how long, and how long it
 //!   was not polled after it had been woken, with the span that occupied the thread. See [`ProfiledExt`].
-//! - What the span allocated and freed, if the program's global allocator is a [`ProfilingAllocator`].
+//! - What the span allocated and freed, and the stacks that allocated, if the program's global allocator is a
+//!   [`ProfilingAllocator`].
 //! - One log event (target `tracing_profiling`) that states what was kept, why, and where the profile is. In code,
 //!   [`Builder::on_kept`] is called.
 //! - With `tracing-opentelemetry`, attributes on the exported span that link to the profile ([`SPAN_ATTRIBUTES`]), and
@@ -63,8 +64,7 @@
 //! # What it does not do
 //!
 //! - It does not profile code outside spans, or other processes.
-//! - Of memory, it counts what each span allocates ([`ProfilingAllocator`]), without stacks. What C code allocates with
-//!   `malloc` is not counted.
+//! - What C code allocates with `malloc` is neither counted nor sampled, also with [`ProfilingAllocator`].
 //! - What futures without the wrapper await is only known as far as a child span was idle.
 //! - On systems other than Linux on x86-64 and aarch64, spans have wall, busy and idle times. On-CPU time is unknown
 //!   there, and there are no stacks.
@@ -131,6 +131,7 @@
 //! | `TRACING_PROFILING_EXPORT_BYTES` | maximum bytes of profiles waiting to be exported, up to 4294967295; see [`Builder::export_bytes`] | 67108864 |
 //! | `TRACING_PROFILING_SYMBOL_BYTES` | maximum bytes of loaded symbols, up to 4294967295; see [`Builder::symbol_bytes`] | 536870912 |
 //! | `TRACING_PROFILING_AWAIT_BYTES` | maximum bytes for the stacks of pending futures, up to 4294967295; see [`Builder::await_bytes`] | 16777216 |
+//! | `TRACING_PROFILING_ALLOC_SAMPLE_BYTES` | bytes that a thread allocates in the mean between two samples of its allocations, up to 4294967295; 0 for no samples; see [`Builder::alloc_sample_bytes`] | 524288 |
 //!
 //! # Rules
 //!
@@ -167,6 +168,7 @@
 )]
 #![cfg_attr(docsrs, doc(auto_cfg(hide(feature, values("_otlp", "_parts")))))]
 
+mod allocations;
 mod awaits;
 #[cfg(test)]
 mod churn;
@@ -184,6 +186,7 @@ mod http;
 mod ids;
 mod keep;
 mod layer;
+mod layers;
 mod log;
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -195,6 +198,7 @@ mod redact;
 mod sampler;
 mod self_test;
 mod span;
+mod stacks;
 mod stats;
 mod symbols;
 mod sys;

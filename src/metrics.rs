@@ -113,6 +113,9 @@ impl Handle {
     /// | `tracing_profiling.spans.kept` | `{span}` | `reason` | [`Stats::kept_for`]; a span that was kept for several reasons counts for each |
     /// | `tracing_profiling.samples.taken` | `{sample}` | | [`SampleStats::taken`](crate::SampleStats::taken) |
     /// | `tracing_profiling.samples.lost` | `{sample}` | `cause` | each `dropped_*` of [`SampleStats`](crate::SampleStats), without that prefix, and `downsampled` |
+    /// | `tracing_profiling.spans.allocated`, `.freed` | `By` | | [`AllocationStats::allocated_bytes`](crate::AllocationStats::allocated_bytes) and `freed_bytes` |
+    /// | `tracing_profiling.spans.allocations` | `{allocation}` | | [`AllocationStats::allocations`](crate::AllocationStats::allocations) |
+    /// | `tracing_profiling.spans.frees` | `{free}` | | [`AllocationStats::frees`](crate::AllocationStats::frees) |
     /// | `tracing_profiling.profiles.exported` | `{profile}` | | [`ProfileStats::exported`](crate::ProfileStats::exported) |
     /// | `tracing_profiling.profiles.dropped` | `{profile}` | `cause` | each `dropped_*` of [`ProfileStats`](crate::ProfileStats), without that prefix |
     /// | `tracing_profiling.collector.cpu_time` | `s` | | [`SamplingStats::collector_cpu_ns`](crate::SamplingStats::collector_cpu_ns) |

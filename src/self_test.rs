@@ -206,7 +206,7 @@ fn evaluate(profile: &Profile, found: &mut SelfTest) {
         found.cut_stacks += if is_cut { points } else { 0 };
     }
     found.sampled = Duration::from_nanos(profile.weight_ns());
-    let longest = |sample: &Sample| sample.points.iter().map(|point| point.weight_ns).max();
+    let longest = |sample: &Sample| sample.points.iter().map(|point| point.weight).max();
     let waited = profile.of_kind(SampleKind::OffCpu).filter_map(longest).max();
     found.waited = waited.map(Duration::from_nanos);
 }

@@ -277,7 +277,7 @@ counters! {
         dropped_pending_full,
     }
 
-    /// What closed spans have allocated and freed, each call once; see
+    /// What closed spans have allocated and freed, each call once, and samples of it; see
     /// [`ProfilingAllocator`](crate::ProfilingAllocator).
     allocations: AllocationStats as AllocationCounters {
         /// Bytes allocated.
@@ -288,6 +288,20 @@ counters! {
         freed_bytes,
         /// Frees.
         frees,
+        /// Samples of allocations, each with its stack.
+        sampled,
+        /// Samples that were dropped because the collector was behind. The profile of their span has less than its
+        /// account.
+        dropped_queue_full,
+        /// Samples without a stack because the memory for waiting stacks was used up.
+        dropped_memory,
+        /// Samples without a stack because the thread was on a stack that is not its own: that of a coroutine.
+        off_stack,
+        /// Samples without a stack because unwinding may use 2 % of a core.
+        dropped_over_budget,
+        /// Samples that were dropped because half of the memory budget was used up, or a span had too many. The profile
+        /// has them as one frame that states this.
+        dropped_pending_full,
     }
 
     /// Sampled threads, and why others are not sampled.

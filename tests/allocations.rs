@@ -6,6 +6,7 @@
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,
+    clippy::print_stdout,
     reason = "a test"
 )]
 
@@ -20,10 +21,12 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use mimalloc::MiMalloc;
 use support::{Log, Setup};
 use tracing::{Instrument, Span, info_span};
+use tracing_profiling::profile::SampleKind;
 use tracing_profiling::{Allocations, KeptSpan, ProfilingAllocator, ProfilingLayer, Reason};
 use tracing_subscriber::prelude::*;
 
@@ -166,7 +169,11 @@ fn counts(all: Option<Allocations>) -> Counts {
 }
 
 fn setup() -> Setup {
-    Setup::with("[work]=always", |builder| builder.fields(["index"]).profiles_per_minute(1_000_000))
+    Setup::with("[work]=always", |builder| {
+        // What the layer allocates for a sample is not what the program allocates, but the test counts it.
+        let builder = builder.fields(["index"]).alloc_sample_bytes(0);
+        builder.profiles_per_minute(1_000_000)
+    })
 }
 
 fn index(span: &KeptSpan) -> usize {
@@ -361,24 +368,266 @@ fn the_log_says_how_much() {
 }
 
 #[test]
-fn nothing_is_counted_while_no_layer_profiles() {
+fn open_spans_are_counted_when_profiling_is_switched_off() {
     // The other tests of this program have layers, so this one needs its own process.
     if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
         let program = std::env::current_exe().unwrap();
-        let test = "nothing_is_counted_while_no_layer_profiles";
+        let test = "open_spans_are_counted_when_profiling_is_switched_off";
         let mut command = std::process::Command::new(program);
         let command = command.args([test, "--exact"]).env("PROFILING_TEST_ALONE", "1");
         assert!(command.status().unwrap().success());
         return;
     }
+    let allocate = || drop(black_box(vec![1_u8; 1_000]));
+    let counted = |setup: &Setup| setup.handle.stats().allocations.allocated_bytes;
+    let setup = Setup::new("[work]=always,[other]=off");
     let spans = |setup: &Setup| {
-        setup.run(|| info_span!("work").in_scope(|| drop(black_box(vec![1_u8; 1_000]))));
-        setup.handle.stats().allocations.allocated_bytes
+        setup.run(|| info_span!("work").in_scope(allocate));
+        counted(setup)
     };
-    let setup = Setup::new("always");
     assert_eq!(spans(&setup), 1_000);
-    setup.handle.disable();
-    assert_eq!(spans(&setup), 1_000);
+    // What is open goes on, and is judged by what it had.
+    setup.run(|| {
+        let open = info_span!("work");
+        open.in_scope(allocate);
+        setup.handle.disable();
+        setup.flush();
+        open.in_scope(allocate);
+        drop(open);
+    });
+    assert_eq!(counted(&setup), 3_000);
+    assert_eq!(setup.kept().last().unwrap().spans[0].times().allocations().unwrap().allocations, 2);
     setup.handle.enable().unwrap();
-    assert_eq!(spans(&setup), 2_000);
+    assert_eq!(spans(&setup), 4_000);
+}
+
+/// While the layer formats a field, code of the program runs in its hooks.
+#[test]
+fn what_a_field_allocates_does_not_count_and_hides_nothing() {
+    struct Nested;
+    impl std::fmt::Debug for Nested {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            info_span!("nested").in_scope(|| drop(black_box(vec![1_u8; 100_000])));
+            f.write_str("nested")
+        }
+    }
+    let setup = Setup::with("[work]=always", |builder| builder.fields(["user"]));
+    setup.run(|| {
+        warm_up();
+        info_span!("work", user = tracing::field::Empty).in_scope(|| {
+            let span = Span::current();
+            span.record("user", tracing::field::debug(Nested));
+            drop(black_box(vec![1_u8; 60_000]));
+        });
+    });
+    let kept = setup.kept();
+    let [span] = &kept[0].spans[..] else { panic!("{kept:?}") };
+    assert_eq!(counts(span.times().own_allocations()), [60_000, 1, 60_000, 1]);
+}
+
+/// Ten functions with a digit in their names. Names have no generic parameters.
+macro_rules! numbered {
+    ($list:ident, $body:ident, [$($name:ident),+]) => {
+        $(
+            #[inline(never)]
+            fn $name(site: Site, number: usize) {
+                $body(site, number);
+                black_box(());
+            }
+        )+
+        const $list: &[fn(Site, usize)] = &[$($name),+];
+    };
+}
+
+#[derive(Clone, Copy)]
+struct Site {
+    block: usize,
+    blocks: usize,
+}
+
+// 1,000 stacks.
+numbered!(
+    OUTER,
+    call_middle,
+    [outer0, outer1, outer2, outer3, outer4, outer5, outer6, outer7, outer8, outer9]
+);
+numbered!(
+    MIDDLE,
+    call_leaf,
+    [middle0, middle1, middle2, middle3, middle4, middle5, middle6, middle7, middle8, middle9]
+);
+numbered!(LEAVES, work, [leaf0, leaf1, leaf2, leaf3, leaf4, leaf5, leaf6, leaf7, leaf8, leaf9]);
+
+fn call_middle(site: Site, number: usize) {
+    MIDDLE[number / 10 % 10](site, number);
+}
+
+fn call_leaf(site: Site, number: usize) {
+    LEAVES[number % 10](site, number);
+}
+
+#[inline(always)]
+fn work(site: Site, number: usize) {
+    for turn in 0..site.blocks {
+        match (number + turn) % 3 {
+            0 => drop(black_box(Vec::<u8>::with_capacity(site.block))),
+            1 => drop(black_box(vec![0_u8; site.block])),
+            // The old block is allocated as well.
+            _ => {
+                let mut grown = Vec::<u8>::with_capacity(site.block / 2);
+                grown.reserve_exact(site.block);
+                drop(black_box(grown));
+            }
+        }
+    }
+}
+
+/// The digit in the name of a function.
+fn digit_of(name: &str, of: &str) -> Option<usize> {
+    name.rsplit("::").next()?.strip_prefix(of)?.parse().ok()
+}
+
+/// The sums of samples of a site, and their variance.
+#[derive(Clone, Copy, Default)]
+struct Estimate {
+    bytes: f64,
+    calls: f64,
+    variance: f64,
+    calls_variance: f64,
+}
+
+/// By Horvitz and Thompson: samples of blocks of `s` bytes that represent `w` bytes have the variance `w (w - s)`.
+#[test]
+fn samples_represent_what_each_site_allocates() {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<usize>().ok());
+    let turns = number("PROFILING_TEST_ALLOCATIONS").unwrap_or(3);
+    let sizes = [48, 700, 9_000, 60_000, 400_000];
+    // Of each size about as many bytes.
+    let site_of = |number: usize| {
+        let block = sizes[number % 7 % 5] + number;
+        Site { block, blocks: 400_000_usize.div_ceil(block) }
+    };
+    let setup = Setup::with("[sites]=always", |builder| {
+        builder.alloc_sample_bytes(64 << 10).samples_per_profile(1 << 20)
+    });
+    let threads = 4;
+    let setup_ref = &setup;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || {
+                tracing::dispatcher::with_default(&setup_ref.dispatch, || {
+                    info_span!("sites").in_scope(|| {
+                        for turn in 0..turns {
+                            for number in (0..1_000).map(|number| (number * 7 + turn) % 1_000) {
+                                let span = info_span!("odd");
+                                // In a span of its own, or not.
+                                let _entered = (number % 2 == thread % 2).then(|| span.enter());
+                                OUTER[number / 100](site_of(number), number);
+                                if number % 4 == 0 {
+                                    std::thread::sleep(Duration::from_millis(1));
+                                }
+                            }
+                        }
+                    });
+                });
+            });
+        }
+    });
+    setup.flush();
+    let stats = setup.handle.stats().allocations;
+    let others = [stats.dropped_over_budget, stats.off_stack, stats.dropped_pending_full];
+    assert_eq!(others, [0; 3]);
+    // The collector may be behind on a busy machine.
+    let lost =
+        (stats.dropped_queue_full + stats.dropped_memory) as f64 / stats.sampled.max(1) as f64;
+    assert!(lost < 0.1, "{stats:?}");
+    let mut estimates = vec![Estimate::default(); 1_000];
+    let (mut samples, mut without_stack) = (0, [0.0; 2]);
+    for profile in setup.profiles() {
+        for kind in [SampleKind::AllocatedBytes, SampleKind::Allocations] {
+            for sample in profile.of_kind(kind) {
+                let names = support::functions(&profile, sample);
+                let amounts = sample.points.iter().map(|point| point.amount() as f64);
+                let numbers = ["outer", "middle", "leaf"]
+                    .map(|of| names.iter().find_map(|name| digit_of(name, of)));
+                let [Some(outer), Some(middle), Some(leaf)] = numbers else {
+                    assert_eq!(names, ["[allocated: stack not copied]"]);
+                    without_stack[usize::from(kind == SampleKind::Allocations)] +=
+                        amounts.sum::<f64>();
+                    continue;
+                };
+                // In debug builds, the body is inlined.
+                let innermost = names.iter().find(|name| !name.ends_with("::work")).unwrap();
+                assert!(digit_of(innermost, "leaf").is_some(), "the innermost: {names:?}");
+                let site = 100 * outer + 10 * middle + leaf;
+                let path = profile.span_path(sample.link);
+                assert_eq!(path[0], "sites", "{path:?}");
+                // Only threads of the other parity enter the inner span there.
+                assert!(path.len() == 1 || path[1..] == ["odd"], "{path:?}");
+                let estimate = &mut estimates[site];
+                for amount in amounts {
+                    if kind == SampleKind::Allocations {
+                        estimate.calls += amount;
+                        estimate.calls_variance += amount * (amount - 1.0);
+                        continue;
+                    }
+                    samples += 1;
+                    estimate.bytes += amount;
+                    // The smaller block of a reallocation has a larger variance: at most this.
+                    let block = site_of(site).block as f64 / 2.0;
+                    estimate.variance += amount * (amount - block).max(0.0);
+                }
+            }
+        }
+    }
+    // What a site allocates in one call, by the test itself.
+    let truth = |number: usize| {
+        let Site { block, blocks } = site_of(number);
+        let (mut bytes, mut calls) = (0, 0);
+        for turn in 0..blocks {
+            let grows = (number + turn) % 3 == 2;
+            bytes += block + if grows { block / 2 } else { 0 };
+            calls += if grows { 2 } else { 1 };
+        }
+        [bytes, calls].map(|one| (one * turns * threads) as f64)
+    };
+    let sums = |sites: &mut dyn Iterator<Item = usize>| {
+        sites.fold((Estimate::default(), [0.0; 2]), |(sum, [bytes, calls]), site| {
+            let (more, [more_bytes, more_calls]) = (estimates[site], truth(site));
+            let sum = Estimate {
+                bytes: sum.bytes + more.bytes,
+                calls: sum.calls + more.calls,
+                variance: sum.variance + more.variance,
+                calls_variance: sum.calls_variance + more.calls_variance,
+            };
+            (sum, [bytes + more_bytes, calls + more_calls])
+        })
+    };
+    let (all, [bytes, calls]) = sums(&mut (0..1_000));
+    let errors = |sum: Estimate, bytes: f64| (sum.bytes - bytes) / sum.variance.sqrt();
+    println!(
+        "{samples} samples, {lost:.4} lost, {:.2} of {:.2} GB ({:+.2} standard errors), {:.0} of {calls:.0} calls ({:+.2}), \
+         without a stack {without_stack:?}",
+        all.bytes / 1e9,
+        bytes / 1e9,
+        errors(all, bytes),
+        all.calls,
+        (all.calls - calls) / all.calls_variance.sqrt(),
+    );
+    // One in 100,000 correct runs is further off, apart from what was lost.
+    let within = |sum: f64, truth: f64, variance: f64, errors: f64| {
+        (sum - truth).abs() < errors * variance.sqrt() + 2.0 * lost * truth
+    };
+    assert!(within(all.bytes, bytes, all.variance, 4.5));
+    assert!(within(all.calls, calls, all.calls_variance, 4.5));
+    assert_eq!(without_stack[0] > 0.0, stats.dropped_memory > 0);
+    // By each of the names, so that one that is systematically wrong is found.
+    let mut right = 0;
+    for digit in 0..30 {
+        let is_in = |site: &usize| site / [1, 10, 100][digit / 10] % 10 == digit % 10;
+        let (sum, [bytes, _]) = sums(&mut (0..1_000).filter(is_in));
+        right += usize::from(within(sum.bytes, bytes, sum.variance, 3.0));
+    }
+    println!("{right} of 30 groups of 100 sites within three standard errors");
+    assert!(right >= 27, "{right}");
 }

@@ -4,14 +4,12 @@
 //! copies that stack. The copy stays with the future, and is sent to the collector only if the await was long and its
 //! span is old.
 
-mod buffers;
 mod future;
 mod record;
 mod shared;
 #[cfg(feature = "tower")]
 pub mod tower;
 
-pub(crate) use buffers::AwaitStack;
 pub use future::{Profiled, ProfiledExt};
 pub(crate) use record::LeafStacks;
 pub(crate) use shared::{AwaitSample, LayerAwaits, forget_all};

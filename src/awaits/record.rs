@@ -7,14 +7,14 @@ use std::task::{Context, Poll, RawWakerVTable};
 
 use parking_lot::Mutex;
 
-use super::buffers::AwaitStack;
 use super::shared::{AwaitSample, LayerAwaits, ListedAt, activity};
 use crate::span::{
     InnermostSpan, ObservedPoll, SpanKey, explain_idle, innermost_span, is_ignored,
     last_long_segment, spans_created,
 };
+use crate::stacks::CopiedStack;
 use crate::stats::Counters;
-use crate::sys::{self, LiveStack, TaskWaker, WakerObserver};
+use crate::sys::{self, LiveStack, TaskWaker, Uncounted, WakerObserver};
 
 /// The part of a future's state that its wakers and the collector use.
 #[derive(Debug, Default)]
@@ -45,15 +45,15 @@ struct AwaitPlace {
 /// The stacks of the last leaves that cloned the waker in one poll.
 #[derive(Debug, Default)]
 pub(crate) struct LeafStacks {
-    pub(crate) last: Option<AwaitStack>,
+    pub(crate) last: Option<CopiedStack>,
     /// The one before, in the same span: a timeout polls its timer last, and what it limits before.
-    pub(crate) before: Option<AwaitStack>,
+    pub(crate) before: Option<CopiedStack>,
 }
 
 impl LeafStacks {
     /// A copy, of what there is memory for.
     fn duplicate(&self, counters: &Counters) -> Self {
-        let duplicate = |stack: &Option<AwaitStack>| {
+        let duplicate = |stack: &Option<CopiedStack>| {
             let stack = stack.as_ref()?;
             let copy = stack.duplicate();
             if copy.is_none() {
@@ -206,6 +206,7 @@ impl WakerObserver for FutureRecord {
         if !activity().0 {
             return;
         }
+        let _uncounted = Uncounted::begin();
         if !is_only {
             self.is_unsure.store(true, Ordering::Relaxed);
         }
@@ -365,7 +366,10 @@ impl Observed {
             }
             return poll(context);
         }
-        let waker = self.waker.get_or_insert_with(|| TaskWaker::new(FutureRecord::default()));
+        let waker = self.waker.get_or_insert_with(|| {
+            let _uncounted = Uncounted::begin();
+            TaskWaker::new(FutureRecord::default())
+        });
         self.idle.end_await(&waker.observer);
         waker.observer.is_unsure.store(false, Ordering::Relaxed);
         waker.observer.has_cloned.store(false, Ordering::Relaxed);
@@ -485,6 +489,7 @@ impl Idle {
         woken_at: u64,
         now: u64,
     ) {
+        let _uncounted = Uncounted::begin();
         let [awaited, delayed] = std::mem::take(&mut self.uncounted);
         let [mut await_weight, delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));

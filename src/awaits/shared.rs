@@ -1,18 +1,19 @@
 //! What the futures of a layer share with its collector.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
-use super::buffers::{AwaitStack, Buffers};
 use super::record::{FutureRecord, LeafStacks};
+use crate::layers::Layers;
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};
+use crate::stacks::{CopiedStack, StackBuffers};
 use crate::stats::Counters;
-use crate::sys::{LiveStack, TaskWaker, Waker};
+use crate::sys::{LiveStack, TaskWaker, Uncounted, Waker};
 
 /// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
 /// probability of its share in it.
@@ -73,7 +74,7 @@ impl AwaitSample {
 pub(crate) struct LayerAwaits {
     pub(super) spans: Arc<Spans>,
     pub(super) counters: Arc<Counters>,
-    buffers: Arc<Buffers>,
+    buffers: Arc<StackBuffers>,
     samples: ArrayQueue<AwaitSample>,
     pending: [Mutex<Listed>; SHARDS],
     waker: Waker,
@@ -119,19 +120,7 @@ impl Listed {
 static ACTIVE: AtomicU64 = AtomicU64::new(0);
 const ONE_CHANGE: u64 = 1 << 32;
 
-/// A layer, by its number. Entries are never freed, as gates are: a list without a lock can be used in the child of a fork.
-struct Layer {
-    number: u32,
-    awaits: Weak<LayerAwaits>,
-    next: OnceLock<&'static Self>,
-}
-
-static LAYERS: OnceLock<&'static Layer> = OnceLock::new();
-
-/// All layers of this process, in the order in which they were made.
-fn layers() -> impl Iterator<Item = &'static Layer> {
-    std::iter::successors(LAYERS.get().copied(), |layer| layer.next.get().copied())
-}
+static LAYERS: Layers<LayerAwaits> = Layers::new();
 
 /// Whether any layer needs to know what futures await, and a value that changes when that may have changed for a span.
 #[inline(always)]
@@ -148,14 +137,12 @@ pub(crate) fn forget_all() {
 impl LayerAwaits {
     /// `most_bytes` limits the memory of copied stacks.
     pub(crate) fn new(
-        spans: Arc<Spans>,
-        counters: Arc<Counters>,
-        waker: Waker,
+        (spans, counters, waker): (Arc<Spans>, Arc<Counters>, Waker),
         most_bytes: usize,
     ) -> Arc<Self> {
         let clock = spans.clock();
         let awaits = Arc::new(Self {
-            buffers: Arc::new(Buffers::new(most_bytes)),
+            buffers: Arc::new(StackBuffers::new(most_bytes)),
             samples: ArrayQueue::new(MOST_SAMPLES),
             pending: Default::default(),
             waker,
@@ -165,19 +152,12 @@ impl LayerAwaits {
             counters,
             spans,
         });
-        let (number, known) = (awaits.spans.layer(), Arc::downgrade(&awaits));
-        let layer: &Layer =
-            Box::leak(Box::new(Layer { number, awaits: known, next: OnceLock::new() }));
-        let mut end = layers().last().map_or(&LAYERS, |last| &last.next);
-        while end.set(layer).is_err() {
-            end = layers().last().map_or(&LAYERS, |last| &last.next);
-        }
+        LAYERS.add(awaits.spans.layer(), &awaits);
         awaits
     }
 
     pub(super) fn of_layer(number: u32) -> Option<Arc<Self>> {
-        let layer = layers().find(|layer| layer.number == number)?;
-        layer.awaits.upgrade().filter(|awaits| awaits.is_active())
+        LAYERS.get(number).filter(|awaits| awaits.is_active())
     }
 
     /// Sets whether futures report to this layer.
@@ -222,8 +202,12 @@ impl LayerAwaits {
         self.spans.clock().now()
     }
 
-    pub(super) fn copy(&self, reused: Option<AwaitStack>, stack: &LiveStack) -> Option<AwaitStack> {
-        let copy = AwaitStack::new(&self.buffers, reused, stack);
+    pub(super) fn copy(
+        &self,
+        reused: Option<CopiedStack>,
+        stack: &LiveStack,
+    ) -> Option<CopiedStack> {
+        let copy = CopiedStack::new(&self.buffers, reused, stack);
         if copy.is_none() {
             Counters::add(&self.counters.awaits.dropped_memory, 1);
         }
@@ -256,6 +240,7 @@ impl LayerAwaits {
         let Some(list) = self.pending.get(shard) else {
             return ListedAt { shard, index: usize::MAX };
         };
+        let _uncounted = Uncounted::begin();
         let index = list.lock().add(Arc::downgrade(waker));
         ListedAt { shard, index }
     }

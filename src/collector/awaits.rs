@@ -1,11 +1,13 @@
 //! Reads what futures have awaited.
 
 use super::budget::Share;
+use super::copied::{ReadTarget, unwind_copy};
 use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
-use crate::awaits::{AwaitSample, AwaitStack, LayerAwaits, LeafStacks};
+use crate::awaits::{AwaitSample, LayerAwaits, LeafStacks};
 use crate::profile::SampleKind;
 use crate::span::SpanKey;
+use crate::stacks::CopiedStack;
 use crate::stats::Counters;
 use crate::sys;
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
@@ -23,24 +25,13 @@ pub(super) struct AwaitReader {
     pub(super) present: Vec<AwaitSample>,
 }
 
-/// Where awaits are read to.
-pub(super) struct AwaitTarget<'a> {
-    pub(super) unwinder: &'a mut Unwinder,
-    pub(super) pending: &'a mut Pending,
-    pub(super) counters: &'a Counters,
-    pub(super) most_frames: usize,
-    pub(super) round: u64,
-    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(super) now_ns: u64,
-}
-
 impl AwaitReader {
     pub(super) fn new() -> Self {
         Self { left: UNWINDING, present: Vec::new() }
     }
 
     /// Reads all that have been sent.
-    pub(super) fn read(&mut self, awaits: &LayerAwaits, target: &mut AwaitTarget<'_>) {
+    pub(super) fn read(&mut self, awaits: &LayerAwaits, target: &mut ReadTarget<'_>) {
         // Those that are sent from now on are read in the next round.
         let mut left = awaits.waiting();
         if left > 0 {
@@ -60,7 +51,7 @@ impl AwaitReader {
         }
     }
 
-    fn add(&mut self, sample: &AwaitSample, target: &mut AwaitTarget<'_>) {
+    fn add(&mut self, sample: &AwaitSample, target: &mut ReadTarget<'_>) {
         let has_budget = sample.stacks.last.is_none() || self.left.has_budget(target.now_ns);
         if !has_budget {
             Counters::add(&target.counters.awaits.dropped_over_budget, 1);
@@ -68,11 +59,11 @@ impl AwaitReader {
         let none = LeafStacks::default();
         let stacks = if has_budget { &sample.stacks } else { &none };
         let mut stack = unwound(stacks, target.unwinder, target.most_frames);
-        for (kind, time_ns, duration_ns) in sample.parts() {
+        for (kind, time_ns, weight) in sample.parts() {
             if kind == SampleKind::Delay {
                 stack.waited = Some(Waited::Scheduling(sample.behind));
             }
-            let wait = PendingWait { kind, time_ns, duration_ns, stack: 0, thread: u32::MAX };
+            let wait = PendingWait { kind, time_ns, weight, stack: 0, thread: u32::MAX };
             let pending = &mut target.pending;
             let is_kept = pending.add_wait(sample.span.key, wait, None, &stack, target.round);
             let counter = match is_kept {
@@ -114,7 +105,7 @@ pub(super) fn add_idle(
 ) -> bool {
     let stack = Stack { waited: Some(Waited::NotObserved), ..Stack::new() };
     let (kind, thread) = (SampleKind::Await, u32::MAX);
-    let wait = PendingWait { kind, time_ns, duration_ns, stack: 0, thread };
+    let wait = PendingWait { kind, time_ns, weight: duration_ns, stack: 0, thread };
     pending.add_wait(span, wait, None, &stack, round)
 }
 
@@ -142,16 +133,12 @@ pub(super) fn unwound(stacks: &LeafStacks, unwinder: &mut Unwinder, most_frames:
 }
 
 fn unwind(
-    copy: &AwaitStack,
+    copy: &CopiedStack,
     unwinder: &mut Unwinder,
     most_frames: usize,
     frames: &mut Vec<ModuleAddress>,
 ) -> UnwindEnd {
-    let end = unwinder.unwind(copy.registers(), |offset| copy.word(offset), most_frames, frames);
-    // The first one is the function that copied the stack.
-    if !frames.is_empty() {
-        frames.remove(0);
-    }
+    let end = unwind_copy(copy, unwinder, most_frames, frames);
     // The copy ends in the wrapper.
     let is_whole = end == UnwindEnd::Cut && frames.len() + 1 < most_frames;
     if is_whole { UnwindEnd::Root } else { end }

@@ -61,25 +61,20 @@ impl ProfileAssembler<'_> {
 
         let pending = || spans.iter().filter_map(|span| self.pending.get(*span));
         let samples: usize = pending().map(|span| span.samples.len()).sum();
-        let waits_of = |kind| {
-            let waits = pending().flat_map(|span| &span.waits);
-            waits.filter(|wait| wait.kind == kind).count()
-        };
-        let waits = [
-            waits_of(SampleKind::OffCpu) + self.waiting_in(&inside).count(),
-            waits_of(SampleKind::Await),
-            waits_of(SampleKind::Delay),
-        ];
-        let most_waits = waits.iter().copied().max().unwrap_or(0);
+        let mut counts: HashMap<SampleKind, usize> = HashMap::from([
+            (SampleKind::OnCpu, samples),
+            (SampleKind::OffCpu, self.waiting_in(&inside).count()),
+        ]);
+        for wait in pending().flat_map(|span| &span.waits) {
+            *counts.entry(wait.kind).or_default() += 1;
+        }
+        let most = counts.values().copied().max().unwrap_or(0);
         let mut every = samples.div_ceil(self.most_samples).max(1);
         let Filled { tables, mut losses, downsampled } = loop {
             // At least one sample is taken, whatever its size.
-            let most_bytes =
-                if every < samples.max(most_waits) { self.most_bytes } else { usize::MAX };
-            let [waits, awaits, delays] = waits;
-            let of_kind = [samples, waits, awaits, delays];
-            let of_kind = of_kind.map(|count| Downsampling::new(every, count));
-            match self.fill(id, epoch, &inside, &spans, of_kind, most_bytes) {
+            let most_bytes = if every < most { self.most_bytes } else { usize::MAX };
+            let mut taking = Taking::new(every, &counts);
+            match self.fill(id, epoch, &inside, &spans, &mut taking, most_bytes) {
                 Some(filled) => break filled,
                 // Each attempt delays draining.
                 None => every = every.saturating_mul(4),
@@ -140,7 +135,7 @@ impl ProfileAssembler<'_> {
         epoch: &'a Epoch,
         inside: &HashSet<SpanKey>,
         spans: &[SpanKey],
-        [mut samples, mut waits, mut awaits, mut delays]: [Downsampling; 4],
+        taking: &mut Taking,
         most_bytes: usize,
     ) -> Option<Filled<'a>> {
         let mut tables = Tables::new(self, id, epoch);
@@ -153,14 +148,15 @@ impl ProfileAssembler<'_> {
             let link = tables.link(*span, inside);
             let linked = link.and_then(|link| tables.profile.link(link)?.linked);
             losses += pending.losses;
-            samples.skipped_ns += pending.skipped_ns;
+            taking.of(SampleKind::OnCpu).skipped += pending.skipped_ns;
             let mut stacks = HashMap::new();
             for sample in &pending.samples {
                 let stack = pending.stack(sample.stack);
                 losses.cut += u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Cut));
                 losses.incomplete +=
                     u64::from(stack.is_some_and(|stack| stack.end == UnwindEnd::Lost));
-                if let Some(weight_ns) = samples.take(sample.weight_ns, linked)
+                let taken = taking.of(SampleKind::OnCpu).take(sample.weight_ns, linked);
+                if let Some(weight_ns) = taken
                     && let Some(stack) = stack
                 {
                     let stack = *stacks.entry(sample.stack).or_insert_with(|| tables.stack(stack));
@@ -172,17 +168,12 @@ impl ProfileAssembler<'_> {
                 }
             }
             for wait in &pending.waits {
-                let of_kind = match wait.kind {
-                    SampleKind::Await => &mut awaits,
-                    SampleKind::Delay => &mut delays,
-                    SampleKind::OnCpu | SampleKind::OffCpu => &mut waits,
-                };
-                if let Some(weight_ns) = of_kind.take(wait.duration_ns, linked)
+                if let Some(weight) = taking.of(wait.kind).take(wait.weight, linked)
                     && let Some(stack) = pending.stack(wait.stack)
                 {
                     let stack = *stacks.entry(wait.stack).or_insert_with(|| tables.stack(stack));
                     let thread = pending.thread(wait.thread);
-                    tables.add(wait.kind, wait.time_ns, weight_ns, thread, stack, link);
+                    tables.add(wait.kind, wait.time_ns, weight, thread, stack, link);
                 }
                 if tables.profile.bytes() > most_bytes {
                     return None;
@@ -192,7 +183,7 @@ impl ProfileAssembler<'_> {
         }
         for wait in self.waiting_in(inside) {
             let link = tables.link(wait.span, inside);
-            if let Some(weight_ns) = waits.take(wait.waited_ns(), None) {
+            if let Some(weight_ns) = taking.of(SampleKind::OffCpu).take(wait.waited_ns(), None) {
                 let stack = tables.stack(&wait.stack);
                 let thread = Some(wait.thread);
                 tables.add(SampleKind::OffCpu, wait.since_ns, weight_ns, thread, stack, link);
@@ -203,9 +194,7 @@ impl ProfileAssembler<'_> {
             let (link, stack) = (tables.link(*span, inside), tables.stack(stack));
             tables.add(*kind, *since_ns, *duration_ns, None, stack, link);
         }
-        let waits = waits.downsampled + awaits.downsampled + delays.downsampled;
-        let downsampled = samples.downsampled + waits;
-        Some(Filled { tables, losses, downsampled })
+        Some(Filled { tables, losses, downsampled: taking.downsampled() })
     }
 
     fn waiting_in(&self, inside: &HashSet<SpanKey>) -> impl Iterator<Item = &WaitingThread> {
@@ -287,13 +276,37 @@ struct Filled<'a> {
     downsampled: u64,
 }
 
-/// Chooses which samples, or which waits, are kept.
+/// Chooses which samples of each kind are kept.
+struct Taking {
+    every: usize,
+    of_kinds: HashMap<SampleKind, Downsampling>,
+}
+
+impl Taking {
+    fn new(every: usize, counts: &HashMap<SampleKind, usize>) -> Self {
+        let of_kind =
+            |(kind, count): (&SampleKind, &usize)| (*kind, Downsampling::new(every, *count));
+        Self { every, of_kinds: counts.iter().map(of_kind).collect() }
+    }
+
+    fn of(&mut self, kind: SampleKind) -> &mut Downsampling {
+        self.of_kinds.entry(kind).or_insert_with(|| Downsampling::new(self.every, 0))
+    }
+
+    /// Samples that were left out. Allocations have two values each.
+    fn downsampled(&self) -> u64 {
+        let kinds = self.of_kinds.iter().filter(|(kind, _)| **kind != SampleKind::Allocations);
+        kinds.map(|(_, of_kind)| of_kind.downsampled).sum()
+    }
+}
+
+/// Chooses which samples of a kind are kept.
 struct Downsampling {
     every: usize,
     total: usize,
     number: usize,
     /// The weight of the skipped samples, which goes to the next one that is kept.
-    skipped_ns: u64,
+    skipped: u64,
     downsampled: u64,
     /// The links of samples so far.
     linked: HashSet<(TraceId, SpanId)>,
@@ -301,19 +314,19 @@ struct Downsampling {
 
 impl Downsampling {
     fn new(every: usize, total: usize) -> Self {
-        Self { every, total, number: 0, skipped_ns: 0, downsampled: 0, linked: HashSet::new() }
+        Self { every, total, number: 0, skipped: 0, downsampled: 0, linked: HashSet::new() }
     }
 
     /// The total weight for the next sample, if it is kept. The last one is always kept, so that the profile has all
     /// of the time, and the first one with a link, since an attribute of a span may refer to it.
-    fn take(&mut self, weight_ns: u64, linked: Option<(TraceId, SpanId)>) -> Option<u64> {
+    fn take(&mut self, weight: u64, linked: Option<(TraceId, SpanId)>) -> Option<u64> {
         self.number += 1;
-        self.skipped_ns += weight_ns;
+        self.skipped += weight;
         let is_first = linked.is_some_and(|linked| self.linked.insert(linked));
         let is_last = self.number == self.total;
         let is_taken = self.number.is_multiple_of(self.every) || is_first || is_last;
         self.downsampled += u64::from(!is_taken);
-        is_taken.then(|| std::mem::take(&mut self.skipped_ns))
+        is_taken.then(|| std::mem::take(&mut self.skipped))
     }
 }
 

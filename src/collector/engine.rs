@@ -11,14 +11,14 @@ use tracing::dispatcher::WeakDispatch;
 use tracing::field::Visit;
 
 use super::command::Command;
+use super::copied::CopiedSamples;
 use super::gate::Gate;
+use super::limits::Limits;
 #[cfg(feature = "axum")]
 use super::recent::Recent;
 use super::run::Collector;
-use super::sampled::Pace;
-use super::shed::ShedLimits;
 use super::worker::{Worker, WorkerParts};
-use crate::awaits::{self, LayerAwaits};
+use crate::awaits;
 use crate::error::Error;
 use crate::export::Exporter;
 use crate::keep::{
@@ -40,25 +40,6 @@ use crate::sys::{self, Owning, Poller, Uncounted, Waker};
 
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
 pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
-
-/// Limits on memory, CPU time and sizes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    pub(crate) memory_bytes: usize,
-    pub(crate) samples_per_profile: usize,
-    pub(crate) pending_spans: usize,
-    /// For profiles that have not been exported yet.
-    pub(crate) export_bytes: usize,
-    /// The share of one core that reading samples may take.
-    pub(crate) cpu_percent: Option<u32>,
-    pub(crate) frames_per_stack: usize,
-    /// How many bytes of a stack are copied.
-    pub(crate) stack_bytes: usize,
-    /// For the copied stacks of pending futures.
-    pub(crate) await_bytes: usize,
-    pub(crate) shed: ShedLimits,
-    pub(crate) pace: Pace,
-}
 
 /// Everything that an [`Engine`] is made of.
 pub(crate) struct Parts {
@@ -98,7 +79,7 @@ pub(crate) struct RunningSource {
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) spans: Arc<Spans>,
-    pub(super) awaits: Arc<LayerAwaits>,
+    pub(super) copied: CopiedSamples,
     pub(crate) callsites: Callsites,
     pub(super) admission: ProfileAdmission,
     pub(super) counters: Arc<Counters>,
@@ -157,16 +138,14 @@ impl Engine {
             ..LogEvent::warning(LogKind::ExportFails, problem)
         });
         let (spans, waker) = (Arc::new(parts.spans), parts.poller.waker());
-        let await_bytes = parts.limits.await_bytes;
-        let awaits =
-            LayerAwaits::new(Arc::clone(&spans), Arc::clone(&parts.counters), waker, await_bytes);
+        let copied = CopiedSamples::new(&spans, &parts.counters, &waker, parts.limits);
         let engine = Arc::new(Self {
             spans,
-            awaits,
+            copied,
             callsites: parts.callsites,
             admission: parts.admission,
             counters: parts.counters,
-            waker: parts.poller.waker(),
+            waker,
             source: RunningSource {
                 settings: parts.source_settings,
                 line: source_line,
@@ -223,14 +202,14 @@ impl Engine {
 
     pub(super) fn stop(&self) {
         self.gate.close();
-        self.awaits.set_active(false);
+        self.copied.set_active(false);
     }
 
     /// Called once hooks can find the engine.
     pub(crate) fn open(&self) {
         self.gate.open();
         self.gate.set_counts_allocations(true);
-        self.awaits.set_active(true);
+        self.copied.set_active(true);
     }
 
     /// Whether every promised profile was delivered or is still in flight.
@@ -246,10 +225,24 @@ impl Engine {
 
     /// Applies new rules to spans that are created from now on. Open spans keep theirs.
     pub(crate) fn replace_rules(&self, rules: Rules) {
-        self.gate.set_counts_allocations(!rules.is_off() && self.is_running());
+        if !rules.is_off() {
+            self.gate.set_counts_allocations(true);
+        }
         self.callsites.replace(rules);
-        self.awaits.check_again();
+        self.copied.awaits.check_again();
         self.waker.wake();
+    }
+
+    /// Once rules are off and all spans have closed, nothing needs to know what is allocated.
+    pub(super) fn stop_counting_if_unused(&self) {
+        let is_counting = self.gate.counts_allocations();
+        if is_counting && self.callsites.are_off() && !self.spans.has_any_open() {
+            self.gate.set_counts_allocations(false);
+            // New rules may have been set in the meantime.
+            if !self.callsites.are_off() {
+                self.gate.set_counts_allocations(true);
+            }
+        }
     }
 
     /// Wakes the collector for an open span whose open time is limited: it may be asleep, and no other event may wake
@@ -347,7 +340,10 @@ impl Engine {
             let _uncounted = Uncounted::begin();
             let busy_ns = closing.account.busy_ns();
             let early = paired.and_then(|paired| paired.early);
-            let holds = |early: &EarlyVerdict| early.verdict.is_decided || early.busy_ns == busy_ns;
+            let allocated = closing.account.allocations;
+            let is_same =
+                |early: &EarlyVerdict| (early.busy_ns, early.allocated) == (busy_ns, allocated);
+            let holds = |early: &EarlyVerdict| early.verdict.is_decided || is_same(early);
             let verdict = match early.filter(holds) {
                 Some(early) => early.verdict,
                 None => {
@@ -384,9 +380,10 @@ impl Engine {
                 let reach = |around: RegistryId| {
                     OtelSpan::find(&tracing::span::Id::from_non_zero_u64(around), &self.dispatch()?)
                 };
+                let _uncounted = Uncounted::begin();
                 let verdict = self.judge(closing, &|| Some(OtelSpan::Paired(ids)), &reach);
-                let busy_ns = closing.account.busy_ns();
-                self.pairing.note_judged(id, EarlyVerdict { verdict, busy_ns });
+                let (busy_ns, allocated) = (closing.account.busy_ns(), closing.account.allocations);
+                self.pairing.note_judged(id, EarlyVerdict { verdict, busy_ns, allocated });
             });
         }
     }
@@ -445,7 +442,7 @@ impl Engine {
         }
         let link = self.link(closing, ids, reach);
         let mut closing = closing.clone();
-        closing.samples.awaits += self.awaits.send_carried(closing.key);
+        closing.samples.awaits += self.copied.awaits.send_carried(closing.key);
         let (span, must_notify) = self.keep(&closing, &callsite, reasons, ids, Some(link));
         verdict.must_notify = must_notify;
         match otel {

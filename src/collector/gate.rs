@@ -13,7 +13,7 @@ use crate::sys;
 #[repr(align(64))]
 pub(crate) struct Gate {
     state: AtomicU32,
-    /// Whether the layer profiles spans, so that allocations are counted.
+    /// Whether there may be profiled spans, so that allocations are counted.
     counts_allocations: AtomicBool,
     next: OnceLock<&'static Self>,
 }
@@ -95,18 +95,25 @@ impl Gate {
         }
     }
 
-    /// Sets whether the layer profiles spans.
+    /// Sets whether what spans allocate is counted. Not after the gate is closed.
     pub(super) fn set_counts_allocations(&self, counts: bool) {
-        match (self.counts_allocations.swap(counts, Ordering::Relaxed), counts) {
+        match (self.counts_allocations.swap(counts, Ordering::SeqCst), counts) {
             (false, true) => sys::begin_counting(),
             (true, false) => sys::end_counting(),
             _ => {}
         }
+        if counts && self.state.load(Ordering::SeqCst) & OPEN == 0 {
+            self.set_counts_allocations(false);
+        }
+    }
+
+    pub(super) fn counts_allocations(&self) -> bool {
+        self.counts_allocations.load(Ordering::Relaxed)
     }
 
     pub(super) fn close(&self) {
+        self.state.store(0, Ordering::SeqCst);
         self.set_counts_allocations(false);
-        self.state.store(0, Ordering::Relaxed);
     }
 
     /// Called in the child of a fork, so it only stores to memory.

@@ -3,16 +3,19 @@
 //! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans.
 //! Another thread symbolizes and exports the profiles, so draining never waits for a file.
 
+mod allocations;
 mod amounts;
 mod awaits;
 mod budget;
 mod build;
 mod command;
+mod copied;
 mod delivery;
 mod drain;
 mod engine;
 mod gate;
 mod kept_event;
+mod limits;
 mod links;
 mod logged;
 #[cfg(test)]
@@ -38,8 +41,9 @@ mod worker;
 
 #[cfg(feature = "sighup")]
 pub(crate) use engine::spawn;
-pub(crate) use engine::{Engine, Limits, Parts};
+pub(crate) use engine::{Engine, Parts};
 pub(crate) use gate::Gate;
+pub(crate) use limits::Limits;
 pub(crate) use open_spans::open_spans;
 pub use open_spans::{OpenSpan, OpenState};
 #[cfg(feature = "axum")]

@@ -162,7 +162,7 @@ fn places(
     });
     let mut places: Vec<_> = waiting.collect();
     collector.unwinder.refresh();
-    for sample in collector.engine.awaits.present(|span| ids.contains_key(&span.key)) {
+    for sample in collector.engine.copied.awaits.present(|span| ids.contains_key(&span.key)) {
         let most_frames = collector.limits.frames_per_stack;
         let mut stack = unwound(&sample.stacks, &mut collector.unwinder, most_frames);
         let is_woken = sample.delay_ns > 0;

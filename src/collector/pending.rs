@@ -1,10 +1,9 @@
 //! Samples that wait for the verdict on their span.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use super::report::Losses;
-use super::stack::Stack;
+use super::stack::{Stack, Stacks};
 use crate::profile::SampleKind;
 use crate::span::{SampleCounts, SpanInfo, SpanKey, TraceIds};
 use crate::sys::OsThread;
@@ -20,24 +19,16 @@ pub(super) struct PendingSample {
     pub(super) weight_ns: u64,
 }
 
-/// A wait of a thread in a span, or an await of its future.
+/// A wait of a thread in a span, an await of its future, or what it allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingWait {
     pub(super) kind: SampleKind,
     /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) time_ns: u64,
-    pub(super) duration_ns: u64,
+    /// In the unit of its kind.
+    pub(super) weight: u64,
     pub(super) stack: u32,
     pub(super) thread: u32,
-}
-
-/// The distinct stacks of a span, and the threads with samples or waits of it.
-#[derive(Debug, Default)]
-struct Stacks {
-    by_number: Vec<Arc<Stack>>,
-    numbers: HashMap<Arc<Stack>, u32>,
-    threads: Vec<OsThread>,
-    thread_numbers: HashMap<OsThread, u32>,
 }
 
 /// The samples and waits of one span.
@@ -50,8 +41,8 @@ pub(super) struct PendingSpan {
     pub(super) closed_ns: Option<u64>,
     pub(super) samples: Vec<PendingSample>,
     pub(super) waits: Vec<PendingWait>,
-    /// The time of waits that did not fit into memory.
-    pub(super) lost_waits_ns: u64,
+    /// The weight of waits and allocations that did not fit into memory.
+    lost_weights: HashMap<SampleKind, u64>,
     stacks: Stacks,
     /// One in this many samples is kept.
     keep_every: u32,
@@ -202,14 +193,15 @@ impl Pending {
         let needed = size_of::<PendingWait>()
             + pending.stacks.cost(stack)
             + thread.map_or(0, |thread| pending.stacks.thread_cost(thread));
-        // Awaits leave half of the memory to what ran and was blocked.
+        // The others leave half of the memory to what ran and was blocked.
         let budget_bytes = match wait.kind {
-            SampleKind::Await | SampleKind::Delay => self.budget_bytes / 2,
             SampleKind::OnCpu | SampleKind::OffCpu => self.budget_bytes,
+            _ => self.budget_bytes / 2,
         };
         if self.bytes + needed > budget_bytes || pending.waits.len() >= self.most_samples {
-            pending.lost_waits_ns +=
-                if wait.kind == SampleKind::OffCpu { wait.duration_ns } else { 0 };
+            if SHOWN_IF_LOST.contains(&wait.kind) {
+                *pending.lost_weights.entry(wait.kind).or_default() += wait.weight;
+            }
             return false;
         }
         self.bytes += needed;
@@ -414,14 +406,16 @@ impl Pending {
         let weights = pending.samples.iter().map(|sample| sample.weight_ns);
         let lost_ns = pending.lost_ns + pending.skipped_ns + weights.sum::<u64>();
         let samples = pending.samples.len() as u64;
-        let waits = pending.waits.iter().filter(|wait| wait.kind == SampleKind::OffCpu);
-        let waits = waits.map(|wait| wait.duration_ns);
-        let lost_waits_ns = pending.lost_waits_ns + waits.sum::<u64>();
         if let Some(root) = self.spans.get_mut(&root) {
             root.losses += pending.losses;
             root.losses.lost += samples;
             root.lost_ns += lost_ns;
-            root.lost_waits_ns += lost_waits_ns;
+            for kind in SHOWN_IF_LOST {
+                let lost = pending.lost(kind) + pending.weight_of(kind);
+                if lost > 0 {
+                    *root.lost_weights.entry(kind).or_default() += lost;
+                }
+            }
             root.last_ns = root.last_ns.max(pending.last_ns);
         }
         samples
@@ -495,23 +489,40 @@ impl PendingSpan {
     }
 
     pub(super) fn stack(&self, number: u32) -> Option<&Stack> {
-        self.stacks.by_number.get(number as usize).map(AsRef::as_ref)
+        self.stacks.get(number)
     }
 
     pub(super) fn thread(&self, number: u32) -> Option<OsThread> {
-        self.stacks.threads.get(number as usize).copied()
+        self.stacks.thread(number)
     }
 
     /// The number of samples and waits of the span, including those that were dropped or downsampled.
     pub(super) fn count(&self) -> SampleCounts {
         let on_cpu = self.samples.len() as u64 + self.losses.lost + self.losses.downsampled;
-        let waits = self.waits.iter().filter(|wait| wait.kind == SampleKind::OffCpu).count() as u64;
-        SampleCounts { on_cpu, waits, awaits: self.waits.len() as u64 - waits }
+        let mut counts = SampleCounts::of_on_cpu(on_cpu);
+        for wait in &self.waits {
+            match wait.kind {
+                SampleKind::OffCpu => counts.waits += 1,
+                SampleKind::Await | SampleKind::Delay => counts.awaits += 1,
+                SampleKind::AllocatedBytes => counts.allocations += 1,
+                SampleKind::OnCpu | SampleKind::Allocations => {}
+            }
+        }
+        counts
+    }
+
+    /// The weight of waits or allocations that did not fit into memory.
+    pub(super) fn lost(&self, kind: SampleKind) -> u64 {
+        self.lost_weights.get(&kind).copied().unwrap_or(0)
+    }
+
+    fn weight_of(&self, kind: SampleKind) -> u64 {
+        self.waits.iter().filter(|wait| wait.kind == kind).map(|wait| wait.weight).sum()
     }
 
     /// Whether a profile would show nothing of the span.
     pub(super) fn is_empty(&self) -> bool {
-        let has_waits = !self.waits.is_empty() || self.lost_waits_ns > 0;
+        let has_waits = !self.waits.is_empty() || !self.lost_weights.is_empty();
         let Losses { lost, ring_full, .. } = self.losses;
         self.samples.is_empty() && lost == 0 && ring_full == 0 && !has_waits
     }
@@ -538,43 +549,15 @@ impl PendingSpan {
     }
 
     fn bytes(&self) -> usize {
-        let stacks = self.stacks.by_number.iter().map(|stack| stack.bytes()).sum::<usize>();
         let samples = self.samples.len() * size_of::<PendingSample>();
-        let threads = self.stacks.threads.len() * BYTES_A_THREAD;
-        BYTES_A_SPAN + samples + self.waits.len() * size_of::<PendingWait>() + stacks + threads
+        let waits = self.waits.len() * size_of::<PendingWait>();
+        BYTES_A_SPAN + samples + waits + self.stacks.bytes()
     }
 }
 
-/// The memory of a thread in a list and in a map.
-const BYTES_A_THREAD: usize = 2 * size_of::<OsThread>() + 16;
-
-impl Stacks {
-    fn cost(&self, stack: &Stack) -> usize {
-        if self.numbers.contains_key(stack) { 0 } else { stack.bytes() }
-    }
-
-    fn thread_cost(&self, thread: OsThread) -> usize {
-        if self.thread_numbers.contains_key(&thread) { 0 } else { BYTES_A_THREAD }
-    }
-
-    fn add_thread(&mut self, thread: OsThread) -> u32 {
-        *self.thread_numbers.entry(thread).or_insert_with(|| {
-            self.threads.push(thread);
-            self.threads.len() as u32 - 1
-        })
-    }
-
-    fn add(&mut self, stack: &Stack) -> u32 {
-        if let Some(number) = self.numbers.get(stack) {
-            return *number;
-        }
-        let number = self.by_number.len() as u32;
-        let stack = Arc::new(stack.clone());
-        self.by_number.push(Arc::clone(&stack));
-        self.numbers.insert(stack, number);
-        number
-    }
-}
+/// What a profile shows also if it did not fit into memory: awaits are idle time in any case.
+const SHOWN_IF_LOST: [SampleKind; 3] =
+    [SampleKind::OffCpu, SampleKind::AllocatedBytes, SampleKind::Allocations];
 
 #[cfg(test)]
 mod tests {
@@ -649,7 +632,7 @@ mod tests {
         pending.add(SPAN, 11, 1, THREAD, &stack(8), 0);
         let span = pending.get(SPAN).unwrap();
         assert_eq!(span.samples.len(), 11);
-        assert_eq!(span.stacks.by_number.len(), 2);
+        assert_eq!(span.stacks.count(), 2);
         assert_eq!(pending.bytes, span.bytes());
     }
 
@@ -692,7 +675,7 @@ mod tests {
     fn awaits_leave_half_of_the_memory_to_samples() {
         let mut pending = Pending::new(64 * 1024, 1 << 20, SPANS);
         let span = SpanKey::new(1).unwrap();
-        let wait = |kind| PendingWait { kind, time_ns: 0, duration_ns: 1, stack: 0, thread: 0 };
+        let wait = |kind| PendingWait { kind, time_ns: 0, weight: 1, stack: 0, thread: 0 };
         let add =
             |pending: &mut Pending, kind| pending.add_wait(span, wait(kind), None, &stack(7), 1);
         let awaits = (0..10_000).take_while(|_| add(&mut pending, SampleKind::Await)).count();
@@ -700,7 +683,7 @@ mod tests {
         assert!(!add(&mut pending, SampleKind::Delay));
         assert!(add(&mut pending, SampleKind::OffCpu));
         assert_eq!(pending.add(span, 0, 3, THREAD, &stack(7), 1), Added::Kept);
-        assert_eq!(pending.get(span).unwrap().lost_waits_ns, 0, "awaits are no waits");
+        assert_eq!(pending.get(span).unwrap().lost(SampleKind::OffCpu), 0, "awaits are no waits");
     }
 
     #[test]
@@ -780,15 +763,16 @@ mod tests {
         {
             pending.register(key(span), known(1, parent), 0);
         }
-        let counts = |on_cpu| SampleCounts { on_cpu, waits: 1, awaits: 2 };
+        let counts =
+            |on_cpu| SampleCounts { waits: 1, awaits: 2, ..SampleCounts::of_on_cpu(on_cpu) };
         let kept =
             [(3, 10), (5, 7), (4, 9), (6, 1)].map(|(span, on_cpu)| (key(span), counts(on_cpu)));
         let mut enclosing: Vec<_> = pending.enclosing(&HashMap::from(kept)).into_iter().collect();
         enclosing.sort();
         let sums = [(20, 3, 6), (19, 2, 4)].map(|(on_cpu, waits, awaits)| SampleCounts {
-            on_cpu,
             waits,
             awaits,
+            ..SampleCounts::of_on_cpu(on_cpu)
         });
         assert_eq!(enclosing, [(key(1), sums[0]), (key(2), sums[1])]);
     }

@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
-use super::awaits::{AwaitReader, AwaitTarget, add_idle};
+use super::awaits::add_idle;
 use super::budget::Share;
 use super::build::{Built, ProfileAssembler};
 use super::command::{Command, FlushRequest, Job};
+use super::copied::{CopiedReader, ReadTarget};
 use super::drain::Drain;
-use super::engine::{Engine, Limits};
+use super::engine::Engine;
+use super::limits::Limits;
 use super::logged::Logged;
 use super::open_spans::{OpenSpan, find_open};
 use super::pending::Pending;
@@ -63,7 +65,7 @@ pub(super) struct Collector {
     /// A buffer for the copy of a blocked thread's stack.
     pub(super) stack_bytes: Vec<u8>,
     pub(super) captures: Captures,
-    pub(super) await_reader: AwaitReader,
+    pub(super) copied: CopiedReader,
     pub(super) arming: Share,
     /// The allowance of samples and context switches of all threads together.
     pub(super) allowance: Allowance,
@@ -143,7 +145,7 @@ impl Collector {
             stack: Stack::new(),
             stack_bytes: Vec::new(),
             captures: Captures::new(),
-            await_reader: AwaitReader::new(),
+            copied: CopiedReader::new(limits.cpu_percent.is_some()),
             arming: limits.pace.arming,
             allowance: Allowance::of_all(processors(), Instant::now()),
             unspent: Spent::default(),
@@ -287,10 +289,11 @@ impl Collector {
         let mut closed = std::mem::take(&mut self.closed);
         closed.extend(self.register_spans());
         self.sweep_plans();
+        self.engine.stop_counting_if_unused();
         let epochs = self.end_epochs(&closed, asked.everything);
 
         let entered = self.drain_all();
-        self.read_awaits();
+        self.read_copied_stacks();
         if has_new {
             // These threads are about to enter a span.
             self.scan_interval = SCAN_INTERVAL;
@@ -460,9 +463,9 @@ impl Collector {
         entered
     }
 
-    fn read_awaits(&mut self) {
+    fn read_copied_stacks(&mut self) {
         let clock = self.engine.spans.clock();
-        let mut target = AwaitTarget {
+        let mut target = ReadTarget {
             unwinder: &mut self.unwinder,
             pending: &mut self.pending,
             counters: &self.engine.counters,
@@ -470,7 +473,7 @@ impl Collector {
             round: self.round,
             now_ns: clock.raw_ns(clock.now()),
         };
-        self.await_reader.read(&self.engine.awaits, &mut target);
+        self.copied.read(&self.engine.copied, &mut target);
     }
 
     pub(super) fn export(&mut self, mut epoch: Epoch) {
@@ -493,7 +496,7 @@ impl Collector {
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
         let most_frames = self.limits.frames_per_stack;
         let awaiting = match is_snapshot {
-            true => self.await_reader.unwind_present(&mut self.unwinder, most_frames),
+            true => self.copied.awaits.unwind_present(&mut self.unwinder, most_frames),
             false => Vec::new(),
         };
         let builder = ProfileAssembler {

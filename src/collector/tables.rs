@@ -59,14 +59,14 @@ impl<'a> Tables<'a> {
         &mut self,
         kind: SampleKind,
         time_ns: u64,
-        weight_ns: u64,
+        weight: u64,
         thread: Option<OsThread>,
         stack: StackId,
         link: Option<LinkId>,
     ) {
         let time_unix_ns = self.builder.unix_ns(time_ns);
         let thread = thread.map(|thread| self.thread(thread));
-        self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight_ns, thread });
+        self.profile.add_sample(kind, stack, link, Point { time_unix_ns, weight, thread });
     }
 
     fn thread(&mut self, thread: OsThread) -> ThreadId {
@@ -104,6 +104,12 @@ impl<'a> Tables<'a> {
                 missing += self.add_placeholder(span, SampleKind::Await, inside);
             }
         }
+        if let Some(span) = closed().find(|span| span.samples.allocations > 0)
+            && !has(self, SampleKind::AllocatedBytes)
+        {
+            missing += self.add_placeholder(span, SampleKind::AllocatedBytes, inside);
+            _ = self.add_placeholder(span, SampleKind::Allocations, inside);
+        }
         if self.profile.samples().is_empty()
             && let Some(span) = epoch.kept.iter().max_by_key(|span| span.samples.on_cpu)
         {
@@ -119,7 +125,7 @@ impl<'a> Tables<'a> {
         let link = self.link(span.key, inside);
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
         let weight_ns = span.account.await_ns.max(1);
-        let point = Point { time_unix_ns, weight_ns, thread: None };
+        let point = Point { time_unix_ns, weight: weight_ns, thread: None };
         self.profile.add_sample(SampleKind::Await, stack, link, point);
     }
 
@@ -136,12 +142,14 @@ impl<'a> Tables<'a> {
         // No wait is shorter.
         let shortest_ns = u64::try_from(SHORTEST.as_nanos()).unwrap_or(0);
         let missing = span.samples.saturating_sub(self.known_in(span.key, inside));
-        let (count, each_ns) = match kind {
+        let (count, each) = match kind {
             SampleKind::OnCpu => (missing.on_cpu.max(1), self.builder.period_ns),
             SampleKind::OffCpu => (missing.waits.max(1), shortest_ns),
             SampleKind::Await | SampleKind::Delay => (missing.awaits.max(1), shortest_ns),
+            // As much as can be said of it.
+            SampleKind::AllocatedBytes | SampleKind::Allocations => (missing.allocations.max(1), 1),
         };
-        let point = Point { time_unix_ns, weight_ns: count * each_ns, thread: None };
+        let point = Point { time_unix_ns, weight: count * each, thread: None };
         self.profile.add_sample(kind, stack, link, point);
         count
     }
@@ -161,11 +169,14 @@ impl<'a> Tables<'a> {
         let no_memory = "[stacks dropped: memory budget used up]";
         let no_room = "[stacks of waits dropped: no room for more]";
         let samples = (pending.losses.lost > 0).then_some(pending.lost_ns);
-        let waits = Some(pending.lost_waits_ns).filter(|ns| *ns > 0);
-        for (kind, remark, lost_ns) in
-            [(SampleKind::OnCpu, no_memory, samples), (SampleKind::OffCpu, no_room, waits)]
-        {
-            let Some(weight_ns) = lost_ns else { continue };
+        let lost = |kind| Some(pending.lost(kind)).filter(|lost| *lost > 0);
+        for (kind, remark, weight) in [
+            (SampleKind::OnCpu, no_memory, samples),
+            (SampleKind::OffCpu, no_room, lost(SampleKind::OffCpu)),
+            (SampleKind::AllocatedBytes, no_memory, lost(SampleKind::AllocatedBytes)),
+            (SampleKind::Allocations, no_memory, lost(SampleKind::Allocations)),
+        ] {
+            let Some(weight) = weight else { continue };
             let remark = self.profile.add_remark(remark);
             let stack = self.profile.add_stack(vec![remark]);
             let time_unix_ns = self.builder.unix_ns(pending.last_ns);
@@ -173,7 +184,7 @@ impl<'a> Tables<'a> {
                 kind,
                 stack,
                 link,
-                Point { time_unix_ns, weight_ns, thread: None },
+                Point { time_unix_ns, weight, thread: None },
             );
         }
     }
@@ -207,7 +218,7 @@ impl<'a> Tables<'a> {
         let link = self.link(span.key, inside);
         // A multiple of the period, like the other weights. When the time was spent is not known.
         let time_unix_ns = self.builder.unix_ns(span.opened_ns);
-        let point = Point { time_unix_ns, weight_ns: periods * period_ns, thread: None };
+        let point = Point { time_unix_ns, weight: periods * period_ns, thread: None };
         self.profile.add_sample(SampleKind::OnCpu, stack, link, point);
     }
 
@@ -246,6 +257,7 @@ impl<'a> Tables<'a> {
             Waited::Unknown => "[waiting: location unknown]".to_owned(),
             Waited::NotObserved => "[awaiting: not `.profiled()`]".to_owned(),
             Waited::NotCopied => "[awaiting: stack not copied]".to_owned(),
+            Waited::AllocationNotCopied => "[allocated: stack not copied]".to_owned(),
             Waited::Scheduling(behind) => {
                 let behind = behind.and_then(|plan| self.builder.callsites.get(plan));
                 let names = self.builder.redaction;

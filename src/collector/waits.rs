@@ -295,7 +295,7 @@ impl Watch {
         let wait = PendingWait {
             kind: SampleKind::OffCpu,
             time_ns: waiting.since_ns,
-            duration_ns,
+            weight: duration_ns,
             stack: 0,
             thread: 0,
         };

@@ -133,7 +133,7 @@ impl Collector {
         for snapshot in self.engine.admission.take_snapshots() {
             self.export(snapshot);
         }
-        self.await_reader.present.clear();
+        self.copied.awaits.present.clear();
     }
 
     fn keep_open_spans(&mut self) {
@@ -168,8 +168,9 @@ impl Collector {
         }
         let over: HashSet<_> = found.iter().map(|(open, _)| open.key).collect();
         let spans = &self.engine.spans;
-        self.await_reader.present = self.engine.awaits.present(|span| spans.is_in_any(span, &over));
-        let present: Vec<_> = self.await_reader.present.iter().map(|sample| sample.span).collect();
+        self.copied.awaits.present =
+            self.engine.copied.awaits.present(|span| spans.is_in_any(span, &over));
+        let present: Vec<_> = self.copied.awaits.present.iter().map(|sample| sample.span).collect();
         for span in present {
             self.register(span.id, span.key);
         }
@@ -270,7 +271,7 @@ impl Collector {
         let waiting = self.sampled.iter().filter_map(Sampled::waiting);
         open.samples = pending.map(PendingSpan::count).sum();
         open.samples.waits += waiting.filter(|wait| inside.contains(&wait.span)).count() as u64;
-        let present = self.await_reader.present.iter();
+        let present = self.copied.awaits.present.iter();
         let present: Vec<_> = present.filter(|sample| inside.contains(&sample.span.key)).collect();
         open.samples.awaits += present.len() as u64;
         // Of several tasks in it, the one that has awaited for longest.

@@ -51,6 +51,7 @@ pub struct Builder {
     pub(super) memory_bytes: usize,
     pub(super) export_bytes: usize,
     pub(super) await_bytes: usize,
+    pub(super) alloc_sample_bytes: u32,
     pub(super) cpu_percent: Option<u32>,
     pub(super) shed: ShedLimits,
     pub(crate) pace: Pace,
@@ -85,6 +86,7 @@ const DEFAULT_PENDING_SPANS: usize = 16_384;
 const DEFAULT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
 const DEFAULT_EXPORT_BYTES: usize = 64 * 1024 * 1024;
 const DEFAULT_AWAIT_BYTES: usize = 16 * 1024 * 1024;
+const DEFAULT_ALLOC_SAMPLE_BYTES: u32 = 512 * 1024;
 /// The line tables of a large service take a tenth of that; its full debug information can be larger.
 const DEFAULT_SYMBOL_BYTES: u64 = 512 * 1024 * 1024;
 
@@ -121,6 +123,7 @@ impl Builder {
             env_redaction: Redaction::new(),
             export_bytes: DEFAULT_EXPORT_BYTES,
             await_bytes: DEFAULT_AWAIT_BYTES,
+            alloc_sample_bytes: DEFAULT_ALLOC_SAMPLE_BYTES,
             symbols: SymbolSettings {
                 names: cfg!(feature = "symbols"),
                 most_bytes: DEFAULT_SYMBOL_BYTES,
@@ -444,6 +447,15 @@ impl Builder {
         Self { await_bytes: bytes, ..self }
     }
 
+    /// How many bytes a thread allocates in the mean between two samples of its allocations, if the program's global
+    /// allocator is a [`ProfilingAllocator`](crate::ProfilingAllocator). The default is 512 KiB; 0 is for no samples. A
+    /// thread that takes more than some hundred samples a second has longer gaps. Where several layers run, the shortest
+    /// gap applies to all of them.
+    #[must_use]
+    pub fn alloc_sample_bytes(self, bytes: u32) -> Self {
+        Self { alloc_sample_bytes: bytes, ..self }
+    }
+
     /// The maximum size of the debug information and symbol tables that are mapped at once, measured as in their files.
     /// The default is 512 MiB. They are mapped into memory and read on demand. If the debug information of a file does
     /// not fit, its functions are named from its symbol table, without lines; if that does not fit either, they have no
@@ -529,6 +541,7 @@ impl std::fmt::Debug for Builder {
             .field("memory_bytes", &self.memory_bytes)
             .field("export_bytes", &self.export_bytes)
             .field("await_bytes", &self.await_bytes)
+            .field("alloc_sample_bytes", &self.alloc_sample_bytes)
             .field("cpu_percent", &self.cpu_percent)
             .field("shed", &self.shed)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))

@@ -45,9 +45,10 @@ const SYMBOLS: &str = "TRACING_PROFILING_SYMBOLS";
 const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
 const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
 const AWAIT_BYTES: &str = "TRACING_PROFILING_AWAIT_BYTES";
+const ALLOC_SAMPLE_BYTES: &str = "TRACING_PROFILING_ALLOC_SAMPLE_BYTES";
 
 /// All variables whose names begin like that of the rules.
-const KNOWN: [&str; 23] = [
+const KNOWN: [&str; 24] = [
     RULES,
     SOURCE,
     WAITS,
@@ -71,6 +72,7 @@ const KNOWN: [&str; 23] = [
     EXPORT_BYTES,
     SYMBOL_BYTES,
     AWAIT_BYTES,
+    ALLOC_SAMPLE_BYTES,
 ];
 
 impl Builder {
@@ -186,6 +188,8 @@ impl Builder {
             builder.set(&get, AWAIT_BYTES, bytes, within(0..=u32::MAX), |builder, bytes| {
                 builder.await_bytes(bytes as usize)
             })?;
+        let gap = within(0..=u32::MAX);
+        builder = builder.set(&get, ALLOC_SAMPLE_BYTES, bytes, gap, Self::alloc_sample_bytes)?;
         let disabled = get(SDK_DISABLED)?;
         let is_disabled = disabled.is_some_and(|text| text.trim().eq_ignore_ascii_case("true"));
         let exporter = get(EXPORTER)?;
@@ -399,6 +403,7 @@ mod tests {
             "_SYMBOL_BYTES",
             "_EXPORT_BYTES",
             "_AWAIT_BYTES",
+            "_ALLOC_SAMPLE_BYTES",
         ]
         .map(|rest| format!("TRACING_PROFILING{rest}"));
         let empty = empty.each_ref().map(|name| (name.as_str(), " "));
@@ -430,7 +435,7 @@ mod tests {
         );
         assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _ARM_AFTER, _RATE, _STACK_BYTES, \
             _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _FIELDS, _LINK, _REDACT, _PATHS, _SYMBOLS, \
-            _EXPORT_BYTES, _SYMBOL_BYTES, _AWAIT_BYTES"), "{second}");
+            _EXPORT_BYTES, _SYMBOL_BYTES, _AWAIT_BYTES, _ALLOC_SAMPLE_BYTES"), "{second}");
     }
 
     #[cfg(not(feature = "_otlp"))]
@@ -467,6 +472,7 @@ mod tests {
             ("TRACING_PROFILING_SYMBOL_BYTES", "1000"),
             ("TRACING_PROFILING_EXPORT_BYTES", "2000"),
             ("TRACING_PROFILING_AWAIT_BYTES", "3000"),
+            ("TRACING_PROFILING_ALLOC_SAMPLE_BYTES", "4000"),
         ]);
         let redaction = Redaction::new().hide(r"acme_\w+").unwrap().hide("^GET (.*)").unwrap();
         let redaction = redaction.full_paths(true);
@@ -489,7 +495,8 @@ mod tests {
             .symbols(false)
             .symbol_bytes(1000)
             .export_bytes(2000)
-            .await_bytes(3000);
+            .await_bytes(3000)
+            .alloc_sample_bytes(4000);
         assert_eq!(format!("{:?}", builder.unwrap()), format!("{by_hand:?}"));
     }
 
@@ -611,6 +618,7 @@ mod tests {
             ("SYMBOL_BYTES", "1 GiB"),
             ("EXPORT_BYTES", "-1"),
             ("AWAIT_BYTES", "16MiB"),
+            ("ALLOC_SAMPLE_BYTES", "512KiB"),
         ] {
             let name = format!("TRACING_PROFILING_{name}");
             assert!(read(&[(&name, value)]).is_err(), "{name}={value}");

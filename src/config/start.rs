@@ -122,6 +122,7 @@ pub(crate) fn start(
             frames_per_stack: builder.max_depth as usize,
             stack_bytes: builder.source.stack_bytes as usize,
             await_bytes: builder.await_bytes,
+            alloc_sample_bytes: builder.alloc_sample_bytes.into(),
             shed: builder.shed,
             pace: builder.pace,
         },

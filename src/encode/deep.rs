@@ -75,7 +75,7 @@ pub(super) fn alternating(stacks: u64, frames: u64, inlined: usize) -> Profile {
         });
         let stack = stack.collect();
         let stack = profile.add_stack(stack);
-        let point = Point { time_unix_ns: number, weight_ns: 5, thread: None };
+        let point = Point { time_unix_ns: number, weight: 5, thread: None };
         profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
     }
     profile
@@ -106,7 +106,7 @@ fn deeply_nested_spans_need_little_stack() {
         parent = Some(profile.add_link(Link::named(span, parent)));
     }
     let stack = profile.samples()[0].stack;
-    let point = Point { time_unix_ns: 1_050, weight_ns: 5, thread: None };
+    let point = Point { time_unix_ns: 1_050, weight: 5, thread: None };
     profile.add_sample(SampleKind::OnCpu, stack, parent, point);
     with_small_stack(move || {
         encode_in_every_way(&renamed(&profile));

@@ -21,7 +21,7 @@ use crate::profile::{
 /// Each thread is a track with its samples and waits. A wait is a sample that weighs as much as the samples that would
 /// have been taken in its time, and a marker with its length. Awaits and scheduling delays are the same in the track
 /// `awaits`. The track `spans` has a marker for each span. The format has no lines for functions without an address, so
-/// the markers of waits and awaits name the line, and nothing else does; see [`html`](super::html) and
+/// the markers of waits and awaits name the line, and nothing else does. Allocations are left out; see [`html`](super::html) and
 /// [`pprof`](super::pprof) for lines.
 ///
 /// The format is defined in the Firefox Profiler's `docs-developer/processed-profile-format.md`.
@@ -168,21 +168,22 @@ impl<'a> Encoder<'a> {
     fn add_points(&mut self) {
         let profile = self.profile;
         let points = |sample: &'a Sample| sample.points.iter().map(move |point| (sample, point));
-        let mut rows: Vec<_> = profile.samples().iter().flat_map(points).collect();
+        let samples = profile.samples().iter().filter(|sample| sample.kind.is_time());
+        let mut rows: Vec<_> = samples.flat_map(points).collect();
         rows.sort_by_key(|(_, point)| point.time_unix_ns);
         let mut stacks = HashMap::new();
         for (sample, point) in rows {
             let track = match sample.kind {
-                SampleKind::OnCpu | SampleKind::OffCpu => Track::Thread(point.thread),
                 SampleKind::Await | SampleKind::Delay => Track::Awaits,
+                _ => Track::Thread(point.thread),
             };
             let thread = self.track(track);
             let stack = *stacks
                 .entry((thread, sample.stack, sample.kind))
                 .or_insert_with(|| self.stack(thread, sample));
             let period_ns = profile.period_ns.max(1);
-            let weight = ((point.weight_ns + period_ns / 2) / period_ns).max(1);
-            let ran_ns = if sample.kind == SampleKind::OnCpu { point.weight_ns } else { 0 };
+            let weight = ((point.weight + period_ns / 2) / period_ns).max(1);
+            let ran_ns = if sample.kind == SampleKind::OnCpu { point.weight } else { 0 };
             self.encoded.add_sample(
                 thread,
                 self.time(point.time_unix_ns),
@@ -191,7 +192,7 @@ impl<'a> Encoder<'a> {
                 i32::try_from(weight).unwrap_or(i32::MAX),
             );
             match sample.kind {
-                SampleKind::OnCpu => {}
+                SampleKind::OnCpu | SampleKind::AllocatedBytes | SampleKind::Allocations => {}
                 SampleKind::OffCpu => {
                     if let Some((call, site)) = profile.wait_site(sample) {
                         self.add_marker(thread, [call, &site], point, stack);
@@ -217,7 +218,7 @@ impl<'a> Encoder<'a> {
         point: &Point,
         stack: Option<StackHandle>,
     ) {
-        let end = self.time(point.time_unix_ns + point.weight_ns);
+        let end = self.time(point.time_unix_ns + point.weight);
         let marker = TextMarker::<true> {
             name: self.encoded.intern_string(name),
             text: self.encoded.intern_string(text),

@@ -77,7 +77,7 @@ mod tests {
         let awaited = profile.of_kind(SampleKind::Await).next().unwrap().clone();
         let other = Link { start_unix_ns: 7, ..Link::named("GET /checkout", None) };
         let other = Some(profile.add_link(other));
-        let point = Point { time_unix_ns: 1_001, weight_ns: 5_000_000, thread: None };
+        let point = Point { time_unix_ns: 1_001, weight: 5_000_000, thread: None };
         for (kind, link) in [
             (SampleKind::OnCpu, awaited.link),
             (SampleKind::OnCpu, other),

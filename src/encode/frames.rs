@@ -64,15 +64,15 @@ pub(super) struct Step<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BoxShare {
     pub(super) weight_ns: u64,
-    /// The samples, waits, awaits and scheduling delays, in the order of [`SampleKind::ALL`].
+    /// The samples, waits, awaits and scheduling delays, in the order of [`SampleKind::TIMES`].
     pub(super) counts: [usize; 4],
 }
 
 impl BoxShare {
     fn of(sample: &Sample) -> Self {
         let count = |kind| if kind == sample.kind { sample.points.len() } else { 0 };
-        let weight_ns = sample.points.iter().map(|point| point.weight_ns).sum();
-        Self { weight_ns, counts: SampleKind::ALL.map(count) }
+        let weight_ns = sample.points.iter().map(|point| point.weight).sum();
+        Self { weight_ns, counts: SampleKind::TIMES.map(count) }
     }
 
     pub(super) fn add(&mut self, other: Self) {
@@ -93,7 +93,7 @@ pub(super) struct Path {
 /// Idle time of a span that nothing in its profile explains.
 const UNEXPLAINED: &str = "[idle: not explained]";
 
-/// The frames of a profile.
+/// The frames of a profile in which time was spent.
 pub(super) struct Frames<'a> {
     profile: &'a Profile,
     names: Vec<Cow<'a, str>>,
@@ -131,7 +131,8 @@ impl<'a> Frames<'a> {
         let mut new = Self { profile, names, of_functions, of_links, of_locations, sorted };
         let awaits = Frame { name: awaits, kind: Some(FrameKind::Wait) };
         let unexplained = Frame { name: unexplained, kind: Some(FrameKind::Remark) };
-        let samples = profile.samples().iter().map(|sample| new.path(sample, awaits));
+        let times = profile.samples().iter().filter(|sample| sample.kind.is_time());
+        let samples = times.map(|sample| new.path(sample, awaits));
         let mut paths: Vec<_> = samples.chain(idle(profile, unexplained)).collect();
         paths.sort_by(|a, b| new.compare(a, b));
         new.sorted = paths;

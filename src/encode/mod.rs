@@ -89,7 +89,7 @@ mod tests {
             (inner_stack, request, 1_030),
             (outer_stack, request, 1_099),
         ] {
-            let point = Point { time_unix_ns, weight_ns: PERIOD, thread: None };
+            let point = Point { time_unix_ns, weight: PERIOD, thread: None };
             profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
         }
         profile
@@ -105,7 +105,7 @@ mod tests {
         let stack = profile.add_stack(vec![wait, reserve]);
         let request = link(&mut profile, "GET /checkout", None);
         for (time_unix_ns, weight_ns) in [(1_005, 300_000_000), (1_050, 20_000_000)] {
-            let point = Point { time_unix_ns, weight_ns, thread: None };
+            let point = Point { time_unix_ns, weight: weight_ns, thread: None };
             profile.add_sample(SampleKind::OffCpu, stack, Some(request), point);
         }
         profile
@@ -127,7 +127,7 @@ mod tests {
             (SampleKind::Delay, delays, 1_040, 20_000_000),
             (SampleKind::Await, awaits, 1_060, 280_000_000),
         ] {
-            let point = Point { time_unix_ns, weight_ns, thread: None };
+            let point = Point { time_unix_ns, weight: weight_ns, thread: None };
             profile.add_sample(kind, stack, Some(request), point);
         }
         profile
@@ -140,8 +140,8 @@ mod tests {
             wall_ns,
             on_cpu_ns: profile.weight_ns(),
             idle_ns: wall_ns - profile.weight_ns(),
-            await_ns: profile.total_ns(SampleKind::Await),
-            delay_ns: profile.total_ns(SampleKind::Delay),
+            await_ns: profile.total(SampleKind::Await),
+            delay_ns: profile.total(SampleKind::Delay),
             ..TimeBreakdown::default()
         };
         let span = "GET /checkout".to_owned();
@@ -159,7 +159,7 @@ mod tests {
         stack.reverse();
         let stack = profile.add_stack(stack);
         let link = link(&mut profile, "request", None);
-        let point = Point { time_unix_ns: 1, weight_ns: PERIOD, thread: None };
+        let point = Point { time_unix_ns: 1, weight: PERIOD, thread: None };
         profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
         profile
     }
@@ -174,7 +174,7 @@ mod tests {
                 SampleKind::OnCpu,
                 stack,
                 None,
-                Point { time_unix_ns, weight_ns, thread: None },
+                Point { time_unix_ns, weight: weight_ns, thread: None },
             );
         }
         profile

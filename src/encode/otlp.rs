@@ -21,8 +21,10 @@ use crate::profile::{
 ///
 /// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile. Waits are another of the type
 /// `off_cpu` in nanoseconds, each with its start and duration, and so are awaits (`await`) and scheduling delays
-/// (`scheduling_delay`). On-CPU samples have the id of `profile`, and the others [`ProfileId::of_off_cpu`],
-/// [`ProfileId::of_await`] and [`ProfileId::of_scheduling_delay`].
+/// (`scheduling_delay`). Allocations are two profiles, with the bytes (`alloc_space`) and the number (`alloc_objects`)
+/// that each sample represents. On-CPU samples have the id of `profile`, and the others [`ProfileId::of_off_cpu`],
+/// [`ProfileId::of_await`], [`ProfileId::of_scheduling_delay`], [`ProfileId::of_alloc_space`] and
+/// [`ProfileId::of_alloc_objects`].
 ///
 /// If all on-CPU samples represent the same CPU time or multiples of it, each is a timestamp, or several equal ones.
 /// Otherwise timestamps would count for too little or too much, and each sample is its CPU time in nanoseconds.
@@ -40,13 +42,15 @@ pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::Pro
     }
     let id = profile.id;
     let profiles = kinds.into_iter().map(|kind| {
-        let (name, id) = match kind {
+        let (of_kind, id) = match kind {
             SampleKind::OnCpu => return encode_on_cpu(profile, &mut dictionary),
-            SampleKind::OffCpu => ("off_cpu", id.of_off_cpu()),
-            SampleKind::Await => ("await", id.of_await()),
-            SampleKind::Delay => ("scheduling_delay", id.of_scheduling_delay()),
+            SampleKind::OffCpu => (["off_cpu", "nanoseconds"], id.of_off_cpu()),
+            SampleKind::Await => (["await", "nanoseconds"], id.of_await()),
+            SampleKind::Delay => (["scheduling_delay", "nanoseconds"], id.of_scheduling_delay()),
+            SampleKind::AllocatedBytes => (["alloc_space", "bytes"], id.of_alloc_space()),
+            SampleKind::Allocations => (["alloc_objects", "count"], id.of_alloc_objects()),
         };
-        encode_times(profile, kind, name, id, &mut dictionary)
+        encode_weights(profile, kind, of_kind, id, &mut dictionary)
     });
     let profiles = profiles.collect();
     let scope = InstrumentationScope {
@@ -148,26 +152,26 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Encodes samples that each have a start and a duration.
-fn encode_times(
+/// Encodes samples that each have a time and a weight, of a type in a unit.
+fn encode_weights(
     profile: &Profile,
     kind: SampleKind,
-    name: &str,
+    [name, unit]: [&str; 2],
     id: ProfileId,
     dictionary: &mut Dictionary<'_>,
 ) -> proto::Profile {
     let samples = merge(profile, kind, dictionary).into_iter();
     let samples = samples.map(|(sample, points)| proto::Sample {
         timestamps_unix_nano: times(&points),
-        values: points.iter().map(|point| signed(point.weight_ns)).collect(),
+        values: points.iter().map(|point| signed(point.weight)).collect(),
         ..sample
     });
     proto::Profile {
         samples: samples.collect(),
-        sample_type: Some(dictionary.value_type(name, "nanoseconds")),
-        // They are not sampled, so the period is 0. But Parca rejects a profile without this type, and if it has
-        // stored one with an empty type, it does not answer queries any more.
-        period_type: Some(dictionary.value_type(name, "nanoseconds")),
+        sample_type: Some(dictionary.value_type(name, unit)),
+        // They are not sampled, or at random, so the period is 0. But Parca rejects a profile without this type, and if it
+        // has stored one with an empty type, it does not answer queries any more.
+        period_type: Some(dictionary.value_type(name, unit)),
         ..encode_common(profile, id, dictionary)
     }
 }
@@ -195,13 +199,13 @@ fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::P
     let samples = samples.map(|(sample, points)| match weight {
         Some(unit) => {
             let times = points.iter().flat_map(|point| {
-                let count = usize::try_from(point.weight_ns / unit).unwrap_or(1);
+                let count = usize::try_from(point.weight / unit).unwrap_or(1);
                 std::iter::repeat_n(point.time_unix_ns, count)
             });
             proto::Sample { timestamps_unix_nano: times.collect(), ..sample }
         }
         None => {
-            let sum = points.iter().map(|point| point.weight_ns).sum();
+            let sum = points.iter().map(|point| point.weight).sum();
             proto::Sample { values: vec![signed(sum)], ..sample }
         }
     });
@@ -476,7 +480,7 @@ mod tests {
     fn a_sample_with_a_multiple_weight_is_repeated() {
         let mut profile = checkout();
         let sample = profile.samples()[0].clone();
-        let point = Point { time_unix_ns: 1_040, weight_ns: 3 * profile.period_ns, thread: None };
+        let point = Point { time_unix_ns: 1_040, weight: 3 * profile.period_ns, thread: None };
         profile.add_sample(SampleKind::OnCpu, sample.stack, sample.link, point);
         let data = decode(&profile);
         let encoded = only_profile(&data);
@@ -576,7 +580,7 @@ mod tests {
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
         for (time_unix_ns, thread) in (1_050..).zip(threads.map(Some).into_iter().chain([None])) {
-            let point = Point { time_unix_ns, weight_ns: profile.period_ns, thread };
+            let point = Point { time_unix_ns, weight: profile.period_ns, thread };
             profile.add_sample(SampleKind::OnCpu, stack, None, point);
         }
         let data = decode(&profile);
@@ -606,7 +610,7 @@ mod tests {
         {
             let link = Link { ids: ids(own), linked: ids(1), ..Link::named(name, None) };
             let link = profile.add_link(link);
-            let point = Point { time_unix_ns, weight_ns: profile.period_ns, thread: None };
+            let point = Point { time_unix_ns, weight: profile.period_ns, thread: None };
             profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
         }
         let data = decode(&profile);

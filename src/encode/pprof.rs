@@ -10,9 +10,10 @@ use prost::Message;
 use super::pprof_messages as proto;
 use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKind};
 
-/// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, and the times of
-/// waits, awaits and scheduling delays in nanoseconds (`-sample_index=off_cpu`, `await` and `scheduling_delay`). The
-/// default is the first one of these times that is not 0. Each sample has its span's name as the label `span_name`, and
+/// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, the times of waits,
+/// awaits and scheduling delays in nanoseconds (`-sample_index=off_cpu`, `await` and `scheduling_delay`), and the bytes
+/// and number of allocations (`alloc_space`, `alloc_objects`). The default is the first one of these, after the number of
+/// samples, that is not 0. Each sample has its span's name as the label `span_name`, and
 /// `trace_id` and `span_id` if the span has them. The fields that identify the nearest kept span around it are labels,
 /// too. The profile's attributes and notes are comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
@@ -50,12 +51,12 @@ impl<'a> Encoder<'a> {
     fn encode(mut self) -> proto::Profile {
         let profile = self.profile;
         let count = self.value_type("samples", "count");
-        let times = SampleKind::ALL.map(|kind| self.value_type(time_of(kind), "nanoseconds"));
-        self.message.sample_type = std::iter::once(count).chain(times).collect();
+        let values = SampleKind::ALL.map(|kind| self.value_type(name_of(kind), unit_of(kind)));
+        self.message.sample_type = std::iter::once(count).chain(values).collect();
         let has_samples = |kind: &SampleKind| profile.of_kind(*kind).next().is_some();
         let first = SampleKind::ALL.into_iter().find(has_samples).unwrap_or(SampleKind::OnCpu);
-        self.message.default_sample_type = self.string(time_of(first));
-        self.message.period_type = times.first().copied();
+        self.message.default_sample_type = self.string(name_of(first));
+        self.message.period_type = values.first().copied();
         self.message.period = signed(profile.uniform_weight_ns().unwrap_or(profile.period_ns));
         self.message.time_nanos = signed(profile.start_unix_ns);
         self.message.duration_nanos = signed(profile.duration_ns);
@@ -64,7 +65,7 @@ impl<'a> Encoder<'a> {
             self.mapping(program);
         }
         for sample in profile.samples() {
-            let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
+            let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
             // Only on-CPU samples count as samples: the others are measured.
             let is_on_cpu = sample.kind == SampleKind::OnCpu;
             let count = if is_on_cpu { sample.points.len() as u64 } else { 0 };
@@ -217,12 +218,24 @@ impl<'a> Encoder<'a> {
 }
 
 /// The name of a value.
-fn time_of(kind: SampleKind) -> &'static str {
+fn name_of(kind: SampleKind) -> &'static str {
     match kind {
         SampleKind::OnCpu => "cpu",
         SampleKind::OffCpu => "off_cpu",
         SampleKind::Await => "await",
         SampleKind::Delay => "scheduling_delay",
+        SampleKind::AllocatedBytes => "alloc_space",
+        SampleKind::Allocations => "alloc_objects",
+    }
+}
+
+fn unit_of(kind: SampleKind) -> &'static str {
+    match kind {
+        SampleKind::AllocatedBytes => "bytes",
+        SampleKind::Allocations => "count",
+        SampleKind::OnCpu | SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
+            "nanoseconds"
+        }
     }
 }
 
@@ -263,9 +276,9 @@ mod tests {
         assert_eq!(
             samples,
             [
-                ("GET /checkout", vec![1, 5_000_000, 0, 0, 0]),
-                ("GET /checkout", vec![1, 5_000_000, 0, 0, 0]),
-                ("price all", vec![2, 10_000_000, 0, 0, 0]),
+                ("GET /checkout", vec![1, 5_000_000, 0, 0, 0, 0, 0]),
+                ("GET /checkout", vec![1, 5_000_000, 0, 0, 0, 0, 0]),
+                ("price all", vec![2, 10_000_000, 0, 0, 0, 0, 0]),
             ]
         );
         assert_eq!(name(message.sample[0].label[0].key), "span_name");
@@ -283,7 +296,7 @@ mod tests {
         let remark = profile.add_remark("x");
         let stack = profile.add_stack(vec![remark]);
         for link in [request, query, other] {
-            let point = Point { time_unix_ns: 1_001, weight_ns: 5, thread: None };
+            let point = Point { time_unix_ns: 1_001, weight: 5, thread: None };
             profile.add_sample(SampleKind::OnCpu, stack, Some(link), point);
         }
         let message = decode(&profile);
@@ -310,8 +323,8 @@ mod tests {
             let values = message.sample.iter().map(|sample| sample.value.clone());
             values.filter(|values| values[0] == 0).collect::<Vec<_>>()
         };
-        assert_eq!(values(&waiting()), [[0, 0, 320_000_000, 0, 0]]);
-        let awaits = [[0, 0, 0, 1_180_000_000, 0], [0, 0, 0, 0, 20_000_000]];
+        assert_eq!(values(&waiting()), [[0, 0, 320_000_000, 0, 0, 0, 0]]);
+        let awaits = [[0, 0, 0, 1_180_000_000, 0, 0, 0], [0, 0, 0, 0, 20_000_000, 0, 0]];
         assert_eq!(values(&awaiting()), awaits);
         let default = |mut profile: Profile, kind| {
             profile.keep_only(kind);
@@ -324,7 +337,18 @@ mod tests {
         let kinds = decode(&awaiting());
         let string = |index: i64| kinds.string_table[index as usize].as_str();
         let kinds: Vec<_> = kinds.sample_type.iter().map(|kind| string(kind.r#type)).collect();
-        assert_eq!(kinds, ["samples", "cpu", "off_cpu", "await", "scheduling_delay"]);
+        assert_eq!(
+            kinds,
+            [
+                "samples",
+                "cpu",
+                "off_cpu",
+                "await",
+                "scheduling_delay",
+                "alloc_space",
+                "alloc_objects",
+            ]
+        );
     }
 
     #[test]
@@ -342,7 +366,7 @@ mod tests {
             is_inferred: false,
         });
         let stack = profile.add_stack(vec![location]);
-        let point = Point { time_unix_ns: 1_001, weight_ns: 5, thread: None };
+        let point = Point { time_unix_ns: 1_001, weight: 5, thread: None };
         profile.add_sample(SampleKind::OffCpu, stack, None, point);
         let message = decode(&profile);
         let files: Vec<_> = message
@@ -376,7 +400,7 @@ mod tests {
             is_inferred: false,
         });
         let stack = profile.add_stack(vec![location]);
-        let point = Point { time_unix_ns: 1_001, weight_ns: 5, thread: None };
+        let point = Point { time_unix_ns: 1_001, weight: 5, thread: None };
         profile.add_sample(SampleKind::OnCpu, stack, None, point);
         let message = decode(&profile);
         let string = |index: i64| message.string_table[index as usize].as_str();

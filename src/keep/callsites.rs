@@ -198,6 +198,11 @@ impl Callsites {
         (limit_ns != u64::MAX).then(|| Duration::from_nanos(limit_ns))
     }
 
+    /// Whether no new span is profiled.
+    pub(crate) fn are_off(&self) -> bool {
+        self.known.lock().rules.is_off()
+    }
+
     /// Whether a rule has conditions on allocations.
     pub(crate) fn judge_allocations(&self) -> bool {
         self.known.lock().rules.iter().any(|rule| rule.keep.judges_allocations())

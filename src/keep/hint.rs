@@ -10,13 +10,15 @@ const WORDS: [(&[&str], &str); 3] = [
 ];
 
 /// Other words for what a condition judges, and the condition's own.
-const JUDGED: [(&[&str], &str); 7] = [
+const JUDGED: [(&[&str], &str); 9] = [
     (&["cpu", "on-cpu", "oncpu", "cpu_time"], "on_cpu>"),
     (&["own-on-cpu", "own_cpu", "self_cpu"], "own_on_cpu>"),
     (&["off-cpu", "offcpu", "blocked", "wait", "waits"], "off_cpu>"),
     (&["idle_time"], "idle>"),
     (&["awaiting", "awaits", "async"], "await>"),
     (&["scheduling_delay", "scheduling"], "delay>"),
+    (&["allocated", "allocated_bytes", "bytes", "memory"], "alloc>"),
+    (&["allocations"], "allocs>"),
     (&["", "latency", "wall", "wall_time", "duration", "elapsed", "time"], ""),
 ];
 
@@ -50,7 +52,11 @@ fn fix(condition: &str) -> Option<String> {
     };
     let known = JUDGED.iter().find(|(others, _)| others.contains(&lower.as_str()));
     let name = known.map_or_else(|| format!("{lower}>"), |(_, name)| (*name).to_owned());
-    let wrong_limit = fixed_limit(limit);
+    let wrong_limit = match name.as_str() {
+        "alloc>" => fixed_size(limit),
+        "allocs>" => fixed_count(limit),
+        _ => fixed_limit(limit),
+    };
     let problem = match (known, &wrong_limit) {
         (Some((_, "")), _) => "the limit of wall time has no name",
         (Some(_), _) => "unknown condition",
@@ -61,6 +67,37 @@ fn fix(condition: &str) -> Option<String> {
     };
     let limit = wrong_limit.map_or_else(|| limit.to_owned(), |(_, limit)| limit);
     Some(format!("{problem}: write `{name}{limit}`"))
+}
+
+/// What is wrong with a size, and how to write it.
+fn fixed_size(size: &str) -> Option<(&'static str, String)> {
+    let number = size.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = size.strip_prefix(number)?;
+    let known = ["B", "KB", "MB", "GB", "KiB", "MiB", "GiB"];
+    let (begins, number) = (unit.to_ascii_uppercase(), number.trim());
+    let meant = known.into_iter().find(|known| {
+        let known = known.to_ascii_uppercase();
+        !begins.is_empty() && (known == begins || known.trim_end_matches('B') == begins)
+    });
+    if let Some((whole, part)) = number.split_once('.') {
+        let number: f64 = format!("{whole}.{part}").parse().ok()?;
+        let (one, smaller) = crate::text::bytes(&format!("1{}", meant?)).zip(Some("B"))?;
+        return Some(("sizes are whole numbers", format!("{:.0}{smaller}", number * one as f64)));
+    }
+    let is_other = meant.filter(|meant| *meant != unit)?;
+    Some(("unknown unit", format!("{number}{is_other}")))
+}
+
+/// The same for a number of allocations.
+fn fixed_count(count: &str) -> Option<(&'static str, String)> {
+    let number = count.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let zeros = match count.strip_prefix(number)?.to_ascii_lowercase().as_str() {
+        "k" => "000",
+        "m" => "000000",
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?;
+    Some(("a number has no unit", format!("{number}{zeros}")))
 }
 
 /// What is wrong with a limit, and how to write it.
@@ -119,6 +156,14 @@ mod tests {
             ("own_cpu>1s", "unknown condition: write `own_on_cpu>1s`"),
             ("awaits>1", "unknown condition: write `await>1ms`"),
             ("scheduling_delay>50ms", "unknown condition: write `delay>50ms`"),
+            ("alloc>100M", "unknown unit: write `alloc>100MB`"),
+            ("alloc>1.5gb", "sizes are whole numbers: write `alloc>1500000000B`"),
+            ("alloc>=100MB", "`>=` is not supported: write `alloc>100MB`"),
+            ("alloc>=1000000", "`>=` is not supported: write `alloc>1000000`"),
+            ("allocs>=1000", "`>=` is not supported: write `allocs>1000`"),
+            ("allocs>1M", "a number has no unit: write `allocs>1000000`"),
+            ("allocated>1MB", "unknown condition: write `alloc>1MB`"),
+            ("allocations>1000", "unknown condition: write `allocs>1000`"),
             ("ON_CPU>80%", "conditions are in lower case: write `on_cpu>80%`"),
             ("on_cpu>=100ms", "`>=` is not supported: write `on_cpu>100ms`"),
             ("250ms|errors", "unknown condition `errors`: write `error`"),

@@ -20,6 +20,7 @@ const OFF_CPU_ID: &str = "profile.off_cpu_id";
 const AWAIT_ID: &str = "profile.await_id";
 const ALLOCATED: &str = "profile.allocated_bytes";
 const ALLOCATIONS: &str = "profile.allocations";
+const ALLOC_SPACE_ID: &str = "profile.alloc_space_id";
 const PYROSCOPE: &str = "pyroscope.profile.id";
 
 /// The attributes that are set on the OpenTelemetry span of a kept span.
@@ -37,12 +38,13 @@ const PYROSCOPE: &str = "pyroscope.profile.id";
 /// | `profile.earlier_ids` | if there are any | profiles exported before the span closed: those of spans inside it, and its own from while it was open |
 /// | `profile.off_cpu_id` | if the profile has waits of the span | the id of the profile with the waits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_off_cpu`](crate::ProfileId::of_off_cpu) |
 /// | `profile.await_id` | if the profile has awaits of the span | the id of the profile with the awaits in OTLP, 32 hexadecimal digits: see [`ProfileId::of_await`](crate::ProfileId::of_await). Scheduling delays are in that of [`ProfileId::of_scheduling_delay`](crate::ProfileId::of_scheduling_delay) |
+/// | `profile.alloc_space_id` | if the profile has samples of what the span allocated | the id of the profile with the bytes in OTLP, 32 hexadecimal digits: see [`ProfileId::of_alloc_space`](crate::ProfileId::of_alloc_space). The numbers of allocations are in that of [`ProfileId::of_alloc_objects`](crate::ProfileId::of_alloc_objects) |
 /// | `pyroscope.profile.id` | if there is a profile with on-CPU samples of the span | the id of the span that these samples [link to](crate::LinkTo), 16 hexadecimal digits, as Grafana's link from traces to profiles expects it |
 ///
 /// The attributes are set when the span closes, and are true then: what is found later adds no attribute. So a span that
 /// only waited has `profile.id` and `profile.off_cpu_id` and no `pyroscope.profile.id`, although another span of the same
 /// profile may have on-CPU samples.
-pub const SPAN_ATTRIBUTES: [&str; 16] = [
+pub const SPAN_ATTRIBUTES: [&str; 17] = [
     ID,
     REASON,
     ON_CPU,
@@ -58,6 +60,7 @@ pub const SPAN_ATTRIBUTES: [&str; 16] = [
     EARLIER,
     OFF_CPU_ID,
     AWAIT_ID,
+    ALLOC_SPACE_ID,
     PYROSCOPE,
 ];
 
@@ -119,6 +122,9 @@ fn value(name: &str, span: &KeptSpan) -> Option<Value> {
         AWAIT_ID if span.samples.awaits > 0 => {
             span.profile.ok().map(|id| Value::from(id.of_await().to_string()))
         }
+        ALLOC_SPACE_ID if span.samples.allocations > 0 => {
+            span.profile.ok().map(|id| Value::from(id.of_alloc_space().to_string()))
+        }
         // Pyroscope finds samples by their link.
         PYROSCOPE if span.links_on_cpu() => {
             span.link.ids.map(|ids| Value::from(ids.span.to_string()))
@@ -141,14 +147,17 @@ mod tests {
     }
 
     #[test]
-    fn waits_and_awaits_have_ids_if_there_are_some() {
+    fn each_kind_of_sample_has_an_id_if_there_are_some() {
         let id = ProfileId::for_test(1);
         let ids = |waits, awaits, profile| {
             let mut span = KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 3);
             (span.samples.waits, span.samples.awaits) = (waits, awaits);
+            span.samples.allocations = waits / 2;
             span.profile = profile;
             let all = attributes(&span).into_iter();
-            let of_ids = all.filter(|(name, _)| [OFF_CPU_ID, AWAIT_ID].contains(&name.as_str()));
+            let of_ids = all.filter(|(name, _)| {
+                [OFF_CPU_ID, AWAIT_ID, ALLOC_SPACE_ID].contains(&name.as_str())
+            });
             of_ids.collect::<Vec<_>>()
         };
         let off_cpu = || (OFF_CPU_ID.to_owned(), Value::from(id.of_off_cpu().to_string()));
@@ -156,7 +165,8 @@ mod tests {
         assert_eq!(ids(0, 0, Ok(id)), []);
         assert_eq!(ids(1, 0, Ok(id)), [off_cpu()]);
         assert_eq!(ids(0, 1, Ok(id)), [awaits()]);
-        assert_eq!(ids(2, 2, Ok(id)), [off_cpu(), awaits()]);
+        let space = || (ALLOC_SPACE_ID.to_owned(), Value::from(id.of_alloc_space().to_string()));
+        assert_eq!(ids(2, 2, Ok(id)), [off_cpu(), awaits(), space()]);
         assert_eq!(ids(2, 2, Err(NoProfile::RateLimit)), []);
     }
 

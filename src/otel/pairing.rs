@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use super::SpanAttributes;
 use crate::ids::SpanId;
 use crate::span::{RegistryId, TraceIds, Verdict, is_ignored};
+use crate::sys::Allocations;
 
 /// The order of this layer and the one of `tracing-opentelemetry`, as far as it is known, and the OpenTelemetry spans
 /// of open spans if the order requires them.
@@ -52,6 +53,8 @@ pub(crate) struct EarlyVerdict {
     pub(crate) verdict: Verdict,
     /// For how long the span had been entered. If it is entered again, the verdict is out of date.
     pub(crate) busy_ns: u64,
+    /// What it had allocated. A span inside that closes later adds to it.
+    pub(crate) allocated: Option<Allocations>,
 }
 
 /// Identifies a period in which a layer checks enters and exits. Those in between are not recorded, and layers do not use

@@ -12,6 +12,7 @@ use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
 use super::pairing::{leave_attributes, take_attributes};
 use super::values;
 use crate::span::TraceIds;
+use crate::sys::Uncounted;
 
 /// Sets the attributes of kept spans on their OpenTelemetry spans, and forwards all spans to another processor
 /// immediately.
@@ -49,8 +50,11 @@ impl SpanProcessor for ProfilingSpanProcessor {
         if let Some(ends) = self.ends.as_ref().and_then(Weak::upgrade) {
             ends.ended(ids);
         }
+        // What it adds counts for no span.
+        let uncounted = Uncounted::begin();
         let attributes = take_attributes(ids.span);
         data.attributes.extend(attributes.clone().map(values::key_values).into_iter().flatten());
+        drop(uncounted);
         self.next.on_end(data);
         // For further processors.
         if let Some(attributes) = attributes {

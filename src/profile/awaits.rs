@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::model::{Profile, Sample, SampleKind};
+use super::model::Profile;
+use super::sample::{Sample, SampleKind};
 use super::waits::{SourceFunction, UNKNOWN, crate_of, is_of_dependency, own_number};
 
 /// The sum of a profile's awaits and scheduling delays. Those shorter than 10 ms are represented by samples of 10 ms, so
@@ -61,7 +62,7 @@ impl Awaits {
 
 pub(super) fn sum(profile: &Profile) -> Awaits {
     let [total_ns, delay_ns] =
-        [SampleKind::Await, SampleKind::Delay].map(|kind| profile.total_ns(kind));
+        [SampleKind::Await, SampleKind::Delay].map(|kind| profile.total(kind));
     Awaits {
         total: Duration::from_nanos(total_ns),
         delay: Duration::from_nanos(delay_ns),
@@ -154,7 +155,7 @@ pub(crate) fn unexplained_idle(profile: &Profile) -> Vec<(&str, u64)> {
         }
     }
     let mut shown: HashMap<&str, u64> = HashMap::new();
-    for sample in profile.samples() {
+    for sample in profile.samples().iter().filter(|sample| sample.kind.is_time()) {
         let root = profile.span_path(sample.link).first().copied().unwrap_or_default();
         *shown.entry(root).or_default() += weight_ns(sample);
     }
@@ -166,7 +167,7 @@ pub(crate) fn unexplained_idle(profile: &Profile) -> Vec<(&str, u64)> {
 }
 
 fn weight_ns(sample: &Sample) -> u64 {
-    sample.points.iter().map(|point| point.weight_ns).sum()
+    sample.points.iter().map(|point| point.weight).sum()
 }
 
 /// The name of the innermost function of the program. Line tables have only the last part of an inlined function's
@@ -318,7 +319,7 @@ mod tests {
         ms: u64,
     ) {
         let stack = profile.add_stack(stack);
-        let point = Point { time_unix_ns: 1, weight_ns: ms * MS, thread: None };
+        let point = Point { time_unix_ns: 1, weight: ms * MS, thread: None };
         profile.add_sample(kind, stack, link, point);
     }
 

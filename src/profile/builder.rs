@@ -104,7 +104,7 @@ impl ProfileBuilder {
             kind,
             stack,
             link,
-            Point { time_unix_ns, weight_ns: ns(weight), thread: None },
+            Point { time_unix_ns, weight: ns(weight), thread: None },
         );
         self
     }

@@ -7,6 +7,7 @@ mod model;
 mod names;
 mod rebuild;
 mod resource;
+mod sample;
 mod spans;
 mod table;
 mod waits;
@@ -19,12 +20,13 @@ pub(crate) use awaits::{AWAIT, delay_frame, unexplained_idle};
 pub use awaits::{AwaitSite, Awaits};
 pub use builder::ProfileBuilder;
 pub use model::{
-    FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Point,
-    Profile, Sample, SampleKind, StackId,
+    FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId, Profile,
+    StackId,
 };
 pub(crate) use names::{LONGEST_NAME, capped};
 pub(crate) use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
+pub use sample::{Point, Sample, SampleKind};
 pub use spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
 pub(crate) use table::TableId;
 pub use waits::{WaitSite, Waits};

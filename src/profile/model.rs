@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::attribute::Attribute;
 use super::builder::ProfileBuilder;
 use super::rebuild::SourceLine;
+use super::sample::{Point, Sample, SampleKind};
 use super::spans::{Link, LinkId, ProfiledSpan, ProfiledThread, ThreadId};
 use super::table::{Table, handle};
 use crate::ids::ProfileId;
@@ -117,64 +118,6 @@ struct StackNode {
 impl StackId {
     /// The empty stack.
     const EMPTY: Self = Self(u32::MAX);
-}
-
-/// What a sample shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum SampleKind {
-    /// The thread ran.
-    OnCpu,
-    /// The thread waited.
-    OffCpu,
-    /// No thread was in the future: it waited for what its stack shows, until it was woken.
-    Await,
-    /// Woken, and not polled yet: its executor had other things to do. The stack is that of the await before it.
-    Delay,
-}
-
-impl SampleKind {
-    pub(crate) const ALL: [Self; 4] = [Self::OnCpu, Self::OffCpu, Self::Await, Self::Delay];
-}
-
-/// One sample of a running thread, one wait, or one await.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Point {
-    pub(crate) time_unix_ns: u64,
-    pub(crate) weight_ns: u64,
-    pub(crate) thread: Option<ThreadId>,
-}
-
-impl Point {
-    /// When the sample was taken, or the wait, await or scheduling delay began.
-    pub fn time(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_nanos(self.time_unix_ns)
-    }
-
-    /// On-CPU, the CPU time that the sample represents; otherwise the duration. Of awaits and delays shorter than 10 ms,
-    /// some represent others: these have a weight of 10 ms.
-    pub fn weight(&self) -> Duration {
-        Duration::from_nanos(self.weight_ns)
-    }
-
-    /// The thread; `None` if unknown.
-    pub fn thread(&self) -> Option<ThreadId> {
-        self.thread
-    }
-}
-
-/// All samples with the same stack and span.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Sample {
-    /// The stack.
-    pub stack: StackId,
-    /// The span.
-    pub link: Option<LinkId>,
-    /// Whether a thread ran or waited, or the future awaited.
-    pub kind: SampleKind,
-    /// In order of time.
-    pub points: Vec<Point>,
 }
 
 /// What samples refer to.
@@ -433,16 +376,16 @@ impl Profile {
     }
 
     pub(crate) fn weight_ns(&self) -> u64 {
-        self.total_ns(SampleKind::OnCpu)
+        self.total(SampleKind::OnCpu)
     }
 
     pub(crate) fn waited_ns(&self) -> u64 {
-        self.total_ns(SampleKind::OffCpu)
+        self.total(SampleKind::OffCpu)
     }
 
     /// The total weight of the samples of one kind.
-    pub(crate) fn total_ns(&self, kind: SampleKind) -> u64 {
-        self.points(kind).map(|point| point.weight_ns).sum()
+    pub(crate) fn total(&self, kind: SampleKind) -> u64 {
+        self.points(kind).map(|point| point.weight).sum()
     }
 
     /// Scales the durations of all waits to a total of `total_ns`.
@@ -450,21 +393,21 @@ impl Profile {
         let before_ns = u128::from(self.waited_ns()).max(1);
         let waits = self.samples.iter_mut().filter(|sample| sample.kind == SampleKind::OffCpu);
         for point in waits.flat_map(|sample| &mut sample.points) {
-            let weight_ns = u128::from(point.weight_ns) * u128::from(total_ns) / before_ns;
-            point.weight_ns = u64::try_from(weight_ns).unwrap_or(point.weight_ns);
+            let weight_ns = u128::from(point.weight) * u128::from(total_ns) / before_ns;
+            point.weight = u64::try_from(weight_ns).unwrap_or(point.weight);
         }
     }
 
     /// The CPU time that each sample represents, in nanoseconds, if it is the same for all.
     pub(crate) fn uniform_weight_ns(&self) -> Option<u64> {
-        let mut weights = self.points(SampleKind::OnCpu).map(|point| point.weight_ns);
+        let mut weights = self.points(SampleKind::OnCpu).map(|point| point.weight);
         let first = weights.next()?;
         weights.all(|weight| weight == first).then_some(first)
     }
 
     /// The largest CPU time that a sample represents, in nanoseconds.
     pub(crate) fn largest_weight_ns(&self) -> u64 {
-        self.points(SampleKind::OnCpu).map(|point| point.weight_ns).max().unwrap_or(0)
+        self.points(SampleKind::OnCpu).map(|point| point.weight).max().unwrap_or(0)
     }
 
     /// The CPU time, in nanoseconds, of which every sample has a multiple: the smallest weight. `None` if there is no
@@ -474,7 +417,7 @@ impl Profile {
         const MOST: u64 = 1_000;
         /// For the sum of all multiples, each of which is a timestamp in OTLP.
         const MOST_OF_ALL: u64 = 200_000;
-        let weights = || self.points(SampleKind::OnCpu).map(|point| point.weight_ns);
+        let weights = || self.points(SampleKind::OnCpu).map(|point| point.weight);
         let unit = weights().min().filter(|unit| *unit > 0)?;
         let is_multiple = weights().all(|weight| weight % unit == 0 && weight / unit <= MOST);
         let are_few = weights().map(|weight| weight / unit).sum::<u64>() <= MOST_OF_ALL;
@@ -563,7 +506,7 @@ impl Profile {
             let Some(leaf) = self.location_ids(sample.stack).next() else { continue };
             let outermost = self.location(leaf).and_then(|leaf| leaf.lines.last());
             let function = outermost.and_then(|line| self.function(line.function));
-            let weight: u64 = sample.points.iter().map(|point| point.weight_ns).sum();
+            let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
             *own.entry(function.map(|function| &*function.name).ok_or(leaf)).or_default() += weight;
         }
         let (top, weight) = own.into_iter().max_by_key(|(top, weight)| (*weight, *top))?;
@@ -595,7 +538,7 @@ mod tests {
     }
 
     fn point(time_unix_ns: u64) -> Point {
-        Point { time_unix_ns, weight_ns: 10, thread: None }
+        Point { time_unix_ns, weight: 10, thread: None }
     }
 
     fn named(profile: &mut Profile, name: &str) -> Line {
@@ -636,7 +579,7 @@ mod tests {
             SampleKind::OnCpu,
             stack,
             None,
-            Point { time_unix_ns: 3, weight_ns: 11, thread: None },
+            Point { time_unix_ns: 3, weight: 11, thread: None },
         );
         assert_eq!(profile.uniform_weight_ns(), None);
     }

@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 
 use super::OTHER_LEAF;
 use super::model::{
-    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Point, Profile, Sample,
-    SampleKind, StackId,
+    FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile, StackId,
 };
 use super::names::capped;
+use super::sample::{Point, Sample, SampleKind};
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
 use crate::redact::Redaction;
 
@@ -74,12 +74,12 @@ impl Profile {
             let points = self.of_kind(kind).flat_map(|s| s.points.iter().map(move |p| (s, p)));
             let (mut skipped_ns, mut linked) = (0, HashSet::new());
             for (number, (sample, point)) in (1..).zip(points) {
-                skipped_ns += point.weight_ns;
+                skipped_ns += point.weight;
                 let link = sample.link.and_then(|link| self.link(link)?.linked);
                 let is_first = link.is_some_and(|link| linked.insert(link));
                 if number % every.max(1) == 0 || is_first || number == total {
                     let weight_ns = std::mem::take(&mut skipped_ns);
-                    taken.push((sample, Point { weight_ns, ..*point }));
+                    taken.push((sample, Point { weight: weight_ns, ..*point }));
                 }
             }
         }
@@ -104,6 +104,7 @@ impl Profile {
             locations: HashMap::new(),
             stacks: HashMap::new(),
             await_stacks: HashMap::new(),
+            allocation_stacks: HashMap::new(),
             links: HashMap::new(),
             threads: HashMap::new(),
         };
@@ -117,6 +118,9 @@ impl Profile {
             let (stack, is_short) = match sample.kind {
                 SampleKind::OnCpu | SampleKind::OffCpu => rebuilding.stack(sample.stack),
                 SampleKind::Await | SampleKind::Delay => rebuilding.await_stack(sample.stack),
+                SampleKind::AllocatedBytes | SampleKind::Allocations => {
+                    rebuilding.allocation_stack(sample.stack)
+                }
             };
             let link = sample.link.and_then(|link| rebuilding.link(link));
             let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
@@ -153,6 +157,21 @@ fn clones_wakers(Function { name, file, .. }: &Function) -> bool {
     !is_poll && (is_waker || CONTAINERS.iter().any(|part| name.starts_with(part)))
 }
 
+/// Whether a function allocates on behalf of the code that calls it: this crate's allocator, and Rust's library with its
+/// collections.
+fn allocates(Function { name, file, .. }: &Function) -> bool {
+    const CRATES: [&str; 4] = ["alloc::", "core::", "std::", "hashbrown::"];
+    const PARTS: [&str; 4] = ["__rust_", "__rg_", "__rdl_", "ProfilingAllocator"];
+    const FILES: [&str; 4] =
+        ["/library/alloc/", "/library/core/", "/library/std/", "src/sys/allocator.rs"];
+    let is_in_library = CRATES.iter().any(|part| name.trim_start_matches('<').starts_with(part));
+    is_in_library
+        || PARTS.iter().any(|part| name.contains(part))
+        || FILES.iter().any(|part| file.contains(part))
+        || file.contains("hashbrown-")
+        || name.contains("tracing_profiling::sys::allocator")
+}
+
 /// Whether a function limits the time of a future, judging by its name or its file.
 fn is_of_timeout(Function { name, file, .. }: &Function) -> bool {
     let has = |text: &str, parts: [&str; 2]| parts.iter().any(|part| text.contains(part));
@@ -182,6 +201,7 @@ struct Rebuilding<'a> {
     stacks: HashMap<StackId, (StackId, bool)>,
     /// The same for stacks of awaits.
     await_stacks: HashMap<StackId, (StackId, bool)>,
+    allocation_stacks: HashMap<StackId, (StackId, bool)>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
 }
@@ -205,9 +225,22 @@ impl Rebuilding<'_> {
         }
         let (stack, is_short) = self.stack_of(id);
         let stack = self.likely_leaf(&stack);
-        let stack = self.without_wakers(stack);
+        let stack = self.without_ends(stack, clones_wakers, is_of_wrapper);
         let place = (self.to.add_stack(stack), is_short);
         self.await_stacks.insert(id, place);
+        place
+    }
+
+    /// The stack of an allocation, without the functions of the allocator and of the collection that grew: the innermost
+    /// function is the one whose code allocates.
+    fn allocation_stack(&mut self, id: StackId) -> (StackId, bool) {
+        if let Some(known) = self.allocation_stacks.get(&id) {
+            return *known;
+        }
+        let (stack, is_short) = self.stack_of(id);
+        let stack = self.without_ends(&stack, allocates, |_| false);
+        let place = (self.to.add_stack(stack), is_short);
+        self.allocation_stacks.insert(id, place);
         place
     }
 
@@ -238,7 +271,14 @@ impl Rebuilding<'_> {
         if is_timeout { before } else { last }
     }
 
-    fn without_wakers(&mut self, stack: &[LocationId]) -> Vec<LocationId> {
+    /// A stack without the innermost functions for which `is_inner` holds, and without the outermost ones for which
+    /// `is_outer` holds, but for one.
+    fn without_ends(
+        &mut self,
+        stack: &[LocationId],
+        is_inner: fn(&Function) -> bool,
+        is_outer: fn(&Function) -> bool,
+    ) -> Vec<LocationId> {
         let lines: Vec<_> = stack
             .iter()
             .filter_map(|id| self.to.location(*id))
@@ -251,15 +291,14 @@ impl Rebuilding<'_> {
             .collect();
         // The notes come first.
         let notes = lines.iter().take_while(|function| function.is_none()).count();
-        let clones =
-            lines.iter().skip(notes).take_while(|function| function.is_some_and(clones_wakers));
-        let first = notes + clones.count();
-        // The innermost function of the wrapper stays: its type parameter names the function that it polls.
-        let wrapper = lines.iter().rev().take_while(|function| function.is_some_and(is_of_wrapper));
-        let wrapper = wrapper.count().saturating_sub(1);
+        let inner = lines.iter().skip(notes).take_while(|function| function.is_some_and(is_inner));
+        let first = notes + inner.count();
+        // The innermost function of the wrapper of a future stays: its type parameter names the function that it polls.
+        let outer = lines.iter().rev().take_while(|function| function.is_some_and(is_outer));
+        let outer = outer.count().saturating_sub(1);
         // If nothing else is left, all may be of interest.
-        let kept = if first < lines.len() - wrapper {
-            first..lines.len() - wrapper
+        let kept = if first < lines.len() - outer {
+            first..lines.len() - outer
         } else {
             notes..lines.len()
         };
@@ -444,7 +483,7 @@ mod tests {
         let outer = profile.add_link(Link::named("a", None));
         let span = format!("secret {name}");
         let link = profile.add_link(Link::named(span, Some(outer)));
-        let point = Point { time_unix_ns: 100 - address, weight_ns: 5, thread: None };
+        let point = Point { time_unix_ns: 100 - address, weight: 5, thread: None };
         profile.add_sample(SampleKind::OffCpu, stack, Some(link), point);
     }
 
@@ -473,7 +512,7 @@ mod tests {
     }
 
     fn point(time_unix_ns: u64) -> Point {
-        Point { time_unix_ns, weight_ns: 10, thread: None }
+        Point { time_unix_ns, weight: 10, thread: None }
     }
 
     fn location(profile: &mut Profile, mapping: MappingId, address: u64) -> LocationId {
@@ -638,7 +677,7 @@ mod tests {
         assert!(profile.sample_count() > 0 && profile.wait_count() > 0);
         assert_eq!(downsampled, 3_000 - profile.point_count());
         assert_eq!((profile.weight_ns(), profile.waited_ns()), (10_000, 10_000));
-        assert_eq!(profile.total_ns(SampleKind::Await), 10_000);
+        assert_eq!(profile.total(SampleKind::Await), 10_000);
         // A single sample is never too large.
         let least = symbolized(&profile, 0).profile;
         assert_eq!((least.sample_count(), least.wait_count()), (1, 1));
@@ -660,7 +699,7 @@ mod tests {
         let taken = profile.downsampled_points(1_000);
         let links: HashSet<_> = taken.iter().map(|(sample, _)| sample.link).collect();
         assert_eq!((taken.len(), links.len()), (4, 3), "and the last sample");
-        let weights = taken.iter().map(|(_, point)| point.weight_ns);
+        let weights = taken.iter().map(|(_, point)| point.weight);
         assert_eq!(weights.sum::<u64>(), profile.weight_ns());
     }
 
@@ -678,7 +717,7 @@ mod tests {
         }
         let mut fewer = whole.downsampled(3);
         assert_eq!((fewer.weight_ns(), fewer.waited_ns()), (70, 10));
-        let awaits = [SampleKind::Await, SampleKind::Delay].map(|kind| fewer.total_ns(kind));
+        let awaits = [SampleKind::Await, SampleKind::Delay].map(|kind| fewer.total(kind));
         assert_eq!((awaits, fewer.point_count()), ([10; 2], 6));
         assert_eq!((fewer.sample_count(), fewer.wait_count()), (3, 1));
         let stack = fewer.samples()[0].stack;

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::awaits::{self, Awaits};
-use super::model::{
-    FrameKind, Function, Location, LocationId, Profile, Sample, SampleKind, StackId,
-};
+use super::model::{FrameKind, Function, Location, LocationId, Profile, StackId};
+use super::sample::{Sample, SampleKind};
 
 /// The sum of a profile's waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +46,7 @@ impl Profile {
             Waits { count: self.wait_count(), total: self.waited(), ..Waits::default() };
         let (mut all, mut in_async) = (Sums::default(), Sums::default());
         for sample in self.of_kind(SampleKind::OffCpu) {
-            let waited_ns = sample.points.iter().map(|point| point.weight_ns).sum();
+            let waited_ns = sample.points.iter().map(|point| point.weight).sum();
             let (call, frames) = self.call_and_frames(sample);
             // Only a note: the waiting function is unknown.
             if call.is_empty() {
@@ -327,7 +326,7 @@ mod tests {
             }));
         }
         let stack = profile.add_stack(stack);
-        let point = Point { time_unix_ns: 1, weight_ns: waited_ns, thread: None };
+        let point = Point { time_unix_ns: 1, weight: waited_ns, thread: None };
         profile.add_sample(SampleKind::OffCpu, stack, None, point);
     }
 
@@ -367,7 +366,7 @@ mod tests {
         }
         let (waits, runs) =
             (profile.add_stack(stack.clone()), profile.add_stack(stack[2..].to_vec()));
-        let point = Point { time_unix_ns: 1, weight_ns: 7, thread: None };
+        let point = Point { time_unix_ns: 1, weight: 7, thread: None };
         profile.add_sample(SampleKind::OffCpu, waits, None, point);
         profile.add_sample(SampleKind::OnCpu, runs, None, point);
         assert_eq!(profile.waits().longest.unwrap().function, "shop+0x20");
@@ -416,7 +415,7 @@ mod tests {
                 }));
             }
             let stack = profile.add_stack(stack);
-            let point = Point { time_unix_ns: 1, weight_ns: 7, thread: None };
+            let point = Point { time_unix_ns: 1, weight: 7, thread: None };
             profile.add_sample(SampleKind::OffCpu, stack, None, point);
             profile.waits().longest.unwrap().function
         };

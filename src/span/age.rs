@@ -2,9 +2,10 @@
 
 use super::account::Sure;
 use super::local::{ThreadState, put, take};
+use super::sample_counts::SampleCounts;
 use super::segment::DETACHED;
-use super::slot::{CPU_UNKNOWN, FORCED, JUDGES_SUBTREE, SUSPECT, Slot};
-use super::{RegistryId, Spans};
+use super::slot::{CPU_UNKNOWN, FORCED, JUDGES_ALLOCATIONS, JUDGES_SUBTREE, SUSPECT, Slot};
+use super::{InnermostSpan, RegistryId, Spans};
 use crate::sys::Uncounted;
 
 impl Spans {
@@ -124,5 +125,25 @@ impl Spans {
             self.arm_self(state, now);
         }
         now.max(state.synced)
+    }
+
+    /// Whether an allocation in that span, which is old from `old_at` on, is worth a sample: also if the span is young,
+    /// but its rule, or that of a span around it, judges what is allocated.
+    pub(crate) fn samples_allocations(&self, span: &InnermostSpan, old_at: u64) -> bool {
+        let Some(slot) = self.slot_of(span) else { return false };
+        let judges = |slot: &Slot| slot.flags() & JUDGES_ALLOCATIONS != 0;
+        let mut is_sampled = judges(&slot) || self.clock.now() >= old_at;
+        if !is_sampled {
+            self.for_ancestors(&slot, |ancestor| {
+                is_sampled = judges(ancestor);
+                !is_sampled
+            });
+        }
+        is_sampled
+    }
+
+    /// Counts an allocation as a sample of its span. Returns false if the span cannot be registered with the collector.
+    pub(crate) fn report_allocation(&self, span: &InnermostSpan) -> bool {
+        self.register_with_collector(span.id, SampleCounts::ALLOCATION)
     }
 }

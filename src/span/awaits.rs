@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 
 use super::local::{ObservedPoll, ThreadState};
+use super::sample_counts::SampleCounts;
 use super::segment::{IDLE_BEFORE, Segment};
-use super::slot::{SampleCounts, Slot};
+use super::slot::Slot;
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
@@ -108,7 +109,10 @@ impl Spans {
         self.layer
     }
 
-    fn slot_of(&self, span: &InnermostSpan) -> Option<impl std::ops::Deref<Target = Slot>> {
+    pub(super) fn slot_of(
+        &self,
+        span: &InnermostSpan,
+    ) -> Option<impl std::ops::Deref<Target = Slot>> {
         self.table.get(span.id).filter(|slot| slot.key() == Some(span.key))
     }
 

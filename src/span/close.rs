@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::account::TimeBreakdown;
 use super::local::{put, take};
-use super::slot::{REGISTERED, SampleCounts, Slot, WATCHED};
+use super::sample_counts::SampleCounts;
+use super::slot::{REGISTERED, Slot, WATCHED};
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 

@@ -12,7 +12,7 @@ use super::awaits::{InnermostSpan, LongSegment, Unexplained};
 use super::segment::{CPU_UNKNOWN, NESTED, PendingSegment, PendingSegments, Segment, UNWINDING};
 use super::slot::Slot;
 use crate::sampler::{Arming, NEVER, SampledThread, ThreadSource, Usage};
-use crate::sys::{self, Allocations, Clock, Position};
+use crate::sys::{self, Allocations, Clock, Position, Uncounted};
 
 thread_local! {
     /// Set on the layer's own threads, and on threads whose thread-locals have been destroyed. Hooks do nothing there.
@@ -149,17 +149,27 @@ fn make_first(layer: u32) -> Option<()> {
 /// The innermost profiled span that the calling thread is in, of any layer.
 #[inline]
 pub(crate) fn innermost_span() -> Option<InnermostSpan> {
+    in_innermost(InnermostSpan::of)
+}
+
+/// The same, with the time from which on it is old, in ticks.
+pub(crate) fn innermost_aging_span() -> Option<(InnermostSpan, u64)> {
+    in_innermost(|state| Some((InnermostSpan::of(state)?, state.top()?.old_at)))
+}
+
+#[inline]
+fn in_innermost<T>(of: impl Fn(&ThreadState) -> Option<T>) -> Option<T> {
     let state = STATE.take()?;
-    let innermost = InnermostSpan::of(&state);
+    let innermost = of(&state);
     STATE.set(Some(state));
-    innermost.or_else(innermost_of_others)
+    innermost.or_else(|| in_others(of))
 }
 
 #[cold]
-fn innermost_of_others() -> Option<InnermostSpan> {
+fn in_others<T>(of: impl Fn(&ThreadState) -> Option<T>) -> Option<T> {
     let innermost = OTHERS.try_with(|others| {
         let others = others.0.try_borrow().ok()?;
-        others.iter().find_map(|state| InnermostSpan::of(state))
+        others.iter().find_map(|state| of(state))
     });
     innermost.ok().flatten()
 }
@@ -403,6 +413,7 @@ impl ThreadState {
 
     #[cold]
     fn make_room(&mut self) {
+        let _uncounted = Uncounted::begin();
         self.segments.push(Segment::default());
     }
 

@@ -9,6 +9,7 @@ mod awaits;
 mod close;
 mod local;
 mod open_spans;
+mod sample_counts;
 mod segment;
 mod slot;
 mod spans;
@@ -30,14 +31,14 @@ pub(crate) use close::{Closing, Enclosing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
-    ObservedPoll, explain_idle, forget_this_thread, innermost_span, is_ignored, last_long_segment,
-    spans_created, spawn_ignored,
+    ObservedPoll, explain_idle, forget_this_thread, innermost_aging_span, innermost_span,
+    is_ignored, last_long_segment, spans_created, spawn_ignored,
 };
 pub(crate) use open_spans::OpenSlot;
+pub(crate) use sample_counts::SampleCounts;
 pub(crate) use slot::{
     CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_ALLOCATIONS, JUDGES_CPU,
-    JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, SampleCounts,
-    WATCHED,
+    JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, WATCHED,
 };
 pub(crate) use spans::{GivenParent, SpanEvent, SpanInfo, Spans};
 

@@ -21,6 +21,13 @@ pub(crate) struct OpenSlot {
 }
 
 impl Spans {
+    /// Whether any profiled span is open.
+    pub(crate) fn has_any_open(&self) -> bool {
+        let mut has_any = false;
+        self.table.for_each(|_| has_any = true);
+        has_any
+    }
+
     /// Visits all open profiled spans. This scans all slots, at some nanoseconds each.
     pub(crate) fn for_each_open(&self, mut visit: impl FnMut(&OpenSlot)) {
         let now = self.clock.now();

@@ -1,10 +1,9 @@
 //! One open profiled span.
 
-use std::iter::Sum;
-use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::account::{AllocationSums, Counts, Sure, Tally, TimeBreakdown};
+use super::sample_counts::{AtomicSampleCounts, SampleCounts};
 use super::{Plan, RegistryId, SpanKey};
 use crate::sys::{Allocations, Clock, counts_allocations};
 
@@ -117,84 +116,6 @@ const _: () = {
     assert!(std::mem::offset_of!(Slot, long_at) < 128);
     assert!(size_of::<Slot>() == 384);
 };
-
-/// How many samples fell in a span and its descendants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SampleCounts {
-    pub(crate) on_cpu: u64,
-    /// Captured waits.
-    pub(crate) waits: u64,
-    /// Awaits, each with its scheduling delay.
-    pub(crate) awaits: u64,
-}
-
-impl SampleCounts {
-    pub(crate) const WAIT: Self = Self { waits: 1, ..Self::of_on_cpu(0) };
-    pub(crate) const AWAIT: Self = Self { awaits: 1, ..Self::of_on_cpu(0) };
-
-    pub(crate) const fn of_on_cpu(on_cpu: u64) -> Self {
-        Self { on_cpu, waits: 0, awaits: 0 }
-    }
-
-    pub(crate) fn total(self) -> u64 {
-        self.on_cpu + self.waits + self.awaits
-    }
-
-    pub(crate) fn saturating_sub(self, other: Self) -> Self {
-        Self {
-            on_cpu: self.on_cpu.saturating_sub(other.on_cpu),
-            waits: self.waits.saturating_sub(other.waits),
-            awaits: self.awaits.saturating_sub(other.awaits),
-        }
-    }
-}
-
-impl AddAssign for SampleCounts {
-    fn add_assign(&mut self, more: Self) {
-        self.on_cpu += more.on_cpu;
-        self.waits += more.waits;
-        self.awaits += more.awaits;
-    }
-}
-
-impl Sum for SampleCounts {
-    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
-        counts.fold(Self::default(), |mut sum, counts| {
-            sum += counts;
-            sum
-        })
-    }
-}
-
-#[derive(Debug, Default)]
-struct AtomicSampleCounts {
-    on_cpu: AtomicU64,
-    waits: AtomicU64,
-    awaits: AtomicU64,
-}
-
-impl AtomicSampleCounts {
-    fn clear(&self) {
-        let Self { on_cpu, waits, awaits } = self;
-        [on_cpu, waits, awaits].into_iter().for_each(|count| count.store(0, Ordering::Relaxed));
-    }
-
-    fn load(&self) -> SampleCounts {
-        let Self { on_cpu, waits, awaits } = self;
-        let [on_cpu, waits, awaits] =
-            [on_cpu, waits, awaits].map(|count| count.load(Ordering::Relaxed));
-        SampleCounts { on_cpu, waits, awaits }
-    }
-
-    fn add(&self, more: SampleCounts) {
-        let Self { on_cpu, waits, awaits } = self;
-        for (count, more) in [(on_cpu, more.on_cpu), (waits, more.waits), (awaits, more.awaits)] {
-            if more > 0 {
-                count.fetch_add(more, Ordering::Relaxed);
-            }
-        }
-    }
-}
 
 /// The part of a parent's slot that a new child span needs.
 #[derive(Clone, Copy, Debug)]
@@ -384,10 +305,9 @@ impl Slot {
     }
 
     fn note_allocated(&self) {
-        let flags = self.flags();
-        if flags & ALLOCATED == 0 {
-            let judged = if flags & JUDGES_ALLOCATIONS == 0 { 0 } else { SUSPECT };
-            self.set(ALLOCATED | judged);
+        // One order with `replan`, so that either of them sees what the other has set.
+        if self.flags() & ALLOCATED == 0 && self.set(ALLOCATED) & JUDGES_ALLOCATIONS != 0 {
+            self.set(SUSPECT);
         }
     }
 

@@ -18,7 +18,7 @@ use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, LongSegment, Plan, RegistryId, SpanKey, TraceIds};
 use crate::sampler::{ArmThreads, NEVER};
 use crate::stats::Counters;
-use crate::sys::{Clock, Uncounted, allocated_here};
+use crate::sys::{Clock, Uncounted, allocated_here, is_uncounted};
 
 /// All open profiled spans of a layer.
 #[derive(Debug)]
@@ -405,12 +405,15 @@ impl Spans {
     #[inline(always)]
     fn count_allocations(&self, state: &mut ThreadState) {
         let (now, before) = (allocated_here(), state.allocated);
-        if (now.allocations, now.frees) == (before.allocations, before.frees) {
+        // While the layer runs code of the program (that formats a field), nothing counts.
+        if (now.allocations, now.frees) == (before.allocations, before.frees) || is_uncounted() {
             return;
         }
         state.allocated = now;
-        let top = state.top().and_then(|top| RegistryId::new(top.id));
-        if let Some(slot) = top.and_then(|top| self.table.get(top)) {
+        let top = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)));
+        if let Some((id, key)) = top
+            && let Some(slot) = self.table.get(id).filter(|slot| slot.raw_key() == key)
+        {
             slot.count_own_allocations(now.since(before));
         }
     }

@@ -5,7 +5,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::account::Tally;
 use super::local::ThreadState;
-use super::slot::{REGISTERED, SAMPLED_ITSELF, SampleCounts, Slot};
+use super::sample_counts::SampleCounts;
+use super::slot::{REGISTERED, SAMPLED_ITSELF, Slot};
 use super::spans::{SpanEvent, SpanInfo};
 use super::{RegistryId, SpanKey, Spans};
 use crate::sampler::{Arming, Begun, ThreadSource, Usage};

@@ -219,6 +219,7 @@ impl SlotTable {
     /// Releases the overflow slot of a closed span.
     #[cold]
     pub(crate) fn release_overflow(&self, id: RegistryId, slot: &OverflowSlot) {
+        let _uncounted = Uncounted::begin();
         let mut overflow = self.overflow.write();
         overflow.release(id, slot);
         self.overflow_count.store(overflow.count, Ordering::Release);

@@ -1,10 +1,14 @@
-//! A global allocator that counts what each thread allocates.
+//! A global allocator that counts what each thread allocates, and samples allocations.
 #![allow(unsafe_code, reason = "implements `GlobalAlloc`")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::live_stack::{LiveRegisters, LiveStack, live_registers};
 
 /// A global allocator that counts what spans allocate, in front of the program's own:
 ///
@@ -20,7 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 ///
 /// It passes each call on unchanged. While a layer profiles spans, it also adds to counters of the calling thread, from
 /// which the hooks of spans take the difference: see [`TimeBreakdown::allocations`](crate::TimeBreakdown::allocations).
-/// It takes no locks, makes no system calls and allocates nothing itself. What C code allocates with `malloc` does not
+/// After random numbers of bytes it looks whether the thread is in a span that is old, and if so copies the thread's
+/// stack: see [`Builder::alloc_sample_bytes`](crate::Builder::alloc_sample_bytes). What C code allocates with `malloc` does not
 /// pass through it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProfilingAllocator<A = System> {
@@ -82,6 +87,13 @@ static USERS: AtomicU32 = AtomicU32::new(0);
 /// Whether the program's global allocator is a [`ProfilingAllocator`].
 static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
+/// The bytes between two samples in the mean; 0 for none.
+static SAMPLE_BYTES: AtomicU64 = AtomicU64::new(0);
+static TAKE_SAMPLE: OnceLock<TakeSample> = OnceLock::new();
+
+/// Takes a sample if it is of use to a layer. Returns how far the collector is behind then, from 0 to 1.
+type TakeSample = fn(&SampledAllocation) -> Option<f64>;
+
 /// The counts of a thread. Each has its own cell, so that a signal handler that allocates can only lose counts. Without
 /// a destructor, they can be used as long as the thread allocates.
 struct ThreadAllocations {
@@ -89,7 +101,22 @@ struct ThreadAllocations {
     allocations: Cell<u64>,
     freed_bytes: Cell<u64>,
     frees: Cell<u64>,
+    /// The value of `allocated_bytes` with which a sample is due; [`NEVER`] while none may be taken.
+    sample_at: Cell<u64>,
+    sampling: ThreadSampling,
 }
+
+/// What is only touched when a sample is due.
+struct ThreadSampling {
+    /// The mean of the gap that ends at `sample_at`; 0 if none was chosen.
+    gap_bytes: Cell<u64>,
+    /// When the last sample was taken, and how many may be taken after it.
+    last: Cell<Option<Instant>>,
+    samples_left: Cell<f64>,
+    random: Cell<u64>,
+}
+
+const NEVER: u64 = u64::MAX;
 
 thread_local! {
     static COUNTS: ThreadAllocations = const {
@@ -98,6 +125,13 @@ thread_local! {
             allocations: Cell::new(0),
             freed_bytes: Cell::new(0),
             frees: Cell::new(0),
+            sample_at: Cell::new(0),
+            sampling: ThreadSampling {
+                gap_bytes: Cell::new(0),
+                last: Cell::new(None),
+                samples_left: Cell::new(0.0),
+                random: Cell::new(0),
+            },
         }
     };
 }
@@ -117,7 +151,132 @@ fn note_allocated(bytes: usize) {
     COUNTS.with(|counts| {
         add(&counts.allocated_bytes, bytes as u64);
         add(&counts.allocations, 1);
+        if counts.allocated_bytes.get() >= counts.sample_at.get() {
+            sample(counts, bytes as u64);
+        }
     });
+}
+
+/// An allocation that is sampled, and that represents others.
+#[derive(Debug)]
+pub(crate) struct SampledAllocation {
+    /// How many allocations it represents in the mean.
+    pub(crate) count: u64,
+    /// Their bytes.
+    pub(crate) bytes: u64,
+    registers: Option<LiveRegisters>,
+}
+
+impl SampledAllocation {
+    /// The stack of the calling thread, up to that many bytes. `None` if it is not the thread's own.
+    pub(crate) fn stack(&self, most_bytes: usize) -> Option<LiveStack> {
+        LiveStack::at_most(self.registers?, most_bytes)
+    }
+}
+
+/// How many samples a thread can take at once, and how many in a second after that. It has longer gaps when fewer than
+/// half of them are left, and when the collector is behind.
+const MOST_SAMPLES: f64 = 1_000.0;
+const SAMPLES_A_SECOND: f64 = 250.0;
+/// How often a thread that takes no samples looks whether it should, in bytes.
+const LOOK_BYTES: u64 = 1 << 20;
+
+/// A sample is due, or the first gap is not chosen yet.
+///
+/// The gaps between samples are exponentially distributed, so each byte is as likely to be sampled as any other, and a
+/// block of `s` bytes with the probability `1 - exp(-s / gap)`. Its inverse is the number of blocks that it represents
+/// (Horvitz and Thompson 1952). The mean gap of a thread depends only on what was before the gap.
+#[cold]
+#[inline(never)]
+fn sample(counts: &ThreadAllocations, bytes: u64) {
+    let registers = live_registers!();
+    // Nothing in here is sampled, nor what a signal handler allocates that interrupts it.
+    let due = counts.sample_at.replace(NEVER);
+    let uncounted = Uncounted::begin();
+    let (allocated, sampling) = (counts.allocated_bytes.get(), &counts.sampling);
+    let next = match (SAMPLE_BYTES.load(Ordering::Relaxed), TAKE_SAMPLE.get()) {
+        (0, _) | (_, None) => {
+            sampling.gap_bytes.set(0);
+            allocated.wrapping_add(LOOK_BYTES)
+        }
+        (usual_bytes, Some(take)) => {
+            let due = match sampling.gap_bytes.get() {
+                0 => allocated.wrapping_sub(bytes).wrapping_add(sampling.next_gap(usual_bytes)),
+                _ => due,
+            };
+            if due <= allocated {
+                let of = sampling.represented(bytes, registers);
+                if let Some(behind) = take(&of) {
+                    sampling.note_taken(behind);
+                }
+                allocated.wrapping_add(sampling.next_gap(usual_bytes))
+            } else {
+                due
+            }
+        }
+    };
+    drop(uncounted);
+    counts.sample_at.set(next);
+}
+
+impl ThreadSampling {
+    /// What a block of that size represents.
+    fn represented(&self, bytes: u64, registers: Option<LiveRegisters>) -> SampledAllocation {
+        let probability = -(-(bytes as f64) / self.gap_bytes.get().max(1) as f64).exp_m1();
+        let blocks = 1.0 / probability.max(f64::MIN_POSITIVE);
+        SampledAllocation {
+            // Rounded up or down such that the mean is exact.
+            count: (blocks + self.random()) as u64,
+            bytes: (bytes as f64 * blocks).round() as u64,
+            registers,
+        }
+    }
+
+    fn note_taken(&self, behind: f64) {
+        let now = Instant::now();
+        let since = self.last.replace(Some(now)).map(|last| now.duration_since(last));
+        let more = since.map_or(MOST_SAMPLES, |since| since.as_secs_f64() * SAMPLES_A_SECOND);
+        let most = MOST_SAMPLES * (1.0 - behind);
+        self.samples_left.set((self.samples_left.get() + more - 1.0).min(most));
+    }
+
+    /// Chooses how many bytes are allocated before the next sample.
+    fn next_gap(&self, usual_bytes: u64) -> u64 {
+        let left = if self.last.get().is_some() { self.samples_left.get() } else { MOST_SAMPLES };
+        let times = (MOST_SAMPLES / 2.0 / left.max(0.1)).max(1.0);
+        let mean = usual_bytes as f64 * times;
+        self.gap_bytes.set(mean as u64);
+        let gap = -(1.0 - self.random()).ln() * mean;
+        (gap as u64).saturating_add(1)
+    }
+
+    /// From 0 to less than 1, by SplitMix64.
+    fn random(&self) -> f64 {
+        const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+        static NEXT_SEED: AtomicU64 = AtomicU64::new(1);
+        let state = match self.random.get() {
+            0 => mixed(NEXT_SEED.fetch_add(GAMMA, Ordering::Relaxed)),
+            state => state,
+        };
+        self.random.set(state.wrapping_add(GAMMA));
+        (mixed(state) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+const fn mixed(number: u64) -> u64 {
+    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ number >> 31
+}
+
+/// Samples allocations from now on, with a gap of that many bytes in the mean; 0 for no samples. The shortest gap of all
+/// layers applies.
+pub(crate) fn sample_allocations(every_bytes: u64, take: TakeSample) {
+    if every_bytes > 0 {
+        _ = TAKE_SAMPLE.set(take);
+        let less = |now: u64| Some(if now == 0 { every_bytes } else { now.min(every_bytes) });
+        _ = SAMPLE_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
 }
 
 #[inline(always)]
@@ -195,37 +354,60 @@ pub(crate) fn allocated_here() -> Allocations {
     })
 }
 
-/// While it lives, what the calling thread allocates does not count: it is the layer that allocates.
+/// While it lives, what the calling thread allocates does not count: it is the layer that allocates. Nothing is sampled,
+/// either, also in signal handlers.
 #[derive(Debug)]
-pub(crate) struct Uncounted(Allocations);
+pub(crate) struct Uncounted {
+    before: Allocations,
+    sample_at: u64,
+}
 
 impl Uncounted {
     #[inline]
     pub(crate) fn begin() -> Self {
-        Self(allocated_here())
+        let sample_at = COUNTS.with(|counts| counts.sample_at.replace(NEVER));
+        Self { before: allocated_here(), sample_at }
     }
 
     /// What the thread had allocated before.
     pub(crate) fn before(&self) -> Allocations {
-        self.0
+        self.before
     }
 }
 
 impl Drop for Uncounted {
     #[inline]
     fn drop(&mut self) {
-        let Allocations { allocated_bytes, allocations, freed_bytes, frees } = self.0;
+        let Allocations { allocated_bytes, allocations, freed_bytes, frees } = self.before;
         COUNTS.with(|counts| {
             counts.allocated_bytes.set(allocated_bytes);
             counts.allocations.set(allocations);
             counts.freed_bytes.set(freed_bytes);
             counts.frees.set(frees);
+            counts.sample_at.set(self.sample_at);
         });
     }
 }
 
+/// Whether an [`Uncounted`] lives on the calling thread.
+#[inline]
+pub(crate) fn is_uncounted() -> bool {
+    COUNTS.with(|counts| counts.sample_at.get() == NEVER)
+}
+
+/// Whether thread-locals are at hand without an allocation. Elsewhere std may allocate them at their first use, which an
+/// allocator must not do.
+const CAN_COUNT: bool = cfg!(any(
+    all(target_os = "linux", any(target_env = "gnu", target_env = "musl")),
+    target_vendor = "apple",
+    all(windows, target_env = "msvc"),
+));
+
 /// One more layer profiles spans.
 pub(crate) fn begin_counting() {
+    if !CAN_COUNT {
+        return;
+    }
     USERS.fetch_add(1, Ordering::Relaxed);
     let _uncounted = Uncounted::begin();
     let before = allocated_here();
@@ -237,6 +419,9 @@ pub(crate) fn begin_counting() {
 
 /// One layer fewer profiles spans.
 pub(crate) fn end_counting() {
+    if !CAN_COUNT {
+        return;
+    }
     USERS.fetch_sub(1, Ordering::Relaxed);
 }
 
@@ -306,5 +491,81 @@ mod tests {
             ALLOCATOR.dealloc(block, layout);
         }
         end_counting();
+    }
+
+    /// In a process of its own, since other tests have layers.
+    #[test]
+    fn counts_stand_still_while_no_layer_profiles() {
+        if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
+            let name = "sys::allocator::tests::counts_stand_still_while_no_layer_profiles";
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
+            assert!(command.status().unwrap().success());
+            return;
+        }
+        let layout = Layout::from_size_align(100, 64).unwrap();
+        // SAFETY: the block is freed once with its layout.
+        let pair = || unsafe { ALLOCATOR.dealloc(ALLOCATOR.alloc(layout), layout) };
+        assert_eq!(counted(pair), [0; 4]);
+        begin_counting();
+        begin_counting();
+        end_counting();
+        assert_eq!(counted(pair), [100, 1, 100, 1]);
+        end_counting();
+        assert_eq!(counted(pair), [0; 4]);
+        begin_counting();
+        forget_counting();
+        assert_eq!(counted(pair), [0; 4], "in the child of a fork");
+    }
+
+    /// The weights of samples add up to what was allocated, in the mean.
+    #[test]
+    fn weights_are_unbiased() {
+        let sampling = ThreadSampling {
+            gap_bytes: Cell::new(0),
+            last: Cell::new(None),
+            samples_left: Cell::new(0.0),
+            random: Cell::new(1),
+        };
+        for size in [1_u64, 100, 4_000, 30_000, 200_000] {
+            let blocks = 400_000_000 / size.max(1_000);
+            let (mut bytes, mut count, mut variance) = (0.0, 0.0, 0.0);
+            let mut left = sampling.next_gap(20_000);
+            for _ in 0..blocks {
+                if left > size {
+                    left -= size;
+                    continue;
+                }
+                let of = sampling.represented(size, None);
+                bytes += of.bytes as f64;
+                count += of.count as f64;
+                variance += of.bytes as f64 * (of.bytes as f64 - size as f64);
+                left = sampling.next_gap(20_000);
+            }
+            let truth = (blocks * size) as f64;
+            // Half of the last digit of each weight is rounded.
+            assert!((bytes - truth).abs() < 4.0 * f64::sqrt(variance) + count, "{size}: {bytes}");
+            assert!((count * size as f64 / bytes - 1.0).abs() < 0.02, "{size}: {count}");
+        }
+    }
+
+    #[test]
+    fn gaps_are_longer_while_the_collector_is_behind() {
+        let sampling = ThreadSampling {
+            gap_bytes: Cell::new(0),
+            last: Cell::new(None),
+            samples_left: Cell::new(0.0),
+            random: Cell::new(1),
+        };
+        let gap_after = |behind| {
+            sampling.note_taken(behind);
+            _ = sampling.next_gap(1_000);
+            sampling.gap_bytes.get()
+        };
+        assert_eq!(gap_after(0.0), 1_000);
+        assert_eq!(gap_after(0.9), 5_000);
+        assert_eq!(gap_after(1.0), 5_000_000);
+        // No more samples than a second is worth of.
+        assert!((0..100).all(|_| gap_after(0.0) >= 1_000_000));
     }
 }

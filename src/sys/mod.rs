@@ -7,6 +7,7 @@ mod allocator;
 mod clock;
 #[cfg(feature = "sighup")]
 mod hangup;
+mod live_stack;
 mod owning;
 mod position;
 mod ring;
@@ -42,11 +43,13 @@ use unsupported as platform;
 
 pub use allocator::{Allocations, ProfilingAllocator};
 pub(crate) use allocator::{
-    Uncounted, allocated_here, begin_counting, counts_allocations, end_counting, forget_counting,
+    SampledAllocation, Uncounted, allocated_here, begin_counting, counts_allocations, end_counting,
+    forget_counting, is_uncounted, sample_allocations,
 };
 pub(crate) use clock::Clock;
 #[cfg(feature = "sighup")]
 pub(crate) use hangup::{EndHangups, Hangups};
+pub(crate) use live_stack::{LiveRegisters, LiveStack};
 pub(crate) use owning::Owning;
 #[cfg(feature = "axum")]
 pub(crate) use platform::open_regular;
@@ -68,7 +71,7 @@ pub(crate) use ring::SampleRing;
 #[cfg(feature = "_otlp")]
 pub(crate) use spawn::STACK_BYTES;
 pub(crate) use spawn::spawn;
-pub(crate) use task_waker::{LiveRegisters, LiveStack, TaskWaker, WakerObserver};
+pub(crate) use task_waker::{TaskWaker, WakerObserver};
 pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref};
 #[cfg(test)]
 pub(crate) use types::CodeSegment;

@@ -1,8 +1,7 @@
 //! Wakers that forward to the executor's, and report when they are cloned and woken.
-#![allow(unsafe_code, reason = "the functions of wakers, and a copy of the stack in use")]
+#![allow(unsafe_code, reason = "the functions of wakers")]
 
 use std::mem::ManuallyDrop;
-use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +9,7 @@ use std::task::{Context, RawWaker, RawWakerVTable, Waker};
 
 use parking_lot::Mutex;
 
-use super::platform;
+use super::live_stack::{LiveStack, live_registers};
 
 /// What a [`TaskWaker`] reports to.
 pub(crate) trait WakerObserver: Send + Sync + Sized + 'static {
@@ -55,91 +54,6 @@ const TAGS: usize = 16;
 struct Forward {
     clones: usize,
     waker: Option<Waker>,
-}
-
-/// The registers from which a stack is unwound.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LiveRegisters {
-    pub(crate) pc: u64,
-    pub(crate) sp: u64,
-    pub(crate) fp: u64,
-    /// The link register; 0 where there is none.
-    pub(crate) lr: u64,
-}
-
-/// Reads the registers here, in the function that contains it; `None` on unknown processors.
-macro_rules! live_registers {
-    () => {{
-        let (mut pc, mut sp, mut fp, mut lr) = (0_u64, 0_u64, 0_u64, 0_u64);
-        // SAFETY: only reads registers.
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        unsafe {
-            std::arch::asm!(
-                "lea {pc}, [rip]", "mov {sp}, rsp", "mov {fp}, rbp",
-                pc = out(reg) pc, sp = out(reg) sp, fp = out(reg) fp,
-                options(nomem, nostack, preserves_flags),
-            );
-        }
-        // SAFETY: as above.
-        #[cfg(all(target_arch = "aarch64", not(miri)))]
-        unsafe {
-            std::arch::asm!(
-                "adr {pc}, .", "mov {sp}, sp", "mov {fp}, x29", "mov {lr}, x30",
-                pc = out(reg) pc, sp = out(reg) sp, fp = out(reg) fp, lr = out(reg) lr,
-                options(nomem, nostack, preserves_flags),
-            );
-        }
-        _ = (&mut pc, &mut sp, &mut fp, &mut lr);
-        (sp != 0).then_some(LiveRegisters { pc, sp, fp, lr })
-    }};
-}
-
-/// The part of the calling thread's stack between the clone of a waker and the poll of its future.
-#[derive(Debug)]
-pub(crate) struct LiveStack {
-    pub(crate) registers: LiveRegisters,
-    addresses: Range<u64>,
-}
-
-impl LiveStack {
-    /// Larger parts are not copied.
-    pub(crate) const MOST_BYTES: usize = 64 << 10;
-
-    /// `None` if it is too large, or not on the thread's own stack: what lies between two stacks may not be mapped.
-    fn new(registers: LiveRegisters, frame: u64) -> Option<Self> {
-        let addresses = registers.sp..frame;
-        let bounds = own_stack()?;
-        let is_own = bounds.contains(&addresses.start) && bounds.contains(&addresses.end);
-        let length = addresses.end.checked_sub(addresses.start)?;
-        (is_own && length <= Self::MOST_BYTES as u64).then_some(Self { registers, addresses })
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        (self.addresses.end - self.addresses.start) as usize
-    }
-
-    /// Copies it, from the stack pointer up, as far as there is room.
-    pub(crate) fn copy_to(&self, bytes: &mut [u8]) {
-        let length = self.len().min(bytes.len());
-        let from = ptr::with_exposed_provenance::<u8>(self.addresses.start as usize);
-        // SAFETY: this is the stack in use of the calling thread: `self` is made in a callee of its upper end, is never
-        // sent, and is only lent to the observer. The bytes are only copied, so it does not matter what they mean.
-        unsafe { platform::copy_any(from, bytes.as_mut_ptr(), length) };
-    }
-}
-
-/// The addresses of the calling thread's stack, which take a system call to find.
-fn own_stack() -> Option<Range<u64>> {
-    use std::cell::Cell;
-    thread_local! {
-        static BOUNDS: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
-    }
-    let (start, end) = BOUNDS.get().unwrap_or_else(|| {
-        let bounds = platform::stack_bounds().map_or((0, 0), |bounds| (bounds.start, bounds.end));
-        BOUNDS.set(Some(bounds));
-        bounds
-    });
-    (start < end).then_some(start..end)
 }
 
 /// A number of the calling thread that no other living thread has, and not 0.
@@ -277,7 +191,7 @@ pub(crate) unsafe fn clone<T: WakerObserver>(data: *const ()) -> RawWaker {
     let clones = this.add_clone();
     if this.thread.load(Ordering::Relaxed) == thread_number() {
         let frame = this.frame.load(Ordering::Relaxed);
-        let stack = registers.and_then(|registers| LiveStack::new(registers, frame));
+        let stack = registers.and_then(|registers| LiveStack::up_to(registers, frame));
         this.observer.on_clone(stack.as_ref(), clones == 1);
     }
     // SAFETY: the pointer is from `Arc::as_ptr`, and the waker that is cloned keeps it alive.

@@ -18,8 +18,9 @@ use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata, Span, callsite};
 
 use super::super::command::{Command, FlushRequest, Job};
-use super::super::engine::{Engine, Limits, Parts};
+use super::super::engine::{Engine, Parts};
 use super::super::gate::Gate;
+use super::super::limits::Limits;
 use super::super::run::Collector;
 use super::super::sampled::Pace;
 use super::super::shed::ShedLimits;
@@ -242,6 +243,7 @@ impl Stage {
                 frames_per_stack: 4,
                 stack_bytes: 1024,
                 await_bytes: 0,
+                alloc_sample_bytes: 0,
                 shed: ShedLimits::default(),
                 // The collector spends real CPU time, while the clock is the script's.
                 pace: Pace::FASTEST,
@@ -506,7 +508,7 @@ fn reported_profile(profile: &Profile, number: usize) -> ReportedProfile {
     let place = |sample: &Sample, point: &Point| Place {
         path: profile.span_path(sample.link).into_iter().map(str::to_owned).collect(),
         at_ns: point.time_unix_ns - profile.start_unix_ns,
-        weight_ns: point.weight_ns,
+        weight_ns: point.weight,
     };
     let (mut samples, mut waits) = (BTreeMap::new(), BTreeSet::new());
     for sample in profile.samples() {
@@ -518,7 +520,7 @@ fn reported_profile(profile: &Profile, number: usize) -> ReportedProfile {
                     let number = (innermost.address.wrapping_sub(0x1000) / 16) as usize;
                     samples.insert(number, place).is_none()
                 }
-                SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => waits.insert(place),
+                _ => waits.insert(place),
             };
             assert!(is_new, "something is in a profile twice");
         }

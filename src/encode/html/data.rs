@@ -171,7 +171,7 @@ struct Row {
     span: i64,
     thread: i64,
     kind: u8,
-    weight_ns: u64,
+    weight: u64,
 }
 
 /// The tables and samples of a report.
@@ -290,15 +290,18 @@ impl<'a> ReportTables<'a> {
             let stack = self.end_of(sample.stack);
             let span = sample.link.map_or(-1, |link| i64::from(link.number()));
             let kind = match sample.kind {
+                // The page shows bytes.
+                SampleKind::Allocations => continue,
                 SampleKind::OnCpu => 0,
                 SampleKind::OffCpu => 1,
                 SampleKind::Await => 2,
                 SampleKind::Delay => 3,
+                SampleKind::AllocatedBytes => 4,
             };
             for point in &sample.points {
                 let time = i128::from(point.time_unix_ns) - i128::from(self.profile.start_unix_ns);
                 let thread = point.thread.map_or(-1, |thread| i64::from(thread.number()));
-                self.rows.push(Row { time, stack, span, thread, kind, weight_ns: point.weight_ns });
+                self.rows.push(Row { time, stack, span, thread, kind, weight: point.weight });
             }
         }
         self.rows.sort_by_key(|row| row.time);
@@ -334,7 +337,7 @@ impl<'a> ReportTables<'a> {
             let before = std::iter::once(0).chain(self.rows.iter().map(|row| row.time));
             let times = self.rows.iter().zip(before).map(|(row, before)| row.time - before);
             column(table, "time", &times.collect::<Vec<_>>(), |time| *time)?;
-            column(table, "weight", &self.rows, |row| row.weight_ns)
+            column(table, "weight", &self.rows, |row| row.weight)
         })
     }
 

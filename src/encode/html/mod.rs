@@ -17,7 +17,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "y3gX/i4jod4+LzRA3w2TcwyqYYHWlul3Zrzh4Qnj4Wg=";
+const SCRIPT_HASH: &str = "UppVlGd+Li+EHEZEZ92LieFEY0SCZLRkF9GejIZ4GNE=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

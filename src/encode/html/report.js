@@ -44,9 +44,11 @@ const PATTERNS = {
 const ON_CPU = 0,
   OFF_CPU = 1,
   AWAITING = 2,
-  DELAYED = 3;
+  DELAYED = 3,
+  ALLOCATED = 4;
 /** The mode that shows only samples of a kind, by kind. */
-const MODES = ['cpu', 'off', 'await', 'delay'];
+const MODES = ['cpu', 'off', 'await', 'delay', 'alloc'];
+const isPending = (kind) => kind === AWAITING || kind === DELAYED;
 /** Samples of at most this weight represent awaits and delays shorter than 10 ms. Some have a few nanoseconds more. */
 const SHORT = 10.01e6;
 const NO_THREAD = -2;
@@ -108,6 +110,8 @@ const duration = (ns) => {
   const digits = size === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
   return ns === 0 ? '0' : `${value.toFixed(digits)} ${unit}`;
 };
+/** What boxes of a mode add up: time, or bytes. */
+const amount = (value, mode = state.mode) => (mode === 'alloc' ? memory(value) : duration(value));
 const percent = (part, whole) => {
   const value = whole > 0 ? (part / whole) * 100 : 0;
   if (value > 0 && value < 0.1) return '< 0.1 %';
@@ -212,16 +216,19 @@ function nameEmptyStacks({ strings, functions, frames, stacks, samples }) {
 
 /** Awaits are in no thread. What delayed a poll is a frame of a kind of its own. */
 function markAwaits({ samples, stacks, frames }) {
-  samples.short = samples.kind.map((kind, i) => kind >= AWAITING && samples.weight[i] <= SHORT);
+  samples.short = samples.kind.map((kind, i) => isPending(kind) && samples.weight[i] <= SHORT);
   samples.kind.forEach((kind, i) => {
-    if (kind < AWAITING) return;
+    if (!isPending(kind)) return;
     samples.thread[i] = NO_THREAD;
     const leaf = stacks.frame[samples.stack[i]];
     if (kind === DELAYED && frames.kind[leaf] === WAIT) frames.kind[leaf] = DELAY;
   });
 }
 
-/** The interval on its thread that each sample represents: before it, and not before the previous sample or wait. */
+/**
+ * The interval on its thread that each sample represents: before it, and not before the previous sample or wait. Of an
+ * allocation, a moment.
+ */
 function placeSamples(samples, threads) {
   const size = samples.stack.length;
   samples.from = new Float64Array(size);
@@ -237,7 +244,7 @@ function placeSamples(samples, threads) {
       samples.to[i] = now;
     } else {
       samples.from[i] = now;
-      samples.to[i] = now + weight;
+      samples.to[i] = now + (samples.kind[i] === ALLOCATED ? 0 : weight);
     }
     if (samples.kind[i] < AWAITING) ends[thread] = Math.max(ends[thread], samples.to[i]);
   }
@@ -423,7 +430,8 @@ function spansNamed(name) {
 
 const matchesSite = ({ i }) => {
   const { stack, kind } = profile.samples;
-  if (state.fn >= 0) return kind[i] === ON_CPU && profile.frames.function[leafFrame(stack[i])] === state.fn;
+  if (state.fn >= 0)
+    return MODES[kind[i]] === filteredMode() && profile.frames.function[leafFrame(stack[i])] === state.fn;
   return state.wait === '' || waitKey(i) === state.wait;
 };
 const leafFrame = (stack) => profile.stacks.frame[stack];
@@ -439,6 +447,7 @@ const objectName = (kind, frame) =>
 function weigh({ i, part }, mode, shortScale) {
   const { kind, weight, from, to, short } = profile.samples;
   if (mode !== 'wall') return MODES[kind[i]] === mode ? weight[i] * part : 0;
+  if (kind[i] === ALLOCATED) return 0;
   if (short[i]) return weight[i] * part * shortScale;
   const [begin, end] = state.interval ?? [-Infinity, Infinity];
   return wallClock.share(Math.max(begin, from[i]), Math.min(end, to[i]));
@@ -935,13 +944,14 @@ function boxAt(event) {
 }
 
 function shareText(node) {
-  return `${duration(node.value)} (${percent(node.value, tree.root.value)})`;
+  return `${amount(node.value)} (${percent(node.value, tree.root.value)})`;
 }
 const COUNTED = {
   cpu: ['sample'],
   off: ['wait'],
   await: ['recorded await'],
   delay: ['recorded delay'],
+  alloc: ['sample'],
   wall: ['sample or wait', 'samples and waits'],
 };
 const countedText = (number, mode) => count(number, ...COUNTED[mode]);
@@ -958,7 +968,7 @@ const kindText = (node) =>
   (isOwnNode(node) ? 'your code' : isIdle(node) ? IDLE_TEXTS[node.what] : KIND_NAMES[node.kind]) +
   (isInferred(node) ? ', inferred' : '');
 const describe = (node) =>
-  [nodeName(node), placesText(node), `${shareText(node)}, self ${duration(node.self)}`, kindText(node)].filter(
+  [nodeName(node), placesText(node), `${shareText(node)}, self ${amount(node.self)}`, kindText(node)].filter(
     (text) => text !== '',
   );
 
@@ -971,8 +981,8 @@ function showDetail() {
     const frames = framesOf(node);
     add(placeElement(frames[0]), frames.length > 1 ? ` and ${count(frames.length - 1, 'other line')}` : '');
   }
-  add('total ', el('b', {}, duration(node.value)), ` (${percent(node.value, tree.root.value)})`);
-  if (node.kind !== FOLD) add('self ', el('b', {}, duration(node.self)), ` (${percent(node.self, tree.root.value)})`);
+  add('total ', el('b', {}, amount(node.value)), ` (${percent(node.value, tree.root.value)})`);
+  if (node.kind !== FOLD) add('self ', el('b', {}, amount(node.self)), ` (${percent(node.self, tree.root.value)})`);
   if (countText(node) !== '') add(countText(node));
   add(kindText(node));
   if (node.kind === FOLD) add('Enter or a click opens it');
@@ -1222,8 +1232,8 @@ function treeRow(node, level) {
     { 'aria-level': level, tabindex: -1 },
     name,
     place,
-    el('td', {}, duration(node.self)),
-    el('td', {}, duration(node.value)),
+    el('td', {}, amount(node.self)),
+    el('td', {}, amount(node.value)),
     el('td', {}, percent(node.value, tree.root.value)),
   );
   if (hasChildren) row.setAttribute('aria-expanded', isOpen);
@@ -1288,6 +1298,7 @@ function prepareTimeline() {
   const { from, to, thread, kind, span, weight, short } = profile.samples,
     byThread = new Map();
   for (let i = 0; i < from.length; i++) {
+    if (kind[i] === ALLOCATED) continue;
     const name = kind[i] < AWAITING ? '' : span[i] < 0 ? 'no span' : spanName(span[i]),
       key = name === '' ? thread[i] : name;
     if (!byThread.has(key)) byThread.set(key, []);
@@ -1866,13 +1877,16 @@ function missingLines() {
 }
 function coverageLines(main) {
   const { kind, weight } = profile.samples,
-    sums = [0, 0, 0, 0];
+    sums = MODES.map(() => 0);
   for (let i = 0; i < kind.length; i++) sums[kind[i]] += weight[i];
   // The samples are those of all kept spans that are inside no other.
   const spans = topmostSpans(),
     sum = (of) => sumOver(spans, of);
   if (!spans.every((span) => span.cpu_known))
-    return [['', `${duration(sums[0])} have samples. The CPU time is unknown, so the part that they cover is, too.`]];
+    return [
+      ['', `${duration(sums[0])} have samples. The CPU time is unknown, so the part that they cover is, too.`],
+      ...allocatedLines(sums[ALLOCATED]),
+    ];
   const cpu = sum((span) => Math.max(span.subtree_on_cpu, span.on_cpu)),
     offCpu = sum((span) => span.off_cpu),
     isWhole = spans.every((span) => span.subtree_on_cpu === span.on_cpu),
@@ -1895,7 +1909,11 @@ function coverageLines(main) {
     const part = shown <= pending * 1.1 ? ` of ${duration(pending)}` : ', with child spans';
     lines.push([isBad(shown, pending), `Awaits and scheduling delays with a stack: ${duration(shown)}${part}.`]);
   }
-  return lines;
+  return [...lines, ...allocatedLines(sums[ALLOCATED])];
+}
+function allocatedLines(sampled) {
+  const all = sumOver(topmostSpans(), (span) => span.allocations?.bytes ?? 0);
+  return sampled > 0 ? [['', `Samples of allocations represent ${memory(sampled)} of ${memory(all)}.`]] : [];
 }
 /** Stacks with a note in them that something is missing. */
 function remarkLines() {
@@ -1967,16 +1985,22 @@ function showRows(id, columns, rows, chosen, choose, empty) {
 
 function showTables() {
   const inSpan = selectSamples(state.span);
-  showFunctions(inSpan);
+  showFunctions(inSpan, 'cpu');
+  showFunctions(inSpan, 'alloc');
   showWaits(inSpan);
   showAwaited(inSpan);
   showSpans(state.span < 0 ? inSpan : selectSamples(-1));
 }
-function showFunctions(chosen) {
+const FUNCTION_TABLES = {
+  cpu: ['functions', 'Self', 'No sample here: no thread ran for long enough.'],
+  alloc: ['allocated', 'Bytes', 'No sample of an allocation here.'],
+};
+function showFunctions(chosen, mode) {
+  const [id, title, empty] = FUNCTION_TABLES[mode];
   const sums = new Map();
   let all = 0;
   for (const { i, part } of chosen) {
-    if (profile.samples.kind[i] !== ON_CPU) continue;
+    if (MODES[profile.samples.kind[i]] !== mode) continue;
     const frame = leafFrame(profile.samples.stack[i]),
       fn = profile.frames.function[frame],
       weight = profile.samples.weight[i] * part;
@@ -1990,15 +2014,18 @@ function showFunctions(chosen) {
     .sort((a, b) => b[1].weight - a[1].weight)
     .map(([fn, { weight, frames }]) => {
       const [frame] = [...frames].sort((a, b) => b[1] - a[1])[0];
-      return [fn, functionName(fn), shortPlace(frame), [duration(weight), percent(weight, all)], weight / all];
+      return [fn, functionName(fn), shortPlace(frame), [amount(weight, mode), percent(weight, all)], weight / all];
     });
   showRows(
-    'functions',
-    ['Function', 'Self', 'Share'],
+    id,
+    ['Function', title, 'Share'],
     rows,
-    state.fn,
-    (fn) => filter({ fn: fn ?? -1, wait: '' }),
-    'No sample here: no thread ran for long enough.',
+    filteredMode() === mode ? state.fn : -1,
+    (fn) => {
+      if (mode === 'alloc' || state.mode === 'alloc') state.mode = mode;
+      filter({ fn: fn ?? -1, wait: '' });
+    },
+    empty,
   );
 }
 /** The samples of some kinds by site and object, the one with the most time first. */
@@ -2042,14 +2069,14 @@ function showWaits(chosen) {
   showSites('waits', ['Caller', 'Waits', 'Total', 'Longest'], sites, 'No wait with a stack here.');
 }
 function showAwaited(chosen) {
-  const sites = sitesOf(chosen, (kind) => kind >= AWAITING);
+  const sites = sitesOf(chosen, isPending);
   showSites('awaits', ['Caller', 'Number', 'Total', 'Longest'], sites, 'No await with a stack here.');
 }
 function showSpans(chosen) {
   const { spans, samples } = profile,
     sums = new Map();
   const sumOf = (name) => {
-    if (!sums.has(name)) sums.set(name, { number: 0, wall: 0, cpu: 0, off: 0, await: 0, delay: 0, samples: 0 });
+    if (!sums.has(name)) sums.set(name, { number: 0, wall: 0, cpu: 0, off: 0, await: 0, delay: 0, alloc: 0, samples: 0 });
     return sums.get(name);
   };
   const [begin, end] = state.interval ?? [-Infinity, Infinity];
@@ -2077,7 +2104,7 @@ function showSpans(chosen) {
       name,
       profile.strings[name],
       `${grouped(sum.number)} ×, ${duration(sum.wall)} wall`,
-      [...shown.map((mode) => duration(sum[mode])), percent(sum.samples, total)],
+      [...shown.map((mode) => amount(sum[mode], mode)), percent(sum.samples, total)],
       total > 0 ? sum.samples / total : 0,
     ]);
   showRows(
@@ -2089,7 +2116,7 @@ function showSpans(chosen) {
     'No child span has samples or waits.',
   );
 }
-const MODE_NAMES = { cpu: 'On-CPU', off: 'Off-CPU', await: 'Await', delay: 'Delay' };
+const MODE_NAMES = { cpu: 'On-CPU', off: 'Off-CPU', await: 'Await', delay: 'Delay', alloc: 'Allocated' };
 const sampledTime = (sum) => sum.cpu + sum.off + sum.await + sum.delay;
 
 // --- filters and the address
@@ -2101,7 +2128,10 @@ function filter(change) {
   say(byId('total').textContent);
 }
 /** The only mode but `wall` in which the filters leave something, or ''. */
-const filteredMode = () => (state.fn >= 0 ? 'cpu' : state.wait === '' ? '' : MODES[parseInt(state.wait)]);
+const filteredMode = () => {
+  if (state.fn >= 0) return state.mode === 'alloc' ? 'alloc' : 'cpu';
+  return state.wait === '' ? '' : MODES[parseInt(state.wait)];
+};
 function showFilters() {
   const chips = [];
   const add = (text, clear) =>
@@ -2192,6 +2222,7 @@ function readAddress() {
 /** CPU if that is nearly all of it, else everything. */
 function bestMode() {
   const [main] = profile.kept;
+  if (profile.samples.kind.every((kind) => kind === ALLOCATED)) return 'alloc';
   return main.cpu_known && main.on_cpu >= main.wall * 0.95 ? 'cpu' : 'wall';
 }
 
@@ -2240,13 +2271,14 @@ function showView() {
 }
 function showTotal() {
   const { root } = tree,
-    names = { cpu: 'on-CPU', off: 'off-CPU', await: 'awaiting', delay: 'scheduling delay' };
+    names = { cpu: 'on-CPU', off: 'off-CPU', await: 'awaiting', delay: 'scheduling delay', alloc: 'allocated' };
   const name = names[state.mode] ?? (state.interval ? 'of wall time' : 'wall');
-  byId('total').textContent = root.value > 0 ? `${duration(root.value)} ${name}` : 'Nothing to show';
+  byId('total').textContent = root.value > 0 ? `${amount(root.value)} ${name}` : 'Nothing to show';
   byId('total-hint').textContent = root.value > 0 ? totalHint(root.samples) : emptyHint();
 }
 function totalHint(samples) {
   const number = countedText(samples, state.mode);
+  if (state.mode === 'alloc') return `by ${number}, freed or not`;
   if (state.mode === 'cpu' || state.mode === 'off') return `${number}, all threads added up`;
   const parts = [number];
   if (state.mode === 'wall') parts.push('widths are shares of wall time');

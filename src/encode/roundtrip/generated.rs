@@ -51,7 +51,7 @@ fn taken(weights: impl Strategy<Value = u64>) -> impl Strategy<Value = Taken> {
     let stack = vec(0..100_usize, 0..6);
     let link = proptest::option::of(0..100_usize);
     // As many on-CPU samples as others.
-    let kind = (0..6_usize).prop_map(|kind| SampleKind::ALL.get(kind).copied());
+    let kind = (0..10_usize).prop_map(|kind| SampleKind::ALL.get(kind).copied());
     let kind = kind.prop_map(|kind| kind.unwrap_or(SampleKind::OnCpu));
     (kind, stack, link, 0..DURATION, weights, 1..1_000_000_u64).prop_map(
         |(kind, stack, link, time, weight, duration)| {
@@ -93,7 +93,7 @@ fn made(places: &[Place], spans: &Spans, samples: &[Taken]) -> Profile {
         let stack = profile.add_stack(stack);
         let link = sample.link.and_then(|link| links.get(link % links.len().max(1)).copied());
         let point =
-            Point { time_unix_ns: START + sample.time, weight_ns: sample.weight, thread: None };
+            Point { time_unix_ns: START + sample.time, weight: sample.weight, thread: None };
         profile.add_sample(sample.kind, stack, link, point);
     }
     profile

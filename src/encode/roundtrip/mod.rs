@@ -84,7 +84,7 @@ fn samples(profile: &Profile, forget: impl Fn(&mut Key)) -> BTreeMap<Key, Times>
         forget(&mut key);
         let times = samples.entry(key).or_default();
         for point in &sample.points {
-            *times.entry(point.time_unix_ns).or_default() += point.weight_ns;
+            *times.entry(point.time_unix_ns).or_default() += point.weight;
         }
     }
     samples
@@ -120,8 +120,8 @@ fn roundtrip_by_otlp(profile: &Profile) -> Profile {
     read_otlp::read(&otlp(profile, &Resource::new()))
 }
 
-fn counts(profile: &Profile) -> (usize, [u64; 4]) {
-    (profile.sample_count(), SampleKind::ALL.map(|kind| profile.total_ns(kind)))
+fn counts(profile: &Profile) -> (usize, [u64; 6]) {
+    (profile.sample_count(), SampleKind::ALL.map(|kind| profile.total(kind)))
 }
 
 proptest! {

@@ -23,6 +23,8 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
         "off_cpu" => id.of_off_cpu(),
         "await" => id.of_await(),
         "scheduling_delay" => id.of_scheduling_delay(),
+        "alloc_space" => id.of_alloc_space(),
+        "alloc_objects" => id.of_alloc_objects(),
         _ => id,
     };
     let mut reader = Reader { dictionary, profile: Profile::new(id, first.period.unsigned_abs()) };
@@ -63,20 +65,21 @@ impl Reader {
                     SampleKind::OnCpu,
                     values.map(|value| (profile.time_unix_nano, value)).collect(),
                 ),
-                (name, "nanoseconds") => {
-                    let kind = match name {
-                        "off_cpu" => SampleKind::OffCpu,
-                        "await" => SampleKind::Await,
-                        "scheduling_delay" => SampleKind::Delay,
-                        other => panic!("{other}"),
+                other => {
+                    let kind = match other {
+                        ("off_cpu", "nanoseconds") => SampleKind::OffCpu,
+                        ("await", "nanoseconds") => SampleKind::Await,
+                        ("scheduling_delay", "nanoseconds") => SampleKind::Delay,
+                        ("alloc_space", "bytes") => SampleKind::AllocatedBytes,
+                        ("alloc_objects", "count") => SampleKind::Allocations,
+                        other => panic!("{other:?}"),
                     };
                     assert_eq!(times.len(), values.len());
                     (kind, times.zip(values).collect())
                 }
-                other => panic!("{other:?}"),
             };
             for (time_unix_ns, weight_ns) in points {
-                let point = Point { time_unix_ns, weight_ns, thread: None };
+                let point = Point { time_unix_ns, weight: weight_ns, thread: None };
                 self.profile.add_sample(kind, stack, link, point);
             }
         }

@@ -21,7 +21,10 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
     profile.duration_ns = message.duration_nanos.unsigned_abs();
     let mut reader = Reader { message: message.clone(), profile };
     let types: Vec<_> = message.sample_type.iter().map(|kind| reader.string(kind.r#type)).collect();
-    assert_eq!(types, ["samples", "cpu", "off_cpu", "await", "scheduling_delay"]);
+    assert_eq!(
+        types,
+        ["samples", "cpu", "off_cpu", "await", "scheduling_delay", "alloc_space", "alloc_objects"]
+    );
     for sample in &message.sample {
         reader.add(sample);
     }
@@ -42,13 +45,14 @@ impl Reader {
         let stack = sample.location_id.iter().map(|id| self.location(*id)).collect();
         let stack = self.profile.add_stack(stack);
         let link = self.link(&sample.label);
-        let &[count, cpu, off_cpu, awaits, delay] = sample.value.as_slice() else {
-            panic!("five values");
+        let &[count, cpu, off_cpu, awaits, delay, bytes, allocations] = sample.value.as_slice()
+        else {
+            panic!("seven values");
         };
         // Times are not encoded: all are set to the start.
         let time_unix_ns = self.profile.start_unix_ns;
         let mut add = |kind, weight: i64| {
-            let point = Point { time_unix_ns, weight_ns: weight.unsigned_abs(), thread: None };
+            let point = Point { time_unix_ns, weight: weight.unsigned_abs(), thread: None };
             self.profile.add_sample(kind, stack, link, point);
         };
         if count == 0 {
@@ -56,6 +60,8 @@ impl Reader {
                 (SampleKind::OffCpu, off_cpu),
                 (SampleKind::Await, awaits),
                 (SampleKind::Delay, delay),
+                (SampleKind::AllocatedBytes, bytes),
+                (SampleKind::Allocations, allocations),
             ];
             let mut others = others.into_iter().filter(|(_, weight)| *weight > 0);
             let (kind, weight) = others.next().unwrap();
@@ -63,7 +69,7 @@ impl Reader {
             add(kind, weight);
             return;
         }
-        assert_eq!([off_cpu, awaits, delay], [0; 3]);
+        assert_eq!([off_cpu, awaits, delay, bytes, allocations], [0; 5]);
         for number in 0..count {
             let rest = if number == 0 { cpu % count } else { 0 };
             add(SampleKind::OnCpu, cpu / count + rest);

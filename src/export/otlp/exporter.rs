@@ -213,7 +213,7 @@ mod tests {
                     kind,
                     stack,
                     None,
-                    Point { time_unix_ns, weight_ns, thread: None },
+                    Point { time_unix_ns, weight: weight_ns, thread: None },
                 );
             }
         }

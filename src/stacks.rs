@@ -1,4 +1,4 @@
-//! Memory for the copied stacks of pending futures.
+//! Copies of stacks that were made by the threads themselves: of pending futures, and of allocations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,9 +8,9 @@ use crossbeam::queue::ArrayQueue;
 use crate::sampler::record::Registers;
 use crate::sys::{self, LiveStack};
 
-/// Buffers of a few sizes, which are reused, and together have a limit.
+/// StackBuffers of a few sizes, which are reused, and together have a limit.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(crate) struct StackBuffers {
     free: [ArrayQueue<Box<[u8]>>; SIZES],
     /// Of all buffers, free or not.
     bytes: AtomicUsize,
@@ -26,14 +26,14 @@ const MOST_FREE: usize = 64;
 
 const _: () = assert!(SMALLEST << (SIZES - 1) == LiveStack::MOST_BYTES);
 
-impl Buffers {
-    pub(super) fn new(most_bytes: usize) -> Self {
+impl StackBuffers {
+    pub(crate) fn new(most_bytes: usize) -> Self {
         let free = std::array::from_fn(|_| ArrayQueue::new(MOST_FREE));
         Self { free, bytes: AtomicUsize::new(0), most_bytes, made_in: sys::fork_generation() }
     }
 
     /// False in the child of a fork.
-    pub(super) fn are_here(&self) -> bool {
+    pub(crate) fn are_here(&self) -> bool {
         self.made_in == sys::fork_generation()
     }
 
@@ -84,25 +84,25 @@ impl Buffers {
     }
 
     #[cfg(test)]
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 }
 
 /// The copy of a part of a stack.
 #[derive(Debug)]
-pub(crate) struct AwaitStack {
+pub(crate) struct CopiedStack {
     registers: Registers,
     /// Taken out by `drop` alone.
     bytes: Box<[u8]>,
     length: usize,
-    buffers: Arc<Buffers>,
+    buffers: Arc<StackBuffers>,
 }
 
-impl AwaitStack {
+impl CopiedStack {
     /// Copies a stack, into the memory of an earlier copy if that is large enough. `None` if there is no memory.
-    pub(super) fn new(
-        buffers: &Arc<Buffers>,
+    pub(crate) fn new(
+        buffers: &Arc<StackBuffers>,
         reused: Option<Self>,
         stack: &LiveStack,
     ) -> Option<Self> {
@@ -123,7 +123,7 @@ impl AwaitStack {
     }
 
     /// A second copy. `None` if there is no memory.
-    pub(super) fn duplicate(&self) -> Option<Self> {
+    pub(crate) fn duplicate(&self) -> Option<Self> {
         let mut bytes = self.buffers.take(self.length)?;
         let length = self.length;
         if let (Some(to), Some(from)) = (bytes.get_mut(..length), self.bytes.get(..length)) {
@@ -143,7 +143,7 @@ impl AwaitStack {
     }
 }
 
-impl Drop for AwaitStack {
+impl Drop for CopiedStack {
     fn drop(&mut self) {
         self.buffers.give_back(std::mem::take(&mut self.bytes));
     }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn buffers_are_reused_and_limited() {
-        let buffers = Buffers::new(10 << 10);
+        let buffers = StackBuffers::new(10 << 10);
         let first = buffers.take(3_000).unwrap();
         assert_eq!((first.len(), buffers.bytes()), (4 << 10, 8 << 10), "and one more");
         buffers.give_back(first);
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_does_not_use_the_queues() {
-        let buffers = Buffers { made_in: u32::MAX, ..Buffers::new(10 << 10) };
+        let buffers = StackBuffers { made_in: u32::MAX, ..StackBuffers::new(10 << 10) };
         let buffer = buffers.take(SMALLEST).unwrap();
         buffers.give_back(buffer);
         assert!(buffers.free.iter().all(ArrayQueue::is_empty));
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn more_than_the_largest_is_refused() {
-        let buffers = Buffers::new(usize::MAX / 2);
+        let buffers = StackBuffers::new(usize::MAX / 2);
         assert_eq!(buffers.take(LiveStack::MOST_BYTES).unwrap().len(), LiveStack::MOST_BYTES);
         assert!(buffers.take(LiveStack::MOST_BYTES + 1).is_none());
         assert_eq!(buffers.take(0).unwrap().len(), SMALLEST);

@@ -1,0 +1,88 @@
+//! Reads samples that the threads of the program take themselves: awaits and allocations, each with a copy of the stack.
+
+use std::sync::Arc;
+
+use super::allocations::AllocationReader;
+use super::awaits::AwaitReader;
+use super::limits::Limits;
+use super::pending::Pending;
+use crate::allocations::LayerAllocations;
+use crate::awaits::LayerAwaits;
+use crate::span::Spans;
+use crate::stacks::CopiedStack;
+use crate::stats::Counters;
+use crate::sys::Waker;
+use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
+
+/// Where the threads of the program leave these samples.
+#[derive(Debug)]
+pub(super) struct CopiedSamples {
+    pub(super) awaits: Arc<LayerAwaits>,
+    pub(super) allocations: Arc<LayerAllocations>,
+}
+
+impl CopiedSamples {
+    pub(super) fn new(
+        spans: &Arc<Spans>,
+        counters: &Arc<Counters>,
+        waker: &Waker,
+        limits: Limits,
+    ) -> Self {
+        let Limits { await_bytes, alloc_sample_bytes, stack_bytes, .. } = limits;
+        let shared = || (Arc::clone(spans), Arc::clone(counters), waker.clone());
+        Self {
+            awaits: LayerAwaits::new(shared(), await_bytes),
+            allocations: LayerAllocations::new(shared(), alloc_sample_bytes, stack_bytes),
+        }
+    }
+
+    pub(super) fn set_active(&self, is_active: bool) {
+        self.awaits.set_active(is_active);
+        self.allocations.set_active(is_active);
+    }
+}
+
+/// The collector's side of them.
+#[derive(Debug)]
+pub(super) struct CopiedReader {
+    pub(super) awaits: AwaitReader,
+    allocations: AllocationReader,
+}
+
+impl CopiedReader {
+    /// With a budget of CPU time, or without.
+    pub(super) fn new(is_limited: bool) -> Self {
+        Self { awaits: AwaitReader::new(), allocations: AllocationReader::new(is_limited) }
+    }
+
+    /// Reads all that have been sent.
+    pub(super) fn read(&mut self, samples: &CopiedSamples, target: &mut ReadTarget<'_>) {
+        self.awaits.read(&samples.awaits, target);
+        self.allocations.read(&samples.allocations, target);
+    }
+}
+
+/// Where they are read to.
+pub(super) struct ReadTarget<'a> {
+    pub(super) unwinder: &'a mut Unwinder,
+    pub(super) pending: &'a mut Pending,
+    pub(super) counters: &'a Counters,
+    pub(super) most_frames: usize,
+    pub(super) round: u64,
+    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(super) now_ns: u64,
+}
+
+/// The frames above the function that copied the stack.
+pub(super) fn unwind_copy(
+    copy: &CopiedStack,
+    unwinder: &mut Unwinder,
+    most_frames: usize,
+    frames: &mut Vec<ModuleAddress>,
+) -> UnwindEnd {
+    let end = unwinder.unwind(copy.registers(), |offset| copy.word(offset), most_frames, frames);
+    if !frames.is_empty() {
+        frames.remove(0);
+    }
+    end
+}

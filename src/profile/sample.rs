@@ -1,0 +1,89 @@
+//! Samples: what each shows, and how much of it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::model::StackId;
+use super::spans::{LinkId, ThreadId};
+
+/// What a sample shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SampleKind {
+    /// The thread ran.
+    OnCpu,
+    /// The thread waited.
+    OffCpu,
+    /// No thread was in the future: it waited for what its stack shows, until it was woken.
+    Await,
+    /// Woken, and not polled yet: its executor had other things to do. The stack is that of the await before it.
+    Delay,
+    /// Bytes that the thread allocated, also those that were freed since.
+    AllocatedBytes,
+    /// The number of these allocations.
+    Allocations,
+}
+
+impl SampleKind {
+    /// What time was spent in.
+    pub(crate) const TIMES: [Self; 4] = [Self::OnCpu, Self::OffCpu, Self::Await, Self::Delay];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::OnCpu,
+        Self::OffCpu,
+        Self::Await,
+        Self::Delay,
+        Self::AllocatedBytes,
+        Self::Allocations,
+    ];
+
+    pub(crate) fn is_time(self) -> bool {
+        Self::TIMES.contains(&self)
+    }
+}
+
+/// One sample of a running thread, one wait, one await, or one allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    pub(crate) time_unix_ns: u64,
+    /// In nanoseconds, or as the kind of the sample says.
+    pub(crate) weight: u64,
+    pub(crate) thread: Option<ThreadId>,
+}
+
+impl Point {
+    /// When the sample was taken, or the wait, await or scheduling delay began.
+    pub fn time(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(self.time_unix_ns)
+    }
+
+    /// On-CPU, the CPU time that the sample represents; otherwise the duration. Of awaits and delays shorter than 10 ms,
+    /// some represent others: these have a weight of 10 ms. Without meaning for allocations, which have an
+    /// [`amount`](Self::amount).
+    pub fn weight(&self) -> Duration {
+        Duration::from_nanos(self.weight)
+    }
+
+    /// How many allocations the sample represents, or how many bytes they have, as the kind of the sample says. Those
+    /// that are not samples are represented by others.
+    pub fn amount(&self) -> u64 {
+        self.weight
+    }
+
+    /// The thread; `None` if unknown.
+    pub fn thread(&self) -> Option<ThreadId> {
+        self.thread
+    }
+}
+
+/// All samples with the same stack and span.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sample {
+    /// The stack.
+    pub stack: StackId,
+    /// The span.
+    pub link: Option<LinkId>,
+    /// Whether a thread ran or waited, or the future awaited.
+    pub kind: SampleKind,
+    /// In order of time.
+    pub points: Vec<Point>,
+}
