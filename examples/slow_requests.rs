@@ -24,7 +24,8 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
     InMemorySpanExporter, SdkTracerProvider, SimpleSpanProcessor, SpanData,
 };
-use tracing_profiling::{Kept, ProfilingAllocator, ProfilingLayer};
+use tracing_profiling::profile::SampleKind;
+use tracing_profiling::{Handle, Kept, ProfilingAllocator, ProfilingLayer};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
@@ -40,7 +41,7 @@ static ALLOCATOR: ProfilingAllocator = ProfilingAllocator::system();
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> Result<(), AnyError> {
-    let mut builder = ProfilingLayer::builder().with_env()?;
+    let mut builder = ProfilingLayer::builder().heap(true).with_env()?;
     if let Some(directory) = out_directory()? {
         builder = builder.directory(directory);
     }
@@ -85,6 +86,7 @@ fn main() -> Result<(), AnyError> {
         .init();
 
     let requests = runtime.block_on(shop::run())?;
+    let grown = what_has_grown(&handle);
 
     let is_flushed = handle.flush(PATIENCE);
     let kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,8 +96,15 @@ fn main() -> Result<(), AnyError> {
         sent => println!("\n{sent} profiles were sent by OTLP."),
     }
     print_spans(&spans.get_finished_spans()?);
+    print_grown(&grown);
     provider.shutdown_with_timeout(PATIENCE)?;
     if is_flushed { Ok(()) } else { Err("not all profiles could be sent".into()) }
+}
+
+/// The functions whose memory in use has grown, with the bytes.
+fn what_has_grown(handle: &Handle) -> Vec<(String, u64)> {
+    let grown = handle.heap_growth();
+    grown.map(|profile| profile.functions_by(SampleKind::InUseBytes)).unwrap_or_default()
 }
 
 fn out_directory() -> Result<Option<PathBuf>, AnyError> {
@@ -111,6 +120,13 @@ fn out_directory() -> Result<Option<PathBuf>, AnyError> {
 }
 
 // The results.
+
+fn print_grown(grown: &[(String, u64)]) {
+    println!("\nMemory in use, by the function that allocated it, estimated:\n");
+    for (function, bytes) in grown.iter().take(3) {
+        println!("{:>8.1} MB  {function}", *bytes as f64 / 1e6);
+    }
+}
 
 fn print_table(requests: usize, kept: &[Kept]) {
     println!("\n{requests} requests, {} of them kept:\n", kept.len());

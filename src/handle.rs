@@ -10,13 +10,14 @@ use opentelemetry_sdk::trace::SpanProcessor;
 
 #[cfg(feature = "axum")]
 use crate::collector::RecentlyKept;
-use crate::collector::{Engine, OpenSpan, open_spans};
+use crate::collector::{Engine, HeapPart, OpenSpan, heap_profile, open_spans};
 use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
 use crate::keep::Rules;
 #[cfg(feature = "opentelemetry-sdk")]
 use crate::otel::{ProfilingSpanProcessor, SpanEnds};
+use crate::profile::Profile;
 use crate::sampler::SourceSettings;
 use crate::stats::Stats;
 
@@ -109,6 +110,31 @@ impl Handle {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
         engine.map_or_else(|| Some(Vec::new()), |engine| open_spans(engine, older_than))
+    }
+
+    /// The live heap of the process: a profile with all that was allocated since the layer was built
+    /// ([`SampleKind::AllocatedBytes`](crate::profile::SampleKind::AllocatedBytes), `Allocations`) and what of it is still
+    /// in use (`InUseBytes`, `InUseBlocks`), by stack, in spans or not. Amounts are estimates from samples.
+    /// [`encode::pprof`](crate::encode::pprof) writes it as `go tool pprof` and others expect a heap profile.
+    ///
+    /// `None` unless the layer has [`Builder::heap`](crate::Builder::heap) and is the first such layer of the process;
+    /// also if its threads do not answer in 30 seconds, and on these threads.
+    pub fn heap_profile(&self) -> Option<Profile> {
+        self.heap_part(HeapPart::All)
+    }
+
+    /// What is in use now and was not at the last call of this, or when the layer was built: only stacks with more bytes
+    /// in use than then, by how much they grew. Memory that leaks is among the largest after some time.
+    ///
+    /// `None` as for [`heap_profile`](Self::heap_profile).
+    pub fn heap_growth(&self) -> Option<Profile> {
+        self.heap_part(HeapPart::Growth)
+    }
+
+    fn heap_part(&self, part: HeapPart) -> Option<Profile> {
+        let control = self.0.upgrade();
+        let engine = control.as_ref().and_then(|control| control.running());
+        heap_profile(engine?, part)
     }
 
     /// Whether new spans are profiled, if a rule matches them.

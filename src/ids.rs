@@ -137,6 +137,18 @@ impl ProfileId {
         self.inverted(16)
     }
 
+    /// The id under which OTLP exports the bytes in use. The last bit but five is inverted.
+    #[must_use]
+    pub fn of_inuse_space(self) -> Self {
+        self.inverted(32)
+    }
+
+    /// The id under which OTLP exports the number of blocks in use. The last bit but six is inverted.
+    #[must_use]
+    pub fn of_inuse_objects(self) -> Self {
+        self.inverted(64)
+    }
+
     fn inverted(self, bits: u8) -> Self {
         let mut bytes = self.0;
         bytes[15] ^= bits;
@@ -211,7 +223,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_sample_has_an_id_that_is_not_zero() {
-        for last in 0..=32 {
+        for last in 0..=128 {
             let mut bytes = [0; 16];
             bytes[15] = last;
             let id = ProfileId(bytes);
@@ -221,11 +233,13 @@ mod tests {
                 id.of_scheduling_delay(),
                 id.of_alloc_space(),
                 id.of_alloc_objects(),
+                id.of_inuse_space(),
+                id.of_inuse_objects(),
                 id,
             ];
             let distinct: std::collections::HashSet<_> = ids.into_iter().collect();
-            assert_eq!(distinct.len(), 6, "{ids:?}");
-            assert!(!ids[..5].contains(&ProfileId([0; 16])), "{ids:?}");
+            assert_eq!(distinct.len(), 8, "{ids:?}");
+            assert!(!ids[..7].contains(&ProfileId([0; 16])), "{ids:?}");
         }
     }
 

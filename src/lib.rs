@@ -78,7 +78,7 @@
 //! | a profiled span that is not kept | a few tens of nanoseconds per enter and exit; no allocation; at most one system call per millisecond of a thread, and one at each enter and exit if its rule judges `on_cpu`, `own_on_cpu` or `off_cpu` |
 //! | a sample | some 30 µs of the thread's time, two thirds of which is the cost of any timer interrupt; only for threads in old spans, at first 1,000 per second of CPU time, down to 100 |
 //! | a context switch in an old span | 2 to 15 µs with perf, nothing with timers |
-//! | an allocation and its free, with a `ProfilingAllocator` | a nanosecond |
+//! | an allocation and its free, with a `ProfilingAllocator` | one or two nanoseconds |
 //! | a poll of a `Profiled` future | some 20 ns in a span, some hundred ns if what it awaits has changed; usually no allocation after its first poll |
 //! | a kept span | symbolization and two files (three with `otlp`), on a thread of the layer |
 //!
@@ -132,6 +132,7 @@
 //! | `TRACING_PROFILING_SYMBOL_BYTES` | maximum bytes of loaded symbols, up to 4294967295; see [`Builder::symbol_bytes`] | 536870912 |
 //! | `TRACING_PROFILING_AWAIT_BYTES` | maximum bytes for the stacks of pending futures, up to 4294967295; see [`Builder::await_bytes`] | 16777216 |
 //! | `TRACING_PROFILING_ALLOC_SAMPLE_BYTES` | bytes that a thread allocates in the mean between two samples of its allocations, up to 4294967295; 0 for no samples; see [`Builder::alloc_sample_bytes`] | 524288 |
+//! | `TRACING_PROFILING_HEAP` | `on` tracks the live heap of the process; see [`Builder::heap`] | `off` |
 //!
 //! # Rules
 //!

@@ -290,6 +290,10 @@ counters! {
         frees,
         /// Samples of allocations, each with its stack.
         sampled,
+        /// Samples whose blocks are tracked for the live heap until they are freed.
+        tracked,
+        /// Samples whose blocks are not tracked because some ten thousand are in use.
+        dropped_not_tracked,
         /// Samples that were dropped because the collector was behind. The profile of their span has less than its
         /// account.
         dropped_queue_full,

@@ -26,7 +26,7 @@ use std::time::Duration;
 use mimalloc::MiMalloc;
 use support::{Log, Setup};
 use tracing::{Instrument, Span, info_span};
-use tracing_profiling::profile::SampleKind;
+use tracing_profiling::profile::{Profile, SampleKind};
 use tracing_profiling::{Allocations, KeptSpan, ProfilingAllocator, ProfilingLayer, Reason};
 use tracing_subscriber::prelude::*;
 
@@ -631,4 +631,130 @@ fn samples_represent_what_each_site_allocates() {
     }
     println!("{right} of 30 groups of 100 sites within three standard errors");
     assert!(right >= 27, "{right}");
+}
+
+#[inline(never)]
+fn keep_forever(kept: &mut Vec<Vec<u8>>, bytes: usize) {
+    kept.push(black_box(vec![1; bytes]));
+}
+
+#[inline(never)]
+fn keep_for_a_while(kept: &mut Vec<Vec<u8>>, bytes: usize) {
+    while kept.len() < 100 {
+        kept.push(black_box(vec![2; bytes]));
+    }
+}
+
+#[inline(never)]
+fn grow(vector: &mut Vec<u8>, bytes: usize) {
+    vector.reserve_exact(bytes);
+    black_box(vector);
+}
+
+/// What is in use of a function's allocations, in bytes, and all that it allocated.
+fn heap_of(profile: &Profile, function: &str) -> [u64; 2] {
+    [SampleKind::InUseBytes, SampleKind::AllocatedBytes].map(|kind| {
+        let functions = profile.functions_by(kind).into_iter();
+        let is_it = |(name, _): &(String, u64)| name.ends_with(&format!("::{function}"));
+        functions.filter(is_it).map(|(_, bytes)| bytes).sum()
+    })
+}
+
+/// In a process of its own, since one layer of a process tracks the heap.
+#[test]
+fn the_live_heap_has_what_is_in_use() {
+    let name = "the_live_heap_has_what_is_in_use";
+    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
+        assert!(command.status().unwrap().success());
+        return;
+    }
+    // Blocks are so large that each is a sample, but for one in a million.
+    const BLOCK: usize = 1 << 20;
+    const MB: u64 = 1 << 20;
+    let setup = Setup::with("1h", |builder| builder.heap(true).alloc_sample_bytes(64 << 10));
+    let heap = || setup.handle.heap_profile().expect("the live heap is tracked");
+    let growth = || setup.handle.heap_growth().expect("the live heap is tracked");
+    growth();
+    // The lists do not grow in the functions.
+    let [mut kept, mut while_kept] = [(); 2].map(|()| Vec::with_capacity(100));
+    (0..10).for_each(|_| keep_forever(&mut kept, BLOCK));
+    keep_for_a_while(&mut while_kept, BLOCK);
+    assert_eq!(heap_of(&heap(), "keep_forever"), [10 * MB, 10 * MB]);
+    assert_eq!(heap_of(&heap(), "keep_for_a_while"), [100 * MB, 100 * MB]);
+    let grown = growth();
+    assert!(grown.functions_by(SampleKind::InUseBytes)[0].0.ends_with("keep_for_a_while"));
+    // Freed on another thread.
+    std::thread::spawn(move || drop(while_kept)).join().unwrap();
+    (0..20).for_each(|_| keep_forever(&mut kept, BLOCK));
+    assert_eq!(heap_of(&heap(), "keep_for_a_while"), [0, 100 * MB]);
+    let grown = growth();
+    let [(first, bytes)] = &grown.functions_by(SampleKind::InUseBytes)[..] else { panic!() };
+    assert!(first.ends_with("keep_forever"), "{first}");
+    assert_eq!(*bytes, 20 * MB);
+    assert_eq!(growth().functions_by(SampleKind::InUseBytes), []);
+    // A reallocation is a free and an allocation, in place or not.
+    let mut vector = Vec::new();
+    (1..=4).for_each(|times| grow(&mut vector, times * BLOCK));
+    assert_eq!(heap_of(&heap(), "grow"), [4 * MB, 10 * MB]);
+    drop(vector);
+    // Profiling may be off: memory is in use all the same.
+    setup.handle.disable();
+    setup.flush();
+    kept.clear();
+    assert_eq!(heap_of(&heap(), "keep_forever"), [0, 30 * MB]);
+    assert_eq!(heap_of(&heap(), "grow"), [0, 10 * MB]);
+    // Small blocks are estimated.
+    let small: Vec<_> = (0..200_000).map(|_| black_box(Box::new([3_u64; 16]))).collect();
+    let profile = heap();
+    let all: u64 =
+        profile.functions_by(SampleKind::InUseBytes).iter().map(|(_, bytes)| bytes).sum();
+    let truth = (200_000 * 128 + 200_000 * 8) as f64;
+    assert!((all as f64 / truth - 1.0).abs() < 0.5, "{all} of {truth}");
+    drop(small);
+    let other = Setup::new("1h");
+    assert!(other.handle.heap_profile().is_none());
+    assert!(setup.handle.shutdown(support::PLENTY));
+    assert!(setup.handle.heap_profile().is_none());
+    let stats = setup.handle.stats().allocations;
+    assert_eq!((stats.dropped_queue_full, stats.dropped_not_tracked), (0, 0));
+}
+
+/// What `go tool pprof` and scrapers read.
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn the_heap_is_served_as_go_serves_it() {
+    use std::io::Read;
+
+    use axum::body::Body;
+    use axum::http::{Request, header};
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    let name = "the_heap_is_served_as_go_serves_it";
+    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
+        assert!(command.status().unwrap().success());
+        return;
+    }
+    let setup = Setup::with("1h", |builder| builder.heap(true));
+    let mut kept = Vec::with_capacity(10);
+    (0..10).for_each(|_| keep_forever(&mut kept, 16 << 20));
+    for path in ["/debug/pprof/heap", "/debug/pprof/allocs", "/debug/pprof/heap?growth=true"] {
+        let request = Request::builder().uri(path).header(header::HOST, "localhost");
+        let request = request.body(Body::empty()).unwrap();
+        let answer = setup.handle.router().oneshot(request).await.unwrap();
+        assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/octet-stream");
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let mut plain = Vec::new();
+        flate2::read::GzDecoder::new(&body[..]).read_to_end(&mut plain).unwrap();
+        let has = |text: &str| plain.windows(text.len()).any(|part| part == text.as_bytes());
+        for text in ["alloc_objects", "alloc_space", "inuse_objects", "inuse_space", "keep_forever"]
+        {
+            assert!(has(text), "{text} in {path}");
+        }
+        assert!(!has("off_cpu"), "{path}");
+    }
 }

@@ -871,3 +871,16 @@ async fn the_host_may_be_in_the_uri_as_in_http_2() {
     assert_eq!(ask("POST", "localhost:9998", &same_origin).await, StatusCode::FORBIDDEN);
     assert_eq!(ask("POST", "127.0.0.1:9999", &same_origin).await, StatusCode::FORBIDDEN);
 }
+
+#[tokio::test]
+async fn the_heap_is_not_served_if_it_is_not_tracked() {
+    // The allocator of this program is another one.
+    let setup = Setup::with("1h", |builder| builder.heap(true));
+    for path in ["/debug/pprof/heap", "/debug/pprof/allocs", "/debug/pprof/heap?growth=true"] {
+        let answer = get(&setup.handle, path).await;
+        assert_eq!(answer.status, StatusCode::NOT_FOUND);
+        assert!(answer.text().contains("TRACING_PROFILING_HEAP=on"), "{}", answer.text());
+    }
+    let answer = get(&setup.handle, "/debug/pprof/heap?growth=1").await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+}

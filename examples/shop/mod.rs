@@ -29,6 +29,8 @@ const SLOW: Duration = Duration::from_millis(1200);
 struct Shop {
     database: Arc<Mutex<Connection>>,
     stock: Arc<Mutex<BTreeMap<u32, u32>>>,
+    /// A leak: nothing ever removes a receipt.
+    receipts: Arc<Mutex<Vec<String>>>,
     words: Arc<regex::Regex>,
     reported: Arc<tokio::sync::Notify>,
     prices: Arc<BTreeMap<u32, Price>>,
@@ -74,6 +76,7 @@ impl Shop {
         transaction.commit()?;
         Ok(Self {
             database: Arc::new(Mutex::new(database)),
+            receipts: Arc::default(),
             reported: Arc::default(),
             prices: Arc::new((0..5_000).map(|id| (id, Price::of(id))).collect()),
             stock: Arc::new(Mutex::new((0..1000).map(|id| (id, 100)).collect())),
@@ -139,7 +142,21 @@ async fn orders(State(shop): State<Shop>, body: Bytes) -> Result<Json<Order>, St
         *left = left.saturating_sub(item.quantity).max(10);
     }
     drop(stock);
+    let receipt = receipt_of(&order);
+    shop.receipts.lock().unwrap_or_else(PoisonError::into_inner).push(receipt);
     Ok(Json(order))
+}
+
+/// The terms are repeated for every few items.
+#[inline(never)]
+fn receipt_of(order: &Order) -> String {
+    let mut receipt = format!("Sold to {}\n", order.customer);
+    for items in order.items.chunks(5) {
+        let lines = items.iter().map(|item| format!("{} of {}\n", item.quantity, item.product));
+        receipt.extend(lines);
+        receipt += TEXT;
+    }
+    receipt
 }
 
 #[tracing::instrument(skip_all)]

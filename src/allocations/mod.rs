@@ -1,10 +1,10 @@
-//! What threads in old spans allocate: samples with the stacks that allocated.
+//! What threads allocate: samples with the stacks that allocated, of old spans and, for the live heap, of all threads.
 //!
 //! [`ProfilingAllocator`](crate::ProfilingAllocator) decides by random numbers when a sample is due. It is taken on the
 //! allocating thread, inside the allocator, so nothing here takes a lock that is ever held while something allocates.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crossbeam::queue::ArrayQueue;
 
@@ -12,7 +12,7 @@ use crate::layers::Layers;
 use crate::span::{InnermostSpan, Spans, innermost_aging_span, is_ignored};
 use crate::stacks::{CopiedStack, StackBuffers};
 use crate::stats::Counters;
-use crate::sys::{self, SampledAllocation, Waker};
+use crate::sys::{self, SampledAllocation, TrackedBlock, Waker};
 
 /// Samples that the collector has not read.
 const MOST_SAMPLES: usize = 1_024;
@@ -23,16 +23,28 @@ const WAKE_AT: usize = 64;
 /// The memory for their stacks.
 const MOST_BYTES: usize = 8 << 20;
 
-/// An allocation in an old span, for the collector.
+/// A sampled allocation, for the collector.
 #[derive(Debug)]
 pub(crate) struct AllocationSample {
-    pub(crate) span: InnermostSpan,
+    /// The span that it belongs to, if that is old.
+    pub(crate) span: Option<InnermostSpan>,
+    pub(crate) heap: HeapUse,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) time_ns: u64,
     /// The allocations that it represents, and their bytes.
     pub(crate) count: u64,
     pub(crate) bytes: u64,
     pub(crate) stack: Option<CopiedStack>,
+}
+
+/// What a sample is for the live heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeapUse {
+    /// Nothing: the live heap is not tracked, or another layer tracks it.
+    None,
+    /// Too many sampled blocks are in use.
+    NotTracked,
+    Tracked(TrackedBlock),
 }
 
 /// The state of a layer that the allocator uses.
@@ -44,60 +56,119 @@ pub(crate) struct LayerAllocations {
     samples: ArrayQueue<AllocationSample>,
     waker: Waker,
     is_active: AtomicBool,
+    settings: AllocationSettings,
+}
+
+/// What is sampled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AllocationSettings {
+    /// Between two samples in the mean; 0 for none.
+    pub(crate) sample_bytes: u64,
     /// How much of a stack is copied.
-    stack_bytes: usize,
+    pub(crate) stack_bytes: usize,
+    /// Tracks the live heap.
+    pub(crate) tracks_heap: bool,
 }
 
 static LAYERS: Layers<LayerAllocations> = Layers::new();
+/// The number of the layer that tracks the live heap, or 0.
+static HEAP_LAYER: AtomicU32 = AtomicU32::new(0);
 
 /// Takes a sample of an allocation on the calling thread, unless it is of no use. Returns how far the collector is behind,
 /// from 0 to 1.
 fn take(allocation: &SampledAllocation) -> Option<f64> {
-    let (span, old_at) = innermost_aging_span().filter(|_| !is_ignored())?;
-    let layer = LAYERS.get(span.layer).filter(|layer| layer.is_of_use(&span, old_at))?;
-    layer.take(span, allocation);
-    Some((layer.waiting() as f64 / MANY_SAMPLES as f64).min(1.0))
+    if is_ignored() {
+        return None;
+    }
+    let of_span = innermost_aging_span().and_then(|(span, old_at)| {
+        let layer = LAYERS.get(span.layer)?;
+        layer.is_of_use(&span, old_at).then_some((layer, span))
+    });
+    let heap = match HEAP_LAYER.load(Ordering::Relaxed) {
+        0 => None,
+        number => LAYERS.get(number).filter(|layer| layer.is_active()),
+    };
+    let heap_use = match &heap {
+        None => HeapUse::None,
+        Some(_) => allocation.track().map_or(HeapUse::NotTracked, HeapUse::Tracked),
+    };
+    let is_same = |of_span: &LayerAllocations| {
+        heap.as_deref().is_some_and(|heap| std::ptr::eq(heap, of_span))
+    };
+    let behind = |layer: &LayerAllocations| (layer.waiting() as f64 / MANY_SAMPLES as f64).min(1.0);
+    match (of_span, &heap) {
+        (Some((layer, span)), _) if is_same(&layer) => {
+            layer.take(Some(span), heap_use, allocation);
+            Some(behind(&layer))
+        }
+        (Some((layer, span)), _) => {
+            layer.take(Some(span), HeapUse::None, allocation);
+            heap.iter().for_each(|heap| heap.take(None, heap_use, allocation));
+            Some(behind(&layer))
+        }
+        (None, Some(heap)) => {
+            heap.take(None, heap_use, allocation);
+            Some(behind(heap))
+        }
+        (None, None) => None,
+    }
 }
 
 impl LayerAllocations {
-    /// With a sample of `sample_bytes` in the mean, or none if that is 0. At most `stack_bytes` of each stack are copied.
     pub(crate) fn new(
         (spans, counters, waker): (Arc<Spans>, Arc<Counters>, Waker),
-        sample_bytes: u64,
-        stack_bytes: usize,
+        settings: AllocationSettings,
     ) -> Arc<Self> {
         let new = Arc::new(Self {
             buffers: Arc::new(StackBuffers::new(MOST_BYTES)),
             samples: ArrayQueue::new(MOST_SAMPLES),
             waker,
             is_active: AtomicBool::new(false),
-            stack_bytes,
+            settings,
             counters,
             spans,
         });
         LAYERS.add(new.spans.layer(), &new);
-        sys::sample_allocations(sample_bytes, take);
+        sys::sample_allocations(settings.sample_bytes, take);
         new
     }
 
     pub(crate) fn set_active(&self, is_active: bool) {
         self.is_active.store(is_active, Ordering::Relaxed);
+        let (none, this) = (0, self.spans.layer());
+        let change = if is_active { (none, this) } else { (this, none) };
+        if self.settings.tracks_heap
+            && HEAP_LAYER
+                .compare_exchange(change.0, change.1, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            sys::track_blocks(is_active);
+        }
+    }
+
+    fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Relaxed) && self.buffers.are_here()
+    }
+
+    /// Whether it tracks the live heap. If several layers are to do that, the first one does.
+    pub(crate) fn tracks_heap(&self) -> bool {
+        HEAP_LAYER.load(Ordering::Relaxed) == self.spans.layer()
     }
 
     fn is_of_use(&self, span: &InnermostSpan, old_at: u64) -> bool {
-        self.is_active.load(Ordering::Relaxed)
-            && self.buffers.are_here()
-            && self.spans.samples_allocations(span, old_at)
+        self.is_active() && self.spans.samples_allocations(span, old_at)
     }
 
-    fn take(&self, span: InnermostSpan, allocation: &SampledAllocation) {
+    fn take(&self, span: Option<InnermostSpan>, heap: HeapUse, allocation: &SampledAllocation) {
         let counters = &self.counters.allocations;
         // Checked before: a span must not be promised samples that it will not have.
-        if self.samples.is_full() || !self.spans.report_allocation(&span) {
+        let span =
+            span.filter(|span| !self.samples.is_full() && self.spans.report_allocation(span));
+        if span.is_none() && heap == HeapUse::None {
             Counters::add(&counters.dropped_queue_full, 1);
             return;
         }
-        let live = allocation.stack(self.stack_bytes);
+        let live = allocation.stack(self.settings.stack_bytes);
         let stack = live.as_ref().and_then(|live| CopiedStack::new(&self.buffers, None, live));
         if stack.is_none() {
             let why = if live.is_none() { &counters.off_stack } else { &counters.dropped_memory };
@@ -106,6 +177,7 @@ impl LayerAllocations {
         let clock = self.spans.clock();
         let sample = AllocationSample {
             span,
+            heap,
             time_ns: clock.raw_ns(clock.now()),
             count: allocation.count,
             bytes: allocation.bytes,

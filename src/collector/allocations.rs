@@ -2,6 +2,7 @@
 
 use super::budget::Share;
 use super::copied::{ReadTarget, unwind_copy};
+use super::heap::Heap;
 use super::pending::PendingWait;
 use super::stack::{Stack, Waited};
 use crate::allocations::{AllocationSample, LayerAllocations};
@@ -20,11 +21,12 @@ const A_STACK_NS: u64 = 20_000;
 #[derive(Debug)]
 pub(super) struct AllocationReader {
     left: Share,
+    pub(super) heap: Heap,
 }
 
 impl AllocationReader {
     pub(super) fn new(is_limited: bool) -> Self {
-        Self { left: if is_limited { UNWINDING } else { UNLIMITED } }
+        Self { left: if is_limited { UNWINDING } else { UNLIMITED }, heap: Heap::default() }
     }
 
     /// Reads all that have been sent.
@@ -62,14 +64,15 @@ impl AllocationReader {
         if !has_budget {
             Counters::add(&counters.dropped_over_budget, 1);
         }
+        self.heap.add(sample, &stack, target.counters);
+        let Some(span) = sample.span.map(|span| span.key) else { return };
         let parts =
             [(SampleKind::AllocatedBytes, sample.bytes), (SampleKind::Allocations, sample.count)];
         let mut is_kept = true;
         for (kind, weight) in parts {
             let time_ns = sample.time_ns;
             let wait = PendingWait { kind, time_ns, weight, stack: 0, thread: u32::MAX };
-            let (span, round) = (sample.span.key, target.round);
-            is_kept &= target.pending.add_wait(span, wait, None, &stack, round);
+            is_kept &= target.pending.add_wait(span, wait, None, &stack, target.round);
         }
         let counter = if is_kept { &counters.sampled } else { &counters.dropped_pending_full };
         Counters::add(counter, 1);

@@ -48,6 +48,15 @@ pub(super) struct Built {
     pub(super) losses: report::Losses,
 }
 
+/// A stack outside of spans, and what is known of it.
+pub(super) struct StackWeight<'a> {
+    pub(super) stack: &'a Stack,
+    /// The name of a span that it is linked to.
+    pub(super) link: Option<String>,
+    pub(super) kind: SampleKind,
+    pub(super) weight: u64,
+}
+
 /// How many kept spans a profile lists.
 const MOST_LISTED: usize = 64;
 
@@ -98,12 +107,13 @@ impl ProfileAssembler<'_> {
         Built { profile, modules, spans, downsampled, losses }
     }
 
-    /// A profile that only contains these stacks, each linked to a span whose name is its number.
-    pub(super) fn profile_of_stacks(
+    /// A profile that only contains these stacks.
+    pub(super) fn profile_of_stacks<'b>(
         pending: &Pending,
         modules: &Modules,
         engine: &Engine,
-        stacks: &[Stack],
+        (id, period): (ProfileId, u64),
+        stacks: impl IntoIterator<Item = StackWeight<'b>>,
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
         let assembler = ProfileAssembler {
             pending,
@@ -112,18 +122,18 @@ impl ProfileAssembler<'_> {
             modules,
             callsites: &engine.callsites,
             unix_offset_ns: 0,
-            period_ns: 1,
+            period_ns: period,
             most_samples: usize::MAX,
             most_bytes: usize::MAX,
             hides_kernel: false,
             redaction: &engine.redaction,
         };
         let epoch = Epoch::empty();
-        let mut tables = Tables::new(&assembler, ProfileId::NONE, &epoch);
-        for (number, stack) in stacks.iter().enumerate() {
+        let mut tables = Tables::new(&assembler, id, &epoch);
+        for StackWeight { stack, link, kind, weight } in stacks {
             let stack = tables.stack(stack);
-            let link = tables.profile.add_link(Link::named(number.to_string(), None));
-            tables.add(SampleKind::Await, 0, 1, None, stack, Some(link));
+            let link = link.map(|name| tables.profile.add_link(Link::named(name, None)));
+            tables.add(kind, 0, weight, None, stack, link);
         }
         (tables.profile, tables.modules)
     }

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Sender};
 
 use super::engine::Engine;
-use super::open_spans::{FoundSpans, OpenSpan};
+use super::heap::{HeapPart, make_heap};
+use super::open_spans::{OpenSpan, find_open};
 use super::room::TakenRoom;
+use super::run::Collector;
 use crate::keep::KeptSpan;
 use crate::log::LogEvent;
 use crate::profile::{MappingId, Profile};
@@ -32,12 +34,32 @@ pub(super) enum Command {
     Shutdown(Option<FlushRequest>),
     /// List the open spans.
     FindOpen { older_than: Duration, reply: Sender<Vec<OpenSpan>> },
+    /// Make the profile of the live heap.
+    Heap { part: HeapPart, reply: Sender<Profile> },
 }
 
 impl Command {
     /// Whether the caller waits for an answer.
     pub(super) fn is_waited_for(&self) -> bool {
-        matches!(self, Self::Flush(_) | Self::Shutdown(Some(_)) | Self::FindOpen { .. })
+        !matches!(self, Self::Shutdown(None))
+    }
+
+    /// The job that answers a question, if it is one.
+    pub(super) fn answer(self, collector: &mut Collector) -> Option<Job> {
+        match self {
+            Self::FindOpen { older_than, reply } => Some(find_open(collector, older_than, reply)),
+            Self::Heap { part, reply } => Some(make_heap(collector, part, reply)),
+            Self::Flush(_) | Self::Shutdown(_) => None,
+        }
+    }
+}
+
+/// What to do with a profile once it is symbolized.
+pub(super) struct ReplyWith(pub(super) Box<dyn FnOnce(Profile) + Send>);
+
+impl std::fmt::Debug for ReplyWith {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ReplyWith")
     }
 }
 
@@ -52,11 +74,11 @@ pub(super) enum Job {
         kept: Vec<KeptSpan>,
         room: TakenRoom,
     },
-    /// Symbolize and return the stacks of open spans.
-    ReplyOpen {
+    /// Symbolize a profile for a caller that waits for it.
+    Reply {
         profile: Box<Profile>,
         modules: HashMap<MappingId, Arc<Module>>,
-        found: FoundSpans,
+        then: ReplyWith,
     },
     /// Report kept spans that have no profile.
     Report(Vec<KeptSpan>),

@@ -6,7 +6,7 @@ use super::allocations::AllocationReader;
 use super::awaits::AwaitReader;
 use super::limits::Limits;
 use super::pending::Pending;
-use crate::allocations::LayerAllocations;
+use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
 use crate::span::Spans;
 use crate::stacks::CopiedStack;
@@ -28,11 +28,13 @@ impl CopiedSamples {
         waker: &Waker,
         limits: Limits,
     ) -> Self {
-        let Limits { await_bytes, alloc_sample_bytes, stack_bytes, .. } = limits;
+        let Limits { await_bytes, alloc_sample_bytes, stack_bytes, tracks_heap, .. } = limits;
+        let settings =
+            AllocationSettings { sample_bytes: alloc_sample_bytes, stack_bytes, tracks_heap };
         let shared = || (Arc::clone(spans), Arc::clone(counters), waker.clone());
         Self {
             awaits: LayerAwaits::new(shared(), await_bytes),
-            allocations: LayerAllocations::new(shared(), alloc_sample_bytes, stack_bytes),
+            allocations: LayerAllocations::new(shared(), settings),
         }
     }
 
@@ -46,7 +48,7 @@ impl CopiedSamples {
 #[derive(Debug)]
 pub(super) struct CopiedReader {
     pub(super) awaits: AwaitReader,
-    allocations: AllocationReader,
+    pub(super) allocations: AllocationReader,
 }
 
 impl CopiedReader {

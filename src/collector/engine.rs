@@ -233,18 +233,6 @@ impl Engine {
         self.waker.wake();
     }
 
-    /// Once rules are off and all spans have closed, nothing needs to know what is allocated.
-    pub(super) fn stop_counting_if_unused(&self) {
-        let is_counting = self.gate.counts_allocations();
-        if is_counting && self.callsites.are_off() && !self.spans.has_any_open() {
-            self.gate.set_counts_allocations(false);
-            // New rules may have been set in the meantime.
-            if !self.callsites.are_off() {
-                self.gate.set_counts_allocations(true);
-            }
-        }
-    }
-
     /// Wakes the collector for an open span whose open time is limited: it may be asleep, and no other event may wake
     /// it.
     #[cold]

@@ -68,10 +68,15 @@ impl Logged {
         }
         let generation = Some(engine.callsites.generation());
         if std::mem::replace(&mut self.checked_rules, generation) != generation
-            && engine.callsites.judge_allocations()
             && !sys::counts_allocations()
         {
-            events.push(LogEvent::warning(LogKind::NotCounted, report::NOT_COUNTED));
+            let wanted = [
+                (engine.callsites.judge_allocations(), report::NOT_COUNTED),
+                (engine.copied.allocations.tracks_heap(), report::HEAP_NOT_TRACKED),
+            ];
+            let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
+            let warnings = wanted.map(|(_, text)| LogEvent::warning(LogKind::NotCounted, text));
+            events.extend(warnings);
         }
         if is_first_look && engine.spans.seen() == 0 {
             events.push(LogEvent::info(LogKind::NothingSeen, report::NOTHING_SEEN));

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Sender};
 
 use super::awaits::unwound;
-use super::build::ProfileAssembler;
-use super::command::{Command, Job};
+use super::build::{ProfileAssembler, StackWeight};
+use super::command::{Command, Job, ReplyWith};
 use super::engine::Engine;
 use super::run::Collector;
 use super::sampled::Sampled;
 use super::stack::{Stack, Waited};
+use crate::ids::ProfileId;
 use crate::keep::FieldValues;
-use crate::profile::{LinkId, Profile};
+use crate::profile::{LinkId, Profile, SampleKind};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
 
 /// A profiled span that is open, from [`Handle::open_spans`](crate::Handle::open_spans).
@@ -130,7 +131,12 @@ pub(super) fn find_open(
             numbers.entry(key).or_insert(number);
         }
     }
-    let stacks: Vec<_> = places.iter().map(|(_, place)| place.stack.clone()).collect();
+    let stacks = places.iter().enumerate().map(|(number, (_, place))| StackWeight {
+        stack: &place.stack,
+        link: Some(number.to_string()),
+        kind: SampleKind::Await,
+        weight: 1,
+    });
     let spans = open.iter().map(|slot| {
         let number = numbers.get(&slot.key).copied().filter(|number| {
             let place = places.get(*number).map(|(_, place)| place.state);
@@ -145,10 +151,12 @@ pub(super) fn find_open(
         &collector.pending,
         collector.unwinder.modules(),
         &collector.engine,
-        &stacks,
+        (ProfileId::NONE, 1),
+        stacks,
     );
-    let profile = Box::new(profile);
-    Job::ReplyOpen { profile, modules, found: FoundSpans { spans, reply } }
+    let found = FoundSpans { spans, reply };
+    let then = ReplyWith(Box::new(move |profile| found.reply(&profile)));
+    Job::Reply { profile: Box::new(profile), modules, then }
 }
 
 /// Where threads are blocked and futures await, by innermost span.

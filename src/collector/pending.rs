@@ -505,7 +505,7 @@ impl PendingSpan {
                 SampleKind::OffCpu => counts.waits += 1,
                 SampleKind::Await | SampleKind::Delay => counts.awaits += 1,
                 SampleKind::AllocatedBytes => counts.allocations += 1,
-                SampleKind::OnCpu | SampleKind::Allocations => {}
+                _ => {}
             }
         }
         counts

@@ -413,6 +413,10 @@ pub(super) const NOT_COUNTED: &str = "a rule has `alloc>` or `allocs>`, but allo
     nothing for them: add `#[global_allocator] static ALLOCATOR: tracing_profiling::ProfilingAllocator = \
     tracing_profiling::ProfilingAllocator::system();` to the program, or remove the condition from TRACING_PROFILING";
 
+pub(super) const HEAP_NOT_TRACKED: &str = "TRACING_PROFILING_HEAP is on, but the live heap cannot be tracked: add \
+    `#[global_allocator] static ALLOCATOR: tracing_profiling::ProfilingAllocator = \
+    tracing_profiling::ProfilingAllocator::system();` to the program";
+
 pub(super) const NOTHING_SEEN: &str = "no span that a rule matches has been created yet. If there were requests: an \
     `EnvFilter` that is not attached to the layer that prints hides spans from all layers (tower-http's `TraceLayer` \
     creates its spans at level DEBUG: `RUST_LOG=info,tower_http::trace::make_span=debug`), or TRACING_PROFILING names \

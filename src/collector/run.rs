@@ -16,9 +16,9 @@ use super::command::{Command, FlushRequest, Job};
 use super::copied::{CopiedReader, ReadTarget};
 use super::drain::Drain;
 use super::engine::Engine;
+use super::heap::stop_counting_if_unused;
 use super::limits::Limits;
 use super::logged::Logged;
-use super::open_spans::{OpenSpan, find_open};
 use super::pending::Pending;
 use super::room::Room;
 use super::sampled::{Sampled, fill_time};
@@ -29,9 +29,7 @@ use super::waits::{Captures, SCAN_INTERVAL};
 use super::watchdog::Watchdog;
 use crate::keep::Epoch;
 use crate::log::{LogEvent, LogKind};
-use crate::sampler::SamplingBudget;
-use crate::sampler::{Allowance, Sampler, Spent};
-use crate::sampler::{Arming, SampledThread};
+use crate::sampler::{Allowance, Arming, SampledThread, Sampler, SamplingBudget, Spent};
 use crate::span::{SampleCounts, SpanEvent, SpanInfo, SpanKey};
 use crate::stats::Counters;
 use crate::sys::{self, Poller};
@@ -101,7 +99,8 @@ pub(super) struct Collector {
 #[derive(Default)]
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
-    open: Vec<(Duration, Sender<Vec<OpenSpan>>)>,
+    /// To be answered after the round.
+    questions: Vec<Command>,
     everything: bool,
     end: bool,
 }
@@ -238,9 +237,9 @@ impl Collector {
     pub(super) fn do_rounds(&mut self) -> bool {
         loop {
             let (asked, again) = self.do_round();
-            for (older_than, reply) in asked.open {
-                let found = find_open(self, older_than, reply);
-                _ = self.jobs.send(found);
+            for question in asked.questions {
+                let answer = question.answer(self);
+                answer.into_iter().for_each(|job| _ = self.jobs.send(job));
             }
             if asked.end {
                 self.at_end = asked.acknowledge;
@@ -289,7 +288,7 @@ impl Collector {
         let mut closed = std::mem::take(&mut self.closed);
         closed.extend(self.register_spans());
         self.sweep_plans();
-        self.engine.stop_counting_if_unused();
+        stop_counting_if_unused(&self.engine);
         let epochs = self.end_epochs(&closed, asked.everything);
 
         let entered = self.drain_all();
@@ -335,7 +334,7 @@ impl Collector {
         let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
             match command {
-                Command::FindOpen { older_than, reply } => asked.open.push((older_than, reply)),
+                Command::FindOpen { .. } | Command::Heap { .. } => asked.questions.push(command),
                 Command::Flush(waiting) => {
                     asked.everything = true;
                     asked.acknowledge.push(waiting);

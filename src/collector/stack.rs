@@ -35,6 +35,8 @@ pub(super) enum Waited {
     NotCopied,
     /// An allocation, of whose stack there is no copy.
     AllocationNotCopied,
+    /// Not one stack, but those for which there is no memory.
+    OtherStacks,
 }
 
 impl Stack {

@@ -147,7 +147,10 @@ impl<'a> Tables<'a> {
             SampleKind::OffCpu => (missing.waits.max(1), shortest_ns),
             SampleKind::Await | SampleKind::Delay => (missing.awaits.max(1), shortest_ns),
             // As much as can be said of it.
-            SampleKind::AllocatedBytes | SampleKind::Allocations => (missing.allocations.max(1), 1),
+            SampleKind::AllocatedBytes
+            | SampleKind::Allocations
+            | SampleKind::InUseBytes
+            | SampleKind::InUseBlocks => (missing.allocations.max(1), 1),
         };
         let point = Point { time_unix_ns, weight: count * each, thread: None };
         self.profile.add_sample(kind, stack, link, point);
@@ -257,6 +260,7 @@ impl<'a> Tables<'a> {
             Waited::Unknown => "[waiting: location unknown]".to_owned(),
             Waited::NotObserved => "[awaiting: not `.profiled()`]".to_owned(),
             Waited::NotCopied => "[awaiting: stack not copied]".to_owned(),
+            Waited::OtherStacks => "[other stacks: no memory for more]".to_owned(),
             Waited::AllocationNotCopied => "[allocated: stack not copied]".to_owned(),
             Waited::Scheduling(behind) => {
                 let behind = behind.and_then(|plan| self.builder.callsites.get(plan));

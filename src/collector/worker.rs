@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, select};
 use tracing::level_filters::LevelFilter;
 
-use super::command::{FlushRequest, Job};
+use super::command::{FlushRequest, Job, ReplyWith};
 use super::delivery::{Delivery, HeldProfile};
 use super::engine::Engine;
-use super::open_spans::FoundSpans;
 use super::report;
 use super::room::TakenRoom;
 use crate::export::Exporter;
@@ -84,8 +83,8 @@ impl Worker {
                 Some(Job::Export { profile, modules, kept, room }) => {
                     self.prepare(profile, &modules, &kept, room);
                 }
-                Some(Job::ReplyOpen { profile, modules, found }) => {
-                    self.reply_open(profile, &modules, found);
+                Some(Job::Reply { profile, modules, then: ReplyWith(then) }) => {
+                    self.reply(profile, &modules, then);
                 }
                 Some(Job::Report(kept)) => self.delivery.report(&unexported(&kept)),
                 Some(Job::Done(FlushRequest { done, deadline })) => {
@@ -154,16 +153,16 @@ impl Worker {
         }
     }
 
-    /// Symbolizes and returns the stacks of open spans.
-    fn reply_open(
+    /// Symbolizes a profile for a caller.
+    fn reply(
         &mut self,
         profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
-        found: FoundSpans,
+        then: impl FnOnce(Profile),
     ) {
         let symbolize = || self.symbolize(profile, modules, usize::MAX);
         match catch_unwind(AssertUnwindSafe(symbolize)) {
-            Ok(profile) => found.reply(&profile),
+            Ok(profile) => then(profile),
             Err(_) => self.symbolizer = None,
         }
     }

@@ -52,6 +52,7 @@ pub struct Builder {
     pub(super) export_bytes: usize,
     pub(super) await_bytes: usize,
     pub(super) alloc_sample_bytes: u32,
+    pub(super) heap: bool,
     pub(super) cpu_percent: Option<u32>,
     pub(super) shed: ShedLimits,
     pub(crate) pace: Pace,
@@ -124,6 +125,7 @@ impl Builder {
             export_bytes: DEFAULT_EXPORT_BYTES,
             await_bytes: DEFAULT_AWAIT_BYTES,
             alloc_sample_bytes: DEFAULT_ALLOC_SAMPLE_BYTES,
+            heap: false,
             symbols: SymbolSettings {
                 names: cfg!(feature = "symbols"),
                 most_bytes: DEFAULT_SYMBOL_BYTES,
@@ -456,6 +458,16 @@ impl Builder {
         Self { alloc_sample_bytes: bytes, ..self }
     }
 
+    /// Tracks the live heap of the whole process: by which code the memory in use was allocated, in spans or not. The
+    /// default is off. [`Handle::heap_profile`](crate::Handle::heap_profile) returns it. Needs a
+    /// [`ProfilingAllocator`](crate::ProfilingAllocator), and takes some nanoseconds of each free.
+    ///
+    /// One layer of a process tracks it: of several that should, the first.
+    #[must_use]
+    pub fn heap(self, heap: bool) -> Self {
+        Self { heap, ..self }
+    }
+
     /// The maximum size of the debug information and symbol tables that are mapped at once, measured as in their files.
     /// The default is 512 MiB. They are mapped into memory and read on demand. If the debug information of a file does
     /// not fit, its functions are named from its symbol table, without lines; if that does not fit either, they have no
@@ -542,6 +554,7 @@ impl std::fmt::Debug for Builder {
             .field("export_bytes", &self.export_bytes)
             .field("await_bytes", &self.await_bytes)
             .field("alloc_sample_bytes", &self.alloc_sample_bytes)
+            .field("heap", &self.heap)
             .field("cpu_percent", &self.cpu_percent)
             .field("shed", &self.shed)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))

@@ -45,10 +45,11 @@ const SYMBOLS: &str = "TRACING_PROFILING_SYMBOLS";
 const EXPORT_BYTES: &str = "TRACING_PROFILING_EXPORT_BYTES";
 const SYMBOL_BYTES: &str = "TRACING_PROFILING_SYMBOL_BYTES";
 const AWAIT_BYTES: &str = "TRACING_PROFILING_AWAIT_BYTES";
+const HEAP: &str = "TRACING_PROFILING_HEAP";
 const ALLOC_SAMPLE_BYTES: &str = "TRACING_PROFILING_ALLOC_SAMPLE_BYTES";
 
 /// All variables whose names begin like that of the rules.
-const KNOWN: [&str; 24] = [
+const KNOWN: [&str; 25] = [
     RULES,
     SOURCE,
     WAITS,
@@ -73,6 +74,7 @@ const KNOWN: [&str; 24] = [
     SYMBOL_BYTES,
     AWAIT_BYTES,
     ALLOC_SAMPLE_BYTES,
+    HEAP,
 ];
 
 impl Builder {
@@ -188,6 +190,7 @@ impl Builder {
             builder.set(&get, AWAIT_BYTES, bytes, within(0..=u32::MAX), |builder, bytes| {
                 builder.await_bytes(bytes as usize)
             })?;
+        builder = builder.set(&get, HEAP, "on or off", is_on, Self::heap)?;
         let gap = within(0..=u32::MAX);
         builder = builder.set(&get, ALLOC_SAMPLE_BYTES, bytes, gap, Self::alloc_sample_bytes)?;
         let disabled = get(SDK_DISABLED)?;
@@ -404,6 +407,7 @@ mod tests {
             "_EXPORT_BYTES",
             "_AWAIT_BYTES",
             "_ALLOC_SAMPLE_BYTES",
+            "_HEAP",
         ]
         .map(|rest| format!("TRACING_PROFILING{rest}"));
         let empty = empty.each_ref().map(|name| (name.as_str(), " "));
@@ -435,7 +439,7 @@ mod tests {
         );
         assert!(second.ends_with("_SOURCE, _WAITS, _TIMER_CLOCK, _ARM_AFTER, _RATE, _STACK_BYTES, \
             _MAX_DEPTH, _SHED, _CPU_BUDGET, _PENDING_PROFILES, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _FIELDS, _LINK, _REDACT, _PATHS, _SYMBOLS, \
-            _EXPORT_BYTES, _SYMBOL_BYTES, _AWAIT_BYTES, _ALLOC_SAMPLE_BYTES"), "{second}");
+            _EXPORT_BYTES, _SYMBOL_BYTES, _AWAIT_BYTES, _ALLOC_SAMPLE_BYTES, _HEAP"), "{second}");
     }
 
     #[cfg(not(feature = "_otlp"))]
@@ -473,6 +477,7 @@ mod tests {
             ("TRACING_PROFILING_EXPORT_BYTES", "2000"),
             ("TRACING_PROFILING_AWAIT_BYTES", "3000"),
             ("TRACING_PROFILING_ALLOC_SAMPLE_BYTES", "4000"),
+            ("TRACING_PROFILING_HEAP", "on"),
         ]);
         let redaction = Redaction::new().hide(r"acme_\w+").unwrap().hide("^GET (.*)").unwrap();
         let redaction = redaction.full_paths(true);
@@ -496,7 +501,8 @@ mod tests {
             .symbol_bytes(1000)
             .export_bytes(2000)
             .await_bytes(3000)
-            .alloc_sample_bytes(4000);
+            .alloc_sample_bytes(4000)
+            .heap(true);
         assert_eq!(format!("{:?}", builder.unwrap()), format!("{by_hand:?}"));
     }
 
@@ -619,6 +625,7 @@ mod tests {
             ("EXPORT_BYTES", "-1"),
             ("AWAIT_BYTES", "16MiB"),
             ("ALLOC_SAMPLE_BYTES", "512KiB"),
+            ("HEAP", "yes"),
         ] {
             let name = format!("TRACING_PROFILING_{name}");
             assert!(read(&[(&name, value)]).is_err(), "{name}={value}");

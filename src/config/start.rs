@@ -123,6 +123,7 @@ pub(crate) fn start(
             stack_bytes: builder.source.stack_bytes as usize,
             await_bytes: builder.await_bytes,
             alloc_sample_bytes: builder.alloc_sample_bytes.into(),
+            tracks_heap: builder.heap,
             shed: builder.shed,
             pace: builder.pace,
         },

@@ -192,7 +192,6 @@ impl<'a> Encoder<'a> {
                 i32::try_from(weight).unwrap_or(i32::MAX),
             );
             match sample.kind {
-                SampleKind::OnCpu | SampleKind::AllocatedBytes | SampleKind::Allocations => {}
                 SampleKind::OffCpu => {
                     if let Some((call, site)) = profile.wait_site(sample) {
                         self.add_marker(thread, [call, &site], point, stack);
@@ -206,6 +205,7 @@ impl<'a> Encoder<'a> {
                     let place = await_place(profile, sample);
                     self.add_marker(thread, [frame, &place], point, stack);
                 }
+                _ => {}
             }
         }
     }

@@ -49,6 +49,8 @@ pub(crate) fn otlp_message(profile: &Profile, resource: &Resource) -> proto::Pro
             SampleKind::Delay => (["scheduling_delay", "nanoseconds"], id.of_scheduling_delay()),
             SampleKind::AllocatedBytes => (["alloc_space", "bytes"], id.of_alloc_space()),
             SampleKind::Allocations => (["alloc_objects", "count"], id.of_alloc_objects()),
+            SampleKind::InUseBytes => (["inuse_space", "bytes"], id.of_inuse_space()),
+            SampleKind::InUseBlocks => (["inuse_objects", "count"], id.of_inuse_objects()),
         };
         encode_weights(profile, kind, of_kind, id, &mut dictionary)
     });

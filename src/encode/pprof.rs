@@ -13,7 +13,8 @@ use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKi
 /// Encodes a gzipped pprof file. Its values are the number of samples, their CPU time in nanoseconds, the times of waits,
 /// awaits and scheduling delays in nanoseconds (`-sample_index=off_cpu`, `await` and `scheduling_delay`), and the bytes
 /// and number of allocations (`alloc_space`, `alloc_objects`). The default is the first one of these, after the number of
-/// samples, that is not 0. Each sample has its span's name as the label `span_name`, and
+/// samples, that is not 0. A profile in which nothing but memory has samples has the four values of a heap profile of Go:
+/// `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, and the default is `inuse_space` if anything is in use. Each sample has its span's name as the label `span_name`, and
 /// `trace_id` and `span_id` if the span has them. The fields that identify the nearest kept span around it are labels,
 /// too. The profile's attributes and notes are comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
@@ -50,13 +51,23 @@ impl<'a> Encoder<'a> {
 
     fn encode(mut self) -> proto::Profile {
         let profile = self.profile;
-        let count = self.value_type("samples", "count");
-        let values = SampleKind::ALL.map(|kind| self.value_type(name_of(kind), unit_of(kind)));
-        self.message.sample_type = std::iter::once(count).chain(values).collect();
         let has_samples = |kind: &SampleKind| profile.of_kind(*kind).next().is_some();
-        let first = SampleKind::ALL.into_iter().find(has_samples).unwrap_or(SampleKind::OnCpu);
-        self.message.default_sample_type = self.string(name_of(first));
-        self.message.period_type = values.first().copied();
+        let kinds = kinds_of(profile);
+        let values: Vec<_> =
+            kinds.iter().map(|kind| self.value_type(name_of(*kind), unit_of(*kind))).collect();
+        let has_times = kinds.contains(&SampleKind::OnCpu);
+        let count = has_times.then(|| self.value_type("samples", "count"));
+        self.message.sample_type = count.into_iter().chain(values.iter().copied()).collect();
+        let shown = match has_samples(&SampleKind::InUseBytes) {
+            true => Some(SampleKind::InUseBytes),
+            false => SampleKind::ALL.into_iter().find(has_samples),
+        };
+        self.message.default_sample_type =
+            self.string(name_of(shown.unwrap_or(SampleKind::InUseBytes)));
+        self.message.period_type = match has_times {
+            true => values.first().copied(),
+            false => Some(self.value_type("space", "bytes")),
+        };
         self.message.period = signed(profile.uniform_weight_ns().unwrap_or(profile.period_ns));
         self.message.time_nanos = signed(profile.start_unix_ns);
         self.message.duration_nanos = signed(profile.duration_ns);
@@ -69,16 +80,18 @@ impl<'a> Encoder<'a> {
             // Only on-CPU samples count as samples: the others are measured.
             let is_on_cpu = sample.kind == SampleKind::OnCpu;
             let count = if is_on_cpu { sample.points.len() as u64 } else { 0 };
+            let count = has_times.then(|| signed(count));
             let encoded = proto::Sample {
                 location_id: profile
                     .location_ids(sample.stack)
                     .map(|id| self.location(id))
                     .collect(),
-                value: std::iter::once(signed(count))
-                    .chain(
-                        SampleKind::ALL
-                            .map(|kind| if kind == sample.kind { signed(weight) } else { 0 }),
-                    )
+                value: count
+                    .into_iter()
+                    .chain(kinds.iter().map(|kind| match *kind == sample.kind {
+                        true => signed(weight),
+                        false => 0,
+                    }))
                     .collect(),
                 label: self.labels(sample.link),
             };
@@ -217,6 +230,20 @@ impl<'a> Encoder<'a> {
     }
 }
 
+/// What a file has values of: for a heap profile the four of Go, in their order, and otherwise times and allocations.
+fn kinds_of(profile: &Profile) -> Vec<SampleKind> {
+    let is_of_memory = |kind: SampleKind| !kind.is_time();
+    let mut samples = profile.samples().iter().map(|sample| sample.kind);
+    if samples.all(is_of_memory) {
+        let allocated = [SampleKind::Allocations, SampleKind::AllocatedBytes];
+        return [allocated, [SampleKind::InUseBlocks, SampleKind::InUseBytes]].concat();
+    }
+    let is_in_use =
+        |kind: &SampleKind| matches!(kind, SampleKind::InUseBytes | SampleKind::InUseBlocks);
+    let has_samples = |kind: &SampleKind| profile.of_kind(*kind).next().is_some();
+    SampleKind::ALL.into_iter().filter(|kind| !is_in_use(kind) || has_samples(kind)).collect()
+}
+
 /// The name of a value.
 fn name_of(kind: SampleKind) -> &'static str {
     match kind {
@@ -226,13 +253,15 @@ fn name_of(kind: SampleKind) -> &'static str {
         SampleKind::Delay => "scheduling_delay",
         SampleKind::AllocatedBytes => "alloc_space",
         SampleKind::Allocations => "alloc_objects",
+        SampleKind::InUseBytes => "inuse_space",
+        SampleKind::InUseBlocks => "inuse_objects",
     }
 }
 
 fn unit_of(kind: SampleKind) -> &'static str {
     match kind {
-        SampleKind::AllocatedBytes => "bytes",
-        SampleKind::Allocations => "count",
+        SampleKind::AllocatedBytes | SampleKind::InUseBytes => "bytes",
+        SampleKind::Allocations | SampleKind::InUseBlocks => "count",
         SampleKind::OnCpu | SampleKind::OffCpu | SampleKind::Await | SampleKind::Delay => {
             "nanoseconds"
         }
@@ -349,6 +378,53 @@ mod tests {
                 "alloc_objects",
             ]
         );
+    }
+
+    #[test]
+    fn a_heap_profile_has_the_values_of_go() {
+        let make = |kinds: &[SampleKind]| {
+            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 512);
+            let remark = profile.add_remark("x");
+            let stack = profile.add_stack(vec![remark]);
+            for (kind, weight) in kinds.iter().zip(1..) {
+                let point = Point { time_unix_ns: 1, weight, thread: None };
+                profile.add_sample(*kind, stack, None, point);
+            }
+            decode(&profile)
+        };
+        let allocated = [SampleKind::AllocatedBytes, SampleKind::Allocations];
+        let in_use = [SampleKind::InUseBytes, SampleKind::InUseBlocks];
+        for (kinds, default) in [
+            ([allocated, in_use].concat(), "inuse_space"),
+            (allocated.to_vec(), "alloc_space"),
+            (Vec::new(), "inuse_space"),
+        ] {
+            let message = make(&kinds);
+            let string = |index: i64| message.string_table[index as usize].as_str();
+            let types = message.sample_type.iter();
+            let types: Vec<_> =
+                types.map(|kind| (string(kind.r#type), string(kind.unit))).collect();
+            assert_eq!(
+                types,
+                [
+                    ("alloc_objects", "count"),
+                    ("alloc_space", "bytes"),
+                    ("inuse_objects", "count"),
+                    ("inuse_space", "bytes")
+                ]
+            );
+            assert_eq!(string(message.default_sample_type), default);
+            let period = message.period_type.unwrap();
+            assert_eq!((string(period.r#type), string(period.unit)), ("space", "bytes"));
+            assert_eq!(message.period, 512);
+            let sums = (0..4).map(|i| message.sample.iter().map(|sample| sample.value[i]).sum());
+            let all: Vec<i64> = sums.collect();
+            match kinds.len() {
+                4 => assert_eq!(all, [2, 1, 4, 3]),
+                2 => assert_eq!(all, [2, 1, 0, 0]),
+                _ => assert_eq!(all, [0; 4]),
+            }
+        }
     }
 
     #[test]

@@ -203,6 +203,22 @@ impl Profile {
         }
     }
 
+    /// The same without what is in use.
+    #[cfg(all(feature = "axum", feature = "pprof"))]
+    pub(crate) fn without_in_use(mut self) -> Self {
+        self.samples.retain(|sample| {
+            !matches!(sample.kind, SampleKind::InUseBytes | SampleKind::InUseBlocks)
+        });
+        self
+    }
+
+    /// What it shows is true at that moment.
+    pub(crate) fn set_moment(&mut self, unix_ns: u64) {
+        (self.start_unix_ns, self.duration_ns) = (unix_ns, 1);
+        let points = self.samples.iter_mut().flat_map(|sample| &mut sample.points);
+        points.for_each(|point| point.time_unix_ns = unix_ns);
+    }
+
     /// Its approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
         let ProfileTables { functions, mappings, locations, stacks, links, threads } = &self.tables;
@@ -497,24 +513,35 @@ impl Profile {
         }
     }
 
-    /// The function with the most on-CPU self time, and its share of the total, from 0 to 1. Functions inlined into it
-    /// count as a part of it: `wrapping_mul` would not be informative. Without function names, it is a location such as
-    /// `shop+0x1a2b`.
+    /// The function with the most on-CPU self time, and its share of the total, from 0 to 1; see
+    /// [`functions_by`](Self::functions_by).
     pub fn top_function(&self) -> Option<(String, f64)> {
+        let (name, weight) = self.functions_by(SampleKind::OnCpu).into_iter().next()?;
+        Some((name, weight as f64 / self.weight_ns().max(1) as f64))
+    }
+
+    /// The innermost functions of the samples of one kind with their own weights, the largest first: nanoseconds, bytes
+    /// or numbers. Functions inlined into one count as a part of it: `wrapping_mul` would not be informative. Without
+    /// function names, they are locations such as `shop+0x1a2b`.
+    pub fn functions_by(&self, kind: SampleKind) -> Vec<(String, u64)> {
         let mut own: HashMap<Result<&str, LocationId>, u64> = HashMap::new();
-        for sample in self.of_kind(SampleKind::OnCpu) {
+        for sample in self.of_kind(kind) {
             let Some(leaf) = self.location_ids(sample.stack).next() else { continue };
             let outermost = self.location(leaf).and_then(|leaf| leaf.lines.last());
             let function = outermost.and_then(|line| self.function(line.function));
             let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
             *own.entry(function.map(|function| &*function.name).ok_or(leaf)).or_default() += weight;
         }
-        let (top, weight) = own.into_iter().max_by_key(|(top, weight)| (*weight, *top))?;
-        let name = match top {
-            Ok(name) => name.to_owned(),
-            Err(place) => self.module_offset(self.location(place)?),
-        };
-        Some((name, weight as f64 / self.weight_ns().max(1) as f64))
+        let mut own: Vec<_> = own.into_iter().collect();
+        own.sort_by(|(a, first), (b, second)| second.cmp(first).then(b.cmp(a)));
+        let named = own.into_iter().filter_map(|(function, weight)| {
+            let name = match function {
+                Ok(name) => name.to_owned(),
+                Err(place) => self.module_offset(self.location(place)?),
+            };
+            Some((name, weight))
+        });
+        named.collect()
     }
 
     /// A copy with one in `every` points of each kind.

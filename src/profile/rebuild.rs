@@ -118,9 +118,7 @@ impl Profile {
             let (stack, is_short) = match sample.kind {
                 SampleKind::OnCpu | SampleKind::OffCpu => rebuilding.stack(sample.stack),
                 SampleKind::Await | SampleKind::Delay => rebuilding.await_stack(sample.stack),
-                SampleKind::AllocatedBytes | SampleKind::Allocations => {
-                    rebuilding.allocation_stack(sample.stack)
-                }
+                _ => rebuilding.allocation_stack(sample.stack),
             };
             let link = sample.link.and_then(|link| rebuilding.link(link));
             let thread = point.thread.and_then(|thread| rebuilding.thread(thread));

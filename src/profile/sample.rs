@@ -21,18 +21,24 @@ pub enum SampleKind {
     AllocatedBytes,
     /// The number of these allocations.
     Allocations,
+    /// Bytes of blocks that are still in use.
+    InUseBytes,
+    /// The number of these blocks.
+    InUseBlocks,
 }
 
 impl SampleKind {
     /// What time was spent in.
     pub(crate) const TIMES: [Self; 4] = [Self::OnCpu, Self::OffCpu, Self::Await, Self::Delay];
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::OnCpu,
         Self::OffCpu,
         Self::Await,
         Self::Delay,
         Self::AllocatedBytes,
         Self::Allocations,
+        Self::InUseBytes,
+        Self::InUseBlocks,
     ];
 
     pub(crate) fn is_time(self) -> bool {

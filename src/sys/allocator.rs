@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
+use super::live_blocks::{LiveBlocks, Removed, TrackedBlock};
 use super::live_stack::{LiveRegisters, LiveStack, live_registers};
 
 /// A global allocator that counts what spans allocate, in front of the program's own:
@@ -87,6 +88,9 @@ static USERS: AtomicU32 = AtomicU32::new(0);
 /// Whether the program's global allocator is a [`ProfilingAllocator`].
 static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
+/// The sampled blocks in use; made when they are tracked for the first time.
+static LIVE_BLOCKS: OnceLock<LiveBlocks> = OnceLock::new();
+static TRACKS_BLOCKS: AtomicBool = AtomicBool::new(false);
 /// The bytes between two samples in the mean; 0 for none.
 static SAMPLE_BYTES: AtomicU64 = AtomicU64::new(0);
 static TAKE_SAMPLE: OnceLock<TakeSample> = OnceLock::new();
@@ -147,12 +151,12 @@ fn is_counting() -> bool {
 }
 
 #[inline(always)]
-fn note_allocated(bytes: usize) {
+fn note_allocated(block: *mut u8, bytes: usize) {
     COUNTS.with(|counts| {
         add(&counts.allocated_bytes, bytes as u64);
         add(&counts.allocations, 1);
         if counts.allocated_bytes.get() >= counts.sample_at.get() {
-            sample(counts, bytes as u64);
+            sample(counts, block.addr(), bytes as u64);
         }
     });
 }
@@ -164,6 +168,8 @@ pub(crate) struct SampledAllocation {
     pub(crate) count: u64,
     /// Their bytes.
     pub(crate) bytes: u64,
+    /// Its address.
+    block: usize,
     registers: Option<LiveRegisters>,
 }
 
@@ -171,6 +177,12 @@ impl SampledAllocation {
     /// The stack of the calling thread, up to that many bytes. `None` if it is not the thread's own.
     pub(crate) fn stack(&self, most_bytes: usize) -> Option<LiveStack> {
         LiveStack::at_most(self.registers?, most_bytes)
+    }
+
+    /// Tracks whether the block is in use, from before the program has it. `None` if that is not possible. Only once for
+    /// each allocation.
+    pub(crate) fn track(&self) -> Option<TrackedBlock> {
+        LIVE_BLOCKS.get()?.add(self.block)
     }
 }
 
@@ -188,7 +200,7 @@ const LOOK_BYTES: u64 = 1 << 20;
 /// (Horvitz and Thompson 1952). The mean gap of a thread depends only on what was before the gap.
 #[cold]
 #[inline(never)]
-fn sample(counts: &ThreadAllocations, bytes: u64) {
+fn sample(counts: &ThreadAllocations, block: usize, bytes: u64) {
     let registers = live_registers!();
     // Nothing in here is sampled, nor what a signal handler allocates that interrupts it.
     let due = counts.sample_at.replace(NEVER);
@@ -205,7 +217,7 @@ fn sample(counts: &ThreadAllocations, bytes: u64) {
                 _ => due,
             };
             if due <= allocated {
-                let of = sampling.represented(bytes, registers);
+                let of = sampling.represented(block, bytes, registers);
                 if let Some(behind) = take(&of) {
                     sampling.note_taken(behind);
                 }
@@ -221,13 +233,19 @@ fn sample(counts: &ThreadAllocations, bytes: u64) {
 
 impl ThreadSampling {
     /// What a block of that size represents.
-    fn represented(&self, bytes: u64, registers: Option<LiveRegisters>) -> SampledAllocation {
+    fn represented(
+        &self,
+        block: usize,
+        bytes: u64,
+        registers: Option<LiveRegisters>,
+    ) -> SampledAllocation {
         let probability = -(-(bytes as f64) / self.gap_bytes.get().max(1) as f64).exp_m1();
         let blocks = 1.0 / probability.max(f64::MIN_POSITIVE);
         SampledAllocation {
             // Rounded up or down such that the mean is exact.
             count: (blocks + self.random()) as u64,
             bytes: (bytes as f64 * blocks).round() as u64,
+            block,
             registers,
         }
     }
@@ -279,6 +297,16 @@ pub(crate) fn sample_allocations(every_bytes: u64, take: TakeSample) {
     }
 }
 
+/// A block is about to be freed.
+#[inline(always)]
+fn forget_block(block: *mut u8) -> Option<(&'static LiveBlocks, Removed)> {
+    if !TRACKS_BLOCKS.load(Ordering::Relaxed) {
+        return None;
+    }
+    let live = LIVE_BLOCKS.get()?;
+    Some((live, live.remove(block.addr())?))
+}
+
 #[inline(always)]
 fn note_freed(bytes: usize) {
     COUNTS.with(|counts| {
@@ -299,7 +327,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
         // SAFETY: as above.
         let block = unsafe { self.allocator.alloc(layout) };
         if !block.is_null() {
-            note_allocated(layout.size());
+            note_allocated(block, layout.size());
         }
         block
     }
@@ -313,7 +341,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
         // SAFETY: as above.
         let block = unsafe { self.allocator.alloc_zeroed(layout) };
         if !block.is_null() {
-            note_allocated(layout.size());
+            note_allocated(block, layout.size());
         }
         block
     }
@@ -322,6 +350,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if is_counting() {
             note_freed(layout.size());
+            _ = forget_block(block);
         }
         // SAFETY: what the caller guarantees.
         unsafe { self.allocator.dealloc(block, layout) };
@@ -333,14 +362,35 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
             // SAFETY: what the caller guarantees.
             return unsafe { self.allocator.realloc(block, layout, new_size) };
         }
+        // Before another thread can be given the same address.
+        let removed = forget_block(block);
         // SAFETY: as above.
         let new = unsafe { self.allocator.realloc(block, layout, new_size) };
         if !new.is_null() {
             note_freed(layout.size());
-            note_allocated(new_size);
+            note_allocated(new, new_size);
+        } else if let Some((live, removed)) = removed {
+            live.put_back(removed);
         }
         new
     }
+}
+
+/// Tracks from now on which sampled blocks are in use, or forgets them and stops that. Blocks are tracked only while
+/// allocations are counted without a break.
+pub(crate) fn track_blocks(tracks: bool) {
+    if !CAN_COUNT {
+        return;
+    }
+    let _uncounted = Uncounted::begin();
+    let live = LIVE_BLOCKS.get_or_init(LiveBlocks::new);
+    TRACKS_BLOCKS.store(tracks, Ordering::Relaxed);
+    live.clear();
+}
+
+/// Whether a tracked block has not been freed.
+pub(crate) fn is_in_use(block: TrackedBlock) -> bool {
+    LIVE_BLOCKS.get().is_some_and(|live| live.contains(block))
 }
 
 /// What the calling thread has allocated since it began. Meaningful as a difference.
@@ -536,7 +586,7 @@ mod tests {
                     left -= size;
                     continue;
                 }
-                let of = sampling.represented(size, None);
+                let of = sampling.represented(0, size, None);
                 bytes += of.bytes as f64;
                 count += of.count as f64;
                 variance += of.bytes as f64 * (of.bytes as f64 - size as f64);

@@ -7,6 +7,7 @@ mod allocator;
 mod clock;
 #[cfg(feature = "sighup")]
 mod hangup;
+mod live_blocks;
 mod live_stack;
 mod owning;
 mod position;
@@ -44,11 +45,12 @@ use unsupported as platform;
 pub use allocator::{Allocations, ProfilingAllocator};
 pub(crate) use allocator::{
     SampledAllocation, Uncounted, allocated_here, begin_counting, counts_allocations, end_counting,
-    forget_counting, is_uncounted, sample_allocations,
+    forget_counting, is_in_use, is_uncounted, sample_allocations, track_blocks,
 };
 pub(crate) use clock::Clock;
 #[cfg(feature = "sighup")]
 pub(crate) use hangup::{EndHangups, Hangups};
+pub(crate) use live_blocks::TrackedBlock;
 pub(crate) use live_stack::{LiveRegisters, LiveStack};
 pub(crate) use owning::Owning;
 #[cfg(feature = "axum")]

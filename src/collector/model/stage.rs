@@ -244,6 +244,7 @@ impl Stage {
                 stack_bytes: 1024,
                 await_bytes: 0,
                 alloc_sample_bytes: 0,
+                tracks_heap: false,
                 shed: ShedLimits::default(),
                 // The collector spends real CPU time, while the clock is the script's.
                 pace: Pace::FASTEST,

@@ -290,8 +290,10 @@ impl<'a> ReportTables<'a> {
             let stack = self.end_of(sample.stack);
             let span = sample.link.map_or(-1, |link| i64::from(link.number()));
             let kind = match sample.kind {
-                // The page shows bytes.
-                SampleKind::Allocations => continue,
+                // The page shows bytes that a span allocated.
+                SampleKind::Allocations | SampleKind::InUseBytes | SampleKind::InUseBlocks => {
+                    continue;
+                }
                 SampleKind::OnCpu => 0,
                 SampleKind::OffCpu => 1,
                 SampleKind::Await => 2,

@@ -51,7 +51,7 @@ fn taken(weights: impl Strategy<Value = u64>) -> impl Strategy<Value = Taken> {
     let stack = vec(0..100_usize, 0..6);
     let link = proptest::option::of(0..100_usize);
     // As many on-CPU samples as others.
-    let kind = (0..10_usize).prop_map(|kind| SampleKind::ALL.get(kind).copied());
+    let kind = (0..14_usize).prop_map(|kind| SampleKind::ALL.get(kind).copied());
     let kind = kind.prop_map(|kind| kind.unwrap_or(SampleKind::OnCpu));
     (kind, stack, link, 0..DURATION, weights, 1..1_000_000_u64).prop_map(
         |(kind, stack, link, time, weight, duration)| {

@@ -120,7 +120,7 @@ fn roundtrip_by_otlp(profile: &Profile) -> Profile {
     read_otlp::read(&otlp(profile, &Resource::new()))
 }
 
-fn counts(profile: &Profile) -> (usize, [u64; 6]) {
+fn counts(profile: &Profile) -> (usize, [u64; 8]) {
     (profile.sample_count(), SampleKind::ALL.map(|kind| profile.total(kind)))
 }
 

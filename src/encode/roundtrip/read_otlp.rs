@@ -25,6 +25,8 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
         "scheduling_delay" => id.of_scheduling_delay(),
         "alloc_space" => id.of_alloc_space(),
         "alloc_objects" => id.of_alloc_objects(),
+        "inuse_space" => id.of_inuse_space(),
+        "inuse_objects" => id.of_inuse_objects(),
         _ => id,
     };
     let mut reader = Reader { dictionary, profile: Profile::new(id, first.period.unsigned_abs()) };
@@ -72,6 +74,8 @@ impl Reader {
                         ("scheduling_delay", "nanoseconds") => SampleKind::Delay,
                         ("alloc_space", "bytes") => SampleKind::AllocatedBytes,
                         ("alloc_objects", "count") => SampleKind::Allocations,
+                        ("inuse_space", "bytes") => SampleKind::InUseBytes,
+                        ("inuse_objects", "count") => SampleKind::InUseBlocks,
                         other => panic!("{other:?}"),
                     };
                     assert_eq!(times.len(), values.len());

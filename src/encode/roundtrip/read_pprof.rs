@@ -19,12 +19,21 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
     let mut profile = Profile::new(ProfileId::for_test(7), message.period.unsigned_abs());
     profile.start_unix_ns = message.time_nanos.unsigned_abs();
     profile.duration_ns = message.duration_nanos.unsigned_abs();
-    let mut reader = Reader { message: message.clone(), profile };
+    let mut reader = Reader { message: message.clone(), profile, kinds: Vec::new() };
     let types: Vec<_> = message.sample_type.iter().map(|kind| reader.string(kind.r#type)).collect();
-    assert_eq!(
-        types,
-        ["samples", "cpu", "off_cpu", "await", "scheduling_delay", "alloc_space", "alloc_objects"]
-    );
+    let kind = |name: &String| match name.as_str() {
+        "samples" => None,
+        "cpu" => Some(SampleKind::OnCpu),
+        "off_cpu" => Some(SampleKind::OffCpu),
+        "await" => Some(SampleKind::Await),
+        "scheduling_delay" => Some(SampleKind::Delay),
+        "alloc_space" => Some(SampleKind::AllocatedBytes),
+        "alloc_objects" => Some(SampleKind::Allocations),
+        "inuse_space" => Some(SampleKind::InUseBytes),
+        "inuse_objects" => Some(SampleKind::InUseBlocks),
+        other => panic!("{other}"),
+    };
+    reader.kinds = types.iter().map(kind).collect();
     for sample in &message.sample {
         reader.add(sample);
     }
@@ -34,6 +43,8 @@ pub(super) fn read(bytes: &[u8]) -> Profile {
 struct Reader {
     message: proto::Profile,
     profile: Profile,
+    /// Of the values; `None` for the number of samples.
+    kinds: Vec<Option<SampleKind>>,
 }
 
 impl Reader {
@@ -45,31 +56,25 @@ impl Reader {
         let stack = sample.location_id.iter().map(|id| self.location(*id)).collect();
         let stack = self.profile.add_stack(stack);
         let link = self.link(&sample.label);
-        let &[count, cpu, off_cpu, awaits, delay, bytes, allocations] = sample.value.as_slice()
-        else {
-            panic!("seven values");
-        };
+        assert_eq!(sample.value.len(), self.kinds.len());
+        let values: Vec<_> = self.kinds.iter().copied().zip(sample.value.clone()).collect();
+        let count = values.iter().find(|(kind, _)| kind.is_none()).map_or(0, |(_, count)| *count);
         // Times are not encoded: all are set to the start.
         let time_unix_ns = self.profile.start_unix_ns;
         let mut add = |kind, weight: i64| {
             let point = Point { time_unix_ns, weight: weight.unsigned_abs(), thread: None };
             self.profile.add_sample(kind, stack, link, point);
         };
+        let mut others = values.iter().filter(|(kind, value)| kind.is_some() && *value > 0);
+        let (kind, weight) = others.next().copied().unwrap();
+        assert!(others.next().is_none());
         if count == 0 {
-            let others = [
-                (SampleKind::OffCpu, off_cpu),
-                (SampleKind::Await, awaits),
-                (SampleKind::Delay, delay),
-                (SampleKind::AllocatedBytes, bytes),
-                (SampleKind::Allocations, allocations),
-            ];
-            let mut others = others.into_iter().filter(|(_, weight)| *weight > 0);
-            let (kind, weight) = others.next().unwrap();
-            assert!(cpu == 0 && others.next().is_none());
-            add(kind, weight);
+            assert_ne!(kind, Some(SampleKind::OnCpu));
+            add(kind.unwrap(), weight);
             return;
         }
-        assert_eq!([off_cpu, awaits, delay, bytes, allocations], [0; 5]);
+        assert_eq!(kind, Some(SampleKind::OnCpu));
+        let cpu = weight;
         for number in 0..count {
             let rest = if number == 0 { cpu % count } else { 0 };
             add(SampleKind::OnCpu, cpu / count + rest);

@@ -1,0 +1,253 @@
+//! The live heap: by which code the blocks in use were allocated, and what has grown.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam::channel::{self, Sender};
+
+use super::build::{ProfileAssembler, StackWeight};
+use super::command::{Command, Job, ReplyWith};
+use super::engine::Engine;
+use super::run::Collector;
+use super::stack::{Stack, Waited};
+use crate::allocations::{AllocationSample, HeapUse};
+use crate::ids::ProfileId;
+use crate::profile::{Profile, SampleKind};
+use crate::stats::Counters;
+use crate::sys;
+
+/// Stacks beyond that share one.
+const MOST_BYTES: usize = 16 << 20;
+/// How long the caller waits for the layer's threads, which read symbols.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// All sampled allocations of the process, by stack, and the sampled blocks in use.
+#[derive(Debug, Default)]
+pub(super) struct Heap {
+    stacks: Vec<HeapStack>,
+    numbers: HashMap<Arc<Stack>, usize>,
+    /// The memory of the stacks.
+    bytes: usize,
+    /// By place. A later block of a place replaces the one before, which has been freed.
+    blocks: HashMap<u32, HeapBlock>,
+}
+
+#[derive(Debug)]
+struct HeapStack {
+    stack: Arc<Stack>,
+    allocated: Amounts,
+    /// What was in use at the last look.
+    seen: Amounts,
+}
+
+#[derive(Debug)]
+struct HeapBlock {
+    uses: u32,
+    stack: usize,
+    amounts: Amounts,
+}
+
+/// What samples represent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Amounts {
+    bytes: u64,
+    blocks: u64,
+}
+
+impl Amounts {
+    fn add(&mut self, more: Self) {
+        self.bytes = self.bytes.saturating_add(more.bytes);
+        self.blocks = self.blocks.saturating_add(more.blocks);
+    }
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeapPart {
+    /// All that was allocated, and what of it is in use.
+    All,
+    /// What is in use and was not at the last request of this kind.
+    Growth,
+}
+
+impl Heap {
+    /// Adds a sample with its unwound stack.
+    pub(super) fn add(&mut self, sample: &AllocationSample, stack: &Stack, counters: &Counters) {
+        let counters = &counters.allocations;
+        if sample.heap == HeapUse::None {
+            return;
+        }
+        let amounts = Amounts { bytes: sample.bytes, blocks: sample.count };
+        let number = self.number_of(stack);
+        if let Some(stack) = self.stacks.get_mut(number) {
+            stack.allocated.add(amounts);
+        }
+        match sample.heap {
+            HeapUse::Tracked(block) => {
+                let new = HeapBlock { uses: block.uses, stack: number, amounts };
+                self.blocks.insert(block.place, new);
+                Counters::add(&counters.tracked, 1);
+            }
+            _ => Counters::add(&counters.dropped_not_tracked, 1),
+        }
+    }
+
+    fn number_of(&mut self, stack: &Stack) -> usize {
+        if let Some(number) = self.numbers.get(stack) {
+            return *number;
+        }
+        let all_others = Stack { waited: Some(Waited::OtherStacks), ..Stack::new() };
+        let is_full = self.bytes + stack.bytes() > MOST_BYTES;
+        if is_full && *stack != all_others {
+            return self.number_of(&all_others);
+        }
+        let stack = Arc::new(stack.clone());
+        self.bytes += stack.bytes() + size_of::<HeapStack>();
+        let none = Amounts::default();
+        self.stacks.push(HeapStack { stack: Arc::clone(&stack), allocated: none, seen: none });
+        self.numbers.insert(stack, self.stacks.len() - 1);
+        self.stacks.len() - 1
+    }
+
+    /// What is in use, by the number of the stack.
+    fn in_use(&mut self) -> Vec<Amounts> {
+        let mut in_use = vec![Amounts::default(); self.stacks.len()];
+        self.blocks.retain(|place, block| {
+            let is_in_use = sys::is_in_use(sys::TrackedBlock { place: *place, uses: block.uses });
+            if let Some(sum) = in_use.get_mut(block.stack).filter(|_| is_in_use) {
+                sum.add(block.amounts);
+            }
+            is_in_use
+        });
+        in_use
+    }
+
+    fn weights(&mut self, part: HeapPart) -> Vec<StackWeight<'_>> {
+        let in_use = self.in_use();
+        let mut weights = Vec::new();
+        for (stack, now) in self.stacks.iter_mut().zip(in_use) {
+            let HeapStack { stack, allocated, seen } = stack;
+            let mut add = |kind, weight: u64| {
+                weights.extend((weight > 0).then_some(StackWeight {
+                    stack,
+                    link: None,
+                    kind,
+                    weight,
+                }));
+            };
+            match part {
+                HeapPart::All => {
+                    add(SampleKind::AllocatedBytes, allocated.bytes);
+                    add(SampleKind::Allocations, allocated.blocks);
+                    add(SampleKind::InUseBytes, now.bytes);
+                    add(SampleKind::InUseBlocks, now.blocks);
+                }
+                HeapPart::Growth => {
+                    add(SampleKind::InUseBytes, now.bytes.saturating_sub(seen.bytes));
+                    add(SampleKind::InUseBlocks, now.blocks.saturating_sub(seen.blocks));
+                    *seen = now;
+                }
+            }
+        }
+        weights
+    }
+}
+
+/// Makes the profile of the live heap, which is empty if it is not tracked.
+pub(super) fn make_heap(collector: &mut Collector, part: HeapPart, reply: Sender<Profile>) -> Job {
+    let id = ProfileId::random().unwrap_or(ProfileId::NONE);
+    let sample_bytes = collector.limits.alloc_sample_bytes;
+    let weights = collector.copied.allocations.heap.weights(part);
+    let (mut profile, modules) = ProfileAssembler::profile_of_stacks(
+        &collector.pending,
+        collector.unwinder.modules(),
+        &collector.engine,
+        (id, sample_bytes),
+        weights,
+    );
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    profile.set_moment(u64::try_from(now.as_nanos()).unwrap_or(0));
+    profile.name = "heap".to_owned();
+    profile.title = match part {
+        HeapPart::All => "What is in use, and all that was allocated".to_owned(),
+        HeapPart::Growth => "What has grown since the last request".to_owned(),
+    };
+    let send = move |profile| _ = reply.send(profile);
+    Job::Reply { profile: Box::new(profile), modules, then: ReplyWith(Box::new(send)) }
+}
+
+/// Whether the live heap is tracked.
+fn is_tracked(engine: &Engine) -> bool {
+    engine.copied.allocations.tracks_heap() && sys::counts_allocations()
+}
+
+/// Once rules are off and all spans have closed, nothing needs to know what is allocated, but for the live heap.
+pub(super) fn stop_counting_if_unused(engine: &Engine) {
+    let is_counting = engine.gate.counts_allocations() && !is_tracked(engine);
+    if is_counting && engine.callsites.are_off() && !engine.spans.has_any_open() {
+        engine.gate.set_counts_allocations(false);
+        // New rules may have been set in the meantime.
+        if !engine.callsites.are_off() {
+            engine.gate.set_counts_allocations(true);
+        }
+    }
+}
+
+/// The profile of the live heap. `None` if the layer does not track it, or if its threads do not answer.
+pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Option<Profile> {
+    if !is_tracked(engine) {
+        return None;
+    }
+    let (reply, wait) = channel::bounded(1);
+    let deadline = Instant::now() + LONGEST;
+    let asked = engine.ask(Command::Heap { part, reply });
+    wait.recv_deadline(deadline).ok().filter(|_| asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unwind::ModuleAddress;
+
+    fn stack(address: u64) -> Stack {
+        Stack { frames: vec![ModuleAddress::new(None, address)], ..Stack::new() }
+    }
+
+    fn sample(bytes: u64) -> AllocationSample {
+        let heap = HeapUse::NotTracked;
+        AllocationSample { span: None, heap, time_ns: 0, count: 2, bytes, stack: None }
+    }
+
+    #[test]
+    fn allocations_add_up_by_stack() {
+        let (mut heap, counters) = (Heap::default(), Counters::default());
+        for (address, bytes) in [(1, 10), (2, 20), (1, 30)] {
+            heap.add(&sample(bytes), &stack(address), &counters);
+        }
+        heap.add(&AllocationSample { heap: HeapUse::None, ..sample(7) }, &stack(1), &counters);
+        let weights = heap.weights(HeapPart::All);
+        let weights: Vec<_> = weights.iter().map(|one| (one.kind, one.weight)).collect();
+        let (bytes, count) = (SampleKind::AllocatedBytes, SampleKind::Allocations);
+        assert_eq!(weights, [(bytes, 40), (count, 4), (bytes, 20), (count, 2)]);
+        assert_eq!(counters.snapshot().allocations.dropped_not_tracked, 3);
+        assert!(heap.weights(HeapPart::Growth).is_empty(), "nothing is known to be in use");
+    }
+
+    #[test]
+    fn stacks_beyond_the_limit_share_one() {
+        let (mut heap, counters) = (Heap::default(), Counters::default());
+        let deep = |number| {
+            let frames = (0..256_u64).map(|frame| ModuleAddress::new(None, number << 32 | frame));
+            Stack { frames: frames.collect(), ..Stack::new() }
+        };
+        for number in 0..10_000_u64 {
+            heap.add(&sample(1), &deep(number), &counters);
+        }
+        assert!(heap.bytes <= MOST_BYTES + deep(0).bytes());
+        let others = heap.stacks.last().unwrap();
+        assert_eq!(others.stack.waited, Some(Waited::OtherStacks));
+        let sum: u64 = heap.stacks.iter().map(|stack| stack.allocated.bytes).sum();
+        assert_eq!(sum, 10_000);
+    }
+}
