@@ -10,7 +10,7 @@ use opentelemetry_sdk::trace::SpanProcessor;
 
 #[cfg(feature = "axum")]
 use crate::collector::RecentlyKept;
-use crate::collector::{Engine, HeapPart, OpenSpan, heap_profile, open_spans};
+use crate::collector::{Engine, HeapPart, NoHeap, OpenSpan, heap_profile, open_spans};
 use crate::config::rules_of_env;
 use crate::control::Control;
 use crate::error::Error;
@@ -117,24 +117,24 @@ impl Handle {
     /// in use (`InUseBytes`, `InUseBlocks`), by stack, in spans or not. Amounts are estimates from samples.
     /// [`encode::pprof`](crate::encode::pprof) writes it as `go tool pprof` and others expect a heap profile.
     ///
-    /// `None` unless the layer has [`Builder::heap`](crate::Builder::heap) and is the first such layer of the process;
+    /// `None` unless the layer has [`Builder::heap`](crate::Builder::heap) and no other such layer runs in the process;
     /// also if its threads do not answer in 30 seconds, and on these threads.
     pub fn heap_profile(&self) -> Option<Profile> {
-        self.heap_part(HeapPart::All)
+        self.heap_part(HeapPart::All).ok()
     }
 
-    /// What is in use now and was not at the last call of this, or when the layer was built: only stacks with more bytes
-    /// in use than then, by how much they grew. Memory that leaks is among the largest after some time.
+    /// What is in use now and was not at the last call of this that returned a profile, or when the layer was built: only
+    /// stacks with more bytes in use than then, by how much they grew. Memory that leaks is among the largest after some time.
     ///
     /// `None` as for [`heap_profile`](Self::heap_profile).
     pub fn heap_growth(&self) -> Option<Profile> {
-        self.heap_part(HeapPart::Growth)
+        self.heap_part(HeapPart::Growth).ok()
     }
 
-    fn heap_part(&self, part: HeapPart) -> Option<Profile> {
+    pub(crate) fn heap_part(&self, part: HeapPart) -> Result<Profile, NoHeap> {
         let control = self.0.upgrade();
         let engine = control.as_ref().and_then(|control| control.running());
-        heap_profile(engine?, part)
+        heap_profile(engine.ok_or(NoHeap::NotTracked)?, part)
     }
 
     /// Whether new spans are profiled, if a rule matches them.

@@ -288,7 +288,7 @@ counters! {
         freed_bytes,
         /// Frees.
         frees,
-        /// Samples of allocations, each with its stack.
+        /// Samples of what old spans allocated.
         sampled,
         /// Samples whose blocks are tracked for the live heap until they are freed.
         tracked,

@@ -1,7 +1,7 @@
 //! What threads allocate: samples with the stacks that allocated, of old spans and, for the live heap, of all threads.
 //!
 //! [`ProfilingAllocator`](crate::ProfilingAllocator) decides by random numbers when a sample is due. It is taken on the
-//! allocating thread, inside the allocator, so nothing here takes a lock that is ever held while something allocates.
+//! allocating thread, inside the allocator, so nothing here waits for a lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crossbeam::queue::ArrayQueue;
 
 use crate::layers::Layers;
-use crate::span::{InnermostSpan, Spans, innermost_aging_span, is_ignored};
+use crate::span::{InnermostSpan, Spans, find_aging_span, is_ignored};
 use crate::stacks::{CopiedStack, StackBuffers};
 use crate::stats::Counters;
 use crate::sys::{self, SampledAllocation, TrackedBlock, Waker};
@@ -29,8 +29,8 @@ pub(crate) struct AllocationSample {
     /// The span that it belongs to, if that is old.
     pub(crate) span: Option<InnermostSpan>,
     pub(crate) heap: HeapUse,
-    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(crate) time_ns: u64,
+    /// In ticks: their conversion takes a lock.
+    at: u64,
     /// The allocations that it represents, and their bytes.
     pub(crate) count: u64,
     pub(crate) bytes: u64,
@@ -56,6 +56,7 @@ pub(crate) struct LayerAllocations {
     samples: ArrayQueue<AllocationSample>,
     waker: Waker,
     is_active: AtomicBool,
+    is_over_budget: AtomicBool,
     settings: AllocationSettings,
 }
 
@@ -80,7 +81,7 @@ fn take(allocation: &SampledAllocation) -> Option<f64> {
     if is_ignored() {
         return None;
     }
-    let of_span = innermost_aging_span().and_then(|(span, old_at)| {
+    let of_span = find_aging_span(|span, old_at| {
         let layer = LAYERS.get(span.layer)?;
         layer.is_of_use(&span, old_at).then_some((layer, span))
     });
@@ -92,26 +93,27 @@ fn take(allocation: &SampledAllocation) -> Option<f64> {
         None => HeapUse::None,
         Some(_) => allocation.track().map_or(HeapUse::NotTracked, HeapUse::Tracked),
     };
-    let is_same = |of_span: &LayerAllocations| {
-        heap.as_deref().is_some_and(|heap| std::ptr::eq(heap, of_span))
-    };
-    let behind = |layer: &LayerAllocations| (layer.waiting() as f64 / MANY_SAMPLES as f64).min(1.0);
-    match (of_span, &heap) {
-        (Some((layer, span)), _) if is_same(&layer) => {
+    match (of_span, heap) {
+        (Some((layer, span)), Some(heap)) if Arc::ptr_eq(&layer, &heap) => {
             layer.take(Some(span), heap_use, allocation);
-            Some(behind(&layer))
+            Some(layer.behind())
         }
-        (Some((layer, span)), _) => {
+        (Some((layer, span)), heap) => {
             layer.take(Some(span), HeapUse::None, allocation);
             heap.iter().for_each(|heap| heap.take(None, heap_use, allocation));
-            Some(behind(&layer))
+            Some(layer.behind())
         }
         (None, Some(heap)) => {
             heap.take(None, heap_use, allocation);
-            Some(behind(heap))
+            Some(heap.behind())
         }
         (None, None) => None,
     }
+}
+
+/// Called in the child of a fork, so it only stores to memory.
+pub(crate) fn forget_all() {
+    HEAP_LAYER.store(0, Ordering::Relaxed);
 }
 
 impl LayerAllocations {
@@ -124,6 +126,7 @@ impl LayerAllocations {
             samples: ArrayQueue::new(MOST_SAMPLES),
             waker,
             is_active: AtomicBool::new(false),
+            is_over_budget: AtomicBool::new(false),
             settings,
             counters,
             spans,
@@ -135,14 +138,25 @@ impl LayerAllocations {
 
     pub(crate) fn set_active(&self, is_active: bool) {
         self.is_active.store(is_active, Ordering::Relaxed);
-        let (none, this) = (0, self.spans.layer());
-        let change = if is_active { (none, this) } else { (this, none) };
-        if self.settings.tracks_heap
-            && HEAP_LAYER
-                .compare_exchange(change.0, change.1, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
-        {
-            sys::track_blocks(is_active);
+        if is_active {
+            self.claim_heap();
+        } else if self.tracks_heap() {
+            // Before another layer can begin.
+            sys::track_blocks(false);
+            HEAP_LAYER.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Tracks the live heap from now on, if it is to do that and no other layer does.
+    pub(crate) fn claim_heap(&self) {
+        let is_free = || HEAP_LAYER.load(Ordering::Relaxed) == 0;
+        if self.wants_heap() && is_free() && self.is_active() {
+            let (none, this) = (0, self.spans.layer());
+            let claimed =
+                HEAP_LAYER.compare_exchange(none, this, Ordering::Relaxed, Ordering::Relaxed);
+            if claimed.is_ok() {
+                sys::track_blocks(true);
+            }
         }
     }
 
@@ -150,13 +164,40 @@ impl LayerAllocations {
         self.is_active.load(Ordering::Relaxed) && self.buffers.are_here()
     }
 
-    /// Whether it tracks the live heap. If several layers are to do that, the first one does.
+    /// Whether it is to track the live heap.
+    pub(crate) fn wants_heap(&self) -> bool {
+        self.settings.tracks_heap && self.settings.sample_bytes > 0 && sys::can_sample()
+    }
+
+    /// Whether it tracks the live heap.
     pub(crate) fn tracks_heap(&self) -> bool {
         HEAP_LAYER.load(Ordering::Relaxed) == self.spans.layer()
     }
 
     fn is_of_use(&self, span: &InnermostSpan, old_at: u64) -> bool {
-        self.is_active() && self.spans.samples_allocations(span, old_at)
+        self.settings.sample_bytes > 0
+            && self.is_active()
+            // The program may hold a lock of the same kind.
+            && self.spans.can_look_up()
+            && self.spans.samples_allocations(span, old_at)
+    }
+
+    /// How far the collector is behind, from 0 to 1.
+    fn behind(&self) -> f64 {
+        match self.is_over_budget.load(Ordering::Relaxed) {
+            true => 1.0,
+            false => (self.waiting() as f64 / MANY_SAMPLES as f64).min(1.0),
+        }
+    }
+
+    /// Sets whether unwinding has used up its share of a core: threads take fewer samples then, which represent more.
+    pub(crate) fn set_over_budget(&self, is_over: bool) {
+        self.is_over_budget.store(is_over, Ordering::Relaxed);
+    }
+
+    /// The time of a sample: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) fn time_ns(&self, sample: &AllocationSample) -> u64 {
+        self.spans.clock().raw_ns(sample.at)
     }
 
     fn take(&self, span: Option<InnermostSpan>, heap: HeapUse, allocation: &SampledAllocation) {
@@ -174,17 +215,19 @@ impl LayerAllocations {
             let why = if live.is_none() { &counters.off_stack } else { &counters.dropped_memory };
             Counters::add(why, 1);
         }
-        let clock = self.spans.clock();
         let sample = AllocationSample {
             span,
             heap,
-            time_ns: clock.raw_ns(clock.now()),
+            at: self.spans.clock().now(),
             count: allocation.count,
             bytes: allocation.bytes,
             stack,
         };
         if self.samples.push(sample).is_err() {
             Counters::add(&counters.dropped_queue_full, 1);
+            if matches!(heap, HeapUse::Tracked(_)) {
+                allocation.untrack();
+            }
         }
         if self.samples.len() >= WAKE_AT {
             self.waker.wake();
@@ -199,5 +242,12 @@ impl LayerAllocations {
     /// The next sample for the collector.
     pub(crate) fn next(&self) -> Option<AllocationSample> {
         self.samples.pop()
+    }
+}
+
+#[cfg(test)]
+impl AllocationSample {
+    pub(crate) fn for_test(heap: HeapUse, count: u64, bytes: u64) -> Self {
+        Self { span: None, heap, at: 0, count, bytes, stack: None }
     }
 }

@@ -41,16 +41,17 @@ impl AllocationReader {
             && let Some(sample) = allocations.next()
         {
             left -= 1;
-            self.add(&sample, target);
+            self.add(&sample, allocations.time_ns(&sample), target);
             let now = sys::thread_cpu_ns();
             let took = now.zip(start).and_then(|(now, start)| now.checked_sub(start));
             self.left.spend(took.unwrap_or(A_STACK_NS));
             Counters::add(&target.counters.sampling.collector_cpu_ns, took.unwrap_or(0));
             start = now;
         }
+        allocations.set_over_budget(!self.left.has_budget(target.now_ns));
     }
 
-    fn add(&mut self, sample: &AllocationSample, target: &mut ReadTarget<'_>) {
+    fn add(&mut self, sample: &AllocationSample, time_ns: u64, target: &mut ReadTarget<'_>) {
         let counters = &target.counters.allocations;
         let mut stack = Stack::new();
         let has_budget = sample.stack.is_none() || self.left.has_budget(target.now_ns);
@@ -70,7 +71,6 @@ impl AllocationReader {
             [(SampleKind::AllocatedBytes, sample.bytes), (SampleKind::Allocations, sample.count)];
         let mut is_kept = true;
         for (kind, weight) in parts {
-            let time_ns = sample.time_ns;
             let wait = PendingWait { kind, time_ns, weight, stack: 0, thread: u32::MAX };
             is_kept &= target.pending.add_wait(span, wait, None, &stack, target.round);
         }

@@ -18,6 +18,7 @@ use super::limits::Limits;
 use super::recent::Recent;
 use super::run::Collector;
 use super::worker::{Worker, WorkerParts};
+use crate::allocations;
 use crate::awaits;
 use crate::error::Error;
 use crate::export::Exporter;
@@ -190,6 +191,7 @@ impl Engine {
             forget_this_thread();
             Gate::close_all();
             awaits::forget_all();
+            allocations::forget_all();
         });
     }
 

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::{self, Sender};
+use parking_lot::Mutex;
 
 use super::build::{ProfileAssembler, StackWeight};
 use super::command::{Command, Job, ReplyWith};
@@ -31,6 +33,8 @@ pub(super) struct Heap {
     bytes: usize,
     /// By place. A later block of a place replaces the one before, which has been freed.
     blocks: HashMap<u32, HeapBlock>,
+    /// What is seen once the last answer is found to have been taken.
+    answered: Option<(Vec<Amounts>, Arc<AtomicBool>)>,
 }
 
 #[derive(Debug)]
@@ -123,18 +127,25 @@ impl Heap {
         in_use
     }
 
-    fn weights(&mut self, part: HeapPart) -> Vec<StackWeight<'_>> {
+    /// Whether the caller has taken an answer is to be set in `is_taken`.
+    fn weights(&mut self, part: HeapPart, is_taken: &Arc<AtomicBool>) -> Vec<StackWeight<'_>> {
+        let answered = self.answered.take_if(|_| part == HeapPart::Growth);
+        if let Some((seen, was_taken)) = answered
+            && was_taken.load(Ordering::Relaxed)
+        {
+            for (stack, seen) in self.stacks.iter_mut().zip(seen) {
+                stack.seen = seen;
+            }
+        }
         let in_use = self.in_use();
+        if part == HeapPart::Growth {
+            self.answered = Some((in_use.clone(), Arc::clone(is_taken)));
+        }
         let mut weights = Vec::new();
-        for (stack, now) in self.stacks.iter_mut().zip(in_use) {
-            let HeapStack { stack, allocated, seen } = stack;
+        for (HeapStack { stack, allocated, seen }, now) in self.stacks.iter().zip(in_use) {
             let mut add = |kind, weight: u64| {
-                weights.extend((weight > 0).then_some(StackWeight {
-                    stack,
-                    link: None,
-                    kind,
-                    weight,
-                }));
+                let one = StackWeight { stack, link: None, kind, weight };
+                weights.extend((weight > 0).then_some(one));
             };
             match part {
                 HeapPart::All => {
@@ -146,7 +157,6 @@ impl Heap {
                 HeapPart::Growth => {
                     add(SampleKind::InUseBytes, now.bytes.saturating_sub(seen.bytes));
                     add(SampleKind::InUseBlocks, now.blocks.saturating_sub(seen.blocks));
-                    *seen = now;
                 }
             }
         }
@@ -157,13 +167,13 @@ impl Heap {
 /// Makes the profile of the live heap, which is empty if it is not tracked.
 pub(super) fn make_heap(collector: &mut Collector, part: HeapPart, reply: Sender<Profile>) -> Job {
     let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-    let sample_bytes = collector.limits.alloc_sample_bytes;
-    let weights = collector.copied.allocations.heap.weights(part);
+    let is_taken = Arc::new(AtomicBool::new(false));
+    let weights = collector.copied.allocations.heap.weights(part, &is_taken);
     let (mut profile, modules) = ProfileAssembler::profile_of_stacks(
         &collector.pending,
         collector.unwinder.modules(),
         &collector.engine,
-        (id, sample_bytes),
+        (id, 0),
         weights,
     );
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -173,7 +183,10 @@ pub(super) fn make_heap(collector: &mut Collector, part: HeapPart, reply: Sender
         HeapPart::All => "What is in use, and all that was allocated".to_owned(),
         HeapPart::Growth => "What has grown since the last request".to_owned(),
     };
-    let send = move |profile| _ = reply.send(profile);
+    let send = move |profile| {
+        let is_sent = reply.send(profile).is_ok();
+        is_taken.store(is_sent, Ordering::Relaxed);
+    };
     Job::Reply { profile: Box::new(profile), modules, then: ReplyWith(Box::new(send)) }
 }
 
@@ -184,6 +197,8 @@ fn is_tracked(engine: &Engine) -> bool {
 
 /// Once rules are off and all spans have closed, nothing needs to know what is allocated, but for the live heap.
 pub(super) fn stop_counting_if_unused(engine: &Engine) {
+    // Another layer may have tracked the heap when this one began.
+    engine.copied.allocations.claim_heap();
     let is_counting = engine.gate.counts_allocations() && !is_tracked(engine);
     if is_counting && engine.callsites.are_off() && !engine.spans.has_any_open() {
         engine.gate.set_counts_allocations(false);
@@ -194,15 +209,26 @@ pub(super) fn stop_counting_if_unused(engine: &Engine) {
     }
 }
 
-/// The profile of the live heap. `None` if the layer does not track it, or if its threads do not answer.
-pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Option<Profile> {
+/// Why there is no profile of the live heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoHeap {
+    NotTracked,
+    /// The layer's threads did not answer in time.
+    NoAnswer,
+}
+
+/// The profile of the live heap.
+pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, NoHeap> {
+    /// One at a time: each takes memory and the time of the layer's threads.
+    static ASKING: Mutex<()> = Mutex::new(());
     if !is_tracked(engine) {
-        return None;
+        return Err(NoHeap::NotTracked);
     }
-    let (reply, wait) = channel::bounded(1);
     let deadline = Instant::now() + LONGEST;
+    let _asking = ASKING.try_lock_until(deadline).ok_or(NoHeap::NoAnswer)?;
+    let (reply, wait) = channel::bounded(1);
     let asked = engine.ask(Command::Heap { part, reply });
-    wait.recv_deadline(deadline).ok().filter(|_| asked)
+    wait.recv_deadline(deadline).ok().filter(|_| asked).ok_or(NoHeap::NoAnswer)
 }
 
 #[cfg(test)]
@@ -215,8 +241,7 @@ mod tests {
     }
 
     fn sample(bytes: u64) -> AllocationSample {
-        let heap = HeapUse::NotTracked;
-        AllocationSample { span: None, heap, time_ns: 0, count: 2, bytes, stack: None }
+        AllocationSample::for_test(HeapUse::NotTracked, 2, bytes)
     }
 
     #[test]
@@ -225,13 +250,15 @@ mod tests {
         for (address, bytes) in [(1, 10), (2, 20), (1, 30)] {
             heap.add(&sample(bytes), &stack(address), &counters);
         }
-        heap.add(&AllocationSample { heap: HeapUse::None, ..sample(7) }, &stack(1), &counters);
-        let weights = heap.weights(HeapPart::All);
+        let of_span = AllocationSample::for_test(HeapUse::None, 1, 7);
+        heap.add(&of_span, &stack(1), &counters);
+        let taken = Arc::default();
+        let weights = heap.weights(HeapPart::All, &taken);
         let weights: Vec<_> = weights.iter().map(|one| (one.kind, one.weight)).collect();
         let (bytes, count) = (SampleKind::AllocatedBytes, SampleKind::Allocations);
         assert_eq!(weights, [(bytes, 40), (count, 4), (bytes, 20), (count, 2)]);
         assert_eq!(counters.snapshot().allocations.dropped_not_tracked, 3);
-        assert!(heap.weights(HeapPart::Growth).is_empty(), "nothing is known to be in use");
+        assert!(heap.weights(HeapPart::Growth, &taken).is_empty(), "nothing is known to be in use");
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl Logged {
         {
             let wanted = [
                 (engine.callsites.judge_allocations(), report::NOT_COUNTED),
-                (engine.copied.allocations.tracks_heap(), report::HEAP_NOT_TRACKED),
+                (engine.copied.allocations.wants_heap(), report::HEAP_NOT_TRACKED),
             ];
             let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
             let warnings = wanted.map(|(_, text)| LogEvent::warning(LogKind::NotCounted, text));

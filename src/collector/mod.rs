@@ -44,7 +44,7 @@ mod worker;
 pub(crate) use engine::spawn;
 pub(crate) use engine::{Engine, Parts};
 pub(crate) use gate::Gate;
-pub(crate) use heap::{HeapPart, heap_profile};
+pub(crate) use heap::{HeapPart, NoHeap, heap_profile};
 pub(crate) use limits::Limits;
 pub(crate) use open_spans::open_spans;
 pub use open_spans::{OpenSpan, OpenState};

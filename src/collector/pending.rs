@@ -41,8 +41,7 @@ pub(super) struct PendingSpan {
     pub(super) closed_ns: Option<u64>,
     pub(super) samples: Vec<PendingSample>,
     pub(super) waits: Vec<PendingWait>,
-    /// The weight of waits and allocations that did not fit into memory.
-    lost_weights: HashMap<SampleKind, u64>,
+    of_kinds: HashMap<SampleKind, OfKind>,
     stacks: Stacks,
     /// One in this many samples is kept.
     keep_every: u32,
@@ -59,6 +58,14 @@ pub(super) struct PendingSpan {
     first_round: u64,
     /// The span has closed, and is here only for the spans around it.
     is_closed: bool,
+}
+
+/// The waits of a span that are of one kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct OfKind {
+    count: usize,
+    /// The weight of those that did not fit into memory.
+    lost: u64,
 }
 
 /// The samples of all spans.
@@ -198,12 +205,12 @@ impl Pending {
             SampleKind::OnCpu | SampleKind::OffCpu => self.budget_bytes,
             _ => self.budget_bytes / 2,
         };
-        if self.bytes + needed > budget_bytes || pending.waits.len() >= self.most_samples {
-            if SHOWN_IF_LOST.contains(&wait.kind) {
-                *pending.lost_weights.entry(wait.kind).or_default() += wait.weight;
-            }
+        let of_kind = pending.of_kinds.entry(wait.kind).or_default();
+        if self.bytes + needed > budget_bytes || of_kind.count >= self.most_samples {
+            of_kind.lost += if SHOWN_IF_LOST.contains(&wait.kind) { wait.weight } else { 0 };
             return false;
         }
+        of_kind.count += 1;
         self.bytes += needed;
         let stack = pending.stacks.add(stack);
         let thread = thread.map_or(u32::MAX, |thread| pending.stacks.add_thread(thread));
@@ -412,9 +419,7 @@ impl Pending {
             root.lost_ns += lost_ns;
             for kind in SHOWN_IF_LOST {
                 let lost = pending.lost(kind) + pending.weight_of(kind);
-                if lost > 0 {
-                    *root.lost_weights.entry(kind).or_default() += lost;
-                }
+                root.of_kinds.entry(kind).or_default().lost += lost;
             }
             root.last_ns = root.last_ns.max(pending.last_ns);
         }
@@ -513,7 +518,7 @@ impl PendingSpan {
 
     /// The weight of waits or allocations that did not fit into memory.
     pub(super) fn lost(&self, kind: SampleKind) -> u64 {
-        self.lost_weights.get(&kind).copied().unwrap_or(0)
+        self.of_kinds.get(&kind).map_or(0, |of_kind| of_kind.lost)
     }
 
     fn weight_of(&self, kind: SampleKind) -> u64 {
@@ -522,7 +527,8 @@ impl PendingSpan {
 
     /// Whether a profile would show nothing of the span.
     pub(super) fn is_empty(&self) -> bool {
-        let has_waits = !self.waits.is_empty() || !self.lost_weights.is_empty();
+        let has_lost = self.of_kinds.values().any(|of_kind| of_kind.lost > 0);
+        let has_waits = !self.waits.is_empty() || has_lost;
         let Losses { lost, ring_full, .. } = self.losses;
         self.samples.is_empty() && lost == 0 && ring_full == 0 && !has_waits
     }

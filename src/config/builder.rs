@@ -462,7 +462,7 @@ impl Builder {
     /// default is off. [`Handle::heap_profile`](crate::Handle::heap_profile) returns it. Needs a
     /// [`ProfilingAllocator`](crate::ProfilingAllocator), and takes some nanoseconds of each free.
     ///
-    /// One layer of a process tracks it: of several that should, the first.
+    /// One layer of a process tracks it at a time: of several that should, the first, and then the next.
     #[must_use]
     pub fn heap(self, heap: bool) -> Self {
         Self { heap, ..self }

@@ -29,6 +29,8 @@ pub use otlp::otlp;
 pub(crate) use otlp::otlp_message;
 #[cfg(feature = "pprof")]
 pub use pprof::pprof;
+#[cfg(all(feature = "axum", feature = "pprof"))]
+pub(crate) use pprof::pprof_showing;
 pub use svg::svg;
 
 #[cfg(test)]

@@ -18,7 +18,12 @@ use crate::profile::{Attribute, LinkId, LocationId, MappingId, Profile, SampleKi
 /// `trace_id` and `span_id` if the span has them. The fields that identify the nearest kept span around it are labels,
 /// too. The profile's attributes and notes are comments.
 pub fn pprof(profile: &Profile) -> Vec<u8> {
-    let bytes = Encoder::new(profile).encode().encode_to_vec();
+    pprof_showing(profile, None)
+}
+
+/// The same, with another default than the usual one.
+pub(crate) fn pprof_showing(profile: &Profile, shown: Option<SampleKind>) -> Vec<u8> {
+    let bytes = Encoder::new(profile).encode(shown).encode_to_vec();
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
     // Writing to memory does not fail.
     _ = gzip.write_all(&bytes);
@@ -49,7 +54,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    fn encode(mut self) -> proto::Profile {
+    fn encode(mut self, shown: Option<SampleKind>) -> proto::Profile {
         let profile = self.profile;
         let has_samples = |kind: &SampleKind| profile.of_kind(*kind).next().is_some();
         let kinds = kinds_of(profile);
@@ -58,17 +63,21 @@ impl<'a> Encoder<'a> {
         let has_times = kinds.contains(&SampleKind::OnCpu);
         let count = has_times.then(|| self.value_type("samples", "count"));
         self.message.sample_type = count.into_iter().chain(values.iter().copied()).collect();
-        let shown = match has_samples(&SampleKind::InUseBytes) {
+        let usual = || match has_samples(&SampleKind::InUseBytes) {
             true => Some(SampleKind::InUseBytes),
             false => SampleKind::ALL.into_iter().find(has_samples),
         };
+        let shown = shown.or_else(usual);
         self.message.default_sample_type =
             self.string(name_of(shown.unwrap_or(SampleKind::InUseBytes)));
-        self.message.period_type = match has_times {
-            true => values.first().copied(),
-            false => Some(self.value_type("space", "bytes")),
+        (self.message.period_type, self.message.period) = match has_times {
+            true => {
+                let period = profile.uniform_weight_ns().unwrap_or(profile.period_ns);
+                (values.first().copied(), signed(period))
+            }
+            // Each sample says what it represents.
+            false => (Some(self.value_type("space", "bytes")), 0),
         };
-        self.message.period = signed(profile.uniform_weight_ns().unwrap_or(profile.period_ns));
         self.message.time_nanos = signed(profile.start_unix_ns);
         self.message.duration_nanos = signed(profile.duration_ns);
         // Readers take the first mapping for the executable, even if all samples are in libraries.
@@ -416,7 +425,7 @@ mod tests {
             assert_eq!(string(message.default_sample_type), default);
             let period = message.period_type.unwrap();
             assert_eq!((string(period.r#type), string(period.unit)), ("space", "bytes"));
-            assert_eq!(message.period, 512);
+            assert_eq!(message.period, 0);
             let sums = (0..4).map(|i| message.sample.iter().map(|sample| sample.value[i]).sum());
             let all: Vec<i64> = sums.collect();
             match kinds.len() {

@@ -89,8 +89,9 @@ impl Handle {
     /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, and the rules stay as they are. At most 64 KiB |
     /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. At most 1,000 |
     /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000; 503 if the layer's threads do not answer in 10 s |
-    /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped. With `?growth=true`, [what has grown](Self::heap_growth) since the last such request. 404 if the layer does not track it. Needs the feature `pprof` |
-    /// | `GET /debug/pprof/allocs` | the same without what is in use, so that `alloc_space` is shown |
+    /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped. 404 if the layer does not track it. Needs the feature `pprof` |
+    /// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
+    /// | `POST /debug/pprof/heap` | [what has grown](Self::heap_growth) since the last such request |
     /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
     /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
     ///
@@ -111,7 +112,7 @@ impl Handle {
         let router = Router::new();
         #[cfg(feature = "pprof")]
         let router = router
-            .route("/debug/pprof/heap", get(heap::in_use))
+            .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
             .route("/debug/pprof/allocs", get(heap::allocated));
         router
             .route("/", get(page_or_state).post(enable).delete(disable))

@@ -203,15 +203,6 @@ impl Profile {
         }
     }
 
-    /// The same without what is in use.
-    #[cfg(all(feature = "axum", feature = "pprof"))]
-    pub(crate) fn without_in_use(mut self) -> Self {
-        self.samples.retain(|sample| {
-            !matches!(sample.kind, SampleKind::InUseBytes | SampleKind::InUseBlocks)
-        });
-        self
-    }
-
     /// What it shows is true at that moment.
     pub(crate) fn set_moment(&mut self, unix_ns: u64) {
         (self.start_unix_ns, self.duration_ns) = (unix_ns, 1);

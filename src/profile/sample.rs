@@ -88,7 +88,7 @@ pub struct Sample {
     pub stack: StackId,
     /// The span.
     pub link: Option<LinkId>,
-    /// Whether a thread ran or waited, or the future awaited.
+    /// What it shows.
     pub kind: SampleKind,
     /// In order of time.
     pub points: Vec<Point>,

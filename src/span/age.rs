@@ -142,6 +142,11 @@ impl Spans {
         is_sampled
     }
 
+    /// Whether spans can be looked up without waiting for a lock.
+    pub(crate) fn can_look_up(&self) -> bool {
+        self.table.can_look_up()
+    }
+
     /// Counts an allocation as a sample of its span. Returns false if the span cannot be registered with the collector.
     pub(crate) fn report_allocation(&self, span: &InnermostSpan) -> bool {
         self.register_with_collector(span.id, SampleCounts::ALLOCATION)

@@ -152,9 +152,10 @@ pub(crate) fn innermost_span() -> Option<InnermostSpan> {
     in_innermost(InnermostSpan::of)
 }
 
-/// The same, with the time from which on it is old, in ticks.
-pub(crate) fn innermost_aging_span() -> Option<(InnermostSpan, u64)> {
-    in_innermost(|state| Some((InnermostSpan::of(state)?, state.top()?.old_at)))
+/// The innermost profiled spans that the calling thread is in, one of each layer, and the times from which on they are
+/// old, in ticks: what `find` returns of the first for which that is something.
+pub(crate) fn find_aging_span<T>(find: impl Fn(InnermostSpan, u64) -> Option<T>) -> Option<T> {
+    in_innermost(|state| find(InnermostSpan::of(state)?, state.top()?.old_at))
 }
 
 #[inline]

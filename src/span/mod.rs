@@ -31,8 +31,8 @@ pub(crate) use close::{Closing, Enclosing, Verdict};
 #[cfg(any(test, feature = "_otlp"))]
 pub(crate) use local::ignore_this_thread;
 pub(crate) use local::{
-    ObservedPoll, explain_idle, forget_this_thread, innermost_aging_span, innermost_span,
-    is_ignored, last_long_segment, spans_created, spawn_ignored,
+    ObservedPoll, explain_idle, find_aging_span, forget_this_thread, innermost_span, is_ignored,
+    last_long_segment, spans_created, spawn_ignored,
 };
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use sample_counts::SampleCounts;

@@ -189,6 +189,11 @@ impl SlotTable {
         self.get_overflow(id).map(SlotRef::Overflow)
     }
 
+    /// Whether no thread is changing the overflow.
+    pub(crate) fn can_look_up(&self) -> bool {
+        !self.has_overflow() || self.overflow.try_read().is_some()
+    }
+
     /// The slot of an open profiled span, if it is in the overflow.
     #[cold]
     pub(crate) fn get_overflow(&self, id: RegistryId) -> Option<OverflowSlot> {

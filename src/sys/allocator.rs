@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::live_blocks::{LiveBlocks, Removed, TrackedBlock};
 use super::live_stack::{LiveRegisters, LiveStack, live_registers};
@@ -105,18 +105,20 @@ struct ThreadAllocations {
     allocations: Cell<u64>,
     freed_bytes: Cell<u64>,
     frees: Cell<u64>,
-    /// The value of `allocated_bytes` with which a sample is due; [`NEVER`] while none may be taken.
+    /// The value of `allocated_bytes` with which a sample is due, or at least a look whether the gap is still right;
+    /// [`NEVER`] while none may be taken.
     sample_at: Cell<u64>,
     sampling: ThreadSampling,
 }
 
 /// What is only touched when a sample is due.
 struct ThreadSampling {
-    /// The mean of the gap that ends at `sample_at`; 0 if none was chosen.
+    /// The end of the gap, and its mean; 0 if none was chosen.
+    due: Cell<u64>,
     gap_bytes: Cell<u64>,
-    /// When the last sample was taken, and how many may be taken after it.
-    last: Cell<Option<Instant>>,
+    /// How many samples may be taken, and when that was known.
     samples_left: Cell<f64>,
+    refilled: Cell<Option<Instant>>,
     random: Cell<u64>,
 }
 
@@ -131,9 +133,10 @@ thread_local! {
             frees: Cell::new(0),
             sample_at: Cell::new(0),
             sampling: ThreadSampling {
+                due: Cell::new(0),
                 gap_bytes: Cell::new(0),
-                last: Cell::new(None),
                 samples_left: Cell::new(0.0),
+                refilled: Cell::new(None),
                 random: Cell::new(0),
             },
         }
@@ -184,26 +187,36 @@ impl SampledAllocation {
     pub(crate) fn track(&self) -> Option<TrackedBlock> {
         LIVE_BLOCKS.get()?.add(self.block)
     }
+
+    /// Ends that: nothing will ask for the block.
+    pub(crate) fn untrack(&self) {
+        _ = LIVE_BLOCKS.get().and_then(|live| live.remove(self.block));
+    }
 }
 
 /// How many samples a thread can take at once, and how many in a second after that. It has longer gaps when fewer than
 /// half of them are left, and when the collector is behind.
 const MOST_SAMPLES: f64 = 1_000.0;
 const SAMPLES_A_SECOND: f64 = 250.0;
+/// How much longer its gaps can be.
+const MOST_TIMES: f64 = 64.0;
+/// After how many usual gaps a longer one is chosen again, since it may not have to be as long any more.
+const LOOK_TIMES: u64 = 16;
 /// How often a thread that takes no samples looks whether it should, in bytes.
 const LOOK_BYTES: u64 = 1 << 20;
 
-/// A sample is due, or the first gap is not chosen yet.
+/// A sample is due, or a look.
 ///
 /// The gaps between samples are exponentially distributed, so each byte is as likely to be sampled as any other, and a
 /// block of `s` bytes with the probability `1 - exp(-s / gap)`. Its inverse is the number of blocks that it represents
-/// (Horvitz and Thompson 1952). The mean gap of a thread depends only on what was before the gap.
+/// (Horvitz and Thompson 1952). The mean gap of a thread depends only on what was before the gap, which can be chosen
+/// again at any point: the rest of an exponentially distributed gap has the same distribution.
 #[cold]
 #[inline(never)]
 fn sample(counts: &ThreadAllocations, block: usize, bytes: u64) {
     let registers = live_registers!();
     // Nothing in here is sampled, nor what a signal handler allocates that interrupts it.
-    let due = counts.sample_at.replace(NEVER);
+    counts.sample_at.set(NEVER);
     let uncounted = Uncounted::begin();
     let (allocated, sampling) = (counts.allocated_bytes.get(), &counts.sampling);
     let next = match (SAMPLE_BYTES.load(Ordering::Relaxed), TAKE_SAMPLE.get()) {
@@ -212,19 +225,17 @@ fn sample(counts: &ThreadAllocations, block: usize, bytes: u64) {
             allocated.wrapping_add(LOOK_BYTES)
         }
         (usual_bytes, Some(take)) => {
-            let due = match sampling.gap_bytes.get() {
-                0 => allocated.wrapping_sub(bytes).wrapping_add(sampling.next_gap(usual_bytes)),
-                _ => due,
-            };
-            if due <= allocated {
-                let of = sampling.represented(block, bytes, registers);
-                if let Some(behind) = take(&of) {
-                    sampling.note_taken(behind);
-                }
-                allocated.wrapping_add(sampling.next_gap(usual_bytes))
-            } else {
-                due
+            if sampling.gap_bytes.get() == 0 {
+                sampling.choose_gap(allocated.wrapping_sub(bytes), usual_bytes);
             }
+            if sampling.due.get() <= allocated
+                && let Some(behind) = take(&sampling.represented(block, bytes, registers))
+            {
+                sampling.note_taken(behind);
+            }
+            sampling.choose_gap(allocated, usual_bytes);
+            let look = allocated.saturating_add(usual_bytes.saturating_mul(LOOK_TIMES));
+            sampling.due.get().min(look)
         }
     };
     drop(uncounted);
@@ -251,33 +262,45 @@ impl ThreadSampling {
     }
 
     fn note_taken(&self, behind: f64) {
-        let now = Instant::now();
-        let since = self.last.replace(Some(now)).map(|last| now.duration_since(last));
-        let more = since.map_or(MOST_SAMPLES, |since| since.as_secs_f64() * SAMPLES_A_SECOND);
         let most = MOST_SAMPLES * (1.0 - behind);
-        self.samples_left.set((self.samples_left.get() + more - 1.0).min(most));
+        self.refill();
+        self.samples_left.set((self.samples_left.get() - 1.0).min(most));
     }
 
-    /// Chooses how many bytes are allocated before the next sample.
-    fn next_gap(&self, usual_bytes: u64) -> u64 {
-        let left = if self.last.get().is_some() { self.samples_left.get() } else { MOST_SAMPLES };
-        let times = (MOST_SAMPLES / 2.0 / left.max(0.1)).max(1.0);
+    fn refill(&self) {
+        let now = Instant::now();
+        let since = self.refilled.replace(Some(now)).map(|last| now.duration_since(last));
+        let more = since.map_or(MOST_SAMPLES, |since| since.as_secs_f64() * SAMPLES_A_SECOND);
+        self.samples_left.set((self.samples_left.get() + more).min(MOST_SAMPLES));
+    }
+
+    /// Chooses how many bytes are allocated from `begin` on before the next sample.
+    fn choose_gap(&self, begin: u64, usual_bytes: u64) {
+        self.refill();
+        let half = MOST_SAMPLES / 2.0;
+        let times = (half / self.samples_left.get().max(1.0)).clamp(1.0, MOST_TIMES);
         let mean = usual_bytes as f64 * times;
         self.gap_bytes.set(mean as u64);
         let gap = -(1.0 - self.random()).ln() * mean;
-        (gap as u64).saturating_add(1)
+        self.due.set(begin.saturating_add(gap as u64).saturating_add(1));
     }
 
     /// From 0 to less than 1, by SplitMix64.
     fn random(&self) -> f64 {
         const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-        static NEXT_SEED: AtomicU64 = AtomicU64::new(1);
         let state = match self.random.get() {
-            0 => mixed(NEXT_SEED.fetch_add(GAMMA, Ordering::Relaxed)),
+            0 => self.seed(),
             state => state,
         };
         self.random.set(state.wrapping_add(GAMMA));
         (mixed(state) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Another one in each thread and each process.
+    fn seed(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let place = std::ptr::from_ref(self).addr() as u64;
+        mixed(place ^ mixed(since.as_nanos() as u64)) | 1
     }
 }
 
@@ -287,10 +310,15 @@ const fn mixed(number: u64) -> u64 {
     number ^ number >> 31
 }
 
+/// Whether this system shows the stacks of threads: samples without would be of no use.
+pub(crate) const fn can_sample() -> bool {
+    CAN_COUNT && cfg!(not(tracing_profiling_unsupported)) && LiveStack::CAN_BE_READ
+}
+
 /// Samples allocations from now on, with a gap of that many bytes in the mean; 0 for no samples. The shortest gap of all
 /// layers applies.
 pub(crate) fn sample_allocations(every_bytes: u64, take: TakeSample) {
-    if every_bytes > 0 {
+    if every_bytes > 0 && can_sample() {
         _ = TAKE_SAMPLE.set(take);
         let less = |now: u64| Some(if now == 0 { every_bytes } else { now.min(every_bytes) });
         _ = SAMPLE_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -478,6 +506,7 @@ pub(crate) fn end_counting() {
 /// Called in the child of a fork, where no layer profiles spans.
 pub(crate) fn forget_counting() {
     USERS.store(0, Ordering::Relaxed);
+    TRACKS_BLOCKS.store(false, Ordering::Relaxed);
 }
 
 /// Whether allocations are counted now, and the program's global allocator is a [`ProfilingAllocator`].
@@ -568,29 +597,43 @@ mod tests {
         assert_eq!(counted(pair), [0; 4], "in the child of a fork");
     }
 
-    /// The weights of samples add up to what was allocated, in the mean.
+    fn sampling() -> ThreadSampling {
+        ThreadSampling {
+            due: Cell::new(0),
+            gap_bytes: Cell::new(0),
+            samples_left: Cell::new(0.0),
+            refilled: Cell::new(None),
+            random: Cell::new(1),
+        }
+    }
+
+    /// The weights of samples add up to what was allocated, in the mean, also if gaps are chosen again on the way.
     #[test]
     fn weights_are_unbiased() {
-        let sampling = ThreadSampling {
-            gap_bytes: Cell::new(0),
-            last: Cell::new(None),
-            samples_left: Cell::new(0.0),
-            random: Cell::new(1),
-        };
-        for size in [1_u64, 100, 4_000, 30_000, 200_000] {
+        let sampling = sampling();
+        for (size, look) in [1_u64, 100, 4_000, 30_000, 200_000].into_iter().zip([
+            1 << 60,
+            1 << 60,
+            9_000,
+            1,
+            1 << 60,
+        ]) {
             let blocks = 400_000_000 / size.max(1_000);
             let (mut bytes, mut count, mut variance) = (0.0, 0.0, 0.0);
-            let mut left = sampling.next_gap(20_000);
+            let (mut allocated, mut looked) = (0, 0);
+            sampling.choose_gap(0, 20_000);
             for _ in 0..blocks {
-                if left > size {
-                    left -= size;
+                allocated += size;
+                if sampling.due.get() <= allocated {
+                    let of = sampling.represented(0, size, None);
+                    bytes += of.bytes as f64;
+                    count += of.count as f64;
+                    variance += of.bytes as f64 * (of.bytes as f64 - size as f64);
+                } else if allocated - looked < look {
                     continue;
                 }
-                let of = sampling.represented(0, size, None);
-                bytes += of.bytes as f64;
-                count += of.count as f64;
-                variance += of.bytes as f64 * (of.bytes as f64 - size as f64);
-                left = sampling.next_gap(20_000);
+                looked = allocated;
+                sampling.choose_gap(allocated, 20_000);
             }
             let truth = (blocks * size) as f64;
             // Half of the last digit of each weight is rounded.
@@ -601,21 +644,20 @@ mod tests {
 
     #[test]
     fn gaps_are_longer_while_the_collector_is_behind() {
-        let sampling = ThreadSampling {
-            gap_bytes: Cell::new(0),
-            last: Cell::new(None),
-            samples_left: Cell::new(0.0),
-            random: Cell::new(1),
-        };
+        let sampling = sampling();
         let gap_after = |behind| {
             sampling.note_taken(behind);
-            _ = sampling.next_gap(1_000);
+            // No time passes for what is compared.
+            sampling.refilled.set(Some(Instant::now() + std::time::Duration::from_secs(3_600)));
+            sampling.choose_gap(0, 1_000);
             sampling.gap_bytes.get()
         };
         assert_eq!(gap_after(0.0), 1_000);
         assert_eq!(gap_after(0.9), 5_000);
-        assert_eq!(gap_after(1.0), 5_000_000);
-        // No more samples than a second is worth of.
-        assert!((0..100).all(|_| gap_after(0.0) >= 1_000_000));
+        assert_eq!(gap_after(1.0), 64_000);
+        // Some seconds later they are as before.
+        sampling.refilled.set(Instant::now().checked_sub(std::time::Duration::from_secs(3)));
+        sampling.choose_gap(0, 1_000);
+        assert_eq!(sampling.gap_bytes.get(), 1_000);
     }
 }

@@ -67,7 +67,7 @@ impl LiveBlocks {
         loop {
             let way = (0..WAYS).find(|way| before >> (8 * way) & 0xff == 0)?;
             let after = before | tag << (8 * way);
-            match tags.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed) {
+            match tags.compare_exchange(before, after, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => {
                     let place = bucket * WAYS + way;
                     let uses = self.uses.get(place)?.fetch_add(1, Ordering::Relaxed) + 1;

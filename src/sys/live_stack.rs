@@ -54,6 +54,9 @@ pub(crate) struct LiveStack {
 }
 
 impl LiveStack {
+    /// Whether the registers and the bounds of stacks are known.
+    pub(super) const CAN_BE_READ: bool =
+        cfg!(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")));
     /// Larger parts are not copied.
     pub(crate) const MOST_BYTES: usize = 64 << 10;
 

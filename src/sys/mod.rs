@@ -44,8 +44,8 @@ use unsupported as platform;
 
 pub use allocator::{Allocations, ProfilingAllocator};
 pub(crate) use allocator::{
-    SampledAllocation, Uncounted, allocated_here, begin_counting, counts_allocations, end_counting,
-    forget_counting, is_in_use, is_uncounted, sample_allocations, track_blocks,
+    SampledAllocation, Uncounted, allocated_here, begin_counting, can_sample, counts_allocations,
+    end_counting, forget_counting, is_in_use, is_uncounted, sample_allocations, track_blocks,
 };
 pub(crate) use clock::Clock;
 #[cfg(feature = "sighup")]

@@ -30,7 +30,10 @@ pub(crate) fn sampled_at(hertz: u32, rules: &str, action: impl FnOnce(&Host)) {
 impl Host {
     /// The subscriber is the global default, as in a real program, so all threads are profiled.
     pub(crate) fn start(hertz: u32, rules: &str) -> Self {
-        let setup = Setup::with(rules, |builder| builder.rate(hertz).with_env().unwrap());
+        // In the programs that have the allocator, many of its calls are samples.
+        let setup = Setup::with(rules, |builder| {
+            builder.rate(hertz).heap(true).alloc_sample_bytes(16 << 10).with_env().unwrap()
+        });
         tracing::dispatcher::set_global_default(setup.dispatch.clone()).unwrap();
         Self { setup, sampled_at_first: AtomicBool::new(false) }
     }

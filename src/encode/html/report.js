@@ -1778,7 +1778,7 @@ function showScope(main) {
     const { bytes, count, freed_bytes } = main.allocations,
       own = main.own_allocations?.bytes ?? bytes;
     const inside = own < bytes ? `, ${memory(bytes - own)} of it in child spans` : '';
-    const calls = `${count.toLocaleString('en')} allocations`;
+    const calls = `${grouped(count)} allocations`;
     texts.push(`Allocated ${memory(bytes)} in ${calls}${inside}; freed ${memory(freed_bytes)}.`);
   }
   if (main.after_last_exit >= 1e6) {
