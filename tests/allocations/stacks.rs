@@ -1,0 +1,356 @@
+//! Which code allocates, and who holds what is in use.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use tracing::info_span;
+use tracing_profiling::profile::{Profile, SampleKind};
+
+use crate::support::{PLENTY, Setup, functions};
+
+/// Ten functions with a digit in their names. Names have no generic parameters.
+macro_rules! numbered {
+    ($list:ident, $body:ident, [$($name:ident),+]) => {
+        $(
+            #[inline(never)]
+            fn $name(site: Site, number: usize) {
+                $body(site, number);
+                black_box(());
+            }
+        )+
+        const $list: &[fn(Site, usize)] = &[$($name),+];
+    };
+}
+
+#[derive(Clone, Copy)]
+struct Site {
+    block: usize,
+    blocks: usize,
+}
+
+// 1,000 stacks.
+numbered!(
+    OUTER,
+    call_middle,
+    [outer0, outer1, outer2, outer3, outer4, outer5, outer6, outer7, outer8, outer9]
+);
+numbered!(
+    MIDDLE,
+    call_leaf,
+    [middle0, middle1, middle2, middle3, middle4, middle5, middle6, middle7, middle8, middle9]
+);
+numbered!(LEAVES, work, [leaf0, leaf1, leaf2, leaf3, leaf4, leaf5, leaf6, leaf7, leaf8, leaf9]);
+
+fn call_middle(site: Site, number: usize) {
+    MIDDLE[number / 10 % 10](site, number);
+}
+
+fn call_leaf(site: Site, number: usize) {
+    LEAVES[number % 10](site, number);
+}
+
+#[inline(always)]
+fn work(site: Site, number: usize) {
+    for turn in 0..site.blocks {
+        match (number + turn) % 3 {
+            0 => drop(black_box(Vec::<u8>::with_capacity(site.block))),
+            1 => drop(black_box(vec![0_u8; site.block])),
+            // The old block is allocated as well.
+            _ => {
+                let mut grown = Vec::<u8>::with_capacity(site.block / 2);
+                grown.reserve_exact(site.block);
+                drop(black_box(grown));
+            }
+        }
+    }
+}
+
+/// The digit in the name of a function.
+fn digit_of(name: &str, of: &str) -> Option<usize> {
+    name.rsplit("::").next()?.strip_prefix(of)?.parse().ok()
+}
+
+/// The sums of samples of a site, and their variance.
+#[derive(Clone, Copy, Default)]
+struct Estimate {
+    bytes: f64,
+    calls: f64,
+    variance: f64,
+    calls_variance: f64,
+}
+
+/// By Horvitz and Thompson: samples of blocks of `s` bytes that represent `w` bytes have the variance `w (w - s)`.
+#[test]
+fn samples_represent_what_each_site_allocates() {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<usize>().ok());
+    let turns = number("PROFILING_TEST_ALLOCATIONS").unwrap_or(3);
+    let sizes = [48, 700, 9_000, 60_000, 400_000];
+    // Of each size about as many bytes.
+    let site_of = |number: usize| {
+        let block = sizes[number % 7 % 5] + number;
+        Site { block, blocks: 400_000_usize.div_ceil(block) }
+    };
+    let setup = Setup::with("[sites]=always", |builder| {
+        builder.alloc_sample_bytes(64 << 10).samples_per_profile(1 << 20)
+    });
+    let threads = 4;
+    let setup_ref = &setup;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || {
+                tracing::dispatcher::with_default(&setup_ref.dispatch, || {
+                    info_span!("sites").in_scope(|| {
+                        for turn in 0..turns {
+                            for number in (0..1_000).map(|number| (number * 7 + turn) % 1_000) {
+                                let span = info_span!("odd");
+                                // In a span of its own, or not.
+                                let _entered = (number % 2 == thread % 2).then(|| span.enter());
+                                OUTER[number / 100](site_of(number), number);
+                                if number % 4 == 0 {
+                                    std::thread::sleep(Duration::from_millis(1));
+                                }
+                            }
+                        }
+                    });
+                });
+            });
+        }
+    });
+    setup.flush();
+    let stats = setup.handle.stats().allocations;
+    let others = [stats.dropped_over_budget, stats.off_stack, stats.dropped_pending_full];
+    assert_eq!(others, [0; 3]);
+    // The collector may be behind on a busy machine.
+    let lost =
+        (stats.dropped_queue_full + stats.dropped_memory) as f64 / stats.sampled.max(1) as f64;
+    assert!(lost < 0.1, "{stats:?}");
+    let mut estimates = vec![Estimate::default(); 1_000];
+    let (mut samples, mut without_stack) = (0, [0.0; 2]);
+    for profile in setup.profiles() {
+        for kind in [SampleKind::AllocatedBytes, SampleKind::Allocations] {
+            for sample in profile.of_kind(kind) {
+                let names = functions(&profile, sample);
+                let amounts = sample.points.iter().map(|point| point.amount() as f64);
+                let numbers = ["outer", "middle", "leaf"]
+                    .map(|of| names.iter().find_map(|name| digit_of(name, of)));
+                let [Some(outer), Some(middle), Some(leaf)] = numbers else {
+                    assert_eq!(names, ["[allocated: stack not copied]"]);
+                    without_stack[usize::from(kind == SampleKind::Allocations)] +=
+                        amounts.sum::<f64>();
+                    continue;
+                };
+                // In debug builds, the body is inlined.
+                let innermost =
+                    names.iter().find(|name| name.rsplit("::").next() != Some("work")).unwrap();
+                assert!(digit_of(innermost, "leaf").is_some(), "the innermost: {names:?}");
+                let site = 100 * outer + 10 * middle + leaf;
+                let path = profile.span_path(sample.link);
+                assert_eq!(path[0], "sites", "{path:?}");
+                // Only threads of the other parity enter the inner span there.
+                assert!(path.len() == 1 || path[1..] == ["odd"], "{path:?}");
+                let estimate = &mut estimates[site];
+                for amount in amounts {
+                    if kind == SampleKind::Allocations {
+                        estimate.calls += amount;
+                        estimate.calls_variance += amount * (amount - 1.0);
+                        continue;
+                    }
+                    samples += 1;
+                    estimate.bytes += amount;
+                    // The smaller block of a reallocation has a larger variance: at most this.
+                    let block = site_of(site).block as f64 / 2.0;
+                    estimate.variance += amount * (amount - block).max(0.0);
+                }
+            }
+        }
+    }
+    // What a site allocates in one call, by the test itself.
+    let truth = |number: usize| {
+        let Site { block, blocks } = site_of(number);
+        let (mut bytes, mut calls) = (0, 0);
+        for turn in 0..blocks {
+            let grows = (number + turn) % 3 == 2;
+            bytes += block + if grows { block / 2 } else { 0 };
+            calls += if grows { 2 } else { 1 };
+        }
+        [bytes, calls].map(|one| (one * turns * threads) as f64)
+    };
+    let sums = |sites: &mut dyn Iterator<Item = usize>| {
+        sites.fold((Estimate::default(), [0.0; 2]), |(sum, [bytes, calls]), site| {
+            let (more, [more_bytes, more_calls]) = (estimates[site], truth(site));
+            let sum = Estimate {
+                bytes: sum.bytes + more.bytes,
+                calls: sum.calls + more.calls,
+                variance: sum.variance + more.variance,
+                calls_variance: sum.calls_variance + more.calls_variance,
+            };
+            (sum, [bytes + more_bytes, calls + more_calls])
+        })
+    };
+    let (all, [bytes, calls]) = sums(&mut (0..1_000));
+    let errors = |sum: Estimate, bytes: f64| (sum.bytes - bytes) / sum.variance.sqrt();
+    println!(
+        "{samples} samples, {lost:.4} lost, {:.2} of {:.2} GB ({:+.2} standard errors), {:.0} of {calls:.0} calls ({:+.2}), \
+         without a stack {without_stack:?}",
+        all.bytes / 1e9,
+        bytes / 1e9,
+        errors(all, bytes),
+        all.calls,
+        (all.calls - calls) / all.calls_variance.sqrt(),
+    );
+    // One in 100,000 correct runs is further off, apart from what was lost.
+    let within = |sum: f64, truth: f64, variance: f64, errors: f64| {
+        (sum - truth).abs() < errors * variance.sqrt() + 2.0 * lost * truth
+    };
+    assert!(within(all.bytes, bytes, all.variance, 4.5));
+    assert!(within(all.calls, calls, all.calls_variance, 4.5));
+    assert_eq!(without_stack[0] > 0.0, stats.dropped_memory > 0);
+    // By each of the names, so that one that is systematically wrong is found.
+    let mut right = 0;
+    for digit in 0..30 {
+        let is_in = |site: &usize| site / [1, 10, 100][digit / 10] % 10 == digit % 10;
+        let (sum, [bytes, _]) = sums(&mut (0..1_000).filter(is_in));
+        right += usize::from(within(sum.bytes, bytes, sum.variance, 3.0));
+    }
+    println!("{right} of 30 groups of 100 sites within three standard errors");
+    assert!(right >= 27, "{right}");
+}
+
+#[inline(never)]
+fn keep_forever(kept: &mut Vec<Vec<u8>>, bytes: usize) {
+    kept.push(black_box(vec![1; bytes]));
+}
+
+#[inline(never)]
+fn keep_for_a_while(kept: &mut Vec<Vec<u8>>, bytes: usize) {
+    while kept.len() < 100 {
+        kept.push(black_box(vec![2; bytes]));
+    }
+}
+
+#[inline(never)]
+fn grow(vector: &mut Vec<u8>, bytes: usize) {
+    vector.reserve_exact(bytes);
+    black_box(vector);
+}
+
+/// What is in use of a function's allocations, in bytes, and all that it allocated.
+fn heap_of(profile: &Profile, function: &str) -> [u64; 2] {
+    [SampleKind::InUseBytes, SampleKind::AllocatedBytes].map(|kind| {
+        let functions = profile.functions_by(kind).into_iter();
+        let is_it = |(name, _): &(String, u64)| name.ends_with(&format!("::{function}"));
+        functions.filter(is_it).map(|(_, bytes)| bytes).sum()
+    })
+}
+
+/// In a process of its own, since one layer of a process tracks the heap.
+#[test]
+fn the_live_heap_has_what_is_in_use() {
+    let name = "stacks::the_live_heap_has_what_is_in_use";
+    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
+        assert!(command.status().unwrap().success());
+        return;
+    }
+    // Blocks are so large that each is a sample, but for one in a million.
+    const BLOCK: usize = 1 << 20;
+    const MB: u64 = 1 << 20;
+    let setup = Setup::with("1h", |builder| builder.heap(true).alloc_sample_bytes(64 << 10));
+    let heap = || setup.handle.heap_profile().expect("the live heap is tracked");
+    let growth = || setup.handle.heap_growth().expect("the live heap is tracked");
+    growth();
+    // The lists do not grow in the functions.
+    let [mut kept, mut while_kept] = [(); 2].map(|()| Vec::with_capacity(100));
+    (0..10).for_each(|_| keep_forever(&mut kept, BLOCK));
+    keep_for_a_while(&mut while_kept, BLOCK);
+    assert_eq!(heap_of(&heap(), "keep_forever"), [10 * MB, 10 * MB]);
+    assert_eq!(heap_of(&heap(), "keep_for_a_while"), [100 * MB, 100 * MB]);
+    let grown = growth();
+    assert!(grown.functions_by(SampleKind::InUseBytes)[0].0.ends_with("keep_for_a_while"));
+    // Freed on another thread.
+    std::thread::spawn(move || drop(while_kept)).join().unwrap();
+    (0..20).for_each(|_| keep_forever(&mut kept, BLOCK));
+    assert_eq!(heap_of(&heap(), "keep_for_a_while"), [0, 100 * MB]);
+    let grown = growth();
+    let [(first, bytes)] = &grown.functions_by(SampleKind::InUseBytes)[..] else { panic!() };
+    assert!(first.ends_with("keep_forever"), "{first}");
+    assert_eq!(*bytes, 20 * MB);
+    let grown = growth();
+    assert_eq!(heap_of(&grown, "keep_forever"), [0, 0], "nothing since the last one");
+    // A reallocation is a free and an allocation, in place or not.
+    let mut vector = Vec::new();
+    (1..=4).for_each(|times| grow(&mut vector, times * BLOCK));
+    assert_eq!(heap_of(&heap(), "grow"), [4 * MB, 10 * MB]);
+    drop(vector);
+    // Profiling may be off: memory is in use all the same.
+    setup.handle.disable();
+    setup.flush();
+    kept.clear();
+    assert_eq!(heap_of(&heap(), "keep_forever"), [0, 30 * MB]);
+    assert_eq!(heap_of(&heap(), "grow"), [0, 10 * MB]);
+    // Small blocks are estimated.
+    let small: Vec<_> = (0..200_000).map(|_| black_box(Box::new([3_u64; 16]))).collect();
+    let profile = heap();
+    let all: u64 =
+        profile.functions_by(SampleKind::InUseBytes).iter().map(|(_, bytes)| bytes).sum();
+    let truth = (200_000 * 128 + 200_000 * 8) as f64;
+    assert!((all as f64 / truth - 1.0).abs() < 0.5, "{all} of {truth}");
+    drop(small);
+    // One layer at a time tracks it.
+    let other = Setup::with("1h", |builder| builder.heap(true));
+    assert!(other.handle.heap_profile().is_none());
+    assert!(setup.handle.shutdown(PLENTY));
+    assert!(setup.handle.heap_profile().is_none());
+    other.flush();
+    let mut kept = Vec::with_capacity(10);
+    (0..10).for_each(|_| keep_forever(&mut kept, 16 * BLOCK));
+    assert_eq!(heap_of(&other.handle.heap_profile().unwrap(), "keep_forever"), [160 * MB; 2]);
+    kept.clear();
+    assert_eq!(heap_of(&other.handle.heap_profile().unwrap(), "keep_forever"), [0, 160 * MB]);
+    let stats = setup.handle.stats().allocations;
+    assert_eq!((stats.dropped_queue_full, stats.dropped_not_tracked), (0, 0));
+}
+
+/// What `go tool pprof` and scrapers read.
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn the_heap_is_served_as_go_serves_it() {
+    use std::io::Read;
+
+    use axum::body::Body;
+    use axum::http::{Request, header};
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    let name = "stacks::the_heap_is_served_as_go_serves_it";
+    if std::env::var_os("PROFILING_TEST_ALONE").is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let command = command.args([name, "--exact"]).env("PROFILING_TEST_ALONE", "1");
+        assert!(command.status().unwrap().success());
+        return;
+    }
+    let setup = Setup::with("1h", |builder| builder.heap(true));
+    let mut kept = Vec::with_capacity(10);
+    (0..10).for_each(|_| keep_forever(&mut kept, 16 << 20));
+    for (method, path) in [
+        ("GET", "/debug/pprof/heap"),
+        ("GET", "/debug/pprof/allocs"),
+        ("POST", "/debug/pprof/heap"),
+    ] {
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header(header::HOST, "localhost");
+        let request = request.body(Body::empty()).unwrap();
+        let answer = setup.handle.router().oneshot(request).await.unwrap();
+        assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/octet-stream");
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let mut plain = Vec::new();
+        flate2::read::GzDecoder::new(&body[..]).read_to_end(&mut plain).unwrap();
+        let has = |text: &str| plain.windows(text.len()).any(|part| part == text.as_bytes());
+        for text in ["alloc_objects", "alloc_space", "inuse_objects", "inuse_space", "keep_forever"]
+        {
+            assert!(has(text), "{text} in {path}");
+        }
+        assert!(!has("off_cpu"), "{path}");
+    }
+}
