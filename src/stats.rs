@@ -297,6 +297,9 @@ counters! {
         /// Samples that were dropped because the collector was behind. The profile of their span has less than its
         /// account.
         dropped_queue_full,
+        /// Samples that were dropped because spans were being added to or removed from the overflow of their table. Some of
+        /// them would have been of young spans, and of no use.
+        dropped_table_busy,
         /// Samples without a stack because the memory for waiting stacks was used up.
         dropped_memory,
         /// Samples without a stack because the thread was on a stack that is not its own: that of a coroutine.

@@ -175,11 +175,15 @@ impl LayerAllocations {
     }
 
     fn is_of_use(&self, span: &InnermostSpan, old_at: u64) -> bool {
-        self.settings.sample_bytes > 0
-            && self.is_active()
-            // The program may hold a lock of the same kind.
-            && self.spans.can_look_up()
-            && self.spans.samples_allocations(span, old_at)
+        if self.settings.sample_bytes == 0 || !self.is_active() {
+            return false;
+        }
+        // The program may hold a lock of the same kind.
+        if !self.spans.can_look_up() {
+            Counters::add(&self.counters.allocations.dropped_table_busy, 1);
+            return false;
+        }
+        self.spans.samples_allocations(span, old_at)
     }
 
     /// How far the collector is behind, from 0 to 1.

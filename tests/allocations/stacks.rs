@@ -28,7 +28,12 @@ struct Site {
     blocks: usize,
 }
 
-// 1,000 stacks.
+// 10,000 stacks.
+numbered!(
+    OUTERMOST,
+    call_outer,
+    [most0, most1, most2, most3, most4, most5, most6, most7, most8, most9]
+);
 numbered!(
     OUTER,
     call_middle,
@@ -40,6 +45,10 @@ numbered!(
     [middle0, middle1, middle2, middle3, middle4, middle5, middle6, middle7, middle8, middle9]
 );
 numbered!(LEAVES, work, [leaf0, leaf1, leaf2, leaf3, leaf4, leaf5, leaf6, leaf7, leaf8, leaf9]);
+
+fn call_outer(site: Site, number: usize) {
+    OUTER[number / 100 % 10](site, number);
+}
 
 fn call_middle(site: Site, number: usize) {
     MIDDLE[number / 10 % 10](site, number);
@@ -84,10 +93,11 @@ struct Estimate {
 fn samples_represent_what_each_site_allocates() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<usize>().ok());
     let turns = number("PROFILING_TEST_ALLOCATIONS").unwrap_or(3);
+    let sites = number("PROFILING_TEST_SITES").unwrap_or(1_000).next_multiple_of(1_000);
     let sizes = [48, 700, 9_000, 60_000, 400_000];
     // Of each size about as many bytes.
     let site_of = |number: usize| {
-        let block = sizes[number % 7 % 5] + number;
+        let block = sizes[number % 7 % 5] + number % 1_000;
         Site { block, blocks: 400_000_usize.div_ceil(block) }
     };
     let setup = Setup::with("[sites]=always", |builder| {
@@ -101,11 +111,11 @@ fn samples_represent_what_each_site_allocates() {
                 tracing::dispatcher::with_default(&setup_ref.dispatch, || {
                     info_span!("sites").in_scope(|| {
                         for turn in 0..turns {
-                            for number in (0..1_000).map(|number| (number * 7 + turn) % 1_000) {
+                            for number in (0..sites).map(|number| (number * 7 + turn) % sites) {
                                 let span = info_span!("odd");
                                 // In a span of its own, or not.
                                 let _entered = (number % 2 == thread % 2).then(|| span.enter());
-                                OUTER[number / 100](site_of(number), number);
+                                OUTERMOST[number / 1_000](site_of(number), number);
                                 if number % 4 == 0 {
                                     std::thread::sleep(Duration::from_millis(1));
                                 }
@@ -118,22 +128,23 @@ fn samples_represent_what_each_site_allocates() {
     });
     setup.flush();
     let stats = setup.handle.stats().allocations;
+    assert_eq!(stats.dropped_table_busy, 0);
     let others = [stats.dropped_over_budget, stats.off_stack, stats.dropped_pending_full];
     assert_eq!(others, [0; 3]);
     // The collector may be behind on a busy machine.
     let lost =
         (stats.dropped_queue_full + stats.dropped_memory) as f64 / stats.sampled.max(1) as f64;
     assert!(lost < 0.1, "{stats:?}");
-    let mut estimates = vec![Estimate::default(); 1_000];
+    let mut estimates = vec![Estimate::default(); sites];
     let (mut samples, mut without_stack) = (0, [0.0; 2]);
     for profile in setup.profiles() {
         for kind in [SampleKind::AllocatedBytes, SampleKind::Allocations] {
             for sample in profile.of_kind(kind) {
                 let names = functions(&profile, sample);
                 let amounts = sample.points.iter().map(|point| point.amount() as f64);
-                let numbers = ["outer", "middle", "leaf"]
+                let numbers = ["most", "outer", "middle", "leaf"]
                     .map(|of| names.iter().find_map(|name| digit_of(name, of)));
-                let [Some(outer), Some(middle), Some(leaf)] = numbers else {
+                let [Some(most), Some(outer), Some(middle), Some(leaf)] = numbers else {
                     assert_eq!(names, ["[allocated: stack not copied]"]);
                     without_stack[usize::from(kind == SampleKind::Allocations)] +=
                         amounts.sum::<f64>();
@@ -143,7 +154,7 @@ fn samples_represent_what_each_site_allocates() {
                 let innermost =
                     names.iter().find(|name| name.rsplit("::").next() != Some("work")).unwrap();
                 assert!(digit_of(innermost, "leaf").is_some(), "the innermost: {names:?}");
-                let site = 100 * outer + 10 * middle + leaf;
+                let site = 1_000 * most + 100 * outer + 10 * middle + leaf;
                 let path = profile.span_path(sample.link);
                 assert_eq!(path[0], "sites", "{path:?}");
                 // Only threads of the other parity enter the inner span there.
@@ -187,7 +198,7 @@ fn samples_represent_what_each_site_allocates() {
             (sum, [bytes + more_bytes, calls + more_calls])
         })
     };
-    let (all, [bytes, calls]) = sums(&mut (0..1_000));
+    let (all, [bytes, calls]) = sums(&mut (0..sites));
     let errors = |sum: Estimate, bytes: f64| (sum.bytes - bytes) / sum.variance.sqrt();
     println!(
         "{samples} samples, {lost:.4} lost, {:.2} of {:.2} GB ({:+.2} standard errors), {:.0} of {calls:.0} calls ({:+.2}), \
@@ -198,21 +209,22 @@ fn samples_represent_what_each_site_allocates() {
         all.calls,
         (all.calls - calls) / all.calls_variance.sqrt(),
     );
-    // One in 100,000 correct runs is further off, apart from what was lost.
+    // Far more than any correct run is off, apart from what was lost. (The error is itself an estimate, and is too small if
+    // the sum is.)
     let within = |sum: f64, truth: f64, variance: f64, errors: f64| {
         (sum - truth).abs() < errors * variance.sqrt() + 2.0 * lost * truth
     };
-    assert!(within(all.bytes, bytes, all.variance, 4.5));
-    assert!(within(all.calls, calls, all.calls_variance, 4.5));
+    assert!(within(all.bytes, bytes, all.variance, 6.0));
+    assert!(within(all.calls, calls, all.calls_variance, 6.0));
     assert_eq!(without_stack[0] > 0.0, stats.dropped_memory > 0);
     // By each of the names, so that one that is systematically wrong is found.
     let mut right = 0;
     for digit in 0..30 {
         let is_in = |site: &usize| site / [1, 10, 100][digit / 10] % 10 == digit % 10;
-        let (sum, [bytes, _]) = sums(&mut (0..1_000).filter(is_in));
+        let (sum, [bytes, _]) = sums(&mut (0..sites).filter(is_in));
         right += usize::from(within(sum.bytes, bytes, sum.variance, 3.0));
     }
-    println!("{right} of 30 groups of 100 sites within three standard errors");
+    println!("{right} of 30 groups of a tenth of all {sites} sites within three standard errors");
     assert!(right >= 27, "{right}");
 }
 
