@@ -75,7 +75,7 @@ pub(super) fn describe(
     }
     let unsampled_ns = unsampled_of(first);
     if unsampled_ns >= WORTH_REPORTING {
-        _ = write!(profile.title, " · sampled after {} on-CPU", Ns(unsampled_ns));
+        _ = write!(profile.title, " · {} on-CPU not sampled", Ns(unsampled_ns));
     }
     if *losses != Losses::default() {
         _ = write!(profile.title, " · {}", losses_in_words(losses));

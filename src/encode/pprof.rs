@@ -79,13 +79,27 @@ impl<'a> Encoder<'a> {
             false => (Some(self.value_type("space", "bytes")), 0),
         };
         self.message.time_nanos = signed(profile.start_unix_ns);
-        self.message.duration_nanos = signed(profile.duration_ns);
+        // That of a moment is 1, so that it contains its samples.
+        let duration_ns = Some(profile.duration_ns).filter(|duration_ns| *duration_ns > 1);
+        self.message.duration_nanos = signed(duration_ns.unwrap_or(0));
         // Readers take the first mapping for the executable, even if all samples are in libraries.
         if let Some(program) = profile.first_mapping() {
             self.mapping(program);
         }
+        // Readers of heap profiles expect all values of a stack in one sample.
+        let mut of_stacks: HashMap<_, usize> = HashMap::new();
         for sample in profile.samples() {
             let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
+            let place = (sample.stack, sample.link);
+            let known = of_stacks.get(&place).filter(|_| !has_times);
+            let value = kinds.iter().position(|kind| *kind == sample.kind);
+            if let (Some(known), Some(value)) = (known, value) {
+                let known = self.message.sample.get_mut(*known);
+                let value = known.and_then(|known| known.value.get_mut(value));
+                _ = value.map(|value| *value += signed(weight));
+                continue;
+            }
+            of_stacks.insert(place, self.message.sample.len());
             // Only on-CPU samples count as samples: the others are measured.
             let is_on_cpu = sample.kind == SampleKind::OnCpu;
             let count = if is_on_cpu { sample.points.len() as u64 } else { 0 };
@@ -426,12 +440,12 @@ mod tests {
             let period = message.period_type.unwrap();
             assert_eq!((string(period.r#type), string(period.unit)), ("space", "bytes"));
             assert_eq!(message.period, 0);
-            let sums = (0..4).map(|i| message.sample.iter().map(|sample| sample.value[i]).sum());
-            let all: Vec<i64> = sums.collect();
+            // All of a stack in one sample.
+            let values: Vec<_> = message.sample.iter().map(|sample| sample.value.clone()).collect();
             match kinds.len() {
-                4 => assert_eq!(all, [2, 1, 4, 3]),
-                2 => assert_eq!(all, [2, 1, 0, 0]),
-                _ => assert_eq!(all, [0; 4]),
+                4 => assert_eq!(values, [[2, 1, 4, 3]]),
+                2 => assert_eq!(values, [[2, 1, 0, 0]]),
+                _ => assert!(values.is_empty()),
             }
         }
     }

@@ -17,7 +17,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = include_str!("report.js");
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "pIeZyIqckfufQLq1zj6bcA7yt8rOcp5tpbs6MJejahY=";
-const SCRIPT_HASH: &str = "Q0afJ36j2ZEQjyZG6MmScPij32xL7PyKunJESWLfKYQ=";
+const SCRIPT_HASH: &str = "NNl17fjzRZiTl8Nbht6bs7Gfm2neL39DUhACDjrTEhw=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

@@ -1862,7 +1862,7 @@ function missingLines() {
   if (main.unsampled > 0)
     lines.push([
       main.unsampled > main.wall * 0.1 ? 'bad' : '',
-      `The first ${duration(main.unsampled)} on-CPU were not sampled.`,
+      `${duration(main.unsampled)} on-CPU were not sampled.`,
     ]);
   if (main.unexplained >= 1e6 && main.unexplained >= main.wall * 0.01) {
     lines.push([

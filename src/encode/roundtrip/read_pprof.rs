@@ -65,15 +65,18 @@ impl Reader {
             let point = Point { time_unix_ns, weight: weight.unsigned_abs(), thread: None };
             self.profile.add_sample(kind, stack, link, point);
         };
-        let mut others = values.iter().filter(|(kind, value)| kind.is_some() && *value > 0);
-        let (kind, weight) = others.next().copied().unwrap();
-        assert!(others.next().is_none());
+        let with_kinds = values.iter().filter_map(|(kind, value)| Some(((*kind)?, *value)));
+        let with_kinds: Vec<_> = with_kinds.filter(|(_, value)| *value > 0).collect();
         if count == 0 {
-            assert_ne!(kind, Some(SampleKind::OnCpu));
-            add(kind.unwrap(), weight);
+            assert!(with_kinds.len() == 1 || with_kinds.iter().all(|(kind, _)| !kind.is_time()));
+            for (kind, weight) in with_kinds {
+                assert_ne!(kind, SampleKind::OnCpu);
+                add(kind, weight);
+            }
             return;
         }
-        assert_eq!(kind, Some(SampleKind::OnCpu));
+        let [(kind, weight)] = with_kinds[..] else { panic!("{values:?}") };
+        assert_eq!(kind, SampleKind::OnCpu);
         let cpu = weight;
         for number in 0..count {
             let rest = if number == 0 { cpu % count } else { 0 };
