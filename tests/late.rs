@@ -137,7 +137,7 @@ fn an_old_span_reports_when_sampling_began() {
         let is_noted = profile.notes.iter().any(|note| note.contains(note_text));
         let sure_ns = old.on_cpu().ns() - old.on_cpu_error().ns() - old.sampled().ns();
         assert_eq!(is_noted, sure_ns >= 1_000_000, "{:?}", profile.notes);
-        assert_eq!(profile.title.contains("sampled after"), is_noted, "{}", profile.title);
+        assert_eq!(profile.title.contains("on-CPU not sampled"), is_noted, "{}", profile.title);
     }
 }
 
