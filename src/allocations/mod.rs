@@ -207,11 +207,13 @@ impl LayerAllocations {
     fn take(&self, span: Option<InnermostSpan>, heap: HeapUse, allocation: &SampledAllocation) {
         let counters = &self.counters.allocations;
         // Checked before: a span must not be promised samples that it will not have.
-        let span =
+        let promised =
             span.filter(|span| !self.samples.is_full() && self.spans.report_allocation(span));
-        if span.is_none() && heap == HeapUse::None {
+        if promised.is_none() && span.is_some() {
             Counters::add(&counters.dropped_queue_full, 1);
-            return;
+            if heap == HeapUse::None {
+                return;
+            }
         }
         let live = allocation.stack(self.settings.stack_bytes);
         let stack = live.as_ref().and_then(|live| CopiedStack::new(&self.buffers, None, live));
@@ -220,7 +222,7 @@ impl LayerAllocations {
             Counters::add(why, 1);
         }
         let sample = AllocationSample {
-            span,
+            span: promised,
             heap,
             at: self.spans.clock().now(),
             count: allocation.count,
@@ -228,12 +230,14 @@ impl LayerAllocations {
             stack,
         };
         if self.samples.push(sample).is_err() {
-            Counters::add(&counters.dropped_queue_full, 1);
+            // Once for each sample.
+            Counters::add(&counters.dropped_queue_full, u64::from(promised == span));
             if matches!(heap, HeapUse::Tracked(_)) {
                 allocation.untrack();
             }
         }
-        if self.samples.len() >= WAKE_AT {
+        // While it is over its budget, samples are rare, and it has to see that it no longer is.
+        if self.samples.len() >= WAKE_AT || self.is_over_budget.load(Ordering::Relaxed) {
             self.waker.wake();
         }
     }

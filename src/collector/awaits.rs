@@ -1,7 +1,7 @@
 //! Reads what futures have awaited.
 
 use super::budget::Share;
-use super::copied::{ReadTarget, unwind_copy};
+use super::copied::{ReadTarget, UNWINDING, unwind_copy};
 use super::pending::{Pending, PendingWait};
 use super::stack::{Stack, Waited};
 use crate::awaits::{AwaitSample, LayerAwaits, LeafStacks};
@@ -9,13 +9,7 @@ use crate::profile::SampleKind;
 use crate::span::SpanKey;
 use crate::stacks::CopiedStack;
 use crate::stats::Counters;
-use crate::sys;
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
-
-/// The CPU budget for unwinding them: 50 ms at once, and 2 % of a core after that.
-const UNWINDING: Share = Share::new(2, 50_000_000);
-/// The assumed cost where CPU time cannot be read.
-const A_STACK_NS: u64 = 20_000;
 
 /// Unwinds the stacks of awaits.
 #[derive(Debug)]
@@ -32,27 +26,11 @@ impl AwaitReader {
 
     /// Reads all that have been sent.
     pub(super) fn read(&mut self, awaits: &LayerAwaits, target: &mut ReadTarget<'_>) {
-        // Those that are sent from now on are read in the next round.
-        let mut left = awaits.waiting();
-        if left > 0 {
-            target.unwinder.refresh();
-        }
-        let mut start = sys::thread_cpu_ns();
-        while left > 0
-            && let Some(sample) = awaits.take()
-        {
-            left -= 1;
-            self.add(&sample, target);
-            let now = sys::thread_cpu_ns();
-            let took = now.zip(start).and_then(|(now, start)| now.checked_sub(start));
-            self.left.spend(took.unwrap_or(A_STACK_NS));
-            Counters::add(&target.counters.sampling.collector_cpu_ns, took.unwrap_or(0));
-            start = now;
-        }
+        target.read_all(awaits.waiting(), || awaits.take(), &mut self.left, Self::add);
     }
 
-    fn add(&mut self, sample: &AwaitSample, target: &mut ReadTarget<'_>) {
-        let has_budget = sample.stacks.last.is_none() || self.left.has_budget(target.now_ns);
+    fn add(sample: &AwaitSample, has_budget: bool, target: &mut ReadTarget<'_>) {
+        let has_budget = has_budget || sample.stacks.last.is_none();
         if !has_budget {
             Counters::add(&target.counters.awaits.dropped_over_budget, 1);
         }

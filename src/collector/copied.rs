@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::allocations::AllocationReader;
 use super::awaits::AwaitReader;
+use super::budget::Share;
 use super::limits::Limits;
 use super::pending::Pending;
 use crate::allocations::{AllocationSettings, LayerAllocations};
@@ -11,7 +12,7 @@ use crate::awaits::LayerAwaits;
 use crate::span::Spans;
 use crate::stacks::CopiedStack;
 use crate::stats::Counters;
-use crate::sys::Waker;
+use crate::sys::{self, Waker};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// Where the threads of the program leave these samples.
@@ -73,6 +74,37 @@ pub(super) struct ReadTarget<'a> {
     pub(super) round: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) now_ns: u64,
+}
+
+/// The CPU budget for unwinding the samples of a kind: 50 ms at once, and 2 % of a core after that.
+pub(super) const UNWINDING: Share = Share::new(2, 50_000_000);
+/// The assumed cost where CPU time cannot be read.
+const A_STACK_NS: u64 = 20_000;
+
+impl ReadTarget<'_> {
+    /// Reads the samples that are `waiting`; those that are sent from now on are read in the next round. `add` gets each
+    /// of them, and whether there is any budget left to unwind it.
+    pub(super) fn read_all<T>(
+        &mut self,
+        waiting: usize,
+        next: impl Fn() -> Option<T>,
+        left: &mut Share,
+        mut add: impl FnMut(&T, bool, &mut Self),
+    ) {
+        if waiting == 0 {
+            return;
+        }
+        self.unwinder.refresh();
+        let mut start = sys::thread_cpu_ns();
+        for sample in std::iter::from_fn(next).take(waiting) {
+            add(&sample, left.has_budget(self.now_ns), self);
+            let now = sys::thread_cpu_ns();
+            let took = now.zip(start).and_then(|(now, start)| now.checked_sub(start));
+            left.spend(took.unwrap_or(A_STACK_NS));
+            Counters::add(&self.counters.sampling.collector_cpu_ns, took.unwrap_or(0));
+            start = now;
+        }
+    }
 }
 
 /// The frames above the function that copied the stack.

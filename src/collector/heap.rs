@@ -195,9 +195,9 @@ fn is_tracked(engine: &Engine) -> bool {
     engine.copied.allocations.tracks_heap() && sys::counts_allocations()
 }
 
-/// Once rules are off and all spans have closed, nothing needs to know what is allocated, but for the live heap.
-pub(super) fn stop_counting_if_unused(engine: &Engine) {
-    // Another layer may have tracked the heap when this one began.
+/// Tracks the heap if no other layer does that any more. Once rules are off and all spans have closed, nothing else needs
+/// to know what is allocated.
+pub(super) fn update_counting(engine: &Engine) {
     engine.copied.allocations.claim_heap();
     let is_counting = engine.gate.counts_allocations() && !is_tracked(engine);
     if is_counting && engine.callsites.are_off() && !engine.spans.has_any_open() {

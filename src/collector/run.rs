@@ -16,7 +16,7 @@ use super::command::{Command, FlushRequest, Job};
 use super::copied::{CopiedReader, ReadTarget};
 use super::drain::Drain;
 use super::engine::Engine;
-use super::heap::stop_counting_if_unused;
+use super::heap::update_counting;
 use super::limits::Limits;
 use super::logged::Logged;
 use super::pending::Pending;
@@ -288,7 +288,7 @@ impl Collector {
         let mut closed = std::mem::take(&mut self.closed);
         closed.extend(self.register_spans());
         self.sweep_plans();
-        stop_counting_if_unused(&self.engine);
+        update_counting(&self.engine);
         let epochs = self.end_epochs(&closed, asked.everything);
 
         let entered = self.drain_all();

@@ -263,7 +263,6 @@ impl ThreadSampling {
 
     fn note_taken(&self, behind: f64) {
         let most = MOST_SAMPLES * (1.0 - behind);
-        self.refill();
         self.samples_left.set((self.samples_left.get() - 1.0).min(most));
     }
 
@@ -645,6 +644,7 @@ mod tests {
     #[test]
     fn gaps_are_longer_while_the_collector_is_behind() {
         let sampling = sampling();
+        sampling.choose_gap(0, 1_000);
         let gap_after = |behind| {
             sampling.note_taken(behind);
             // No time passes for what is compared.

@@ -228,6 +228,34 @@ fn samples_represent_what_each_site_allocates() {
     assert!(right >= 27, "{right}");
 }
 
+/// Old after an hour: only the rule that judges allocations asks for samples of young spans, and of those inside them.
+#[test]
+fn young_spans_are_sampled_only_if_a_rule_judges_allocations() {
+    let rules = "[young]=always,[judged]=always|alloc>1000GB,[inner]=always";
+    let setup = Setup::of_rules(rules, |builder| {
+        builder.arm_after(Duration::from_secs(3_600)).alloc_sample_bytes(64 << 10)
+    });
+    setup.run(|| {
+        let allocate = || drop(black_box(vec![1_u8; 16 << 20]));
+        info_span!("young").in_scope(allocate);
+        info_span!("judged").in_scope(|| {
+            allocate();
+            info_span!("inner").in_scope(allocate);
+        });
+    });
+    let mut paths = Vec::new();
+    for profile in setup.profiles() {
+        for sample in profile.of_kind(SampleKind::AllocatedBytes) {
+            let path = profile.span_path(sample.link).join("/");
+            paths.push((path, sample.points[0].amount() >> 20));
+        }
+    }
+    paths.sort();
+    assert_eq!(paths, [("judged".to_owned(), 16), ("judged/inner".to_owned(), 16)]);
+    let kept = setup.kept();
+    assert_eq!(kept.iter().flat_map(|kept| &kept.spans).count(), 3, "with their counts");
+}
+
 #[inline(never)]
 fn keep_forever(kept: &mut Vec<Vec<u8>>, bytes: usize) {
     kept.push(black_box(vec![1; bytes]));
