@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Sender};
 
 use super::engine::Engine;
-use super::heap::{HeapPart, make_heap};
+use super::heap::{HeapRequest, make_heap};
 use super::open_spans::{OpenSpan, find_open};
 use super::room::TakenRoom;
 use super::run::Collector;
@@ -35,7 +35,7 @@ pub(super) enum Command {
     /// List the open spans.
     FindOpen { older_than: Duration, reply: Sender<Vec<OpenSpan>> },
     /// Make the profile of the live heap.
-    Heap { part: HeapPart, reply: Sender<Profile> },
+    Heap(HeapRequest),
 }
 
 impl Command {
@@ -48,7 +48,7 @@ impl Command {
     pub(super) fn answer(self, collector: &mut Collector) -> Option<Job> {
         match self {
             Self::FindOpen { older_than, reply } => Some(find_open(collector, older_than, reply)),
-            Self::Heap { part, reply } => Some(make_heap(collector, part, reply)),
+            Self::Heap(request) => Some(make_heap(collector, request)),
             Self::Flush(_) | Self::Shutdown(_) => None,
         }
     }

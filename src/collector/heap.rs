@@ -66,6 +66,15 @@ impl Amounts {
     }
 }
 
+/// A request for the profile of the live heap.
+#[derive(Clone, Debug)]
+pub(super) struct HeapRequest {
+    part: HeapPart,
+    reply: Sender<Profile>,
+    /// Whether the caller has the answer. Set by the caller, whose next request may come right after that.
+    is_taken: Arc<AtomicBool>,
+}
+
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeapPart {
@@ -127,7 +136,7 @@ impl Heap {
         in_use
     }
 
-    /// Whether the caller has taken an answer is to be set in `is_taken`.
+    /// The caller sets `is_taken` once it has the answer.
     fn weights(&mut self, part: HeapPart, is_taken: &Arc<AtomicBool>) -> Vec<StackWeight<'_>> {
         let answered = self.answered.take_if(|_| part == HeapPart::Growth);
         if let Some((seen, was_taken)) = answered
@@ -165,9 +174,9 @@ impl Heap {
 }
 
 /// Makes the profile of the live heap, which is empty if it is not tracked.
-pub(super) fn make_heap(collector: &mut Collector, part: HeapPart, reply: Sender<Profile>) -> Job {
+pub(super) fn make_heap(collector: &mut Collector, request: HeapRequest) -> Job {
+    let HeapRequest { part, reply, is_taken } = request;
     let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-    let is_taken = Arc::new(AtomicBool::new(false));
     let weights = collector.copied.allocations.heap.weights(part, &is_taken);
     let (mut profile, modules) = ProfileAssembler::profile_of_stacks(
         &collector.pending,
@@ -183,10 +192,8 @@ pub(super) fn make_heap(collector: &mut Collector, part: HeapPart, reply: Sender
         HeapPart::All => "What is in use, and all that was allocated".to_owned(),
         HeapPart::Growth => "What has grown since the last request".to_owned(),
     };
-    let send = move |profile| {
-        let is_sent = reply.send(profile).is_ok();
-        is_taken.store(is_sent, Ordering::Relaxed);
-    };
+    // If nobody waits any more, the next request for growth covers this one.
+    let send = move |profile| _ = reply.send(profile);
     Job::Reply { profile: Box::new(profile), modules, then: ReplyWith(Box::new(send)) }
 }
 
@@ -227,8 +234,14 @@ pub(crate) fn heap_profile(engine: &Engine, part: HeapPart) -> Result<Profile, N
     let deadline = Instant::now() + LONGEST;
     let _asking = ASKING.try_lock_until(deadline).ok_or(NoHeap::NoAnswer)?;
     let (reply, wait) = channel::bounded(1);
-    let asked = engine.ask(Command::Heap { part, reply });
-    wait.recv_deadline(deadline).ok().filter(|_| asked).ok_or(NoHeap::NoAnswer)
+    let is_taken = Arc::new(AtomicBool::new(false));
+    let request = HeapRequest { part, reply, is_taken: Arc::clone(&is_taken) };
+    if !engine.ask(Command::Heap(request)) {
+        return Err(NoHeap::NoAnswer);
+    }
+    let profile = wait.recv_deadline(deadline).map_err(|_| NoHeap::NoAnswer)?;
+    is_taken.store(true, Ordering::Relaxed);
+    Ok(profile)
 }
 
 #[cfg(test)]

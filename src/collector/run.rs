@@ -334,7 +334,7 @@ impl Collector {
         let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
             match command {
-                Command::FindOpen { .. } | Command::Heap { .. } => asked.questions.push(command),
+                Command::FindOpen { .. } | Command::Heap(_) => asked.questions.push(command),
                 Command::Flush(waiting) => {
                     asked.everything = true;
                     asked.acknowledge.push(waiting);
