@@ -29,6 +29,7 @@ pub(crate) fn run() {
     of(&System, &ProfilingAllocator::system(), "");
     of(&MiMalloc, &ProfilingAllocator::new(MiMalloc), "_mimalloc");
     service(&System, &ProfilingAllocator::system());
+    spans(&System, &ProfilingAllocator::system());
     samples();
     live_heap(&System, &ProfilingAllocator::system());
 }
@@ -237,4 +238,23 @@ fn service<A: GlobalAlloc>(bare: &A, profiling: &ProfilingAllocator<A>) {
         figure("alloc.service_us", median(bare) / 1_000.0, "us");
         figure("alloc.service_added", (ratio(bare, counting) - 1.0) * 100.0, "%");
     });
+}
+
+/// What an allocation and its free add to a span: each is counted and passed up. Another rule judges them, too.
+fn spans<A: GlobalAlloc>(bare: &A, profiling: &ProfilingAllocator<A>) {
+    const SPANS: u32 = 20_000;
+    for (rules, name) in [("1h", "alloc.span_added"), ("1h|alloc>1GB", "alloc.judged_span_added")] {
+        let setup = Setup::late(rules, |builder| builder);
+        let values = dispatcher::with_default(&setup.dispatch, || {
+            interleave(
+                ROUNDS,
+                &mut [
+                    &mut || time_each(SPANS, || info_span!("request").in_scope(|| pair(bare))),
+                    &mut || time_each(SPANS, || info_span!("request").in_scope(|| pair(profiling))),
+                ],
+            )
+        });
+        let [bare, counting] = &values[..] else { return };
+        figure(name, added(bare, counting), "ns");
+    }
 }

@@ -10,9 +10,9 @@ use crossbeam::queue::ArrayQueue;
 
 use crate::layers::Layers;
 use crate::span::{InnermostSpan, Spans, find_aging_span, is_ignored};
-use crate::stacks::{CopiedStack, StackBuffers};
+use crate::stacks::CopiedStack;
 use crate::stats::Counters;
-use crate::sys::{self, SampledAllocation, TrackedBlock, Waker};
+use crate::sys::{self, BlockPool, SampledAllocation, TrackedBlock, Waker};
 
 /// Samples that the collector has not read.
 const MOST_SAMPLES: usize = 1_024;
@@ -52,7 +52,7 @@ pub(crate) enum HeapUse {
 pub(crate) struct LayerAllocations {
     spans: Arc<Spans>,
     counters: Arc<Counters>,
-    buffers: Arc<StackBuffers>,
+    pool: Arc<BlockPool>,
     samples: ArrayQueue<AllocationSample>,
     waker: Waker,
     is_active: AtomicBool,
@@ -122,7 +122,7 @@ impl LayerAllocations {
         settings: AllocationSettings,
     ) -> Arc<Self> {
         let new = Arc::new(Self {
-            buffers: Arc::new(StackBuffers::new(MOST_BYTES)),
+            pool: Arc::new(BlockPool::new(MOST_BYTES)),
             samples: ArrayQueue::new(MOST_SAMPLES),
             waker,
             is_active: AtomicBool::new(false),
@@ -161,7 +161,7 @@ impl LayerAllocations {
     }
 
     fn is_active(&self) -> bool {
-        self.is_active.load(Ordering::Relaxed) && self.buffers.are_here()
+        self.is_active.load(Ordering::Relaxed) && self.pool.is_here()
     }
 
     /// Whether it is to track the live heap.
@@ -216,7 +216,7 @@ impl LayerAllocations {
             }
         }
         let live = allocation.stack(self.settings.stack_bytes);
-        let stack = live.as_ref().and_then(|live| CopiedStack::new(&self.buffers, None, live));
+        let stack = live.as_ref().and_then(|live| CopiedStack::new(&self.pool, None, live));
         if stack.is_none() {
             let why = if live.is_none() { &counters.off_stack } else { &counters.dropped_memory };
             Counters::add(why, 1);

@@ -11,9 +11,9 @@ use super::record::{FutureRecord, LeafStacks};
 use crate::layers::Layers;
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, Spans};
-use crate::stacks::{CopiedStack, StackBuffers};
+use crate::stacks::CopiedStack;
 use crate::stats::Counters;
-use crate::sys::{LiveStack, TaskWaker, Uncounted, Waker};
+use crate::sys::{BlockPool, LiveStack, TaskWaker, Uncounted, Waker};
 
 /// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
 /// probability of its share in it.
@@ -74,7 +74,7 @@ impl AwaitSample {
 pub(crate) struct LayerAwaits {
     pub(super) spans: Arc<Spans>,
     pub(super) counters: Arc<Counters>,
-    buffers: Arc<StackBuffers>,
+    pool: Arc<BlockPool>,
     samples: ArrayQueue<AwaitSample>,
     pending: [Mutex<Listed>; SHARDS],
     waker: Waker,
@@ -142,7 +142,7 @@ impl LayerAwaits {
     ) -> Arc<Self> {
         let clock = spans.clock();
         let awaits = Arc::new(Self {
-            buffers: Arc::new(StackBuffers::new(most_bytes)),
+            pool: Arc::new(BlockPool::new(most_bytes)),
             samples: ArrayQueue::new(MOST_SAMPLES),
             pending: Default::default(),
             waker,
@@ -181,7 +181,7 @@ impl LayerAwaits {
 
     /// False in the child of a fork, where its locks may be held forever.
     pub(super) fn is_here(&self) -> bool {
-        self.buffers.are_here()
+        self.pool.is_here()
     }
 
     /// The rules have changed: futures outside of all profiled spans check again.
@@ -207,7 +207,7 @@ impl LayerAwaits {
         reused: Option<CopiedStack>,
         stack: &LiveStack,
     ) -> Option<CopiedStack> {
-        let copy = CopiedStack::new(&self.buffers, reused, stack);
+        let copy = CopiedStack::new(&self.pool, reused, stack);
         if copy.is_none() {
             Counters::add(&self.counters.awaits.dropped_memory, 1);
         }

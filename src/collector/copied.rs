@@ -114,7 +114,7 @@ pub(super) fn unwind_copy(
     most_frames: usize,
     frames: &mut Vec<ModuleAddress>,
 ) -> UnwindEnd {
-    let end = unwinder.unwind(copy.registers(), |offset| copy.word(offset), most_frames, frames);
+    let end = unwinder.unwind(copy.registers(), copy.words(), most_frames, frames);
     if !frames.is_empty() {
         frames.remove(0);
     }

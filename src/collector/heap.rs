@@ -192,7 +192,7 @@ pub(super) fn make_heap(collector: &mut Collector, request: HeapRequest) -> Job 
         HeapPart::All => "What is in use, and all that was allocated".to_owned(),
         HeapPart::Growth => "What has grown since the last request".to_owned(),
     };
-    // If nobody waits any more, the next request for growth covers this one.
+    // If the caller no longer waits, the next request for growth covers this one.
     let send = move |profile| _ = reply.send(profile);
     Job::Reply { profile: Box::new(profile), modules, then: ReplyWith(Box::new(send)) }
 }

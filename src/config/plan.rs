@@ -32,12 +32,23 @@ pub(super) fn plan(keep: &Keep, ticks_a_second: u64, arm_after: Duration) -> Pla
         _ => 0,
     });
     let flags = flags.fold(0, |all, flags| all | flags);
+    let least = |limit: fn(Condition) -> Option<u64>| {
+        keep.conditions().filter_map(limit).min().unwrap_or(u64::MAX)
+    };
     Plan {
         number: 0,
         flags,
         suspect_after,
         arm_after: in_ticks(arm_after),
         long_after: in_ticks(slow.saturating_mul(LONG_TIMES)),
+        suspect_bytes: least(|condition| match condition {
+            Condition::Allocated(bytes) => Some(bytes),
+            _ => None,
+        }),
+        suspect_allocations: least(|condition| match condition {
+            Condition::Allocations(count) => Some(count),
+            _ => None,
+        }),
     }
 }
 

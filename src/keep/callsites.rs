@@ -63,6 +63,8 @@ struct MatchedPlan {
     suspect_after: AtomicU64,
     arm_after: AtomicU64,
     long_after: AtomicU64,
+    suspect_bytes: AtomicU64,
+    suspect_allocations: AtomicU64,
 }
 
 impl MatchedPlan {
@@ -77,6 +79,8 @@ impl MatchedPlan {
             suspect_after: self.suspect_after.load(Ordering::Relaxed),
             arm_after: self.arm_after.load(Ordering::Relaxed),
             long_after: self.long_after.load(Ordering::Relaxed),
+            suspect_bytes: self.suspect_bytes.load(Ordering::Relaxed),
+            suspect_allocations: self.suspect_allocations.load(Ordering::Relaxed),
         };
         fence(Ordering::Acquire);
         (self.generation.load(Ordering::Relaxed) == generation).then_some(plan)
@@ -91,6 +95,8 @@ impl MatchedPlan {
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
         self.arm_after.store(plan.arm_after, Ordering::Relaxed);
         self.long_after.store(plan.long_after, Ordering::Relaxed);
+        self.suspect_bytes.store(plan.suspect_bytes, Ordering::Relaxed);
+        self.suspect_allocations.store(plan.suspect_allocations, Ordering::Relaxed);
         self.generation.store(generation, Ordering::Release);
     }
 }
@@ -412,11 +418,10 @@ mod tests {
 
     fn callsites(rules: Rules) -> Callsites {
         let plan = |keep: &Keep| Plan {
-            number: 0,
-            flags: 0,
             suspect_after: keep.shortest().map_or(u64::MAX, |latency| latency.as_nanos() as u64),
             arm_after: 0,
             long_after: 0,
+            ..Plan::default()
         };
         Callsites::new(rules, Box::new(plan), ShownFields::default(), Arc::default())
     }

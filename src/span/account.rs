@@ -392,6 +392,8 @@ impl Counts {
 pub(crate) struct AllocationSums {
     own: [AtomicU64; 4],
     inside: [AtomicU64; 4],
+    /// The span may have to be kept if it allocates more bytes, or more often. Only set if its rule judges that.
+    limits: [AtomicU64; 2],
 }
 
 impl AllocationSums {
@@ -401,6 +403,19 @@ impl AllocationSums {
 
     pub(crate) fn add_inside(&self, more: Allocations) {
         add_allocations(&self.inside, more);
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_limits(&self, bytes: u64, allocations: u64) {
+        let [most_bytes, most_allocations] = &self.limits;
+        most_bytes.store(bytes, Ordering::Relaxed);
+        most_allocations.store(allocations, Ordering::Relaxed);
+    }
+
+    pub(crate) fn exceed_limits(&self) -> bool {
+        let [bytes, allocations] = self.limits.each_ref().map(get);
+        let all = self.all();
+        all.allocated_bytes > bytes || all.allocations > allocations
     }
 
     pub(crate) fn own(&self) -> Allocations {

@@ -68,6 +68,26 @@ pub(crate) struct Plan {
     /// After this many ticks an open span counts as a container of others (a connection, `main`), and only its current
     /// segment makes it old.
     pub(crate) long_after: u64,
+    /// A span that allocates more bytes is judged when it closes.
+    pub(crate) suspect_bytes: u64,
+    /// A span with more allocations is judged when it closes.
+    pub(crate) suspect_allocations: u64,
+}
+
+impl Default for Plan {
+    /// Of spans that are never sampled and never judged.
+    fn default() -> Self {
+        let (number, flags, never) = (0, 0, u64::MAX);
+        Self {
+            number,
+            flags,
+            suspect_after: never,
+            arm_after: never,
+            long_after: never,
+            suspect_bytes: never,
+            suspect_allocations: never,
+        }
+    }
 }
 
 /// Asks the registry for spans, from the inside out: a given span and its ancestors, or the spans entered on this

@@ -159,6 +159,7 @@ impl Slot {
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
         self.flags.store(plan.flags, Ordering::Relaxed);
         self.plan.store(plan.number, Ordering::Relaxed);
+        self.set_allocation_limits(plan);
         self.set_age(plan, now);
         let (parent, root) = match parent {
             Some(parent) => (parent.id.get(), parent.root.get()),
@@ -229,6 +230,13 @@ impl Slot {
     fn ticks(&self) -> u64 {
         let owner = self.owner_ticks.load(Ordering::Relaxed);
         owner.wrapping_add(self.other_ticks.load(Ordering::Relaxed))
+    }
+
+    #[inline(always)]
+    fn set_allocation_limits(&self, plan: &Plan) {
+        if plan.flags & JUDGES_ALLOCATIONS != 0 {
+            self.allocations.set_limits(plan.suspect_bytes, plan.suspect_allocations);
+        }
     }
 
     fn set_age(&self, plan: &Plan, opened: u64) {
@@ -304,10 +312,10 @@ impl Slot {
         self.allocations.add_inside(more);
     }
 
+    #[inline(always)]
     fn note_allocated(&self) {
-        // One order with `replan`, so that either of them sees what the other has set.
-        if self.flags() & ALLOCATED == 0 && self.set(ALLOCATED) & JUDGES_ALLOCATIONS != 0 {
-            self.set(SUSPECT);
+        if self.flags() & ALLOCATED == 0 {
+            self.set(ALLOCATED);
         }
     }
 
@@ -399,6 +407,7 @@ impl Slot {
         self.matched.store(matched, Ordering::Relaxed);
         self.plan.store(plan.number, Ordering::Relaxed);
         self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
+        self.set_allocation_limits(plan);
         if self.flags() & (FORCED | CHOSEN) == 0 {
             let [before, left] =
                 [&self.arm_after, &self.young_for].map(|age| age.load(Ordering::Relaxed));
@@ -408,8 +417,7 @@ impl Slot {
         // `SUSPECT` is kept, since it may have been set for another reason than the plan.
         let change = |flags: u32| {
             let has_inside = flags & COUNTED != 0 && plan.flags & JUDGES_SUBTREE != 0;
-            let has_allocated = flags & ALLOCATED != 0 && plan.flags & JUDGES_ALLOCATIONS != 0;
-            let suspect = if has_inside || has_allocated { SUSPECT } else { 0 };
+            let suspect = if has_inside { SUSPECT } else { 0 };
             Some(flags & (!OF_PLAN | SUSPECT) | plan.flags | suspect)
         };
         let before = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
@@ -481,10 +489,13 @@ impl Slot {
     pub(crate) fn is_suspect(&self, now: u64) -> bool {
         let flags = self.flags.load(Ordering::Relaxed);
         let failed = flags & (FAILED | KEEP_ON_ERROR) == FAILED | KEEP_ON_ERROR;
+        let judges_allocations = ALLOCATED | JUDGES_ALLOCATIONS;
         let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
         failed
             || flags & (REGISTERED | SUSPECT) != 0
             || wall > self.suspect_after.load(Ordering::Relaxed)
+            || (flags & judges_allocations == judges_allocations
+                && self.allocations.exceed_limits())
     }
 
     /// The account of a span that closes at `now`.
@@ -532,6 +543,7 @@ mod tests {
             arm_after: 50,
             long_after: 10_000,
             flags: KEEP_ON_ERROR,
+            ..Plan::default()
         };
         slot.open(RegistryId::new(9).unwrap(), SpanKey::new(77).unwrap(), 100, OWNER, &plan, None);
         slot
@@ -632,12 +644,38 @@ mod tests {
     }
 
     #[test]
+    fn suspect_when_it_has_allocated_more_than_its_rule_allows() {
+        let some = |allocated_bytes, allocations| Allocations {
+            allocated_bytes,
+            allocations,
+            ..Allocations::default()
+        };
+        let plan = Plan { flags: JUDGES_ALLOCATIONS, suspect_after: 1_000, ..Plan::default() };
+        let limits = [(100, u64::MAX), (u64::MAX, 5)];
+        let slots = limits.map(|(suspect_bytes, suspect_allocations)| {
+            let slot = open();
+            slot.replan(&Plan { suspect_bytes, suspect_allocations, ..plan }, 0);
+            slot
+        });
+        let are_suspect = || slots.each_ref().map(|slot| slot.is_suspect(100));
+        slots.iter().for_each(|slot| slot.count_own_allocations(some(60, 4)));
+        slots.iter().for_each(|slot| slot.count_allocations_inside(some(40, 1)));
+        assert_eq!(are_suspect(), [false, false]);
+        slots[0].count_allocations_inside(some(1, 0));
+        slots[1].count_own_allocations(some(0, 1));
+        assert_eq!(are_suspect(), [true, true]);
+        // No rule asks any more.
+        slots.iter().for_each(|slot| _ = slot.replan(&Plan { flags: 0, ..plan }, 0));
+        assert_eq!(are_suspect(), [false, false]);
+    }
+
+    #[test]
     fn a_change_of_rule_keeps_the_age_of_a_span() {
         let slot = open();
         slot.enter(110, OWNER);
         slot.exit(140, 30, OWNER);
         assert_eq!(slot.old_at(200), 220);
-        let plan = Plan { number: 4, suspect_after: 9, arm_after: 80, long_after: 500, flags: 0 };
+        let plan = Plan { suspect_after: 9, arm_after: 80, long_after: 500, ..Plan::default() };
         slot.replan(&plan, 0);
         assert_eq!(slot.old_at(200), 250);
         slot.replan(&Plan { arm_after: 10, ..plan }, 0);

@@ -311,7 +311,7 @@ mod tests {
     }
 
     fn open(table: &SlotTable, id: RegistryId, key: u64) {
-        let plan = Plan { number: 0, suspect_after: 0, arm_after: 0, flags: 0, long_after: 0 };
+        let plan = Plan::default();
         let open = |slot: &Slot| slot.open(id, SpanKey::new(key).unwrap(), 0, 1, &plan, None);
         match table.claim_in_table(id) {
             Some(slot) => open(slot),

@@ -102,7 +102,7 @@ impl Scene {
     fn open_as(&mut self, parent: GivenParent, flags: u32, ancestry: Ancestry<'_>) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan = Plan { number: 7, flags, suspect_after: 0, arm_after: 0, long_after: u64::MAX };
+        let plan = Plan { number: 7, flags, suspect_after: 0, arm_after: 0, ..Plan::default() };
         self.spans.open(id, &plan, 0, parent, ancestry);
         id
     }
@@ -111,8 +111,7 @@ impl Scene {
     fn open_judged(&mut self, parent: GivenParent, flags: u32) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let (suspect_after, arm_after, long_after) = (200 * MS, u64::MAX, u64::MAX);
-        let plan = Plan { number: 7, flags, suspect_after, arm_after, long_after };
+        let plan = Plan { number: 7, flags, suspect_after: 200 * MS, ..Plan::default() };
         let ancestry: Ancestry<'_> = &|from, visit| {
             if let AncestryFrom::Span(id) = from {
                 visit(id);
@@ -126,7 +125,7 @@ impl Scene {
     fn open_young(&mut self, arm_after: u64) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan = Plan { number: 7, flags: 0, suspect_after: 0, arm_after, long_after: u64::MAX };
+        let plan = Plan { number: 7, suspect_after: 0, arm_after, ..Plan::default() };
         self.spans.open(id, &plan, 0, GivenParent::Contextual, &|_, _| {});
         id
     }

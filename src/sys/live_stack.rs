@@ -82,13 +82,20 @@ impl LiveStack {
     }
 
     /// Copies it, from the stack pointer up, as far as there is room.
-    pub(crate) fn copy_to(&self, bytes: &mut [u8]) {
-        let length = self.len().min(bytes.len());
-        let from = ptr::with_exposed_provenance::<u8>(self.addresses.start as usize);
-        // SAFETY: this is the stack in use of the calling thread, within its bounds: `self` is made in the function whose
-        // registers it has, is never sent, and is only lent to callees. The bytes are only copied, so it does not matter
-        // what they mean.
-        unsafe { platform::copy_any(from, bytes.as_mut_ptr(), length) };
+    pub(crate) fn copy_to<'a>(&self, parts: impl Iterator<Item = &'a mut [u8]>) {
+        let mut from = ptr::with_exposed_provenance::<u8>(self.addresses.start as usize);
+        let mut left = self.len();
+        for part in parts {
+            let length = left.min(part.len());
+            // SAFETY: this is the stack in use of the calling thread, within its bounds: `self` is made in the function
+            // whose registers it has, is never sent, and is only lent to callees. The bytes are only copied, so it does
+            // not matter what they mean.
+            unsafe {
+                platform::copy_any(from, part.as_mut_ptr(), length);
+                from = from.add(length);
+            }
+            left -= length;
+        }
     }
 }
 

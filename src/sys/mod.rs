@@ -4,6 +4,7 @@
 //! system. `docs/platform.md` lists what each call requires of the kernel, and what happens if it is refused.
 
 mod allocator;
+mod block_pool;
 mod clock;
 #[cfg(feature = "sighup")]
 mod hangup;
@@ -47,6 +48,7 @@ pub(crate) use allocator::{
     SampledAllocation, Uncounted, allocated_here, begin_counting, can_sample, counts_allocations,
     end_counting, forget_counting, is_in_use, is_uncounted, sample_allocations, track_blocks,
 };
+pub(crate) use block_pool::{BlockPool, Blocks};
 pub(crate) use clock::Clock;
 #[cfg(feature = "sighup")]
 pub(crate) use hangup::{EndHangups, Hangups};

@@ -4,11 +4,13 @@
 //! kernel is refused with [`WhyRefused::OtherSystem`].
 #![allow(unsafe_code, reason = "copies bytes that may belong to any object")]
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -76,6 +78,25 @@ pub(crate) fn with_signals_blocked<R>(action: impl FnOnce() -> R) -> R {
 pub(crate) unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: the caller's.
     unsafe { std::ptr::copy_nonoverlapping(from, to, length) }
+}
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes, 4_096).ok().filter(|_| bytes > 0)
+}
+
+pub(crate) fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
+    // SAFETY: the layout is not empty.
+    NonNull::new(unsafe { alloc_zeroed(layout(bytes)?) })
+}
+
+/// # Safety
+///
+/// As on Linux.
+pub(crate) unsafe fn unmap_memory(start: NonNull<u8>, bytes: usize) {
+    if let Some(layout) = layout(bytes) {
+        // SAFETY: the layout with which it was allocated.
+        unsafe { dealloc(start.as_ptr(), layout) };
+    }
 }
 
 #[cfg(fuzzing)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tracing::info_span;
 use tracing_profiling::profile::{Profile, SampleKind};
 
+use crate::COUNTS;
 use crate::support::{PLENTY, Setup, functions};
 
 /// Ten functions with a digit in their names. Names have no generic parameters.
@@ -254,6 +255,28 @@ fn young_spans_are_sampled_only_if_a_rule_judges_allocations() {
     assert_eq!(paths, [("judged".to_owned(), 16), ("judged/inner".to_owned(), 16)]);
     let kept = setup.kept();
     assert_eq!(kept.iter().flat_map(|kept| &kept.spans).count(), 3, "with their counts");
+}
+
+/// A copy of a stack would stay between the program's blocks, and hold their memory when they are freed.
+#[test]
+fn a_sample_takes_no_memory_of_the_program() {
+    const BLOCKS: usize = 500;
+    let setup = Setup::of_rules("1h", |builder| {
+        builder.arm_after(Duration::ZERO).alloc_sample_bytes(64 << 10)
+    });
+    let before = setup.handle.stats().allocations;
+    setup.run(|| {
+        let mut blocks = Vec::with_capacity(BLOCKS);
+        info_span!("old").in_scope(|| {
+            let in_use = || COUNTS.get()[1] - COUNTS.get()[3];
+            let before = in_use();
+            (0..BLOCKS).for_each(|_| keep_forever(&mut blocks, 1 << 20));
+            assert_eq!(in_use() - before, BLOCKS as u64, "the program's own");
+        });
+    });
+    setup.flush();
+    let after = setup.handle.stats().allocations;
+    assert!(after.sampled - before.sampled > BLOCKS as u64 / 2, "{after:?}");
 }
 
 #[inline(never)]

@@ -109,12 +109,11 @@ fn plan(keep: &Keep, is_late: bool) -> Plan {
         _ => 0,
     };
     Plan {
-        number: 0,
         flags: keep.conditions().map(flags_of).fold(0, |all, flags| all | flags),
         // Less than any step of the clock.
         arm_after: u64::from(is_late),
         suspect_after: threshold.map_or(u64::MAX, |threshold| threshold - threshold / 1024),
-        long_after: u64::MAX,
+        ..Plan::default()
     }
 }
 

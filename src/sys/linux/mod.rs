@@ -10,6 +10,7 @@ mod load;
 mod maps;
 mod modules;
 mod own_files;
+mod pages;
 mod perf;
 mod poll;
 mod ring;
@@ -45,6 +46,7 @@ pub(crate) use maps::mapped_file;
 pub(crate) use maps::parse as parse_map;
 pub(crate) use modules::{loaded_modules, module_generation, program_memory, read_own_memory};
 pub(crate) use own_files::Files;
+pub(crate) use pages::{map_memory, unmap_memory};
 #[cfg(test)]
 pub(crate) use perf::open_switch_registers;
 pub(crate) use perf::{KeptOn, PerfRing, open_sample_ring, open_switch_ring};
