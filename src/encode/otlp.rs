@@ -154,7 +154,10 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Encodes samples that each have a time and a weight, of a type in a unit.
+/// Encodes samples that have weights, of a type in a unit.
+///
+/// Waits are events, each with its time. Pyroscope 2.2.1 refuses profiles of other types with a sample that has several
+/// values, or whose period is 0.
 fn encode_weights(
     profile: &Profile,
     kind: SampleKind,
@@ -162,18 +165,26 @@ fn encode_weights(
     id: ProfileId,
     dictionary: &mut Dictionary<'_>,
 ) -> proto::Profile {
+    let has_times = kind == SampleKind::OffCpu;
     let samples = merge(profile, kind, dictionary).into_iter();
-    let samples = samples.map(|(sample, points)| proto::Sample {
-        timestamps_unix_nano: times(&points),
-        values: points.iter().map(|point| signed(point.weight)).collect(),
-        ..sample
+    let samples = samples.map(|(sample, points)| {
+        let weights = points.iter().map(|point| point.weight);
+        match has_times {
+            true => proto::Sample {
+                timestamps_unix_nano: times(&points),
+                values: weights.map(signed).collect(),
+                ..sample
+            },
+            false => proto::Sample { values: vec![signed(weights.sum())], ..sample },
+        }
     });
     proto::Profile {
         samples: samples.collect(),
         sample_type: Some(dictionary.value_type(name, unit)),
-        // They are not sampled, or at random, so the period is 0. But Parca rejects a profile without this type, and if it
-        // has stored one with an empty type, it does not answer queries any more.
+        // Values are not multiples of a period. But Parca rejects a profile without this type, and if it has stored one with
+        // an empty type, it does not answer queries any more.
         period_type: Some(dictionary.value_type(name, unit)),
+        period: i64::from(!has_times),
         ..encode_common(profile, id, dictionary)
     }
 }
@@ -540,19 +551,17 @@ mod tests {
         let profiles = &data.resource_profiles[0].scope_profiles[0].profiles;
         let of = |profile: &proto::Profile| {
             let kind = profile.sample_type.unwrap();
-            assert_eq!((profile.period_type, profile.period), (Some(kind), 0));
+            // Pyroscope refuses a period of 0, and samples with several values.
+            assert_eq!((profile.period_type, profile.period), (Some(kind), 1));
+            assert!(profile.samples.iter().all(|sample| sample.values.len() == 1));
             assert_eq!(name(kind.unit_strindex), "nanoseconds");
             let samples = profile.samples.iter();
-            let values: Vec<_> = samples.clone().flat_map(|sample| sample.values.clone()).collect();
-            let times: Vec<_> =
-                samples.flat_map(|sample| sample.timestamps_unix_nano.clone()).collect();
+            let values: Vec<_> = samples.flat_map(|sample| sample.values.clone()).collect();
             let id: [u8; 16] = profile.profile_id.as_slice().try_into().unwrap();
-            (name(kind.type_strindex), ProfileId::from_bytes(id), values, times)
+            (name(kind.type_strindex), ProfileId::from_bytes(id), values)
         };
-        let awaits =
-            ("await", profile.id.of_await(), vec![900_000_000, 280_000_000], vec![1_002, 1_060]);
-        let delays =
-            ("scheduling_delay", profile.id.of_scheduling_delay(), vec![20_000_000], vec![1_040]);
+        let awaits = ("await", profile.id.of_await(), vec![1_180_000_000]);
+        let delays = ("scheduling_delay", profile.id.of_scheduling_delay(), vec![20_000_000]);
         let encoded: Vec<_> = profiles.iter().skip(1).map(of).collect();
         assert_eq!(encoded, [awaits.clone(), delays]);
         // The same alone.

@@ -131,17 +131,16 @@ proptest! {
     fn by_otlp(profile in any_profile()) {
         let back = roundtrip_by_otlp(&profile);
         let (before, after) = (samples(&profile, |_| {}), samples(&back, |_| {}));
-        if profile.unit_weight_ns().is_some() {
-            prop_assert_eq!(before, after);
-        } else {
-            // Samples with arbitrary weights keep their sums. All others keep their times and weights.
-            let is_on_cpu = |key: &Key| key.kind == SampleKind::OnCpu as Kind;
-            let timed = |samples: BTreeMap<Key, Times>| {
-                samples.into_iter().filter(|(key, _)| !is_on_cpu(key)).collect::<BTreeMap<_, _>>()
-            };
-            prop_assert_eq!(timed(before.clone()), timed(after.clone()));
-            prop_assert_eq!(sums(before, is_on_cpu), sums(after, is_on_cpu));
-        }
+        // Waits, and CPU time without arbitrary weights, keep their times. All others keep their sums.
+        let has_times = |key: &Key| {
+            let of_cpu = profile.unit_weight_ns().is_some() && key.kind == SampleKind::OnCpu as Kind;
+            of_cpu || key.kind == SampleKind::OffCpu as Kind
+        };
+        let timed = |samples: BTreeMap<Key, Times>| {
+            samples.into_iter().filter(|(key, _)| has_times(key)).collect::<BTreeMap<_, _>>()
+        };
+        prop_assert_eq!(timed(before.clone()), timed(after.clone()));
+        prop_assert_eq!(sums(before, |_| true), sums(after, |_| true));
         prop_assert_eq!((profile.start_unix_ns, profile.duration_ns), (back.start_unix_ns, back.duration_ns));
         prop_assert_eq!(profile.id, back.id);
     }

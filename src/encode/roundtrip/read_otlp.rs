@@ -78,8 +78,14 @@ impl Reader {
                         ("inuse_objects", "count") => SampleKind::InUseBlocks,
                         other => panic!("{other:?}"),
                     };
-                    assert_eq!(times.len(), values.len());
-                    (kind, times.zip(values).collect())
+                    let points = match kind {
+                        SampleKind::OffCpu => {
+                            assert_eq!(times.len(), values.len());
+                            times.zip(values).collect()
+                        }
+                        _ => values.map(|value| (profile.time_unix_nano, value)).collect(),
+                    };
+                    (kind, points)
                 }
             };
             for (time_unix_ns, weight_ns) in points {
