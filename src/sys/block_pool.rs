@@ -37,7 +37,7 @@ const MOST_BLOCKS: usize = 4 << 20;
 impl BlockPool {
     pub(crate) const BLOCK_BYTES: usize = 1 << 10;
 
-    /// A pool of so many bytes, up to 4 GiB; without any if they cannot be mapped.
+    /// A pool of that many bytes, up to 4 GiB; without any if they cannot be mapped.
     pub(crate) fn new(bytes: usize) -> Self {
         let count = (bytes / Self::BLOCK_BYTES).min(MOST_BLOCKS);
         let memory = match count {
@@ -63,7 +63,7 @@ impl BlockPool {
         self.next.get(block as usize).map_or(NONE, |next| next.load(Ordering::Relaxed))
     }
 
-    /// The first and the last of so many free blocks, which are a chain.
+    /// The first and the last of that many free blocks, which are a chain.
     fn take(&self, count: u32) -> Option<(u32, u32)> {
         // Acquire: what the earlier owners of the blocks did to them was before.
         let mut free = self.free.load(Ordering::Acquire);
