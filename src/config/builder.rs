@@ -442,7 +442,7 @@ impl Builder {
     }
 
     /// The memory for the stacks of pending futures that are [`Profiled`](crate::Profiled), each of some KiB. The default
-    /// is 16 MiB. An await for which there is none has its length and no stack, and
+    /// is 16 MiB, the most is 4 GiB. An await for which there is none has its length and no stack, and
     /// [`AwaitStats::dropped_memory`](crate::AwaitStats::dropped_memory) counts it.
     #[must_use]
     pub fn await_bytes(self, bytes: usize) -> Self {

@@ -80,6 +80,17 @@ mod tests {
     }
 
     #[test]
+    fn spans_are_suspect_above_the_limits_of_allocations() {
+        let keep = Keep::slower_than(Duration::from_secs(1)).or(Condition::Allocated(70));
+        let limits = |keep: &Keep| {
+            let plan = plan(keep, SECOND, Duration::ZERO);
+            (plan.suspect_bytes, plan.suspect_allocations)
+        };
+        assert_eq!(limits(&keep), (70, u64::MAX));
+        assert_eq!(limits(&keep.or(Condition::Allocations(5))), (70, 5));
+    }
+
+    #[test]
     fn suspicion_begins_a_little_before_the_threshold() {
         let keep = Keep::slower_than(Duration::from_millis(250));
         let after = plan(&keep, SECOND, Duration::ZERO).suspect_after;

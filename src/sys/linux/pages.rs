@@ -25,7 +25,7 @@ pub(crate) fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
 /// The memory must be a whole mapping of [`map_memory`], and must not be used any more.
 #[cfg(not(miri))]
 pub(crate) unsafe fn unmap_memory(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: what the caller guarantees.
+    // SAFETY: what the caller guarantees. If the kernel refuses, the memory stays mapped.
     _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), bytes) };
 }
 
