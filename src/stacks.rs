@@ -23,7 +23,7 @@ impl CopiedStack {
         let length = stack.len();
         let reused = reused.map(|copy| copy.blocks).filter(|blocks| blocks.bytes() >= length);
         let mut blocks = reused.or_else(|| Blocks::take(pool, length))?;
-        stack.copy_to(blocks.parts_mut());
+        stack.copy_to(blocks.runs_mut());
         Some(Self { registers: Registers::from(stack.registers), blocks, length })
     }
 

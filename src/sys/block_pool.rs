@@ -145,6 +145,32 @@ impl Blocks {
         self.count as usize * BlockPool::BLOCK_BYTES
     }
 
+    /// Their memory, to write to it: blocks that are side by side at once, as they are until they were in use often.
+    pub(crate) fn runs_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let pool = &self.pool;
+        let (mut first, mut left) = (self.first, self.count);
+        iter::from_fn(move || {
+            let memory = pool.memory.filter(|_| left > 0)?;
+            let (start, mut count) = (first as usize, 0);
+            loop {
+                let next = pool.after(first);
+                count += 1;
+                left -= 1;
+                let is_beside = left > 0 && next == first + 1;
+                first = next;
+                if !is_beside {
+                    break;
+                }
+            }
+            // SAFETY: these blocks are in the memory, which is zeroed or written, and only `self` has them. It is borrowed,
+            // and each block is in the chain once.
+            Some(unsafe {
+                let start = memory.add(start * BlockPool::BLOCK_BYTES);
+                slice::from_raw_parts_mut(start.as_ptr(), count * BlockPool::BLOCK_BYTES)
+            })
+        })
+    }
+
     fn addresses(&self) -> impl Iterator<Item = NonNull<u8>> {
         let memory = self.pool.memory;
         let chain = iter::successors(Some(self.first), |block| Some(self.pool.after(*block)));
@@ -211,7 +237,12 @@ mod tests {
         assert_eq!(pool.count_free(), 3);
         drop(second);
         // In any order.
-        let whole = Blocks::take(&pool, 10 * BLOCK).unwrap();
+        let mut whole = Blocks::take(&pool, 10 * BLOCK).unwrap();
+        for (number, run) in whole.runs_mut().enumerate() {
+            run.fill(number as u8);
+        }
+        let bytes: Vec<_> = whole.parts().map(|part| (part[0], part[BLOCK - 1])).collect();
+        assert_eq!(bytes, [[(0, 0); 7].as_slice(), &[(1, 1); 3]].concat(), "two runs");
         assert_eq!((whole.parts().count(), pool.count_free()), (10, 0));
         drop((whole, pool));
     }
