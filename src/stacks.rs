@@ -42,7 +42,8 @@ impl CopiedStack {
 
     /// Returns the aligned word at a number of bytes above the stack pointer.
     pub(crate) fn words(&self) -> impl Fn(u64) -> Option<u64> {
-        let parts: Vec<_> = self.blocks.parts().collect();
+        let mut parts = Vec::with_capacity(self.length.div_ceil(BlockPool::BLOCK_BYTES));
+        parts.extend(self.blocks.parts());
         move |offset| {
             let offset = usize::try_from(offset).ok()?;
             let is_in = offset.checked_add(size_of::<u64>())? <= self.length;

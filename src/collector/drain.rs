@@ -154,12 +154,14 @@ impl Drain<'_> {
             &mut self.stack.frames,
         );
         if sample.in_kernel {
+            let frames = &mut self.stack.frames;
+            let in_user_code = frames.len();
             let chain = sample.kernel_chain.filter(|address| *address < FIRST_CONTEXT);
-            let mut chain: Vec<_> = chain.map(ModuleAddress::in_kernel).collect();
-            if chain.is_empty() {
-                chain.push(ModuleAddress::KERNEL);
+            frames.extend(chain.map(ModuleAddress::in_kernel));
+            if frames.len() == in_user_code {
+                frames.push(ModuleAddress::KERNEL);
             }
-            self.stack.frames.splice(0..0, chain);
+            frames.rotate_left(in_user_code);
         }
         let (period_ns, late) = self.weight_of(sample.weight_ns, period_ns);
         match self.stack.end {

@@ -87,6 +87,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<ModuleAddress>,
     ) -> UnwindEnd {
         frames.clear();
+        frames.reserve(most_frames);
         let Some(mut unwound) = self.machine.registers(registers) else {
             return UnwindEnd::Lost;
         };

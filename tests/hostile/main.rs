@@ -35,8 +35,15 @@ use runner::{DEADLINE, play, play_within};
 use tracing::info_span;
 use tracing_profiling::ProfilingAllocator;
 
+#[cfg(not(over_jemalloc))]
 #[global_allocator]
 static ALLOCATOR: ProfilingAllocator = ProfilingAllocator::system();
+
+/// As `tests/outside/jemalloc` compiles this program.
+#[cfg(over_jemalloc)]
+#[global_allocator]
+static ALLOCATOR: ProfilingAllocator<tikv_jemallocator::Jemalloc> =
+    ProfilingAllocator::new(tikv_jemallocator::Jemalloc);
 
 /// Declares a test of each scenario for each source: `NAME::perf` and `NAME::timer`.
 macro_rules! scenarios {

@@ -1,0 +1,1 @@
+//! Only `tests/hostile` is of interest here.
