@@ -187,7 +187,10 @@ fn guilty(kept: &Kept) -> String {
     if times.idle() > times.wall() / 2 {
         let delayed_by = kept.awaits.delayed_by.as_ref().map(|span| format!("behind `{span}`"));
         let longest = kept.awaits.longest.as_ref();
-        let awaited = longest.map(|site| format!("{} at {}", site.function, site.awaited));
+        let awaited = longest.map(|site| match site.awaited.as_str() {
+            "" => site.function.clone(),
+            awaited => format!("{} at {awaited}", site.function),
+        });
         let is_delay = times.scheduling_delay() > times.awaiting();
         return delayed_by.filter(|_| is_delay).or(awaited).unwrap_or_else(|| "-".to_owned());
     }
