@@ -32,9 +32,9 @@ function serve(profile) {
 /** The share of the time, with what it calls, that the table of functions gives this one. */
 async function shareOf(page, wanted) {
     const rows = await page.locator("tr").allInnerTexts();
-    // `1.05s (100%)`, `0ns (0%)`, and the name.
+    // `1.05s (100%)`, `999ms (>99%)`, `0ns (0%)`, and the name.
     const row = rows.find((row) => row.includes(wanted));
-    const share = row?.match(/\(([\d.]+)%\)/)?.[1];
+    const share = row?.match(/\([<>]?([\d.]+)%\)/)?.[1];
     return { share: Number(share ?? 0), rows };
 }
 

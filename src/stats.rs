@@ -307,7 +307,7 @@ counters! {
         /// Samples without a stack because unwinding may use 2 % of a core.
         dropped_over_budget,
         /// Samples that were dropped because half of the memory budget was used up, or a span had too many. The profile
-        /// has them as one frame that states this.
+        /// has them as one frame that states this, unless too many spans had samples and this one got none.
         dropped_pending_full,
     }
 

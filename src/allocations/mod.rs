@@ -1,7 +1,7 @@
 //! What threads allocate: samples with the stacks that allocated, of old spans and, for the live heap, of all threads.
 //!
 //! [`ProfilingAllocator`](crate::ProfilingAllocator) decides by random numbers when a sample is due. It is taken on the
-//! allocating thread, inside the allocator, so nothing here waits for a lock.
+//! allocating thread, inside the allocator, so nothing here waits for a lock that the program may hold at that moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -29,7 +29,7 @@ pub(crate) struct AllocationSample {
     /// The span that it belongs to, if that is old.
     pub(crate) span: Option<InnermostSpan>,
     pub(crate) heap: HeapUse,
-    /// In ticks: their conversion takes a lock.
+    /// In ticks: the collector converts them.
     at: u64,
     /// The allocations that it represents, and their bytes.
     pub(crate) count: u64,
@@ -74,6 +74,12 @@ pub(crate) struct AllocationSettings {
 static LAYERS: Layers<LayerAllocations> = Layers::new();
 /// The number of the layer that tracks the live heap, or 0.
 static HEAP_LAYER: AtomicU32 = AtomicU32::new(0);
+/// Instead of a layer's number: one begins or ends at this moment.
+const CHANGING: u32 = u32::MAX;
+
+fn change_heap_layer(from: u32, to: u32) -> bool {
+    HEAP_LAYER.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
 
 /// Takes a sample of an allocation on the calling thread, unless it is of no use. Returns how far the collector is behind,
 /// from 0 to 1.
@@ -137,26 +143,35 @@ impl LayerAllocations {
     }
 
     pub(crate) fn set_active(&self, is_active: bool) {
-        self.is_active.store(is_active, Ordering::Relaxed);
+        self.is_active.store(is_active, Ordering::SeqCst);
         if is_active {
             self.claim_heap();
-        } else if self.tracks_heap() {
-            // Before another layer can begin.
-            sys::track_blocks(false);
-            HEAP_LAYER.store(0, Ordering::Relaxed);
+        } else {
+            self.release_heap();
         }
+    }
+
+    /// Whether it is to track the live heap and no other layer does.
+    pub(crate) fn can_claim_heap(&self) -> bool {
+        self.wants_heap() && HEAP_LAYER.load(Ordering::Relaxed) == 0 && self.is_active()
     }
 
     /// Tracks the live heap from now on, if it is to do that and no other layer does.
     pub(crate) fn claim_heap(&self) {
-        let is_free = || HEAP_LAYER.load(Ordering::Relaxed) == 0;
-        if self.wants_heap() && is_free() && self.is_active() {
-            let (none, this) = (0, self.spans.layer());
-            let claimed =
-                HEAP_LAYER.compare_exchange(none, this, Ordering::Relaxed, Ordering::Relaxed);
-            if claimed.is_ok() {
-                sys::track_blocks(true);
+        if self.can_claim_heap() && change_heap_layer(0, CHANGING) {
+            sys::track_blocks(true);
+            HEAP_LAYER.store(self.spans.layer(), Ordering::SeqCst);
+            // It may have ended in the meantime.
+            if !self.is_active.load(Ordering::SeqCst) {
+                self.release_heap();
             }
+        }
+    }
+
+    fn release_heap(&self) {
+        if change_heap_layer(self.spans.layer(), CHANGING) {
+            sys::track_blocks(false);
+            HEAP_LAYER.store(0, Ordering::SeqCst);
         }
     }
 
@@ -171,14 +186,14 @@ impl LayerAllocations {
 
     /// Whether it tracks the live heap.
     pub(crate) fn tracks_heap(&self) -> bool {
-        HEAP_LAYER.load(Ordering::Relaxed) == self.spans.layer()
+        HEAP_LAYER.load(Ordering::SeqCst) == self.spans.layer()
     }
 
     fn is_of_use(&self, span: &InnermostSpan, old_at: u64) -> bool {
         if self.settings.sample_bytes == 0 || !self.is_active() {
             return false;
         }
-        // The program may hold a lock of the same kind.
+        // This thread may be the one that changes the overflow.
         if !self.spans.can_look_up() {
             Counters::add(&self.counters.allocations.dropped_table_busy, 1);
             return false;

@@ -246,6 +246,7 @@ impl LayerAwaits {
     }
 
     pub(super) fn remove_future(&self, ListedAt { shard, index }: ListedAt) {
+        let _uncounted = Uncounted::begin();
         _ = self.pending.get(shard).map(|list| list.lock().remove(index));
     }
 

@@ -227,10 +227,17 @@ impl Engine {
 
     /// Applies new rules to spans that are created from now on. Open spans keep theirs.
     pub(crate) fn replace_rules(&self, rules: Rules) {
-        if !rules.is_off() {
-            self.gate.set_counts_allocations(true);
-        }
+        // Before spans of these rules can be created, and again afterwards: the collector may just have found that all
+        // rules are off.
+        let is_on = !rules.is_off();
+        let count = || {
+            if is_on {
+                self.gate.set_counts_allocations(true);
+            }
+        };
+        count();
         self.callsites.replace(rules);
+        count();
         self.copied.awaits.check_again();
         self.waker.wake();
     }

@@ -205,7 +205,11 @@ fn is_tracked(engine: &Engine) -> bool {
 /// Tracks the heap if no other layer does that any more. Once rules are off and all spans have closed, nothing else needs
 /// to know what is allocated.
 pub(super) fn update_counting(engine: &Engine) {
-    engine.copied.allocations.claim_heap();
+    if engine.copied.allocations.can_claim_heap() {
+        // Blocks are tracked only while all frees are counted.
+        engine.gate.set_counts_allocations(true);
+        engine.copied.allocations.claim_heap();
+    }
     let is_counting = engine.gate.counts_allocations() && !is_tracked(engine);
     if is_counting && engine.callsites.are_off() && !engine.spans.has_any_open() {
         engine.gate.set_counts_allocations(false);

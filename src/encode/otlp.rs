@@ -20,8 +20,8 @@ use crate::profile::{
 /// Encodes a binary `ProfilesData`. The bytes are also a valid `ExportProfilesServiceRequest`.
 ///
 /// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile. Waits are another of the type
-/// `off_cpu` in nanoseconds, each with its start and duration, and so are awaits (`await`) and scheduling delays
-/// (`scheduling_delay`). Allocations are two profiles, with the bytes (`alloc_space`) and the number (`alloc_objects`)
+/// `off_cpu` in nanoseconds, each with its start and duration. Awaits (`await`) and scheduling delays (`scheduling_delay`)
+/// are two more, in nanoseconds, with a sum for each stack. Allocations are two profiles, with the bytes (`alloc_space`) and the number (`alloc_objects`)
 /// that each sample represents. On-CPU samples have the id of `profile`, and the others [`ProfileId::of_off_cpu`],
 /// [`ProfileId::of_await`], [`ProfileId::of_scheduling_delay`], [`ProfileId::of_alloc_space`] and
 /// [`ProfileId::of_alloc_objects`].

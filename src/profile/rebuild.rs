@@ -158,16 +158,37 @@ fn clones_wakers(Function { name, file, .. }: &Function) -> bool {
 /// Whether a function allocates on behalf of the code that calls it: this crate's allocator, and Rust's library with its
 /// collections.
 fn allocates(Function { name, file, .. }: &Function) -> bool {
+    const PARTS: [&str; 5] =
+        ["__rust_", "__rg_", "__rdl_", "ProfilingAllocator", "tracing_profiling::sys::allocator"];
+    // In release builds, inlined functions have no path.
+    let is_inlined_here = !name.contains("::") && file.ends_with("src/sys/allocator.rs");
+    let is_allocator = is_inlined_here || PARTS.iter().any(|part| name.contains(part));
+    is_allocator || if file.is_empty() { is_named_like_library(name) } else { is_in_library(file) }
+}
+
+/// Whether that source file is of Rust's library, or of its hash maps.
+fn is_in_library(file: &str) -> bool {
+    let is_of_rust = file.starts_with("/rustc/") || file.contains("/rustlib/src/rust/");
+    (is_of_rust && file.contains("/library/")) || file.contains("hashbrown-")
+}
+
+/// The same, judging by a function's name. Of a trait's function, the type and the trait must be of the library: programs
+/// implement their own traits for its types.
+fn is_named_like_library(name: &str) -> bool {
     const CRATES: [&str; 4] = ["alloc::", "core::", "std::", "hashbrown::"];
-    const PARTS: [&str; 4] = ["__rust_", "__rg_", "__rdl_", "ProfilingAllocator"];
-    const FILES: [&str; 4] =
-        ["/library/alloc/", "/library/core/", "/library/std/", "src/sys/allocator.rs"];
-    let is_in_library = CRATES.iter().any(|part| name.trim_start_matches('<').starts_with(part));
-    is_in_library
-        || PARTS.iter().any(|part| name.contains(part))
-        || FILES.iter().any(|part| file.contains(part))
-        || file.contains("hashbrown-")
-        || name.contains("tracing_profiling::sys::allocator")
+    let is_of_crate = |path: &str| {
+        let path = path.trim_start_matches(['<', '&', '[', '(']);
+        CRATES.iter().any(|part| path.starts_with(part))
+    };
+    let of_trait = name.strip_prefix('<').and_then(|rest| {
+        let is_outermost = |(at, _): &(usize, &str)| {
+            let before = rest.get(..*at).unwrap_or_default();
+            before.matches('<').count() <= before.matches('>').count()
+        };
+        let (at, separator) = rest.match_indices(" as ").find(is_outermost)?;
+        rest.get(at + separator.len()..)
+    });
+    is_of_crate(name) && of_trait.is_none_or(is_of_crate)
 }
 
 /// Whether a function limits the time of a future, judging by its name or its file.
@@ -525,6 +546,40 @@ mod tests {
     }
 
     /// Inlines one function per 1,000 of an address.
+    #[test]
+    fn what_allocates_for_others_is_no_code_of_the_program() {
+        let std = "/rustc/5980/library/alloc/src/vec/mod.rs";
+        for (name, file) in [
+            ("alloc::vec::Vec<T,A>::push", std),
+            ("clone_subtree", std),
+            (
+                "<T as core::convert::From<U>>::from",
+                "/home/a/lib/rustlib/src/rust/library/core/x.rs",
+            ),
+            ("insert", "/home/a/.cargo/registry/src/x/hashbrown-0.15.2/src/map.rs"),
+            ("{closure#0}", "/srv/tracing-profiling/src/sys/allocator.rs"),
+            ("tracing_profiling::sys::allocator::note_allocated", ""),
+            ("shop::_::__rust_alloc", "shop/src/main.rs"),
+            ("alloc::vec::Vec<shop::Item>::push", ""),
+            ("<alloc::vec::Vec<<shop::A as shop::B>::C> as core::clone::Clone>::clone", ""),
+        ] {
+            let function = Function { file: file.to_owned(), ..Function::named(name) };
+            assert!(allocates(&function), "{name} {file}");
+        }
+        for (name, file) in [
+            ("<alloc::vec::Vec<u32> as shop::Encode>::encode", "shop/src/encode.rs"),
+            ("<alloc::vec::Vec<u32> as shop::Encode>::encode", ""),
+            ("<alloc::vec::Vec<<shop::A as core::ops::Add>::Output> as shop::Encode>::encode", ""),
+            ("<shop::Item as core::clone::Clone>::clone", ""),
+            ("<shop::Item as core::clone::Clone>::clone", "shop/src/item.rs"),
+            ("shop::sys::allocator::new_arena", "shop/src/sys/allocator.rs"),
+            ("shop::library::alloc", "shop/library/alloc/src/lib.rs"),
+        ] {
+            let function = Function { file: file.to_owned(), ..Function::named(name) };
+            assert!(!allocates(&function), "{name} {file}");
+        }
+    }
+
     struct ByAddress;
 
     impl Symbols for ByAddress {

@@ -3,9 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-
-use parking_lot::RwLock;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use super::RegistryId;
 use super::slot::Slot;
@@ -23,6 +21,7 @@ use crate::sys::Uncounted;
 #[derive(Debug)]
 pub(crate) struct SlotTable {
     shards: Box<[OnceLock<Box<SlotShard>>; SHARDS]>,
+    /// Not a lock of parking_lot: a sampled allocation reads it, and parking_lot allocates while it holds its own table.
     overflow: RwLock<Overflow>,
     overflow_count: AtomicUsize,
 }
@@ -191,13 +190,13 @@ impl SlotTable {
 
     /// Whether no thread is changing the overflow.
     pub(crate) fn can_look_up(&self) -> bool {
-        !self.has_overflow() || self.overflow.try_read().is_some()
+        !self.has_overflow() || self.overflow.try_read().is_ok()
     }
 
     /// The slot of an open profiled span, if it is in the overflow.
     #[cold]
     pub(crate) fn get_overflow(&self, id: RegistryId) -> Option<OverflowSlot> {
-        self.overflow.read().get(id)
+        self.overflow.read().unwrap_or_else(PoisonError::into_inner).get(id)
     }
 
     /// The table's slot for a span that opens, if it is free. It is in use once [`Slot::open`] was called.
@@ -215,7 +214,7 @@ impl SlotTable {
     pub(crate) fn claim_overflow(&self, id: RegistryId) -> OverflowSlot {
         let _uncounted = Uncounted::begin();
         let is_taken_in_table = self.slot_at(id).is_some();
-        let mut overflow = self.overflow.write();
+        let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
         let slot = overflow.claim(id, is_taken_in_table);
         self.overflow_count.store(overflow.count, Ordering::Release);
         slot
@@ -225,7 +224,7 @@ impl SlotTable {
     #[cold]
     pub(crate) fn release_overflow(&self, id: RegistryId, slot: &OverflowSlot) {
         let _uncounted = Uncounted::begin();
-        let mut overflow = self.overflow.write();
+        let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
         overflow.release(id, slot);
         self.overflow_count.store(overflow.count, Ordering::Release);
     }
@@ -238,7 +237,7 @@ impl SlotTable {
         }
         if self.has_overflow() {
             // Not under the lock, since the visitor may take it.
-            let overflow = self.overflow.read();
+            let overflow = self.overflow.read().unwrap_or_else(PoisonError::into_inner);
             let chunks: Vec<_> = overflow.chunks.values().cloned().collect();
             let alone: Vec<_> = overflow.alone.values().cloned().collect();
             drop(overflow);

@@ -263,7 +263,7 @@ impl ThreadSampling {
 
     fn note_taken(&self, behind: f64) {
         let most = MOST_SAMPLES * (1.0 - behind);
-        self.samples_left.set((self.samples_left.get() - 1.0).min(most));
+        self.samples_left.set((self.samples_left.get() - 1.0).max(0.0).min(most));
     }
 
     fn refill(&self) {
@@ -315,7 +315,7 @@ pub(crate) const fn can_sample() -> bool {
 }
 
 /// Samples allocations from now on, with a gap of that many bytes in the mean; 0 for no samples. The shortest gap of all
-/// layers applies.
+/// layers that the process has had applies.
 pub(crate) fn sample_allocations(every_bytes: u64, take: TakeSample) {
     if every_bytes > 0 && can_sample() {
         _ = TAKE_SAMPLE.set(take);
@@ -655,7 +655,8 @@ mod tests {
         assert_eq!(gap_after(0.0), 1_000);
         assert_eq!(gap_after(0.9), 5_000);
         assert_eq!(gap_after(1.0), 64_000);
-        // Some seconds later they are as before.
+        // Some seconds later they are as before, however many there were.
+        (0..100_000).for_each(|_| sampling.note_taken(0.0));
         sampling.refilled.set(Instant::now().checked_sub(std::time::Duration::from_secs(3)));
         sampling.choose_gap(0, 1_000);
         assert_eq!(sampling.gap_bytes.get(), 1_000);

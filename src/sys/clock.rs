@@ -1,9 +1,8 @@
 //! Wall time that is cheap enough to read in every span hook.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use parking_lot::RwLock;
 
 use super::platform::{self, TickSource};
 
@@ -18,6 +17,7 @@ pub(crate) struct Clock {
     source: TickSource,
     /// Nanoseconds per tick, times 2³².
     rate: AtomicU64,
+    /// Not a lock of parking_lot: a sampled allocation reads it, and parking_lot allocates while it holds its own table.
     pairs: RwLock<Pairs>,
     #[cfg(test)]
     by_hand: Option<std::sync::Arc<AtomicU64>>,
@@ -106,7 +106,7 @@ impl Clock {
 
     /// The reading of `CLOCK_MONOTONIC_RAW` at the moment `ticks`.
     pub(crate) fn raw_ns(&self, ticks: u64) -> u64 {
-        let anchor = self.pairs.read().anchor;
+        let anchor = self.pairs.read().unwrap_or_else(PoisonError::into_inner).anchor;
         if ticks >= anchor.ticks {
             anchor.raw_ns.saturating_add(self.ns(ticks - anchor.ticks))
         } else {
@@ -127,7 +127,7 @@ impl Clock {
     }
 
     fn refine_at(&self, now: Pair) {
-        let mut pairs = self.pairs.write();
+        let mut pairs = self.pairs.write().unwrap_or_else(PoisonError::into_inner);
         let known = self.rate.load(Ordering::Relaxed);
         if pairs.is_certain && pairs.anchor.is_far_from(now, known) {
             // During suspend the kernel's clock stands still, while the counter may continue or restart.

@@ -25,9 +25,10 @@ pub(crate) struct TrackedBlock {
 pub(super) struct Removed {
     address: usize,
     place: usize,
+    uses: u32,
 }
 
-const BUCKETS_LOG2: u32 = 13;
+const BUCKETS_LOG2: u32 = 14;
 const BUCKETS: usize = 1 << BUCKETS_LOG2;
 const WAYS: usize = 8;
 /// Set in each tag.
@@ -96,26 +97,31 @@ impl LiveBlocks {
             let place = bucket * WAYS + way;
             let of_place = self.addresses.get(place)?;
             if of_place.load(Ordering::Relaxed) == address {
+                let uses = self.uses.get(place)?.load(Ordering::Relaxed);
                 // Before another block can take the place.
                 of_place.store(0, Ordering::Relaxed);
                 self.tags.get(bucket)?.fetch_and(!(0xff << (8 * way)), Ordering::Release);
-                return Some(Removed { address, place });
+                return Some(Removed { address, place, uses });
             }
             found &= found - 1;
         }
         None
     }
 
-    /// The block was not freed. It is lost if its place is taken by now.
+    /// The block was not freed. It is lost if its place was used again.
     #[cold]
-    pub(super) fn put_back(&self, Removed { address, place }: Removed) {
+    pub(super) fn put_back(&self, Removed { address, place, uses }: Removed) {
         let (bucket, tag) = hashed(address);
         let shift = 8 * (place % WAYS);
         let put = |tags: u64| (tags >> shift & 0xff == 0).then(|| tags | tag << shift);
         if let (Some(tags), Some(of_place)) = (self.tags.get(bucket), self.addresses.get(place))
             && tags.fetch_update(Ordering::Acquire, Ordering::Relaxed, put).is_ok()
         {
-            of_place.store(address, Ordering::Relaxed);
+            if self.uses.get(place).is_some_and(|now| now.load(Ordering::Relaxed) == uses) {
+                of_place.store(address, Ordering::Relaxed);
+            } else {
+                tags.fetch_and(!(0xff << shift), Ordering::Release);
+            }
         }
     }
 
@@ -172,8 +178,16 @@ mod tests {
         assert_eq!((other.place, other.uses), (block.place, block.uses + 1));
         live.put_back(removed);
         assert!(live.contains(other) && !live.contains(block));
+        // Also if the other one was freed.
+        let removed = live.remove(4_096).unwrap();
+        let third = live.add(4_096).unwrap();
+        assert!(live.remove(4_096).is_some());
+        live.put_back(removed);
+        assert!(!live.contains(third) && live.remove(4_096).is_none());
+        let last = live.add(4_096).unwrap();
+        assert!(live.contains(last));
         live.clear();
-        assert!(!live.contains(other) && live.remove(4_096).is_none());
+        assert!(!live.contains(last) && live.remove(4_096).is_none());
     }
 
     proptest! {
