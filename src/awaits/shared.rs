@@ -57,15 +57,17 @@ impl AwaitSample {
         ];
         // What represents others is no longer than [`SAMPLE`], so that it is not taken for a long one.
         let is_merged = self.is_merged;
-        parts.into_iter().flat_map(move |(kind, at_ns, all_ns)| {
-            const MOST: u64 = 1_000;
-            let count = if is_merged { all_ns.div_ceil(SAMPLE_NS).min(MOST) } else { 1 };
-            let each_ns = all_ns / count.max(1);
-            (0..count).map(move |number| {
-                let rest_ns = if number == 0 { all_ns - each_ns * count } else { 0 };
-                (kind, at_ns, each_ns + rest_ns)
-            })
-        })
+        parts.into_iter().filter(|(_, _, all_ns)| *all_ns > 0).flat_map(
+            move |(kind, at_ns, all_ns)| {
+                const MOST: u64 = 1_000;
+                let count = if is_merged { all_ns.div_ceil(SAMPLE_NS).min(MOST) } else { 1 };
+                let each_ns = all_ns / count.max(1);
+                (0..count).map(move |number| {
+                    let rest_ns = if number == 0 { all_ns - each_ns * count } else { 0 };
+                    (kind, at_ns, each_ns + rest_ns)
+                })
+            },
+        )
     }
 }
 
