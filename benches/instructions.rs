@@ -88,8 +88,8 @@ fn new_and_close(new: New) {
 
 #[library_benchmark]
 #[bench::bare(args = (Kind::Bare), setup = made)]
-#[bench::matched(args = (Kind::Matched), setup = made, config = at_most(580))]
-#[bench::unmatched(args = (Kind::Unmatched), setup = made, config = at_most(252))]
+#[bench::matched(args = (Kind::Matched), setup = made, config = at_most(630))]
+#[bench::unmatched(args = (Kind::Unmatched), setup = made, config = at_most(267))]
 fn enter_and_exit(span: Span) -> Span {
     for _ in 0..ROUNDS {
         black_box(&span).in_scope(|| ());

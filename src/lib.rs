@@ -132,7 +132,7 @@
 //! | `TRACING_PROFILING_SYMBOL_BYTES` | maximum bytes of loaded symbols, up to 4294967295; see [`Builder::symbol_bytes`] | 536870912 |
 //! | `TRACING_PROFILING_AWAIT_BYTES` | maximum bytes for the stacks of pending futures, up to 4294967295; see [`Builder::await_bytes`] | 16777216 |
 //! | `TRACING_PROFILING_ALLOC_SAMPLE_BYTES` | bytes that a thread allocates in the mean between two samples of its allocations, up to 4294967295; 0 for no samples; see [`Builder::alloc_sample_bytes`] | 524288 |
-//! | `TRACING_PROFILING_HEAP` | `on` tracks the live heap of the process; see [`Builder::heap`] | `off` |
+//! | `TRACING_PROFILING_HEAP` | `on` tracks the live heap of the process, if allocations are sampled; see [`Builder::heap`] | `off` |
 //!
 //! # Rules
 //!
