@@ -11,9 +11,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 
 use dial9::memory_profiling::{Dial9Allocator, MemoryProfiler, MemoryProfilingConfig};
-use dial9::telemetry::{
-    Dial9HandleTokioExt as _, MemoryBuffer, TokioAttachOptions, recorder,
-};
+use dial9::telemetry::{Dial9HandleTokioExt as _, MemoryBuffer, TokioAttachOptions, recorder};
 use measure::{added, figure, interleave, median, time_each};
 use stats_alloc::StatsAlloc;
 use tikv_jemallocator::Jemalloc;
@@ -87,7 +85,9 @@ fn main() {
             ],
         )
     });
-    let [system, ours, stats, dial9, dhat, jemalloc, on_jemalloc, profiled] = &values[..] else { return };
+    let [system, ours, stats, dial9, dhat, jemalloc, on_jemalloc, profiled] = &values[..] else {
+        return;
+    };
     figure("alloc.system", median(system), "ns");
     figure("alloc.ours_with_live_heap", added(system, ours), "ns");
     figure("alloc.stats_alloc", added(system, stats), "ns");
