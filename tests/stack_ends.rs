@@ -21,7 +21,7 @@ use support::{
 };
 use tracing::info_span;
 use tracing_profiling::Source;
-use tracing_profiling::profile::{Profile, SampleKind};
+use tracing_profiling::profile::{FrameKind, Location, Profile, SampleKind};
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
@@ -61,6 +61,7 @@ fn main() {
             });
         }
         called_back(source);
+        in_signal_handler(source);
     }
 }
 
@@ -251,4 +252,81 @@ fn called_back(source: Source) {
     let (sorted, without) = (points_in(&profile, "sorts"), points_with_remark(&profile));
     assert!(compared > 0, "{:?}", setup.handle.stats());
     assert!(sorted + without >= compared, "{sorted} of {compared}, and {without} with a remark");
+}
+
+/// A signal handler's stack continues with the function that it interrupted. If the handler has a stack of its own, only
+/// that one is copied, and the stack ends there with a remark.
+fn in_signal_handler(source: Source) {
+    extern "C" fn handler(_: c_int) {
+        handles();
+    }
+    #[inline(never)]
+    fn handles() {
+        burn(A_WHILE);
+        black_box(());
+    }
+    #[inline(never)]
+    fn is_interrupted() {
+        // SAFETY: the handler is installed.
+        assert_eq!(unsafe { libc::raise(libc::SIGUSR2) }, 0);
+        black_box(());
+    }
+    #[inline(never)]
+    fn calls() {
+        let _span = info_span!("calls").entered();
+        is_interrupted();
+        burn(A_WHILE / 10);
+    }
+    let mut own_stack = vec![0_u8; 128 * 1024];
+    let own = libc::stack_t {
+        ss_sp: own_stack.as_mut_ptr().cast(),
+        ss_flags: 0,
+        ss_size: own_stack.len(),
+    };
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: the stack is in use until the thread gets its former one back below.
+    assert_eq!(unsafe { libc::sigaltstack(&raw const own, before.as_mut_ptr()) }, 0);
+    for flags in [0, libc::SA_ONSTACK] {
+        let handler: extern "C" fn(_) = handler;
+        // SAFETY: all zeros is a valid value, and the handler only reads clocks, computes, and has a timer made.
+        unsafe {
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            action.sa_sigaction = handler as libc::sighandler_t;
+            action.sa_flags = flags;
+            assert_eq!(libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()), 0);
+        }
+        let setup = setup(source);
+        setup.run(calls);
+        let stats = setup.handle.stats();
+        let profile = only_profile(&setup);
+        let handled = points_in(&profile, "handles");
+        if flags == libc::SA_ONSTACK && source == Source::Timer {
+            assert!(handled == 0 && stats.samples.dropped_off_stack > 0, "{handled}, {stats:?}");
+            continue;
+        }
+        assert!(handled > 0, "{stats:?}");
+        for sample in taken_samples(&profile) {
+            let names = functions(&profile, sample);
+            let position = |function| names.iter().position(|name| name.ends_with(function));
+            let Some(handler) = position("in_signal_handler::handler") else { continue };
+            let (interrupted, calls) = (position("is_interrupted"), position("::calls"));
+            if flags == libc::SA_ONSTACK {
+                // In the C library's `raise`, whose name may be missing.
+                assert_eq!((interrupted, calls), (None, None), "{names:#?}");
+                let is_remark = |location: &Location| location.kind == FrameKind::Remark;
+                assert!(profile.stack(sample.stack).any(is_remark), "{names:#?}");
+            } else if !cfg!(target_env = "musl")
+                || names.first().is_some_and(|name| name.ends_with("burn"))
+            {
+                assert!(Some(handler) < interrupted && interrupted < calls, "{names:#?}");
+                assert!(position("main") > calls, "{names:#?}");
+            }
+        }
+        // Of a handler that is in a function of musl itself, the callers are not found.
+        if flags == 0 && !cfg!(target_env = "musl") {
+            assert_eq!(points_with_remark(&profile), 0, "{stats:?}");
+        }
+    }
+    // SAFETY: the thread's former stack.
+    assert_eq!(unsafe { libc::sigaltstack(before.as_ptr(), std::ptr::null_mut()) }, 0);
 }

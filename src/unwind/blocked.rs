@@ -84,7 +84,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             Stop::At(end) => (end, None),
             Stop::InLibrary(sp, fp) => {
                 let known = frames.len();
-                let end = self.end_in_library((sp, fp), &stack, frames);
+                let end = self.end_in_library((sp, fp), &stack, frames, 0);
                 (end, (frames.len() > known).then_some(known))
             }
             Stop::Needs(frame, distance) => {

@@ -29,6 +29,13 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
 
     /// The distance by which a function with this prologue sets the stack pointer below the frame pointer.
     fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64>;
+
+    /// The code that signal handlers return to: the number of `rt_sigreturn` into a register, then the system call.
+    const SIGNAL_RETURN: &[u8];
+
+    /// The registers that a signal interrupted. `word` reads the kernel's `struct rt_sigframe` at an offset in bytes from
+    /// the stack pointer that the handler returns with.
+    fn interrupted(word: impl Fn(u64) -> Option<u64>) -> Option<Registers>;
 }
 
 impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> ArchUnwinder
@@ -65,6 +72,17 @@ where
 
     fn frame_size(code: [u8; calls::PROLOGUE]) -> Option<u64> {
         calls::x86_64_frame_size(code)
+    }
+
+    /// `mov rax, 15; syscall`.
+    const SIGNAL_RETURN: &[u8] = &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+
+    /// The return address was taken; `struct ucontext` follows, in which `sigcontext` is at 40: 8 registers, `rdi`,
+    /// `rsi`, `rbp`, four others, `rsp`, `rip`.
+    fn interrupted(word: impl Fn(u64) -> Option<u64>) -> Option<Registers> {
+        const SIGCONTEXT: u64 = 40;
+        let register = |index: u64| word(SIGCONTEXT + 8 * index);
+        Some(Registers::X86_64 { ip: register(16)?, sp: register(15)?, bp: register(10)? })
     }
 }
 
@@ -110,5 +128,17 @@ where
 
     fn frame_size(_: [u8; calls::PROLOGUE]) -> Option<u64> {
         None
+    }
+
+    /// `mov x8, 139; svc 0`.
+    const SIGNAL_RETURN: &[u8] = &[0x68, 0x11, 0x80, 0xd2, 0x01, 0, 0, 0xd4];
+
+    /// `struct siginfo` has 128 bytes; in the `struct ucontext` after it, `sigcontext` is at 176: the fault's address, 31
+    /// registers, `sp`, `pc`.
+    fn interrupted(word: impl Fn(u64) -> Option<u64>) -> Option<Registers> {
+        const REGISTERS: u64 = 128 + 176 + 8;
+        let register = |index: u64| word(REGISTERS + 8 * index);
+        let (fp, lr) = (register(29)?, register(30)?);
+        Some(Registers::Aarch64 { pc: register(32)?, sp: register(31)?, fp, lr })
     }
 }

@@ -6,6 +6,7 @@ mod calls;
 pub(crate) mod fuzzing;
 mod machine;
 mod modules;
+mod signal;
 mod start;
 mod tables;
 mod unwinder;

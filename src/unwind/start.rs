@@ -116,16 +116,18 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         is_unknown
     }
 
-    /// Finishes a sample that stopped in such a function. Returns how it ends.
+    /// Finishes a sample that stopped in such a function. Returns how it ends. `running` is the index of the function that
+    /// was running, or was interrupted by the signal whose handler was.
     pub(super) fn end_in_library(
         &mut self,
         (sp, fp): (u64, u64),
         stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
         frames: &mut Vec<ModuleAddress>,
+        running: usize,
     ) -> UnwindEnd {
         let module = |frame: &ModuleAddress| self.modules.get(frame.module()?);
         // A function that calls back is large, and its frame has many remains of other calls.
-        let is_running = match frames.as_slice() {
+        let is_running = match frames.get(running..).unwrap_or_default() {
             [_] => true,
             [first, _] => module(first).is_some_and(|module| module.is_vdso),
             _ => false,

@@ -5,6 +5,7 @@ use framehop::FrameAddress;
 use super::blocked::ScannedStack;
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, ModuleChange, Modules};
+use super::signal::SignalReturns;
 use super::tables::TableBytes;
 use crate::sampler::record::Registers;
 use crate::sys::{LoadedModule, loaded_modules, module_generation};
@@ -30,6 +31,7 @@ pub(crate) struct Unwinder<M: ArchUnwinder = Native> {
     pub(super) machine: M,
     pub(super) cache: M::Cache,
     pub(super) modules: Modules,
+    signal_returns: SignalReturns,
     generation: Option<u64>,
 }
 
@@ -49,6 +51,7 @@ where
             machine: M::default(),
             cache: M::Cache::default(),
             modules: Modules::default(),
+            signal_returns: SignalReturns::default(),
             generation: None,
         }
     }
@@ -64,7 +67,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
     }
 
-    fn update(&mut self, list: &[LoadedModule]) {
+    pub(super) fn update(&mut self, list: &[LoadedModule]) {
+        self.signal_returns = SignalReturns::default();
         for change in self.modules.update(list) {
             match change {
                 ModuleChange::Added(module) => self.machine.add_module(module),
@@ -94,6 +98,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         };
         let bottom = registers.stack_pointer();
         let stack = ScannedStack { bottom, word: stack, most_frames };
+        let mut running = 0;
         let mut beyond = false;
         let mut read = |address: u64| {
             let word = stack.word_at(address);
@@ -102,11 +107,29 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         };
         let mut address = FrameAddress::from_instruction_pointer(registers.instruction());
         let end = loop {
-            frames.push(self.modules.frame(address.address_for_lookup()));
             if frames.len() >= most_frames {
                 break UnwindEnd::Cut;
             }
             let (sp, fp) = (M::stack_pointer(&unwound), M::frame_pointer(&unwound));
+            if self.signal_returns.contain(address.address(), M::SIGNAL_RETURN, &self.modules) {
+                frames.push(self.modules.frame(address.address()));
+                let word = |offset| stack.word_at(sp.checked_add(offset)?);
+                let Some(interrupted) = M::interrupted(word) else { break UnwindEnd::Cut };
+                let at = interrupted.instruction();
+                match self.machine.registers(interrupted).filter(|_| self.modules.is_code(at)) {
+                    Some(interrupted) => unwound = interrupted,
+                    None => break UnwindEnd::Lost,
+                }
+                address = FrameAddress::from_instruction_pointer(at);
+                running = frames.len();
+                if stack.word_at(interrupted.stack_pointer()).is_some() || running >= most_frames {
+                    continue;
+                }
+                // The handler ran on a stack of its own, and only that one was copied.
+                frames.push(self.modules.frame(at));
+                break UnwindEnd::Lost;
+            }
+            frames.push(self.modules.frame(address.address_for_lookup()));
             let next = self.machine.unwind_frame(address, &mut unwound, &mut self.cache, &mut read);
             let next = next.map(|next| next.and_then(FrameAddress::from_return_address));
             // Checked before an address that is not code is taken for a caller.
@@ -115,7 +138,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     break UnwindEnd::Root;
                 }
                 if self.is_without_tables(address.address_for_lookup()) {
-                    break self.end_in_library((sp, fp), &stack, frames);
+                    break self.end_in_library((sp, fp), &stack, frames, running);
                 }
             }
             match next {
@@ -129,7 +152,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::ops::Range;
 
     use super::*;
@@ -138,7 +161,7 @@ mod tests {
     type Aarch64 = Unwinder<framehop::aarch64::UnwinderAarch64<TableBytes>>;
     type X86 = Unwinder<framehop::x86_64::UnwinderX86_64<TableBytes>>;
 
-    fn code(addresses: Range<u64>) -> LoadedModule {
+    pub(crate) fn code(addresses: Range<u64>) -> LoadedModule {
         LoadedModule {
             path: "/code".into(),
             bias: 0,
@@ -150,18 +173,18 @@ mod tests {
         }
     }
 
-    fn bytes(words: &[u64]) -> Vec<u8> {
+    pub(crate) fn bytes(words: &[u64]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
-    fn stack(bytes: &[u8]) -> impl Fn(u64) -> Option<u64> {
+    pub(crate) fn stack(bytes: &[u8]) -> impl Fn(u64) -> Option<u64> {
         |offset| {
             let rest = bytes.get(usize::try_from(offset).ok()?..)?;
             rest.first_chunk().map(|word| u64::from_ne_bytes(*word))
         }
     }
 
-    fn addresses(frames: &[ModuleAddress]) -> Vec<u64> {
+    pub(crate) fn addresses(frames: &[ModuleAddress]) -> Vec<u64> {
         frames.iter().map(|frame| frame.address()).collect()
     }
 

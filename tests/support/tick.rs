@@ -38,7 +38,8 @@ impl Tick {
             let handler: extern "C" fn(_) = note;
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = handler as libc::sighandler_t;
-            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+            // On the thread's own stack, so that a sample of this handler has a whole stack.
+            action.sa_flags = libc::SA_RESTART;
             // The sampling signal that arrives together with this one must interrupt the program, not this handler.
             libc::sigfillset(&raw mut action.sa_mask);
             assert_eq!(libc::sigaction(signal, &raw const action, ptr::null_mut()), 0);
