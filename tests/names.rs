@@ -285,6 +285,43 @@ fn each_log_event_has_a_kind_and_is_in_no_span_of_the_program() {
     assert!(of("on_kept_panicked")["message"].is_string());
 }
 
+/// This program has another allocator.
+#[test]
+fn what_needs_counted_allocations_says_what_is_missing() {
+    let warnings = |rules: &str, heap: bool, sample_bytes: u32| {
+        let log = Log::default();
+        let writer = log.clone();
+        let json = tracing_subscriber::fmt::layer().json().with_writer(move || writer.clone());
+        let layer = ProfilingLayer::builder()
+            .exporter(tracing_profiling::export::Memory::new())
+            .rules(rules.parse().unwrap())
+            .heap(heap)
+            .alloc_sample_bytes(sample_bytes)
+            .build()
+            .unwrap();
+        let handle = layer.handle();
+        let dispatch = Dispatch::new(tracing_subscriber::registry().with(json).with(layer));
+        tracing::dispatcher::with_default(&dispatch, || {
+            info_span!("counted").in_scope(|| ());
+            assert!(handle.flush(PLENTY));
+        });
+        let events = all_events(&log).into_iter().filter(|event| event["kind"] == "not_counted");
+        events.map(|event| event["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let (by_default, none) = (512 * 1024, Vec::<String>::new());
+    assert_eq!(warnings("1h", false, by_default), none);
+    assert_eq!(warnings("1h", false, 0), none);
+    let of_rules = warnings("1h|alloc>1GB", false, by_default);
+    assert!(of_rules.len() == 1 && of_rules[0].contains("#[global_allocator]"), "{of_rules:?}");
+    let of_heap = warnings("1h", true, by_default);
+    assert!(of_heap.len() == 1 && of_heap[0].contains("#[global_allocator]"), "{of_heap:?}");
+    let without_samples = warnings("1h", true, 0);
+    assert!(
+        without_samples.len() == 1 && without_samples[0].contains("ALLOC_SAMPLE_BYTES is 0"),
+        "{without_samples:?}"
+    );
+}
+
 /// Two requests in one open connection share a profile: one fails at once, the other is slow.
 #[test]
 fn each_of_two_requests_in_a_connection_has_its_own_times() {

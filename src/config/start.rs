@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::export::Exporter;
 use crate::export::{Directory, Remote};
 use crate::keep::{Callsites, Keep, ProfileAdmission};
-#[cfg(not(feature = "_otlp"))]
 use crate::log::{LogEvent, LogKind};
 use crate::otel::Pairing;
 use crate::profile::Resource;
@@ -73,8 +72,12 @@ pub(crate) fn start(
     };
     #[cfg(not(feature = "_otlp"))]
     let from_env = |_: &Resource| None;
-    #[cfg_attr(feature = "_otlp", expect(unused_mut, reason = "one is added below"))]
     let mut warnings = builder.warnings;
+    if builder.heap && builder.alloc_sample_bytes == 0 {
+        let message = "TRACING_PROFILING_HEAP is on, but the live heap is not tracked, because \
+            TRACING_PROFILING_ALLOC_SAMPLE_BYTES is 0: remove the latter for its default of 524288";
+        warnings.push(LogEvent::warning(LogKind::NotCounted, message));
+    }
     #[cfg(not(feature = "_otlp"))]
     if let (Some(name), None) = (builder.unused_endpoint, &builder.exporter) {
         let message = format!(

@@ -43,8 +43,8 @@ const KEEP: &str = "`off` or a condition such as `250ms`, `error`, `p99>20ms` or
 const CONDITION: &str = "a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
 const DURATION: &str = "a duration such as `250ms`";
 const AMOUNT: &str = "a duration such as `250ms`, or a share such as `80%`";
-const SIZE: &str = "a size such as `100MB`";
-const COUNT: &str = "a number of allocations such as `1000000`";
+const SIZE: &str = "a size such as `100MB`, below 16 EiB";
+const COUNT: &str = "a number of allocations such as `1000000`, without a unit";
 const JOINED: &str = "the conditions for the same spans to be joined by `|`";
 
 impl FromStr for Rules {
@@ -234,12 +234,14 @@ fn amount(input: &mut &str) -> ModalResult<TimeOrShare> {
 }
 
 fn size(input: &mut &str) -> ModalResult<u64> {
-    let text = (digit1, multispace0, take_while(0.., |c: char| c.is_ascii_alphabetic())).take();
+    let unit = take_while(0.., |c: char| c.is_alphanumeric() || c == '.' || c == '%');
+    let text = (digit1, multispace0, unit).take();
     cut_err(text.verify_map(bytes).context(expect(SIZE))).parse_next(input)
 }
 
 fn count_above(input: &mut &str) -> ModalResult<u64> {
-    cut_err(digit1.parse_to().context(expect(COUNT))).parse_next(input)
+    let text = take_while(1.., |c: char| c.is_alphanumeric() || c == '.' || c == '%');
+    cut_err(text.parse_to().context(expect(COUNT))).parse_next(input)
 }
 
 fn percentile(input: &mut &str) -> ModalResult<Condition> {

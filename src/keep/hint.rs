@@ -22,6 +22,9 @@ const JUDGED: [(&[&str], &str); 9] = [
     (&["", "latency", "wall", "wall_time", "duration", "elapsed", "time"], ""),
 ];
 
+/// Conditions with a limit that are no names of such words.
+const OTHERS: [&str; 3] = ["last_exit>", "hung>", "open>"];
+
 /// Says how to write the condition at byte `at` of the rules, if its meaning can be guessed.
 pub(super) fn likely_fix(text: &str, at: usize) -> Option<String> {
     let (before, _) = text.split_at_checked(at)?;
@@ -52,6 +55,14 @@ fn fix(condition: &str) -> Option<String> {
     };
     let known = JUDGED.iter().find(|(others, _)| others.contains(&lower.as_str()));
     let name = known.map_or_else(|| format!("{lower}>"), |(_, name)| (*name).to_owned());
+    let is_condition = JUDGED.iter().any(|(_, own)| *own == name)
+        || OTHERS.contains(&name.as_str())
+        || name
+            .strip_prefix('p')
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    if !is_condition {
+        return None;
+    }
     let wrong_limit = match name.as_str() {
         "alloc>" => fixed_size(limit),
         "allocs>" => fixed_count(limit),
@@ -177,10 +188,25 @@ mod tests {
 
     #[test]
     fn what_cannot_be_guessed_is_not() {
-        for text in
-            ["fast", "shop=", "250ms|", "on_cpu>fast", "p100", "1..5s", "1.5x", "[x{a=1]=1s"]
-        {
+        for text in [
+            "fast",
+            "shop=",
+            "250ms|",
+            "on_cpu>fast",
+            "p100",
+            "1..5s",
+            "1.5x",
+            "[x{a=1]=1s",
+            "frees>10",
+            "alloc>18446744073709551615GB",
+            "alloc>50%",
+            "allocs>10MB",
+            "allocs>1e6",
+        ] {
             assert!(problem(text).starts_with("expected "), "{text}: {}", problem(text));
         }
+        assert!(problem("alloc>50%").starts_with("expected a size"));
+        assert!(problem("allocs>10MB").starts_with("expected a number of allocations"));
+        assert!(problem("allocs>1e6").starts_with("expected a number of allocations"));
     }
 }
