@@ -10,7 +10,7 @@ from pathlib import Path
 from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from read_otlp import TURNED, kind, time_with
+from read_otlp import TURNED, bytes_with, kind, time_with
 
 SHOP = Path(__file__).parent.parent / "examples/shop/mod.rs"
 # The requests that must leave a profile: the function in which most of the time is, and its file.
@@ -20,6 +20,8 @@ GUILTY = {
     "GET /checkout": ("reserve", "shop/mod.rs"),
     "GET /legacy": ("ask_the_old_system", "shop/mod.rs"),
 }
+# The same for what is allocated.
+ALLOCATING = {"GET /prices": ("cheapest_of_own_list", "shop/mod.rs")}
 RESOURCE = {"service.name": "shop", "deployment.environment.name": "interop", "service.version": "1.2.3"}
 
 
@@ -99,7 +101,8 @@ def check_arrived(arrived):
         names.add(root.name)
         check_links(parts, root, spans)
         check_guilty(parts, root)
-    check(GUILTY.keys() <= names, f"no profile of {GUILTY.keys() - names}")
+    expected = GUILTY.keys() | ALLOCATING.keys()
+    check(expected <= names, f"no profile of {expected - names}")
     for data in arrived.profiles:
         check_rules(data)
     if arrived.log is not None:
@@ -141,7 +144,7 @@ def check_ids(found, spans):
     ids = ids_on(spans)
     check(ids <= arrived, f"spans name profiles that did not arrive: {ids - arrived}")
     check(arrived <= ids, f"no span names these profiles: {arrived - ids}")
-    for kind, what in (("off_cpu", "waits"), ("await", "awaits")):
+    for kind, what in (("off_cpu", "waits"), ("await", "awaits"), ("alloc_space", "allocations")):
         key = f"profile.{kind}_id"
         named = {a[key] for a in map(attributes, spans.values()) if key in a}
         check(named or kind == "await", f"no span names a profile of {what}")
@@ -203,18 +206,20 @@ def body_of(function):
 
 
 def check_guilty(found, root):
-    if root.name not in GUILTY:
-        return
-    function, file = GUILTY[root.name]
-    body = body_of(function) if file == "shop/mod.rs" else range(1, 1_000_000)
+    for guilty, sums_with, unit in ((GUILTY, time_with, "ms"), (ALLOCATING, bytes_with, "MB")):
+        if root.name not in guilty:
+            continue
+        function, file = guilty[root.name]
+        body = body_of(function) if file == "shop/mod.rs" else range(1, 1_000_000)
 
-    def is_guilty(name, path, line):
-        return name.split("::")[-1] == function and path.endswith(file) and line in body
+        def is_guilty(name, path, line):
+            return name.split("::")[-1] == function and path.endswith(file) and line in body
 
-    shares = [time_with(one.data.dictionary, [one.profile], is_guilty) for one in found]
-    guilty, total = (sum(of) for of in zip(*shares))
-    message = f"{root.name}: {guilty / 1e6:.0f} of {total / 1e6:.0f} ms in {function}, in its lines of {file}"
-    check(guilty > total / 2, message)
+        shares = [sums_with(one.data.dictionary, [one.profile], is_guilty) for one in found]
+        # Nanoseconds, or bytes.
+        part, total = (sum(of) / 1e6 for of in zip(*shares))
+        message = f"{root.name}: {part:.0f} of {total:.0f} {unit} in {function}, in its lines of {file}"
+        check(part > total / 2, message)
 
 
 def check_printed(found, log):
@@ -430,6 +435,21 @@ def an_id_of_waits_changed(arrived):
     set_attribute(next(s for s in spans_in(arrived) if key in attributes(s)), key, "01" * 16)
 
 
+@broken("allocations that did not arrive")
+def an_id_of_allocations_changed(arrived):
+    key = "profile.alloc_space_id"
+    set_attribute(next(s for s in spans_in(arrived) if key in attributes(s)), key, "01" * 16)
+
+
+@broken(" MB in ")
+def allocations_without_stacks(arrived):
+    for data in arrived.profiles:
+        profiles = [p for r in data.resource_profiles for s in r.scope_profiles for p in s.profiles]
+        for profile in (p for p in profiles if kind(data.dictionary, p) == "alloc_space"):
+            for sample in profile.samples:
+                sample.stack_index = 0
+
+
 @broken("profiles have")
 def another_service(arrived):
     for data in arrived.profiles:
@@ -453,14 +473,14 @@ def spans_of_another_service(arrived):
             del r.resource.attributes[:]
 
 
-@broken(" ms in ")
+@broken(" in its lines of ")
 def other_names(arrived):
     for data in arrived.profiles:
         for function in data.dictionary.function_table:
             function.name_strindex = 0
 
 
-@broken(" ms in ")
+@broken(" in its lines of ")
 def no_lines(arrived):
     for data in arrived.profiles:
         for location in data.dictionary.location_table:
@@ -468,7 +488,7 @@ def no_lines(arrived):
                 line.line = 0
 
 
-@broken(" ms in ")
+@broken(" in its lines of ")
 def lines_elsewhere(arrived):
     for data in arrived.profiles:
         for location in data.dictionary.location_table:

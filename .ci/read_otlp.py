@@ -7,8 +7,10 @@ from pathlib import Path
 from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
 
 
-# Samples with a start and a length, and the bit that their profile's id has turned.
-TURNED = {"off_cpu": 1, "await": 2, "scheduling_delay": 4}
+# The kinds of samples but on-CPU, and the bit that their profile's id has turned.
+TURNED = {"off_cpu": 1, "await": 2, "scheduling_delay": 4, "alloc_space": 8, "alloc_objects": 16}
+# Those that are no times.
+ALLOCATED = {"alloc_space", "alloc_objects"}
 
 
 def frames(dictionary, stack_index):
@@ -59,14 +61,23 @@ def nanoseconds(dictionary, profile, sample):
     return sum(sample.values)
 
 
+def sums(amounts, is_meant):
+    """`amounts` are dictionary, sample and amount. The amount of the samples that have such a frame in their stack, and
+    that of all."""
+    found = [(amount, any(is_meant(*f) for f in frames(d, s.stack_index))) for d, s, amount in amounts]
+    return sum(amount for amount, has in found if has), sum(amount for amount, _ in found)
+
+
 def time_with(dictionary, profiles, is_meant):
     """The time of the profiles' samples that have such a frame in their stack, and the time of all samples."""
-    times = [
-        (nanoseconds(dictionary, p, s), any(is_meant(*f) for f in frames(dictionary, s.stack_index)))
-        for p in profiles
-        for s in p.samples
-    ]
-    return sum(time for time, has in times if has), sum(time for time, _ in times)
+    times = (p for p in profiles if kind(dictionary, p) not in ALLOCATED)
+    return sums(((dictionary, s, nanoseconds(dictionary, p, s)) for p in times for s in p.samples), is_meant)
+
+
+def bytes_with(dictionary, profiles, is_meant):
+    """The same for the bytes that were allocated."""
+    of_bytes = (p for p in profiles if kind(dictionary, p) == "alloc_space")
+    return sums(((dictionary, s, sum(s.values)) for p in of_bytes for s in p.samples), is_meant)
 
 
 def main():
