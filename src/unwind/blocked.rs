@@ -8,6 +8,7 @@ use framehop::FrameAddress;
 use super::calls::{CallTarget, LONGEST};
 use super::machine::{ArchUnwinder, UNKNOWN_LINK};
 use super::modules::{ModuleAddress, memory};
+use super::signal::Interrupted;
 use super::tables::TableBytes;
 use super::unwinder::{UnwindEnd, Unwinder};
 
@@ -42,6 +43,8 @@ pub(super) struct FrameToUnwind {
 /// How a walk up the stack ended.
 pub(super) enum Stop {
     At(UnwindEnd),
+    /// After the frame of a signal, which proves that the frames below it are those of its handler.
+    BelowHandler(UnwindEnd),
     /// A frame cannot be unwound without the frame pointer; the return address is at this distance from it.
     Needs(FrameToUnwind, i64),
     /// In a function of a C library without tables, at this stack pointer and frame pointer.
@@ -81,7 +84,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         let stack = ScannedStack { bottom: sp, word: stack, most_frames };
         let first = FrameToUnwind { address: FrameAddress::from_instruction_pointer(pc), sp };
         match self.walk(first, UNKNOWN, &stack, frames, None) {
-            Stop::At(end) => (end, None),
+            Stop::At(end) | Stop::BelowHandler(end) => (end, None),
             Stop::InLibrary(sp, fp) => {
                 let known = frames.len();
                 let end = self.end_in_library((sp, fp), &stack, frames, 0);
@@ -90,21 +93,21 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             Stop::Needs(frame, distance) => {
                 let known = frames.len();
                 match self.infer(frame, distance, &stack, frames) {
-                    Some(end) => (end, Some(known)),
-                    None => (UnwindEnd::Lost, None),
+                    Some(Stop::At(end) | Stop::BelowHandler(end)) => (end, Some(known)),
+                    _ => (UnwindEnd::Lost, None),
                 }
             }
         }
     }
 
-    /// Finds the caller of a frame, and from it all frames above.
+    /// Finds the caller of a frame, and from it all frames above. The result is `At` or `BelowHandler`.
     pub(super) fn infer(
         &mut self,
         frame: FrameToUnwind,
         distance: i64,
         stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
         frames: &mut Vec<ModuleAddress>,
-    ) -> Option<UnwindEnd> {
+    ) -> Option<Stop> {
         let known = frames.len();
         let callee = self.modules.function_start(frame.address.address_for_lookup());
         if let Some(frame_pointer) =
@@ -118,8 +121,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             let is_certain = check.is_none();
             match self.walk(frame, frame_pointer, stack, frames, check) {
                 Stop::At(end) if frames.len() > known && (is_certain || end != UnwindEnd::Lost) => {
-                    return Some(end);
+                    return Some(Stop::At(end));
                 }
+                stop @ Stop::BelowHandler(_) if is_certain || mismatches == 0 => return Some(stop),
                 _ => frames.truncate(known),
             }
         }
@@ -141,10 +145,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         callee: Option<u64>,
         stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
         frames: &mut Vec<ModuleAddress>,
-    ) -> Option<UnwindEnd> {
+    ) -> Option<Stop> {
         let known = frames.len();
-        // Whether the stack is cut, the number of calls to other functions, and the frames above.
-        let mut best: Option<(bool, usize, Vec<ModuleAddress>)> = None;
+        // Whether the stack is cut, the number of calls to other functions, and the stop and the frames above.
+        let mut best: Option<(bool, usize, Stop, Vec<ModuleAddress>)> = None;
         let mut tries = 0;
         'search: for wanted in [CallMatch::Exact, CallMatch::Unknown, CallMatch::Other] {
             let addresses =
@@ -165,26 +169,26 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 let stop = self.walk(frame, frame_pointer, stack, frames, Some(&mut mismatches));
                 let above = frames.split_off(known);
                 let is_cut = match stop {
-                    Stop::At(UnwindEnd::Root) => false,
+                    Stop::At(UnwindEnd::Root) | Stop::BelowHandler(_) => false,
                     // A stack without an end proves little.
                     Stop::At(UnwindEnd::Cut) if wanted == CallMatch::Exact => true,
                     _ => continue,
                 };
                 if !is_cut && mismatches == 0 {
-                    best = Some((is_cut, mismatches, above));
+                    best = Some((is_cut, mismatches, stop, above));
                     break 'search;
                 }
                 if best.as_ref().is_none_or(|best| (is_cut, mismatches) < (best.0, best.1)) {
-                    best = Some((is_cut, mismatches, above));
+                    best = Some((is_cut, mismatches, stop, above));
                 }
             }
             if best.as_ref().is_some_and(|(is_cut, ..)| !is_cut) {
                 break;
             }
         }
-        let (is_cut, _, mut above) = best?;
+        let (_, _, stop, mut above) = best?;
         frames.append(&mut above);
-        Some(if is_cut { UnwindEnd::Cut } else { UnwindEnd::Root })
+        Some(stop)
     }
 
     /// How the call before an address, if there is one, matches this function.
@@ -208,7 +212,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             let is_callee = address == callee || self.jumps_to(address, callee);
             Some(if is_callee { CallMatch::Exact } else { CallMatch::Other })
         });
-        matches.min()
+        let is_signal_return = || self.signal_return(return_address) == Some(return_address);
+        // The kernel calls any handler.
+        matches.min().or_else(|| is_signal_return().then_some(CallMatch::Unknown))
     }
 
     /// Whether a function does little but jump to another.
@@ -235,7 +241,26 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frame_pointer: u64,
         stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
         frames: &mut Vec<ModuleAddress>,
+        mismatches: Option<&mut usize>,
+    ) -> Stop {
+        let mut is_below_handler = false;
+        match self.walk_on(from, frame_pointer, stack, frames, mismatches, &mut is_below_handler) {
+            Stop::At(end) if is_below_handler => Stop::BelowHandler(end),
+            Stop::Needs(..) | Stop::InLibrary(..) if is_below_handler => {
+                Stop::BelowHandler(UnwindEnd::Lost)
+            }
+            stop => stop,
+        }
+    }
+
+    fn walk_on(
+        &mut self,
+        from: FrameToUnwind,
+        frame_pointer: u64,
+        stack: &ScannedStack<impl Fn(u64) -> Option<u64>>,
+        frames: &mut Vec<ModuleAddress>,
         mut mismatches: Option<&mut usize>,
+        is_below_handler: &mut bool,
     ) -> Stop {
         let pc = from.address.address();
         let mut registers = self.machine.few_registers(pc, from.sp, frame_pointer);
@@ -243,6 +268,24 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         while frames.len() < stack.most_frames {
             let frame = FrameToUnwind { address, sp: M::stack_pointer(&registers) };
             let fp = M::frame_pointer(&registers);
+            if self.signal_return(address.address()).is_some() {
+                let Some(interrupted) = Interrupted::at::<M>(frame.sp, |at| stack.word_at(at))
+                else {
+                    return Stop::At(UnwindEnd::Lost);
+                };
+                let Some(continued) = self.machine.registers(interrupted.registers) else {
+                    return Stop::At(UnwindEnd::Lost);
+                };
+                *is_below_handler = true;
+                let pc = interrupted.registers.instruction();
+                (registers, address) = (continued, FrameAddress::from_instruction_pointer(pc));
+                frames.push(self.modules.frame(pc));
+                if interrupted.is_on_other_stack {
+                    // Only the handler's stack was copied.
+                    return Stop::At(UnwindEnd::Lost);
+                }
+                continue;
+            }
             let mut beyond = false;
             let mut needed = None;
             let mut read = |at: u64| {
@@ -286,7 +329,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     None => return Stop::At(UnwindEnd::Lost),
                 }
             }
-            frames.push(self.modules.frame(next.address_for_lookup()));
+            let start = self.signal_return(next.address());
+            frames.push(self.modules.frame(start.unwrap_or(next.address_for_lookup())));
             address = next;
         }
         Stop::At(UnwindEnd::Cut)
@@ -463,7 +507,7 @@ mod tests {
         let known = frames.len();
         let callee = unwinder.modules.function_start(frame.address.address_for_lookup());
         let end = unwinder.search(frame, distance, callee, &stack, &mut frames);
-        assert_eq!(end, Some(UnwindEnd::Root));
+        assert!(matches!(end, Some(Stop::At(UnwindEnd::Root))));
         Some((known, frames))
     }
 

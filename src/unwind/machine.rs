@@ -33,9 +33,12 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
     /// The code that signal handlers return to: the number of `rt_sigreturn` into a register, then the system call.
     const SIGNAL_RETURN: &[u8];
 
-    /// The registers that a signal interrupted. `word` reads the kernel's `struct rt_sigframe` at an offset in bytes from
-    /// the stack pointer that the handler returns with.
-    fn interrupted(word: impl Fn(u64) -> Option<u64>) -> Option<Registers>;
+    /// Where `struct ucontext` is, in bytes above the stack pointer that the handler returns with.
+    const CONTEXT: u64;
+
+    /// The registers in the kernel's `struct ucontext`; `None` if they cannot be read or cannot be those of a program.
+    /// `word` reads at an offset in bytes from its start.
+    fn interrupted(word: impl FnMut(u64) -> Option<u64>) -> Option<Registers>;
 }
 
 impl<D: std::ops::Deref<Target = [u8]>, P: framehop::AllocationPolicy> ArchUnwinder
@@ -77,11 +80,17 @@ where
     /// `mov rax, 15; syscall`.
     const SIGNAL_RETURN: &[u8] = &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
-    /// The return address was taken; `struct ucontext` follows, in which `sigcontext` is at 40: 8 registers, `rdi`,
-    /// `rsi`, `rbp`, four others, `rsp`, `rip`.
-    fn interrupted(word: impl Fn(u64) -> Option<u64>) -> Option<Registers> {
+    const CONTEXT: u64 = 0;
+
+    /// `struct sigcontext` begins at 40 with 8 registers, `rdi`, `rsi`, `rbp`, four others, `rsp`, `rip`, the flags and
+    /// `cs`, whose lowest bits are the privilege level.
+    fn interrupted(mut word: impl FnMut(u64) -> Option<u64>) -> Option<Registers> {
         const SIGCONTEXT: u64 = 40;
-        let register = |index: u64| word(SIGCONTEXT + 8 * index);
+        const OF_PROGRAMS: u64 = 3;
+        let mut register = |index: u64| word(SIGCONTEXT + 8 * index);
+        if register(18)? & 3 != OF_PROGRAMS {
+            return None;
+        }
         Some(Registers::X86_64 { ip: register(16)?, sp: register(15)?, bp: register(10)? })
     }
 }
@@ -133,11 +142,18 @@ where
     /// `mov x8, 139; svc 0`.
     const SIGNAL_RETURN: &[u8] = &[0x68, 0x11, 0x80, 0xd2, 0x01, 0, 0, 0xd4];
 
-    /// `struct siginfo` has 128 bytes; in the `struct ucontext` after it, `sigcontext` is at 176: the fault's address, 31
-    /// registers, `sp`, `pc`.
-    fn interrupted(word: impl Fn(u64) -> Option<u64>) -> Option<Registers> {
-        const REGISTERS: u64 = 128 + 176 + 8;
-        let register = |index: u64| word(REGISTERS + 8 * index);
+    /// `struct siginfo` comes first.
+    const CONTEXT: u64 = 128;
+
+    /// `struct sigcontext` is at 176: the fault's address, 31 registers, `sp`, `pc`, and `pstate`, whose lowest bits are
+    /// the privilege level.
+    fn interrupted(mut word: impl FnMut(u64) -> Option<u64>) -> Option<Registers> {
+        const REGISTERS: u64 = 176 + 8;
+        const OF_PROGRAMS: u64 = 0;
+        let mut register = |index: u64| word(REGISTERS + 8 * index);
+        if register(33)? & 0xf != OF_PROGRAMS {
+            return None;
+        }
         let (fp, lr) = (register(29)?, register(30)?);
         Some(Registers::Aarch64 { pc: register(32)?, sp: register(31)?, fp, lr })
     }

@@ -4,45 +4,80 @@
 //! that call `rt_sigreturn`. Their unwind table is an expression that reads memory, which framehop does not evaluate: it
 //! would follow the frame pointer instead, which can skip the interrupted function or lead anywhere.
 
+use std::cell::Cell;
+
+use super::machine::ArchUnwinder;
 use super::modules::Modules;
+use crate::sampler::record::Registers;
 
 /// At least the length of those instructions on any architecture.
 const LONGEST: usize = 9;
 
-/// As many as framehop caches rules for.
-const CACHED: usize = 509;
+/// Twice the rules that framehop caches: code at other places must not collide in both.
+const CACHED: usize = 1021;
 
 /// Where signal handlers return to. Caches the addresses at which they do not: reading the code of a library is a system
 /// call.
 #[derive(Debug)]
 pub(super) struct SignalReturns {
-    elsewhere: Vec<u64>,
+    elsewhere: Vec<Cell<u64>>,
 }
 
 impl Default for SignalReturns {
     fn default() -> Self {
-        Self { elsewhere: vec![0; CACHED] }
+        Self { elsewhere: vec![Cell::new(0); CACHED] }
     }
 }
 
 impl SignalReturns {
-    /// Whether an address is at the start of these instructions, between them or right after them.
-    pub(super) fn contain(&mut self, address: u64, instructions: &[u8], modules: &Modules) -> bool {
-        let Some(known) = self.elsewhere.get_mut((address % CACHED as u64) as usize) else {
-            return false;
+    /// The start of these instructions, if an address is there, between them or right after them.
+    pub(super) fn start(
+        &self,
+        address: u64,
+        instructions: &[u8],
+        modules: &Modules,
+    ) -> Option<u64> {
+        let known = self.elsewhere.get((address % CACHED as u64) as usize)?;
+        if known.get() == address {
+            return None;
+        }
+        let before = address.checked_sub(LONGEST as u64)?;
+        let code = modules.code::<{ 2 * LONGEST }>(before)?;
+        let mut starts = code.windows(instructions.len()).take(LONGEST + 1);
+        let Some(offset) = starts.position(|code| code == instructions) else {
+            known.set(address);
+            return None;
         };
-        if *known == address {
-            return false;
+        Some(before + offset as u64)
+    }
+}
+
+/// What a signal interrupted.
+pub(super) struct Interrupted {
+    pub(super) registers: Registers,
+    /// The handler had a stack of its own, and the interrupted stack is another one.
+    pub(super) is_on_other_stack: bool,
+}
+
+impl Interrupted {
+    /// Reads the frame of a signal, at the stack pointer that its handler returns with. `None` if it is none.
+    pub(super) fn at<M: ArchUnwinder>(
+        sp: u64,
+        mut word_at: impl FnMut(u64) -> Option<u64>,
+    ) -> Option<Self> {
+        /// In `struct ucontext`: a pointer that the kernel leaves empty, and the alternate stack.
+        const LINK: u64 = 8;
+        const STACK: u64 = 16;
+        const STACK_BYTES: u64 = 32;
+        let mut words = |offset| word_at(sp.checked_add(M::CONTEXT)?.checked_add(offset)?);
+        if words(LINK)? != 0 {
+            return None;
         }
-        let start = address.checked_sub(LONGEST as u64);
-        let code = start.and_then(|start| modules.code::<{ 2 * LONGEST }>(start));
-        let is_there = code.is_some_and(|code| {
-            code.windows(instructions.len()).take(LONGEST + 1).any(|code| code == instructions)
-        });
-        if !is_there {
-            *known = address;
-        }
-        is_there
+        let (start, length) = (words(STACK)?, words(STACK_BYTES)?);
+        let registers = M::interrupted(&mut words)?;
+        let is_in = |sp: u64| sp.checked_sub(start).is_some_and(|offset| offset < length);
+        let is_on_other_stack = is_in(sp) && !is_in(registers.stack_pointer());
+        Some(Self { registers, is_on_other_stack })
     }
 }
 
@@ -51,105 +86,150 @@ mod tests {
     use framehop::aarch64::UnwinderAarch64;
     use framehop::x86_64::UnwinderX86_64;
 
-    use super::super::machine::ArchUnwinder;
     use super::super::tables::TableBytes;
     use super::super::unwinder::tests::{addresses, bytes, code, stack};
     use super::super::unwinder::{UnwindEnd, Unwinder};
-    use crate::sampler::record::Registers;
+    use super::*;
 
     /// Code without tables, in which the return of signal handlers is at `RETURN`.
-    const fn code_of<M: ArchUnwinder>() -> [u8; 128] {
+    const fn code_of(signal_return: &[u8]) -> [u8; 128] {
         let mut code = [0x90; 128];
-        let (instructions, _) = code.split_at_mut(RETURN).1.split_at_mut(M::SIGNAL_RETURN.len());
-        instructions.copy_from_slice(M::SIGNAL_RETURN);
+        let (instructions, _) = code.split_at_mut(RETURN).1.split_at_mut(signal_return.len());
+        instructions.copy_from_slice(signal_return);
         code
     }
 
     const RETURN: usize = 16;
 
-    static X86_64: [u8; 128] = code_of::<UnwinderX86_64<TableBytes>>();
-    static AARCH64: [u8; 128] = code_of::<UnwinderAarch64<TableBytes>>();
+    /// `mov rax, 15; syscall`.
+    static X86_64: [u8; 128] = code_of(b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05");
+    /// `mov x8, 139; svc 0`.
+    static AARCH64: [u8; 128] = code_of(b"\x68\x11\x80\xd2\x01\0\0\xd4");
 
-    fn x86_64(ip: u64, sp: u64, bp: u64) -> Registers {
-        Registers::X86_64 { ip, sp, bp }
+    /// Offsets in the frame of a signal.
+    struct Layout {
+        link: u64,
+        stack: u64,
+        stack_bytes: u64,
+        pc: u64,
+        sp: u64,
+        fp: u64,
+        privilege: (u64, u64),
+        registers: fn(u64, u64, u64) -> Registers,
     }
 
-    fn aarch64(pc: u64, sp: u64, fp: u64) -> Registers {
-        Registers::Aarch64 { pc, sp, fp, lr: 0 }
-    }
+    const OF_X86_64: Layout = Layout {
+        link: 8,
+        stack: 16,
+        stack_bytes: 32,
+        pc: 168,
+        sp: 160,
+        fp: 120,
+        privilege: (184, 0x33),
+        registers: |ip, sp, bp| Registers::X86_64 { ip, sp, bp },
+    };
 
+    const OF_AARCH64: Layout = Layout {
+        link: 136,
+        stack: 144,
+        stack_bytes: 160,
+        pc: 568,
+        sp: 560,
+        fp: 544,
+        privilege: (576, 0x8000_0000),
+        registers: |pc, sp, fp| Registers::Aarch64 { pc, sp, fp, lr: 0 },
+    };
+
+    /// Where the sampled function's stack begins, and how many words of it are copied.
     const STACK: u64 = 0x7000;
+    const WORDS: u64 = 100;
+    /// The offset of the signal's frame, right above the handler's own.
+    const FRAME: u64 = 32;
+    const ON_THIS_STACK: u64 = STACK + 704;
 
     /// Unwinds a handler with a frame record, of which the return address is that of signal handlers; or its return, if
-    /// `sampled_at` says so. `interrupted` are the program counter, relative to the code, and the stack pointer. Returns
-    /// the frames, relative to the code.
+    /// `sampled_at` says so. Addresses are relative to the code. `changes` are written at offsets in the signal's frame.
     fn unwound<M: ArchUnwinder<Module = framehop::Module<TableBytes>> + Default>(
         program: &'static [u8],
-        registers: fn(u64, u64, u64) -> Registers,
+        layout: &Layout,
         sampled_at: u64,
-        interrupted: (u64, u64),
+        interrupted_at: u64,
+        changes: &[(u64, u64)],
     ) -> (Vec<u64>, UnwindEnd)
     where
         M::Cache: Default,
     {
-        const WORDS: u64 = 100;
         let start = program.as_ptr() as u64;
         let mut unwinder = Unwinder::<M>::default();
         unwinder.update(&[code(start..start + program.len() as u64)]);
         let mut words = vec![0; WORDS as usize];
-        let frame = 32;
-        words[3] = start + RETURN as u64;
-        // The interrupted function's, which the handler saves in its own.
+        // The handler's frame record, then the interrupted function's.
         let record = STACK + 8 * (WORDS - 4);
         words[2] = record;
+        words[3] = start + RETURN as u64;
         words[WORDS as usize - 4] = record + 16;
         words[WORDS as usize - 3] = start + 101;
-        // The offset of each register.
-        let layout = M::interrupted(Some).unwrap();
-        let (pc, sp) = (layout.instruction(), layout.stack_pointer());
-        let fp = match layout {
-            Registers::X86_64 { bp, .. } => bp,
-            Registers::Aarch64 { fp, .. } => fp,
-        };
-        for (offset, value) in [(pc, start + interrupted.0), (sp, interrupted.1), (fp, record)] {
-            words[((frame + offset) / 8) as usize] = value;
+        let Layout { pc, sp, fp, privilege, .. } = *layout;
+        let registers =
+            [privilege, (pc, start + interrupted_at), (sp, ON_THIS_STACK), (fp, record)];
+        for (offset, value) in registers.into_iter().chain(changes.iter().copied()) {
+            words[((FRAME + offset) / 8) as usize] = value;
         }
         let sampled = match sampled_at.checked_sub(RETURN as u64) {
-            Some(..=9) => registers(start + sampled_at, STACK + frame, 0),
-            _ => registers(start + sampled_at, STACK, STACK + 16),
+            Some(..=9) => (layout.registers)(start + sampled_at, STACK + FRAME, 0),
+            _ => (layout.registers)(start + sampled_at, STACK, STACK + 16),
         };
         let skipped = sampled.stack_pointer() - STACK;
         let copy = bytes(&words);
         let mut frames = Vec::new();
         let end = unwinder.unwind(sampled, stack(&copy[skipped as usize..]), 10, &mut frames);
-        (addresses(&frames).iter().map(|address| address - start).collect(), end)
+        let relative =
+            addresses(&frames).iter().map(|address| address.wrapping_sub(start)).collect();
+        (relative, end)
     }
 
-    fn check(unwound: impl Fn(u64, (u64, u64)) -> (Vec<u64>, UnwindEnd), length: u64) {
-        let on_this_stack = STACK + 704;
+    fn check(
+        layout: &Layout,
+        length: u64,
+        unwound: impl Fn(u64, u64, &[(u64, u64)]) -> (Vec<u64>, UnwindEnd),
+    ) {
         let handler = 60;
-        let whole = unwound(handler, (80, on_this_stack));
-        assert_eq!(whole, (vec![handler, 16, 80, 100], UnwindEnd::Root));
+        assert_eq!(unwound(handler, 80, &[]), (vec![handler, 16, 80, 100], UnwindEnd::Root));
         // Before the first instruction, and in the system call.
         for at in [16, 16 + length] {
-            let whole = unwound(at, (80, on_this_stack));
-            assert_eq!(whole, (vec![at, 80, 100], UnwindEnd::Root));
+            assert_eq!(unwound(at, 80, &[]), (vec![16, 80, 100], UnwindEnd::Root));
         }
-        let on_another_stack = unwound(handler, (80, 0x9_0000));
-        assert_eq!(on_another_stack, (vec![handler, 16, 80], UnwindEnd::Lost));
-        let in_no_code = unwound(handler, (1 << 20, on_this_stack));
-        assert_eq!(in_no_code, (vec![handler, 16], UnwindEnd::Lost));
+        // In code of no module, as an ordinary sample.
+        let far = 1 << 20;
+        assert_eq!(unwound(handler, far, &[]), (vec![handler, 16, far, 100], UnwindEnd::Root));
+        // The copy ends before the interrupted stack.
+        let cut = [(layout.sp, STACK + 8 * WORDS), (layout.fp, STACK + 8 * WORDS + 64)];
+        assert_eq!(unwound(handler, 80, &cut), (vec![handler, 16, 80], UnwindEnd::Cut));
+        let alternate = [(layout.stack, STACK - 1024), (layout.stack_bytes, 2048)];
+        let elsewhere = [&alternate[..], &[(layout.sp, 0x9_0000)]].concat();
+        assert_eq!(unwound(handler, 80, &elsewhere), (vec![handler, 16, 80], UnwindEnd::Lost));
+        let both_on_it = unwound(handler, 80, &alternate);
+        assert_eq!(both_on_it, (vec![handler, 16, 80, 100], UnwindEnd::Root));
+        let in_the_kernel = (layout.privilege.0, layout.privilege.1 ^ 3);
+        for wrong in [(layout.link, 1), in_the_kernel] {
+            let ended = unwound(handler, 80, &[wrong]);
+            assert_eq!(ended, (vec![handler, 16], UnwindEnd::Lost), "{wrong:?}");
+        }
     }
 
     #[test]
     fn a_stack_continues_with_the_interrupted_function_on_x86_64() {
-        type Of = UnwinderX86_64<TableBytes>;
-        check(|at, interrupted| unwound::<Of>(&X86_64, x86_64, at, interrupted), 9);
+        check(&OF_X86_64, 9, |at, interrupted, changes| {
+            type Of = UnwinderX86_64<TableBytes>;
+            unwound::<Of>(&X86_64, &OF_X86_64, at, interrupted, changes)
+        });
     }
 
     #[test]
     fn a_stack_continues_with_the_interrupted_function_on_aarch64() {
-        type Of = UnwinderAarch64<TableBytes>;
-        check(|at, interrupted| unwound::<Of>(&AARCH64, aarch64, at, interrupted), 8);
+        check(&OF_AARCH64, 8, |at, interrupted, changes| {
+            type Of = UnwinderAarch64<TableBytes>;
+            unwound::<Of>(&AARCH64, &OF_AARCH64, at, interrupted, changes)
+        });
     }
 }

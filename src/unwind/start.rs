@@ -66,9 +66,12 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<ModuleAddress>,
     ) -> Option<UnwindEnd> {
         let known = frames.len();
-        for word in 0..NEAR_WORDS {
+        'search: for word in 0..NEAR_WORDS {
             let at = sp.checked_add(8 * word)?;
             let return_address = stack.word_at(at)?;
+            if self.signal_return(return_address) == Some(return_address) {
+                break;
+            }
             if !self.is_return_address(return_address) || !self.calls_library(return_address) {
                 continue;
             }
@@ -79,15 +82,20 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 frames.truncate(known);
                 frames.push(self.modules.frame(address.address_for_lookup()));
                 let mut mismatches = 0;
-                let end = match self.walk(frame, fp, stack, frames, Some(&mut mismatches)) {
+                let stop = match self.walk(frame, fp, stack, frames, Some(&mut mismatches)) {
                     Stop::Needs(frame, distance) => self.infer(frame, distance, stack, frames),
-                    Stop::At(end) => Some(end),
-                    Stop::InLibrary(..) => None,
+                    stop => Some(stop),
                 };
-                if let Some(end @ (UnwindEnd::Root | UnwindEnd::Cut)) = end
-                    && mismatches == 0
-                {
-                    return Some(end);
+                match stop {
+                    Some(
+                        Stop::At(end @ (UnwindEnd::Root | UnwindEnd::Cut))
+                        | Stop::BelowHandler(end),
+                    ) if mismatches == 0 => {
+                        return Some(end);
+                    }
+                    // No caller is further up than the frame of a signal.
+                    Some(Stop::BelowHandler(_)) => break 'search,
+                    _ => {}
                 }
             }
         }
@@ -125,6 +133,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames: &mut Vec<ModuleAddress>,
         running: usize,
     ) -> UnwindEnd {
+        if frames.len() >= stack.most_frames {
+            return UnwindEnd::Cut;
+        }
         let module = |frame: &ModuleAddress| self.modules.get(frame.module()?);
         // A function that calls back is large, and its frame has many remains of other calls.
         let is_running = match frames.get(running..).unwrap_or_default() {

@@ -5,7 +5,7 @@ use framehop::FrameAddress;
 use super::blocked::ScannedStack;
 use super::machine::ArchUnwinder;
 use super::modules::{ModuleAddress, ModuleChange, Modules};
-use super::signal::SignalReturns;
+use super::signal::{Interrupted, SignalReturns};
 use super::tables::TableBytes;
 use crate::sampler::record::Registers;
 use crate::sys::{LoadedModule, loaded_modules, module_generation};
@@ -81,6 +81,11 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         &self.modules
     }
 
+    /// The start of the code that signal handlers return to, if an address is in it.
+    pub(super) fn signal_return(&self, address: u64) -> Option<u64> {
+        self.signal_returns.start(address, M::SIGNAL_RETURN, &self.modules)
+    }
+
     /// Fills `frames` with the stack's frames, the innermost first. `stack` returns the word at an offset in bytes
     /// above the stack pointer.
     pub(crate) fn unwind(
@@ -111,23 +116,22 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 break UnwindEnd::Cut;
             }
             let (sp, fp) = (M::stack_pointer(&unwound), M::frame_pointer(&unwound));
-            if self.signal_returns.contain(address.address(), M::SIGNAL_RETURN, &self.modules) {
-                frames.push(self.modules.frame(address.address()));
-                let word = |offset| stack.word_at(sp.checked_add(offset)?);
-                let Some(interrupted) = M::interrupted(word) else { break UnwindEnd::Cut };
-                let at = interrupted.instruction();
-                match self.machine.registers(interrupted).filter(|_| self.modules.is_code(at)) {
-                    Some(interrupted) => unwound = interrupted,
-                    None => break UnwindEnd::Lost,
-                }
-                address = FrameAddress::from_instruction_pointer(at);
+            if let Some(start) = self.signal_return(address.address()) {
+                frames.push(self.modules.frame(start));
+                let interrupted = Interrupted::at::<M>(sp, |at| read(at).ok());
+                let Some(interrupted) = interrupted else { break UnwindEnd::Lost };
+                let Some(registers) = self.machine.registers(interrupted.registers) else {
+                    break UnwindEnd::Lost;
+                };
+                let at = interrupted.registers.instruction();
+                (unwound, address) = (registers, FrameAddress::from_instruction_pointer(at));
                 running = frames.len();
-                if stack.word_at(interrupted.stack_pointer()).is_some() || running >= most_frames {
-                    continue;
+                if interrupted.is_on_other_stack && running < most_frames {
+                    // Only the handler's stack was copied.
+                    frames.push(self.modules.frame(at));
+                    break UnwindEnd::Lost;
                 }
-                // The handler ran on a stack of its own, and only that one was copied.
-                frames.push(self.modules.frame(at));
-                break UnwindEnd::Lost;
+                continue;
             }
             frames.push(self.modules.frame(address.address_for_lookup()));
             let next = self.machine.unwind_frame(address, &mut unwound, &mut self.cache, &mut read);
