@@ -73,9 +73,16 @@ pub(crate) fn start(
     #[cfg(not(feature = "_otlp"))]
     let from_env = |_: &Resource| None;
     let mut warnings = builder.warnings;
-    if builder.heap && builder.alloc_sample_bytes == 0 {
-        let message = "TRACING_PROFILING_HEAP is on, but the live heap is not tracked, because \
-            TRACING_PROFILING_ALLOC_SAMPLE_BYTES is 0: remove the latter for its default of 524288";
+    let no_heap = if !sys::can_sample() {
+        Some("that needs Linux on x86-64 or aarch64")
+    } else if builder.alloc_sample_bytes == 0 {
+        Some("TRACING_PROFILING_ALLOC_SAMPLE_BYTES is 0: remove it for its default of 524288")
+    } else {
+        None
+    };
+    if let Some(why) = no_heap.filter(|_| builder.heap) {
+        let message =
+            format!("TRACING_PROFILING_HEAP is on, but the live heap is not tracked: {why}");
         warnings.push(LogEvent::warning(LogKind::NotCounted, message));
     }
     #[cfg(not(feature = "_otlp"))]
