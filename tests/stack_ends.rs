@@ -349,7 +349,8 @@ fn continues(profile: &Profile, sample: &Sample, is_on_this_stack: bool) -> bool
 /// Installs a handler.
 #[cfg(not(target_arch = "aarch64"))]
 fn install(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
-    // SAFETY: all zeros is a valid value, and the handler only reads clocks, computes, sleeps and has a timer made.
+    // SAFETY: all zeros is a valid value. The signal is only raised by this thread for itself, which holds no lock then,
+    // so the handler may call what any function may.
     unsafe {
         let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
         action.sa_sigaction = handler as libc::sighandler_t;
