@@ -4,6 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use std::time::Duration;
+
+use crossbeam::channel;
 use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::dispatcher::WeakDispatch;
@@ -16,11 +19,15 @@ use crate::log::{LogEvent, LogKind};
 use crate::otel::Pairing;
 #[cfg(feature = "opentelemetry-sdk")]
 use crate::otel::SpanEnds;
+use crate::refresh::refresh_interest;
 #[cfg(feature = "opentelemetry-sdk")]
 use crate::span::TraceIds;
 use crate::sys;
 #[cfg(feature = "sighup")]
 use crate::sys::EndHangups;
+
+/// How long new rules wait until all callsites of the program know them.
+const LONGEST_REFRESH: Duration = Duration::from_secs(1);
 
 /// The state that a layer and its handles share, even if nothing runs.
 ///
@@ -37,6 +44,8 @@ pub(crate) struct Control {
     made_by: u32,
     switch: Mutex<Switch>,
     dispatch: Mutex<Option<WeakDispatch>>,
+    /// What is wrong with how the layer was added, until there is an engine that can log it.
+    warnings: Mutex<Vec<LogEvent>>,
     /// The directory of profile files.
     #[cfg(feature = "axum")]
     dir: Option<PathBuf>,
@@ -84,6 +93,7 @@ impl Control {
                 is_disabled: false,
             }),
             dispatch: Mutex::new(None),
+            warnings: Mutex::default(),
             #[cfg(feature = "axum")]
             dir,
             #[cfg(feature = "axum")]
@@ -91,7 +101,7 @@ impl Control {
             #[cfg(feature = "sighup")]
             hangups: Mutex::new(None),
         });
-        control.set_rules(rules)?;
+        control.install_rules(&mut control.switch.lock(), rules)?;
         Ok(control)
     }
 
@@ -109,6 +119,7 @@ impl Control {
             engine: OnceLock::from(engine),
             switch: Mutex::new(switch),
             dispatch: Mutex::new(None),
+            warnings: Mutex::default(),
             #[cfg(feature = "axum")]
             dir: None,
             #[cfg(feature = "axum")]
@@ -167,7 +178,9 @@ impl Control {
 
     /// Puts these rules in force.
     pub(crate) fn set_rules(&self, rules: Rules) -> Result<(), Error> {
-        self.install_rules(&mut self.switch.lock(), rules)
+        let installed = self.install_rules(&mut self.switch.lock(), rules);
+        self.refresh_interest();
+        installed
     }
 
     fn install_rules(&self, switch: &mut Switch, rules: Rules) -> Result<(), Error> {
@@ -190,7 +203,10 @@ impl Control {
             switch.rules = rules;
             return Ok(());
         }
-        self.install_rules(&mut switch, rules)
+        let installed = self.install_rules(&mut switch, rules);
+        drop(switch);
+        self.refresh_interest();
+        installed
     }
 
     /// Puts the last rules in force again, or the default rules if those keep nothing.
@@ -198,7 +214,10 @@ impl Control {
         let mut switch = self.switch.lock();
         let is_off = switch.rules.is_off();
         let rules = if is_off { Rules::default() } else { switch.rules.clone() };
-        self.install_rules(&mut switch, rules)
+        let installed = self.install_rules(&mut switch, rules);
+        drop(switch);
+        self.refresh_interest();
+        installed
     }
 
     /// Stops profiling new spans.
@@ -206,6 +225,8 @@ impl Control {
         let mut switch = self.switch.lock();
         self.switch_off();
         switch.is_disabled = true;
+        drop(switch);
+        self.refresh_interest();
     }
 
     /// Prevents further starts, and ends a running engine by `how`.
@@ -231,7 +252,9 @@ impl Control {
                 if let Some(dispatch) = &*dispatch {
                     engine.set_dispatch(dispatch.clone());
                 }
-                self.engine.get_or_init(|| engine).open();
+                let engine = self.engine.get_or_init(|| engine);
+                self.warnings.lock().drain(..).for_each(|warning| engine.add_warning(warning));
+                engine.open();
             }
             _ => return Err(switch.failed.clone().unwrap_or_else(Error::ended)),
         }
@@ -241,6 +264,27 @@ impl Control {
     fn switch_off(&self) {
         if let Some(engine) = self.running() {
             engine.replace_rules(Rules::new([]));
+        }
+    }
+
+    /// Makes `tracing` ask again which callsites the layer wants, and waits for that, so that the next span finds the new
+    /// rules.
+    pub(crate) fn refresh_interest(&self) {
+        if !self.is_here() {
+            return;
+        }
+        let (done, is_done) = channel::bounded(1);
+        refresh_interest(move || _ = done.send(()));
+        // A layer could need a lock that the caller holds.
+        _ = is_done.recv_timeout(LONGEST_REFRESH);
+    }
+
+    /// Logs a warning once the layer has a subscriber and an engine.
+    pub(crate) fn warn(&self, warning: LogEvent) {
+        let mut warnings = self.warnings.lock();
+        match self.engine.get() {
+            Some(engine) => engine.add_warning(warning),
+            None => warnings.push(warning),
         }
     }
 

@@ -189,6 +189,7 @@ impl Handle {
         #[cfg(feature = "sighup")]
         control.set_hangups(None);
         let ended = control.end(|engine| engine.shutdown(deadline, return_by));
+        control.refresh_interest();
         ended.unwrap_or_else(|| lost_none(&control))
     }
 

@@ -1,24 +1,29 @@
 //! The layer, whose hooks call into the engine.
 
-use std::sync::{Arc, OnceLock};
+use std::any::TypeId;
+use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
-use tracing::{Dispatch, Event, Level, Subscriber, span};
+use tracing::level_filters::LevelFilter;
+use tracing::subscriber::Interest;
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, Layered};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::collector::{Engine, Gate};
+use crate::collector::Engine;
 use crate::config::Builder;
 use crate::control::Control;
 use crate::error::Error;
 use crate::handle::Handle;
+use crate::interest::{Around, FoundEngine, SelfFilter};
 use crate::keep::STATUS_FIELD;
+use crate::log::{LogEvent, LogKind};
 use crate::otel::OtelSpan;
 use crate::span::{
     AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, SHOWS_FIELDS, ancestry,
 };
-use crate::sys::Uncounted;
+use crate::sys::{self, Uncounted};
 
 /// A `tracing-subscriber` layer that keeps CPU profiles of the spans that its rules select: slow, failed or hung ones.
 ///
@@ -37,16 +42,15 @@ use crate::sys::Uncounted;
 /// # }
 /// ```
 ///
-/// The layer never disables a callsite, for itself or for other layers, and sets no maximum level. Combine it with a
-/// filter to skip spans below a level, for instance `profiling.with_filter(LevelFilter::INFO)`.
+/// The layer filters itself: it enables the callsites that its rules need and no others, and disables none for other
+/// layers. By default it wants spans up to the level `DEBUG` and events of the level `ERROR`, and nothing while it is off.
+/// The [guide](crate::guide::subscriber) says in which arrangements of layers that is free.
 ///
 /// When the layer is dropped, its threads export the kept profiles and end. Use a [`Handle`] to wait for that.
 #[derive(Debug)]
 pub struct ProfilingLayer {
-    gate: &'static Gate,
-    /// The engine of `control`, once it is known to run.
-    engine: OnceLock<Arc<Engine>>,
-    control: Arc<Control>,
+    found: FoundEngine,
+    filter: SelfFilter,
 }
 
 impl ProfilingLayer {
@@ -66,23 +70,30 @@ impl ProfilingLayer {
     }
 
     pub(crate) fn new(control: Arc<Control>) -> Self {
-        Self { gate: control.gate(), engine: OnceLock::new(), control }
+        let filter = SelfFilter::new(&control);
+        Self { found: FoundEngine::new(control), filter }
     }
 
     /// Combines this layer with the one of `tracing-opentelemetry`, in the required order: when a span closes, this
     /// layer sets its attributes on the OpenTelemetry span before that span ends.
     /// `.with(profiling).with(opentelemetry)` has the same effect.
-    pub fn with_opentelemetry<L, S>(self, opentelemetry: L) -> Layered<L, Self, S>
+    pub fn with_opentelemetry<L, S>(self, opentelemetry: L) -> Layered<Around<L>, Self, S>
     where
         L: Layer<S>,
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
-        self.and_then(opentelemetry)
+        let around = Around::new(opentelemetry, &self.found.control);
+        self.and_then(around)
+    }
+
+    /// What the layer answers to a question of `tracing-subscriber`; see [`SelfFilter::answer`].
+    fn answer(&self, id: TypeId) -> Option<*const ()> {
+        self.filter.answer(id)
     }
 
     /// A handle to the layer. Take it before the layer is moved into a subscriber.
     pub fn handle(&self) -> Handle {
-        Handle::new(&self.control)
+        Handle::new(&self.found.control)
     }
 
     /// Calls `action` with the subscriber that this layer is part of, if it can be found.
@@ -105,53 +116,30 @@ impl ProfilingLayer {
         self.with_dispatch(engine, |dispatch| OtelSpan::find(id, dispatch)).flatten()
     }
 
-    #[inline(always)]
-    fn engine(&self) -> Option<&Engine> {
-        if !self.gate.is_open() {
-            return None;
-        }
-        match self.engine.get() {
-            Some(engine) => Some(engine),
-            None => self.find_engine(),
-        }
-    }
-
-    /// The engine, if a hook has nothing to do besides calling it.
-    #[inline(always)]
-    fn fast_engine(&self) -> Option<&Engine> {
-        self.engine.get().filter(|_| self.gate.is_only_open()).map(Arc::as_ref)
-    }
-
     #[cold]
     #[inline(never)]
     fn enter_slow(&self, id: &span::Id) {
-        if let Some(engine) = self.engine() {
+        if let Some(engine) = self.found.get() {
             engine.spans.enter(number(id));
-            if self.gate.must_observe_exits() {
+            if self.found.gate.must_observe_exits() {
                 let _uncounted = Uncounted::begin();
                 engine.pairing.enter(number(id));
             }
-        } else if self.gate.must_check_fork() {
-            self.control.warn_if_forked();
+        } else if self.found.gate.must_check_fork() {
+            self.found.control.warn_if_forked();
         }
     }
 
     #[cold]
     #[inline(never)]
     fn exit_slow(&self, id: &span::Id) {
-        if let Some(engine) = self.engine() {
+        if let Some(engine) = self.found.get() {
             engine.spans.exit(number(id));
-            if self.gate.must_observe_exits() {
+            if self.found.gate.must_observe_exits() {
                 let _uncounted = Uncounted::begin();
                 engine.observe_exit(number(id), || Some(self.otel_span(engine, id)?.ids()));
             }
         }
-    }
-
-    #[cold]
-    fn find_engine(&self) -> Option<&Engine> {
-        let engine = self.control.engine()?;
-        Some(self.engine.get_or_init(|| Arc::clone(engine)))
     }
 }
 
@@ -178,11 +166,15 @@ impl Builder {
 
 impl Drop for ProfilingLayer {
     fn drop(&mut self) {
-        if self.control.is_here() {
-            self.control.end(Engine::shutdown_later);
+        if self.found.control.is_here() {
+            self.found.control.end(Engine::shutdown_later);
         }
     }
 }
+
+const UNFILTERED: &str = "the profiling layer is part of a subscriber without per-layer filters, such as that of \
+    `tracing_subscriber::fmt().finish()`, so all spans and events of the program are enabled, at a cost: use \
+    `tracing_subscriber::registry().with(tracing_subscriber::fmt::layer()).with(profiling)`";
 
 #[inline(always)]
 fn number(id: &span::Id) -> RegistryId {
@@ -194,16 +186,43 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn on_register_dispatch(&self, subscriber: &Dispatch) {
-        self.control.set_dispatch(subscriber);
+        self.found.control.set_dispatch(subscriber);
     }
 
-    fn on_layer(&mut self, _: &mut S) {
-        self.control.pairing().note_subscriber::<S>();
+    fn on_layer(&mut self, subscriber: &mut S) {
+        self.found.control.pairing().note_subscriber::<S>();
+        if !self.filter.on_layer(subscriber) {
+            self.found.control.warn(LogEvent::warning(LogKind::Unfiltered, UNFILTERED));
+        }
     }
 
     #[inline]
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        self.filter.register_callsite::<S>(metadata)
+    }
+
+    #[inline]
+    fn enabled(&self, metadata: &Metadata<'_>, ctx: Context<'_, S>) -> bool {
+        self.filter.get::<S>().is_none_or(|filter| filter.enabled(metadata, ctx))
+    }
+
+    #[inline]
+    fn event_enabled(&self, event: &Event<'_>, ctx: Context<'_, S>) -> bool {
+        self.filter.get::<S>().is_none_or(|filter| filter.event_enabled(event, ctx))
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        self.filter.max_level_hint::<S>()
+    }
+
+    sys::downcast_through!(answer);
+
+    #[inline]
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {
-        let Some(engine) = self.engine() else { return };
+        if let Some(filter) = self.filter.get::<S>() {
+            filter.on_new_span(attributes, id, ctx.clone());
+        }
+        let Some(engine) = self.found.get() else { return };
         let Some(plan) = engine.callsites.find(attributes.metadata()) else {
             return;
         };
@@ -239,7 +258,7 @@ where
 
     #[inline]
     fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
-        match self.fast_engine() {
+        match self.found.get_fast() {
             Some(engine) => engine.spans.enter(number(id)),
             None => self.enter_slow(id),
         }
@@ -247,7 +266,7 @@ where
 
     #[inline]
     fn on_exit(&self, id: &span::Id, _: Context<'_, S>) {
-        match self.fast_engine() {
+        match self.found.get_fast() {
             Some(engine) => engine.spans.exit(number(id)),
             None => self.exit_slow(id),
         }
@@ -255,7 +274,7 @@ where
 
     #[inline]
     fn on_record(&self, id: &span::Id, values: &span::Record<'_>, ctx: Context<'_, S>) {
-        let Some(engine) = self.engine() else { return };
+        let Some(engine) = self.found.get() else { return };
         let flags = engine.spans.flags(number(id));
         if flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)
@@ -273,10 +292,13 @@ where
 
     #[inline]
     fn on_event(&self, event: &Event<'_>, ctx: Context<'_, S>) {
+        if let Some(filter) = self.filter.get::<S>() {
+            filter.on_event(event, ctx.clone());
+        }
         if *event.metadata().level() != Level::ERROR {
             return;
         }
-        let Some(engine) = self.engine() else { return };
+        let Some(engine) = self.found.get() else { return };
         let ask = |from, visit: &mut dyn FnMut(RegistryId) -> bool| ancestry(&ctx, from, visit);
         match event.parent() {
             Some(parent) => engine.spans.fail_nearest(AncestryFrom::Span(number(parent)), &ask),
@@ -287,7 +309,7 @@ where
 
     #[inline]
     fn on_close(&self, id: span::Id, _: Context<'_, S>) {
-        if let Some(engine) = self.engine() {
+        if let Some(engine) = self.found.get() {
             let reach = |id| self.otel_span(engine, &span::Id::from_non_zero_u64(id));
             engine.close(number(&id), &reach);
         }

@@ -185,6 +185,7 @@ mod hangup;
 #[cfg(feature = "axum")]
 mod http;
 mod ids;
+mod interest;
 mod keep;
 mod layer;
 mod layers;
@@ -196,6 +197,7 @@ mod origin;
 mod otel;
 pub mod profile;
 mod redact;
+mod refresh;
 mod sampler;
 mod self_test;
 mod span;

@@ -42,6 +42,7 @@ kinds! {
     EndpointUnused = "endpoint_unused",
     UrlIgnored = "url_ignored",
     NotLinked = "not_linked",
+    Unfiltered = "unfiltered",
     StacksCut = "stacks_cut",
     NoLineTables = "no_line_tables",
     FileReplaced = "file_replaced",

@@ -404,6 +404,12 @@ impl Engine {
         otel
     }
 
+    /// It is logged with what is wrong with the settings.
+    pub(crate) fn add_warning(&self, warning: LogEvent) {
+        self.warnings.lock().push(warning);
+        self.waker.wake();
+    }
+
     pub(super) fn take_warnings(&self) -> Vec<LogEvent> {
         std::mem::take(&mut self.warnings.lock())
     }

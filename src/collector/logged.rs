@@ -64,8 +64,8 @@ impl Logged {
         events.extend(not_linked.map(|line| LogEvent::warning(LogKind::NotLinked, line)));
         if !std::mem::replace(&mut self.introduction, true) {
             events.push(engine.source.line.clone());
-            events.extend(engine.take_warnings());
         }
+        events.extend(engine.take_warnings());
         let generation = Some(engine.callsites.generation());
         if std::mem::replace(&mut self.checked_rules, generation) != generation
             && !sys::counts_allocations()

@@ -10,6 +10,7 @@ use super::sampled::Sampled;
 use super::scan::passed;
 use super::waits::WaitingThread;
 use crate::keep::{Reason, Reasons};
+use crate::refresh::refresh_interest;
 use crate::span::{OpenSlot, RegistryId, SpanKey};
 use crate::stats::Counters;
 use crate::sys;
@@ -203,7 +204,9 @@ impl Collector {
             in_use.insert(span.plan);
         });
         self.watchdog.swept = (callsites.generation(), Instant::now());
-        callsites.sweep(&in_use);
+        if callsites.sweep(&in_use) {
+            refresh_interest(|| {});
+        }
     }
 
     /// The ids of the spans that threads are in, and the spans over a limit for which they have not been kept yet.

@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tracing::Metadata;
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Metadata};
 
 use super::attribute;
 use super::fields::FieldRules;
@@ -20,8 +21,6 @@ use crate::stats::Counters;
 use crate::sys::Uncounted;
 
 /// Caches what the rules decide for each callsite.
-///
-/// `Interest` is not used for this: `Interest::never` from this layer could disable the callsite for every other layer.
 #[derive(Debug)]
 pub(crate) struct Callsites {
     planner: Planner,
@@ -34,6 +33,11 @@ pub(crate) struct Callsites {
     /// Some plans belong to rules that were replaced.
     has_replaced: AtomicBool,
     known: Mutex<Known>,
+    /// Whether a rule in force judges errors, or the attribute of a callsite seen so far does.
+    judges_errors: AtomicBool,
+    attribute_judges_errors: AtomicBool,
+    /// Whether spans may be open whose rules were replaced and judge errors.
+    replaced_judge_errors: AtomicBool,
     /// See [`Sketches`].
     sketches_for_values: Arc<AtomicUsize>,
     started: Instant,
@@ -144,7 +148,11 @@ impl Callsites {
         shown_fields: ShownFields,
         counters: Arc<Counters>,
     ) -> Self {
+        let judges_errors = AtomicBool::new(rules.judge_errors());
         Self {
+            judges_errors,
+            attribute_judges_errors: AtomicBool::new(false),
+            replaced_judge_errors: AtomicBool::new(false),
             planner: Planner(planner),
             shown_fields,
             sites: (0..CHAINS).map(|_| Chain::new()).collect(),
@@ -168,10 +176,7 @@ impl Callsites {
 
     #[inline(always)]
     fn site(&self, metadata: &'static Metadata<'static>) -> Option<&Site> {
-        let address = std::ptr::from_ref(metadata).addr();
-        // Metadata are statics of some hundred bytes, so the lowest bits of the address carry little information.
-        let hash = (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 20;
-        let mut chain = self.sites.get(hash % CHAINS)?;
+        let mut chain = self.chain(std::ptr::from_ref(metadata).addr())?;
         loop {
             let site = chain.get_or_init(|| {
                 let _uncounted = Uncounted::begin();
@@ -182,6 +187,73 @@ impl Callsites {
             }
             chain = &site.next;
         }
+    }
+
+    /// Whether spans of that callsite may be profiled, or its events may make a span fail. What is neither a span nor an
+    /// event only asks whether something is enabled, as `tracing::enabled!` does, usually before an event.
+    pub(crate) fn wants(&self, metadata: &Metadata<'_>) -> bool {
+        if !metadata.is_span() {
+            return *metadata.level() == Level::ERROR && self.judge_errors();
+        }
+        let site = self.known_site(metadata);
+        let decided = site.and_then(|site| site.decided(self.generation.load(Ordering::Relaxed)));
+        match (decided, site) {
+            (Some(plan), _) => plan.is_some(),
+            (None, Some(site)) => self.decide(site).is_some(),
+            // Not a static: nothing can be cached.
+            (None, None) => {
+                let rules = &self.known.lock().rules;
+                !rules.is_off()
+                    && candidates(metadata, rules).iter().any(|one| !one.keep.is_never())
+            }
+        }
+    }
+
+    /// Like [`wants`](Self::wants), for a callsite that may be new. Also whether errors are judged because of it, and were
+    /// not before.
+    pub(crate) fn register(&self, metadata: &'static Metadata<'static>) -> (bool, bool) {
+        if !metadata.is_span() {
+            return (self.wants(metadata), false);
+        }
+        let is_wanted = self.find(metadata).is_some();
+        let judges_errors =
+            is_wanted && attribute::keep_of(metadata).is_some_and(|keep| keep.judges_errors());
+        let is_news = judges_errors
+            && !self.attribute_judges_errors.swap(true, Ordering::Relaxed)
+            && !self.judges_errors.load(Ordering::Relaxed);
+        (is_wanted, is_news)
+    }
+
+    fn judge_errors(&self) -> bool {
+        self.judges_errors.load(Ordering::Relaxed)
+            || self.replaced_judge_errors.load(Ordering::Relaxed)
+            || self.attribute_judges_errors.load(Ordering::Relaxed) && !self.are_off()
+    }
+
+    /// The highest level of spans and events that the rules in force want.
+    pub(crate) fn max_level(&self) -> LevelFilter {
+        let of_rules = self.known.lock().rules.max_level();
+        if self.judge_errors() { of_rules.max(LevelFilter::ERROR) } else { of_rules }
+    }
+
+    /// The callsite, if it has been seen.
+    #[inline]
+    fn known_site(&self, metadata: &Metadata<'_>) -> Option<&Site> {
+        let mut chain = self.chain(std::ptr::from_ref(metadata).addr())?;
+        loop {
+            let site = chain.get()?;
+            if std::ptr::addr_eq(site.metadata, metadata) {
+                return Some(site);
+            }
+            chain = &site.next;
+        }
+    }
+
+    #[inline(always)]
+    fn chain(&self, address: usize) -> Option<&Chain> {
+        // Metadata are statics of some hundred bytes, so the lowest bits of the address carry little information.
+        let hash = (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 20;
+        self.sites.get(hash % CHAINS)
     }
 
     pub(crate) fn shown_fields(&self) -> &ShownFields {
@@ -216,6 +288,7 @@ impl Callsites {
 
     /// New spans are judged by these rules from now on. Open spans keep theirs.
     pub(crate) fn replace(&self, rules: Rules) {
+        let judged_errors = self.judge_errors();
         let mut known = self.known.lock();
         let in_force: HashSet<_> = rules.iter().map(id_of).collect();
         known.cohorts.retain(|(rule, _), cohort| {
@@ -226,6 +299,10 @@ impl Callsites {
             stays
         });
         known.cohorts.shrink_to_fit();
+        if judged_errors && known.next > 0 {
+            self.replaced_judge_errors.store(true, Ordering::Relaxed);
+        }
+        self.judges_errors.store(rules.judge_errors(), Ordering::Relaxed);
         known.rules = rules;
         known.current = known.next;
         self.generation.fetch_add(1, Ordering::Release);
@@ -246,11 +323,17 @@ impl Callsites {
     /// collector.
     ///
     /// A hook that has found a plan but not yet opened its span is not visible here. If it stays there for two sweeps,
-    /// its span is not judged.
-    pub(crate) fn sweep(&self, in_use: &HashSet<u64>) {
-        let known = self.known.lock();
-        let has_replaced = self.plans.sweep(known.current, in_use);
-        self.has_replaced.store(has_replaced, Ordering::Relaxed);
+    /// its span is not judged. Returns whether errors were judged only for spans of replaced rules, and now are not.
+    pub(crate) fn sweep(&self, in_use: &HashSet<u64>) -> bool {
+        let has_replaced = {
+            let known = self.known.lock();
+            let has_replaced = self.plans.sweep(known.current, in_use);
+            self.has_replaced.store(has_replaced, Ordering::Relaxed);
+            has_replaced
+        };
+        !has_replaced
+            && self.replaced_judge_errors.swap(false, Ordering::Relaxed)
+            && !self.judge_errors()
     }
 
     /// Whether a span with that wall time took longer than the percentile of its rule, among the spans with the same
@@ -387,8 +470,9 @@ impl Site {
 }
 
 /// The rules that may decide for spans of a callsite, the most specific first.
-fn candidates<'a>(metadata: &'static Metadata<'static>, rules: &'a Rules) -> Vec<Candidate<'a>> {
-    let new = |rule: &'a Rule| Candidate { rule, id: id_of(rule), keep: rule.keep };
+fn candidates<'a>(metadata: &Metadata<'_>, rules: &'a Rules) -> Vec<Candidate<'a>> {
+    let keep = |rule: &Rule| if rule.admits(metadata) { rule.keep } else { Keep::never() };
+    let new = |rule: &'a Rule| Candidate { rule, id: id_of(rule), keep: keep(rule) };
     let mut candidates: Vec<_> = rules.candidates(metadata).into_iter().map(new).collect();
     let decides = |last: &Candidate<'_>| !last.rule.needs_values();
     // A directive that names the span or its target beats the attribute.

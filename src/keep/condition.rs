@@ -335,6 +335,12 @@ impl Keep {
         self.conditions().any(is_one)
     }
 
+    /// Whether a span that fails is kept.
+    pub(crate) fn judges_errors(&self) -> bool {
+        let is_one = |condition| matches!(condition, Condition::Error | Condition::ErrorSelf);
+        self.conditions().any(is_one)
+    }
+
     pub(crate) fn is_never(&self) -> bool {
         self.conditions().all(|condition| condition == Condition::NeverHung)
     }

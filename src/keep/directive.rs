@@ -6,7 +6,8 @@
 //! selector  = target [ span ] / span
 //! span      = "[" [ name ] [ "{" field *( "," field ) "}" ] "]"
 //! field     = name [ "=" ( [ "~" ] quoted / value ) ]
-//! keep      = "off" / condition *( "|" condition )
+//! keep      = "off" / condition *( "|" ( condition / level ) )
+//! level     = "level<=" ( "error" / "warn" / "info" / "debug" / "trace" )
 //! condition = duration / "last_exit>" duration / "error" / "error=self"
 //!           / ( "on_cpu>" / "own_on_cpu>" / "off_cpu>" / "idle>" / "await>" / "delay>" ) ( duration / number "%" )
 //!           / "alloc>" number [ unit ] / "allocs>" number
@@ -20,6 +21,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use tracing::Level;
 use winnow::ModalResult;
 use winnow::ascii::{alpha1, digit1, multispace0};
 use winnow::combinator::{
@@ -45,6 +47,7 @@ const DURATION: &str = "a duration such as `250ms`";
 const AMOUNT: &str = "a duration such as `250ms`, or a share such as `80%`";
 const SIZE: &str = "a size such as `100MB`, below 16 EiB";
 const COUNT: &str = "a number of allocations such as `1000000`, without a unit";
+const LEVEL: &str = "a level: `error`, `warn`, `info`, `debug` or `trace`";
 const JOINED: &str = "the conditions for the same spans to be joined by `|`";
 
 impl FromStr for Rules {
@@ -113,9 +116,11 @@ fn directive(input: &mut &str) -> ModalResult<Directive> {
     // An empty directive is allowed, as after a trailing comma, so this one must not be empty.
     not(alt((",".void(), eof.void()))).parse_next(input)?;
     // A condition that contains a `=` (`one_in=9`) is not a selector.
-    let for_all = terminated(keep, peek((multispace0, alt((",", eof))))).map(Rule::for_all);
-    let selected = (opt(terminated(selector, equals())), cut_err(keep))
-        .map(|(selector, keep)| Rule { keep, ..selector.unwrap_or(Rule::for_all(keep)) });
+    let for_all = terminated(keep, peek((multispace0, alt((",", eof))))).map(Kept::for_all);
+    let selected = (opt(terminated(selector, equals())), cut_err(keep)).map(|(selector, kept)| {
+        let Kept { keep, max_level } = kept;
+        Rule { keep, max_level, ..selector.unwrap_or(Rule::for_all(keep)) }
+    });
     // `hung=off` alone is no condition, and not the rule `off` for a crate `hung`.
     let hung_off = ("hung", equals(), "off", multispace0, alt((",", eof)));
     cut_err(not(hung_off)).context(expect(KEEP)).parse_next(input)?;
@@ -175,18 +180,49 @@ fn unquoted<'a>(input: &mut &'a str) -> ModalResult<&'a str> {
     take_while(1.., |c: char| !"\"{},".contains(c)).parse_next(input)
 }
 
-fn keep(input: &mut &str) -> ModalResult<Keep> {
-    let off = terminated("off", not('_')).value(Keep::never());
-    let conditions = conditions.verify(|keep| !keep.is_never()).context(expect(KEEP));
+/// When spans are kept, and up to which level.
+#[derive(Clone, Copy)]
+struct Kept {
+    keep: Keep,
+    max_level: Option<Level>,
+}
+
+impl Kept {
+    fn for_all(self) -> Rule {
+        Rule { max_level: self.max_level, ..Rule::for_all(self.keep) }
+    }
+
+    fn and(self, other: Self) -> Self {
+        let keep = other.keep.conditions().fold(self.keep, Keep::or);
+        Self { keep, max_level: other.max_level.or(self.max_level) }
+    }
+}
+
+fn keep(input: &mut &str) -> ModalResult<Kept> {
+    let off = terminated("off", not('_')).value(Kept { keep: Keep::never(), max_level: None });
+    let conditions = conditions.verify(|kept| !kept.keep.is_never()).context(expect(KEEP));
     alt((off, conditions)).parse_next(input)
 }
 
-fn conditions(input: &mut &str) -> ModalResult<Keep> {
-    let mut first = condition.context(expect(KEEP));
-    let next = condition.context(expect(CONDITION));
-    let first = Keep::when(first.parse_next(input)?);
+fn conditions(input: &mut &str) -> ModalResult<Kept> {
+    let mut first = part.context(expect(KEEP));
+    let next = part.context(expect(CONDITION));
+    let first = first.parse_next(input)?;
     let next = preceded((multispace0, '|', multispace0), cut_err(next));
-    repeat(0.., next).fold(|| first, Keep::or).parse_next(input)
+    repeat(0.., next).fold(|| first, Kept::and).parse_next(input)
+}
+
+fn part(input: &mut &str) -> ModalResult<Kept> {
+    let level = preceded(("level", multispace0, "<=", multispace0), cut_err(level));
+    alt((
+        level.map(|level| Kept { keep: Keep::never(), max_level: Some(level) }),
+        condition.map(|condition| Kept { keep: Keep::when(condition), max_level: None }),
+    ))
+    .parse_next(input)
+}
+
+fn level(input: &mut &str) -> ModalResult<Level> {
+    alpha1.parse_to().context(expect(LEVEL)).parse_next(input)
 }
 
 fn condition(input: &mut &str) -> ModalResult<Condition> {
@@ -283,6 +319,27 @@ mod tests {
 
     fn read(text: &str) -> Rules {
         text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn a_level_is_part_of_a_directive_and_no_condition() {
+        let traced = Rule::for_target("shop", slower(100)).with_max_level(Level::TRACE);
+        assert_eq!(read("shop=100ms|level<=trace"), Rules::new([traced.clone()]));
+        assert_eq!(read("shop = level <= TRACE | 100ms"), Rules::new([traced]));
+        let all = Rule::for_all(slower(250).or_failed()).with_max_level(Level::INFO);
+        assert_eq!(read("250ms|level<=info|error"), Rules::new([all]));
+        let printed = read("250ms|level<=info|error,[x]=1s").to_string();
+        assert_eq!(printed, "250ms|error|level<=info,[x]=1s");
+        assert_eq!(read(&printed).to_string(), printed);
+        for (text, expected) in [
+            ("level<=info", "expected `off` or a condition"),
+            ("shop=level<=info", "expected `off` or a condition"),
+            ("250ms|level<=loud", "expected a level"),
+            ("250ms|level<=", "expected a level"),
+        ] {
+            let error = text.parse::<Rules>().unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
     }
 
     #[test]

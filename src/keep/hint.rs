@@ -9,6 +9,9 @@ const WORDS: [(&[&str], &str); 3] = [
     (&["all", "true", "on", "yes"], "always"),
 ];
 
+/// Levels, as in a filter of `tracing-subscriber`.
+const LEVELS: [&str; 4] = ["trace", "debug", "info", "warn"];
+
 /// Other words for what a condition judges, and the condition's own.
 const JUDGED: [(&[&str], &str); 9] = [
     (&["cpu", "on-cpu", "oncpu", "cpu_time"], "on_cpu>"),
@@ -28,10 +31,10 @@ const OTHERS: [&str; 3] = ["last_exit>", "hung>", "open>"];
 /// Says how to write the condition at byte `at` of the rules, if its meaning can be guessed.
 pub(super) fn likely_fix(text: &str, at: usize) -> Option<String> {
     let (before, _) = text.split_at_checked(at)?;
-    // The `=` of `>=` belongs to the condition.
+    // The `=` of `>=` and `<=` belongs to the condition.
     let starts = |(at, character): &(usize, char)| match character {
         ',' | '|' => true,
-        '=' => !before.get(..*at).is_some_and(|before| before.ends_with('>')),
+        '=' => !before.get(..*at).is_some_and(|before| before.ends_with(['>', '<'])),
         _ => false,
     };
     let start = before.char_indices().rev().find(starts).map_or(0, |(at, _)| at + 1);
@@ -43,6 +46,9 @@ fn fix(condition: &str) -> Option<String> {
     let lower = condition.to_ascii_lowercase();
     if let Some((_, word)) = WORDS.iter().find(|(others, _)| others.contains(&lower.as_str())) {
         return Some(format!("unknown condition `{lower}`: write `{word}`"));
+    }
+    if LEVELS.contains(&lower.as_str()) {
+        return Some(format!("`{lower}` is a level: write `250ms|error|level<={lower}`"));
     }
     let Some((judged, limit)) = condition.split_once('>') else {
         let (problem, limit) = fixed_limit(condition)?;
@@ -178,6 +184,8 @@ mod tests {
             ("ON_CPU>80%", "conditions are in lower case: write `on_cpu>80%`"),
             ("on_cpu>=100ms", "`>=` is not supported: write `on_cpu>100ms`"),
             ("250ms|errors", "unknown condition `errors`: write `error`"),
+            ("shop=info", "`info` is a level: write `250ms|error|level<=info`"),
+            ("shop=debug,250ms", "`debug` is a level: write `250ms|error|level<=debug`"),
             ("shop=never", "unknown condition `never`: write `off`"),
         ] {
             assert_eq!(problem(text), expected, "{text}");

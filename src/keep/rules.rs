@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use tracing::Metadata;
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Metadata};
 
 use super::Keep;
 use super::condition::DEFAULT_LATENCY;
@@ -16,7 +17,16 @@ pub struct Rule {
     pub(super) span: Option<String>,
     pub(super) fields: Vec<FieldMatch>,
     pub(super) keep: Keep,
+    pub(super) max_level: Option<Level>,
 }
+
+/// The level up to which spans are profiled that are not selected by name or field.
+const DEFAULT_LEVEL: Level = Level::DEBUG;
+
+/// Targets of libraries whose spans live as long as a connection, a task or a lock, and are not part of what a program
+/// does for one request. A rule for all spans leaves them out.
+const INFRASTRUCTURE: [&str; 9] =
+    ["actix_rt", "h2", "hyper", "hyper_util", "quinn", "quinn_proto", "runtime", "rustls", "tokio"];
 
 /// A field that a span must have, and its value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +39,7 @@ pub(super) struct FieldMatch {
 impl Rule {
     /// A rule for every span that no other rule matches.
     pub const fn for_all(keep: Keep) -> Self {
-        Self { target: None, span: None, fields: Vec::new(), keep }
+        Self { target: None, span: None, fields: Vec::new(), keep, max_level: None }
     }
 
     /// A rule for spans whose target starts with `target`, as in `EnvFilter`.
@@ -92,6 +102,17 @@ impl Rule {
         Ok(self)
     }
 
+    /// The highest level of the spans that the rule profiles: with `Level::INFO`, none of the levels `DEBUG` and `TRACE`.
+    /// Without this it is `DEBUG`, and `TRACE` for a rule that selects spans by name or field. In text,
+    /// `shop=100ms|level<=info`.
+    ///
+    /// What no rule needs is not enabled for the layer. So one rule with `TRACE` makes `log` and `tracing` ask for each
+    /// callsite of the program, which costs some nanoseconds each.
+    #[must_use]
+    pub fn with_max_level(self, level: Level) -> Self {
+        Self { max_level: Some(level), ..self }
+    }
+
     /// A rule that matches every span.
     pub(crate) fn any() -> &'static Self {
         static ANY: Rule = Rule::for_all(Keep::never());
@@ -109,6 +130,17 @@ impl Rule {
 
     pub(crate) fn is_for_all(&self) -> bool {
         self.target.is_none() && self.span.is_none() && self.fields.is_empty()
+    }
+
+    fn level(&self) -> Level {
+        let is_exact = self.span.is_some() || !self.fields.is_empty();
+        self.max_level.unwrap_or(if is_exact { Level::TRACE } else { DEFAULT_LEVEL })
+    }
+
+    /// Whether the spans of a callsite that the rule matches are profiled.
+    pub(super) fn admits(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.level()
+            && !(self.is_for_all() && is_infrastructure(metadata.target()))
     }
 
     /// Whether the rule depends on the values of a span's fields.
@@ -158,8 +190,20 @@ impl fmt::Display for Rule {
         if !self.is_for_all() {
             f.write_str("=")?;
         }
-        write!(f, "{}", self.keep)
+        write!(f, "{}", self.keep)?;
+        match self.max_level {
+            Some(level) if !self.keep.is_never() => {
+                write!(f, "|level<={}", level.as_str().to_ascii_lowercase())
+            }
+            _ => Ok(()),
+        }
     }
+}
+
+/// Whether a target is that of a library in [`INFRASTRUCTURE`], or of a module of it.
+fn is_infrastructure(target: &str) -> bool {
+    let library = target.split_once("::").map_or(target, |(library, _)| library);
+    INFRASTRUCTURE.contains(&library)
 }
 
 #[cfg(test)]
@@ -219,6 +263,21 @@ impl Rules {
         let sure = candidates.iter().position(|rule| !rule.needs_values());
         candidates.truncate(sure.map_or(usize::MAX, |sure| sure + 1));
         candidates
+    }
+
+    /// Whether a rule keeps spans that failed.
+    pub(crate) fn judge_errors(&self) -> bool {
+        self.iter().any(|rule| rule.keep.judges_errors())
+    }
+
+    /// The highest level of what the rules want. At least `INFO`, for functions with an attribute of their own.
+    pub(crate) fn max_level(&self) -> LevelFilter {
+        if self.is_off() {
+            return LevelFilter::OFF;
+        }
+        let keeping = self.iter().filter(|rule| !rule.keep.is_never());
+        let level = keeping.map(Rule::level).max().unwrap_or(Level::INFO);
+        LevelFilter::from_level(level.max(Level::INFO))
     }
 
     /// Whether no span is ever kept: there are no rules, or there is `off` for all spans and nothing that keeps any.

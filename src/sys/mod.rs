@@ -8,6 +8,7 @@ mod block_pool;
 mod clock;
 #[cfg(feature = "sighup")]
 mod hangup;
+mod layer_marker;
 mod live_blocks;
 mod live_stack;
 mod owning;
@@ -52,6 +53,7 @@ pub(crate) use block_pool::{BlockPool, Blocks};
 pub(crate) use clock::Clock;
 #[cfg(feature = "sighup")]
 pub(crate) use hangup::{EndHangups, Hangups};
+pub(crate) use layer_marker::{answer_of, downcast_through};
 pub(crate) use live_blocks::TrackedBlock;
 pub(crate) use live_stack::{LiveRegisters, LiveStack};
 pub(crate) use owning::Owning;

@@ -1,0 +1,374 @@
+//! Which callsites the layer wants. It filters itself, as a layer with a `with_filter` does, so that it enables no
+//! callsite that its rules do not need, and disables none for other layers.
+//!
+//! Only a *per-layer filter* of `tracing-subscriber` can decline a callsite for one layer alone: a layer that answers
+//! `never` by itself disables it for all. The layer therefore contains one, [`Filtered`], around a layer that does
+//! nothing. It is asked for everything that decides whether a callsite is enabled, and told about new spans and events, for
+//! it then clears what it noted about them. Enters, exits and closes do not go through it, since it would look up the span
+//! for each. The hooks decide for themselves which spans are profiled.
+
+use std::any::{Any, TypeId, type_name};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use tracing::level_filters::LevelFilter;
+use tracing::subscriber::Interest;
+use tracing::{Dispatch, Event, Metadata, Subscriber, span};
+use tracing_subscriber::filter::Filtered;
+use tracing_subscriber::layer::{Context, Filter, Layer};
+use tracing_subscriber::registry::{LookupSpan, Registry};
+
+use crate::collector::{Engine, Gate};
+use crate::control::Control;
+use crate::refresh::refresh_interest;
+use crate::sys;
+
+/// The engine of a layer, once it is known to run.
+#[derive(Debug)]
+pub(crate) struct FoundEngine {
+    pub(crate) gate: &'static Gate,
+    engine: OnceLock<Arc<Engine>>,
+    pub(crate) control: Arc<Control>,
+}
+
+impl FoundEngine {
+    pub(crate) fn new(control: Arc<Control>) -> Self {
+        Self { gate: control.gate(), engine: OnceLock::new(), control }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self) -> Option<&Engine> {
+        if !self.gate.is_open() {
+            return None;
+        }
+        match self.engine.get() {
+            Some(engine) => Some(engine),
+            None => self.find(),
+        }
+    }
+
+    /// The engine, if a hook has nothing to do besides calling it.
+    #[inline(always)]
+    pub(crate) fn get_fast(&self) -> Option<&Engine> {
+        self.engine.get().filter(|_| self.gate.is_only_open()).map(Arc::as_ref)
+    }
+
+    #[cold]
+    fn find(&self) -> Option<&Engine> {
+        let engine = self.control.engine()?;
+        Some(self.engine.get_or_init(|| Arc::clone(engine)))
+    }
+}
+
+/// The filter: what the rules in force want. Nothing while the layer is off.
+#[derive(Debug)]
+pub(crate) struct Wanted(FoundEngine);
+
+impl<S> Filter<S> for Wanted {
+    #[inline]
+    fn enabled(&self, metadata: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        self.0.get().is_some_and(|engine| engine.callsites.wants(metadata))
+    }
+
+    /// `sometimes` for what is wanted. If all filters answered `always`, nobody would be asked again, and what a filter
+    /// noted about a callsite that was only asked about (`enabled!`) would hide the next span or event.
+    fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
+        let Some(engine) = self.0.get() else { return Interest::never() };
+        let (is_wanted, has_news) = engine.callsites.register(metadata);
+        if has_news {
+            // Later: `tracing` holds locks now.
+            refresh_interest(|| {});
+        }
+        if is_wanted { Interest::sometimes() } else { Interest::never() }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(self.max_level())
+    }
+}
+
+impl Wanted {
+    fn max_level(&self) -> LevelFilter {
+        self.0.get().map_or(LevelFilter::OFF, |engine| engine.callsites.max_level())
+    }
+}
+
+/// The layer inside the filter, which does nothing.
+#[derive(Debug)]
+pub(crate) struct Inert;
+
+impl<S: Subscriber> Layer<S> for Inert {}
+
+pub(crate) type FilterOf<S> = Filtered<Inert, Wanted, S>;
+
+/// The filter of a layer, and how the layer is part of its subscriber.
+pub(crate) struct SelfFilter {
+    control: Arc<Control>,
+    /// Says that the layer filters itself, for any subscriber: it is asked before the subscriber is known.
+    marker: FilterOf<Registry>,
+    /// The [`FilterOf`] its subscriber, once the layer is part of one.
+    filter: Option<Box<dyn Any + Send + Sync>>,
+    /// The subscriber has no per-layer filters.
+    is_impossible: bool,
+    is_over_registry: bool,
+    /// The layer was asked whether it filters itself before it was part of a subscriber, and after that.
+    was_asked_before: AtomicBool,
+    was_asked: AtomicBool,
+}
+
+impl fmt::Debug for SelfFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SelfFilter").field("is_active", &self.filter.is_some()).finish()
+    }
+}
+
+impl SelfFilter {
+    pub(crate) fn new(control: &Arc<Control>) -> Self {
+        let wanted = Wanted(FoundEngine::new(Arc::clone(control)));
+        Self {
+            control: Arc::clone(control),
+            marker: Filtered::new(Inert, wanted),
+            filter: None,
+            is_impossible: false,
+            is_over_registry: false,
+            was_asked_before: AtomicBool::new(false),
+            was_asked: AtomicBool::new(false),
+        }
+    }
+
+    /// The layer becomes part of a subscriber. Returns false if it cannot filter itself there.
+    pub(crate) fn on_layer<S>(&mut self, subscriber: &mut S) -> bool
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        if !has_filters(type_name::<S>()) {
+            self.is_impossible = true;
+            return false;
+        }
+        let wanted = Wanted(FoundEngine::new(Arc::clone(&self.control)));
+        let mut filter: FilterOf<S> = Filtered::new(Inert, wanted);
+        filter.on_layer(subscriber);
+        self.filter = Some(Box::new(filter));
+        self.is_over_registry = TypeId::of::<S>() == TypeId::of::<Registry>();
+        true
+    }
+
+    /// The filter. `None` in a subscriber without per-layer filters, and in a `reload::Layer` that got this layer later,
+    /// which does not say so. All callsites are then enabled, as for a layer without a filter.
+    #[inline]
+    pub(crate) fn get<S>(&self) -> Option<&FilterOf<S>>
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        self.filter.as_ref()?.downcast_ref()
+    }
+
+    pub(crate) fn register_callsite<S>(&self, metadata: &'static Metadata<'static>) -> Interest
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        match self.get::<S>() {
+            Some(filter) => filter.register_callsite(metadata),
+            // See `Wanted::callsite_enabled`.
+            None => Interest::sometimes(),
+        }
+    }
+
+    /// The level above which nothing is wanted. It may only be said where layers around this one know that it filters
+    /// itself; others would take it for the level of the whole program. `reload::Layer` hides that. So does a tree of layers
+    /// (`and_then`) right over the registry, which takes the level of its last layer for its own.
+    pub(crate) fn max_level_hint<S>(&self) -> Option<LevelFilter>
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        let is_in_tree = self.was_asked_before.load(Ordering::Relaxed);
+        let is_known = self.was_asked.load(Ordering::Relaxed);
+        if !is_known || is_in_tree && self.is_over_registry {
+            return None;
+        }
+        self.get::<S>()?.max_level_hint()
+    }
+
+    /// Answers whether the layer filters itself: `id` is that of a private type of `tracing-subscriber`.
+    pub(crate) fn answer(&self, id: TypeId) -> Option<*const ()> {
+        if self.is_impossible {
+            return None;
+        }
+        let answer = sys::answer_of(&self.marker, id)?;
+        let was_asked = match self.filter {
+            Some(_) => &self.was_asked,
+            None => &self.was_asked_before,
+        };
+        was_asked.store(true, Ordering::Relaxed);
+        Some(answer)
+    }
+}
+
+/// A layer around this one, in a tree of layers. Over a registry, such a tree has the level of its last layer alone, so this
+/// one answers for both.
+#[derive(Debug)]
+pub struct Around<L> {
+    layer: L,
+    wanted: Wanted,
+}
+
+impl<L> Around<L> {
+    pub(crate) fn new(layer: L, control: &Arc<Control>) -> Self {
+        Self { layer, wanted: Wanted(FoundEngine::new(Arc::clone(control))) }
+    }
+
+    fn answer<S: Subscriber>(&self, id: TypeId) -> Option<*const ()>
+    where
+        L: Layer<S>,
+    {
+        sys::answer_of(&self.layer, id)
+    }
+}
+
+impl<S: Subscriber, L: Layer<S>> Layer<S> for Around<L> {
+    fn on_register_dispatch(&self, subscriber: &Dispatch) {
+        self.layer.on_register_dispatch(subscriber);
+    }
+
+    fn on_layer(&mut self, subscriber: &mut S) {
+        self.layer.on_layer(subscriber);
+    }
+
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        self.layer.register_callsite(metadata)
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>, ctx: Context<'_, S>) -> bool {
+        self.layer.enabled(metadata, ctx)
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, ctx: Context<'_, S>) -> bool {
+        self.layer.event_enabled(event, ctx)
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(self.layer.max_level_hint()?.max(self.wanted.max_level()))
+    }
+
+    fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {
+        self.layer.on_new_span(attributes, id, ctx);
+    }
+
+    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, ctx: Context<'_, S>) {
+        self.layer.on_record(id, values, ctx);
+    }
+
+    fn on_follows_from(&self, id: &span::Id, follows: &span::Id, ctx: Context<'_, S>) {
+        self.layer.on_follows_from(id, follows, ctx);
+    }
+
+    fn on_event(&self, event: &Event<'_>, ctx: Context<'_, S>) {
+        self.layer.on_event(event, ctx);
+    }
+
+    fn on_enter(&self, id: &span::Id, ctx: Context<'_, S>) {
+        self.layer.on_enter(id, ctx);
+    }
+
+    fn on_exit(&self, id: &span::Id, ctx: Context<'_, S>) {
+        self.layer.on_exit(id, ctx);
+    }
+
+    fn on_close(&self, id: span::Id, ctx: Context<'_, S>) {
+        self.layer.on_close(id, ctx);
+    }
+
+    fn on_id_change(&self, old: &span::Id, new: &span::Id, ctx: Context<'_, S>) {
+        self.layer.on_id_change(old, new, ctx);
+    }
+
+    sys::downcast_through!(answer::<S>);
+}
+
+/// Whether a subscriber of that type registers per-layer filters: a registry, below any layers. `register_filter` of
+/// others panics unless they implement it, which cannot be known.
+fn has_filters(subscriber: &str) -> bool {
+    const LAYERED: &str = "tracing_subscriber::layer::layered::Layered<";
+    const REGISTRY: &str = "tracing_subscriber::registry::sharded::Registry";
+    let mut innermost = subscriber;
+    while let Some(parameters) = innermost.strip_prefix(LAYERED) {
+        innermost = second(parameters);
+    }
+    innermost == REGISTRY
+}
+
+/// The second of the generic parameters at the beginning of the text.
+fn second(parameters: &str) -> &str {
+    let mut depth = 0_usize;
+    let mut start = None;
+    let mut previous = ' ';
+    for (at, c) in parameters.char_indices() {
+        match c {
+            '<' | '(' | '[' => depth += 1,
+            // Not the one of `->`.
+            '>' if previous == '-' => {}
+            '>' | ')' | ']' if depth > 0 => depth -= 1,
+            ',' | '>' if depth == 0 => match start {
+                Some(start) => return parameters.get(start..at).unwrap_or_default().trim(),
+                None => start = Some(at + 1),
+            },
+            _ => {}
+        }
+        previous = c;
+    }
+    ""
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::prelude::*;
+
+    use super::*;
+
+    fn is_possible_in<S>(_: &S) -> bool {
+        has_filters(type_name::<S>())
+    }
+
+    #[test]
+    fn registries_below_any_layers_have_filters() {
+        let of_registry = tracing_subscriber::registry();
+        assert!(is_possible_in(&of_registry));
+        let function = tracing_subscriber::filter::filter_fn(|_| true);
+        let layered = of_registry
+            .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr))
+            .with(Inert.and_then(Inert))
+            .with(Inert.with_filter(function))
+            .with(None::<Box<dyn Layer<_> + Send + Sync>>)
+            .with(vec![Inert]);
+        assert!(is_possible_in(&layered));
+        let writer = || -> (Vec<u8>,) { unreachable!() };
+        _ = writer;
+        assert!(is_possible_in(&layered.with(tracing_subscriber::filter::filter_fn(move |_| {
+            type_name::<fn(u8, &str) -> [Option<u8>; 2]>().is_empty()
+        }))));
+    }
+
+    #[test]
+    fn other_subscribers_do_not() {
+        assert!(!is_possible_in(&tracing_subscriber::fmt().finish()));
+        assert!(!is_possible_in(&tracing_subscriber::fmt().finish().with(Inert)));
+        assert!(!is_possible_in(&tracing::subscriber::NoSubscriber::new()));
+        assert!(!has_filters("my::Wrapper<tracing_subscriber::registry::sharded::Registry>"));
+    }
+
+    #[test]
+    fn the_second_parameter_is_found_in_any_type() {
+        for (text, expected) in [
+            ("A, B, B>", "B"),
+            ("A, B>", "B"),
+            ("fn(u8, u8) -> Vec<u8>, m::B<C, D>, X>", "m::B<C, D>"),
+            ("[u8; 3], (A, B), C>", "(A, B)"),
+            ("A<B<C, D>, E>, F<G>>", "F<G>"),
+            ("A", ""),
+            ("", ""),
+        ] {
+            assert_eq!(second(text), expected, "{text}");
+        }
+    }
+}

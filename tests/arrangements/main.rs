@@ -1,0 +1,135 @@
+//! In whatever arrangement of layers this one is, others receive exactly what they receive without it, and it receives the
+//! spans that its rules want. Callsites, the maximum level and the default subscriber belong to a process, so each case
+//! runs in its own.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::panic,
+    clippy::unwrap_used,
+    unsafe_code,
+    reason = "a test"
+)]
+
+mod cases;
+mod traffic;
+
+use std::process::Command;
+
+use cases::{CASES, Case};
+use traffic::{Mode, Seen};
+
+/// How the subscriber becomes the default.
+const SCOPES: [&str; 3] = ["global", "scoped", "two threads"];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(at) = arguments.iter().position(|argument| argument == "--child") {
+        let [name, mode, scope, enabled @ ..] = &arguments[at + 1..] else {
+            panic!("{arguments:?}")
+        };
+        let case = CASES.iter().find(|case| case.name == name).expect("a case");
+        let seen = traffic::run(case, Mode::named(mode), scope, enabled);
+        println!("{}", serde_json::to_string(&seen).unwrap());
+        return;
+    }
+    if arguments.iter().any(|argument| argument == "--list") {
+        return println!("arrangements: test");
+    }
+    let wanted: Vec<_> = arguments.iter().filter(|one| !one.starts_with("--")).collect();
+    let mut failed = Vec::new();
+    println!("{:<44} {:<12} {:<6} what the program sees", "arrangement", "default", "mode");
+    for case in CASES {
+        if !wanted.is_empty() && !wanted.iter().any(|wanted| case.name.contains(wanted.as_str())) {
+            continue;
+        }
+        for scope in SCOPES {
+            check(case, scope, &mut failed);
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
+    println!("arrangements: ok");
+}
+
+/// Runs a case. If it ends with the layer off, it waits until just `enabled` is enabled.
+fn seen(case: &Case, mode: Mode, scope: &str, enabled: &[String]) -> Seen {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--child", case.name, mode.name(), scope])
+        .args(enabled)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    last.unwrap_or_else(|| panic!("{} {mode:?} {scope}: {}\n{errors}", case.name, output.status))
+}
+
+/// Whether the log says that the layer cannot filter itself. It says nothing while it is off.
+fn warns(case: &Case, mode: Mode) -> bool {
+    case.warns && matches!(mode, Mode::On | Mode::OnLater | Mode::OffLater)
+}
+
+fn check(case: &Case, scope: &str, failed: &mut Vec<String>) {
+    let without = seen(case, Mode::Without, scope, &[]);
+    let undisturbed = seen(case, Mode::Undisturbed, scope, &[]);
+    for mode in [Mode::On, Mode::Off, Mode::OnLater, Mode::OffLater] {
+        let with = seen(case, mode, scope, &without.enabled);
+        let mut fail =
+            |what: String| failed.push(format!("{}, {scope}, {}: {what}", case.name, mode.name()));
+        println!("{:<44} {scope:<12} {:<6} {}", case.name, mode.name(), with.levels());
+        for (what, read) in [
+            ("lines", (|seen| &seen.lines) as fn(&Seen) -> &Vec<String>),
+            ("OpenTelemetry spans", |seen| &seen.exported),
+            ("spans and events of a recorder", |seen| &seen.recorded),
+        ] {
+            let (with, without) = (read(&with), read(&without));
+            // A question (`enabled!`) can disturb the filters of tracing-subscriber, so that they miss the next span or
+            // line. With this layer they can be spared that, and then see what they do if nobody asks.
+            if with != without && with != read(&undisturbed) {
+                let only = |one: &[String], other: &[String]| -> Vec<String> {
+                    let mut rest = other.to_vec();
+                    let is_extra =
+                        |line: &&String| match rest.iter().position(|other| other == *line) {
+                            Some(at) => {
+                                rest.remove(at);
+                                false
+                            }
+                            None => true,
+                        };
+                    one.iter().filter(is_extra).cloned().collect()
+                };
+                let (missing, new) = (only(without, with), only(with, without));
+                fail(format!("{what}: missing {missing:?}, new {new:?}"));
+            }
+        }
+        let is_on = matches!(mode, Mode::On | Mode::OnLater);
+        let wanted = if is_on { case.wanted.names() } else { Vec::new() };
+        if with.profiled != wanted {
+            fail(format!("profiled {:?} instead of {wanted:?}", with.profiled));
+        }
+        // What the program asks about itself.
+        let free_level = match case.is_free {
+            true if is_on => without.level.max(traffic::level_number("debug")),
+            true => without.level,
+            false => with.level,
+        };
+        if with.level != free_level {
+            fail(format!("the level is {}, not {free_level}", with.level));
+        }
+        if case.is_free {
+            // `log` learns the level once, at the start.
+            let at_start = if mode == Mode::OffLater { 4 } else { free_level };
+            let may_be = [without.log_level, without.log_level.max(at_start)];
+            if !may_be.contains(&with.log_level) {
+                fail(format!("the level of `log` is {}, not {may_be:?}", with.log_level));
+            }
+            if with.enabled != without.enabled {
+                fail(format!("enabled {:?} instead of {:?}", with.enabled, without.enabled));
+            }
+        }
+        if with.warnings != usize::from(warns(case, mode)) {
+            fail(format!("{} warnings", with.warnings));
+        }
+    }
+}
