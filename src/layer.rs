@@ -82,6 +82,7 @@ impl ProfilingLayer {
         L: Layer<S>,
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
+        self.found.control.pairing().note_layer_around::<L>();
         let around = Around::new(opentelemetry, &self.found.control);
         self.and_then(around)
     }

@@ -1003,3 +1003,64 @@ fn detecting_the_order_does_not_start_spans() {
     });
     assert_eq!(scene.spans()["fine"].parent_span_id, parent.span_id());
 }
+
+/// A layer with the name that the one of another release has.
+mod other_release {
+    pub(crate) mod tracing_opentelemetry {
+        pub(crate) mod layer {
+            pub(crate) struct OpenTelemetryLayer<S>(pub(crate) std::marker::PhantomData<fn(S)>);
+
+            impl<S: tracing::Subscriber, T: 'static> tracing_subscriber::Layer<S> for OpenTelemetryLayer<T> {}
+        }
+    }
+}
+
+#[test]
+fn a_layer_of_another_release_gets_one_warning_that_names_the_remedy() {
+    use other_release::tracing_opentelemetry::layer::OpenTelemetryLayer as Other;
+
+    fn warnings(
+        combine: impl FnOnce(ProfilingLayer, support::Log) -> (Dispatch, Handle),
+    ) -> Vec<String> {
+        let log = support::Log::default();
+        let layer = ProfilingLayer::builder()
+            .rules("always".parse().unwrap())
+            .exporter(Memory::new())
+            .build()
+            .unwrap();
+        let (dispatch, handle) = combine(layer, log.clone());
+        tracing::dispatcher::with_default(&dispatch, || {
+            for _ in 0..20 {
+                info_span!("kept").in_scope(|| {});
+            }
+        });
+        assert!(handle.flush(PLENTY) && handle.shutdown(PLENTY));
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        text.lines().filter(|line| line.contains("not_linked")).map(str::to_owned).collect()
+    }
+
+    let fmt = |log: support::Log| {
+        tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || log.clone())
+    };
+    let other = warnings(|layer, log| {
+        let handle = layer.handle();
+        let both = layer.with_opentelemetry(Other::<()>(std::marker::PhantomData));
+        (Dispatch::new(tracing_subscriber::registry().with(fmt(log)).with(both)), handle)
+    });
+    assert_eq!(other.len(), 1, "{other:?}");
+    assert!(other[0].contains("cargo tree -i tracing-opentelemetry"), "{other:?}");
+    assert!(!other[0].contains("comes after"), "{other:?}");
+    let provider = SdkTracerProvider::default();
+    let same = warnings(|layer, log| {
+        let handle = layer.handle();
+        let tracer = provider.tracer("test");
+        let both = layer.with_opentelemetry(tracing_opentelemetry::layer().with_tracer(tracer));
+        (Dispatch::new(tracing_subscriber::registry().with(fmt(log)).with(both)), handle)
+    });
+    assert_eq!(same, Vec::<String>::new());
+    let none = warnings(|layer, log| {
+        let handle = layer.handle();
+        (Dispatch::new(tracing_subscriber::registry().with(fmt(log)).with(layer)), handle)
+    });
+    assert_eq!(none, Vec::<String>::new());
+}

@@ -393,6 +393,7 @@ impl Engine {
         paired: Option<TraceIds>,
     ) -> Option<OtelSpan> {
         let reached = reach(id);
+        self.pairing.note_kept(reached.is_some());
         if reached.is_some() && self.gate.must_observe_exits() {
             self.pairing.note_direct();
             self.gate.set_observe_exits(false);

@@ -29,6 +29,10 @@ pub(crate) struct Pairing {
     /// A span was kept whose OpenTelemetry span is unknown.
     has_unpaired: AtomicBool,
     has_warned: AtomicBool,
+    /// A layer of that name is around this one, but none of its spans has been found yet.
+    is_expected: AtomicBool,
+    /// How many kept spans had no OpenTelemetry span while it was expected.
+    missed: AtomicU32,
     /// Present if there is a span processor. Pairs are only needed for it.
     spans: OnceLock<Mutex<PairedSpans>>,
 }
@@ -101,6 +105,11 @@ const WRONG_ORDER: &str = "the profiling layer comes after the layer of tracing-
     so profiles and OpenTelemetry spans are not linked: add it before that layer, as in \
     `.with(profiling).with(opentelemetry)`, or give the tracer provider a `Handle::span_processor` (feature \
     `opentelemetry-sdk`)";
+const FOREIGN: &str = "the layer of tracing-opentelemetry has no spans for the spans that are kept, so these get no \
+    attributes: the program has another release of tracing-opentelemetry than 0.34 (`cargo tree -i tracing-opentelemetry` \
+    lists both), or a filter hides the spans from that layer";
+/// Kept spans without an OpenTelemetry span that show this. Few are hidden by a filter alone.
+const MOST_MISSED: u32 = 8;
 const UNPAIRED: &str = "the OpenTelemetry span of a kept span is unknown and gets no attributes: if it cannot \
     be accessed when the span closes, it is known only after the span was entered with context activation; \
     add the profiling layer before the layer of tracing-opentelemetry, as in `.with(profiling).with(opentelemetry)`";
@@ -213,9 +222,25 @@ impl Pairing {
 
     /// The layer was added to that subscriber.
     pub(crate) fn note_subscriber<S>(&self) {
-        if std::any::type_name::<S>().contains("tracing_opentelemetry::layer::OpenTelemetryLayer<")
-        {
+        if is_opentelemetry::<S>() {
             self.set_order(OTEL_FIRST);
+        }
+    }
+
+    /// That layer was added around this one.
+    pub(crate) fn note_layer_around<L>(&self) {
+        self.is_expected.store(is_opentelemetry::<L>(), Ordering::Relaxed);
+    }
+
+    /// A kept span has an OpenTelemetry span that can be accessed, or not.
+    pub(crate) fn note_kept(&self, has_span: bool) {
+        if !self.is_expected.load(Ordering::Relaxed) {
+            return;
+        }
+        if has_span {
+            self.is_expected.store(false, Ordering::Relaxed);
+        } else {
+            self.missed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -349,16 +374,26 @@ impl Pairing {
         self.spans.get()?.lock().by_span_id.get(&span).copied()
     }
 
-    /// Takes the warning to log, once: the layers are in the wrong order and there is no processor, or the processor
-    /// could not pair a span.
+    /// Takes the warning to log, once: the layers are in the wrong order and there is no processor, the processor could not
+    /// pair a span, or the other layer is of a release whose spans cannot be accessed.
     pub(crate) fn take_warning(&self) -> Option<&'static str> {
         let line = match self.spans.get() {
             None if self.order() == OTEL_FIRST => WRONG_ORDER,
             Some(_) if self.has_unpaired.load(Ordering::Relaxed) => UNPAIRED,
+            _ if self.is_expected.load(Ordering::Relaxed)
+                && self.missed.load(Ordering::Relaxed) >= MOST_MISSED =>
+            {
+                FOREIGN
+            }
             _ => return None,
         };
         (!self.has_warned.swap(true, Ordering::Relaxed)).then_some(line)
     }
+}
+
+/// Whether that type is the layer of any release of `tracing-opentelemetry`, or contains it.
+fn is_opentelemetry<T>() -> bool {
+    std::any::type_name::<T>().contains("tracing_opentelemetry::layer::OpenTelemetryLayer<")
 }
 
 /// Stores attributes for the processor of the OpenTelemetry span that ends next on this thread.
