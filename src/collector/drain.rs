@@ -10,7 +10,7 @@ use crate::sampler::record::{Layout, Record, RecordPlace, Records, read_sample, 
 use crate::sampler::{OpenInterval, SpanInterval};
 use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, OsThread, SampleRing, TimerRing};
+use crate::sys::{self, MissedSignals, OsThread, SampleRing, TimerRing};
 use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 
 /// What draining reads and fills.
@@ -84,9 +84,10 @@ impl Sampled {
         if ring.timer().is_none() {
             self.drained = end;
         }
-        let off_stack = ring.timer().map_or(0, TimerRing::take_off_stack);
-        self.needs_perf |= off_stack > 0 && self.has_timer_for_switches;
-        count(&drain.counters.samples.dropped_off_stack, off_stack);
+        let missed = ring.timer().map(TimerRing::take_missed).unwrap_or_default();
+        self.needs_perf |= missed != MissedSignals::default() && self.has_timer_for_switches;
+        count(&drain.counters.samples.dropped_off_stack, missed.off_stack);
+        count(&drain.counters.samples.dropped_signal_stack_full, missed.without_room);
         open.span
     }
 }

@@ -2,6 +2,7 @@
 
 mod arming;
 mod counters;
+mod describe;
 mod hooks;
 mod perf;
 mod rate;
@@ -9,6 +10,7 @@ pub(crate) mod record;
 mod source;
 mod switches;
 mod thread;
+mod thread_source;
 mod timer;
 
 pub(crate) use arming::{Arming, SpanInterval};

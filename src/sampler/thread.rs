@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::arming::Arming;
 use super::rate::Rate;
 use crate::ids::SpanKey;
-use crate::sys::OsThread;
+use crate::sys::{OsThread, WhyRefused};
 
 /// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,8 @@ pub(crate) struct SampledThread {
     is_refused: AtomicBool,
     arms_itself: AtomicBool,
     pub(crate) thread: OsThread,
-    /// The bounds of the thread's stack, if a timer may have to copy it.
-    pub(crate) stack: Option<Range<u64>>,
+    /// The bounds of the thread's stack, if a timer may have to copy it, or why no timer may.
+    pub(crate) stack: Result<Range<u64>, WhyRefused>,
     last: Mutex<Arc<Arming>>,
 }
 
@@ -65,7 +65,7 @@ impl SampledThread {
     /// stack.
     pub(crate) fn new(
         thread: OsThread,
-        stack: Option<Range<u64>>,
+        stack: Result<Range<u64>, WhyRefused>,
         rate: Rate,
         first: Arc<Arming>,
     ) -> Self {
@@ -317,7 +317,15 @@ mod tests {
 
     fn thread() -> (SampledThread, Arc<Arming>) {
         let arming = Arc::new(Arming::none());
-        (SampledThread::new(OsThread::unnamed(1), None, Rate::of(1), Arc::clone(&arming)), arming)
+        (
+            SampledThread::new(
+                OsThread::unnamed(1),
+                Err(WhyRefused::NotAsked),
+                Rate::of(1),
+                Arc::clone(&arming),
+            ),
+            arming,
+        )
     }
 
     fn interval(span: Option<SpanKey>, from: u64) -> OpenInterval {

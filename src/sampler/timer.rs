@@ -29,25 +29,30 @@ impl Timers {
 
     /// Probes on the calling thread whether timers are allowed.
     pub(super) fn probe(&self) -> Result<(), WhyRefused> {
+        let stack = sys::stack_bounds().ok_or(WhyRefused::NotAsked);
+        let ring = self.open_ring(sys::current_tid(), stack, self.request)?;
+        // The timer must not send a signal that does not fit.
+        if sys::has_small_signal_stack() {
+            return Ok(());
+        }
         sys::unblock_timers()?;
-        self.open_ring(sys::current_tid(), sys::stack_bounds().as_ref(), self.request)?.start()
+        ring.start()
     }
 
     fn open_ring(
         &self,
         tid: u32,
-        stack: Option<&Range<u64>>,
+        stack: Result<Range<u64>, WhyRefused>,
         request: SampleRequest,
     ) -> Result<TimerRing, WhyRefused> {
-        let stack = stack.cloned().ok_or(WhyRefused::NotAsked)?;
-        sys::open_timer_ring(request, self.clock, tid, stack)
+        sys::open_timer_ring(request, self.clock, tid, stack?)
     }
 
     /// Creates the timer and the ring of thread `tid`, whose stack is `stack`. They are inactive until started.
     pub(super) fn open(
         &self,
         tid: u32,
-        stack: Option<&Range<u64>>,
+        stack: Result<Range<u64>, WhyRefused>,
         period_ns: u64,
     ) -> Result<Arming, WhyRefused> {
         let request = SampleRequest { period_ns, ..self.request };

@@ -279,10 +279,12 @@ impl Spans {
     /// The periodic checks, in which a thread detects that it was disarmed. Returns whether it was set up anew.
     fn scan(&self, state: &mut ThreadState, now: u64) -> bool {
         self.set_deadline(state, now);
+        let is_outdated = state.source.as_ref().is_some_and(|source| source.is_outdated());
         match &state.sampled {
-            Some(sampled) if sampled.is_used() => false,
+            Some(sampled) if !is_outdated && sampled.is_used() => false,
             None if state.source.is_some() => false,
-            _ => {
+            sampled => {
+                sampled.iter().for_each(|sampled| sampled.end());
                 // Covers the time until now, if the thread was set up before.
                 self.sync_samples(state, now);
                 self.sync_cpu_time(state, now);

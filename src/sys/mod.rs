@@ -61,12 +61,13 @@ pub(crate) use platform::open_regular;
 pub(crate) use platform::open_switch_registers;
 pub(crate) use platform::{
     Files, HardwareCounters, KeptOn, PerfRing, Poller, RingMemory, TimerRing, Waker,
-    address_space_left, blocked, check_writable, cpu_ns_of, create_private_directory,
+    address_space_left, block_timers, blocked, check_writable, cpu_ns_of, create_private_directory,
     create_private_file, current_thread, current_tid, forbidden_calls, fork_generation, has_ended,
-    host_name, identity, kernel_symbols, load, loaded_modules, log_between_forks, mapped_file,
-    memory_file, module_generation, on_fork, open_file_limit, open_sample_ring, open_switch_ring,
-    open_timer_ring, path_of_open, process_id, program_memory, read_filters, read_own_memory,
-    read_own_stack, stack_bounds, thread_cpu_ns, thread_usage, tick_ns, unblock_timers,
+    has_small_signal_stack, host_name, identity, kernel_symbols, load, loaded_modules,
+    log_between_forks, mapped_file, memory_file, module_generation, on_fork, open_file_limit,
+    open_sample_ring, open_switch_ring, open_timer_ring, path_of_open, process_id, program_memory,
+    read_filters, read_own_memory, read_own_stack, stack_bounds, thread_cpu_ns, thread_usage,
+    tick_ns, unblock_timers,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};
@@ -80,6 +81,6 @@ pub(crate) use task_waker::{clone as clone_waker, drop_waker, wake, wake_by_ref}
 #[cfg(test)]
 pub(crate) use types::CodeSegment;
 pub(crate) use types::{
-    Blocked, Call, CpuUse, Load, LoadedModule, OsThread, SampleRequest, TimerClock, UnusualCall,
-    WhyRefused,
+    Blocked, Call, CpuUse, Load, LoadedModule, MissedSignals, OsThread, SampleRequest, TimerClock,
+    UnusualCall, WhyRefused,
 };

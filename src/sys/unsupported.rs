@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::types::{
-    Blocked, FileIdentity, Load, ModuleList, OsThread, SampleRequest, ThreadUsage, TimerClock,
-    UnusualCall, WhyRefused,
+    Blocked, FileIdentity, Load, MissedSignals, ModuleList, OsThread, SampleRequest, ThreadUsage,
+    TimerClock, UnusualCall, WhyRefused,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +139,8 @@ stubs! {
     /// There are no seccomp filters here.
     fn read_filters() = ();
     fn unblock_timers() -> Result<(), WhyRefused> = refused();
+    fn block_timers() = ();
+    fn has_small_signal_stack() -> bool = false;
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_switch_ring(_: usize, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_timer_ring(
@@ -195,7 +197,7 @@ absent!(PerfRing {
 
 absent!(TimerRing {
     fn position_word() -> &AtomicU64;
-    fn take_off_stack() -> u64;
+    fn take_missed() -> MissedSignals;
     fn has_lost_signal() -> bool;
     fn least_interval_ns() -> u64;
     fn start() -> Result<(), WhyRefused>;

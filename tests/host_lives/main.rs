@@ -17,6 +17,7 @@ mod files;
 mod filters;
 mod forks;
 mod memory;
+mod signal_stacks;
 mod signals;
 
 use std::os::unix::process::ExitStatusExt as _;
