@@ -342,6 +342,9 @@ counters! {
         /// Attempts to sample a thread by a timer that failed because its alternate signal stack is too small for the
         /// timer's signals.
         refused_signal_stack,
+        /// Attempts to sample a thread by a timer that were not made because a debugger or another tracer was attached,
+        /// with the source `auto`.
+        refused_traced,
         /// Attempts to sample a thread by perf that failed at the limit of open files. A timer may
         /// sample it.
         refused_open_files,

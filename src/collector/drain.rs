@@ -20,6 +20,8 @@ pub(super) struct Drain<'a> {
     pub(super) counters: &'a Counters,
     pub(super) most_frames: usize,
     pub(super) round: u64,
+    /// The kernel's id of this process.
+    pub(super) pid: u32,
     pub(super) stack: &'a mut Stack,
     /// Whether the rate is lowered to stay within the CPU budget.
     pub(super) is_lowered: bool,
@@ -144,7 +146,10 @@ impl Drain<'_> {
         period_ns: u64,
     ) {
         let read = read_sample(&**ring, place, Layout::of(ring));
-        let Some(sample) = read.ok().filter(|sample| sample.tid == thread.tid) else {
+        let Some(sample) = read.ok().filter(|sample| {
+            // Of this thread: an event is opened by an id, which may since be that of another process's thread.
+            (sample.pid, sample.tid) == (self.pid, thread.tid)
+        }) else {
             count(&self.counters.sampling.records_malformed, 1);
             return;
         };

@@ -431,6 +431,7 @@ impl Collector {
             counters: &self.engine.counters,
             most_frames: self.limits.frames_per_stack,
             round: self.round,
+            pid: sys::process_id(),
             stack: &mut self.stack,
             is_lowered: self.budget.is_lowered(),
         };
@@ -531,20 +532,25 @@ impl Collector {
         }
     }
 
-    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal.
+    /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is
+    /// attached, they get none.
     fn check_signals(&mut self) {
-        let mut is_lost = false;
+        let is_traced = self.source.check_tracer();
+        let (mut is_lost, mut has_ended) = (false, false);
         for sampled in &self.sampled {
             let timer = sampled.arming.ring.as_ref().and_then(|ring| ring.timer());
-            if let Some(timer) = timer.filter(|timer| timer.has_lost_signal()) {
+            if let Some(timer) = timer.filter(|timer| is_traced || timer.has_lost_signal()) {
+                is_lost |= timer.has_lost_signal();
                 timer.stop();
                 sampled.pause();
                 sampled.sampled_thread.end();
-                is_lost = true;
+                has_ended = true;
             }
         }
-        if is_lost {
+        if has_ended {
             self.engine.waker.wake();
+        }
+        if is_lost {
             let event = self.logged.lost_signal();
             self.log(event);
         }

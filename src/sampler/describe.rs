@@ -35,7 +35,12 @@ pub(super) fn describe_perf(perf: &Perf, periods: Periods) -> String {
     format!("source perf: {rate}; {kernel}; hardware counters {hardware}")
 }
 
-pub(super) fn describe_timers(timers: &Timers, periods: Periods, perf_refused: &str) -> String {
+pub(super) fn describe_timers(
+    timers: &Timers,
+    periods: Periods,
+    perf_refused: &str,
+    is_traced: bool,
+) -> String {
     let period_ns = periods.first();
     let wanted = 1e9 / period_ns.max(1) as f64;
     let rate = match (timers.clock(), sys::tick_ns()) {
@@ -49,11 +54,22 @@ pub(super) fn describe_timers(timers: &Timers, periods: Periods, perf_refused: &
             format!("{}, which interrupt waiting system calls", describe_rate(periods))
         }
     };
+    // As gdb calls it.
+    let signal = match timers.signal() {
+        Ok(27) => "SIGPROF".to_owned(),
+        Ok(number) => format!("SIG{number}"),
+        Err(_) => "not chosen yet".to_owned(),
+    };
+    let traced = if is_traced { IS_TRACED } else { "" };
     format!(
         "source timer: {rate}; time in the kernel is attributed to the system call; no hardware \
-         counters; perf would show more: {perf_refused}"
+         counters; perf would show more: {perf_refused}; the signal is {signal} (in gdb: `handle {signal} nostop \
+         noprint pass`){traced}"
     )
 }
+
+const IS_TRACED: &str = "; a debugger or another tracer is attached, which stops at each signal: no thread is sampled \
+    until it leaves (TRACING_PROFILING_SOURCE=timer samples nonetheless)";
 
 pub(super) fn describe_refusal(why: WhyRefused) -> &'static str {
     match why {
@@ -61,6 +77,11 @@ pub(super) fn describe_refusal(why: WhyRefused) -> &'static str {
         WhyRefused::NotSupported | WhyRefused::OtherSystem => "this system has no such timers",
         WhyRefused::Deadly => "the seccomp filter of this process kills it at their system calls",
         WhyRefused::NoTimers => "the limit on pending signals (`ulimit -i`) is reached",
+        WhyRefused::NoSignal => {
+            "no signal is free, or not the one of TRACING_PROFILING_SIGNAL: it must be a real-time signal or SIGPROF, \
+             and have no handler"
+        }
+        WhyRefused::Traced => "a debugger is attached",
         WhyRefused::SmallSignalStack => "the signal stacks of threads are too small",
         WhyRefused::NoFiles => "the limit on open files is reached",
         WhyRefused::NoLockedMemory | WhyRefused::NoMemory => "out of memory",

@@ -7,6 +7,7 @@ mod hooks;
 mod perf;
 mod rate;
 pub(crate) mod record;
+mod shares;
 mod source;
 mod switches;
 mod thread;

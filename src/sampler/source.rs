@@ -55,6 +55,8 @@ impl FromStr for Source {
 pub(crate) struct SourceSettings {
     pub(crate) source: Source,
     pub(crate) timer_clock: TimerClock,
+    /// The signal of timers; `None` to choose one.
+    pub(crate) signal: Option<i32>,
     pub(crate) stack_bytes: u32,
     /// `None` for the default.
     pub(crate) periods: Option<Periods>,
@@ -74,6 +76,9 @@ struct Shared {
     timers: Option<Timers>,
     /// Why no thread can have a timer, if that was probed and failed.
     timers_refused: Option<WhyRefused>,
+    /// No timer is created while a tracer is attached.
+    avoids_tracers: bool,
+    is_traced: AtomicBool,
     is_over: Mutex<bool>,
     /// No more threads are armed at present.
     sheds: AtomicBool,
@@ -91,19 +96,25 @@ struct Shared {
 impl Sampler {
     /// Probes on the calling thread what this process is allowed to do.
     pub(crate) fn new(
-        SourceSettings { source, timer_clock, periods, .. }: SourceSettings,
+        SourceSettings { source, timer_clock, signal, periods, .. }: SourceSettings,
         request: SampleRequest,
         waker: &Waker,
         counters: Arc<Counters>,
     ) -> Self {
         sys::read_filters();
         let perf = matches!(source, Source::Auto | Source::Perf).then(|| Perf::new(request));
-        let timers = matches!(source, Source::Auto | Source::Timer)
-            .then(|| Timers::new(request, timer_clock));
+        let timers = matches!(source, Source::Auto | Source::Timer).then(|| {
+            sys::note_claimed_signals();
+            Timers::new(SampleRequest { signal, ..request }, timer_clock)
+        });
+        let avoids_tracers = source == Source::Auto;
+        let is_traced = avoids_tracers && sys::is_traced();
         // No signal handler is installed if perf works.
         let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
-        let timers_refused =
-            timers.as_ref().filter(|_| needs_timers).and_then(|timers| timers.probe().err());
+        let timers_refused = timers
+            .as_ref()
+            .filter(|_| needs_timers)
+            .and_then(|timers| timers.probe(!is_traced).err());
         // Other reasons may no longer apply when the first thread is armed.
         let timers_refused = timers_refused.filter(|why| why.is_permanent());
         // A timer on the monotonic clock interrupts a blocking system call at each expiration.
@@ -114,6 +125,8 @@ impl Sampler {
             perf,
             timers,
             timers_refused,
+            avoids_tracers,
+            is_traced: AtomicBool::new(is_traced),
             is_over: Mutex::new(false),
             sheds: AtomicBool::new(false),
             counters,
@@ -185,7 +198,10 @@ impl Sampler {
             None => "it was not requested",
         };
         match (&shared.timers, shared.timers_refused) {
-            (Some(timers), None) => (describe_timers(timers, periods, perf_refused), false),
+            (Some(timers), None) => {
+                let is_traced = shared.is_traced.load(Ordering::Relaxed);
+                (describe_timers(timers, periods, perf_refused, is_traced), is_traced)
+            }
             (None, _) if shared.perf.is_none() => (
                 "source none, as configured: kept spans have times but no stacks".to_owned(),
                 false,
@@ -306,9 +322,19 @@ impl Sampler {
         let counters = &self.0.counters;
         counters.threads.sampled.fetch_sub(1, Ordering::Relaxed);
         if arming.has_switch_records() {
-            self.0.perf.iter().for_each(Perf::give_files);
+            self.0.perf.iter().for_each(|perf| perf.give_back(arming));
         } else {
+            self.0.timers.iter().for_each(Timers::give_back);
             counters.threads.sampled_by_timer.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Releases an arming that no thread has got.
+    fn give_back_unused(&self, arming: &Arming) {
+        arming.retire(0, 0);
+        match arming.has_switch_records() {
+            true => self.0.perf.iter().for_each(|perf| perf.give_back(arming)),
+            false => self.0.timers.iter().for_each(Timers::give_back),
         }
     }
 
@@ -321,7 +347,11 @@ impl Sampler {
     fn open(&self, thread: &SampledThread) -> Result<Arming, WhyRefused> {
         let shared = &*self.0;
         let Rate { period_ns, by_timer } = thread.rate();
-        if by_timer && let Some(timers) = &shared.timers {
+        let is_traced = shared.is_traced.load(Ordering::Relaxed);
+        if by_timer
+            && !is_traced
+            && let Some(timers) = &shared.timers
+        {
             // Without a timer, perf is used.
             let by_timer = timers.open(thread.tid(), thread.stack.clone(), period_ns);
             if let Ok(arming) = by_timer {
@@ -349,9 +379,17 @@ impl Sampler {
         else {
             return Err(refused.or(shared.timers_refused).unwrap_or(WhyRefused::NotAsked));
         };
+        if is_traced {
+            self.note_refusal(WhyRefused::Traced);
+            return Err(WhyRefused::Traced);
+        }
         timers
             .open(thread.tid(), thread.stack.clone(), period_ns)
             .inspect_err(|why| self.note_refusal(*why))
+    }
+
+    pub(super) fn timers(&self) -> Option<&Timers> {
+        self.0.timers.as_ref()
     }
 
     /// Whether a thread can have a timer.
@@ -369,6 +407,14 @@ impl Sampler {
         self.may_have_timers() && (!has_perf || has_run_out)
     }
 
+    /// Checks whether a tracer is attached. Returns whether there may be no timers because of it.
+    pub(crate) fn check_tracer(&self) -> bool {
+        let shared = &*self.0;
+        let is_traced = shared.avoids_tracers && self.watches_signal_stacks() && sys::is_traced();
+        shared.is_traced.store(is_traced, Ordering::Relaxed);
+        is_traced
+    }
+
     /// Whether threads must notice that their signal stack has become too small.
     pub(super) fn watches_signal_stacks(&self) -> bool {
         self.uses_timers() || self.has_timers()
@@ -380,6 +426,8 @@ impl Sampler {
         }
         let counters = &self.0.counters;
         let counter = match why {
+            WhyRefused::NoSignal => &counters.threads.refused_other,
+            WhyRefused::Traced => &counters.threads.refused_traced,
             why if why.is_permanent() => &counters.threads.refused_perf,
             WhyRefused::NoLockedMemory => &counters.threads.refused_locked_memory,
             WhyRefused::NoFiles => &counters.threads.refused_open_files,
@@ -417,8 +465,7 @@ impl ArmThreads for Sampler {
                 false => Err(WhyRefused::NotAsked),
             };
             if self.uses_timers() && !has_small_signal_stack {
-                // A failure is reported when a timer is created.
-                _ = sys::unblock_timers();
+                self.timers().iter().for_each(|timers| timers.unblock());
             }
             let first = Arc::new(Arming::none());
             let rate = Rate::of(self.0.first_period_ns.load(Ordering::Relaxed));
@@ -454,7 +501,11 @@ impl ArmThreads for Sampler {
                 return None;
             }
             let arming = self.open(thread);
-            if matches!(arming, Err(WhyRefused::Ended)) {
+            // If the thread has ended since the check above, its id, and so the event, may be those of another thread,
+            // even of another process.
+            let is_gone = || thread.is_over() || !sys::is_own_thread(thread.tid());
+            if matches!(arming, Err(WhyRefused::Ended)) || arming.is_ok() && is_gone() {
+                arming.iter().for_each(|arming| self.give_back_unused(arming));
                 return None;
             }
             let arming = arming.ok();

@@ -38,7 +38,7 @@ impl ThreadSource for ThreadSampler {
     fn took_up(&self, arming: &Arming) {
         if arming.ring.is_some() && !arming.has_switch_records() && !sys::has_small_signal_stack() {
             // The thread may have been set up when no thread had a timer.
-            _ = sys::unblock_timers();
+            self.sampler.timers().iter().for_each(|timers| timers.unblock());
         }
         if self.has_hardware && arming.has_switch_records() {
             sys::read_filters();
@@ -86,7 +86,7 @@ impl ThreadSource for ThreadSampler {
         let is_small = sys::has_small_signal_stack();
         if is_small && !self.has_small_signal_stack {
             // At once: a timer may be running.
-            sys::block_timers();
+            self.sampler.timers().iter().for_each(|timers| timers.block());
         }
         is_small != self.has_small_signal_stack
     }

@@ -15,6 +15,8 @@ pub(crate) struct SampleRequest {
     pub(crate) in_kernel: bool,
     /// The step by which a timer's sample moves the position that hooks read.
     pub(crate) position_step: u64,
+    /// The signal that a timer must send; `None` to choose one.
+    pub(crate) signal: Option<i32>,
 }
 
 /// A thread, and its name for the system.
@@ -91,6 +93,10 @@ pub(crate) enum WhyRefused {
     NoTimers,
     /// A timer's signal may not fit on the thread's alternate signal stack.
     SmallSignalStack,
+    /// No signal is free, or not the one that was asked for.
+    NoSignal,
+    /// A debugger would stop at each signal.
+    Traced,
     /// Another error, with its errno.
     Other(i32),
     /// Disabled by the settings.
@@ -106,7 +112,14 @@ pub(crate) enum WhyRefused {
 impl WhyRefused {
     /// Whether the refusal is permanent and applies to all threads.
     pub(crate) fn is_permanent(self) -> bool {
-        matches!(self, Self::NotAllowed | Self::NotSupported | Self::Deadly | Self::OtherSystem)
+        matches!(
+            self,
+            Self::NotAllowed
+                | Self::NotSupported
+                | Self::Deadly
+                | Self::OtherSystem
+                | Self::NoSignal
+        )
     }
 }
 

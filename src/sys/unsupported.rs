@@ -134,12 +134,19 @@ stubs! {
     fn thread_usage() -> Option<ThreadUsage> = None;
     fn tick_ns() -> Option<u64> = None;
     fn open_file_limit() -> u64 = 0;
+    fn pending_signal_limit() -> u64 = 0;
+    fn locked_memory_limit() -> Option<u64> = None;
+    fn bytes_of_ring(_: usize) -> u64 = 0;
+    fn is_own_thread(_: u32) -> bool = false;
     fn address_space_left() -> Option<u64> = None;
     fn stack_bounds() -> Option<Range<u64>> = None;
     /// There are no seccomp filters here.
     fn read_filters() = ();
-    fn unblock_timers() -> Result<(), WhyRefused> = refused();
-    fn block_timers() = ();
+    fn unblock_timers(_: Option<i32>) -> Result<(), WhyRefused> = refused();
+    fn block_timers(_: Option<i32>) = ();
+    fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
+    fn note_claimed_signals() = ();
+    fn is_traced() -> bool = false;
     fn has_small_signal_stack() -> bool = false;
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_switch_ring(_: usize, _: u32) -> Result<PerfRing, WhyRefused> = refused();

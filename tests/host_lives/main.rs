@@ -16,9 +16,11 @@ mod support;
 mod files;
 mod filters;
 mod forks;
+mod limits;
 mod memory;
 mod signal_stacks;
 mod signals;
+mod timer_signal;
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::sync::{Arc, Mutex};

@@ -19,7 +19,7 @@ const PAINT: u8 = 0xa5;
 /// `AT_MINSIGSTKSZ`: the kernel's largest frame.
 fn largest_frame() -> usize {
     // SAFETY: reads a value that the kernel gave this process.
-    let bytes = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
+    let bytes = unsafe { libc::getauxval(51) } as usize;
     if bytes == 0 { 8192 } else { bytes }
 }
 

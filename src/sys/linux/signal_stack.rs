@@ -30,10 +30,13 @@ pub(crate) fn has_small_signal_stack() -> bool {
     has_one && stack.ss_size < least_bytes(largest_frame())
 }
 
+/// Not every C library has the name.
+const AT_MINSIGSTKSZ: libc::c_ulong = 51;
+
 /// The size of the kernel's largest frame: `AT_MINSIGSTKSZ`. Kernels before 5.14 do not say it on x86-64.
 fn largest_frame() -> Option<usize> {
     // SAFETY: reads a value that the kernel gave this process when it started.
-    let bytes = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) };
+    let bytes = unsafe { libc::getauxval(AT_MINSIGSTKSZ) };
     usize::try_from(bytes).ok().filter(|bytes| *bytes > 0)
 }
 

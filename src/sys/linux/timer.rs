@@ -141,20 +141,20 @@ struct Timer {
 unsafe impl Send for Timer {}
 
 /// Unblocks the signal of timers on the calling thread.
-pub(crate) fn unblock_timers() -> Result<(), WhyRefused> {
-    unblock(signal_of_timers()?);
+pub(crate) fn unblock_timers(wanted: Option<i32>) -> Result<(), WhyRefused> {
+    unblock(signal_of_timers(wanted)?);
     Ok(())
 }
 
 /// Blocks the signal of timers on the calling thread.
-pub(crate) fn block_timers() {
-    _ = signal_of_timers().map(block);
+pub(crate) fn block_timers(wanted: Option<i32>) {
+    _ = signal_of_timers(wanted).map(block);
 }
 
-/// The signal that timers send. Choosing it creates a timer.
-fn signal_of_timers() -> Result<c_int, WhyRefused> {
+/// The signal that timers send: `wanted`, if that is given. Choosing it creates a timer.
+pub(crate) fn signal_of_timers(wanted: Option<i32>) -> Result<c_int, WhyRefused> {
     let calls = [UnusualCall::TimerCreate, UnusualCall::TimerSettime, UnusualCall::TimerDelete];
-    if calls.into_iter().all(may) { signal_for(on_signal) } else { Err(WhyRefused::Deadly) }
+    if calls.into_iter().all(may) { signal_for(on_signal, wanted) } else { Err(WhyRefused::Deadly) }
 }
 
 /// Creates a timer that samples thread `tid`, whose stack is `stack`, once it is started, if the thread does not
@@ -169,7 +169,7 @@ pub(crate) fn open_timer_ring(
     if clock == TimerClock::Monotonic && !may(UnusualCall::ClockGettime) {
         return Err(WhyRefused::Deadly);
     }
-    let signal = signal_of_timers()?;
+    let signal = signal_of_timers(request.signal)?;
     let memory = RingMemory::anonymous(request.ring_bytes).map_err(|_| WhyRefused::NoMemory)?;
     let ring = Arc::new(HandlerRing::new(memory, request, clock, tid));
     let number = Target::take().ok_or(WhyRefused::Other(libc::EAGAIN))?;
