@@ -88,6 +88,8 @@ struct Shared {
     /// The period of new threads.
     first_period_ns: AtomicU64,
     new: Mutex<Vec<Arc<SampledThread>>>,
+    /// Threads that were parked and are in use again.
+    returned: Mutex<Vec<Arc<SampledThread>>>,
     /// Replaces both sources in a test.
     #[cfg(test)]
     scripted: std::sync::OnceLock<Box<dyn ArmThreads>>,
@@ -134,6 +136,7 @@ impl Sampler {
             periods,
             first_period_ns: AtomicU64::new(periods.first()),
             new: Mutex::default(),
+            returned: Mutex::default(),
             #[cfg(test)]
             scripted: std::sync::OnceLock::new(),
         }))
@@ -267,6 +270,17 @@ impl Sampler {
     /// The threads that were set up since the last call.
     pub(crate) fn take_new(&self) -> Vec<Arc<SampledThread>> {
         std::mem::take(&mut self.0.new.lock())
+    }
+
+    /// The threads that have returned to the scans since the last call.
+    pub(crate) fn take_returned(&self) -> Vec<Arc<SampledThread>> {
+        std::mem::take(&mut self.0.returned.lock())
+    }
+
+    /// A thread that was parked may be about to enter a span.
+    pub(crate) fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+        self.0.returned.lock().push(Arc::clone(thread));
+        self.0.waker.wake_soon();
     }
 
     #[cfg(test)]
@@ -478,8 +492,8 @@ impl ArmThreads for Sampler {
                 self.0.new.lock().push(Arc::clone(&thread));
             }
             drop(is_over);
-            // The thread may block before its first sample.
-            self.0.waker.wake();
+            // The thread may block before its first sample. Many may start at once.
+            self.0.waker.wake_soon();
             (thread, first)
         });
         Begun { sampled, source }

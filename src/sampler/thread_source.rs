@@ -8,6 +8,7 @@ use super::counters::{HardwareCounts, Usage, parse_group};
 use super::hooks::ThreadSource;
 use super::record::{Record, Records};
 use super::source::Sampler;
+use super::thread::SampledThread;
 use crate::stats::Counters;
 use crate::sys::{self, HardwareCounters, Waker};
 
@@ -28,7 +29,7 @@ impl Drop for ThreadSampler {
         match &self.unsampled {
             Some(counters) => _ = counters.threads.unsampled.fetch_sub(1, Ordering::Relaxed),
             // This is how the collector learns that a thread has ended.
-            None => self.waker.wake(),
+            None => self.waker.wake_soon(),
         }
     }
 }
@@ -89,6 +90,10 @@ impl ThreadSource for ThreadSampler {
             self.sampler.timers().iter().for_each(|timers| timers.block());
         }
         is_small != self.has_small_signal_stack
+    }
+
+    fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+        self.sampler.return_to_scans(thread);
     }
 
     fn wake_collector(&self) {

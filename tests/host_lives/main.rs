@@ -16,6 +16,7 @@ mod support;
 mod files;
 mod filters;
 mod forks;
+mod idle_threads;
 mod limits;
 mod memory;
 mod signal_stacks;

@@ -212,6 +212,10 @@ struct ScriptedThread {
 }
 
 impl ThreadSource for ScriptedThread {
+    fn return_to_scans(&self, thread: &Arc<SampledThread>) {
+        self.scripted.0.sampler.return_to_scans(thread);
+    }
+
     fn cpu_ns(&mut self) -> Option<u64> {
         let shared = &*self.scripted.0;
         let off_ns = shared.threads.lock()[self.number].off_ns;
